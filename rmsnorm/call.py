@@ -1,0 +1,209 @@
+"""What a call of rms_norm means: axes, sizes, dtypes, checked once for all four wings. No array library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from rmsnorm import dtypes, errors
+from rmsnorm.variants import Variant, check_eps, check_partial, get_variant
+
+Axis = int | Sequence[int]
+
+
+class Spec(NamedTuple):
+    """Shape and dtype name of an array; a size is None where it is not known yet."""
+
+    shape: tuple[int | None, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return errors.describe(self.shape, self.dtype)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A checked call: everything about it that does not depend on the values.
+
+    Attributes:
+        variant: with eps and partial of the call put in.
+        shape: of x.
+        axes: the normalised axes, sorted and counted from 0.
+        feature_axes: the axes that carry the parameters, likewise.
+        eps: a number.
+        x: T, dtype of x, or of x + residual.
+        norm: dtype to which a / rho is rounded before the gain, None where it is not.
+        product: dtype of the operations with the parameters where ``norm`` is set.
+        result: dtype of y.
+        inverse_rms: dtype of the returned 1 / rho.
+    """
+
+    variant: Variant
+    shape: tuple[int | None, ...]
+    axes: tuple[int, ...]
+    feature_axes: tuple[int, ...]
+    eps: float
+    x: str
+    norm: str | None
+    product: str
+    result: str
+    inverse_rms: str
+
+    @property
+    def n(self) -> int | None:
+        """Number of normalised elements in a row, None where a size is not known yet."""
+        return _product(self.shape[axis] for axis in self.axes)
+
+    @property
+    def k(self) -> int | None:
+        """Number of elements that enter the statistic, before a mask."""
+        return None if self.n is None else self.variant.counted(self.n)
+
+    @property
+    def feature_shape(self) -> tuple[int | None, ...]:
+        """Shape in which the parameters broadcast against x."""
+        return tuple(size if axis in self.feature_axes else 1 for axis, size in enumerate(self.shape))
+
+    @property
+    def shared_axes(self) -> tuple[int, ...]:
+        """Axes over which the gradients of the parameters are summed."""
+        return tuple(axis for axis in range(len(self.shape)) if axis not in self.feature_axes)
+
+
+def resolve(
+    op: str,
+    x: Spec,
+    scale: Spec | None = None,
+    bias: Spec | None = None,
+    *,
+    variant: str | Variant = "standard",
+    eps: float | None = None,
+    partial: float | Fraction | None = None,
+    axis: Axis = -1,
+    feature_axis: Axis | None = None,
+    mask: Spec | None = None,
+    residual: Spec | None = None,
+    out_dtype: str | None = None,
+    **like_x: Spec | None,
+) -> Call:
+    """Check every argument and settle every choice of a call named ``op``.
+
+    Args:
+        like_x: further arrays that must have the shape of x (dy, dh, tangents of x), by name.
+
+    Raises:
+        TypeError: a dtype is not a floating-point format (mask: not bool), or an option has the wrong type.
+        ValueError: a shape, an axis, eps, partial or the name of the variant is wrong.
+
+    Example:
+        >>> resolve("rms_norm", Spec((4, 16), "bfloat16"), Spec((16,), "float32"), variant="llama").result
+        'float32'
+    """
+    chosen = get_variant(op, variant)
+    if eps is not None:
+        check_eps(op, eps)
+        chosen = chosen.replace(eps=eps)
+    if partial is not None:
+        check_partial(op, partial)
+        chosen = chosen.replace(partial=partial)
+    _check_float(op, "x", x)
+    if not x.shape:
+        raise errors.wrong_rank(op, "x")
+    axes = _canonical(op, "axis", axis, x)
+    feature_axes = axes if feature_axis is None else _canonical(op, "feature_axis", feature_axis, x)
+    for name, parameter in (("scale", scale), ("bias", bias)):
+        if parameter is not None:
+            _check_float(op, name, parameter)
+            _check_parameter(op, name, parameter, x, axis if feature_axis is None else feature_axis, feature_axes)
+    for name, array in {"residual": residual, **like_x}.items():
+        if array is not None:
+            _check_float(op, name, array)
+            if not _agree(array.shape, x.shape):
+                raise errors.wrong_shape(op, name, array.shape, x.shape, f"x {x}")
+    if mask is not None:
+        if mask.dtype != "bool":
+            raise errors.wrong_dtype(op, "mask", mask.dtype, ["bool"])
+        if not _broadcasts(mask.shape, x.shape):
+            raise errors.wrong_mask_shape(op, mask.shape, str(x))
+    if out_dtype is not None and out_dtype not in dtypes.FLOATS:
+        raise errors.not_a_choice(op, "out_dtype", out_dtype, dtypes.FLOATS)
+
+    t = dtypes.promote(x.dtype, residual.dtype if residual else None)
+    given = [parameter.dtype for parameter in (scale, bias) if parameter is not None]
+    g = dtypes.promote(*given) if given else None
+    norm, product, result = _roundings(chosen, t, g)
+    return Call(
+        variant=chosen,
+        shape=x.shape,
+        axes=axes,
+        feature_axes=feature_axes,
+        eps=chosen.eps_for(t),
+        x=t,
+        norm=norm,
+        product=product,
+        result=out_dtype or result,
+        inverse_rms=dtypes.arithmetic(t),
+    )
+
+
+def _roundings(variant: Variant, t: str, g: str | None) -> tuple[str | None, str, str]:
+    """Dtypes of a / rho (None: not rounded), of the products with the parameters, and of y."""
+    promoted = dtypes.promote(t, g)
+    before = variant.rounding == "before_scale"
+    if variant.result_dtype == "half_scale" and g is not None:
+        result = g if g in dtypes.HALF else dtypes.promote(promoted, "float32")
+        return (result if before and g in dtypes.HALF else None), result, result
+    result = {"x": t, "promote": promoted, "scale": g or t, "half_scale": t}[variant.result_dtype]
+    return (t if before else None), promoted, result
+
+
+def _check_float(op: str, name: str, array: Spec) -> None:
+    if array.dtype not in dtypes.FLOATS:
+        raise errors.wrong_dtype(op, name, array.dtype, dtypes.FLOATS)
+
+
+def _canonical(op: str, name: str, axis: Axis, x: Spec) -> tuple[int, ...]:
+    given = list(axis) if isinstance(axis, Sequence) and not isinstance(axis, str) else [axis]
+    if not given:
+        raise errors.no_axis(op, name)
+    rank = len(x.shape)
+    for entry in given:
+        if not hasattr(entry, "__index__") or isinstance(entry, bool):
+            raise errors.wrong_type(op, name, axis, "an integer or a sequence of integers", "pass -1 for the last axis")
+        if not -rank <= entry < rank:
+            raise errors.axis_out_of_range(op, name, entry, str(x), rank)
+    axes = tuple(sorted(int(entry) % rank for entry in given))
+    if len(set(axes)) < len(axes):
+        raise errors.axis_repeated(op, name, given, str(x))
+    return axes
+
+
+def _check_parameter(op: str, name: str, parameter: Spec, x: Spec, axis: Axis, feature_axes: tuple[int, ...]) -> None:
+    want = tuple(x.shape[entry] for entry in feature_axes)
+    if not _agree(parameter.shape, want):
+        raise errors.wrong_shape(op, name, parameter.shape, want, f"axis {_show(axis)} of x {x}")
+
+
+def _show(axis: Axis) -> str:
+    return str(tuple(axis)) if isinstance(axis, Sequence) else str(axis)
+
+
+def _agree(got: Sequence[int | None], want: Sequence[int | None]) -> bool:
+    return len(got) == len(want) and all(a is None or b is None or a == b for a, b in zip(got, want, strict=True))
+
+
+def _broadcasts(got: Sequence[int | None], want: Sequence[int | None]) -> bool:
+    return len(got) <= len(want) and all(
+        a is None or b is None or a in (1, b) for a, b in zip(reversed(got), reversed(want), strict=False)
+    )
+
+
+def _product(sizes: Any) -> int | None:
+    total = 1
+    for size in sizes:
+        if size is None:
+            return None
+        total *= size
+    return total

@@ -1,0 +1,69 @@
+"""The four floating-point formats, by name, and how they combine. No array library."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# name: (short name, bits of the significand including the hidden one, smallest normal exponent, largest exponent)
+_FORMATS: Final = {
+    "float16": ("f16", 11, -14, 15),
+    "bfloat16": ("bf16", 8, -126, 127),
+    "float32": ("f32", 24, -126, 127),
+    "float64": ("f64", 53, -1022, 1023),
+}
+FLOATS: Final = tuple(_FORMATS)
+HALF: Final = ("float16", "bfloat16")
+
+
+def short(name: str) -> str:
+    """Abbreviate a dtype name: ``float32`` to ``f32``; others are returned as they are.
+
+    >>> short("bfloat16"), short("int32")
+    ('bf16', 'int32')
+    """
+    return _FORMATS[name][0] if name in _FORMATS else name
+
+
+def epsilon(name: str) -> float:
+    """Distance from 1 to the next larger number, 2^(1-p).
+
+    >>> epsilon("bfloat16")
+    0.0078125
+    """
+    return 2.0 ** (1 - _FORMATS[name][1])
+
+
+def unit_roundoff(name: str) -> float:
+    """Largest relative error of one rounding to nearest, 2^-p.
+
+    >>> unit_roundoff("float32") == 2.0**-24
+    True
+    """
+    return 2.0 ** -_FORMATS[name][1]
+
+
+def smallest_subnormal(name: str) -> float:
+    """Spacing of the subnormal numbers, the absolute precision near zero.
+
+    >>> smallest_subnormal("float16") == 2.0**-24
+    True
+    """
+    _, precision, minimum, _ = _FORMATS[name]
+    return 2.0 ** (minimum - precision + 1)
+
+
+def arithmetic(name: str) -> str:
+    """The narrowest format in which statistics of ``name`` may be kept: at least float32."""
+    return "float64" if name == "float64" else "float32"
+
+
+def promote(*names: str | None) -> str:
+    """The narrowest format that holds every given one; ``None`` entries are ignored.
+
+    >>> promote("bfloat16", "float16"), promote("bfloat16", None)
+    ('float32', 'bfloat16')
+    """
+    given = {name for name in names if name is not None}
+    if len(given) == 1:
+        return given.pop()
+    return "float64" if "float64" in given else "float32"

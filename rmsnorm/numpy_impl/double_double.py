@@ -1,0 +1,150 @@
+"""Numbers of 106 bits: unevaluated sums hi + lo of two float64, and their correct rounding to any format.
+
+The golden computes in these, so that its results round correctly in float64 too and survive cancellation.
+Error-free transformations: Dekker 1971, Knuth; operations: Hida, Li & Bailey 2001 (QD).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+_SPLITTER = 2.0**27 + 1.0
+
+
+def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    s = a + b
+    t = s - a
+    return s, (a - (s - t)) + (b - t)
+
+
+def _split(a: Array) -> tuple[Array, Array]:
+    c = _SPLITTER * a
+    high = c - (c - a)
+    return high, a - high
+
+
+def _two_product(a: Array, b: Array) -> tuple[Array, Array]:
+    p = a * b
+    a1, a2 = _split(a)
+    b1, b2 = _split(b)
+    return p, ((a1 * b1 - p) + a1 * b2 + a2 * b1) + a2 * b2
+
+
+class DoubleDouble:
+    """An array of hi + lo with |lo| <= ulp(hi) / 2, in which ``+ - * /`` err by at most about 2^-104.
+
+    Where hi is not finite, or so near the end of the range that lo is not representable, lo is 0 and the value
+    is what float64 arithmetic gives; so NaN and infinity propagate as IEEE 754 says.
+
+    Example:
+        >>> third = DoubleDouble(1.0) / DoubleDouble(3.0)
+        >>> float((third * DoubleDouble(3.0)).round("float64"))
+        1.0
+    """
+
+    __slots__ = ("hi", "lo")
+
+    def __init__(self, hi: npt.ArrayLike, lo: npt.ArrayLike = 0.0) -> None:
+        self.hi = np.asarray(hi, np.float64)
+        self.lo = np.asarray(lo, np.float64)
+
+    @staticmethod
+    def _normal(hi: Array, lo: Array) -> DoubleDouble:
+        s = hi + lo
+        lo = lo - (s - hi)
+        finite = np.isfinite(lo) & np.isfinite(s)
+        return DoubleDouble(np.where(finite, s, hi), np.where(finite, lo, 0.0))
+
+    def __add__(self, other: DoubleDouble) -> DoubleDouble:
+        s, e = _two_sum(self.hi, other.hi)
+        t, f = _two_sum(self.lo, other.lo)
+        middle = DoubleDouble._normal(s, e + t)
+        return DoubleDouble._normal(middle.hi, middle.lo + f)
+
+    def __neg__(self) -> DoubleDouble:
+        return DoubleDouble(-self.hi, -self.lo)
+
+    def __sub__(self, other: DoubleDouble) -> DoubleDouble:
+        return self + -other
+
+    def __mul__(self, other: DoubleDouble) -> DoubleDouble:
+        p, e = _two_product(self.hi, other.hi)
+        return DoubleDouble._normal(p, e + (self.hi * other.lo + self.lo * other.hi))
+
+    def __truediv__(self, other: DoubleDouble) -> DoubleDouble:
+        quotient = DoubleDouble(self.hi / other.hi)
+        for _ in range(2):
+            remainder = self - other * quotient
+            quotient = quotient + _finite(remainder.hi / other.hi)
+        return quotient
+
+    def sqrt(self) -> DoubleDouble:
+        root = DoubleDouble(np.sqrt(self.hi))
+        remainder = self - root * root
+        return root + _finite(remainder.hi / (2.0 * root.hi))
+
+    def scaled(self, exponent: npt.ArrayLike) -> DoubleDouble:
+        """Multiply by 2 ** exponent, exactly unless the result leaves the range."""
+        return DoubleDouble(np.ldexp(self.hi, exponent), np.ldexp(self.lo, exponent))
+
+    def where(self, condition: Array, other: float) -> DoubleDouble:
+        """Keep the values where the condition holds; ``other`` elsewhere."""
+        return DoubleDouble(np.where(condition, self.hi, other), np.where(condition, self.lo, 0.0))
+
+    def sum(self, axis: int) -> DoubleDouble:
+        """Sum along an axis, in pairs, keeping the axis with size 1."""
+        hi, lo = (np.moveaxis(part, axis, 0) for part in np.broadcast_arrays(self.hi, self.lo))
+        if not len(hi):
+            nothing = np.moveaxis(np.zeros((1, *hi.shape[1:])), 0, axis)
+            return DoubleDouble(nothing, nothing)
+        total = DoubleDouble(hi, lo)
+        while len(total.hi) > 1:
+            half = len(total.hi) // 2
+            pairs = total[:half] + total[half : 2 * half]
+            odd = total[2 * half :]
+            total = DoubleDouble(np.concatenate([pairs.hi, odd.hi]), np.concatenate([pairs.lo, odd.lo]))
+        return DoubleDouble(np.moveaxis(total.hi, 0, axis), np.moveaxis(total.lo, 0, axis))
+
+    def __getitem__(self, index: Any) -> DoubleDouble:
+        return DoubleDouble(self.hi[index], self.lo[index])
+
+    def apply(self, function: Callable[[Array], Array]) -> DoubleDouble:
+        """Rearrange both parts, for instance by a reshape."""
+        return DoubleDouble(*(function(part) for part in np.broadcast_arrays(self.hi, self.lo)))
+
+    def round(self, dtype: str) -> Array:
+        """Round to the nearest number of a format, ties to even, once.
+
+        A cast of hi alone would round twice, and ml_dtypes casts float64 to bfloat16 through float32. So the
+        value goes first to float64, and for bfloat16 to float32, *to odd*: the last bit records that something was
+        cut off, which makes the following rounding to nearest correct (Boldo & Melquiond 2008).
+        """
+        if dtype == "float64":
+            return np.array(self.hi)
+        odd = _round_to_odd(self.hi, self.lo)
+        if dtype == "bfloat16":
+            single = odd.astype(np.float32)
+            beyond = np.abs(single.astype(np.float64)) > np.abs(odd)
+            cut = np.where(beyond, np.nextafter(single, np.float32(0)), single)
+            inexact = cut.astype(np.float64) != odd
+            bits = cut.view(np.uint32) | (inexact & ~np.isnan(odd)).astype(np.uint32)
+            return bits.view(np.float32).astype(ml_dtypes.bfloat16)
+        return odd.astype(dtype)
+
+
+def _finite(correction: Array) -> DoubleDouble:
+    return DoubleDouble(np.where(np.isfinite(correction), correction, 0.0))
+
+
+def _round_to_odd(hi: Array, lo: Array) -> Array:
+    """The float64 next to hi + lo towards zero, with its last bit set where something was cut off."""
+    hi, lo = (np.array(part) for part in np.broadcast_arrays(hi, lo))
+    inwards = (lo != 0) & (np.signbit(lo) != np.signbit(hi))
+    cut = np.where(inwards, np.nextafter(hi, 0.0), hi)
+    return (cut.view(np.uint64) | (lo != 0).astype(np.uint64)).view(np.float64)

@@ -1,0 +1,256 @@
+"""The specification of RMSNorm: every numerical choice, named. No array library.
+
+    q = mean of a_i^2 over the counted elements
+    rho = sqrt(q + eps) | sqrt(q) + eps | max(sqrt(q), eps / sqrt(k))
+    y = a / rho * (scale_offset + scale) + bias
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from numbers import Real
+from types import MappingProxyType
+from typing import Any, Final, Literal, get_args, get_type_hints
+
+from rmsnorm import dtypes, errors
+
+EpsPosition = Literal["inside", "outside", "clamp"]
+Rounding = Literal["before_scale", "after_scale", "input_dtype"]
+Statistic = Literal["mean_square", "variance"]
+PartialRounding = Literal["ceil", "floor"]
+ResultDtype = Literal["x", "scale", "promote", "half_scale"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One RMSNorm, told apart from all others.
+
+    T is the dtype of x (of x + residual where there is one) and G that of the parameters.
+
+    Attributes:
+        name: what it is called in messages and tables.
+        eps: a finite number >= 0, or None for the machine epsilon of the arithmetic dtype (float32 for 16-bit T).
+        eps_position: where eps enters the denominator rho, with q the mean square over k elements:
+            ``inside`` sqrt(q + eps), ``outside`` sqrt(q) + eps, ``clamp`` max(sqrt(q), eps / sqrt(k)),
+            that is eps bounds the norm from below.
+        statistic: ``mean_square``, or ``variance`` for Keras' rms_scaling: the mean is taken out of q
+            but not out of the numerator, which is not RMSNorm.
+        rounding: ``after_scale`` rounds once, at the end. ``before_scale`` rounds a / rho to T, then each
+            operation with the parameters to promote(T, G). ``input_dtype`` leaves an implementation free to
+            round every operation to T; the golden and the wings round once, and the parity bound is wider.
+        scale_offset: o in (o + scale); 1 where checkpoints hold zero-centred gains.
+        bias: whether layers of this variant have a bias unless told otherwise.
+        partial: fraction p of the elements, from the first, that enter q; None for all of them.
+        partial_rounding: k = ceil(n p) or floor(n p), exact, and at least 1.
+        result_dtype: of y: ``x`` T; ``scale`` G; ``promote`` promote(T, G); ``half_scale`` G where that is a
+            16-bit format (and only then a / rho is rounded, to G), else at least float32. Without parameters T.
+        scale_name: what the gain is called in this variant's checkpoints.
+        source: where it is defined.
+
+    Raises:
+        ValueError, TypeError: a field is out of its domain; the message says which, and what is allowed.
+
+    Example:
+        >>> Variant.get("llama").replace(eps=1e-5).rounding
+        'before_scale'
+    """
+
+    name: str
+    eps: float | None = 1e-6
+    eps_position: EpsPosition = "inside"
+    statistic: Statistic = "mean_square"
+    rounding: Rounding = "after_scale"
+    scale_offset: float = 0.0
+    bias: bool = False
+    partial: float | Fraction | None = None
+    partial_rounding: PartialRounding = "ceil"
+    result_dtype: ResultDtype = "x"
+    scale_name: str = "scale"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(Variant)
+        for field in fields(self):
+            choices = get_args(hints[field.name])
+            value = getattr(self, field.name)
+            if choices and all(isinstance(choice, str) for choice in choices) and value not in choices:
+                raise errors.not_a_choice("Variant", field.name, value, choices)
+        if self.eps is not None:
+            check_eps("Variant", self.eps)
+        if self.partial is not None:
+            check_partial("Variant", self.partial)
+        if not is_real(self.scale_offset) or not math.isfinite(self.scale_offset):
+            raise errors.out_of_domain("Variant", "scale_offset", self.scale_offset, "a finite number", "use 0 or 1")
+        if not isinstance(self.bias, bool):
+            raise errors.wrong_type("Variant", "bias", self.bias, "a bool", "use True or False")
+
+    def replace(self, **changes: Any) -> Variant:
+        """Derive a variant with other fields; it is validated as a new one is.
+
+        >>> Variant.get("gemma").replace(eps=1e-5).eps
+        1e-05
+        """
+        known = [field.name for field in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise errors.not_a_choice("Variant.replace", "field", name, known)
+        return replace(self, **changes)
+
+    @staticmethod
+    def get(variant: str | Variant) -> Variant:
+        """Return the preset of that name; a Variant is returned as it is.
+
+        >>> Variant.get("standard").eps
+        1e-06
+        """
+        return get_variant("Variant.get", variant)
+
+    def eps_for(self, dtype: str) -> float:
+        """Eps as a number for x of that dtype: None becomes the machine epsilon of the arithmetic dtype.
+
+        >>> Variant.get("torch").eps_for("bfloat16") == 2.0**-23
+        True
+        """
+        return dtypes.epsilon(dtypes.arithmetic(dtype)) if self.eps is None else float(self.eps)
+
+    def counted(self, n: int) -> int:
+        """k, the number of elements that enter the statistic of n: exact where floating point is not.
+
+        >>> Variant.get("paper").replace(partial=0.07).counted(100)
+        7
+        """
+        if self.partial is None:
+            return n
+        product = n * exact(self.partial)
+        k = math.ceil(product) if self.partial_rounding == "ceil" else math.floor(product)
+        return min(n, max(1, k))
+
+
+def exact(partial: float | Fraction) -> Fraction:
+    """The rational that a decimal fraction means: 0.07 is 7/100 and not the nearest binary number."""
+    return Fraction(str(partial))
+
+
+def is_real(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_eps(op: str, eps: Any) -> None:
+    if not is_real(eps):
+        raise errors.wrong_type(op, "eps", eps, "a number or None", "pass a float such as 1e-6")
+    if not math.isfinite(eps) or eps < 0:
+        raise errors.out_of_domain(op, "eps", eps, "a finite number >= 0", "pass a float such as 1e-6")
+
+
+def check_partial(op: str, partial: Any) -> None:
+    if not is_real(partial):
+        raise errors.wrong_type(op, "partial", partial, "a number or None", "pass a fraction such as 0.0625")
+    if not 0 < partial <= 1:
+        raise errors.out_of_domain(op, "partial", partial, "a fraction in (0, 1]", "pass None for all elements")
+
+
+def get_variant(op: str, variant: str | Variant) -> Variant:
+    if isinstance(variant, Variant):
+        return variant
+    if not isinstance(variant, str):
+        raise errors.wrong_type(op, "variant", variant, "a name or a Variant", "pass one such as 'llama'")
+    if variant not in PRESETS:
+        near = difflib.get_close_matches(variant, PRESETS, n=1)
+        raise errors.not_a_choice(op, "variant", variant, tuple(PRESETS), near[0] if near else None)
+    return PRESETS[variant]
+
+
+_ZHANG: Final = "Zhang & Sennrich 2019, "
+_PRESETS: Final = (
+    Variant(name="standard", source="the majority: Keras, Flax, OLMo 2, Gemma 4"),
+    Variant(name="paper", eps=0.0, scale_name="g", source="arXiv 1910.07467"),
+    Variant(
+        name="zhang_torch",
+        eps=1e-8,
+        eps_position="outside",
+        rounding="input_dtype",
+        partial_rounding="floor",
+        result_dtype="promote",
+        source=_ZHANG + "rmsnorm_torch.py",
+    ),
+    Variant(
+        name="zhang_tf",
+        eps=1e-8,
+        rounding="input_dtype",
+        partial_rounding="floor",
+        source=_ZHANG + "rmsnorm_tensorflow.py",
+    ),
+    Variant(name="theano", eps=1e-5, rounding="input_dtype", scale_name="s", source=_ZHANG + "layers.py"),
+    Variant(name="nematus", eps=1e-5, rounding="input_dtype", source="Nematus, RMSNormLayer (`new_std` in v0.3)"),
+    Variant(
+        name="lasagne",
+        rounding="input_dtype",
+        bias=True,
+        scale_name="g",
+        source=_ZHANG + "README, nn.py: axis (2, 3), feature_axis 1",
+    ),
+    Variant(name="zero", eps=1e-8, rounding="input_dtype", source="bzhangGo/zero, func.py"),
+    Variant(
+        name="llama",
+        rounding="before_scale",
+        result_dtype="promote",
+        scale_name="weight",
+        source="LLaMA, Mistral, Qwen in transformers",
+    ),
+    Variant(name="gemma", scale_offset=1.0, scale_name="weight", source="Gemma 1 to 3 in transformers"),
+    Variant(name="gemma4", scale_name="weight", source="Gemma 3n and 4 in transformers"),
+    Variant(
+        name="t5",
+        rounding="before_scale",
+        result_dtype="half_scale",
+        scale_name="weight",
+        source="T5 in transformers",
+    ),
+    Variant(name="olmo2", scale_name="weight", source="OLMo 2 and gpt-oss in transformers"),
+    Variant(name="torch", eps=None, scale_name="weight", source="torch.nn.RMSNorm"),
+    Variant(name="keras", source="keras.layers.RMSNormalization"),
+    Variant(name="flax", result_dtype="promote", source="flax.linen.RMSNorm, flax.nnx.RMSNorm"),
+    Variant(name="equinox", eps=1e-5, bias=True, scale_name="weight", source="equinox.nn.RMSNorm"),
+    Variant(
+        name="onnx",
+        eps=1e-5,
+        rounding="before_scale",
+        result_dtype="scale",
+        source="ONNX RMSNormalization, opset 23",
+    ),
+    Variant(name="apex", eps=1e-5, rounding="before_scale", scale_name="weight", source="apex FusedRMSNorm"),
+    Variant(
+        name="transformer_engine",
+        eps=1e-5,
+        scale_name="weight",
+        source="Transformer Engine (offset 1 with zero_centered_gamma)",
+    ),
+    Variant(
+        name="mlx",
+        eps=1e-5,
+        rounding="before_scale",
+        result_dtype="promote",
+        scale_name="weight",
+        source="mx.fast.rms_norm",
+    ),
+    Variant(
+        name="x_transformers",
+        eps=1e-12,
+        eps_position="clamp",
+        rounding="input_dtype",
+        result_dtype="promote",
+        scale_name="g",
+        source="x-transformers RMSNorm",
+    ),
+    Variant(
+        name="keras_rms_scaling",
+        eps=1e-3,
+        statistic="variance",
+        scale_name="gamma",
+        source="keras.layers.LayerNormalization(rms_scaling=True): not RMSNorm",
+    ),
+)
+PRESETS: Final = MappingProxyType({variant.name: variant for variant in _PRESETS})
