@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from rmsnorm import dtypes, errors
-from rmsnorm.variants import Variant, check_eps, check_partial, get_variant
+from rmsnorm.variants import Variant
 
 Axis = int | Sequence[int]
 
@@ -78,42 +78,39 @@ def resolve(
     scale: Spec | None = None,
     bias: Spec | None = None,
     *,
-    variant: str | Variant = "standard",
-    eps: float | None = None,
-    partial: float | Fraction | None = None,
+    variant: Variant,
     axis: Axis = -1,
     feature_axis: Axis | None = None,
     mask: Spec | None = None,
     residual: Spec | None = None,
     out_dtype: str | None = None,
+    dscale: Spec | None = None,
+    dbias: Spec | None = None,
     **like_x: Spec | None,
 ) -> Call:
     """Check every argument and settle every choice of a call named ``op``.
 
     Args:
+        dscale, dbias: tangents of the parameters.
         like_x: further arrays that must have the shape of x (dy, dh, tangents of x), by name.
 
     Raises:
         TypeError: a dtype is not a floating-point format (mask: not bool), or an option has the wrong type.
-        ValueError: a shape, an axis, eps, partial or the name of the variant is wrong.
+        ValueError: a shape or an axis is wrong.
 
     Example:
-        >>> resolve("rms_norm", Spec((4, 16), "bfloat16"), Spec((16,), "float32"), variant="llama").result
+        >>> resolve("rms_norm", Spec((4, 16), "bfloat16"), Spec((16,), "float32"), variant=Variant.get("llama")).result
         'float32'
     """
-    chosen = get_variant(op, variant)
-    if eps is not None:
-        check_eps(op, eps)
-        chosen = chosen.replace(eps=eps)
-    if partial is not None:
-        check_partial(op, partial)
-        chosen = chosen.replace(partial=partial)
     _check_float(op, "x", x)
     if not x.shape:
         raise errors.wrong_rank(op, "x")
     axes = _canonical(op, "axis", axis, x)
     feature_axes = axes if feature_axis is None else _canonical(op, "feature_axis", feature_axis, x)
-    for name, parameter in (("scale", scale), ("bias", bias)):
+    for name, tangent, primal in (("dscale", dscale, scale), ("dbias", dbias, bias)):
+        if tangent is not None and primal is None:
+            raise errors.missing_primal(op, name)
+    for name, parameter in {"scale": scale, "bias": bias, "dscale": dscale, "dbias": dbias}.items():
         if parameter is not None:
             _check_float(op, name, parameter)
             _check_parameter(op, name, parameter, x, axis if feature_axis is None else feature_axis, feature_axes)
@@ -133,13 +130,13 @@ def resolve(
     t = dtypes.promote(x.dtype, residual.dtype if residual else None)
     given = [parameter.dtype for parameter in (scale, bias) if parameter is not None]
     g = dtypes.promote(*given) if given else None
-    norm, product, result = _roundings(chosen, t, g)
+    norm, product, result = _roundings(variant, t, g)
     return Call(
-        variant=chosen,
+        variant=variant,
         shape=x.shape,
         axes=axes,
         feature_axes=feature_axes,
-        eps=chosen.eps_for(t),
+        eps=variant.eps_for(t),
         x=t,
         norm=norm,
         product=product,
@@ -170,12 +167,13 @@ def _canonical(op: str, name: str, axis: Axis, x: Spec) -> tuple[int, ...]:
         raise errors.no_axis(op, name)
     rank = len(x.shape)
     for entry in given:
-        if not hasattr(entry, "__index__") or isinstance(entry, bool):
+        if not isinstance(entry, (int, Integral)) or isinstance(entry, bool):
             raise errors.wrong_type(op, name, axis, "an integer or a sequence of integers", "pass -1 for the last axis")
         if not -rank <= entry < rank:
             raise errors.axis_out_of_range(op, name, entry, str(x), rank)
-    axes = tuple(sorted(int(entry) % rank for entry in given))
-    if len(set(axes)) < len(axes):
+    wrapped = [entry % rank for entry in given]
+    axes = tuple(axis for axis in range(rank) if axis in wrapped)
+    if len(axes) < len(wrapped):
         raise errors.axis_repeated(op, name, given, str(x))
     return axes
 

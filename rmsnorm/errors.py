@@ -69,8 +69,9 @@ def not_a_choice(op: str, name: str, got: Any, choices: Iterable[Any], near: str
     return ValueError(f"{op}: {name} is {got!r}, expected {_either(map(repr, choices))}{hint}")
 
 
-def missing_scale(op: str) -> ValueError:
-    return ValueError(f"{op}: dscale is given without scale, expected both or neither; pass scale or dscale=None")
+def missing_primal(op: str, tangent: str) -> ValueError:
+    primal = tangent.removeprefix("d")
+    return ValueError(f"{op}: {tangent} is given without {primal}, expected both or neither; pass {primal} too")
 
 
 def missing_framework(name: str, extra: str) -> ModuleNotFoundError:

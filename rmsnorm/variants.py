@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, Final, Literal, get_args, get_type_hints
+from typing import Any, Final, Literal, get_args
 
 from rmsnorm import dtypes, errors
 
@@ -22,6 +22,13 @@ Rounding = Literal["before_scale", "after_scale", "input_dtype"]
 Statistic = Literal["mean_square", "variance"]
 PartialRounding = Literal["ceil", "floor"]
 ResultDtype = Literal["x", "scale", "promote", "half_scale"]
+_CHOICES: Final = {
+    "eps_position": get_args(EpsPosition),
+    "statistic": get_args(Statistic),
+    "rounding": get_args(Rounding),
+    "partial_rounding": get_args(PartialRounding),
+    "result_dtype": get_args(ResultDtype),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +79,15 @@ class Variant:
     source: str = ""
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(Variant)
-        for field in fields(self):
-            choices = get_args(hints[field.name])
-            value = getattr(self, field.name)
-            if choices and all(isinstance(choice, str) for choice in choices) and value not in choices:
-                raise errors.not_a_choice("Variant", field.name, value, choices)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise errors.not_a_choice("Variant", name, getattr(self, name), choices)
         if self.eps is not None:
             check_eps("Variant", self.eps)
         if self.partial is not None:
             check_partial("Variant", self.partial)
-        if not is_real(self.scale_offset) or not math.isfinite(self.scale_offset):
+            object.__setattr__(self, "partial", Fraction(str(self.partial)))  # 0.07 is 7/100, not its binary neighbour
+        if not is_real(self.scale_offset) or not -math.inf < self.scale_offset < math.inf:
             raise errors.out_of_domain("Variant", "scale_offset", self.scale_offset, "a finite number", "use 0 or 1")
         if not isinstance(self.bias, bool):
             raise errors.wrong_type("Variant", "bias", self.bias, "a bool", "use True or False")
@@ -124,24 +129,21 @@ class Variant:
         """
         if self.partial is None:
             return n
-        product = n * exact(self.partial)
-        k = math.ceil(product) if self.partial_rounding == "ceil" else math.floor(product)
+        p = Fraction(self.partial)
+        k = n * p.numerator // p.denominator
+        if self.partial_rounding == "ceil":
+            k = -(-n * p.numerator // p.denominator)
         return min(n, max(1, k))
 
 
-def exact(partial: float | Fraction) -> Fraction:
-    """The rational that a decimal fraction means: 0.07 is 7/100 and not the nearest binary number."""
-    return Fraction(str(partial))
-
-
 def is_real(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+    return isinstance(value, (int, float, Real)) and not isinstance(value, bool)
 
 
 def check_eps(op: str, eps: Any) -> None:
     if not is_real(eps):
         raise errors.wrong_type(op, "eps", eps, "a number or None", "pass a float such as 1e-6")
-    if not math.isfinite(eps) or eps < 0:
+    if not 0 <= eps < math.inf:  # not so for NaN either
         raise errors.out_of_domain(op, "eps", eps, "a finite number >= 0", "pass a float such as 1e-6")
 
 
@@ -150,6 +152,18 @@ def check_partial(op: str, partial: Any) -> None:
         raise errors.wrong_type(op, "partial", partial, "a number or None", "pass a fraction such as 0.0625")
     if not 0 < partial <= 1:
         raise errors.out_of_domain(op, "partial", partial, "a fraction in (0, 1]", "pass None for all elements")
+
+
+def derive(op: str, variant: str | Variant, eps: float | None, partial: float | Fraction | None) -> Variant:
+    """The variant of a call: a preset or a Variant, with eps and partial of the call in place of its own."""
+    chosen = get_variant(op, variant)
+    if eps is not None:
+        check_eps(op, eps)
+        chosen = chosen.replace(eps=eps)
+    if partial is not None:
+        check_partial(op, partial)
+        chosen = chosen.replace(partial=partial)
+    return chosen
 
 
 def get_variant(op: str, variant: str | Variant) -> Variant:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from rmsnorm import dtypes, errors
 from rmsnorm.call import Axis, Call, Spec, resolve
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
-from rmsnorm.variants import Variant
+from rmsnorm.variants import Variant, derive
 
 _BLOCK = 2**15  # elements: the temporaries of a block of rows stay in cache
 
@@ -79,12 +79,12 @@ def rms_norm(
     x, scale, bias, mask, residual = _arrays(x, scale, bias, mask, residual)
     call = _resolve(
         "rms_norm", x, scale, bias, mask, residual, out_dtype,
-        variant=variant, eps=eps, partial=partial, axis=axis, feature_axis=feature_axis,
+        variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
     rows = _Rows(call)
     a = _add(x, residual, call.x)
     y = np.empty((rows.count, rows.n), call.result)
-    inverse_rms = np.empty((rows.count, 1), call.inverse_rms)
+    inverse_rms = np.zeros((rows.count, 1), call.inverse_rms)
     with np.errstate(all="ignore"):
         for block, data in _blocks(rows, call, a, scale, bias, mask):
             y[block] = _forward(call, data)
@@ -141,7 +141,7 @@ def rms_norm_vjp(
     x, scale, bias, mask, residual, dy, da = _arrays(x, scale, bias, mask, residual, dy, da)
     call = _resolve(
         "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
-        variant=variant, eps=eps, partial=partial, axis=axis, feature_axis=feature_axis,
+        variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dy=_spec(dy), da=_spec(da),
     )  # fmt: skip
     rows = _Rows(call)
@@ -205,12 +205,10 @@ def rms_norm_jvp(
     x, scale, bias, dx, dscale, dbias, mask, residual = _arrays(
         *_three("primals", primals), *_three("tangents", tangents), mask, residual
     )
-    if dscale is not None and scale is None:
-        raise errors.missing_scale("rms_norm_jvp")
     call = _resolve(
         "rms_norm_jvp", x, scale, bias, mask, residual, out_dtype,
-        variant=variant, eps=eps, partial=partial, axis=axis, feature_axis=feature_axis,
-        dx=_spec(dx),
+        variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
+        dx=_spec(dx), dscale=_spec(dscale), dbias=_spec(dbias),
     )  # fmt: skip
     rows = _Rows(call)
     zero = np.zeros(())
