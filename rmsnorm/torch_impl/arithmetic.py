@@ -1,0 +1,229 @@
+"""The arithmetic of RMSNorm on PyTorch tensors.
+
+All of it is float64, so that results in 16 and 32 bits are correctly rounded and no square of theirs leaves the range.
+Where x or y is float64 itself, the statistic is scaled by a power of two and what each operation of the forward pass
+rounds off is carried along.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rmsnorm.call import Call
+from rmsnorm.torch_impl.rounding import (
+    cast,
+    finite,
+    product_error,
+    sum_error,
+    sum_of_squares,
+)
+
+
+class Statistic(NamedTuple):
+    """Of every row, the normalised axes kept with size 1; rho belongs to a * inverse_power."""
+
+    counted: Tensor | None  # elements that enter the statistic, None for all
+    k: Any
+    empty: Tensor | None
+    inverse_power: Tensor | float
+    rho: Tensor
+    rho_error: Tensor | float
+    inverse_rms: Tensor
+
+
+def statistic(call: Call, a: Tensor, mask: Tensor | None) -> Statistic:
+    exact = _is_exact(call)
+    counted, k, empty = _counted(call, a, mask)
+    a = a.double() if counted is None else torch.where(counted, a.double(), 0.0)
+    inverse_power: Any = _inverse_power(call, a, k) if exact else 1.0
+    c = _centred(call, a * inverse_power if exact else a, counted, k)
+    q = c.square().sum(call.axes, keepdim=True) / k
+    q_error: Any = 0.0
+    if exact:
+        with torch.no_grad():
+            total, total_error = sum_of_squares(c, call.axes)
+            mean = total / k
+            product = mean * k
+            q_error = (total - product - product_error(mean, torch.as_tensor(k).to(mean), product) + total_error) / k
+            q_error = finite(mean - q + q_error)
+    inside, outside, floor = _eps(call, k, inverse_power)
+    radicand = q + inside
+    root = torch.where(radicand == 0, 0.0, torch.where(radicand == 0, 1.0, radicand).sqrt())  # a finite slope at 0
+    rho = torch.maximum(root + outside, torch.as_tensor(floor, dtype=q.dtype, device=q.device))
+    rho_error: Any = 0.0
+    if exact:
+        with torch.no_grad():
+            square = root * root
+            lost = radicand - square - product_error(root, root, square)
+            lost = lost + sum_error(q, inside, radicand) + q_error
+            rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
+            rho_error = torch.where(rho > floor, rho_error, 0.0)
+    inverse_rms = inverse_power / rho
+    if empty is not None:
+        inverse_rms = torch.where(empty, 0.0, inverse_rms)
+    return Statistic(counted, k, empty, inverse_power, rho, rho_error, inverse_rms)
+
+
+def forward(
+    call: Call, a: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    row = statistic(call, a, mask)
+    y = _scaled(call, a, row, scale, bias)
+    if mask is not None and torch.is_grad_enabled():
+        live = _scaled(call, torch.where(mask, a, 0.0), row, scale, bias)
+        y = torch.where(mask, live, y.detach())
+    if row.empty is not None:
+        y = torch.where(row.empty, 0.0, y)
+    return y, row.inverse_rms
+
+
+def _scaled(call: Call, a: Tensor, row: Statistic, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    """a / rho, the gain and the bias, rounded as the variant says; each ``lost`` is what float64 rounded off."""
+    exact = _is_exact(call)
+    rho, a = row.rho, a.double() * row.inverse_power
+    y = a / rho
+    lost: Any = 0.0
+    if exact:
+        with torch.no_grad():
+            product = y * rho
+            lost = finite((a - product - product_error(y, rho, product) - y * row.rho_error) / rho)
+    if call.norm is not None:
+        y = cast(y + lost, call.norm).double()
+        if scale is not None:
+            gain = cast(call.variant.scale_offset + _features(call, scale), call.product).double()
+            y = cast(y * gain, call.product).double()
+        if bias is not None:
+            y = cast(y + _features(call, bias), call.product).double()
+        return cast(y, call.result)
+    if scale is not None:
+        g = _features(call, scale)
+        gain = call.variant.scale_offset + g
+        normalised, y = y, y * gain
+        if exact:
+            with torch.no_grad():
+                gain_error = sum_error(g, call.variant.scale_offset, gain)
+                lost = lost * gain + normalised * gain_error + product_error(normalised, gain, y)
+    if bias is not None:
+        b = _features(call, bias)
+        product, y = y, y + b
+        if exact:
+            with torch.no_grad():
+                lost = lost + sum_error(product, b, y)
+    return cast(y + finite(lost) if exact else y, call.result)
+
+
+def backward(
+    call: Call, dy: Tensor, a: Tensor, scale: Tensor | None, mask: Tensor | None, inverse_rms: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dscale and dbias in float64, from x and 1 / rho alone."""
+    counted, k, empty = _counted(call, a, mask)
+    v, a = dy.double(), a.double()
+    if mask is not None:
+        v, a = torch.where(mask & ~empty, v, 0.0), torch.where(mask, a, 0.0)
+    normalised = a * inverse_rms
+    u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale))
+    along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
+    dx = inverse_rms * (u - along * ((u * normalised).sum(call.axes, keepdim=True) / k))
+    return dx, _over_rows(call, v * normalised), _over_rows(call, v)
+
+
+def tangent(
+    call: Call,
+    a: Tensor,
+    scale: Tensor | None,
+    mask: Tensor | None,
+    inverse_rms: Tensor,
+    da: Tensor | None,
+    dscale: Tensor | None,
+    dbias: Tensor | None,
+) -> Tensor:
+    """dy in float64, from x and 1 / rho alone."""
+    counted, k, empty = _counted(call, a, mask)
+    a = a.double() if mask is None else torch.where(mask, a.double(), 0.0)
+    normalised = a * inverse_rms
+    dy = torch.zeros_like(a)
+    if da is not None:
+        da = da.double() if mask is None else torch.where(mask, da.double(), 0.0)
+        along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
+        dy = inverse_rms * (da - normalised * ((along * da).sum(call.axes, keepdim=True) / k))
+        if scale is not None:
+            dy = dy * (call.variant.scale_offset + _features(call, scale))
+    if dscale is not None:
+        dy = dy + normalised * _features(call, dscale)
+    if dbias is not None:
+        dy = dy + _features(call, dbias)
+    return dy if mask is None else torch.where(mask & ~empty, dy, 0.0)
+
+
+def _counted(call: Call, a: Tensor, mask: Tensor | None) -> tuple[Tensor | None, Any, Tensor | None]:
+    """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
+    if mask is None and call.k == call.n and call.n:
+        return None, call.k, None
+    shape = [size if axis in call.axes else 1 for axis, size in enumerate(a.shape)]
+    counted = (torch.arange(call.n or 0, device=a.device) < (call.k or 0)).reshape(shape)
+    if mask is not None:
+        counted = counted & mask
+    counted = counted.expand(a.shape)
+    k = counted.sum(call.axes, keepdim=True)
+    return counted, k.clamp(min=1).double(), k == 0
+
+
+def _centred(call: Call, a: Tensor, counted: Tensor | None, k: Any) -> Tensor:
+    """What the statistic squares: a, or for a variance a less its mean; 0 where not counted."""
+    if counted is not None:
+        a = torch.where(counted, a, 0.0)
+    if call.variant.statistic == "variance":
+        a = a - a.sum(call.axes, keepdim=True) / k
+        a = a if counted is None else torch.where(counted, a, 0.0)
+    return a
+
+
+def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
+    """Eps under the root, eps beside it, and the floor under rho, in units of the scaled statistic."""
+    position, eps = call.variant.eps_position, call.eps
+    return (
+        eps * inverse_power * inverse_power if position == "inside" else 0.0,
+        eps * inverse_power if position == "outside" else 0.0,
+        eps * inverse_power / k**0.5 if position == "clamp" else 0.0,
+    )
+
+
+def _slope(call: Call, k: Any, inverse_rms: Tensor) -> Any:
+    """rho / s, with drho / da = a / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
+    _, outside, floor = _eps(call, k)
+    if call.variant.eps_position == "outside":
+        share = 1 - outside * inverse_rms
+        return torch.where(share > 0, 1 / torch.where(share > 0, share, 1.0), 0.0)
+    if call.variant.eps_position == "clamp":  # rho == floor up to the rounding of 1 / rho
+        return (inverse_rms * floor < 1 - 2.0**-50).double()
+    return 1.0
+
+
+def _is_exact(call: Call) -> bool:
+    return "float64" in (call.x, call.result)
+
+
+def _inverse_power(call: Call, a: Tensor, k: Any) -> Tensor | float:
+    """2^-e with 2^e next to the largest of |a| and eps: keeps every square in range, and scaling by it is exact."""
+    if not call.n:
+        return 1.0
+    length = sum(_eps(call, k)) ** (0.5 if call.variant.eps_position == "inside" else 1)
+    with torch.no_grad():
+        largest = torch.maximum(
+            a.abs().amax(call.axes, keepdim=True), torch.as_tensor(length, dtype=a.dtype, device=a.device)
+        )
+        power = (largest.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
+        return 1 / power.clamp(2.0**-1022, 2.0**1022)
+
+
+def _features(call: Call, parameter: Tensor) -> Tensor:
+    return parameter.double().reshape(call.feature_shape)
+
+
+def _over_rows(call: Call, terms: Tensor) -> Tensor:
+    """Sum over the axes that share the parameters, in the shape of the parameters."""
+    terms = terms.sum(call.shared_axes) if call.shared_axes else terms
+    return terms

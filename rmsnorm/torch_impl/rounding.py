@@ -1,0 +1,84 @@
+"""What float64 arithmetic rounds off, and single roundings to 16 bits, on PyTorch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rmsnorm import dtypes
+
+
+def add(x: Tensor, residual: Tensor | None, dtype: str) -> Tensor:
+    return x if residual is None else cast(x.double() + residual.double(), dtype)
+
+
+def cast(x: Tensor, dtype: str) -> Tensor:
+    target: torch.dtype = getattr(torch, dtype)
+    if dtype not in dtypes.HALF or is_transformed():
+        return x.to(target)
+    return _Round.apply(x, target)
+
+
+def is_transformed() -> bool:
+    """Whether a compiler or torch.func looks on: both derive the composite, which nests; a Function does not."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+class _Round(torch.autograd.Function):
+    """float64 to a 16-bit format in one rounding; the identity to every derivative.
+
+    PyTorch casts through float32 and so rounds twice. Rounding to odd first (cut off, then set the last bit if anything
+    was lost) makes the second rounding right: Boldo & Melquiond 2008.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.wide, ctx.narrow = x.dtype, dtype
+        single = x.float()
+        beyond = single.double().abs() > x.abs()
+        bits = single.view(torch.int32) - beyond.int()
+        inexact = bits.view(torch.float32).double() != x
+        return (bits | inexact.int()).view(torch.float32).to(dtype).where(~x.isnan(), torch.nan)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return dy.to(ctx.wide), None
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor, _: Any) -> Tensor:
+        return dx.to(ctx.narrow)
+
+
+def product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
+    """a * b - product, exactly: Dekker 1971, the halves cut by a bit mask."""
+    a1, b1 = ((part.view(torch.int64) & -(2**27)).view(torch.float64) for part in (a, b))
+    a2, b2 = a - a1, b - b1
+    return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
+
+
+def sum_of_squares(a: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Sum of a^2 over the axes, in pairs, and what that rounded off."""
+    total = a * a
+    error = product_error(a, a, total)
+    for axis in axes:
+        while (size := total.shape[axis]) > 1:
+            parts = [size // 2, size // 2, size % 2]
+            first, second, odd = total.split(parts, axis)
+            pairs = first + second
+            e1, e2, e3 = error.split(parts, axis)
+            error = torch.cat([e1 + e2 + sum_error(first, second, pairs), e3], axis)
+            total = torch.cat([pairs, odd], axis)
+    return total, error
+
+
+def sum_error(a: Tensor, b: Any, total: Tensor) -> Tensor:
+    """a + b - total, exactly: Knuth."""
+    t = total - a
+    return finite((a - (total - t)) + (b - t))
+
+
+def finite(error: Tensor) -> Tensor:
+    return torch.where(error.isfinite(), error, 0.0)
