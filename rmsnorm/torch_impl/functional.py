@@ -16,15 +16,8 @@ from torch import Tensor
 
 from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve
-from rmsnorm.torch_impl.arithmetic import (
-    add,
-    backward,
-    cast,
-    forward,
-    is_transformed,
-    statistic,
-    tangent,
-)
+from rmsnorm.torch_impl.arithmetic import backward, forward, statistic, tangent
+from rmsnorm.torch_impl.rounding import add, cast, is_transformed
 from rmsnorm.variants import Variant, derive
 
 
