@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from operator import index
 from typing import Any, NamedTuple
 
 from rmsnorm import dtypes, errors
@@ -171,7 +172,7 @@ def _canonical(op: str, name: str, axis: Axis, x: Spec) -> tuple[int, ...]:
             raise errors.wrong_type(op, name, axis, "an integer or a sequence of integers", "pass -1 for the last axis")
         if not -rank <= entry < rank:
             raise errors.axis_out_of_range(op, name, entry, str(x), rank)
-    wrapped = [entry % rank for entry in given]
+    wrapped = [index(entry) % rank for entry in given]
     axes = tuple(axis for axis in range(rank) if axis in wrapped)
     if len(axes) < len(wrapped):
         raise errors.axis_repeated(op, name, given, str(x))
@@ -194,7 +195,7 @@ def _agree(got: Sequence[int | None], want: Sequence[int | None]) -> bool:
 
 def _broadcasts(got: Sequence[int | None], want: Sequence[int | None]) -> bool:
     return len(got) <= len(want) and all(
-        a is None or b is None or a in (1, b) for a, b in zip(reversed(got), reversed(want), strict=False)
+        a is None or b is None or a == 1 or a == b for a, b in zip(reversed(got), reversed(want), strict=False)
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmsnorm import dtypes, errors
-from rmsnorm.variants import Variant, check_eps, check_partial, get_variant
+from rmsnorm.variants import Variant, derive
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -282,8 +282,9 @@ def weight_gradient_kronecker(
     op = "weight_gradient_kronecker"
     x, a = _linear(op, x, w)
     row = _row(op, a, variant, eps, partial)
-    through_y: Array = np.kron(x, np.diag(_upstream(op, v, g, row)) @ _r_matrix(row))
-    return through_y.sum(axis=0).reshape((a.size, x.size), order="F")
+    through_y = np.kron(x, np.diag(_upstream(op, v, g, row)) @ _r_matrix(row))
+    total: Array = np.sum(through_y, axis=0)
+    return total.reshape((a.size, x.size), order="F")
 
 
 def weight_gradient(
@@ -327,15 +328,8 @@ class _Row(NamedTuple):
 def _row(
     op: str, a: npt.ArrayLike, variant: str | Variant, eps: float | None, partial: float | Fraction | None
 ) -> _Row:
-    chosen = get_variant(op, variant)
-    if eps is not None:
-        check_eps(op, eps)
-        chosen = chosen.replace(eps=eps)
-    if partial is not None:
-        check_partial(op, partial)
-        chosen = chosen.replace(partial=partial)
+    chosen = derive(op, variant, eps, partial)
     a = _float64(op, "a", a, 1)
-
     n, epsilon = a.size, chosen.eps_for("float64")
     k = chosen.counted(n)
     m = (np.arange(n) < k).astype(np.float64)

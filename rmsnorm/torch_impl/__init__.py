@@ -1,5 +1,6 @@
-"""RMSNorm for PyTorch: functions on tensors."""
+"""RMSNorm for PyTorch: functions on tensors and a module."""
 
 from rmsnorm.torch_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp
+from rmsnorm.torch_impl.layers import RMSNorm
 
-__all__ = ["rms_norm", "rms_norm_jvp", "rms_norm_vjp"]
+__all__ = ["RMSNorm", "rms_norm", "rms_norm_jvp", "rms_norm_vjp"]

@@ -16,7 +16,9 @@ from rmsnorm.call import Call
 from rmsnorm.torch_impl.rounding import (
     cast,
     finite,
+    is_transformed,
     product_error,
+    rounded,
     sum_error,
     sum_of_squares,
 )
@@ -37,7 +39,7 @@ class Statistic(NamedTuple):
 def statistic(call: Call, a: Tensor, mask: Tensor | None) -> Statistic:
     exact = _is_exact(call)
     counted, k, empty = _counted(call, a, mask)
-    a = a.double() if counted is None else torch.where(counted, a.double(), 0.0)
+    a = a if counted is None else torch.where(counted, a, 0.0)
     inverse_power: Any = _inverse_power(call, a, k) if exact else 1.0
     c = _centred(call, a * inverse_power if exact else a, counted, k)
     q = c.square().sum(call.axes, keepdim=True) / k
@@ -61,6 +63,8 @@ def statistic(call: Call, a: Tensor, mask: Tensor | None) -> Statistic:
             lost = lost + sum_error(q, inside, radicand) + q_error
             rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
             rho_error = torch.where(rho > floor, rho_error, 0.0)
+    if empty is not None:
+        rho = torch.where(empty, 1.0, rho)  # for eps = 0: no 0 / 0 for a derivative to meet
     inverse_rms = inverse_power / rho
     if empty is not None:
         inverse_rms = torch.where(empty, 0.0, inverse_rms)
@@ -70,9 +74,10 @@ def statistic(call: Call, a: Tensor, mask: Tensor | None) -> Statistic:
 def forward(
     call: Call, a: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    a = a.double()  # once: the gradients of its uses then add up in float64
     row = statistic(call, a, mask)
     y = _scaled(call, a, row, scale, bias)
-    if mask is not None and torch.is_grad_enabled():
+    if mask is not None and (torch.is_grad_enabled() or is_transformed()):
         live = _scaled(call, torch.where(mask, a, 0.0), row, scale, bias)
         y = torch.where(mask, live, y.detach())
     if row.empty is not None:
@@ -83,7 +88,7 @@ def forward(
 def _scaled(call: Call, a: Tensor, row: Statistic, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     """a / rho, the gain and the bias, rounded as the variant says; each ``lost`` is what float64 rounded off."""
     exact = _is_exact(call)
-    rho, a = row.rho, a.double() * row.inverse_power
+    rho, a = row.rho, a * row.inverse_power
     y = a / rho
     lost: Any = 0.0
     if exact:
@@ -91,12 +96,11 @@ def _scaled(call: Call, a: Tensor, row: Statistic, scale: Tensor | None, bias: T
             product = y * rho
             lost = finite((a - product - product_error(y, rho, product) - y * row.rho_error) / rho)
     if call.norm is not None:
-        y = cast(y + lost, call.norm).double()
+        y = rounded(y + lost, call.norm)
         if scale is not None:
-            gain = cast(call.variant.scale_offset + _features(call, scale), call.product).double()
-            y = cast(y * gain, call.product).double()
+            y = rounded(y * rounded(call.variant.scale_offset + _features(call, scale), call.product), call.product)
         if bias is not None:
-            y = cast(y + _features(call, bias), call.product).double()
+            y = rounded(y + _features(call, bias), call.product)
         return cast(y, call.result)
     if scale is not None:
         g = _features(call, scale)
@@ -120,7 +124,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dscale and dbias in float64, from x and 1 / rho alone."""
     counted, k, empty = _counted(call, a, mask)
-    v, a = dy.double(), a.double()
+    v = dy.double()
     if mask is not None:
         v, a = torch.where(mask & ~empty, v, 0.0), torch.where(mask, a, 0.0)
     normalised = a * inverse_rms
@@ -142,7 +146,7 @@ def tangent(
 ) -> Tensor:
     """dy in float64, from x and 1 / rho alone."""
     counted, k, empty = _counted(call, a, mask)
-    a = a.double() if mask is None else torch.where(mask, a.double(), 0.0)
+    a = a if mask is None else torch.where(mask, a, 0.0)
     normalised = a * inverse_rms
     dy = torch.zeros_like(a)
     if da is not None:
@@ -225,5 +229,4 @@ def _features(call: Call, parameter: Tensor) -> Tensor:
 
 def _over_rows(call: Call, terms: Tensor) -> Tensor:
     """Sum over the axes that share the parameters, in the shape of the parameters."""
-    terms = terms.sum(call.shared_axes) if call.shared_axes else terms
-    return terms
+    return terms.sum(call.shared_axes) if call.shared_axes else terms

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve
@@ -133,7 +134,7 @@ def rms_norm_vjp(
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dy=_spec("rms_norm_vjp", "dy", dy), da=_spec("rms_norm_vjp", "da", da),
     )  # fmt: skip
-    a = add(x, residual, call.x)
+    a = add(x, residual, call.x).double()
     inverse_rms = statistic(call, a, mask).inverse_rms
     dx, dscale, dbias = backward(call, dy, a, scale, mask, inverse_rms)
     if da is not None:
@@ -190,7 +191,7 @@ def rms_norm_jvp(
         dx=_spec("rms_norm_jvp", "dx", dx),
         dscale=_spec("rms_norm_jvp", "dscale", dscale), dbias=_spec("rms_norm_jvp", "dbias", dbias),
     )  # fmt: skip
-    a = add(x, residual, call.x)
+    a = add(x, residual, call.x).double()
     inverse_rms = statistic(call, a, mask).inverse_rms
     return cast(tangent(call, a, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
 
@@ -201,7 +202,7 @@ class _RMSNorm(torch.autograd.Function):
         ctx: Any, call: Call, a: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         y, inverse_rms = forward(call, a, scale, bias, mask)
-        ctx.call, ctx.bias = call, None if bias is None else bias.dtype
+        ctx.call, ctx.bias = call, None if bias is None else _name(bias)
         ctx.save_for_backward(a, scale, mask, inverse_rms)
         ctx.save_for_forward(a, scale, mask)
         ctx.mark_non_differentiable(inverse_rms)
@@ -210,24 +211,26 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Any, ...]:
-        a, scale, mask, inverse_rms = ctx.saved_tensors
+        x, scale, mask, inverse_rms = ctx.saved_tensors
         if dy is None:
             return None, None, None, None, None
-        if torch.is_grad_enabled():  # a second derivative goes through 1 / rho as well
+        a = x.double()
+        if torch.is_grad_enabled() or unpack_dual(a).tangent is not None:  # a second derivative goes through 1 / rho
             inverse_rms = statistic(ctx.call, a, mask).inverse_rms
         dx, dscale, dbias = backward(ctx.call, dy, a, scale, mask, inverse_rms)
-        _, needs_a, needs_scale, needs_bias, _ = ctx.needs_input_grad
+        _, needs_x, needs_scale, needs_bias, _ = ctx.needs_input_grad
         return (
             None,
-            cast(dx, _name(a)) if needs_a else None,
+            cast(dx, _name(x)) if needs_x else None,
             cast(dscale, _name(scale)) if needs_scale else None,
-            dbias.to(ctx.bias) if needs_bias else None,
+            cast(dbias, ctx.bias) if needs_bias else None,
             None,
         )
 
     @staticmethod
     def jvp(ctx: Any, _: Any, da: Tensor | None, dscale: Tensor | None, dbias: Tensor | None, __: Any) -> Any:
-        a, scale, mask = ctx.saved_tensors
+        x, scale, mask = ctx.saved_tensors
+        a = x.double()
         inverse_rms = statistic(ctx.call, a, mask).inverse_rms
         return cast(tangent(ctx.call, a, scale, mask, inverse_rms, da, dscale, dbias), ctx.call.result), None
 

@@ -16,40 +16,32 @@ def add(x: Tensor, residual: Tensor | None, dtype: str) -> Tensor:
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
+    """Round once; the identity to every derivative.
+
+    PyTorch casts float64 to 16 bits through float32 and so rounds twice. Rounding to odd first (cut off, then set the
+    last bit if anything was lost) makes the second rounding right: Boldo & Melquiond 2008.
+    """
     target: torch.dtype = getattr(torch, dtype)
-    if dtype not in dtypes.HALF or is_transformed():
+    if dtype not in dtypes.HALF or x.dtype != torch.float64:
         return x.to(target)
-    return _Round.apply(x, target)
+    single = x.float()
+    with torch.no_grad():
+        value, nearest = x.detach(), single.detach()
+        bits = nearest.view(torch.int32) - (nearest.double().abs() > value.abs()).int()
+        inexact = nearest.isfinite() & (bits.view(torch.float32).double() != value)
+        to_odd = torch.where(inexact, (bits | 1).view(torch.float32) - nearest, -0.0)  # exact; adding -0 keeps a zero
+    return (single + to_odd).to(target)
+
+
+def rounded(x: Tensor, dtype: str) -> Tensor:
+    """``cast``, back in float64; a derivative passes in float64, where through two casts it would be rounded itself."""
+    value = x.detach()
+    return cast(value, dtype).double() - finite(value - x)  # less +0, which keeps the sign of a zero
 
 
 def is_transformed() -> bool:
     """Whether a compiler or torch.func looks on: both derive the composite, which nests; a Function does not."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-
-
-class _Round(torch.autograd.Function):
-    """float64 to a 16-bit format in one rounding; the identity to every derivative.
-
-    PyTorch casts through float32 and so rounds twice. Rounding to odd first (cut off, then set the last bit if anything
-    was lost) makes the second rounding right: Boldo & Melquiond 2008.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.wide, ctx.narrow = x.dtype, dtype
-        single = x.float()
-        beyond = single.double().abs() > x.abs()
-        bits = single.view(torch.int32) - beyond.int()
-        inexact = bits.view(torch.float32).double() != x
-        return (bits | inexact.int()).view(torch.float32).to(dtype).where(~x.isnan(), torch.nan)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        return dy.to(ctx.wide), None
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor, _: Any) -> Tensor:
-        return dx.to(ctx.narrow)
 
 
 def product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:

@@ -1,0 +1,278 @@
+"""RMSNorm on JAX arrays, with an analytic backward that keeps x and 1 / rho.
+
+    y = a / rho * (o + g) + b        rho = sqrt(mean(a_i^2) + eps), or as the variant says
+
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import partial as bind
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from torch.autograd.forward_ad import unpack_dual
+
+from rmsnorm import dtypes, errors
+from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.flax_impl.arithmetic import Across, backward, forward, statistic, tangent
+from rmsnorm.flax_impl.rounding import add, cast, double
+from rmsnorm.variants import Variant, derive
+
+
+def rms_norm(
+    x: jax.typing.ArrayLike,
+    scale: jax.typing.ArrayLike | None = None,
+    bias: jax.typing.ArrayLike | None = None,
+    *,
+    variant: str | Variant = "standard",
+    eps: float | None = None,
+    partial: float | Fraction | None = None,
+    axis: Axis = -1,
+    feature_axis: Axis | None = None,
+    mask: jax.typing.ArrayLike | None = None,
+    residual: jax.typing.ArrayLike | None = None,
+    out_dtype: Any = None,
+    return_inverse_rms: bool = False,
+) -> Any:
+    """Root mean square layer normalization.
+
+        y = a / rho * (o + scale) + bias,    a = x + residual,    rho = sqrt(mean(a_i^2) + eps)
+
+    with the place of eps, the offset o, the counted elements and the roundings of the variant.
+
+    Args:
+        x: floating-point, any shape of at least one axis: f16, bf16, f32 or f64.
+        scale: gain g, of the sizes of x along the feature axes; None multiplies by 1, without the offset.
+        bias: b, likewise.
+        variant: name of a preset or a Variant.
+        eps: in place of the variant's.
+        partial: fraction of the elements, from the first, that enter the statistic; in place of the variant's.
+        axis: normalised axis or axes.
+        feature_axis: axis or axes of the parameters; None for the normalised ones.
+        mask: bool, broadcasting to x: True counts in the statistic. Elsewhere y is normalised likewise but constant to
+            every derivative, so values under the mask reach no gradient. A row with nothing counted gives 0.
+        residual: added to x first, in promote(x, residual), and a returned beside y.
+        out_dtype: of y; None for the variant's rule.
+        return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; constant to every derivative.
+
+    Returns:
+        y, shaped as x; with ``residual`` (y, a); with ``return_inverse_rms`` followed by 1 / rho, whose normalised
+        axes have size 1, in float32, for f64 in float64.
+
+    Raises:
+        TypeError: x, a parameter or the residual is not floating-point, the mask is not bool.
+        ValueError: a shape does not fit, an axis is out of range or repeated, eps, partial or variant is not valid.
+
+    Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> rms_norm(jnp.array([[3.0, 4.0]]), jnp.array([1.0, 2.0]), variant="paper").round(4)
+        Array([[0.8485, 2.2627]], dtype=float32)
+    """
+    x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
+    call = _resolve(
+        "rms_norm", x, scale, bias, mask, residual, out_dtype,
+        variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
+    )  # fmt: skip
+    a = add(x, residual, call.x)
+    y, inverse_rms = normalise(call, None, a, scale, bias, mask)
+    outputs = [y]
+    if residual is not None:
+        outputs.append(a)
+    if return_inverse_rms:
+        outputs.append(cast(lax.stop_gradient(inverse_rms), call.inverse_rms))
+    return tuple(outputs) if len(outputs) > 1 else y
+
+
+def rms_norm_vjp(
+    dy: Any,
+    x: jax.typing.ArrayLike,
+    scale: jax.typing.ArrayLike | None = None,
+    bias: jax.typing.ArrayLike | None = None,
+    *,
+    variant: str | Variant = "standard",
+    eps: float | None = None,
+    partial: float | Fraction | None = None,
+    axis: Axis = -1,
+    feature_axis: Axis | None = None,
+    mask: jax.typing.ArrayLike | None = None,
+    residual: jax.typing.ArrayLike | None = None,
+    out_dtype: Any = None,
+) -> Any:
+    """Gradients of rms_norm: the product of dy with its Jacobian.
+
+        dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * a / rho,    dbias = sum over rows of dy
+
+    A rounding counts as the identity, as in automatic differentiation.
+
+    Args:
+        dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, da).
+        x, scale, bias and options: as for rms_norm; ``out_dtype`` does not enter.
+
+    Returns:
+        (dx, dscale, dbias), each in the dtype of its argument, None where that is None; with ``residual``
+        (dx, dscale, dbias, dresidual).
+
+    Raises:
+        TypeError, ValueError: as rms_norm; also when dy has another shape than x.
+
+    Source: Zhang & Sennrich 2019, section 4.2 (the R matrix).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> dx, dscale, _ = rms_norm_vjp(jnp.ones(2), jnp.array([3.0, 4.0]), jnp.ones(2), variant="paper")
+        >>> dx.round(4), dscale.round(4)
+        (Array([ 0.0453, -0.0339], dtype=float32), Array([0.8485, 1.1314], dtype=float32))
+    """
+    dy, da = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
+    x, scale, bias, mask, residual, dy, da = _arrays(
+        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, da=da
+    )
+    call = _resolve(
+        "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
+        variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
+        dy=_spec(dy), da=_spec(da),
+    )  # fmt: skip
+    a = add(x, residual, call.x)
+    dx, dscale, dbias = _pull_back(call, dy, a, scale, mask, da)
+    dscale = None if scale is None else cast(dscale, _name(scale))
+    dbias = None if bias is None else cast(dbias, _name(bias))
+    if residual is not None:
+        return cast(dx, _name(x)), dscale, dbias, cast(dx, _name(residual))
+    return cast(dx, _name(x)), dscale, dbias
+
+
+def rms_norm_jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    variant: str | Variant = "standard",
+    eps: float | None = None,
+    partial: float | Fraction | None = None,
+    axis: Axis = -1,
+    feature_axis: Axis | None = None,
+    mask: jax.typing.ArrayLike | None = None,
+    residual: jax.typing.ArrayLike | None = None,
+    out_dtype: Any = None,
+) -> jax.Array:
+    """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
+
+        dy = (R dx) * (o + scale) + a / rho * dscale + dbias
+
+    A rounding counts as the identity, and dy is rounded once.
+
+    Args:
+        primals: (x, scale, bias); trailing ones may be left out, and be None.
+        tangents: (dx, dscale, dbias), each shaped as its primal; None is zero.
+        options: as for rms_norm; the residual is a constant.
+
+    Returns:
+        dy, shaped as x, in the dtype of y.
+
+    Raises:
+        TypeError, ValueError: as rms_norm; also when a tangent has another shape than its primal.
+
+    Source: Zhang & Sennrich 2019, section 4.2 (the R matrix).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> rms_norm_jvp((jnp.array([3.0, 4.0]),), (jnp.array([4.0, -3.0]),), variant="paper").round(4)
+        Array([ 1.1314, -0.8485], dtype=float32)
+    """
+    x, scale, bias = _three("primals", primals)
+    dx, dscale, dbias = _three("tangents", tangents)
+    x, scale, bias, mask, residual, dx, dscale, dbias = _arrays(
+        "rms_norm_jvp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dx=dx, dscale=dscale, dbias=dbias
+    )
+    call = _resolve(
+        "rms_norm_jvp", x, scale, bias, mask, residual, out_dtype,
+        variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
+        dx=_spec(dx), dscale=_spec(dscale), dbias=_spec(dbias),
+    )  # fmt: skip
+    a = add(x, residual, call.x)
+    return cast(_push_forward(call, a, scale, mask, dx, dscale, dbias), call.result)
+
+
+# x64 is enabled here and not by the caller: a transformation may trace these again long after rms_norm has returned.
+@bind(jax.jit, static_argnums=(0, 1))
+@bind(jax.custom_jvp, nondiff_argnums=(0, 1))
+def normalise(call: Call, across: Across | None, a: Any, scale: Any, bias: Any, mask: Any) -> tuple[Any, Any]:
+    """y and 1 / rho in float64, of a checked call."""
+    with jax.enable_x64(True):
+        return forward(call, a, scale, bias, mask, across)
+
+
+@bind(normalise.__wrapped__.defjvp, symbolic_zeros=True)
+def _differentiate(
+    call: Call, across: Across | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+    a, scale, bias, mask = primals
+    da, dscale, dbias, _ = (None if type(each) is SymbolicZero else each for each in tangents)
+    with jax.enable_x64(True):
+        y, inverse_rms = normalise(call, across, a, scale, bias, mask)
+        # What checkpoint keeps for the transpose is what goes in: nothing of x's size but x. A second derivative finds
+        # 1 / rho to be an output of normalise, and goes through it.
+        linear = jax.checkpoint(bind(tangent, call, across=across))
+        dy, dinverse_rms = linear(a, scale, mask, inverse_rms, da, dscale, dbias)
+        return (y, inverse_rms), (cast(dy, _name(y)), dinverse_rms)
+
+
+@bind(jax.jit, static_argnums=0)
+def _pull_back(call: Call, dy: Any, a: Any, scale: Any, mask: Any, da: Any) -> tuple[Any, Any, Any]:
+    with jax.enable_x64(True):
+        dx, dscale, dbias = backward(call, dy, a, scale, mask, statistic(call, a, mask).inverse_rms)
+        return dx if da is None else dx + double(da), dscale, dbias
+
+
+@bind(jax.jit, static_argnums=0)
+def _push_forward(call: Call, a: Any, scale: Any, mask: Any, dx: Any, dscale: Any, dbias: Any) -> Any:
+    with jax.enable_x64(True):
+        return tangent(call, a, scale, mask, statistic(call, a, mask).inverse_rms, dx, dscale, dbias)[0]
+
+
+def _three(name: str, values: Sequence[Any]) -> list[Any]:
+    if not isinstance(values, Sequence) or not 1 <= len(values) <= 3:
+        raise errors.wrong_type("rms_norm_jvp", name, values, "(x, scale, bias)", "leave trailing ones out or None")
+    return [*values, None, None][:3]
+
+
+def _name(x: jax.Array) -> str:
+    return x.dtype.name
+
+
+def _arrays(op: str, **values: Any) -> list[Any]:
+    for name, value in values.items():
+        absent = value is None and name not in ("x", "dy")
+        if not absent and not isinstance(value, (jax.Array, np.ndarray, np.generic)):
+            raise errors.wrong_type(op, name, value, "a jax.Array", "convert it with jnp.asarray")
+    return [None if value is None else jnp.asarray(value) for value in values.values()]
+
+
+def _spec(array: jax.Array | None) -> Spec | None:
+    return None if array is None else Spec(array.shape, _name(array))
+
+
+def _dtype_name(op: str, dtype: Any) -> str | None:
+    if dtype is None:
+        return None
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        raise errors.not_a_choice(op, "out_dtype", dtype, dtypes.FLOATS) from None
+    if name == "float64" and not jax.config.jax_enable_x64:
+        raise errors.out_of_domain(op, "out_dtype", name, "at most 32 bits while x64 is off", "set jax_enable_x64")
+    return name
+
+
+def _resolve(op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, out_dtype: Any, **options: Any) -> Call:
+    given = {"scale": scale, "bias": bias, "mask": mask, "residual": residual}
+    specs = {name: _spec(value) for name, value in given.items()}
+    return resolve(op, Spec(x.shape, _name(x)), out_dtype=_dtype_name(op, out_dtype), **specs, **options)

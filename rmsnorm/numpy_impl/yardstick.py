@@ -1,0 +1,138 @@
+"""How large the terms are that add up to each result: the natural unit of its rounding error.
+
+A result is a sum; its error in any sensible arithmetic is a few unit roundoffs of the sum of the terms' absolute
+values, however much of them cancels. LAPACK's tests measure in the same unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import numpy as np
+
+from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.numpy_impl.double_double import Array
+from rmsnorm.numpy_impl.functional import _add
+from rmsnorm.variants import Variant, derive
+
+
+def yardstick(
+    x: Array,
+    scale: Array | None = None,
+    bias: Array | None = None,
+    *,
+    dy: Array,
+    tangents: Sequence[Array | None],
+    dh: Array | None = None,
+    variant: str | Variant = "standard",
+    axis: Axis = -1,
+    feature_axis: Axis | None = None,
+    mask: Array | None = None,
+    residual: Array | None = None,
+    out_dtype: str | None = None,
+) -> dict[str, Array]:
+    """Sums of the absolute values of the terms of every result.
+
+        y: |x^ (o + g)| + |b|        inverse_rms: 1 / rho
+        dx: |u| / rho + m |x^| sum_i |u_i x^_i| / (k s) + |dh|
+        dscale: sum over rows of |dy x^|        dbias: sum over rows of |dy|
+
+    and likewise for the derivative along the tangents, ``jvp``.
+
+    Args:
+        x, scale, bias and options: as for rms_norm.
+        dy, dh: gradients of the loss with respect to y and to x + residual.
+        tangents: (dx, dscale, dbias).
+
+    Returns:
+        float64 arrays by the name of the quantity, shaped as it.
+
+    Raises:
+        TypeError, ValueError: as rms_norm.
+
+    Source: the same measure as LAPACK Working Note 41.
+
+    Example:
+        >>> import numpy as np
+        >>> one = np.ones(2)
+        >>> yardstick(one, one, dy=one, tangents=(one, None, None), variant="paper")["dx"]
+        array([2., 2.])
+    """
+    spec = [None if array is None else Spec(array.shape, array.dtype.name) for array in (x, scale, bias)]
+    call = resolve(
+        "yardstick",
+        Spec(x.shape, x.dtype.name),
+        *spec[1:],
+        variant=derive("yardstick", variant, None, None),
+        axis=axis,
+        feature_axis=feature_axis,
+        residual=None if residual is None else Spec(residual.shape, residual.dtype.name),
+        out_dtype=out_dtype,
+    )
+    with np.errstate(all="ignore"):
+        return _yardstick(call, x, scale, bias, dy, tangents, dh, mask, residual)
+
+
+def _yardstick(
+    call: Call,
+    x: Array,
+    scale: Array | None,
+    bias: Array | None,
+    dy: Array,
+    tangents: Sequence[Array | None],
+    dh: Array | None,
+    mask: Array | None,
+    residual: Array | None,
+) -> dict[str, Array]:
+    def wide(array: Array) -> Array:
+        return np.abs(array.astype(np.float64))
+
+    def parameter(array: Array | None) -> Array:
+        return np.zeros(()) if array is None else wide(array).reshape(call.feature_shape)
+
+    def mean(array: Array) -> Array:
+        return np.sum(array, axis=call.axes, keepdims=True) / k
+
+    def over_rows(array: Array) -> Array:
+        return np.sum(array, axis=call.shared_axes)
+
+    live = np.broadcast_to(True if mask is None else mask, x.shape)
+    first = (np.arange(call.n) < call.k).reshape([s if a in call.axes else 1 for a, s in enumerate(x.shape)])
+    counted = live & first
+    k = np.maximum(counted.sum(axis=call.axes, keepdims=True), 1)
+    a = _add(x, residual, call.x).astype(np.float64)
+    power = np.max(np.abs(a), axis=call.axes, keepdims=True, initial=2.0**-1000, where=counted)
+    power = np.where(np.isfinite(power), 2.0 ** np.floor(np.log2(power)), 1.0)
+    c = np.where(counted, a / power, 0.0)
+    if call.variant.statistic == "variance":
+        c = np.where(counted, c - mean(c), 0.0)
+    root = np.sqrt(mean(c**2))
+    eps, position = call.eps, call.variant.eps_position
+    rho = {
+        "inside": np.hypot(root, np.sqrt(eps) / power),
+        "outside": root + eps / power,
+        "clamp": np.maximum(root, eps / np.sqrt(k) / power),
+    }[position]
+    s = np.where(root == 0, np.inf, rho if position == "inside" else root)  # without a direction there is no slope
+
+    live_row = counted.any(axis=call.axes, keepdims=True)
+    normalised = np.where(live_row, wide(a / power) / rho, 0.0)
+    direction = np.where(counted, np.abs(c) / rho, 0.0)
+    inner = np.where(live & live_row, normalised, 0.0)
+    v = np.where(live & live_row, wide(dy), 0.0)
+    gain = np.ones(()) if scale is None else np.abs(call.variant.scale_offset) + parameter(scale)
+    u = v * gain
+    ratio = rho / s
+    dx = (u + direction * ratio * mean(u * inner)) / rho / power
+    da = np.where(live & live_row, wide(tangents[0]) / power, 0.0) if tangents[0] is not None else np.zeros(x.shape)
+    jvp = (da + inner * ratio * mean(direction * da)) / rho * gain
+    jvp = jvp + inner * parameter(tangents[1]) + parameter(tangents[2])
+    dx = dx + (0.0 if dh is None else wide(dh))
+    return {
+        "y": normalised * gain + parameter(bias),
+        "inverse_rms": np.where(live_row, 1.0 / rho / power, 0.0),
+        "dx": dx,
+        "dresidual": dx,
+        "dscale": over_rows(v * inner),
+        "dbias": over_rows(v),
+        "jvp": np.broadcast_to(jvp, x.shape),
+    }

@@ -1,0 +1,1 @@
+"""The kit that holds every implementation to the golden."""

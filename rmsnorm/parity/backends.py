@@ -1,0 +1,316 @@
+"""How each backend is called on a case. The only place, beside the tests, that sees more than one of them.
+
+Gradients come by the framework's automatic differentiation and by rms_norm_vjp, derivatives along tangents by its
+forward mode and by rms_norm_jvp; the worse of the two counts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from rmsnorm import errors
+from rmsnorm.numpy_impl.double_double import DoubleDouble
+from rmsnorm.parity.cases import Array, Data
+from rmsnorm.parity.judge import Implementation, Outcome
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Name in messages, the package it needs, the extra that installs it, and what makes its implementation."""
+
+    name: str
+    package: str
+    extra: str
+    load: Callable[[str], Implementation]
+
+    def open(self, device: str) -> tuple[str, Implementation]:
+        """Version of the framework, and the implementation on a device.
+
+        Raises:
+            ModuleNotFoundError: the framework is not installed.
+            ValueError: it has no such device.
+        """
+        try:
+            version = importlib.import_module(self.package).__version__
+        except ModuleNotFoundError:
+            raise errors.missing_framework(self.package, self.extra) from None
+        return version, self.load(device)
+
+
+def _numpy(device: str) -> Implementation:
+    """The derivation, row by row with the R matrix, against the golden."""
+    from rmsnorm.numpy_impl import derivation
+    from rmsnorm.numpy_impl.functional import _add, _Rows
+
+    _only("numpy", device, ["cpu"])
+
+    def run(data: Data) -> Outcome:
+        call, rows = data.call, _Rows(data.call)
+        a = rows.of(_add(data.x, data.residual, call.x)).astype(np.float64)
+        spread = [None if p is None else rows.of(p.reshape(call.feature_shape)) for p in (data.scale, data.bias)]
+        live = rows.of(np.asarray(True if data.mask is None else data.mask))
+        dy, dh = (rows.of(v).astype(np.float64) for v in (data.dy, np.zeros(()) if data.dh is None else data.dh))
+        da, dg, db = (
+            rows.of(np.zeros(()) if t is None else t if i == 0 else t.reshape(call.feature_shape)).astype(np.float64)
+            for i, t in enumerate(data.tangents)
+        )
+        y, normalised, dx, jvp = np.zeros((4, rows.count, rows.n))
+        inverse_rms = np.zeros((rows.count, 1))
+        for i in range(rows.count if rows.n else 0):
+            counted = live[i] & (np.arange(rows.n) < call.k)
+            if not counted.any():
+                continue
+            order = np.argsort(~counted, kind="stable")  # a mask is a partial statistic of the row reordered
+            back = np.argsort(order, kind="stable")
+            largest = np.abs(a[i][counted]).max()
+            extreme = largest > 1e100 or (call.eps == 0 and largest > 0)
+            power = 2.0 ** np.floor(np.log2(largest)) if extreme and largest < np.inf else 1.0
+            variant = data.variant.replace(
+                eps=call.eps / power / (power if data.variant.eps_position == "inside" else 1.0),
+                partial=Fraction(int(counted.sum()), rows.n),
+                partial_rounding="ceil",
+            )
+            row = np.where(live[i], a[i], 0.0)[order] / power
+            matrix = derivation.r_matrix(row, variant=variant)[np.ix_(back, back)] / power
+            rho = np.float64(derivation.rms(row, variant=variant))
+            inverse_rms[i], normalised[i] = 1 / rho / power, a[i] / power / rho
+            g, b = (None if p is None else p[i].astype(np.float64) for p in spread)
+            gain = 1.0 if g is None else data.variant.scale_offset + g
+            v, here = np.where(live[i], dy[i], 0.0), np.where(live[i], normalised[i], 0.0)
+            matrix = np.where(live[i][:, None] & live[i], matrix, 0.0)
+            dx[i] = matrix.T @ (gain * v)
+            jvp[i] = np.where(live[i], (matrix @ np.where(live[i], da[i], 0.0)) * gain + here * dg[i] + db[i], 0.0)
+            dy[i], normalised[i], y[i] = v, here, _affine(data, normalised[i], g, b)
+        if rows.n:
+            dy[~(live & (np.arange(rows.n) < call.k)).any(axis=1)] = 0.0
+        dx = rows.back(dx + dh)
+        over = {"dscale": rows.back(dy * normalised), "dbias": rows.back(dy)}
+        results = {
+            "y": round_to(rows.back(y), call.result),
+            "inverse_rms": round_to(rows.back(inverse_rms), call.inverse_rms),
+            "dx": round_to(dx, data.x.dtype.name),
+            "jvp": round_to(rows.back(jvp), call.result),
+        }
+        for name, parameter in (("dscale", data.scale), ("dbias", data.bias)):
+            if parameter is not None:
+                results[name] = over[name].sum(axis=call.shared_axes)
+                results[name] = round_to(results[name], parameter.dtype.name)
+        if data.residual is not None:
+            results["dresidual"] = round_to(dx, data.residual.dtype.name)
+        return Outcome({name: [value] for name, value in results.items()})
+
+    def quietly(data: Data) -> Outcome:
+        with np.errstate(all="ignore"):
+            return run(data)
+
+    return quietly
+
+
+def round_to(x: Array, dtype: str) -> Array:
+    """float64 to a format, in one rounding."""
+    return DoubleDouble(x).round(dtype)
+
+
+def _affine(data: Data, normalised: Array, g: Array | None, b: Array | None) -> Array:
+    call = data.call
+    if call.norm is None:
+        y = normalised * (1.0 if g is None else data.variant.scale_offset + g) + (0.0 if b is None else b)
+        return np.asarray(y)
+    y = round_to(normalised, call.norm).astype(np.float64)
+    if g is not None:
+        gain = round_to(data.variant.scale_offset + g, call.product).astype(np.float64)
+        y = round_to(y * gain, call.product).astype(np.float64)
+    return y if b is None else round_to(y + b, call.product).astype(np.float64)
+
+
+def _torch(device: str) -> Implementation:
+    import torch
+
+    from rmsnorm.torch_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
+
+    _only("torch", device, ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+
+    def send(array: Array | None) -> Any:
+        if array is None:
+            return None
+        if array.dtype == ml_dtypes.bfloat16:
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
+        return torch.from_numpy(array).to(device)
+
+    def fetch(tensor: Any) -> Array:
+        tensor = tensor.detach().cpu()
+        if tensor.dtype == torch.bfloat16:
+            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.numpy()
+
+    def run(data: Data) -> Outcome:
+        options = {**data.options, "mask": send(data.mask)}
+        inputs = [send(p) for p in (data.x, data.scale, data.bias, data.residual)]
+        *primals, residual = inputs
+        tangents = [send(t) for t in data.tangents]
+        cotangents = (send(data.dy), send(data.dh))
+        before = [None if p is None else p.clone() for p in inputs]
+
+        def function(x: Any, scale: Any, bias: Any, residual: Any) -> Any:
+            return rms_norm(x, scale, bias, residual=residual, return_inverse_rms=True, **options)
+
+        leaves = [None if p is None else p.detach().requires_grad_() for p in inputs]
+        *outputs, inverse_rms = function(*leaves)
+        wanted = [leaf for leaf in leaves if leaf is not None]
+        pulled = iter(torch.autograd.grad(outputs, wanted, cotangents[: len(outputs)]))
+        by_tape = [None if leaf is None else next(pulled) for leaf in leaves]
+        dy = cotangents[0] if data.dh is None else cotangents
+        by_formula = rms_norm_vjp(dy, *primals, residual=residual, **options)
+        with torch.autograd.forward_ad.dual_level():
+            dual = [
+                p if t is None else torch.autograd.forward_ad.make_dual(p, t)
+                for p, t in zip(primals, tangents, strict=True)
+            ]
+            forward = torch.autograd.forward_ad.unpack_dual(function(*dual, residual)[0]).tangent
+        jvp = rms_norm_jvp(primals, tangents, residual=residual, **options)
+        touched = [
+            name
+            for name, was, now in zip(_INPUTS, before, inputs, strict=True)
+            if was is not None and not np.array_equal(_bits(fetch(was)), _bits(fetch(now)))
+        ]
+        return _outcome(fetch, outputs[0], inverse_rms, by_tape, by_formula, (forward, jvp), touched)
+
+    return run
+
+
+def _tf(device: str) -> Implementation:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    from rmsnorm.tf_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
+
+    _only("tf", device, ["cpu", *(["cuda"] if tf.config.list_physical_devices("GPU") else [])])
+    place = "/GPU:0" if device == "cuda" else "/CPU:0"
+
+    def send(array: Array | None) -> Any:
+        return None if array is None else tf.constant(array)
+
+    def run(data: Data) -> Outcome:
+        with tf.device(place):
+            options = {**data.options, "mask": send(data.mask)}
+            inputs = [send(p) for p in (data.x, data.scale, data.bias, data.residual)]
+            *primals, residual = inputs
+            tangents = [send(t) for t in data.tangents]
+            cotangents = [send(v) for v in (data.dy, data.dh)]
+            wanted = [p for p in inputs if p is not None]
+            before = [None if p is None else p.numpy().copy() for p in inputs]
+
+            def function(x: Any, scale: Any, bias: Any, residual: Any) -> Any:
+                return rms_norm(x, scale, bias, residual=residual, return_inverse_rms=True, **options)
+
+            with tf.GradientTape() as tape:
+                tape.watch(wanted)
+                *outputs, inverse_rms = function(*inputs)
+            pulled = iter(tape.gradient(outputs, wanted, cotangents[: len(outputs)]))
+            by_tape = [None if p is None else next(pulled) for p in inputs]
+            dy = cotangents[0] if data.dh is None else tuple(cotangents)
+            by_formula = rms_norm_vjp(dy, *primals, residual=residual, **options)
+            pairs = [(p, t) for p, t in zip(primals, tangents, strict=True) if t is not None]
+            with tf.autodiff.ForwardAccumulator(*zip(*pairs, strict=True)) as accumulator:
+                y = function(*inputs)[0]
+            jvp = rms_norm_jvp(primals, tangents, residual=residual, **options)
+            touched = [
+                name
+                for name, was, now in zip(_INPUTS, before, inputs, strict=True)
+                if was is not None and not np.array_equal(_bits(was), _bits(now.numpy()))
+            ]
+            derivatives = (accumulator.jvp(y), jvp)
+            return _outcome(lambda t: t.numpy(), outputs[0], inverse_rms, by_tape, by_formula, derivatives, touched)
+
+    return run
+
+
+def _flax(device: str) -> Implementation:
+    import jax
+
+    from rmsnorm.flax_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
+
+    platforms = {d.platform for d in jax.devices()} | {"cpu"}
+    _only("flax", device, ["cpu", *(["cuda"] if "gpu" in platforms else [])])
+    target = jax.devices("gpu" if device == "cuda" else "cpu")[0]
+
+    def send(array: Array | None) -> Any:
+        return None if array is None else jax.device_put(np.ascontiguousarray(array), target)
+
+    def run(data: Data) -> Outcome:
+        wide = any(a is not None and a.dtype == np.float64 for a in (data.x, data.scale, data.bias, data.dy))
+        with jax.enable_x64(wide):
+            options = {**data.options, "mask": send(data.mask)}
+            inputs = [send(p) for p in (data.x, data.scale, data.bias, data.residual)]
+            *primals, residual = inputs
+            tangents = [send(t) for t in data.tangents]
+            cotangents = (send(data.dy), send(data.dh))
+            given = [i for i, p in enumerate(inputs) if p is not None]
+
+            def function(*wanted: Any) -> Any:
+                full = list(inputs)
+                for i, p in zip(given, wanted, strict=True):
+                    full[i] = p
+                x, scale, bias, residual = full
+                *outputs, inverse_rms = rms_norm(
+                    x, scale, bias, residual=residual, return_inverse_rms=True, **options
+                )
+                return tuple(outputs), inverse_rms
+
+            wanted = [inputs[i] for i in given]
+            outputs, pull, inverse_rms = jax.vjp(function, *wanted, has_aux=True)
+            pulled = dict(zip(given, pull(tuple(cotangents[: len(outputs)])), strict=True))
+            by_tape = [pulled.get(i) for i in range(len(inputs))]
+            dy = cotangents[0] if data.dh is None else cotangents
+            by_formula = rms_norm_vjp(dy, *primals, residual=residual, **options)
+            along = [
+                tangents[i] if i < len(tangents) and tangents[i] is not None else jax.numpy.zeros_like(inputs[i])
+                for i in given
+            ]
+            (forward, *_), _ = jax.jvp(function, tuple(wanted), tuple(along))[1]
+            jvp = rms_norm_jvp(primals, tangents, residual=residual, **options)
+            return _outcome(np.asarray, outputs[0], inverse_rms, by_tape, by_formula, (forward, jvp), [])
+
+    return run
+
+
+BACKENDS: Final = {
+    "numpy": Backend("numpy", "numpy", "dev", _numpy),
+    "torch": Backend("torch", "torch", "torch", _torch),
+    "tf": Backend("tf", "tensorflow", "tf", _tf),
+    "flax": Backend("flax", "jax", "flax", _flax),
+}
+_INPUTS: Final = ("x", "scale", "bias", "residual")
+
+
+def _outcome(
+    fetch: Callable[[Any], Array],
+    y: Any,
+    inverse_rms: Any,
+    by_tape: Sequence[Any],
+    by_formula: Sequence[Any],
+    derivatives: Sequence[Any],
+    touched: Sequence[str],
+) -> Outcome:
+    results = {"y": [fetch(y)], "inverse_rms": [fetch(inverse_rms)], "jvp": [fetch(d) for d in derivatives]}
+    by_formula = [*by_formula, None][:4]
+    for name, *found in zip(("dx", "dscale", "dbias", "dresidual"), by_tape, by_formula, strict=True):
+        results[name] = [fetch(gradient) for gradient in found if gradient is not None]
+    return Outcome(results, tuple(touched))
+
+
+def _bits(array: Array) -> Array:
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+def _only(backend: str, device: str, known: Sequence[str]) -> None:
+    if device not in known:
+        raise errors.not_a_choice(backend, "device", device, known)

@@ -1,0 +1,95 @@
+"""The thresholds of the comparison with the golden, each with its derivation. The only place that holds any.
+
+Unit: the parity ratio is |got - golden| / (u * yardstick), with u the unit roundoff of the compared dtype and the
+yardstick the sum of the absolute values of the terms that make the element (numpy_impl/yardstick.py). Results that
+underflow are measured against half the spacing of the subnormal numbers.
+
+Every bound is  roundings + w * operations:
+
+    roundings    each rounding that the variant names errs by at most 1; got and golden both make it, so it counts 2.
+    w            unit roundoff of the arithmetic over u. The arithmetic has at least float32 (float64 where x, a
+                 parameter or the result is float64), so w is 1 in 32 and 64 bits, 2^-13 in f16 and 2^-16 in bf16.
+                 Where a variant does all its arithmetic in the dtype of x, w is 1 in every dtype.
+    operations   roundings of the arithmetic that reach the result, each at most 1 in units of w:
+                 a sum of k terms errs by at most k, and by sqrt(k) with the random signs that roundings have
+                 (Higham & Mary 2019); every order of summation in use stays below sqrt(k);
+                 the square root halves what the sum contributes to rho.
+
+| quantity    | roundings                   | operations                                                               |
+|-------------|-----------------------------|--------------------------------------------------------------------------|
+| inverse_rms | 2                           | sqrt(k)/2 of the sum; square, mean, eps, root, division: 5               |
+| y           | 2 for each that is named    | those of 1/rho; two products, offset, bias: 4                            |
+| dx          | 2; 3 with a residual [1]    | 1/rho twice; sqrt(n) of <u, x^>; offset, three products, mean, 2 sums: 8 |
+| dresidual   | 3 [1]                       | as dx                                                                    |
+| jvp         | 2                           | as dx, with two products and sums for the parameters: 4                  |
+| dscale      | 2                           | 1/rho; sqrt(rows) of the sum; two products: 2                            |
+| dbias       | 2                           | sqrt(rows) of the sum                                                    |
+
+[1] automatic differentiation rounds the gradient through y before it adds the one through x + residual.
+
+Bits: in 16 bits a sound implementation gives the golden's y but where its own error carries a value across the
+border between two roundings, and then the neighbouring number. The share of such elements is at most the width of
+that error, w * operations, over the spacing of the borders, 2; at a million rows as at one. A wrong rounding point
+moves a quarter of the elements, mostly by less than any bound on the ratio, and is seen only here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rmsnorm import dtypes
+from rmsnorm.call import Call
+
+QUANTITIES = ("y", "inverse_rms", "dx", "dscale", "dbias", "dresidual", "jvp")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Largest parity ratio, and least share of identical bits where that is bounded (else 0)."""
+
+    ratio: float
+    identical: float
+
+
+def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False) -> Bound:
+    """The thresholds for a quantity that is compared in a dtype.
+
+    Raises:
+        KeyError: there is no such quantity.
+
+    Example:
+        >>> from rmsnorm.call import Spec, resolve
+        >>> from rmsnorm.variants import Variant
+        >>> call = resolve("rms_norm", Spec((4, 64), "float32"), variant=Variant.get("standard"))
+        >>> bound("y", call, "float32")
+        Bound(ratio=15.0, identical=0.0)
+    """
+    n, k = call.n or 0, call.k or 0
+    size = math.prod(s or 0 for s in call.shape)
+    rows = size / max(1, math.prod(s for s in call.feature_shape if s))
+    inverse = math.sqrt(k) / 2 + 5
+    operations = {
+        "inverse_rms": inverse,
+        "y": inverse + 4,
+        "dx": 2 * inverse + math.sqrt(n) + 8,
+        "dresidual": 2 * inverse + math.sqrt(n) + 8,
+        "jvp": 2 * inverse + math.sqrt(n) + 12,
+        "dscale": inverse + math.sqrt(rows) + 2,
+        "dbias": math.sqrt(rows),
+    }[quantity]
+    free = call.variant.rounding == "input_dtype"
+    arithmetic = call.x if free else dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result))
+    w = dtypes.unit_roundoff(arithmetic) / dtypes.unit_roundoff(dtype)
+    roundings = 2 * _named_roundings(call) if quantity == "y" else 2
+    if residual and quantity in ("dx", "dresidual"):
+        roundings += 1
+    exact_bits = quantity == "y" and dtype in dtypes.HALF and not free
+    return Bound(roundings + w * operations, 1 - w * operations / 2 if exact_bits else 0.0)
+
+
+def _named_roundings(call: Call) -> int:
+    """Of a / rho, the gain and its product, the bias, the result."""
+    if call.norm is None:
+        return 1
+    return 3 + (call.variant.scale_offset != 0) + (call.product != call.result)

@@ -1,0 +1,239 @@
+"""The cases on which implementations are compared, as data; tests, the command line and benchmarks draw on them.
+
+Gains are random and not symmetric, gain and bias differ, rows differ in norm by orders of magnitude so that every eps
+shows: with a gain of ones or an eps that vanishes, most mistakes are invisible.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
+import numpy as np
+import numpy.typing as npt
+
+from rmsnorm import dtypes
+from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.variants import PRESETS, Variant, derive
+
+Array = npt.NDArray[Any]
+_EVERY: Final = tuple(PRESETS)
+_MAGNITUDE: Final = {  # of x, such that its square leaves the range of the dtype, or of float32
+    "huge": {"float16": 2e4, "bfloat16": 1e20, "float32": 1e20, "float64": 1e300},
+    "tiny": {"float16": 2e-3, "bfloat16": 1e-30, "float32": 1e-30, "float64": 1e-300},
+    "clamped": {"float16": 1e-4, "bfloat16": 1e-14, "float32": 1e-14, "float64": 1e-14},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One situation; ``make`` turns it into arrays of a dtype.
+
+    Attributes:
+        name: as in reports.
+        shape: of x.
+        variants: names of the presets that it runs with.
+        reason: what it can tell.
+        data: kind of values: rows, huge, tiny, clamped, zero_rows, constant or non_finite.
+        scale, bias: whether there is one; bias None means as the variant has it.
+        parameters: dtype of scale and bias, None for that of x.
+        mask: some elements not counted, with NaN under the mask, and a row with none.
+        residual, strided: whether there is a residual; whether x is a strided view.
+        options: further arguments of the call.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    variants: tuple[str, ...]
+    reason: str
+    data: str = "rows"
+    scale: bool = True
+    bias: bool | None = None
+    parameters: str | None = None
+    mask: bool = False
+    residual: bool = False
+    strided: bool = False
+    dtypes: tuple[str, ...] = dtypes.FLOATS
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Arguments of one call, in NumPy arrays, with what its derivatives are taken along."""
+
+    case: Case
+    variant: Variant
+    call: Call
+    x: Array
+    scale: Array | None
+    bias: Array | None
+    dy: Array
+    dh: Array | None
+    tangents: tuple[Array, Array | None, Array | None]
+    mask: Array | None
+    residual: Array | None
+    axis: Axis
+    feature_axis: Axis | None
+    out_dtype: str | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of rms_norm, without the arrays among them."""
+        return {
+            "variant": self.variant,
+            "axis": self.axis,
+            "feature_axis": self.feature_axis,
+            "out_dtype": self.out_dtype,
+        }
+
+    @property
+    def arrays(self) -> dict[str, Array | None]:
+        """Keyword arguments of rms_norm that are arrays."""
+        return {"mask": self.mask, "residual": self.residual}
+
+
+CASES: Final = (
+    Case("rows", (48, 96), _EVERY, "every variant on rows of very different norm"),
+    Case("odd", (5, 41), ("standard", "llama"), "an odd width leaves a remainder in vectorised loops"),
+    Case("wide", (3, 4096), ("standard", "llama"), "a long sum of squares"),
+    Case("tall", (1024, 8), ("standard", "torch"), "a long sum of parameter gradients"),
+    Case("width 1", (7, 1), ("standard", "gemma"), "the gradient cancels but for eps"),
+    Case("vector", (64,), ("standard", "llama"), "no axis but the normalised one"),
+    Case("no rows", (0, 16), ("standard",), "empty along the rows"),
+    Case("no columns", (4, 0), ("standard",), "empty along the normalised axis"),
+    Case("strided", (12, 30), ("standard", "llama"), "a view with gaps in both axes", strided=True),
+    Case("huge", (8, 33), ("standard", "llama", "gemma", "paper", "zhang_torch", "x_transformers"),
+         "squares that overflow float32", "huge"),
+    Case("tiny", (8, 33), ("paper", "standard", "zhang_torch"), "squares that underflow float32", "tiny"),
+    Case("clamped", (8, 33), ("x_transformers",), "norms on both sides of the clamp", "clamped",
+         dtypes=("bfloat16", "float32", "float64")),
+    Case("zero rows", (6, 20), ("standard", "torch", "zhang_torch", "keras_rms_scaling"), "q = 0", "zero_rows"),
+    Case("constant", (6, 20), ("standard", "paper", "llama", "gemma"), "ties, and a gradient that cancels", "constant"),
+    Case("non-finite", (6, 20), ("standard", "llama"), "NaN and infinity propagate as in the formula", "non_finite"),
+    Case("bias", (16, 48), ("standard", "llama", "gemma"), "a bias where the preset has none", bias=True),
+    Case("no gain", (16, 48), ("standard", "llama", "gemma", "onnx"), "no parameters at all", scale=False),
+    Case("no gain, bias", (16, 48), ("standard", "apex"), "a bias alone", scale=False, bias=True),
+    Case("partial 0.3", (16, 48), ("paper", "zhang_torch", "zhang_tf", "llama", "x_transformers", "keras_rms_scaling"),
+         "the statistic of the first k elements", options={"partial": 0.3}),
+    Case("partial 0.07", (8, 100), ("paper", "zhang_tf"), "ceil(100 * 0.07) is 7", options={"partial": 0.07}),
+    Case("partial 0.29", (8, 100), ("paper", "zhang_tf"), "floor(100 * 0.29) is 29", options={"partial": 0.29}),
+    Case("partial 0.001", (8, 10), ("paper", "zhang_tf"), "at least one element", options={"partial": 0.001}),
+    Case("mask", (16, 48), ("standard", "flax", "llama", "x_transformers"), "a masked mean, NaN under it", mask=True),
+    Case("mask, partial", (16, 48), ("paper",), "both at once", mask=True, options={"partial": 0.5}),
+    Case("residual", (16, 48), ("standard", "llama", "gemma"), "the fused add of pre-norm blocks", residual=True),
+    Case("eps 0.1", (16, 48), ("standard", "zhang_torch", "keras_rms_scaling"), "eps of the call", options={"eps": 0.1}),
+    Case("channels", (3, 6, 5, 7), ("lasagne", "standard"), "per-channel parameters",
+         options={"axis": (2, 3), "feature_axis": 1}),
+    Case("middle axis", (4, 6, 5), ("keras", "llama"), "normalised and scaled along an inner axis",
+         options={"axis": 1}),
+    Case("two axes", (5, 4, 6), ("torch", "equinox"), "the last two axes, parameters along both",
+         options={"axis": (-1, -2)}),
+    Case("apart", (5, 4, 6), ("flax",), "two normalised axes, one of parameters",
+         options={"axis": (1, 2), "feature_axis": -1}),
+    Case("gain f32", (24, 48), _EVERY, "16-bit activations with a float32 gain", parameters="float32",
+         dtypes=dtypes.HALF),
+    Case("gain bf16", (24, 48), ("t5", "llama", "onnx", "mlx", "standard", "apex"), "wide activations, 16-bit gain",
+         parameters="bfloat16", dtypes=("float16", "float32")),
+    Case("out f32", (24, 48), ("standard", "llama"), "float32 results asked for", dtypes=dtypes.HALF,
+         options={"out_dtype": "float32"}),
+    Case("out bf16", (24, 48), ("standard", "apex"), "bfloat16 results asked for", dtypes=("float32", "float64"),
+         options={"out_dtype": "bfloat16"}),
+)  # fmt: skip
+
+
+def select(variants: tuple[str, ...] = (), types: tuple[str, ...] = ()) -> Iterator[tuple[Case, str, str]]:
+    """Every (case, variant, dtype) of the table, or those of the given variants and dtypes."""
+    for case in CASES:
+        for variant in case.variants:
+            for dtype in case.dtypes:
+                if (not variants or variant in variants) and (not types or dtype in types):
+                    yield case, variant, dtype
+
+
+def make(case: Case, variant: str | Variant, dtype: str) -> Data:
+    """Draw the arrays of a case; the same ones every time.
+
+    Example:
+        >>> make(CASES[0], "llama", "bfloat16").x.shape
+        (48, 96)
+    """
+    chosen = derive("make", variant, case.options.get("eps"), case.options.get("partial"))
+    random = np.random.default_rng(zlib.crc32(f"{case.name}/{chosen.name}/{dtype}".encode()))
+    axis, feature_axis = case.options.get("axis", -1), case.options.get("feature_axis")
+    layout = resolve("make", Spec(case.shape, dtype), variant=chosen, axis=axis, feature_axis=feature_axis)
+    x = _values(case, dtype, random)
+    sizes = tuple(case.shape[entry] for entry in layout.feature_axes)
+    width = case.parameters or dtype
+    scale = random.normal(0.3, 1.0, sizes).astype(width) if case.scale else None
+    has_bias = chosen.bias if case.bias is None else case.bias
+    bias = random.normal(-0.2, 0.5, sizes).astype(width) if has_bias else None
+    residual = _values(case, dtype, random) if case.residual else None
+    mask = None
+    if case.mask:
+        mask = random.random(case.shape) < 0.6
+        mask[2] = False
+        x[~mask] = np.nan
+    if case.strided:
+        room = np.zeros([2 * size + 1 for size in case.shape], x.dtype)
+        room[1::2, 1::2] = x
+        x = room[1::2, 1::2]
+    call = resolve(
+        "make",
+        Spec(case.shape, dtype),
+        Spec(sizes, width) if scale is not None else None,
+        Spec(sizes, width) if bias is not None else None,
+        variant=chosen,
+        axis=axis,
+        feature_axis=feature_axis,
+        residual=Spec(case.shape, dtype) if case.residual else None,
+        out_dtype=case.options.get("out_dtype"),
+    )
+    return Data(
+        case=case,
+        variant=chosen,
+        call=call,
+        x=x,
+        scale=scale,
+        bias=bias,
+        dy=random.normal(0.1, 1.0, case.shape).astype(call.result),
+        dh=random.normal(0.0, 1.0, case.shape).astype(call.x) if case.residual else None,
+        tangents=(
+            _tangent(case, x, random),
+            None if scale is None else random.normal(size=sizes).astype(width),
+            None if bias is None else random.normal(size=sizes).astype(width),
+        ),
+        mask=mask,
+        residual=residual,
+        axis=axis,
+        feature_axis=feature_axis,
+        out_dtype=case.options.get("out_dtype"),
+    )
+
+
+def _values(case: Case, dtype: str, random: np.random.Generator) -> Array:
+    x = random.normal(0.1, 1.0, case.shape)
+    rows = (case.shape[0],) + (1,) * (len(case.shape) - 1)
+    if case.data in _MAGNITUDE:
+        spread = 10.0 ** random.uniform(-2.0, 0.0 if case.data == "clamped" else 0.4, rows)
+        limit = 6e4 if dtype == "float16" else np.inf
+        x = np.clip(x * spread * _MAGNITUDE[case.data][dtype], -limit, limit)
+    elif case.data == "constant":
+        x = np.broadcast_to(2.0 ** random.integers(-2, 3, rows), case.shape).copy()
+    else:
+        x *= 10.0 ** random.uniform(-3.5, 1.5, rows) if len(case.shape) > 1 else 0.01
+    if case.data == "zero_rows":
+        x[::2] = 0.0
+    if case.data == "non_finite":
+        x[0, 3], x[1, 5], x[2, 7], x[2, 9] = np.nan, np.inf, -np.inf, np.inf
+    return x.astype(dtype)
+
+
+def _tangent(case: Case, x: Array, random: np.random.Generator) -> Array:
+    """Of the size of x in every row, so that the derivative along it is of the size of y."""
+    wide = np.abs(x.astype(np.float64))
+    rows = tuple(range(1, x.ndim)) or None
+    size = np.max(wide, axis=rows, keepdims=True, initial=1e-4, where=np.isfinite(wide))
+    return (random.uniform(-0.5, 0.5, case.shape) * size).astype(x.dtype)

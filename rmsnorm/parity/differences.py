@@ -1,0 +1,67 @@
+"""The golden's derivatives against differences of the golden itself: the one check that needs no other formula."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from rmsnorm import dtypes
+from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
+from rmsnorm.numpy_impl.yardstick import yardstick
+from rmsnorm.parity.cases import Data
+from rmsnorm.parity.judge import Verdict
+
+STEP = 2.0**-17  # near the cube root of the unit roundoff, where truncation and rounding of a difference meet
+
+
+def differences(data: Data) -> list[Verdict]:
+    """Compare jvp with a central difference of y, and the gradients with jvp by <dy, J t> = <J^T dy, t>.
+
+    Along t with |t_i| <= |x_i| / 2, (y(x + h t) - y(x - h t)) / 2h misses the derivative by h^2 / 6 times the third
+    derivative, and that is at most 4 times the terms of y and of its tangent together: each derivative of 1 / rho along
+    t brings a factor of at most 1/2 times 1, 3, 15, and each of x at most 1/2. Rounding x + h t and y costs 4 u / h of
+    them. The inner products are sums of N terms: sqrt(N) + 4 roundings each.
+
+    Returns:
+        Verdicts on float64 ``jvp`` and ``dx`` (all gradients together), or none where the case does not allow it.
+    """
+    x = data.x
+    smooth = data.case.data in ("rows", "constant") and data.variant.rounding != "before_scale" and x.size
+    if x.dtype != np.float64 or data.residual is not None or data.out_dtype or not smooth:
+        return []
+    u = dtypes.unit_roundoff("float64")
+    options: dict[str, Any] = {**data.options, **data.arrays}
+    primals = (x, data.scale, data.bias)
+    tangents = (x * np.random.default_rng(0).uniform(-0.5, 0.5, x.shape), *data.tangents[1:])
+
+    def moved(step: float) -> Any:
+        return rms_norm(*(None if p is None else p + step * t for p, t in zip(primals, tangents, strict=True)), **options)
+
+    live = np.broadcast_to(True if data.mask is None else data.mask, x.shape)
+    along = rms_norm_jvp(primals, tangents, **options)
+    unit = yardstick(*primals, dy=data.dy, tangents=tangents, **options)
+    size = unit["y"] + unit["jvp"]
+    error = np.where(live, np.abs((moved(STEP) - moved(-STEP)) / (2 * STEP) - along), 0.0)
+    ratio = float(np.max(error / np.where(size > 0, size, 1.0)) / u)
+    step = _verdict("jvp", ratio, 4 / 6 * STEP**2 / u + 4 / STEP + 2)
+
+    jvp = rms_norm_jvp(primals, data.tangents, **options)
+    unit = yardstick(*primals, dy=data.dy, tangents=data.tangents, **options)
+    dy = np.where(live, data.dy, 0.0)
+    gradients = rms_norm_vjp(dy, *primals, **options)
+    pulled = [
+        (np.where(live, g, 0.0) if i == 0 else g) * (np.where(live, t, 0.0) if i == 0 else t)
+        for i, (g, t) in enumerate(zip(gradients, data.tangents, strict=True))
+        if g is not None and t is not None
+    ]
+    whole = sum(float(np.sum(terms)) for terms in pulled)
+    scale = float(np.sum(np.abs(dy) * np.where(live, unit["jvp"], 0.0)))
+    ratio = abs(float(np.sum(dy * jvp)) - whole) / (scale * u)
+    return [step, _verdict("dx", ratio, 2 * (math.sqrt(x.size) + 4))]
+
+
+def _verdict(quantity: str, ratio: float, bound: float) -> Verdict:
+    passed = ratio <= bound
+    return Verdict(quantity, ratio, bound, 0.0, 0.0, math.inf, passed, "" if passed else "differences disagree")

@@ -1,0 +1,146 @@
+"""Compares what an implementation gave with the golden: dtype, shape, every value, and that inputs are untouched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rmsnorm import dtypes, errors
+from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
+from rmsnorm.numpy_impl.yardstick import yardstick
+from rmsnorm.parity.bounds import QUANTITIES, bound
+from rmsnorm.parity.cases import Data
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an implementation computed, each quantity as often as there are ways to it, and whether inputs changed."""
+
+    results: Mapping[str, list[Array]]
+    touched: tuple[str, ...] = ()
+
+
+Implementation = Callable[[Data], Outcome]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One quantity of one case.
+
+    Attributes:
+        parity_ratio: largest |got - golden| in units of the unit roundoff of the yardstick.
+        bound: largest parity ratio that is allowed.
+        bit_identical: share of elements that equal the golden bit for bit (all NaN count as one).
+        identical_bound: least share that is allowed.
+        max_ulp: largest distance to the golden, counted in representable numbers.
+        detail: why it did not pass, else empty.
+    """
+
+    quantity: str
+    parity_ratio: float
+    bound: float
+    bit_identical: float
+    identical_bound: float
+    max_ulp: float
+    passed: bool
+    detail: str
+
+
+def judge(implementation: Implementation, data: Data) -> list[Verdict]:
+    """Run an implementation on a case and compare every quantity that the case has.
+
+    An exception of the implementation is a verdict, too: nothing passes.
+    """
+    expected = golden(data)
+    try:
+        outcome = implementation(data)
+    except Exception as error:  # whatever user code raises is what the report must say
+        return [_failed(name, f"{type(error).__name__}: {error}") for name in expected]
+    units = yardstick(
+        data.x, data.scale, data.bias, dy=data.dy, dh=data.dh, tangents=data.tangents, **data.options, **data.arrays
+    )
+    verdicts = []
+    for name, want in expected.items():
+        found = outcome.results.get(name, [])
+        if not found:
+            verdicts.append(_failed(name, "not computed"))
+            continue
+        judged = [_compare(name, got, want, units[name], data) for got in found]
+        worst = max(judged, key=lambda verdict: (not verdict.passed, verdict.parity_ratio, -verdict.bit_identical))
+        verdicts.append(worst)
+    if outcome.touched:
+        names = ", ".join(outcome.touched)
+        verdicts = [_failed(verdict.quantity, f"inputs written to: {names}") for verdict in verdicts]
+    return verdicts
+
+
+def golden(data: Data) -> dict[str, Array]:
+    """Every quantity of a case, by the golden."""
+    options = {**data.options, **data.arrays}
+    y, *_, inverse_rms = rms_norm(data.x, data.scale, data.bias, return_inverse_rms=True, **options)
+    dy = data.dy if data.dh is None else (data.dy, data.dh)
+    gradients = rms_norm_vjp(dy, data.x, data.scale, data.bias, **options)
+    jvp = rms_norm_jvp((data.x, data.scale, data.bias), data.tangents, **options)
+    names = ("dx", "dscale", "dbias", "dresidual")
+    found = {"y": y, "inverse_rms": inverse_rms, **dict(zip(names, gradients, strict=False)), "jvp": jvp}
+    return {name: found[name] for name in QUANTITIES if found.get(name) is not None}
+
+
+def ulp_distance(got: Array, want: Array) -> Array:
+    """How many representable numbers lie between two arrays of one dtype, plus one; 0 where both are NaN.
+
+    Example:
+        >>> float(ulp_distance(np.float32([1.0]), np.nextafter(np.float32([1.0]), np.float32(2)))[0])
+        1.0
+    """
+    signed = np.dtype(f"i{want.dtype.itemsize}")
+    steps = []
+    for array in (got, want):
+        bits = np.ascontiguousarray(array).view(signed).astype(object if want.dtype.itemsize == 8 else np.int64)
+        steps.append(np.where(bits < 0, int(np.iinfo(signed).min) - bits, bits))
+    distance = np.abs(steps[0] - steps[1]).astype(np.float64)
+    nan = [np.isnan(array.astype(np.float64)) for array in (got, want)]
+    return np.where(nan[0] & nan[1], 0.0, np.where(nan[0] | nan[1], np.inf, distance))
+
+
+def _compare(name: str, got: Array, want: Array, unit: Array, data: Data) -> Verdict:
+    if got.dtype != want.dtype or got.shape != want.shape:
+        got_text, want_text = (errors.describe(a.shape, a.dtype.name) for a in (got, want))
+        return _failed(name, f"got {got_text}, want {want_text}")
+    limit = bound(name, data.call, want.dtype.name, residual=data.residual is not None)
+    dtype = want.dtype.name
+    with np.errstate(all="ignore"):
+        unit = np.broadcast_to(unit, want.shape) * dtypes.unit_roundoff(dtype)
+        unit = np.maximum(unit, dtypes.smallest_subnormal(dtype) / 2)
+        wide_got, wide_want = got.astype(np.float64), want.astype(np.float64)
+        same = (wide_got == wide_want) | (np.isnan(wide_got) & np.isnan(wide_want))
+        ratio = np.where(same, 0.0, np.abs(wide_got - wide_want) / unit)
+        ratio = np.where(np.isfinite(ratio), ratio, np.inf)
+    ulps = ulp_distance(got, want)
+    identical = float(np.mean(ulps == 0)) if want.size else 1.0
+    parity_ratio = float(ratio.max(initial=0.0))
+    # three elements may differ however few there are: the share is an expectation
+    enough = np.sum(ulps != 0) <= 3 + (1 - limit.identical) * want.size
+    passed = bool(parity_ratio <= limit.ratio and enough)
+    return Verdict(
+        name, parity_ratio, limit.ratio, identical, limit.identical, float(ulps.max(initial=0.0)), passed,
+        "" if passed else _worst(got, want, ratio, ulps, enough=bool(enough)),
+    )  # fmt: skip
+
+
+def _worst(got: Array, want: Array, ratio: Array, ulps: Array, *, enough: bool) -> str:
+    index = np.unravel_index(np.argmax(ratio), ratio.shape)
+    place = tuple(int(entry) for entry in index)
+    text = f"at {place} got {float(got[index])!r}, want {float(want[index])!r}, {ulps[index]:.0f} ulp"
+    return text if enough else f"{text}; {np.sum(ulps != 0)} of {ulps.size} elements differ"
+
+
+def _failed(name: str, detail: str) -> Verdict:
+    return Verdict(name, math.inf, 0.0, 0.0, 0.0, math.inf, False, detail)

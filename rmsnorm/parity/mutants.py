@@ -1,0 +1,215 @@
+"""Wrong RMSNorms, one mistake each, that the kit must reject; with no mistake the same code must pass.
+
+``candidate`` is an honest implementation in plain NumPy, in the arithmetic of float64, with every mistake at its place.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from rmsnorm import dtypes
+from rmsnorm.numpy_impl.double_double import DoubleDouble
+from rmsnorm.parity.cases import Array, Data
+from rmsnorm.parity.judge import Implementation, Outcome
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake, the (case, variant) pairs in which it shows, and the dtypes of x in which it is visible."""
+
+    fault: str
+    story: str
+    pairs: tuple[tuple[str, str], ...] = (("rows", "standard"),)
+    dtypes: tuple[str, ...] = dtypes.FLOATS
+
+    @property
+    def implementation(self) -> Implementation:
+        return partial(candidate, fault=self.fault)
+
+
+def candidate(data: Data, fault: str = "") -> Outcome:
+    """RMSNorm and its gradients from the equations, with one mistake if it is named."""
+    with np.errstate(all="ignore"):
+        return _candidate(data, fault)
+
+
+def _candidate(data: Data, fault: str) -> Outcome:
+    call, variant, x = data.call, data.variant, data.x
+    axes = _shifted(call.axes, x.ndim) if fault == "axis" else call.axes
+    a = x.astype(np.float64)
+    if data.residual is not None and fault != "residual dropped":
+        a = _round(a + data.residual.astype(np.float64), call.x)
+    gain_array, bias_array = data.scale, data.bias
+    if fault == "gain and bias swapped":
+        gain_array, bias_array = bias_array, gain_array
+    shape = [size if axis in call.feature_axes else 1 for axis, size in enumerate(x.shape)]
+    g = 1.0 if gain_array is None else gain_array.astype(np.float64).reshape(shape)
+    b = 0.0 if bias_array is None else bias_array.astype(np.float64).reshape(shape)
+    o = variant.scale_offset if gain_array is not None and fault != "offset dropped" else 0.0
+
+    counted = np.broadcast_to(True, x.shape) if data.mask is None or fault == "mask ignored" else data.mask
+    live = np.broadcast_to(True, x.shape) if data.mask is None else np.broadcast_to(data.mask, x.shape)
+    n = int(np.prod([x.shape[axis] for axis in axes]))
+    k = variant.counted(n)
+    if fault in ("floor for ceil", "ceil for floor"):
+        k = variant.replace(partial_rounding=fault.split()[0]).counted(n)
+    if fault == "k in floating point":
+        product = n * float(variant.partial or 1)
+        k = math.ceil(product) if variant.partial_rounding == "ceil" else int(product)
+    order = np.arange(n)[::-1] if fault == "last k for first k" else np.arange(n)
+    counted = counted & (order < k).reshape([size if axis in axes else 1 for axis, size in enumerate(x.shape)])
+
+    def total(array: Any) -> Array:
+        return np.sum(np.where(counted, array, 0.0), axis=axes, keepdims=True)
+
+    def mean(array: Any) -> Array:
+        return total(array) / size
+
+    size = np.maximum(counted.sum(axis=axes, keepdims=True), 1).astype(np.float64)
+    empty = ~counted.any(axis=axes, keepdims=True)
+    if fault == "n for k":
+        size = np.full_like(size, n)
+    if fault == "n - 1":
+        size = np.maximum(size - 1, 1)
+    c = a - mean(a) if variant.statistic == "variance" or fault == "mean in the statistic" else a
+    if fault == "mean subtracted":
+        a = c = a - mean(a)
+    squares = c * c
+    if fault == "squares in the dtype of x":
+        squares = (_round(c, call.x).astype(call.x) ** 2).astype(np.float64)
+    if fault == "squares in float32":
+        squares = (c.astype(np.float32) ** 2).astype(np.float64)
+    q = mean(squares)
+    if fault == "mean square in bfloat16":
+        q = _round(q, "bfloat16")
+    eps = 0.0 if fault == "no eps" else call.eps
+    place = variant.eps_position
+    if fault == "eps on the other side":
+        place = "outside" if place == "inside" else "inside"
+    if fault == "eps twice":
+        eps = 2 * eps
+    root = np.sqrt(q)
+    rho = {
+        "inside": np.sqrt(q + eps),
+        "outside": root + eps,
+        "clamp": np.maximum(root, eps / np.sqrt(size)),
+    }[place]
+    s = {"inside": rho, "outside": root, "clamp": np.where(root > eps / np.sqrt(size), root, np.inf)}[place]
+    inverse = 1 / rho
+    if fault == "1/rho in bfloat16":
+        inverse = _round(inverse, "bfloat16")
+    inverse = np.where(empty & (fault != "empty rows"), 0.0, inverse)
+
+    normalised = np.where(empty & (fault != "empty rows"), 0.0, a * inverse)
+    before = call.norm is not None
+    y = _affine(call, normalised, g, b, o, before=before != (fault == "rounded on the other side"), fault=fault)
+    y = np.where(empty & (fault != "empty rows"), 0.0, y)
+
+    v = np.where(live & ~empty, data.dy.astype(np.float64), 0.0)
+    inside = np.where(live, normalised, 0.0) if fault != "NaN under the mask" else normalised
+    u = v if fault == "gain dropped from dx" else v * (o + g)
+    direction = np.where(counted, np.where(s == 0, 0.0, c * inverse / np.where(s == 0, 1.0, s)), 0.0)
+    along = np.sum(u * inside, axis=axes, keepdims=True) / size
+    if fault == "no second term in dx":
+        along = 0.0
+    slope = np.where(np.isfinite(s), direction, 0.0) * along
+    if fault == "eps forgotten in dx":
+        slope = np.where(counted & (q > 0), c * inverse / np.where(q > 0, q * inverse, 1.0) * along, 0.0)
+    dx = np.where(live & ~empty, u * inverse - slope, 0.0)
+    if data.dh is not None and fault != "gradient of the residual branch dropped":
+        dx = dx + data.dh.astype(np.float64)
+    da, dg, db = (np.zeros(()) if t is None else t.astype(np.float64) for t in data.tangents)
+    da, dg, db = np.where(live, da, 0.0), dg.reshape(shape) if dg.ndim else dg, db.reshape(shape) if db.ndim else db
+    jvp = da * inverse - inside * np.sum(np.where(np.isfinite(s), direction, 0.0) * da, axis=axes, keepdims=True) / size
+    jvp = np.where(live & ~empty, jvp * (o + g) + inside * dg + db, 0.0)
+
+    over = call.shared_axes
+    result = "float32" if fault == "float32 result" else call.result
+    results: dict[str, Array] = {
+        "y": _cast(y, result),
+        "inverse_rms": _cast(inverse, call.inverse_rms),
+        "dx": _cast(dx, x.dtype.name),
+        "jvp": _cast(jvp, call.result),
+    }
+    if data.scale is not None:
+        terms = v if fault == "dscale of dbias" else v * (a if fault == "dscale of x" else inside)
+        dscale = np.sum(terms, axis=over)
+        results["dscale"] = _cast(np.zeros_like(dscale) if fault == "no dscale" else dscale, data.scale.dtype.name)
+    if data.bias is not None:
+        results["dbias"] = _cast(np.sum(v, axis=over), data.bias.dtype.name)
+    if data.residual is not None:
+        results["dresidual"] = _cast(dx, data.residual.dtype.name)
+    return Outcome({name: [value] for name, value in results.items()}, ("x",) if fault == "writes x" else ())
+
+
+def _affine(call: Any, normalised: Array, g: Any, b: Any, o: float, *, before: bool, fault: str) -> Array:
+    if fault == "gain dropped":
+        g = 1.0
+    if fault == "bias dropped":
+        b = 0.0
+    if not before:
+        return normalised * (o + g) + b
+    h = _round(normalised, call.norm or call.x)
+    return _round(_round(h * _round(o + np.asarray(g), call.product), call.product) + b, call.product)
+
+
+def _round(x: Array, dtype: str) -> Array:
+    return _cast(x, dtype).astype(np.float64)
+
+
+def _cast(x: Array, dtype: str) -> Array:
+    return DoubleDouble(x).round(dtype)
+
+
+def _shifted(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    return tuple((axis + 1) % rank for axis in axes)
+
+
+_WIDE: Final = ("float32", "float64")
+_SPREAD: Final = ("bfloat16", "float32")
+
+MUTANTS: Final = (
+    Mutant("gain dropped", "the gain is not applied"),
+    Mutant("bias dropped", "the bias is not applied", (("bias", "standard"), ("two axes", "equinox"))),
+    Mutant("gain and bias swapped", "bias multiplies, gain is added", (("bias", "standard"),)),
+    Mutant("offset dropped", "w instead of 1 + w", (("rows", "gemma"),)),
+    Mutant("rounded on the other side", "after the gain instead of before", (("rows", "llama"),), dtypes.HALF),
+    Mutant("rounded on the other side", "before the gain instead of after", (("rows", "standard"),), dtypes.HALF),
+    Mutant("eps on the other side", "sqrt(q) + eps", (("rows", "standard"), ("eps 0.1", "standard"))),
+    Mutant("eps on the other side", "sqrt(q + eps)", (("eps 0.1", "zhang_torch"),)),
+    Mutant("no eps", "eps left out", (("rows", "standard"), ("rows", "nematus"))),
+    Mutant("eps twice", "another eps", (("rows", "standard"),)),
+    Mutant("mean subtracted", "LayerNorm"),
+    Mutant("mean in the statistic", "the variance in the denominator, as rms_scaling has it"),
+    Mutant("n - 1", "the unbiased estimate", (("rows", "standard"), ("vector", "standard"))),
+    Mutant("n for k", "the partial sum divided by all of n", (("partial 0.3", "paper"),)),
+    Mutant("floor for ceil", "k rounded down", (("partial 0.3", "paper"), ("partial 0.001", "paper"))),
+    Mutant("ceil for floor", "k rounded up", (("partial 0.3", "zhang_tf"),), ("float16", "float32", "float64")),
+    Mutant("k in floating point", "ceil(100 * 0.07) is 8", (("partial 0.07", "paper"),)),
+    Mutant("k in floating point", "int(100 * 0.29) is 28", (("partial 0.29", "zhang_tf"),), _WIDE),
+    Mutant("last k for first k", "the statistic of the last elements", (("partial 0.3", "paper"),)),
+    Mutant("1/rho in bfloat16", "the inverse RMS kept in 16 bits"),
+    Mutant("mean square in bfloat16", "the statistic kept in 16 bits"),
+    Mutant("squares in the dtype of x", "squared before the cast to float32", dtypes=dtypes.HALF),
+    Mutant("squares in float32", "squares overflow", (("huge", "standard"), ("huge", "llama")), _SPREAD),
+    Mutant("squares in float32", "squares underflow", (("tiny", "paper"),), _SPREAD),
+    Mutant("axis", "first axis for last", (("rows", "standard"), ("middle axis", "keras"))),
+    Mutant("mask ignored", "masked elements counted", (("mask", "standard"),)),
+    Mutant("NaN under the mask", "NaN reaches the gain's gradient", (("mask", "standard"),)),
+    Mutant("empty rows", "a row with nothing counted is not 0", (("mask", "standard"),)),
+    Mutant("residual dropped", "x alone is normalised", (("residual", "standard"),)),
+    Mutant("gradient of the residual branch dropped", "da does not reach dx", (("residual", "llama"),)),
+    Mutant("no second term in dx", "1/rho taken for a constant"),
+    Mutant("eps forgotten in dx", "the gradient of another eps", (("rows", "standard"), ("width 1", "standard"))),
+    Mutant("gain dropped from dx", "u = v"),
+    Mutant("no dscale", "no gradient for the gain"),
+    Mutant("dscale of x", "x in place of the normalised x"),
+    Mutant("dscale of dbias", "the gain's gradient is the bias's"),
+    Mutant("float32 result", "the result is not cast back", (("rows", "standard"),), ("float16", "bfloat16", "float64")),
+    Mutant("writes x", "the input is overwritten"),
+)  # fmt: skip

@@ -1,0 +1,173 @@
+"""What the comparison found: tables for a terminal, JSON, JUnit XML and Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rmsnorm import __version__, dtypes
+from rmsnorm.parity.bounds import QUANTITIES
+from rmsnorm.parity.run import BackendRun, Record
+
+_TITLES: Final = {"numpy": "NumPy", "torch": "PyTorch", "tf": "TensorFlow", "flax": "JAX"}
+_LEGEND: Final = (
+    "Cells: the largest distance to the golden in f16 bf16 f32 f64, in ulps of the terms that make the element; "
+    "0 is bit for bit, - is not there, x is beyond the bound."
+)
+
+
+def terminal(runs: Sequence[BackendRun], *, failures: int = 12) -> RenderableType:
+    """A table for every backend that ran, the first failures, and a line for every backend."""
+    parts: list[RenderableType] = []
+    for run in runs:
+        if run.records:
+            parts += [_table(run), _bits(run), ""]
+    if parts:
+        parts.append(Text(_LEGEND, style="dim"))
+    failed = [record for run in runs for record in run.failures]
+    for record in failed[:failures]:
+        parts.append(Text(f"x {_place(record)}: {_numbers(record)}; {record.detail}", style="red"))
+    if len(failed) > failures:
+        parts.append(Text(f"x and {len(failed) - failures} more; --json FILE has them all", style="red"))
+    parts += [_line(run) for run in runs]
+    return Group(*parts)
+
+
+def write_json(runs: Sequence[BackendRun], path: Path) -> None:
+    """Every record, and how every backend fared; a number that could not be measured is null."""
+    document = {
+        "rmsnorm": __version__,
+        "backends": [
+            {"backend": run.name, "framework_version": run.version, "device": run.device, "status": run.status,
+             "message": run.message, "cases": run.cases, "seconds": round(run.seconds, 3)}
+            for run in runs
+        ],
+        "records": [
+            {name: None if isinstance(value, float) and not math.isfinite(value) else value
+             for name, value in asdict(record).items()}
+            for run in runs for record in run.records
+        ],
+    }  # fmt: skip
+    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def write_junit(runs: Sequence[BackendRun], path: Path) -> None:
+    """A suite for every backend, a test case for every record."""
+    root = ElementTree.Element("testsuites", name="rmsnorm check")
+    for run in runs:
+        broken = run.status in ("crashed", "hung", "refused")
+        suite = ElementTree.SubElement(
+            root, "testsuite", name=run.name, tests=str(max(1, len(run.records))), failures=str(len(run.failures)),
+            errors=str(int(broken)), skipped=str(int(run.status == "absent")), time=f"{run.seconds:.3f}",
+        )  # fmt: skip
+        for record in run.records:
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=f"rmsnorm.{run.name}.{record.variant}",
+                name=f"{record.case} [{dtypes.short(record.dtype)}] {record.quantity}",
+            )  # fmt: skip
+            if not record.passed:
+                ElementTree.SubElement(case, "failure", message=_numbers(record)).text = record.detail
+        if broken or run.status == "absent":
+            case = ElementTree.SubElement(suite, "testcase", classname=f"rmsnorm.{run.name}", name="the backend itself")
+            ElementTree.SubElement(case, "error" if broken else "skipped", message=f"{run.status}: {run.message}")
+    ElementTree.indent(root)
+    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def write_markdown(runs: Sequence[BackendRun], path: Path) -> None:
+    """A line for every backend, variant, dtype and quantity: the worst of its cases."""
+    lines = ["# Parity with the golden", ""]
+    lines += [f"- {_line(run).plain}" for run in runs]
+    lines += ["", "| backend | variant | dtype | quantity | parity ratio | bound | bit-identical | max ulp | |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for run in runs:
+        groups: dict[tuple[str, str, str], list[Record]] = {}
+        for record in run.records:
+            groups.setdefault((record.variant, record.dtype, record.quantity), []).append(record)
+        for (variant, dtype, quantity), records in groups.items():
+            worst = _worst(records)
+            lines.append(
+                f"| {run.name} | {variant} | {dtypes.short(dtype)} | {quantity} | {worst.parity_ratio:.3g} | "
+                f"{worst.bound:.3g} | {100 * min(r.bit_identical for r in records):.1f} % | "
+                f"{max(r.max_ulp for r in records):.0f} | {'held' if worst.passed else 'differs'} |"
+            )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _table(run: BackendRun) -> Table:
+    table = Table(title=f"{_TITLES[run.name]} {run.version} on {run.device}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("variant", no_wrap=True)
+    for quantity in QUANTITIES:
+        table.add_column({"inverse_rms": "1/rho"}.get(quantity, quantity), justify="right")
+    compared = [record for record in run.records if math.isfinite(record.max_ulp) or not record.passed]
+    for variant in dict.fromkeys(record.variant for record in compared):
+        cells = []
+        for quantity in QUANTITIES:
+            records = [r for r in compared if (r.variant, r.quantity) == (variant, quantity)]
+            cells.append(_cell(records))
+        table.add_row(variant, *cells)
+    return table
+
+
+def _cell(records: Sequence[Record]) -> Text:
+    numbers = []
+    for dtype in dtypes.FLOATS:
+        found = [record for record in records if record.dtype == dtype]
+        numbers.append("x" if any(not r.passed for r in found) else _ulps(r.parity_ratio / 2 for r in found))
+    return Text(" ".join(numbers) if set(numbers) != {"-"} else "-", style="red" if "x" in numbers else "")
+
+
+def _ulps(distances: Iterable[float]) -> str:
+    largest = max(distances, default=-1.0)
+    if largest < 0:
+        return "-"
+    return f"{math.ceil(largest * 10) / 10:.1f}" if 0 < largest < 10 else f"{math.ceil(largest)}"
+
+
+def _bits(run: BackendRun) -> Text:
+    shares = []
+    for dtype in dtypes.FLOATS:
+        found = [r.bit_identical for r in run.records if (r.quantity, r.dtype) == ("y", dtype)]
+        if found:
+            shares.append(f"{dtypes.short(dtype)} {100 * sum(found) / len(found):.2f} %")
+    return Text(f"y bit-identical: {', '.join(shares)}", style="dim")
+
+
+def _line(run: BackendRun) -> Text:
+    name = _TITLES[run.name] if run.name in _TITLES else run.name
+    held = len(run.records) - len(run.failures)
+    words = {
+        "held": (f"held: all {len(run.records)} comparisons of {run.cases} cases", "green"),
+        "differs": (f"differs: {len(run.failures)} of {len(run.records)} comparisons", "red"),
+        "absent": (f"absent: {run.message}", "yellow"),
+        "refused": (f"refused: {run.message}", "red"),
+        "crashed": (f"crashed after {run.cases} cases ({held} comparisons held): {run.message}", "red"),
+        "hung": (f"hung: {run.message}", "red"),
+    }
+    text, style = words.get(run.status, (run.status, ""))
+    return Text(f"{name} {text} ({run.seconds:.0f} s)" if run.records else f"{name} {text}", style=style)
+
+
+def _worst(records: Sequence[Record]) -> Record:
+    return max(records, key=lambda r: (not r.passed, r.parity_ratio / r.bound if r.bound else math.inf))
+
+
+def _place(record: Record) -> str:
+    return f"{record.backend} {record.variant} {dtypes.short(record.dtype)} {record.case!r} {record.quantity}"
+
+
+def _numbers(record: Record) -> str:
+    text = f"parity ratio {record.parity_ratio:.3g}, bound {record.bound:.3g}"
+    if record.identical_bound:
+        text += f"; {100 * record.bit_identical:.2f} % identical, bound {100 * record.identical_bound:.2f} %"
+    return text

@@ -1,0 +1,210 @@
+"""Runs the comparison, every backend in a process of its own: a crash, a hang or an absence of one stops no other.
+
+A worker (``python -m rmsnorm.parity.run NAME ...``) writes one JSON object a line: first what it is, then the records
+of one case after the other, then that it is done.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+PATIENCE: Final = 240.0  # seconds without a word after which a worker counts as hung
+_ABSENT: Final = 3
+
+
+@dataclass(frozen=True)
+class Record:
+    """One quantity of one case on one backend; see judge.Verdict for the numbers."""
+
+    backend: str
+    framework_version: str
+    device: str
+    variant: str
+    dtype: str
+    case: str
+    quantity: str
+    parity_ratio: float
+    bound: float
+    bit_identical: float
+    identical_bound: float
+    max_ulp: float
+    passed: bool
+    detail: str
+
+
+@dataclass
+class BackendRun:
+    """How a backend fared: ``held``, ``differs``, ``absent``, ``refused``, ``crashed`` or ``hung``, and its records."""
+
+    name: str
+    status: str = "running"
+    message: str = ""
+    version: str = ""
+    device: str = ""
+    cases: int = 0
+    seconds: float = 0.0
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[Record]:
+        return [record for record in self.records if not record.passed]
+
+
+def run(
+    commands: Mapping[str, Sequence[str]],
+    *,
+    patience: float = PATIENCE,
+    workers: int = 2,
+    on_progress: Callable[[BackendRun], None] = lambda run: None,
+) -> list[BackendRun]:
+    """Run worker commands by the name of their backend, so many at a time, and gather their records.
+
+    Args:
+        commands: as from ``worker_command``.
+        patience: seconds without a word after which a worker is killed and reported as hung.
+        on_progress: called after every case and once at the end of a backend.
+
+    Returns:
+        One BackendRun for every command, in their order.
+    """
+    runs = {name: BackendRun(name) for name in commands}
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in commands:
+        waiting.put(name)
+
+    def drain() -> None:
+        while True:
+            try:
+                name = waiting.get_nowait()
+            except queue.Empty:
+                return
+            _follow(runs[name], commands[name], patience, on_progress)
+
+    threads = [threading.Thread(target=drain, daemon=True) for _ in range(max(1, workers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return list(runs.values())
+
+
+def worker_command(
+    backend: str, *, variants: Sequence[str] = (), dtypes: Sequence[str] = (), device: str = "cpu"
+) -> list[str]:
+    """The command line of a worker."""
+    options = {"variants": list(variants), "dtypes": list(dtypes), "device": device}
+    return [sys.executable, "-m", "rmsnorm.parity.run", backend, json.dumps(options)]
+
+
+def _follow(state: BackendRun, command: Sequence[str], patience: float, on_progress: Callable[[Any], None]) -> None:
+    began = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    errors: list[str] = []
+
+    def read() -> None:
+        for line in process.stdout or ():
+            lines.put(line)
+        lines.put(None)
+
+    readers = [
+        threading.Thread(target=read, daemon=True),
+        threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        while (line := lines.get(timeout=patience)) is not None:
+            _take(state, line)
+            state.seconds = time.monotonic() - began
+            on_progress(state)
+        code = process.wait(timeout=patience)
+        readers[1].join(timeout=patience)
+        if state.status == "running":
+            reason = f"signal {-code}" if code < 0 else f"exit status {code}"
+            state.status, state.message = "crashed", f"{reason}; {_last_words(errors)}"
+    except (queue.Empty, subprocess.TimeoutExpired):
+        state.status, state.message = "hung", f"no word in {patience:g} s after {state.cases} cases"
+    finally:
+        process.kill()
+        process.wait()
+        state.seconds = time.monotonic() - began
+        on_progress(state)
+
+
+def _take(state: BackendRun, line: str) -> None:
+    try:
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            return
+    except ValueError:
+        return  # a framework's own chatter
+    if "hello" in message:
+        state.version, state.device = message["hello"], message["device"]
+    elif "records" in message:
+        state.cases += 1
+        state.records += [
+            Record(state.name, state.version, state.device, **{**record, **_numbers(record)})
+            for record in message["records"]
+        ]
+    elif "status" in message:
+        state.status, state.message = message["status"], message.get("message", "")
+        if state.status == "done":
+            state.status = "differs" if state.failures else "held"
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(record[name]) for name in ("parity_ratio", "max_ulp")}
+
+
+def _last_words(errors: Sequence[str]) -> str:
+    said = [line.strip() for line in errors if line.strip()]
+    return said[-1] if said else "it said nothing"
+
+
+def _work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    from rmsnorm.parity.backends import BACKENDS
+    from rmsnorm.parity.cases import make, select
+    from rmsnorm.parity.differences import differences
+    from rmsnorm.parity.judge import judge
+
+    try:
+        version, implementation = BACKENDS[backend].open(options["device"])
+    except ModuleNotFoundError as error:
+        yield {"status": "absent", "message": str(error)}
+        return
+    except ValueError as error:
+        yield {"status": "refused", "message": str(error)}
+        return
+    yield {"hello": version, "device": options["device"]}
+    for case, variant, dtype in select(tuple(options["variants"]), tuple(options["dtypes"])):
+        data = make(case, variant, dtype)
+        verdicts = judge(implementation, data)
+        if backend == "numpy" and dtype == "float64":
+            verdicts += differences(data)
+        place = {"variant": variant, "dtype": dtype, "case": case.name}
+        yield {"records": [{**place, **asdict(verdict)} for verdict in verdicts]}
+    yield {"status": "done"}
+
+
+def _json(value: Any) -> str:
+    """JSON has no infinity: strings stand for it on the way, and float() reads them."""
+    return json.dumps(value, default=str).replace("-Infinity", '"-inf"').replace("Infinity", '"inf"')
+
+
+def main() -> None:
+    backend, options = sys.argv[1], json.loads(sys.argv[2])
+    for message in _work(backend, options):
+        print(_json(message), flush=True)
+
+
+if __name__ == "__main__":
+    main()

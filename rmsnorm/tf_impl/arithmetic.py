@@ -1,0 +1,229 @@
+"""The arithmetic of RMSNorm on TensorFlow tensors.
+
+All of it is float64, so that results in 16 and 32 bits are correctly rounded and no square of theirs leaves the range.
+Where x or y is float64 itself, the statistic is scaled by a power of two and what each operation of the forward pass
+rounds off is carried along. Sizes may be unknown while a graph is traced.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from rmsnorm.call import Call
+from rmsnorm.tf_impl.rounding import (
+    cast,
+    finite,
+    power_of_two,
+    product_error,
+    settled,
+    sum_error,
+    sum_of_squares,
+)
+
+
+class Statistic(NamedTuple):
+    """Of every row, the normalised axes kept with size 1; rho belongs to a * inverse_power."""
+
+    counted: tf.Tensor | None  # elements that enter the statistic, None for all
+    k: Any
+    empty: tf.Tensor | None
+    inverse_power: tf.Tensor | float
+    rho: tf.Tensor
+    rho_error: tf.Tensor | float
+    inverse_rms: tf.Tensor
+
+
+def statistic(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
+    exact = _is_exact(call)
+    counted, k, empty = _counted(call, a, mask)
+    a = _double(a) if counted is None else tf.where(counted, _double(a), 0.0)
+    inverse_power: Any = _inverse_power(call, a, k) if exact else 1.0
+    c = _centred(call, a * inverse_power if exact else a, counted, k)
+    q_error: Any = 0.0
+    if exact:
+        total, total_error = sum_of_squares(c, call.axes)
+        q = total / k
+        q_error = finite((total_error - product_error(q, tf.convert_to_tensor(k, tf.float64), total)) / k)
+    else:
+        q = tf.reduce_sum(tf.square(c), call.axes, keepdims=True) / k
+    inside, outside, floor = _eps(call, k, inverse_power)
+    radicand = q + inside
+    root = tf.where(radicand != 0, tf.sqrt(tf.where(radicand != 0, radicand, 1.0)), 0.0)  # a finite slope at 0
+    rho = tf.maximum(root + outside, tf.convert_to_tensor(floor, tf.float64))
+    rho_error: Any = 0.0
+    if exact:
+        lost = sum_error(q, inside, radicand) + q_error - product_error(root, root, radicand)
+        rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
+        rho_error = tf.stop_gradient(tf.where(rho > floor, rho_error, 0.0))
+    inverse_rms = inverse_power / rho
+    if empty is not None:
+        inverse_rms = tf.where(~empty, inverse_rms, 0.0)
+    return Statistic(counted, k, empty, inverse_power, rho, rho_error, inverse_rms)
+
+
+def forward(
+    call: Call, a: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    row = statistic(call, a, mask)
+    y = _scaled(call, a, row, scale, bias)
+    if row.empty is not None:
+        y = tf.where(~row.empty, y, tf.zeros_like(y))
+    return y, row.inverse_rms
+
+
+def _scaled(call: Call, a: tf.Tensor, row: Statistic, scale: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
+    """a / rho, the gain and the bias, rounded as the variant says; each ``lost`` is what float64 rounded off."""
+    exact = _is_exact(call)
+    rho, a = row.rho, _double(a) * row.inverse_power
+    y = a / rho
+    lost: Any = 0.0
+    if exact:
+        lost = -finite((product_error(y, rho, a) + y * row.rho_error) / rho)
+    if call.norm is not None:
+        y = _double(cast(y + lost, call.norm))
+        if scale is not None:
+            gain = _double(cast(call.variant.scale_offset + _features(call, scale), call.product))
+            y = settled(_double(cast(y * gain, call.product)))
+        if bias is not None:
+            y = _double(cast(y + _features(call, bias), call.product))
+        return cast(y, call.result)
+    if scale is not None:
+        g = _features(call, scale)
+        gain = call.variant.scale_offset + g
+        normalised, y = y, y * gain
+        if exact:
+            gain_error = sum_error(g, call.variant.scale_offset, gain)
+            lost = lost * gain + normalised * gain_error + product_error(normalised, gain, y)
+    if bias is not None:
+        b = _features(call, bias)
+        product, y = y, y + b
+        if exact:
+            lost = lost + sum_error(product, b, y)
+    return cast(y + finite(lost) if exact else y, call.result)
+
+
+def backward(
+    call: Call, dy: tf.Tensor, a: tf.Tensor, scale: tf.Tensor | None, mask: tf.Tensor | None, inverse_rms: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """dx, dscale and dbias in float64, from x and 1 / rho alone."""
+    counted, k, empty = _counted(call, a, mask)
+    v, a = _double(dy), _double(a)
+    if mask is not None:
+        v, a = tf.where(mask & ~empty, v, 0.0), tf.where(mask, a, 0.0)
+    normalised = a * inverse_rms
+    u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale))
+    along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
+    dx = inverse_rms * (u - along * (tf.reduce_sum(u * normalised, call.axes, keepdims=True) / k))
+    return dx, _over_rows(call, v * normalised), _over_rows(call, v)
+
+
+def tangent(
+    call: Call,
+    a: tf.Tensor,
+    scale: tf.Tensor | None,
+    mask: tf.Tensor | None,
+    inverse_rms: tf.Tensor,
+    da: tf.Tensor | None,
+    dscale: tf.Tensor | None,
+    dbias: tf.Tensor | None,
+) -> tf.Tensor:
+    """dy in float64, from x and 1 / rho alone."""
+    counted, k, empty = _counted(call, a, mask)
+    a = _double(a) if mask is None else tf.where(mask, _double(a), 0.0)
+    normalised = a * inverse_rms
+    dy = tf.zeros_like(a)
+    if da is not None:
+        da = _double(da) if mask is None else tf.where(mask, _double(da), 0.0)
+        along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
+        dy = inverse_rms * (da - normalised * (tf.reduce_sum(along * da, call.axes, keepdims=True) / k))
+        if scale is not None:
+            dy = dy * (call.variant.scale_offset + _features(call, scale))
+    if dscale is not None:
+        dy = dy + normalised * _features(call, dscale)
+    if dbias is not None:
+        dy = dy + _features(call, dbias)
+    return dy if mask is None else tf.where(mask & ~empty, dy, 0.0)
+
+
+def _counted(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor | None, Any, tf.Tensor | None]:
+    """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
+    if mask is None and call.k == call.n and call.n:
+        return None, call.k, None
+    sizes = tf.unstack(tf.shape(a, tf.int64), len(call.shape))
+    n = tf.reduce_prod([sizes[axis] for axis in call.axes])
+    if mask is None and call.n is None and call.variant.partial is None:
+        return None, tf.cast(tf.maximum(n, 1), tf.float64), n == 0
+    first = tf.range(n) < (_first(call, n) if call.k is None else call.k)
+    counted = tf.reshape(first, [size if axis in call.axes else 1 for axis, size in enumerate(sizes)])
+    if mask is not None:
+        counted = counted & mask
+    counted = tf.broadcast_to(counted, sizes)
+    k = tf.reduce_sum(tf.cast(counted, tf.float64), call.axes, keepdims=True)
+    return counted, tf.maximum(k, 1.0), k == 0
+
+
+def _first(call: Call, n: tf.Tensor) -> tf.Tensor:
+    """Variant.counted, for a size that is known only when the graph runs."""
+    if call.variant.partial is None:
+        return n
+    p = Fraction(call.variant.partial)
+    up = p.denominator - 1 if call.variant.partial_rounding == "ceil" else 0
+    return tf.minimum(n, tf.maximum((n * p.numerator + up) // p.denominator, 1))
+
+
+def _centred(call: Call, a: tf.Tensor, counted: tf.Tensor | None, k: Any) -> tf.Tensor:
+    """What the statistic squares: a, or for a variance a less its mean; 0 where not counted."""
+    if counted is not None:
+        a = tf.where(counted, a, 0.0)
+    if call.variant.statistic == "variance":
+        a = a - tf.reduce_sum(a, call.axes, keepdims=True) / k
+        a = a if counted is None else tf.where(counted, a, 0.0)
+    return a
+
+
+def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
+    """Eps under the root, eps beside it, and the floor under rho, in units of the scaled statistic."""
+    position, eps = call.variant.eps_position, call.eps
+    return (
+        eps * inverse_power * inverse_power if position == "inside" else 0.0,
+        eps * inverse_power if position == "outside" else 0.0,
+        eps * inverse_power / tf.sqrt(tf.convert_to_tensor(k, tf.float64)) if position == "clamp" else 0.0,
+    )
+
+
+def _slope(call: Call, k: Any, inverse_rms: tf.Tensor) -> Any:
+    """rho / s, with drho / da = a / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
+    _, outside, floor = _eps(call, k)
+    if call.variant.eps_position == "outside":
+        share = 1 - outside * inverse_rms
+        return tf.where(share > 0, 1 / tf.where(share > 0, share, 1.0), 0.0)
+    if call.variant.eps_position == "clamp":  # rho == floor up to the rounding of 1 / rho
+        return tf.cast(inverse_rms * floor < 1 - 2.0**-50, tf.float64)
+    return 1.0
+
+
+def _is_exact(call: Call) -> bool:
+    return "float64" in (call.x, call.result)
+
+
+def _inverse_power(call: Call, a: tf.Tensor, k: Any) -> tf.Tensor:
+    """2^-e with 2^e next to the largest of |a| and eps: keeps every square in range, and scaling by it is exact."""
+    length = sum(_eps(call, k)) ** (0.5 if call.variant.eps_position == "inside" else 1)
+    largest = tf.maximum(tf.reduce_max(tf.abs(tf.stop_gradient(a)), call.axes, keepdims=True), length)
+    return 1 / tf.clip_by_value(power_of_two(largest), 2.0**-1022, 2.0**1022)
+
+
+def _features(call: Call, parameter: tf.Tensor) -> tf.Tensor:
+    return _double(parameter)[tuple(slice(None) if axis in call.feature_axes else None for axis in range(len(call.shape)))]
+
+
+def _over_rows(call: Call, terms: tf.Tensor) -> tf.Tensor:
+    """Sum over the axes that share the parameters, in the shape of the parameters."""
+    return tf.reduce_sum(terms, call.shared_axes) if call.shared_axes else terms
+
+
+def _double(x: tf.Tensor) -> tf.Tensor:
+    return tf.cast(x, tf.float64)

@@ -1,0 +1,292 @@
+"""RMSNorm on TensorFlow tensors, with an analytic backward that keeps x and 1 / rho.
+
+    y = a / rho * (o + g) + b        rho = sqrt(mean(a_i^2) + eps), or as the variant says
+
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import tensorflow as tf
+
+from rmsnorm import errors
+from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.tf_impl.arithmetic import backward, forward, statistic, tangent
+from rmsnorm.tf_impl.rounding import add, cast
+from rmsnorm.variants import Variant, derive
+
+
+def rms_norm(
+    x: tf.Tensor,
+    scale: tf.Tensor | None = None,
+    bias: tf.Tensor | None = None,
+    *,
+    variant: str | Variant = "standard",
+    eps: float | None = None,
+    partial: float | Fraction | None = None,
+    axis: Axis = -1,
+    feature_axis: Axis | None = None,
+    mask: tf.Tensor | None = None,
+    residual: tf.Tensor | None = None,
+    out_dtype: Any = None,
+    return_inverse_rms: bool = False,
+) -> Any:
+    """Root mean square layer normalization.
+
+        y = a / rho * (o + scale) + bias,    a = x + residual,    rho = sqrt(mean(a_i^2) + eps)
+
+    with the place of eps, the offset o, the counted elements and the roundings of the variant.
+
+    Args:
+        x: floating-point, any shape of at least one axis: f16, bf16, f32 or f64.
+        scale: gain g, of the sizes of x along the feature axes; None multiplies by 1, without the offset.
+        bias: b, likewise.
+        variant: name of a preset or a Variant.
+        eps: in place of the variant's.
+        partial: fraction of the elements, from the first, that enter the statistic; in place of the variant's.
+        axis: normalised axis or axes.
+        feature_axis: axis or axes of the parameters; None for the normalised ones.
+        mask: bool, broadcasting to x: True counts in the statistic. Elsewhere y is normalised likewise but constant to
+            every derivative, so values under the mask reach no gradient. A row with nothing counted gives 0.
+        residual: added to x first, in promote(x, residual), and a returned beside y.
+        out_dtype: of y; None for the variant's rule.
+        return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; constant to every derivative.
+
+    Returns:
+        y, shaped as x; with ``residual`` (y, a); with ``return_inverse_rms`` followed by 1 / rho, whose normalised
+        axes have size 1, in float32, for f64 in float64.
+
+    Raises:
+        TypeError: x, a parameter or the residual is not floating-point, the mask is not bool.
+        ValueError: a shape does not fit, an axis is out of range or repeated, eps, partial or variant is not valid.
+
+    Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> rms_norm(tf.constant([[3.0, 4.0]]), tf.constant([1.0, 2.0]), variant="paper").numpy().round(4)
+        array([[0.8485, 2.2627]], dtype=float32)
+    """
+    call = _resolve(
+        "rms_norm", x, scale, bias, mask, residual, out_dtype,
+        variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
+    )  # fmt: skip
+    x, scale, bias, mask, residual = _tensors(x, scale, bias, mask, residual)
+    a = add(x, residual, call.x)
+    y, inverse_rms = _rms_norm(call, a, scale, bias, mask)
+    outputs = [y]
+    if residual is not None:
+        outputs.append(a)
+    if return_inverse_rms:
+        outputs.append(cast(tf.stop_gradient(inverse_rms), call.inverse_rms))
+    return tuple(outputs) if len(outputs) > 1 else y
+
+
+def rms_norm_vjp(
+    dy: Any,
+    x: tf.Tensor,
+    scale: tf.Tensor | None = None,
+    bias: tf.Tensor | None = None,
+    *,
+    variant: str | Variant = "standard",
+    eps: float | None = None,
+    partial: float | Fraction | None = None,
+    axis: Axis = -1,
+    feature_axis: Axis | None = None,
+    mask: tf.Tensor | None = None,
+    residual: tf.Tensor | None = None,
+    out_dtype: Any = None,
+) -> Any:
+    """Gradients of rms_norm: the product of dy with its Jacobian.
+
+        dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * a / rho,    dbias = sum over rows of dy
+
+    A rounding counts as the identity, as in automatic differentiation.
+
+    Args:
+        dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, da).
+        x, scale, bias and options: as for rms_norm; ``out_dtype`` does not enter.
+
+    Returns:
+        (dx, dscale, dbias), each in the dtype of its argument, None where that is None; with ``residual``
+        (dx, dscale, dbias, dresidual).
+
+    Raises:
+        TypeError, ValueError: as rms_norm; also when dy has another shape than x.
+
+    Source: Zhang & Sennrich 2019, section 4.2 (the R matrix).
+
+    Example:
+        >>> import tensorflow as tf
+        >>> dx, dscale, _ = rms_norm_vjp(tf.ones(2), tf.constant([3.0, 4.0]), tf.ones(2), variant="paper")
+        >>> dx.numpy().round(4), dscale.numpy().round(4)
+        (array([ 0.0453, -0.0339], dtype=float32), array([0.8485, 1.1314], dtype=float32))
+    """
+    dy, da = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
+    call = _resolve(
+        "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
+        variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
+        dy=_spec("rms_norm_vjp", "dy", dy), da=_spec("rms_norm_vjp", "da", da),
+    )  # fmt: skip
+    x, scale, bias, mask, residual, dy, da = _tensors(x, scale, bias, mask, residual, dy, da)
+    a = tf.cast(add(x, residual, call.x), tf.float64)
+    inverse_rms = statistic(call, a, mask).inverse_rms
+    dx, dscale, dbias = backward(call, dy, a, scale, mask, inverse_rms)
+    if da is not None:
+        dx = dx + tf.cast(da, tf.float64)
+    dscale = None if scale is None else cast(dscale, _name(scale))
+    dbias = None if bias is None else cast(dbias, _name(bias))
+    if residual is not None:
+        return cast(dx, _name(x)), dscale, dbias, cast(dx, _name(residual))
+    return cast(dx, _name(x)), dscale, dbias
+
+
+def rms_norm_jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    variant: str | Variant = "standard",
+    eps: float | None = None,
+    partial: float | Fraction | None = None,
+    axis: Axis = -1,
+    feature_axis: Axis | None = None,
+    mask: tf.Tensor | None = None,
+    residual: tf.Tensor | None = None,
+    out_dtype: Any = None,
+) -> tf.Tensor:
+    """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
+
+        dy = (R dx) * (o + scale) + a / rho * dscale + dbias
+
+    A rounding counts as the identity, and dy is rounded once.
+
+    Args:
+        primals: (x, scale, bias); trailing ones may be left out, and be None.
+        tangents: (dx, dscale, dbias), each shaped as its primal; None is zero.
+        options: as for rms_norm; the residual is a constant.
+
+    Returns:
+        dy, shaped as x, in the dtype of y.
+
+    Raises:
+        TypeError, ValueError: as rms_norm; also when a tangent has another shape than its primal.
+
+    Source: Zhang & Sennrich 2019, section 4.2 (the R matrix).
+
+    Example:
+        >>> import tensorflow as tf
+        >>> rms_norm_jvp((tf.constant([3.0, 4.0]),), (tf.constant([4.0, -3.0]),), variant="paper").numpy().round(4)
+        array([ 1.1314, -0.8485], dtype=float32)
+    """
+    x, scale, bias = _three("primals", primals)
+    dx, dscale, dbias = _three("tangents", tangents)
+    call = _resolve(
+        "rms_norm_jvp", x, scale, bias, mask, residual, out_dtype,
+        variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
+        dx=_spec("rms_norm_jvp", "dx", dx),
+        dscale=_spec("rms_norm_jvp", "dscale", dscale), dbias=_spec("rms_norm_jvp", "dbias", dbias),
+    )  # fmt: skip
+    x, scale, bias, mask, residual, dx, dscale, dbias = _tensors(x, scale, bias, mask, residual, dx, dscale, dbias)
+    a = tf.cast(add(x, residual, call.x), tf.float64)
+    inverse_rms = statistic(call, a, mask).inverse_rms
+    return cast(tangent(call, a, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
+
+
+
+def _rms_norm(
+    call: Call, a: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    dtypes = [None if array is None else _name(array) for array in (a, scale, bias)]
+
+    @tf.custom_gradient
+    def function(*given: tf.Tensor) -> Any:
+        # Constants to the tapes: what is recorded here is kept in memory, though no gradient passes through it.
+        y, inverse_rms = forward(call, *_filled(map(tf.stop_gradient, given), a, scale, bias), mask)
+
+        def gradient(dy: tf.Tensor, _: Any) -> list[tf.Tensor]:
+            return _gradient(call, dy, a, scale, mask, inverse_rms, dtypes)
+
+        return (y, inverse_rms), gradient
+
+    y, inverse_rms = function(*(array for array in (a, scale, bias) if array is not None))
+    return y, inverse_rms
+
+
+def _gradient(
+    call: Call,
+    dy: tf.Tensor,
+    a: tf.Tensor,
+    scale: tf.Tensor | None,
+    mask: tf.Tensor | None,
+    inverse_rms: tf.Tensor,
+    dtypes: list[str | None],
+) -> list[tf.Tensor]:
+    """Gradients of the arrays that have a dtype; their own derivative goes through 1 / rho as well."""
+
+    def gradients(given: Iterable[tf.Tensor], inverse_rms: tf.Tensor | None) -> list[tf.Tensor]:
+        v, x, g = _filled(given, dy, a, scale)
+        if inverse_rms is None:
+            x = tf.cast(x, tf.float64)
+            inverse_rms = statistic(call, x, mask).inverse_rms
+        results = backward(call, v, x, g, mask, inverse_rms)
+        return [cast(result, dtype) for result, dtype in zip(results, dtypes, strict=True) if dtype is not None]
+
+    @tf.custom_gradient
+    def function(*given: tf.Tensor) -> Any:
+        def second(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                tape.watch(given)
+                first = gradients(given, None)
+            return tape.gradient(first, given, upstream)
+
+        return gradients(map(tf.stop_gradient, given), tf.stop_gradient(inverse_rms)), second
+
+    return function(*(array for array in (dy, a, scale) if array is not None))
+
+
+def _filled(given: Iterable[tf.Tensor], *places: tf.Tensor | None) -> list[Any]:
+    """The given tensors in the places that are not None."""
+    rest = iter(given)
+    return [None if place is None else next(rest) for place in places]
+
+
+def _three(name: str, values: Sequence[Any]) -> list[Any]:
+    if not isinstance(values, Sequence) or not 1 <= len(values) <= 3:
+        raise errors.wrong_type("rms_norm_jvp", name, values, "(x, scale, bias)", "leave trailing ones out or None")
+    return [*values, None, None][:3]
+
+
+def _tensors(*values: Any) -> list[Any]:
+    return [None if value is None else tf.convert_to_tensor(value) for value in values]
+
+
+def _name(x: tf.Tensor) -> str:
+    return str(x.dtype.name)
+
+
+def _spec(op: str, name: str, x: Any) -> Spec | None:
+    if x is None:
+        return None
+    if not isinstance(x, (tf.Tensor, tf.Variable)):
+        raise errors.wrong_type(op, name, x, "a tf.Tensor", "convert it with tf.convert_to_tensor")
+    if x.shape.rank is None:
+        raise errors.unknown_rank(op, name)
+    return Spec(tuple(x.shape), _name(x))
+
+
+def _resolve(op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, out_dtype: Any, **options: Any) -> Call:
+    given = {"scale": scale, "bias": bias, "mask": mask, "residual": residual}
+    specs = {name: _spec(op, name, value) for name, value in given.items()}
+    if isinstance(out_dtype, tf.DType):
+        out_dtype = out_dtype.name
+    x_spec = _spec(op, "x", x)
+    if x_spec is None:
+        raise errors.wrong_type(op, "x", x, "a tf.Tensor", "convert it with tf.convert_to_tensor")
+    call = resolve(op, x_spec, out_dtype=out_dtype, **specs, **options)
+    if call.n is None and Fraction(call.variant.partial or 1).denominator >= 2**31:  # k = n p is to fit in 64 bits
+        raise errors.unknown_size(op, "x", next(axis for axis in call.axes if call.shape[axis] is None))
+    return call

@@ -1,0 +1,135 @@
+"""RMSNorm as a PyTorch module, a drop-in for torch.nn.RMSNorm in every variant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter, init
+
+from rmsnorm import errors
+from rmsnorm.torch_impl.functional import _spec, rms_norm
+from rmsnorm.variants import Variant, derive
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """Root mean square layer normalization over the last axes.
+
+        y = a / rho * (o + weight) + bias,    a = x + residual,    rho = sqrt(mean(a_i^2) + eps)
+
+    with the place of eps, the offset o, the counted elements and the roundings of the variant. It is an instance of
+    torch.nn.RMSNorm, so that code which looks for one (for weight decay, sharding, initialisation) finds it.
+
+    Args:
+        normalized_shape: sizes of the last axes of x, which are normalised; an integer for the last one alone.
+        eps: a number >= 0; None for the variant's: for ``torch`` the machine epsilon, of f32 for 16-bit x.
+        elementwise_affine: whether there are parameters; without them the factor is 1 and there is no bias.
+        device, dtype: of the parameters.
+        bias: whether there is one; None as the variant has it, which is not but for ``equinox`` and ``lasagne``.
+        partial: fraction of the elements, from the first, that enter the statistic; None for the variant's.
+        variant: name of a preset or a Variant.
+
+    Attributes:
+        weight: gain, of normalized_shape; initially 1 - o, so that the factor is 1. None without parameters.
+        bias: likewise, initially 0; None where there is none, so that a state dict is that of torch.nn.RMSNorm.
+
+    Raises:
+        TypeError: eps, partial or variant is of the wrong type.
+        ValueError: normalized_shape is empty or not of sizes, eps, partial or variant is not valid.
+
+    Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
+
+    Example:
+        >>> import torch
+        >>> layer = RMSNorm(2, eps=0.0)
+        >>> layer(torch.tensor([[3.0, 4.0]])).detach()
+        tensor([[0.8485, 1.1314]])
+        >>> RMSNorm(4, variant="gemma").weight.detach()
+        tensor([0., 0., 0., 0.])
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool | None = None,
+        partial: float | Fraction | None = None,
+        variant: str | Variant = "torch",
+    ) -> None:
+        super(torch.nn.RMSNorm, self).__init__()  # the parameters are made here, where there may be two
+        derive("RMSNorm", variant, eps, None)
+        self.variant = derive("RMSNorm", variant, None, partial)
+        self.normalized_shape = _sizes(normalized_shape)
+        self.eps = eps
+        self.elementwise_affine = elementwise_affine
+        has_bias = self.variant.bias if bias is None else bias
+        for name, exists in (("weight", elementwise_affine), ("bias", elementwise_affine and has_bias)):
+            empty = torch.empty(self.normalized_shape, device=device, dtype=dtype) if exists else None
+            self.register_parameter(name, None if empty is None else Parameter(empty))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            init.constant_(self.weight, 1 - self.variant.scale_offset)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, residual: Tensor | None = None) -> Any:
+        """Normalize x, or x + residual.
+
+            y = a / rho * (o + weight) + bias,    a = x + residual
+
+        Args:
+            x: floating-point, of a shape that ends in normalized_shape.
+            mask: bool, broadcasting to x: True counts in the statistic. Elsewhere y is normalised likewise but constant
+                to every derivative, and a row with nothing counted gives 0.
+            residual: added to x first, in promote(x, residual).
+
+        Returns:
+            y, shaped as x; with ``residual`` (y, x + residual).
+
+        Raises:
+            TypeError: x or the residual is not floating-point, the mask is not bool.
+            ValueError: x does not end in normalized_shape, a mask or residual does not fit x.
+
+        Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
+
+        Example:
+            >>> import torch
+            >>> y, h = RMSNorm(2, elementwise_affine=False)(torch.tensor([1.0, 3.0]), residual=torch.tensor([2.0, 1.0]))
+            >>> y, h
+            (tensor([0.8485, 1.1314]), tensor([3., 4.]))
+        """
+        axes = tuple(range(-len(self.normalized_shape), 0))
+        if isinstance(x, Tensor) and x.shape[axes[0] :] != self.normalized_shape:
+            why = f"normalized_shape, x being {_spec('RMSNorm', 'x', x)}"
+            raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[axes[0] :], self.normalized_shape, why)
+        return rms_norm(
+            x, self.weight, self.bias, variant=self.variant, eps=self.eps, axis=axes, mask=mask, residual=residual
+        )
+
+    def extra_repr(self) -> str:
+        shown = super().extra_repr()
+        if (self.bias is not None) != self.variant.bias:
+            shown += f", bias={self.bias is not None}"
+        if self.variant.partial is not None:
+            shown += f", partial={self.variant.partial}"
+        if self.variant.name != "torch":
+            shown += f", variant={self.variant.name!r}"
+        return shown
+
+
+def _sizes(normalized_shape: Any) -> tuple[int, ...]:
+    sizes = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
+    if not sizes or not all(isinstance(size, (int, Integral)) and size >= 0 for size in sizes):
+        want = "one size >= 0 or a sequence of them"
+        raise errors.out_of_domain("RMSNorm", "normalized_shape", normalized_shape, want, "pass the end of x.shape")
+    return tuple(int(size) for size in sizes)

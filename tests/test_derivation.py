@@ -1,0 +1,374 @@
+"""The paper's derivation, proved three ways: in 60 digits, by central differences, and by the golden's O(n) products.
+
+The error of R. Let gamma = K u / (1 - K u), u = 2^-53 and K = 3 n + 10: more roundings than lie on any path to an
+element of R (n for the mean, n for the mean square, at most 10 others) or to a product with it (another n). With
+tau = gamma kappa, kappa = max(1, max|a| / sqrt(q)) for the cancellation in c = a - mean, each factor of
+R = (I - x^ slope^T) / rho errs by at most tau times a majorant, x^ by tau (1 + |x^|), slope by tau m (1 / k + |slope|),
+1 / rho by tau / rho; so R errs by at most 3 tau (I + (1 + |x^|) (m (1 / k + |slope|))^T) / rho, element by element, and
+a product with R by the same product with that matrix and absolute values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import mpmath  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmsnorm import Variant
+from rmsnorm.numpy_impl import derivation, rms_norm, rms_norm_jvp, rms_norm_vjp
+from rmsnorm.numpy_impl.derivation import (
+    gain_gradient,
+    input_gradient,
+    jacobian,
+    r_matrix,
+    rms,
+    rms_norm_row,
+    weight_gradient,
+    weight_gradient_kronecker,
+)
+
+Array = npt.NDArray[np.float64]
+PAPER = Variant.get("paper")
+N, M = 7, 4
+U = 2.0**-53
+
+# The variant, and k counted by hand: 7 * 0.4 = 2.8 and 7 * 0.1 = 0.7.
+FORMS = {
+    "paper": (PAPER, 7),
+    "inside": (PAPER.replace(eps=0.5), 7),
+    "machine epsilon": (Variant.get("torch"), 7),
+    "outside": (PAPER.replace(eps=0.3, eps_position="outside"), 7),
+    "clamp": (PAPER.replace(eps=0.75, eps_position="clamp"), 7),
+    "ceil": (PAPER.replace(partial=0.4), 3),
+    "floor": (PAPER.replace(partial=0.4, partial_rounding="floor"), 2),
+    "at least one": (PAPER.replace(partial=0.1, partial_rounding="floor", eps=0.5), 1),
+    "partial outside": (Variant.get("zhang_torch").replace(partial=0.4, eps=0.3), 2),
+    "partial clamp": (PAPER.replace(partial=0.4, eps=0.75, eps_position="clamp"), 3),
+    "variance": (Variant.get("keras_rms_scaling"), 7),
+    "partial variance outside": (
+        PAPER.replace(statistic="variance", partial=0.4, eps=0.3, eps_position="outside"),
+        3,
+    ),
+    "offset": (Variant.get("gemma").replace(eps=0.5), 7),
+    "offset partial outside": (
+        PAPER.replace(scale_offset=1.0, partial=0.4, eps=0.3, eps_position="outside"),
+        3,
+    ),
+}
+
+
+class Case(NamedTuple):
+    variant: Variant
+    k: int
+    x: Array
+    w: Array
+    a: Array
+    g: Array
+    b: Array
+    v: Array
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"variant": self.variant}
+
+    @property
+    def gain(self) -> Array:
+        return self.variant.scale_offset + self.g
+
+    @property
+    def u(self) -> Array:
+        return self.gain * self.v
+
+    def c(self) -> Array:
+        mean = self.a[: self.k].mean() if self.variant.statistic == "variance" else 0.0
+        return np.where(np.arange(N) < self.k, self.a - mean, 0.0)
+
+    def tau(self) -> float:
+        root = np.linalg.norm(self.c()) / np.sqrt(self.k)
+        variance = self.variant.statistic == "variance"
+        kappa = max(1.0, np.max(np.abs(self.a[: self.k])) / root) if variance else 1.0
+        return float((3 * N + 10) * U / (1 - (3 * N + 10) * U) * kappa)
+
+    def r_error(self) -> Array:
+        rho, root = rms(self.a, **self.options), np.linalg.norm(self.c()) / np.sqrt(self.k)
+        # |slope| = |c| / (k s) is at most |c| / (k sqrt(q)), for every place of eps.
+        slope = (np.arange(N) < self.k) * (1 / self.k + np.abs(self.c()) / (self.k * root))
+        return np.asarray(3 * self.tau() * (np.eye(N) + np.outer(1 + np.abs(self.a / rho), slope)) / rho)
+
+
+def draw(form: str, size: float, seed: int = 0) -> Case:
+    """Data of few bits, so that a = W x is exact and everything else is judged from the same a."""
+    rng = np.random.default_rng(seed)
+    few_bits = [np.round(64 * rng.normal(size=shape)) / 64 for shape in (M, (N, M))]
+    x, w = few_bits[0], size * few_bits[1]
+    return Case(*FORMS[form], x, w, w @ x, *rng.normal(size=(3, N)))
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+# Powers of two: eps decides, shows, or is lost; the clamp acts at the first and not at the others.
+@pytest.fixture(params=[2.0**-10, 1.0, 2.0**10])
+def case(form: str, request: pytest.FixtureRequest) -> Case:
+    return draw(form, request.param)
+
+
+@pytest.fixture(autouse=True)
+def sixty_digits() -> Iterator[None]:
+    with mpmath.workdps(60):
+        yield
+
+
+def exact_row(a: list[Any], case: Case) -> list[Any]:
+    """RMSNorm as mathematics has it, in 60 digits."""
+    variant, k = case.variant, case.k
+    eps = mpmath.mpf(2) ** -52 if variant.eps is None else mpmath.mpf(variant.eps)
+    mean = sum(a[:k]) / k if variant.statistic == "variance" else 0
+    q = sum((element - mean) ** 2 for element in a[:k]) / k
+    rho = {
+        "inside": mpmath.sqrt(q + eps),
+        "outside": mpmath.sqrt(q) + eps,
+        "clamp": max(mpmath.sqrt(q), eps / mpmath.sqrt(k)),
+    }[variant.eps_position]
+    offset = mpmath.mpf(variant.scale_offset)
+    return [element / rho * (offset + g) + b for element, g, b in zip(a, case.g, case.b, strict=True)]
+
+
+def exact_jacobian(case: Case) -> Array:
+    # With h = 10^-20 of a row of size near 1, truncation is near 10^-40 and rounding 10^-60 / 10^-20: both vanish.
+    h = mpmath.mpf(10) ** -20
+    columns = []
+    for j in range(N):
+        high, low = ([mpmath.mpf(a) + sign * h * (i == j) for i, a in enumerate(case.a)] for sign in (1, -1))
+        pairs = zip(exact_row(high, case), exact_row(low, case), strict=True)
+        columns.append([float((up - down) / (2 * h)) for up, down in pairs])
+    return np.array(columns).T
+
+
+def exact_weight_gradient(case: Case) -> Array:
+    """Each element of dL/dW from L = <v, y> itself, through a = W x."""
+    h = mpmath.mpf(10) ** -20
+    x, w = [mpmath.mpf(e) for e in case.x], [[mpmath.mpf(e) for e in row] for row in case.w]
+
+    def loss(i: int, j: int, step: Any) -> Any:
+        a = [sum(e * f for e, f in zip(row, x, strict=True)) + step * x[j] * (row is w[i]) for row in w]
+        return sum(v * y for v, y in zip(case.v, exact_row(a, case), strict=True))
+
+    return np.array([[float((loss(i, j, h) - loss(i, j, -h)) / (2 * h)) for j in range(M)] for i in range(N)])
+
+
+def within(got: Array, want: Array, error: Array) -> None:
+    assert got.shape == np.shape(want) == error.shape
+    assert got.dtype == np.float64
+    # Where a row is not counted R is exactly diagonal, and so is the bound: no quotient here.
+    assert np.all(np.abs(got - want) <= error), f"got {got}\nwant {want}\nbound {error}"
+
+
+def test_the_bound_is_of_the_order_of_rounding(case: Case) -> None:
+    # 3 tau (1 + X S) rho / rho with X, S and kappa of a few units each: a bound beyond 10^-11 would prove little.
+    assert np.max(case.r_error()) * rms(case.a, **case.options) < 1e-11
+
+
+def test_clamp_acts_at_small_rows_only() -> None:
+    acts = [rms(draw("clamp", size).a, variant=FORMS["clamp"][0]) == 0.75 / np.sqrt(N) for size in (2.0**-10, 1, 2**10)]
+    assert acts == [True, False, False]
+
+
+def test_row_equals_the_golden(case: Case) -> None:
+    y = rms_norm_row(case.a, case.g, case.b, **case.options)
+    golden = rms_norm(case.a, case.g, case.b, **case.options)
+    # x^ errs by tau (1 + |x^|) |o + g| at most, and the last two operations by less than another tau.
+    error = 2 * case.tau() * (np.abs(case.gain) * (1 + np.abs(case.a / rms(case.a, **case.options))) + np.abs(case.b))
+    within(y, golden, error)
+    within(y, np.array([float(e) for e in exact_row([mpmath.mpf(e) for e in case.a], case)]), error)
+
+
+def test_r_is_the_papers_for_full_statistics_and_no_eps() -> None:
+    case = draw("paper", 1.0)
+    a = case.a
+    papers = 1 / rms(a) * (np.eye(N) - np.outer(a, a) / (N * rms(a) ** 2))
+    within(r_matrix(a), papers, case.r_error())
+    assert rms(a) == pytest.approx(np.sqrt(np.mean(a**2)), rel=(N + 3) * U)
+
+
+def test_jacobian_equals_sixty_digits(case: Case) -> None:
+    exact = exact_jacobian(case)
+    within(jacobian(case.a, case.g, **case.options), exact, np.abs(case.gain)[:, None] * case.r_error())
+
+
+def test_r_is_the_jacobian_without_gain(case: Case) -> None:
+    within(r_matrix(case.a, **case.options), jacobian(case.a, **case.options), case.r_error())
+    assert np.array_equal(
+        jacobian(case.a, case.g, **case.options), case.gain[:, None] * r_matrix(case.a, **case.options)
+    )
+
+
+def test_jacobian_equals_central_differences_of_the_golden(case: Case) -> None:
+    """The tolerance is truncation + rounding.
+
+    As a function of one element, moved by a complex z with |z| <= r = (sqrt(3/2) - 1) sqrt(k q), x^ is analytic: k q
+    moves by 2 c z + z^2 at most, less than k q / 2, so |rho| stays above rho / sqrt(2), for every place of eps, and
+    |x^| below M = sqrt(2) (|a| + r) / rho. By Cauchy the j-th Taylor coefficient is at most M / r^j, and the odd ones
+    from the third on make a truncation of at most (M / r) t / (1 - t), t = (h / r)^2. The golden rounds once, by u |y|,
+    twice over 2 h. With h = 2^-18 r the two are about equal.
+    """
+    rho, r = rms(case.a, **case.options), (np.sqrt(1.5) - 1) * np.linalg.norm(case.c())
+    h = 2.0 ** np.floor(np.log2(r) - 18)
+    t = (h / r) ** 2
+    high, low = case.a + h * np.eye(N), case.a - h * np.eye(N)
+    up, down = (rms_norm(rows, case.g, case.b, **case.options) for rows in (high, low))
+    moved = (high - low).diagonal()[:, None]  # exact, where a + h may be rounded
+    truncation = np.abs(case.gain) * np.sqrt(2) * (np.abs(case.a) + r) / rho / r * t / (1 - t)
+    error = truncation + U * (np.abs(up) + np.abs(down)) / moved
+    within(jacobian(case.a, case.g, **case.options), ((up - down) / moved).T, error.T * (1 + 2.0**-20))
+
+
+def test_jacobian_equals_the_golden_products(case: Case) -> None:
+    """Every row and column of the matrix, and a vector in general position, through the O(n) products."""
+    dy_da = jacobian(case.a, case.g, **case.options)
+    error = np.abs(case.gain)[:, None] * case.r_error()
+    rows = np.tile(case.a, (N + 1, 1))
+    directions = np.vstack([np.eye(N), case.v])
+    pulled, dscale, dbias = rms_norm_vjp(directions, rows, case.g, case.b, **case.options)
+    within(directions @ dy_da, pulled, np.abs(directions) @ error)
+    pushed = rms_norm_jvp((rows, case.g, case.b), (directions, None, None), **case.options)
+    within(directions @ dy_da.T, pushed, np.abs(directions) @ error.T)
+    v, total = directions.sum(axis=0), np.abs(directions).sum(axis=0)
+    x_hat = 1 + np.abs(case.a / rms(case.a, **case.options))
+    within(gain_gradient(v, case.a, **case.options), dscale, 2 * case.tau() * total * x_hat)
+    assert np.allclose(dbias, v, rtol=0, atol=np.max(2 * N * U * total))
+
+
+def test_input_gradient_is_the_transposed_product(case: Case) -> None:
+    got = input_gradient(case.v, case.a, case.g, **case.options)
+    error = case.r_error().T @ np.abs(case.u)
+    within(got, r_matrix(case.a, **case.options).T @ case.u, error)
+    within(got, rms_norm_vjp(case.v, case.a, case.g, case.b, **case.options)[0], error)
+
+
+def test_kronecker_form_equals_the_product_and_the_golden(case: Case) -> None:
+    arguments = (case.v, case.x, case.w, case.g)
+    error = np.outer(case.r_error().T @ np.abs(case.u), np.abs(case.x))
+    kronecker = weight_gradient_kronecker(*arguments, **case.options)
+    within(kronecker, weight_gradient(*arguments, **case.options), error)
+    dx, _, _ = rms_norm_vjp(case.v, case.a, case.g, case.b, **case.options)
+    within(kronecker, np.outer(dx, case.x), error)
+    within(kronecker, exact_weight_gradient(case), error)
+
+
+def test_r_is_symmetric_only_for_full_mean_squares(form: str) -> None:
+    case = draw(form, 1.0)
+    r = r_matrix(case.a, **case.options)
+    full = case.k == N and case.variant.statistic == "mean_square"
+    assert np.allclose(r, r.T, rtol=0, atol=np.max(case.r_error())) == full
+
+
+def test_r_of_the_paper_takes_nothing_along_the_row() -> None:
+    """R a = 0, for scaling a leaves y alone; to what is orthogonal to a it is 1 / rho."""
+    case = draw("paper", 1.0)
+    r, across = r_matrix(case.a), np.roll(case.a, 1)
+    across = across - case.a * (across @ case.a) / (case.a @ case.a)
+    error = case.r_error()
+    assert np.all(np.abs(r @ case.a) <= error @ np.abs(case.a))
+    within(r @ across, across / rms(case.a), error @ (np.abs(across) + np.abs(case.a)))
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(-60, 60), st.lists(st.floats(0.5, 2.0), min_size=1, max_size=9))
+def test_r_is_divided_by_the_scale_of_the_row(exponent: int, row: list[float]) -> None:
+    """The paper's R' = R / delta. For a power of two nothing is rounded differently."""
+    a, delta = np.array(row), 2.0**exponent
+    assert np.array_equal(r_matrix(delta * a), r_matrix(a) / delta)
+    assert np.array_equal(rms_norm_row(delta * a), rms_norm_row(a))
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.floats(-1e3, 1e3).filter(lambda e: abs(e) > 1e-3), min_size=1, max_size=50))
+def test_the_normalised_row_has_length_root_n(row: list[float]) -> None:
+    # n squares, their sum, quotient and root here, and again in the norm: all relative.
+    assert np.linalg.norm(rms_norm_row(row)) == pytest.approx(np.sqrt(len(row)), rel=(2 * len(row) + 8) * U)
+
+
+def test_a_counted_fraction_is_exact() -> None:
+    """100 * 0.07 is 7.000000000000001 in floating point, and k is 7."""
+    a = np.where(np.arange(100) < 7, 1.0, 3.0)
+    assert rms(a, partial=0.07) == rms(a, partial=Fraction(7, 100)) == 1.0
+    assert rms(a, partial=0.08) == np.sqrt((7 + 9) / 8)
+
+
+@pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
+def test_a_row_of_zeros(position: str) -> None:
+    """With eps R = I / rho, the subgradient every implementation takes; without it NaN, and no warning."""
+    variant = PAPER.replace(eps_position=position)
+    zeros, v = np.zeros(4), np.array([1.0, 2.0, 3.0, 4.0])
+    rho = {"inside": 0.5, "outside": 0.25, "clamp": 0.125}[position]
+    assert rms(zeros, variant=variant, eps=0.25) == rho
+    assert np.array_equal(r_matrix(zeros, variant=variant, eps=0.25), np.eye(4) / rho)
+    assert np.array_equal(input_gradient(v, zeros, variant=variant, eps=0.25), v / rho)
+    assert np.isnan(rms_norm_row(zeros, variant=variant)).all()
+    assert np.isnan(r_matrix(zeros, variant=variant)).all()
+    assert np.isnan(input_gradient(v, zeros, variant=variant)).all()
+    assert np.array_equal(rms_norm_vjp(v, zeros, variant=variant, eps=0.25)[0], v / rho)
+
+
+def test_narrow_formats_are_widened_and_nothing_is_written() -> None:
+    a, g = np.array([1.0, 7.0], np.float32), np.array([1.0, 2.0], np.float16)
+    a.flags.writeable = g.flags.writeable = False
+    assert rms_norm_row(a, g, variant="paper").dtype == np.float64
+    assert np.array_equal(jacobian(a, g), jacobian([1.0, 7.0], [1.0, 2.0]))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: rms([1, 7]), TypeError, r"rms: a has dtype int64, expected float16, .* or float64; cast it first"),
+        (lambda: rms([[1.0]]), ValueError, r"rms: shape of a is \(1, 1\), expected \[n\], n >= 1; pass one row"),
+        (lambda: r_matrix([]), ValueError, r"r_matrix: shape of a is \(0,\), expected \[n\], n >= 1; pass one row"),
+        (
+            lambda: rms_norm_row([1.0], [1.0, 2.0]),
+            ValueError,
+            r"rms_norm_row: g has shape \(2,\), expected \(1,\) to match a f64\[1\]",
+        ),
+        (
+            lambda: rms_norm_row([1.0], None, [1.0, 2.0]),
+            ValueError,
+            r"rms_norm_row: b has shape \(2,\), expected \(1,\) to match a f64\[1\]",
+        ),
+        (
+            lambda: input_gradient([1.0, 2.0], [1.0]),
+            ValueError,
+            r"input_gradient: v has shape \(2,\), expected \(1,\) to match a f64\[1\]",
+        ),
+        (
+            lambda: weight_gradient([1.0], [1.0, 2.0], [[1.0]]),
+            ValueError,
+            r"weight_gradient: w has shape \(1, 1\), expected \(1, 2\) to match x f64\[2\]",
+        ),
+        (
+            lambda: weight_gradient_kronecker([1.0], [1.0], [1.0]),
+            ValueError,
+            r"weight_gradient_kronecker: shape of w is \(1,\), expected \[n, m\], n, m >= 1; pass a matrix",
+        ),
+        (lambda: rms([1.0], eps=-1.0), ValueError, r"rms: eps is -1\.0, expected a finite number >= 0; "),
+        (lambda: rms([1.0], partial=2.0), ValueError, r"rms: partial is 2\.0, expected a fraction in \(0, 1\]; "),
+        (lambda: jacobian([1.0], variant="papers"), ValueError, r"jacobian: variant is 'papers', .* mean 'paper'\?"),
+    ],
+)
+def test_errors(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_public_names_are_documented_with_an_example() -> None:
+    for name in derivation.__all__:
+        documentation = getattr(derivation, name).__doc__
+        assert all(part in documentation for part in ("Args", "Returns", "Raises", "Source: ", ">>> ")), name

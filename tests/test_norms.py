@@ -1,0 +1,389 @@
+"""LayerNorm, BatchNorm and WeightNorm: forward, gradients, running statistics, and what they have to do with RMSNorm.
+
+Rounding. Outputs and gradients are sums of products of at most 5 factors, each reached by fewer than K = 4 size + 20
+roundings, for x of that size. Such a sum errs by at most 5 K u kappa (``rounding``), u = 2^-53, times the same sum with
+2 + |x^| for x^: 2 for the error of the mean, and kappa >= 1, the largest |x| + |mean| over sigma, for the cancellation
+in x - mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from rmsnorm.numpy_impl import norms, rms_norm, rms_norm_vjp
+from rmsnorm.numpy_impl.norms import (
+    Running,
+    batch_norm,
+    batch_norm_vjp,
+    layer_norm,
+    layer_norm_vjp,
+    weight_norm,
+    weight_norm_vjp,
+)
+
+Array: TypeAlias = npt.NDArray[Any]
+Function = Callable[..., Array]
+U = 2.0**-53
+EPS = [0.0, 1e-5, 0.5]
+RUNNING = ([0.3, -1.0, 2.0, 0.0], [0.5, 2.0, 1.0, 4.0])
+
+
+def rounding(size: int, kappa: float = 1.0) -> float:
+    return 5 * (4 * size + 20) * U * kappa
+
+
+def standardise(x: Array, g: Array, b: Array, eps: float, axis: int | tuple[int, ...]) -> Array:
+    """Normalization as written in the papers; free of absolute values and conjugates, so analytic in every argument."""
+    centred = x - x.mean(axis=axis, keepdims=True)
+    y: Array = centred / np.sqrt((centred * centred).mean(axis=axis, keepdims=True) + eps) * g + b
+    return y
+
+
+def stretched(v: Array, g: Array) -> Array:
+    w: Array = v / np.sqrt((v * v).sum(axis=1, keepdims=True)) * g[:, None]
+    return w
+
+
+def complex_step(function: Function, dy: Array, arguments: list[Array]) -> list[Array]:
+    """Gradients of <dy, f> from f(a + i h): no difference is taken, so for h = 2^-100 only rounding is left."""
+    gradients = []
+    for index, argument in enumerate(arguments):
+        gradient = np.empty_like(argument)
+        for place in np.ndindex(argument.shape):
+            moved: list[Array] = [np.array(a, complex) for a in arguments]
+            moved[index][place] += 2.0**-100 * 1j
+            gradient[place] = np.sum(dy * function(*moved).imag) * 2.0**100
+        gradients.append(gradient)
+    return gradients
+
+
+def central_differences(function: Function, dy: Array, x: Array, h: float) -> Array:
+    gradient = np.empty_like(x)
+    for place in np.ndindex(x.shape):
+        high, low = x.copy(), x.copy()
+        high[place] += h
+        low[place] -= h
+        gradient[place] = np.sum(dy * (function(high) - function(low))) / (high[place] - low[place])
+    return gradient
+
+
+def central_error(
+    dy: Array, x: Array, gain: Array, bias: Array, mean: Array, sigma: Array, length: Array, axis: int
+) -> tuple[float, float]:
+    """A step h, and the error of central differences with it: truncation + rounding, over what one element moves.
+
+    Moved by a complex |z| <= r = (sqrt(3/2) - 1) min(length), length the norm of what the statistic squares, x^ is
+    analytic and at most sqrt(2) (|x^| + 2 r / sigma) (the square of the statistic loses less than half); by Cauchy the
+    j-th Taylor coefficient is that over r^j, and the odd ones from the third on sum to at most 1.01 t / r of it, with
+    t = (h / r)^2. The forward, of two factors and under K = 2 n + 10 roundings for n normalised elements, errs by
+    2 K u kappa times its terms, twice over 2 h. With h = 2^-14 r the two parts are about equal.
+    """
+    r = (np.sqrt(1.5) - 1) * float(np.min(length))
+    h = 2.0 ** np.floor(np.log2(r) - 14)
+    x_hat = np.abs(x - mean) / sigma
+    largest = np.sqrt(2) * (x_hat + 2 * r / sigma) * np.abs(gain)
+    forward = 2 * (2 * x.shape[axis] + 10) * U * kappa(x, mean, sigma) * ((2 + x_hat) * np.abs(gain) + np.abs(bias))
+    error = np.abs(dy) * (1.01 * (h / r) ** 2 / r * largest + forward / h)
+    return h, float(np.max(np.sum(error, axis=axis)))
+
+
+def close(got: Array | None, want: Array, error: float) -> None:
+    assert got is not None
+    assert got.dtype == np.float64
+    assert got.shape == want.shape
+    assert np.max(np.abs(got - want)) <= error, f"{np.max(np.abs(got - want)) / error:.3g} times {error:.3g}"
+
+
+def forward_error(x: Array, g: Array, b: Array, mean: Array, sigma: Array) -> float:
+    x_hat = 2 + np.abs(x - mean) / sigma
+    return rounding(x.size, kappa(x, mean, sigma)) * float(np.max(x_hat * np.abs(g) + np.abs(b)))
+
+
+def gradient_error(dy: Array, x: Array, g: Array, mean: Array, sigma: Array) -> float:
+    """Of dx, dscale and dbias alike: the sum of all the terms that any of their elements can have."""
+    x_hat = 2 + np.abs(x - mean) / sigma
+    terms = np.abs(dy) * np.maximum(1, np.abs(g)) * x_hat * np.max(x_hat) * np.maximum(1, 1 / sigma)
+    return rounding(x.size, kappa(x, mean, sigma)) * float(np.sum(terms))
+
+
+def kappa(x: Array, mean: Array, sigma: Array) -> float:
+    return max(1.0, float(np.max((np.abs(x) + np.abs(mean)) / sigma)))
+
+
+def moments(x: Array, eps: float, axis: int | tuple[int, ...]) -> tuple[Array, Array]:
+    return x.mean(axis=axis, keepdims=True), np.sqrt(x.var(axis=axis, keepdims=True) + eps)
+
+
+def draw(seed: int = 0, shape: tuple[int, ...] = (5, 4), features: int = 4) -> tuple[Array, Array, Array, Array]:
+    rng = np.random.default_rng(seed)
+    return 1 + rng.normal(size=shape), *rng.normal(size=(2, features)), rng.normal(size=shape)
+
+
+@pytest.mark.parametrize("eps", EPS)
+def test_layer_norm(eps: float) -> None:
+    x, g, b, dy = draw()
+    mean, sigma = moments(x, eps, -1)
+    close(layer_norm(x, g, b, eps=eps), standardise(x, g, b, eps, -1), forward_error(x, g, b, mean, sigma))
+    gradients = layer_norm_vjp(dy, x, g, b, eps=eps)
+    exact = complex_step(lambda x, g, b: standardise(x, g, b, eps, -1), dy, [x, g, b])
+    for got, want in zip(gradients, exact, strict=True):
+        close(got, want, gradient_error(dy, x, g, mean, sigma))
+    h, error = central_error(dy, x, g, b, mean, sigma, np.linalg.norm(x - mean, axis=-1), -1)
+    differences = central_differences(lambda x: layer_norm(x, g, b, eps=eps), dy, x, h)
+    close(gradients[0], differences, error)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("eps", EPS)
+def test_batch_norm(eps: float, training: bool) -> None:
+    x, g, b, dy = draw()
+    mean, var = (x.mean(axis=0), x.var(axis=0)) if training else map(np.array, RUNNING)
+
+    def forward(x: Array) -> Array:
+        return batch_norm(x, g, b, RUNNING, training=training, eps=eps)[0]
+
+    def written(x: Array, g: Array, b: Array) -> Array:
+        return standardise(x, g, b, eps, 0) if training else (x - mean) / np.sqrt(var + eps) * g + b
+
+    sigma = np.sqrt(var + eps)
+    close(forward(x), written(x, g, b), forward_error(x, g, b, mean, sigma))
+    gradients = batch_norm_vjp(dy, x, g, b, RUNNING, training=training, eps=eps)
+    for got, want in zip(gradients, complex_step(written, dy, [x, g, b]), strict=True):
+        close(got, want, gradient_error(dy, x, g, mean, sigma))
+    length = np.linalg.norm(x - mean, axis=0) if training else np.ones(1)  # linear without training: any step will do
+    h, error = central_error(dy, x, g, b, mean, sigma, length, 0)
+    close(gradients[0], central_differences(forward, dy, x, h), error)
+
+
+def test_weight_norm() -> None:
+    rng = np.random.default_rng(0)
+    v, g, dw = rng.normal(size=(4, 5)), rng.normal(size=4), rng.normal(size=(4, 5))
+    w = weight_norm(v, g)
+    close(w, stretched(v, g), rounding(v.size) * float(np.max(np.abs(w))))
+    # Rows have the length |g|: m squares, their sum and root, twice.
+    assert np.linalg.norm(w, axis=1) == pytest.approx(np.abs(g), rel=(2 * 5 + 8) * U)
+    length = np.linalg.norm(v, axis=1)
+    gradients = weight_norm_vjp(dw, v, g)
+    error = rounding(v.size) * float(np.sum(np.abs(dw)) * max(1, np.max(np.abs(g) / length)))
+    for got, want in zip(gradients, complex_step(stretched, dw, [v, g]), strict=True):
+        close(got, want, error)
+    zero = np.zeros(())
+    h, error = central_error(dw, v, g[:, None], zero, zero, length[:, None], length, 1)
+    close(gradients[0], central_differences(lambda v: weight_norm(v, g), dw, v, h), error)
+
+
+@pytest.mark.parametrize("axis", [1, (0, 2), (-1, 0)])
+def test_axes_are_those_that_are_named(axis: Any) -> None:
+    """An array with the axes moved to the end gives the same numbers, each gradient in its place."""
+    x, _, _, dy = draw(shape=(3, 4, 2))
+    axes = tuple(sorted(np.atleast_1d(axis) % 3))
+    sizes = tuple(x.shape[a] for a in axes)
+    g, b = np.random.default_rng(1).normal(size=(2, *sizes))
+    order = [*(a for a in range(3) if a not in axes), *axes]
+
+    def last(array: Array) -> Array:
+        return array.transpose(order).reshape(-1, g.size)
+
+    error = gradient_error(last(dy), last(x), g.ravel(), *moments(last(x), 1e-5, -1))
+    close(last(layer_norm(x, g, b, axis=axis)), layer_norm(last(x), g.ravel(), b.ravel()), error)
+    dx, dg, db = layer_norm_vjp(dy, x, g, b, axis=axis)
+    for got, want in zip((last(dx), dg, db), layer_norm_vjp(last(dy), last(x), g.ravel(), b.ravel()), strict=True):
+        assert got is not None
+        assert want is not None
+        close(got, want.reshape(got.shape), error)
+    error = gradient_error(last(dy), last(x), g.ravel(), *moments(last(x), 1e-5, 0))
+    (y, running), (want_y, want_running) = batch_norm(x, g, b, axis=axis), batch_norm(last(x), g.ravel(), b.ravel())
+    close(last(y), want_y, error)
+    close(running.mean, want_running.mean.reshape(sizes), error)
+    close(running.var, want_running.var.reshape(sizes), error)
+    close(last(batch_norm_vjp(dy, x, g, b, axis=axis)[0]), batch_norm_vjp(last(dy), last(x), g.ravel())[0], error)
+
+
+def test_batch_norm_is_layer_norm_of_the_transpose() -> None:
+    x, _, _, dy = draw()
+    error = gradient_error(dy, x, np.ones(()), *moments(x, 1e-5, 0))
+    close(batch_norm(x)[0], layer_norm(x.T).T, error)
+    close(batch_norm_vjp(dy, x)[0], layer_norm_vjp(dy.T, x.T)[0].T, error)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9, 1.0])
+def test_running_statistics_are_an_exponential_mean_of_the_batches(momentum: float) -> None:
+    batches = np.random.default_rng(0).normal(2, 3, size=(6, 5, 4))
+    running = None
+    for batch in batches:
+        _, running = batch_norm(batch, running=running, momentum=momentum)
+    assert running is not None
+    shares = (1 - momentum) * momentum ** np.arange(5, -1, -1)
+    start = momentum**6
+    for got, first, terms in ((running.mean, 0, batches.mean(axis=1)), (running.var, 1, batches.var(axis=1))):
+        error = rounding(5) * 6 * float(np.max(batches**2))  # six updates of at most three roundings each, after a mean
+        close(got, start * first + shares @ terms, error)
+
+
+def test_running_statistics_are_used_without_training_and_kept() -> None:
+    x, g, b, dy = draw()
+    running = Running(*map(np.array, RUNNING))
+    y, kept = batch_norm(x, g, b, running, training=False, momentum=0.1)  # 0.1 and 0.9 of 0.3 do not add up to 0.3
+    assert all(np.array_equal(new, old) for new, old in zip(kept, running, strict=True))
+    alone, _ = batch_norm(x[:1], g, b, running, training=False)
+    assert np.array_equal(y[:1], alone)  # no case sees another
+    dx = batch_norm_vjp(dy, x, g, None, running, training=False)[0]
+    assert np.array_equal(dx[:1], batch_norm_vjp(dy[:1], x[:1], g, None, running, training=False)[0])
+
+
+def test_training_does_not_depend_on_the_running_statistics() -> None:
+    x, g, b, dy = draw()
+    assert np.array_equal(batch_norm(x, g, b)[0], batch_norm(x, g, b, RUNNING)[0])
+    assert np.array_equal(batch_norm_vjp(dy, x, g)[0], batch_norm_vjp(dy, x, g, None, RUNNING)[0])
+
+
+def test_inputs_are_not_written_and_parameters_may_be_absent() -> None:
+    x, g, b, dy = draw()
+    mean, var = map(np.array, RUNNING)
+    for array in (x, g, b, dy, mean, var):
+        array.flags.writeable = False
+    for training in (True, False):
+        _, running = batch_norm(x, g, b, (mean, var), training=training)
+        assert not any(np.shares_memory(new, old) for new, old in zip(running, (mean, var), strict=True))
+        assert batch_norm_vjp(dy, x, g, b, (mean, var), training=training)[0].flags.writeable
+    assert layer_norm(x, g, b).flags.writeable
+    assert layer_norm_vjp(dy, x)[1:] == batch_norm_vjp(dy, x)[1:] == (None, None)
+    assert np.array_equal(layer_norm(x), layer_norm(x, np.ones(4), np.zeros(4)))
+    weight_norm_vjp(dy, x, np.ones(5))
+    assert weight_norm(x, np.ones(5)).flags.writeable
+
+
+def test_zero_rows_constant_rows_and_constant_cases() -> None:
+    assert layer_norm(np.empty((0, 4))).shape == (0, 4)
+    assert layer_norm(np.empty((4, 0))).shape == (4, 0)
+    dx, dg, _ = layer_norm_vjp(np.empty((0, 4)), np.empty((0, 4)), np.ones(4))
+    assert dx.shape == (0, 4)
+    assert np.array_equal(np.asarray(dg), np.zeros(4))
+    constant = np.full((2, 4), 3.0)
+    assert np.array_equal(layer_norm(constant), np.zeros((2, 4)))
+    assert np.isnan(layer_norm(constant, eps=0.0)).all()
+    assert np.isnan(layer_norm_vjp(constant, constant, eps=0.0)[0]).all()
+    assert np.isnan(weight_norm(np.zeros((1, 2)), np.ones(1))).all()
+
+
+def test_layer_norm_is_rms_norm_on_rows_of_mean_zero() -> None:
+    """Values and gradients: dx differs by what the mean would have passed, and agrees on the rows' own plane."""
+    x, g, b, dy = draw()
+    x = x - x.mean(axis=-1, keepdims=True)
+    error = gradient_error(dy, x, g, *moments(x, 1e-5, -1)) + forward_error(x, g, b, *moments(x, 1e-5, -1))
+    close(layer_norm(x, g, b), rms_norm(x, g, b, eps=1e-5), error)
+    of_layer, of_rms = layer_norm_vjp(dy, x, g, b), rms_norm_vjp(dy, x, g, b, eps=1e-5)
+    close(of_layer[0], of_rms[0] - of_rms[0].mean(axis=-1, keepdims=True), error)
+    close(of_layer[1], of_rms[1], error)
+    close(of_layer[2], of_rms[2], error)
+
+
+@pytest.mark.parametrize("partial", [None, 0.5])
+def test_the_counted_elements_have_mean_square_one(partial: float | None) -> None:
+    x, _, _, _ = draw(shape=(5, 16), features=16)
+    y = rms_norm(x, variant="paper", partial=partial)
+    counted = y[:, : 16 if partial is None else 8]
+    # The golden's y is rounded once; n squares, their sum and root follow: n + 3 roundings.
+    assert np.linalg.norm(counted, axis=-1) == pytest.approx(np.sqrt(counted.shape[1]), rel=(16 + 3) * U)
+
+
+@pytest.mark.parametrize("eps", EPS)
+def test_layer_norm_after_a_linear_map_is_rms_norm_after_the_centred_map(eps: float) -> None:
+    """W' = (I - 1 1^T / n) W and c' likewise: LayerNorm(W x + c; g, b) = RMSNorm(W' x + c'; g, b), for every eps."""
+    rng = np.random.default_rng(0)
+    x, w, c, (g, b) = (
+        rng.normal(size=(6, 3)),
+        rng.normal(1, 1, size=(8, 3)),
+        rng.normal(size=8),
+        rng.normal(size=(2, 8)),
+    )
+    a = x @ w.T + c
+    centred = x @ (w - w.mean(axis=0)).T + (c - c.mean())
+    y = layer_norm(a, g, b, eps=eps)
+    # a errs by its 3 + 1 terms' absolute values, and so does its centred form, with the mean of n of them on top; the
+    # norm magnifies by kappa = that sum over sigma, as in the module's docstring.
+    terms = np.abs(x) @ np.abs(w).T + np.abs(c)
+    kappa = 2 * float(np.max(terms.max(axis=-1) / a.std(axis=-1)))
+    error = rounding(8, kappa) * float(np.max((2 + np.abs((y - b) / g)) * np.abs(g) + np.abs(b)))
+    close(y, rms_norm(centred, g, b, eps=eps), error)
+    assert np.max(np.abs(rms_norm(a, g, b, eps=eps) - y)) > 1e6 * error  # without the centring they are far apart
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: layer_norm([1, 2]), TypeError, r"layer_norm: x has dtype int64, expected float16, .*; cast it first"),
+        (
+            lambda: layer_norm([1.0, 2.0], [1.0]),
+            ValueError,
+            r"layer_norm: scale has shape \(1,\), expected \(2,\) to match axis -1 of x f64\[2\]",
+        ),
+        (
+            lambda: layer_norm_vjp([1.0], [1.0, 2.0]),
+            ValueError,
+            r"layer_norm_vjp: dy has shape \(1,\), expected \(2,\) to match x f64\[2\]",
+        ),
+        (lambda: layer_norm([1.0], eps=-1.0), ValueError, r"layer_norm: eps is -1\.0, expected a finite number >= 0"),
+        (lambda: layer_norm([1.0], axis=1), ValueError, r"layer_norm: axis is 1, expected between -1 and 0 for x"),
+        (
+            lambda: batch_norm([[1.0]], training=False),
+            TypeError,
+            r"batch_norm: running is None .*, expected \(mean, var\) for training=False; pass those of training",
+        ),
+        (
+            lambda: batch_norm([1.0]),
+            ValueError,
+            r"batch_norm: x\.shape is \(1,\), expected at least one case; pass a batch, or training=False",
+        ),
+        (lambda: batch_norm(np.empty((0, 2))), ValueError, r"batch_norm: x\.shape is \(0, 2\), expected at least one"),
+        (
+            lambda: batch_norm([[1.0]], momentum=1.5),
+            ValueError,
+            r"batch_norm: momentum is 1\.5, expected a number in \[0, 1\]; pass one such as 0\.99",
+        ),
+        (
+            lambda: batch_norm([[1.0]], running=([0.0], [1.0, 1.0])),
+            ValueError,
+            r"batch_norm: running var has shape \(2,\), expected \(1,\) to match the features of x",
+        ),
+        (
+            lambda: batch_norm_vjp([[1.0]], [[1.0]], running=([0], [1.0])),
+            TypeError,
+            r"batch_norm_vjp: running mean has dtype int64, expected float16, .*; cast it first",
+        ),
+        (
+            lambda: weight_norm([1.0], [1.0]),
+            ValueError,
+            r"weight_norm: shape of v is \(1,\), expected \[n, m\]; pass a",
+        ),
+        (
+            lambda: weight_norm([[1.0]], [1.0, 2.0]),
+            ValueError,
+            r"weight_norm: g has shape \(2,\), expected \(1,\) to match v f64\[1, 1\]",
+        ),
+        (
+            lambda: weight_norm([[1]], [1.0]),
+            TypeError,
+            r"weight_norm: v has dtype int64, expected float16, .*; cast it",
+        ),
+        (
+            lambda: weight_norm_vjp([[1.0, 2.0]], [[1.0]], [1.0]),
+            ValueError,
+            r"weight_norm_vjp: dw has shape \(1, 2\), expected \(1, 1\) to match v f64\[1, 1\]",
+        ),
+    ],
+)
+def test_errors(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_public_names_are_documented_with_an_example() -> None:
+    for name in set(norms.__all__) - {"Running"}:
+        documentation = getattr(norms, name).__doc__
+        assert all(part in documentation for part in ("Args", "Returns", "Raises", "Source: ", ">>> ")), name
