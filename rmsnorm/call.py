@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from rmsnorm import dtypes, errors
 from rmsnorm.variants import Variant
 
-Axis = int | Sequence[int]
+Axis: TypeAlias = int | Sequence[int]
+Shape: TypeAlias = tuple[Any, ...]  # of int, None for unknown, or a compiler's symbols
 
 
 class Spec(NamedTuple):
     """Shape and dtype name of an array; a size is None where it is not known yet."""
 
-    shape: tuple[int | None, ...]
+    shape: Shape
     dtype: str
 
     def __str__(self) -> str:
@@ -42,7 +43,7 @@ class Call:
     """
 
     variant: Variant
-    shape: tuple[int | None, ...]
+    shape: Shape
     axes: tuple[int, ...]
     feature_axes: tuple[int, ...]
     eps: float
@@ -53,17 +54,17 @@ class Call:
     inverse_rms: str
 
     @property
-    def n(self) -> int | None:
+    def n(self) -> Any:
         """Number of normalised elements in a row, None where a size is not known yet."""
         return _product(self.shape[axis] for axis in self.axes)
 
     @property
-    def k(self) -> int | None:
+    def k(self) -> Any:
         """Number of elements that enter the statistic, before a mask."""
         return None if self.n is None else self.variant.counted(self.n)
 
     @property
-    def feature_shape(self) -> tuple[int | None, ...]:
+    def feature_shape(self) -> Shape:
         """Shape in which the parameters broadcast against x."""
         return tuple(size if axis in self.feature_axes else 1 for axis, size in enumerate(self.shape))
 
@@ -189,18 +190,18 @@ def _show(axis: Axis) -> str:
     return str(tuple(axis)) if isinstance(axis, Sequence) else str(axis)
 
 
-def _agree(got: Sequence[int | None], want: Sequence[int | None]) -> bool:
+def _agree(got: Sequence[Any], want: Sequence[Any]) -> bool:
     return len(got) == len(want) and all(a is None or b is None or a == b for a, b in zip(got, want, strict=True))
 
 
-def _broadcasts(got: Sequence[int | None], want: Sequence[int | None]) -> bool:
+def _broadcasts(got: Sequence[Any], want: Sequence[Any]) -> bool:
     return len(got) <= len(want) and all(
         a is None or b is None or a == 1 or a == b for a, b in zip(reversed(got), reversed(want), strict=False)
     )
 
 
-def _product(sizes: Any) -> int | None:
-    total = 1
+def _product(sizes: Iterable[Any]) -> Any:
+    total: Any = 1
     for size in sizes:
         if size is None:
             return None

@@ -123,7 +123,17 @@ def variants(
     Console().print(table)
 
 
-_COLUMNS: Final = ("variant", "eps, place", "rounded", "offset", "bias", "partial", "dtype of y", "gain's name", "source")
+_COLUMNS: Final = (
+    "variant",
+    "eps, place",
+    "rounded",
+    "offset",
+    "bias",
+    "partial",
+    "dtype of y",
+    "gain's name",
+    "source",
+)
 
 
 def _describe(variant: Variant) -> tuple[str, ...]:
@@ -131,7 +141,7 @@ def _describe(variant: Variant) -> tuple[str, ...]:
     result = {"x": "T", "scale": "G", "promote": "promote(T, G)", "half_scale": "G if 16-bit, else float32"}
     return (
         f"`{variant.name}`",
-        f"{'machine eps' if variant.eps is None else f'{variant.eps:g}'}, {variant.eps_position}",
+        f"{'machine eps' if variant.eps is None else f'{variant.eps:g}'.replace('e-0', 'e-')}, {variant.eps_position}",
         rounded[variant.rounding],
         f"{variant.scale_offset:g}",
         "yes" if variant.bias else "no",
@@ -165,7 +175,9 @@ def invariances() -> None:
         facts.add_column(name)
     found = gradient_facts()
     for fact in found:
-        times = f"{fact.factor:.6g}" if fact.holds else f"[red]{fact.factor:.6g}, the paper says {fact.expected:.6g}[/red]"
+        times = (
+            f"{fact.factor:.6g}" if fact.holds else f"[red]{fact.factor:.6g}, the paper says {fact.expected:.6g}[/red]"
+        )
         facts.add_row(fact.norm, fact.gradient, fact.property, times, f"{fact.change:.1e}", f"{fact.bound:.1e}")
     Console().print(sheet, facts)
     if any(cell.holds != cell.expected for cell in cells) or not all(fact.holds for fact in found):

@@ -1,8 +1,8 @@
 """The specification of RMSNorm: every numerical choice, named. No array library.
 
-    q = mean of a_i^2 over the counted elements
-    rho = sqrt(q + eps) | sqrt(q) + eps | max(sqrt(q), eps / sqrt(k))
-    y = a / rho * (scale_offset + scale) + bias
+q = mean of a_i^2 over the counted elements
+rho = sqrt(q + eps) | sqrt(q) + eps | max(sqrt(q), eps / sqrt(k))
+y = a / rho * (scale_offset + scale) + bias
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from torch.autograd.forward_ad import unpack_dual
 
 from rmsnorm import dtypes, errors
 from rmsnorm.call import Axis, Call, Spec, resolve

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import partial as bind
 from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax import numpy as jnp
 from jax.nn import initializers
 
-from rmsnorm.call import Axis
 from rmsnorm.flax_impl.arithmetic import Across
-from rmsnorm.flax_impl.functional import rms_norm, rms_norm_across
+from rmsnorm.flax_impl.functional import _arrays, _resolve, normalise
+from rmsnorm.flax_impl.rounding import add
 from rmsnorm.variants import Variant, derive
 
 
@@ -100,16 +102,92 @@ class RMSNorm(nnx.RMSNorm):
             param_dtype=param_dtype,
             use_scale=use_scale,
             scale_init=scale_init or initializers.constant(1 - self.variant.scale_offset),
-            reduction_axes=reduction_axes,
-            feature_axes=feature_axes,
-            axis_name=axis_name,
-            axis_index_groups=axis_index_groups,
+            reduction_axes=_hashable(reduction_axes),
+            feature_axes=_hashable(feature_axes),
+            axis_name=_hashable(axis_name),
+            axis_index_groups=_hashable(axis_index_groups),
             use_fast_variance=use_fast_variance,
             promote_dtype=promote_dtype,
             rngs=rngs,
             scale_metadata=scale_metadata,
         )
         self.use_bias = self.variant.bias if use_bias is None else use_bias
-        self.bias: nnx.Param[jax.Array] | None = nnx.data(None)
+        self.bias: nnx.Param[jax.Array] | None
         if self.use_bias:
             self.bias = nnx.Param(bias_init(rngs.params(), (num_features,), param_dtype), **bias_metadata)
+        else:
+            self.bias = nnx.data(None)
+
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None, *, residual: jax.Array | None = None) -> Any:
+        """Normalize x, or x + residual.
+
+            y = a / rho * (o + scale) + bias,    a = x + residual
+
+        Args:
+            x: floating-point.
+            mask: bool, broadcasting to x: True counts in the statistic. Elsewhere y is normalised likewise but constant
+                to every derivative, and a row with nothing counted gives 0.
+            residual: added to x first, in promote(x, residual).
+
+        Returns:
+            y, shaped as x; with ``residual`` (y, x + residual).
+
+        Raises:
+            TypeError: x or the residual is not floating-point, the mask is not bool.
+            ValueError: the parameters, the mask or the residual do not fit x, or an axis does not.
+
+        Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> layer = RMSNorm(2, use_scale=False, rngs=nnx.Rngs(0))
+            >>> y, a = layer(jnp.array([1.0, 3.0]), residual=jnp.array([2.0, 1.0]))
+            >>> y.round(4), a
+            (Array([0.8485, 1.1314], dtype=float32), Array([3., 4.], dtype=float32))
+        """
+        scale, bias = (None if each is None else each[...] for each in (self.scale, self.bias))
+        out_dtype = self.dtype
+        if self.promote_dtype is not dtypes.promote_dtype:
+            promote = bind(self.promote_dtype, dtype=self.dtype)
+            out_dtype = jax.eval_shape(promote, (x, scale))[0].dtype
+        return normalise_over(
+            x, scale, bias, mask, residual, variant=derive("RMSNorm", self.variant, self.epsilon, None),
+            axis=self.reduction_axes, feature_axis=self.feature_axes, out_dtype=out_dtype,
+            axis_name=self.axis_name, axis_index_groups=self.axis_index_groups,
+        )  # fmt: skip
+
+
+def normalise_over(
+    x: Any, scale: Any, bias: Any, mask: Any, residual: Any, *, variant: Variant, axis: Any, feature_axis: Any,
+    out_dtype: Any, axis_name: Any, axis_index_groups: Any,
+) -> Any:  # fmt: skip
+    """rms_norm, with rows that may be spread over devices, and parameters of one axis for several feature axes."""
+    x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
+    axis, feature_axis = _hashable(axis), _hashable(feature_axis)
+    scale, bias = (_unfolded(parameter, x, feature_axis) for parameter in (scale, bias))
+    call = _resolve(
+        "rms_norm", x, scale, bias, mask, residual, out_dtype, variant=variant, axis=axis, feature_axis=feature_axis
+    )
+    across = None if axis_name is None else Across(_hashable(axis_name), _hashable(axis_index_groups))
+    a = add(x, residual, call.x)
+    y, _ = normalise(call, across, a, scale, bias, mask)
+    return y if residual is None else (y, a)
+
+
+def feature_sizes(x: Any, axes: Any) -> tuple[int, ...]:
+    """Sizes of x along the feature axes, in order; () where it has no such axes, which is refused elsewhere."""
+    shape = np.shape(x)
+    axes = axes if isinstance(axes, (list, tuple)) else (axes,)
+    known = all(-len(shape) <= axis < len(shape) for axis in axes)
+    return tuple(shape[axis] for axis in sorted({axis % len(shape) for axis in axes})) if known else ()
+
+
+def _unfolded(parameter: jax.Array | None, x: jax.Array, axes: Any) -> jax.Array | None:
+    sizes = feature_sizes(x, axes)
+    fits = parameter is not None and sizes and parameter.shape == (math.prod(sizes),)
+    return parameter.reshape(sizes) if parameter is not None and fits else parameter
+
+
+def _hashable(value: Any) -> Any:
+    """Lists as tuples: a static attribute and an argument of a compiled function must be hashable."""
+    return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value

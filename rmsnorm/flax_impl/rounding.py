@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -12,6 +12,10 @@ from jax import numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from rmsnorm import dtypes
+
+_INTEGER: Final = {2: jnp.int16, 4: jnp.int32}
+_TO_EVEN: Final = lax.RoundingMethod.TO_NEAREST_EVEN
 
 def add(x: jax.Array, residual: jax.Array | None, dtype: str) -> jax.Array:
     return x if residual is None else cast(double(x) + double(residual), dtype)
@@ -32,17 +36,34 @@ convert_p = Primitive("rms_norm_convert")
 
 
 def _convert(x: jax.Array, *, dtype: np.dtype[Any]) -> jax.Array:
-    """Rounded before it is converted: XLA converts float64 to 16 bits through float32, which would round twice.
-
-    And it drops a conversion there and back, which then no longer matters: xla_allow_excess_precision.
-    """
-    with jax.enable_x64(True):
-        if x.dtype == jnp.float64 and dtype != jnp.float64:
-            into = jnp.finfo(dtype)
-            spacing = float(into.smallest_subnormal)
-            subnormal = lax.round(x / spacing, lax.RoundingMethod.TO_NEAREST_EVEN) * spacing
-            x = jnp.where(abs(x) < float(into.smallest_normal), subnormal, lax.reduce_precision(x, 11, into.nmant))
+    if x.dtype == dtype or dtypes.arithmetic(x.dtype.name) == dtypes.arithmetic(dtype.name):
         return lax.convert_element_type(x, dtype)
+    with jax.enable_x64(True):
+        return _narrow(x, dtype) if x.dtype == jnp.float64 else _widen(x)
+
+
+def _widen(x: jax.Array) -> jax.Array:
+    """To float64, subnormal numbers by their bits: XLA takes them for 0 on CPUs."""
+    info, integer = jnp.finfo(x.dtype), _INTEGER[x.dtype.itemsize]
+    bits = lax.bitcast_convert_type(x, integer)
+    magnitude = bits & np.iinfo(integer).max
+    tiny = magnitude.astype(jnp.float64) * float(info.smallest_subnormal)
+    return jnp.where(magnitude < 2**info.nmant, jnp.where(bits < 0, -tiny, tiny), x.astype(jnp.float64))
+
+
+def _narrow(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+    """From float64, rounded before it is converted.
+
+    XLA would convert to 16 bits through float32 and so round twice, and drop conversions there and back, which now
+    matters no longer: https://openxla.org/xla/flags_guidance, xla_allow_excess_precision.
+    """
+    info, integer = jnp.finfo(dtype), _INTEGER[dtype.itemsize]
+    is_tiny = abs(x) < float(info.smallest_normal)
+    normal = lax.reduce_precision(x, 11, info.nmant).astype(dtype)
+    steps = lax.round(jnp.where(is_tiny, abs(x), 0.0) / float(info.smallest_subnormal), _TO_EVEN).astype(integer)
+    negative = lax.bitcast_convert_type(x, jnp.int64) < 0
+    tiny = lax.bitcast_convert_type(jnp.where(negative, steps | np.iinfo(integer).min, steps), dtype)
+    return jnp.where(is_tiny, tiny, normal)
 
 
 convert_p.def_impl(jax.jit(_convert, static_argnames="dtype"))
@@ -62,7 +83,7 @@ def cut(x: jax.Array) -> jax.Array:
 
 
 def product_error(a: jax.Array, b: jax.Array, product: jax.Array) -> jax.Array:
-    """a * b - product, exactly: Dekker 1971, the halves cut by a bit mask, their products exact (and so contractible)."""
+    """a * b - product, exactly: Dekker 1971, the halves cut by a bit mask; of exact products a contraction makes the same."""
     a1, b1 = _keep(a, -(2**27)), _keep(b, -(2**27))
     a2, b2 = a - a1, b - b1
     return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2

@@ -11,32 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
-import numpy.typing as npt
 
 from rmsnorm import dtypes, errors
 from rmsnorm.call import Axis, Call, Spec, resolve
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 from rmsnorm.variants import Variant, derive
 
+ArrayLike: TypeAlias = Any  # what np.asarray takes
 _BLOCK = 2**15  # elements: the temporaries of a block of rows stay in cache
 
 
 def rms_norm(
-    x: npt.ArrayLike,
-    scale: npt.ArrayLike | None = None,
-    bias: npt.ArrayLike | None = None,
+    x: ArrayLike,
+    scale: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     *,
     variant: str | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
     feature_axis: Axis | None = None,
-    mask: npt.ArrayLike | None = None,
-    residual: npt.ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
     out_dtype: Any = None,
     return_inverse_rms: bool = False,
 ) -> Any:
@@ -99,17 +99,17 @@ def rms_norm(
 
 def rms_norm_vjp(
     dy: Any,
-    x: npt.ArrayLike,
-    scale: npt.ArrayLike | None = None,
-    bias: npt.ArrayLike | None = None,
+    x: ArrayLike,
+    scale: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     *,
     variant: str | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
     feature_axis: Axis | None = None,
-    mask: npt.ArrayLike | None = None,
-    residual: npt.ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
     out_dtype: Any = None,
 ) -> Any:
     """Gradients of rms_norm: the product of dy with its Jacobian.
@@ -174,8 +174,8 @@ def rms_norm_jvp(
     partial: float | Fraction | None = None,
     axis: Axis = -1,
     feature_axis: Axis | None = None,
-    mask: npt.ArrayLike | None = None,
-    residual: npt.ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
     out_dtype: Any = None,
 ) -> Array:
     """Directional derivative of rms_norm: the product of its Jacobian with the tangents.

@@ -7,6 +7,7 @@ values, however much of them cancels. LAPACK's tests measure in the same unit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import numpy as np
 
 from rmsnorm.call import Axis, Call, Spec, resolve

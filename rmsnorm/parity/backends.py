@@ -159,8 +159,9 @@ def _torch(device: str) -> Implementation:
         cotangents = (send(data.dy), send(data.dh))
         before = [None if p is None else p.clone() for p in inputs]
 
-        def function(x: Any, scale: Any, bias: Any, residual: Any) -> Any:
-            return rms_norm(x, scale, bias, residual=residual, return_inverse_rms=True, **options)
+        def function(*inputs: Any) -> Any:
+            *primals, residual = inputs
+            return rms_norm(*primals, residual=residual, return_inverse_rms=True, **options)
 
         leaves = [None if p is None else p.detach().requires_grad_() for p in inputs]
         *outputs, inverse_rms = function(*leaves)
@@ -170,7 +171,7 @@ def _torch(device: str) -> Implementation:
         dy = cotangents[0] if data.dh is None else cotangents
         by_formula = rms_norm_vjp(dy, *primals, residual=residual, **options)
         with torch.autograd.forward_ad.dual_level():
-            dual = [
+            dual: list[Any] = [
                 p if t is None else torch.autograd.forward_ad.make_dual(p, t)
                 for p, t in zip(primals, tangents, strict=True)
             ]
@@ -260,9 +261,7 @@ def _flax(device: str) -> Implementation:
                 for i, p in zip(given, wanted, strict=True):
                     full[i] = p
                 x, scale, bias, residual = full
-                *outputs, inverse_rms = rms_norm(
-                    x, scale, bias, residual=residual, return_inverse_rms=True, **options
-                )
+                *outputs, inverse_rms = rms_norm(x, scale, bias, residual=residual, return_inverse_rms=True, **options)
                 return tuple(outputs), inverse_rms
 
             wanted = [inputs[i] for i in given]

@@ -90,7 +90,7 @@ class Data:
         }
 
     @property
-    def arrays(self) -> dict[str, Array | None]:
+    def arrays(self) -> dict[str, Any]:
         """Keyword arguments of rms_norm that are arrays."""
         return {"mask": self.mask, "residual": self.residual}
 
@@ -124,7 +124,8 @@ CASES: Final = (
     Case("mask", (16, 48), ("standard", "flax", "llama", "x_transformers"), "a masked mean, NaN under it", mask=True),
     Case("mask, partial", (16, 48), ("paper",), "both at once", mask=True, options={"partial": 0.5}),
     Case("residual", (16, 48), ("standard", "llama", "gemma"), "the fused add of pre-norm blocks", residual=True),
-    Case("eps 0.1", (16, 48), ("standard", "zhang_torch", "keras_rms_scaling"), "eps of the call", options={"eps": 0.1}),
+    Case("eps 0.1", (16, 48), ("standard", "zhang_torch", "keras_rms_scaling"), "eps of the call",
+         options={"eps": 0.1}),
     Case("channels", (3, 6, 5, 7), ("lasagne", "standard"), "per-channel parameters",
          options={"axis": (2, 3), "feature_axis": 1}),
     Case("middle axis", (4, 6, 5), ("keras", "llama"), "normalised and scaled along an inner axis",

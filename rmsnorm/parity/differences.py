@@ -33,11 +33,13 @@ def differences(data: Data) -> list[Verdict]:
         return []
     u = dtypes.unit_roundoff("float64")
     options: dict[str, Any] = {**data.options, **data.arrays}
-    primals = (x, data.scale, data.bias)
-    tangents = (x * np.random.default_rng(0).uniform(-0.5, 0.5, x.shape), *data.tangents[1:])
+    primals: tuple[Any, ...] = (x, data.scale, data.bias)
+    tangents: tuple[Any, ...] = (x * np.random.default_rng(0).uniform(-0.5, 0.5, x.shape), *data.tangents[1:])
 
     def moved(step: float) -> Any:
-        return rms_norm(*(None if p is None else p + step * t for p, t in zip(primals, tangents, strict=True)), **options)
+        return rms_norm(
+            *(None if p is None else p + step * t for p, t in zip(primals, tangents, strict=True)), **options
+        )
 
     live = np.broadcast_to(True if data.mask is None else data.mask, x.shape)
     along = rms_norm_jvp(primals, tangents, **options)

@@ -210,6 +210,6 @@ MUTANTS: Final = (
     Mutant("no dscale", "no gradient for the gain"),
     Mutant("dscale of x", "x in place of the normalised x"),
     Mutant("dscale of dbias", "the gain's gradient is the bias's"),
-    Mutant("float32 result", "the result is not cast back", (("rows", "standard"),), ("float16", "bfloat16", "float64")),
+    Mutant("float32 result", "the result is not cast back", dtypes=("float16", "bfloat16", "float64")),
     Mutant("writes x", "the input is overwritten"),
 )  # fmt: skip

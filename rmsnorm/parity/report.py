@@ -105,7 +105,12 @@ def write_markdown(runs: Sequence[BackendRun], path: Path) -> None:
 
 
 def _table(run: BackendRun) -> Table:
-    table = Table(title=f"{_TITLES[run.name]} {run.version} on {run.device}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=f"{_TITLES[run.name]} {run.version} on {run.device}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     table.add_column("variant", no_wrap=True)
     for quantity in QUANTITIES:
         table.add_column({"inverse_rms": "1/rho"}.get(quantity, quantity), justify="right")
@@ -144,7 +149,7 @@ def _bits(run: BackendRun) -> Text:
 
 
 def _line(run: BackendRun) -> Text:
-    name = _TITLES[run.name] if run.name in _TITLES else run.name
+    name = _TITLES.get(run.name, run.name)
     held = len(run.records) - len(run.failures)
     words = {
         "held": (f"held: all {len(run.records)} comparisons of {run.cases} cases", "green"),

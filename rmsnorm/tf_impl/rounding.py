@@ -66,8 +66,9 @@ def sum_of_squares(a: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Ten
         grid = power_of_two(tf.reduce_max(square, axes, keepdims=True)) * power_of_two(n) * 4  # beyond the sum
         upper = (grid + square) - grid
         lower = (square - upper) + (c - c1) * (c + c1)
-        sums = tf.reduce_sum(upper, axes, keepdims=True), tf.reduce_sum(lower, axes, keepdims=True)
-        return sums, lambda upstream, _: 2 * a * upstream
+        upper, lower = (tf.reduce_sum(part, axes, keepdims=True) for part in (upper, lower))
+        total = upper + lower
+        return (total, lower - (total - upper)), lambda upstream, _: 2 * a * upstream
 
     total, error = compensated(a)
     return total, error

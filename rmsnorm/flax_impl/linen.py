@@ -1,0 +1,102 @@
+"""RMSNorm as a Flax Linen module, a drop-in for flax.linen.RMSNorm in every variant."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import flax.linen as nn
+import jax
+from flax.typing import Initializer
+from jax import numpy as jnp
+from jax.nn import initializers
+
+from rmsnorm.flax_impl.layers import feature_sizes, normalise_over
+from rmsnorm.variants import Variant, derive
+
+
+class RMSNorm(nn.RMSNorm):
+    """Root mean square layer normalization.
+
+        y = a / rho * (o + scale) + bias,    a = x + residual,    rho = sqrt(mean(a_i^2) + eps)
+
+    with the place of eps, the offset o, the counted elements and the roundings of the variant. It is a
+    flax.linen.RMSNorm with its attributes, of which ``use_fast_variance`` and ``force_float32_reductions`` are without
+    effect: the statistic is float64 whatever they and ``dtype`` say, and weighted where it goes over devices.
+
+    Attributes:
+        epsilon: a number >= 0; None for the variant's.
+        scale_init: None for 1 - o, so that the factor is 1 at first.
+        use_bias: whether there is a parameter ``bias``; None as the variant has it, which is not but for ``equinox``,
+            ``lasagne``.
+        bias_init: zeros.
+        partial: fraction of the elements (of every device's), from the first, that enter the statistic; None for the
+            variant's.
+        variant: name of a preset or a Variant.
+
+    Raises:
+        TypeError: epsilon, partial or variant is of the wrong type.
+        ValueError: epsilon, partial or variant is not valid.
+
+    Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
+
+    Example:
+        >>> import jax
+        >>> layer = RMSNorm(epsilon=0.0)
+        >>> x = jax.numpy.array([[3.0, 4.0]])
+        >>> layer.apply(layer.init(jax.random.key(0), x), x).round(4)
+        Array([[0.8485, 1.1314]], dtype=float32)
+    """
+
+    epsilon: float | None = None
+    scale_init: Initializer | None = None
+    use_bias: bool | None = None
+    bias_init: Initializer = initializers.zeros
+    partial: float | Fraction | None = None
+    variant: str | Variant = "flax"
+
+    def __post_init__(self) -> None:
+        derive("RMSNorm", self.variant, self.epsilon, self.partial)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, residual: jax.Array | None = None) -> Any:
+        """Normalize x, or x + residual.
+
+            y = a / rho * (o + scale) + bias,    a = x + residual
+
+        Args:
+            x: floating-point.
+            mask: broadcasting to x, cast to bool as flax.linen.RMSNorm does: True counts in the statistic. Elsewhere y
+                is normalised likewise but constant to every derivative, and a row with nothing counted gives 0.
+            residual: added to x first, in promote(x, residual).
+
+        Returns:
+            y, shaped as x; with ``residual`` (y, x + residual).
+
+        Raises:
+            TypeError: x or the residual is not floating-point.
+            ValueError: the mask or the residual do not fit x, or an axis does not.
+
+        Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
+
+        Example:
+            >>> x = jax.numpy.array([1.0, 3.0])
+            >>> layer = RMSNorm(use_scale=False)
+            >>> y, a = layer.apply({}, x, residual=jax.numpy.array([2.0, 1.0]))
+            >>> y.round(4), a
+            (Array([0.8485, 1.1314], dtype=float32), Array([3., 4.], dtype=float32))
+        """
+        variant = derive("RMSNorm", self.variant, self.epsilon, self.partial)
+        shape = feature_sizes(x, self.feature_axes)
+        scale = bias = None
+        if self.use_scale:
+            scale_init = self.scale_init or initializers.constant(1 - variant.scale_offset)
+            scale = self.param("scale", scale_init, shape, self.param_dtype)
+        if variant.bias if self.use_bias is None else self.use_bias:
+            bias = self.param("bias", self.bias_init, shape, self.param_dtype)
+        return normalise_over(
+            x, scale, bias, None if mask is None else jnp.asarray(mask, bool), residual,
+            variant=variant, axis=self.reduction_axes, feature_axis=self.feature_axes, out_dtype=self.dtype,
+            axis_name=None if self.is_initializing() else self.axis_name, axis_index_groups=self.axis_index_groups,
+        )  # fmt: skip
