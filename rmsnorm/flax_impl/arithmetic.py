@@ -63,10 +63,15 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
         total_error = total_error + 2 * _sum(call, c * lost)
         total, total_error = _across(total, across), _across(total_error, across)
         q = cut(total / k)
-        q_error = finite((total_error - product_error(q, jnp.broadcast_to(k, q.shape), total)) / k)
+        q_error = finite((total_error - product_error(q, k, total)) / k)
     else:
         q = _sum(call, c * c, across) / k
     inside, outside, floor = _eps(call, k, inverse_power)
+    floor_error: Any = 0.0
+    if exact and call.variant.eps_position == "clamp":
+        root, floor = jnp.sqrt(k), cut(floor)
+        lost = -product_error(root, root, k) / (2 * root)
+        floor_error = (-product_error(floor, root, call.eps * inverse_power) - floor * lost) / root
     radicand = q + inside
     root = cut(jnp.sqrt(radicand)) if exact else jnp.sqrt(radicand)
     rho = jnp.maximum(root + outside, floor)
@@ -74,8 +79,13 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
     if exact:
         lost = sum_error(q, inside, radicand) + q_error - product_error(root, root, radicand)
         rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
-        rho_error = jnp.where(rho > floor, rho_error, 0.0)
-    inverse_rms = inverse_power / rho
+        rho_error = jnp.where(rho > floor, rho_error, floor_error)
+    reciprocal = 1 / rho
+    if exact:
+        reciprocal = cut(reciprocal)
+        lost = (-product_error(reciprocal, rho, 1.0) - reciprocal * rho_error) / rho
+        reciprocal = reciprocal + finite(lost)
+    inverse_rms = reciprocal * inverse_power
     if empty is not None:
         inverse_rms = jnp.where(empty, 0.0, inverse_rms)
     return Statistic(counted, k, empty, inverse_power, rho, rho_error, inverse_rms)
@@ -104,7 +114,7 @@ def _scaled(call: Call, a: jax.Array, row: Statistic, scale: jax.Array | None, b
     lost: Any = 0.0
     if exact:
         y = cut(y)
-        lost = finite((-product_error(y, jnp.broadcast_to(rho, y.shape), a) - y * row.rho_error) / rho)
+        lost = finite((-product_error(y, rho, a) - y * row.rho_error) / rho)
     if call.norm is not None:
         y = double(cast(y + lost, call.norm))
         if scale is not None:
@@ -187,7 +197,7 @@ def _counted(
     if mask is None and call.k == call.n and call.n:
         return None, _across(np.float64(call.k), across), None
     shape = [size if axis in call.axes else 1 for axis, size in enumerate(a.shape)]
-    counted = (np.arange(call.n or 0) < (call.k or 0)).reshape(shape)
+    counted = (jnp.arange(call.n or 0) < (call.k or 0)).reshape(shape)
     if mask is not None:
         counted = counted & mask
     counted = jnp.broadcast_to(counted, a.shape)
@@ -246,7 +256,7 @@ def _product(a: jax.Array, b: jax.Array, exact: bool) -> tuple[jax.Array, Any]:
     if not exact:
         return a * b, 0.0
     product = cut(a * b)
-    return product, product_error(*jnp.broadcast_arrays(a, b, product))
+    return product, product_error(a, b, product)
 
 
 def _sum(call: Call, terms: jax.Array, across: Across | None = None) -> jax.Array:

@@ -12,10 +12,9 @@ from jax import numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from rmsnorm import dtypes
-
 _INTEGER: Final = {2: jnp.int16, 4: jnp.int32}
 _TO_EVEN: Final = lax.RoundingMethod.TO_NEAREST_EVEN
+
 
 def add(x: jax.Array, residual: jax.Array | None, dtype: str) -> jax.Array:
     return x if residual is None else cast(double(x) + double(residual), dtype)
@@ -36,9 +35,7 @@ convert_p = Primitive("rms_norm_convert")
 
 
 def _convert(x: jax.Array, *, dtype: np.dtype[Any]) -> jax.Array:
-    if x.dtype == dtype or dtypes.arithmetic(x.dtype.name) == dtypes.arithmetic(dtype.name):
-        return lax.convert_element_type(x, dtype)
-    with jax.enable_x64(True):
+    with jax.enable_x64(True):  # also where a transformation traces this, when the caller's is long over
         return _narrow(x, dtype) if x.dtype == jnp.float64 else _widen(x)
 
 
@@ -55,7 +52,8 @@ def _narrow(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     """From float64, rounded before it is converted.
 
     XLA would convert to 16 bits through float32 and so round twice, and drop conversions there and back, which now
-    matters no longer: https://openxla.org/xla/flags_guidance, xla_allow_excess_precision.
+    matters no longer: xla_allow_excess_precision in
+    https://github.com/openxla/xla/blob/main/xla/xla.proto.
     """
     info, integer = jnp.finfo(dtype), _INTEGER[dtype.itemsize]
     is_tiny = abs(x) < float(info.smallest_normal)

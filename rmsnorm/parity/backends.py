@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Final
 
 import ml_dtypes
@@ -239,6 +240,11 @@ def _flax(device: str) -> Implementation:
 
     from rmsnorm.flax_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 
+    if jax.config.jax_compilation_cache_dir is None:  # compiling is most of the time: once for each machine
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmsnorm" / "xla"
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     platforms = {d.platform for d in jax.devices()} | {"cpu"}
     _only("flax", device, ["cpu", *(["cuda"] if "gpu" in platforms else [])])
     target = jax.devices("gpu" if device == "cuda" else "cpu")[0]
@@ -249,34 +255,37 @@ def _flax(device: str) -> Implementation:
     def run(data: Data) -> Outcome:
         wide = any(a is not None and a.dtype == np.float64 for a in (data.x, data.scale, data.bias, data.dy))
         with jax.enable_x64(wide):
-            options = {**data.options, "mask": send(data.mask)}
             inputs = [send(p) for p in (data.x, data.scale, data.bias, data.residual)]
-            *primals, residual = inputs
-            tangents = [send(t) for t in data.tangents]
-            cotangents = (send(data.dy), send(data.dh))
-            given = [i for i, p in enumerate(inputs) if p is not None]
+            given = {name: p for name, p in zip(_INPUTS, inputs, strict=True) if p is not None}
+            along = dict(zip(_INPUTS, (send(t) for t in data.tangents), strict=False))
+            cotangents = [send(v) for v in (data.dy, data.dh) if v is not None]
+            found = everything(data, given, along, cotangents, send(data.mask))
+            return _outcome(np.asarray, *found, [])
 
-            def function(*wanted: Any) -> Any:
-                full = list(inputs)
-                for i, p in zip(given, wanted, strict=True):
-                    full[i] = p
-                x, scale, bias, residual = full
+    def everything(data: Data, given: Any, along: Any, cotangents: Any, mask: Any) -> Any:
+        # one function for the compiler, as in a user's training step
+        @jax.jit
+        def compute(given: Any, along: Any, cotangents: Any, mask: Any) -> Any:
+            options = {**data.options, "mask": mask}
+
+            def function(given: Any) -> Any:
+                x, scale, bias, residual = (given.get(name) for name in _INPUTS)
                 *outputs, inverse_rms = rms_norm(x, scale, bias, residual=residual, return_inverse_rms=True, **options)
-                return tuple(outputs), inverse_rms
+                return outputs, inverse_rms
 
-            wanted = [inputs[i] for i in given]
-            outputs, pull, inverse_rms = jax.vjp(function, *wanted, has_aux=True)
-            pulled = dict(zip(given, pull(tuple(cotangents[: len(outputs)])), strict=True))
-            by_tape = [pulled.get(i) for i in range(len(inputs))]
-            dy = cotangents[0] if data.dh is None else cotangents
+            primals, residual = tuple(given.get(name) for name in _INPUTS[:3]), given.get("residual")
+            outputs, pull, inverse_rms = jax.vjp(function, given, has_aux=True)
+            (pulled,) = pull(cotangents)
+            dy = cotangents[0] if residual is None else tuple(cotangents)
             by_formula = rms_norm_vjp(dy, *primals, residual=residual, **options)
-            along = [
-                tangents[i] if i < len(tangents) and tangents[i] is not None else jax.numpy.zeros_like(inputs[i])
-                for i in given
-            ]
-            (forward, *_), _ = jax.jvp(function, tuple(wanted), tuple(along))[1]
-            jvp = rms_norm_jvp(primals, tangents, residual=residual, **options)
-            return _outcome(np.asarray, outputs[0], inverse_rms, by_tape, by_formula, (forward, jvp), [])
+            tangents = {name: jax.numpy.zeros_like(p) if along.get(name) is None else along[name]
+                        for name, p in given.items()}  # fmt: skip
+            (forward, *_), _ = jax.jvp(function, (given,), (tangents,))[1]
+            jvp = rms_norm_jvp(primals, tuple(along.get(n) for n in _INPUTS[:3]), residual=residual, **options)
+            by_tape = [pulled.get(name) for name in _INPUTS]
+            return outputs[0], inverse_rms, by_tape, by_formula, (forward, jvp)
+
+        return compute(given, along, cotangents, mask)
 
     return run
 

@@ -105,12 +105,8 @@ def write_markdown(runs: Sequence[BackendRun], path: Path) -> None:
 
 
 def _table(run: BackendRun) -> Table:
-    table = Table(
-        title=f"{_TITLES[run.name]} {run.version} on {run.device}",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    title = f"{_TITLES.get(run.name, run.name)} {run.version} on {run.device}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("variant", no_wrap=True)
     for quantity in QUANTITIES:
         table.add_column({"inverse_rms": "1/rho"}.get(quantity, quantity), justify="right")

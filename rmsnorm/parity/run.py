@@ -136,6 +136,10 @@ def _follow(state: BackendRun, command: Sequence[str], patience: float, on_progr
     finally:
         process.kill()
         process.wait()
+        for reader, pipe in zip(readers, (process.stdout, process.stderr), strict=True):
+            reader.join(timeout=patience)
+            if pipe is not None and not reader.is_alive():
+                pipe.close()
         state.seconds = time.monotonic() - began
         on_progress(state)
 

@@ -57,7 +57,7 @@ def statistic(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
     if exact:
         lost = sum_error(q, inside, radicand) + q_error - product_error(root, root, radicand)
         rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
-        rho_error = tf.stop_gradient(tf.where(rho > floor, rho_error, 0.0))
+        rho_error = tf.where(rho > floor, rho_error, 0.0)
     inverse_rms = inverse_power / rho
     if empty is not None:
         inverse_rms = tf.where(~empty, inverse_rms, 0.0)
@@ -69,6 +69,9 @@ def forward(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     row = statistic(call, a, mask)
     y = _scaled(call, a, row, scale, bias)
+    if mask is not None and not tf.executing_eagerly():  # in graphs, forward mode derives what is inside the function
+        live = _scaled(call, tf.where(mask, a, tf.zeros_like(a)), row, scale, bias)
+        y = tf.where(mask, live, tf.stop_gradient(y))
     if row.empty is not None:
         y = tf.where(~row.empty, y, tf.zeros_like(y))
     return y, row.inverse_rms
@@ -118,6 +121,23 @@ def backward(
     along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
     dx = inverse_rms * (u - along * (tf.reduce_sum(u * normalised, call.axes, keepdims=True) / k))
     return dx, _over_rows(call, v * normalised), _over_rows(call, v)
+
+
+def recalled(call: Call, a: tf.Tensor, mask: tf.Tensor | None, inverse_rms: tf.Tensor) -> tf.Tensor:
+    """1 / rho as the forward pass left it, with its derivative, which a second derivative of y goes through."""
+    counted, k, _ = _counted(call, a, mask)
+    a = _double(a) if counted is None else tf.where(counted, _double(a), 0.0)
+
+    @tf.custom_gradient
+    def function(a: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            saved = function(a)
+            along = _centred(call, a * saved, counted, k) * _slope(call, k, saved)
+            return -upstream * saved * (saved * along / k)
+
+        return tf.identity(inverse_rms), gradient
+
+    return function(a)
 
 
 def tangent(
@@ -212,7 +232,7 @@ def _is_exact(call: Call) -> bool:
 def _inverse_power(call: Call, a: tf.Tensor, k: Any) -> tf.Tensor:
     """2^-e with 2^e next to the largest of |a| and eps: keeps every square in range, and scaling by it is exact."""
     length = sum(_eps(call, k)) ** (0.5 if call.variant.eps_position == "inside" else 1)
-    largest = tf.maximum(tf.reduce_max(tf.abs(tf.stop_gradient(a)), call.axes, keepdims=True), length)
+    largest = tf.maximum(tf.reduce_max(tf.abs(a), call.axes, keepdims=True), length)
     return 1 / tf.clip_by_value(power_of_two(largest), 2.0**-1022, 2.0**1022)
 
 

@@ -7,7 +7,7 @@ Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmeti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve
-from rmsnorm.tf_impl.arithmetic import backward, forward, statistic, tangent
+from rmsnorm.tf_impl.arithmetic import backward, forward, recalled, statistic, tangent
 from rmsnorm.tf_impl.rounding import add, cast
 from rmsnorm.variants import Variant, derive
 
@@ -200,15 +200,18 @@ def rms_norm_jvp(
 def _rms_norm(
     call: Call, a: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    dtypes = [None if array is None else _name(array) for array in (a, scale, bias)]
+    names = [None if array is None else _name(array) for array in (a, scale, bias)]
 
     @tf.custom_gradient
     def function(*given: tf.Tensor) -> Any:
-        # Constants to the tapes: what is recorded here is kept in memory, though no gradient passes through it.
-        y, inverse_rms = forward(call, *_filled(map(tf.stop_gradient, given), a, scale, bias), mask)
+        if tf.executing_eagerly():  # a tape would keep all that it sees here, though no gradient goes through it
+            given = tuple(map(tf.stop_gradient, given))
+        y, inverse_rms = forward(call, *_filled(given, a, scale, bias), mask)
 
         def gradient(dy: tf.Tensor, _: Any) -> list[tf.Tensor]:
-            return _gradient(call, dy, a, scale, mask, inverse_rms, dtypes)
+            x = tf.cast(a, tf.float64)
+            results = backward(call, dy, x, scale, mask, recalled(call, x, mask, inverse_rms))
+            return [cast(result, name) for result, name in zip(results, names, strict=True) if name is not None]
 
         return (y, inverse_rms), gradient
 
@@ -216,39 +219,7 @@ def _rms_norm(
     return y, inverse_rms
 
 
-def _gradient(
-    call: Call,
-    dy: tf.Tensor,
-    a: tf.Tensor,
-    scale: tf.Tensor | None,
-    mask: tf.Tensor | None,
-    inverse_rms: tf.Tensor,
-    dtypes: list[str | None],
-) -> list[tf.Tensor]:
-    """Gradients of the arrays that have a dtype; their own derivative goes through 1 / rho as well."""
-
-    def gradients(given: Iterable[tf.Tensor], inverse_rms: tf.Tensor | None) -> list[tf.Tensor]:
-        v, x, g = _filled(given, dy, a, scale)
-        if inverse_rms is None:
-            x = tf.cast(x, tf.float64)
-            inverse_rms = statistic(call, x, mask).inverse_rms
-        results = backward(call, v, x, g, mask, inverse_rms)
-        return [cast(result, dtype) for result, dtype in zip(results, dtypes, strict=True) if dtype is not None]
-
-    @tf.custom_gradient
-    def function(*given: tf.Tensor) -> Any:
-        def second(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            with tf.GradientTape() as tape:
-                tape.watch(given)
-                first = gradients(given, None)
-            return tape.gradient(first, given, upstream)
-
-        return gradients(map(tf.stop_gradient, given), tf.stop_gradient(inverse_rms)), second
-
-    return function(*(array for array in (dy, a, scale) if array is not None))
-
-
-def _filled(given: Iterable[tf.Tensor], *places: tf.Tensor | None) -> list[Any]:
+def _filled(given: Sequence[tf.Tensor], *places: tf.Tensor | None) -> list[Any]:
     """The given tensors in the places that are not None."""
     rest = iter(given)
     return [None if place is None else next(rest) for place in places]

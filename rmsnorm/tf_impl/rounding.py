@@ -22,24 +22,17 @@ def add(x: tf.Tensor, residual: tf.Tensor | None, dtype: str) -> tf.Tensor:
 def cast(x: tf.Tensor, dtype: str) -> tf.Tensor:
     """float64 to another format in one rounding; the identity to every derivative.
 
-    TensorFlow casts to 16 bits through float32 and so rounds twice. Rounded on the format's own grid first, which
-    ends at its subnormal numbers, the cast is exact, and stays so where a compiler drops a pair of casts.
+    TensorFlow casts to 16 bits through float32 and so rounds twice. Put on the format's own grid first, which ends at
+    its subnormal numbers, x is cast exactly, also where a compiler drops a pair of casts.
     """
-    if dtype not in dtypes.HALF:
-        return tf.cast(x, dtype)
-
-    @tf.custom_gradient
-    def rounded(x: tf.Tensor) -> Any:
-        x = tf.stop_gradient(x)
+    if dtype in dtypes.HALF:
         step = tf.maximum(power_of_two(x) * dtypes.epsilon(dtype), dtypes.smallest_subnormal(dtype))
-        nearest = tf.where(tf.math.is_finite(x), tf.round(x / step) * step, x)
-        return tf.cast(nearest, dtype), lambda dy: tf.cast(dy, tf.float64)
-
-    return rounded(x)
+        x = x - finite(x - tf.round(x / step) * step)
+    return tf.cast(x, dtype)
 
 
 def power_of_two(x: tf.Tensor) -> tf.Tensor:
-    """2^e with 2^e <= |x| < 2^(e+1); 0 where x is 0 and infinity where it is not finite."""
+    """2^e with 2^e <= |x| < 2^(e+1); 0 where x is 0, infinity where it is not finite; a constant to every derivative."""
     return _cut(x, 0x7FF0000000000000)
 
 
@@ -54,24 +47,17 @@ def sum_of_squares(a: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Ten
     """Sum of a^2 over the axes, and what that rounded off, whatever the sizes and the order of summation.
 
     The squares of the upper halves, which are exact, are cut at a grid so coarse that their sum is exact, too: Rump,
-    Ogita & Oishi 2008. In a derivative it is the plain sum.
+    Ogita & Oishi 2008. The upper halves are constants to every derivative; what is left has the right one.
     """
-
-    @tf.custom_gradient
-    def compensated(a: tf.Tensor) -> Any:
-        c = tf.stop_gradient(a)
-        c1 = _cut(c, -(2**27))
-        square = c1 * c1
-        n = tf.cast(tf.reduce_prod(tf.gather(tf.shape(c), axes)), tf.float64)
-        grid = power_of_two(tf.reduce_max(square, axes, keepdims=True)) * power_of_two(n) * 4  # beyond the sum
-        upper = (grid + square) - grid
-        lower = (square - upper) + (c - c1) * (c + c1)
-        upper, lower = (tf.reduce_sum(part, axes, keepdims=True) for part in (upper, lower))
-        total = upper + lower
-        return (total, lower - (total - upper)), lambda upstream, _: 2 * a * upstream
-
-    total, error = compensated(a)
-    return total, error
+    a1 = _cut(a, -(2**27))
+    square = a1 * a1
+    n = tf.cast(tf.reduce_prod(tf.gather(tf.shape(a), axes)), tf.float64)
+    grid = power_of_two(tf.reduce_max(square, axes, keepdims=True)) * power_of_two(n) * 4  # beyond the sum
+    upper = (grid + square) - grid
+    lower = (square - upper) + (a - a1) * (a + a1)
+    upper, lower = (tf.reduce_sum(part, axes, keepdims=True) for part in (upper, lower))
+    total = upper + lower
+    return total, finite(lower - (total - upper))
 
 
 def settled(product: tf.Tensor) -> tf.Tensor:
@@ -86,8 +72,11 @@ def sum_error(a: tf.Tensor, b: Any, total: tf.Tensor) -> tf.Tensor:
 
 
 def finite(error: tf.Tensor) -> tf.Tensor:
+    """What was rounded off: nothing where the value is not finite, and a constant to every derivative."""
+    error = tf.stop_gradient(error)
     return tf.where(tf.math.is_finite(error), error, 0.0)
 
 
 def _cut(x: tf.Tensor, bits: int) -> tf.Tensor:
-    return tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(x, tf.int64), tf.constant(bits, tf.int64)), tf.float64)
+    mask = tf.constant(bits, tf.int64)
+    return tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(tf.stop_gradient(x), tf.int64), mask), tf.float64)

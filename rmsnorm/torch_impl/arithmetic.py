@@ -18,7 +18,7 @@ from rmsnorm.torch_impl.rounding import (
     finite,
     is_transformed,
     product_error,
-    rounded,
+    straight_through,
     sum_error,
     sum_of_squares,
 )
@@ -63,6 +63,8 @@ def statistic(call: Call, a: Tensor, mask: Tensor | None) -> Statistic:
             lost = lost + sum_error(q, inside, radicand) + q_error
             rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
             rho_error = torch.where(rho > floor, rho_error, 0.0)
+            correction = finite(rho + rho_error - rho)
+        rho, rho_error = rho + correction, rho_error - correction
     if empty is not None:
         rho = torch.where(empty, 1.0, rho)  # for eps = 0: no 0 / 0 for a derivative to meet
     inverse_rms = inverse_power / rho
@@ -95,13 +97,7 @@ def _scaled(call: Call, a: Tensor, row: Statistic, scale: Tensor | None, bias: T
         with torch.no_grad():
             product = y * rho
             lost = finite((a - product - product_error(y, rho, product) - y * row.rho_error) / rho)
-    if call.norm is not None:
-        y = rounded(y + lost, call.norm)
-        if scale is not None:
-            y = rounded(y * rounded(call.variant.scale_offset + _features(call, scale), call.product), call.product)
-        if bias is not None:
-            y = rounded(y + _features(call, bias), call.product)
-        return cast(y, call.result)
+    rounded = None if call.norm is None else _before_scale(call, y + lost, scale, bias)
     if scale is not None:
         g = _features(call, scale)
         gain = call.variant.scale_offset + g
@@ -116,7 +112,20 @@ def _scaled(call: Call, a: Tensor, row: Statistic, scale: Tensor | None, bias: T
         if exact:
             with torch.no_grad():
                 lost = lost + sum_error(product, b, y)
+    if rounded is not None:
+        return cast(straight_through(rounded, y), call.result)
     return cast(y + finite(lost) if exact else y, call.result)
+
+
+@torch.no_grad()
+def _before_scale(call: Call, y: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    y = cast(y, call.norm or call.x).double()
+    if scale is not None:
+        gain = cast(call.variant.scale_offset + _features(call, scale), call.product).double()
+        y = cast(y * gain, call.product).double()
+    if bias is not None:
+        y = cast(y + _features(call, bias), call.product).double()
+    return y
 
 
 def backward(
@@ -124,14 +133,17 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dscale and dbias in float64, from x and 1 / rho alone."""
     counted, k, empty = _counted(call, a, mask)
-    v = dy.double()
-    if mask is not None:
-        v, a = torch.where(mask & ~empty, v, 0.0), torch.where(mask, a, 0.0)
+    v, live = dy.double(), None if mask is None or empty is None else mask & ~empty
+    if live is not None:
+        v, a = torch.where(live, v, 0.0), torch.where(live, a, 0.0)
     normalised = a * inverse_rms
     u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale))
     along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
     dx = inverse_rms * (u - along * ((u * normalised).sum(call.axes, keepdim=True) / k))
-    return dx, _over_rows(call, v * normalised), _over_rows(call, v)
+    along_scale = v * normalised
+    if live is not None:  # again: 1 / rho may be infinite
+        dx, along_scale = torch.where(live, dx, 0.0), torch.where(live, along_scale, 0.0)
+    return dx, _over_rows(call, along_scale), _over_rows(call, v)
 
 
 def tangent(
@@ -159,7 +171,7 @@ def tangent(
         dy = dy + normalised * _features(call, dscale)
     if dbias is not None:
         dy = dy + _features(call, dbias)
-    return dy if mask is None else torch.where(mask & ~empty, dy, 0.0)
+    return dy if mask is None or empty is None else torch.where(mask & ~empty, dy, 0.0)
 
 
 def _counted(call: Call, a: Tensor, mask: Tensor | None) -> tuple[Tensor | None, Any, Tensor | None]:
@@ -207,13 +219,11 @@ def _slope(call: Call, k: Any, inverse_rms: Tensor) -> Any:
 
 
 def _is_exact(call: Call) -> bool:
-    return "float64" in (call.x, call.result)
+    return "float64" in (call.x, call.result) and bool(call.n)
 
 
-def _inverse_power(call: Call, a: Tensor, k: Any) -> Tensor | float:
+def _inverse_power(call: Call, a: Tensor, k: Any) -> Tensor:
     """2^-e with 2^e next to the largest of |a| and eps: keeps every square in range, and scaling by it is exact."""
-    if not call.n:
-        return 1.0
     length = sum(_eps(call, k)) ** (0.5 if call.variant.eps_position == "inside" else 1)
     with torch.no_grad():
         largest = torch.maximum(

@@ -255,7 +255,7 @@ def _spec(op: str, name: str, x: Any) -> Spec | None:
 
 def _resolve(op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, out_dtype: Any, **options: Any) -> Call:
     given = {"scale": scale, "bias": bias, "mask": mask, "residual": residual}
-    specs = {name: _spec(op, name, value) for name, value in given.items()}
+    specs: dict[str, Any] = {name: _spec(op, name, value) for name, value in given.items()}
     if isinstance(out_dtype, torch.dtype):
         out_dtype = str(out_dtype).removeprefix("torch.")
     x_spec = _spec(op, "x", x)

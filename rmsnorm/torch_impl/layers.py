@@ -129,7 +129,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 def _sizes(normalized_shape: Any) -> tuple[int, ...]:
     sizes = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
-    if not sizes or not all(isinstance(size, (int, Integral)) and size >= 0 for size in sizes):
+    if not sizes or not all(isinstance(size, (int, Integral)) and int(size) >= 0 for size in sizes):
         want = "one size >= 0 or a sequence of them"
         raise errors.out_of_domain("RMSNorm", "normalized_shape", normalized_shape, want, "pass the end of x.shape")
     return tuple(int(size) for size in sizes)

@@ -33,10 +33,9 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     return (single + to_odd).to(target)
 
 
-def rounded(x: Tensor, dtype: str) -> Tensor:
-    """``cast``, back in float64; a derivative passes in float64, where through two casts it would be rounded itself."""
-    value = x.detach()
-    return cast(value, dtype).double() - finite(value - x)  # less +0, which keeps the sign of a zero
+def straight_through(value: Tensor, smooth: Tensor) -> Tensor:
+    """The value of one with the derivatives of the other."""
+    return value.detach() - finite(smooth.detach() - smooth)  # less +0, which keeps the sign of a zero
 
 
 def is_transformed() -> bool:

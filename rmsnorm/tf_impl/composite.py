@@ -1,0 +1,92 @@
+"""RMSNorm in keras.ops: what the layer computes where Keras runs on JAX or PyTorch. No TensorFlow.
+
+The arithmetic is float32, float64 where x or y is; the statistic is scaled by a power of two, so that no square leaves
+the range. Derivatives are those of the backend, which keeps what it likes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from rmsnorm import dtypes
+from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.variants import Variant
+
+
+def rms_norm(
+    x: Any,
+    scale: Any = None,
+    bias: Any = None,
+    *,
+    variant: Variant,
+    axis: Axis = -1,
+    feature_axis: Axis | None = None,
+    out_dtype: str | None = None,
+) -> Any:
+    """As tf_impl.functional.rms_norm, with the arguments that the layer has."""
+    call = resolve(
+        "rms_norm", _spec(x), *(None if p is None else _spec(p) for p in (scale, bias)),
+        variant=variant, axis=axis, feature_axis=feature_axis, out_dtype=out_dtype,
+    )  # fmt: skip
+    if not call.n:
+        return ops.cast(x, call.result)
+    wide = dtypes.promote("float32", call.x, call.result)
+    y = _normalised(call, ops.cast(x, wide))
+    gain, shift = (None if p is None else ops.reshape(ops.cast(p, wide), call.feature_shape) for p in (scale, bias))
+
+    def rounded(value: Any, dtype: str | None) -> Any:
+        return value if call.norm is None else ops.cast(ops.cast(value, dtype), wide)
+
+    y = rounded(y, call.norm)
+    if gain is not None:
+        y = rounded(y * rounded(variant.scale_offset + gain, call.product), call.product)
+    if shift is not None:
+        y = rounded(y + shift, call.product)
+    return ops.cast(y, call.result)
+
+
+def _normalised(call: Call, a: Any) -> Any:
+    """a / rho."""
+    n, k, eps, position = call.n, call.k, call.eps, call.variant.eps_position
+    first = [size if axis in call.axes else 1 for axis, size in enumerate(call.shape)]
+    counted = None if k == n else ops.reshape(ops.arange(n) < k, first)
+
+    def kept(value: Any) -> Any:
+        return value if counted is None else ops.where(counted, value, ops.zeros_like(value))
+
+    def total(value: Any) -> Any:
+        return ops.sum(value, axis=call.axes, keepdims=True)
+
+    length = {"inside": eps**0.5, "outside": eps, "clamp": eps / k**0.5}[position]
+    inverse = _inverse_power(ops.maximum(ops.max(ops.abs(kept(a)), axis=call.axes, keepdims=True), length))
+    a = a * inverse
+    c = kept(a)
+    if call.variant.statistic == "variance":
+        c = kept(c - total(c) / k)
+    square = total(c * c) / k + (eps * inverse * inverse if position == "inside" else 0.0)
+    zero = square == 0  # where the root is to have a finite slope
+    root = ops.where(zero, ops.zeros_like(square), ops.sqrt(ops.where(zero, ops.ones_like(square), square)))
+    if position == "outside":
+        root = root + eps * inverse
+    if position == "clamp":
+        root = ops.maximum(root, length * inverse)
+    return a / root
+
+
+def _inverse_power(largest: Any) -> Any:
+    """2^-e with 2^e <= largest < 2^(e+1), within the normal numbers; a constant to every derivative."""
+    integer, exponent, end = ("int64", 0x7FF << 52, 1022) if _dtype(largest) == "float64" else ("int32", 0xFF << 23, 126)
+    bits = ops.view(ops.stop_gradient(largest), integer)
+    power = ops.view(ops.bitwise_and(bits, ops.cast(exponent, integer)), _dtype(largest))
+    return 1.0 / ops.clip(power, 2.0**-end, 2.0**end)
+
+
+def _spec(x: Any) -> Spec:
+    return Spec(tuple(x.shape), _dtype(x))
+
+
+def _dtype(x: Any) -> str:
+    return str(keras.backend.standardize_dtype(x.dtype))

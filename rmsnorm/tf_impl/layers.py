@@ -1,0 +1,184 @@
+"""RMSNorm as a Keras layer, a drop-in for keras.layers.RMSNormalization in every variant, on every backend of Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from fractions import Fraction
+from typing import Any
+
+import keras
+
+from rmsnorm import errors
+from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.variants import PRESETS, Variant, derive, get_variant
+
+
+@keras.saving.register_keras_serializable(package="rmsnorm")
+class RMSNormalization(keras.layers.Layer):
+    """Root mean square layer normalization.
+
+        y = inputs / rho * (o + scale) + bias,    rho = sqrt(mean(inputs_i^2) + epsilon)
+
+    with the place of epsilon, the offset o, the counted elements and the roundings of the variant. On the TensorFlow
+    backend it is tf_impl.rms_norm; on the others the arithmetic is float32, and that of the backend.
+
+    A Keras mask (of time steps, say) is passed on and nothing more: features are normalised at every time step.
+
+    Args:
+        axis: normalised axis or axes, any, in any order.
+        epsilon: a number >= 0; None for the variant's, 1e-6 for ``keras``.
+        scale: whether there is a gain; without it the factor is 1.
+        bias: whether there is one; None as the variant has it, which is not but for ``equinox`` and ``lasagne``.
+        feature_axis: axis or axes of the weights; None for the normalised ones.
+        partial: fraction of the elements, from the first, that enter the statistic; None for the variant's.
+        variant: name of a preset or a Variant.
+        scale_initializer: of the gain; None for 1 - o, so that the factor is 1.
+        bias_initializer: of the bias.
+        scale_regularizer, bias_regularizer, scale_constraint, bias_constraint: as in Keras; None for none.
+        **kwargs: of keras.layers.Layer, such as ``name`` and ``dtype``.
+
+    Call arguments:
+        inputs: floating-point, any shape of at least one axis, cast to the compute dtype by Keras.
+
+    Returns:
+        y, shaped as inputs, in the compute dtype whatever the variant. Weights keep their own dtype: under a mixed
+        policy the gain is float32, and is not rounded.
+
+    Raises:
+        TypeError: epsilon, partial, variant or an axis is of the wrong type; inputs are not floating-point.
+        ValueError: an axis is out of range or repeated; the size of one that has weights is unknown; epsilon, partial
+            or variant is not valid.
+
+    Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = RMSNormalization(epsilon=0.0)
+        >>> np.asarray(layer(np.array([[3.0, 4.0]], "float32"))).round(4)
+        array([[0.8485, 1.1314]], dtype=float32)
+        >>> RMSNormalization(variant="nematus").epsilon
+        1e-05
+    """
+
+    def __init__(
+        self,
+        axis: Axis = -1,
+        epsilon: float | None = None,
+        *,
+        scale: bool = True,
+        bias: bool | None = None,
+        feature_axis: Axis | None = None,
+        partial: float | Fraction | None = None,
+        variant: str | Variant = "keras",
+        scale_initializer: Any = None,
+        bias_initializer: Any = "zeros",
+        scale_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        scale_constraint: Any = None,
+        bias_constraint: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._preset = get_variant("RMSNormalization", variant)
+        self.variant = derive("RMSNormalization", variant, epsilon, partial)
+        self.axis = _plain(axis)
+        self.feature_axis = _plain(feature_axis)
+        self.epsilon = self.variant.eps
+        self.partial = self.variant.partial
+        self.use_scale = scale
+        self.use_bias = self.variant.bias if bias is None else bias
+        if scale_initializer is None:
+            scale_initializer = keras.initializers.Constant(1 - self.variant.scale_offset)
+        self.scale_initializer = keras.initializers.get(scale_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.scale_regularizer = keras.regularizers.get(scale_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.scale_constraint = keras.constraints.get(scale_constraint)
+        self.bias_constraint = keras.constraints.get(bias_constraint)
+        self.scale = self.bias = None
+        self.supports_masking = True
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        call = self._resolve(input_shape)
+        for axis in call.feature_axes:
+            if call.shape[axis] is None and (self.use_scale or self.use_bias):
+                raise errors.unknown_size("RMSNormalization", "inputs", axis)
+        shape = tuple(call.shape[axis] for axis in call.feature_axes)
+        if self.use_scale:
+            self.scale = self.add_weight(
+                shape, self.scale_initializer, name="scale", autocast=False,
+                regularizer=self.scale_regularizer, constraint=self.scale_constraint,
+            )  # fmt: skip
+        if self.use_bias:
+            self.bias = self.add_weight(
+                shape, self.bias_initializer, name="bias", autocast=False,
+                regularizer=self.bias_regularizer, constraint=self.bias_constraint,
+            )  # fmt: skip
+
+    def call(self, inputs: Any) -> Any:
+        weights = (None if w is None else w.value for w in (self.scale, self.bias))
+        return _rms_norm()(
+            inputs, *weights,
+            variant=self.variant, axis=self.axis, feature_axis=self.feature_axis, out_dtype=self.compute_dtype,
+        )  # fmt: skip
+
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
+        return self._resolve(input_shape).shape
+
+    def get_config(self) -> dict[str, Any]:
+        preset = self._preset
+        named = PRESETS.get(preset.name) == preset
+        return {
+            **super().get_config(),
+            "axis": _plain(self.axis),
+            "epsilon": self.epsilon,
+            "scale": self.use_scale,
+            "bias": self.use_bias,
+            "feature_axis": _plain(self.feature_axis),
+            "partial": _number(self.partial),
+            "variant": preset.name if named else {**asdict(preset), "partial": _number(preset.partial)},
+            "scale_initializer": keras.initializers.serialize(self.scale_initializer),
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "scale_regularizer": keras.regularizers.serialize(self.scale_regularizer),
+            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
+            "scale_constraint": keras.constraints.serialize(self.scale_constraint),
+            "bias_constraint": keras.constraints.serialize(self.bias_constraint),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> RMSNormalization:
+        config = dict(config)
+        if isinstance(config.get("partial"), str):
+            config["partial"] = Fraction(config["partial"])
+        if isinstance(variant := config.get("variant"), dict):
+            partial = variant["partial"]
+            config["variant"] = Variant(**{**variant, "partial": None if partial is None else Fraction(str(partial))})
+        return super().from_config(config)
+
+    def _resolve(self, input_shape: Sequence[int | None]) -> Call:
+        return resolve(
+            "RMSNormalization", Spec(tuple(input_shape), self.compute_dtype),
+            variant=self.variant, axis=self.axis, feature_axis=self.feature_axis,
+        )  # fmt: skip
+
+
+def _rms_norm() -> Callable[..., Any]:
+    """The function of the backend; the others are not imported."""
+    if keras.backend.backend() == "tensorflow":
+        from rmsnorm.tf_impl.functional import rms_norm
+    else:
+        from rmsnorm.tf_impl.composite import rms_norm
+    return rms_norm
+
+
+def _plain(axis: Any) -> Any:
+    """Axes as JSON has them."""
+    return list(axis) if isinstance(axis, (list, tuple)) else axis
+
+
+def _number(partial: Any) -> float | str | None:
+    """A fraction as JSON has it: a float that reads as the same one, else its words."""
+    if partial is None:
+        return None
+    return float(partial) if Fraction(str(float(partial))) == partial else str(partial)

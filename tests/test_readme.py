@@ -1,0 +1,47 @@
+"""What the README says is run, or generated."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+NEEDS = {"torch": "torch", "tf_impl": "tensorflow", "jax": "jax", "flax": "flax"}
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_snippets_run(snippet, capsys):
+    for word, package in NEEDS.items():
+        if word in snippet and importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    exec(compile(snippet, "README.md", "exec"), {"__name__": "readme"})
+    printed = capsys.readouterr().out
+    if "The square" in snippet or "overflows" in snippet:
+        assert printed.startswith("tensor(1., ")
+        assert "tensor(0., " in printed
+
+
+def test_the_table_of_variants_is_what_the_command_prints():
+    table = re.search(r"<!-- rmsnorm variants --markdown -->\n(.*?)<!-- end -->", README, re.DOTALL)
+    printed = subprocess.run(
+        [sys.executable, "-m", "rmsnorm.cli", "variants", "--markdown"], capture_output=True, text=True, check=True
+    ).stdout
+    assert table is not None
+    assert table.group(1) == printed, "run `rmsnorm variants --markdown` and put its output into README.md"
+
+
+def test_the_two_commands_are_targets():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^    make (\w+)", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_files_that_are_named_exist():
+    for path in re.findall(r"\]\((?!http)([^)]+)\)", README):
+        assert (ROOT / path).exists(), path

@@ -1,0 +1,116 @@
+"""Backends run in processes of their own: whatever happens to one, the others finish and the report says so."""
+
+import io
+import json
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from rmsnorm.parity import report
+from rmsnorm.parity.run import run, worker_command
+
+HONEST = worker_command("numpy", variants=["standard"], dtypes=["float32"])
+
+
+def _python(code):
+    return [sys.executable, "-c", code]
+
+
+RECORD = {
+    "variant": "llama", "dtype": "bfloat16", "case": "rows", "quantity": "y", "parity_ratio": 3.5, "bound": 2.0,
+    "bit_identical": 0.75, "identical_bound": 0.999, "max_ulp": 1.0, "passed": False, "detail": "at (0, 0) got 1.0",
+}  # fmt: skip
+HELLO = json.dumps({"hello": "9.9", "device": "cpu"})
+DIFFERS = _python(f'print({HELLO!r}); print({json.dumps({"records": [RECORD]})!r}); print(\'{{"status": "done"}}\')')
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return run(
+        {
+            "killed": _python(f"import os, signal; print({HELLO!r}, flush=True); os.kill(os.getpid(), signal.SIGKILL)"),
+            "raised": _python("raise RuntimeError('cannot load the library')"),
+            "silent": _python("pass"),
+            "hung": _python(f"import time; print({HELLO!r}, flush=True); time.sleep(600)"),
+            "chatty": _python("print('WARNING: a framework speaks'); print(3); print('{\"status\": \"done\"}')"),
+            "absent": _python('print(\'{"status": "absent", "message": "pip install it"}\')'),
+            "differs": DIFFERS,
+            "numpy": HONEST,
+        },
+        patience=20.0,
+        workers=3,
+    )
+
+
+def test_every_fate_is_reported_and_the_rest_finishes(runs):
+    fates = {state.name: state.status for state in runs}
+    assert fates == {
+        "killed": "crashed", "raised": "crashed", "silent": "crashed", "hung": "hung", "chatty": "held",
+        "absent": "absent", "differs": "differs", "numpy": "held",
+    }  # fmt: skip
+    said = {state.name: state.message for state in runs}
+    assert said["killed"] == "signal 9; it said nothing"
+    assert said["raised"] == "exit status 1; RuntimeError: cannot load the library"
+    assert said["hung"] == "no word in 20 s after 0 cases"
+    assert said["absent"] == "pip install it"
+    assert [state.name for state in runs][-1] == "numpy", "in the order asked for"
+
+
+def test_records_carry_what_ci_needs(runs):
+    honest = runs[-1]
+    assert honest.cases == 23
+    assert {record.backend for record in honest.records} == {"numpy"}
+    assert {record.quantity for record in honest.records} == {
+        "y", "inverse_rms", "dx", "dscale", "dbias", "dresidual", "jvp",
+    }  # fmt: skip
+    assert all(record.framework_version and record.passed for record in honest.records)
+
+
+def test_reports(runs, tmp_path):
+    for name, write in (("a.json", report.write_json), ("a.xml", report.write_junit), ("a.md", report.write_markdown)):
+        write(runs, tmp_path / name)
+
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert {backend["backend"]: backend["status"] for backend in document["backends"]}["hung"] == "hung"
+    wanted = {
+        "backend", "framework_version", "device", "variant", "dtype", "case", "quantity", "parity_ratio", "bound",
+        "bit_identical", "max_ulp", "passed",
+    }  # fmt: skip
+    assert all(wanted <= record.keys() for record in document["records"])
+    assert sum(not record["passed"] for record in document["records"]) == 1
+
+    suites = {suite.get("name"): suite for suite in ElementTree.parse(tmp_path / "a.xml").getroot()}
+    assert suites["differs"].get("failures") == "1"
+    assert suites["differs"].find("testcase/failure").text == RECORD["detail"]
+    assert [suites[name].get("errors") for name in ("killed", "hung", "numpy")] == ["1", "1", "0"]
+    assert suites["absent"].get("skipped") == "1"
+    assert int(suites["numpy"].get("tests")) == len(suites["numpy"].findall("testcase"))
+
+    text = (tmp_path / "a.md").read_text()
+    assert "| differs | llama | bf16 | y | 3.5 | 2 | 75.0 % | 1 | differs |" in text
+    assert "| numpy | standard | f32 | y |" in text
+
+
+def test_the_terminal_shows_where_and_by_how_much(runs):
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(report.terminal(runs))
+    text = console.export_text()
+    assert "differs llama bf16 'rows' y: parity ratio 3.5, bound 2; 75.00 % identical, bound 99.90 %" in text
+    assert "hung hung: no word in 20 s after 0 cases" in text
+    assert "absent absent: pip install it" in text
+    assert "NumPy held: all" in text
+
+
+def test_progress_is_told_case_by_case():
+    seen = []
+    run({"numpy": HONEST}, on_progress=lambda state: seen.append(state.cases))
+    assert seen == sorted(seen)
+    assert set(range(1, 24)) <= set(seen)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    (state,) = run({"numpy": worker_command("numpy", device="cuda")})
+    assert state.status == "refused"
+    assert state.message == "numpy: device is 'cuda', expected 'cpu'; choose one of these"

@@ -1,0 +1,194 @@
+"""What PyTorch differentiates: the functions under gradcheck, torch.func, vmap and second derivatives."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmsnorm import numpy_impl as golden
+
+torch = pytest.importorskip("torch")
+from test_torch import by_autograd, to_numpy, ulps  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+
+from rmsnorm.torch_impl import arithmetic, functional, rms_norm  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
+
+
+DIFFERENTIABLE = {
+    "plain": {},
+    "image": {"axis": (1, 2), "feature_axis": 0},
+    "partial": {"partial": 0.5},
+    "mask": {"mask": True},
+    "mask and eps 0": {"mask": True, "eps": 0.0},
+    "outside": {"variant": "zhang_torch", "eps": 0.3},
+    "clamp": {"variant": "x_transformers", "eps": 2.0},
+    "variance": {"variant": "keras_rms_scaling"},
+    "offset": {"variant": "gemma", "eps": 0.5},
+    "before scale": {"variant": "llama", "mask": True, "partial": 0.5},
+}
+
+
+def small(name: str) -> tuple[Any, list[Any]]:
+    """A function of (x, scale, bias) and its arguments, in float64."""
+    options: dict[str, Any] = dict(DIFFERENTIABLE[name])
+    generator = torch.Generator().manual_seed(0)
+    features = (2,) if "feature_axis" in options else (3,)
+    arrays = [torch.randn(s, dtype=torch.float64, generator=generator) for s in ((2, 2, 3), features, features)]
+    if "mask" in options:
+        options["mask"] = torch.rand((2, 2, 3), generator=generator) > 0.3
+        options["mask"][0, 1] = False
+
+    def function(*args: Any) -> Any:
+        y = rms_norm(*args, **options)
+        return (
+            torch.where(options["mask"], y, 0.0) if "mask" in options else y
+        )  # elsewhere constant to derivatives only
+
+    return function, arrays
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradcheck(name: str) -> None:
+    """Against central differences: first and second derivatives, forward, backward, batched, forward over backward."""
+    function, arrays = small(name)
+    leaves = [array.clone().requires_grad_() for array in arrays]
+    assert torch.autograd.gradcheck(function, leaves, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(
+        function, leaves, check_fwd_over_rev=True, check_rev_over_rev=True, check_batched_grad=True
+    )
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_jacobians_and_hessians(name: str) -> None:
+    """jacrev, jacfwd, vmap over vjp and jvp give the golden's Jacobian; four nestings give one Hessian."""
+    function, arrays = small(name)
+    options = {k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in _options_of(function).items()}
+    flat = arrays[0].numel()
+    basis = torch.eye(flat, dtype=torch.float64).reshape(flat, 2, 2, 3)
+    values = [to_numpy(array) for array in arrays]
+    rows = [golden.rms_norm_vjp(to_numpy(v), *values, **options) for v in basis]
+    columns = [golden.rms_norm_jvp((*values,), (to_numpy(v),), **options) for v in basis]
+    want = np.stack([row[0].ravel() for row in rows])
+    near = {"rtol": 2.0**-44, "atol": 2.0**-44}  # 2 n + 32 operations of 2^-53 on terms of at most 1 / rho < 10
+    np.testing.assert_allclose(np.stack([c.ravel() for c in columns], 1), want, **near)
+    for transform in (torch.func.jacrev, torch.func.jacfwd):
+        jacobians = transform(function, (0, 1, 2))(*arrays)
+        np.testing.assert_allclose(jacobians[0].reshape(flat, flat), want, **near)
+        for i in (1, 2):
+            np.testing.assert_allclose(jacobians[i].reshape(flat, -1), np.stack([r[i].ravel() for r in rows]), **near)
+    weight = torch.linspace(-1, 2, flat, dtype=torch.float64).reshape(2, 2, 3)
+
+    def loss(x: Any) -> Any:
+        return (function(x, *arrays[1:]) * weight).sum()
+
+    eager = torch.autograd.functional.hessian(loss, arrays[0])
+    assert eager.abs().max() > 0.1
+    nestings = [
+        f(g(loss)) for f in (torch.func.jacrev, torch.func.jacfwd) for g in (torch.func.jacrev, torch.func.jacfwd)
+    ]
+    for hessian in (*nestings, torch.func.hessian(loss)):
+        np.testing.assert_allclose(hessian(arrays[0]), eager, rtol=2.0**-40, atol=2.0**-40)
+
+
+def _options_of(function: Any) -> dict[str, Any]:
+    return next(cell.cell_contents for cell in function.__closure__ if isinstance(cell.cell_contents, dict))
+
+
+def test_a_second_derivative_needs_the_recomputed_statistic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the saved 1 / rho held constant gradgradcheck fails: the test above can tell."""
+    function, arrays = small("plain")
+    leaves = [array.clone().requires_grad_() for array in arrays]
+    monkeypatch.setattr(functional, "statistic", lambda *args: _detached(arithmetic.statistic(*args)))
+    with pytest.raises(RuntimeError, match="Jacobian mismatch"):
+        torch.autograd.gradgradcheck(function, leaves)
+
+
+def _detached(row: Any) -> Any:
+    return row._replace(inverse_rms=row.inverse_rms.detach())
+
+
+def test_forward_over_backward_without_create_graph() -> None:
+    function, arrays = small("mask")
+    weight, direction = torch.rand(2, 2, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(arrays[0].clone().requires_grad_(), direction)
+        (gradient,) = torch.autograd.grad((function(x, *arrays[1:]) * weight).sum(), x)
+        tangent = forward_ad.unpack_dual(gradient).tangent
+    want = torch.func.jvp(
+        torch.func.grad(lambda x: (function(x, *arrays[1:]) * weight).sum()), (arrays[0],), (direction,)
+    )
+    np.testing.assert_allclose(tangent, want[1], rtol=2.0**-40, atol=2.0**-40)
+
+
+def test_half_second_derivatives() -> None:
+    """A Hessian-vector product in bf16 is that of float64, rounded: three times at most, in dx, in it and in a sum."""
+    x, v = torch.randn(2, 4, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    def product(x: Any, v: Any) -> Any:
+        x = x.clone().requires_grad_()
+        (dx,) = torch.autograd.grad(rms_norm(x).pow(2).mul(v).sum(), x, create_graph=True)
+        return torch.autograd.grad((dx * v).sum(), x)[0].double()
+
+    want = product(x.double(), v.double())
+    # y, y^2 v, dx and dx v are rounded to bf16: four roundings, which cancellation over 64 terms enlarges
+    assert (product(x, v) - want).abs().max() <= 4 * 2.0**-8 * 8 * want.abs().max()
+
+
+@pytest.mark.parametrize("variant", ["standard", "llama", "zhang_torch", "x_transformers", "keras_rms_scaling"])
+def test_vmap(variant: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((3, 2, 4, 8), generator=generator)
+    scale, mask = torch.randn((3, 8), generator=generator), torch.rand((3, 4, 8), generator=generator) > 0.3
+
+    def one(x: Any, scale: Any, mask: Any) -> Any:
+        return rms_norm(x, scale, variant=variant, mask=mask, partial=0.6)
+
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        a, g = x.to(dtype), scale.to(dtype)
+        want = torch.stack([one(a[i], g[i], mask[i]) for i in range(3)])
+        assert torch.equal(torch.vmap(one)(a, g, mask), want)
+        assert torch.equal(torch.vmap(torch.vmap(one, (0, None, None)))(a, g, mask), want)
+        assert torch.equal(torch.vmap(one, (1, None, None))(a, g[0], mask[0]), one(a.transpose(0, 1), g[0], mask[0]))
+        per_sample = torch.vmap(torch.func.grad(lambda g, a, m: one(a, g, m).square().sum()))(g, a, mask)
+        for i in range(3):
+            leaf = g[i].clone().requires_grad_()
+            (alone,) = torch.autograd.grad(one(a[i], leaf, mask[i]).square().sum(), leaf)
+            assert ulps(to_numpy(per_sample[i]), to_numpy(alone)).max() <= (16 if dtype == torch.float64 else 1)
+
+
+def test_backward_keeps_only_x_the_parameters_the_mask_and_the_statistic() -> None:
+    for dtype, residual, masked in itertools.product((torch.bfloat16, torch.float64), (False, True), (False, True)):
+        x, r = (torch.randn(6, 16, dtype=dtype).requires_grad_() for _ in range(2))
+        scale, bias = (torch.randn(16, dtype=dtype).requires_grad_() for _ in range(2))
+        mask = torch.rand(6, 16) > 0.3 if masked else None
+        saved: list[Any] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t) or t, lambda t: t):
+            out = rms_norm(x, scale, bias, residual=r if residual else None, mask=mask, variant="llama")
+        kept = {tensor.data_ptr(): tensor for tensor in saved}
+        h = out[1] if residual else x
+        expected = [h, scale, *([mask] if masked else [])]
+        assert all(tensor.data_ptr() in kept for tensor in expected)
+        rest = [tensor for at, tensor in kept.items() if at not in {t.data_ptr() for t in expected}]
+        assert [tuple(tensor.shape) for tensor in rest] == [(6, 1)]
+
+
+def test_only_what_is_asked_for() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(s, generator=generator) for s in ((3, 8), (8,), (8,))]
+    full = by_autograd(torch.ones(3, 8), values, {})
+    for chosen in itertools.product((False, True), repeat=3):
+        leaves = [v.clone().requires_grad_(c) for v, c in zip(values, chosen, strict=True)]
+        y = rms_norm(*leaves)
+        assert y.requires_grad == any(chosen)
+        if y.requires_grad:
+            y.sum().backward()
+        for leaf, wanted, c in zip(leaves, full, chosen, strict=True):
+            assert torch.equal(leaf.grad, wanted) if c else leaf.grad is None
+    leaf = values[0].clone().requires_grad_()
+    _, inverse_rms = rms_norm(leaf, return_inverse_rms=True)
+    assert not inverse_rms.requires_grad
