@@ -116,6 +116,8 @@ def resolve(
         if parameter is not None:
             _check_float(op, name, parameter)
             _check_parameter(op, name, parameter, x, axis if feature_axis is None else feature_axis, feature_axes)
+    if like_x.get("dy", x) is None:
+        raise errors.wrong_type(op, "dy", None, "an array shaped as x", "pass the gradient with respect to y")
     for name, array in {"residual": residual, **like_x}.items():
         if array is not None:
             _check_float(op, name, array)
