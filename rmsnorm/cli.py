@@ -16,6 +16,7 @@ from rich.table import Table
 from rmsnorm import PRESETS, Variant, __version__, dtypes, errors
 
 BACKENDS: Final = ("numpy", "torch", "tf", "flax")
+_WORK: Final = ("flax", "numpy", "tf", "torch")  # by how long they take
 DEVICES: Final = ("cpu", "cuda")
 HELD, DIFFERS, UNUSABLE = 0, 1, 2
 
@@ -93,7 +94,9 @@ def check(
     total = sum(1 for _ in select(variants, types))
     with _progress() as progress:
         bars: dict[str, TaskID] = {name: progress.add_task(name, total=total) for name in commands}
-        runs = run(commands, on_progress=lambda state: progress.update(bars[state.name], completed=state.cases))
+        slowest_first = {name: commands[name] for name in sorted(commands, key=_WORK.index)}
+        runs = run(slowest_first, on_progress=lambda state: progress.update(bars[state.name], completed=state.cases))
+    runs.sort(key=lambda state: chosen.index(state.name))
     Console().print(report.terminal(runs))
     if json:
         report.write_json(runs, json)

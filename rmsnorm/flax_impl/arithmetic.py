@@ -192,7 +192,7 @@ def tangent(
 
 def _counted(
     call: Call, a: jax.Array, mask: jax.Array | None, across: Across | None = None
-) -> tuple[jax.Array | None, Any, jax.Array | None]:
+) -> tuple[jax.Array | None, Any, Any]:
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
     if mask is None and call.k == call.n and call.n:
         return None, _across(np.float64(call.k), across), None
@@ -237,13 +237,11 @@ def _slope(call: Call, k: Any, inverse_rms: jax.Array) -> Any:
 
 
 def _is_exact(call: Call) -> bool:
-    return "float64" in (call.x, call.result)
+    return bool(call.n) and "float64" in (call.x, call.result)
 
 
 def _inverse_power(call: Call, a: jax.Array, k: Any, across: Across | None) -> Any:
     """2^-e with 2^e next to the largest of |a| and eps: keeps every square in range, and scaling by it is exact."""
-    if not call.n:
-        return 1.0
     length = sum(_eps(call, k)) ** (0.5 if call.variant.eps_position == "inside" else 1)
     largest = jnp.maximum(jnp.max(abs(a), axis=call.axes, keepdims=True), length)
     if across is not None:

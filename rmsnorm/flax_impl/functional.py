@@ -73,8 +73,8 @@ def rms_norm(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> rms_norm(jnp.array([[3.0, 4.0]]), jnp.array([1.0, 2.0]), variant="paper").round(4)
-        Array([[0.8485, 2.2627]], dtype=float32)
+        >>> rms_norm(jnp.array([[3.0, 4.0]]), jnp.array([1.0, 2.0]), variant="paper")
+        Array([[0.84852815, 2.2627418 ]], dtype=float32)
     """
     x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
     call = _resolve(
@@ -128,8 +128,8 @@ def rms_norm_vjp(
     Example:
         >>> import jax.numpy as jnp
         >>> dx, dscale, _ = rms_norm_vjp(jnp.ones(2), jnp.array([3.0, 4.0]), jnp.ones(2), variant="paper")
-        >>> dx.round(4), dscale.round(4)
-        (Array([ 0.0453, -0.0339], dtype=float32), Array([0.8485, 1.1314], dtype=float32))
+        >>> dx, dscale
+        (Array([ 0.04525483, -0.03394112], dtype=float32), Array([0.84852815, 1.1313709 ], dtype=float32))
     """
     dy, da = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
     x, scale, bias, mask, residual, dy, da = _arrays(
@@ -183,8 +183,8 @@ def rms_norm_jvp(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> rms_norm_jvp((jnp.array([3.0, 4.0]),), (jnp.array([4.0, -3.0]),), variant="paper").round(4)
-        Array([ 1.1314, -0.8485], dtype=float32)
+        >>> rms_norm_jvp((jnp.array([3.0, 4.0]),), (jnp.array([4.0, -3.0]),), variant="paper")
+        Array([ 1.1313709 , -0.84852815], dtype=float32)
     """
     x, scale, bias = _three("primals", primals)
     dx, dscale, dbias = _three("tangents", tangents)
@@ -273,5 +273,5 @@ def _dtype_name(op: str, dtype: Any) -> str | None:
 
 def _resolve(op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, out_dtype: Any, **options: Any) -> Call:
     given = {"scale": scale, "bias": bias, "mask": mask, "residual": residual}
-    specs = {name: _spec(value) for name, value in given.items()}
+    specs: dict[str, Any] = {name: _spec(value) for name, value in given.items()}
     return resolve(op, Spec(x.shape, _name(x)), out_dtype=_dtype_name(op, out_dtype), **specs, **options)

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
@@ -67,8 +66,8 @@ class RMSNorm(nnx.RMSNorm):
         >>> from flax import nnx
         >>> import jax.numpy as jnp
         >>> layer = RMSNorm(2, epsilon=0.0, rngs=nnx.Rngs(0))
-        >>> layer(jnp.array([[3.0, 4.0]])).round(4)
-        Array([[0.8485, 1.1314]], dtype=float32)
+        >>> layer(jnp.array([[3.0, 4.0]]))
+        Array([[0.84852815, 1.1313709 ]], dtype=float32)
     """
 
     def __init__(
@@ -142,8 +141,8 @@ class RMSNorm(nnx.RMSNorm):
             >>> import jax.numpy as jnp
             >>> layer = RMSNorm(2, use_scale=False, rngs=nnx.Rngs(0))
             >>> y, a = layer(jnp.array([1.0, 3.0]), residual=jnp.array([2.0, 1.0]))
-            >>> y.round(4), a
-            (Array([0.8485, 1.1314], dtype=float32), Array([3., 4.], dtype=float32))
+            >>> y, a
+            (Array([0.8485281, 1.1313708], dtype=float32), Array([3., 4.], dtype=float32))
         """
         scale, bias = (None if each is None else each[...] for each in (self.scale, self.bias))
         out_dtype = self.dtype
@@ -164,7 +163,12 @@ def normalise_over(
     """rms_norm, with rows that may be spread over devices, and parameters of one axis for several feature axes."""
     x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
     axis, feature_axis = _hashable(axis), _hashable(feature_axis)
-    scale, bias = (_unfolded(parameter, x, feature_axis) for parameter in (scale, bias))
+    sizes = feature_sizes(x, variant, axis, feature_axis)
+    if len(sizes) > 1:  # the built-in layer holds parameters of several axes as of one
+        scale, bias = (
+            parameter if parameter is None or parameter.shape != (math.prod(sizes),) else parameter.reshape(sizes)
+            for parameter in (scale, bias)
+        )
     call = _resolve(
         "rms_norm", x, scale, bias, mask, residual, out_dtype, variant=variant, axis=axis, feature_axis=feature_axis
     )
@@ -174,18 +178,12 @@ def normalise_over(
     return y if residual is None else (y, a)
 
 
-def feature_sizes(x: Any, axes: Any) -> tuple[int, ...]:
-    """Sizes of x along the feature axes, in order; () where it has no such axes, which is refused elsewhere."""
-    shape = np.shape(x)
-    axes = axes if isinstance(axes, (list, tuple)) else (axes,)
-    known = all(-len(shape) <= axis < len(shape) for axis in axes)
-    return tuple(shape[axis] for axis in sorted({axis % len(shape) for axis in axes})) if known else ()
-
-
-def _unfolded(parameter: jax.Array | None, x: jax.Array, axes: Any) -> jax.Array | None:
-    sizes = feature_sizes(x, axes)
-    fits = parameter is not None and sizes and parameter.shape == (math.prod(sizes),)
-    return parameter.reshape(sizes) if parameter is not None and fits else parameter
+def feature_sizes(x: Any, variant: Variant, axis: Any, feature_axis: Any) -> tuple[int, ...]:
+    """Sizes of x along the feature axes, in the order of x."""
+    (x,) = _arrays("rms_norm", x=x)
+    axis, feature_axis = _hashable(axis), _hashable(feature_axis)
+    call = _resolve("rms_norm", x, None, None, None, None, None, variant=variant, axis=axis, feature_axis=feature_axis)
+    return tuple(x.shape[each] for each in call.feature_axes)
 
 
 def _hashable(value: Any) -> Any:

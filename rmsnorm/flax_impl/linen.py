@@ -44,8 +44,8 @@ class RMSNorm(nn.RMSNorm):
         >>> import jax
         >>> layer = RMSNorm(epsilon=0.0)
         >>> x = jax.numpy.array([[3.0, 4.0]])
-        >>> layer.apply(layer.init(jax.random.key(0), x), x).round(4)
-        Array([[0.8485, 1.1314]], dtype=float32)
+        >>> layer.apply(layer.init(jax.random.key(0), x), x)
+        Array([[0.84852815, 1.1313709 ]], dtype=float32)
     """
 
     epsilon: float | None = None
@@ -84,11 +84,11 @@ class RMSNorm(nn.RMSNorm):
             >>> x = jax.numpy.array([1.0, 3.0])
             >>> layer = RMSNorm(use_scale=False)
             >>> y, a = layer.apply({}, x, residual=jax.numpy.array([2.0, 1.0]))
-            >>> y.round(4), a
-            (Array([0.8485, 1.1314], dtype=float32), Array([3., 4.], dtype=float32))
+            >>> y, a
+            (Array([0.8485281, 1.1313708], dtype=float32), Array([3., 4.], dtype=float32))
         """
         variant = derive("RMSNorm", self.variant, self.epsilon, self.partial)
-        shape = feature_sizes(x, self.feature_axes)
+        shape = feature_sizes(x, variant, self.reduction_axes, self.feature_axes)
         scale = bias = None
         if self.use_scale:
             scale_init = self.scale_init or initializers.constant(1 - variant.scale_offset)

@@ -75,13 +75,14 @@ def cut(x: jax.Array) -> jax.Array:
     """x less its last bit.
 
     XLA may compute one product in several places, and there contract it with a sum to one fused operation. The value
-    of a cut product is the same everywhere, and nothing is lost where what was cut off is carried along.
+    of a cut product is the same everywhere, and nothing is lost where what was cut off is carried along. What was cut
+    off of a tiny x would be subnormal, which XLA takes for 0 on CPUs.
     """
-    return _keep(x, -2)
+    return jnp.where(abs(x) < 2.0**-900, x, _keep(x, -2))
 
 
 def product_error(a: jax.Array, b: jax.Array, product: jax.Array) -> jax.Array:
-    """a * b - product, exactly: Dekker 1971, the halves cut by a bit mask; of exact products a contraction makes the same."""
+    """a * b - product, exactly: Dekker 1971, the halves cut by a bit mask. Exact products may be contracted."""
     a1, b1 = _keep(a, -(2**27)), _keep(b, -(2**27))
     a2, b2 = a - a1, b - b1
     return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2

@@ -318,10 +318,10 @@ def _pull_back(data: _Data, u: DoubleDouble) -> DoubleDouble:
 
 def _push_forward(data: _Data, da: Array) -> DoubleDouble:
     """R da = (da - a^ <c^, da> / k (1 - w)) / rho."""
-    tangent = DoubleDouble(da).where(data.live, 0.0)
+    tangent = DoubleDouble(da).where(data.live, 0.0).scaled(-data.exponent)
     inner = (data.direction(data.c) * tangent).sum(axis=1) / data.k
     along = data.direction(data.a) * inner
-    return ((tangent - along + data.radial * along) / data.rho).scaled(-data.exponent)
+    return (tangent - along + data.radial * along) / data.rho
 
 
 class _Rows:

@@ -113,9 +113,10 @@ def _yardstick(
         "outside": root + eps / power,
         "clamp": np.maximum(root, eps / np.sqrt(k) / power),
     }[position]
+    live_row = counted.any(axis=call.axes, keepdims=True)
+    rho = np.where(live_row, rho, 1.0)  # with nothing counted and eps = 0 there are no terms, not 0 / 0
     s = np.where(root == 0, np.inf, rho if position == "inside" else root)  # without a direction there is no slope
 
-    live_row = counted.any(axis=call.axes, keepdims=True)
     normalised = np.where(live_row, wide(a / power) / rho, 0.0)
     direction = np.where(counted, np.abs(c) / rho, 0.0)
     inner = np.where(live & live_row, normalised, 0.0)

@@ -19,9 +19,13 @@ from rmsnorm.tf_impl.rounding import (
     power_of_two,
     product_error,
     settled,
+    straight_through,
     sum_error,
     sum_of_squares,
 )
+
+# TensorFlow takes subnormal numbers as 0: below this, what is lost is, too.
+_TINY = 2.0**-900
 
 
 class Statistic(NamedTuple):
@@ -39,7 +43,7 @@ class Statistic(NamedTuple):
 def statistic(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
     exact = _is_exact(call)
     counted, k, empty = _counted(call, a, mask)
-    a = _double(a) if counted is None else tf.where(counted, _double(a), 0.0)
+    a = a if counted is None else tf.where(counted, a, 0.0)
     inverse_power: Any = _inverse_power(call, a, k) if exact else 1.0
     c = _centred(call, a * inverse_power if exact else a, counted, k)
     q_error: Any = 0.0
@@ -51,13 +55,18 @@ def statistic(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
         q = tf.reduce_sum(tf.square(c), call.axes, keepdims=True) / k
     inside, outside, floor = _eps(call, k, inverse_power)
     radicand = q + inside
-    root = tf.where(radicand != 0, tf.sqrt(tf.where(radicand != 0, radicand, 1.0)), 0.0)  # a finite slope at 0
+    positive = tf.not_equal(radicand, 0)  # not the operator, which in graphs of TensorFlow 1 compares identities
+    root = tf.where(positive, tf.sqrt(tf.where(positive, radicand, 1.0)), 0.0)  # a finite slope at 0
     rho = tf.maximum(root + outside, tf.convert_to_tensor(floor, tf.float64))
     rho_error: Any = 0.0
     if exact:
         lost = sum_error(q, inside, radicand) + q_error - product_error(root, root, radicand)
         rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
         rho_error = tf.where(rho > floor, rho_error, 0.0)
+        correction = finite(rho + rho_error - rho)
+        rho, rho_error = rho + correction, rho_error - correction
+    if empty is not None:
+        rho = tf.where(~empty, rho, 1.0)  # for eps = 0: no 0 / 0 for a derivative to meet
     inverse_rms = inverse_power / rho
     if empty is not None:
         inverse_rms = tf.where(~empty, inverse_rms, 0.0)
@@ -67,10 +76,11 @@ def statistic(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
 def forward(
     call: Call, a: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
+    a = _double(a)  # once: the gradients of its uses then add up in float64
     row = statistic(call, a, mask)
     y = _scaled(call, a, row, scale, bias)
     if mask is not None and not tf.executing_eagerly():  # in graphs, forward mode derives what is inside the function
-        live = _scaled(call, tf.where(mask, a, tf.zeros_like(a)), row, scale, bias)
+        live = _scaled(call, tf.where(mask, a, 0.0), row, scale, bias)
         y = tf.where(mask, live, tf.stop_gradient(y))
     if row.empty is not None:
         y = tf.where(~row.empty, y, tf.zeros_like(y))
@@ -80,19 +90,13 @@ def forward(
 def _scaled(call: Call, a: tf.Tensor, row: Statistic, scale: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
     """a / rho, the gain and the bias, rounded as the variant says; each ``lost`` is what float64 rounded off."""
     exact = _is_exact(call)
-    rho, a = row.rho, _double(a) * row.inverse_power
+    rho, a = row.rho, a * row.inverse_power
     y = a / rho
     lost: Any = 0.0
     if exact:
         lost = -finite((product_error(y, rho, a) + y * row.rho_error) / rho)
-    if call.norm is not None:
-        y = _double(cast(y + lost, call.norm))
-        if scale is not None:
-            gain = _double(cast(call.variant.scale_offset + _features(call, scale), call.product))
-            y = settled(_double(cast(y * gain, call.product)))
-        if bias is not None:
-            y = _double(cast(y + _features(call, bias), call.product))
-        return cast(y, call.result)
+        lost = tf.where(tf.abs(y) > _TINY, lost, 0.0)
+    rounded = None if call.norm is None else _before_scale(call, y + lost, scale, bias)
     if scale is not None:
         g = _features(call, scale)
         gain = call.variant.scale_offset + g
@@ -100,12 +104,25 @@ def _scaled(call: Call, a: tf.Tensor, row: Statistic, scale: tf.Tensor | None, b
         if exact:
             gain_error = sum_error(g, call.variant.scale_offset, gain)
             lost = lost * gain + normalised * gain_error + product_error(normalised, gain, y)
+            lost = tf.where(tf.abs(y) > _TINY, lost, 0.0)
     if bias is not None:
         b = _features(call, bias)
         product, y = y, y + b
         if exact:
             lost = lost + sum_error(product, b, y)
+    if rounded is not None:
+        return cast(straight_through(rounded, y), call.result)
     return cast(y + finite(lost) if exact else y, call.result)
+
+
+def _before_scale(call: Call, y: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
+    y = _double(cast(y, call.norm or call.x))
+    if scale is not None:
+        gain = _double(cast(call.variant.scale_offset + _features(call, scale), call.product))
+        y = settled(_double(cast(y * gain, call.product)))
+    if bias is not None:
+        y = _double(cast(y + _features(call, bias), call.product))
+    return y
 
 
 def backward(
@@ -113,20 +130,23 @@ def backward(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """dx, dscale and dbias in float64, from x and 1 / rho alone."""
     counted, k, empty = _counted(call, a, mask)
-    v, a = _double(dy), _double(a)
-    if mask is not None:
-        v, a = tf.where(mask & ~empty, v, 0.0), tf.where(mask, a, 0.0)
+    v, live = _double(dy), None if mask is None or empty is None else mask & ~empty
+    if live is not None:
+        v, a = tf.where(live, v, 0.0), tf.where(live, a, 0.0)
     normalised = a * inverse_rms
     u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale))
     along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
     dx = inverse_rms * (u - along * (tf.reduce_sum(u * normalised, call.axes, keepdims=True) / k))
-    return dx, _over_rows(call, v * normalised), _over_rows(call, v)
+    along_scale = v * normalised
+    if live is not None:  # again: 1 / rho may be infinite
+        dx, along_scale = tf.where(live, dx, 0.0), tf.where(live, along_scale, 0.0)
+    return dx, _over_rows(call, along_scale), _over_rows(call, v)
 
 
 def recalled(call: Call, a: tf.Tensor, mask: tf.Tensor | None, inverse_rms: tf.Tensor) -> tf.Tensor:
     """1 / rho as the forward pass left it, with its derivative, which a second derivative of y goes through."""
     counted, k, _ = _counted(call, a, mask)
-    a = _double(a) if counted is None else tf.where(counted, _double(a), 0.0)
+    a = a if counted is None else tf.where(counted, a, 0.0)
 
     @tf.custom_gradient
     def function(a: tf.Tensor) -> Any:
@@ -152,7 +172,7 @@ def tangent(
 ) -> tf.Tensor:
     """dy in float64, from x and 1 / rho alone."""
     counted, k, empty = _counted(call, a, mask)
-    a = _double(a) if mask is None else tf.where(mask, _double(a), 0.0)
+    a = a if mask is None else tf.where(mask, a, 0.0)
     normalised = a * inverse_rms
     dy = tf.zeros_like(a)
     if da is not None:
@@ -165,7 +185,7 @@ def tangent(
         dy = dy + normalised * _features(call, dscale)
     if dbias is not None:
         dy = dy + _features(call, dbias)
-    return dy if mask is None else tf.where(mask & ~empty, dy, 0.0)
+    return dy if mask is None or empty is None else tf.where(mask & ~empty, dy, 0.0)
 
 
 def _counted(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor | None, Any, tf.Tensor | None]:
@@ -175,14 +195,14 @@ def _counted(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tenso
     sizes = tf.unstack(tf.shape(a, tf.int64), len(call.shape))
     n = tf.reduce_prod([sizes[axis] for axis in call.axes])
     if mask is None and call.n is None and call.variant.partial is None:
-        return None, tf.cast(tf.maximum(n, 1), tf.float64), n == 0
+        return None, tf.cast(tf.maximum(n, 1), tf.float64), tf.equal(n, 0)
     first = tf.range(n) < (_first(call, n) if call.k is None else call.k)
     counted = tf.reshape(first, [size if axis in call.axes else 1 for axis, size in enumerate(sizes)])
     if mask is not None:
         counted = counted & mask
     counted = tf.broadcast_to(counted, sizes)
     k = tf.reduce_sum(tf.cast(counted, tf.float64), call.axes, keepdims=True)
-    return counted, tf.maximum(k, 1.0), k == 0
+    return counted, tf.maximum(k, 1.0), tf.equal(k, 0)
 
 
 def _first(call: Call, n: tf.Tensor) -> tf.Tensor:
@@ -237,7 +257,8 @@ def _inverse_power(call: Call, a: tf.Tensor, k: Any) -> tf.Tensor:
 
 
 def _features(call: Call, parameter: tf.Tensor) -> tf.Tensor:
-    return _double(parameter)[tuple(slice(None) if axis in call.feature_axes else None for axis in range(len(call.shape)))]
+    places = (slice(None) if axis in call.feature_axes else None for axis in range(len(call.shape)))
+    return _double(parameter)[tuple(places)]  # no reshape: sizes may be unknown
 
 
 def _over_rows(call: Call, terms: tf.Tensor) -> tf.Tensor:

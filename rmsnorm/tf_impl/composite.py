@@ -78,7 +78,9 @@ def _normalised(call: Call, a: Any) -> Any:
 
 def _inverse_power(largest: Any) -> Any:
     """2^-e with 2^e <= largest < 2^(e+1), within the normal numbers; a constant to every derivative."""
-    integer, exponent, end = ("int64", 0x7FF << 52, 1022) if _dtype(largest) == "float64" else ("int32", 0xFF << 23, 126)
+    integer, exponent, end = (
+        ("int64", 0x7FF << 52, 1022) if _dtype(largest) == "float64" else ("int32", 0xFF << 23, 126)
+    )
     bits = ops.view(ops.stop_gradient(largest), integer)
     power = ops.view(ops.bitwise_and(bits, ops.cast(exponent, integer)), _dtype(largest))
     return 1.0 / ops.clip(power, 2.0**-end, 2.0**end)

@@ -196,7 +196,6 @@ def rms_norm_jvp(
     return cast(tangent(call, a, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
 
 
-
 def _rms_norm(
     call: Call, a: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:

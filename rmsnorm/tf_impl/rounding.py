@@ -31,20 +31,27 @@ def cast(x: tf.Tensor, dtype: str) -> tf.Tensor:
     return tf.cast(x, dtype)
 
 
+def straight_through(value: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """The value, with the derivative of x, which is as large; in graphs, for eagerly no derivative is taken of it."""
+    if tf.executing_eagerly():
+        return value
+    return tf.where(tf.math.is_finite(value), x - finite(x - value), value)
+
+
 def power_of_two(x: tf.Tensor) -> tf.Tensor:
-    """2^e with 2^e <= |x| < 2^(e+1); 0 where x is 0, infinity where it is not finite; a constant to every derivative."""
+    """2^e with 2^e <= |x| < 2^(e+1), 0 for 0 and infinity for what is not finite; a constant to every derivative."""
     return _cut(x, 0x7FF0000000000000)
 
 
 def product_error(a: tf.Tensor, b: tf.Tensor, product: tf.Tensor) -> tf.Tensor:
-    """a * b - product, to 2^-79 of it, for a product within a few ulps: Dekker 1971, the halves cut by a bit mask."""
+    """a * b - product, to 2^-75 of it, for a product within a few ulps: Dekker 1971, the halves cut by a bit mask."""
     a1, b1 = _cut(a, -(2**27)), _cut(b, -(2**27))
     a2, b2 = a - a1, b - b1
     return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
 
 
 def sum_of_squares(a: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sum of a^2 over the axes, and what that rounded off, whatever the sizes and the order of summation.
+    """Sum of a^2 over the axes, and what that rounded off, to 2^-75 of it, whatever the sizes and the order of summation.
 
     The squares of the upper halves, which are exact, are cut at a grid so coarse that their sum is exact, too: Rump,
     Ogita & Oishi 2008. The upper halves are constants to every derivative; what is left has the right one.
@@ -53,10 +60,11 @@ def sum_of_squares(a: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Ten
     square = a1 * a1
     n = tf.cast(tf.reduce_prod(tf.gather(tf.shape(a), axes)), tf.float64)
     grid = power_of_two(tf.reduce_max(square, axes, keepdims=True)) * power_of_two(n) * 4  # beyond the sum
+    grid = tf.minimum(grid, 2.0**1000)  # an infinite square stays infinite
     upper = (grid + square) - grid
     lower = (square - upper) + (a - a1) * (a + a1)
     upper, lower = (tf.reduce_sum(part, axes, keepdims=True) for part in (upper, lower))
-    total = upper + lower
+    total = tf.where(tf.math.is_finite(upper), upper + lower, upper)
     return total, finite(lower - (total - upper))
 
 

@@ -1,0 +1,18 @@
+"""What the doctests of the package need: the frameworks' settings before any import, and no file that cannot load."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
+
+_NEEDS = {
+    "torch": ["rmsnorm/torch_impl/*"],
+    "tensorflow": ["rmsnorm/tf_impl/*"],
+    "keras": ["rmsnorm/tf_impl/layers.py"],
+    "jax": ["rmsnorm/flax_impl/*"],
+    "flax": ["rmsnorm/flax_impl/layers.py", "rmsnorm/flax_impl/linen.py"],
+}
+collect_ignore_glob = [pattern for package, patterns in _NEEDS.items() if not find_spec(package) for pattern in patterns]

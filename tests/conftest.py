@@ -1,0 +1,144 @@
+"""The four wings, called with NumPy arrays, so that one test holds for all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rmsnorm.parity.backends import BACKENDS
+from rmsnorm.parity.cases import Data
+from rmsnorm.parity.judge import Implementation, Outcome
+
+_REQUIRED = [name for name in os.environ.get("RMSNORM_REQUIRE", "").split(",") if name]
+
+
+@dataclass(frozen=True)
+class Wing:
+    """The functions of one framework: NumPy arrays go in, are converted, and what comes out is converted back."""
+
+    name: str
+
+    @cached_property
+    def functional(self) -> Any:
+        return importlib.import_module(f"rmsnorm.{self.name}_impl.functional")
+
+    @cached_property
+    def implementation(self) -> Implementation:
+        """As ``rmsnorm check`` runs it: automatic differentiation beside the formulas."""
+        return BACKENDS[self.name].open("cpu")[1]
+
+    def rms_norm(self, *arguments: Any, **options: Any) -> Any:
+        return self.call("rms_norm", *arguments, **options)
+
+    def rms_norm_vjp(self, *arguments: Any, **options: Any) -> Any:
+        return self.call("rms_norm_vjp", *arguments, **options)
+
+    def rms_norm_jvp(self, *arguments: Any, **options: Any) -> Any:
+        return self.call("rms_norm_jvp", *arguments, **options)
+
+    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        with self.precision(any(array.dtype == np.float64 for array in _arrays((arguments, options)))):
+            given, named = _mapped(self.send, arguments), _mapped(self.send, options)
+            return _mapped(self.fetch, getattr(self.functional, name)(*given, **named))
+
+    def direct(self, data: Data) -> Outcome:
+        """Every public function on a case, each option of the call passed as its own argument."""
+        options = {
+            "variant": data.variant.name if data.case.variants else data.variant,
+            "eps": data.case.options.get("eps"),
+            "partial": data.case.options.get("partial"),
+            "axis": data.axis,
+            "feature_axis": data.feature_axis,
+            "out_dtype": data.out_dtype,
+            "mask": data.mask,
+            "residual": data.residual,
+        }
+        primals = (data.x, data.scale, data.bias)
+        before = [None if array is None else array.tobytes() for array in (*primals, data.residual, data.mask)]
+        y, *_, inverse_rms = self.rms_norm(*primals, return_inverse_rms=True, **options)
+        dy = data.dy if data.dh is None else (data.dy, data.dh)
+        gradients = self.rms_norm_vjp(dy, *primals, **options)
+        found = {"y": y, "inverse_rms": inverse_rms, "jvp": self.rms_norm_jvp(primals, data.tangents, **options)}
+        found |= dict(zip(("dx", "dscale", "dbias", "dresidual"), gradients, strict=False))
+        after = [None if array is None else array.tobytes() for array in (*primals, data.residual, data.mask)]
+        results = {name: [value] for name, value in found.items() if value is not None}
+        return Outcome(results, () if before == after else ("an input",))
+
+    def precision(self, wide: bool) -> Any:
+        """JAX knows float64 only where it is told to."""
+        return importlib.import_module("jax").enable_x64(wide) if self.name == "flax" else contextlib.nullcontext()
+
+    def send(self, array: Any) -> Any:
+        if self.name == "torch":
+            torch = importlib.import_module("torch")
+            if array.dtype == ml_dtypes.bfloat16:
+                return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+            return torch.from_numpy(array.copy())
+        if self.name == "tf":
+            return importlib.import_module("tensorflow").constant(array)
+        if self.name == "flax":
+            return importlib.import_module("jax.numpy").asarray(array)
+        return array
+
+    def fetch(self, array: Any) -> Any:
+        if self.name == "torch":
+            torch = importlib.import_module("torch")
+            array = array.detach()
+            if array.dtype == torch.bfloat16:
+                return array.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return array if self.name == "numpy" else np.asarray(array)
+
+
+def _mapped(function: Any, value: Any) -> Any:
+    """Convert the arrays in tuples and options; pass on everything else."""
+    if isinstance(value, dict):
+        return {key: _mapped(function, entry) for key, entry in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_mapped(function, entry) for entry in value)
+    return function(value) if hasattr(value, "shape") and hasattr(value, "dtype") else value
+
+
+def _arrays(value: Any) -> list[Any]:
+    found: list[Any] = []
+    _mapped(found.append, value)
+    return found
+
+
+def pytest_report_header() -> str:
+    found = []
+    for package in ("numpy", "torch", "tensorflow", "keras", "jax", "flax"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"{package} absent")
+    return f"frameworks: {', '.join(found)}"
+
+
+def pytest_sessionstart() -> None:
+    for name in _REQUIRED:
+        if name not in BACKENDS:
+            raise pytest.UsageError(f"RMSNORM_REQUIRE names {name!r}, expected some of {', '.join(BACKENDS)}")
+        backend = BACKENDS[name]
+        if find_spec(backend.package) is None:
+            raise pytest.UsageError(
+                f"RMSNORM_REQUIRE names {name}, but {backend.package} is not installed; "
+                f"pip install 'rmsnorm[{backend.extra}]'"
+            )
+
+
+@pytest.fixture(scope="session", params=list(BACKENDS))
+def wing(request: pytest.FixtureRequest) -> Wing:
+    backend = BACKENDS[request.param]
+    if find_spec(backend.package) is None:
+        pytest.skip(f"{backend.package} is not installed; pip install 'rmsnorm[{backend.extra}]'")
+    return Wing(request.param)

@@ -1,0 +1,421 @@
+"""The golden against the equations in 400 bits, and at the edges: empty, zero, masked, infinite, oddly stored."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpmath import mp, mpf
+from oracle import BITS, FORMATS, Row, array, exact, nearest, promote, roundings
+
+from rmsnorm import PRESETS, Variant, dtypes
+from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
+from rmsnorm.numpy_impl.yardstick import yardstick
+from rmsnorm.parity.cases import CASES, make
+from rmsnorm.parity.judge import golden
+
+ROWS, COLUMNS = 3, 5  # of a case that are computed in 400 bits: rows of y, dx and jvp, columns of dscale and dbias
+FINITE = [case for case in CASES if case.data != "non_finite" and 0 not in case.shape]
+
+
+def _compare(want, got, dtype):
+    """Bit for bit, in float64 within an ulp: 106 bits may fall on the other side of a border between two roundings."""
+    want = array(want, dtype)
+    assert got.dtype.name == dtype
+    assert np.array_equal(np.isnan(want), np.isnan(got))
+    if dtype != "float64":
+        assert np.array_equal(want, got, equal_nan=True), (want[want != got], got[want != got])
+        return 0
+    different = ~((want == got) | np.isnan(want))
+    apart = np.abs(want[different] - got[different])
+    assert np.all(apart <= np.spacing(np.abs(want[different]))), (want[different], got[different])
+    return int(different.sum())
+
+
+def _check(data):
+    """Every quantity of a case; how many float64 numbers were not the nearest ones."""
+    variant, shape = data.variant, data.x.shape
+    rank = len(shape)
+    axes = data.axis if isinstance(data.axis, tuple) else (data.axis,)
+    axes = tuple(sorted(axis % rank for axis in axes))
+    features = axes
+    if data.feature_axis is not None:
+        features = (data.feature_axis % rank,)
+    outer = [axis for axis in range(rank) if axis not in axes]
+    n = math.prod(shape[axis] for axis in axes)
+    places = np.arange(data.x.size).reshape(shape).transpose([*outer, *axes]).reshape(-1, n)
+    sizes = [shape[axis] if axis in features else 1 for axis in range(rank)]
+    owner = np.broadcast_to(np.arange(math.prod(sizes)).reshape(sizes), shape).ravel()
+
+    t = data.x.dtype.name
+    given = [p.dtype.name for p in (data.scale, data.bias) if p is not None]
+    g_dtype = promote(*given) if given else None
+    norm, product, result = roundings(variant, t, g_dtype)
+    where = norm, product, data.out_dtype or result
+    eps = variant.eps
+    if eps is None:
+        eps = 2.0**-52 if t == "float64" else 2.0**-23
+
+    def flat(values, default=0.0):
+        return [exact(v) for v in np.broadcast_to(default if values is None else values, shape).ravel()]
+
+    def parameter(values, at):
+        return [None if values is None else exact(values.ravel()[owner[place]]) for place in at]
+
+    a = data.x.ravel()
+    if data.residual is not None:
+        total = [nearest(exact(x) + exact(r), t) for x, r in zip(a, data.residual.ravel(), strict=True)]
+        a = array(total, t)
+    live = np.broadcast_to(True if data.mask is None else data.mask, shape).ravel()
+    dy, dh, da = flat(data.dy), flat(data.dh), flat(data.tangents[0])
+    found = {name: value.ravel() for name, value in golden(data).items()}
+    count, worst = 0, len(places)
+    chosen = {0, 2 % worst, worst - 1} if worst > ROWS else set(range(worst))
+    columns = np.linspace(0, max(owner), COLUMNS).astype(int) if given else []
+    sums = {int(column): [mpf(0), mpf(0)] for column in columns}
+    offset = mpf(variant.scale_offset)
+    for i, at in enumerate(places):
+        row = Row(variant, eps, [exact(a[place]) for place in at], live[at])
+        v = row.upstream([dy[place] for place in at])
+        summed = [j for j, place in enumerate(at) if owner[place] in sums]
+        for j, c in zip(summed, row.normalised(live=True, at=summed), strict=True):
+            sums[owner[at[j]]][0] += v[j] * c
+            sums[owner[at[j]]][1] += v[j]
+        if i not in chosen:
+            continue
+        g, b = parameter(data.scale, at), parameter(data.bias, at)
+        gain = [mpf(1) if p is None else offset + p for p in g]
+        count += _compare(row.forward(g, b, offset, where), found["y"][at], where[2])
+        arithmetic = "float64" if t == "float64" else "float32"
+        count += _compare([nearest(row.inverse_rms, arithmetic)], found["inverse_rms"][i : i + 1], arithmetic)
+        dx = row.pull_back([e * o for e, o in zip(v, gain, strict=True)])
+        dx = [e + dh[place] for e, place in zip(dx, at, strict=True)]
+        for name in ("dx", "dresidual") if data.residual is not None else ("dx",):
+            count += _compare([nearest(e, t) for e in dx], found[name][at], t)
+        along = row.push_forward([da[place] for place in at])
+        along = [e * o for e, o in zip(along, gain, strict=True)]
+        dg, db = (parameter(tangent, at) for tangent in data.tangents[1:])
+        zero = mpf(0)
+        terms = zip(along, row.normalised(live=True), dg, db, row.live, strict=True)
+        along = [e + x * (p or zero) + (q or zero) if m and row.k else zero for e, x, p, q, m in terms]
+        count += _compare([nearest(e, where[2]) for e in along], found["jvp"][at], where[2])
+    order = sorted(sums)
+    for j, (name, p) in enumerate((("dscale", data.scale), ("dbias", data.bias))):
+        if p is not None:
+            want = [nearest(sums[column][j], p.dtype.name) for column in order]
+            count += _compare(want, found[name][order], p.dtype.name)
+    return count
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.parametrize("case", FINITE, ids=lambda case: case.name)
+def test_every_quantity_is_the_nearest_number(case, dtype):
+    if dtype not in case.dtypes:
+        pytest.skip(f"the case has no {dtype}")
+    with mp.workprec(BITS):
+        missed = {variant: _check(make(case, variant, dtype)) for variant in case.variants}
+    # 2^-104 of relative error and a border every ulp: one element in 2^50 may miss the nearest float64
+    assert not any(missed.values()), missed
+
+
+def _plain(x, g, v, eps):
+    """The formulas as they stand, in float64."""
+    rho = np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps)
+    normalised = x / rho
+    u = g * v
+    dx = u / rho - normalised * np.mean(u * normalised, axis=-1, keepdims=True) / rho
+    return normalised * g, dx, np.sum(v * normalised, axis=0), 1 / rho
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.parametrize("values", [[math.nan], [math.inf], [-math.inf], [math.inf, -math.inf], [math.inf, math.nan]])
+def test_nan_and_infinity_propagate_as_in_the_formula(values, dtype):
+    random = np.random.default_rng(1)
+    x = random.normal(size=(3, 8))
+    x[1, 2 : 2 + len(values)] = values
+    x, g, v = x.astype(dtype), random.normal(size=8).astype(dtype), random.normal(size=(3, 8)).astype(dtype)
+    y, inverse_rms = rms_norm(x, g, return_inverse_rms=True)
+    dx, dscale, _ = rms_norm_vjp(v, x, g)
+    with np.errstate(all="ignore"):
+        want = _plain(*(array.astype(np.float64) for array in (x, g, v)), 1e-6)
+    for found, plain in zip((y, dx, dscale, inverse_rms), want, strict=True):
+        wide = found.astype(np.float64)
+        assert np.array_equal(np.isnan(wide), np.isnan(plain))
+        assert np.array_equal(wide == 0, plain == 0)
+        assert np.array_equal(np.isinf(wide), np.isinf(plain))
+
+
+def test_infinity_and_nan_of_the_parameters_and_of_dy_propagate():
+    x = np.array([[1.0, 2.0, 0.0]])
+    assert rms_norm(x, np.array([math.inf, -math.inf, math.inf])).tolist()[0][:2] == [math.inf, -math.inf]
+    assert np.isnan(rms_norm(x, np.array([1.0, 1.0, math.inf]))[0, 2])
+    assert np.isnan(rms_norm(x, None, np.array([math.nan, 0.0, 0.0]))).tolist() == [[True, False, False]]
+    assert np.isnan(rms_norm_vjp(np.array([[math.nan, 0.0, 0.0]]), x)[0]).all()
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.parametrize("variant", PRESETS)
+def test_a_zero_row_gives_zero_or_for_no_eps_nan(variant, dtype):
+    x = np.zeros((2, 5), dtype)
+    x[1] = 1.0
+    g, v = np.full(5, 0.5, dtype), np.arange(10.0).reshape(2, 5).astype(dtype)
+    y = rms_norm(x, g, variant=variant)
+    dx, dscale, _ = rms_norm_vjp(v, x, g, variant=variant)
+    dy = rms_norm_jvp((x, g), (v, g), variant=variant)
+    # a constant row has no variance, so that in keras_rms_scaling only eps is left in the denominator of either row
+    if PRESETS[variant].eps == 0:
+        assert np.isnan(y[0]).all() and np.isnan(dx[0]).all() and np.isnan(dscale).all() and np.isnan(dy[0]).all()
+    else:
+        assert (y[0] == 0).all() and not np.signbit(y[0].astype(np.float64)).any()
+        eps = PRESETS[variant].eps_for(dtype)
+        rho = {"inside": math.sqrt(eps), "outside": eps, "clamp": eps / math.sqrt(5)}[PRESETS[variant].eps_position]
+        want = v[0].astype(np.float64) * (PRESETS[variant].scale_offset + 0.5) / rho
+        found = dx[0].astype(np.float64)
+        u = dtypes.unit_roundoff(dtype) + 4 * dtypes.unit_roundoff("float64")  # and those of the line above
+        beyond = want > FORMATS[dtype][2]
+        assert np.isinf(found[beyond]).all()
+        assert (np.abs(found - want) <= u * want)[~beyond].all()
+        assert np.isfinite(dscale.astype(np.float64)).all()
+    assert np.isfinite(y[1].astype(np.float64)).all()
+
+
+def test_nothing_in_gives_nothing_out():
+    for shape, axis in (((0, 4), -1), ((4, 0), -1), ((3, 0, 2), 1), ((0,), 0), ((2, 0, 3), (0, 2))):
+        x = np.zeros(shape, np.float32)
+        sizes = [shape[entry] for entry in ([axis] if isinstance(axis, int) else axis)]
+        g = np.ones(sizes, np.float32)
+        y, inverse_rms = rms_norm(x, g, g, axis=axis, return_inverse_rms=True)
+        dx, dscale, dbias = rms_norm_vjp(x, x, g, g, axis=axis)
+        assert y.shape == dx.shape == shape
+        assert inverse_rms.ndim == x.ndim
+        assert dscale.tolist() == dbias.tolist() == np.zeros(sizes).tolist()
+        assert rms_norm_jvp((x, g, g), (x, g, g), axis=axis).shape == shape
+    assert (rms_norm(np.zeros((3, 0)), return_inverse_rms=True)[1] == 0).all()
+
+
+def test_a_scalar_has_no_axis():
+    with pytest.raises(ValueError, match=r"^rms_norm: x is 0-d, expected at least one axis to normalise"):
+        rms_norm(np.float32(3.0))
+
+
+class _Subclass(np.ndarray):
+    def __mul__(self, other):
+        raise AssertionError("the golden computes with plain arrays")
+
+
+def _stored(kind, x):
+    if kind == "strided":
+        room = np.full([3 * size for size in x.shape], 7, x.dtype)
+        room[tuple(slice(1, None, 3) for _ in x.shape)] = x
+        return room[tuple(slice(1, None, 3) for _ in x.shape)]
+    if kind == "reversed":
+        return np.ascontiguousarray(x[::-1])[::-1]
+    if kind == "Fortran":
+        return np.asfortranarray(x)
+    if kind == "read-only":
+        x = x.copy()
+        x.setflags(write=False)
+        return x
+    if kind == "swapped bytes":
+        return x.astype(x.dtype.newbyteorder())
+    return x.view(_Subclass)
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.parametrize("kind", ["strided", "reversed", "Fortran", "read-only", "swapped bytes", "subclass"])
+def test_the_way_an_array_is_stored_does_not_matter(kind, dtype):
+    if kind == "swapped bytes" and dtype == "bfloat16":
+        pytest.skip("NumPy has no bfloat16 of other byte order")
+    random = np.random.default_rng(2)
+    x, v, h = (random.normal(size=(4, 6)).astype(dtype) for _ in range(3))
+    g, b = (random.normal(size=6).astype(dtype) for _ in range(2))
+    odd = [_stored(kind, array) for array in (x, v, h, g, b)]
+    ox, ov, oh, og, ob = odd
+    before = [np.array(array).tobytes() for array in odd]
+    pairs = [
+        (rms_norm(x, g, b, residual=h), rms_norm(ox, og, ob, residual=oh)),
+        (rms_norm_vjp((v, h), x, g, b, residual=h), rms_norm_vjp((ov, oh), ox, og, ob, residual=oh)),
+        ((rms_norm_jvp((x, g, b), (v, g, b)),), (rms_norm_jvp((ox, og, ob), (ov, og, ob)),)),
+    ]
+    for want, got in pairs:
+        for one, other in zip(want, got, strict=True):
+            assert type(other) is np.ndarray
+            assert other.dtype == one.dtype and other.dtype.isnative
+            assert one.tobytes() == other.tobytes()
+    assert before == [np.array(array).tobytes() for array in odd], "inputs are never written to"
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_without_a_residual_no_output_is_an_input(dtype):
+    x = np.ones((2, 3), dtype)
+    for output in (rms_norm(x, eps=0.0), rms_norm_vjp(x, x)[0], rms_norm_jvp((x,), (x,))):
+        assert not np.shares_memory(output, x)
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_width_one_is_the_sign_and_has_no_gradient(dtype):
+    x = np.array([[3.0], [-0.25], [1e-4]]).astype(dtype)
+    v = np.array([[1.0], [2.0], [-3.0]]).astype(dtype)
+    assert rms_norm(x, variant="paper").ravel().tolist() == [1.0, -1.0, 1.0]
+    assert rms_norm_vjp(v, x, variant="paper")[0].ravel().tolist() == [0.0, 0.0, 0.0]
+    assert rms_norm_jvp((x,), (v,), variant="paper").ravel().tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("variant", ["standard", "paper", "zhang_torch", "x_transformers", "keras_rms_scaling"])
+def test_what_is_masked_reaches_no_derivative(variant):
+    random = np.random.default_rng(3)
+    mask = random.random((6, 9)) < 0.6
+    mask[1] = False
+    x, v, t = random.normal(size=(3, 6, 9))
+    g, b = random.normal(size=(2, 9))
+    options = {"variant": variant, "mask": mask}
+
+    def derivatives(x, v, t):
+        return [*rms_norm_vjp(v, x, g, b, **options), rms_norm_jvp((x, g, b), (t, g, b), **options)]
+
+    want = derivatives(x, v, t)
+    for value in (0.0, 1e300, math.nan, math.inf):
+        changed = [np.where(mask, array, value) for array in (x, v, t)]
+        for one, other in zip(want, derivatives(*changed), strict=True):
+            assert one.tobytes() == other.tobytes()
+        y = rms_norm(changed[0], g, b, **options)
+        assert np.array_equal(y[mask], rms_norm(x, g, b, **options)[mask])
+    assert (want[0][~mask] == 0).all() and (want[3][~mask] == 0).all()
+    y, inverse_rms = rms_norm(np.where(mask, x, math.nan), g, b, return_inverse_rms=True, **options)
+    assert (y[1] == 0).all() and inverse_rms[1] == 0
+    assert np.isnan(y[~mask & (np.arange(6) != 1)[:, None]]).all()
+
+
+def test_a_masked_row_is_the_row_without_its_masked_elements():
+    random = np.random.default_rng(4)
+    x, v = random.normal(size=(2, 1, 12)).astype(np.float32)
+    g = random.normal(size=12).astype(np.float32)
+    mask = random.random(12) < 0.5
+    short = rms_norm(x[:, mask], g[mask])
+    assert np.array_equal(rms_norm(x, g, mask=mask)[:, mask], short)
+    dx, dscale, _ = rms_norm_vjp(v, x, g, mask=mask)
+    short_dx, short_dscale, _ = rms_norm_vjp(v[:, mask], x[:, mask], g[mask])
+    assert np.array_equal(dx[:, mask], short_dx) and np.array_equal(dscale[mask], short_dscale)
+    inside = rms_norm(x, g, mask=mask, return_inverse_rms=True)[1]
+    assert inside == rms_norm(x[:, mask], g[mask], return_inverse_rms=True)[1]
+
+
+def test_a_mask_broadcasts():
+    x = np.random.default_rng(5).normal(size=(2, 3, 4))
+    for mask in (np.array([True, False, True, True]), np.array([[[True]], [[False]]]), np.array(True)):
+        full = np.broadcast_to(mask, x.shape)
+        assert rms_norm(x, mask=mask).tobytes() == rms_norm(x, mask=full).tobytes()
+        assert rms_norm_vjp(x, x, mask=mask)[0].tobytes() == rms_norm_vjp(x, x, mask=full)[0].tobytes()
+
+
+def test_the_gradient_of_a_residual_is_a_sum():
+    random = np.random.default_rng(6)
+    x, r, v, w = (random.normal(size=(3, 8)).astype(np.float32) for _ in range(4))
+    g = random.normal(size=8).astype(np.float32)
+    y, h = rms_norm(x, g, residual=r)
+    assert np.array_equal(h, x + r)
+    assert np.array_equal(y, rms_norm(h, g))
+    dx, dscale, dbias, dr = rms_norm_vjp((v, w), x, g, residual=r)
+    alone = rms_norm_vjp(v, x, g, residual=r)
+    assert dbias is None
+    assert np.array_equal(dx, dr)
+    assert np.array_equal(alone[0], rms_norm_vjp(v, h, g)[0])
+    assert np.array_equal(dscale, alone[1])
+    # the golden rounds the sum, once; here its first part was rounded, and the sum: 2^-20 for what is of second order
+    assert np.all(np.abs(dx - (alone[0] + w)) <= 2.0**-24 * (1 + 2.0**-20) * (np.abs(alone[0]) + 2 * np.abs(dx)))
+    mixed = rms_norm(x.astype(ml_dtypes.bfloat16), g, residual=r)[1]
+    assert mixed.dtype == np.float32
+    *_, dx16, dr32 = (rms_norm_vjp(v, x.astype(ml_dtypes.bfloat16), g, residual=r)[i] for i in (0, 3))
+    assert (dx16.dtype.name, dr32.dtype.name) == ("bfloat16", "float32")
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_inverse_rms_is_that_of_the_row(dtype):
+    x = np.array([[3.0, 4.0], [0.0, 0.0]]).astype(dtype)
+    y, inverse_rms = rms_norm(x, variant="paper", return_inverse_rms=True)
+    assert inverse_rms.shape == (2, 1)
+    assert inverse_rms.dtype == (np.float64 if dtype == "float64" else np.float32)
+    assert inverse_rms[0] == (1 / np.sqrt(12.5)).astype(inverse_rms.dtype)
+    assert rms_norm(x.T, axis=0, return_inverse_rms=True)[1].shape == (1, 2)
+    # the sum of two: y first, then x + residual, then 1 / rho
+    assert [e.shape for e in rms_norm(x, residual=x, return_inverse_rms=True)] == [(2, 2), (2, 2), (2, 1)]
+
+
+_STEP = 2.0**-17  # near the cube root of the unit roundoff, where truncation and rounding of a difference meet
+_OPTIONS = {
+    "plain": {},
+    "eps 0.3": {"eps": 0.3},
+    "partial": {"partial": 0.4},
+    "mask": {"mask": np.random.default_rng(7).random((4, 6, 5)) < 0.7},
+    "mask, partial": {"mask": np.random.default_rng(8).random((4, 6, 5)) < 0.7, "partial": 0.6},
+    "middle": {"axis": 1},
+    "two axes": {"axis": (0, 2)},
+    "apart": {"axis": (1, 2), "feature_axis": 0},
+    "residual": {"residual": np.random.default_rng(9).normal(size=(4, 6, 5))},
+}
+
+
+@pytest.mark.parametrize("option", _OPTIONS)
+@pytest.mark.parametrize("name", PRESETS)
+def test_derivatives_are_those_of_differences(name, option):
+    """Along t with |t_i| <= |a_i| / 2, a central difference with step h misses by h^2 / 6 times the third derivative.
+
+    A derivative of 1 / rho along t brings at most 1/2 times 1, 3, 15 and one of a or of a parameter at most 1/2, so the
+    third is at most 4 times the terms of y and of jvp together. Each of the two y has up to four roundings, of
+    u each, and so has the point where it is taken: 8 u / h. A variance feels a change of a in proportion to kappa, the
+    root of the mean square over that of the variance; three derivatives feel it three times. And <dy, J t> is to be
+    <J^T dy, t>: sums of N terms, sqrt(N) and four roundings on either side.
+    """
+    options = {**_OPTIONS[option]}
+    random = np.random.default_rng(10)
+    x = random.normal(0.2, 1.0, (4, 6, 5))
+    r, mask = options.get("residual"), options.get("mask")
+    features = options.get("feature_axis", options.get("axis", -1))
+    sizes = [x.shape[axis] for axis in (features if isinstance(features, tuple) else (features,))]
+    g, b = random.normal(0.3, 1.0, (2, *sizes))
+    variant = Variant.get(name)
+    a = x if r is None else x + r
+    t = a * random.uniform(-0.5, 0.5, x.shape)
+    dg, db = (p * random.uniform(-0.5, 0.5, p.shape) for p in (g, b))
+    v = random.normal(size=x.shape)
+    live = np.broadcast_to(True if mask is None else mask, x.shape)
+
+    def value(step):
+        y = rms_norm(x + step * t, g + step * dg, b + step * db, variant=variant, **options)
+        return y if r is None else y[0]
+
+    u = dtypes.unit_roundoff("float64")
+    dy = rms_norm_jvp((x, g, b), (t, dg, db), variant=variant, **options)
+    extra = {key: entry for key, entry in options.items() if key not in ("eps", "partial")}
+    changed = variant.replace(**{key: options[key] for key in ("eps", "partial") if key in options})
+    unit = yardstick(x, g, b, dy=v, tangents=(t, dg, db), variant=changed, **extra)
+    size = unit["y"] + unit["jvp"]
+    difference = (value(_STEP) - value(-_STEP)) / (2 * _STEP)
+    without, within = (
+        rms_norm(x, variant=chosen, return_inverse_rms=True, **options)[-1]
+        for chosen in (variant.replace(statistic="mean_square"), variant)
+    )
+    kappa = within / np.where(without == 0, 1.0, without)
+    assert variant.statistic == "variance" or kappa.max() == 1
+    tolerance = (4 / 6 * _STEP**2 * kappa**3 + 8 * u / _STEP * kappa + 2 * u) * size
+    assert np.all(np.abs(difference - dy)[live] <= tolerance[live])
+
+    gradients = rms_norm_vjp(v, x, g, b, variant=variant, **options)
+    left = float(np.sum(v * dy))
+    right = sum(float(np.sum(e * d)) for e, d in zip(gradients[:3], (t, dg, db), strict=True))
+    total = float(np.sum(np.abs(v) * unit["jvp"]))
+    assert abs(left - right) <= 2 * (math.sqrt(x.size) + 4) * u * total
+
+
+def test_rows_in_blocks_are_rows():
+    """More rows than a block holds, and a row longer than a block."""
+    random = np.random.default_rng(11)
+    for shape in ((3000, 24), (2, 40000)):
+        x, v = random.normal(size=(2, *shape)).astype(np.float32)
+        g = random.normal(size=shape[1]).astype(np.float32)
+        y, dx = rms_norm(x, g), rms_norm_vjp(v, x, g)[0]
+        for row in (0, shape[0] // 2, shape[0] - 1):
+            assert np.array_equal(y[row], rms_norm(x[row], g))
+            assert np.array_equal(dx[row], rms_norm_vjp(v[row], x[row], g)[0])

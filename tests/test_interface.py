@@ -1,0 +1,230 @@
+"""Every argument of the functions, in every wing, against the golden: on the cases of the kit, and form by form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rmsnorm import PRESETS, Variant, dtypes
+from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
+from rmsnorm.parity.cases import CASES, make, select
+from rmsnorm.parity.judge import judge, ulp_distance
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+def _failures(implementation, combinations):
+    """Verdicts that did not pass, in words; and for every variant how many y were judged and differ, and by what."""
+    failures, tally = [], defaultdict(lambda: [0, 0.0, 0.0])
+    for case, variant, dtype in combinations:
+        data = make(case, variant, dtype)
+        for verdict in judge(implementation, data):
+            if not verdict.passed:
+                failures.append(f"{case.name}, {variant}, {dtype}, {verdict.quantity}: {verdict.detail}")
+            if verdict.quantity == "y" and data.out_dtype is None:
+                counted = tally[variant, data.call.result]
+                counted[0] += data.x.size
+                counted[1] += (1 - verdict.bit_identical) * data.x.size
+                counted[2] = max(counted[2], verdict.max_ulp)
+    return failures, tally
+
+
+def _hold(wing, implementation, combinations):
+    failures, tally = _failures(implementation, combinations)
+    assert not failures, "\n".join([f"{len(failures)} verdicts of {wing.name}:", *failures[:20]])
+    if wing.name == "numpy" and implementation is wing.implementation:
+        return  # the derivation, in plain float64: the golden's own numbers are in test_golden.py
+    for (variant, dtype), (count, different, ulps) in tally.items():
+        place = f"{wing.name}, {variant}, {dtype}: {different:.0f} of {count} elements of y differ, at most {ulps} ulp"
+        if dtype in dtypes.HALF:
+            assert ulps <= 1 and different <= 0.001 * count, place
+        else:
+            assert ulps <= 2, place
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_automatic_differentiation_and_formulas_agree_with_the_golden_on_every_case(wing, dtype):
+    """16 bits: at least 99.9 % of y bit-identical in every variant, never more than 1 ulp; 32 and 64: 2 ulp."""
+    _hold(wing, wing.implementation, select(types=(dtype,)))
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_every_argument_means_what_it_means_in_the_golden(wing, dtype):
+    """Each option as an argument of its own: name of the variant, eps, partial, axes, mask, residual, out_dtype."""
+    combinations = list(select(types=(dtype,)))
+    if wing.name == "flax":  # it compiles: every case once, every variant once
+        firsts = {case.name: (case, variant, kind) for case, variant, kind in reversed(combinations)}
+        combinations = list(firsts.values())
+    _hold(wing, wing.direct, combinations)
+
+
+def test_every_variant_with_a_rounding_point_was_counted():
+    """So that the shares above are not of nothing."""
+    for dtype in dtypes.HALF:
+        counted = {variant for _, variant, _ in select(types=(dtype,))}
+        assert counted == set(PRESETS)
+        for variant in PRESETS:
+            assert sum(make(*each).x.size for each in select((variant,), (dtype,))) >= 4000
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("magnitude", [1e20, 1e-30])
+def test_squares_that_leave_float32_do_no_harm(wing, magnitude, dtype):
+    """x = 1e20 gives 0 and 1e-30 with a small eps infinity where the statistic is kept in float32."""
+    variant = Variant.get("paper") if magnitude < 1 else Variant.get("standard")
+    x = np.full((2, 6), magnitude).astype(dtype)
+    x[1, ::2] *= -2
+    g = np.linspace(0.5, 2.0, 6).astype(dtype)
+    y = wing.rms_norm(x, g, variant=variant)
+    assert y.tobytes() == rms_norm(x, g, variant=variant).tobytes()
+    assert np.array_equal(y[0], g)
+    exact = np.array([-2, 1] * 3) / np.sqrt(2.5) * g.astype(np.float64)
+    assert np.all(np.abs(y[1].astype(np.float64) - exact) <= dtypes.epsilon(dtype) * np.abs(exact))
+    dx, dscale, _ = wing.rms_norm_vjp(g * np.ones_like(x), x, g, variant=variant)
+    want_dx, want_dscale, _ = rms_norm_vjp(g * np.ones_like(x), x, g, variant=variant)
+    assert np.isfinite(dx.astype(np.float64)).all()
+    assert ulp_distance(dx, want_dx).max() <= 1 and ulp_distance(dscale, want_dscale).max() <= 1
+
+
+def _drawn(dtype="float32", parameters=None, seed=0):
+    random = np.random.default_rng(seed)
+    x, r, v, w, t = (random.normal(size=(3, 4, 5)).astype(dtype) for _ in range(5))
+    g, b, dg, db = (random.normal(size=5).astype(parameters or dtype) for _ in range(4))
+    return x, r, v, w, t, g, b, dg, db
+
+
+def _same(got, want):
+    """In float32 from float64 arithmetic: within an ulp, of an element that does not cancel."""
+    got, want = (each if isinstance(each, tuple) else (each,) for each in (got, want))
+    assert len(got) == len(want)
+    for one, other in zip(got, want, strict=True):
+        assert (one is None) == (other is None)
+        if other is not None:
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            assert ulp_distance(one, other).max(initial=0) <= 1
+
+
+def test_what_is_returned(wing):
+    """y; (y, x + residual); and 1 / rho last."""
+    x, r, *_ = _drawn()
+    assert not isinstance(wing.rms_norm(x), tuple)
+    for options in ({}, {"residual": r}, {"return_inverse_rms": True}, {"residual": r, "return_inverse_rms": True}):
+        _same(wing.rms_norm(x, **options), rms_norm(x, **options))
+    y, h, inverse_rms = wing.rms_norm(x, residual=r, return_inverse_rms=True)
+    assert h.tobytes() == (x + r).tobytes()
+    assert inverse_rms.shape == (3, 4, 1)
+
+
+def test_gradients_of_a_residual(wing):
+    """dy alone, dy and da, da None."""
+    x, r, v, w, _, g, b, *_ = _drawn()
+    for dy in (v, (v, w), (v, None)):
+        _same(wing.rms_norm_vjp(dy, x, g, b, residual=r), rms_norm_vjp(dy, x, g, b, residual=r))
+    assert len(wing.rms_norm_vjp(v, x, residual=r)) == 4
+    _same(wing.rms_norm_vjp(v, x), rms_norm_vjp(v, x))
+    _same(wing.rms_norm_vjp(v, x, None, b), rms_norm_vjp(v, x, None, b))
+
+
+def test_primals_and_tangents_may_be_left_out(wing):
+    x, r, _, _, t, g, b, dg, db = _drawn()
+    for primals, tangents in (
+        ((x,), (t,)), ((x, g), (t,)), ((x, g), (t, dg)), ((x, g, b), (None, dg, None)), ((x, g, b), (None, None, db)),
+        ((x, None, b), (t, None, db)), ((x, g, b), (t, dg, db)), ((x, g, b), (None,)),
+    ):  # fmt: skip
+        for options in ({}, {"residual": r}, {"out_dtype": "bfloat16"}):
+            _same(wing.rms_norm_jvp(primals, tangents, **options), rms_norm_jvp(primals, tangents, **options))
+
+
+@pytest.mark.parametrize("variant", ["standard", "llama"])
+def test_dtypes_of_every_argument_combine_as_in_the_golden(wing, variant):
+    """x, parameters, residual and out_dtype of every format, each result in the dtype that is right for it."""
+    names = dtypes.FLOATS if wing.name != "flax" else ("bfloat16", "float32")
+    for x_dtype in names:
+        for g_dtype in names:
+            x, _, v, _, t, g, b, dg, db = _drawn(x_dtype, g_dtype)
+            for r_dtype in (None, "bfloat16", "float32"):
+                r = None if r_dtype is None else _drawn(r_dtype, seed=1)[1]
+                for out in (None, "float16") if r_dtype is None else (None,):
+                    options = {"variant": variant, "residual": r, "out_dtype": out}
+                    found = wing.rms_norm(x, g, b, **options)
+                    _same(found, rms_norm(x, g, b, **options))
+                    pulled, want = (f(v, x, g, b, **options) for f in (wing.rms_norm_vjp, rms_norm_vjp))
+                    assert [e.dtype for e in pulled] == [e.dtype for e in want]
+                    pushed = wing.rms_norm_jvp((x, g, b), (t, dg, db), **options)
+                    assert pushed.dtype == rms_norm_jvp((x, g, b), (t, dg, db), **options).dtype
+
+
+def test_out_dtype_may_be_the_frameworks_own(wing):
+    x, *_ = _drawn()
+    own = {
+        "numpy": lambda: (ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)),
+        "torch": lambda: (pytest.importorskip("torch").bfloat16,),
+        "tf": lambda: (pytest.importorskip("tensorflow").bfloat16,),
+        "flax": lambda: (pytest.importorskip("jax").numpy.bfloat16, np.dtype(ml_dtypes.bfloat16)),
+    }[wing.name]()
+    want = rms_norm(x, out_dtype="bfloat16")
+    for out_dtype in ("bfloat16", *own):
+        assert wing.rms_norm(x, out_dtype=out_dtype).tobytes() == want.tobytes()
+
+
+def test_forms_of_the_options(wing):
+    """Lists and tuples, positive and negative axes, a Variant and its name, a fraction and its decimal."""
+    x, _, v, _, _, g, b, *_ = _drawn()
+    wide = np.concatenate([g] * 4)[:20].reshape(4, 5)
+    tall = np.arange(1.0, 4.0, dtype=np.float32)
+    for options, scale in (
+        ({"axis": 2}, g), ({"axis": [-1]}, g), ({"axis": np.int64(-1)}, g), ({"axis": (1, 2)}, wide),
+        ({"axis": (2, 1)}, wide), ({"axis": [-1, -2]}, wide), ({"axis": (1, 2), "feature_axis": 0}, tall),
+        ({"axis": 0}, tall), ({"axis": -1, "feature_axis": (1, 2)}, wide), ({"axis": (0, 1, 2), "feature_axis": -1}, g),
+        ({"variant": Variant.get("gemma")}, g), ({"variant": "gemma", "eps": 0}, g), ({"eps": np.float32(0.5)}, g),
+        ({"partial": 0.5}, g), ({"partial": Fraction(1, 3)}, g), ({"partial": 1}, g), ({"partial": 1.0}, g),
+        ({"variant": Variant(name="mine", eps=0.1, eps_position="outside", scale_offset=-2.5, partial=0.7)}, g),
+    ):  # fmt: skip
+        _same(wing.rms_norm(x, scale, **options), rms_norm(x, scale, **options))
+        got, want = (f(v, x, scale, **options) for f in (wing.rms_norm_vjp, rms_norm_vjp))
+        assert [e.shape for e in got[:2]] == [e.shape for e in want[:2]]
+    same = [wing.rms_norm(x, g, b, partial=p).tobytes() for p in (0.2, Fraction(1, 5), Fraction("0.2"))]
+    assert len(set(same)) == 1
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (5,), (1, 4, 1), (4, 1), (3, 1, 1), ()])
+def test_a_mask_broadcasts(wing, shape):
+    mask = np.random.default_rng(3).random(shape) < 0.6 if shape else np.array(True)
+    case = dataclasses.replace(BY_NAME["two axes"], shape=(3, 4, 5), options={"axis": -1}, name="broadcast mask")
+    data = dataclasses.replace(make(case, "standard", "float32"), mask=mask)
+    assert all(verdict.passed for verdict in judge(wing.direct, data))
+
+
+def test_what_is_under_a_mask_reaches_no_gradient(wing):
+    data = make(BY_NAME["mask"], "standard", "float32")
+    live = data.mask
+    options = {"mask": live}
+
+    def derivatives(value):
+        x, v, t = (np.where(live, array, np.float32(value)) for array in (data.x, data.dy, data.tangents[0]))
+        pushed = wing.rms_norm_jvp((x, data.scale), (t, data.tangents[1]), **options)
+        return [*wing.rms_norm_vjp(v, x, data.scale, **options)[:2], pushed]
+
+    want = derivatives(0.0)
+    assert all(np.isfinite(array).all() for array in want)
+    for value in (1e30, np.nan, np.inf):
+        for got, expected in zip(derivatives(value), want, strict=True):
+            assert got.tobytes() == expected.tobytes()
+    y = wing.rms_norm(data.x, data.scale, **options)
+    assert (y[2] == 0).all(), "a row with nothing counted"
+    assert (want[0][2] == 0).all() and (want[0][~live] == 0).all()
+
+
+def test_a_verdict_can_fail(wing):
+    """The judge sees an eps of 1e-5 for one of 1e-6, and a gain that is dropped."""
+    data = make(BY_NAME["rows"], "standard", "float32")
+    for wrong in ({"variant": Variant.get("standard").replace(eps=1e-5)}, {"scale": None}):
+        changed = dataclasses.replace(data, **wrong)
+        case = dataclasses.replace(data.case, variants=())  # so that the variant is passed as it is
+        outcome = wing.direct(dataclasses.replace(changed, case=case))
+        assert not all(verdict.passed for verdict in judge(lambda _, outcome=outcome: outcome, data))
