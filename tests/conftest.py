@@ -49,7 +49,8 @@ class Wing:
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         with self.precision(any(array.dtype == np.float64 for array in _arrays((arguments, options)))):
             given, named = _mapped(self.send, arguments), _mapped(self.send, options)
-            return _mapped(self.fetch, getattr(self.functional, name)(*given, **named))
+            found = getattr(self.functional, name)(*given, **named)
+            return tuple(map(self.fetch, found)) if isinstance(found, tuple) else self.fetch(found)
 
     def direct(self, data: Data) -> Outcome:
         """Every public function on a case, each option of the call passed as its own argument."""
@@ -91,6 +92,8 @@ class Wing:
         return array
 
     def fetch(self, array: Any) -> Any:
+        if array is None:
+            return None
         if self.name == "torch":
             torch = importlib.import_module("torch")
             array = array.detach()
@@ -100,12 +103,12 @@ class Wing:
 
 
 def _mapped(function: Any, value: Any) -> Any:
-    """Convert the arrays in tuples and options; pass on everything else."""
+    """Convert the NumPy arrays in tuples and options; pass on everything else."""
     if isinstance(value, dict):
         return {key: _mapped(function, entry) for key, entry in value.items()}
     if isinstance(value, tuple):
         return tuple(_mapped(function, entry) for entry in value)
-    return function(value) if hasattr(value, "shape") and hasattr(value, "dtype") else value
+    return function(value) if isinstance(value, np.ndarray) else value
 
 
 def _arrays(value: Any) -> list[Any]:

@@ -37,8 +37,6 @@ def _failures(implementation, combinations):
 def _hold(wing, implementation, combinations):
     failures, tally = _failures(implementation, combinations)
     assert not failures, "\n".join([f"{len(failures)} verdicts of {wing.name}:", *failures[:20]])
-    if wing.name == "numpy" and implementation is wing.implementation:
-        return  # the derivation, in plain float64: the golden's own numbers are in test_golden.py
     for (variant, dtype), (count, different, ulps) in tally.items():
         place = f"{wing.name}, {variant}, {dtype}: {different:.0f} of {count} elements of y differ, at most {ulps} ulp"
         if dtype in dtypes.HALF:
@@ -47,6 +45,7 @@ def _hold(wing, implementation, combinations):
             assert ulps <= 2, place
 
 
+@pytest.mark.parametrize("wing", ["torch", "tf", "flax"], indirect=True)
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 def test_automatic_differentiation_and_formulas_agree_with_the_golden_on_every_case(wing, dtype):
     """16 bits: at least 99.9 % of y bit-identical in every variant, never more than 1 ulp; 32 and 64: 2 ulp."""
@@ -57,9 +56,10 @@ def test_automatic_differentiation_and_formulas_agree_with_the_golden_on_every_c
 def test_every_argument_means_what_it_means_in_the_golden(wing, dtype):
     """Each option as an argument of its own: name of the variant, eps, partial, axes, mask, residual, out_dtype."""
     combinations = list(select(types=(dtype,)))
-    if wing.name == "flax":  # it compiles: every case once, every variant once
-        firsts = {case.name: (case, variant, kind) for case, variant, kind in reversed(combinations)}
-        combinations = list(firsts.values())
+    if wing.name == "flax":  # it compiles: every case once, in one dtype or another
+        turn = {case.name: case.dtypes[i % len(case.dtypes)] for i, case in enumerate(CASES)}
+        combinations = [each for each in combinations if turn[each[0].name] == dtype and each[1] == each[0].variants[0]]
+        assert combinations
     _hold(wing, wing.direct, combinations)
 
 
@@ -221,9 +221,9 @@ def test_what_is_under_a_mask_reaches_no_gradient(wing):
 
 
 def test_a_verdict_can_fail(wing):
-    """The judge sees an eps of 1e-5 for one of 1e-6, and a gain that is dropped."""
+    """The judge sees an eps of 1e-5 for one of 1e-6, and a gain that is doubled."""
     data = make(BY_NAME["rows"], "standard", "float32")
-    for wrong in ({"variant": Variant.get("standard").replace(eps=1e-5)}, {"scale": None}):
+    for wrong in ({"variant": Variant.get("standard").replace(eps=1e-5)}, {"scale": 2 * data.scale}):
         changed = dataclasses.replace(data, **wrong)
         case = dataclasses.replace(data.case, variants=())  # so that the variant is passed as it is
         outcome = wing.direct(dataclasses.replace(changed, case=case))

@@ -127,15 +127,20 @@ class DoubleDouble:
         """
         if dtype == "float64":
             return np.array(self.hi)
-        odd = _round_to_odd(self.hi, self.lo)
-        if dtype == "bfloat16":
-            single = odd.astype(np.float32)
-            beyond = np.abs(single.astype(np.float64)) > np.abs(odd)
-            cut = np.where(beyond, np.nextafter(single, np.float32(0)), single)
-            inexact = cut.astype(np.float64) != odd
-            bits = cut.view(np.uint32) | (inexact & ~np.isnan(odd)).astype(np.uint32)
-            return bits.view(np.float32).astype(ml_dtypes.bfloat16)
+        with np.errstate(all="ignore"):  # overflow is infinity, and underflow what is nearest
+            return _narrow(_round_to_odd(self.hi, self.lo), dtype)
+
+
+def _narrow(odd: Array, dtype: str) -> Array:
+    """To a format, of a value that was rounded to odd."""
+    if dtype != "bfloat16":
         return odd.astype(dtype)
+    single = odd.astype(np.float32)
+    beyond = np.abs(single.astype(np.float64)) > np.abs(odd)
+    cut = np.where(beyond, np.nextafter(single, np.float32(0)), single)
+    inexact = cut.astype(np.float64) != odd
+    bits = cut.view(np.uint32) | (inexact & ~np.isnan(odd)).astype(np.uint32)
+    return bits.view(np.float32).astype(ml_dtypes.bfloat16)
 
 
 def _finite(correction: Array) -> DoubleDouble:

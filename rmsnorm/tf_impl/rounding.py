@@ -51,7 +51,7 @@ def product_error(a: tf.Tensor, b: tf.Tensor, product: tf.Tensor) -> tf.Tensor:
 
 
 def sum_of_squares(a: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sum of a^2 over the axes, and what that rounded off, to 2^-75 of it, whatever the sizes and the order of summation.
+    """Sum of a^2 over the axes, and what that rounded off, to 2^-75 of it, in any order and for any sizes.
 
     The squares of the upper halves, which are exact, are cut at a grid so coarse that their sum is exact, too: Rump,
     Ogita & Oishi 2008. The upper halves are constants to every derivative; what is left has the right one.
