@@ -15,6 +15,7 @@ from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import CASES, make, select
 from rmsnorm.parity.judge import judge, ulp_distance
 
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 BY_NAME = {case.name: case for case in CASES}
 
 

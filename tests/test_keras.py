@@ -23,9 +23,11 @@ from keras.src.testing import TestCase  # noqa: E402
 
 from rmsnorm.tf_impl import RMSNormalization, composite  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the other backends have a process each"
-)
+NUMPY_2 = "__array__ implementation doesn't accept a copy keyword"  # what keras.ops.convert_to_numpy is warned of
+pytestmark = [
+    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the other backends have a process each"),
+    pytest.mark.filterwarnings(f"ignore:{NUMPY_2}:DeprecationWarning"),
+]
 tf.get_logger().setLevel("ERROR")
 BuiltIn = keras.layers.RMSNormalization
 CONFIGURATIONS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
@@ -81,7 +83,7 @@ def test_the_golden(name: str) -> None:
         layer = filled(RMSNormalization(**arguments, dtype=policy), shape)
         x = normal(*shape, seed=9).astype(layer.compute_dtype)
         y = layer(x)
-        # one rounding, of nearly the same number; the mean of "variance" is not carried beyond float64, nor eps of "clamp"
+        # one rounding, of nearly the same number; beyond float64 neither the mean of "variance" nor eps of "clamp" is
         assert ulps(y.numpy(), of_golden(layer, x)).max() <= (8 if policy == "float64" else 1)
         assert y.dtype.name == layer.compute_dtype
         assert layer.compute_output_spec(keras.KerasTensor(shape)).dtype == layer.compute_dtype
@@ -166,8 +168,8 @@ def test_arguments() -> None:
         layer.build((2, 3))
         assert (layer.scale.numpy() == initial).all()
     layer = RMSNormalization(
-        bias=True, scale_initializer="zeros", bias_initializer="ones", scale_constraint="non_neg", bias_constraint="unit_norm",
-        scale_regularizer=keras.regularizers.L2(0.5), bias_regularizer="l1",
+        bias=True, scale_initializer="zeros", bias_initializer="ones", scale_constraint="non_neg",
+        bias_constraint="unit_norm", scale_regularizer=keras.regularizers.L2(0.5), bias_regularizer="l1",
     )  # fmt: skip
     layer.build((2, 4))
     assert (layer.scale.numpy() == 0).all()
@@ -267,7 +269,7 @@ def test_export(tmp_path: Path) -> None:
     want = golden.rms_norm(x, model.get_weights()[0], variant="llama", partial=0.3)
     code = (
         "import sys, numpy as np, tensorflow as tf\n"
-        "y = tf.saved_model.load(sys.argv[1]).serve(np.load(sys.argv[2]))\n"
+        "model = tf.saved_model.load(sys.argv[1]); y = model.serve(np.load(sys.argv[2]))\n"
         "assert 'rmsnorm' not in sys.modules; np.save(sys.argv[3], y)"
     )
     x_file, y_file = str(tmp_path / "x.npy"), str(tmp_path / "y.npy")
@@ -315,9 +317,8 @@ def test_other_backends(backend: str, tmp_path: Path) -> None:
     pytest.importorskip(backend)
     script = Path(__file__).with_name("keras_backend.py")
     environment = {**os.environ, "KERAS_BACKEND": backend}
-    run = subprocess.run(
-        [sys.executable, "-W", "error", str(script), str(tmp_path)], env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-W", "error", "-W", f"ignore:{NUMPY_2}:DeprecationWarning", str(script), str(tmp_path)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == f"{backend}: done"
 

@@ -289,7 +289,7 @@ def _resolve(
     specs = {name: Spec(array.shape, array.dtype.name) for name, array in arrays.items()}
     call = resolve(
         op, specs["x"], specs.get("scale"), specs.get("bias"),
-        variant=derive(op, "standard", eps, None), axis=axis, dy=specs.get("dy"),
+        variant=derive(op, "standard", eps, None), axis=axis, dy=specs.get("dy", specs["x"]),
     )  # fmt: skip
     wide = {name: array.astype(np.float64) for name, array in arrays.items()}
     for name in wide.keys() & {"scale", "bias"}:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.numpy_impl.double_double import Array
-from rmsnorm.numpy_impl.functional import _add
 from rmsnorm.variants import Variant, derive
 
 
@@ -100,7 +100,7 @@ def _yardstick(
     first = (np.arange(call.n) < call.k).reshape([s if a in call.axes else 1 for a, s in enumerate(x.shape)])
     counted = live & first
     k = np.maximum(counted.sum(axis=call.axes, keepdims=True), 1)
-    a = _add(x, residual, call.x).astype(np.float64)
+    a = add(x, residual, call.x).astype(np.float64)
     power = np.max(np.abs(a), axis=call.axes, keepdims=True, initial=2.0**-1000, where=counted)
     power = np.where(np.isfinite(power), 2.0 ** np.floor(np.log2(power)), 1.0)
     c = np.where(counted, a / power, 0.0)

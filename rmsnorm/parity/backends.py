@@ -49,13 +49,13 @@ class Backend:
 def _numpy(device: str) -> Implementation:
     """The derivation, row by row with the R matrix, against the golden."""
     from rmsnorm.numpy_impl import derivation
-    from rmsnorm.numpy_impl.functional import _add, _Rows
+    from rmsnorm.numpy_impl.arithmetic import Rows, add
 
     _only("numpy", device, ["cpu"])
 
     def run(data: Data) -> Outcome:
-        call, rows = data.call, _Rows(data.call)
-        a = rows.of(_add(data.x, data.residual, call.x)).astype(np.float64)
+        call, rows = data.call, Rows(data.call)
+        a = rows.of(add(data.x, data.residual, call.x)).astype(np.float64)
         spread = [None if p is None else rows.of(p.reshape(call.feature_shape)) for p in (data.scale, data.bias)]
         live = rows.of(np.asarray(True if data.mask is None else data.mask))
         dy, dh = (rows.of(v).astype(np.float64) for v in (data.dy, np.zeros(()) if data.dh is None else data.dh))
@@ -259,8 +259,9 @@ def _flax(device: str) -> Implementation:
             given = {name: p for name, p in zip(_INPUTS, inputs, strict=True) if p is not None}
             along = dict(zip(_INPUTS, (send(t) for t in data.tangents), strict=False))
             cotangents = [send(v) for v in (data.dy, data.dh) if v is not None]
-            found = everything(data, given, along, cotangents, send(data.mask))
-            return _outcome(np.asarray, *found, [])
+            y, inverse_rms, *found = everything(data, given, along, cotangents, send(data.mask))
+            by_tape, by_formula, derivatives = found
+            return _outcome(np.asarray, y, inverse_rms, by_tape, by_formula, derivatives, touched=())
 
     def everything(data: Data, given: Any, along: Any, cotangents: Any, mask: Any) -> Any:
         # one function for the compiler, as in a user's training step

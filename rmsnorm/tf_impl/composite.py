@@ -31,7 +31,7 @@ def rms_norm(
         "rms_norm", _spec(x), *(None if p is None else _spec(p) for p in (scale, bias)),
         variant=variant, axis=axis, feature_axis=feature_axis, out_dtype=out_dtype,
     )  # fmt: skip
-    if not call.n:
+    if 0 in call.shape:
         return ops.cast(x, call.result)
     wide = dtypes.promote("float32", call.x, call.result)
     y = _normalised(call, ops.cast(x, wide))
@@ -61,7 +61,9 @@ def _normalised(call: Call, a: Any) -> Any:
         return ops.sum(value, axis=call.axes, keepdims=True)
 
     length = {"inside": eps**0.5, "outside": eps, "clamp": eps / k**0.5}[position]
-    inverse = _inverse_power(ops.maximum(ops.max(ops.abs(kept(a)), axis=call.axes, keepdims=True), length))
+    largest = ops.max(ops.abs(kept(a)), axis=call.axes, keepdims=True)
+    # not ops.maximum: on PyTorch it makes float32 of float64
+    inverse = _inverse_power(ops.where(largest < length, ops.full_like(largest, length), largest))
     a = a * inverse
     c = kept(a)
     if call.variant.statistic == "variance":
@@ -72,7 +74,7 @@ def _normalised(call: Call, a: Any) -> Any:
     if position == "outside":
         root = root + eps * inverse
     if position == "clamp":
-        root = ops.maximum(root, length * inverse)
+        root = ops.where(root < length * inverse, length * inverse, root)
     return a / root
 
 

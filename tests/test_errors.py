@@ -1,0 +1,261 @@
+"""Bad input gives the same class and the same words in every wing: name, got, wanted, fix, in one sentence."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from rmsnorm import PRESETS, Variant, errors
+
+X = np.ones((4, 16), np.float32)
+G = np.ones(16, np.float32)
+FLOATS = "float16, bfloat16, float32 or float64"
+NAMES = f"{', '.join(map(repr, list(PRESETS)[:-1]))} or 'keras_rms_scaling'"
+NUMBER = "expected a finite number >= 0; pass a float such as 1e-6"
+FRACTION = "expected a fraction in (0, 1]; pass None for all elements"
+
+
+class _Stranger:
+    def __repr__(self) -> str:
+        return "<stranger>"
+
+
+# id: class, sentence, arguments, options
+WRONG = {
+    "gain shape": (
+        ValueError, "scale has shape (8,), expected (16,) to match axis -1 of x f32[4, 16]", (X, G[:8]), {}),
+    "gain rank": (
+        ValueError, "scale has shape (4, 16), expected (16,) to match axis -1 of x f32[4, 16]", (X, X), {}),
+    "gain of one": (
+        ValueError, "scale has shape (1,), expected (16,) to match axis -1 of x f32[4, 16]", (X, G[:1]), {}),
+    "bias shape": (
+        ValueError, "bias has shape (8,), expected (16,) to match axis -1 of x f32[4, 16]", (X, G, G[:8]), {}),
+    "gain of another axis": (
+        ValueError, "scale has shape (16,), expected (4,) to match axis 0 of x f32[4, 16]", (X, G),
+        {"feature_axis": 0}),
+    "gain of two axes": (
+        ValueError, "scale has shape (16,), expected (4, 16) to match axis (0, 1) of x f32[4, 16]", (X, G),
+        {"axis": (0, 1)}),
+    "integer x": (TypeError, f"x has dtype int32, expected {FLOATS}; cast it first", (X.astype(np.int32),), {}),
+    "complex x": (TypeError, f"x has dtype complex64, expected {FLOATS}; cast it first", (X.astype(np.complex64),), {}),
+    "bool x": (TypeError, f"x has dtype bool, expected {FLOATS}; cast it first", (X > 0,), {}),
+    "integer gain": (TypeError, f"scale has dtype int32, expected {FLOATS}; cast it first", (X, G.astype(np.int32)), {}),
+    "integer bias": (
+        TypeError, f"bias has dtype int32, expected {FLOATS}; cast it first", (X, None, G.astype(np.int32)), {}),
+    "integer residual": (
+        TypeError, f"residual has dtype int32, expected {FLOATS}; cast it first", (X,),
+        {"residual": X.astype(np.int32)}),
+    "0-d x": (
+        ValueError, "x is 0-d, expected at least one axis to normalise; reshape it to (1,)",
+        (np.array(1.0, np.float32),), {}),
+    "axis too large": (
+        ValueError, "axis is 2, expected between -2 and 1 for x f32[4, 16]; count from the last", (X,), {"axis": 2}),
+    "axis too small": (
+        ValueError, "axis is -3, expected between -2 and 1 for x f32[4, 16]; count from the last", (X,),
+        {"axis": (-1, -3)}),
+    "feature axis": (
+        ValueError, "feature_axis is 5, expected between -2 and 1 for x f32[4, 16]; count from the last", (X, G),
+        {"feature_axis": 5}),
+    "axis repeated": (
+        ValueError, "axis (1, -1) names an axis of x f32[4, 16] twice, expected distinct ones; drop one", (X,),
+        {"axis": (1, -1)}),
+    "no axis": (
+        ValueError, "axis is empty, expected at least one axis; pass -1 for the last", (X,), {"axis": ()}),
+    "float axis": (
+        TypeError, "axis is 1.0 (float), expected an integer or a sequence of integers; pass -1 for the last axis",
+        (X,), {"axis": 1.0}),
+    "bool axis": (
+        TypeError, "axis is True (bool), expected an integer or a sequence of integers; pass -1 for the last axis",
+        (X,), {"axis": True}),
+    "named axis": (
+        TypeError, "axis is 'last' (str), expected an integer or a sequence of integers; pass -1 for the last axis",
+        (X,), {"axis": "last"}),
+    "negative eps": (ValueError, f"eps is -1e-06, {NUMBER}", (X,), {"eps": -1e-6}),
+    "eps NaN": (ValueError, f"eps is nan, {NUMBER}", (X,), {"eps": math.nan}),
+    "eps infinite": (ValueError, f"eps is inf, {NUMBER}", (X,), {"eps": math.inf}),
+    "eps bool": (
+        TypeError, "eps is True (bool), expected a number or None; pass a float such as 1e-6", (X,), {"eps": True}),
+    "eps str": (
+        TypeError, "eps is '1e-6' (str), expected a number or None; pass a float such as 1e-6", (X,),
+        {"eps": "1e-6"}),
+    "partial 0": (ValueError, f"partial is 0, {FRACTION}", (X,), {"partial": 0}),
+    "partial negative": (ValueError, f"partial is -0.5, {FRACTION}", (X,), {"partial": -0.5}),
+    "partial above 1": (ValueError, f"partial is 1.5, {FRACTION}", (X,), {"partial": 1.5}),
+    "partial fraction": (ValueError, f"partial is Fraction(3, 2), {FRACTION}", (X,), {"partial": Fraction(3, 2)}),
+    "partial NaN": (ValueError, f"partial is nan, {FRACTION}", (X,), {"partial": math.nan}),
+    "partial str": (
+        TypeError, "partial is '0.5' (str), expected a number or None; pass a fraction such as 0.0625", (X,),
+        {"partial": "0.5"}),
+    "partial bool": (
+        TypeError, "partial is True (bool), expected a number or None; pass a fraction such as 0.0625", (X,),
+        {"partial": True}),
+    "mask shape": (
+        ValueError, "mask has shape (4, 8), expected one that broadcasts to x f32[4, 16]; reshape it", (X,),
+        {"mask": X[:, :8] > 0}),
+    "mask rank": (
+        ValueError, "mask has shape (1, 4, 16), expected one that broadcasts to x f32[4, 16]; reshape it", (X,),
+        {"mask": X[None] > 0}),
+    "mask dtype": (TypeError, "mask has dtype float32, expected bool; cast it first", (X,), {"mask": X}),
+    "variant": (
+        ValueError, f"variant is 'lama', expected {NAMES}; did you mean 'llama'?", (X,), {"variant": "lama"}),
+    "variant far off": (
+        ValueError, f"variant is '???', expected {NAMES}; choose one of these", (X,), {"variant": "???"}),
+    "variant type": (
+        TypeError, "variant is <stranger> (_Stranger), expected a name or a Variant; pass one such as 'llama'", (X,),
+        {"variant": _Stranger()}),
+    "residual shape": (
+        ValueError, "residual has shape (4, 8), expected (4, 16) to match x f32[4, 16]", (X,),
+        {"residual": X[:, :8]}),
+    "residual broadcasts": (
+        ValueError, "residual has shape (1, 16), expected (4, 16) to match x f32[4, 16]", (X,), {"residual": X[:1]}),
+    "out_dtype": (
+        ValueError,
+        "out_dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'; choose one of these", (X,),
+        {"out_dtype": "float8"}),
+    "out_dtype integer": (
+        ValueError,
+        "out_dtype is 'int32', expected 'float16', 'bfloat16', 'float32' or 'float64'; choose one of these", (X,),
+        {"out_dtype": "int32"}),
+}  # fmt: skip
+
+
+def _raised(kind, sentence, function, *arguments, **options):
+    with pytest.raises((TypeError, ValueError), match=r".") as raised:
+        function(*arguments, **options)
+    assert str(raised.value) == sentence
+    assert type(raised.value) is kind
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_rms_norm_says_what_is_wrong(wing, wrong):
+    kind, sentence, arguments, options = WRONG[wrong]
+    _raised(kind, f"rms_norm: {sentence}", wing.rms_norm, *arguments, **options)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_derivatives_say_the_same(wing, wrong):
+    kind, sentence, arguments, options = WRONG[wrong]
+    _raised(kind, f"rms_norm_vjp: {sentence}", wing.rms_norm_vjp, X, *arguments, **options)
+    _raised(kind, f"rms_norm_jvp: {sentence}", wing.rms_norm_jvp, arguments, (None,), **options)
+
+
+def test_the_sentence_of_the_design():
+    from rmsnorm.numpy_impl import rms_norm
+
+    with pytest.raises(
+        ValueError, match=r"^rms_norm: scale has shape \(8,\), expected \(16,\) to match axis -1 of x f32\[4, 16\]$"
+    ):
+        rms_norm(X, G[:8])
+
+
+SHAPE = "has shape (4, 8), expected (4, 16) to match x f32[4, 16]"
+
+
+def test_gradients_of_the_wrong_shape(wing):
+    short = X[:, :8]
+    _raised(ValueError, f"rms_norm_vjp: dy {SHAPE}", wing.rms_norm_vjp, short, X)
+    _raised(ValueError, f"rms_norm_vjp: dy {SHAPE}", wing.rms_norm_vjp, (short, X), X, residual=X)
+    _raised(ValueError, f"rms_norm_vjp: da {SHAPE}", wing.rms_norm_vjp, (X, short), X, residual=X)
+    sentence = f"rms_norm_vjp: dy has dtype int32, expected {FLOATS}; cast it first"
+    _raised(TypeError, sentence, wing.rms_norm_vjp, X.astype(np.int32), X)
+
+
+def test_tangents_that_do_not_fit(wing):
+    jvp = wing.rms_norm_jvp
+    _raised(ValueError, f"rms_norm_jvp: dx {SHAPE}", jvp, (X,), (X[:, :8],))
+    sentence = "rms_norm_jvp: dscale has shape (8,), expected (16,) to match axis -1 of x f32[4, 16]"
+    _raised(ValueError, sentence, jvp, (X, G), (X, G[:8]))
+    for name, primals, tangents in (("scale", (X,), (X, G)), ("bias", (X, G), (X, G, G)), ("bias", (X,), (X, None, G))):
+        sentence = f"rms_norm_jvp: d{name} is given without {name}, expected both or neither; pass {name} too"
+        _raised(ValueError, sentence, jvp, primals, tangents)
+
+
+@pytest.mark.parametrize("values", [(), (None, None, None, None), 3])
+def test_primals_and_tangents_are_three(wing, values):
+    want = f"{values!r} ({type(values).__name__}), expected (x, scale, bias); leave trailing ones out or None"
+    _raised(TypeError, f"rms_norm_jvp: primals is {want}", wing.rms_norm_jvp, values, (X,))
+    _raised(TypeError, f"rms_norm_jvp: tangents is {want}", wing.rms_norm_jvp, (X,), values)
+
+
+TENSOR = {
+    "torch": "a torch.Tensor; convert it with torch.as_tensor",
+    "tf": "a tf.Tensor; convert it with tf.convert_to_tensor",
+    "flax": "a jax.Array; convert it with jnp.asarray",
+}
+
+
+@pytest.mark.parametrize("wing", TENSOR, indirect=True)
+def test_a_list_is_no_tensor(wing):
+    """NumPy's functions take what NumPy takes; the frameworks' take tensors."""
+    x, want = [[1.0, 2.0]], TENSOR[wing.name]
+    functional = wing.functional
+    got = "is [[1.0, 2.0]] (list), expected"
+    _raised(TypeError, f"rms_norm: x {got} {want}", functional.rms_norm, x)
+    _raised(TypeError, f"rms_norm_vjp: x {got} {want}", functional.rms_norm_vjp, wing.send(X), x)
+    _raised(TypeError, f"rms_norm_vjp: dy {got} {want}", functional.rms_norm_vjp, x, wing.send(X))
+    _raised(TypeError, f"rms_norm_jvp: x {got} {want}", functional.rms_norm_jvp, (x,), (None,))
+    _raised(TypeError, f"rms_norm_jvp: dx {got} {want}", functional.rms_norm_jvp, (wing.send(X),), (x,))
+    for name in ("scale", "bias", "mask", "residual"):
+        _raised(TypeError, f"rms_norm: {name} {got} {want}", functional.rms_norm, wing.send(X), **{name: x})
+    for op in (functional.rms_norm, functional.rms_norm_vjp):
+        first = () if op is functional.rms_norm else (wing.send(X),)
+        sentence = f"{op.__name__}: x is None (NoneType), expected {want}"
+        _raised(TypeError, sentence, op, *first, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "sentence"),
+    [
+        ({"eps": -1.0}, ValueError, f"eps is -1.0, {NUMBER}"),
+        ({"eps": True}, TypeError, "eps is True (bool), expected a number or None; pass a float such as 1e-6"),
+        ({"partial": 0.0}, ValueError, f"partial is 0.0, {FRACTION}"),
+        ({"partial": "1/2"}, TypeError,
+         "partial is '1/2' (str), expected a number or None; pass a fraction such as 0.0625"),
+        ({"eps_position": "under"}, ValueError,
+         "eps_position is 'under', expected 'inside', 'outside' or 'clamp'; choose one of these"),
+        ({"rounding": "none"}, ValueError,
+         "rounding is 'none', expected 'before_scale', 'after_scale' or 'input_dtype'; choose one of these"),
+        ({"statistic": "mean"}, ValueError,
+         "statistic is 'mean', expected 'mean_square' or 'variance'; choose one of these"),
+        ({"partial_rounding": "round"}, ValueError,
+         "partial_rounding is 'round', expected 'ceil' or 'floor'; choose one of these"),
+        ({"result_dtype": "y"}, ValueError,
+         "result_dtype is 'y', expected 'x', 'scale', 'promote' or 'half_scale'; choose one of these"),
+        ({"scale_offset": math.nan}, ValueError, "scale_offset is nan, expected a finite number; use 0 or 1"),
+        ({"scale_offset": math.inf}, ValueError, "scale_offset is inf, expected a finite number; use 0 or 1"),
+        ({"bias": 1}, TypeError, "bias is 1 (int), expected a bool; use True or False"),
+    ],
+)  # fmt: skip
+def test_a_variant_checks_every_field(fields, kind, sentence):
+    _raised(kind, f"Variant: {sentence}", Variant, name="mine", **fields)
+    _raised(kind, f"Variant: {sentence}", Variant.get("standard").replace, **fields)
+
+
+def test_a_variant_names_its_fields():
+    with pytest.raises(
+        ValueError, match=r"^Variant.replace: field is 'epsilon', expected 'name', 'eps', .* or 'source'; choose one"
+    ):
+        Variant.get("llama").replace(epsilon=1e-5)
+    with pytest.raises(ValueError, match=r"^Variant.get: variant is 'gema', expected .*; did you mean 'gemma'\?$"):
+        Variant.get("gema")
+    with pytest.raises(TypeError, match=r"^Variant.get: variant is 3 \(int\), expected a name or a Variant; pass one"):
+        Variant.get(3)
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'name'"):
+        Variant()
+
+
+def test_what_is_missing_is_named_with_what_installs_it():
+    error = errors.missing_framework("tensorflow", "tf")
+    assert isinstance(error, ModuleNotFoundError)
+    assert str(error) == (
+        "rmsnorm: tensorflow is not installed, expected for this backend; pip install 'rmsnorm[tf]'"
+    )
+
+
+def test_unknown_sizes_are_written_as_question_marks():
+    assert errors.describe((None, 3), "bfloat16") == "bf16[?, 3]"
+    assert "expected a known one; call set_shape on it first" in str(errors.unknown_rank("rms_norm", "x"))
+    assert "give it in the input shape" in str(errors.unknown_size("build", "input", -1))

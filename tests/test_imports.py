@@ -1,0 +1,150 @@
+"""What loads what: nothing loads a framework unasked, and NumPy alone is enough for what NumPy can do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from rmsnorm.parity.backends import BACKENDS
+
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "flax")
+WINGS = ("numpy", "torch", "tf", "flax")
+
+
+def _run(*arguments, path=None):
+    environment = {**os.environ, "COLUMNS": "200", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if path is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, env=environment, check=False
+    )
+
+
+def _loaded(statement):
+    """Top-level packages and wings in sys.modules after a statement, in a process of its own."""
+    code = (
+        f"import sys, json\n{statement}\n"
+        "print('|' + json.dumps([n for n in sys.modules if n.count('.') == 0 or n.startswith('rmsnorm.')]))"
+    )
+    done = _run("-c", code)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.rpartition("|")[2]))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import rmsnorm",
+        "import rmsnorm.cli",
+        "from rmsnorm.cli import app\ntry:\n    app(['--help'])\nexcept SystemExit as error:\n    assert not error.code",
+        "from rmsnorm.cli import app\ntry:\n    app(['check', '--list'])\nexcept SystemExit as error:\n    assert not error.code",
+        "import rmsnorm.numpy_impl as n; n.rms_norm([1.0, 2.0]); n.rms_norm_vjp([1.0, 2.0], [1.0, 2.0])",
+        "import rmsnorm.numpy_impl.derivation, rmsnorm.numpy_impl.invariances, rmsnorm.numpy_impl.norms",
+        "import rmsnorm.parity.backends as b; b.BACKENDS['numpy'].open('cpu')",
+    ],
+    ids=["rmsnorm", "cli", "help", "list", "numpy_impl", "derivation", "backends"],
+)
+def test_no_framework_is_loaded(statement):
+    assert not _loaded(statement) & set(FRAMEWORKS)
+
+
+def test_the_specification_loads_no_array_library():
+    assert not _loaded("import rmsnorm, rmsnorm.errors, rmsnorm.call") & {"numpy", "ml_dtypes", *FRAMEWORKS}
+
+
+def test_the_check_can_fail():
+    """A package that is loaded is seen."""
+    assert "numpy" in _loaded("import rmsnorm.numpy_impl")
+    for package in FRAMEWORKS:
+        if find_spec(package):
+            assert package in _loaded(f"import {package}"), package
+            return
+    pytest.skip("no framework is installed")
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_a_wing_loads_no_other(wing):
+    backend = BACKENDS[wing]
+    if find_spec(backend.package) is None:
+        pytest.skip(f"{backend.package} is not installed; pip install 'rmsnorm[{backend.extra}]'")
+    loaded = _loaded(f"from rmsnorm.{wing}_impl import rms_norm, rms_norm_vjp, rms_norm_jvp")
+    wings = {name for name in loaded if name.endswith("_impl") and name.count(".") == 1}
+    assert wings == {f"rmsnorm.{wing}_impl"}
+    assert not {name for name in loaded if name.startswith(("rmsnorm.parity", "rmsnorm.cli"))}
+    others = {"numpy": FRAMEWORKS, "torch": FRAMEWORKS[1:], "tf": ("torch", "jax", "flax"),
+              "flax": ("torch", "tensorflow", "keras", "flax")}  # fmt: skip
+    assert not loaded & set(others[wing]), "the functions need no more than their arrays' library"
+
+
+@pytest.fixture
+def nothing_installed(tmp_path):
+    """A folder for PYTHONPATH in which every framework is one that is not installed."""
+    for package in FRAMEWORKS:
+        (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{package}'\", name='{package}')\n")
+    return tmp_path
+
+
+def _check(path, *arguments):
+    return _run("-m", "rmsnorm.cli", "check", *arguments, path=path)
+
+
+def test_the_stubs_hide_the_frameworks(nothing_installed):
+    for package in FRAMEWORKS:
+        done = _run("-c", f"import {package}", path=nothing_installed)
+        assert done.returncode == 1
+        assert f"ModuleNotFoundError: No module named '{package}'" in done.stderr
+
+
+def test_with_numpy_alone_the_golden_is_checked(nothing_installed, tmp_path):
+    report = tmp_path / "parity.json"
+    done = _check(nothing_installed, "--backend", "numpy", "--variant", "gemma", "--dtype", "float32", "--json", report)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = json.loads(Path(report).read_text())["records"]
+    assert {record["backend"] for record in records} == {"numpy"}
+    assert all(record["passed"] for record in records)
+
+
+def test_with_numpy_alone_what_is_missing_is_named(nothing_installed):
+    done = _check(nothing_installed, "--variant", "standard", "--dtype", "float64")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for extra in ("torch", "tf", "flax"):
+        assert f"pip install 'rmsnorm[{extra}]'" in done.stdout
+
+
+@pytest.mark.parametrize("backend", ["torch", "tf", "flax"])
+def test_a_backend_that_is_asked_for_and_absent_is_an_error(nothing_installed, backend):
+    done = _check(nothing_installed, "--backend", backend, "--variant", "standard", "--dtype", "float64")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"pip install 'rmsnorm[{backend}]'" in done.stdout
+
+
+def test_a_required_framework_that_is_absent_fails_the_session(tmp_path):
+    """And one that is not required is a skip that says how to install it."""
+    tests = Path(__file__).parent
+    hide = tmp_path / "hide.py"  # find_spec is what the fixture asks
+    hide.write_text(
+        "import importlib.util\n_find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'jax' else _find(name, *rest)\n"
+    )
+    target = f"{tests / 'test_signatures.py'}::test_public_names_are_equal"
+    options = ("-m", "pytest", "-p", "hide", "-p", "no:cacheprovider", "-rs", "-q", target)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "RMSNORM_REQUIRE": "numpy,flax"}
+    failed = subprocess.run(
+        [sys.executable, *options], capture_output=True, text=True, timeout=300, env=environment, check=False
+    )
+    assert failed.returncode not in (0, 5)
+    assert "RMSNORM_REQUIRE names flax, but jax is not installed; pip install 'rmsnorm[flax]'" in failed.stderr + failed.stdout
+    environment["RMSNORM_REQUIRE"] = "numpy"
+    passed = subprocess.run(
+        [sys.executable, *options, "-k", "numpy or flax"],
+        capture_output=True, text=True, timeout=300, env=environment, check=False,
+    )  # fmt: skip
+    assert passed.returncode == 0, passed.stdout
+    assert "jax is not installed; pip install 'rmsnorm[flax]'" in passed.stdout
+    assert "1 passed, 1 skipped" in passed.stdout

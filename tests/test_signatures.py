@@ -1,0 +1,126 @@
+"""Four wings, one interface: the same rooms, the same names, the same signatures, the same words."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import rmsnorm
+from rmsnorm import numpy_impl
+
+HOUSE = Path(rmsnorm.__file__).parent
+WINGS = ("numpy", "torch", "tf", "flax")
+FUNCTIONS = ("rms_norm", "rms_norm_vjp", "rms_norm_jvp")
+ROOMS = {"__init__.py", "functional.py", "arithmetic.py", "rounding.py", "layers.py"}
+# What a wing has beyond these rooms or lacks of them, and why. An entry that is no longer needed fails.
+EXCEPTIONS = {
+    "numpy": {
+        "arithmetic.py": "the golden's own is in functional.py, and shared with nobody",
+        "rounding.py": "double_double.py",
+        "layers.py": "functions only",
+        "double_double.py": "the arithmetic of the golden",
+        "derivation.py": "the paper's R matrix as a matrix",
+        "invariances.py": "the paper's table",
+        "norms.py": "the norms it is compared with there",
+        "yardstick.py": "the unit of the parity ratio",
+    },
+    "torch": {},
+    "tf": {"composite.py": "the layer on the other backends of Keras"},
+    "flax": {"linen.py": "Flax has two module systems"},
+}
+LAYERS = {"numpy": [], "torch": ["RMSNorm"], "tf": ["RMSNormalization"], "flax": ["RMSNorm"]}
+FORWARD = ("Statistic", "statistic", "forward", "_scaled", "backward", "tangent", "_counted", "_centred", "_eps",
+           "_slope", "_is_exact", "_inverse_power", "_features", "_over_rows")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signatures_are_equal(wing, name):
+    golden = inspect.signature(getattr(numpy_impl.functional, name))
+    found = inspect.signature(getattr(wing.functional, name))
+    assert [(p.name, p.kind, p.default) for p in found.parameters.values()] == [
+        (p.name, p.kind, p.default) for p in golden.parameters.values()
+    ]
+    for parameter, other in zip(found.parameters.values(), golden.parameters.values(), strict=True):
+        assert parameter.annotation is not inspect.Parameter.empty
+        plain = "Array" not in other.annotation
+        assert not plain or parameter.annotation == other.annotation, "only arrays are the framework's own"
+
+
+def _words(function):
+    """The docstring without the code of its example."""
+    text = inspect.getdoc(function)
+    before, example = re.split(r"\n *Example:\n", text)
+    assert ">>> " in example
+    return before
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_docstrings_are_equal_but_for_the_example(wing, name):
+    golden = getattr(numpy_impl.functional, name)
+    words = _words(getattr(wing.functional, name))
+    assert words == _words(golden)
+    parts = ["Args:", "Returns:", "Raises:", "Source:"]
+    assert [part for part in parts if f"\n{part}" in words] == parts
+
+
+def test_public_names_are_equal(wing):
+    package = importlib.import_module(f"rmsnorm.{wing.name}_impl")
+    assert sorted(package.__all__) == sorted([*FUNCTIONS, *LAYERS[wing.name]])
+    for name in FUNCTIONS:
+        assert getattr(package, name) is getattr(wing.functional, name)
+        assert getattr(package, name).__module__ == f"rmsnorm.{wing.name}_impl.functional"
+    with pytest.raises(AttributeError, match="has no attribute 'rmsnorm'"):
+        _ = package.rmsnorm
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_every_wing_has_the_same_rooms(wing):
+    found = {path.name for path in (HOUSE / f"{wing}_impl").glob("*.py")}
+    assert found ^ ROOMS == set(EXCEPTIONS[wing]), "a file more, a file less, or an exception no longer needed"
+
+
+def _functions(wing, room):
+    tree = ast.parse((HOUSE / f"{wing}_impl" / room).read_text())
+    return [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+
+
+@pytest.mark.parametrize("wing", WINGS[1:])
+def test_the_arithmetic_has_the_same_steps_in_the_same_order(wing):
+    found = [name for name in _functions(wing, "arithmetic.py") if name in FORWARD]
+    assert found == list(FORWARD)
+
+
+@pytest.mark.parametrize("wing", WINGS[1:])
+def test_the_roundings_have_the_same_names(wing):
+    shared = {"add", "cast", "finite", "product_error", "sum_error", "sum_of_squares"}
+    assert shared <= set(_functions(wing, "rounding.py"))
+
+
+def _imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_no_wing_imports_another_one_or_the_kit(wing):
+    others = {f"rmsnorm.{other}_impl" for other in WINGS if other != wing} | {"rmsnorm.parity", "rmsnorm.cli"}
+    for path in (HOUSE / f"{wing}_impl").glob("*.py"):
+        wrong = [name for name in _imports(path) if any(name == o or name.startswith(f"{o}.") for o in others)]
+        assert not wrong, f"{path.name} imports {wrong}"
+
+
+@pytest.mark.parametrize("name", ["variants.py", "errors.py", "dtypes.py", "call.py", "__init__.py"])
+def test_the_specification_imports_no_array_library(name):
+    packages = {module.split(".")[0] for module in _imports(HOUSE / name)}
+    assert not packages & {"numpy", "ml_dtypes", "torch", "tensorflow", "keras", "jax", "flax"}
+    assert all(module.split(".")[1] != "parity" for module in _imports(HOUSE / name) if module.startswith("rmsnorm."))

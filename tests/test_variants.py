@@ -1,0 +1,149 @@
+"""The presets against the table of what exists, written down a second time; and what a Variant promises."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from fractions import Fraction
+
+import pytest
+
+from rmsnorm import PRESETS, Variant, dtypes
+from rmsnorm.call import Spec, resolve
+
+# eps, its place, rounding, offset, bias, rounding of partial, dtype of y, name of the gain
+TABLE = {
+    "standard": (1e-6, "inside", "after_scale", 0, False, "ceil", "x", "scale"),
+    "paper": (0, "inside", "after_scale", 0, False, "ceil", "x", "g"),
+    "zhang_torch": (1e-8, "outside", "input_dtype", 0, False, "floor", "promote", "scale"),
+    "zhang_tf": (1e-8, "inside", "input_dtype", 0, False, "floor", "x", "scale"),
+    "theano": (1e-5, "inside", "input_dtype", 0, False, "ceil", "x", "s"),
+    "nematus": (1e-5, "inside", "input_dtype", 0, False, "ceil", "x", "scale"),
+    "lasagne": (1e-6, "inside", "input_dtype", 0, True, "ceil", "x", "g"),
+    "zero": (1e-8, "inside", "input_dtype", 0, False, "ceil", "x", "scale"),
+    "llama": (1e-6, "inside", "before_scale", 0, False, "ceil", "promote", "weight"),
+    "gemma": (1e-6, "inside", "after_scale", 1, False, "ceil", "x", "weight"),
+    "gemma4": (1e-6, "inside", "after_scale", 0, False, "ceil", "x", "weight"),
+    "t5": (1e-6, "inside", "before_scale", 0, False, "ceil", "half_scale", "weight"),
+    "olmo2": (1e-6, "inside", "after_scale", 0, False, "ceil", "x", "weight"),
+    "torch": (None, "inside", "after_scale", 0, False, "ceil", "x", "weight"),
+    "keras": (1e-6, "inside", "after_scale", 0, False, "ceil", "x", "scale"),
+    "flax": (1e-6, "inside", "after_scale", 0, False, "ceil", "promote", "scale"),
+    "equinox": (1e-5, "inside", "after_scale", 0, True, "ceil", "x", "weight"),
+    "onnx": (1e-5, "inside", "before_scale", 0, False, "ceil", "scale", "scale"),
+    "apex": (1e-5, "inside", "before_scale", 0, False, "ceil", "x", "weight"),
+    "transformer_engine": (1e-5, "inside", "after_scale", 0, False, "ceil", "x", "weight"),
+    "mlx": (1e-5, "inside", "before_scale", 0, False, "ceil", "promote", "weight"),
+    "x_transformers": (1e-12, "clamp", "input_dtype", 0, False, "ceil", "promote", "g"),
+    "keras_rms_scaling": (1e-3, "inside", "after_scale", 0, False, "ceil", "x", "gamma"),
+}
+FIELDS = ("eps", "eps_position", "rounding", "scale_offset", "bias", "partial_rounding", "result_dtype", "scale_name")
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_preset_is_what_the_table_says(name):
+    preset = PRESETS[name]
+    assert tuple(getattr(preset, field) for field in FIELDS) == TABLE[name]
+    assert preset.name == name
+    assert preset.partial is None, "none of them is partial unless asked"
+    assert preset.statistic == ("variance" if name == "keras_rms_scaling" else "mean_square")
+    assert preset.source
+
+
+def test_the_table_has_every_preset_and_a_field_more_is_seen():
+    assert list(PRESETS) == list(TABLE)
+    known = {*FIELDS, "name", "statistic", "partial", "source"}
+    assert {field.name for field in dataclasses.fields(Variant)} == known
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "scale", "want"),
+    [
+        ("llama", "bfloat16", "float32", "float32"), ("llama", "float16", "bfloat16", "float32"),
+        ("llama", "float32", "bfloat16", "float32"), ("mlx", "bfloat16", "float32", "float32"),
+        ("t5", "bfloat16", "float32", "float32"), ("t5", "float32", "bfloat16", "bfloat16"),
+        ("t5", "float16", "float16", "float16"), ("t5", "float64", "float32", "float64"),
+        ("t5", "bfloat16", None, "bfloat16"), ("onnx", "float32", "bfloat16", "bfloat16"),
+        ("onnx", "bfloat16", "float32", "float32"), ("onnx", "bfloat16", None, "bfloat16"),
+        ("apex", "bfloat16", "float32", "bfloat16"), ("torch", "bfloat16", "float32", "bfloat16"),
+        ("torch", "float16", "float64", "float16"), ("flax", "bfloat16", "float32", "float32"),
+        ("flax", "bfloat16", None, "bfloat16"), ("gemma", "bfloat16", "float32", "bfloat16"),
+        ("zhang_torch", "bfloat16", "float32", "float32"), ("x_transformers", "float16", "float32", "float32"),
+        ("standard", "float32", "float64", "float32"), ("zhang_tf", "bfloat16", "float32", "bfloat16"),
+    ],
+)  # fmt: skip
+def test_dtype_of_y(name, x, scale, want):
+    parameter = None if scale is None else Spec((4,), scale)
+    call = resolve("rms_norm", Spec((2, 4), x), parameter, variant=PRESETS[name])
+    assert call.result == want
+    assert resolve("rms_norm", Spec((2, 4), x), parameter, variant=PRESETS[name], out_dtype="float16").result == "float16"
+
+
+def test_rounding_points():
+    """T5 rounds before the gain only where the gain is half precision, and to the gain's dtype."""
+    for name, x, scale, want in (
+        ("llama", "bfloat16", "float32", "bfloat16"), ("apex", "float16", "float32", "float16"),
+        ("t5", "float32", "bfloat16", "bfloat16"), ("t5", "bfloat16", "float32", None),
+        ("t5", "bfloat16", "bfloat16", "bfloat16"), ("gemma", "bfloat16", "bfloat16", None),
+        ("zhang_torch", "bfloat16", "bfloat16", None),
+    ):  # fmt: skip
+        assert resolve("rms_norm", Spec((4,), x), Spec((4,), scale), variant=PRESETS[name]).norm == want
+
+
+@pytest.mark.parametrize(
+    ("partial", "n", "ceil", "floor"),
+    [
+        (0.07, 100, 7, 7), (0.29, 100, 29, 29), (0.57, 100, 57, 57), (0.3, 10, 3, 3), (0.3, 48, 15, 14),
+        (0.0625, 512, 32, 32), (0.0625, 500, 32, 31), (0.001, 10, 1, 1), (0.5, 1, 1, 1), (1, 7, 7, 7), (1.0, 7, 7, 7),
+        (Fraction(1, 3), 9, 3, 3), (Fraction(1, 3), 10, 4, 3), (0.999999, 3, 3, 2), (1e-300, 10**6, 1, 1),
+        (0.1, 10**15 + 10, 10**14 + 1, 10**14 + 1), (0.3, 0, 0, 0),
+    ],
+)  # fmt: skip
+def test_k_is_exact(partial, n, ceil, floor):
+    """100 * 0.07 is 7.000000000000001 in floating point, int(100 * 0.29) is 28."""
+    variant = Variant(name="mine", partial=partial)
+    assert variant.counted(n) == ceil
+    assert variant.replace(partial_rounding="floor").counted(n) == floor
+
+
+def test_without_partial_every_element_counts():
+    assert [PRESETS["paper"].counted(n) for n in (0, 1, 17)] == [0, 1, 17]
+
+
+def test_get():
+    llama = Variant.get("llama")
+    assert llama is PRESETS["llama"]
+    assert Variant.get(llama) is llama
+    mine = llama.replace(name="mine")
+    assert Variant.get(mine) is mine
+
+
+def test_replace_changes_what_is_named_and_nothing_else():
+    gemma = Variant.get("gemma")
+    changed = gemma.replace(eps=1e-5, partial=0.25)
+    assert (changed.eps, changed.partial) == (1e-5, Fraction(1, 4))
+    assert gemma.eps == 1e-6 and gemma.partial is None
+    assert changed.replace(eps=1e-6, partial=None) == gemma
+    assert changed.replace(scale_offset=0.0).partial == Fraction(1, 4)
+
+
+def test_a_variant_is_immutable_hashable_and_can_be_pickled():
+    standard = Variant.get("standard")
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'eps'"):
+        standard.eps = 1.0
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        PRESETS["standard"] = standard
+    assert len({*PRESETS.values(), Variant.get("llama"), standard.replace(eps=1e-6)}) == len(PRESETS)
+    assert hash(standard.replace(partial=0.5)) == hash(standard.replace(partial=Fraction(1, 2)))
+    assert standard.replace(partial=0.5) == standard.replace(partial=Fraction(1, 2)) != standard
+    assert pickle.loads(pickle.dumps(standard.replace(partial=0.07))) == standard.replace(partial=0.07)
+
+
+def test_eps_of_a_dtype():
+    torch = Variant.get("torch")
+    found = {dtype: torch.eps_for(dtype) for dtype in dtypes.FLOATS}
+    assert found == {"float16": 2.0**-23, "bfloat16": 2.0**-23, "float32": 2.0**-23, "float64": 2.0**-52}
+    assert all(Variant.get("equinox").eps_for(dtype) == 1e-5 for dtype in dtypes.FLOATS)
+    assert math.copysign(1.0, Variant.get("paper").eps_for("float32")) == 1.0
+    assert isinstance(Variant.get("paper").replace(eps=1).eps_for("float32"), float)
