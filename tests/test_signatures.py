@@ -20,7 +20,6 @@ ROOMS = {"__init__.py", "functional.py", "arithmetic.py", "rounding.py", "layers
 # What a wing has beyond these rooms or lacks of them, and why. An entry that is no longer needed fails.
 EXCEPTIONS = {
     "numpy": {
-        "arithmetic.py": "the golden's own is in functional.py, and shared with nobody",
         "rounding.py": "double_double.py",
         "layers.py": "functions only",
         "double_double.py": "the arithmetic of the golden",

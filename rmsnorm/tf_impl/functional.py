@@ -205,7 +205,8 @@ def _rms_norm(
     def function(*given: tf.Tensor) -> Any:
         if tf.executing_eagerly():  # a tape would keep all that it sees here, though no gradient goes through it
             given = tuple(map(tf.stop_gradient, given))
-        y, inverse_rms = forward(call, *_filled(given, a, scale, bias), mask)
+        x, g, b = _filled(given, a, scale, bias)
+        y, inverse_rms = forward(call, x, g, b, mask)
 
         def gradient(dy: tf.Tensor, _: Any) -> list[tf.Tensor]:
             x = tf.cast(a, tf.float64)
@@ -250,7 +251,7 @@ def _spec(op: str, name: str, x: Any) -> Spec | None:
 
 def _resolve(op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, out_dtype: Any, **options: Any) -> Call:
     given = {"scale": scale, "bias": bias, "mask": mask, "residual": residual}
-    specs = {name: _spec(op, name, value) for name, value in given.items()}
+    specs: dict[str, Any] = {name: _spec(op, name, value) for name, value in given.items()}
     if isinstance(out_dtype, tf.DType):
         out_dtype = out_dtype.name
     x_spec = _spec(op, "x", x)

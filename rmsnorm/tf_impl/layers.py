@@ -166,10 +166,12 @@ class RMSNormalization(keras.layers.Layer):
 def _rms_norm() -> Callable[..., Any]:
     """The function of the backend; the others are not imported."""
     if keras.backend.backend() == "tensorflow":
-        from rmsnorm.tf_impl.functional import rms_norm
-    else:
-        from rmsnorm.tf_impl.composite import rms_norm
-    return rms_norm
+        from rmsnorm.tf_impl import functional
+
+        return functional.rms_norm
+    from rmsnorm.tf_impl import composite
+
+    return composite.rms_norm
 
 
 def _plain(axis: Any) -> Any:

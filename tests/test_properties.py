@@ -1,0 +1,214 @@
+"""Properties over drawn calls: whatever the variant, shape, dtype and values, every wing agrees with the golden."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from oracle import FORMATS
+
+from rmsnorm import Variant, dtypes
+from rmsnorm.call import Spec, resolve
+from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
+from rmsnorm.parity.cases import Case, Data
+from rmsnorm.parity.judge import judge
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
+PROFILE = settings(
+    derandomize=True, deadline=None, max_examples=40, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)  # fmt: skip
+# XLA compiles for every shape and every call, so that few shapes are drawn for JAX, and fewer examples.
+COMPILED = ((6,), (2, 5), (2, 3, 4), (0, 3), (3, 1))
+EXAMPLES = {"numpy": 40, "torch": 40, "tf": 40, "flax": 12}
+# TensorFlow's kernels run with subnormal numbers flushed to zero (tsl::port::ScopedFlushDenormal), on the way in and
+# on the way out, also of the float32 and float64 that its 16-bit numbers pass through; of float16 they are normal
+# there. XLA does the same on the CPU with float64, to which narrower subnormals are normal numbers.
+FLUSHED = {"tf": ("bfloat16", "float32", "float64"), "flax": ("float64",)}
+
+VARIANTS = st.builds(
+    Variant,
+    name=st.just("drawn"),
+    eps=st.sampled_from([None, 0.0, 1e-12, 1e-6, 1e-5, 0.1, 3.0]),
+    eps_position=st.sampled_from(["inside", "outside", "clamp"]),
+    statistic=st.sampled_from(["mean_square", "mean_square", "variance"]),
+    rounding=st.sampled_from(["before_scale", "after_scale", "input_dtype"]),
+    scale_offset=st.sampled_from([0.0, 0.0, 1.0, -0.75]),
+    bias=st.booleans(),
+    partial=st.none() | st.sampled_from([0.07, 0.29, 0.5, Fraction(1, 3), 1.0]),
+    partial_rounding=st.sampled_from(["ceil", "floor"]),
+    result_dtype=st.sampled_from(["x", "scale", "promote", "half_scale"]),
+)
+
+
+def _dtype(name: str) -> Any:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+@st.composite
+def arrays(draw: Any, shape: tuple[int, ...], dtype: str, *, least: int, most: int) -> Any:
+    """Random digits times powers of two between 2^least and 2^most, some zeros, and rows of one magnitude or many."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    center = draw(st.integers(least, most))
+    spread = draw(st.sampled_from([0, 3, most - least]))
+    rows = random.integers(max(least, center - spread), min(most, center + spread) + 1, [*shape[:-1], 1])
+    values = np.ldexp(random.uniform(1.0, 2.0, shape), rows) * random.choice([-1.0, 1.0, 1.0, 1.0], shape)
+    if draw(st.integers(0, 5)) == 0:
+        values *= random.random(shape) < 0.7
+    with np.errstate(over="ignore"):
+        values = values.astype(_dtype(dtype))
+    if draw(st.booleans()) and shape:  # a view with gaps, rows from the last
+        room = np.zeros([2 * size + 1 for size in shape], values.dtype)
+        view = room[tuple(slice(1, None, 2) for _ in shape)]
+        view[...] = values
+        values = view
+        assert not values.size or values.shape == shape
+    return values
+
+
+@st.composite
+def calls(draw: Any, wing: str) -> Data:
+    """Arguments of one call, and a gradient and tangents to take its derivatives along."""
+    dtype = draw(st.sampled_from(dtypes.FLOATS))
+    if wing == "flax":
+        shape = draw(st.sampled_from(COMPILED))
+    else:
+        shape = tuple(draw(st.lists(st.integers(0, 5) | st.sampled_from([1, 7, 33]), min_size=1, max_size=4)))
+    rank = len(shape)
+    axes = draw(st.lists(st.integers(-rank, rank - 1), min_size=1, max_size=rank, unique_by=lambda axis: axis % rank))
+    axis = draw(st.sampled_from([tuple(axes), axes[0]]))
+    feature_axis = draw(st.none() | st.integers(-rank, rank - 1))
+    variant = draw(VARIANTS)
+    width = draw(st.sampled_from([dtype, *dtypes.FLOATS]))
+    out_dtype = draw(st.sampled_from([None, None, None, *dtypes.FLOATS]))
+    if wing == "flax" and out_dtype == "float64" and "float64" not in (dtype, width):
+        out_dtype = None  # not while x64 is off
+
+    # x over the whole range of its dtype, but that its inverse is to be a number of it as well: elsewhere gradients
+    # overflow, and how much of a sum does depends on its order. Subnormals where the wing keeps them.
+    digits, minimum, _ = FORMATS[dtype]
+    largest = math.frexp(FORMATS[dtype][2])[1] - 2
+    least = minimum if dtype in FLUSHED.get(wing, ()) else minimum - digits + 1
+    if dtype == "float64":
+        least, largest = -960, 960  # products of three numbers, and what they round off
+    x = draw(arrays(shape, dtype, least=least, most=largest))
+    residual = draw(arrays(shape, dtype, least=-4, most=4)) if draw(st.integers(0, 3)) == 0 else None
+    mask = None
+    if draw(st.integers(0, 2)) == 0:
+        mask = np.random.default_rng(draw(st.integers(0, 99))).random(shape) < draw(st.sampled_from([0.0, 0.3, 0.8]))
+        x = np.where(mask, x, np.array(draw(st.sampled_from([0.0, 1.0, math.nan]))).astype(x.dtype))
+
+    call = resolve(
+        "draw", Spec(shape, dtype), variant=variant, axis=axis, feature_axis=feature_axis,
+    )  # fmt: skip
+    sizes = tuple(shape[entry] for entry in call.feature_axes)
+    ordinary = {"least": -3, "most": 3}
+    scale = draw(arrays(sizes, width, **ordinary)) if draw(st.integers(0, 3)) else None
+    bias = draw(arrays(sizes, width, **ordinary)) if variant.bias else None
+    parameter = None if scale is None and bias is None else Spec(sizes, width)
+    call = resolve(
+        "draw", Spec(shape, dtype), parameter, variant=variant, axis=axis, feature_axis=feature_axis,
+        residual=None if residual is None else Spec(shape, dtype), out_dtype=out_dtype,
+    )  # fmt: skip
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    # along x itself, so that the derivative is of the size of y
+    tangent = (np.where(np.isfinite(x.astype(np.float64)), x.astype(np.float64), 0.0) / 2).astype(x.dtype)
+    return Data(
+        case=Case("drawn", shape, (), "drawn", options={"partial": None}),
+        variant=variant, call=call, x=x, scale=scale, bias=bias,
+        dy=draw(arrays(shape, call.result, **ordinary)),
+        dh=None if residual is None else draw(arrays(shape, dtype, **ordinary)),
+        tangents=(tangent, *(None if p is None else random.normal(size=sizes).astype(p.dtype) for p in (scale, bias))),
+        mask=mask, residual=residual, axis=axis, feature_axis=feature_axis, out_dtype=out_dtype,
+    )  # fmt: skip
+
+
+def test_a_wing_agrees_with_the_golden(wing):
+    @settings(PROFILE, max_examples=EXAMPLES[wing.name])
+    @given(data=calls(wing.name))
+    def agree(data: Data) -> None:
+        failed = [verdict for verdict in judge(wing.direct, data) if not verdict.passed]
+        assert not failed, failed[0]
+
+    agree()
+
+
+@PROFILE
+@given(data=st.data(), dtype=st.sampled_from(dtypes.FLOATS), variant=VARIANTS, power=st.integers(-6, 6))
+def test_without_eps_a_power_of_two_changes_nothing(data, dtype, variant, power):
+    """Scale equivariance, bit for bit: y of 2^e x is y of x, and its gradient is divided by 2^e."""
+    variant = variant.replace(eps=0.0)
+    x = data.draw(arrays((3, 7), dtype, least=-2, most=2))
+    g = data.draw(arrays((7,), dtype, least=-2, most=2))
+    v = data.draw(arrays((3, 7), dtype, least=-2, most=2))
+    factor = _dtype(dtype).type(2.0**power)
+    assert rms_norm(factor * x, g, variant=variant).tobytes() == rms_norm(x, g, variant=variant).tobytes()
+    dx, dscale, _ = rms_norm_vjp(v, x, g, variant=variant)
+    small, same, _ = rms_norm_vjp(v, factor * x, g, variant=variant)
+    assert same.tobytes() == dscale.tobytes()
+    if dtype != "float16":  # whose gradients become subnormal
+        assert np.array_equal(small * factor, dx, equal_nan=True)
+
+
+def test_without_eps_a_power_of_two_changes_nothing_in_any_wing(wing):
+    random = np.random.default_rng(0)
+    for dtype in dtypes.FLOATS:
+        x, v = (random.normal(size=(3, 7)).astype(dtype) for _ in range(2))
+        g = random.normal(size=7).astype(dtype)
+        want = [wing.rms_norm(x, g, variant="paper"), *wing.rms_norm_vjp(v, x, g, variant="paper")[:2]]
+        for power in (-5, 1, 4):
+            factor = x.dtype.type(2.0**power)
+            y, (dx, dscale, _) = (
+                wing.rms_norm(factor * x, g, variant="paper"), wing.rms_norm_vjp(v, factor * x, g, variant="paper"),
+            )  # fmt: skip
+            for got, expected in zip((y, (dx * factor).astype(dtype), dscale), want, strict=True):
+                assert dtype == "float16" or got.tobytes() == expected.tobytes()
+                assert np.allclose(got.astype(np.float64), expected.astype(np.float64), rtol=0, atol=2.0**-10)
+
+
+def test_subnormal_numbers_are_numbers_where_they_are_kept(wing):
+    """And where the framework flushes them, this test says so when that changes."""
+    for dtype in dtypes.FLOATS:
+        digits, minimum, _ = FORMATS[dtype]
+        least = 2.0 ** (minimum - digits + 1)
+        x = (np.array([[3.0, 4.0, 100.0, 7.0]]) * least).astype(dtype)
+        g = (np.array([100.0, 50.0, 30.0, 77.0]) * least).astype(dtype)
+        whole = np.array([[1.0, 2.0, 3.0, 4.0]]).astype(dtype)
+        kept = wing.rms_norm(x, variant="paper").tobytes() == rms_norm(x, variant="paper").tobytes()
+        given_back = wing.rms_norm(whole, g, variant="paper").tobytes() == rms_norm(whole, g, variant="paper").tobytes()
+        flushed = dtype in FLUSHED.get(wing.name, ())
+        assert (kept, given_back) == (not flushed, not flushed), dtype
+
+
+@PROFILE
+@given(data=calls("numpy"))
+def test_a_mask_of_true_is_none(data):
+    mask = np.ones(data.x.shape, bool)
+    options = {**data.options, "residual": data.residual}
+    x = np.where(np.isnan(data.x), np.zeros_like(data.x), data.x)
+    with_mask = rms_norm_vjp(data.dy, x, data.scale, data.bias, mask=mask, **options)
+    without = rms_norm_vjp(data.dy, x, data.scale, data.bias, **options)
+    for one, other in zip(with_mask, without, strict=True):
+        assert (one is None and other is None) or one.tobytes() == other.tobytes()
+
+
+def test_the_drawn_calls_can_tell(wing):
+    """The property fails for a golden with another eps."""
+    found = []
+
+    @settings(PROFILE, max_examples=EXAMPLES[wing.name])
+    @given(data=calls(wing.name))
+    def disagree(data: Data) -> None:
+        other = dataclasses.replace(data, variant=data.variant.replace(eps=data.call.eps * 1.25 + 1e-3))
+        found.append(all(verdict.passed for verdict in judge(lambda _: wing.direct(other), data)))
+
+    if wing.name == "numpy":
+        disagree()
+        assert found.count(False) > len(found) / 3
