@@ -15,4 +15,6 @@ _NEEDS = {
     "jax": ["rmsnorm/flax_impl/*"],
     "flax": ["rmsnorm/flax_impl/layers.py", "rmsnorm/flax_impl/linen.py"],
 }
-collect_ignore_glob = [pattern for package, patterns in _NEEDS.items() if not find_spec(package) for pattern in patterns]
+collect_ignore_glob = [
+    pattern for package, patterns in _NEEDS.items() if not find_spec(package) for pattern in patterns
+]

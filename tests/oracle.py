@@ -15,7 +15,10 @@ import ml_dtypes
 import numpy as np
 from mpmath import mp, mpf
 
+from rmsnorm.parity.judge import golden
+
 BITS = 400
+ROWS, COLUMNS = 3, 5  # of a case that are computed: rows of y, dx and jvp, columns of dscale and dbias
 # bits of the significand, smallest normal exponent, largest finite number
 FORMATS = {
     "float16": (11, -14, 65504.0),
@@ -154,3 +157,92 @@ class Row:
         inner = mp.fsum(s * t for s, t in zip(self.slope, da, strict=True)) / self.rho
         terms = zip(da, self.normalised(live=True), self.live, strict=True)
         return [(t / self.rho - a * inner) if alive else mpf(0) for t, a, alive in terms]
+
+
+def compare(want: Sequence[float], got: Any, dtype: str) -> int:
+    """Bit for bit, in float64 within an ulp: 106 bits may fall on the other side of a border between two roundings."""
+    want = array(want, dtype)
+    assert got.dtype.name == dtype
+    assert np.array_equal(np.isnan(want), np.isnan(got))
+    if dtype != "float64":
+        assert np.array_equal(want, got, equal_nan=True), (want[want != got], got[want != got])
+        return 0
+    different = ~((want == got) | np.isnan(want))
+    apart = np.abs(want[different] - got[different])
+    assert np.all(apart <= np.spacing(np.abs(want[different]))), (want[different], got[different])
+    return int(different.sum())
+
+
+def check(data: Any) -> int:
+    """Every quantity of a case; how many float64 numbers were not the nearest ones."""
+    variant, shape = data.variant, data.x.shape
+    rank = len(shape)
+    axes = data.axis if isinstance(data.axis, tuple) else (data.axis,)
+    axes = tuple(sorted(axis % rank for axis in axes))
+    features = axes
+    if data.feature_axis is not None:
+        features = (data.feature_axis % rank,)
+    outer = [axis for axis in range(rank) if axis not in axes]
+    n = math.prod(shape[axis] for axis in axes)
+    places = np.arange(data.x.size).reshape(shape).transpose([*outer, *axes]).reshape(-1, n)
+    sizes = [shape[axis] if axis in features else 1 for axis in range(rank)]
+    owner = np.broadcast_to(np.arange(math.prod(sizes)).reshape(sizes), shape).ravel()
+
+    t = data.x.dtype.name
+    given = [p.dtype.name for p in (data.scale, data.bias) if p is not None]
+    g_dtype = promote(*given) if given else None
+    norm, product, result = roundings(variant, t, g_dtype)
+    where = norm, product, data.out_dtype or result
+    eps = variant.eps
+    if eps is None:
+        eps = 2.0**-52 if t == "float64" else 2.0**-23
+
+    def flat(values: Any, default: float = 0.0) -> list[Any]:
+        return [exact(v) for v in np.broadcast_to(default if values is None else values, shape).ravel()]
+
+    def parameter(values: Any, at: Any) -> list[Any]:
+        return [None if values is None else exact(values.ravel()[owner[place]]) for place in at]
+
+    a = data.x.ravel()
+    if data.residual is not None:
+        total = [nearest(exact(x) + exact(r), t) for x, r in zip(a, data.residual.ravel(), strict=True)]
+        a = array(total, t)
+    live = np.broadcast_to(True if data.mask is None else data.mask, shape).ravel()
+    dy, dh, da = flat(data.dy), flat(data.dh), flat(data.tangents[0])
+    found = {name: value.ravel() for name, value in golden(data).items()}
+    count, worst = 0, len(places)
+    chosen = {0, 2 % worst, worst - 1} if worst > ROWS else set(range(worst))
+    columns = np.linspace(0, max(owner), COLUMNS).astype(int) if given else []
+    sums = {int(column): [mpf(0), mpf(0)] for column in columns}
+    offset = mpf(variant.scale_offset)
+    for i, at in enumerate(places):
+        row = Row(variant, eps, [exact(a[place]) for place in at], live[at])
+        v = row.upstream([dy[place] for place in at])
+        summed = [j for j, place in enumerate(at) if owner[place] in sums]
+        for j, c in zip(summed, row.normalised(live=True, at=summed), strict=True):
+            sums[owner[at[j]]][0] += v[j] * c
+            sums[owner[at[j]]][1] += v[j]
+        if i not in chosen:
+            continue
+        g, b = parameter(data.scale, at), parameter(data.bias, at)
+        gain = [mpf(1) if p is None else offset + p for p in g]
+        count += compare(row.forward(g, b, offset, where), found["y"][at], where[2])
+        arithmetic = "float64" if t == "float64" else "float32"
+        count += compare([nearest(row.inverse_rms, arithmetic)], found["inverse_rms"][i : i + 1], arithmetic)
+        dx = row.pull_back([e * o for e, o in zip(v, gain, strict=True)])
+        dx = [e + dh[place] for e, place in zip(dx, at, strict=True)]
+        for name in ("dx", "dresidual") if data.residual is not None else ("dx",):
+            count += compare([nearest(e, t) for e in dx], found[name][at], t)
+        along = row.push_forward([da[place] for place in at])
+        along = [e * o for e, o in zip(along, gain, strict=True)]
+        dg, db = (parameter(tangent, at) for tangent in data.tangents[1:])
+        zero = mpf(0)
+        terms = zip(along, row.normalised(live=True), dg, db, row.live, strict=True)
+        along = [e + x * (p or zero) + (q or zero) if m and row.k else zero for e, x, p, q, m in terms]
+        count += compare([nearest(e, where[2]) for e in along], found["jvp"][at], where[2])
+    order = sorted(sums)
+    for j, (name, p) in enumerate((("dscale", data.scale), ("dbias", data.bias))):
+        if p is not None:
+            want = [nearest(sums[column][j], p.dtype.name) for column in order]
+            count += compare(want, found[name][order], p.dtype.name)
+    return count

@@ -53,7 +53,8 @@ def test_an_operation_errs_by_less_than_2_to_the_minus_102(name):
 def test_terms_that_cancel_leave_what_is_there():
     a = _numbers(2)
     same = a - a
-    assert not same.hi.any() and not same.lo.any()
+    assert not same.hi.any()
+    assert not same.lo.any()
     nearly = DoubleDouble(1.0, 2.0**-80) - DoubleDouble(1.0)
     assert float(nearly.hi) == 2.0**-80
 
@@ -67,7 +68,8 @@ def test_a_root_errs_by_less_than_2_to_the_minus_102():
             assert abs(mpf(got.numerator) / got.denominator - want) <= want * mpf(2) ** -102
     with np.errstate(invalid="ignore"):
         zero = DoubleDouble(0.0).sqrt()
-    assert float(zero.hi) == 0.0 and float(zero.lo) == 0.0
+    assert float(zero.hi) == 0.0
+    assert float(zero.lo) == 0.0
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 64, 101])

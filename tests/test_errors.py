@@ -42,7 +42,8 @@ WRONG = {
     "integer x": (TypeError, f"x has dtype int32, expected {FLOATS}; cast it first", (X.astype(np.int32),), {}),
     "complex x": (TypeError, f"x has dtype complex64, expected {FLOATS}; cast it first", (X.astype(np.complex64),), {}),
     "bool x": (TypeError, f"x has dtype bool, expected {FLOATS}; cast it first", (X > 0,), {}),
-    "integer gain": (TypeError, f"scale has dtype int32, expected {FLOATS}; cast it first", (X, G.astype(np.int32)), {}),
+    "integer gain": (
+        TypeError, f"scale has dtype int32, expected {FLOATS}; cast it first", (X, G.astype(np.int32)), {}),
     "integer bias": (
         TypeError, f"bias has dtype int32, expected {FLOATS}; cast it first", (X, None, G.astype(np.int32)), {}),
     "integer residual": (
@@ -250,9 +251,7 @@ def test_a_variant_names_its_fields():
 def test_what_is_missing_is_named_with_what_installs_it():
     error = errors.missing_framework("tensorflow", "tf")
     assert isinstance(error, ModuleNotFoundError)
-    assert str(error) == (
-        "rmsnorm: tensorflow is not installed, expected for this backend; pip install 'rmsnorm[tf]'"
-    )
+    assert str(error) == ("rmsnorm: tensorflow is not installed, expected for this backend; pip install 'rmsnorm[tf]'")
 
 
 def test_unknown_sizes_are_written_as_question_marks():

@@ -42,8 +42,8 @@ def _loaded(statement):
     [
         "import rmsnorm",
         "import rmsnorm.cli",
-        "from rmsnorm.cli import app\ntry:\n    app(['--help'])\nexcept SystemExit as error:\n    assert not error.code",
-        "from rmsnorm.cli import app\ntry:\n    app(['check', '--list'])\nexcept SystemExit as error:\n    assert not error.code",
+        "from rmsnorm.cli import app\ntry:\n    app(['--help'])\nexcept SystemExit as end:\n    assert not end.code",
+        "from rmsnorm.cli import app\ntry: app(['check', '--list'])\nexcept SystemExit as end: assert not end.code",
         "import rmsnorm.numpy_impl as n; n.rms_norm([1.0, 2.0]); n.rms_norm_vjp([1.0, 2.0], [1.0, 2.0])",
         "import rmsnorm.numpy_impl.derivation, rmsnorm.numpy_impl.invariances, rmsnorm.numpy_impl.norms",
         "import rmsnorm.parity.backends as b; b.BACKENDS['numpy'].open('cpu')",
@@ -85,7 +85,9 @@ def test_a_wing_loads_no_other(wing):
 def nothing_installed(tmp_path):
     """A folder for PYTHONPATH in which every framework is one that is not installed."""
     for package in FRAMEWORKS:
-        (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{package}'\", name='{package}')\n")
+        (tmp_path / f"{package}.py").write_text(
+            f"raise ModuleNotFoundError(\"No module named '{package}'\", name='{package}')\n"
+        )
     return tmp_path
 
 
@@ -138,7 +140,10 @@ def test_a_required_framework_that_is_absent_fails_the_session(tmp_path):
         [sys.executable, *options], capture_output=True, text=True, timeout=300, env=environment, check=False
     )
     assert failed.returncode not in (0, 5)
-    assert "RMSNORM_REQUIRE names flax, but jax is not installed; pip install 'rmsnorm[flax]'" in failed.stderr + failed.stdout
+    assert (
+        "RMSNORM_REQUIRE names flax, but jax is not installed; pip install 'rmsnorm[flax]'"
+        in failed.stderr + failed.stdout
+    )
     environment["RMSNORM_REQUIRE"] = "numpy"
     passed = subprocess.run(
         [sys.executable, *options, "-k", "numpy or flax"],

@@ -10,9 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from oracle import FORMATS
+from mpmath import mp
+from oracle import FORMATS, check
 
 from rmsnorm import Variant, dtypes
 from rmsnorm.call import Spec, resolve
@@ -25,9 +26,10 @@ PROFILE = settings(
     derandomize=True, deadline=None, max_examples=40, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
-# XLA compiles for every shape and every call, so that few shapes are drawn for JAX, and fewer examples.
+# XLA compiles for every shape and every call: few shapes for JAX, fewer examples, and the first that fails as it is.
 COMPILED = ((6,), (2, 5), (2, 3, 4), (0, 3), (3, 1))
 EXAMPLES = {"numpy": 40, "torch": 40, "tf": 40, "flax": 12}
+PHASES = {"flax": [Phase.generate]}
 # TensorFlow's kernels run with subnormal numbers flushed to zero (tsl::port::ScopedFlushDenormal), on the way in and
 # on the way out, also of the float32 and float64 that its 16-bit numbers pass through; of float16 they are normal
 # there. XLA does the same on the CPU with float64, to which narrower subnormals are normal numbers.
@@ -53,11 +55,11 @@ def _dtype(name: str) -> Any:
 
 
 @st.composite
-def arrays(draw: Any, shape: tuple[int, ...], dtype: str, *, least: int, most: int) -> Any:
-    """Random digits times powers of two between 2^least and 2^most, some zeros, and rows of one magnitude or many."""
+def arrays(draw: Any, shape: tuple[int, ...], dtype: str, *, least: int, most: int, mixed: bool = True) -> Any:
+    """Random digits times powers of two between 2^least and 2^most, some zeros, and rows of like magnitude or any."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    center = draw(st.integers(least, most))
-    spread = draw(st.sampled_from([0, 3, most - least]))
+    center = draw(st.integers(max(least, -12), min(most, 3)) | st.integers(least, most))
+    spread = draw(st.sampled_from([0, 3, most - least if mixed else 1]))
     rows = random.integers(max(least, center - spread), min(most, center + spread) + 1, [*shape[:-1], 1])
     values = np.ldexp(random.uniform(1.0, 2.0, shape), rows) * random.choice([-1.0, 1.0, 1.0, 1.0], shape)
     if draw(st.integers(0, 5)) == 0:
@@ -90,15 +92,19 @@ def calls(draw: Any, wing: str) -> Data:
     out_dtype = draw(st.sampled_from([None, None, None, *dtypes.FLOATS]))
     if wing == "flax" and out_dtype == "float64" and "float64" not in (dtype, width):
         out_dtype = None  # not while x64 is off
+    if "float64" in (dtype, width, out_dtype):
+        # A variance errs by kappa u, kappa the root of the mean square over that of the variance, which may be anything
+        # and is not in the yardstick. Below float64 the arithmetic has 29 bits in reserve.
+        variant = variant.replace(statistic="mean_square")
 
-    # x over the whole range of its dtype, but that its inverse is to be a number of it as well: elsewhere gradients
-    # overflow, and how much of a sum does depends on its order. Subnormals where the wing keeps them.
-    digits, minimum, _ = FORMATS[dtype]
-    largest = math.frexp(FORMATS[dtype][2])[1] - 2
-    least = minimum if dtype in FLUSHED.get(wing, ()) else minimum - digits + 1
+    digits, minimum, last = FORMATS[dtype]
+    least, largest = minimum - digits + 1, math.frexp(last)[1] - 2
+    flushed = dtype in FLUSHED.get(wing, ())
+    if flushed:  # neither x nor 1 / rho subnormal, nor the terms of a gradient
+        least, largest = minimum, -minimum - 40
     if dtype == "float64":
         least, largest = -960, 960  # products of three numbers, and what they round off
-    x = draw(arrays(shape, dtype, least=least, most=largest))
+    x = draw(arrays(shape, dtype, least=least, most=largest, mixed=not flushed))
     residual = draw(arrays(shape, dtype, least=-4, most=4)) if draw(st.integers(0, 3)) == 0 else None
     mask = None
     if draw(st.integers(0, 2)) == 0:
@@ -121,7 +127,7 @@ def calls(draw: Any, wing: str) -> Data:
     # along x itself, so that the derivative is of the size of y
     tangent = (np.where(np.isfinite(x.astype(np.float64)), x.astype(np.float64), 0.0) / 2).astype(x.dtype)
     return Data(
-        case=Case("drawn", shape, (), "drawn", options={"partial": None}),
+        case=Case("drawn", shape, (), "drawn"),
         variant=variant, call=call, x=x, scale=scale, bias=bias,
         dy=draw(arrays(shape, call.result, **ordinary)),
         dh=None if residual is None else draw(arrays(shape, dtype, **ordinary)),
@@ -131,7 +137,7 @@ def calls(draw: Any, wing: str) -> Data:
 
 
 def test_a_wing_agrees_with_the_golden(wing):
-    @settings(PROFILE, max_examples=EXAMPLES[wing.name])
+    @settings(PROFILE, max_examples=EXAMPLES[wing.name], phases=PHASES.get(wing.name, PROFILE.phases))
     @given(data=calls(wing.name))
     def agree(data: Data) -> None:
         failed = [verdict for verdict in judge(wing.direct, data) if not verdict.passed]
@@ -199,16 +205,26 @@ def test_a_mask_of_true_is_none(data):
         assert (one is None and other is None) or one.tobytes() == other.tobytes()
 
 
+@PROFILE
+@given(data=calls("numpy"))
+def test_the_golden_is_the_nearest_number(data):
+    """In 5000 bits, in which even 2^-1920 beside 1 is seen."""
+    zero = np.isclose(data.x.astype(np.float64), 0, rtol=0, atol=0).any() or data.residual is not None
+    assume(data.x.size and not (zero and data.call.eps == 0))  # for NaN from 0 / 0 see test_golden.py
+    with mp.workprec(5000):
+        check(data)
+
+
+@pytest.mark.parametrize("wing", ["numpy"], indirect=True)
 def test_the_drawn_calls_can_tell(wing):
     """The property fails for a golden with another eps."""
     found = []
 
-    @settings(PROFILE, max_examples=EXAMPLES[wing.name])
-    @given(data=calls(wing.name))
+    @PROFILE
+    @given(data=calls("numpy"))
     def disagree(data: Data) -> None:
         other = dataclasses.replace(data, variant=data.variant.replace(eps=data.call.eps * 1.25 + 1e-3))
         found.append(all(verdict.passed for verdict in judge(lambda _: wing.direct(other), data)))
 
-    if wing.name == "numpy":
-        disagree()
-        assert found.count(False) > len(found) / 3
+    disagree()
+    assert found.count(False) > len(found) / 3

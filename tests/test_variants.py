@@ -77,7 +77,9 @@ def test_dtype_of_y(name, x, scale, want):
     parameter = None if scale is None else Spec((4,), scale)
     call = resolve("rms_norm", Spec((2, 4), x), parameter, variant=PRESETS[name])
     assert call.result == want
-    assert resolve("rms_norm", Spec((2, 4), x), parameter, variant=PRESETS[name], out_dtype="float16").result == "float16"
+    assert (
+        resolve("rms_norm", Spec((2, 4), x), parameter, variant=PRESETS[name], out_dtype="float16").result == "float16"
+    )
 
 
 def test_rounding_points():
@@ -123,7 +125,8 @@ def test_replace_changes_what_is_named_and_nothing_else():
     gemma = Variant.get("gemma")
     changed = gemma.replace(eps=1e-5, partial=0.25)
     assert (changed.eps, changed.partial) == (1e-5, Fraction(1, 4))
-    assert gemma.eps == 1e-6 and gemma.partial is None
+    assert gemma.eps == 1e-6
+    assert gemma.partial is None
     assert changed.replace(eps=1e-6, partial=None) == gemma
     assert changed.replace(scale_offset=0.0).partial == Fraction(1, 4)
 

@@ -2,7 +2,8 @@
 
 The gradient uses that R = d(a / rho) / da acts on the direction of a and on what is orthogonal to it separately:
 R = (1 / rho) (I - P + w P), with P the projection on a and w the share of eps in rho (w = 0 for eps = 0). Written so,
-nothing cancels but what is orthogonal. Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
+nothing cancels but what is orthogonal; for w above 1/2 it is R = (1 / rho) (I - (1 - w) P) where nothing does.
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Data(NamedTuple):
     k: DoubleDouble
     root: DoubleDouble  # sqrt(q)
     rho: DoubleDouble
+    s: DoubleDouble  # d rho / d a = c / (k s)
     radial: DoubleDouble  # w, the share of eps in rho
     exponent: Array
     empty: Array  # rows with nothing counted
@@ -41,9 +43,17 @@ class Data(NamedTuple):
     def inverse_rms(self) -> DoubleDouble:
         return (DoubleDouble(1.0) / self.rho).scaled(-self.exponent).where(~self.empty, 0.0)
 
-    def direction(self, vector: DoubleDouble) -> DoubleDouble:
-        """Divide by sqrt(q); 0 where q is 0."""
-        return (vector / self.root).where(self.root.hi != 0, 0.0)
+    def directions(self) -> Iterator[tuple[DoubleDouble, DoubleDouble]]:
+        """c^ and a^ of which (1 - w) P = (1 - w) c^ a^T / k, 0 where q is 0; and of which it is c^ a^T / k."""
+        seen = self.root.hi != 0
+        yield (self.c / self.root).where(seen, 0.0), (self.a / self.root).where(seen, 0.0)
+        yield self.c / self.s, self.a / self.rho
+
+    def less(self, vector: DoubleDouble, near: DoubleDouble, far: DoubleDouble) -> DoubleDouble:
+        """The vector less (1 - w) times near, which is far: in two steps where w is small, that near may equal it."""
+        large = self.radial.hi > 0.5
+        small = vector - near + self.radial * near
+        return small.where(~large, 0.0) + (vector - far).where(large, 0.0)
 
 
 def statistic(call: Call, a: Array, counted: Array, live: Array, scale: Array | None, bias: Array | None) -> Data:
@@ -63,6 +73,7 @@ def statistic(call: Call, a: Array, counted: Array, live: Array, scale: Array | 
         c = (c - c.sum(axis=1) / size).where(counted, 0.0)
     q = (c * c).sum(axis=1) / size
     root = q.sqrt()
+    clamped = np.zeros(k.shape, bool)
     if position == "inside":
         shift = eps.scaled(-2 * exponent)
         rho, radial = (q + _visible(shift, q)).sqrt(), shift / (q + shift)
@@ -74,11 +85,12 @@ def statistic(call: Call, a: Array, counted: Array, live: Array, scale: Array | 
         clamped = (root.hi < floor.hi) | ((root.hi == floor.hi) & (root.lo < floor.lo))
         rho = DoubleDouble(np.where(clamped, floor.hi, root.hi), np.where(clamped, floor.lo, root.lo))
         radial = DoubleDouble(np.where(clamped, 1.0, 0.0))
+    s = rho if position == "inside" else root.where((root.hi != 0) & ~clamped, np.inf)
     radial = radial.where(rho.hi != 0, np.nan)
     gain = DoubleDouble(1.0)
     if scale is not None:
         gain = DoubleDouble(call.variant.scale_offset) + DoubleDouble(scale)
-    return Data(scaled, c, size, root, rho, radial, exponent, empty, live & ~empty, gain, scale, bias)
+    return Data(scaled, c, size, root, rho, s, radial, exponent, empty, live & ~empty, gain, scale, bias)
 
 
 def _visible(eps: DoubleDouble, other: DoubleDouble) -> DoubleDouble:
@@ -103,19 +115,17 @@ def forward(call: Call, data: Data) -> Array:
 
 
 def backward(data: Data, u: DoubleDouble) -> DoubleDouble:
-    """R^T u = (u - c^ <u, a^> / k (1 - w)) / rho, with a^ = a / sqrt(q) and c^ likewise."""
+    """R^T u = (u - (1 - w) c^ <u, a^> / k) / rho."""
     u = u.where(data.live, 0.0)
-    inner = (u * data.direction(data.a).where(data.live, 0.0)).sum(axis=1) / data.k
-    along = data.direction(data.c) * inner
-    return ((u - along + data.radial * along) / data.rho).scaled(-data.exponent).where(data.live, 0.0)
+    near, far = (c * ((u * a.where(data.live, 0.0)).sum(axis=1) / data.k) for c, a in data.directions())
+    return (data.less(u, near, far) / data.rho).scaled(-data.exponent).where(data.live, 0.0)
 
 
 def tangent(data: Data, da: Array) -> DoubleDouble:
-    """R da = (da - a^ <c^, da> / k (1 - w)) / rho."""
+    """R da = (da - (1 - w) a^ <c^, da> / k) / rho."""
     tangent = DoubleDouble(da).where(data.live, 0.0).scaled(-data.exponent)
-    inner = (data.direction(data.c) * tangent).sum(axis=1) / data.k
-    along = data.direction(data.a) * inner
-    return (tangent - along + data.radial * along) / data.rho
+    near, far = (a * ((c * tangent).sum(axis=1) / data.k) for c, a in data.directions())
+    return data.less(tangent, near, far) / data.rho
 
 
 class Rows:

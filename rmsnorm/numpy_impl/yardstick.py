@@ -101,7 +101,7 @@ def _yardstick(
     counted = live & first
     k = np.maximum(counted.sum(axis=call.axes, keepdims=True), 1)
     a = add(x, residual, call.x).astype(np.float64)
-    power = np.max(np.abs(a), axis=call.axes, keepdims=True, initial=2.0**-1000, where=counted)
+    power = np.max(np.abs(a), axis=call.axes, keepdims=True, initial=max(call.eps, 2.0**-1000), where=counted)
     power = np.where(np.isfinite(power), 2.0 ** np.floor(np.log2(power)), 1.0)
     c = np.where(counted, a / power, 0.0)
     if call.variant.statistic == "variance":

@@ -83,7 +83,7 @@ def _inverse_power(largest: Any) -> Any:
     integer, exponent, end = (
         ("int64", 0x7FF << 52, 1022) if _dtype(largest) == "float64" else ("int32", 0xFF << 23, 126)
     )
-    bits = ops.view(ops.stop_gradient(largest), integer)
+    bits = ops.view(largest, integer)
     power = ops.view(ops.bitwise_and(bits, ops.cast(exponent, integer)), _dtype(largest))
     return 1.0 / ops.clip(power, 2.0**-end, 2.0**end)
 

@@ -2,7 +2,8 @@
 
     y = a / rho * (o + g) + b        rho = sqrt(mean(a_i^2) + eps), or as the variant says
 
-Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py.
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py. TensorFlow's own kernels take
+subnormal numbers as 0, and so do these functions.
 """
 
 from __future__ import annotations
