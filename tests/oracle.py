@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 from mpmath import mp, mpf
 
+from rmsnorm.numpy_impl.yardstick import yardstick
 from rmsnorm.parity.judge import golden
 
 BITS = 400
@@ -159,22 +160,25 @@ class Row:
         return [(t / self.rho - a * inner) if alive else mpf(0) for t, a, alive in terms]
 
 
-def compare(want: Sequence[float], got: Any, dtype: str) -> int:
+def compare(want: Sequence[float], got: Any, dtype: str, slack: Any = 0.0) -> int:
     """Bit for bit, in float64 within an ulp: 106 bits may fall on the other side of a border between two roundings."""
     want = array(want, dtype)
     assert got.dtype.name == dtype
     assert np.array_equal(np.isnan(want), np.isnan(got))
-    if dtype != "float64":
-        assert np.array_equal(want, got, equal_nan=True), (want[want != got], got[want != got])
-        return 0
     different = ~((want == got) | np.isnan(want))
-    apart = np.abs(want[different] - got[different])
-    assert np.all(apart <= np.spacing(np.abs(want[different]))), (want[different], got[different])
-    return int(different.sum())
+    one, other = (each[different].astype(np.float64) for each in (want, got))
+    allowed = np.broadcast_to(slack, want.shape)[different]
+    if dtype == "float64":
+        allowed = allowed + np.spacing(np.abs(one))
+    assert np.all(np.abs(one - other) <= allowed), (one, other)
+    return len(one)
 
 
-def check(data: Any) -> int:
-    """Every quantity of a case; how many float64 numbers were not the nearest ones."""
+def check(data: Any, slack: float = 0.0) -> int:
+    """Every quantity of a case; how many numbers were not the nearest ones.
+
+    ``slack`` is what may be left of terms that cancel, in units of the terms.
+    """
     variant, shape = data.variant, data.x.shape
     rank = len(shape)
     axes = data.axis if isinstance(data.axis, tuple) else (data.axis,)
@@ -205,11 +209,17 @@ def check(data: Any) -> int:
 
     a = data.x.ravel()
     if data.residual is not None:
-        total = [nearest(exact(x) + exact(r), t) for x, r in zip(a, data.residual.ravel(), strict=True)]
+        pairs = zip(map(exact, a), map(exact, data.residual.ravel()), strict=True)
+        total = [nearest(None if x is None else x + r, t) for x, r in pairs]
         a = array(total, t)
     live = np.broadcast_to(True if data.mask is None else data.mask, shape).ravel()
     dy, dh, da = flat(data.dy), flat(data.dh), flat(data.tangents[0])
     found = {name: value.ravel() for name, value in golden(data).items()}
+    units = dict.fromkeys(found, np.zeros(data.x.size))
+    if slack:
+        along = {"dy": data.dy, "dh": data.dh, "tangents": data.tangents}
+        units = yardstick(data.x, data.scale, data.bias, **along, **data.options, **data.arrays)
+        units = {name: slack * unit.ravel() for name, unit in units.items()}
     count, worst = 0, len(places)
     chosen = {0, 2 % worst, worst - 1} if worst > ROWS else set(range(worst))
     columns = np.linspace(0, max(owner), COLUMNS).astype(int) if given else []
@@ -226,23 +236,23 @@ def check(data: Any) -> int:
             continue
         g, b = parameter(data.scale, at), parameter(data.bias, at)
         gain = [mpf(1) if p is None else offset + p for p in g]
-        count += compare(row.forward(g, b, offset, where), found["y"][at], where[2])
+        count += compare(row.forward(g, b, offset, where), found["y"][at], where[2], units["y"][at])
         arithmetic = "float64" if t == "float64" else "float32"
         count += compare([nearest(row.inverse_rms, arithmetic)], found["inverse_rms"][i : i + 1], arithmetic)
         dx = row.pull_back([e * o for e, o in zip(v, gain, strict=True)])
         dx = [e + dh[place] for e, place in zip(dx, at, strict=True)]
         for name in ("dx", "dresidual") if data.residual is not None else ("dx",):
-            count += compare([nearest(e, t) for e in dx], found[name][at], t)
+            count += compare([nearest(e, t) for e in dx], found[name][at], t, units[name][at])
         along = row.push_forward([da[place] for place in at])
         along = [e * o for e, o in zip(along, gain, strict=True)]
         dg, db = (parameter(tangent, at) for tangent in data.tangents[1:])
         zero = mpf(0)
         terms = zip(along, row.normalised(live=True), dg, db, row.live, strict=True)
         along = [e + x * (p or zero) + (q or zero) if m and row.k else zero for e, x, p, q, m in terms]
-        count += compare([nearest(e, where[2]) for e in along], found["jvp"][at], where[2])
+        count += compare([nearest(e, where[2]) for e in along], found["jvp"][at], where[2], units["jvp"][at])
     order = sorted(sums)
     for j, (name, p) in enumerate((("dscale", data.scale), ("dbias", data.bias))):
         if p is not None:
             want = [nearest(sums[column][j], p.dtype.name) for column in order]
-            count += compare(want, found[name][order], p.dtype.name)
+            count += compare(want, found[name][order], p.dtype.name, units[name][order])
     return count

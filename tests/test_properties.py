@@ -19,7 +19,7 @@ from rmsnorm import Variant, dtypes
 from rmsnorm.call import Spec, resolve
 from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
 from rmsnorm.parity.cases import Case, Data
-from rmsnorm.parity.judge import judge
+from rmsnorm.parity.judge import golden, judge
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 PROFILE = settings(
@@ -103,7 +103,11 @@ def calls(draw: Any, wing: str) -> Data:
     if flushed:  # neither x nor 1 / rho subnormal, nor the terms of a gradient
         least, largest = minimum, -minimum - 40
     if dtype == "float64":
-        least, largest = -960, 960  # products of three numbers, and what they round off
+        least, largest = -320, 320  # a product of three ratios, and what it rounds off, is to be a normal number
+    if variant.eps_position == "outside" and variant.eps != 0 and wing != "numpy":
+        # The wings keep 1 / rho and take sqrt(q) for rho - eps, of which float64 leaves what is above 2^-53 eps.
+        spare = 53 - FORMATS[dtype][0]
+        least = max(least, math.frexp(variant.eps_for(dtype))[1] - spare)
     x = draw(arrays(shape, dtype, least=least, most=largest, mixed=not flushed))
     residual = draw(arrays(shape, dtype, least=-4, most=4)) if draw(st.integers(0, 3)) == 0 else None
     mask = None
@@ -136,10 +140,18 @@ def calls(draw: Any, wing: str) -> Data:
     )  # fmt: skip
 
 
+def _subnormal(result: Any, flushed: tuple[str, ...]) -> bool:
+    _, minimum, _ = FORMATS[result.dtype.name]
+    wide = np.abs(result.astype(np.float64))
+    return result.dtype.name in flushed and bool(np.any((wide > 0) & (wide < 2.0**minimum)))
+
+
 def test_a_wing_agrees_with_the_golden(wing):
     @settings(PROFILE, max_examples=EXAMPLES[wing.name], phases=PHASES.get(wing.name, PROFILE.phases))
     @given(data=calls(wing.name))
     def agree(data: Data) -> None:
+        if wing.name in FLUSHED:  # a result that is flushed is no disagreement
+            assume(not any(_subnormal(result, FLUSHED[wing.name]) for result in golden(data).values()))
         failed = [verdict for verdict in judge(wing.direct, data) if not verdict.passed]
         assert not failed, failed[0]
 
@@ -208,11 +220,11 @@ def test_a_mask_of_true_is_none(data):
 @PROFILE
 @given(data=calls("numpy"))
 def test_the_golden_is_the_nearest_number(data):
-    """In 5000 bits, in which even 2^-1920 beside 1 is seen."""
+    """In 5000 bits, in which even the square of 2^-640 beside 1 is seen; where terms cancel, to 2^-98 of the terms."""
     zero = np.isclose(data.x.astype(np.float64), 0, rtol=0, atol=0).any() or data.residual is not None
     assume(data.x.size and not (zero and data.call.eps == 0))  # for NaN from 0 / 0 see test_golden.py
     with mp.workprec(5000):
-        check(data)
+        check(data, slack=2.0**-98)
 
 
 @pytest.mark.parametrize("wing", ["numpy"], indirect=True)
