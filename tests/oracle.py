@@ -33,6 +33,8 @@ def nearest(value: Any, dtype: str) -> float:
     """The number of a format next to an exact one, ties to even, by integer arithmetic; infinity beyond the range."""
     if value is None:
         return math.nan
+    if mp.isinf(value):
+        return float(value)
     sign, mantissa, exponent, bits = value._mpf_
     if not mantissa:
         return 0.0

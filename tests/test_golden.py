@@ -326,6 +326,27 @@ def test_derivatives_are_those_of_differences(name, option):
     assert abs(left - right) <= 2 * (math.sqrt(x.size) + 4) * u * total
 
 
+@pytest.mark.parametrize(("position", "rho"), [("inside", 1e-6), ("outside", 1e-12), ("clamp", 1e-12)])
+def test_a_gradient_survives_where_eps_is_nearly_all_of_rho(position, rho):
+    """One counted element of 1e-72 beside one of 1e-25: projected on the first alone, 7e12 drowned in 1e47."""
+    x, v = np.array([1e-72, 1e-25]), np.array([3.0, -2.0])
+    variant = Variant(name="mine", eps=1e-12, eps_position=position, partial=0.5)
+    dx = rms_norm_vjp(v, x, variant=variant)[0]
+    dy = rms_norm_jvp((x,), (v,), variant=variant)
+    # the second term: of a / rho 1e-13 at most, and d rho / d a at most 1
+    assert np.all(np.abs(dx * rho - v) <= 1e-12 * np.abs(v))
+    assert np.all(np.abs(dy * rho - v) <= 1e-12 * np.abs(v))
+
+
+def test_the_yardstick_is_a_number_where_nothing_is_counted_and_where_squares_overflow():
+    x, one = np.array([[0.0, 1e203], [1.0, 2.0]]), np.ones((2, 2))
+    mask = np.array([[True, True], [False, False]])
+    unit = yardstick(x, dy=one, tangents=(one, None, None), variant=Variant(name="mine", eps=1e-12, partial=0.5))
+    assert all(np.isfinite(each).all() for each in unit.values())
+    unit = yardstick(one, dy=one, tangents=(one, None, None), variant="paper", mask=mask)
+    assert all(np.isfinite(each).all() for each in unit.values())
+
+
 def test_rows_in_blocks_are_rows():
     """More rows than a block holds, and a row longer than a block."""
     random = np.random.default_rng(11)
