@@ -338,12 +338,16 @@ def test_a_gradient_survives_where_eps_is_nearly_all_of_rho(position, rho):
     assert np.all(np.abs(dy * rho - v) <= 1e-12 * np.abs(v))
 
 
-def test_an_eps_too_small_to_see_still_breaks_a_tie():
-    """2^60 / sqrt(2^120 + 1e-6) is less than 1, and times a gain half way between two bfloat16 less than half way."""
-    x = np.full((1, 4), 2.0**60).astype(ml_dtypes.bfloat16)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_an_eps_too_small_to_see_still_breaks_a_tie(dtype):
+    """a / sqrt(a^2 + 1e-6) is less than 1, and times a gain half way between two bfloat16 less than half way."""
     g = np.full(4, 1 + 3 * 2.0**-8, np.float32)
-    assert rms_norm(x, g).astype(np.float64).tolist() == [[1 + 2.0**-7] * 4]
-    assert rms_norm(x, g, eps=0.0).astype(np.float64).tolist() == [[1 + 2.0**-6] * 4], "to even"
+    for value in 2.0**60 / np.arange(1.0, 40.0):
+        x = np.full((1, 4), value).astype(dtype)
+        assert rms_norm(x, g, out_dtype="bfloat16").astype(np.float64).tolist() == [[1 + 2.0**-7] * 4]
+    x = np.full((1, 4), 2.0**60).astype(dtype)
+    even = rms_norm(x, g, out_dtype="bfloat16", eps=0.0)
+    assert even.astype(np.float64).tolist() == [[1 + 2.0**-6] * 4]
 
 
 def test_the_yardstick_is_a_number_where_nothing_is_counted_and_where_squares_overflow():
