@@ -1,0 +1,275 @@
+"""The TensorFlow functions at the edges: variables, empty tensors, masks, graphs, saved models, errors."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmsnorm import dtypes
+from rmsnorm import numpy_impl as golden
+from rmsnorm.numpy_impl.double_double import DoubleDouble
+
+tf = pytest.importorskip("tensorflow")
+
+from test_tf import (  # noqa: E402
+    MAGNITUDES,
+    MODES,
+    by_graph,
+    by_tape,
+    by_tape_outside,
+    by_vjp,
+    check_values,
+    converted,
+    forward_mode,
+    to_tf,
+    ulps,
+)
+
+from rmsnorm.tf_impl import rms_norm  # noqa: E402
+from rmsnorm.tf_impl.rounding import cast, product_error, sum_of_squares  # noqa: E402
+
+
+def test_variables() -> None:
+    rng = np.random.default_rng(0)
+    x, scale = (tf.Variable(rng.standard_normal(shape)) for shape in ((3, 8), (8,)))
+    for wrap in (lambda f: f, tf.function):
+        with tf.GradientTape() as tape:
+            y = wrap(lambda: rms_norm(x, scale, variant="gemma"))()
+        got = tape.gradient(y, [x, scale], tf.ones_like(y))
+        want = golden.rms_norm_vjp(np.ones((3, 8)), x.numpy(), scale.numpy(), variant="gemma")
+        for g, w in zip(got, want, strict=False):
+            np.testing.assert_allclose(g, w, rtol=2.0**-44, atol=2.0**-44)
+
+
+@pytest.mark.parametrize("dtype", MAGNITUDES)
+def test_nan_inf_and_zero_rows(dtype: str) -> None:
+    x = np.random.default_rng(0).standard_normal((6, 5))
+    x[0, 1], x[1, 2], x[2, 3], x[3] = np.nan, np.inf, -np.inf, 0
+    x = x.astype(dtype)
+    scale = np.ones(5, dtype)
+    for variant, eps in itertools.product(("standard", "llama", "zhang_torch", "x_transformers"), (None, 0.0)):
+        want = golden.rms_norm(x, scale, variant=variant, eps=eps, return_inverse_rms=True)
+        got = rms_norm(to_tf(x), to_tf(scale), variant=variant, eps=eps, return_inverse_rms=True)
+        for g, w in zip(got, want, strict=True):
+            assert ulps(g.numpy(), w).max() <= 1
+        assert np.isnan(want[0][3]).all() == (eps == 0)
+        dx = by_tape(tf.ones((6, 5), dtype), [to_tf(x)], {"variant": variant, "eps": eps})[0].numpy()
+        assert np.isfinite(dx[4:].astype(np.float64)).all()
+        if eps is None:  # at q = 0 the direction of a counts as 0
+            assert ulps(dx[3], golden.rms_norm_vjp(np.ones_like(x[3]), x[3], variant=variant)[0]).max() <= 1
+
+
+def test_nothing_under_the_mask_reaches_a_derivative() -> None:
+    rng = np.random.default_rng(0)
+    x, mask = rng.standard_normal((3, 4, 6)).astype(np.float32), rng.random((3, 4, 6)) > 0.4
+    mask[1] = False
+    x[2, 0] = np.where(mask[2, 0], 0, x[2, 0])  # 1 / rho is infinite there for eps = 0
+    one = tf.ones(6)
+    distinct = ("standard", "llama", "zhang_torch", "x_transformers", "keras_rms_scaling", "t5", "gemma")
+    for variant, eps, filler in itertools.product(distinct, (None, 0.0), (np.nan, np.inf, 1e38)):
+        values = [tf.constant(v) for v in (x, np.where(mask, x, np.float32(filler)))]
+        options = {"variant": variant, "eps": eps, "mask": tf.constant(mask)}
+        ways: list[Any] = [by_vjp, by_tape]
+        if variant in ("llama", "keras_rms_scaling") and np.isnan(filler) and eps == 0:
+            ways += [
+                by_graph,
+                lambda dy, a, o: [tf.function(lambda a: forward_mode(a, a, o))([tf.zeros_like(a[0]), *a[1:]])],
+            ]
+        for way in ways:
+            clean, dirty = (way(tf.ones((3, 4, 6)), [value, one, one], options) for value in values)
+            for c, d in zip(clean, dirty, strict=True):
+                assert ((c.numpy() == d.numpy()) | (np.isnan(c) & np.isnan(d))).all()
+            assert (dirty[0].numpy()[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (4, 0), (0, 0), (0,), (1,), (3, 1)])
+def test_empty_and_single(shape: tuple[int, ...]) -> None:
+    for dtype, masked in itertools.product(MAGNITUDES, (False, True)):
+        x, scale = np.full(shape, 2.0, dtype), np.full(shape[-1:], 3.0, dtype)
+        options = {"mask": np.ones(shape, bool)} if masked else {}
+        want = golden.rms_norm(x, scale, return_inverse_rms=True, **options)
+        modes = ["eager"] if dtype != "float64" or masked else ["eager", "unknown sizes", "compiled, unknown sizes"]
+        for mode in modes:
+
+            def function(tensors: Any) -> Any:
+                x, scale, *mask = tensors
+                return rms_norm(x, scale, return_inverse_rms=True, mask=mask[0] if mask else None)
+
+            y, inverse_rms = MODES[mode](function)([*map(to_tf, (x, scale, *options.values()))])
+            check_values(y, want[0])
+            assert ulps(inverse_rms.numpy(), want[1]).max(initial=0) <= 1
+        want = golden.rms_norm_vjp(x, x, scale, **options)
+        for gradients in (by_vjp, by_tape, *([by_tape_outside] if dtype == "float64" and not masked else [])):
+            for g, w in zip(gradients(to_tf(x), [to_tf(x), to_tf(scale)], converted(options)), want, strict=False):
+                assert g.shape == w.shape
+                # eps = 1e-6 of 4 is left of x x / rho^2 - 1: what float64 rounds there is 2^-53 / 1e-6 of it
+                np.testing.assert_allclose(g.numpy().astype("f8"), w.astype("f8"), rtol=2.0**-7, atol=1e-15)
+
+
+def test_the_number_of_counted_elements_is_exact_where_the_size_is_unknown() -> None:
+    """As Variant.counted, by the squares of the first k ones: n 0.07 in floating point counts 8 of 100."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float64)])
+    def counted(x: Any) -> Any:
+        return [
+            rms_norm(x, variant=variant, eps=0.0, partial=partial, return_inverse_rms=True)[1]
+            for variant, partial in itertools.product(("paper", "zhang_tf"), (0.07, 0.29, 0.999999999, 1e-9, 1.0))
+        ]
+
+    for n in (1, 99, 100, 101, 300, 1234):
+        x = 2.0 ** -np.arange(n)  # k is told by the sum, 4/3 (1 - 4^-k) / k
+        got = counted(tf.constant(x))
+        for y, (variant, partial) in zip(
+            got, itertools.product(("paper", "zhang_tf"), (0.07, 0.29, 0.999999999, 1e-9, 1.0)), strict=True
+        ):
+            want = golden.rms_norm(x, variant=variant, eps=0.0, partial=partial, return_inverse_rms=True)[1]
+            assert ulps(y.numpy(), want).max() <= 1
+
+
+def test_one_rounding_to_16_bits() -> None:
+    rng = np.random.default_rng(0)
+    wide = rng.standard_normal(50_000) * np.logspace(-30, 40, 50_000)
+    exact = [rng.standard_normal(50_000).astype(dtype).astype(np.float64) for dtype in dtypes.HALF]
+    ties = [v + 2.0 ** np.frexp(v)[1] * dtypes.epsilon(d) / 4 for v, d in zip(exact, dtypes.HALF, strict=True)]
+    tie = np.concatenate(ties) * (1 + 1e-14 * rng.standard_normal(100_000))
+    edges = [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1e-60,
+        1e300,
+        65519.999999999,
+        65520.0,
+        3.3961775292304957e38,
+        3e-8,
+        6e-8,
+    ]
+    values = np.concatenate([wide, tie, edges])
+    for dtype in dtypes.HALF:
+        with np.errstate(all="ignore"):
+            want = DoubleDouble(values).round(dtype)
+        for mode in MODES:
+            got = MODES[mode](lambda tensors, dtype=dtype: cast(tensors[0], dtype))([tf.constant(values)]).numpy()
+            assert ulps(got, want).max() == 0
+            assert (np.signbit(got) == np.signbit(want))[(want != 0) | (np.abs(values) == 0)].all()
+        assert ulps(tf.cast(values, dtype).numpy(), want).max() > 0  # the values can tell
+        x = tf.constant(values)
+        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator, tf.GradientTape() as tape:
+            tape.watch(x)
+            y = cast(x, dtype)
+        assert (accumulator.jvp(y).numpy() == 1).all()
+        assert (tape.gradient(y, x).numpy() == 1).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_float64_rounds_off(mode: str) -> None:
+    """In exact fractions, whatever a compiler contracts.
+
+    The halves have 26 and 27 bits, the lower at most 2^-25 of the whole: of a b - fl(a b) at most three roundings are
+    lost, each 2^-53 of 2^-24 |a b|; of a^2 two, each 2^-53 of 2^-24 a^2, and of the sum 16 n^2 2^-106 of it.
+    """
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 200))
+    product, error = MODES[mode](lambda t: (t[0] * t[1], product_error(t[0], t[1], t[0] * t[1])))([*map(to_tf, (a, b))])
+    for x, y, p, e in zip(a, b, product.numpy(), error.numpy(), strict=True):
+        assert abs(Fraction(x) * Fraction(y) - Fraction(float(p)) - Fraction(float(e))) <= abs(x * y) * 2.0**-75
+    rows = rng.standard_normal((5, 300)) * 10.0 ** rng.integers(-6, 0, (5, 300))
+    total, error = MODES[mode](lambda t: sum_of_squares(t[0], (1,)))([to_tf(rows)])
+    for row, t, e in zip(rows, total.numpy()[:, 0], error.numpy()[:, 0], strict=True):
+        want = sum(Fraction(x) ** 2 for x in row)
+        assert abs(want - Fraction(float(t)) - Fraction(float(e))) <= want * 2.0**-75
+        assert abs(want - Fraction(float(t))) <= want * 2.0**-52
+
+
+def test_a_saved_model_has_the_gradient(tmp_path: Any) -> None:
+    class Module(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.float32)])
+        def __call__(self, x: Any, scale: Any) -> Any:
+            return rms_norm(x, scale, variant="llama", partial=0.5)
+
+    rng = np.random.default_rng(0)
+    x, scale = rng.standard_normal((3, 8)).astype(np.float32), rng.standard_normal(8).astype(np.float32)
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+    tf.saved_model.save(Module(), str(tmp_path), options=options)
+    loaded, tensors = tf.saved_model.load(str(tmp_path)), [to_tf(x), to_tf(scale)]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        y = loaded(*tensors)
+    check_values(y, golden.rms_norm(x, scale, variant="llama", partial=0.5))
+    want = golden.rms_norm_vjp(np.ones_like(x), x, scale, variant="llama", partial=0.5)
+    for g, w in zip(tape.gradient(y, tensors), want, strict=False):
+        assert ulps(g.numpy(), w).max() <= 1
+
+
+def test_errors_name_the_tensor() -> None:
+    x, words = tf.ones((4, 16)), "convert it with tf.convert_to_tensor"
+    cases: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+        (
+            (np.ones((4, 16), np.float32),),
+            {},
+            TypeError,
+            rf"(?s)rms_norm: x is array\(.*\(ndarray\), expected a tf.Tensor; {words}",
+        ),
+        (([1.0],), {}, TypeError, rf"rms_norm: x is \[1.0\] \(list\), expected a tf.Tensor; {words}"),
+        ((None,), {}, TypeError, rf"rms_norm: x is None \(NoneType\), expected a tf.Tensor; {words}"),
+        ((x, 1.0), {}, TypeError, rf"rms_norm: scale is 1.0 \(float\), expected a tf.Tensor; {words}"),
+        ((x,), {"mask": True}, TypeError, r"rms_norm: mask is True \(bool\), expected a tf.Tensor"),
+        ((tf.ragged.constant([[1.0], [1.0, 2.0]]),), {}, TypeError, r"rms_norm: x is <tf.RaggedTensor"),
+        (
+            (tf.ones((4, 16), tf.int32),),
+            {},
+            TypeError,
+            "rms_norm: x has dtype int32, expected float16, bfloat16, float32",
+        ),
+        ((tf.ones((4, 16), tf.complex64),), {}, TypeError, "rms_norm: x has dtype complex64, expected float16"),
+        (
+            (x, tf.ones(8)),
+            {},
+            ValueError,
+            r"scale has shape \(8,\), expected \(16,\) to match axis -1 of x f32\[4, 16\]",
+        ),
+        ((x,), {"out_dtype": tf.int32}, ValueError, "rms_norm: out_dtype is 'int32', expected 'float16'"),
+        ((x,), {"mask": tf.ones((4, 16))}, TypeError, "rms_norm: mask has dtype float32, expected bool"),
+        ((tf.constant(1.0),), {}, ValueError, "rms_norm: x is 0-d, expected at least one axis"),
+    ]
+    for arguments, options, error, match in cases:
+        with pytest.raises(error, match=match):
+            rms_norm(*arguments, **options)
+    assert rms_norm(x, out_dtype=tf.float64).dtype == rms_norm(x, out_dtype="float64").dtype == tf.float64
+
+
+def test_errors_while_a_graph_is_traced() -> None:
+    def trace(function: Any, *specs: Any) -> Any:
+        return tf.function(function, input_signature=specs).get_concrete_function()
+
+    with pytest.raises(ValueError, match="rms_norm: x has an unknown rank, expected a known one; call set_shape on it"):
+        trace(rms_norm, tf.TensorSpec(None, tf.float32))
+    with pytest.raises(
+        ValueError, match=r"scale has shape \(8,\), expected \(16,\) to match axis -1 of x f32\[\?, 16\]"
+    ):
+        trace(rms_norm, tf.TensorSpec([None, 16], tf.float32), tf.TensorSpec([8], tf.float32))
+    with pytest.raises(ValueError, match="rms_norm: x axis 1 has an unknown size, expected a known one"):
+        trace(lambda x: rms_norm(x, partial=1 / 3), tf.TensorSpec([None, None], tf.float32))
+    assert trace(lambda x: rms_norm(x, partial=1 / 3), tf.TensorSpec([None, 16], tf.float32)).output_shapes == (
+        None,
+        16,
+    )
+    assert trace(rms_norm, tf.TensorSpec([None, 4], tf.float16)).structured_outputs.shape.as_list() == [None, 4]
+
+
+def test_the_functions_load_no_layer() -> None:
+    """rmsnorm.tf_impl alone imports neither framework; the functions import no layer of Keras."""
+    code = (
+        "import sys, rmsnorm.tf_impl as wing; assert not {'tensorflow', 'keras'} & set(sys.modules); "
+        "wing.rms_norm; assert 'tensorflow' in sys.modules and 'rmsnorm.tf_impl.layers' not in sys.modules; "
+        "wing.RMSNormalization; assert 'rmsnorm.tf_impl.layers' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
