@@ -92,6 +92,9 @@ class Variant:
         if not isinstance(self.bias, bool):
             raise errors.wrong_type("Variant", "bias", self.bias, "a bool", "use True or False")
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.eps))  # equal ones agree in these, and calls look plans up by it
+
     def replace(self, **changes: Any) -> Variant:
         """Derive a variant with other fields; it is validated as a new one is.
 

@@ -24,12 +24,13 @@ EXCEPTIONS = {
         "layers.py": "functions only",
         "double_double.py": "the arithmetic of the golden",
         "derivation.py": "the paper's R matrix as a matrix",
+        "fast.py": "the golden's bits by the CPU kernels",
         "invariances.py": "the paper's table",
         "norms.py": "the norms it is compared with there",
         "yardstick.py": "the unit of the parity ratio",
     },
-    "torch": {},
-    "tf": {"composite.py": "the layer on the other backends of Keras"},
+    "torch": {"rows.py": "tensors in memory, by the CPU kernels or in blocks"},
+    "tf": {"composite.py": "the layer on the other backends of Keras", "eager.py": "kernels and compiled functions"},
     "flax": {"linen.py": "Flax has two module systems"},
 }
 LAYERS = {"numpy": [], "torch": ["RMSNorm"], "tf": ["RMSNormalization"], "flax": ["RMSNorm"]}

@@ -46,7 +46,14 @@ def statistic(call: Call, a: Tensor, mask: Tensor | None) -> Statistic:
     q_error: Any = 0.0
     if exact:
         with torch.no_grad():
+            lost: Any = 0.0
+            if call.variant.statistic == "variance":  # the mean may be slightly off: q feels the square of it alone
+                scaled = a * inverse_power
+                mean = scaled.sum(call.axes, keepdim=True) / k
+                lost = sum_error(scaled, -mean, scaled - mean)
+                lost = 2 * (c * lost).sum(call.axes, keepdim=True)
             total, total_error = sum_of_squares(c, call.axes)
+            total_error = total_error + lost
             mean = total / k
             product = mean * k
             q_error = (total - product - product_error(mean, torch.as_tensor(k).to(mean), product) + total_error) / k

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 
-from rmsnorm import errors
+from rmsnorm import dtypes, errors
 from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.torch_impl import rows
 from rmsnorm.torch_impl.arithmetic import backward, forward, statistic, tangent
 from rmsnorm.torch_impl.rounding import add, cast, is_transformed
 from rmsnorm.variants import Variant, derive
+
+_NAMES = {getattr(torch, name): name for name in (*dtypes.FLOATS, "bool")}
 
 
 def rms_norm(
@@ -73,19 +77,37 @@ def rms_norm(
         >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), variant="paper")
         tensor([[0.8485, 2.2627]])
     """
-    call = _resolve(
-        "rms_norm", x, scale, bias, mask, residual, out_dtype,
-        variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-    )  # fmt: skip
-    a = add(x, residual, call.x)
-    function = forward if is_transformed() else _RMSNorm.apply
-    y, inverse_rms = function(call, a, scale, bias, mask)
+    options = (variant, eps, partial, axis, feature_axis, out_dtype)
+    if is_transformed():
+        call = _call(*options, *_specs("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual))
+        h = None if residual is None else add(x, residual, call.x)
+        y, inverse_rms = forward(call, x if h is None else h, scale, bias, mask)
+    else:
+        try:
+            call, plan = _planned(
+                x.is_cpu, options, x.shape, x.dtype,
+                None if scale is None else (scale.shape, scale.dtype),
+                None if bias is None else (bias.shape, bias.dtype),
+                None if mask is None else (mask.shape, mask.dtype),
+                None if residual is None else (residual.shape, residual.dtype),
+            )  # fmt: skip
+        except (AttributeError, KeyError, TypeError):  # not such a tensor, or an option that cannot be looked up
+            specs = _specs("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
+            call, plan = _call(*options, *specs), None
+        if plan is not None and not rows.is_plain(x, residual, scale, bias, mask):
+            plan = None
+        if _is_differentiated(x, residual, scale, bias):
+            y, h, inverse_rms = _RMSNorm.apply(call, plan, x, residual, scale, bias, mask)
+        else:
+            y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask, return_inverse_rms)
+    if h is None and not return_inverse_rms:
+        return y
     outputs = [y]
-    if residual is not None:
-        outputs.append(a)
+    if h is not None:
+        outputs.append(h)
     if return_inverse_rms:
         outputs.append(cast(inverse_rms.detach(), call.inverse_rms))
-    return tuple(outputs) if len(outputs) > 1 else y
+    return tuple(outputs)
 
 
 def rms_norm_vjp(
@@ -139,11 +161,11 @@ def rms_norm_vjp(
     dx, dscale, dbias = backward(call, dy, a, scale, mask, inverse_rms)
     if da is not None:
         dx = dx + da.double()
-    dscale = None if scale is None else cast(dscale, _name(scale))
-    dbias = None if bias is None else cast(dbias, _name(bias))
+    dscale = None if scale is None else cast(dscale, _name(scale.dtype))
+    dbias = None if bias is None else cast(dbias, _name(bias.dtype))
     if residual is not None:
-        return cast(dx, _name(x)), dscale, dbias, cast(dx, _name(residual))
-    return cast(dx, _name(x)), dscale, dbias
+        return cast(dx, _name(x.dtype)), dscale, dbias, cast(dx, _name(residual.dtype))
+    return cast(dx, _name(x.dtype)), dscale, dbias
 
 
 def rms_norm_jvp(
@@ -196,43 +218,67 @@ def rms_norm_jvp(
     return cast(tangent(call, a, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
 
 
+def _is_differentiated(*tensors: Tensor | None) -> bool:
+    if forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, call: Call, a: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        y, inverse_rms = forward(call, a, scale, bias, mask)
-        ctx.call, ctx.bias = call, None if bias is None else _name(bias)
-        ctx.save_for_backward(a, scale, mask, inverse_rms)
-        ctx.save_for_forward(a, scale, mask)
+        ctx: Any, call: Call, plan: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+        y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask)
+        ctx.call, ctx.plan = call, plan
+        ctx.dtypes = x.dtype, None if residual is None else residual.dtype, None if bias is None else bias.dtype
+        ctx.save_for_backward(x if h is None else h, scale, mask, inverse_rms)
+        if forward_ad._current_level >= 0:
+            ctx.save_for_forward(x, residual, scale, mask)
         ctx.mark_non_differentiable(inverse_rms)
         ctx.set_materialize_grads(False)
-        return y, inverse_rms
+        return y, h, inverse_rms
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Any, ...]:
-        x, scale, mask, inverse_rms = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _: Any) -> tuple[Any, ...]:
+        a, scale, mask, inverse_rms = ctx.saved_tensors
+        x, residual, bias = ctx.dtypes
+        dx, dscale, dbias = dh, None, None
         if dy is None:
-            return None, None, None, None, None
-        a = x.double()
-        if torch.is_grad_enabled() or unpack_dual(a).tangent is not None:  # a second derivative goes through 1 / rho
-            inverse_rms = statistic(ctx.call, a, mask).inverse_rms
-        dx, dscale, dbias = backward(ctx.call, dy, a, scale, mask, inverse_rms)
-        _, needs_x, needs_scale, needs_bias, _ = ctx.needs_input_grad
+            pass
+        elif is_transformed() or _is_differentiated(dy, dh, a, scale) or residual not in (None, x):
+            a = a.double()
+            if _is_differentiated(a):  # a second derivative goes through 1 / rho
+                inverse_rms = statistic(ctx.call, a, mask).inverse_rms
+            dx, dscale, dbias = backward(ctx.call, dy, a, scale, mask, inverse_rms)
+            dx = dx if dh is None else dx + dh.double()
+            dscale = None if scale is None else _to(dscale, scale.dtype)
+            dbias = _to(dbias, bias)
+        else:
+            dx, dscale, dbias = rows.backward(ctx.call, ctx.plan, dy, a, scale, bias, mask, inverse_rms, dh)
+        _, _, needs_x, needs_residual, needs_scale, needs_bias, _ = ctx.needs_input_grad
         return (
             None,
-            cast(dx, _name(x)) if needs_x else None,
-            cast(dscale, _name(scale)) if needs_scale else None,
-            cast(dbias, ctx.bias) if needs_bias else None,
+            None,
+            _to(dx, x) if needs_x else None,
+            _to(dx, residual) if needs_residual else None,
+            dscale if needs_scale else None,
+            dbias if needs_bias else None,
             None,
         )
 
     @staticmethod
-    def jvp(ctx: Any, _: Any, da: Tensor | None, dscale: Tensor | None, dbias: Tensor | None, __: Any) -> Any:
-        x, scale, mask = ctx.saved_tensors
-        a = x.double()
+    def jvp(ctx: Any, _: Any, __: Any, dx: Tensor | None, dresidual: Tensor | None, *tangents: Tensor | None) -> Any:
+        x, residual, scale, mask = ctx.saved_tensors
+        a = add(x, residual, ctx.call.x).double()
         inverse_rms = statistic(ctx.call, a, mask).inverse_rms
-        return cast(tangent(ctx.call, a, scale, mask, inverse_rms, da, dscale, dbias), ctx.call.result), None
+        moved = [each.double() for each in (dx, dresidual) if each is not None]
+        da = sum(moved) if moved else None
+        dscale, dbias, _ = tangents
+        dy = cast(tangent(ctx.call, a, scale, mask, inverse_rms, da, dscale, dbias), ctx.call.result)
+        dh = None if residual is None else torch.zeros_like(a) if da is None else da
+        return dy, None if dh is None else cast(dh, ctx.call.x), None
 
 
 def _three(name: str, values: Sequence[Any]) -> list[Any]:
@@ -241,8 +287,12 @@ def _three(name: str, values: Sequence[Any]) -> list[Any]:
     return [*values, None, None][:3]
 
 
-def _name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
+def _to(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
+    return None if gradient is None or dtype is None else cast(gradient, _name(dtype))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 def _spec(op: str, name: str, x: Any) -> Spec | None:
@@ -250,15 +300,35 @@ def _spec(op: str, name: str, x: Any) -> Spec | None:
         return None
     if not isinstance(x, Tensor):
         raise errors.wrong_type(op, name, x, "a torch.Tensor", "convert it with torch.as_tensor")
-    return Spec(tuple(x.shape), _name(x))
+    return Spec(x.shape, _name(x.dtype))
+
+
+def _specs(op: str, **tensors: Any) -> list[Any]:
+    if tensors["x"] is None:
+        raise errors.wrong_type(op, "x", None, "a torch.Tensor", "convert it with torch.as_tensor")
+    return [_spec(op, name, x) for name, x in tensors.items()]
 
 
 def _resolve(op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, out_dtype: Any, **options: Any) -> Call:
-    given = {"scale": scale, "bias": bias, "mask": mask, "residual": residual}
-    specs: dict[str, Any] = {name: _spec(op, name, value) for name, value in given.items()}
+    specs = _specs(op, x=x, scale=scale, bias=bias, mask=mask, residual=residual)
+    return _resolved(op, out_dtype, *specs, **options)
+
+
+def _resolved(op: str, out_dtype: Any, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, **options: Any) -> Call:
     if isinstance(out_dtype, torch.dtype):
-        out_dtype = str(out_dtype).removeprefix("torch.")
-    x_spec = _spec(op, "x", x)
-    if x_spec is None:
-        raise errors.wrong_type(op, "x", x, "a torch.Tensor", "convert it with torch.as_tensor")
-    return resolve(op, x_spec, out_dtype=out_dtype, **specs, **options)
+        out_dtype = _name(out_dtype)
+    return resolve(op, x, scale, bias, mask=mask, residual=residual, out_dtype=out_dtype, **options)
+
+
+def _call(variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, *specs: Any) -> Call:
+    chosen = derive("rms_norm", variant, eps, partial)
+    return _resolved("rms_norm", out_dtype, *specs, variant=chosen, axis=axis, feature_axis=feature_axis)
+
+
+@lru_cache(maxsize=4096)
+def _planned(is_cpu: bool, options: Any, *given: Any) -> tuple[Call, Any]:
+    """The call, and what the CPU kernels take for it: for shape and dtype of x, and of each other tensor."""
+    specs = [None if each is None else Spec(each[0], _NAMES[each[1]]) for each in (given[:2], *given[2:])]
+    call = _call(*options, *specs)
+    _, scale, bias, _, _ = specs
+    return call, rows.plan(call, scale and scale.dtype, bias and bias.dtype) if is_cpu else None

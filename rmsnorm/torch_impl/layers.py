@@ -68,6 +68,7 @@ class RMSNorm(torch.nn.RMSNorm):
         derive("RMSNorm", variant, eps, None)
         self.variant = derive("RMSNorm", variant, None, partial)
         self.normalized_shape = _sizes(normalized_shape)
+        self._axes = tuple(range(-len(self.normalized_shape), 0))
         self.eps = eps
         self.elementwise_affine = elementwise_affine
         has_bias = self.variant.bias if bias is None else bias
@@ -108,12 +109,11 @@ class RMSNorm(torch.nn.RMSNorm):
             >>> y, h
             (tensor([0.8485, 1.1314]), tensor([3., 4.]))
         """
-        axes = tuple(range(-len(self.normalized_shape), 0))
-        if isinstance(x, Tensor) and x.shape[axes[0] :] != self.normalized_shape:
+        if isinstance(x, Tensor) and x.shape[self._axes[0] :] != self.normalized_shape:
             why = f"normalized_shape, x being {_spec('RMSNorm', 'x', x)}"
-            raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[axes[0] :], self.normalized_shape, why)
+            raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[self._axes[0] :], self.normalized_shape, why)
         return rms_norm(
-            x, self.weight, self.bias, variant=self.variant, eps=self.eps, axis=axes, mask=mask, residual=residual
+            x, self.weight, self.bias, variant=self.variant, eps=self.eps, axis=self._axes, mask=mask, residual=residual
         )
 
     def extra_repr(self) -> str:

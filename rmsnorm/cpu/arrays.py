@@ -1,0 +1,100 @@
+"""The kernels on NumPy arrays: what is not laid out in rows is copied, results are new arrays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
+import numpy as np
+
+from rmsnorm.call import Call
+from rmsnorm.cpu import launch
+from rmsnorm.cpu.launch import address
+from rmsnorm.cpu.threads import available
+
+Array: TypeAlias = np.ndarray
+
+
+def forward(
+    call: Call,
+    x: Array,
+    scale: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    residual: Array | None = None,
+) -> tuple[Array, Array | None, Array]:
+    """y, h = x + residual (None without one), and 1 / rho in float64, of a call that is supported."""
+    if residual is not None:
+        x, residual = x.astype(call.x, copy=False), _rows(call, residual.astype(call.x, copy=False))
+    scale, bias, x = _native(scale), _native(bias), _rows(call, x)
+    y = np.empty(call.shape, call.result)
+    h = None if residual is None else np.empty(call.shape, call.x)
+    plan = launch.plan(call, _name(scale), _name(bias))
+    inverse_rms = np.empty(plan.reduced)
+    residual = None if residual is None else np.ascontiguousarray(residual)
+    _kept, places = _masked(call, mask)
+    plan.run_forward(
+        available, address(x), x.strides[0], address(residual), address(scale), address(bias), *places,
+        address(y), address(h), address(inverse_rms),
+    )  # fmt: skip
+    return y, h, inverse_rms
+
+
+def backward(
+    call: Call,
+    dy: Array,
+    x: Array,
+    scale: Array | None,
+    bias: Array | None,
+    mask: Array | None,
+    inverse_rms: Array,
+    da: Array | None = None,
+) -> tuple[Array, Array | None, Array | None]:
+    """dx + da, dscale and dbias, of x or of what was x + residual; gradients have the dtypes of their arguments."""
+    scale, bias, x = _native(scale), _native(bias), _rows(call, x)
+    dy = np.ascontiguousarray(_native(dy))
+    da = None if da is None else np.ascontiguousarray(da, dtype=call.x)
+    dx = np.empty(call.shape, call.x)
+    dscale, dbias = (None if each is None else np.empty(each.shape, each.dtype) for each in (scale, bias))
+    plan = launch.plan(replace(call, result=dy.dtype.name), _name(scale), _name(bias))
+    _kept, places = _masked(call, mask)
+    plan.run_backward(
+        available, address(x), x.strides[0], address(scale), *places, address(inverse_rms), address(dy), address(da),
+        address(dx), address(dscale), address(dbias),
+    )  # fmt: skip
+    return dx, dscale, dbias
+
+
+def inverse_rms(call: Call, x: Array, mask: Array | None) -> Array:
+    """1 / rho in float64."""
+    plan = launch.plan(call, None, None)
+    found = np.empty(plan.reduced)
+    x = _rows(call, x)
+    _kept, places = _masked(call, mask)
+    plan.run_forward(available, address(x), x.strides[0], 0, 0, 0, *places, 0, 0, address(found))
+    return found
+
+
+def _native(array: Array | None) -> Any:
+    return array if array is None else np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+def _rows(call: Call, x: Array) -> Array:
+    """A matrix whose rows are normalised, each without a gap: x itself where it can be."""
+    matrix = x.reshape(-1, call.n)
+    if (matrix.strides[1] != matrix.itemsize and call.n > 1) or not matrix.dtype.isnative:
+        return np.ascontiguousarray(matrix, matrix.dtype.newbyteorder("="))
+    return matrix
+
+
+def _masked(call: Call, mask: Array | None) -> tuple[Array | None, tuple[int, int, int]]:
+    """The mask in rows, to be kept alive; its address, and the steps to the next row and element."""
+    if mask is None:
+        return None, (0, 0, 0)
+    matrix = np.broadcast_to(mask, call.shape).reshape(-1, call.n)
+    return matrix, (address(matrix), matrix.strides[0], matrix.strides[1])
+
+
+def _name(array: Array | None) -> str | None:
+    return None if array is None else array.dtype.name

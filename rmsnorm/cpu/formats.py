@@ -1,0 +1,163 @@
+"""The four formats in compiled code: read to float64, rounded once, written. Here f16 is int16 and bf16 is uint16."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+from numba.np.arrayobj import make_array, populate_array
+
+from rmsnorm import dtypes
+
+STORAGE: Final[dict[str, type]] = {
+    "float16": np.int16,
+    "bfloat16": np.uint16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+CODE: Final[dict[str | None, int]] = {None: 0, **{name: code for code, name in enumerate(STORAGE, 1)}}
+F16, BF16, F32, F64 = (CODE[name] for name in STORAGE)
+
+_EXPONENT: Final = np.int64(0x7FF0000000000000)
+_OVERFLOW: Final = {
+    "float16": 2.0**16,
+    "bfloat16": 2.0**128,
+    "float32": 2.0**128,
+}
+
+
+def _grid(name: str) -> tuple[np.int64, float, float]:
+    """What to add to the exponent of a number, the least of such sums, and where numbers become infinite."""
+    step = 1.5 * 2.0**52
+    up = np.float64(step * dtypes.epsilon(name)).view(np.int64) - np.float64(1.0).view(np.int64)
+    return up, step * dtypes.smallest_subnormal(name), _OVERFLOW[name]
+
+
+_AS_IT_IS: Final = (np.iinfo(np.int64).min, 0.0, np.inf)  # a negative number to add: 0 is taken
+_HALF, _BFLOAT, _SINGLE = (_grid(name) for name in _OVERFLOW)
+
+
+@intrinsic
+def bits(_: Any, number: Any) -> Any:
+    """The bits of a float as an integer, and the other way round."""
+    pairs = {types.float32: types.uint32, types.float64: types.int64, types.uint32: types.float32}
+    other = pairs.get(number, types.float64)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(other))
+
+    return other(number), generate
+
+
+@intrinsic
+def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c in one rounding."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fma(*args)
+
+    return types.float64(types.float64, types.float64, types.float64), generate
+
+
+@intrinsic
+def at(_: Any, address: Any, size: Any, like: Any) -> Any:
+    """The numbers at an address as a vector of the type of ``like``, which is one of them."""
+    vector = types.Array(like, 1, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        item = context.get_data_type(like)
+        width = ir.Constant(ir.IntType(64), context.get_abi_sizeof(item))
+        array = make_array(vector)(context, builder)
+        data = builder.inttoptr(args[0], item.as_pointer())
+        populate_array(array, data=data, shape=[args[1]], strides=[width], itemsize=width, meminfo=None)
+        return array._getvalue()
+
+    return vector(types.int64, types.int64, like), generate
+
+
+def load(number: Any) -> Any:
+    """A stored number as float64."""
+
+
+@overload(load, strict=False)
+def _load(number: Any) -> Any:
+    if number == types.uint16:
+        return lambda number: np.float64(bits(np.uint32(np.uint32(number) << np.uint32(16))))
+    if number == types.int16:
+        return lambda number: _from_half(np.uint32(number))
+    return lambda number: np.float64(number)
+
+
+@njit
+def _from_half(half: Any) -> Any:
+    magnitude = np.uint32(half & np.uint32(0x7FFF))
+    sign = np.uint32((half & np.uint32(0x8000)) << np.uint32(16))
+    shifted = np.uint32(magnitude << np.uint32(13))
+    normal = np.uint32(shifted + np.uint32(112 << 23))
+    special = np.uint32(shifted | np.uint32(255 << 23))
+    tiny = bits(np.float32(np.int32(magnitude)) * np.float32(2.0**-24))
+    found = special if magnitude >= np.uint32(0x7C00) else (normal if magnitude >= np.uint32(0x400) else tiny)
+    return np.float64(bits(np.uint32(found | sign)))
+
+
+@njit
+def grid(code: Any) -> Any:
+    """Of the format of that code, for ``rounded``; of none and of f64, one that leaves numbers as they are."""
+    if code == F16:
+        return _HALF
+    if code == BF16:
+        return _BFLOAT
+    return _SINGLE if code == F32 else _AS_IT_IS
+
+
+@njit
+def rounded(number: Any, grid: Any) -> Any:
+    """To a format in one rounding, to nearest even, also among its subnormal numbers.
+
+    Added to the number and taken off again is one so large that the last place of the sum is that of the format.
+    """
+    up, least, overflow = grid
+    large = max(bits((bits(number) & _EXPONENT) + up), least)
+    found = math.copysign((number + large) - large, number)
+    return found if abs(found) < overflow else number * np.inf
+
+
+@njit
+def _to_half(single: Any) -> Any:
+    """The bits of a half from those of a float32 that is one."""
+    magnitude = np.uint32(single & np.uint32(0x7FFFFFFF))
+    sign = np.uint32((single >> np.uint32(16)) & np.uint32(0x8000))
+    normal = np.uint32((magnitude - np.uint32(112 << 23)) >> np.uint32(13))
+    tiny = np.uint32(np.int32(bits(magnitude) * np.float32(2.0**24)))
+    special = np.uint32(0x7C00) if magnitude == np.uint32(255 << 23) else np.uint32(0x7E00)
+    finite = normal if magnitude >= np.uint32(113 << 23) else tiny
+    return np.int16(sign | (special if magnitude >= np.uint32(255 << 23) else finite))
+
+
+def store(vector: Any, index: Any, number: Any) -> None:
+    """Write a float64, in one rounding."""
+
+
+@overload(store, strict=False)
+def _store(vector: Any, index: Any, number: Any) -> Any:
+    if vector.dtype == types.uint16:
+
+        def store_bfloat16(vector: Any, index: Any, number: Any) -> None:
+            vector[index] = np.uint16(bits(np.float32(rounded(number, _BFLOAT))) >> np.uint32(16))
+
+        return store_bfloat16
+    if vector.dtype == types.int16:
+
+        def store_half(vector: Any, index: Any, number: Any) -> None:
+            vector[index] = _to_half(bits(np.float32(rounded(number, _HALF))))
+
+        return store_half
+
+    def store_plain(vector: Any, index: Any, number: Any) -> None:
+        vector[index] = number
+
+    return store_plain

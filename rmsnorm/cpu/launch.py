@@ -1,0 +1,111 @@
+"""From a checked call to the kernels: what they take, in how many chunks, on which threads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from rmsnorm.call import Call
+from rmsnorm.cpu import exact, kernels
+from rmsnorm.cpu.formats import CODE, STORAGE
+from rmsnorm.cpu.threads import share_out
+
+_SERIAL: Final = 2**19  # elements: below, handing over costs more than it saves
+_LARGE: Final = 2**21
+_CHUNK: Final = 2**16
+
+
+def address(array: np.ndarray | None) -> int:
+    return 0 if array is None else int(array.__array_interface__["data"][0])
+
+
+class Plan(NamedTuple):
+    """What the kernels take for a call, whatever its values."""
+
+    forward: Callable[..., None]
+    settings: Any
+    rows: int
+    n: int
+    x_bytes: int  # of a row
+    reduced: tuple[int, ...]  # shape of 1 / rho
+    chunk: int  # rows; of the shape alone, and so is the order in which gradients are summed
+    small: bool  # one thread does
+    large: bool  # huge pages pay
+
+    def run_forward(self, threads: Callable[[], int], *places: int) -> None:
+        """y, h and 1 / rho: the places are those of kernels.forward."""
+        if self.small:
+            self.forward(self.settings, 0, self.rows, *places)
+            return
+
+        def task(index: int) -> None:
+            start = index * self.chunk
+            self.forward(self.settings, start, min(start + self.chunk, self.rows), *places)
+
+        share_out(task, -(-self.rows // self.chunk), threads())
+
+    def run_backward(self, threads: Callable[[], int], *places: int) -> None:
+        """dx; and where their addresses are not 0 dscale and dbias, in the formats of the parameters.
+
+        The places are those of kernels.backward, but for the part.
+        """
+        count = -(-self.rows // self.chunk)
+        if count == 1:
+            kernels.backward(self.settings, 0, self.rows, 0, *places)
+            return
+        parts = np.empty((count, 2, self.n))
+        first, width = address(parts), 16 * self.n
+
+        def task(index: int) -> None:
+            start = index * self.chunk
+            stop = min(start + self.chunk, self.rows)
+            kernels.backward(self.settings, start, stop, first + index * width, *places)
+
+        share_out(task, count, 1 if self.small else threads())
+        kernels.combine(self.settings, first, count, *places[-2:])
+
+
+@lru_cache(maxsize=1024)
+def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
+    """For a call that is supported, with parameters of those dtypes."""
+    dtype = np.dtype([*kernels.SETTINGS, ("x", STORAGE[call.x]), ("y", STORAGE[call.result])], align=True)
+    settings = np.zeros(1, dtype)
+    n, rows = call.n, math.prod(call.shape[: -len(call.axes)])
+    values = {
+        "n": n,
+        "k": call.k,
+        "position": ("inside", "outside", "clamp").index(call.variant.eps_position),
+        "eps": call.eps,
+        "offset": call.variant.scale_offset,
+        "variance": call.variant.statistic == "variance",
+        "before_scale": call.norm is not None,
+        "norm": CODE[call.norm],
+        "product": CODE[call.product],
+        "scale": CODE[scale],
+        "bias": CODE[bias],
+        "x_bytes": np.dtype(STORAGE[call.x]).itemsize,
+        "y_bytes": np.dtype(STORAGE[call.result]).itemsize,
+    }
+    narrow = call.x == "bfloat16" and bias is None
+    if call.norm is None:
+        values["single"] = narrow and call.result == "bfloat16"
+    else:
+        rounds = call.norm == "bfloat16" and call.product in ("bfloat16", "float32")
+        values["single"] = narrow and rounds and call.result in ("bfloat16", call.product)
+    for name, value in values.items():
+        settings[name] = value
+    return Plan(
+        forward=exact.forward if "float64" in (call.x, call.result) else kernels.forward,
+        settings=settings,
+        rows=rows,
+        n=n,
+        x_bytes=n * int(values["x_bytes"]),
+        reduced=tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape)),
+        chunk=max(-(-_CHUNK // n), -(-rows // 64), min(rows, 16)),
+        small=rows * n < _SERIAL,
+        large=rows * n >= _LARGE,
+    )

@@ -1,0 +1,185 @@
+"""Forward and backward of tensors in memory, without a graph: by the compiled kernels, else block after block of rows.
+
+Whatever else a tensor may be (on a device, of a subclass, traced) goes through arithmetic.py whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rmsnorm import cpu, dtypes
+from rmsnorm.call import Call
+from rmsnorm.cpu.memory import advise
+from rmsnorm.torch_impl import arithmetic
+from rmsnorm.torch_impl.rounding import add, cast
+
+_DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
+_BLOCK: Final = 2**18  # elements, whose float64 temporaries stay in cache
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether all are ordinary tensors in memory, and nobody traces what is done to them."""
+    for each in tensors:
+        if each is not None:
+            if not (each.is_cpu and (type(each) is Tensor or type(each) is torch.nn.Parameter)):
+                return False
+            try:
+                each.data_ptr()
+            except RuntimeError:  # sparse, or a batch of gradients
+                return False
+    return torch._C._len_torch_dispatch_stack() == 0
+
+
+def plan(call: Call, scale: str | None, bias: str | None) -> Any:
+    """What the kernels take for a call; None where they do not serve."""
+    if not cpu.supports(call):
+        return None
+    from rmsnorm.cpu import launch
+
+    return launch.plan(call, scale, bias)
+
+
+def forward(
+    call: Call, plan: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, with_inverse_rms: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64; by kernels if there is a plan."""
+    if plan is None:
+        h = None if residual is None else add(x, residual, call.x)
+        y, inverse_rms = _forward_in_blocks(call, x if h is None else h, scale, bias, mask)
+        return y, h, inverse_rms
+    y = torch.empty(x.shape, dtype=_DTYPES[call.result])
+    inverse_rms = torch.empty(plan.reduced, dtype=torch.float64) if with_inverse_rms else None
+    h = other = None
+    if residual is not None:
+        h, t = _empty(x.shape, call.x), _DTYPES[call.x]
+        x, other = x.to(t), residual.to(t).contiguous()
+    matrix = x if x.is_contiguous() else _rows(x, plan.n)
+    live, live_step, live_stride = _masked(mask, x, plan.n)
+    scale, bias = _gapless(scale), _gapless(bias)
+    if plan.large:
+        advise(y.data_ptr(), y.nbytes)
+    plan.run_forward(
+        torch.get_num_threads, matrix.data_ptr(), plan.x_bytes if matrix is x else matrix.stride(0) * x.element_size(),
+        _address(other), _address(scale), _address(bias), _address(live), live_step, live_stride,
+        y.data_ptr(), _address(h), _address(inverse_rms),
+    )  # fmt: skip
+    if matrix is not x:
+        y, h = _laid_out(y, x), None if h is None else _laid_out(h, x)
+    return y, h, inverse_rms
+
+
+def backward(
+    call: Call, plan: Any, dy: Tensor, a: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
+    inverse_rms: Tensor, da: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """dx + da in T, dscale and dbias in the dtypes of the parameters."""
+    if plan is None or not is_plain(dy, da):
+        return _backward_in_blocks(call, dy, a, scale, bias, mask, inverse_rms, da)
+    dx = torch.empty(a.shape, dtype=a.dtype)
+    sizes = a.shape[-len(call.axes) :]
+    dscale = None if scale is None else torch.empty(sizes, dtype=scale.dtype)
+    dbias = None if bias is None else torch.empty(sizes, dtype=bias)
+    matrix = a if a.is_contiguous() else _rows(a, plan.n)
+    live, live_step, live_stride = _masked(mask, a, plan.n)
+    dy, da, gain = dy.contiguous(), _gapless(da), _gapless(scale)
+    if plan.large:
+        advise(dx.data_ptr(), dx.nbytes)
+    plan.run_backward(
+        torch.get_num_threads, matrix.data_ptr(), plan.x_bytes if matrix is a else matrix.stride(0) * a.element_size(),
+        _address(gain), _address(live), live_step, live_stride,
+        inverse_rms.data_ptr(), dy.data_ptr(), _address(da), dx.data_ptr(), _address(dscale), _address(dbias),
+    )  # fmt: skip
+    return dx if matrix is a else _laid_out(dx, a), dscale, dbias
+
+
+def _forward_in_blocks(
+    call: Call, a: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if a.numel() <= _BLOCK or not cpu.in_rows(call) or not is_plain(a, scale, bias, mask):
+        return arithmetic.forward(call, a, scale, bias, mask)
+    y = _empty(a.shape, call.result)
+    inverse_rms = a.new_empty([*a.shape[: -len(call.axes)], *(1 for _ in call.axes)], dtype=torch.float64)
+    out, factors, g, b = y.view(-1, call.n), inverse_rms.view(-1, 1), _flat(scale), _flat(bias)
+    for block, part, rows, live in _blocks(call, a, mask):
+        out[block], factors[block] = arithmetic.forward(part, rows, g, b, live)
+    return y, inverse_rms
+
+
+def _backward_in_blocks(
+    call: Call, dy: Tensor, a: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
+    inverse_rms: Tensor, da: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """As backward, by arithmetic.backward, and small enough to stay in cache where nothing looks on."""
+    dx: Any
+    if a.numel() <= _BLOCK or not cpu.in_rows(call) or not is_plain(dy, a, scale, mask, da):
+        dx, dscale, dbias = arithmetic.backward(call, dy, a.double(), scale, mask, inverse_rms)
+        dx = cast(dx if da is None else dx + da.double(), call.x)
+    else:
+        dx = _empty(a.shape, call.x)
+        dscale, dbias = torch.zeros(2, call.n, dtype=torch.float64).unbind()
+        out, v, factors, g = dx.view(-1, call.n), dy.reshape(-1, call.n), inverse_rms.view(-1, 1), _flat(scale)
+        branch = None if da is None else da.reshape(-1, call.n)
+        for block, part, rows, live in _blocks(call, a, mask):
+            found, *sums = arithmetic.backward(part, v[block], rows.double(), g, live, factors[block])
+            out[block] = cast(found if branch is None else found + branch[block].double(), call.x)
+            dscale += sums[0]
+            dbias += sums[1]
+        dscale, dbias = (each.reshape(a.shape[-len(call.axes) :]) for each in (dscale, dbias))
+    return (
+        dx,
+        None if scale is None else cast(dscale, str(scale.dtype).removeprefix("torch.")),
+        None if bias is None else cast(dbias, str(bias).removeprefix("torch.")),
+    )
+
+
+def _blocks(call: Call, a: Tensor, mask: Tensor | None) -> Iterator[tuple[slice, Call, Tensor, Tensor | None]]:
+    """Slices of rows, the call on each, and its elements and mask."""
+    rows, live = a.reshape(-1, call.n), None if mask is None else mask.expand(a.shape).reshape(-1, call.n)
+    step = max(1, _BLOCK // call.n)
+    for start in range(0, rows.shape[0], step):
+        block = slice(start, start + step)
+        part = replace(call, shape=tuple(rows[block].shape), axes=(1,), feature_axes=(1,))
+        yield block, part, rows[block], None if live is None else live[block]
+
+
+def _empty(shape: Any, dtype: str) -> Tensor:
+    found = torch.empty(shape, dtype=_DTYPES[dtype])
+    advise(found.data_ptr(), found.nbytes)
+    return found
+
+
+def _laid_out(result: Tensor, x: Tensor) -> Tensor:
+    """The result in the memory format of x."""
+    return torch.empty_like(x, dtype=result.dtype).copy_(result)
+
+
+def _rows(x: Tensor, n: int) -> Tensor:
+    """A matrix whose rows have no gap: a view of x where that is one."""
+    x = x.reshape(-1, n)
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _masked(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int, int]:
+    """The mask in rows, and the steps to the next row and the next element."""
+    if mask is None:
+        return None, 0, 0
+    mask = mask.expand(x.shape).reshape(-1, n)
+    return mask, mask.stride(0), mask.stride(1)
+
+
+def _flat(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.reshape(-1)
+
+
+def _gapless(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
