@@ -1,0 +1,62 @@
+"""The benchmark as a picture: bytes per second against size, under the copy as a roof. Needs Matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rmsnorm import dtypes
+from rmsnorm.bench.report import TITLES
+from rmsnorm.bench.run import BackendRun
+
+_ROOFS: Final = {"copy": "-", "copy into": "--"}
+_COLOURS: Final = {"ours": "#d55e00", "built-in": "#0072b2", "LayerNorm": "#009e73"}  # told apart by the colour-blind
+
+
+def write_plot(runs: Sequence[BackendRun], path: Path) -> None:
+    """One panel for every backend, op and dtype; one line for every candidate; SVG.
+
+    Raises:
+        ValueError: nothing was timed.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    panels: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for run in runs:
+        for record in run.records:
+            if record["timing"] is not None:
+                panels.setdefault((run.name, record["op"], record["dtype"]), []).append(record)
+    if not panels:
+        raise ValueError("rmsnorm bench: nothing was timed, expected a candidate at least to plot")
+    columns = list(dict.fromkeys(key[1:] for key in panels))
+    rows = list(dict.fromkeys(key[0] for key in panels))
+    figure = Figure(figsize=(4.2 * len(columns) + 1.8, 3.2 * len(rows)), layout="constrained")
+    axes = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey="row")
+    for row, backend in enumerate(rows):
+        for column, (op, dtype) in enumerate(columns):
+            axis = axes[row][column]
+            _panel(axis, panels.get((backend, op, dtype), []))
+            axis.set_title(f"{TITLES.get(backend, backend)}, {op}, {dtypes.short(dtype)}", fontsize=10)
+            axis.set_xlabel("bytes of x" if row == len(rows) - 1 else "")
+            axis.set_ylabel("GB/s" if column == 0 else "")
+        axes[row][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+    with matplotlib.rc_context({"svg.hashsalt": "rmsnorm", "svg.fonttype": "none"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def _panel(axis: Any, records: Sequence[dict[str, Any]]) -> None:
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.grid(True, which="major", color="0.9")
+    for name in dict.fromkeys(record["candidate"] for record in records):
+        found = sorted((record["moved_bytes"], record["gb_per_s"]) for record in records if record["candidate"] == name)
+        share = 2 if records[0]["op"] == "fwd" else 5  # what moved_bytes counts x
+        sizes, speeds = [moved / share for moved, _ in found], [speed for _, speed in found]
+        if name in _ROOFS:
+            axis.plot(sizes, speeds, _ROOFS[name], color="0.4", linewidth=2.5, label=name)
+            continue
+        kind, _, form = name.partition(" ")
+        style = {"linestyle": ":"} if form else {}
+        axis.plot(sizes, speeds, marker="o", markersize=3, color=_COLOURS[kind], label=name, **style)

@@ -1,0 +1,166 @@
+"""What the benchmark found: a table for a terminal, and JSON with the machine that it ran on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rmsnorm import __version__, dtypes
+from rmsnorm.bench.candidates import processor
+from rmsnorm.bench.run import BackendRun
+
+TITLES: Final = {"numpy": "NumPy", "torch": "PyTorch", "tf": "TensorFlow", "flax": "JAX"}
+_PACKAGES: Final = ("numpy", "ml_dtypes", "numba", "torch", "tensorflow", "keras", "jax", "jaxlib", "flax")
+_COLUMNS: Final = (
+    "", "ms", "20-80 %", "built-in / it", "it / copy", "it / into", "GB/s", "right bits %", "max ulp", "first s",
+    "peak MB", "saved MB",
+)  # fmt: skip
+WIDTH: Final = 150  # columns that the table needs
+_QUIET: Final = 0.1  # cores of other processes; a busy one of two has made ratios of hundreds
+_LEGEND: Final = (
+    "ms: median, then the fifths around it. built-in / it: how many times faster than the built-in, run likewise. "
+    "it / copy: how many times slower than a copy to new memory, whose pages must first be had; it / into: than one to "
+    "old memory (on TensorFlow NumPy's). GB/s: of the bytes that must be moved. right bits, max ulp: of y/dx/dscale, "
+    "against the truth of the candidate's own variant, of y and dx in a sample of rows. first: the first call, "
+    "with its compiler. peak: memory that a call adds, results among it. saved: what the forward keeps for the "
+    "backward, x among it. -: cannot be told."
+)
+
+
+def terminal(runs: Sequence[BackendRun]) -> RenderableType:
+    """A table for every backend that ran, and a line for each."""
+    parts: list[RenderableType] = []
+    for run in runs:
+        cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for record in run.records:
+            cells.setdefault((record["op"], *record["shape"], record["dtype"]), []).append(record)
+        if cells:
+            parts.append(_table(run, cells.values()))
+    if parts:
+        parts.append(Text(_LEGEND, style="dim"))
+    return Group(*parts, *(_line(run) for run in runs))
+
+
+def write_json(runs: Sequence[BackendRun], settings: Mapping[str, Any], path: Path) -> None:
+    """Every record, how every backend fared, what was asked for and on which machine."""
+    backends = [{name: value for name, value in asdict(run).items() if name != "records"} for run in runs]
+    document = {
+        "rmsnorm": __version__,
+        "environment": environment(),
+        "settings": dict(settings),
+        "backends": backends,
+        "records": [{"backend": run.name, **record} for run in runs for record in run.records],
+    }
+    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, processor, cores and date; the device and the cores that a backend had are in its own entry."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "versions": versions,
+    }
+
+
+def _table(run: BackendRun, cells: Iterable[Sequence[Mapping[str, Any]]]) -> Table:
+    title = f"{TITLES.get(run.name, run.name)} {run.version} on {run.device}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for cell in cells:
+        first = cell[0]
+        table.add_row(Text(_place(first), style="bold"))
+        for record in cell:
+            table.add_row(*_row(record), style="green" if record["ours"] else "")
+        table.add_section()
+    return table
+
+
+def _row(record: Mapping[str, Any]) -> list[str]:
+    timing = record["timing"]
+    if timing is None:
+        return [f"  {record['candidate']}", record["status"]]
+    return [
+        f"  {record['candidate']}",
+        _ms(timing["median"]),
+        f"{_ms(timing['p20'])}-{_ms(timing['p80'])}",
+        _times(record["speedup"]),
+        _times(record["over_copy"]),
+        _times(record["over_copy_into"]),
+        f"{record['gb_per_s']:.3g}",
+        "/".join(_percent(share) for share in record["bits"].values()) or "-",
+        "/".join(f"{ulps:.0f}" if ulps < 1e6 else f"{ulps:.0e}" for ulps in record["max_ulp"].values()) or "-",
+        f"{record['first_call']:.3f}",
+        _megabytes(record["peak_bytes"]),
+        _megabytes(record["saved_bytes"]),
+    ]
+
+
+def _line(run: BackendRun) -> Text:
+    notes = [
+        f"\n  {record['candidate']} {record['status']}, {_place(record)}: {record['detail']}"
+        for record in run.records
+        if record["status"] != "timed"
+    ]
+    busy = {_place(record): record["others"] for record in run.records if (record["others"] or 0.0) > _QUIET}
+    if busy:
+        notes.append(
+            f"\n  other processes kept up to {max(busy.values()):.1f} cores busy; time again, on a quiet machine: "
+            + ", ".join(busy)
+        )
+    style = {"done": "red" if run.failures else "yellow" if busy else "green", "absent": "yellow"}.get(
+        run.status, "red"
+    )
+    after = f" after {run.cells} cells" if run.status == "crashed" else ""
+    what = f"{run.cells} cells" if run.status == "done" else run.message
+    return Text(
+        f"{TITLES.get(run.name, run.name)} {run.status}{after}: {what} ({run.seconds:.0f} s){''.join(notes)}",
+        style=style,
+    )
+
+
+def _place(record: Mapping[str, Any]) -> str:
+    return f"{record['op']} {'x'.join(map(str, record['shape']))} {dtypes.short(record['dtype'])}"
+
+
+def _ms(seconds: float) -> str:
+    return _three_digits(1e3 * seconds)
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else _three_digits(ratio)
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:#.3g}"
+
+
+def _percent(share: float) -> str:
+    return "100" if share == 1 else f"{math.floor(1000 * share) / 10:.1f}"  # 99.96 is not all of them
+
+
+def _megabytes(count: int | None) -> str:
+    return "-" if count is None else f"{count / 1e6:.3g}"
