@@ -1,12 +1,19 @@
 """The arithmetic of RMSNorm on JAX arrays.
 
-All of it is float64, so that results in 16 and 32 bits are correctly rounded and no square of theirs leaves the range.
-Where x or y is float64 itself, the statistic is scaled by a power of two and what each operation of the forward pass
-rounds off is carried along. To be called with x64 enabled. JAX differentiates ``tangent`` and nothing else here.
+The statistic is float64, so that no square leaves the range. What is done to every element is float64 in 32 bits, which
+makes y the correctly rounded one; float32 in 16 bits and in what JAX derives, whose sums feel a rounding less. Where
+float64 itself takes part all of it is float64; where it is x or y the statistic is scaled by a power of two, and what
+each operation of the forward pass rounds off is carried along.
+
+XLA stores what several consumers share, in x's size: each has a copy of its own here, behind a barrier. A product that
+is summed over rows is v * (x / rho): as (v * x) / rho it takes XLA's CPU backend 50 times as long.
+
+To be called with x64 enabled. JAX differentiates ``tangent`` and nothing else here.
 """
 
 from __future__ import annotations
 
+from functools import partial as bind
 from typing import Any, NamedTuple
 
 import jax
@@ -14,15 +21,20 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from rmsnorm import dtypes
 from rmsnorm.call import Call
 from rmsnorm.flax_impl.rounding import (
+    apart,
     cast,
+    convert,
     cut,
     double,
     finite,
     product_error,
+    rounded,
     sum_error,
     sum_of_squares,
+    total,
 )
 
 
@@ -48,24 +60,25 @@ class Statistic(NamedTuple):
 def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across | None = None) -> Statistic:
     exact = _is_exact(call)
     counted, k, empty = _counted(call, a, mask, across)
-    a = double(a) if counted is None else jnp.where(counted, double(a), 0.0)
-    inverse_power: Any = _inverse_power(call, a, k, across) if exact else 1.0
-    a = a * inverse_power
-    c = _centred(call, a, counted, k, across)
+    inverse_power: Any = 1.0
     q_error: Any = 0.0
     if exact:
+        a = double(a) if counted is None else jnp.where(counted, double(a), 0.0)
+        inverse_power = _inverse_power(call, a, k, across)
+        a = a * inverse_power
+        c = _centred(call, a, counted, k, across)
         lost: Any = 0.0
         if call.variant.statistic == "variance":  # the mean may be slightly off: q feels the square of it alone
             mean = cut(_sum(call, a, across) / k)
             lost = sum_error(a, -mean, a - mean)
             c = a - mean if counted is None else jnp.where(counted, a - mean, 0.0)
-        total, total_error = sum_of_squares(c, call.axes)
-        total_error = total_error + 2 * _sum(call, c * lost)
-        total, total_error = _across(total, across), _across(total_error, across)
-        q = cut(total / k)
-        q_error = finite((total_error - product_error(q, k, total)) / k)
+        summed, error = sum_of_squares(c, call.axes)
+        error = error + 2 * _sum(call, c * lost)
+        summed, error = _across(summed, across), _across(error, across)
+        q = cut(summed / k)
+        q_error = finite((error - product_error(q, k, summed)) / k)
     else:
-        q = _sum(call, c * c, across) / k
+        q = _across(_squares(call, a, counted, k, across), across) / k
     inside, outside, floor = _eps(call, k, inverse_power)
     floor_error: Any = 0.0
     if exact and call.variant.eps_position == "clamp":
@@ -91,6 +104,24 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
     return Statistic(counted, k, empty, inverse_power, rho, rho_error, inverse_rms)
 
 
+def _squares(call: Call, a: jax.Array, counted: jax.Array | None, k: Any, across: Across | None) -> jax.Array:
+    """Sum of squares in float64; of 16 bits to 16 bits in float32, where no row leaves its range."""
+
+    def squares(dtype: str) -> jax.Array:
+        c = _centred(call, convert(a, dtype), counted, k, across)
+        return convert(_sum(call, c * c), "float64")
+
+    if elementwise(call) == "float64" or call.variant.statistic == "variance":
+        return squares("float64")
+    quick = squares("float32")
+    if call.x == "float16":
+        return quick
+    inside, outside, floor = _eps(call, 1.0)
+    lost = (call.n or 0) * 2.0**-100  # all that underflows is 2^-26 of it
+    sound = jnp.all((quick + inside + (outside + floor) ** 2 > lost) & (quick < jnp.inf))
+    return lax.cond(sound, lambda: quick, lambda: squares("float64"))
+
+
 def forward(
     call: Call,
     a: jax.Array,
@@ -100,26 +131,54 @@ def forward(
     across: Across | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     row = statistic(call, a, mask, across)
-    y = _scaled(call, a, row, scale, bias)
+    a, inverse_rms = lax.optimization_barrier((a, row.inverse_rms))
+    if elementwise(call) == "float64" and {call.norm, call.result} & set(dtypes.HALF):
+        inverse_rms = apart(inverse_rms)
+    y = _scaled(call, a, row._replace(inverse_rms=inverse_rms), scale, bias)
     if row.empty is not None:
         y = jnp.where(row.empty, jnp.zeros_like(y), y)
     return y, row.inverse_rms
 
 
 def _scaled(call: Call, a: jax.Array, row: Statistic, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
-    """a / rho, the gain and the bias, rounded as the variant says; each ``lost`` is what float64 rounded off."""
-    exact = _is_exact(call)
+    """a / rho, the gain and the bias, rounded as the variant says."""
+    if _is_exact(call):
+        return _scaled_exactly(call, a, row, scale, bias)
+    offset, wide = call.variant.scale_offset, elementwise(call)
+    if call.norm is None:
+        y = _over_rho(a, row.inverse_rms, wide)
+        if scale is not None:
+            y = y * (offset + _features(call, scale, wide))
+        if bias is not None:
+            y = y + _features(call, bias, wide)
+        return convert(y, call.result)
+    # A product of two float32 is rounded by itself, unless XLA contracts it with a sum.
+    held = dtypes.arithmetic(call.product) if bias is None else "float64"
+    y = _rounded(_over_rho(a, row.inverse_rms, wide), call.norm, held)
+    if scale is not None:
+        gain = _rounded(offset + _features(call, scale, held), call.product, held)
+        y = _rounded(y * gain, call.product, held)
+    if bias is not None:
+        y = _rounded(y + _features(call, bias, held), call.product, held)
+    return convert(y, call.result)
+
+
+def _rounded(x: jax.Array, dtype: str, held: str) -> jax.Array:
+    return convert(x if dtype == held else rounded(x, dtype), held)
+
+
+def _scaled_exactly(
+    call: Call, a: jax.Array, row: Statistic, scale: jax.Array | None, bias: jax.Array | None
+) -> jax.Array:
+    """The same from float64 or to it; each ``lost`` is what float64 rounded off."""
     rho, a = row.rho, double(a) * row.inverse_power
-    y = a / rho
-    lost: Any = 0.0
-    if exact:
-        y = cut(y)
-        lost = finite((-product_error(y, rho, a) - y * row.rho_error) / rho)
+    y = cut(a / rho)
+    lost: Any = finite((-product_error(y, rho, a) - y * row.rho_error) / rho)
     if call.norm is not None:
         y = double(cast(y + lost, call.norm))
         if scale is not None:
             gain = double(cast(call.variant.scale_offset + _features(call, scale), call.product))
-            product, lost = _product(y, gain, exact)
+            product, lost = _product(y, gain)
             y = double(cast(product + lost, call.product))
         if bias is not None:
             y = double(cast(y + _features(call, bias), call.product))
@@ -127,16 +186,23 @@ def _scaled(call: Call, a: jax.Array, row: Statistic, scale: jax.Array | None, b
     if scale is not None:
         g = _features(call, scale)
         gain = call.variant.scale_offset + g
-        product, product_lost = _product(y, gain, exact)
-        if exact:
-            lost = lost * gain + y * sum_error(g, call.variant.scale_offset, gain) + product_lost
+        product, product_lost = _product(y, gain)
+        lost = lost * gain + y * sum_error(g, call.variant.scale_offset, gain) + product_lost
         y = product
     if bias is not None:
         b = _features(call, bias)
         product, y = y, y + b
-        if exact:
-            lost = lost + sum_error(product, b, y)
-    return cast(y + finite(lost) if exact else y, call.result)
+        lost = lost + sum_error(product, b, y)
+    return cast(y + finite(lost), call.result)
+
+
+def _over_rho(a: jax.Array, inverse_rms: jax.Array, dtype: str) -> jax.Array:
+    """a / rho; in float32 by two factors, as 1 / rho alone may leave its range."""
+    if dtype == "float64":
+        return convert(a, dtype) * convert(inverse_rms, dtype)
+    bits = lax.bitcast_convert_type(lax.stop_gradient(inverse_rms), jnp.int64) & 0x7FF0000000000000
+    power = jnp.clip(lax.bitcast_convert_type(bits, jnp.float64), 2.0**-64, 2.0**64)
+    return (convert(a, dtype) * convert(power, dtype)) * convert(inverse_rms / power, dtype)
 
 
 def backward(
@@ -147,16 +213,21 @@ def backward(
     mask: jax.Array | None,
     inverse_rms: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """dx, dscale and dbias in float64, from x and 1 / rho alone."""
-    counted, k, empty = _counted(call, a, mask)
-    v, a = double(dy), double(a)
-    if mask is not None:
-        v, a = jnp.where(mask & ~empty, v, 0.0), jnp.where(mask, a, 0.0)
-    normalised = a * inverse_rms
-    u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale))
-    along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
-    dx = inverse_rms * (u - along * (_sum(call, u * normalised) / k))
-    return dx, _over_rows(call, v * normalised), _over_rows(call, v)
+    """dx, dscale and dbias, from x and 1 / rho alone."""
+    counted, k, _ = _counted(call, a, mask)
+    live, wide = _live(call, a, mask), elementwise(call)
+
+    def copies() -> tuple[jax.Array, jax.Array]:
+        v, own, inverse = lax.optimization_barrier((dy, a, inverse_rms))
+        v = _where(live, convert(v, wide))
+        return v, _over_rho(_where(mask, own), inverse, wide)
+
+    v, normalised = copies()
+    u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale, wide))
+    along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms, wide)
+    dx = _over_rho(u - along * (_sum(call, u * normalised) / _as(k, wide)), inverse_rms, wide)
+    v, normalised = copies()
+    return dx, _over_rows(call, v * normalised), _over_rows(call, copies()[0])
 
 
 def tangent(
@@ -169,25 +240,58 @@ def tangent(
     dscale: jax.Array | None,
     dbias: jax.Array | None,
     across: Across | None = None,
+    *,
+    wide: str,
 ) -> tuple[jax.Array, jax.Array]:
-    """dy and the tangent of 1 / rho in float64, from x and 1 / rho alone; its transpose is ``backward``."""
-    counted, k, empty = _counted(call, a, mask, across)
-    a = double(a) if mask is None else jnp.where(mask, double(a), 0.0)
-    normalised = a * inverse_rms
-    dy, dinverse_rms = jnp.zeros_like(a), jnp.zeros_like(inverse_rms)
+    """dy and the tangent of 1 / rho, computed in ``wide``; its transpose is ``backward``.
+
+    What checkpoint keeps for the transpose is what goes in: nothing of x's size but x.
+    """
+    terms, dinverse_rms = [jnp.zeros_like(a, wide)], jnp.zeros_like(inverse_rms)
     if da is not None:
-        da = double(da) if mask is None else jnp.where(mask, double(da), 0.0)
-        along = _centred(call, normalised, counted, k, across) * _slope(call, k, inverse_rms)
-        inner = _sum(call, along * da, across) / k
-        dy = inverse_rms * (da - normalised * inner)
-        dinverse_rms = -inverse_rms * (inverse_rms * inner)
-        if scale is not None:
-            dy = dy * (call.variant.scale_offset + _features(call, scale))
+        along_x = jax.checkpoint(bind(_along_x, call, wide, across))
+        terms[0], dinverse_rms = along_x(a, scale, mask, inverse_rms, da)
+    along_parameters = jax.checkpoint(bind(_along_parameters, call, wide, across))
     if dscale is not None:
-        dy = dy + normalised * _features(call, dscale)
+        terms.append(along_parameters(a, mask, inverse_rms, dscale, None))
     if dbias is not None:
-        dy = dy + _features(call, dbias)
-    return dy if mask is None else jnp.where(mask & ~empty, dy, 0.0), dinverse_rms
+        terms.append(along_parameters(a, mask, inverse_rms, None, dbias))
+    return total(terms, call.result), dinverse_rms
+
+
+def _along_x(
+    call: Call, wide: str, across: Across | None, a: Any, scale: Any, mask: Any, inverse_rms: Any, da: Any
+) -> tuple[jax.Array, jax.Array]:
+    counted, k, _ = _counted(call, a, mask, across)
+    normalised = _over_rho(_where(mask, a), inverse_rms, wide)
+    da = _over_rho(_where(mask, convert(da, wide)), inverse_rms, wide)
+    along = _centred(call, normalised, counted, k, across) * _slope(call, k, inverse_rms, wide)
+    inner = _sum(call, along * da, across) / _as(k, wide)
+    dy = da - normalised * inner
+    if scale is not None:
+        dy = dy * (call.variant.scale_offset + _features(call, scale, wide))
+    return _where(_live(call, a, mask, across), dy), -inverse_rms * convert(inner, "float64")
+
+
+def _along_parameters(
+    call: Call, wide: str, across: Across | None, a: Any, mask: Any, inverse_rms: Any, dscale: Any, dbias: Any
+) -> jax.Array:
+    if dscale is not None:
+        dy = _over_rho(_where(mask, a), inverse_rms, wide) * _features(call, dscale, wide)
+    else:
+        dy = jnp.zeros_like(a, wide) + _features(call, dbias, wide)
+    return _where(_live(call, a, mask, across), dy)
+
+
+def elementwise(call: Call) -> str:
+    """Dtype in which y is computed before it is rounded."""
+    short = {call.x, call.result} <= set(dtypes.HALF) and call.product != "float64"
+    return "float32" if short else "float64"
+
+
+def derived(call: Call) -> str:
+    """Dtype of the derivatives that JAX asks for, before they are rounded."""
+    return dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result))
 
 
 def _counted(
@@ -205,13 +309,20 @@ def _counted(
     return counted, jnp.maximum(k, 1.0), k == 0
 
 
+def _live(call: Call, a: jax.Array, mask: jax.Array | None, across: Across | None = None) -> jax.Array | None:
+    """Elements whose y is not constant, None for all."""
+    return None if mask is None else mask & ~_counted(call, a, mask, across)[2]
+
+
+def _where(mask: jax.Array | None, a: jax.Array) -> jax.Array:
+    return a if mask is None else jnp.where(mask, a, jnp.zeros_like(a))
+
+
 def _centred(call: Call, a: jax.Array, counted: jax.Array | None, k: Any, across: Across | None = None) -> jax.Array:
     """What the statistic squares: a, or for a variance a less its mean; 0 where not counted."""
-    if counted is not None:
-        a = jnp.where(counted, a, 0.0)
+    a = _where(counted, a)
     if call.variant.statistic == "variance":
-        a = a - _sum(call, a, across) / k
-        a = a if counted is None else jnp.where(counted, a, 0.0)
+        a = _where(counted, a - _sum(call, a, across) / _as(k, a.dtype.name))
     return a
 
 
@@ -225,19 +336,23 @@ def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
     )
 
 
-def _slope(call: Call, k: Any, inverse_rms: jax.Array) -> Any:
+def _slope(call: Call, k: Any, inverse_rms: jax.Array, dtype: str) -> Any:
     """rho / s, with drho / da = a / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
     _, outside, floor = _eps(call, k)
     if call.variant.eps_position == "outside":
         share = 1 - outside * inverse_rms
-        return jnp.where(share > 0, 1 / jnp.where(share > 0, share, 1.0), 0.0)
+        return convert(jnp.where(share > 0, 1 / jnp.where(share > 0, share, 1.0), 0.0), dtype)
     if call.variant.eps_position == "clamp":  # rho == floor up to the rounding of 1 / rho
-        return (inverse_rms * floor < 1 - 2.0**-50).astype(jnp.float64)
+        return (inverse_rms * floor < 1 - 2.0**-50).astype(dtype)
     return 1.0
 
 
 def _is_exact(call: Call) -> bool:
     return bool(call.n) and "float64" in (call.x, call.result)
+
+
+def _as(k: Any, dtype: str) -> Any:
+    return np.dtype(dtype).type(k) if isinstance(k, np.generic) else convert(k, dtype)
 
 
 def _inverse_power(call: Call, a: jax.Array, k: Any, across: Across | None) -> Any:
@@ -250,9 +365,7 @@ def _inverse_power(call: Call, a: jax.Array, k: Any, across: Across | None) -> A
     return 1 / jnp.clip(power, 2.0**-1022, 2.0**1022)
 
 
-def _product(a: jax.Array, b: jax.Array, exact: bool) -> tuple[jax.Array, Any]:
-    if not exact:
-        return a * b, 0.0
+def _product(a: jax.Array, b: jax.Array) -> tuple[jax.Array, Any]:
     product = cut(a * b)
     return product, product_error(a, b, product)
 
@@ -265,8 +378,8 @@ def _across(part: Any, across: Across | None) -> Any:
     return part if across is None else lax.psum(part, across.axis_name, axis_index_groups=across.groups)
 
 
-def _features(call: Call, parameter: jax.Array) -> jax.Array:
-    return double(parameter).reshape(call.feature_shape)
+def _features(call: Call, parameter: jax.Array, dtype: str = "float64") -> jax.Array:
+    return convert(parameter, dtype).reshape(call.feature_shape)
 
 
 def _over_rows(call: Call, terms: jax.Array) -> jax.Array:

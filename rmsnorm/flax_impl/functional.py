@@ -20,8 +20,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from rmsnorm import dtypes, errors
 from rmsnorm.call import Axis, Call, Spec, resolve
-from rmsnorm.flax_impl.arithmetic import Across, backward, forward, statistic, tangent
-from rmsnorm.flax_impl.rounding import add, cast, double
+from rmsnorm.flax_impl.arithmetic import Across, backward, derived, elementwise, forward, statistic, tangent
+from rmsnorm.flax_impl.rounding import add, cast, convert
 from rmsnorm.variants import Variant, derive
 
 
@@ -142,11 +142,11 @@ def rms_norm_vjp(
     )  # fmt: skip
     a = add(x, residual, call.x)
     dx, dscale, dbias = _pull_back(call, dy, a, scale, mask, da)
-    dscale = None if scale is None else cast(dscale, _name(scale))
-    dbias = None if bias is None else cast(dbias, _name(bias))
+    dscale = None if scale is None else convert(dscale, _name(scale))
+    dbias = None if bias is None else convert(dbias, _name(bias))
     if residual is not None:
-        return cast(dx, _name(x)), dscale, dbias, cast(dx, _name(residual))
-    return cast(dx, _name(x)), dscale, dbias
+        return convert(dx, _name(x)), dscale, dbias, convert(dx, _name(residual))
+    return convert(dx, _name(x)), dscale, dbias
 
 
 def rms_norm_jvp(
@@ -197,7 +197,7 @@ def rms_norm_jvp(
         dx=_spec(dx), dscale=_spec(dscale), dbias=_spec(dbias),
     )  # fmt: skip
     a = add(x, residual, call.x)
-    return cast(_push_forward(call, a, scale, mask, dx, dscale, dbias), call.result)
+    return _push_forward(call, a, scale, mask, dx, dscale, dbias)
 
 
 # x64 is enabled here and not by the caller: a transformation may trace these again long after rms_norm has returned.
@@ -217,24 +217,24 @@ def _differentiate(
     da, dscale, dbias, _ = (None if type(each) is SymbolicZero else each for each in tangents)
     with jax.enable_x64(True):
         y, inverse_rms = normalise(call, across, a, scale, bias, mask)
-        # What checkpoint keeps for the transpose is what goes in: nothing of x's size but x. A second derivative finds
-        # 1 / rho to be an output of normalise, and goes through it.
-        linear = jax.checkpoint(bind(tangent, call, across=across))
-        dy, dinverse_rms = linear(a, scale, mask, inverse_rms, da, dscale, dbias)
-        return (y, inverse_rms), (cast(dy, _name(y)), dinverse_rms)
+        # A second derivative finds 1 / rho to be an output of normalise, and goes through it.
+        return (y, inverse_rms), tangent(
+            call, a, scale, mask, inverse_rms, da, dscale, dbias, across, wide=derived(call)
+        )
 
 
 @bind(jax.jit, static_argnums=0)
 def _pull_back(call: Call, dy: Any, a: Any, scale: Any, mask: Any, da: Any) -> tuple[Any, Any, Any]:
     with jax.enable_x64(True):
         dx, dscale, dbias = backward(call, dy, a, scale, mask, statistic(call, a, mask).inverse_rms)
-        return dx if da is None else dx + double(da), dscale, dbias
+        return dx if da is None else dx + convert(da, _name(dx)), dscale, dbias
 
 
 @bind(jax.jit, static_argnums=0)
 def _push_forward(call: Call, a: Any, scale: Any, mask: Any, dx: Any, dscale: Any, dbias: Any) -> Any:
     with jax.enable_x64(True):
-        return tangent(call, a, scale, mask, statistic(call, a, mask).inverse_rms, dx, dscale, dbias)[0]
+        inverse_rms = statistic(call, a, mask).inverse_rms
+        return tangent(call, a, scale, mask, inverse_rms, dx, dscale, dbias, wide=elementwise(call))[0]
 
 
 def _three(name: str, values: Sequence[Any]) -> list[Any]:

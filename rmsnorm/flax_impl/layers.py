@@ -28,7 +28,7 @@ class RMSNorm(nnx.RMSNorm):
         y = a / rho * (o + scale) + bias,    a = x + residual,    rho = sqrt(mean(a_i^2) + eps)
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant. It is a flax.nnx.RMSNorm
-    and takes its arguments; the statistic is float64 whatever ``dtype`` says, and weighted where it goes over devices.
+    and takes its arguments; the statistic is that of x whatever ``dtype`` says, weighted where it goes over devices.
 
     Args:
         num_features: number of parameters, the product of the sizes of the feature axes.

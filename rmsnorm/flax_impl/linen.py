@@ -22,7 +22,7 @@ class RMSNorm(nn.RMSNorm):
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant. It is a
     flax.linen.RMSNorm with its attributes, of which ``use_fast_variance`` and ``force_float32_reductions`` are without
-    effect: the statistic is float64 whatever they and ``dtype`` say, and weighted where it goes over devices.
+    effect: the statistic is that of x whatever they and ``dtype`` say, and weighted where it goes over devices.
 
     Attributes:
         epsilon: a number >= 0; None for the variant's.

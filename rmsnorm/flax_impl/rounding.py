@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, Final
 
 import jax
@@ -26,7 +27,30 @@ def double(x: jax.Array) -> jax.Array:
 
 def cast(x: jax.Array, dtype: str) -> jax.Array:
     """x in that dtype, in one rounding; the identity to every derivative, whose transpose rounds once too."""
-    return x if x.dtype.name == dtype else convert_p.bind(x, dtype=jnp.dtype(dtype))
+    return x if x.dtype.name == dtype else convert_p.bind(x, dtype=jnp.dtype(dtype), bits=True)
+
+
+def convert(x: jax.Array, dtype: str) -> jax.Array:
+    """As cast, but by the instruction where that rounds once: it fuses, and takes subnormal numbers for 0 on CPUs."""
+    return x if x.dtype.name == dtype else total([x], dtype)
+
+
+def total(terms: Sequence[jax.Array], dtype: str) -> jax.Array:
+    """Sum of arrays of one shape and dtype, converted once."""
+    return convert_p.bind(*terms, dtype=jnp.dtype(dtype), bits=False)
+
+
+def rounded(x: jax.Array, dtype: str) -> jax.Array:
+    """The numbers that x becomes in that dtype, in the wider dtype of x: XLA drops conversions there and back."""
+    if x.dtype.name == dtype:
+        return x
+    info = jnp.finfo(dtype)
+    if info.nexp == jnp.finfo(x.dtype).nexp:
+        return lax.reduce_precision(x, info.nexp, info.nmant)
+    least = np.array(info.smallest_subnormal, x.dtype)
+    tiny = lax.round(x / least, _TO_EVEN) * least
+    normal = lax.reduce_precision(x, info.nexp, info.nmant)
+    return jnp.where(abs(x) < np.array(info.smallest_normal, x.dtype), tiny, normal)
 
 
 # A primitive and not lax.convert_element_type: with x64 off that one makes no float64, also where a transformation
@@ -34,9 +58,27 @@ def cast(x: jax.Array, dtype: str) -> jax.Array:
 convert_p = Primitive("rms_norm_convert")
 
 
-def _convert(x: jax.Array, *, dtype: np.dtype[Any]) -> jax.Array:
+def _convert(*terms: jax.Array, dtype: np.dtype[Any], bits: bool) -> jax.Array:
     with jax.enable_x64(True):  # also where a transformation traces this, when the caller's is long over
-        return _narrow(x, dtype) if x.dtype == jnp.float64 else _widen(x)
+        x = reduce(lax.add, terms)
+        if x.dtype == jnp.float64 and (bits or dtype.itemsize == 2):
+            return _narrow(x, dtype)
+        return _widen(x) if bits else x.astype(dtype)
+
+
+def _transpose(ct: Any, *terms: Any, dtype: np.dtype[Any], bits: bool) -> list[Any]:
+    """To every term a copy of its own, each behind one barrier more: XLA would store one conversion for all."""
+    out = []
+    for term in terms:
+        out.append(convert_p.bind(ct, dtype=term.aval.dtype, bits=bits))
+        ct = lax.optimization_barrier(ct)
+    return out
+
+
+def _batch(terms: Sequence[Any], dims: Sequence[Any], **options: Any) -> tuple[Any, int]:
+    size = next(term.shape[dim] for term, dim in zip(terms, dims, strict=True) if dim is not None)
+    front = [batching.bdim_at_front(term, dim, size) for term, dim in zip(terms, dims, strict=True)]
+    return convert_p.bind(*front, **options), 0
 
 
 def _widen(x: jax.Array) -> jax.Array:
@@ -64,11 +106,11 @@ def _narrow(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     return jnp.where(is_tiny, tiny, normal)
 
 
-convert_p.def_impl(jax.jit(_convert, static_argnames="dtype"))
-convert_p.def_abstract_eval(lambda x, *, dtype: x.update(dtype=dtype, weak_type=False))
+convert_p.def_impl(jax.jit(_convert, static_argnames=("dtype", "bits")))
+convert_p.def_abstract_eval(lambda x, *_, dtype, bits: x.update(dtype=dtype, weak_type=False))
 mlir.register_lowering(convert_p, mlir.lower_fun(_convert, multiple_results=False))
-ad.deflinear2(convert_p, lambda ct, x, *, dtype: [convert_p.bind(ct, dtype=x.aval.dtype)])
-batching.defvectorized(convert_p)
+ad.deflinear2(convert_p, _transpose)
+batching.primitive_batchers[convert_p] = _batch
 
 
 def cut(x: jax.Array) -> jax.Array:
@@ -79,6 +121,11 @@ def cut(x: jax.Array) -> jax.Array:
     off of a tiny x would be subnormal, which XLA takes for 0 on CPUs.
     """
     return jnp.where(abs(x) < 2.0**-900, x, _keep(x, -2))
+
+
+def apart(x: jax.Array) -> jax.Array:
+    """x >= 0 by way of its bits: XLA's CPU backend does not fuse across, and so stores no a / rho to be rounded."""
+    return _keep(x, 2**63 - 1)
 
 
 def product_error(a: jax.Array, b: jax.Array, product: jax.Array) -> jax.Array:
