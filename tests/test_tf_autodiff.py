@@ -15,7 +15,7 @@ tf = pytest.importorskip("tensorflow")
 
 from test_tf import MAGNITUDES, by_tape, converted, to_tf  # noqa: E402
 
-from rmsnorm.tf_impl import functional, rms_norm, rms_norm_vjp  # noqa: E402
+from rmsnorm.tf_impl import arithmetic, rms_norm, rms_norm_vjp  # noqa: E402
 
 DIFFERENTIABLE: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -123,7 +123,7 @@ def test_a_second_derivative_needs_the_recalled_statistic(monkeypatch: pytest.Mo
     function, arrays, options = small("plain")
     directions, v = directions_of(arrays), np.random.default_rng(1).standard_normal((2, 3, 4))
     want = product_with_hessian(arrays, v, directions, options)
-    monkeypatch.setattr(functional, "recalled", lambda call, a, mask, inverse_rms: inverse_rms)
+    monkeypatch.setattr(arithmetic, "recalled", lambda call, a, mask, inverse_rms: inverse_rms)
     got = backward_over_backward(function, [*map(to_tf, arrays)], to_tf(v), [*map(to_tf, directions)])
     assert np.abs(got[0] - want[0]).max() > 0.1
 

@@ -1,17 +1,20 @@
 """The arithmetic of RMSNorm on TensorFlow tensors.
 
-All of it is float64, so that results in 16 and 32 bits are correctly rounded and no square of theirs leaves the range.
-Where x or y is float64 itself, the statistic is scaled by a power of two and what each operation of the forward pass
-rounds off is carried along. Sizes may be unknown while a graph is traced.
+The statistic is float64, so that no square of a number in 16 or 32 bits leaves the range. The rest is float64, too, and
+results in 32 bits are correctly rounded; between 16 bits it is float32, which XLA makes twice as fast. Where x or y is
+float64 itself, the statistic is scaled by a power of two and what each operation of the forward pass rounds off is
+carried along. Sizes may be unknown while a graph is traced.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from rmsnorm import dtypes
 from rmsnorm.call import Call
 from rmsnorm.tf_impl.rounding import (
     cast,
@@ -26,6 +29,8 @@ from rmsnorm.tf_impl.rounding import (
 
 # TensorFlow takes subnormal numbers as 0: below this, what is lost is, too.
 _TINY = 2.0**-900
+# XLA on the CPU writes out what a sum of more than 32 terms adds: that many slabs are added element by element first.
+_SLABS = 8
 
 
 class Statistic(NamedTuple):
@@ -41,7 +46,7 @@ class Statistic(NamedTuple):
 
 
 def statistic(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
-    exact = _is_exact(call)
+    exact, a = _is_exact(call), _double(a)
     counted, k, empty = _counted(call, a, mask)
     a = a if counted is None else tf.where(counted, a, 0.0)
     inverse_power: Any = _inverse_power(call, a, k) if exact else 1.0
@@ -52,7 +57,7 @@ def statistic(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
         q = total / k
         q_error = finite((total_error - product_error(q, tf.convert_to_tensor(k, tf.float64), total)) / k)
     else:
-        q = tf.reduce_sum(tf.square(c), call.axes, keepdims=True) / k
+        q = _sum(tf.square(c), call.axes, keepdims=True) / k
     inside, outside, floor = _eps(call, k, inverse_power)
     radicand = q + inside
     positive = tf.not_equal(radicand, 0)  # not the operator, which in graphs of TensorFlow 1 compares identities
@@ -76,7 +81,7 @@ def statistic(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
 def forward(
     call: Call, a: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    a = _double(a)  # once: the gradients of its uses then add up in float64
+    a = wide(call, a)  # once: the gradients of its uses then add up there
     row = statistic(call, a, mask)
     y = _scaled(call, a, row, scale, bias)
     if mask is not None and not tf.executing_eagerly():  # in graphs, forward mode derives what is inside the function
@@ -90,15 +95,17 @@ def forward(
 def _scaled(call: Call, a: tf.Tensor, row: Statistic, scale: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
     """a / rho, the gain and the bias, rounded as the variant says; each ``lost`` is what float64 rounded off."""
     exact = _is_exact(call)
-    rho, a = row.rho, a * row.inverse_power
-    y = a / rho
     lost: Any = 0.0
-    if exact:
+    if not exact:
+        y = _times(a, row.inverse_rms)
+    else:
+        rho, a = row.rho, a * row.inverse_power
+        y = a / rho
         lost = -finite((product_error(y, rho, a) + y * row.rho_error) / rho)
         lost = tf.where(tf.abs(y) > _TINY, lost, 0.0)
-    rounded = None if call.norm is None else _before_scale(call, y + lost, scale, bias)
+    rounded = None if call.norm is None else _before_scale(call, y + lost if exact else y, scale, bias)
     if scale is not None:
-        g = _features(call, scale)
+        g = _features(call, scale, y)
         gain = call.variant.scale_offset + g
         normalised, y = y, y * gain
         if exact:
@@ -106,7 +113,7 @@ def _scaled(call: Call, a: tf.Tensor, row: Statistic, scale: tf.Tensor | None, b
             lost = lost * gain + normalised * gain_error + product_error(normalised, gain, y)
             lost = tf.where(tf.abs(y) > _TINY, lost, 0.0)
     if bias is not None:
-        b = _features(call, bias)
+        b = _features(call, bias, y)
         product, y = y, y + b
         if exact:
             lost = lost + sum_error(product, b, y)
@@ -116,27 +123,27 @@ def _scaled(call: Call, a: tf.Tensor, row: Statistic, scale: tf.Tensor | None, b
 
 
 def _before_scale(call: Call, y: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
-    y = _double(cast(y, call.norm or call.x))
+    y = wide(call, cast(y, call.norm or call.x))
     if scale is not None:
-        gain = _double(cast(call.variant.scale_offset + _features(call, scale), call.product))
-        y = settled(_double(cast(y * gain, call.product)))
+        gain = wide(call, cast(call.variant.scale_offset + _features(call, scale, y), call.product))
+        y = settled(wide(call, cast(y * gain, call.product)))
     if bias is not None:
-        y = _double(cast(y + _features(call, bias), call.product))
+        y = wide(call, cast(y + _features(call, bias, y), call.product))
     return y
 
 
 def backward(
     call: Call, dy: tf.Tensor, a: tf.Tensor, scale: tf.Tensor | None, mask: tf.Tensor | None, inverse_rms: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """dx, dscale and dbias in float64, from x and 1 / rho alone."""
+    """dx, dscale and dbias, not yet rounded, from x and 1 / rho alone."""
     counted, k, empty = _counted(call, a, mask)
-    v, live = _double(dy), None if mask is None or empty is None else mask & ~empty
+    v, live = tf.cast(dy, a.dtype), None if mask is None or empty is None else mask & ~empty
     if live is not None:
         v, a = tf.where(live, v, 0.0), tf.where(live, a, 0.0)
-    normalised = a * inverse_rms
-    u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale))
-    along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
-    dx = inverse_rms * (u - along * (tf.reduce_sum(u * normalised, call.axes, keepdims=True) / k))
+    normalised = _times(a, inverse_rms)
+    u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale, v))
+    share = _slope(call, k, inverse_rms) * _sum(u * normalised, call.axes, keepdims=True) / k
+    dx = _times(u - _centred(call, normalised, counted, k) * tf.cast(share, a.dtype), inverse_rms)
     along_scale = v * normalised
     if live is not None:  # again: 1 / rho may be infinite
         dx, along_scale = tf.where(live, dx, 0.0), tf.where(live, along_scale, 0.0)
@@ -146,7 +153,7 @@ def backward(
 def recalled(call: Call, a: tf.Tensor, mask: tf.Tensor | None, inverse_rms: tf.Tensor) -> tf.Tensor:
     """1 / rho as the forward pass left it, with its derivative, which a second derivative of y goes through."""
     counted, k, _ = _counted(call, a, mask)
-    a = a if counted is None else tf.where(counted, a, 0.0)
+    a = _double(a) if counted is None else tf.where(counted, _double(a), 0.0)
 
     @tf.custom_gradient
     def function(a: tf.Tensor) -> Any:
@@ -178,13 +185,13 @@ def tangent(
     if da is not None:
         da = _double(da) if mask is None else tf.where(mask, _double(da), 0.0)
         along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
-        dy = inverse_rms * (da - normalised * (tf.reduce_sum(along * da, call.axes, keepdims=True) / k))
+        dy = inverse_rms * (da - normalised * (_sum(along * da, call.axes, keepdims=True) / k))
         if scale is not None:
-            dy = dy * (call.variant.scale_offset + _features(call, scale))
+            dy = dy * (call.variant.scale_offset + _features(call, scale, dy))
     if dscale is not None:
-        dy = dy + normalised * _features(call, dscale)
+        dy = dy + normalised * _features(call, dscale, dy)
     if dbias is not None:
-        dy = dy + _features(call, dbias)
+        dy = dy + _features(call, dbias, dy)
     return dy if mask is None or empty is None else tf.where(mask & ~empty, dy, 0.0)
 
 
@@ -219,7 +226,7 @@ def _centred(call: Call, a: tf.Tensor, counted: tf.Tensor | None, k: Any) -> tf.
     if counted is not None:
         a = tf.where(counted, a, 0.0)
     if call.variant.statistic == "variance":
-        a = a - tf.reduce_sum(a, call.axes, keepdims=True) / k
+        a = a - tf.cast(_sum(a, call.axes, keepdims=True) / k, a.dtype)
         a = a if counted is None else tf.where(counted, a, 0.0)
     return a
 
@@ -256,15 +263,52 @@ def _inverse_power(call: Call, a: tf.Tensor, k: Any) -> tf.Tensor:
     return 1 / tf.clip_by_value(power_of_two(largest), 2.0**-1022, 2.0**1022)
 
 
-def _features(call: Call, parameter: tf.Tensor) -> tf.Tensor:
+def _features(call: Call, parameter: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     places = (slice(None) if axis in call.feature_axes else None for axis in range(len(call.shape)))
-    return _double(parameter)[tuple(places)]  # no reshape: sizes may be unknown
+    return tf.cast(parameter, like.dtype)[tuple(places)]  # no reshape: sizes may be unknown
 
 
 def _over_rows(call: Call, terms: tf.Tensor) -> tf.Tensor:
     """Sum over the axes that share the parameters, in the shape of the parameters."""
-    return tf.reduce_sum(terms, call.shared_axes) if call.shared_axes else terms
+    return _sum(terms, call.shared_axes) if call.shared_axes else _double(terms)
+
+
+def _sum(terms: tf.Tensor, axes: Sequence[int], keepdims: bool = False) -> tf.Tensor:
+    """In float64; the terms are added in their own format, eight slabs of the longest axis first."""
+    sizes = [terms.shape[axis] for axis in axes]
+    if None in sizes:
+        axis, size = axes[sizes.index(None)], None
+    else:
+        axis, size = axes[sizes.index(max(sizes))], max(sizes)
+    if size is not None and size <= 32:
+        return _double(tf.reduce_sum(terms, axes, keepdims=keepdims))
+    shape = tf.unstack(tf.shape(terms), len(terms.shape)) if None in terms.shape else list(terms.shape)
+    slab = shape[axis] // _SLABS
+    whole, rest = terms, None
+    if size is None or size % _SLABS:
+        whole, rest = tf.split(terms, [slab * _SLABS, shape[axis] - slab * _SLABS], axis)
+    slabs = tf.reshape(whole, [*shape[:axis], _SLABS, slab, *shape[axis + 1 :]])
+    # the mean: XLA would make one sum of two
+    total = _SLABS * _double(tf.reduce_sum(tf.reduce_mean(slabs, axis), axes, keepdims=keepdims))
+    return total if rest is None else total + _double(tf.reduce_sum(rest, axes, keepdims=keepdims))
+
+
+def _times(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """x times a float64 of each row, of which float32 may hold a power of two more only apart."""
+    if x.dtype == tf.float64:
+        return x * factor
+    power = tf.where(factor < 2.0**-100, 2.0**-32 * tf.ones_like(factor), 1.0)
+    return (x * tf.cast(power, x.dtype)) * tf.cast(factor / power, x.dtype)
+
+
+def wide(call: Call, x: tf.Tensor) -> tf.Tensor:
+    """In the format of the arithmetic."""
+    narrow = call.x in dtypes.HALF and call.result in dtypes.HALF and call.product != "float64"
+    return tf.cast(x, tf.float32) if narrow else _double(x)
 
 
 def _double(x: tf.Tensor) -> tf.Tensor:
+    if x.dtype in (tf.float16, tf.bfloat16):
+        # two casts that XLA would make one, from 16 bits, which LLVM does for two numbers at a time
+        return -tf.cast(-tf.cast(x, tf.float32), tf.float64)
     return tf.cast(x, tf.float64)

@@ -2,8 +2,8 @@
 
     y = a / rho * (o + g) + b        rho = sqrt(mean(a_i^2) + eps), or as the variant says
 
-Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py. TensorFlow's own kernels take
-subnormal numbers as 0, and so do these functions.
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py, that of eager calls in eager.py.
+TensorFlow's own kernels take subnormal numbers as 0, and so do these functions but where rmsnorm.cpu computes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve
-from rmsnorm.tf_impl.arithmetic import backward, forward, recalled, statistic, tangent
+from rmsnorm.tf_impl import eager
+from rmsnorm.tf_impl.arithmetic import backward, forward, statistic, tangent, wide
 from rmsnorm.tf_impl.rounding import add, cast
 from rmsnorm.variants import Variant, derive
 
@@ -134,11 +135,11 @@ def rms_norm_vjp(
         dy=_spec("rms_norm_vjp", "dy", dy), da=_spec("rms_norm_vjp", "da", da),
     )  # fmt: skip
     x, scale, bias, mask, residual, dy, da = _tensors(x, scale, bias, mask, residual, dy, da)
-    a = tf.cast(add(x, residual, call.x), tf.float64)
+    a = wide(call, add(x, residual, call.x))
     inverse_rms = statistic(call, a, mask).inverse_rms
     dx, dscale, dbias = backward(call, dy, a, scale, mask, inverse_rms)
     if da is not None:
-        dx = dx + tf.cast(da, tf.float64)
+        dx = tf.cast(dx, tf.float64) + tf.cast(da, tf.float64)
     dscale = None if scale is None else cast(dscale, _name(scale))
     dbias = None if bias is None else cast(dbias, _name(bias))
     if residual is not None:
@@ -200,30 +201,22 @@ def rms_norm_jvp(
 def _rms_norm(
     call: Call, a: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    names = [None if array is None else _name(array) for array in (a, scale, bias)]
+    if tf.executing_eagerly() and not eager.is_recording():
+        return eager.forward(call, a, scale, bias, mask)
 
     @tf.custom_gradient
     def function(*given: tf.Tensor) -> Any:
-        if tf.executing_eagerly():  # a tape would keep all that it sees here, though no gradient goes through it
-            given = tuple(map(tf.stop_gradient, given))
-        x, g, b = _filled(given, a, scale, bias)
-        y, inverse_rms = forward(call, x, g, b, mask)
+        run: Any = eager.forward if tf.executing_eagerly() else forward
+        y, inverse_rms = run(call, *eager.filled(given, a, scale, bias), mask)
 
         def gradient(dy: tf.Tensor, _: Any) -> list[tf.Tensor]:
-            x = tf.cast(a, tf.float64)
-            results = backward(call, dy, x, scale, mask, recalled(call, x, mask, inverse_rms))
-            return [cast(result, name) for result, name in zip(results, names, strict=True) if name is not None]
+            run: Any = eager.backward if tf.executing_eagerly() else eager.rounded_backward
+            return [result for result in run(call, dy, a, scale, bias, mask, inverse_rms) if result is not None]
 
         return (y, inverse_rms), gradient
 
     y, inverse_rms = function(*(array for array in (a, scale, bias) if array is not None))
     return y, inverse_rms
-
-
-def _filled(given: Sequence[tf.Tensor], *places: tf.Tensor | None) -> list[Any]:
-    """The given tensors in the places that are not None."""
-    rest = iter(given)
-    return [None if place is None else next(rest) for place in places]
 
 
 def _three(name: str, values: Sequence[Any]) -> list[Any]:

@@ -16,16 +16,20 @@ from rmsnorm import dtypes
 
 
 def add(x: tf.Tensor, residual: tf.Tensor | None, dtype: str) -> tf.Tensor:
-    return x if residual is None else cast(tf.cast(x, tf.float64) + tf.cast(residual, tf.float64), dtype)
+    if residual is None:
+        return x
+    if x.dtype == residual.dtype and dtype not in dtypes.HALF:
+        return x + residual
+    return cast(tf.cast(x, tf.float64) + tf.cast(residual, tf.float64), dtype)
 
 
 def cast(x: tf.Tensor, dtype: str) -> tf.Tensor:
-    """float64 to another format in one rounding; the identity to every derivative.
+    """float32 or float64 to another format in one rounding; the identity to every derivative.
 
-    TensorFlow casts to 16 bits through float32 and so rounds twice. Put on the format's own grid first, which ends at
-    its subnormal numbers, x is cast exactly, also where a compiler drops a pair of casts.
+    TensorFlow casts float64 to 16 bits through float32 and so rounds twice. Put on the format's own grid first, which
+    ends at its subnormal numbers, x is cast exactly, also where a compiler drops a pair of casts.
     """
-    if dtype in dtypes.HALF:
+    if dtype in dtypes.HALF and x.dtype == tf.float64:
         step = tf.maximum(power_of_two(x) * dtypes.epsilon(dtype), dtypes.smallest_subnormal(dtype))
         x = x - finite(x - tf.round(x / step) * step)
     return tf.cast(x, dtype)

@@ -1,0 +1,181 @@
+"""Eager calls: the kernels of rmsnorm.cpu where they serve, or one function that XLA compiled, in place of operations.
+
+XLA compiles for every shape, which takes a fifth of a second: large tensors only. A function is traced once for all
+sizes of the axes that are neither normalised nor those of the parameters. In a graph neither is used: the operations
+become part of it, for its compiler to fuse and for a SavedModel to keep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import record
+
+from rmsnorm import cpu
+from rmsnorm.call import Call
+from rmsnorm.tf_impl import arithmetic
+from rmsnorm.tf_impl.rounding import cast
+
+_LARGE = 2**20  # elements
+
+
+def forward(
+    call: Call, a: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """As arithmetic.forward, for constants: a tape would keep all that it sees, though no gradient goes through it."""
+    given = _constants(call, a, scale, bias, mask)
+    if _has_kernels(call, given):
+        return _forward_kernel(call, *given)
+    return _compiled(arithmetic.forward, call, given)(call, *given)
+
+
+def backward(
+    call: Call,
+    dy: tf.Tensor,
+    a: tf.Tensor,
+    scale: tf.Tensor | None,
+    bias: tf.Tensor | None,
+    mask: tf.Tensor | None,
+    inverse_rms: tf.Tensor,
+) -> list[tf.Tensor | None]:
+    """As rounded_backward, which it is where a derivative of it may be wanted: the kernels have none."""
+    if is_recording():
+        return rounded_backward(call, dy, a, scale, bias, mask, inverse_rms)
+    given = _constants(call, dy, a, scale, bias, mask, inverse_rms)
+    if _has_kernels(call, given):
+        return _backward_kernel(call, *given)
+    results: list[tf.Tensor | None] = _compiled(rounded_backward, call, given)(call, *given)
+    return results
+
+
+def rounded_backward(
+    call: Call,
+    dy: tf.Tensor,
+    a: tf.Tensor,
+    scale: tf.Tensor | None,
+    bias: tf.Tensor | None,
+    mask: tf.Tensor | None,
+    inverse_rms: tf.Tensor,
+) -> list[tf.Tensor | None]:
+    """dx, dscale and dbias in the dtypes of a, scale and bias, None where that is None."""
+    x = arithmetic.wide(call, a)
+    results = arithmetic.backward(call, dy, x, scale, mask, arithmetic.recalled(call, x, mask, inverse_rms))
+    pairs = zip(results, (a, scale, bias), strict=True)
+    return [None if primal is None else cast(result, primal.dtype.name) for result, primal in pairs]
+
+
+def is_recording() -> bool:
+    """Whether a tape or a ForwardAccumulator is open; TensorFlow has no public word for it."""
+    return bool(record.could_possibly_record())
+
+
+def filled(given: Sequence[tf.Tensor], *places: tf.Tensor | None) -> list[Any]:
+    """The given tensors in the places that are not None."""
+    rest = iter(given)
+    return [None if place is None else next(rest) for place in places]
+
+
+def _present(tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _constants(call: Call, *tensors: tf.Tensor | None) -> list[tf.Tensor | None]:
+    """Of which no tape knows; a mask in the shape of x."""
+    return [
+        None if t is None else tf.broadcast_to(t, call.shape) if t.dtype == tf.bool else tf.stop_gradient(t)
+        for t in tensors
+    ]
+
+
+def _compiled(function: Callable[..., Any], call: Call, given: Sequence[tf.Tensor | None]) -> Callable[..., Any]:
+    """The function, compiled where that pays."""
+    if math.prod(call.shape) < max(_LARGE, 1):
+        return function
+    kept = {*call.axes, *call.feature_axes}
+    relaxed = tuple(size if axis in kept else None for axis, size in enumerate(call.shape))
+    specs = tuple(
+        None
+        if t is None
+        else tf.TensorSpec([s if r else None for s, r in zip(t.shape, relaxed, strict=True)], t.dtype)
+        if t.shape.rank == len(relaxed)
+        else tf.TensorSpec(t.shape, t.dtype)
+        for t in given
+    )
+    traced = _traced(function, replace(call, shape=relaxed), specs)
+    return lambda _, *tensors: traced(*_present(tensors))
+
+
+@lru_cache(maxsize=128)
+def _traced(function: Callable[..., Any], call: Call, specs: tuple[tf.TensorSpec | None, ...]) -> Any:
+    def run(*tensors: tf.Tensor) -> Any:
+        return function(call, *filled(tensors, *specs))
+
+    return tf.function(run, input_signature=_present(specs), jit_compile=True, autograph=False)
+
+
+def _has_kernels(call: Call, given: Sequence[tf.Tensor | None]) -> bool:
+    return cpu.supports(call) and all(t.device.endswith("CPU:0") for t in given if t is not None)
+
+
+def _forward_kernel(
+    call: Call, a: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    from rmsnorm.cpu import launch, threads
+
+    plan = launch.plan(call, _name(scale), _name(bias))
+    y, inverse_rms = _empty(call.shape, call.result), _empty(plan.reduced, "float64")
+    plan.run_forward(
+        threads.available,
+        _at(a), plan.x_bytes, 0, _at(scale), _at(bias), *_mask(call, mask), _at(y), 0, _at(inverse_rms),
+    )  # fmt: skip
+    return y, inverse_rms
+
+
+def _backward_kernel(
+    call: Call,
+    dy: tf.Tensor,
+    a: tf.Tensor,
+    scale: tf.Tensor | None,
+    bias: tf.Tensor | None,
+    mask: tf.Tensor | None,
+    inverse_rms: tf.Tensor,
+) -> list[tf.Tensor | None]:
+    from rmsnorm.cpu import launch, threads
+
+    plan = launch.plan(call, _name(scale), _name(bias))
+    results = [None if t is None else _empty(t.shape, t.dtype.name) for t in (a, scale, bias)]
+    plan.run_backward(
+        threads.available,
+        _at(a), plan.x_bytes, _at(scale), *_mask(call, mask), _at(inverse_rms), _at(dy), 0,
+        *map(_at, results),
+    )  # fmt: skip
+    return results
+
+
+def _empty(shape: Sequence[int], dtype: str) -> tf.Tensor:
+    """A new tensor for a kernel to fill, in memory of TensorFlow, which aborts on what is not aligned to 64 bytes."""
+    from rmsnorm.cpu.memory import advise
+
+    with tf.device("CPU:0"):
+        tensor = tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False)
+    advise(_at(tensor), tensor.dtype.size * tensor.shape.num_elements())
+    return tensor
+
+
+def _at(tensor: tf.Tensor | None) -> int:
+    """Where its numbers are; tf.Tensor.numpy would copy them."""
+    return 0 if tensor is None else int(tensor._numpy().__array_interface__["data"][0])
+
+
+def _mask(call: Call, mask: tf.Tensor | None) -> tuple[int, int, int]:
+    """Its address, and the steps to the next row and element."""
+    return (0, 0, 0) if mask is None else (_at(mask), call.n, 1)
+
+
+def _name(x: tf.Tensor | None) -> str | None:
+    return None if x is None else str(x.dtype.name)
