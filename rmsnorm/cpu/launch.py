@@ -14,7 +14,7 @@ from rmsnorm.cpu import exact, kernels
 from rmsnorm.cpu.formats import CODE, STORAGE
 from rmsnorm.cpu.threads import share_out
 
-_SERIAL: Final = 2**19  # elements: below, handing over costs more than it saves
+_SERIAL: Final = 2**21  # elements: below, handing over costs more than it saves
 _LARGE: Final = 2**21
 _CHUNK: Final = 2**16
 
