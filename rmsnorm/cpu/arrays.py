@@ -93,6 +93,8 @@ def _masked(call: Call, mask: Array | None) -> tuple[Array | None, tuple[int, in
     if mask is None:
         return None, (0, 0, 0)
     matrix = np.broadcast_to(mask, call.shape).reshape(-1, call.n)
+    if matrix.strides[1] < 0:  # which stands for no mask
+        matrix = matrix.copy()
     return matrix, (address(matrix), matrix.strides[0], matrix.strides[1])
 
 

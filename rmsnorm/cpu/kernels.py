@@ -58,7 +58,8 @@ def forward(
     gain = gains(s, scale)
     b = parameter(bias, s.bias, n)
     norm, product = grid(s.norm), grid(s.product)
-    gain32, doubt = gain.astype(np.float32), np.zeros((n + 7) // 8 * 8 if s.single else 0, np.uint8)
+    single = s.single and _is_moderate(gain)
+    gain32, doubt = gain.astype(np.float32), np.zeros((n + 7) // 8 * 8 if single else 0, np.uint8)
     eights = doubt.view(np.uint64)
     for i in range(start, stop):
         a = at(x + i * x_step, n, s.x)
@@ -77,7 +78,7 @@ def forward(
         out = at(y + i * n * s.y_bytes, n, s.y)
         # a remainder needs all to be finite, as they are where the whole row is counted and rho is
         reciprocal = 1 / rho if _FMA and k == n and 1e-300 < rho < 1e300 else 0.0
-        sure = s.single and 2.0**-60 < rho < 2.0**60
+        sure = single and 2.0**-20 < rho < 2.0**20
         if k == 0:
             for j in range(n):
                 store(out, j, 0.0)
@@ -135,7 +136,8 @@ def backward(
     gain = gains(s, scale)
     sums = np.zeros((2, n)) if part == 0 else at(part, 2 * n, 0.0).reshape((2, n))
     sums[:] = 0.0
-    gain32, doubt = gain.astype(np.float32), np.zeros((n + 7) // 8 * 8 if s.single else 0, np.uint8)
+    single = s.single and _is_moderate(gain)
+    gain32, doubt = gain.astype(np.float32), np.zeros((n + 7) // 8 * 8 if single else 0, np.uint8)
     eights = doubt.view(np.uint64)
     along_scale, along_bias = sums[0], sums[1, : n if dbias else 0]
     c = np.empty(n if mask or s.variance else 0)
@@ -169,7 +171,7 @@ def backward(
                 store(out, j, found + load(branch[j]))
             for j in range(k, n):
                 store(out, j, inverse * (load(v[j]) * gain[j]) + load(branch[j]))
-        elif s.single and s.y_bytes == 2 and k == n and 2.0**-60 < inverse < 2.0**60 and abs(share) < 2.0**60:
+        elif single and s.y_bytes == 2 and k == n and 2.0**-20 < inverse < 2.0**20 and abs(share) < 2.0**20:
             backward_row(a, v, gain32, np.float32(inverse), np.float32(share), out, doubt)
             if _any(eights):
                 for i8 in range(eights.size):
@@ -251,6 +253,15 @@ def quotient(a: float, rho: float, reciprocal: float) -> Any:
         return a / rho
     found = a * reciprocal
     return fma(fma(-found, rho, a), reciprocal, found)
+
+
+@njit
+def _is_moderate(gain: Any) -> Any:
+    """Whether no product with a gain underflows unless the result is next to nothing, too."""
+    moderate = True
+    for each in gain:
+        moderate &= each == 0 or 2.0**-40 < abs(each) < 2.0**40
+    return moderate
 
 
 @njit

@@ -57,7 +57,8 @@ def rms_norm(
     if h is not None:
         outputs.append(h)
     if return_inverse_rms:
-        outputs.append(inverse_rms.astype(call.inverse_rms, copy=False))
+        with np.errstate(over="ignore"):  # of rows whose norm is subnormal
+            outputs.append(inverse_rms.astype(call.inverse_rms, copy=False))
     return tuple(outputs) if len(outputs) > 1 else y
 
 
