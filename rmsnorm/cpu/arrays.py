@@ -48,10 +48,10 @@ def backward(
     scale: Array | None,
     bias: Array | None,
     mask: Array | None,
-    inverse_rms: Array,
     da: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
     """dx + da, dscale and dbias, of x or of what was x + residual; gradients have the dtypes of their arguments."""
+    factors = inverse_rms(call, x, mask) if call.x == "float64" else None
     scale, bias, x = _native(scale), _native(bias), _rows(call, x)
     dy = np.ascontiguousarray(_native(dy))
     da = None if da is None else np.ascontiguousarray(da, dtype=call.x)
@@ -60,7 +60,7 @@ def backward(
     plan = launch.plan(replace(call, result=dy.dtype.name), _name(scale), _name(bias))
     _kept, places = _masked(call, mask)
     plan.run_backward(
-        available, address(x), x.strides[0], address(scale), *places, address(inverse_rms), address(dy), address(da),
+        available, address(x), x.strides[0], address(scale), *places, address(factors), address(dy), address(da),
         address(dx), address(dscale), address(dbias),
     )  # fmt: skip
     return dx, dscale, dbias

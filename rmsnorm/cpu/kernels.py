@@ -65,12 +65,7 @@ def forward(
         a = at(x + i * x_step, n, s.x)
         if residual:
             a = _added(at(residual + i * n * s.x_bytes, n, s.x), a, at(h + i * n * s.x_bytes, n, s.x))
-        if mask or s.variance:
-            counted = at(mask + i * mask_step, n, np.uint8(0))
-            k, q = _moment(a, counted, mask_stride if mask else -1, s.k, s.variance)
-        else:
-            q = _squares(a, k) / k
-        rho = _rho(s, q, k)
+        k, rho = _statistic(s, a, mask + i * mask_step, mask_stride if mask else -1)
         if inverse_rms:
             at(inverse_rms, stop, 0.0)[i] = 1 / rho if k else 0.0
         if not y:
@@ -130,7 +125,10 @@ def backward(
     settings: Any, start: int, stop: int, part: int, x: int, x_step: int, scale: int,
     mask: int, mask_step: int, mask_stride: int, inverse_rms: int, dy: int, da: int, dx: int, dscale: int, dbias: int,
 ) -> None:  # fmt: skip
-    """Rows from start to stop of dx; of dscale and dbias their part in float64, or if it has no place the whole."""
+    """Rows from start to stop of dx; of dscale and dbias their part in float64, or if it has no place the whole.
+
+    Without inverse_rms it is computed again, which is for rows of at most 32 bits.
+    """
     s = settings[0]
     n, k = s.n, s.k
     gain = gains(s, scale)
@@ -145,7 +143,11 @@ def backward(
         a, v = at(x + i * x_step, n, s.x), at(dy + i * n * s.y_bytes, n, s.y)
         out = at(dx + i * n * s.x_bytes, n, s.x)
         branch = at(da + i * n * s.x_bytes, n, s.x)
-        inverse = at(inverse_rms, stop, 0.0)[i]
+        if inverse_rms:
+            inverse = at(inverse_rms, stop, 0.0)[i]
+        else:
+            k, rho = _statistic(s, a, mask + i * mask_step, mask_stride if mask else -1)
+            inverse = 1 / rho if k else 0.0
         if mask or s.variance:
             live = at(mask + i * mask_step, n, np.uint8(0))
             stride = mask_stride if mask else -1
@@ -326,6 +328,15 @@ def _moment(a: Any, mask: Any, stride: int, first: int, variance: bool) -> Any:
         if _is_counted(mask, stride, j):
             total += (load(a[j]) - mean) * (load(a[j]) - mean)
     return k, total / max(k, 1)
+
+
+@njit
+def _statistic(s: Any, a: Any, mask: int, stride: int) -> Any:
+    """How many elements of a row count, and rho."""
+    if stride < 0 and not s.variance:
+        return s.k, _rho(s, _squares(a, s.k) / s.k, s.k)
+    k, q = _moment(a, at(mask, s.n, np.uint8(0)), stride, s.k, s.variance)
+    return k, _rho(s, q, k)
 
 
 @njit

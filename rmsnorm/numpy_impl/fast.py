@@ -100,5 +100,5 @@ def rms_norm_vjp(
 
     with np.errstate(all="ignore"):
         a = x if residual is None else x + residual  # of one dtype: rounded once
-    gradients = kernels.backward(call, dy, a, scale, bias, mask, kernels.inverse_rms(call, a, mask), da)
+    gradients = kernels.backward(call, dy, a, scale, bias, mask, da)
     return gradients if residual is None else (*gradients, gradients[0].copy())
