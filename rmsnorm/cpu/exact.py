@@ -17,13 +17,13 @@ from rmsnorm.cpu.kernels import CLAMP, INSIDE, OUTSIDE, _added, _is_counted, gai
 
 @kernel
 def forward(
-    settings: Any, start: int, stop: int, x: int, x_step: int, residual: int, scale: int, bias: int,
+    settings: Any, start: int, stop: int, ready: int, x: int, x_step: int, residual: int, scale: int, bias: int,
     mask: int, mask_step: int, mask_stride: int, y: int, h: int, inverse_rms: int,
 ) -> None:  # fmt: skip
     """Rows from start to stop of y, h = x + residual and 1 / rho."""
     s = settings[0]
     n = s.n
-    gain, b = gains(s, scale), parameter(bias, s.bias, n)
+    gain, b = at(ready, n, 0.0) if ready else gains(s, scale), parameter(bias, s.bias, n)
     g = parameter(scale, s.scale, n)
     gain_error = np.zeros(n)
     if scale and not s.before_scale:

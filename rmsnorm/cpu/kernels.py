@@ -49,13 +49,13 @@ def kernel(function: Any) -> Any:
 
 @kernel
 def forward(
-    settings: Any, start: int, stop: int, x: int, x_step: int, residual: int, scale: int, bias: int,
+    settings: Any, start: int, stop: int, ready: int, x: int, x_step: int, residual: int, scale: int, bias: int,
     mask: int, mask_step: int, mask_stride: int, y: int, h: int, inverse_rms: int,
 ) -> None:  # fmt: skip
-    """Rows from start to stop of y, h = x + residual and 1 / rho."""
+    """Rows from start to stop of y, h = x + residual and 1 / rho; ``ready`` are the gains, if they are."""
     s = settings[0]
     n, k = s.n, s.k
-    gain = gains(s, scale)
+    gain = at(ready, n, 0.0) if ready else gains(s, scale)
     b = parameter(bias, s.bias, n)
     norm, product = grid(s.norm), grid(s.product)
     single = s.single and _is_moderate(gain)
@@ -71,8 +71,7 @@ def forward(
         if not y:
             continue
         out = at(y + i * n * s.y_bytes, n, s.y)
-        # a remainder needs all to be finite, as they are where the whole row is counted and rho is
-        reciprocal = 1 / rho if _FMA and k == n and 1e-300 < rho < 1e300 else 0.0
+        reciprocal = 1 / rho if _FMA and 1e-300 < rho < 1e300 else 0.0
         sure = single and 2.0**-20 < rho < 2.0**20
         if k == 0:
             for j in range(n):
@@ -122,7 +121,7 @@ def _before_scale(
 
 @kernel
 def backward(
-    settings: Any, start: int, stop: int, part: int, x: int, x_step: int, scale: int,
+    settings: Any, start: int, stop: int, ready: int, part: int, x: int, x_step: int, scale: int,
     mask: int, mask_step: int, mask_stride: int, inverse_rms: int, dy: int, da: int, dx: int, dscale: int, dbias: int,
 ) -> None:  # fmt: skip
     """Rows from start to stop of dx; of dscale and dbias their part in float64, or if it has no place the whole.
@@ -131,7 +130,7 @@ def backward(
     """
     s = settings[0]
     n, k = s.n, s.k
-    gain = gains(s, scale)
+    gain = at(ready, n, 0.0) if ready else gains(s, scale)
     sums = np.zeros((2, n)) if part == 0 else at(part, 2 * n, 0.0).reshape((2, n))
     sums[:] = 0.0
     single = s.single and _is_moderate(gain)
@@ -195,6 +194,12 @@ def _pulled_back(a: Any, v: Any, gain: Any, inverse: float, share: float, out: A
 
 
 @kernel
+def prepare(settings: Any, scale: int, ready: int) -> None:
+    """The gains, for many calls on parts of the rows."""
+    at(ready, settings[0].n, 0.0)[:] = gains(settings[0], scale)
+
+
+@kernel
 def combine(settings: Any, parts: int, count: int, dscale: int, dbias: int) -> None:
     """dscale and dbias from their parts, added from the first to the last."""
     s = settings[0]
@@ -254,7 +259,7 @@ def quotient(a: float, rho: float, reciprocal: float) -> Any:
     if reciprocal == 0:
         return a / rho
     found = a * reciprocal
-    return fma(fma(-found, rho, a), reciprocal, found)
+    return fma(fma(-found, rho, a), reciprocal, found) if abs(found) < np.inf else found
 
 
 @njit

@@ -16,7 +16,7 @@ from rmsnorm.cpu.threads import share_out
 
 _SERIAL: Final = 2**21  # elements: below, handing over costs more than it saves
 _LARGE: Final = 2**21
-_CHUNK: Final = 2**16
+_CHUNK: Final = 2**17
 
 
 def address(array: np.ndarray | None) -> int:
@@ -32,21 +32,25 @@ class Plan(NamedTuple):
     n: int
     x_bytes: int  # of a row
     reduced: tuple[int, ...]  # shape of 1 / rho
-    chunk: int  # rows; of the shape alone, and so is the order in which gradients are summed
+    chunk: int  # rows of a backward task; of the shape alone, and so is the order in which gradients are summed
     small: bool  # one thread does
     large: bool  # huge pages pay
 
     def run_forward(self, threads: Callable[[], int], *places: int) -> None:
         """y, h and 1 / rho: the places are those of kernels.forward."""
         if self.small:
-            self.forward(self.settings, 0, self.rows, *places)
+            self.forward(self.settings, 0, self.rows, 0, *places)
             return
 
-        def task(index: int) -> None:
-            start = index * self.chunk
-            self.forward(self.settings, start, min(start + self.chunk, self.rows), *places)
+        workers, gains = threads(), np.empty(self.n)
+        step = max(-(-_CHUNK // self.n), -(-self.rows // (4 * workers)))
+        kernels.prepare(self.settings, places[3], address(gains))
 
-        share_out(task, -(-self.rows // self.chunk), threads())
+        def task(index: int) -> None:
+            start = index * step
+            self.forward(self.settings, start, min(start + step, self.rows), address(gains), *places)
+
+        share_out(task, -(-self.rows // step), workers)
 
     def run_backward(self, threads: Callable[[], int], *places: int) -> None:
         """dx; and where their addresses are not 0 dscale and dbias, in the formats of the parameters.
@@ -55,15 +59,16 @@ class Plan(NamedTuple):
         """
         count = -(-self.rows // self.chunk)
         if count == 1:
-            kernels.backward(self.settings, 0, self.rows, 0, *places)
+            kernels.backward(self.settings, 0, self.rows, 0, 0, *places)
             return
-        parts = np.empty((count, 2, self.n))
+        parts, gains = np.empty((count, 2, self.n)), np.empty(self.n)
+        kernels.prepare(self.settings, places[2], address(gains))
         first, width = address(parts), 16 * self.n
 
         def task(index: int) -> None:
             start = index * self.chunk
             stop = min(start + self.chunk, self.rows)
-            kernels.backward(self.settings, start, stop, first + index * width, *places)
+            kernels.backward(self.settings, start, stop, address(gains), first + index * width, *places)
 
         share_out(task, count, 1 if self.small else threads())
         kernels.combine(self.settings, first, count, *places[-2:])
