@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +20,12 @@ import pytest
 from rmsnorm.parity.backends import BACKENDS
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.judge import Implementation, Outcome
+
+# numba finds compiled code by one file, which may call others: a folder for each state of them all.
+_KERNELS = sorted((Path(__file__).parents[1] / "rmsnorm" / "cpu").glob("*.py"))
+_STATE = hashlib.sha256(b"".join(path.read_bytes() for path in _KERNELS)).hexdigest()[:16]
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "rmsnorm" / "numba" / _STATE))
 
 _REQUIRED = [name for name in os.environ.get("RMSNORM_REQUIRE", "").split(",") if name]
 
