@@ -11,7 +11,7 @@ import numpy as np
 from rmsnorm.call import Call
 from rmsnorm.cpu import launch
 from rmsnorm.cpu.launch import address
-from rmsnorm.cpu.threads import available
+from rmsnorm.cpu.threads import crew
 
 Array: TypeAlias = np.ndarray
 
@@ -35,7 +35,7 @@ def forward(
     residual = None if residual is None else np.ascontiguousarray(residual)
     _kept, places = _masked(call, mask)
     plan.run_forward(
-        available, address(x), x.strides[0], address(residual), address(scale), address(bias), *places,
+        crew, address(x), x.strides[0], address(residual), address(scale), address(bias), *places,
         address(y), address(h), address(inverse_rms),
     )  # fmt: skip
     return y, h, inverse_rms
@@ -60,7 +60,7 @@ def backward(
     plan = launch.plan(replace(call, result=dy.dtype.name), _name(scale), _name(bias))
     _kept, places = _masked(call, mask)
     plan.run_backward(
-        available, address(x), x.strides[0], address(scale), *places, address(factors), address(dy), address(da),
+        crew, address(x), x.strides[0], address(scale), *places, address(factors), address(dy), address(da),
         address(dx), address(dscale), address(dbias),
     )  # fmt: skip
     return dx, dscale, dbias
@@ -72,7 +72,7 @@ def inverse_rms(call: Call, x: Array, mask: Array | None) -> Array:
     found = np.empty(plan.reduced)
     x = _rows(call, x)
     _kept, places = _masked(call, mask)
-    plan.run_forward(available, address(x), x.strides[0], 0, 0, 0, *places, 0, 0, address(found))
+    plan.run_forward(crew, address(x), x.strides[0], 0, 0, 0, *places, 0, 0, address(found))
     return found
 
 

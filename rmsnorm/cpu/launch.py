@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from rmsnorm.call import Call
-from rmsnorm.cpu import exact, kernels
+from rmsnorm.cpu import exact, kernels, team
 from rmsnorm.cpu.formats import CODE, STORAGE
 from rmsnorm.cpu.threads import share_out
 
-_SERIAL: Final = 2**21  # elements: below, handing over costs more than it saves
-_LARGE: Final = 2**21
-_CHUNK: Final = 2**17
+_CHUNK: Final = 2**15  # elements: below, one thread is as fast as two
+_POOL: Final = 2**21  # below, so it is where threads have to be woken
+_LARGE: Final = 2**21  # huge pages pay
+
+Crew: TypeAlias = Callable[[], tuple[int, int]]  # how many threads, and how OpenMP starts them: see team.py; else 0
 
 
 def address(array: np.ndarray | None) -> int:
@@ -33,45 +35,53 @@ class Plan(NamedTuple):
     x_bytes: int  # of a row
     reduced: tuple[int, ...]  # shape of 1 / rho
     chunk: int  # rows of a backward task; of the shape alone, and so is the order in which gradients are summed
-    small: bool  # one thread does
-    large: bool  # huge pages pay
+    large: bool
 
-    def run_forward(self, threads: Callable[[], int], *places: int) -> None:
-        """y, h and 1 / rho: the places are those of kernels.forward."""
-        if self.small:
+    def run_forward(self, crew: Crew, *places: int) -> None:
+        """y, h and 1 / rho: the places are those of kernels.forward, from x on."""
+        size = self.rows * self.n
+        threads, parallel = crew() if size >= _CHUNK else (1, 0)
+        if threads < 2 or (size < _POOL and not parallel):
             self.forward(self.settings, 0, self.rows, 0, *places)
             return
-
-        workers, gains = threads(), np.empty(self.n)
-        step = max(-(-_CHUNK // self.n), -(-self.rows // (4 * workers)))
+        step = max(-(-_CHUNK // self.n), -(-self.rows // (8 * threads)))
+        if parallel:
+            run = team.exact_forward if self.forward is exact.forward else team.forward
+            run(self.settings, parallel, threads, self.rows, step, places[3], places)
+            return
+        gains = np.empty(self.n)
         kernels.prepare(self.settings, places[3], address(gains))
 
         def task(index: int) -> None:
             start = index * step
             self.forward(self.settings, start, min(start + step, self.rows), address(gains), *places)
 
-        share_out(task, -(-self.rows // step), workers)
+        share_out(task, -(-self.rows // step), threads)
 
-    def run_backward(self, threads: Callable[[], int], *places: int) -> None:
+    def run_backward(self, crew: Crew, *places: int) -> None:
         """dx; and where their addresses are not 0 dscale and dbias, in the formats of the parameters.
 
-        The places are those of kernels.backward, but for the part.
+        The places are those of kernels.backward, from x on.
         """
         count = -(-self.rows // self.chunk)
         if count == 1:
             kernels.backward(self.settings, 0, self.rows, 0, 0, *places)
             return
-        parts, gains = np.empty((count, 2, self.n)), np.empty(self.n)
-        kernels.prepare(self.settings, places[2], address(gains))
-        first, width = address(parts), 16 * self.n
+        parts, width = np.empty((count, 2, self.n)), 16 * self.n
+        threads, parallel = crew()
+        if parallel:
+            team.backward(self.settings, parallel, threads, self.rows, self.chunk, places[2], address(parts), places)
+        else:
+            gains = np.empty(self.n)
+            kernels.prepare(self.settings, places[2], address(gains))
 
-        def task(index: int) -> None:
-            start = index * self.chunk
-            stop = min(start + self.chunk, self.rows)
-            kernels.backward(self.settings, start, stop, address(gains), first + index * width, *places)
+            def task(index: int) -> None:
+                start, part = index * self.chunk, address(parts) + index * width
+                stop = min(start + self.chunk, self.rows)
+                kernels.backward(self.settings, start, stop, address(gains), part, *places)
 
-        share_out(task, count, 1 if self.small else threads())
-        kernels.combine(self.settings, first, count, *places[-2:])
+            share_out(task, count, threads if self.rows * self.n >= _POOL else 1)
+        kernels.combine(self.settings, address(parts), count, *places[-2:])
 
 
 @lru_cache(maxsize=1024)
@@ -111,6 +121,5 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
         x_bytes=n * int(values["x_bytes"]),
         reduced=tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape)),
         chunk=max(-(-_CHUNK // n), -(-rows // 64), min(rows, 16)),
-        small=rows * n < _SERIAL,
         large=rows * n >= _LARGE,
     )

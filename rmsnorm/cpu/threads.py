@@ -18,6 +18,11 @@ def available() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def crew() -> tuple[int, int]:
+    """As many threads of the pool below: for launch.Plan."""
+    return available(), 0
+
+
 def share_out(task: Callable[[int], object], count: int, threads: int) -> None:
     """Call task(0) to task(count - 1), on as many threads; returns when all are done.
 

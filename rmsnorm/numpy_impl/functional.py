@@ -2,8 +2,8 @@
 
     y = a / rho * (o + g) + b        rho = sqrt(mean(a_i^2) + eps), or as the variant says
 
-Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py. Where speed counts, fast.py has the
-same functions with the same bits in f16, bf16 and f32, hundreds of times as fast.
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py. Where speed counts,
+fast.py has the same functions, with the same bits in f16, bf16 and f32, hundreds of times as fast.
 """
 
 from __future__ import annotations
