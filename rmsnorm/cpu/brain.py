@@ -3,7 +3,7 @@
 The sums are in float64 before. What is left has so few roundings that their errors are bounded by a few 2^-24 of the
 terms: where both ends of that interval round to one bfloat16, so does the exact result. An element where they do not,
 one in some thousands, or one beyond the range, is marked in ``doubt``, for the caller to compute in float64. Factors
-1 / rho and share are to be within 2^20 of 1, gains within 2^40: what underflows on the way is then seen in no result.
+1 / rho and share are to be within 2^20 of 1, gains 2^-40 to 2^16: what underflows on the way is then seen in no result.
 """
 
 from __future__ import annotations

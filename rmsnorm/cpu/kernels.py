@@ -267,7 +267,7 @@ def _is_moderate(gain: Any) -> Any:
     """Whether no product with a gain underflows unless the result is next to nothing, too."""
     moderate = True
     for each in gain:
-        moderate &= each == 0 or 2.0**-40 < abs(each) < 2.0**40
+        moderate &= each == 0 or 2.0**-40 < abs(each) < 2.0**16
     return moderate
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 
 _pool: ThreadPoolExecutor | None = None
 
@@ -35,21 +36,44 @@ def share_out(task: Callable[[int], object], count: int, threads: int) -> None:
     todo = deque(range(count))
 
     def work() -> None:
-        while todo:
-            try:
-                index = todo.popleft()
-            except IndexError:
-                return
-            task(index)
+        try:
+            while todo:
+                try:
+                    index = todo.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                task(index)
+        except BaseException:
+            todo.clear()
+            raise
 
-    helpers = [_workers().submit(work) for _ in range(min(threads, count) - 1)]
+    helpers: list[Future[None]] = []
     try:
+        with suppress(RuntimeError):  # when the interpreter ends nobody helps any more
+            for _ in range(min(threads, count) - 1):
+                helpers.append(_workers().submit(work))
         work()
-    finally:  # also when interrupted: nobody writes to memory that the caller lets go
+    except BaseException:
         todo.clear()
-        for helper in helpers:
-            if not helper.cancel():
-                helper.result()
+        raise
+    finally:
+        _await(helpers)
+    for helper in helpers:
+        if not helper.cancelled():
+            helper.result()
+
+
+def _await(helpers: list[Future[None]]) -> None:
+    """Until nobody works, also when interrupted: the caller may let go of the memory that they write to."""
+    interrupt = None
+    for helper in helpers:
+        while not (helper.cancel() or helper.done()):
+            try:
+                wait([helper])
+            except KeyboardInterrupt as error:
+                interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 def _workers() -> ThreadPoolExecutor:
