@@ -1,0 +1,447 @@
+"""The compiled kernels among threads and processes: who works and who stops, what is kept, what goes without."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rmsnorm
+from rmsnorm import cpu
+from rmsnorm.numpy_impl import fast
+
+pytest.importorskip("numba")
+if not cpu.is_available():
+    pytest.skip("RMSNORM_CPU_KERNELS=0 asks to do without", allow_module_level=True)
+from rmsnorm.cpu import threads
+
+LARGE = (2100, 1025)  # above the least size that is shared out, in rows that do not end with a cache line
+
+
+def run(code: str, *arguments: Any, cwd: Any = None, **environment: str) -> str:
+    """What a program of its own prints; within two minutes, warnings being errors."""
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith("RMSNORM_")} | environment
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, env=surroundings, cwd=cwd, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def large(dtype: str = "float32", seed: int = 0) -> list[Any]:
+    """dy, x and scale."""
+    rng = np.random.default_rng(seed)
+    dy, x = rng.standard_normal((2, *LARGE), np.float32).astype(dtype)
+    return [dy, x, rng.standard_normal(LARGE[1]).astype(dtype)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 200])
+@pytest.mark.parametrize("workers", [1, 2, 3, 16])
+def test_every_task_once(count: int, workers: int) -> None:
+    for _ in range(20):
+        done: list[int] = []
+        threads.share_out(done.append, count, workers)
+        assert Counter(done) == Counter(range(count))
+
+
+def test_the_tasks_are_shared() -> None:
+    """Two that wait for each other are done only by two threads."""
+    meeting = threading.Barrier(2, timeout=60)
+    threads.share_out(lambda _: meeting.wait(), 2, 2)
+
+
+def test_with_every_worker_busy_the_caller_does_all() -> None:
+    """Also a task that shares out tasks of its own."""
+    done: list[tuple[int, int]] = []
+
+    def task(index: int) -> None:
+        threads.share_out(lambda inner: done.append((index, inner)), 50, 4)
+
+    threads.share_out(task, 50, 4)
+    assert sorted(done) == [(index, inner) for index in range(50) for inner in range(50)]
+
+
+class Work:
+    """Tasks, of which every thread has one at the same time; then one of the caller or of another thread fails."""
+
+    def __init__(self, workers: int, fail: Any, by_caller: bool) -> None:
+        self.workers, self.fail, self.caller, self.by_caller = workers, fail, threading.get_ident(), by_caller
+        self.met, self.chosen = threading.Barrier(workers, timeout=60), threading.Lock()
+        self.busy: list[int] = []
+        self.started = 0
+
+    def __call__(self, index: int) -> None:
+        self.busy.append(index)
+        self.started += 1
+        try:
+            if index >= self.workers:
+                return
+            self.met.wait()
+            is_caller = threading.get_ident() == self.caller
+            if is_caller == self.by_caller and self.chosen.acquire(blocking=False):
+                self.fail()
+            elif not is_caller:
+                time.sleep(0.2)  # the failure is on its way, and this one still writes
+        finally:
+            self.busy.remove(index)
+
+    def check_is_over(self) -> None:
+        assert not self.busy, "a task goes on after share_out has returned"
+        started = self.started
+        time.sleep(0.05)
+        assert self.started == started, "a task began after share_out had returned"
+
+
+@pytest.fixture
+def _three_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many cores there are."""
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(threads, "_pool", None)
+
+
+def _raise() -> None:
+    raise ValueError("of a task")
+
+
+def _interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(0.05)  # the handler runs in between
+
+
+@pytest.mark.usefixtures("_three_workers")
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("by_caller", [True, False])
+def test_an_exception_reaches_the_caller(by_caller: bool, workers: int) -> None:
+    for _ in range(6):  # it may be the first or the last of the threads
+        work = Work(workers, _raise, by_caller)
+        with pytest.raises(ValueError, match="of a task"):
+            threads.share_out(work, 1000, workers)
+        work.check_is_over()
+        done: list[int] = []
+        threads.share_out(done.append, 5, workers)
+        assert sorted(done) == list(range(5)), "the next call is well"
+
+
+@pytest.mark.usefixtures("_three_workers")
+def test_an_interrupt_leaves_nobody_at_work() -> None:
+    work = Work(3, _interrupt, by_caller=True)
+    with pytest.raises(KeyboardInterrupt):
+        threads.share_out(work, 1000, 3)
+    work.check_is_over()
+    assert work.started < 1000
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals of POSIX")
+def test_an_interrupt_while_waiting_leaves_nobody_at_work() -> None:
+    """The caller has done its part, another thread has not."""
+    caller, over = threading.get_ident(), threading.Event()
+    begun = threading.Barrier(2, timeout=60)
+
+    def task(_: int) -> None:
+        begun.wait()
+        if threading.get_ident() != caller:
+            time.sleep(0.2)  # by now the caller waits
+            signal.pthread_kill(caller, signal.SIGINT)
+            time.sleep(0.3)
+            over.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.share_out(task, 2, 2)
+    assert over.is_set()
+
+
+@pytest.mark.parametrize(
+    ("given", "want"), [("3", 3), ("1", 1), ("64", 64), *((bad, None) for bad in ("0", "", "-2", "two", "1.5"))]
+)
+def test_the_number_of_threads(given: str, want: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not a number above 0 counts as nothing: then it is one for each core."""
+    monkeypatch.setenv("RMSNORM_NUM_THREADS", given)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert threads.available() == (want or cores)
+
+
+COUNT_THREADS = """
+import sys, threading
+import numpy as np
+from rmsnorm.numpy_impl import fast
+x = np.ones((2100, 1025), np.float32)
+fast.rms_norm(x[:9])
+before = threading.active_count()
+fast.rms_norm(x)
+print(threading.active_count() - before)
+"""
+
+
+def test_as_many_threads_as_asked_for() -> None:
+    assert int(run(COUNT_THREADS, RMSNORM_NUM_THREADS="1")) == 0
+    assert int(run(COUNT_THREADS, RMSNORM_NUM_THREADS="2")) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_any_number_of_threads_gives_the_same_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameter gradients, too, which are sums over rows of different threads; and of a row what it is alone."""
+    dy, x, scale = large(dtype)
+    found = []
+    for count in (1, 2, 3, 7, 3):
+        monkeypatch.setenv("RMSNORM_NUM_THREADS", str(count))
+        results = (fast.rms_norm(x, scale), *fast.rms_norm_vjp(dy, x, scale, scale))
+        found.append([each.tobytes() for each in results])
+    assert all(each == found[0] for each in found)
+    for rows in (slice(0, 3), slice(1020, 1030), slice(2090, None)):
+        pieces = (fast.rms_norm(x[rows], scale), fast.rms_norm_vjp(dy[rows], x[rows], scale)[0])
+        assert [each.tobytes() for each in pieces] == [each[rows].tobytes() for each in results[:2]]
+
+
+def test_many_callers_at_once() -> None:
+    """16 threads, half of them with a layer of PyTorch where that is installed."""
+    given = [large(seed=seed) for seed in range(2)]
+    wanted = [(fast.rms_norm(x, scale), *fast.rms_norm_vjp(dy, x, scale)[:2]) for dy, x, scale in given]
+    try:
+        import torch
+
+        from rmsnorm.torch_impl import rms_norm
+    except ImportError:
+        torch = None
+    wrong: list[str] = []
+
+    def call(index: int) -> None:
+        for which in (index % 2, 1 - index % 2):
+            dy, x, scale = given[which]
+            if torch is None or index < 8:
+                found = (fast.rms_norm(x, scale), *fast.rms_norm_vjp(dy, x, scale)[:2])
+            else:
+                leaves = [torch.from_numpy(each).clone().requires_grad_() for each in (x, scale)]
+                y = rms_norm(*leaves)
+                y.backward(torch.from_numpy(dy))
+                found = (y.detach().numpy(), *(leaf.grad.numpy() for leaf in leaves))
+            wrong.extend(
+                f"{index}: {name}"
+                for name, got, want in zip(("y", "dx", "dscale"), found, wanted[which], strict=True)
+                if got.tobytes() != want.tobytes()
+            )
+        done.append(index)
+
+    done: list[int] = []
+    callers = [threading.Thread(target=call, args=(index,), daemon=True) for index in range(16)]
+    for each in callers:
+        each.start()
+    limit = time.monotonic() + 120
+    for each in callers:
+        each.join(max(0, limit - time.monotonic()))
+    assert sorted(done) == list(range(16)), "some wait for each other, or have failed"
+    assert not wrong
+
+
+CHILDREN = """
+import hashlib, multiprocessing, sys, threading
+import numpy as np
+from rmsnorm.cpu import threads
+from rmsnorm.numpy_impl import fast
+
+def digest(with_torch):
+    rng = np.random.default_rng(0)
+    dy, x = rng.standard_normal((2, 2100, 1025), np.float32)
+    scale = rng.standard_normal(1025, np.float32)
+    results = [fast.rms_norm(x, scale), *fast.rms_norm_vjp(dy, x, scale)[:2]]
+    if with_torch:
+        import torch
+        from rmsnorm.torch_impl import RMSNorm
+        layer = RMSNorm(1025, variant="standard", eps=1e-5)
+        with torch.no_grad():
+            layer.weight.numpy()[:] = scale
+        leaf = torch.from_numpy(x).requires_grad_()
+        y = layer(leaf)
+        y.backward(torch.from_numpy(dy))
+        results += [y.detach().numpy(), leaf.grad.numpy(), layer.weight.grad.numpy()]
+    return [hashlib.sha256(each.tobytes()).hexdigest() for each in results]
+
+def child(queue, with_torch):
+    threads.share_out(lambda _, meeting=threading.Barrier(2, timeout=30): meeting.wait(), 2, 2)  # it has its own, too
+    queue.put(digest(with_torch))
+
+if __name__ == "__main__":
+    method, with_torch = sys.argv[1], sys.argv[2] == "True"
+    here = digest(with_torch)
+    context = multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    for _ in range(2):
+        process = context.Process(target=child, args=(queue, with_torch))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0, process.exitcode
+        assert queue.get() == here
+    assert digest(with_torch) == here
+    print("equal")
+"""
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_child_processes(method: str, framework: str, tmp_path: Path) -> None:
+    """The parent has used its threads, forward and backward; so do the children, one after the other."""
+    if framework == "torch":
+        pytest.importorskip("torch")
+    elif method == "spawn":
+        pytest.skip("as with PyTorch")
+    if method == "fork" and not hasattr(os, "fork"):
+        pytest.skip("no fork here")
+    program = tmp_path / "children.py"
+    program.write_text(CHILDREN)
+    environment = {**os.environ, "RMSNORM_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, program, method, str(framework == "torch")],
+        capture_output=True, text=True, timeout=180, env=environment, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+
+
+AFTER_THE_END = """
+import atexit, threading, time
+import numpy as np
+from rmsnorm.numpy_impl import fast
+x = np.ones((2100, 1025), np.float32)
+want = fast.rms_norm(x).tobytes()
+
+def later(name):
+    if name == "a thread":
+        threading.main_thread().join()
+        time.sleep(0.2)
+    print(name, fast.rms_norm(x).tobytes() == want, flush=True)
+
+atexit.register(later, "at exit")
+threading.Thread(target=later, args=("a thread",)).start()
+"""
+
+
+def test_calls_after_the_end_of_the_main_thread() -> None:
+    """The threads do not keep the interpreter from exiting; what others still compute gets done."""
+    assert run(AFTER_THE_END, RMSNORM_NUM_THREADS="2").splitlines() == ["a thread True", "at exit True"]
+
+
+RESULTS = """
+import hashlib, json, sys, warnings
+if sys.argv[1] == "absent":
+    sys.modules["numba"] = None
+import numpy as np
+import ml_dtypes
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    import rmsnorm.numpy_impl
+    from rmsnorm.numpy_impl import fast
+    with_torch = sys.argv[2] == "True"
+    if with_torch:
+        import torch
+        from rmsnorm.torch_impl import rms_norm
+    before = len(heard)
+    results, rng = [], np.random.default_rng(0)
+    for dtype in ("float16", "bfloat16", "float32"):
+        dy, x, residual = rng.normal(size=(3, 40, 64)).astype(dtype)
+        scale, mask = rng.normal(size=64).astype(dtype), rng.random((40, 64)) < 0.7
+        for variant in ("standard", "llama", "flax"):
+            for options in ({}, {"mask": mask}, {"residual": residual}):
+                y = fast.rms_norm(x, scale, variant=variant, return_inverse_rms=True, **options)
+                results += [*y, *fast.rms_norm_vjp(dy, x, scale, variant=variant, **options)]
+                if with_torch:
+                    def tensor(a):
+                        if a.dtype.name == "bfloat16":
+                            return torch.from_numpy(a.view(np.int16)).view(torch.bfloat16)
+                        return torch.from_numpy(a)
+                    given = {name: tensor(a) for name, a in options.items()}
+                    leaves = [tensor(a).clone().requires_grad_() for a in (x, scale)]
+                    y = rms_norm(*leaves, variant=variant, **given)
+                    y = y[0] if options.get("residual") is not None else y
+                    y.backward(tensor(dy))
+                    results += [t.detach().float().numpy() for t in (y, leaves[0].grad, leaves[1].grad)]
+mine = [str(each.message) for each in heard if "rmsnorm" in str(each.message)]
+found = [hashlib.sha256(np.where(a == 0, 0, a).tobytes()).hexdigest() for a in results if a is not None]
+print(json.dumps([mine, found, sys.modules.get("numba") is not None]))
+"""
+
+
+def test_without_numba_the_results_are_the_same() -> None:
+    """One warning says how to get it, none where it is asked to do without."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        with_torch = False
+    else:
+        with_torch = True
+    with_kernels = json.loads(run(RESULTS, "here", with_torch))
+    absent = json.loads(run(RESULTS, "absent", with_torch))
+    refused = json.loads(run(RESULTS, "here", with_torch, RMSNORM_CPU_KERNELS="0"))
+    assert with_kernels[0] == refused[0] == []
+    assert len(absent[0]) == 1
+    assert "pip install 'rmsnorm[cpu]'" in absent[0][0]
+    assert "RMSNORM_CPU_KERNELS=0" in absent[0][0]
+    assert with_kernels[1] == absent[1] == refused[1]
+    assert [each[2] for each in (with_kernels, absent, refused)] == [True, False, False]
+
+
+@pytest.mark.parametrize("wing", ["rmsnorm", "rmsnorm.numpy_impl.fast", "rmsnorm.torch_impl"])
+def test_importing_loads_no_numba(wing: str) -> None:
+    if wing == "rmsnorm.torch_impl":
+        pytest.importorskip("torch")
+    code = f"import sys, {wing}\nprint('numba' in sys.modules)"
+    assert run(code) == "False\n"
+
+
+def test_a_call_loads_numba() -> None:
+    """The test above can fail."""
+    code = "import sys\nfrom rmsnorm.numpy_impl import fast\nfast.rms_norm([1.0, 2.0])\nprint('numba' in sys.modules)"
+    assert run(code) == "True\n"
+
+
+ONE_CALL = """
+import hashlib, json
+import numpy as np
+import rmsnorm
+from rmsnorm.numpy_impl import fast
+from rmsnorm.cpu import kernels
+y = fast.rms_norm(np.arange(32, dtype=np.float32).reshape(4, 8))
+stats = getattr(kernels.forward, "stats", None)
+hits = sum(stats.cache_hits.values()) if stats else 0
+print(json.dumps([rmsnorm.__file__, hashlib.sha256(y.tobytes()).hexdigest(), hits]))
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder with the package, whose compiled code has no place beside the source."""
+    shutil.copytree(
+        Path(rmsnorm.__file__).parent, tmp_path / "site" / "rmsnorm", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (tmp_path / "site" / "rmsnorm" / "cpu" / "__pycache__").touch()
+    (tmp_path / "file").touch()
+    return tmp_path
+
+
+def _one_call(installed: Path, **environment: str) -> list[Any]:
+    home = str(installed / "file" / "home")  # no folder can be made there, not even by root
+    nowhere = {"HOME": home, "XDG_CACHE_HOME": home, "LOCALAPPDATA": home, "PYTHONPATH": str(installed / "site")}
+    environment = {**nowhere, "PYTHONDONTWRITEBYTECODE": "1", "NUMBA_CACHE_DIR": "", **environment}
+    where, digest, hits = json.loads(run(ONE_CALL, cwd=installed, **environment))
+    assert Path(where).is_relative_to(installed)
+    y = fast.rms_norm(np.arange(32, dtype=np.float32).reshape(4, 8))
+    assert digest == hashlib.sha256(y.tobytes()).hexdigest()
+    return [hits, sorted(path.suffix for path in installed.rglob("*.nb?"))]
+
+
+def test_a_place_for_compiled_code(installed: Path) -> None:
+    """Without one a call compiles and leaves nothing; with one the second process does not compile."""
+    assert _one_call(installed) == [0, []]
+    folder = str(installed / "code")
+    assert _one_call(installed, NUMBA_CACHE_DIR=folder) == [0, [".nbc", ".nbi"]]
+    assert _one_call(installed, NUMBA_CACHE_DIR=folder) == [1, [".nbc", ".nbi"]]

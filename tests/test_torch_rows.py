@@ -1,0 +1,369 @@
+"""What PyTorch makes of the compiled kernels: the results of the operators without them, and what is not plain."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+from rmsnorm import cpu
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("numba")
+if not cpu.is_available():
+    pytest.skip("RMSNORM_CPU_KERNELS=0 asks to do without", allow_module_level=True)
+from torch.autograd import forward_ad  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from rmsnorm.torch_impl import RMSNorm, functional, rms_norm, rows  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
+ROUNDED = (torch.float16, torch.bfloat16, torch.float32)
+LARGE = (2100, 1025)  # above every threshold: of threads, huge pages, blocks
+
+
+def draw(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """Switches them off, and on again."""
+
+    def switch(off: bool) -> None:
+        monkeypatch.setattr(cpu, "supports", (lambda call: False) if off else supports)
+        functional._planned.cache_clear()
+
+    supports = cpu.supports
+    yield switch
+    monkeypatch.undo()
+    functional._planned.cache_clear()
+
+
+def operators(function: Callable[[], Any]) -> set[str]:
+    """Names of the operators that run, which the profiler sees without being in the way."""
+    with torch.autograd.profiler.profile(use_kineto=False) as seen:
+        function()
+    return {event.name for event in seen.function_events}
+
+
+def by_kernels(function: Callable[[], Any]) -> bool:
+    """They run no arithmetic of PyTorch's."""
+    arithmetic = {f"aten::{name}" for name in ("mul", "sqrt", "sum", "div", "rsqrt", "linalg_vector_norm")}
+    return not operators(function) & arithmetic
+
+
+def check_equal(got: Any, want: Any) -> None:
+    for g, w in zip(got, want, strict=True):
+        assert (g is None) == (w is None)
+        if w is not None:
+            assert (g.dtype, g.shape) == (w.dtype, w.shape)
+            assert torch.equal(g, w)
+
+
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "contiguous": lambda t: t.contiguous(),
+    "transposed": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    "rows apart": lambda t: t.repeat(1, 1, 1, 2)[..., : t.shape[-1]],
+    "columns apart": lambda t: t.repeat_interleave(2, -1)[..., ::2],
+    "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "rows last": lambda t: t.movedim(-1, 0).contiguous().movedim(0, -1),
+    "expanded": lambda t: t[:1].expand(t.shape),
+}
+
+
+def everything(layout: str, dtype: Any, shape: tuple[int, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """y, h and every gradient, of inputs that are laid out likewise, and are left as they are."""
+    x, residual, dy, dh = (LAYOUTS[layout](draw(*shape, dtype=dtype, seed=seed)) for seed in range(4))
+    scale, bias = (draw(shape[-1], dtype=dtype, seed=seed).repeat(2)[: shape[-1]] for seed in (5, 6))
+    mask = LAYOUTS[layout](draw(*shape) > -0.5) if options.get("mask") else None
+    given = [x, residual, scale, bias, dy, dh, *([] if mask is None else [mask])]
+    before = [each.clone() for each in given]
+    leaves = [each.detach().requires_grad_() for each in (x, residual, scale, bias)]
+    named = {**options, "mask": mask, "residual": leaves[1] if options.get("residual") else None}
+    bias = leaves[3] if named.pop("bias", False) else None
+    found = rms_norm(leaves[0], leaves[2], bias, **named)
+    found = found if isinstance(found, tuple) else (found,)
+    upstream = (dy, dh)[: len(found)]
+    upstream = tuple(v if v.dtype == y.dtype else v.to(y.dtype) for v, y in zip(upstream, found, strict=True))
+    gradients = torch.autograd.grad(found, leaves, upstream, allow_unused=True)
+    for each, kept in zip(given, before, strict=True):
+        assert torch.equal(each, kept), "an input was written to"
+    return (*(each.detach() for each in found), *gradients)
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_with_kernels_as_without(layout: str, dtype: Any, without_kernels: Any) -> None:
+    """Forward and backward in every bit, y and h laid out as x."""
+    options: list[dict[str, Any]] = [
+        {},
+        {"bias": True},
+        {"residual": True},
+        {"mask": True, "bias": True},
+        {"partial": 0.3},
+    ]
+    for variant, more in itertools.product(("standard", "llama", "zhang_torch", "flax"), options):
+        found = []
+        for off in (False, True):
+            without_kernels(off)
+            found.append(everything(layout, dtype, (3, 6, 5, 24), {"variant": variant, **more}))
+        check_equal(*found)
+        like = torch.empty_like(LAYOUTS[layout](draw(3, 6, 5, 24))).stride()
+        assert all(each.stride() == like for each in found[0][: 2 if "residual" in more else 1])
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_large_with_kernels_as_without(dtype: str, without_kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the operators on blocks of rows as on the whole."""
+    shape = (3, 700, 1025)
+    for options in ({}, {"residual": True, "variant": "llama"}, {"mask": True}):
+        found = []
+        for off, block in ((False, rows._BLOCK), (True, rows._BLOCK), (True, 2**40)):
+            without_kernels(off)
+            monkeypatch.setattr(rows, "_BLOCK", block)
+            x, residual, dy, dh = (draw(*shape, dtype=dtype, seed=seed) for seed in range(4))
+            scale = draw(1025, dtype=dtype)
+            leaves = [each.requires_grad_() for each in (x, scale, residual)]
+            given = {
+                "residual": residual if "residual" in options else None,
+                "variant": options.get("variant", "standard"),
+            }
+            given["mask"] = draw(700, 1) > 0 if "mask" in options else None
+            out = rms_norm(x, scale, **given)
+            out = out if isinstance(out, tuple) else (out,)
+            gradients = torch.autograd.grad(out, leaves, (dy, dh)[: len(out)], allow_unused=True)
+            found.append((*(each.detach() for each in out), *gradients))
+        check_equal(found[0], found[1])
+        check_equal(found[1], found[2])
+
+
+def test_the_kernels_are_used() -> None:
+    """And not used where they do not serve: these are what the other tests compare."""
+    for dtype, layout in itertools.product((*ROUNDED, torch.float64), LAYOUTS):
+        x = LAYOUTS[layout](draw(3, 6, 5, 24, dtype=dtype)).requires_grad_()
+        scale, dy = torch.ones(24, requires_grad=True), draw(3, 6, 5, 24, dtype=dtype)
+        assert by_kernels(lambda x=x, scale=scale, dy=dy: torch.autograd.grad(rms_norm(x, scale), (x, scale), dy))
+        assert not by_kernels(lambda x=x: rms_norm(x, axis=0))
+
+
+def test_gradients_of_other_dtypes_and_steps() -> None:
+    x, scale = draw(6, 32).bfloat16().requires_grad_(), draw(32).requires_grad_()
+    y = rms_norm(x, scale)
+    dy = draw(6, 32, seed=1).bfloat16()
+    want = torch.autograd.grad(y, (x, scale), dy, retain_graph=True)
+    ones = torch.autograd.grad(y, (x, scale), torch.ones_like(y), retain_graph=True)
+    check_equal(torch.autograd.grad(y.sum(), (x, scale), retain_graph=True), ones)
+    for other in (dy.t().contiguous().t(), dy.repeat(1, 2)[:, :32]):
+        check_equal(torch.autograd.grad(y, (x, scale), other, retain_graph=True), want)
+    y.backward(dy.float())  # which autograd casts
+    check_equal((x.grad, scale.grad), want)
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_any_number_of_threads_gives_the_same_bits(dtype: Any) -> None:
+    x, dy = (draw(*LARGE, dtype=dtype, seed=seed) for seed in range(2))
+    scale, bias = (draw(LARGE[1], dtype=dtype, seed=seed) for seed in range(2))
+    leaves = [each.requires_grad_() for each in (x, scale, bias)]
+    before, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3, 3):
+            torch.set_num_threads(count)
+            y = rms_norm(*leaves)
+            found.append((y.detach(), *torch.autograd.grad(y, leaves, dy)))
+    finally:
+        torch.set_num_threads(before)
+    for each in found[1:]:
+        check_equal(each, found[0])
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_bytes_kept_for_backward(dtype: Any) -> None:
+    """x or h and the parameters, which are there anyway, the mask, and 1 / rho of each row in float64."""
+    for with_residual, masked in itertools.product((False, True), repeat=2):
+        x, residual = (draw(64, 96, dtype=dtype, seed=seed).requires_grad_() for seed in range(2))
+        scale, bias = (draw(96, dtype=dtype, seed=seed).requires_grad_() for seed in range(2))
+        mask = draw(64, 1) > 0 if masked else None
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Any, kept: dict[int, int] = kept) -> Any:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = rms_norm(x, scale, bias, mask=mask, residual=residual if with_residual else None)
+        size = 2 if dtype != torch.float32 else 4
+        assert sum(kept.values()) == 64 * 96 * size + 96 * size + 64 * masked + 64 * 8
+        assert (out[1] if with_residual else x).untyped_storage().data_ptr() in kept
+
+
+class Named(torch.Tensor):
+    """A subclass that sees what is done to it."""
+
+    seen: ClassVar[set[str]] = set()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.add(getattr(function, "__name__", str(function)))
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_subclass_and_a_mode_see_the_operators() -> None:
+    x, scale, dy = draw(4, 32).requires_grad_(), draw(32).requires_grad_(), draw(4, 32, seed=1)
+    y = rms_norm(x, scale)
+    want = (y.detach(), *torch.autograd.grad(y, (x, scale), dy))
+    named = x.detach().as_subclass(Named).requires_grad_()
+    got = rms_norm(named, scale)
+    assert type(got) is Named
+    assert "mul" in Named.seen or "__mul__" in Named.seen
+    plain = [each.as_subclass(torch.Tensor) for each in (got.detach(), *torch.autograd.grad(got, (named, scale), dy))]
+    check_equal(plain, want)
+    with Watch() as watch:
+        got = rms_norm(x, scale)
+        forward = len(watch.seen)
+        found = (got.detach(), *torch.autograd.grad(got, (x, scale), dy))
+    check_equal(found, want)
+    assert any("mul" in name for name in watch.seen[:forward])
+    assert any("mul" in name for name in watch.seen[forward:])
+    y = rms_norm(x, scale)
+    with Watch() as watch:  # the backward of what kernels have begun
+        check_equal(torch.autograd.grad(y, (x, scale), dy), want[1:])
+    assert any("mul" in name for name in watch.seen)
+
+
+def test_fake_and_meta_tensors() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x, scale = torch.empty(4, 32, dtype=torch.bfloat16, requires_grad=True), torch.empty(32, requires_grad=True)
+        y, h = rms_norm(x, scale, residual=x, variant="llama")
+        y.sum().backward()
+    shapes = [(each.shape, each.dtype) for each in (y, h, x.grad, scale.grad)]
+    assert shapes == [((4, 32), torch.float32), *[((4, 32), torch.bfloat16)] * 2, ((32,), torch.float32)]
+    y = rms_norm(torch.empty(LARGE, device="meta"), torch.empty(LARGE[1], device="meta"))
+    assert (y.shape, y.device.type) == (LARGE, "meta")
+
+
+def test_transforms() -> None:
+    """torch.func, gradients in batches and of second order, tangents: by the operators, and what the kernels give."""
+    x, scale, dy = (draw(*shape, dtype=torch.float64, seed=seed) for seed, shape in enumerate(((4, 8), (8,), (4, 8))))
+
+    def loss(x: Any, scale: Any) -> Any:
+        return (rms_norm(x, scale) * dy).sum()
+
+    leaves = [x.clone().requires_grad_(), scale.clone().requires_grad_()]
+    want = torch.autograd.grad(loss(*leaves), leaves)
+    bound = 2.0**-48  # of sums of 8 terms near 1
+    for got in (
+        torch.func.grad(loss, (0, 1))(x, scale),
+        torch.func.vjp(loss, x, scale)[1](torch.ones((), dtype=x.dtype)),
+    ):
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g, w, rtol=bound, atol=bound)
+    batched = torch.func.vmap(rms_norm, (0, None))(x, scale)
+    torch.testing.assert_close(batched, rms_norm(x, scale), rtol=bound, atol=bound)
+    y = rms_norm(*leaves)
+    many = torch.stack([dy, 2 * dy])
+    for g, w in zip(torch.autograd.grad(y, leaves, many, is_grads_batched=True, retain_graph=True), want, strict=True):
+        torch.testing.assert_close(g, torch.stack([w, 2 * w]), rtol=bound, atol=bound)
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(rms_norm(forward_ad.make_dual(x, dy), scale)).tangent
+    torch.testing.assert_close(
+        tangent, torch.func.jvp(lambda x: rms_norm(x, scale), (x,), (dy,))[1], rtol=bound, atol=bound
+    )
+    assert torch.autograd.gradgradcheck(rms_norm, leaves)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
+def test_compiled() -> None:
+    torch._dynamo.reset()
+    x, scale = draw(4, 32).requires_grad_(), draw(32).requires_grad_()
+    y = torch.compile(rms_norm, fullgraph=True, backend="aot_eager")(x, scale)
+    want = rms_norm(x, scale)
+    assert torch.equal(y, want)
+    for g, w in zip(*(torch.autograd.grad(each.square().sum(), (x, scale)) for each in (y, want)), strict=True):
+        torch.testing.assert_close(g, w, rtol=2.0**-20, atol=2.0**-20)  # the order of 32 terms in float32
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of PyTorch, about its sparse and quantised tensors
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_has_no_memory_of_that_kind_is_an_error() -> None:
+    x = draw(4, 32)
+    for other in (
+        x.to_sparse(),
+        x.to_sparse_csr(),
+        x.to_mkldnn() if torch.backends.mkldnn.is_available() else x.to_sparse(),
+    ):
+        with pytest.raises((RuntimeError, NotImplementedError, TypeError), match=r"\S"):
+            rms_norm(other, torch.ones(32))
+    with pytest.raises(TypeError, match="expected"):
+        rms_norm(torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), torch.ones(32))
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_results_are_ordinary_tensors(differentiated: bool) -> None:
+    """They can grow, be shared, saved and copied, whoever gave the memory."""
+    x, residual, scale = draw(*LARGE), draw(*LARGE, seed=1), draw(LARGE[1])
+    if differentiated:
+        for each in (x, residual, scale):
+            each.requires_grad_()
+    y, h, inverse_rms = rms_norm(x, scale, residual=residual, return_inverse_rms=True)
+    found = [y, h, inverse_rms]
+    if differentiated:
+        found += torch.autograd.grad(y.sum(), (x, residual, scale))
+    for each in (tensor.detach() for tensor in found):
+        want = each.clone()
+        assert torch.equal(copy.deepcopy(each), want)
+        file = io.BytesIO()
+        torch.save(each, file)
+        file.seek(0)
+        assert torch.equal(torch.load(file), want)
+        each.add_(1).sub_(1)  # it can be written to
+        assert each.untyped_storage().resizable()
+        each.resize_(each.numel() + 2**20)
+        assert torch.equal(each[: want.numel()], want.add(1).sub(1).reshape(-1))
+        assert torch.equal(want.share_memory_(), want)
+    assert torch.equal(rms_norm(x.detach(), scale.detach()).share_memory_(), rms_norm(x.detach(), scale.detach()))
+
+
+def test_distributed_tensors(tmp_path: Any) -> None:
+    """In a group of one process: a subclass that PyTorch takes apart by itself."""
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("no gloo here")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        x, scale = draw(4, 32), draw(32)
+        layer = RMSNorm(32)
+        with torch.no_grad():
+            layer.weight.copy_(scale)
+        want = layer(x)
+        spread = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
+        weight = distribute_tensor(scale, mesh, [Replicate()])
+        got = torch.func.functional_call(layer, {"weight": weight}, (spread,))
+        assert isinstance(got, DTensor)
+        torch.testing.assert_close(got.full_tensor(), want, rtol=2.0**-22, atol=0)
+        got.sum().backward()
+        assert spread.grad.shape == x.shape
+    finally:
+        distributed.destroy_process_group()
