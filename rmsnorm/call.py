@@ -53,6 +53,9 @@ class Call:
     result: str
     inverse_rms: str
 
+    def __hash__(self) -> int:
+        return hash((self.variant, self.shape, self.x))  # in which equal ones agree; plans are looked up by it
+
     @property
     def n(self) -> Any:
         """Number of normalised elements in a row, None where a size is not known yet."""

@@ -10,14 +10,15 @@ than the last, these are the golden itself.
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from rmsnorm import cpu
-from rmsnorm.call import Axis
+from rmsnorm.call import Axis, Call, Spec, resolve
 from rmsnorm.numpy_impl import functional as golden
-from rmsnorm.numpy_impl.functional import ArrayLike, _arrays, _resolve, _spec
+from rmsnorm.numpy_impl.functional import ArrayLike, _arrays, _dtype_name
 from rmsnorm.variants import Variant, derive
 
 
@@ -44,12 +45,13 @@ def rms_norm(
         array([[0.8485, 2.2627]])
     """
     x, scale, bias, mask, residual = _arrays(x, scale, bias, mask, residual)
-    chosen = derive("rms_norm", variant, eps, partial)
-    options: dict[str, Any] = {"variant": chosen, "axis": axis, "feature_axis": feature_axis}
-    call = _resolve("rms_norm", x, scale, bias, mask, residual, out_dtype, **options)
+    options = (variant, eps, partial, axis, feature_axis, out_dtype)
+    call = _call("rms_norm", options, x, scale, bias, mask, residual)
     if not cpu.supports(call):
-        options |= {"mask": mask, "residual": residual, "out_dtype": out_dtype}
-        return golden.rms_norm(x, scale, bias, return_inverse_rms=return_inverse_rms, **options)
+        return golden.rms_norm(
+            x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis, mask=mask, residual=residual,
+            out_dtype=out_dtype, return_inverse_rms=return_inverse_rms,
+        )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
     y, h, inverse_rms = kernels.forward(call, x, scale, bias, mask, residual)
@@ -87,18 +89,37 @@ def rms_norm_vjp(
     """
     dy, da = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
     x, scale, bias, mask, residual, dy, da = _arrays(x, scale, bias, mask, residual, dy, da)
-    chosen = derive("rms_norm_vjp", variant, eps, partial)
-    options: dict[str, Any] = {"variant": chosen, "axis": axis, "feature_axis": feature_axis}
-    call = _resolve(
-        "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype, dy=_spec(dy), da=_spec(da), **options
-    )  # fmt: skip
+    options = (variant, eps, partial, axis, feature_axis, out_dtype)
+    call = _call("rms_norm_vjp", options, x, scale, bias, mask, residual, dy, da)
     if not cpu.supports(call) or (residual is not None and residual.dtype != x.dtype):
         return golden.rms_norm_vjp(
-            dy if da is None else (dy, da), x, scale, bias, mask=mask, residual=residual, out_dtype=out_dtype, **options
-        )
+            dy if da is None else (dy, da), x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis,
+            mask=mask, residual=residual, out_dtype=out_dtype,
+        )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
     with np.errstate(all="ignore"):
         a = x if residual is None else x + residual  # of one dtype: rounded once
     gradients = kernels.backward(call, dy, a, scale, bias, mask, da)
     return gradients if residual is None else (*gradients, gradients[0].copy())
+
+
+def _call(op: str, options: tuple[Any, ...], *arrays: Any) -> Call:
+    """The checked call, looked up where it was made before."""
+    given = [None if array is None else (array.shape, array.dtype) for array in arrays]
+    try:
+        return _looked_up(op, *options, *given)
+    except TypeError:  # what cannot be looked up; or an error, which then comes again
+        return _looked_up.__wrapped__(op, *options, *given)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _looked_up(
+    op: str, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, *given: Any
+) -> Call:
+    specs: list[Any] = [None if each is None else Spec(each[0], each[1].name) for each in given]
+    x, scale, bias, mask, residual, dy, da = [*specs, specs[0], None] if len(specs) == 5 else specs
+    return resolve(
+        op, x, scale, bias, mask=mask, residual=residual, out_dtype=_dtype_name(op, out_dtype), dy=dy, da=da,
+        variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
+    )  # fmt: skip
