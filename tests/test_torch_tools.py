@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from test_torch import check_values, to_torch  # noqa: E402
 from torch._dynamo.testing import CompileCounter  # noqa: E402
 
-from rmsnorm.torch_impl import rms_norm  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 
@@ -151,3 +151,13 @@ def test_the_samples_of_pytorch(dtype: str) -> None:
             assert torch.autograd.gradcheck(lambda x, *w, s=sample.args[0], e=eps: torch_rms_norm(x, s, *w, eps=e), x)
         run += 1
     assert run == 5
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_holds_operations_and_not_what_a_kernel_left() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = RMSNorm(64, variant="gemma")
+    traced = torch.jit.trace(layer, (torch.randn((4, 64), generator=generator),))
+    for shape in ((4, 64), (7, 64)):
+        x = torch.randn(shape, generator=generator)
+        assert torch.equal(traced(x), layer(x))

@@ -39,8 +39,8 @@ def straight_through(value: Tensor, smooth: Tensor) -> Tensor:
 
 
 def is_transformed() -> bool:
-    """Whether a compiler or torch.func looks on: both derive the composite, which nests; a Function does not."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    """Whether a compiler, a tracer or torch.func looks on: for them the composite, which nests; a Function does not."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing()
 
 
 def product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
