@@ -59,7 +59,7 @@ def forward(
     b = parameter(bias, s.bias, n)
     norm, product = grid(s.norm), grid(s.product)
     single = s.single and _is_moderate(gain)
-    gain32, doubt = gain.astype(np.float32), np.zeros((n + 7) // 8 * 8 if single else 0, np.uint8)
+    gain32, doubt = gain[: n * single].astype(np.float32), np.zeros((n + 7) // 8 * 8 * single, np.uint8)
     eights = doubt.view(np.uint64)
     for i in range(start, stop):
         a = at(x + i * x_step, n, s.x)
@@ -131,12 +131,12 @@ def backward(
     s = settings[0]
     n, k = s.n, s.k
     gain = at(ready, n, 0.0) if ready else gains(s, scale)
-    sums = np.zeros((2, n)) if part == 0 else at(part, 2 * n, 0.0).reshape((2, n))
+    sums = np.empty((2 if dbias else 1, n)) if part == 0 else at(part, 2 * n, 0.0).reshape((2, n))
     sums[:] = 0.0
     single = s.single and _is_moderate(gain)
-    gain32, doubt = gain.astype(np.float32), np.zeros((n + 7) // 8 * 8 if single else 0, np.uint8)
+    gain32, doubt = gain[: n * single].astype(np.float32), np.zeros((n + 7) // 8 * 8 * single, np.uint8)
     eights = doubt.view(np.uint64)
-    along_scale, along_bias = sums[0], sums[1, : n if dbias else 0]
+    along_scale, along_bias = sums[0], sums[-1, : n if dbias else 0]
     c = np.empty(n if mask or s.variance else 0)
     for i in range(start, stop):
         a, v = at(x + i * x_step, n, s.x), at(dy + i * n * s.y_bytes, n, s.y)
