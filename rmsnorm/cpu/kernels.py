@@ -78,16 +78,14 @@ def forward(
                 store(out, j, 0.0)
         elif sure and s.before_scale:
             forward_row_before(a, gain32, np.float32(1 / rho), out, doubt)
-            if _any(eights):
-                for i8 in range(eights.size):
-                    if eights[i8]:
-                        _before_scale(a, gain, rho, reciprocal, norm, product, out, 8 * i8, min(8 * i8 + 8, n))
+            for i8 in range(eights.size if _any(eights) else 0):
+                if eights[i8]:
+                    _before_scale(a, gain, rho, reciprocal, norm, product, out, 8 * i8, min(8 * i8 + 8, n))
         elif sure:
             forward_row(a, gain32, np.float32(1 / rho), out, doubt)
-            if _any(eights):
-                for i8 in range(eights.size):
-                    if eights[i8]:
-                        _after_scale(a, gain, rho, reciprocal, out, 8 * i8, min(8 * i8 + 8, n))
+            for i8 in range(eights.size if _any(eights) else 0):
+                if eights[i8]:
+                    _after_scale(a, gain, rho, reciprocal, out, 8 * i8, min(8 * i8 + 8, n))
         elif s.before_scale and bias:
             for j in range(n):
                 scaled = rounded(rounded(quotient(load(a[j]), rho, reciprocal), norm) * gain[j], product)
@@ -155,8 +153,8 @@ def backward(
             share = _slope(s, k, inverse, _squares(c, n)) * inner / max(k, 1)
             if dx:
                 for j in range(n):
-                    u = load(v[j]) * gain[j] if k and _is_counted(live, stride, j) else 0.0
-                    found = inverse * (u - c[j] * share) if k and _is_counted(live, stride, j) else 0.0
+                    counts = k and _is_counted(live, stride, j)
+                    found = inverse * (load(v[j]) * gain[j] - c[j] * share) if counts else 0.0
                     store(out, j, found + load(branch[j]) if da else found)
             continue
         inner = _inner(a, v, gain, inverse, along_scale)
@@ -174,10 +172,9 @@ def backward(
                 store(out, j, inverse * (load(v[j]) * gain[j]) + load(branch[j]))
         elif single and s.y_bytes == 2 and k == n and 2.0**-20 < inverse < 2.0**20 and abs(share) < 2.0**20:
             backward_row(a, v, gain32, np.float32(inverse), np.float32(share), out, doubt)
-            if _any(eights):
-                for i8 in range(eights.size):
-                    if eights[i8]:
-                        _pulled_back(a, v, gain, inverse, share, out, 8 * i8, min(8 * i8 + 8, n))
+            for i8 in range(eights.size if _any(eights) else 0):
+                if eights[i8]:
+                    _pulled_back(a, v, gain, inverse, share, out, 8 * i8, min(8 * i8 + 8, n))
         else:
             _pulled_back(a, v, gain, inverse, share, out, 0, k)
             for j in range(k, n):
