@@ -1,0 +1,35 @@
+"""The command line. Loads no framework: each backend runs in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rmsnorm import __version__
+from rmsnorm.cli import bench, check, tables
+
+app = typer.Typer(
+    name="rmsnorm",
+    help="One RMSNorm for NumPy, PyTorch, Keras/TensorFlow and Flax, held to one golden.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+app.command(epilog=check.EPILOG)(check.check)
+app.command(epilog=bench.EPILOG)(bench.bench)
+app.command()(tables.variants)
+app.command()(tables.invariances)

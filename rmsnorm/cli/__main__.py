@@ -1,0 +1,6 @@
+"""``python -m rmsnorm.cli``."""
+
+from rmsnorm.cli import app
+
+if __name__ == "__main__":
+    app()

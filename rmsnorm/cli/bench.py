@@ -1,0 +1,109 @@
+"""``rmsnorm bench``."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from rmsnorm import PRESETS, errors
+from rmsnorm.cli.usage import BACKENDS, DEVICES, DIFFERS, UNUSABLE, choices, progress, unusable
+
+_SHAPES: Final = ("1x4096", "32x768", "512x768", "8192x1024", "4096x4096")
+EPILOG: Final = (
+    "Examples:\n\n"
+    "    rmsnorm bench --backend torch --shape 512x768 --dtype float32\n\n"
+    "    rmsnorm bench --backend flax --op fwd+bwd --seconds 5 --json flax.json --plot flax.svg\n\n"
+    "    rmsnorm bench --backend torch --device cuda --variant llama --dtype bfloat16\n\n"
+    "Exit status: 0 all timed, 1 one of ours is wrong or a backend crashed or hung, 2 bad usage or a requested backend "
+    "is absent."
+)
+
+
+def bench(
+    backend: Annotated[
+        list[str] | None, typer.Option(help=f"Backend to time: {', '.join(BACKENDS)}. Repeatable.", show_default="all")
+    ] = None,
+    op: Annotated[
+        list[str] | None, typer.Option(help="fwd or fwd+bwd, with its gradients. Repeatable.", show_default="both")
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Shape of x, the last axis normalised. Repeatable.", show_default=", ".join(_SHAPES)),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Of x and the gain. float16 is the third. Repeatable.", show_default="float32, bfloat16"),
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Variant of ours, such as llama.", show_default="that of the built-in layer")
+    ] = None,
+    device: Annotated[str, typer.Option(help=f"Where: {' or '.join(DEVICES)} (NumPy: cpu).")] = "cpu",
+    seconds: Annotated[float, typer.Option(help="For a cell, all its candidates together.", min=0.0)] = 2.0,
+    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw GB/s against size as SVG.", dir_okay=False)] = None,
+) -> None:
+    """Time ours beside the framework's own layer, that compiled, LayerNorm, and a copy of the same bytes.
+
+    A cell is an op at a shape in a dtype. Its candidates take turns in one process, in random order; ours must first
+    be right, by the bounds of `rmsnorm check`, or are not timed. The copy is the floor: forward reads x and writes y;
+    backward reads x and dy and writes dx. Read the ratios: absolute times drift with the machine, ratios far less. The
+    first two columns of ratios are the answer: how much faster than the built-in, how far from a copy.
+    """
+    from rmsnorm.bench import report
+    from rmsnorm.bench.problem import DTYPES, OPS
+    from rmsnorm.bench.run import run, worker_command
+
+    command = "rmsnorm bench"
+    chosen = choices("backend", backend, BACKENDS, command)
+    ops = choices("op", op, tuple(OPS), command)
+    types = choices("dtype", dtype, DTYPES, command) if dtype else ("float32", "bfloat16")
+    choices("variant", [variant] if variant else None, tuple(PRESETS), command)
+    choices("device", [device], DEVICES, command)
+    shapes = [_shape(entry) for entry in dict.fromkeys(shape or _SHAPES)]
+    for path in (json, plot):
+        if path is not None and not path.parent.is_dir():
+            raise unusable(f"{command}: {path.parent} is not a folder, expected one to write {path.name} in")
+    if plot and find_spec("matplotlib") is None:
+        raise unusable(f"{command}: matplotlib is not installed, expected for --plot; pip install 'rmsnorm[plot]'")
+    if threads and threads > (os.cpu_count() or threads):
+        raise unusable(str(errors.out_of_domain(command, "threads", threads, f"at most {os.cpu_count()}", "use less")))
+    commands = {
+        name: worker_command(
+            name, ops=ops, shapes=shapes, dtypes=types, variant=variant, seconds=seconds, threads=threads,
+            device=device if name != "numpy" or backend else "cpu",
+        )
+        for name in chosen
+    }  # fmt: skip
+    runs = []
+    with progress("cells") as shown:
+        total = len(ops) * len(shapes) * len(types)
+        bars = {name: shown.add_task(name, total=total, start=False) for name in chosen}
+        for name, bar in bars.items():
+            shown.start_task(bar)
+            runs.append(run(name, commands[name], on_progress=lambda state: shown.update(
+                bars[state.name], completed=state.cells)))  # fmt: skip
+    Console(width=max(Console().width, report.WIDTH)).print(report.terminal(runs))
+    if json:
+        report.write_json(runs, {"seconds": seconds, "threads": threads}, json)
+    if plot and any(state.records for state in runs):
+        from rmsnorm.bench.plot import write_plot
+
+        write_plot(runs, plot)
+    states = {state.status for state in runs}
+    if states & {"crashed", "hung"} or any(state.failures for state in runs):
+        raise typer.Exit(DIFFERS)
+    if "refused" in states or ("absent" in states and backend):
+        raise typer.Exit(UNUSABLE)
+
+
+def _shape(text: str) -> list[int]:
+    sizes = text.split("x")
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise unusable(str(errors.out_of_domain("rmsnorm bench", "shape", text, "sizes > 0", "write it as 4096x4096")))
+    return [int(size) for size in sizes]

@@ -1,0 +1,100 @@
+"""``rmsnorm check``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import TaskID
+from rich.table import Table
+
+from rmsnorm import PRESETS, dtypes
+from rmsnorm.cli.usage import BACKENDS, DEVICES, DIFFERS, UNUSABLE, choices, progress, unusable
+
+_WORK: Final = ("flax", "numpy", "tf", "torch")  # by how long they take
+EPILOG: Final = (
+    "Examples:\n\n"
+    "    rmsnorm check\n\n"
+    "    rmsnorm check --backend torch --variant llama --dtype bfloat16\n\n"
+    "    rmsnorm check --backend flax --device cuda --json parity.json --junit parity.xml\n\n"
+    "Exit status: 0 all held, 1 something differs, crashed or hung, 2 bad usage or a requested backend is absent."
+)
+
+
+def check(
+    backend: Annotated[
+        list[str] | None, typer.Option(help=f"Backend to check: {', '.join(BACKENDS)}. Repeatable.", show_default="all")
+    ] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="Variant to check, such as llama. Repeatable.", show_default="all")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help=f"Dtype of x: {', '.join(dtypes.FLOATS)}. Repeatable.", show_default="all")
+    ] = None,
+    device: Annotated[str, typer.Option(help=f"Where: {' or '.join(DEVICES)} (NumPy: cpu).")] = "cpu",
+    json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write a JUnit report for CI.", dir_okay=False)] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the whole table as Markdown.", dir_okay=False)] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the cases and stop.")] = False,
+) -> None:
+    """Compare every backend with the golden: values, gradients and derivatives, in every variant and dtype.
+
+    The golden is NumPy's, in 106-bit arithmetic, rounded where the variant says. A distance counts in units of the
+    rounding error of the terms that make an element (the parity ratio), so that cancellation is not mistaken for a
+    defect; each bound is derived in rmsnorm/parity/bounds.py. The NumPy backend checks the golden itself, against the
+    paper's R matrix and against differences.
+    """
+    from rmsnorm.parity.run import run, worker_command
+
+    chosen = choices("backend", backend, BACKENDS)
+    variants = choices("variant", variant, tuple(PRESETS)) if variant else ()
+    types = choices("dtype", dtype, dtypes.FLOATS) if dtype else ()
+    choices("device", [device], DEVICES)
+    if list_:
+        Console().print(_listing(variants, types))
+        return
+    for path in (json, junit, markdown):
+        if path is not None and not path.parent.is_dir():
+            raise unusable(f"rmsnorm check: {path.parent} is not a folder, expected one to write {path.name} in")
+    commands = {
+        name: worker_command(
+            name, variants=variants, dtypes=types, device=device if name != "numpy" or backend else "cpu"
+        )
+        for name in chosen
+    }
+    from rmsnorm.parity import report
+    from rmsnorm.parity.cases import select
+
+    total = sum(1 for _ in select(variants, types))
+    with progress() as shown:
+        bars: dict[str, TaskID] = {name: shown.add_task(name, total=total) for name in commands}
+        slowest_first = {name: commands[name] for name in sorted(commands, key=_WORK.index)}
+        runs = run(slowest_first, on_progress=lambda state: shown.update(bars[state.name], completed=state.cases))
+    runs.sort(key=lambda state: chosen.index(state.name))
+    Console().print(report.terminal(runs))
+    if json:
+        report.write_json(runs, json)
+    if junit:
+        report.write_junit(runs, junit)
+    if markdown:
+        report.write_markdown(runs, markdown)
+    states = {state.status for state in runs}
+    if states & {"differs", "crashed", "hung"}:
+        raise typer.Exit(DIFFERS)
+    if "refused" in states or ("absent" in states and backend):
+        raise typer.Exit(UNUSABLE)
+
+
+def _listing(variants: tuple[str, ...], types: tuple[str, ...]) -> Table:
+    from rmsnorm.parity.cases import CASES, select
+
+    counts = Counter(case.name for case, _, _ in select(variants, types))
+    table = Table("case", "shape", "variants", "what it can tell", "runs")
+    for case in CASES:
+        if counts[case.name]:
+            names = "all" if len(case.variants) == len(PRESETS) else ", ".join(case.variants)
+            table.add_row(case.name, str(case.shape), names, case.reason, str(counts[case.name]))
+    return table
