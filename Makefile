@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: check test lint format clean
+.PHONY: check test fuzz lint format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm check --backend numpy --backend torch --backend tf --backend flax
 
 test: $(VENV)/ready
 	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# 2,000 compositions of transforms for each framework: an hour or two.
+fuzz: $(VENV)/ready
+	$(BIN)/python -m pytest -q -n 2 tests/test_fuzz.py --timeout 14400 --hypothesis-profile nightly
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

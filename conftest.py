@@ -15,6 +15,11 @@ _NEEDS = {
     "jax": ["rmsnorm/flax_impl/*"],
     "flax": ["rmsnorm/flax_impl/layers.py", "rmsnorm/flax_impl/linen.py"],
 }
+if find_spec("hypothesis"):
+    from hypothesis import settings
+
+    settings.register_profile("nightly", max_examples=2000, print_blob=True)  # make fuzz
+
 collect_ignore_glob = [
     pattern for package, patterns in _NEEDS.items() if not find_spec(package) for pattern in patterns
 ]

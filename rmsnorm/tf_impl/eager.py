@@ -64,7 +64,9 @@ def rounded_backward(
 ) -> list[tf.Tensor | None]:
     """dx, dscale and dbias in the dtypes of a, scale and bias, None where that is None."""
     x = arithmetic.wide(call, a)
-    results = arithmetic.backward(call, dy, x, scale, mask, arithmetic.recalled(call, x, mask, inverse_rms))
+    if tf.executing_eagerly():  # 1 / rho of the kernels is a constant; in a graph it has its own derivative
+        inverse_rms = arithmetic.recalled(call, x, mask, inverse_rms)
+    results = arithmetic.backward(call, dy, x, scale, mask, inverse_rms)
     pairs = zip(results, (a, scale, bias), strict=True)
     return [None if primal is None else cast(result, primal.dtype.name) for result, primal in pairs]
 
