@@ -1,0 +1,145 @@
+"""The program of test_faults.py: a framework, a fault, and whether what is computed during it and after it is right."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Step = Callable[[Any], tuple[Any, ...]]  # x, in the framework's own array, to y and gradients in NumPy's
+N = 256
+
+
+def numpy_step() -> tuple[Callable[[Any], Any], Step]:
+    from rmsnorm.numpy_impl.fast import rms_norm, rms_norm_vjp
+
+    gain = np.linspace(0.5, 2, N, dtype="float32")
+    return np.asarray, lambda x: (rms_norm(x, gain), *rms_norm_vjp(x, x, gain)[:2])
+
+
+def torch_step() -> tuple[Callable[[Any], Any], Step]:
+    import torch
+
+    from rmsnorm.torch_impl import RMSNorm
+
+    layer = RMSNorm(N)
+
+    def step(x: Any) -> tuple[Any, ...]:
+        leaf = x.detach().requires_grad_()
+        y = layer(leaf)
+        return tuple(t.detach().numpy() for t in (y, *torch.autograd.grad(y, (leaf, layer.weight), x)))
+
+    return torch.from_numpy, step
+
+
+def tf_step() -> tuple[Callable[[Any], Any], Step]:
+    import tensorflow as tf
+
+    from rmsnorm.tf_impl import RMSNormalization
+
+    layer = RMSNormalization()
+    layer.build((None, N))
+
+    def step(x: Any) -> tuple[Any, ...]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return tuple(t.numpy() for t in (y, *tape.gradient(y, [x, layer.scale.value], x)))
+
+    return tf.constant, step
+
+
+def flax_step() -> tuple[Callable[[Any], Any], Step]:
+    import jax
+    from flax import nnx
+
+    from rmsnorm.flax_impl import RMSNorm
+
+    graph, state = nnx.split(RMSNorm(N, rngs=nnx.Rngs(0)))
+
+    @jax.jit
+    def compute(state: Any, x: Any) -> Any:
+        y, pull = jax.vjp(lambda state, x: nnx.merge(graph, state)(x), state, x)
+        return y, *pull(x)[::-1]
+
+    return jax.numpy.asarray, lambda x: tuple(np.asarray(t) for t in jax.tree.leaves(compute(state, x)))
+
+
+def draw(rows: int, seed: int) -> Any:
+    return np.random.default_rng(seed).normal(size=(rows, N)).astype("float32")
+
+
+def same(got: tuple[Any, ...], want: tuple[Any, ...]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def threads(send: Callable[[Any], Any], step: Step) -> None:
+    """16 threads, each with an input of its own, through one layer."""
+    inputs = [send(draw(64 + i, i)) for i in range(16)]
+    want = [step(x) for x in inputs]
+    start = threading.Barrier(16)
+
+    def work(i: int) -> bool:
+        start.wait()
+        return all(same(step(inputs[i]), want[i]) for _ in range(20))
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(work, range(16)))
+
+
+def interrupt(send: Callable[[Any], Any], step: Step) -> None:
+    """Ctrl-C at 20 moments of a loop; each time the next call is right."""
+    x = send(draw(2048, 0))
+    want = step(x)
+    random = np.random.default_rng(0)
+    stopped = 0
+    for _ in range(20):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, 0.03))
+            end = time.monotonic() + 60
+            while time.monotonic() < end:
+                assert same(step(x), want)
+        except KeyboardInterrupt:
+            stopped += 1
+        assert same(step(x), want)
+    assert stopped == 20
+
+
+def memory(send: Callable[[Any], Any], step: Step) -> None:
+    """No room for the result: an error, x as it was; with room again the result is right."""
+    rows = 2**17  # 128 MiB
+    small, array = send(draw(64, 1)), draw(rows, 0)
+    step(small)
+    x = send(array)
+    before = array[::1000].copy()
+    gc.collect()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**25, resource.RLIM_INFINITY))
+    try:
+        step(x)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    else:
+        raise AssertionError("there was room")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert any(word in text.lower() for word in ("memory", "alloc", "oom", "exhausted")), text
+    assert np.array_equal(np.asarray(x)[::1000], before)
+    want = step(send(array[:64].copy()))[0]
+    assert np.array_equal(step(x)[0][:64], want)
+
+
+if __name__ == "__main__":
+    framework, fault = sys.argv[1:]
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    globals()[fault](*globals()[f"{framework}_step"]())
+    print(f"{framework} {fault}: right")

@@ -1,0 +1,33 @@
+"""One layer among threads, interrupted, and out of memory: what comes out is right, or a clear error, and never a hang.
+
+Each framework runs in a process of its own, which may lose its memory; the kernels alone are in test_cpu_threads.py.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from rmsnorm.parity.backends import BACKENDS
+
+PROGRAM = Path(__file__).with_name("faults.py")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux'")
+@pytest.mark.parametrize("fault", ["threads", "interrupt", "memory"])
+@pytest.mark.parametrize("framework", list(BACKENDS))
+def test_fault(framework, fault):
+    backend = BACKENDS[framework]
+    if find_spec(backend.package) is None:
+        pytest.skip(f"{backend.package} is not installed; pip install 'rmsnorm[{backend.extra}]'")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", PROGRAM, framework, fault],
+        capture_output=True, text=True, timeout=240, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == f"{framework} {fault}: right"
