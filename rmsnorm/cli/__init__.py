@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rmsnorm import __version__
-from rmsnorm.cli import bench, check, tables
+from rmsnorm.cli import bench, check, identify, tables, vectors
 
 app = typer.Typer(
     name="rmsnorm",
@@ -30,6 +30,8 @@ def _main(
 
 
 app.command(epilog=check.EPILOG)(check.check)
+app.command(epilog=identify.EPILOG)(identify.identify)
+app.add_typer(vectors.app)
 app.command(epilog=bench.EPILOG)(bench.bench)
 app.command()(tables.variants)
 app.command()(tables.invariances)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rmsnorm import dtypes, errors
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.numpy_impl.yardstick import yardstick
-from rmsnorm.parity.bounds import QUANTITIES, bound
+from rmsnorm.parity.bounds import QUANTITIES, Bound, bound
 from rmsnorm.parity.cases import Data
 
 Array = npt.NDArray[Any]
@@ -53,32 +53,55 @@ class Verdict:
     detail: str
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a quantity is to be: the golden's value, the unit of the parity ratio there, and the bound."""
+
+    value: Array
+    unit: Array
+    bound: Bound
+
+
 def judge(implementation: Implementation, data: Data) -> list[Verdict]:
     """Run an implementation on a case and compare every quantity that the case has.
 
     An exception of the implementation is a verdict, too: nothing passes.
     """
-    expected = golden(data)
+    expected = expect(data)
     try:
         outcome = implementation(data)
     except Exception as error:  # whatever user code raises is what the report must say
-        return [_failed(name, f"{type(error).__name__}: {error}") for name in expected]
-    units = yardstick(
-        data.x, data.scale, data.bias, dy=data.dy, dh=data.dh, tangents=data.tangents, **data.options, **data.arrays
-    )
+        return [failed(name, f"{type(error).__name__}: {error}") for name in expected]
+    return compare(outcome, expected)
+
+
+def compare(outcome: Outcome, expected: Mapping[str, Expected]) -> list[Verdict]:
+    """A verdict on every expected quantity: the worst of what was found for it."""
     verdicts = []
     for name, want in expected.items():
-        found = outcome.results.get(name, [])
-        if not found:
-            verdicts.append(_failed(name, "not computed"))
-            continue
-        judged = [_compare(name, got, want, units[name], data) for got in found]
-        worst = max(judged, key=lambda verdict: (not verdict.passed, verdict.parity_ratio, -verdict.bit_identical))
-        verdicts.append(worst)
+        judged = [_compare(name, got, want) for got in outcome.results.get(name, [])]
+        judged = judged or [failed(name, "not computed")]
+        verdicts.append(
+            max(judged, key=lambda verdict: (not verdict.passed, verdict.parity_ratio, -verdict.bit_identical))
+        )
     if outcome.touched:
         names = ", ".join(outcome.touched)
-        verdicts = [_failed(verdict.quantity, f"inputs written to: {names}") for verdict in verdicts]
+        verdicts = [failed(verdict.quantity, f"inputs written to: {names}") for verdict in verdicts]
     return verdicts
+
+
+def expect(data: Data) -> dict[str, Expected]:
+    """Every quantity of a case, by the golden, with the unit and the bound of its comparison."""
+    terms = yardstick(
+        data.x, data.scale, data.bias, dy=data.dy, dh=data.dh, tangents=data.tangents, **data.options, **data.arrays
+    )
+    found = {}
+    for name, value in golden(data).items():
+        dtype = value.dtype.name
+        unit = np.broadcast_to(terms[name], value.shape) * dtypes.unit_roundoff(dtype)
+        unit = np.maximum(unit, dtypes.smallest_subnormal(dtype) / 2)
+        found[name] = Expected(value, unit, bound(name, data.call, dtype, residual=data.residual is not None))
+    return found
 
 
 def golden(data: Data) -> dict[str, Array]:
@@ -110,18 +133,15 @@ def ulp_distance(got: Array, want: Array) -> Array:
     return np.where(nan[0] & nan[1], 0.0, np.where(nan[0] | nan[1], np.inf, distance))
 
 
-def _compare(name: str, got: Array, want: Array, unit: Array, data: Data) -> Verdict:
+def _compare(name: str, got: Array, expected: Expected) -> Verdict:
+    want, limit = expected.value, expected.bound
     if got.dtype != want.dtype or got.shape != want.shape:
         got_text, want_text = (errors.describe(a.shape, a.dtype.name) for a in (got, want))
-        return _failed(name, f"got {got_text}, want {want_text}")
-    limit = bound(name, data.call, want.dtype.name, residual=data.residual is not None)
-    dtype = want.dtype.name
+        return failed(name, f"got {got_text}, want {want_text}")
     with np.errstate(all="ignore"):
-        unit = np.broadcast_to(unit, want.shape) * dtypes.unit_roundoff(dtype)
-        unit = np.maximum(unit, dtypes.smallest_subnormal(dtype) / 2)
         wide_got, wide_want = got.astype(np.float64), want.astype(np.float64)
         same = (wide_got == wide_want) | (np.isnan(wide_got) & np.isnan(wide_want))
-        ratio = np.where(same, 0.0, np.abs(wide_got - wide_want) / unit)
+        ratio = np.where(same, 0.0, np.abs(wide_got - wide_want) / expected.unit)
         ratio = np.where(np.isfinite(ratio), ratio, np.inf)
     ulps = ulp_distance(got, want)
     identical = float(np.mean(ulps == 0)) if want.size else 1.0
@@ -142,5 +162,6 @@ def _worst(got: Array, want: Array, ratio: Array, ulps: Array, *, enough: bool) 
     return text if enough else f"{text}; {np.sum(ulps != 0)} of {ulps.size} elements differ"
 
 
-def _failed(name: str, detail: str) -> Verdict:
+def failed(name: str, detail: str) -> Verdict:
+    """The verdict on a quantity that there is nothing to compare of."""
     return Verdict(name, math.inf, 0.0, 0.0, 0.0, math.inf, False, detail)

@@ -36,7 +36,7 @@ def terminal(runs: Sequence[BackendRun], *, failures: int = 12) -> RenderableTyp
         parts.append(Text(_LEGEND, style="dim"))
     failed = [record for run in runs for record in run.failures]
     for record in failed[:failures]:
-        parts.append(Text(f"x {_place(record)}: {_numbers(record)}; {record.detail}", style="red"))
+        parts.append(Text(f"x {_place(record)}: {numbers(record)}; {record.detail}", style="red"))
     if len(failed) > failures:
         parts.append(Text(f"x and {len(failed) - failures} more; --json FILE has them all", style="red"))
     parts += [_line(run) for run in runs]
@@ -76,7 +76,7 @@ def write_junit(runs: Sequence[BackendRun], path: Path) -> None:
                 name=f"{record.case} [{dtypes.short(record.dtype)}] {record.quantity}",
             )  # fmt: skip
             if not record.passed:
-                ElementTree.SubElement(case, "failure", message=_numbers(record)).text = record.detail
+                ElementTree.SubElement(case, "failure", message=numbers(record)).text = record.detail
         if broken or run.status == "absent":
             case = ElementTree.SubElement(suite, "testcase", classname=f"rmsnorm.{run.name}", name="the backend itself")
             ElementTree.SubElement(case, "error" if broken else "skipped", message=f"{run.status}: {run.message}")
@@ -105,7 +105,9 @@ def write_markdown(runs: Sequence[BackendRun], path: Path) -> None:
 
 
 def _table(run: BackendRun) -> Table:
-    title = f"{_TITLES.get(run.name, run.name)} {run.version} on {run.device}"
+    title = _TITLES.get(run.name, run.name)
+    if run.version:
+        title += f" {run.version} on {run.device}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("variant", no_wrap=True)
     for quantity in QUANTITIES:
@@ -167,7 +169,8 @@ def _place(record: Record) -> str:
     return f"{record.backend} {record.variant} {dtypes.short(record.dtype)} {record.case!r} {record.quantity}"
 
 
-def _numbers(record: Record) -> str:
+def numbers(record: Record) -> str:
+    """The parity ratio of a comparison beside its bound, and the share of identical bits where that is bounded."""
     text = f"parity ratio {record.parity_ratio:.3g}, bound {record.bound:.3g}"
     if record.identical_bound:
         text += f"; {100 * record.bit_identical:.2f} % identical, bound {100 * record.identical_bound:.2f} %"

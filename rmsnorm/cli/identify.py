@@ -1,0 +1,142 @@
+"""``rmsnorm identify``."""
+
+from __future__ import annotations
+
+import json as json_
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rmsnorm import errors
+from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, progress, unusable
+
+_COMMAND: Final = "rmsnorm identify"
+_FRAMEWORKS: Final = ("numpy", "torch", "tensorflow", "jax", "keras", "onnx")
+EPILOG: Final = (
+    "Examples:\n\n"
+    "    rmsnorm identify torch.nn:RMSNorm\n\n"
+    "    rmsnorm identify transformers.models.llama.modeling_llama:LlamaRMSNorm --json\n\n"
+    "    rmsnorm identify my_kernels.py:rms_norm --framework torch --init '{\"eps\": 1e-5}'\n\n"
+    "    rmsnorm identify model.onnx\n\n"
+    "    rmsnorm identify --sweep transformers\n\n"
+    "Exit status: 0 an RMSNorm that is recognised and has no defect, 1 another norm, a defect, or a target that raised or "
+    "hung, 2 bad usage or no such target."
+)
+
+
+def identify(
+    target: Annotated[
+        str | None,
+        typer.Argument(help="module:attribute or file.py:attribute of a function, a layer or its class; an .onnx file."),
+    ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(help="Arguments for its constructor, or options for a function, as JSON.", show_default="guessed"),
+    ] = None,
+    framework: Annotated[
+        str | None, typer.Option(help=f"Whose arrays a function takes: {', '.join(_FRAMEWORKS)}.", show_default="seen")
+    ] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Size of the normalised axis.", min=1, show_default="64, or what it takes")
+    ] = None,
+    device: Annotated[str, typer.Option(help=f"Where: {' or '.join(DEVICES)}.")] = "cpu",
+    gradients: Annotated[bool, typer.Option(help="Ask for its gradients, too.")] = True,
+    time_limit: Annotated[float, typer.Option(help="Seconds for a target, without imports.", min=1.0)] = 60.0,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    sweep: Annotated[
+        str | None, typer.Option(metavar="PACKAGE", help="Identify every RMSNorm of a package, and count them.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the counts of a sweep as Markdown.", dir_okay=False)] = None,
+) -> None:
+    """Find out which normalisation a callable computes: its variant, eps, roundings, gradients, with the evidence.
+
+    The target is a black box: it is asked for rows that separate one hypothesis from the others (rows of ever smaller
+    norm for eps and its place, bfloat16 rows for the rounding points, one changed element for the axes), each number is
+    solved for, and what was solved must then predict fresh data within the bounds of `rmsnorm check`. It runs in a
+    process of its own. A class is built with arguments that its constructor makes plain (`dim`, `hidden_size`, ...).
+    """
+    if (target is None) == (sweep is None):
+        raise unusable(f"{_COMMAND}: expected a TARGET such as torch.nn:RMSNorm, or --sweep PACKAGE")
+    choices("device", [device], DEVICES, _COMMAND)
+    choices("framework", [framework] if framework else None, _FRAMEWORKS, _COMMAND)
+    options: dict[str, Any] = {"framework": framework, "width": width, "device": device, "gradients": gradients}
+    if sweep is not None:
+        _sweep(sweep, {"device": device, "gradients": gradients}, time_limit, json, markdown)
+        return
+    from rmsnorm.identify.worker import identities
+
+    assert target is not None  # noqa: S101  (checked above)
+    with Console(stderr=True).status(f"asking {target}"):
+        found = next(identities([target], time_limit=time_limit, init=_arguments(init), **options))[1]
+    if isinstance(found, str):
+        raise unusable(found)
+    if json:
+        typer.echo(json_.dumps(found.json, indent=2))
+    else:
+        _show(found)
+    if not found.recognised:
+        raise typer.Exit(DIFFERS)
+
+
+def _arguments(init: str | None) -> dict[str, Any]:
+    if init is None:
+        return {}
+    try:
+        given = json_.loads(init)
+    except json_.JSONDecodeError:
+        given = None
+    if not isinstance(given, dict):
+        raise unusable(str(errors.out_of_domain(_COMMAND, "init", init, "a JSON object", "write it as '{\"dim\": 64}'")))
+    return given
+
+
+def _show(found: Any) -> None:
+    from rmsnorm.identify.report import headline, lines
+
+    console = Console()
+    console.print(Text(headline(found), style="bold green" if found.recognised else "bold red"))
+    table = Table(box=SIMPLE_HEAD, show_edge=False)
+    for name in ("finding", "value", "evidence"):
+        table.add_column(name)
+    for name, value, evidence in lines(found):
+        if name == "defect":
+            continue
+        table.add_row(Text(name), Text(value, style="dim" if value == "not observable" else ""), Text(evidence, style="dim"))
+    console.print(table)
+    for sentence in found.defects:
+        console.print(Text(f"defect: {sentence}", style="red"))
+    console.print(Text(f"{found.framework}, {found.seconds:.1f} s", style="dim"))
+
+
+def _sweep(package: str, options: dict[str, Any], time_limit: float, json: bool, markdown: Path | None) -> None:
+    from rmsnorm.identify.opening import NoTarget
+    from rmsnorm.identify.sweep import sweep
+
+    if markdown is not None and not markdown.parent.is_dir():
+        raise unusable(f"{_COMMAND}: {markdown.parent} is not a folder, expected one to write {markdown.name} in")
+    try:
+        with progress("classes") as bar:
+            task = bar.add_task(package[:6], total=None)
+            found = sweep(package, time_limit=time_limit, on_progress=lambda done, total: bar.update(
+                task, completed=done, total=total), **options)  # fmt: skip
+    except NoTarget as error:
+        raise unusable(str(error)) from None
+    if json:
+        typer.echo(json_.dumps(found.json, indent=2))
+    else:
+        table = Table("classes", "what they compute", "such as", box=SIMPLE_HEAD)
+        for text, names in found.clusters:
+            table.add_row(str(len(names)), Text(text), Text(", ".join(name.split(":")[1] for name in names[:3])))
+        console = Console()
+        console.print(f"{sum(len(names) for _, names in found.clusters)} classes of {package} {found.version}", table)
+        for name, why in found.refused:
+            console.print(Text(f"not called: {name}: {why}", style="dim"))
+    if markdown is not None:
+        markdown.write_text(found.markdown)
+    if not found.clusters:
+        raise typer.Exit(DIFFERS)

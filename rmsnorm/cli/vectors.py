@@ -1,0 +1,110 @@
+"""``rmsnorm vectors write`` and ``rmsnorm vectors check``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from rmsnorm import PRESETS, dtypes
+from rmsnorm.cli.usage import DIFFERS, choices, progress, unusable
+
+app = typer.Typer(
+    name="vectors", help="Golden test vectors in files, for implementations that Python cannot call.",
+    no_args_is_help=True,
+)  # fmt: skip
+WRITE_EPILOG: Final = (
+    "Examples:\n\n"
+    "    rmsnorm vectors write vectors\n\n"
+    "    rmsnorm vectors write vectors --variant llama --dtype bfloat16 --quantity y --quantity dx\n\n"
+    "The format is described in docs/ci.md. Exit status: 0 written, 2 bad usage or the folder is not to be written."
+)
+CHECK_EPILOG: Final = (
+    "Examples:\n\n"
+    "    rmsnorm vectors check vectors --junit parity.xml\n\n"
+    "Exit status: 0 all held, 1 something differs or was not computed, 2 bad usage or the vectors are not as written."
+)
+
+
+@app.command(epilog=WRITE_EPILOG)
+def write(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where: an empty folder, or one to be made.")],
+    variant: Annotated[
+        list[str] | None, typer.Option(help="Variant to write, such as llama. Repeatable.", show_default="all")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help=f"Dtype of x: {', '.join(dtypes.FLOATS)}. Repeatable.", show_default="all")
+    ] = None,
+    case: Annotated[
+        list[str] | None, typer.Option(help="Case, as `rmsnorm check --list` names it. Repeatable.", show_default="all")
+    ] = None,
+    quantity: Annotated[
+        list[str] | None,
+        typer.Option(help="What the other program computes, such as y or dx. Repeatable.", show_default="all"),
+    ] = None,
+) -> None:
+    """Write inputs, the golden's outputs and gradients, and the bounds of every case as safetensors.
+
+    The other program reads DIR/NAME.safetensors and writes what it computes to DIR/outputs/NAME.safetensors. All cases
+    take 40 MB. The same version writes the same bytes every time; manifest.json has the digests.
+    """
+    from rmsnorm.parity import vectors
+    from rmsnorm.parity.bounds import QUANTITIES
+    from rmsnorm.parity.cases import CASES
+
+    command = "rmsnorm vectors write"
+    names = tuple(entry.name for entry in CASES)
+    filters = {
+        "variants": choices("variant", variant, tuple(PRESETS), command) if variant else (),
+        "types": choices("dtype", dtype, dtypes.FLOATS, command) if dtype else (),
+        "cases": choices("case", case, names, command) if case else (),
+        "quantities": choices("quantity", quantity, QUANTITIES, command),
+    }
+    try:
+        with progress() as shown:
+            bar = shown.add_task("write", total=None)
+            count = vectors.write(
+                folder, **filters, on_progress=lambda done, total: shown.update(bar, completed=done, total=total)
+            )
+    except (ValueError, OSError) as error:
+        raise unusable(str(error)) from None
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    Console().print(f"{count} cases, {size / 1e6:.1f} MB in {folder}", highlight=False)
+
+
+@app.command(epilog=CHECK_EPILOG)
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="As written, with the folder outputs in it.")],
+    json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write a JUnit report for CI.", dir_okay=False)] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the whole table as Markdown.", dir_okay=False)] = None,
+) -> None:
+    """Compare the outputs that another program has written, DIR/outputs/NAME.safetensors, with the golden's.
+
+    The report is that of `rmsnorm check`. Every case of DIR counts: write vectors of those that the program computes.
+    """
+    from rmsnorm.parity import report, vectors
+
+    for path in (json, junit, markdown):
+        if path is not None and not path.parent.is_dir():
+            raise unusable(
+                f"rmsnorm vectors check: {path.parent} is not a folder, expected one to write {path.name} in"
+            )
+    try:
+        with progress() as shown:
+            bar = shown.add_task("check", total=None)
+            run = vectors.check(folder, on_progress=lambda done, total: shown.update(bar, completed=done, total=total))
+    except ValueError as error:
+        raise unusable(str(error)) from None
+    Console().print(report.terminal([run]))
+    for write_report, path in (
+        (report.write_json, json),
+        (report.write_junit, junit),
+        (report.write_markdown, markdown),
+    ):
+        if path:
+            write_report([run], path)
+    if run.failures:
+        raise typer.Exit(DIFFERS)

@@ -1,0 +1,217 @@
+"""Gradients: do dx, dscale and dbias agree with the analytic ones, and if not, which mistake gives what was seen?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rmsnorm import dtypes
+from rmsnorm.call import Spec, resolve
+from rmsnorm.identify.bridges import Array
+from rmsnorm.identify.layout import Layout
+from rmsnorm.identify.model import Model, cast
+from rmsnorm.identify.notebook import Notebook
+from rmsnorm.identify.session import Session
+from rmsnorm.identify.targets import TargetError
+from rmsnorm.numpy_impl import rms_norm_vjp
+from rmsnorm.numpy_impl.yardstick import yardstick
+from rmsnorm.parity.bounds import bound
+
+_NAMES = ("dx", "dscale", "dbias")
+_WRONG = 1e-3  # of the largest element: a formula, not a rounding
+
+
+@dataclass(frozen=True)
+class Problem:
+    """x, parameters and dy as the target takes them, with what else it takes."""
+
+    x: Array
+    scale: Array | None
+    bias: Array | None
+    dy: Array
+    others: dict[str, Array]
+
+    def golden(self, layout: Layout) -> tuple[tuple[Array | None, ...], dict[str, Any]]:
+        """(dy, x, scale, bias) in shapes that the golden takes, and its axes."""
+        shape, axes, features = self.x.shape, layout.axes, layout.feature_axes
+        if layout.group:
+            shape = (*shape[:-1], shape[-1] // layout.group, layout.group)
+            axes, features = (len(shape) - 1,), (len(shape) - 2, len(shape) - 1)
+        sizes = [shape[axis] for axis in features]
+        parameters = (None if p is None else p.reshape(sizes) for p in (self.scale, self.bias))
+        return (self.dy.reshape(shape), self.x.reshape(shape), *parameters), {"axis": axes, "feature_axis": features}
+
+    def back(self, name: str, array: Array) -> Array:
+        """A gradient in the target's own shape."""
+        own = {"dx": self.x, "dscale": self.scale, "dbias": self.bias}[name]
+        assert own is not None  # noqa: S101  (there is a gradient for what is there only)
+        return np.broadcast_to(array, array.shape).reshape(own.shape)
+
+
+def solve_gradients(session: Session, model: Model, notes: Notebook) -> None:
+    """Compare the gradients with the golden's, or for what no Variant says with differences of the model."""
+    target = session.target
+    if not target.differentiable:
+        notes.unseen("gradients", f"{target.framework} has no automatic differentiation")
+        return
+    dtype = "float32" if "float32" in session.accepts else session.accepts[0]
+    problem = pose(session, dtype)
+    try:
+        found = target.gradients(problem.x, problem.scale, problem.bias, problem.dy, **problem.others)
+    except TargetError as error:
+        notes.found("gradients", "raise", str(error))
+        notes.defect(f"its gradient cannot be taken: {error}")
+        return
+    if not model.plain or (problem.scale is not None and problem.scale.size < session.n):
+        _by_differences(session, model, problem, found, notes)
+        return
+    variant = model.variant
+    (dy, *primals), axes = problem.golden(session.layout)
+    gradients = dict(zip(_NAMES, rms_norm_vjp(dy, *primals, variant=variant, **axes), strict=True))
+    units = yardstick(*primals, dy=dy, tangents=(primals[0], None, None), variant=variant, **axes)  # type: ignore[arg-type]
+    specs = [None if p is None else Spec(p.shape, p.dtype.name) for p in primals]
+    call = resolve("identify", *specs, variant=variant, **axes)  # type: ignore[arg-type]
+    told, agree = [], True
+    for name, got in zip(_NAMES, found, strict=True):
+        if gradients[name] is None or (name == "dscale" and notes["gain"] is False) or (name == "dbias" and notes["bias"] is False):
+            continue
+        want = problem.back(name, gradients[name])
+        mistake = _mistake(name, got, want, session, model, problem)
+        if mistake:
+            notes.defect(mistake)
+            told.append(f"{name}: {mistake}")
+            agree = False
+            continue
+        assert got is not None  # noqa: S101  (a missing one is a mistake)
+        unit = problem.back(name, units[name]) * dtypes.unit_roundoff(want.dtype.name)
+        ratio = float(np.max(np.abs(got.astype(np.float64) - want.astype(np.float64)) / np.maximum(unit, 1e-300), initial=0))
+        told.append(f"{name} within {ratio:.2g} u of its terms (the kit allows {bound(name, call, want.dtype.name).ratio:.2g})")
+    notes.found("gradients", "agree" if agree else "wrong", f"{dtypes.short(dtype)}: " + "; ".join(told))
+
+
+def pose(session: Session, dtype: str, seed: int = 14) -> Problem:
+    """Rows of very different size, so that eps matters, with random parameters and dy."""
+    random = np.random.default_rng(seed)
+    count = 24
+    rows = random.normal(0.1, 1.0, (count, session.n)) * 10.0 ** random.uniform(-3.5, 1.5, (count, 1))
+    if not session.layout.endless:
+        rows = rows[: session.layout.multiple]
+        count = len(rows)
+    values: dict[str, Any] = {}
+    if session.has("scale"):
+        values["scale"] = session.parameter("scale", random, -1.5, 1.5)
+    if session.has("bias"):
+        values["bias"] = session.parameter("bias", random, -1, 1)
+    x, given = session.arguments(rows / session.lift, dtype, **values)
+    scale, bias = given.pop("scale", None), given.pop("bias", None)
+    dy = cast(random.normal(0.1, 1.0, x.shape), dtype)
+    return Problem(x, scale, bias, dy, given)
+
+
+def _mistake(name: str, got: Array | None, want: Array, session: Session, model: Model, problem: Problem) -> str | None:
+    """The sentence on a gradient that is wrong, None for one that agrees."""
+    words = {"dx": "x", "dscale": "the gain", "dbias": "the bias"}[name]
+    if got is None:
+        return f"there is no gradient for {words}"
+    if got.shape != want.shape:
+        return f"the gradient for {words} has shape {got.shape}, expected {want.shape}"
+    wide = got.astype(np.float64)
+    if _close(wide, want.astype(np.float64), name):
+        return None
+    if not np.any(wide):
+        return f"the gradient for {words} is 0"
+    if not np.all(np.isfinite(wide)):
+        return f"the gradient for {words} is not finite"
+    for sentence, other in _suspects(name, session, model, problem).items():
+        if _close(wide, other, name):
+            return sentence
+    worst = float(np.max(np.abs(wide - want)) / np.max(np.abs(want)))
+    return f"the gradient for {words} is wrong by {100 * worst:.2g} % of its largest element"
+
+
+def _close(a: Array, b: Array, name: str) -> bool:
+    """By rows for dx, whose rows have very different sizes."""
+    size = np.max(np.abs(b), axis=-1, keepdims=True) if name == "dx" and b.ndim > 1 else np.max(np.abs(b), initial=0.0)
+    return bool(np.all(np.abs(a - b) <= _WRONG * np.maximum(size, 1e-30)))
+
+
+def _suspects(name: str, session: Session, model: Model, problem: Problem) -> dict[str, Array]:
+    """What usual mistakes would have given."""
+    layout, count = session.layout, problem.x.size // session.n
+    a, v = (layout.take(t.astype(np.float64), count) for t in (problem.x, problem.dy))
+    gain = 1.0 if problem.scale is None else layout.spread(problem.scale.astype(np.float64), count)
+    o = model.variant.scale_offset if problem.scale is not None else 0.0
+    eps = model.variant.eps_for(problem.x.dtype.name)
+    inverse = model.inverse_rms(a, eps)
+    u, normalised = v * (o + gain), a * inverse
+    counted = model.rows(a)
+    k = counted.sum()
+    q = np.where(counted, a * a, 0.0).sum(-1, keepdims=True) / k
+
+    def slope(u: Array, square: Array) -> Array:
+        return np.where(counted, a, 0.0) * inverse * (u * a).sum(-1, keepdims=True) / k / square
+
+    rho = {"inside": 1 / inverse**2, "outside": np.sqrt(q) / inverse, "clamp": np.where(np.sqrt(q) * inverse < 1, np.inf, q)}
+    true = rho[model.variant.eps_position]
+    shape = np.shape(problem.scale if name == "dscale" else problem.bias)
+
+    def over_rows(terms: Array) -> Array:
+        axes = tuple(axis for axis in range(problem.x.ndim) if axis not in layout.feature_axes)
+        return layout.place(terms)[tuple(slice(size) for size in problem.x.shape)].sum(axis=axes).reshape(shape)
+
+    if name == "dx":
+        found = {
+            "the gradient for x takes 1 / rho for a constant": u * inverse,
+            "the gradient for x leaves eps out": u * inverse - slope(u, q),
+            "the gradient for x leaves the gain out": v * inverse - slope(v, true),
+            "the gradient for x leaves the offset of the gain out": v * gain * inverse - slope(v * gain, true),
+            "the gradient for x is the gradient for y": v,
+        }
+        return {sentence: layout.place(rows) for sentence, rows in found.items()}
+    if name == "dscale":
+        return {
+            "the gradient for the gain is that of x, not of the normalised x": over_rows(v * a),
+            "the gradient for the gain is the gradient for the bias": over_rows(v),
+            "the gradient for the gain is a mean over rows, not a sum": over_rows(v * normalised) / count,
+        }
+    return {"the gradient for the bias is a mean over rows, not a sum": over_rows(v) / count}
+
+
+def _by_differences(
+    session: Session, model: Model, problem: Problem, found: tuple[Array | None, ...], notes: Notebook
+) -> None:
+    """Along random directions in each row: dx against a central difference of the model in float64."""
+    got = found[0]
+    if got is None:
+        notes.defect("there is no gradient for x")
+        notes.found("gradients", "wrong", "dx is missing")
+        return
+    layout, count = session.layout, problem.x.size // session.n
+    x, v, dx = (layout.take(t.astype(np.float64), count) for t in (problem.x, problem.dy, got))
+    spread = [None if p is None else layout.spread(p.astype(np.float64), count) for p in (problem.scale, problem.bias)]
+    z = problem.others.get("gate")
+    gate = None if z is None else layout.take(z.astype(np.float64), count)
+    if "gate_vector" in problem.others:
+        gate = layout.spread(problem.others["gate_vector"].astype(np.float64), count)
+    size = np.sqrt(np.mean(x**2, axis=-1, keepdims=True))
+    random = np.random.default_rng(15)
+    worst = 0.0
+    for _ in range(4):
+        t = random.uniform(-1, 1, x.shape) * size
+        step = 2.0**-17
+        moved = [model.predict(x + sign * step * t, *spread, gate) for sign in (1, -1)]
+        along = (v * (moved[0] - moved[1])).sum(-1) / (2 * step)
+        terms = np.abs(dx * t).sum(-1) + np.abs(along)
+        worst = max(worst, float(np.max(np.abs((dx * t).sum(-1) - along) / np.maximum(terms, 1e-30))))
+    missing = [name for name, value, role in zip(("dscale", "dbias"), found[1:], ("gain", "bias"), strict=True)
+               if value is None and notes[role]]  # fmt: skip
+    for name in missing:
+        notes.defect(f"there is no gradient for the {'gain' if name == 'dscale' else 'bias'}")
+    if worst > _WRONG:
+        notes.defect(f"the gradient for x is wrong by {100 * worst:.2g} %, against differences")
+    notes.found(
+        "gradients", "wrong" if worst > _WRONG or missing else "agree",
+        f"{dtypes.short(problem.x.dtype.name)}: dx against differences of the model, within {worst:.1g}",
+    )  # fmt: skip

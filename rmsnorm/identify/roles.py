@@ -1,0 +1,152 @@
+"""What the arguments of a function, of a constructor, the parameters of a layer mean, by their names."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+_ROLES: Final = {
+    "scale": ("weight", "scale", "gamma", "gain", "g", "w", "s", "weights", "new_std", "alpha"),
+    "bias": ("bias", "beta", "b", "shift"),
+    "gate": ("gate", "z"),
+    "mask": ("mask",),
+    "residual": ("residual",),
+}
+_WIDTHS: Final = (
+    "dim", "hidden_size", "normalized_shape", "num_features", "features", "width", "d_model", "size", "channels",
+    "num_channels", "embed_dim", "hidden_dim", "n", "d", "shape", "dims", "c_in", "hidden", "n_embd", "in_features",
+    "input_size", "feature_dim", "head_dim",
+)  # fmt: skip
+_EPS: Final = ("eps", "epsilon", "variance_epsilon", "norm_eps", "layer_norm_eps", "rms_norm_eps")
+
+
+class Unguessable(TypeError):
+    """A required argument whose meaning its name does not tell."""
+
+
+def role_of(name: str) -> str | None:
+    """scale, bias, gate, mask or residual for what parameters are usually called, else None.
+
+    >>> role_of("gamma"), role_of("e_score_correction")
+    ('scale', None)
+    """
+    word = name.lower().rsplit(".", 1)[-1].strip("_")
+    for role, names in _ROLES.items():
+        if word in names or (len(word) > 3 and any(word.endswith("_" + entry) for entry in names if len(entry) > 3)):
+            return role
+    return None
+
+
+def arguments_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, str], dict[str, Any]]:
+    """Roles that a function takes beside x; the argument for each role; values for what else it requires.
+
+    Raises:
+        Unguessable: something else is required.
+
+    Example:
+        >>> arguments_of(lambda x, weight, eps=1e-6: x)
+        (('scale',), {'x': 'x', 'scale': 'weight'}, {})
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # built in: positional
+        return (), {"x": ""}, {}
+    parameters = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if not parameters:
+        raise Unguessable("takes no argument, expected x")
+    names = {"x": _key(parameters[0])}
+    values: dict[str, Any] = {}
+    for parameter in parameters[1:]:
+        role, required = role_of(parameter.name), parameter.default is parameter.empty
+        if role and role not in names and (required or parameter.default is None):
+            names[role] = _key(parameter)
+        elif required and parameter.name in _EPS:
+            values[_key(parameter)] = 1e-6
+        elif required and parameter.name == "normalized_shape":
+            values[_key(parameter)] = "the shape of the gain"
+        elif required and parameter.name in ("axis", "dim", "axes", "reduction_axes"):
+            values[_key(parameter)] = -1
+        elif required and parameter.name in _WIDTHS:
+            values[_key(parameter)] = "the width"
+        elif required:
+            raise Unguessable(f"requires {parameter.name!r}, whose value cannot be guessed")
+    return tuple(role for role in names if role != "x"), names, values
+
+
+def _key(parameter: inspect.Parameter) -> str:
+    return "" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name
+
+
+def makes_layers(function: Callable[..., Any]) -> bool:
+    """Whether a function is a factory: its first argument is a width, or it has none."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    if not parameters:
+        return True
+    return len(parameters[0].name) > 1 and parameters[0].name in _WIDTHS
+
+
+def _signature(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    parameters = inspect.signature(make).parameters
+    if isinstance(make, type) and all(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values()):
+        return dict(list(inspect.signature(make.__init__).parameters.items())[1:])  # a metaclass stands before it
+    return parameters
+
+
+def constructor_arguments(make: Callable[..., Any], init: Mapping[str, Any], width: int) -> dict[str, Any]:
+    """Keyword arguments for a constructor: those given, and what its required ones must be.
+
+    Raises:
+        Unguessable: one is required whose value the name does not tell, or one is given that it does not take.
+    """
+    try:
+        parameters = _signature(make)
+    except (TypeError, ValueError):
+        return dict(init)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in init:
+        if name not in parameters and not takes_any:
+            raise Unguessable(f"takes no argument {name!r}, expected some of {', '.join(parameters)}")
+    chosen = dict(init)
+    for name, parameter in parameters.items():
+        if name in chosen or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        required = parameter.default is parameter.empty
+        if name == "rngs":
+            from flax import nnx
+
+            chosen[name] = nnx.Rngs(0)
+        elif name in _WIDTHS and (required or (parameter.default is None and "int" in str(parameter.annotation))):
+            chosen[name] = width
+        elif required and name in _EPS:
+            chosen[name] = 1e-6
+        elif required and name == "group_size":
+            chosen[name] = max(1, width // 4)
+        elif required and re.search("config|cfg|args", name):
+            chosen[name] = Config(width)
+        elif required:
+            raise Unguessable(f"requires {name!r}, whose value cannot be guessed")
+    return chosen
+
+
+def resizable(make: Callable[..., Any], init: Mapping[str, Any]) -> str | None:
+    """The argument of a constructor that is the width, where ``init`` gives it as a number."""
+    return next((name for name, value in init.items() if name in _WIDTHS and isinstance(value, int)), None)
+
+
+class Config:
+    """Stands in for a model's configuration: sizes and eps, and nothing that is not plain."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def __getattr__(self, name: str) -> Any:
+        if "eps" in name:
+            return 1e-6
+        if name in _WIDTHS or re.search("size|dim|rank", name):
+            return self._width
+        raise AttributeError(f"the configuration's {name!r} cannot be guessed")

@@ -1,0 +1,145 @@
+"""Every RMSNorm of a package: found by reading its source, built small, identified, and counted by what it computes."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+from typing import Any, Final
+
+from rmsnorm.identify.identity import Identity
+from rmsnorm.identify.opening import NoTarget
+from rmsnorm.identify.report import cluster
+from rmsnorm.identify.worker import identities
+
+_NAMED: Final = re.compile(r"rms_?norm", re.IGNORECASE)
+_NORM: Final = re.compile(r"Norm$")
+_ROOT: Final = re.compile(r"rsqrt|sqrt|-0\.5")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a package holds.
+
+    Attributes:
+        package, version: of the distribution.
+        clusters: what they compute, with the names of the classes, the largest cluster first.
+        refused: (class, why) of those that could not be built or called.
+        others: how many classes without RMSNorm in their name were looked at and are none.
+    """
+
+    package: str
+    version: str
+    clusters: tuple[tuple[str, tuple[str, ...]], ...]
+    refused: tuple[tuple[str, str], ...]
+    others: int
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return {
+            "package": self.package,
+            "version": self.version,
+            "clusters": [{"computes": text, "count": len(names), "classes": list(names)} for text, names in self.clusters],
+            "refused": [{"class": name, "why": why} for name, why in self.refused],
+            "others": self.others,
+        }
+
+    @property
+    def markdown(self) -> str:
+        """The counts as a table."""
+        count = sum(len(names) for _, names in self.clusters)
+        rows = [f"{count} classes of `{self.package}` {self.version} are RMSNorm or say so, in {len(self.clusters)} clusters:", "",
+                "| classes | what they compute | such as |", "| ---: | --- | --- |"]  # fmt: skip
+        for text, names in self.clusters:
+            such = ", ".join(f"`{name.split(':')[1]}`" for name in names[:3])
+            rows.append(f"| {len(names)} | {text} | {such} |")
+        rows += ["", f"Not called: {len(self.refused)}.", ""] if self.refused else [""]
+        rows += [f"- `{name.split(':')[1]}`: {why.replace(name, 'it')}" for name, why in self.refused]
+        return "\n".join(rows).rstrip() + "\n"
+
+
+def find(package: str) -> tuple[list[str], list[str]]:
+    """Classes of a package as module:attribute: those named RMSNorm, and other norms with a root in their source.
+
+    Raises:
+        NoTarget: there is no such package.
+    """
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.origin:
+        raise NoTarget(f"identify: package {package!r} is not installed, expected one that can be imported; check the name")
+    root = Path(spec.origin)
+    files = sorted(root.parent.rglob("*.py")) if root.name == "__init__.py" else [root]
+    named: list[str] = []
+    others: list[str] = []
+    for file in files:
+        if "test" in file.name or "tests" in file.parts:
+            continue
+        text = file.read_text(errors="ignore")
+        if "Norm" not in text and not _NAMED.search(text):
+            continue
+        parts = file.relative_to(root.parent).with_suffix("").parts if root.name == "__init__.py" else ()
+        if any(part.startswith("modular_") for part in parts):
+            continue  # what transformers generates its modeling files from
+        module = ".".join([package, *(part for part in parts if part != "__init__")])
+        for node in _classes(text):
+            if _NAMED.search(node.name):
+                named.append(f"{module}:{node.name}")
+            elif _NORM.search(node.name) and _ROOT.search(ast.unparse(node)):
+                others.append(f"{module}:{node.name}")
+    return named, others
+
+
+def _classes(text: str) -> list[ast.ClassDef]:
+    """Top-level classes that say how they are called."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    calls = {"forward", "call", "__call__"}
+    return [
+        node for node in tree.body if isinstance(node, ast.ClassDef)
+        and any(isinstance(part, ast.FunctionDef) and part.name in calls for part in node.body)
+    ]  # fmt: skip
+
+
+def sweep(
+    package: str, *, time_limit: float, on_progress: Callable[[int, int], None] = lambda done, total: None, **options: Any
+) -> Sweep:
+    """Identify every class whose name says RMSNorm, and other norms of the package that are one.
+
+    Raises:
+        NoTarget: there is no such package.
+    """
+    named, others = find(package)
+    names = [*named, *others]
+    clusters: dict[str, list[str]] = {}
+    refused: list[tuple[str, str]] = []
+    passed = 0
+    for done, (name, found) in enumerate(identities(names, time_limit=time_limit, **options), start=1):
+        on_progress(done, len(names))
+        foreign = name in set(others)
+        if isinstance(found, Identity) and found.kind == "rmsnorm":
+            clusters.setdefault(cluster(found), []).append(name)
+        elif foreign:
+            passed += 1
+        elif isinstance(found, Identity) and (found.kind != "none" or found["kind"] == "none"):
+            clusters.setdefault(cluster(found), []).append(name)
+        else:
+            refused.append((name, found if isinstance(found, str) else found.defects[0]))
+    ordered = sorted(clusters.items(), key=lambda entry: (-len(entry[1]), entry[0]))
+    return Sweep(package, _version(package), tuple((text, tuple(found)) for text, found in ordered), tuple(refused), passed)
+
+
+def _version(package: str) -> str:
+    distributions: Mapping[str, list[str]] = packages_distributions()
+    try:
+        return version(next(iter(distributions.get(package.split(".")[0], [package]))))
+    except PackageNotFoundError:
+        return ""

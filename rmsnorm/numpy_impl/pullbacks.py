@@ -1,0 +1,131 @@
+"""What the golden of the recurrent models is made of: operations that give their result and their pullback.
+
+A pullback takes the gradient of the result, adds to those of the parameters and returns that of the input. The
+arithmetic is NumPy's in the dtype of the arguments, as the programs that these models are taken from did theirs: the
+norm is therefore a few lines here and not the double-double golden, which takes a thousand times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rmsnorm import errors
+from rmsnorm.variants import Variant
+
+Array: TypeAlias = npt.NDArray[Any]
+Pullback: TypeAlias = Callable[[Array], Array]
+Norm: TypeAlias = Literal["none", "layer", "rms", "prms"]
+
+NORMS: Final = ("none", "layer", "rms", "prms")
+EPS: Final = 1e-5  # Nematus's, and that of the authors' layers.py
+PARTIAL: Final = 0.0625  # of pRMSNorm in the paper
+
+
+class Parameters:
+    """Arrays below a name, and the gradients gathered for them.
+
+    ``parameters / "gru0"`` is what lies below that name, ``parameters["W"]`` an array, ``add("W", d)`` adds to its
+    gradient. The norm of the model is carried along.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Array],
+        norm: Norm = "none",
+        *,
+        partial: float = PARTIAL,
+        scope: str = "",
+        gradients: dict[str, Array] | None = None,
+    ) -> None:
+        if norm not in NORMS:
+            raise errors.not_a_choice("recurrent", "norm", norm, NORMS)
+        self.values, self.norm, self.partial, self.scope = values, norm, partial, scope
+        self.gradients = {} if gradients is None else gradients
+
+    def __truediv__(self, name: str) -> Parameters:
+        return Parameters(
+            self.values, self.norm, partial=self.partial, scope=f"{self.scope}{name}/", gradients=self.gradients
+        )
+
+    def __getitem__(self, name: str) -> Array:
+        return self.values[self.scope + name]
+
+    def __contains__(self, name: str) -> bool:
+        return self.scope + name in self.values
+
+    def add(self, name: str, gradient: Array) -> None:
+        full = self.scope + name
+        self.gradients[full] = self.gradients[full] + gradient if full in self.gradients else gradient
+
+
+def normalize(p: Parameters, a: Array, gain: str, offset: str) -> tuple[Array, Pullback]:
+    """The norm over the last axis: a / sqrt(mean(a^2) + eps) * gain + offset; of a - mean(a) for LayerNorm."""
+    if p.norm == "none":
+        return a, identity
+    n = a.shape[-1]
+    k = Variant.get("theano").replace(partial=p.partial).counted(n) if p.norm == "prms" else n
+    centred = a - a.mean(axis=-1, keepdims=True) if p.norm == "layer" else a
+    rho = np.sqrt(np.mean(centred[..., :k] ** 2, axis=-1, keepdims=True) + np.asarray(EPS, a.dtype))
+    xhat = centred / rho
+    y = xhat * p[gain]
+    if offset in p:
+        y = y + p[offset]
+
+    def pullback(dy: Array) -> Array:
+        p.add(gain, rows(dy * xhat).sum(axis=0))
+        if offset in p:
+            p.add(offset, rows(dy).sum(axis=0))
+        u = dy * p[gain]
+        da = u / rho
+        da[..., :k] -= xhat[..., :k] * (u * xhat).sum(axis=-1, keepdims=True) / (k * rho)
+        return da - da.mean(axis=-1, keepdims=True) if p.norm == "layer" else da
+
+    return y, pullback
+
+
+def project(
+    p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | None
+) -> tuple[Array, Pullback]:
+    """norm(x W + b), with b inside the norm; without a bias or a norm where these are None."""
+    a = x @ p[weight]
+    if bias is not None:
+        a = a + p[bias]
+    y, norm_pullback = (a, identity) if norm is None else normalize(p, a, *norm)
+
+    def pullback(dy: Array) -> Array:
+        da = norm_pullback(dy)
+        p.add(weight, rows(x).T @ rows(da))
+        if bias is not None:
+            p.add(bias, rows(da).sum(axis=0))
+        return da @ p[weight].T
+
+    return y, pullback
+
+
+def feed_forward(p: Parameters, x: Array, *, norm: bool = True) -> tuple[Array, Pullback]:
+    """norm(x W + b), the norm's variables directly below the name of the layer."""
+    return project(p, x, "W", "b", leaves(p) if norm else None)
+
+
+def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
+    """What Nematus calls gain and offset of the norm below that scope."""
+    gain, offset = ("new_std", "new_mean") if p.norm == "layer" else ("scale", "offset")
+    return scope + gain, scope + offset
+
+
+def sigmoid(x: Array) -> Array:
+    """Without overflow: 1 / (1 + e^-x) = (1 + tanh(x / 2)) / 2."""
+    return (1 + np.tanh(x / 2)) / 2
+
+
+def rows(a: Array) -> Array:
+    """As a matrix, of the last axis."""
+    return a.reshape(-1, a.shape[-1])
+
+
+def identity(dy: Array) -> Array:
+    return dy

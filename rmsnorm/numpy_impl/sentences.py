@@ -1,0 +1,51 @@
+"""Batches of sentences as Nematus makes them, checked: ids, and masks of ones and zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rmsnorm import errors
+from rmsnorm.numpy_impl.pullbacks import Array
+
+
+def source(op: str, x: Any, x_mask: Any, sizes: Sequence[int]) -> tuple[Array, Array]:
+    """Ids (factors, length, batch) below the sizes of the vocabularies, and their mask (length, batch)."""
+    x, mask = np.asarray(x), np.asarray(x_mask, np.float64)
+    if x.ndim != 3 or len(x) != len(sizes):
+        raise errors.out_of_domain(
+            op, "x", x.shape, f"the shape ({len(sizes)}, length, batch)", "give each factor a row of its own"
+        )
+    for factor, size in zip(x, sizes, strict=True):
+        _check_ids(op, "x", factor, size)
+    if mask.shape != x.shape[1:]:
+        raise errors.wrong_shape(op, "x_mask", mask.shape, x.shape[1:], "length and batch of x")
+    if not mask.any(axis=0).all():
+        raise errors.out_of_domain(
+            op, "x_mask", 0, "at least one word in every sentence", "leave empty sentences out, or end them with 0"
+        )
+    return x, mask
+
+
+def target(op: str, y: Any, batch: int, size: int, y_mask: Any = None) -> tuple[Array, Array]:
+    """Ids (length, batch) below the size of the vocabulary, and their mask."""
+    y = np.asarray(y)
+    if y.ndim != 2 or y.shape[1] != batch or not len(y):
+        raise errors.out_of_domain(op, "y", y.shape, f"the shape (length, {batch})", "give x and y the same sentences")
+    _check_ids(op, "y", y, size)
+    mask = np.ones(y.shape) if y_mask is None else np.asarray(y_mask, np.float64)
+    if mask.shape != y.shape:
+        raise errors.wrong_shape(op, "y_mask", mask.shape, y.shape, "y")
+    return y, mask
+
+
+def _check_ids(op: str, name: str, ids: Array, size: int) -> None:
+    if ids.dtype.kind not in "iu":
+        raise errors.wrong_type(op, name, ids.dtype, "an array of integers", "pass ids of the vocabulary")
+    if ids.size and not (ids.min() >= 0 and ids.max() < size):
+        worst = int(ids.min() if ids.min() < 0 else ids.max())
+        raise errors.out_of_domain(
+            op, f"an id of {name}", worst, f"0 to {size - 1}, the vocabulary", "map unknown words to the id for them"
+        )

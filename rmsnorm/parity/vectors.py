@@ -1,0 +1,237 @@
+"""Golden test vectors in files, for implementations that Python cannot call. Nothing is ever unpickled.
+
+A folder holds a safetensors file for every case, and ``manifest.json``. Format 1:
+
+    VARIANT.DTYPE.CASE.safetensors
+        inputs       x, scale, bias, residual, mask (BOOL, True counts), dy, dh (gradients with respect to y and to
+                     x + residual), tangent.x, tangent.scale, tangent.bias; only those that the case has
+        expected.Q   the golden's value of the quantity Q, in the dtype that Q is to have: y, inverse_rms, dx, dscale,
+                     dbias, dresidual, jvp
+        unit.Q       F64, shaped as it: the unit of the parity ratio, |got - expected| / unit
+        metadata     strings: variant, dtype, case, what the call means (eps, eps_position, statistic, scale_offset, n,
+                     k, axes and feature_axes counted from 0 with commas; norm: dtype to which x / rho is rounded before
+                     the gain, or empty; product: dtype of the operations with the parameters, where norm is not empty),
+                     and for every quantity bound.Q and identical.Q
+    outputs/VARIANT.DTYPE.CASE.safetensors
+        Q            what the other program computed
+
+An element holds if it equals the expected one, if both are NaN, or if |got - expected| <= bound * unit. A quantity
+holds if all its N elements do, and at most 3 + (1 - identical) N have other bits. Tensors are little-endian, in
+C order.
+
+The manifest lists the files with their sha256, what is in them, the metadata, and a sha256 of that list itself. The
+same version of the package writes the same bytes every time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import safetensors
+
+from rmsnorm import __version__, errors
+from rmsnorm.parity.bounds import QUANTITIES, Bound
+from rmsnorm.parity.cases import Array, Data, make, select
+from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
+from rmsnorm.parity.run import BackendRun, Record
+
+FORMAT: Final = 1
+_KIND: Final = "rmsnorm vectors"
+_OP: Final = "rmsnorm vectors check"
+_TYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "BOOL": "bool"}
+_CODES: Final = {name: code for code, name in _TYPES.items()}
+
+
+def write(
+    folder: Path,
+    *,
+    variants: Sequence[str] = (),
+    types: Sequence[str] = (),
+    cases: Sequence[str] = (),
+    quantities: Sequence[str] = QUANTITIES,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> int:
+    """Write the vectors of the cases, or of those of the given variants, dtypes and names.
+
+    Args:
+        folder: made where there is none.
+        variants, types, cases: names; none of them for all.
+        quantities: those that the other program computes.
+        on_progress: called after every case with how many are done, of how many.
+
+    Returns:
+        How many cases there are.
+
+    Raises:
+        ValueError: there is no such case, or the folder is not empty.
+        OSError: the folder cannot be written to.
+
+    Example:
+        >>> import tempfile
+        >>> write(Path(tempfile.mkdtemp()), variants=["mlx"], types=["float32"])
+        2
+    """
+    chosen = [pair for pair in select(tuple(variants), tuple(types)) if not cases or pair[0].name in cases]
+    if not chosen:
+        asked = " ".join([*variants, *types, *cases])
+        raise errors.out_of_domain("rmsnorm vectors write", "filter", asked, "one that a case passes",
+                                   "list them with `rmsnorm check --list`")  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):  # what is left of other vectors would be taken for a part of these
+        raise errors.out_of_domain("rmsnorm vectors write", "folder", str(folder), "an empty one", "empty it first")
+    files = []
+    for done, (case, variant, dtype) in enumerate(chosen, start=1):
+        data = make(case, variant, dtype)
+        expected = {name: want for name, want in expect(data).items() if name in quantities}
+        tensors = _inputs(data)
+        for name, want in expected.items():
+            tensors |= {f"expected.{name}": want.value, f"unit.{name}": want.unit}
+        metadata = _metadata(data, expected)
+        name = f"{variant}.{dtype}.{re.sub('[^a-z0-9.]+', '-', case.name)}.safetensors"
+        content = _serialized(tensors, metadata)
+        (folder / name).write_bytes(content)
+        shapes = {name: errors.describe(array.shape, array.dtype.name) for name, array in tensors.items()}
+        files.append({"file": name, "sha256": _digest(content), "tensors": shapes, "metadata": metadata})
+        on_progress(done, len(chosen))
+    manifest = {"kind": _KIND, "format": FORMAT, "rmsnorm": __version__, "digest": _digest_of(files), "files": files}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    return len(files)
+
+
+def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done, total: None) -> BackendRun:
+    """Compare the outputs that another program has written with the expected ones.
+
+    Args:
+        folder: as ``write`` made it, with the folder ``outputs`` in it.
+        on_progress: called after every case with how many are done, of how many.
+
+    Returns:
+        As ``rmsnorm check`` has it of a backend: whatever is wrong with the outputs is a record that did not pass.
+
+    Raises:
+        ValueError: the vectors themselves are not there, of another format, or not what was written.
+    """
+    run = BackendRun(folder.resolve().name, status="held")
+    began = time.monotonic()
+    files = _manifest(folder)
+    for done, entry in enumerate(files, start=1):
+        expected = _expected(folder, entry)
+        metadata = entry["metadata"]
+        place = [metadata[name] for name in ("variant", "dtype", "case")]
+        verdicts = _verdicts(folder / "outputs" / entry["file"], expected)
+        run.records += [Record(run.name, "", "", *place, **asdict(verdict)) for verdict in verdicts]
+        run.cases += 1
+        on_progress(done, len(files))
+    run.seconds = time.monotonic() - began
+    if run.failures:
+        run.status = "differs"
+    return run
+
+
+def _inputs(data: Data) -> dict[str, Array]:
+    tangents = dict(zip(("tangent.x", "tangent.scale", "tangent.bias"), data.tangents, strict=True))
+    given = {"x": data.x, "scale": data.scale, "bias": data.bias, "residual": data.residual, "mask": data.mask,
+             "dy": data.dy, "dh": data.dh, **tangents}  # fmt: skip
+    return {name: array for name, array in given.items() if array is not None}
+
+
+def _metadata(data: Data, expected: Mapping[str, Expected]) -> dict[str, str]:
+    call, variant = data.call, data.variant
+    found = {
+        "format": FORMAT, "variant": variant.name, "dtype": data.x.dtype.name, "case": data.case.name, "eps": call.eps,
+        "eps_position": variant.eps_position, "statistic": variant.statistic, "scale_offset": variant.scale_offset,
+        "n": call.n, "k": call.k, "axes": ",".join(map(str, call.axes)),
+        "feature_axes": ",".join(map(str, call.feature_axes)), "norm": call.norm or "", "product": call.product,
+    }  # fmt: skip
+    for name, want in expected.items():
+        found |= {f"bound.{name}": want.bound.ratio, f"identical.{name}": want.bound.identical}
+    return {name: str(value) for name, value in found.items()}
+
+
+def _serialized(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file. The library writes metadata in a random order."""
+    widest_first = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)  # so that all are aligned
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end, parts = 0, []
+    for name, array in widest_first:
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": _CODES[array.dtype.name], "shape": array.shape, "data_offsets": [begin, end]}
+        little = array.dtype.newbyteorder("<") if array.dtype.kind == "f" else array.dtype
+        parts.append(array.astype(little).tobytes())
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(parts)
+
+
+def _deserialized(content: bytes) -> dict[str, Array]:
+    """The tensors of a safetensors file; the library's own reader for NumPy lacks bfloat16.
+
+    Raises:
+        ValueError: it is not such a file, or is cut off.
+    """
+    try:
+        found = safetensors.deserialize(content)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"not a safetensors file: {error}") from None
+    tensors = {}
+    for name, tensor in found:
+        if tensor["dtype"] in _TYPES:
+            dtype = np.dtype(_TYPES[tensor["dtype"]])
+            tensors[name] = np.frombuffer(tensor["data"], dtype).reshape(tensor["shape"])
+    return tensors
+
+
+def _manifest(folder: Path) -> list[dict[str, Any]]:
+    again = "write the vectors again with `rmsnorm vectors write`"
+    try:
+        document = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        found = {name: document[name] for name in ("kind", "format", "digest", "files")}
+    except (OSError, ValueError, TypeError, KeyError):
+        raise errors.out_of_domain(_OP, "folder", str(folder), "one with a manifest.json of ours", again) from None
+    for name, want in (("kind", _KIND), ("format", FORMAT)):
+        if found[name] != want:
+            raise errors.out_of_domain(_OP, f"{name} of the vectors", found[name], repr(want), again)
+    if found["digest"] != (digest := _digest_of(found["files"])):
+        raise errors.out_of_domain(_OP, "digest of manifest.json", found["digest"], repr(digest), again)
+    return list(found["files"])
+
+
+def _expected(folder: Path, entry: Mapping[str, Any]) -> dict[str, Expected]:
+    path = folder / entry["file"]
+    digest = _digest(path.read_bytes()) if path.is_file() else "missing"
+    if digest != entry["sha256"]:
+        again = "write the vectors again with `rmsnorm vectors write`"
+        raise errors.out_of_domain(_OP, f"sha256 of {path.name}", digest, repr(entry["sha256"]), again)
+    tensors, metadata = _deserialized(path.read_bytes()), entry["metadata"]
+    found = {}
+    for name in QUANTITIES:
+        if (value := tensors.get(f"expected.{name}")) is not None:
+            limit = Bound(float(metadata[f"bound.{name}"]), float(metadata[f"identical.{name}"]))
+            found[name] = Expected(value, tensors[f"unit.{name}"], limit)
+    return found
+
+
+def _verdicts(path: Path, expected: Mapping[str, Expected]) -> list[Verdict]:
+    try:
+        outputs = _deserialized(path.read_bytes())
+    except OSError as error:
+        return [failed(name, f"{path} cannot be read: {error.strerror}") for name in expected]
+    except ValueError as error:
+        return [failed(name, f"{path} is {error}") for name in expected]
+    return compare(Outcome({name: [array] for name, array in outputs.items()}), expected)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _digest_of(files: Sequence[Mapping[str, Any]]) -> str:
+    return _digest(json.dumps(files, sort_keys=True).encode())

@@ -1,0 +1,330 @@
+"""What a Nematus model is: the options of any version under the names of the newest, checked. No array library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Final, Literal, get_args
+
+from rmsnorm import errors
+
+Dialect = Literal["tensorflow", "tensorflow-v0.3", "theano"]
+Norm = Literal["none", "layer", "rms"]
+Activation = Literal["tanh", "relu", "prelu", "linear"]
+Bias = Literal["input", "state", "outside", "none"]
+
+# What an option of Nematus master is called in v0.3 and in Theano.
+LEGACY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "embedding_size": ("dim_word",),
+        "state_size": ("dim",),
+        "target_vocab_size": ("n_words",),
+        "source_vocab_sizes": ("source_vocab_size", "n_words_src"),
+        "rnn_enc_depth": ("enc_depth",),
+        "rnn_enc_transition_depth": ("enc_recurrence_transition_depth",),
+        "rnn_dec_depth": ("dec_depth",),
+        "rnn_dec_base_transition_depth": ("dec_base_recurrence_transition_depth",),
+        "rnn_dec_high_transition_depth": ("dec_high_recurrence_transition_depth",),
+        "rnn_dec_deep_context": ("dec_deep_context",),
+        "rnn_layer_normalization": ("use_layer_norm", "layer_normalisation"),
+        "rnn_lexical_model": ("lexical_model",),
+        "rnn_use_dropout": ("use_dropout",),
+        "rnn_dropout_embedding": ("dropout_embedding",),
+        "rnn_dropout_hidden": ("dropout_hidden",),
+        "rnn_dropout_source": ("dropout_source",),
+        "rnn_dropout_target": ("dropout_target",),
+    }
+)
+
+# Options of Theano Nematus that make another model of it, and the values that do not.
+_THEANO_ONLY: Final = {
+    "encoder": ("gru",),
+    "decoder": ("gru_cond",),
+    "decoder_deep": ("gru",),
+    "weight_normalisation": (False,),
+    "deep_fusion_lm": (None, "", False),
+    "concatenate_lm_decoder": (False,),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A Nematus model: its sizes, its parts and whose rules it follows.
+
+    Attributes:
+        dialect: ``tensorflow`` for Nematus master and v0.4; ``tensorflow-v0.3``, which scores deep decoders in
+            another way than it decodes with them; ``theano``, where masked steps carry the state and the bias of
+            transitions is added outside the norm.
+        norm: told from the variable names; no version of Nematus writes it down reliably.
+        norm_offset: whether the norms add a learned offset. LayerNorm does; RMSNorm in Theano, or made from LayerNorm.
+        search: ``sampler`` of master, or ``costs`` of v0.3 and v0.4: two beam searches, which differ in what they keep.
+        options: what the JSON file held.
+
+    The others are options of Nematus master, by its names.
+
+    Raises:
+        ValueError: a value is out of its domain, or two contradict each other.
+
+    Example:
+        >>> Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41).dim_per_factor
+        (12,)
+    """
+
+    embedding_size: int
+    state_size: int
+    source_vocab_sizes: tuple[int, ...]
+    target_vocab_size: int
+    dialect: Dialect = "tensorflow"
+    norm: Norm = "none"
+    norm_offset: bool = False
+    search: Literal["sampler", "costs"] = "sampler"
+    model_type: Literal["rnn", "transformer"] = "rnn"
+    dim_per_factor: tuple[int, ...] = ()
+    tie_decoder_embeddings: bool = False
+    tie_encoder_decoder_embeddings: bool = False
+    output_hidden_activation: Activation = "tanh"
+    softmax_mixture_size: int = 1
+    label_smoothing: float = 0.0
+    exponential_smoothing: float = 0.0
+    translation_maxlen: int = 200
+    rnn_enc_depth: int = 1
+    rnn_enc_transition_depth: int = 1
+    rnn_dec_depth: int = 1
+    rnn_dec_base_transition_depth: int = 2
+    rnn_dec_high_transition_depth: int = 1
+    rnn_dec_deep_context: bool = False
+    rnn_lexical_model: bool = False
+    rnn_dropout_embedding: float = 0.0
+    rnn_dropout_hidden: float = 0.0
+    rnn_dropout_source: float = 0.0
+    rnn_dropout_target: float = 0.0
+    transformer_enc_depth: int = 6
+    transformer_dec_depth: int = 6
+    transformer_ffn_hidden_size: int = 2048
+    transformer_num_heads: int = 8
+    transformer_dropout_embeddings: float = 0.1
+    transformer_dropout_residual: float = 0.1
+    transformer_dropout_relu: float = 0.1
+    transformer_dropout_attn: float = 0.1
+    transformer_drophead: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise errors.not_a_choice("Config", name, getattr(self, name), choices)
+        for name, least in _LEAST.items():
+            for value in _as_tuple(getattr(self, name)):
+                if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                    raise _wrong(name, getattr(self, name), f"integers >= {least}")
+        for each in fields(self):
+            if each.name.endswith("_smoothing") or "_drop" in each.name:
+                rate = getattr(self, each.name)
+                if not isinstance(rate, int | float) or not 0 <= rate < 1:
+                    raise _wrong(each.name, rate, "a number in [0, 1)")
+        if self.norm == "layer":
+            object.__setattr__(self, "norm_offset", True)
+        if not self.dim_per_factor:
+            object.__setattr__(self, "dim_per_factor", (self.embedding_size,))
+        if len(self.dim_per_factor) != len(self.source_vocab_sizes):
+            raise _wrong("dim_per_factor", self.dim_per_factor, f"one size for each of {self.source_vocab_sizes}")
+        if sum(self.dim_per_factor) != self.embedding_size:
+            raise _wrong("dim_per_factor", self.dim_per_factor, f"sizes that add up to {self.embedding_size}")
+        if self.softmax_mixture_size > 1 and self.rnn_lexical_model:
+            raise _wrong("rnn_lexical_model", True, "False where softmax_mixture_size is above 1")
+        if self.tie_encoder_decoder_embeddings and self.source_vocab_sizes[0] != self.target_vocab_size:
+            raise _wrong(
+                "target_vocab_size", self.target_vocab_size, f"{self.source_vocab_sizes[0]} of the tied source"
+            )
+        if self.model_type == "transformer":
+            self._check_transformer()
+
+    def _check_transformer(self) -> None:
+        if self.embedding_size != self.state_size:
+            raise _wrong("embedding_size", self.embedding_size, f"the state_size of {self.state_size}")
+        if self.state_size % 2 or self.state_size < 4:
+            raise _wrong("state_size", self.state_size, "an even number >= 4, for the sines and cosines of positions")
+        if self.state_size % self.transformer_num_heads:
+            raise _wrong("transformer_num_heads", self.transformer_num_heads, f"a divisor of {self.state_size}")
+        if len(self.source_vocab_sizes) > 1 or self.softmax_mixture_size > 1:
+            raise _wrong("model_type", "transformer", "rnn where there are source factors or a mixture of softmaxes")
+        if self.norm == "none":
+            raise _wrong("norm", "none", "layer or rms in a transformer")
+
+    @property
+    def target_embedding_size(self) -> int:
+        """Of the first factor where the decoder shares its embeddings.
+
+        >>> Config(
+        ...     embedding_size=12, state_size=16, source_vocab_sizes=(41, 11), target_vocab_size=41,
+        ...     dim_per_factor=(9, 3), tie_encoder_decoder_embeddings=True,
+        ... ).target_embedding_size
+        9
+        """  # fmt: skip
+        return self.dim_per_factor[0] if self.tie_encoder_decoder_embeddings else self.embedding_size
+
+    def gru_bias(self, stack: Literal["encoder", "base", "high"], index: int) -> Bias:
+        """Where GRU ``index`` of a level adds its bias.
+
+        Inside the norm of what comes from the input, inside that of what comes from the state, outside of both, or
+        nowhere: encoder transitions of TensorFlow have none.
+
+        >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41)
+        >>> [config.gru_bias("base", 0), config.gru_bias("base", 1), config.gru_bias("encoder", 1)]
+        ['input', 'state', 'none']
+        """
+        if stack == "base":
+            return "input" if index == 0 else "state"
+        if self.dialect == "theano":
+            return "input" if index == 0 else "outside"
+        if stack == "high":
+            return "state"
+        return "input" if index == 0 else "none"
+
+    def replace(self, **changes: Any) -> Config:
+        """With other values, checked as a new one is.
+
+        >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41)
+        >>> config.replace(norm="rms").norm
+        'rms'
+        """
+        return replace(self, **changes)
+
+
+_CHOICES: Final = {
+    "dialect": get_args(Dialect),
+    "norm": get_args(Norm),
+    "search": ("sampler", "costs"),
+    "model_type": ("rnn", "transformer"),
+    "output_hidden_activation": get_args(Activation),
+}
+_LEAST: Final = {
+    **dict.fromkeys(("embedding_size", "state_size", "source_vocab_sizes", "target_vocab_size", "dim_per_factor"), 1),
+    **dict.fromkeys(("softmax_mixture_size", "translation_maxlen"), 1),
+    **dict.fromkeys(("rnn_enc_depth", "rnn_enc_transition_depth", "rnn_dec_depth", "rnn_dec_high_transition_depth"), 1),
+    "rnn_dec_base_transition_depth": 2,  # one GRU before the attention, at least one after it
+    **dict.fromkeys(("transformer_enc_depth", "transformer_dec_depth"), 1),
+    **dict.fromkeys(("transformer_ffn_hidden_size", "transformer_num_heads"), 1),
+}
+
+
+def read(options: Mapping[str, Any], **told: Any) -> Config:
+    """The config of a JSON file of any version of Nematus.
+
+    Args:
+        options: what the file holds.
+        told: fields of Config that are known from elsewhere, as ``norm`` from the variable names.
+
+    Raises:
+        ValueError: an option is missing, is out of its domain, or makes a model that this is not the port of.
+
+    Example:
+        >>> options = {"dim_word": 12, "dim": 16, "n_words_src": 37, "n_words": 41, "enc_depth": 2}
+        >>> config = read(options, norm="rms")
+        >>> config.dialect, config.rnn_enc_depth
+        ('theano', 2)
+    """
+    _check_theano(options)
+    values: dict[str, Any] = {}
+    for name in _READ:
+        held = next((each for each in (name, *LEGACY.get(name, ())) if options.get(each) is not None), None)
+        if held is not None:
+            values[name] = options[held]
+    if not values.pop("rnn_use_dropout", True):  # rates are kept in the file, and have no effect
+        values.update({name: 0.0 for name in values if name.startswith("rnn_dropout_")})
+    factors = options.get("factors") or 1
+    sizes = values.get("source_vocab_sizes", ())
+    values["source_vocab_sizes"] = (sizes,) * factors if isinstance(sizes, int) else tuple(sizes)
+    values["dim_per_factor"] = tuple(values.get("dim_per_factor", ()))
+    values["dialect"] = _dialect(options)
+    if options and "translation_strategy" not in options and values["dialect"] != "theano":
+        values["search"] = "costs"
+    values.update(told)
+    for name in ("embedding_size", "state_size", "source_vocab_sizes", "target_vocab_size"):
+        if not values.get(name):
+            named = " or ".join((name, *LEGACY[name]))
+            raise ValueError(f"Config: {named} is missing, expected in the options of a Nematus model; add it")
+    return Config(**values, options=dict(options))
+
+
+_READ: Final = (
+    *(each.name for each in fields(Config) if each.name not in ("dialect", "norm", "norm_offset", "search", "options")),
+    "rnn_use_dropout",
+)
+
+
+def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
+    """The options for the JSON file beside a model, called as the Nematus that the model is for calls them.
+
+    Args:
+        theano: for an archive that Theano Nematus reads; if that is not the dialect of the model, the file says so.
+
+    What the file held before is kept where it is not another name of something written here.
+
+    >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41, norm="rms")
+    >>> write(config)["layer_normalization_type"], write(config, theano=True)["dim_word"]
+    ('rmsnorm', 12)
+    """
+    theano = theano or config.dialect == "theano"
+    own = {
+        **{name: getattr(config, name) for name in _READ if name != "rnn_use_dropout"},
+        "rnn_use_dropout": any(value for name, value in vars(config).items() if name.startswith("rnn_dropout")),
+        "rnn_layer_normalization": config.model_type == "rnn" and config.norm != "none",
+    }
+    own = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
+    if theano:
+        sizes = own["source_vocab_sizes"]
+        own = {LEGACY.get(name, (name,))[-1]: value for name, value in own.items()} | {"n_words_src": sizes[0]}
+        if len(set(sizes)) > 1:  # which Theano Nematus cannot say
+            own["source_vocab_sizes"] = sizes
+    elif config.dialect == "tensorflow-v0.3":
+        old = {name: LEGACY[name][0] for name in LEGACY if name.startswith("rnn_")}
+        own = {old.get(name, name): value for name, value in own.items()}
+    every = {each for name, names in LEGACY.items() for each in (name, *names)}
+    options = {
+        "factors": len(config.dim_per_factor),
+        **{name: value for name, value in config.options.items() if name not in every},
+        **own,
+        "model_version": 0.1 if theano else 0.2,
+        "layer_normalization_type": "rmsnorm" if config.norm == "rms" else "layernorm",
+    }
+    if config.search == "sampler":
+        options.setdefault("translation_strategy", "beam_search")
+    else:
+        options.pop("translation_strategy", None)
+    if theano:
+        options["dialect"] = config.dialect
+    return options
+
+
+def _dialect(options: Mapping[str, Any]) -> Dialect:
+    if options.get("dialect") is not None:  # ours, where the names of the options do not tell
+        return options["dialect"]
+    if "embedding_size" not in options or options.get("theano_compat"):
+        return "theano"
+    names = {name for name in LEGACY if name.startswith("rnn_")}
+    old = {name for each in names for name in LEGACY[each]}
+    return "tensorflow-v0.3" if old & options.keys() and not names & options.keys() else "tensorflow"
+
+
+def _check_theano(options: Mapping[str, Any]) -> None:
+    for name, values in _THEANO_ONLY.items():
+        if name in options and options[name] not in values:
+            raise errors.out_of_domain(
+                "Config", name, options[name], f"{values[0]!r}", "this part of Theano Nematus is not ported"
+            )
+    depth = options.get("enc_depth") or 1
+    both = options.get("enc_depth_bidirectional")
+    if both is not None and both != depth:
+        raise _wrong("enc_depth_bidirectional", both, f"the enc_depth of {depth}")
+    if "embedding_size" not in options and options.get("use_dropout") and options.get("model_version") is None:
+        raise _wrong("model_version", None, "0.1 or later where use_dropout is set (older models rescale at test time)")
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _wrong(name: str, got: Any, want: str) -> ValueError:
+    return errors.out_of_domain("Config", name, got, want, "the options describe another model")

@@ -1,0 +1,233 @@
+"""Nematus models: TensorFlow checkpoints and Theano archives of any version in, parameters by name out; and back.
+
+    model = nematus.load("model/")
+    RNNSearch(model.config, model.parameters)
+
+with the RNNSearch, or the Transformer, of any wing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rmsnorm import errors
+from rmsnorm.porting.config import Config, Dialect, Norm, read
+from rmsnorm.porting.files import locate, read_options, replacing, write_options
+from rmsnorm.porting.names import VERSIONS, check, is_of_training, match, unused, variables
+from rmsnorm.porting.theano import read as read_archive
+from rmsnorm.porting.theano import save_theano
+
+__all__ = ["Model", "load", "save_tensorflow", "save_theano"]
+
+_SMOOTH = "_smooth"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A Nematus model as it was read.
+
+    Attributes:
+        config: what it is.
+        parameters: arrays by the names of Nematus master, in the dtype of the file.
+        path: the prefix of the checkpoint, or the archive.
+        names: whose names the file has: ``master``, ``v0.3``, ``v0.1`` or ``theano``.
+        smoothed: whether the parameters are the averages of exponential smoothing.
+        left_out: tensors of the file that are not part of the model: those of the trainer.
+        unused: biases of encoder transitions, which v0.3 keeps and never adds.
+    """
+
+    config: Config
+    parameters: dict[str, np.ndarray[Any, Any]]
+    path: Path
+    names: str
+    smoothed: bool
+    left_out: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    norm: Norm | None = None,
+    dialect: Dialect | None = None,
+) -> Model:
+    """Read a model that Nematus wrote, in TensorFlow (v0.3, v0.4, master) or Theano.
+
+    Every tensor is used once and none is missing; the trainer's are left out. The norm is told from the names of the
+    variables, the dialect from the options.
+
+    Args:
+        path: a directory, the prefix of a checkpoint, or an archive.
+        config: the options, or the JSON file with them, where they are not in ``<path>.json`` or ``config.json``.
+        norm: ``rms`` for a Theano archive of RMSNorm that still adds its offsets: its names are those of LayerNorm.
+        dialect: instead of the one that the options tell.
+
+    Raises:
+        FileNotFoundError: there is no model, or no options.
+        ModuleNotFoundError: it is a TensorFlow checkpoint, and TensorFlow is not installed.
+        TypeError: a tensor of the model is not floating-point.
+        ValueError: the files are damaged, do not fit each other, or hold NaN; the message says which and where.
+
+    Example:
+        >>> import tempfile
+        >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3, norm="rms")
+        >>> parameters = {row.name: np.ones(row.shape) for row in variables(config)}
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     save_theano(f"{directory}/model.npz", config, parameters)
+        ...     model = load(directory)
+        >>> model.config == config, model.names, model.left_out
+        (True, 'theano', ('decoder_c_tt',))
+    """
+    place = locate(path)
+    options = dict(config) if isinstance(config, Mapping) else read_options(place.path, config)
+    shapes, tensor = _read_checkpoint(place.path) if place.is_checkpoint else read_archive(place.path)
+    of_model = {name for name in shapes if not is_of_training(name) and not name.endswith(_SMOOTH)}
+    found = read(options, **_told(options, {name: shapes[name] for name in of_model}, norm, dialect))
+
+    rows = variables(found)
+    old = "v0.3" if found.search == "costs" else "master"  # which are the same with LayerNorm
+
+    def known(index: int) -> tuple[int, bool]:
+        return len(of_model & {row.names[index] for row in rows}), VERSIONS[index] == old
+
+    index = max(range(len(VERSIONS)), key=known)
+    wanted = {row.names[index] or row.name: row for row in rows}
+    spare = tuple(sorted(of_model & unused(found) - wanted.keys()))
+    match("nematus.load", str(place.path), wanted, {name: shapes[name] for name in of_model.difference(spare)})
+
+    smoothed = found.exponential_smoothing > 0
+    if smoothed:
+        averages = {name + _SMOOTH: row for name, row in wanted.items()}
+        match(
+            "nematus.load",
+            f"{place.path}, smoothed,",
+            averages,
+            {name: shape for name, shape in shapes.items() if name in averages},
+        )
+        wanted = averages
+    parameters = {row.name: _finite(place.path, name, tensor(name)) for name, row in wanted.items()}
+    return Model(
+        config=found,
+        parameters={row.name: parameters[row.name] for row in rows},
+        path=place.path,
+        names=VERSIONS[index],
+        smoothed=smoothed,
+        left_out=tuple(sorted(shapes.keys() - wanted.keys() - set(spare))),
+        unused=spare,
+    )
+
+
+def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:
+    """Write a model as a TensorFlow checkpoint for the Nematus of its dialect, with its options in ``<path>.json``.
+
+    Names and options are those of master, of v0.4 (``config.search`` is ``costs``), of v0.3, or, for the dialect
+    ``theano``, those of version 0.1, as Nematus itself converts Theano models.
+
+    Args:
+        path: the prefix; Nematus's own is ``model.npz``. Replaced where it exists, only when all is written.
+        config, parameters: as load gives them.
+
+    Raises:
+        ModuleNotFoundError: TensorFlow is not installed.
+        ValueError: the parameters are not those of the config, or RMSNorm has offsets, which Nematus cannot add.
+    """
+    tf = _tensorflow()
+    rows = check("save_tensorflow", config, parameters)
+    if config.norm == "rms" and config.norm_offset:
+        raise errors.out_of_domain(
+            "save_tensorflow", "norm_offset", True, "False: RMSNorm has no offset in Nematus", "save a Theano archive"
+        )
+    version = "master"
+    if config.dialect != "tensorflow":
+        version = "v0.1" if config.dialect == "theano" else "v0.3"
+    elif config.search == "costs":
+        version = "v0.3"
+    index = VERSIONS.index(version)
+    names = [str(row.names[index]) for row in rows]
+    path = Path(path)
+    with replacing(path) as temporary:
+        tf.raw_ops.SaveV2(
+            prefix=str(temporary),
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            tensors=[np.asarray(parameters[row.name]) for row in rows],
+        )
+        state = f'model_checkpoint_path: "{path.name}"\nall_model_checkpoint_paths: "{path.name}"\n'
+        temporary.with_name("checkpoint").write_text(state)
+    write_options(path, config)
+
+
+def _told(
+    options: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], norm: Norm | None, dialect: Dialect | None
+) -> dict[str, Any]:
+    """What the names and shapes of the tensors tell of the config."""
+    told: dict[str, Any] = {} if dialect is None else {"dialect": dialect}
+    ends = ("/new_mean", "/offset", "_lnb", "_ln_b"), ("/new_std", "/scale", "_lns", "_ln_s")
+    told["norm_offset"], has_gain = (any(name.endswith(end) for name in shapes) for end in ends)
+    names_layer = any(name.endswith("/new_mean") or "/layer_norm/" in name for name in shapes)
+    names_rms = any(name.endswith("/scale") and "/layer_norm/" not in name for name in shapes)
+    says_rms = options.get("layer_normalization_type") == "rmsnorm"
+    if not has_gain:
+        told["norm"] = "none"
+    elif names_rms or not told["norm_offset"] or (says_rms and not names_layer):
+        told["norm"] = "rms"
+    else:
+        told["norm"] = norm or "layer"
+    if norm not in (None, told["norm"]):
+        raise errors.out_of_domain(
+            "nematus.load", "norm", norm, f"{told['norm']}, as its variables say", "leave it out"
+        )
+    if options.get("model_type") == "transformer":
+        # Until 2020 it was the other option that tied the projection, whatever this one said.
+        untied = "transformer_model/softmax_projection_layer/embedding_table" in shapes
+        if untied or options.get("tie_decoder_embeddings") or options.get("tie_encoder_decoder_embeddings"):
+            told["tie_decoder_embeddings"] = not untied
+    return told
+
+
+def _read_checkpoint(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
+    tf = _tensorflow()
+    try:
+        reader = tf.train.load_checkpoint(str(path))
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+        raise _damaged(path, error) from error
+
+    def tensor(name: str) -> Any:
+        try:
+            return reader.get_tensor(name)
+        except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+            raise _damaged(path, error) from error
+
+    return {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}, tensor
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    first = str(error).splitlines()[0]
+    return ValueError(f"nematus.load: {path} is damaged ({first}), expected a whole checkpoint; copy it again")
+
+
+def _finite(path: Path, name: str, array: Any) -> np.ndarray[Any, Any]:
+    if array.dtype.kind != "f":
+        raise errors.wrong_dtype("nematus.load", f"{name} in {path}", array.dtype.name, ["float32", "float64"])
+    bad = int((~np.isfinite(array)).sum())
+    if bad:
+        raise ValueError(
+            f"nematus.load: {name} in {path} holds {bad} NaN or infinite values of {array.size}, expected finite "
+            "weights; take a checkpoint from before training went wrong"
+        )
+    return array
+
+
+def _tensorflow() -> Any:
+    try:
+        import tensorflow
+    except ImportError as error:
+        raise errors.missing_framework("TensorFlow", "tf") from error
+    return tensorflow
