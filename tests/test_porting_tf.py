@@ -153,3 +153,12 @@ def test_a_transformer_whose_other_option_tied_the_projection(tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"lacks transformer_model/softmax_projection_layer/embedding_table, expected"):
         nematus.load(tmp_path)
     assert read(write(untied), norm="rms") == untied
+
+
+def test_the_names_of_variables_tell_the_norm_and_not_the_options(tmp_path: Path) -> None:
+    config = config_of("layer")
+    options = {**write(config), "layer_normalization_type": "rmsnorm"}
+    checkpoint(tmp_path / "model.npz", random_parameters(config, "float32"), options)
+    assert nematus.load(tmp_path).config == config
+    told = nematus.load(tmp_path, norm="rms").config
+    assert (told.norm, told.norm_offset) == ("rms", True)

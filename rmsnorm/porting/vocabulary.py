@@ -1,0 +1,127 @@
+"""Nematus's dictionaries: words to ids and back, and batches of sentences for its models."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rmsnorm import errors
+
+if TYPE_CHECKING:
+    from rmsnorm.porting.nematus import Model
+
+END = 0  # ends every sentence, and fills up after it
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words of one factor of the source, or of the target.
+
+    Attributes:
+        ids: of the words that the model knows.
+        unknown: the id of all others: 2 in Nematus master, 1 in v0.3 and in Theano.
+
+    Example:
+        >>> vocabulary = Vocabulary({"<EOS>": 0, "<GO>": 1, "<UNK>": 2, "a": 3}, unknown=2)
+        >>> vocabulary.words([3, 2, 0, 0])
+        'a <UNK>'
+    """
+
+    ids: dict[str, int]
+    unknown: int
+
+    def words(self, sequence: Sequence[int]) -> str:
+        """The words of a sequence up to the end of sentence, with spaces between them."""
+        named = {index: word for word, index in self.ids.items()}
+        found = [int(index) for index in sequence]
+        return " ".join(named[index] for index in found[: found.index(END) if END in found else len(found)])
+
+
+def read_vocabulary(path: str | os.PathLike[str], size: int, unknown: int) -> Vocabulary:
+    """The first ``size`` words of a dictionary.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no dictionary of Nematus, or has too few words.
+    """
+    try:
+        held = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"vocabulary: {path} is missing, expected a dictionary; name another") from error
+    except ValueError as error:
+        raise ValueError(f"vocabulary: {path} is not JSON ({error}), expected a dictionary of Nematus") from error
+    if not isinstance(held, dict) or not all(isinstance(index, int) for index in held.values()):
+        raise ValueError(f"vocabulary: {path} is no dictionary of Nematus, expected words with ids; name another")
+    ids = {word: index for word, index in held.items() if 0 <= index < size}
+    missing = sorted(set(range(size)) - set(ids.values()))
+    if missing:
+        raise ValueError(
+            f"vocabulary: {path} has no word for {missing[0]} and {len(missing) - 1} more, expected one for each of "
+            f"the {size} ids of the model; is it the dictionary of another model?"
+        )
+    return Vocabulary(ids, unknown)
+
+
+def vocabularies(
+    model: Model, source: Sequence[str | os.PathLike[str]] = (), target: str | os.PathLike[str] | None = None
+) -> tuple[list[Vocabulary], Vocabulary]:
+    """One for each factor of the source, and that of the target.
+
+    Args:
+        model: as ``rmsnorm.porting.nematus.load`` gives it.
+        source, target: the files; by default those that its options name, there or beside the model.
+
+    Raises:
+        FileNotFoundError, ValueError: as read_vocabulary; also when there are not as many as factors.
+    """
+    config = model.config
+    named = list(config.options.get("dictionaries") or ())
+    paths = [*(source or named[:-1]), *([target] if target is not None else named[-1:])]
+    sizes = [*config.source_vocab_sizes, config.target_vocab_size]
+    if len(paths) != len(sizes):
+        raise errors.out_of_domain(
+            "vocabularies", "the dictionaries", [str(path) for path in paths], f"{len(sizes)} files", "name all of them"
+        )
+    unknown = 2 if config.dialect == "tensorflow" else 1
+    beside = [Path(path) if Path(path).is_file() else model.path.parent / Path(path).name for path in paths]
+    *sources, last = (read_vocabulary(path, size, unknown) for path, size in zip(beside, sizes, strict=True))
+    return sources, last
+
+
+def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any, Any]:
+    """Ids (factors, length, batch) and mask (length, batch) of sentences, each with its end.
+
+    Words are separated by spaces; where there are several factors, those of a word by ``|``.
+
+    Raises:
+        ValueError: there is no sentence, or a word has another number of factors.
+
+    Example:
+        >>> vocabulary = Vocabulary({"<EOS>": 0, "<GO>": 1, "<UNK>": 2, "a": 3}, unknown=2)
+        >>> x, x_mask = batch(["a b", ""], [vocabulary])
+        >>> x[0].T
+        array([[3, 2, 0],
+               [0, 0, 0]])
+    """
+    if not sentences:
+        raise errors.out_of_domain("batch", "sentences", [], "at least one", "is the file empty?")
+    lines = [sentence.split() for sentence in sentences]
+    length = 1 + max(map(len, lines))
+    x = np.full((len(factors), length, len(lines)), END, np.int64)
+    for column, words in enumerate(lines):
+        for row, word in enumerate(words):
+            parts = word.split("|") if len(factors) > 1 else [word]
+            if len(parts) != len(factors):
+                raise errors.out_of_domain(
+                    "batch", f"a word of sentence {column + 1}", word, f"{len(factors)} factors", "separate them by |"
+                )
+            for factor, (part, vocabulary) in enumerate(zip(parts, factors, strict=True)):
+                x[factor, row, column] = vocabulary.ids.get(part, vocabulary.unknown)
+    mask = np.arange(length)[:, None] <= np.array([len(words) for words in lines])
+    return x, mask.astype(np.float64)
