@@ -44,7 +44,7 @@ EXCEPTIONS = {
     "tf": {"composite.py": "the layer on the other backends of Keras", "eager.py": "kernels and compiled functions"},
     "flax": {"linen.py": "Flax has two module systems"},
 }
-LAYERS = {"numpy": [], "torch": ["RMSNorm"], "tf": ["RMSNormalization"], "flax": ["RMSNorm"]}
+LAYERS = {"numpy": [], "torch": ["RMSNorm", "replace"], "tf": ["RMSNormalization"], "flax": ["RMSNorm"]}
 FORWARD = ("Statistic", "statistic", "forward", "_scaled", "backward", "tangent", "_counted", "_centred", "_eps",
            "_slope", "_is_exact", "_inverse_power", "_features", "_over_rows")  # fmt: skip
 
