@@ -11,8 +11,8 @@ os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 _NEEDS = {
     "torch": ["rmsnorm/torch_impl/*"],
     "tensorflow": ["rmsnorm/tf_impl/*"],
-    "keras": ["rmsnorm/tf_impl/layers.py"],
-    "jax": ["rmsnorm/flax_impl/*"],
+    "keras": ["rmsnorm/tf_impl/layers.py", "tests/keras_*.py"],
+    "jax": ["rmsnorm/flax_impl/*", "tests/flax_*.py"],
     "flax": ["rmsnorm/flax_impl/layers.py", "rmsnorm/flax_impl/linen.py"],
 }
 if find_spec("hypothesis"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from rmsnorm import numpy_impl as golden
 from rmsnorm.numpy_impl.yardstick import yardstick
 from rmsnorm.tf_impl import RMSNormalization
 
+POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 SHAPES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "last": ({}, (6, 32)),
     "middle": ({"axis": 1}, (3, 8, 4)),
@@ -73,10 +74,8 @@ def check(got: Any, layer: Any, x: Any) -> None:
     assert near.all(), (layer.variant.name, x.dtype, got[~near], want[~near], error * terms[~near])
 
 
-def check_outputs(function: Callable[[Any, Any], Any]) -> None:
+def check_outputs(function: Callable[[Any, Any], Any], policies: Sequence[str] = POLICIES) -> None:
     rng = np.random.default_rng(0)
-    policies = ["float32", "mixed_bfloat16", "mixed_float16"]
-    policies += ["float64"] if keras.backend.backend() != "jax" else []  # JAX has it only with jax_enable_x64
     for policy, variant, (options, shape) in itertools.product(policies, rmsnorm.PRESETS, SHAPES.values()):
         layer = RMSNormalization(**options, variant=variant, bias=variant == "llama" or None, dtype=policy)
         layer.build(shape)
@@ -120,8 +119,36 @@ def check_training(folder: Path) -> None:
     assert to_numpy(RMSNormalization(variant="llama")(embedded)._keras_mask).tolist() == [[1, 1, 0]]
 
 
-if __name__ == "__main__":
+def check_a_file_of_tensorflow(folder: Path) -> None:
+    """What test_keras saved: the arguments, the weights, the values."""
+    model = keras.saving.load_model(folder / "tensorflow.keras")
+    x = np.random.default_rng(0).standard_normal((4, 6, 5)).astype("bfloat16")
+    assert [w.std() > 0.3 for w in weights_of(model.layers[-1])] == [True, True]
+    check(to_numpy(model(x)), model.layers[-1], x)
+
+
+def has_double() -> bool:
+    """JAX knows float64 only where it is told to."""
+    return keras.backend.backend() != "jax" or bool(sys.modules["jax"].config.jax_enable_x64)
+
+
+def main(folder: Path) -> None:
+    import keras_layer
+    import keras_parity
+
     check_outputs(lambda layer, x: layer(x))
-    check_training(Path(sys.argv[1]))
+    check_training(folder)
+    check_a_file_of_tensorflow(folder)
+    for check in (*keras_parity.CHECKS.values(), *keras_layer.CHECKS.values()):
+        check(folder)
+    if not has_double():
+        sys.modules["jax"].config.update("jax_enable_x64", True)
+        for check in keras_parity.CHECKS.values():
+            check(folder)
+    check_outputs(lambda layer, x: layer(x), ["float64"])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
     assert not {"rmsnorm.tf_impl.functional", "rmsnorm.torch_impl", "rmsnorm.flax_impl"} & set(sys.modules)
     print(f"{keras.backend.backend()}: done")

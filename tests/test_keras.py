@@ -29,6 +29,13 @@ pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{NUMPY_2}:DeprecationWarning"),
 ]
 tf.get_logger().setLevel("ERROR")
+COMPILED = {  # what JAX compiles is kept, as by rmsnorm check
+    "JAX_COMPILATION_CACHE_DIR": str(
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmsnorm" / "xla"
+    ),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+}
 BuiltIn = keras.layers.RMSNormalization
 CONFIGURATIONS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "plain": ({}, (4, 6)),
@@ -57,7 +64,8 @@ def normal(*shape: int, seed: int = 0) -> Any:
 
 def filled(layer: Any, shape: tuple[int, ...]) -> Any:
     """The layer, built, with weights that show."""
-    layer.build(shape)
+    if not layer.built:
+        layer.build(shape)
     layer.set_weights([normal(*w.shape, seed=i + 1) for i, w in enumerate(layer.weights)])
     return layer
 
@@ -262,20 +270,40 @@ def test_training_is_the_gradient_of_the_golden(jit_compile: bool) -> None:
 
 
 def test_export(tmp_path: Path) -> None:
-    """A SavedModel that TensorFlow alone can serve, for any batch."""
+    """A SavedModel that TensorFlow alone can serve, for any batch, and train: it has the gradient, and that one's."""
     model = keras.Sequential([keras.Input((8,)), filled(RMSNormalization(variant="llama", partial=0.3), (None, 8))])
     model.export(str(tmp_path), verbose=False)
-    x = normal(5, 8)
-    want = golden.rms_norm(x, model.get_weights()[0], variant="llama", partial=0.3)
+    x, dy, scale = normal(5, 8), normal(5, 8, seed=7), model.get_weights()[0]
+    options = {"variant": "llama", "partial": 0.3}
+    want = [golden.rms_norm(x, scale, **options), *golden.rms_norm_vjp(dy, x, scale, **options)[:2]]
     code = (
         "import sys, numpy as np, tensorflow as tf\n"
-        "model = tf.saved_model.load(sys.argv[1]); y = model.serve(np.load(sys.argv[2]))\n"
-        "assert 'rmsnorm' not in sys.modules; np.save(sys.argv[3], y)"
+        "model, given = tf.saved_model.load(sys.argv[1]), np.load(sys.argv[2])\n"
+        "leaves = [tf.constant(given['x']), *model.trainable_variables]\n"
+        "with tf.GradientTape() as outer:\n"
+        "    outer.watch(leaves)\n"
+        "    with tf.GradientTape() as tape:\n"
+        "        tape.watch(leaves); y = model.serve(leaves[0])\n"
+        "    gradients = tape.gradient(y, leaves, given['dy'])\n"
+        "assert 'rmsnorm' not in sys.modules\n"
+        "np.savez(sys.argv[3], y, *gradients, *outer.gradient(gradients[0], leaves, given['x']))"
     )
-    x_file, y_file = str(tmp_path / "x.npy"), str(tmp_path / "y.npy")
-    np.save(x_file, x)
-    subprocess.run([sys.executable, "-c", code, str(tmp_path), x_file, y_file], check=True)
-    assert ulps(np.load(y_file), want).max() <= 1
+    given, found = str(tmp_path / "given.npz"), str(tmp_path / "found.npz")
+    np.savez(given, x=x, dy=dy)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), given, found], check=True, timeout=200)
+    results = list(np.load(found).values())
+    for got, w in zip(results[:3], want, strict=True):
+        assert ulps(got, w).max() <= 1
+    leaves = [tf.constant(x), model.trainable_variables[0].value]
+    with tf.GradientTape() as outer:
+        outer.watch(leaves)
+        with tf.GradientTape() as tape:
+            tape.watch(leaves)
+            y = model(leaves[0])
+        dx = tape.gradient(y, leaves[0], dy)
+    for got, w in zip(results[3:], outer.gradient(dx, leaves, x), strict=True):
+        # float64 inside both, dy and the results rounded to float32
+        assert np.abs(got - w).max() <= 4 * np.finfo(np.float32).eps * np.abs(w).max()
 
 
 def test_errors() -> None:
@@ -315,10 +343,20 @@ def test_errors() -> None:
 def test_other_backends(backend: str, tmp_path: Path) -> None:
     """In a process of its own, where there is no TensorFlow."""
     pytest.importorskip(backend)
+    layer = RMSNormalization(1, variant="gemma", partial=0.3, bias=True, dtype="mixed_bfloat16")
+    model = keras.Sequential([keras.Input((6, 5)), layer])
+    filled(layer, (None, 6, 5))
+    model.save(tmp_path / "tensorflow.keras")
     script = Path(__file__).with_name("keras_backend.py")
-    environment = {**os.environ, "KERAS_BACKEND": backend}
-    command = [sys.executable, "-W", "error", "-W", f"ignore:{NUMPY_2}:DeprecationWarning", str(script), str(tmp_path)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    environment = {**os.environ, "KERAS_BACKEND": backend, **COMPILED}
+    ignored = (
+        f"{NUMPY_2}:DeprecationWarning",
+        "`torch.jit.script:DeprecationWarning",
+        "`shuffle=True` was:UserWarning",
+    )
+    options = [option for words in ignored for option in ("-W", f"ignore:{words}")]
+    command = [sys.executable, "-W", "error", *options, str(script), str(tmp_path)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == f"{backend}: done"
 
@@ -326,7 +364,7 @@ def test_other_backends(backend: str, tmp_path: Path) -> None:
 def test_the_composite_on_tensorflow() -> None:
     import keras_backend
 
-    keras_backend.check_outputs(lambda layer, x: composite_of(layer, x))
+    keras_backend.check_outputs(lambda layer, x: composite_of(layer, x), [*keras_backend.POLICIES, "float64"])
 
 
 def composite_of(layer: Any, x: Any) -> Any:

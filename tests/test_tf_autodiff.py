@@ -92,7 +92,7 @@ def product_with_hessian(arrays: Any, v: Any, directions: Any, options: dict[str
         golden.rms_norm_vjp(v, *(a + s * d for a, d in zip(arrays, directions, strict=True)), **options)
         for s in (h, -h)
     )
-    return [(one - other) / (2 * h) for one, other in zip(ahead, behind, strict=True)]
+    return [(one - other) / (2 * h) for one, other in zip(ahead, behind, strict=True) if one is not None]
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)

@@ -17,7 +17,7 @@ tf = pytest.importorskip("tensorflow")
 
 from test_tf import check_near, converted, make, to_tf, ulps  # noqa: E402
 
-from rmsnorm.tf_impl import arithmetic, eager, rms_norm  # noqa: E402
+from rmsnorm.tf_impl import arithmetic, eager, rms_norm, rms_norm_vjp  # noqa: E402
 
 WAYS = ("kernels", "compiled", "operations")
 CASES: dict[str, dict[str, Any]] = {
@@ -70,6 +70,9 @@ def test_every_way_is_the_golden(name: str, dtype: str, way: str, monkeypatch: p
         check_near(g, w, terms[quantity], 2 * x.size + 32)
         if way == "kernels" and used and dtype != "float64":
             assert (ulps(g.numpy(), w) == 0).all()  # nothing of 16 or 32 bits is lost in float64
+    direct = rms_norm_vjp(to_tf(dy), *map(to_tf, (x, scale, bias)), **converted(options))
+    for g, d in zip(got[1:], direct, strict=True):
+        np.testing.assert_array_equal(g, d)  # the same way, and the same bits, without a tape
     assert bool(used) == (way == "kernels" and name in ("plain", "llama", "mask"))
     assert bool(eager._traced.cache_info().misses) == (way == "compiled" or (way == "kernels" and not used))
 

@@ -27,6 +27,7 @@ from rmsnorm.tf_impl.rounding import (
     sum_of_squares,
 )
 
+# Comparisons are of constants to every derivative: in graphs, a ForwardAccumulator in another one fails on any other.
 # TensorFlow takes subnormal numbers as 0: below this, what is lost is, too.
 _TINY = 2.0**-900
 # XLA on the CPU writes out what a sum of more than 32 terms adds: that many slabs are added element by element first.
@@ -60,14 +61,15 @@ def statistic(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
         q = _sum(tf.square(c), call.axes, keepdims=True) / k
     inside, outside, floor = _eps(call, k, inverse_power)
     radicand = q + inside
-    positive = tf.not_equal(radicand, 0)  # not the operator, which in graphs of TensorFlow 1 compares identities
+    # not the operator, which in graphs of TensorFlow 1 compares identities
+    positive = tf.not_equal(tf.stop_gradient(radicand), 0)
     root = tf.where(positive, tf.sqrt(tf.where(positive, radicand, 1.0)), 0.0)  # a finite slope at 0
     rho = tf.maximum(root + outside, tf.convert_to_tensor(floor, tf.float64))
     rho_error: Any = 0.0
     if exact:
         lost = sum_error(q, inside, radicand) + q_error - product_error(root, root, radicand)
         rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
-        rho_error = tf.where(rho > floor, rho_error, 0.0)
+        rho_error = tf.where(tf.stop_gradient(rho) > floor, rho_error, 0.0)
         correction = finite(rho + rho_error - rho)
         rho, rho_error = rho + correction, rho_error - correction
     if empty is not None:
@@ -102,7 +104,7 @@ def _scaled(call: Call, a: tf.Tensor, row: Statistic, scale: tf.Tensor | None, b
         rho, a = row.rho, a * row.inverse_power
         y = a / rho
         lost = -finite((product_error(y, rho, a) + y * row.rho_error) / rho)
-        lost = tf.where(tf.abs(y) > _TINY, lost, 0.0)
+        lost = tf.where(tf.stop_gradient(tf.abs(y)) > _TINY, lost, 0.0)
     rounded = None if call.norm is None else _before_scale(call, y + lost if exact else y, scale, bias)
     if scale is not None:
         g = _features(call, scale, y)
@@ -111,7 +113,7 @@ def _scaled(call: Call, a: tf.Tensor, row: Statistic, scale: tf.Tensor | None, b
         if exact:
             gain_error = sum_error(g, call.variant.scale_offset, gain)
             lost = lost * gain + normalised * gain_error + product_error(normalised, gain, y)
-            lost = tf.where(tf.abs(y) > _TINY, lost, 0.0)
+            lost = tf.where(tf.stop_gradient(tf.abs(y)) > _TINY, lost, 0.0)
     if bias is not None:
         b = _features(call, bias, y)
         product, y = y, y + b
@@ -246,9 +248,10 @@ def _slope(call: Call, k: Any, inverse_rms: tf.Tensor) -> Any:
     _, outside, floor = _eps(call, k)
     if call.variant.eps_position == "outside":
         share = 1 - outside * inverse_rms
-        return tf.where(share > 0, 1 / tf.where(share > 0, share, 1.0), 0.0)
+        positive = tf.stop_gradient(share) > 0
+        return tf.where(positive, 1 / tf.where(positive, share, 1.0), 0.0)
     if call.variant.eps_position == "clamp":  # rho == floor up to the rounding of 1 / rho
-        return tf.cast(inverse_rms * floor < 1 - 2.0**-50, tf.float64)
+        return tf.cast(tf.stop_gradient(inverse_rms) * floor < 1 - 2.0**-50, tf.float64)
     return 1.0
 
 
@@ -297,7 +300,7 @@ def _times(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """x times a float64 of each row, of which float32 may hold a power of two more only apart."""
     if x.dtype == tf.float64:
         return x * factor
-    power = tf.where(factor < 2.0**-100, 2.0**-32 * tf.ones_like(factor), 1.0)
+    power = tf.where(tf.stop_gradient(factor) < 2.0**-100, 2.0**-32 * tf.ones_like(factor), 1.0)
     return (x * tf.cast(power, x.dtype)) * tf.cast(factor / power, x.dtype)
 
 

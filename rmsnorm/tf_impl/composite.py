@@ -37,15 +37,32 @@ def rms_norm(
     y = _normalised(call, ops.cast(x, wide))
     gain, shift = (None if p is None else ops.reshape(ops.cast(p, wide), call.feature_shape) for p in (scale, bias))
 
+    smooth = y
+    if gain is not None:
+        smooth = smooth * (variant.scale_offset + gain)
+    if shift is not None:
+        smooth = smooth + shift
+    if call.norm not in (None, wide):
+        smooth = _straight_through(_before_scale(call, y, gain, shift, wide), smooth)
+    return ops.cast(smooth, call.result)
+
+
+def _before_scale(call: Call, y: Any, gain: Any, shift: Any, wide: str) -> Any:
+    """Each operation rounded as the variant says."""
+
     def rounded(value: Any, dtype: str | None) -> Any:
-        return value if call.norm is None else ops.cast(ops.cast(value, dtype), wide)
+        return ops.cast(ops.cast(value, dtype), wide)
 
     y = rounded(y, call.norm)
     if gain is not None:
-        y = rounded(y * rounded(variant.scale_offset + gain, call.product), call.product)
-    if shift is not None:
-        y = rounded(y + shift, call.product)
-    return ops.cast(y, call.result)
+        y = rounded(y * rounded(call.variant.scale_offset + gain, call.product), call.product)
+    return y if shift is None else rounded(y + shift, call.product)
+
+
+def _straight_through(value: Any, smooth: Any) -> Any:
+    """The value, to the bit, with the derivative of what it is rounded from."""
+    zero = ops.stop_gradient(smooth) - smooth
+    return ops.where(ops.isfinite(smooth), ops.stop_gradient(value) - zero, value)
 
 
 def _normalised(call: Call, a: Any) -> Any:
@@ -85,7 +102,9 @@ def _inverse_power(largest: Any) -> Any:
     )
     bits = ops.view(largest, integer)
     power = ops.view(ops.bitwise_and(bits, ops.cast(exponent, integer)), _dtype(largest))
-    return 1.0 / ops.clip(power, 2.0**-end, 2.0**end)
+    # not plain numbers: on PyTorch they would be float32
+    least, most = (ops.convert_to_tensor(2.0**sign, _dtype(largest)) for sign in (-end, end))
+    return 1.0 / ops.clip(power, least, most)
 
 
 def _spec(x: Any) -> Spec:

@@ -135,7 +135,11 @@ def rms_norm_vjp(
         dy=_spec("rms_norm_vjp", "dy", dy), da=_spec("rms_norm_vjp", "da", da),
     )  # fmt: skip
     x, scale, bias, mask, residual, dy, da = _tensors(x, scale, bias, mask, residual, dy, da)
-    a = wide(call, add(x, residual, call.x))
+    a = add(x, residual, call.x)
+    if residual is None and _name(dy) == call.result and tf.executing_eagerly() and not eager.is_recording():
+        _, inverse_rms = eager.forward(call, a, scale, bias, mask)
+        return tuple(eager.backward(call, dy, a, scale, bias, mask, inverse_rms))
+    a = wide(call, a)
     inverse_rms = statistic(call, a, mask).inverse_rms
     dx, dscale, dbias = backward(call, dy, a, scale, mask, inverse_rms)
     if da is not None:

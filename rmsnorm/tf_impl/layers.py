@@ -42,8 +42,8 @@ class RMSNormalization(keras.layers.Layer):
         inputs: floating-point, any shape of at least one axis, cast to the compute dtype by Keras.
 
     Returns:
-        y, shaped as inputs, in the compute dtype whatever the variant. Weights keep their own dtype: under a mixed
-        policy the gain is float32, and is not rounded.
+        y, shaped as inputs and in their dtype, the compute dtype, whatever the variant. Weights keep their own dtype:
+        under a mixed policy the gain is float32, and is not rounded.
 
     Raises:
         TypeError: epsilon, partial, variant or an axis is of the wrong type; inputs are not floating-point.
@@ -120,7 +120,8 @@ class RMSNormalization(keras.layers.Layer):
         weights = (None if w is None else w.value for w in (self.scale, self.bias))
         return _rms_norm()(
             inputs, *weights,
-            variant=self.variant, axis=self.axis, feature_axis=self.feature_axis, out_dtype=self.compute_dtype,
+            variant=self.variant, axis=self.axis, feature_axis=self.feature_axis,
+            out_dtype=keras.backend.standardize_dtype(inputs.dtype),
         )  # fmt: skip
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:

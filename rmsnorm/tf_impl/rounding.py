@@ -39,7 +39,7 @@ def straight_through(value: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """The value, with the derivative of x, which is as large; in graphs, for eagerly no derivative is taken of it."""
     if tf.executing_eagerly():
         return value
-    return tf.where(tf.math.is_finite(value), x - finite(x - value), value)
+    return tf.where(tf.math.is_finite(tf.stop_gradient(value)), x - finite(x - value), value)
 
 
 def power_of_two(x: tf.Tensor) -> tf.Tensor:
@@ -74,7 +74,7 @@ def sum_of_squares(a: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Ten
 
 def settled(product: tf.Tensor) -> tf.Tensor:
     """The product as it is, which a compiler is not to contract with a sum that follows."""
-    return tf.where(tf.math.is_finite(product), product, product + product)
+    return tf.where(tf.math.is_finite(tf.stop_gradient(product)), product, product + product)
 
 
 def sum_error(a: tf.Tensor, b: Any, total: tf.Tensor) -> tf.Tensor:

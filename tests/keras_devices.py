@@ -1,0 +1,169 @@
+"""The layer on several devices of one machine, with the backend that KERAS_BACKEND names: on TensorFlow
+tf.distribute.MirroredStrategy on two, on JAX keras.distribution on eight. test_keras_devices runs it.
+
+Gradients are the golden's of all rows together, which are the single device's: the bound is that of the parity kit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras_backend import check, to_numpy
+from keras_layer import filled, judged_step, normal
+from keras_parity import to_backend
+
+from rmsnorm import numpy_impl as golden
+from rmsnorm.tf_impl import RMSNormalization
+
+
+def model_of(layer: Any) -> Any:
+    return keras.Sequential([keras.Input((32,)), layer])
+
+
+def check_mirrored_strategy() -> None:
+    """The gain is mirrored; compiled as a graph and eagerly, one step of a fit is that of one device.
+
+    (jit_compile=True TensorFlow itself refuses: XLA does not reach the variables of another device.)
+    """
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    x = normal(16, 32)
+    for policy, way in itertools.product(
+        ("float32", "mixed_bfloat16"), ({"jit_compile": False}, {"run_eagerly": True})
+    ):
+        with strategy.scope():
+            layer = RMSNormalization(variant="equinox", dtype=policy)
+            model = model_of(layer)
+            filled(layer, (None, 32))
+            judged_step(model, layer, x, **way)
+        for weight in layer.weights:
+            parts = strategy.experimental_local_results(weight.value)
+            assert type(weight.value).__name__ == "MirroredVariable"
+            assert [part.device[-5:] for part in parts] == ["CPU:0", "CPU:1"]
+            np.testing.assert_array_equal(*(part.numpy() for part in parts))
+
+    with strategy.scope():
+        layer = filled(RMSNormalization(), (None, 32))
+    target = normal(16, 32, seed=1)
+    uneven = [slice(0, 5), slice(5, 16)]
+
+    def replica(context: Any) -> Any:
+        rows = uneven[context.replica_id_in_sync_group]
+        return tf.constant(x[rows]), tf.constant(target[rows])
+
+    values = strategy.experimental_distribute_values_from_function(replica)
+
+    def step(values: Any) -> Any:
+        rows, dy = values
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            y = layer(rows)
+        return [y, *tape.gradient(y, [rows, layer.scale.value], dy)]
+
+    want = golden.rms_norm_vjp(target, x, to_numpy(layer.scale.value), variant="keras")
+    for run in (step, tf.function(step)):
+        y, dx, dscale = strategy.run(run, (values,))
+        both = [np.concatenate([v.numpy() for v in strategy.experimental_local_results(part)]) for part in (y, dx)]
+        check(both[0], layer, x)
+        np.testing.assert_array_equal(both[1], want[0])  # float64 inside: the golden's bits
+        # two sums, rounded to float32, and theirs
+        total, parts = strategy.reduce("SUM", dscale, axis=None), strategy.experimental_local_results(dscale)
+        error = 2.0**-24 * (sum(abs(part.numpy()) for part in parts) + abs(total.numpy()) + abs(want[1]))
+        assert (abs(total.numpy() - want[1]) <= error).all()
+
+
+def check_data_parallel() -> None:
+    devices = keras.distribution.list_devices()
+    assert len(devices) == 8
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
+    for policy in ("float32", "mixed_bfloat16"):
+        layer = RMSNormalization(variant="equinox", dtype=policy)
+        judged_step(model_of(layer), filled(layer, (None, 32)), normal(16, 32))
+        assert len(layer.scale.value.sharding.device_set) == 8
+        assert layer.scale.value.is_fully_replicated
+
+
+def check_model_parallel(folder: Path) -> None:
+    """Two times the data, four parts of every row: the gain lies in parts, and so does the statistic, summed across."""
+    import jax
+
+    mesh = keras.distribution.DeviceMesh((2, 4), ("batch", "model"), keras.distribution.list_devices())
+    layout = keras.distribution.LayoutMap(mesh)
+    layout[".*norm/.*"] = ("model",)
+    layout[".*dense/kernel"] = (None, "model")
+    keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch"))
+    x = normal(16, 32)
+    for policy, variant, partial in (("float32", "equinox", None), ("mixed_bfloat16", "llama", 0.3)):
+        layer = RMSNormalization(variant=variant, partial=partial, dtype=policy, name="norm")
+        model = model_of(layer)
+        judged_step(model, filled(layer, (None, 32)), x)
+        for weight in layer.weights:
+            assert tuple(weight.value.sharding.spec) == ("model",), weight.path
+            assert weight.value.addressable_shards[0].data.shape == (8,)
+        check(model.predict(x, verbose=0), layer, x.astype(layer.compute_dtype))
+
+        both = keras.distribution.TensorLayout(("batch", "model"), mesh)
+        rows = keras.distribution.distribute_tensor(to_backend(x.astype(layer.compute_dtype)), both)
+        weights = [weight.value for weight in layer.weights]
+
+        def function(rows: Any, weights: Any, layer: Any = layer) -> Any:
+            return layer.stateless_call(weights, [], rows)[0]
+
+        def both_ways(rows: Any, weights: Any, function: Any = function) -> Any:
+            y, pull = jax.vjp(function, rows, weights)
+            return y, pull(y)
+
+        for compiled in (jax.jit(function), jax.jit(both_ways)):
+            text = compiled.lower(rows, weights).compile().as_text()
+            moved = re.findall(r"= \(?\w+\[([\d,]*)\]\S* (all-\w+|collective-\w+)\(", text)
+            assert {kind for _, kind in moved} == {"all-reduce"}  # x is never gathered
+            assert all(shape in ("8", "8,1") for shape, _ in moved), moved  # a number a row, or a part of the gain
+        y = jax.jit(function)(rows, weights)
+        assert tuple(y.sharding.spec) == ("batch", "model")
+        check(to_numpy(y), layer, x.astype(layer.compute_dtype))
+
+    stack = keras.Sequential(
+        [keras.Input((32,)), keras.layers.Dense(32, name="dense"), RMSNormalization(name="norm")],
+    )
+    stack.compile("adam", "mse")
+    stack.fit(x, x, batch_size=16, verbose=0)
+    scale = [v for v in stack.optimizer.variables if v.path.endswith("norm_scale_momentum")]
+    assert [tuple(v.value.sharding.spec) for v in scale] == [("model",)]
+    stack.save(folder / "sharded.keras")
+    keras.distribution.set_distribution(None)
+    alone = keras.saving.load_model(folder / "sharded.keras")
+    for here, there in zip(alone.get_weights(), stack.get_weights(), strict=True):
+        np.testing.assert_array_equal(here, there)
+
+
+def check_export(folder: Path) -> None:
+    """From JAX to a SavedModel, for TensorFlow alone to serve, for any batch and any steps."""
+    layer = RMSNormalization(variant="llama", partial=0.3, dtype="mixed_bfloat16")
+    model = keras.Sequential([keras.Input((None, 8)), layer])
+    filled(layer, (None, None, 8))
+    model.export(str(folder / "saved"), verbose=False)
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(folder / "saved"))
+    for batch, steps in ((2, 3), (5, 1)):
+        x = normal(batch, steps, 8)
+        check(loaded.serve(x).numpy(), layer, x.astype("bfloat16"))
+
+
+if __name__ == "__main__":
+    if keras.backend.backend() == "tensorflow":
+        check_mirrored_strategy()
+    else:
+        check_data_parallel()
+        check_model_parallel(Path(sys.argv[1]))
+        check_export(Path(sys.argv[1]))
+    print(f"{keras.backend.backend()}: done")
