@@ -23,7 +23,7 @@ from rmsnorm.parity.mutants import candidate
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "examples" / "rms_norm.c"
 TYPES = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_}
-FEW = {"cases": ["rows", "gain f32", "mask", "residual", "no rows"], "variants": ["standard", "llama"]}
+FEW = {"cases": ["rows", "odd", "gain f32", "mask", "residual", "no rows"], "variants": ["standard", "llama"]}
 
 
 def read(path):
@@ -42,7 +42,7 @@ def read(path):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("written") / "vectors"
-    assert vectors.write(folder, **FEW) == 32
+    assert vectors.write(folder, **FEW) == 40
     return folder
 
 
@@ -70,10 +70,10 @@ def _failures(folder):
 
 
 def test_two_runs_write_the_same_bytes(written, tmp_path):
-    assert vectors.write(tmp_path / "again", **FEW) == 32
+    assert vectors.write(tmp_path / "again", **FEW) == 40
     names = sorted(path.name for path in written.iterdir())
     assert names == sorted(path.name for path in (tmp_path / "again").iterdir())
-    assert len(names) == 33
+    assert len(names) == 41
     for name in names:
         assert (written / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
@@ -81,7 +81,7 @@ def test_two_runs_write_the_same_bytes(written, tmp_path):
 def test_the_manifest_says_what_is_there(written):
     manifest = json.loads((written / "manifest.json").read_text())
     assert manifest["format"] == vectors.FORMAT
-    assert len({entry["file"] for entry in manifest["files"]}) == 32
+    assert len({entry["file"] for entry in manifest["files"]}) == 40
     for entry in manifest["files"]:
         path = written / entry["file"]
         assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
@@ -111,7 +111,7 @@ def test_the_files_hold_the_cases_of_the_kit(written):
     manifest = json.loads((written / "manifest.json").read_text())
     by_place = {(e["metadata"]["variant"], e["metadata"]["dtype"], e["metadata"]["case"]): e for e in manifest["files"]}
     chosen = [(c, v, d) for c, v, d in select(tuple(FEW["variants"])) if c.name in FEW["cases"]]
-    assert len(by_place) == len(chosen) == 32
+    assert len(by_place) == len(chosen) == 40
     for case, variant, dtype in chosen:
         data = make(case, variant, dtype)
         _, tensors = read(written / by_place[variant, dtype, case.name]["file"])
@@ -129,7 +129,7 @@ def test_the_files_hold_the_cases_of_the_kit(written):
 def test_the_goldens_own_outputs_pass(folder):
     run = vectors.check(folder)
     assert run.status == "held"
-    assert run.cases == 32
+    assert run.cases == 40
     assert {record.parity_ratio for record in run.records} == {0.0}
     assert {record.quantity for record in run.records} == {"y", "inverse_rms", "dx", "dscale", "dresidual", "jvp"}
 

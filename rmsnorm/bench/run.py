@@ -8,32 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import IO, Any, Final
+from typing import Any, Final
 
+from rmsnorm.parity.worker import Worker, follow
 from rmsnorm.variants import PRESETS
 
 PATIENCE: Final = 900.0  # seconds without a word after which a worker counts as hung
 
 
 @dataclass
-class BackendRun:
+class BackendRun(Worker):
     """How a backend fared: ``done``, ``absent``, ``refused``, ``crashed`` or ``hung``, and its records."""
 
-    name: str
-    status: str = "running"
-    message: str = ""
-    version: str = ""
-    device: str = ""
     cores: int = 0
     cells: int = 0
-    seconds: float = 0.0
     records: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -69,58 +60,17 @@ def run(
     on_progress: Callable[[BackendRun], None] = lambda run: None,
 ) -> BackendRun:
     """Run the worker of a backend and gather its records; it is killed where it says nothing for so many seconds."""
-    state, began, silent = BackendRun(name), time.monotonic(), threading.Event()
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
-    ):
+    state = BackendRun(name)
 
-        def give_up() -> None:
-            silent.set()
-            process.kill()
+    def take(message: Mapping[str, Any]) -> None:
+        state.cores = message.get("cores", state.cores)
+        if "records" in message:
+            state.cells += 1
+            state.records += message["records"]
+        on_progress(state)
 
-        watch = threading.Timer(patience, give_up)
-        watch.start()
-        try:
-            for line in process.stdout or ():
-                watch.cancel()
-                watch = threading.Timer(patience, give_up)
-                watch.start()
-                _take(state, line)
-                on_progress(state)
-            code = process.wait()
-        finally:
-            watch.cancel()
-            process.kill()
-        if silent.is_set():
-            state.status, state.message = "hung", f"no word in {patience:g} s after {state.cells} cells"
-        elif state.status == "running":
-            reason = f"signal {-code}" if code < 0 else f"exit status {code}"
-            state.status, state.message = "crashed", f"{reason}; {_last_words(errors)}"
-    state.seconds = time.monotonic() - began
+    follow(state, command, take, patience=patience, progress=lambda: f"{state.cells} cells")
     return state
-
-
-def _take(state: BackendRun, line: str) -> None:
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return  # a framework's own chatter
-    if not isinstance(message, dict):
-        return
-    if "hello" in message:
-        state.version, state.device, state.cores = message["hello"], message["device"], message["cores"]
-    elif "records" in message:
-        state.cells += 1
-        state.records += message["records"]
-    elif "status" in message:
-        state.status, state.message = message["status"], message.get("message", "")
-
-
-def _last_words(errors: IO[str]) -> str:
-    errors.seek(0)
-    said = [line.strip() for line in errors if line.strip()]
-    return said[-1] if said else "it said nothing"
 
 
 def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rmsnorm import __version__
-from rmsnorm.cli import bench, check, identify, tables, vectors
+from rmsnorm.cli import bench, check, identify, port, tables, vectors
 
 app = typer.Typer(
     name="rmsnorm",
@@ -32,6 +32,7 @@ def _main(
 app.command(epilog=check.EPILOG)(check.check)
 app.command(epilog=identify.EPILOG)(identify.identify)
 app.add_typer(vectors.app)
+app.add_typer(port.app)
 app.command(epilog=bench.EPILOG)(bench.bench)
 app.command()(tables.variants)
 app.command()(tables.invariances)

@@ -24,15 +24,17 @@ EPILOG: Final = (
     "    rmsnorm identify my_kernels.py:rms_norm --framework torch --init '{\"eps\": 1e-5}'\n\n"
     "    rmsnorm identify model.onnx\n\n"
     "    rmsnorm identify --sweep transformers\n\n"
-    "Exit status: 0 an RMSNorm that is recognised and has no defect, 1 another norm, a defect, or a target that raised or "
-    "hung, 2 bad usage or no such target."
+    "Exit status: 0 an RMSNorm that is recognised and has no defect, 1 another norm, a defect, or a target that raised "
+    "or hung, 2 bad usage or no such target."
 )
 
 
 def identify(
     target: Annotated[
         str | None,
-        typer.Argument(help="module:attribute or file.py:attribute of a function, a layer or its class; an .onnx file."),
+        typer.Argument(
+            help="module:attribute or file.py:attribute of a function, a layer or its class; an .onnx file."
+        ),
     ] = None,
     init: Annotated[
         str | None,
@@ -51,7 +53,9 @@ def identify(
     sweep: Annotated[
         str | None, typer.Option(metavar="PACKAGE", help="Identify every RMSNorm of a package, and count them.")
     ] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the counts of a sweep as Markdown.", dir_okay=False)] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the counts of a sweep as Markdown.", dir_okay=False)
+    ] = None,
 ) -> None:
     """Find out which normalisation a callable computes: its variant, eps, roundings, gradients, with the evidence.
 
@@ -91,7 +95,9 @@ def _arguments(init: str | None) -> dict[str, Any]:
     except json_.JSONDecodeError:
         given = None
     if not isinstance(given, dict):
-        raise unusable(str(errors.out_of_domain(_COMMAND, "init", init, "a JSON object", "write it as '{\"dim\": 64}'")))
+        raise unusable(
+            str(errors.out_of_domain(_COMMAND, "init", init, "a JSON object", "write it as '{\"dim\": 64}'"))
+        )
     return given
 
 
@@ -106,7 +112,9 @@ def _show(found: Any) -> None:
     for name, value, evidence in lines(found):
         if name == "defect":
             continue
-        table.add_row(Text(name), Text(value, style="dim" if value == "not observable" else ""), Text(evidence, style="dim"))
+        table.add_row(
+            Text(name), Text(value, style="dim" if value == "not observable" else ""), Text(evidence, style="dim")
+        )
     console.print(table)
     for sentence in found.defects:
         console.print(Text(f"defect: {sentence}", style="red"))

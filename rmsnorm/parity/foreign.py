@@ -14,7 +14,7 @@ from rmsnorm import dtypes as formats
 from rmsnorm.identify import Target, TargetError, identify, open_target
 from rmsnorm.parity.bounds import Bound
 from rmsnorm.parity.cases import Case, Data, make, select
-from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed
+from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
 from rmsnorm.parity.report import numbers
 from rmsnorm.parity.run import BackendRun, Record
 from rmsnorm.variants import get_variant
@@ -78,7 +78,6 @@ def check(
     dtypes: Sequence[str] | str = ("float16", "bfloat16", "float32"),
     device: str = "cpu",
     extremes: bool = False,
-    width: int | None = None,
     init: Mapping[str, Any] | None = None,
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
@@ -96,7 +95,6 @@ def check(
         device: cpu or cuda.
         extremes: whether rows count whose squares leave the range of float32, and masks with NaN under them and rows in
             which nothing counts: few implementations survive them.
-        width: size of the normalised axis to build a layer with.
         init: arguments for its constructor, or options for a function.
 
     Raises:
@@ -118,7 +116,7 @@ def check(
     for entry in types or [None]:
         if entry not in formats.FLOATS:
             raise errors.not_a_choice("check", "dtype", entry, formats.FLOATS)
-    target = open_target(function, framework=framework, width=width, init=init, device=device)
+    target = open_target(function, framework=framework, init=init, device=device)
     run = BackendRun(target.framework, "held", version=_version(target.framework), device=device)
     began = time.monotonic()
     for fitted, data in _data(target, chosen, types, extremes):
@@ -149,22 +147,22 @@ def _fitted(target: Target, case: Case) -> tuple[Target, Case] | None:
         return None
     if target.framework == "keras" and (len(case.shape) == 1 or case.parameters == "bfloat16"):
         return None  # a Keras layer has a batch, and variables in float32 or its own dtype
-    has_scale, has_bias = ("scale" in target.roles), ("bias" in target.roles)
-    if (case.scale, bool(case.bias)) != (True, False) and (case.scale, bool(case.bias)) != (has_scale, has_bias):
-        return None  # the others are given the parameters that there are
-    case = replace(case, scale=has_scale, bias=has_bias)
-    if target.width is None or target.width == case.shape[-1]:
+    if case.bias or not case.scale:
+        return None  # it is given the parameters that it takes
+    has_scale = "scale" in target.roles
+    case = replace(case, scale=has_scale, bias="bias" in target.roles)
+    if target.width is None:
         return target, case
     if target.resized is not None and case.shape[-1]:
         return target.resized(case.shape[-1]), case
-    if case.name in _OF_THE_WIDTH or (case.data == "non_finite" and target.width < 10):
-        return None
     sizes = target.shape_of("scale", (target.width,)) if has_scale else (target.width,)
+    if case.name in _OF_THE_WIDTH or (case.data == "non_finite" and sizes[0] < 10):
+        return None
     axis = tuple(range(-len(sizes), 0))
     return target, replace(case, shape=(*case.shape[:-1], *sizes), options={"axis": axis})
 
 
-def _verdicts(target: Target, data: Data, *, gradients: bool) -> Any:
+def _verdicts(target: Target, data: Data, *, gradients: bool) -> list[Verdict]:
     counted = ("y", "dx", "dscale", "dbias") if gradients else ("y",)
     expected = {name: _allowed(name, want, data) for name, want in expect(data).items() if name in counted}
     try:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import queue
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
+
+from rmsnorm.parity.worker import Worker, follow
 
 PATIENCE: Final = 240.0  # seconds without a word after which a worker counts as hung
 _ABSENT: Final = 3
@@ -41,16 +41,10 @@ class Record:
 
 
 @dataclass
-class BackendRun:
+class BackendRun(Worker):
     """How a backend fared: ``held``, ``differs``, ``absent``, ``refused``, ``crashed`` or ``hung``, and its records."""
 
-    name: str
-    status: str = "running"
-    message: str = ""
-    version: str = ""
-    device: str = ""
     cases: int = 0
-    seconds: float = 0.0
     records: list[Record] = field(default_factory=list)
 
     @property
@@ -105,73 +99,21 @@ def worker_command(
 
 
 def _follow(state: BackendRun, command: Sequence[str], patience: float, on_progress: Callable[[Any], None]) -> None:
-    began = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    errors: list[str] = []
-
-    def read() -> None:
-        for line in process.stdout or ():
-            lines.put(line)
-        lines.put(None)
-
-    readers = [
-        threading.Thread(target=read, daemon=True),
-        threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True),
-    ]
-    for reader in readers:
-        reader.start()
-    try:
-        while (line := lines.get(timeout=patience)) is not None:
-            _take(state, line)
-            state.seconds = time.monotonic() - began
-            on_progress(state)
-        code = process.wait(timeout=patience)
-        readers[1].join(timeout=patience)
-        if state.status == "running":
-            reason = f"signal {-code}" if code < 0 else f"exit status {code}"
-            state.status, state.message = "crashed", f"{reason}; {_last_words(errors)}"
-    except (queue.Empty, subprocess.TimeoutExpired):
-        state.status, state.message = "hung", f"no word in {patience:g} s after {state.cases} cases"
-    finally:
-        process.kill()
-        process.wait()
-        for reader, pipe in zip(readers, (process.stdout, process.stderr), strict=True):
-            reader.join(timeout=patience)
-            if pipe is not None and not reader.is_alive():
-                pipe.close()
-        state.seconds = time.monotonic() - began
-        on_progress(state)
-
-
-def _take(state: BackendRun, line: str) -> None:
-    try:
-        message = json.loads(line)
-        if not isinstance(message, dict):
-            return
-    except ValueError:
-        return  # a framework's own chatter
-    if "hello" in message:
-        state.version, state.device = message["hello"], message["device"]
-    elif "records" in message:
-        state.cases += 1
-        state.records += [
-            Record(state.name, state.version, state.device, **{**record, **_numbers(record)})
-            for record in message["records"]
-        ]
-    elif "status" in message:
-        state.status, state.message = message["status"], message.get("message", "")
+    def take(message: Mapping[str, Any]) -> None:
+        if "records" in message:
+            state.cases += 1
+            place = (state.name, state.version, state.device)
+            state.records += [Record(*place, **{**record, **_numbers(record)}) for record in message["records"]]
         if state.status == "done":
             state.status = "differs" if state.failures else "held"
+        on_progress(state)
+
+    follow(state, command, take, patience=patience, progress=lambda: f"{state.cases} cases")
+    on_progress(state)
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(record[name]) for name in ("parity_ratio", "max_ulp")}
-
-
-def _last_words(errors: Sequence[str]) -> str:
-    said = [line.strip() for line in errors if line.strip()]
-    return said[-1] if said else "it said nothing"
 
 
 def _work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

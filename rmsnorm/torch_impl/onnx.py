@@ -1,0 +1,74 @@
+"""What torch.onnx.export makes of RMSNorm: the operator RMSNormalization of opset 23 where it can express the variant.
+
+It can where the statistic is the mean square of all elements of the last axes, with eps inside, and nothing is float64,
+for it keeps eps in float32. Elsewhere the graph has plain operations, and below opset 23 the exporter writes the
+operator out itself. Arithmetic is float32, or float64 where x, a parameter or y is: what a runtime for ONNX has, in
+place of the float64 and the bit patterns of the other path.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rmsnorm.call import Call
+from rmsnorm.torch_impl.arithmetic import _centred, _counted
+
+
+def is_exported() -> bool:
+    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
+
+
+def forward(
+    call: Call, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """y, x + residual and 1 / rho; the exporter drops what is not used of them."""
+    wide = torch.float64 if "float64" in (call.x, call.product, call.result) else torch.float32
+    product = wide if call.norm is None else getattr(torch, call.product)
+    norm = wide if call.norm is None else getattr(torch, call.norm)
+    h = None if residual is None else (x.to(wide) + residual.to(wide)).to(getattr(torch, call.x))
+    a = x if h is None else h
+    rho, empty = _rho(call, a.to(wide), mask)
+    gain = None if scale is None else scale.to(product)
+    if scale is not None and call.variant.scale_offset:
+        gain = (call.variant.scale_offset + scale.to(wide)).to(product)
+
+    first = min(call.axes)
+    last_axes = call.axes == tuple(range(first, len(call.shape)))
+    mean_square = call.variant.statistic == "mean_square" and call.variant.eps_position == "inside"
+    has_operator = last_axes and mean_square and empty is None and wide == torch.float32 and not _vanishes(call.eps)
+    takes_gain = call.feature_axes == call.axes and norm == product and norm in (wide, a.dtype)
+    if has_operator and takes_gain and gain is not None:
+        y = functional.rms_norm(a.to(norm), a.shape[first:], gain, call.eps)
+    else:
+        if has_operator:
+            y = functional.rms_norm(a.to(wide), a.shape[first:], a.new_ones(a.shape[first:], dtype=wide), call.eps)
+        else:
+            y = a.to(wide) / rho
+        y = y.to(norm).to(product)
+        y = y if gain is None else y * gain.reshape(call.feature_shape)
+    y = y if bias is None else y + bias.to(product).reshape(call.feature_shape)
+    y, inverse_rms = y.to(getattr(torch, call.result)), 1 / rho
+    if empty is not None:
+        y, inverse_rms = torch.where(empty, 0.0, y), torch.where(empty, 0.0, inverse_rms)
+    return y, h, inverse_rms
+
+
+def _rho(call: Call, a: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Of every row, and which rows have nothing counted, None where none can."""
+    counted, k, empty = _counted(call, a, mask)
+    k = k.to(a.dtype) if isinstance(k, Tensor) else k
+    q = _centred(call, a, counted, k).square().sum(call.axes, keepdim=True) / k
+    eps = torch.tensor(call.eps, dtype=a.dtype, device=a.device)  # a number would be kept in float32
+    unit = 2.0**30 if _vanishes(call.eps) else 1.0
+    if call.variant.eps_position == "inside":
+        return (q * unit + eps * unit).sqrt() / unit**0.5, empty
+    if call.variant.eps_position == "outside":
+        return (q.sqrt() * unit + eps * unit) / unit, empty
+    return torch.maximum(q.sqrt(), eps / k**0.5), empty
+
+
+def _vanishes(eps: float) -> bool:
+    # onnxscript's optimizer takes such an addend for 0: github.com/microsoft/onnxscript, rewriter/_matcher.py, abs_tol
+    return 0 < eps < 2e-8
