@@ -91,9 +91,9 @@ def nematus(
 ) -> None:
     """Convert a model, and hold the result to the golden: the logits of random sentences, before and after.
 
-    torch and numpy are one form: model.safetensors, a state dict of rmsnorm.torch_impl, which rmsnorm.porting.nematus.load
-    reads. tf is a checkpoint for TensorFlow Nematus, theano an archive for Theano Nematus. The options and dictionaries
-    come along. The folder is made last of all.
+    torch and numpy are one form: model.safetensors, a state dict of the model in PyTorch, which all of these commands and
+    `rmsnorm.porting.nematus.load` read. tf is a checkpoint for TensorFlow Nematus, theano an archive for Theano Nematus.
+    Options and dictionaries come along. The folder is made last of all.
     """
     command = "rmsnorm port nematus"
     choices("to", [to], _TARGETS, command)
@@ -180,7 +180,6 @@ def score(
 @contextmanager
 def _refusals() -> Iterator[None]:
     """What is wrong with files and arguments, as one sentence and exit status 2."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         yield
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
@@ -190,8 +189,22 @@ def _refusals() -> Iterator[None]:
 def _load(model: Path, config: Path | None, norm: str | None) -> Any:
     from rmsnorm.porting import nematus
 
-    known = choices("source_norm", [norm] if norm else None, ("none", "layer", "rms"), "rmsnorm port")
-    return nematus.load(model, config=config, norm=known[0] if norm else None)  # type: ignore[arg-type]
+    choices("source_norm", [norm] if norm else None, ("none", "layer", "rms"), "rmsnorm port")
+    with _silence():
+        return nematus.load(model, config=config, norm=norm)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """TensorFlow writes to the terminal as it starts, past Python's streams."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _run(
@@ -215,9 +228,7 @@ def _run(
     with progress("sentences") as shown:
         bar = shown.add_task(wing, total=None)
         opened = Opened(wing, model.config, model.parameters)
-        found = lines(
-            opened, model.config, words, lambda done, total: shown.update(bar, completed=done, total=total)
-        )
+        found = lines(opened, model.config, words, lambda done, total: shown.update(bar, completed=done, total=total))
     text = "".join(f"{line}\n" for line in found)
     if output is None:
         typer.echo(text, nl=False)

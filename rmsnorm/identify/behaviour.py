@@ -31,8 +31,10 @@ def solve_behaviour(session: Session, model: Model, notes: Notebook) -> None:
         except TargetError as error:
             notes.defect(str(error))
             continue
-        eps = model.variant.eps_for(dtype)
-        want = [row * model.inverse_rms(row[None], _scaled(eps, size, model))[0] for size in (_HUGE[dtype], _TINY[dtype])]
+        eps = model.eps_for(dtype)
+        want = [
+            row * model.inverse_rms(row[None], _scaled(eps, size, model))[0] for size in (_HUGE[dtype], _TINY[dtype])
+        ]
         if model.centred:
             want = [part - part.mean() for part in want]
         overflow[dtype] = _judge(y[0], want[0])
@@ -43,9 +45,16 @@ def solve_behaviour(session: Session, model: Model, notes: Notebook) -> None:
             notes.defect(f"a row of {dtype} y depends on NaN and infinity in other rows")
     sizes = {dtype: f"{_HUGE[dtype]:.0e}" for dtype in overflow}
     _gather("overflow", overflow, "x of about " + ", ".join(f"{sizes[d]} in {dtypes.short(d)}" for d in sizes), notes)
-    _gather("underflow", underflow, "x of about " + ", ".join(f"{_TINY[d]:.0e} in {dtypes.short(d)}" for d in sizes), notes)
+    _gather(
+        "underflow", underflow, "x of about " + ", ".join(f"{_TINY[d]:.0e} in {dtypes.short(d)}" for d in sizes), notes
+    )
     for name, found in (("zero_row", zero), ("nan", nan), ("infinity", infinity)):
-        _gather(name, found, {"zero_row": "a row of zeros", "nan": "one NaN in a row", "infinity": "one infinity in a row"}[name], notes)
+        _gather(
+            name,
+            found,
+            {"zero_row": "a row of zeros", "nan": "one NaN in a row", "infinity": "one infinity in a row"}[name],
+            notes,
+        )
     _float64(session, model, notes)
 
 
@@ -80,7 +89,8 @@ def _gather(name: str, found: dict[str, str], asked: str, notes: Notebook) -> No
         notes.found(name, values.pop(), asked)
     else:
         text = "; ".join(
-            f"{value} in {', '.join(dtypes.short(d) for d in found if found[d] == value)}" for value in dict.fromkeys(found.values())
+            f"{value} in {', '.join(dtypes.short(d) for d in found if found[d] == value)}"
+            for value in dict.fromkeys(found.values())
         )
         notes.found(name, text, asked)
 
@@ -99,9 +109,11 @@ def _float64(session: Session, model: Model, notes: Notebook) -> None:
         notes.found("float64", "down-cast to float32", "y does not change when float64 x is rounded to float32")
     else:
         unit = session.unit(rows, "float64")
-        want = rows * model.inverse_rms(rows, model.variant.eps_for("float64")) * model.factor
+        want = rows * model.inverse_rms(rows, model.eps_for("float64")) * model.factor
         error = float(np.max(np.abs(unit - want)) / np.max(np.abs(want)))
         if not model.centred and 1e-10 < error < 1e-6:
-            notes.found("float64", "statistic in float32", f"x / rho is off by {error:.0e}, and changes with every bit of x")
+            notes.found(
+                "float64", "statistic in float32", f"x / rho is off by {error:.0e}, and changes with every bit of x"
+            )
         else:
             notes.found("float64", "kept", "y changes with the bits that float32 does not have")

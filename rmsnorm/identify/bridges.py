@@ -16,9 +16,15 @@ Function = Callable[[Mapping[str, Any]], Any]
 
 
 class Bridge(Protocol):
-    """A framework. ``differentiable`` names what its gradients come from."""
+    """A library.
+
+    Attributes:
+        differentiable: whether it has automatic differentiation.
+        compiles: whether it compiles for each shape.
+    """
 
     differentiable: bool
+    compiles: bool
 
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]: ...
     def send(self, array: Array) -> Any: ...
@@ -28,6 +34,7 @@ class Bridge(Protocol):
 
 class NumPy:
     differentiable = False
+    compiles = False
 
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
         return np.errstate(all="ignore")
@@ -44,6 +51,7 @@ class NumPy:
 
 class Torch:
     differentiable = True
+    compiles = False
 
     def __init__(self, device: str = "cpu") -> None:
         import torch
@@ -77,6 +85,7 @@ class Torch:
 
 class TensorFlow:
     differentiable = True
+    compiles = False
 
     def __init__(self, device: str = "cpu") -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -104,6 +113,7 @@ class TensorFlow:
 
 class Jax:
     differentiable = True
+    compiles = True
 
     def __init__(self, device: str = "cpu") -> None:
         import jax

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,11 @@ def solve_gradients(session: Session, model: Model, notes: Notebook) -> None:
     call = resolve("identify", *specs, variant=variant, **axes)  # type: ignore[arg-type]
     told, agree = [], True
     for name, got in zip(_NAMES, found, strict=True):
-        if gradients[name] is None or (name == "dscale" and notes["gain"] is False) or (name == "dbias" and notes["bias"] is False):
+        if (
+            gradients[name] is None
+            or (name == "dscale" and notes["gain"] is False)
+            or (name == "dbias" and notes["bias"] is False)
+        ):
             continue
         want = problem.back(name, gradients[name])
         mistake = _mistake(name, got, want, session, model, problem)
@@ -86,15 +90,19 @@ def solve_gradients(session: Session, model: Model, notes: Notebook) -> None:
             continue
         assert got is not None  # noqa: S101  (a missing one is a mistake)
         unit = problem.back(name, units[name]) * dtypes.unit_roundoff(want.dtype.name)
-        ratio = float(np.max(np.abs(got.astype(np.float64) - want.astype(np.float64)) / np.maximum(unit, 1e-300), initial=0))
-        told.append(f"{name} within {ratio:.2g} u of its terms (the kit allows {bound(name, call, want.dtype.name).ratio:.2g})")
+        ratio = float(
+            np.max(np.abs(got.astype(np.float64) - want.astype(np.float64)) / np.maximum(unit, 1e-300), initial=0)
+        )
+        told.append(
+            f"{name} within {ratio:.2g} u of its terms (the kit allows {bound(name, call, want.dtype.name).ratio:.2g})"
+        )
     notes.found("gradients", "agree" if agree else "wrong", f"{dtypes.short(dtype)}: " + "; ".join(told))
 
 
 def pose(session: Session, dtype: str, seed: int = 14) -> Problem:
     """Rows of very different size, so that eps matters, with random parameters and dy."""
     random = np.random.default_rng(seed)
-    count = 24
+    count = session.few(24)
     rows = random.normal(0.1, 1.0, (count, session.n)) * 10.0 ** random.uniform(-3.5, 1.5, (count, 1))
     if not session.layout.endless:
         rows = rows[: session.layout.multiple]
@@ -143,7 +151,7 @@ def _suspects(name: str, session: Session, model: Model, problem: Problem) -> di
     a, v = (layout.take(t.astype(np.float64), count) for t in (problem.x, problem.dy))
     gain = 1.0 if problem.scale is None else layout.spread(problem.scale.astype(np.float64), count)
     o = model.variant.scale_offset if problem.scale is not None else 0.0
-    eps = model.variant.eps_for(problem.x.dtype.name)
+    eps = model.eps_for(problem.x.dtype.name)
     inverse = model.inverse_rms(a, eps)
     u, normalised = v * (o + gain), a * inverse
     counted = model.rows(a)
@@ -153,9 +161,14 @@ def _suspects(name: str, session: Session, model: Model, problem: Problem) -> di
     def slope(u: Array, square: Array) -> Array:
         return np.where(counted, a, 0.0) * inverse * (u * a).sum(-1, keepdims=True) / k / square
 
-    rho = {"inside": 1 / inverse**2, "outside": np.sqrt(q) / inverse, "clamp": np.where(np.sqrt(q) * inverse < 1, np.inf, q)}
+    rho = {
+        "inside": 1 / inverse**2,
+        "outside": np.sqrt(q) / inverse,
+        "clamp": np.where(np.sqrt(q) * inverse < 1, np.inf, q),
+    }
     true = rho[model.variant.eps_position]
-    shape = np.shape(problem.scale if name == "dscale" else problem.bias)
+    parameter = problem.scale if name == "dscale" else problem.bias
+    shape = () if parameter is None else parameter.shape
 
     def over_rows(terms: Array) -> Array:
         axes = tuple(axis for axis in range(problem.x.ndim) if axis not in layout.feature_axes)
@@ -188,6 +201,7 @@ def _by_differences(
         notes.defect("there is no gradient for x")
         notes.found("gradients", "wrong", "dx is missing")
         return
+    model = replace(model, variant=model.variant.replace(eps=model.eps_for(problem.x.dtype.name)))
     layout, count = session.layout, problem.x.size // session.n
     x, v, dx = (layout.take(t.astype(np.float64), count) for t in (problem.x, problem.dy, got))
     spread = [None if p is None else layout.spread(p.astype(np.float64), count) for p in (problem.scale, problem.bias)]
@@ -201,7 +215,7 @@ def _by_differences(
     for _ in range(4):
         t = random.uniform(-1, 1, x.shape) * size
         step = 2.0**-17
-        moved = [model.predict(x + sign * step * t, *spread, gate) for sign in (1, -1)]
+        moved = [model.predict(x + sign * step * t, spread[0], spread[1], gate) for sign in (1, -1)]
         along = (v * (moved[0] - moved[1])).sum(-1) / (2 * step)
         terms = np.abs(dx * t).sum(-1) + np.abs(along)
         worst = max(worst, float(np.max(np.abs((dx * t).sum(-1) - along) / np.maximum(terms, 1e-30))))

@@ -81,7 +81,7 @@ def _torch(layer: Any, name: str, device: str) -> Target:
     roles = assign(own)
     inputs = _second_input(layer.forward)
     size = own[roles["scale"]] if "scale" in roles else own.get(roles.get("bias", ""), ())
-    fixed = getattr(layer, "normalized_shape", None) if not size else size
+    fixed = size or getattr(layer, "normalized_shape", None)
 
     def call(arguments: Mapping[str, Any]) -> Any:
         parameters = {key: arguments[role] for role, key in roles.items() if role in arguments}

@@ -130,7 +130,7 @@ def _trailing(target: Target, width: int) -> Shape:
 
 def _axes(target: Target, sizes: tuple[int | None, ...], dtype: str) -> tuple[int, ...]:
     """Along which axes y changes when the first, or the last, element of x does."""
-    shape = tuple(size or ROWS for size in sizes)
+    shape = tuple(size or (ROWS if target.bridge.compiles else 4) for size in sizes)
     random = np.random.default_rng(1)
     base = random.uniform(0.5, 1.5, shape) * random.choice([-1, 1], shape)
     y = call(target, base, dtype)
@@ -169,7 +169,9 @@ def _feature_axes(target: Target, sizes: tuple[int | None, ...], axes: tuple[int
     for axis in (*axes, *rest):
         if wanted == (shape[axis],):
             return (axis,)
-    return axes
+    raise TargetError(
+        f"{target.name} has a {role} of shape {wanted}, expected sizes of x {shape} along some of its axes"
+    )
 
 
 def with_group(layout: Layout, group: int) -> Layout:

@@ -13,6 +13,7 @@ import numpy as np
 from rmsnorm import dtypes
 from rmsnorm.identify.behaviour import solve_behaviour
 from rmsnorm.identify.confirm import Fresh, confirm, nearest
+from rmsnorm.identify.extras import solve_extras
 from rmsnorm.identify.form import Form, NotRms, solve_form
 from rmsnorm.identify.gradients import solve_gradients
 from rmsnorm.identify.identity import FIELDS, Identity, Kind
@@ -108,14 +109,16 @@ def _solve(target: Target, width: int, deadline: float, limit: float, gradients:
     form = solve_form(session, notes)
     statistic = solve_statistic(session, form, k, end, notes)
     model, kind = _model(session, form, statistic, k, end, notes)
-    _eps(session, form, statistic, model, k, notes)
-    model = replace(model, variant=model.variant.replace(eps=notes["eps"] if notes["eps"] != "machine epsilon" else None))
+    narrow = _eps(session, form, statistic, k, notes)
+    eps = None if notes["eps"] == "machine epsilon" else notes["eps"]
+    model = replace(model, variant=model.variant.replace(eps=eps), narrow_eps=narrow)
     stages = solve_stages(session, model, notes)
     numerics = solve_rounding(session, model, stages, notes)
-    model = replace(model, variant=_named(model, numerics, session, notes))
+    model = replace(model, variant=_named(model, numerics, notes), gain_rounded=numerics.gain_rounded)
     solve_behaviour(session, model, notes)
     if gradients:
         solve_gradients(session, model, notes)
+    solve_extras(session, model, notes)
     fresh = Fresh(session, numerics, seed=16)
     held = confirm(session, model, numerics, fresh, notes)
     if session.target.touched:
@@ -185,7 +188,8 @@ def _model(session: Session, form: Form, statistic: Statistic, k: int, end: str,
         "rmsnorm": "x over the root of its mean square, at every mean",
     }
     notes.found("kind", kind, words[kind])
-    variant = Variant(name="identified", eps=statistic.eps, eps_position=statistic.position, statistic=statistic.kind)  # type: ignore[arg-type]
+    notes.found("statistic", statistic.kind, "of the row's sum of squares and square of its sum, solved from 32 rows")
+    variant = Variant(name="identified", eps=statistic.eps, eps_position=statistic.position, statistic=statistic.kind)
     if form.offset is not None:
         variant = variant.replace(scale_offset=form.offset)
     variant = variant.replace(bias=form.bias, scale_name=variant.scale_name)
@@ -194,7 +198,11 @@ def _model(session: Session, form: Form, statistic: Statistic, k: int, end: str,
     else:
         notes.found("partial", None, f"all {n} elements of a row change the others")
     if statistic.divisor != "k":
-        names = {"k - 1": f"n - 1 = {k - 1}", "n": f"all {n} elements, of which {k} are summed", "1": "1: the norm, not the root of the mean"}
+        names = {
+            "k - 1": f"n - 1 = {k - 1}",
+            "n": f"all {n} elements, of which {k} are summed",
+            "1": "1: the norm, not the root of the mean",
+        }
         notes.found("divisor", statistic.divisor, f"the sum of squares is divided by {names[statistic.divisor]}")
         notes.defect(f"the sum of squares is divided by {names[statistic.divisor]}")
     if statistic.factor != 1:
@@ -225,7 +233,7 @@ def _partial(session: Session, variant: Variant, k: int, end: str, notes: Notebo
     text = ", ".join(f"{count} of {n}" for n, count in found.seen.items())
     notes.found("partial", float(found.p), f"the {end} elements that change the others: {text}")
     if found.rounding is None:
-        notes.unseen("partial_rounding", f"k = {k} is seen at the one width {session.n} only")
+        notes.unseen("partial_rounding", f"ceil and floor give the k that was seen: {text}")
     else:
         notes.found("partial_rounding", found.rounding, f"k = {found.rounding}(n p) at every width")
     if found.floating:
@@ -249,8 +257,8 @@ def _resized(session: Session, n: int) -> Session | None:
     return replace(session, target=target, layout=replace(session.layout, sizes=sizes))
 
 
-def _eps(session: Session, form: Form, statistic: Statistic, model: Model, k: int, notes: Notebook) -> None:
-    """eps in each dtype: one number, or the machine epsilon of the arithmetic."""
+def _eps(session: Session, form: Form, statistic: Statistic, k: int, notes: Notebook) -> tuple[tuple[str, float], ...]:
+    """eps in each dtype: one number, or the machine epsilon of the arithmetic; returned where 16 bits have another."""
     notes.found("eps_position", statistic.position, statistic.story)
     if statistic.eps == 0:
         notes.unseen("eps_position", "eps is 0")
@@ -277,17 +285,19 @@ def _eps(session: Session, form: Form, statistic: Statistic, model: Model, k: in
                 f", {wide['float64']:.4g} in float64" if "float64" in wide else "") + "; " + text)  # fmt: skip
     else:
         notes.found("eps", statistic.eps, text)
-    for dtype, value in found.items():
-        if dtype in dtypes.HALF and abs(value / single - 1) > 0.1:
-            named = ", its machine epsilon" if value == dtypes.epsilon(dtype) else ""
-            notes.found(f"eps in {dtype}", value, f"{value:.3g}{named}, and {single:.3g} in wider dtypes")
+    narrow = {dtype: value for dtype, value in found.items() if dtype in dtypes.HALF}
+    if not single or abs(narrow.get("bfloat16", single) / single - 1) < 0.1:
+        return ()  # in float16 alone it is the eps itself, or the square, that has become subnormal
+    for dtype, value in narrow.items():
+        named = ", its machine epsilon," if value == dtypes.epsilon(dtype) else ""
+        notes.found(f"eps in {dtype}", value, f"solved from {dtype} rows; {single:.3g} in wider dtypes")
+        notes.defect(f"eps is {value:.3g}{named} for {dtype} x, and {single:.3g} in wider dtypes")
+    return tuple(narrow.items())
 
 
-def _named(model: Model, numerics: Numerics, session: Session, notes: Notebook) -> Variant:
+def _named(model: Model, numerics: Numerics, notes: Notebook) -> Variant:
     """The solved variant, under the name of the first preset that has every field that was seen."""
-    variant = model.variant.replace(
-        rounding=numerics.rounding or "after_scale", result_dtype=numerics.result or "x"
-    )
+    variant = model.variant.replace(rounding=numerics.rounding or "after_scale", result_dtype=numerics.result or "x")
     unseen = {name for name in ("scale_offset", "rounding", "result_dtype", "partial_rounding", "eps_position")
               if name in notes.findings and notes[name] is None}  # fmt: skip
     if variant.partial is None:

@@ -75,6 +75,8 @@ class Model:
         gain_first: the gain multiplies x before the statistic is taken.
         factor: of y, constant.
         gate: a factor that depends on more.
+        narrow_eps: eps for 16-bit x, by dtype, where it is another.
+        gain_rounded: o + gain is rounded to the dtype of the gain.
     """
 
     variant: Variant
@@ -85,6 +87,12 @@ class Model:
     gain_first: bool = False
     factor: float = 1.0
     gate: Gate | None = None
+    narrow_eps: tuple[tuple[str, float], ...] = ()
+    gain_rounded: bool = False
+
+    def eps_for(self, dtype: str) -> float:
+        """eps for x of a dtype."""
+        return dict(self.narrow_eps).get(dtype, self.variant.eps_for(dtype))
 
     @property
     def plain(self) -> bool:
@@ -158,17 +166,26 @@ class Model:
         return base if bias is None else base + np.abs(bias.astype(np.float64)) * activation
 
     def _predict(
-        self, x: Array, gain: Array | None, bias: Array | None, gate: Array | None, stages: Stages | None, result: str | None
+        self,
+        x: Array,
+        gain: Array | None,
+        bias: Array | None,
+        gate: Array | None,
+        stages: Stages | None,
+        result: str | None,
     ) -> Array:
         call = self.call(x, gain, bias)
         wide = x.astype(np.float64)
         g = None if gain is None else gain.astype(np.float64)
+        if gain is not None and self.gain_rounded:
+            offset = self.variant.scale_offset
+            g = rounded(offset + gain.astype(np.float64), gain.dtype.name) - offset
         o = self.variant.scale_offset if g is not None else 0.0
         activation = None if self.gate is None or gate is None else self.gate(wide, gate.astype(np.float64))
         a = wide * activation if self.gate and self.gate.position == "before" and activation is not None else wide
         if self.gain_first and g is not None:
             a, g, o = rounded(a * (o + g), call.x), None, 0.0
-        inverse = self.inverse_rms(a, call.eps, stages)
+        inverse = self.inverse_rms(a, self.eps_for(x.dtype.name), stages)
         if self.centred:
             counted = self.rows(a)
             a = a - np.where(counted, a, 0.0).sum(-1, keepdims=True) / counted.sum()

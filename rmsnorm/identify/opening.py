@@ -21,7 +21,14 @@ from rmsnorm.identify.targets import Target, TargetError
 FRAMEWORKS: Final = ("numpy", "torch", "tensorflow", "jax", "keras", "flax", "equinox", "onnx")
 _ARRAYS: Final = ("torch", "keras", "tensorflow", "jax", "flax", "equinox")
 WIDTH: Final = 64
-_LIBRARY: Final = {"torch": "torch", "jax": "jax", "flax": "jax", "equinox": "jax", "tensorflow": "tensorflow", "numpy": "numpy"}
+_LIBRARY: Final = {
+    "torch": "torch",
+    "jax": "jax",
+    "flax": "jax",
+    "equinox": "jax",
+    "tensorflow": "tensorflow",
+    "numpy": "numpy",
+}
 
 
 class NoTarget(ValueError):
@@ -74,11 +81,17 @@ def locate(name: str) -> Any:
     """Import what ``module:attribute`` or ``file.py:attribute`` names."""
     module_name, colon, attribute = name.rpartition(":")
     if not colon or not module_name or not attribute:
-        raise NoTarget(f"identify: target is {name!r}, expected module:attribute such as torch.nn:RMSNorm, or an .onnx file")
+        raise NoTarget(
+            f"identify: target is {name!r}, expected module:attribute such as torch.nn:RMSNorm, or an .onnx file"
+        )
     try:
-        module: Any = _from_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+        module: Any = (
+            _from_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+        )
     except Exception as error:  # importing runs foreign code
-        raise NoTarget(f"identify: {module_name} cannot be imported ({type(error).__name__}: {error}); check the name") from error
+        raise NoTarget(
+            f"identify: {module_name} cannot be imported ({type(error).__name__}: {error}); check the name"
+        ) from error
     for part in attribute.split("."):
         if not hasattr(module, part):
             raise NoTarget(f"identify: {module_name} has no {attribute!r}; check the name")
@@ -108,7 +121,9 @@ def _open(thing: Any, name: str, framework: str | None, width: int | None, init:
     if family is not None:
         return layers.OPEN[family](thing, name, device)
     if not callable(thing):
-        raise NoTarget(f"identify: {name} is of type {type(thing).__name__}, expected a function, a layer or a class of layers")
+        raise NoTarget(
+            f"identify: {name} is of type {type(thing).__name__}, expected a function, a layer or a class of layers"
+        )
     return _function(functools.partial(thing, **init) if init else thing, name, framework, device)
 
 
@@ -170,7 +185,9 @@ def _function(function: Callable[..., Any], name: str, framework: str | None, de
             break
         try:
             x = np.linspace(0.5, 2, 32, dtype=np.float32).reshape(4, 8)
-            target.forward(x, **{role: x if role == "gate" else x[0] for role in roles if role in ("scale", "bias", "gate")})
+            target.forward(
+                x, **{role: x if role == "gate" else x[0] for role in roles if role in ("scale", "bias", "gate")}
+            )
         except TargetError:
             continue
         return target
@@ -189,7 +206,9 @@ def _candidates(function: Any) -> list[str]:
     used = [_package(space[word]) for word in getattr(code, "co_names", ()) if word in space]
     near = sorted({_package(value) for value in space.values() if isinstance(value, types.ModuleType)} & set(_ARRAYS))
     loaded = [package for package in ("torch", "jax", "tensorflow") if package in sys.modules]
-    return list(dict.fromkeys([*(package for package in used if package in (*_ARRAYS, "numpy")), *near, "numpy", *loaded]))
+    return list(
+        dict.fromkeys([*(package for package in used if package in (*_ARRAYS, "numpy")), *near, "numpy", *loaded])
+    )
 
 
 def _package(value: Any) -> str:

@@ -85,8 +85,8 @@ def solve_partial(known: Mapping[int, int], measure: Callable[[int], int | None]
         return Partial(Fraction(k, n), None, False, seen)
     best = int(np.flatnonzero(alive.any(axis=0))[0])
     rule = int(np.flatnonzero(alive[:, best])[0])
-    alone = len(seen) > len(known)
-    return Partial(_EVERY[best], _RULES[rule][0] if alone else None, _RULES[rule][1], seen)
+    either = len(seen) == len(known) or set(seen.values()) == {1} or bool(alive[0, best] and alive[1, best])
+    return Partial(_EVERY[best], None if either else _RULES[rule][0], _RULES[rule][1], seen)
 
 
 def _alive(seen: Mapping[int, int]) -> Array:

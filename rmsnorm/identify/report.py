@@ -19,7 +19,8 @@ def headline(identity: Identity) -> str:
         reason = next((f.evidence for f in identity.findings if f.name == "kind"), None)
         return f"{name} is not recognised: {reason or next(iter(identity.defects), 'nothing is known of it')}"
     if identity.kind == "layernorm":
-        return f"{name} is LayerNorm, not RMSNorm"
+        where = "" if str(identity["axes"]).startswith("last") else f" along axis {identity['axes']}"
+        return f"{name} is LayerNorm{where}, not RMSNorm"
     if identity.kind == "rms_scaling":
         return f"{name} is not RMSNorm: x is divided by the root of its variance, as keras_rms_scaling does"
     text = f"{name} is {'' if identity.recognised else 'close to '}RMSNorm: {described(identity)}"
@@ -76,8 +77,10 @@ def text(identity: Identity) -> str:
     written = [headline(identity)]
     for name, value, evidence in lines(identity):
         start = f"  {name:<17} "
-        written += textwrap.wrap(f"{start}{value}{f' - {evidence}' if evidence else ''}", 118, subsequent_indent=" " * len(start),
-                                 break_long_words=False, break_on_hyphens=False)  # fmt: skip
+        line = f"{start}{value}{f' - {evidence}' if evidence else ''}"
+        written += textwrap.wrap(
+            line, 118, subsequent_indent=" " * len(start), break_long_words=False, break_on_hyphens=False
+        )
     return "\n".join(written)
 
 

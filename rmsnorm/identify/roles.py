@@ -93,7 +93,8 @@ def makes_layers(function: Callable[..., Any]) -> bool:
 def _signature(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     parameters = inspect.signature(make).parameters
     if isinstance(make, type) and all(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values()):
-        return dict(list(inspect.signature(make.__init__).parameters.items())[1:])  # a metaclass stands before it
+        build: Any = vars(make).get("__init__", object.__init__)  # a metaclass stands before it
+        return dict(list(inspect.signature(build).parameters.items())[1:])
     return parameters
 
 

@@ -24,7 +24,7 @@ PAIRS: Final = (
     ("float64", "float32"),
 )  # fmt: skip
 _RULES: Final[tuple[ResultDtype, ...]] = ("x", "promote", "scale", "half_scale")
-_SHARE: Final = 0.99  # of identical bits: arithmetic in float32 moves 0.2 % of float16, a wrong rounding point 25 %
+SHARE: Final = 0.99  # of identical bits: arithmetic in float32 moves 0.2 % of float16, a wrong rounding point 25 %
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Numerics:
         rounding, result: as in a Variant; None where they are not observable.
         results: dtype of y for each pair of dtypes of x and gain that it takes.
         exact: share of elements that equal the prediction bit for bit, by pair.
+        gain_rounded: o + gain is rounded to the dtype of the gain.
     """
 
     stages: dict[str, Stages | None]
@@ -43,6 +44,7 @@ class Numerics:
     result: ResultDtype | None
     results: dict[tuple[str, str], str]
     exact: dict[tuple[str, str], float]
+    gain_rounded: bool = False
 
 
 def solve_stages(session: Session, model: Model, notes: Notebook) -> dict[str, Stages | None]:
@@ -67,10 +69,10 @@ def whole(stages: Stages | None, dtype: str) -> bool:
 
 
 def _stages(session: Session, model: Model, dtype: str) -> Stages | str | None:
-    x = _telling_rows(session.n, dtype)
+    x = _telling_rows(session, dtype)
     y = session.rows(x / session.lift, dtype)
     x, y = x.astype(dtype), y.astype(np.float64) / session.factor
-    eps = model.variant.eps_for(dtype)
+    eps = model.eps_for(dtype)
     if model.centred or not np.all(np.isfinite(y)):
         return None
     for arithmetic in ("float64", "float32") if dtype == "float64" else ("float32",):
@@ -84,7 +86,9 @@ def _stages(session: Session, model: Model, dtype: str) -> Stages | str | None:
 def _explain(model: Model, x: Array, eps: float, dtype: str, low: Array, high: Array) -> Stages | str | None:
     if not np.all(low <= high):
         return "unknown"
-    narrow = [name for name in ("bfloat16", "float16", "float32") if dtypes.unit_roundoff(name) >= dtypes.unit_roundoff(dtype)]
+    narrow = [
+        name for name in ("bfloat16", "float16", "float32") if dtypes.unit_roundoff(name) >= dtypes.unit_roundoff(dtype)
+    ]
     if dtype == "float64":
         narrow.remove("float32")  # said as the dtype of the statistic
     with np.errstate(all="ignore"):
@@ -100,16 +104,18 @@ def _choices(narrow: Iterable[str], dtype: str) -> list[Stages]:
     return sorted(every, key=lambda stages: (stages.count, stages.dtype != dtype))
 
 
-def _telling_rows(n: int, dtype: str) -> Array:
+def _telling_rows(session: Session, dtype: str) -> Array:
     """Rows whose squares all err to one side when they are rounded to 16 bits, and random ones."""
     random = np.random.default_rng(10)
-    rows = random.uniform(0.25, 2.0, (32, n)) * random.choice([-1.0, 1.0], (32, n))
+    half = session.few(16)
+    shape = (2 * half, session.n)
+    rows = random.uniform(0.25, 2.0, shape) * random.choice([-1.0, 1.0], shape)
     narrow = dtype if dtype in dtypes.HALF else "bfloat16"
     grid = np.unique(rounded(np.linspace(1, 2, 512), narrow))
     errors = rounded(grid**2, narrow) / grid**2 - 1
     order = np.argsort(errors)
-    worst = np.concatenate([grid[order[:8]], grid[order[-8:]]])
-    rows[16:, ::2] = worst[:, None]
+    worst = np.concatenate([grid[order[: half // 2]], grid[order[-(half // 2) :]]])
+    rows[half:, ::2] = worst[:, None]
     return rounded(rows, dtype)
 
 
@@ -158,37 +164,54 @@ def _tell(session: Session, found: dict[str, Stages | None], unknown: list[str],
 def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | None], notes: Notebook) -> Numerics:
     """Predict y for every pair of dtypes, rounded before the gain and after, and see which has its bits."""
     random = np.random.default_rng(11)
-    rows = random.normal(size=(48, session.n))
+    count = session.few(48)
+    rows = random.normal(size=(count, session.n))
     scale, bias = (session.parameter(role, random, *span) if session.has(role) else None
                    for role, span in (("scale", (-1.5, 1.5)), ("bias", (-1, 1))))  # fmt: skip
+    given: dict[str, Any] = {role: p for role, p in (("scale", scale), ("bias", bias)) if p is not None}
     asked: dict[tuple[str, str], tuple[Any, ...]] = {}
     for pair in PAIRS if scale is not None else [pair for pair in PAIRS if pair[0] == pair[1]]:
         if pair[0] not in session.accepts:
             continue
         x = rounded(rows, pair[0]) if session.lift == 1 else rounded(rows, pair[0]) / session.lift
         try:
-            y = session.rows(x, *pair, **({"scale": scale} if scale is not None else {}), **({"bias": bias} if bias is not None else {}))
+            y = session.rows(x, *pair, **given)
         except TargetError:
             continue
-        asked[pair] = (x.astype(pair[0]), _as(session, scale, pair[1]), _as(session, bias, pair[1]), y)
+        asked[pair] = (x.astype(pair[0]), _as(session, scale, pair[1], count), _as(session, bias, pair[1], count), y)
     results = {pair: y.dtype.name for pair, (*_, y) in asked.items()}
     rule = _result(session, results, notes)
     halves = [dtype for dtype in stages if dtype in dtypes.HALF]
     if halves and all(whole(stages[dtype], dtype) for dtype in halves):
         notes.found("rounding", "input_dtype", "every operation is rounded to the dtype of x")
         return Numerics(stages, "input_dtype", rule, results, {})
-    scores: dict[Rounding, dict[tuple[str, str], float]] = {}
-    for rounding in ("before_scale", "after_scale"):
-        trial = replace(model, variant=model.variant.replace(rounding=rounding, result_dtype=rule or "x"))
-        scores[rounding] = {
-            pair: _identical(trial, session, stages.get(pair[0]), *arrays)
-            for pair, arrays in asked.items() if pair[0] in dtypes.HALF or results[pair] in dtypes.HALF
-        }  # fmt: skip
+
+    def score(model: Model) -> dict[Rounding, dict[tuple[str, str], float]]:
+        scores: dict[Rounding, dict[tuple[str, str], float]] = {}
+        for rounding in ("before_scale", "after_scale"):
+            trial = replace(model, variant=model.variant.replace(rounding=rounding, result_dtype=rule or "x"))
+            scores[rounding] = {
+                pair: _identical(trial, session, stages.get(pair[0]), *arrays)
+                for pair, arrays in asked.items()
+                if {pair[0], results[pair]} & set(dtypes.HALF)
+            }
+        return scores
+
+    scores = score(model)
+    if model.variant.scale_offset and _best(scores) < SHARE:
+        narrow = score(replace(model, gain_rounded=True))
+        if _best(narrow) >= SHARE:
+            notes.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
+            return replace(_decide(session, stages, rule, results, narrow, notes), gain_rounded=True)
     return _decide(session, stages, rule, results, scores, notes)
 
 
-def _as(session: Session, parameter: Array | None, dtype: str) -> Array | None:
-    return None if parameter is None else session.spread(parameter.astype(dtype), 48)
+def _best(scores: dict[Rounding, dict[tuple[str, str], float]]) -> float:
+    return max(min(shares.values(), default=1.0) for shares in scores.values())
+
+
+def _as(session: Session, parameter: Array | None, dtype: str, count: int) -> Array | None:
+    return None if parameter is None else session.spread(parameter.astype(dtype), count)
 
 
 def _identical(
@@ -216,8 +239,8 @@ def _decide(
     notes: Notebook,
 ) -> Numerics:
     least = {rounding: min(shares.values(), default=0.0) for rounding, shares in scores.items()}
-    best = max(least, key=lambda name: (least[name], name == "after_scale"))
-    other = "after_scale" if best == "before_scale" else "before_scale"
+    best: Rounding = max(least, key=lambda name: (least[name], name == "after_scale"))
+    other: Rounding = "after_scale" if best == "before_scale" else "before_scale"
     shares = scores[best]
     if not shares:
         notes.unseen("rounding", "it takes no 16-bit x")
@@ -227,11 +250,11 @@ def _decide(
         return Numerics(stages, None, rule, results, shares)
     pair = max(shares, key=lambda pair: shares[pair] - scores[other][pair])
     words = {"before_scale": "before the gain", "after_scale": "once, after the gain"}
-    if least[best] >= _SHARE or (any(stages.values()) and least[best] - least[other] > 0.1):
+    if least[best] >= SHARE or (any(stages.values()) and least[best] - least[other] > 0.1):
         notes.found(
             "rounding", best,
-            f"{100 * shares[pair]:.5g} % of {dtypes.short(pair[0])} y with a {dtypes.short(pair[1])} gain has the bits of one that is "
-            f"rounded {words[best]}; rounded {words[other]} {100 * scores[other][pair]:.3g} %",
+            f"{100 * shares[pair]:.5g} % of {dtypes.short(pair[0])} y with a {dtypes.short(pair[1])} gain has the bits "
+            f"of one that is rounded {words[best]}; rounded {words[other]} {100 * scores[other][pair]:.3g} %",
         )  # fmt: skip
         return Numerics(stages, best, rule, results, shares)
     notes.unseen("rounding", f"neither before nor after the gain explains the bits: {100 * least[best]:.3g} % at most")
@@ -245,12 +268,18 @@ def _result(session: Session, results: dict[tuple[str, str], str], notes: Notebo
         f"{dtypes.short(t)} x{f' and {dtypes.short(g)} gain' if session.has('scale') else ''}: {dtypes.short(y)}"
         for (t, g), y in results.items()
     )
-    fits = [rule for rule in _RULES if all(_dtype(rule, t, g if session.has("scale") else None) == y for (t, g), y in results.items())]
+    fits = [
+        rule
+        for rule in _RULES
+        if all(_dtype(rule, t, g if session.has("scale") else None) == y for (t, g), y in results.items())
+    ]
     if not fits:
         found = set(results.values())
         one = len(found) == 1 and len({t for t, _ in results}) > 1
         notes.found("result_dtype", f"always {next(iter(found))}" if one else "another rule", text)
-        notes.defect(f"the dtype of y follows no known rule ({text})" if not one else f"y is {next(iter(found))} whatever x is")
+        notes.defect(
+            f"the dtype of y follows no known rule ({text})" if not one else f"y is {next(iter(found))} whatever x is"
+        )
         return None
     if len(fits) > 1:
         wide = "it takes no gain of another dtype" if session.has("scale") else "there is no gain"

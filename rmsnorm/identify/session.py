@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.identify.bridges import Array
 from rmsnorm.identify.layout import ROWS, Layout
-from rmsnorm.identify.model import cast
 from rmsnorm.identify.targets import Target, TargetError
 
 Value = float | Array | None
@@ -49,6 +49,10 @@ class Session:
     def n(self) -> int:
         return self.layout.n
 
+    def few(self, count: int) -> int:
+        """So many rows, or fewer where they are wide."""
+        return max(4, min(count, 2**14 // self.n))
+
     def has(self, role: str) -> bool:
         return role in self.target.roles
 
@@ -58,9 +62,11 @@ class Session:
         found = []
         for start in range(0, len(rows), step):
             count = min(step, len(rows) - start)
-            part = np.resize(rows[start : start + step], (step, rows.shape[1]))
-            gate = values.get("gate")
-            here = {**values, "gate": np.resize(gate[start : start + step], part.shape)} if isinstance(gate, np.ndarray) else values
+            size = step if self.target.bridge.compiles else count
+            part = np.resize(rows[start : start + step], (size, rows.shape[1]))
+            here: dict[str, Any] = dict(values)
+            if isinstance(here.get("gate"), np.ndarray):
+                here["gate"] = np.resize(here["gate"][start : start + step], part.shape)
             x, given = self.arguments(part, dtype, parameters, **here)
             self.check_time()
             found.append(self.layout.take(self.target.forward(x, **given), count))
@@ -68,7 +74,8 @@ class Session:
 
     def unit(self, rows: Array, dtype: str | None = None, **values: Value) -> Array:
         """rows / rho in float64: y with neutral parameters, without the factors of a gate."""
-        y = self.rows(rows / self.lift, dtype, **values)
+        given: dict[str, Any] = dict(values)
+        y = self.rows(rows / self.lift, dtype, **given)
         return y.astype(np.float64) / self.factor
 
     def check_time(self) -> None:
@@ -81,7 +88,7 @@ class Session:
     ) -> tuple[Array, dict[str, Array]]:
         """x and the parameters as the target takes them."""
         dtype = dtype or self.wide
-        x = self.layout.place(cast(rows, dtype) if rows.dtype == np.float64 else rows.astype(dtype))
+        x = self.layout.place(rows.astype(dtype))
         given: dict[str, Array] = {}
         for role in ("scale", "bias", "gate_vector", "gate"):
             value = values.get(role, self.neutral.get(role))

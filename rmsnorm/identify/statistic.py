@@ -92,7 +92,7 @@ def counted(session: Session) -> tuple[int, Literal["all", "first", "last"]]:
     low, high = 0, n - 1
     while True:
         which = np.unique(np.linspace(low, high, 66).astype(int))
-        inside = responding(session, which).any(axis=1)
+        inside: Array = np.asarray(responding(session, which).any(axis=1))
         borders = np.flatnonzero(inside[1:] != inside[:-1])
         if inside.all():
             return n, "all"
@@ -153,9 +153,15 @@ def solve_statistic(session: Session, form: Form, k: int, end: str, notes: Noteb
     if factor != 1:
         eps = eps * factor**2 if position == "inside" else eps * factor
     return Statistic(
-        "variance" if variance else "mean_square", divisor, factor, nice(eps, max(noise, 2e-4) if of_max else noise), position, bool(of_max and eps),
-        noise, story,
-    )  # fmt: skip
+        kind="variance" if variance else "mean_square",
+        divisor=divisor,
+        factor=factor,
+        eps=nice(eps, max(noise, 2e-4) if of_max else noise),
+        position=position,
+        eps_of_max=bool(of_max and eps),
+        noise=noise,
+        story=story,
+    )
 
 
 def _held(rows: Array, dtype: str) -> Array:
@@ -212,7 +218,7 @@ def solve_eps(
     if _straight(curves, seen, place, noise):
         far = seen
     value = float(np.median(curves[place][far]))
-    eps = {"inside": value**2, "outside": value, "clamp": value * math.sqrt(k)}[place]  # type: ignore[index]
+    eps = {"inside": value**2, "outside": value, "clamp": value * math.sqrt(k)}[place]
     formula = {"inside": "sqrt(q + eps)", "outside": "sqrt(q) + eps", "clamp": "max(sqrt(q), eps / sqrt(k))"}[place]
     others = ", ".join(f"{name} {100 * spread[name]:.2g} %" for name in spread if name != place)
     story = (
@@ -231,7 +237,7 @@ def _straight(curves: dict[str, Array], seen: Array, place: str, noise: float) -
 def nice(value: float, noise: float) -> float:
     """The number that was probably written: a machine epsilon, or the one of fewest digits within the noise.
 
-    >>> nice(9.99973e-07, 1e-6), nice(1.1920930e-07, 1e-8)
+    >>> nice(9.999973e-07, 1e-6), nice(1.1920930e-07, 1e-8)
     (1e-06, 1.1920928955078125e-07)
     """
     tolerance = min(max(20 * noise, 1e-7), 5e-3)

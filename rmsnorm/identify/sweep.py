@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 from collections.abc import Callable, Mapping
@@ -18,6 +17,10 @@ from rmsnorm.identify.worker import identities
 
 _NAMED: Final = re.compile(r"rms_?norm", re.IGNORECASE)
 _NORM: Final = re.compile(r"Norm$")
+_CLASS: Final = re.compile(
+    r"^class (\w+)[^\n]*\n((?:(?:[ \t][^\n]*)?\n)+)", re.MULTILINE
+)  # to the next line that begins
+_CALL: Final = re.compile(r"^[ \t]+def (?:forward|call|__call__)\b", re.MULTILINE)
 _ROOT: Final = re.compile(r"rsqrt|sqrt|-0\.5")
 
 
@@ -43,7 +46,9 @@ class Sweep:
         return {
             "package": self.package,
             "version": self.version,
-            "clusters": [{"computes": text, "count": len(names), "classes": list(names)} for text, names in self.clusters],
+            "clusters": [
+                {"computes": text, "count": len(names), "classes": list(names)} for text, names in self.clusters
+            ],
             "refused": [{"class": name, "why": why} for name, why in self.refused],
             "others": self.others,
         }
@@ -52,8 +57,15 @@ class Sweep:
     def markdown(self) -> str:
         """The counts as a table."""
         count = sum(len(names) for _, names in self.clusters)
-        rows = [f"{count} classes of `{self.package}` {self.version} are RMSNorm or say so, in {len(self.clusters)} clusters:", "",
-                "| classes | what they compute | such as |", "| ---: | --- | --- |"]  # fmt: skip
+        rows = [
+            f"# The RMSNorms of {self.package} {self.version}",
+            "",
+            f"Written by `rmsnorm identify --sweep {self.package} --markdown docs/identify.md`: {count} classes are",
+            f"RMSNorm or say so, in {len(self.clusters)} clusters. Each was built small and asked as a black box.",
+            "",
+            "| classes | what they compute | such as |",
+            "| ---: | --- | --- |",
+        ]
         for text, names in self.clusters:
             such = ", ".join(f"`{name.split(':')[1]}`" for name in names[:3])
             rows.append(f"| {len(names)} | {text} | {such} |")
@@ -73,7 +85,9 @@ def find(package: str) -> tuple[list[str], list[str]]:
     except (ImportError, ValueError):
         spec = None
     if spec is None or not spec.origin:
-        raise NoTarget(f"identify: package {package!r} is not installed, expected one that can be imported; check the name")
+        raise NoTarget(
+            f"identify: package {package!r} is not installed, expected one that can be imported; check the name"
+        )
     root = Path(spec.origin)
     files = sorted(root.parent.rglob("*.py")) if root.name == "__init__.py" else [root]
     named: list[str] = []
@@ -88,29 +102,20 @@ def find(package: str) -> tuple[list[str], list[str]]:
         if any(part.startswith("modular_") for part in parts):
             continue  # what transformers generates its modeling files from
         module = ".".join([package, *(part for part in parts if part != "__init__")])
-        for node in _classes(text):
-            if _NAMED.search(node.name):
-                named.append(f"{module}:{node.name}")
-            elif _NORM.search(node.name) and _ROOT.search(ast.unparse(node)):
-                others.append(f"{module}:{node.name}")
+        for name, body in _CLASS.findall(text):
+            if _CALL.search(body) and _NAMED.search(name):
+                named.append(f"{module}:{name}")
+            elif _CALL.search(body) and _NORM.search(name) and _ROOT.search(body):
+                others.append(f"{module}:{name}")
     return named, others
 
 
-def _classes(text: str) -> list[ast.ClassDef]:
-    """Top-level classes that say how they are called."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return []
-    calls = {"forward", "call", "__call__"}
-    return [
-        node for node in tree.body if isinstance(node, ast.ClassDef)
-        and any(isinstance(part, ast.FunctionDef) and part.name in calls for part in node.body)
-    ]  # fmt: skip
-
-
 def sweep(
-    package: str, *, time_limit: float, on_progress: Callable[[int, int], None] = lambda done, total: None, **options: Any
+    package: str,
+    *,
+    time_limit: float,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    **options: Any,
 ) -> Sweep:
     """Identify every class whose name says RMSNorm, and other norms of the package that are one.
 
@@ -134,7 +139,9 @@ def sweep(
         else:
             refused.append((name, found if isinstance(found, str) else found.defects[0]))
     ordered = sorted(clusters.items(), key=lambda entry: (-len(entry[1]), entry[0]))
-    return Sweep(package, _version(package), tuple((text, tuple(found)) for text, found in ordered), tuple(refused), passed)
+    return Sweep(
+        package, _version(package), tuple((text, tuple(found)) for text, found in ordered), tuple(refused), passed
+    )
 
 
 def _version(package: str) -> str:

@@ -109,7 +109,9 @@ class Target:
         what = f"{type(error).__name__}: {lines[0][:200]}"
         arguments = ", ".join(f"{role} {errors.describe(a.shape, a.dtype.name)}" for role, a in given.items())
         if any(word in what.lower() for word in _GPU_WORDS):
-            return f"{self.name} needs a GPU, expected one that runs here ({what}); pass device='cuda' where there is one"
+            return (
+                f"{self.name} needs a GPU, expected one that runs here ({what}); pass device='cuda' where there is one"
+            )
         return f"{self.name} raised on {arguments}: {what}"
 
 

@@ -22,9 +22,7 @@ from rmsnorm.identify.identity import Identity
 _IMPORTS: Final = 300.0  # seconds to open a target: imports are not counted in its limit
 
 
-def identities(
-    targets: Sequence[str], *, time_limit: float, **options: Any
-) -> Iterator[tuple[str, Identity | str]]:
+def identities(targets: Sequence[str], *, time_limit: float, **options: Any) -> Iterator[tuple[str, Identity | str]]:
     """Each target with its identity, or with the sentence on why there is no such target.
 
     Args:
@@ -47,10 +45,16 @@ def _process(targets: Sequence[str], limit: float, options: dict[str, Any]) -> I
         [sys.executable, "-m", "rmsnorm.identify.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True, start_new_session=True,
     )  # fmt: skip
-    assert process.stdin and process.stdout  # noqa: S101  (they are pipes)
     lines: queue.Queue[str] = queue.Queue()
-    reader = threading.Thread(target=lambda: [*map(lines.put, process.stdout or ()), lines.put("")], daemon=True)
+
+    def read() -> None:
+        for line in process.stdout or ():
+            lines.put(line)
+        lines.put("")  # the end
+
+    reader = threading.Thread(target=read, daemon=True)
     try:
+        assert process.stdin  # noqa: S101  (it is a pipe)
         process.stdin.write(json.dumps({"targets": list(targets), "time_limit": limit, "options": options}))
         process.stdin.close()
         reader.start()
@@ -71,7 +75,9 @@ def _await(lines: queue.Queue[str], target: str, limit: float) -> Identity | str
         try:
             line = lines.get(timeout=max(0.1, deadline - time.monotonic()))
         except queue.Empty:
-            what = f"took more than the {limit:g} s that it was given" if opened else f"was not imported in {_IMPORTS:g} s"
+            what = (
+                f"took more than the {limit:g} s that it was given" if opened else f"was not imported in {_IMPORTS:g} s"
+            )
             return _ended(target, f"{target} {what}, and was ended")
         if not line:
             return _ended(target, f"{target} ended its process")
