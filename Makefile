@@ -11,9 +11,10 @@ check: $(VENV)/ready
 test: $(VENV)/ready
 	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-# 2,000 compositions of transforms for each framework: an hour or two.
+# 2,000 compositions of transforms for each framework, 500 variants for `identify`: two hours.
 fuzz: $(VENV)/ready
-	$(BIN)/python -m pytest -q -n 2 tests/test_fuzz.py --timeout 14400 --hypothesis-profile nightly
+	RMSNORM_IDENTIFY_VARIANTS=500 $(BIN)/python -m pytest -q -n 2 tests/test_fuzz.py tests/test_identify_variants.py \
+		--timeout 14400 --hypothesis-profile nightly
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
