@@ -19,7 +19,7 @@ from nematus_models import (
     transformer_of,
 )
 
-from rmsnorm.numpy_impl import beam
+from rmsnorm.nematus import beam
 from rmsnorm.numpy_impl.output import log_softmax
 from rmsnorm.numpy_impl.rnnsearch import RNNSearch
 from rmsnorm.numpy_impl.transformer import Transformer

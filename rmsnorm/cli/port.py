@@ -91,8 +91,8 @@ def nematus(
 ) -> None:
     """Convert a model, and hold the result to the golden: the logits of random sentences, before and after.
 
-    torch and numpy are one form: model.safetensors, a state dict of the model in PyTorch, which all of these commands and
-    `rmsnorm.porting.nematus.load` read. tf is a checkpoint for TensorFlow Nematus, theano an archive for Theano Nematus.
+    torch and numpy are one form: model.safetensors, a state dict of the model in PyTorch, which these commands and
+    rmsnorm.porting.nematus.load read. tf is a checkpoint for TensorFlow Nematus, theano an archive for Theano Nematus.
     Options and dictionaries come along. The folder is made last of all.
     """
     command = "rmsnorm port nematus"
@@ -197,6 +197,7 @@ def _load(model: Path, config: Path | None, norm: str | None) -> Any:
 @contextmanager
 def _silence() -> Iterator[None]:
     """TensorFlow writes to the terminal as it starts, past Python's streams."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

@@ -8,6 +8,10 @@ each operation of the forward pass rounds off is carried along.
 XLA stores what several consumers share, in x's size: each has a copy of its own here, behind a barrier. A product that
 is summed over rows is v * (x / rho): as (v * x) / rho it takes XLA's CPU backend 50 times as long.
 
+Gradients of the parameters are sums over rows in float64, in XLA's order, and rounded once: up to 32 bits it does not
+matter how rows are batched, over how many threads or devices they are spread, but where a sum is next to a tie. Under
+vmap each mapped part has a sum of its own.
+
 To be called with x64 enabled. JAX differentiates ``tangent`` and nothing else here.
 """
 
@@ -30,6 +34,7 @@ from rmsnorm.flax_impl.rounding import (
     cut,
     double,
     finite,
+    power_of_two,
     product_error,
     rounded,
     sum_error,
@@ -72,9 +77,8 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
             mean = cut(_sum(call, a, across) / k)
             lost = sum_error(a, -mean, a - mean)
             c = a - mean if counted is None else jnp.where(counted, a - mean, 0.0)
-        summed, error = sum_of_squares(c, call.axes)
-        error = error + 2 * _sum(call, c * lost)
-        summed, error = _across(summed, across), _across(error, across)
+        summed, error = sum_of_squares(c, bind(_sum, call, across=across))
+        error = error + 2 * _sum(call, c * lost, across)
         q = cut(summed / k)
         q_error = finite((error - product_error(q, k, summed)) / k)
     else:
@@ -200,8 +204,7 @@ def _over_rho(a: jax.Array, inverse_rms: jax.Array, dtype: str) -> jax.Array:
     """a / rho; in float32 by two factors, as 1 / rho alone may leave its range."""
     if dtype == "float64":
         return convert(a, dtype) * convert(inverse_rms, dtype)
-    bits = lax.bitcast_convert_type(lax.stop_gradient(inverse_rms), jnp.int64) & 0x7FF0000000000000
-    power = jnp.clip(lax.bitcast_convert_type(bits, jnp.float64), 2.0**-64, 2.0**64)
+    power = jnp.clip(power_of_two(lax.stop_gradient(inverse_rms)), 2.0**-64, 2.0**64)
     return (convert(a, dtype) * convert(power, dtype)) * convert(inverse_rms / power, dtype)
 
 
@@ -276,10 +279,10 @@ def _along_x(
 def _along_parameters(
     call: Call, wide: str, across: Across | None, a: Any, mask: Any, inverse_rms: Any, dscale: Any, dbias: Any
 ) -> jax.Array:
+    # spread over the rows in float64, so that the transpose sums in float64
+    dy = convert(jnp.zeros_like(a, "float64") + _features(call, dbias if dscale is None else dscale), wide)
     if dscale is not None:
-        dy = _over_rho(_where(mask, a), inverse_rms, wide) * _features(call, dscale, wide)
-    else:
-        dy = jnp.zeros_like(a, wide) + _features(call, dbias, wide)
+        dy = _over_rho(_where(mask, a), inverse_rms, wide) * dy
     return _where(_live(call, a, mask, across), dy)
 
 
@@ -299,7 +302,8 @@ def _counted(
 ) -> tuple[jax.Array | None, Any, Any]:
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
     if mask is None and call.k == call.n and call.n:
-        return None, _across(np.float64(call.k), across), None
+        k = np.float64(call.k) if isinstance(call.k, int) else jnp.asarray(call.k, "float64")  # a symbol of jax.export
+        return None, _across(k, across), None
     shape = [size if axis in call.axes else 1 for axis, size in enumerate(a.shape)]
     counted = (jnp.arange(call.n or 0) < (call.k or 0)).reshape(shape)
     if mask is not None:
@@ -361,8 +365,7 @@ def _inverse_power(call: Call, a: jax.Array, k: Any, across: Across | None) -> A
     largest = jnp.maximum(jnp.max(abs(a), axis=call.axes, keepdims=True), length)
     if across is not None:
         largest = lax.pmax(largest, across.axis_name, axis_index_groups=across.groups)
-    power = lax.bitcast_convert_type(lax.bitcast_convert_type(largest, jnp.int64) & 0x7FF0000000000000, jnp.float64)
-    return 1 / jnp.clip(power, 2.0**-1022, 2.0**1022)
+    return 1 / jnp.clip(power_of_two(largest), 2.0**-1022, 2.0**1022)
 
 
 def _product(a: jax.Array, b: jax.Array) -> tuple[jax.Array, Any]:
@@ -384,4 +387,4 @@ def _features(call: Call, parameter: jax.Array, dtype: str = "float64") -> jax.A
 
 def _over_rows(call: Call, terms: jax.Array) -> jax.Array:
     """Sum over the axes that share the parameters, in the shape of the parameters."""
-    return jnp.sum(terms, axis=call.shared_axes)
+    return jnp.sum(convert(terms, "float64"), axis=call.shared_axes)

@@ -29,11 +29,13 @@ class RMSNorm(nnx.RMSNorm):
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant. It is a flax.nnx.RMSNorm
     and takes its arguments; the statistic is that of x whatever ``dtype`` says, weighted where it goes over devices.
+    Gradients of the parameters are summed over rows in float64, however these are batched or spread over devices.
 
     Args:
         num_features: number of parameters, the product of the sizes of the feature axes.
         epsilon: a number >= 0; None for the variant's.
-        dtype: of y; None for the variant's rule, which for ``flax`` is promote(x, scale).
+        dtype: of y, where float64 is float32 while x64 is off; None for the variant's rule, which for ``flax`` is
+            promote(x, scale).
         param_dtype: of the parameters.
         use_scale: whether there is a gain; without it the factor is 1.
         scale_init: None for 1 - o, so that the factor is 1 at first.
@@ -163,6 +165,7 @@ def normalise_over(
     """rms_norm, with rows that may be spread over devices, and parameters of one axis for several feature axes."""
     x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
     axis, feature_axis = _hashable(axis), _hashable(feature_axis)
+    out_dtype = None if out_dtype is None else jax.dtypes.canonicalize_dtype(out_dtype)
     sizes = feature_sizes(x, variant, axis, feature_axis)
     if len(sizes) > 1:  # the built-in layer holds parameters of several axes as of one
         scale, bias = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, Final
 
@@ -135,19 +135,17 @@ def product_error(a: jax.Array, b: jax.Array, product: jax.Array) -> jax.Array:
     return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
 
 
-def sum_of_squares(a: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
-    """Sum of a^2 over the axes, in pairs, and what that rounded off."""
-    total = cut(a * a)
-    error = product_error(a, a, total)
-    for axis in axes:
-        while (size := total.shape[axis]) > 1:
-            parts = [size // 2, size // 2, size % 2]
-            first, second, odd = lax.split(total, parts, axis)
-            pairs = first + second
-            e1, e2, e3 = lax.split(error, parts, axis)
-            error = lax.concatenate([e1 + e2 + sum_error(first, second, pairs), e3], axis)
-            total = lax.concatenate([pairs, odd], axis)
-    return total, error
+def sum_of_squares(a: jax.Array, add_up: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Sum of a^2, and what that rounded off, with ``add_up`` to sum an array, over devices or not.
+
+    Every square is cut in two at the same place, so far up that the first parts add up without rounding: the same bits
+    in any order, wherever the elements are. Demmel & Nguyen 2013, Fast Reproducible Floating-Point Summation.
+    """
+    squares = cut(a * a)
+    error = product_error(a, a, squares)
+    power = jnp.minimum(4 * power_of_two(add_up(squares)), 2.0**1020)
+    first = (squares + power) - power
+    return add_up(first), add_up((squares - first) + error)
 
 
 def sum_error(a: Any, b: Any, total: jax.Array) -> jax.Array:
@@ -158,6 +156,11 @@ def sum_error(a: Any, b: Any, total: jax.Array) -> jax.Array:
 
 def finite(error: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(error), error, 0.0)
+
+
+def power_of_two(x: jax.Array) -> jax.Array:
+    """The largest up to x > 0; infinity for NaN."""
+    return _keep(x, 0x7FF0000000000000)
 
 
 def _keep(x: jax.Array, bits: int) -> jax.Array:

@@ -5,6 +5,10 @@
 In float64 arithmetic, where the golden has 106 bits: so f16, bf16 and f32 come out as the golden's but where the exact
 result is within a few 2^-53 of the middle between two numbers, and f64 within an ulp. Without numba, or for other axes
 than the last, these are the golden itself.
+
+dscale and dbias are summed in float64 over chunks of rows, from the first row to the last, and then over the chunks,
+from the first to the last. How many rows are in a chunk depends on how many there are, and how long, alone: not on how
+they are batched, nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ def rms_norm(
         >>> rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), variant="paper").round(4)
         array([[0.8485, 2.2627]])
     """
-    x, scale, bias, mask, residual = _arrays(x, scale, bias, mask, residual)
+    x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     call = _call("rms_norm", options, x, scale, bias, mask, residual)
     if not cpu.supports(call):
@@ -88,7 +92,9 @@ def rms_norm_vjp(
         (array([ 0.0453, -0.0339]), array([0.8485, 1.1314]))
     """
     dy, da = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
-    x, scale, bias, mask, residual, dy, da = _arrays(x, scale, bias, mask, residual, dy, da)
+    x, scale, bias, mask, residual, dy, da = _arrays(
+        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, da=da
+    )
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     call = _call("rms_norm_vjp", options, x, scale, bias, mask, residual, dy, da)
     if not cpu.supports(call) or (residual is not None and residual.dtype != x.dtype):

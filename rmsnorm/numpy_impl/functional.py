@@ -75,7 +75,7 @@ def rms_norm(
         >>> rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), variant="paper").round(4)
         array([[0.8485, 2.2627]])
     """
-    x, scale, bias, mask, residual = _arrays(x, scale, bias, mask, residual)
+    x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
     call = _resolve(
         "rms_norm", x, scale, bias, mask, residual, out_dtype,
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
@@ -137,7 +137,9 @@ def rms_norm_vjp(
         (array([ 0.0453, -0.0339]), array([0.8485, 1.1314]))
     """
     dy, da = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
-    x, scale, bias, mask, residual, dy, da = _arrays(x, scale, bias, mask, residual, dy, da)
+    x, scale, bias, mask, residual, dy, da = _arrays(
+        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, da=da
+    )
     call = _resolve(
         "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
@@ -201,8 +203,10 @@ def rms_norm_jvp(
         >>> rms_norm_jvp((np.array([3.0, 4.0]),), (np.array([3.0, 4.0]),), variant="paper").round(30)
         array([0., 0.])
     """
-    x, scale, bias, dx, dscale, dbias, mask, residual = _arrays(
-        *_three("primals", primals), *_three("tangents", tangents), mask, residual
+    x, scale, bias = _three("primals", primals)
+    dx, dscale, dbias = _three("tangents", tangents)
+    x, scale, bias, mask, residual, dx, dscale, dbias = _arrays(
+        "rms_norm_jvp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dx=dx, dscale=dscale, dbias=dbias
     )
     call = _resolve(
         "rms_norm_jvp", x, scale, bias, mask, residual, out_dtype,
@@ -223,8 +227,12 @@ def rms_norm_jvp(
     return rows.back(dy)
 
 
-def _arrays(*values: Any) -> list[Any]:
-    return [None if value is None else np.asarray(value) for value in values]
+def _arrays(op: str, **values: Any) -> list[Any]:
+    for name, value in values.items():
+        if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
+            fix = "pass its data, and as mask what is not masked"
+            raise errors.wrong_type(op, name, type(value), "an array without a mask of its own", fix)
+    return [None if value is None else np.asarray(value) for value in values.values()]
 
 
 def _three(name: str, values: Sequence[Any]) -> list[Any]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm.numpy_impl import beam, sentences
-from rmsnorm.numpy_impl.beam import Translations
-from rmsnorm.numpy_impl.output import cross_entropy, embed, lexical_state, predict, target_table
+from rmsnorm.nematus import beam, sentences
+from rmsnorm.nematus.beam import Translations
+from rmsnorm.numpy_impl.output import cross_entropy, embed, lexical_state, log_softmax, predict, target_table
 from rmsnorm.numpy_impl.pullbacks import Array, Parameters, feed_forward, leaves, project
 from rmsnorm.numpy_impl.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 
@@ -135,7 +135,7 @@ class RNNSearch:
             lexical = None
             if config.rnn_lexical_model:
                 lexical = lexical_state(p, weights[None], memory.embeddings)[0][0]
-            return predict(p, config, word, top, attended, lexical)[0], states
+            return log_softmax(predict(p, config, word, top, attended, lexical)[0]), states
 
         states = [np.repeat(initial, beam_size, axis=0)] * config.rnn_dec_depth
         return beam.search(config.search, step, states, beam_size, max_length, normalization_alpha)

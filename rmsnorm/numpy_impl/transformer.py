@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm.numpy_impl import beam, sentences
-from rmsnorm.numpy_impl.beam import Translations
-from rmsnorm.numpy_impl.output import cross_entropy, embed
+from rmsnorm.nematus import beam, sentences
+from rmsnorm.nematus.beam import Translations
+from rmsnorm.numpy_impl.output import cross_entropy, embed, log_softmax
 from rmsnorm.numpy_impl.pullbacks import Array, Parameters, Pullback, identity, normalize, project, rows
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Transformer:
                 x = x + _dense(self_attention, "context", mixed)[0]
                 x = _attention_block(q, config, "cross_attn", x, memory, bias)[0]
                 x = _ffn_block(q, x, final=layer == config.transformer_dec_depth)[0]
-            return x[:, 0] @ p[_table(config, "softmax")].T, new
+            return log_softmax(x[:, 0] @ p[_table(config, "softmax")].T), new
 
         states = [np.zeros((len(memory), 0, size))] * (2 * config.transformer_dec_depth)
         return beam.search(config.search, step, states, beam_size, max_length, normalization_alpha)

@@ -15,7 +15,7 @@ from rmsnorm.porting.config import Config, write
 
 
 class Place(NamedTuple):
-    """A model: the prefix of a TensorFlow checkpoint, or a Theano archive."""
+    """A model: the prefix of a TensorFlow checkpoint, a Theano archive, or a safetensors file."""
 
     path: Path
     is_checkpoint: bool
@@ -52,11 +52,12 @@ def _in_directory(directory: Path) -> Place:
         if named and (directory / f"{Path(named[1]).name}.index").is_file():
             return Place(directory / Path(named[1]).name, True)
     found = [Place(each.with_suffix(""), True) for each in sorted(directory.glob("*.index"))]
-    found = found or [Place(each, False) for each in sorted(directory.glob("*.npz")) if _has_options(each)]
+    files = sorted((*directory.glob("*.npz"), *directory.glob("*.safetensors")))
+    found = found or [Place(each, False) for each in files if _has_options(each)]
     if not found:
         raise FileNotFoundError(
-            f"nematus.load: {directory} holds no model, expected a checkpoint (*.index) or an archive (*.npz) with its "
-            "options (*.json); name the file itself"
+            f"nematus.load: {directory} holds no model, expected a checkpoint (*.index) or an archive (*.npz, "
+            "*.safetensors) with its options (*.json); name the file itself"
         )
     if len(found) > 1:
         names = ", ".join(each.path.name for each in found)

@@ -1,5 +1,7 @@
 """Nematus models: TensorFlow checkpoints and Theano archives of any version in, parameters by name out; and back.
 
+A third form, a safetensors file, is this package's own, for whoever has neither.
+
     model = nematus.load("model/")
     RNNSearch(model.config, model.parameters)
 
@@ -20,10 +22,12 @@ from rmsnorm import errors
 from rmsnorm.porting.config import Config, Dialect, Norm, read
 from rmsnorm.porting.files import locate, read_options, replacing, write_options
 from rmsnorm.porting.names import VERSIONS, check, is_of_training, match, unused, variables
+from rmsnorm.porting.portable import SUFFIX, save_safetensors
+from rmsnorm.porting.portable import read as read_safetensors
 from rmsnorm.porting.theano import read as read_archive
 from rmsnorm.porting.theano import save_theano
 
-__all__ = ["Model", "load", "save_tensorflow", "save_theano"]
+__all__ = ["Model", "load", "save_safetensors", "save_tensorflow", "save_theano"]
 
 _SMOOTH = "_smooth"
 
@@ -35,7 +39,7 @@ class Model:
     Attributes:
         config: what it is.
         parameters: arrays by the names of Nematus master, in the dtype of the file.
-        path: the prefix of the checkpoint, or the archive.
+        path: the prefix of the checkpoint, or the file.
         names: whose names the file has: ``master``, ``v0.3``, ``v0.1`` or ``theano``.
         smoothed: whether the parameters are the averages of exponential smoothing.
         left_out: tensors of the file that are not part of the model: those of the trainer.
@@ -58,7 +62,7 @@ def load(
     norm: Norm | None = None,
     dialect: Dialect | None = None,
 ) -> Model:
-    """Read a model that Nematus wrote, in TensorFlow (v0.3, v0.4, master) or Theano.
+    """Read a model that Nematus wrote, in TensorFlow (v0.3, v0.4, master) or Theano, or a safetensors file of one.
 
     Every tensor is used once and none is missing; the trainer's are left out. The norm is told from the names of the
     variables, the dialect from the options.
@@ -87,7 +91,12 @@ def load(
     """
     place = locate(path)
     options = dict(config) if isinstance(config, Mapping) else read_options(place.path, config)
-    shapes, tensor = _read_checkpoint(place.path) if place.is_checkpoint else read_archive(place.path)
+    if place.is_checkpoint:
+        shapes, tensor = _read_checkpoint(place.path)
+    elif place.path.suffix == SUFFIX:
+        shapes, tensor = read_safetensors(place.path)
+    else:
+        shapes, tensor = read_archive(place.path)
     of_model = {name for name in shapes if not is_of_training(name) and not name.endswith(_SMOOTH)}
     found = read(options, **_told(options, {name: shapes[name] for name in of_model}, norm, dialect))
 

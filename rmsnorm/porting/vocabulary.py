@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +37,15 @@ class Vocabulary:
     ids: dict[str, int]
     unknown: int
 
+    @cached_property
+    def named(self) -> dict[int, str]:
+        """The word of every id."""
+        return {index: word for word, index in self.ids.items()}
+
     def words(self, sequence: Sequence[int]) -> str:
         """The words of a sequence up to the end of sentence, with spaces between them."""
-        named = {index: word for word, index in self.ids.items()}
         found = [int(index) for index in sequence]
-        return " ".join(named[index] for index in found[: found.index(END) if END in found else len(found)])
+        return " ".join(self.named[index] for index in found[: found.index(END) if END in found else len(found)])
 
 
 def read_vocabulary(path: str | os.PathLike[str], size: int, unknown: int) -> Vocabulary:
@@ -69,29 +74,44 @@ def read_vocabulary(path: str | os.PathLike[str], size: int, unknown: int) -> Vo
 
 
 def vocabularies(
-    model: Model, source: Sequence[str | os.PathLike[str]] = (), target: str | os.PathLike[str] | None = None
+    model: Model, source: Sequence[str | os.PathLike[str]] | None = None, target: str | os.PathLike[str] | None = None
 ) -> tuple[list[Vocabulary], Vocabulary]:
     """One for each factor of the source, and that of the target.
 
     Args:
         model: as ``rmsnorm.porting.nematus.load`` gives it.
-        source, target: the files; by default those that its options name, there or beside the model.
+        source, target: the files; by default those of dictionaries().
 
     Raises:
         FileNotFoundError, ValueError: as read_vocabulary; also when there are not as many as factors.
     """
     config = model.config
-    named = list(config.options.get("dictionaries") or ())
-    paths = [*(source or named[:-1]), *([target] if target is not None else named[-1:])]
+    named, found = _named(model), dictionaries(model)
+    shown = [*(named[:-1] if source is None else source), *(named[-1:] if target is None else [target])]
+    paths = [*(found[:-1] if source is None else source), *(found[-1:] if target is None else [target])]
     sizes = [*config.source_vocab_sizes, config.target_vocab_size]
     if len(paths) != len(sizes):
         raise errors.out_of_domain(
-            "vocabularies", "the dictionaries", [str(path) for path in paths], f"{len(sizes)} files", "name all of them"
+            "vocabularies", "the dictionaries", list(map(str, shown)), f"{len(sizes)} files", "name all of them"
         )
     unknown = 2 if config.dialect == "tensorflow" else 1
-    beside = [Path(path) if Path(path).is_file() else model.path.parent / Path(path).name for path in paths]
-    *sources, last = (read_vocabulary(path, size, unknown) for path, size in zip(beside, sizes, strict=True))
+    *sources, last = (read_vocabulary(path, size, unknown) for path, size in zip(paths, sizes, strict=True))
     return sources, last
+
+
+def dictionaries(model: Model) -> list[Path]:
+    """The files that the options of a model name: where they say, or beside the model, which comes before a folder
+    that depends on where one is."""
+    found = []
+    for path in map(Path, _named(model)):
+        beside = model.path.parent / path.name
+        said_first = path.is_absolute() or not beside.is_file()
+        found.append(path if said_first and path.is_file() else beside)
+    return found
+
+
+def _named(model: Model) -> list[str]:
+    return list(model.config.options.get("dictionaries") or ())
 
 
 def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any, Any]:

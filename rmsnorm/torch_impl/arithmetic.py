@@ -7,6 +7,7 @@ rounds off is carried along.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 from rmsnorm.call import Call
 from rmsnorm.torch_impl.rounding import (
     cast,
+    complete,
     finite,
     is_transformed,
+    power_of_two,
     product_error,
     straight_through,
     sum_error,
@@ -42,17 +45,17 @@ def statistic(call: Call, a: Tensor, mask: Tensor | None) -> Statistic:
     a = a if counted is None else torch.where(counted, a, 0.0)
     inverse_power: Any = _inverse_power(call, a, k) if exact else 1.0
     c = _centred(call, a * inverse_power if exact else a, counted, k)
-    q = c.square().sum(call.axes, keepdim=True) / k
+    q = _sum(call, c.square()) / k
     q_error: Any = 0.0
     if exact:
         with torch.no_grad():
             lost: Any = 0.0
             if call.variant.statistic == "variance":  # the mean may be slightly off: q feels the square of it alone
                 scaled = a * inverse_power
-                mean = scaled.sum(call.axes, keepdim=True) / k
+                mean = _sum(call, scaled) / k
                 lost = sum_error(scaled, -mean, scaled - mean)
-                lost = 2 * (c * lost).sum(call.axes, keepdim=True)
-            total, total_error = sum_of_squares(c, call.axes)
+                lost = 2 * _sum(call, c * lost)
+            total, total_error = sum_of_squares(c, partial(_sum, call))
             total_error = total_error + lost
             mean = total / k
             product = mean * k
@@ -83,7 +86,7 @@ def statistic(call: Call, a: Tensor, mask: Tensor | None) -> Statistic:
 def forward(
     call: Call, a: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    a = a.double()  # once: the gradients of its uses then add up in float64
+    a = complete(a).double()  # once: the gradients of its uses then add up in float64
     row = statistic(call, a, mask)
     y = _scaled(call, a, row, scale, bias)
     if mask is not None and (torch.is_grad_enabled() or is_transformed()):
@@ -139,14 +142,15 @@ def backward(
     call: Call, dy: Tensor, a: Tensor, scale: Tensor | None, mask: Tensor | None, inverse_rms: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dscale and dbias in float64, from x and 1 / rho alone."""
+    a, v = complete(a), complete(dy).double()
     counted, k, empty = _counted(call, a, mask)
-    v, live = dy.double(), None if mask is None or empty is None else mask & ~empty
+    live = None if mask is None or empty is None else mask & ~empty
     if live is not None:
         v, a = torch.where(live, v, 0.0), torch.where(live, a, 0.0)
     normalised = a * inverse_rms
     u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale))
     along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
-    dx = inverse_rms * (u - along * ((u * normalised).sum(call.axes, keepdim=True) / k))
+    dx = inverse_rms * (u - along * (_sum(call, u * normalised) / k))
     along_scale = v * normalised
     if live is not None:  # again: 1 / rho may be infinite
         dx, along_scale = torch.where(live, dx, 0.0), torch.where(live, along_scale, 0.0)
@@ -171,7 +175,7 @@ def tangent(
     if da is not None:
         da = da.double() if mask is None else torch.where(mask, da.double(), 0.0)
         along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
-        dy = inverse_rms * (da - normalised * ((along * da).sum(call.axes, keepdim=True) / k))
+        dy = inverse_rms * (da - normalised * (_sum(call, along * da) / k))
         if scale is not None:
             dy = dy * (call.variant.scale_offset + _features(call, scale))
     if dscale is not None:
@@ -186,11 +190,12 @@ def _counted(call: Call, a: Tensor, mask: Tensor | None) -> tuple[Tensor | None,
     if mask is None and call.k == call.n and call.n:
         return None, call.k, None
     shape = [size if axis in call.axes else 1 for axis, size in enumerate(a.shape)]
-    counted = (torch.arange(call.n or 0, device=a.device) < (call.k or 0)).reshape(shape)
+    places = a.new_ones(call.n or 0, dtype=torch.int64).cumsum(0)  # a DTensor where a is one
+    counted = (places <= (call.k or 0)).reshape(shape)
     if mask is not None:
         counted = counted & mask
     counted = counted.expand(a.shape)
-    k = counted.sum(call.axes, keepdim=True)
+    k = _sum(call, counted)
     return counted, k.clamp(min=1).double(), k == 0
 
 
@@ -199,7 +204,7 @@ def _centred(call: Call, a: Tensor, counted: Tensor | None, k: Any) -> Tensor:
     if counted is not None:
         a = torch.where(counted, a, 0.0)
     if call.variant.statistic == "variance":
-        a = a - a.sum(call.axes, keepdim=True) / k
+        a = a - _sum(call, a) / k
         a = a if counted is None else torch.where(counted, a, 0.0)
     return a
 
@@ -230,14 +235,15 @@ def _is_exact(call: Call) -> bool:
 
 
 def _inverse_power(call: Call, a: Tensor, k: Any) -> Tensor:
-    """2^-e with 2^e next to the largest of |a| and eps: keeps every square in range, and scaling by it is exact."""
+    """2^-e with 2^e next to the mean of |a|, or eps: keeps every square in range, and scaling by it is exact."""
     length = sum(_eps(call, k)) ** (0.5 if call.variant.eps_position == "inside" else 1)
     with torch.no_grad():
-        largest = torch.maximum(
-            a.abs().amax(call.axes, keepdim=True), torch.as_tensor(length, dtype=a.dtype, device=a.device)
-        )
-        power = (largest.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
-        return 1 / power.clamp(2.0**-1022, 2.0**1022)
+        size = torch.maximum(_sum(call, a.abs() / call.n), torch.as_tensor(length, dtype=a.dtype, device=a.device))
+        return 1 / power_of_two(size).clamp(2.0**-1022, 2.0**1022)
+
+
+def _sum(call: Call, terms: Tensor) -> Tensor:
+    return complete(terms.sum(call.axes, keepdim=True))
 
 
 def _features(call: Call, parameter: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from rmsnorm import dtypes, errors
 from rmsnorm.call import Axis, Call, Spec, resolve
-from rmsnorm.torch_impl import rows
+from rmsnorm.torch_impl import onnx, rows
 from rmsnorm.torch_impl.arithmetic import backward, forward, statistic, tangent
 from rmsnorm.torch_impl.rounding import add, cast, is_transformed
 from rmsnorm.variants import Variant, derive
@@ -80,8 +80,11 @@ def rms_norm(
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     if is_transformed():
         call = _call(*options, *_specs("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual))
-        h = None if residual is None else add(x, residual, call.x)
-        y, inverse_rms = forward(call, x if h is None else h, scale, bias, mask)
+        if onnx.is_exported():
+            y, h, inverse_rms = onnx.forward(call, x, residual, scale, bias, mask)
+        else:
+            h = None if residual is None else add(x, residual, call.x)
+            y, inverse_rms = forward(call, x if h is None else h, scale, bias, mask)
     else:
         try:
             call, plan = _planned(

@@ -109,7 +109,12 @@ class RMSNorm(torch.nn.RMSNorm):
             >>> y, h
             (tensor([0.8485, 1.1314]), tensor([3., 4.]))
         """
-        if isinstance(x, Tensor) and x.shape[self._axes[0] :] != self.normalized_shape:
+        if not isinstance(x, Tensor):
+            if isinstance(x, torch.fx.Proxy) and x.tracer.root is not self:  # one node of the graph, as the built-in is
+                options = {"mask": mask, "residual": residual}
+                given = {name: each for name, each in options.items() if each is not None}
+                return x.tracer.create_proxy("call_module", x.tracer.path_of_module(self), (x,), given)
+        elif x.shape[self._axes[0] :] != self.normalized_shape:
             why = f"normalized_shape, x being {_spec('RMSNorm', 'x', x)}"
             raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[self._axes[0] :], self.normalized_shape, why)
         return rms_norm(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     last bit if anything was lost) makes the second rounding right: Boldo & Melquiond 2008.
     """
     target: torch.dtype = getattr(torch, dtype)
+    x = complete(x)
     if dtype not in dtypes.HALF or x.dtype != torch.float64:
         return x.to(target)
     single = x.float()
@@ -31,6 +32,15 @@ def cast(x: Tensor, dtype: str) -> Tensor:
         inexact = nearest.isfinite() & (bits.view(torch.float32).double() != value)
         to_odd = torch.where(inexact, (bits | 1).view(torch.float32) - nearest, -0.0)  # exact; adding -0 keeps a zero
     return (single + to_odd).to(target)
+
+
+def complete(x: Tensor) -> Tensor:
+    """A DTensor with the sum over its devices done where that is pending, as it must be before anything nonlinear."""
+    if type(x) is Tensor or not any(placement.is_partial() for placement in getattr(x, "placements", ())):
+        return x
+    from torch.distributed.tensor import Replicate
+
+    return x.redistribute(placements=[Replicate() if each.is_partial() else each for each in x.placements])
 
 
 def straight_through(value: Tensor, smooth: Tensor) -> Tensor:
@@ -50,19 +60,21 @@ def product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
     return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
 
 
-def sum_of_squares(a: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Sum of a^2 over the axes, in pairs, and what that rounded off."""
-    total = a * a
-    error = product_error(a, a, total)
-    for axis in axes:
-        while (size := total.shape[axis]) > 1:
-            parts = [size // 2, size // 2, size % 2]
-            first, second, odd = total.split(parts, axis)
-            pairs = first + second
-            e1, e2, e3 = error.split(parts, axis)
-            error = torch.cat([e1 + e2 + sum_error(first, second, pairs), e3], axis)
-            total = torch.cat([pairs, odd], axis)
-    return total, error
+def sum_of_squares(a: Tensor, add_up: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Sum of a^2, and what that rounded off, with ``add_up`` to sum a tensor, over devices or not.
+
+    Every square is cut in two at the same place, so far up that the first parts add up without rounding: the same bits
+    in any order, wherever the elements are. Demmel & Nguyen 2013, Fast Reproducible Floating-Point Summation.
+    """
+    squares = a * a
+    power = 4 * power_of_two(add_up(squares))
+    first = (squares + power) - power
+    return add_up(first), add_up((squares - first) + product_error(a, a, squares))
+
+
+def power_of_two(a: Tensor) -> Tensor:
+    """The largest one not above a >= 0; 0 below 2^-1022, infinity of infinity and NaN."""
+    return (a.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
 
 
 def sum_error(a: Tensor, b: Any, total: Tensor) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from rmsnorm import errors
-from rmsnorm.numpy_impl.pullbacks import Array
+
+Array: TypeAlias = npt.NDArray[Any]
 
 
 def source(op: str, x: Any, x_mask: Any, sizes: Sequence[int]) -> tuple[Array, Array]:

@@ -1,21 +1,22 @@
 """Nematus's two beam searches: the sampler of master, and that of v0.3 and v0.4. They differ in what they keep.
 
-A model is a function ``step(states, ids) -> (logits, states)``: ids (rows,) of the words just chosen, None before the
-first; logits (rows, vocabulary); states a list of arrays with rows in front. A sentence has beam_size adjacent rows.
+A model is a function ``step(states, ids) -> (log_p, states)``: ids (rows,) of the words just chosen, None before the
+first; log_p (rows, vocabulary) in NumPy; states a list of arrays of any library, with rows in front, that an array of
+indices in brackets picks rows of. A sentence has beam_size adjacent rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from rmsnorm import errors
-from rmsnorm.numpy_impl.output import log_softmax
-from rmsnorm.numpy_impl.pullbacks import Array
 
-States: TypeAlias = list[Array]
+Array: TypeAlias = npt.NDArray[Any]
+States: TypeAlias = list[Any]
 Step: TypeAlias = Callable[[States, Array | None], tuple[Array, States]]
 
 _NEVER = np.finfo(np.float32).min.item()  # what Nematus calls an impossible log-probability
@@ -65,15 +66,15 @@ def _sampler(step: Step, states: States, batch: int, size: int, max_length: int,
         if (worst > alive_scores[:, 0]).all():
             break
         previous = None if time == 1 else alive[:, :, -1].ravel()
-        logits, states = step(states, previous)
-        log_p = log_softmax(logits).reshape(batch, size, -1)
+        log_p, states = step(states, previous)
+        log_p = log_p.reshape(batch, size, -1)
         if previous is not None:
             log_p = np.where(previous.reshape(batch, size, 1) == 0, _NEVER, log_p)
         scores = log_p + alive_scores[:, :, None]
-        _check_beam(size, logits)
+        _check_beam(size, log_p)
         scores = scores[:, 0] if time == 1 else scores.reshape(batch, -1)
         best = _top(scores, size)
-        parent, word = np.divmod(best, logits.shape[-1])
+        parent, word = np.divmod(best, log_p.shape[-1])
         top_scores = _take(scores, best)
         top = np.concatenate((_take(alive, parent), word[:, :, None]), axis=2)
         ended = word == 0
@@ -103,16 +104,16 @@ def _costs(step: Step, states: States, batch: int, size: int, max_length: int, a
     scores = np.tile([0.0] + [_NEVER] * (size - 1), (batch, 1))
     previous = None
     while words.shape[2] < max_length and (previous is None or previous.any()):
-        logits, states = step(states, previous)
-        log_p = log_softmax(logits).reshape(batch, size, -1)
+        log_p, states = step(states, previous)
+        log_p = log_p.reshape(batch, size, -1)
         if previous is not None:
-            ended = np.full(logits.shape[-1], _NEVER)
+            ended = np.full(log_p.shape[-1], _NEVER)
             ended[0] = 0.0
             log_p = np.where(previous.reshape(batch, size, 1) == 0, ended, log_p)
-        _check_beam(size, logits)
+        _check_beam(size, log_p)
         candidates = (log_p + scores[:, :, None]).reshape(batch, -1)
         best = _top(candidates, size)
-        parent, word = np.divmod(best, logits.shape[-1])
+        parent, word = np.divmod(best, log_p.shape[-1])
         scores = _take(candidates, best)
         scores = np.where(word == 0, np.abs(scores), scores)
         words = np.concatenate((_take(words, parent), word[:, :, None]), axis=2)
@@ -125,8 +126,12 @@ def _costs(step: Step, states: States, batch: int, size: int, max_length: int, a
 
 
 def _top(scores: Array, size: int) -> Array:
-    """Indices of the greatest, the first of equal ones first."""
-    return np.argsort(-scores, axis=1, kind="stable")[:, :size]
+    """Indices of the greatest, the first of equal ones first; sorting only what may be among them."""
+    found = np.empty((len(scores), size), np.int64)
+    for i, (row, least) in enumerate(zip(scores, np.partition(scores, -size, axis=1)[:, -size], strict=True)):
+        kept = np.flatnonzero(~(row < least))
+        found[i] = kept[np.argsort(-row[kept], kind="stable")[:size]]
+    return found
 
 
 def _take(values: Array, order: Array) -> Array:
@@ -134,9 +139,9 @@ def _take(values: Array, order: Array) -> Array:
     return np.take_along_axis(values, order.reshape(*order.shape, *[1] * (values.ndim - 2)), axis=1)
 
 
-def _check_beam(size: int, logits: Array) -> None:
+def _check_beam(size: int, log_p: Array) -> None:
     """The first step fills the beam with different words; where there are too few, Nematus fails or goes wrong."""
-    if size > logits.shape[1]:
+    if size > log_p.shape[-1]:
         raise errors.out_of_domain(
-            "translate", "beam_size", size, f"at most {logits.shape[1]}, the target vocabulary", "pass a smaller one"
+            "translate", "beam_size", size, f"at most {log_p.shape[-1]}, the target vocabulary", "pass a smaller one"
         )

@@ -1,0 +1,35 @@
+"""Batches of sentences as tensors on the device of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rmsnorm.nematus import sentences
+from rmsnorm.torch_impl.rounding import is_transformed
+
+
+def source(op: str, x: Any, x_mask: Any, sizes: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids (factors, length, batch) below the sizes of the vocabularies, and their mask (length, batch)."""
+    if not is_transformed():  # a graph cannot look at values
+        sentences.source(op, _on_host(x), _on_host(x_mask), sizes)
+    return torch.as_tensor(x, device=like.device).long(), torch.as_tensor(x_mask).to(like)
+
+
+def target(op: str, y: Any, batch: int, size: int, like: Tensor, y_mask: Any = None) -> tuple[Tensor, Tensor]:
+    """Ids (length, batch) below the size of the vocabulary, and their mask."""
+    if not is_transformed():
+        sentences.target(op, _on_host(y), batch, size, _on_host(y_mask))
+    words = torch.as_tensor(y, device=like.device).long()
+    return words, like.new_ones(words.shape) if y_mask is None else torch.as_tensor(y_mask).to(like)
+
+
+def _on_host(value: Any) -> Any:
+    """As NumPy takes it, which does not know bfloat16."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach().cpu()
+    return value.double() if value.is_floating_point() else value

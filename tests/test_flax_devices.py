@@ -1,0 +1,94 @@
+"""Arrays over eight virtual devices: the numbers of one device, and nothing of x's size goes between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax")
+pytest.importorskip("flax")
+
+from rmsnorm import dtypes
+
+ROWS, WIDTH = 16, 64
+MESHES = {"Auto": ("bfloat16", "float32 masked", "float64"), "Explicit": ("float64 masked",)}
+CELLS = [
+    f"{mesh} {spec} {dtype}"
+    for mesh, kinds in MESHES.items()
+    for spec in ("batch", "features", "both")
+    for dtype in kinds
+]
+NAMED = [f"{way} {dtype}" for way in ("nnx, shard_map", "linen, pmap") for dtype in ("bfloat16", "float32", "float64")]
+
+
+@pytest.fixture(scope="module")
+def found() -> Any:
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", Path(__file__).with_name("flax_devices.py")],
+        capture_output=True, text=True, timeout=500, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert results["shape"] == [ROWS, WIDTH]
+    return results
+
+
+def check(apart: list[float], dtype: str, *, rows_whole: bool) -> None:
+    """Of y, dx, dscale and dbias, in units of the sums of their terms.
+
+    Rows that are whole are computed as on one device. In pieces, a sum of n terms is made in two orders, each within n
+    roundings of float32 (float64 for float64) of the sum: that of dx, which feels no other; in 16 bits also that of the
+    squares, which y and dscale feel less. A result that differs is rounded to another number, so two of its roundings.
+    The squares of 32 bits are summed in float64, those of float64 exactly. Sums over rows are float64, and that in two
+    orders is the same float32 but next to a tie.
+    """
+    u = dtypes.unit_roundoff(dtype)
+    pieces = 0.0 if rows_whole else 2 * WIDTH * min(u, 2.0**-24) + 2 * u
+    y, dx, dscale, dbias = apart
+    assert dx <= pieces
+    assert y <= (pieces if dtype == "bfloat16" else 0)
+    assert dscale <= (pieces if dtype == "bfloat16" else 0 if dtype == "float32" else 2 * ROWS * u)
+    assert dbias <= (2 * ROWS * u if dtype == "float64" else 0)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_arrays_over_devices(found: Any, cell: str) -> None:
+    _, spec, dtype, *_ = cell.split()
+    check(found[cell]["apart"], dtype, rows_whole=spec == "batch")
+    assert all(found[cell]["kept"]), "y and the gradients lie as x and the parameters do"
+    assert {kind for kind, _ in found[cell]["collectives"]} == {"all-reduce"}
+    assert max(size for _, size in found[cell]["collectives"]) <= {"batch": WIDTH, "features": ROWS, "both": 16}[spec]
+
+
+def test_the_inspection_finds_what_is_gathered_or_sent_about(found: Any) -> None:
+    assert ["all-gather", ROWS * WIDTH] in found["gathered"]
+    assert "all-to-all" in {kind for kind, _ in found["sent about"]}
+
+
+@pytest.mark.parametrize("way", NAMED)
+def test_layers_over_a_named_axis(found: Any, way: str) -> None:
+    """The built-in one averages the means of the devices, as if each counted as many elements."""
+    check(found[way]["apart"], way.split()[-1], rows_whole=False)
+    assert found[way]["theirs"] > 0.1
+
+
+def test_parameters_are_made_where_they_belong(found: Any) -> None:
+    assert found["layers"]["specs"] == ["P('features',)"] * 2
+    assert found["layers"]["apart"] == [0, 0]
+    assert found["layers"]["collectives"] == [["all-reduce", ROWS // 2]]
+
+
+def test_an_exported_program_for_eight_devices(found: Any) -> None:
+    assert found["exported"] == [0, [["all-reduce", ROWS]]]
+
+
+def test_within_custom_partitioning(found: Any) -> None:
+    assert found["custom_partitioning"] == [0, []]

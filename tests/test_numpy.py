@@ -1,0 +1,202 @@
+"""The golden and the fast functions of NumPy: however arrays are stored, batched and shared out, the same bits."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
+import numpy as np
+import pytest
+
+from rmsnorm import PRESETS, cpu, dtypes, numpy_impl
+from rmsnorm.call import Spec, resolve
+from rmsnorm.numpy_impl import fast
+
+WINGS = pytest.mark.parametrize("wing", [numpy_impl, fast], ids=["golden", "fast"])
+NAMES = ("dy", "x", "scale", "bias", "residual", "da", "mask")
+
+
+def given(
+    dtype: Any = "float32", rows: tuple[int, ...] = (6,), width: int = 10, seed: int = 0
+) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = [(*rows, width), (*rows, width), (width,), (width,), (*rows, width), (*rows, width)]
+    arrays = {name: rng.normal(size=shape).astype(dtype) for name, shape in zip(NAMES, shapes, strict=False)}
+    return {**arrays, "mask": rng.random((*rows, width)) < 0.8}
+
+
+def results(wing: Any, a: dict[str, Any], **options: Any) -> list[np.ndarray]:
+    """y, h, 1 / rho, dx, dscale, dbias and dresidual; and without a residual or a mask y, dx and dscale."""
+    options |= {"residual": a["residual"], "mask": a["mask"]}
+    found = [*wing.rms_norm(a["x"], a["scale"], a["bias"], return_inverse_rms=True, **options)]
+    found += wing.rms_norm_vjp((a["dy"], a["da"]), a["x"], a["scale"], a["bias"], **options)
+    plain = [wing.rms_norm(a["x"], a["scale"]), *wing.rms_norm_vjp(a["dy"], a["x"], a["scale"])[:2]]
+    return [*found, *plain]
+
+
+def assert_same(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+    for got, want in zip(found, wanted, strict=True):
+        assert type(got) is np.ndarray
+        assert (got.dtype, got.dtype.isnative) == (want.dtype, True)
+        assert got.tobytes() == want.tobytes()
+
+
+def unaligned(array: np.ndarray) -> np.ndarray:
+    raw = np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:]
+    return raw.view(array.dtype).reshape(array.shape)
+
+
+def overlapping(array: np.ndarray) -> np.ndarray:
+    """Of the array's own first numbers, every row being the one before moved on by one."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return np.lib.stride_tricks.as_strided(flat, array.shape, array.itemsize * np.ones(array.ndim, int))
+
+
+STORED = {
+    "Fortran": np.asfortranarray,
+    "every second": lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
+    "backwards": lambda a: np.ascontiguousarray(a[..., ::-1])[..., ::-1],
+    "big-endian": lambda a: a.astype(a.dtype.newbyteorder(">")),
+    "unaligned": unaligned,
+    "overlapping": overlapping,
+    "one row for all": lambda a: np.broadcast_to(a[:1], a.shape),
+    "matrix": lambda a: a.view(np.matrix) if a.ndim == 2 else a,
+    "record array": lambda a: a.view(np.recarray),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@WINGS
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("way", STORED)
+def test_however_arrays_are_stored(way: str, dtype: str, wing: Any) -> None:
+    stored = {name: STORED[way](array) for name, array in given(dtype).items()}
+    before = {name: array.tobytes() for name, array in stored.items()}
+    for array in stored.values():
+        array.setflags(write=False)
+    plain = {
+        name: np.array(array, array.dtype.newbyteorder("="), order="C", subok=False) for name, array in stored.items()
+    }
+    assert_same(results(wing, stored), results(wing, plain))
+    assert before == {name: array.tobytes() for name, array in stored.items()}
+
+
+@WINGS
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_files_in_memory_are_read_alone(mode: str, wing: Any, tmp_path: Path) -> None:
+    plain = given("float32", rows=(40,))
+    mapped = {}
+    for name, array in plain.items():
+        array.tofile(tmp_path / name)
+        mapped[name] = np.memmap(tmp_path / name, array.dtype, mode, shape=array.shape)
+    found = results(wing, mapped)
+    assert_same(found, results(wing, plain))
+    assert not any(np.shares_memory(result, array) for result in found for array in mapped.values())
+    mapped.clear()
+    assert all((tmp_path / name).read_bytes() == array.tobytes() for name, array in plain.items())
+
+
+@WINGS
+@pytest.mark.parametrize("name", NAMES)
+def test_a_masked_array_is_not_taken_for_its_data(name: str, wing: Any) -> None:
+    a = given()
+    a[name] = np.ma.masked_array(a[name], mask=np.zeros_like(a[name], bool))
+    with pytest.raises(
+        TypeError, match=rf"{name} is <class 'numpy.ma.*MaskedArray'> .*, expected an array without a mask"
+    ):
+        results(wing, a)
+
+
+def test_a_masked_tangent_is_not_taken_for_its_data() -> None:
+    a = given()
+    with pytest.raises(TypeError, match=r"rms_norm_jvp: dx is <class 'numpy.ma.*MaskedArray'>"):
+        numpy_impl.rms_norm_jvp((a["x"],), (np.ma.masked_array(a["x"]),))
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@WINGS
+def test_what_is_no_array_of_numbers(wing: Any) -> None:
+    a = given()
+    with pytest.raises(
+        ValueError, match=r"scale has shape \(1, 10\), expected \(10,\) to match axis -1 of x f32\[6, 10\]"
+    ):
+        wing.rms_norm(a["x"], np.asmatrix(a["scale"]))
+    for wrong in (np.zeros(3, [("field", "f4")]), np.array([1.0, None]), np.ones(3, np.clongdouble), np.array(["a"])):
+        with pytest.raises(
+            TypeError, match=r"rms_norm: x has dtype .*, expected float16, bfloat16, float32 or float64"
+        ):
+            wing.rms_norm(wrong)
+
+
+@WINGS
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_however_rows_are_batched(dtype: str, wing: Any) -> None:
+    """The gradients of the parameters, too, whose sums go from row to row in one order."""
+    a = given(dtype, rows=(2400,), width=33)
+    wanted = results(wing, a)
+    for rows in ((2, 1200), (1200, 2), (1, 6, 20, 20), (48, 1, 50)):
+        batched = {name: array if array.ndim == 1 else array.reshape(*rows, 33) for name, array in a.items()}
+        assert_same([each if each.ndim == 1 else each.reshape(2400, -1) for each in results(wing, batched)], wanted)
+
+
+@pytest.mark.skipif(not cpu.is_available(), reason="there are no kernels to share out")
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_however_many_threads(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a mask, a residual and its gradient; rows batched one way and another."""
+    a = given(dtype, rows=(2100,), width=1025)
+    found = []
+    for count, rows in (("1", (2100,)), ("2", (7, 300)), ("5", (2100, 1))):
+        monkeypatch.setenv("RMSNORM_NUM_THREADS", count)
+        batched = {name: array if array.ndim == 1 else array.reshape(*rows, 1025) for name, array in a.items()}
+        found.append(results(fast, batched))
+    assert all(each.tobytes() == want.tobytes() for other in found for each, want in zip(other, found[0], strict=True))
+
+
+@WINGS
+def test_several_threads_at_once(wing: Any) -> None:
+    """Every thread with arrays of its own, and with warnings of its own: NaN and infinity are no news here."""
+    arrays = [given("float32", rows=(50,), seed=seed) for seed in range(4)]
+    for a in arrays:
+        a["x"][0, 0], a["x"][1, 1], a["x"][2] = np.nan, np.inf, 0
+    wanted = [results(wing, a, eps=0.0) for a in arrays]
+    done: list[int] = []
+
+    def work(index: int) -> None:
+        with np.errstate(all="raise"):
+            for turn in range(6):
+                which = (index + turn) % 4
+                found = results(wing, arrays[which], eps=0.0)
+                assert [each.tobytes() for each in found] == [each.tobytes() for each in wanted[which]]
+        done.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert sorted(done) == list(range(8))
+
+
+@WINGS
+def test_no_call_keeps_an_array(wing: Any) -> None:
+    arrays = given("float32", rows=(3000,), width=24)
+    alive = [weakref.ref(array) for array in (*arrays.values(), *results(wing, arrays))]
+    assert alive[0]() is not None
+    arrays.clear()
+    gc.collect()
+    assert not [ref for ref in alive if ref() is not None]
+
+
+def test_what_describes_a_call_is_small_and_goes_between_processes() -> None:
+    call = resolve("rms_norm", Spec((2**20, 4096), "float32"), Spec((4096,), "float32"), variant=PRESETS["llama"])
+    for described in (PRESETS["llama"].replace(partial=0.07), call):
+        pickled = pickle.dumps(described)
+        assert len(pickled) < 1024
+        assert pickle.loads(pickled) == described
+        assert hash(pickle.loads(pickled)) == hash(described)
+    assert pickle.loads(pickle.dumps(fast.rms_norm)) is fast.rms_norm

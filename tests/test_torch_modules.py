@@ -1,0 +1,220 @@
+"""What is done to torch.nn.RMSNorm is done to ours: moved, parametrized, quantised, traced, in workers and threads."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from test_torch_layer import randn, randomised  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.utils import parametrize, prune  # noqa: E402
+
+from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
+
+
+def test_meta_until_there_are_weights() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(RMSNorm(8, variant="gemma", bias=True), nn.Linear(8, 2))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    weights = {name: randn(*each.shape, seed=i) for i, (name, each) in enumerate(model.state_dict().items())}
+    model.load_state_dict(weights, assign=True)
+    assert torch.equal(
+        model[0](randn(3, 8)), rms_norm(randn(3, 8), weights["0.weight"], weights["0.bias"], variant="gemma")
+    )
+    skipped = nn.utils.skip_init(RMSNorm, 8, variant="gemma")
+    assert (skipped.weight.shape, skipped.weight.device.type) == ((8,), "cpu")
+
+
+def test_moves_by_swapping() -> None:
+    """The way of module.to that keeps the parameter objects."""
+    layer = randomised(RMSNorm(8))
+    weight = layer.weight
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        layer.to(torch.bfloat16)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert layer.weight is weight
+    assert layer(randn(2, 8, dtype=torch.bfloat16)).dtype == weight.dtype == torch.bfloat16
+
+
+def test_parametrized_pruned_and_back() -> None:
+    layer, x = randomised(RMSNorm(8, variant="llama")), randn(4, 8)
+    prune.l1_unstructured(layer, "weight", 0.5)
+    assert (layer(x) == 0).all(0).sum() == 4
+    layer(x).sum().backward()
+    assert (layer.weight_orig.grad == 0).sum() == 4
+    prune.remove(layer, "weight")
+    parametrize.register_parametrization(layer, "weight", nn.Softplus(), unsafe=True)
+    want = rms_norm(x, nn.functional.softplus(layer.parametrizations.weight.original), variant="llama")
+    assert torch.equal(layer(x), want)
+    with parametrize.cached():
+        assert torch.equal(layer(x), want)
+    assert isinstance(pickled := copy.deepcopy(layer), RMSNorm)
+    assert torch.equal(pickled(x), want)
+    parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+    assert type(layer) is RMSNorm
+    assert torch.equal(layer(x), want)
+    assert list(layer.state_dict()) == ["weight"]
+
+
+def qat(model: Any, quantization: Any) -> Any:
+    model.train().qconfig = quantization.get_default_qat_qconfig()
+    prepared = quantization.prepare_qat(model)
+    prepared(randn(4, 8))
+    return quantization.convert(prepared.eval())
+
+
+def static(model: Any, quantization: Any) -> Any:
+    model.eval().qconfig = quantization.get_default_qconfig()
+    prepared = quantization.prepare(model)
+    prepared(randn(4, 8))
+    return quantization.convert(prepared)
+
+
+def dynamic(model: Any, quantization: Any) -> Any:
+    return quantization.quantize_dynamic(model.eval(), {nn.Linear})
+
+
+def graph(model: Any, quantization: Any) -> Any:
+    from torch.ao.quantization import quantize_fx
+
+    mapping = quantization.get_default_qconfig_mapping()
+    prepared = quantize_fx.prepare_fx(model.eval(), mapping, (randn(4, 8),))
+    prepared(randn(4, 8))
+    return quantize_fx.convert_fx(prepared)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("way", [qat, static, dynamic, graph])
+def test_quantisation_leaves_it_alone(way: Any) -> None:
+    """As it leaves the built-in: the linear layer is converted, the norm is not, and computes what it did."""
+    quantization = pytest.importorskip("torch.ao.quantization")
+    codes = []
+    for cls in (RMSNorm, nn.RMSNorm):
+        torch.manual_seed(0)
+        norm = randomised(cls(8))
+        model = way(nn.Sequential(nn.Linear(8, 8), norm), quantization)
+        first, left = (model.get_submodule(name) for name in "01")
+        assert "quantized" in type(first).__module__
+        assert type(left) is cls
+        assert list(left.state_dict()) == ["weight"]
+        assert torch.equal(left(randn(2, 8)), norm(randn(2, 8)))
+        codes.append(getattr(model, "code", ""))
+    assert codes[0] == codes[1]
+
+
+def test_a_symbolic_trace_has_one_node() -> None:
+    """torch.fx takes the layer as a leaf, as it takes the built-in, with a mask and a residual if there are any."""
+
+    class Block(nn.Module):
+        def __init__(self, cls: Any) -> None:
+            super().__init__()
+            self.norm, self.linear = randomised(cls(8)), randomised(nn.Linear(8, 8))
+
+        def forward(self, x: Any) -> Any:
+            return x + self.linear(self.norm(x))
+
+    class Added(Block):
+        def forward(self, x: Any, residual: Any, mask: Any) -> Any:
+            y, h = self.norm(x, residual=residual, mask=mask)
+            return h + self.linear(y)
+
+    ours, theirs = (torch.fx.symbolic_trace(Block(cls)) for cls in (RMSNorm, nn.RMSNorm))
+    assert ours.code == theirs.code
+    assert torch.equal(ours(randn(4, 8)), Block(RMSNorm)(randn(4, 8)))
+    given = randn(4, 8), randn(4, 8, seed=1), randn(4, 8, seed=2) > 0
+    block = Added(RMSNorm)
+    assert torch.equal(torch.fx.symbolic_trace(block)(*given), block(*given))
+    with pytest.raises(TypeError, match=r"x is Proxy\(x\) \(Proxy\), expected a torch.Tensor"):
+        torch.fx.symbolic_trace(block.norm)  # by itself it is no leaf
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows that a layer has normalised in whichever process reads them."""
+
+    def __init__(self, layer: Any, x: Any) -> None:
+        self.layer, self.x = layer, x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        leaf = self.x[index].clone().requires_grad_()
+        y = self.layer(leaf)
+        y.square().sum().backward()
+        return y.detach(), leaf.grad
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_data_loader_workers(method: str) -> None:
+    """The parent has used the layer and its threads before; what its workers give is the same bits."""
+    if method not in torch.multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {method} here")
+    layer, x = randomised(RMSNorm(1025)), randn(4, 2100, 1025)
+    rows = Rows(layer, x[:, :1100])
+    want = [torch.stack(each) for each in zip(*(rows[i] for i in range(4)), strict=True)]
+    large = x[0].clone().requires_grad_()
+    layer(large).sum().backward()  # by several threads
+    for _ in range(2):
+        loader = torch.utils.data.DataLoader(
+            rows, batch_size=2, num_workers=2, multiprocessing_context=method, timeout=60
+        )
+        found = [torch.cat(each) for each in zip(*loader, strict=True)]
+        assert all(torch.equal(got, each) for got, each in zip(found, want, strict=True))
+        if method == "spawn":
+            break
+
+
+def test_sixteen_threads_and_one_layer() -> None:
+    """Forward and backward at once, small and large calls, in every dtype: nobody gets what is another's."""
+    layer, given = randomised(RMSNorm(512, variant="llama")), {}
+    for dtype, rows in ((torch.bfloat16, 2), (torch.float32, 64), (torch.float64, 64), (torch.bfloat16, 4200)):
+        x = randn(rows, 512, dtype=dtype)
+        given[dtype, rows] = x, randn(rows, 512, dtype=layer(x).dtype, seed=1)
+    calls = list(given)
+
+    def run(call: Any, shift: int) -> Any:
+        x, dy = given[call]
+        leaf = x.roll(shift, 0).requires_grad_()
+        y = layer(leaf)
+        return [*torch.autograd.grad(y, (leaf, layer.weight), dy), y.clone()]
+
+    want = {(call, shift): run(call, shift) for call in calls for shift in range(4)}
+    wrong, done = [], []
+
+    def work(index: int) -> None:
+        for step in range(len(calls)):
+            call, shift = calls[(index + step) % len(calls)], index % 4
+            if not all(torch.equal(*each) for each in zip(run(call, shift), want[call, shift], strict=True)):
+                wrong.append((index, call))
+        done.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(16)]
+    for thread in threads:
+        thread.start()
+    limit = time.monotonic() + 120
+    for thread in threads:
+        thread.join(max(0.0, limit - time.monotonic()))
+    assert sorted(done) == list(range(16)), "some wait for each other, or have failed"
+    assert not wrong
+
+
+def test_more_than_there_is_memory_for() -> None:
+    """An error of PyTorch's own, and the next call is right."""
+    layer, x = randomised(RMSNorm(8)), randn(1, 8)
+    want = layer(x)
+    for graph in (False, True):
+        with (
+            torch.set_grad_enabled(graph),
+            pytest.raises(RuntimeError, match=r"can't allocate memory|not enough memory"),
+        ):
+            layer(x.expand(2**43, 8))
+        assert torch.equal(layer(x), want)

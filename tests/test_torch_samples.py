@@ -1,0 +1,189 @@
+"""PyTorch's own requirements on an operator and on a module, as its test suites state them, on ours.
+
+torch.testing._internal carries the samples, references and error inputs of rms_norm and nn.RMSNorm, which
+test_torch_tools.py and test_torch_layer.py run; its test classes (test_ops.py, test_modules.py, test_ops_gradients.py)
+are not installed, and what they require is written here afresh. What does not apply:
+
+- eps < 0, of one sample: out of the domain here, a ValueError;
+- complex dtypes, which the operator lists: rejected here, there x^2 stands for |x|^2;
+- check_inplace, jit.script: there is no variant in place, and scripting is deprecated in favour of export;
+- cpu against gpu, multiple devices: need an accelerator.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from rmsnorm import dtypes
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("expecttest")
+from test_torch_tools import torch_rms_norm  # noqa: E402
+from torch.testing._internal import common_methods_invocations as invocations  # noqa: E402
+from torch.testing._internal import common_modules  # noqa: E402
+
+from rmsnorm.torch_impl import RMSNorm  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
+INFO = next(op for op in invocations.op_db if op.name == "nn.functional.rms_norm")
+MODULE = next(info for info in common_modules.module_db if info.module_cls is torch.nn.RMSNorm)
+
+
+def samples(dtype: Any, requires_grad: bool = True) -> list[Any]:
+    torch.manual_seed(0)
+    found = list(INFO.sample_inputs("cpu", dtype, requires_grad=requires_grad))
+    kept = [sample for sample in found if (sample.kwargs.get("eps") or 0) >= 0]
+    assert (len(found), len(kept)) == (6, 5)
+    return kept
+
+
+def leaves_of(sample: Any) -> list[Any]:
+    """Differences of 1e-6 at 1000 say little."""
+    return [each.detach().clamp(-9, 9).requires_grad_() for each in (sample.input, *sample.args[1:])]
+
+
+def test_every_flag_of_the_operator_is_kept() -> None:
+    """What the operator is declared to support is what the tests here and beside run."""
+    declared = ("supports_autograd", "supports_forward_ad", "supports_fwgrad_bwgrad", "supports_gradgrad")
+    assert all(getattr(INFO, name) for name in declared)
+    assert not INFO.supports_out
+    names = {str(dtype).removeprefix("torch.") for dtype in INFO.dtypes}
+    assert {name for name in names if "complex" not in name} == set(dtypes.FLOATS)
+    x = torch.ones(2, 3, dtype=torch.complex64)
+    with pytest.raises(TypeError, match="x has dtype complex64, expected float16"):
+        torch_rms_norm(x, (3,))
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_derivatives(index: int) -> None:
+    """test_ops_gradients: first and second, forward, forward over backward, batched."""
+    sample = samples(torch.float64)[index]
+    leaves = leaves_of(sample)
+    if not leaves[0].numel():
+        leaves = leaves[:1]  # gradcheck compares what has elements
+
+    def function(x: Any, *weight: Any) -> Any:
+        return torch_rms_norm(x, sample.args[0], *(weight or sample.args[1:]), **sample.kwargs)
+
+    assert torch.autograd.gradcheck(function, leaves, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(function, leaves, check_fwd_over_rev=True, check_batched_grad=True)
+
+
+@pytest.mark.parametrize("dtype", [getattr(torch, name) for name in dtypes.FLOATS])
+def test_inputs_that_are_not_contiguous(dtype: Any) -> None:
+    """test_ops, test_noncontiguous_samples: the same values and gradients."""
+    for sample in samples(dtype):
+        found = []
+        for each in (sample, sample.noncontiguous()):
+            leaves = [t.detach().requires_grad_() for t in (each.input, *each.args[1:])]
+            y = torch_rms_norm(leaves[0], each.args[0], *leaves[1:], **each.kwargs)
+            found.append([y, *torch.autograd.grad(y.sum(), leaves)])
+        for got, want in zip(found[1], found[0], strict=True):
+            assert torch.equal(got, want)
+
+
+def test_error_inputs_of_the_operator() -> None:
+    """test_ops, test_errors: the words are ours, and so is ValueError. The third does not apply to the function, which
+    is given axes and no sizes; test_torch_layer.py runs all three on the layer.
+    """
+    words = (r"axis is empty, expected at least one", r"scale has shape \(1, 2\), expected \(1, 2, 3\) to match axis")
+    declared = list(INFO.error_inputs("cpu"))
+    assert len(declared) == 3
+    for error, match in zip(declared, words, strict=False):
+        shape, weight, eps = error.sample_input.args
+        with pytest.raises(ValueError, match=match):
+            torch_rms_norm(error.sample_input.input, shape, weight, eps)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # the mode's own
+def test_fake_tensors_foretell_the_real_ones() -> None:
+    """test_ops, TestFakeTensor: shape, dtype and strides of every operator inside, forward and backward."""
+    from torch._subclasses.fake_utils import CrossRefFakeMode
+
+    for dtype in (torch.bfloat16, torch.float64):
+        for sample in samples(dtype):
+            leaves = [t.detach().requires_grad_() for t in (sample.input, *sample.args[1:])]
+            with CrossRefFakeMode():
+                y = torch_rms_norm(leaves[0], sample.args[0], *leaves[1:], **sample.kwargs)
+                y.sum().backward()
+
+
+def test_operators_keep_to_their_schemas() -> None:
+    """test_ops, TestTags and SchemaCheckMode: nothing inside writes to or aliases what its schema does not say."""
+    from torch._subclasses.schema_check_mode import SchemaCheckMode
+
+    for sample in samples(torch.float32, requires_grad=False):
+        with SchemaCheckMode():
+            torch_rms_norm(sample.input, *sample.args, **sample.kwargs)
+
+
+def test_composite_compliance() -> None:
+    """test_ops, TestCompositeCompliance: right for any subset of arguments that are a wrapping subclass."""
+    from torch.testing._internal.composite_compliance import (
+        check_all_permutations,
+        check_backward_formula,
+        check_forward_ad_formula,
+    )
+
+    for sample in samples(torch.float64):
+        args = (sample.input, *sample.args)
+        check_all_permutations(torch_rms_norm, args, sample.kwargs, torch.testing.assert_close)
+        check_backward_formula(torch_rms_norm, args, sample.kwargs, assert_equal_fn=torch.testing.assert_close)
+        check_forward_ad_formula(torch_rms_norm, args, sample.kwargs, assert_equal_fn=torch.testing.assert_close)
+
+
+def module_samples(dtype: Any, training: bool = True) -> Any:
+    """Layers made as ModuleInfo makes the built-in, and what they are called with."""
+    torch.manual_seed(0)
+    for sample in MODULE.module_inputs_func(MODULE, "cpu", dtype, True, training):
+        made, given = sample.constructor_input, sample.forward_input
+        layer = RMSNorm(*made.args, **made.kwargs, dtype=dtype)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.uniform_(-1, 1)
+        yield layer.train(training), given.args, given.kwargs
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_requirements_of_modules(dtype: Any) -> None:
+    """test_modules: pickle, repr, factory arguments, inputs with gaps, train and eval, the same again."""
+    for layer, args, kwargs in module_samples(dtype):
+        y = layer(*args, **kwargs)
+        twin = pickle.loads(pickle.dumps(layer))
+        assert torch.equal(twin(*args, **kwargs), y)
+        assert repr(twin) == repr(layer)
+        assert torch.equal(layer.eval()(*args, **kwargs), y)
+        spread = [torch.stack([each, each], -1)[..., 0] for each in args]
+        assert not spread[0].is_contiguous() or spread[0].numel() <= 1
+        assert torch.equal(layer(*spread), y)
+        assert torch.equal(layer(*args), layer(*args))
+        moved = copy.deepcopy(layer).to("meta")
+        assert moved(*(each.to("meta") for each in args)).shape == y.shape
+        wide = copy.deepcopy(layer).to(torch.float64)
+        assert all(parameter.dtype == torch.float64 for parameter in wide.parameters())
+    assert not MODULE.module_memformat_affects_out
+    made = torch.nn.RMSNorm(3).extra_repr()
+    assert RMSNorm(3).extra_repr() == made
+    with torch.device("meta"):
+        assert RMSNorm(3).weight.is_meta
+
+
+def test_second_derivatives_of_modules() -> None:
+    """test_modules, test_grad and test_gradgrad."""
+    run = 0
+    for layer, (x, *_), _ in module_samples(torch.float64):
+        if x.numel() > 200:
+            continue  # one of them: differences of each element would take a minute
+        names, parameters = zip(*layer.named_parameters(), strict=True) if list(layer.parameters()) else ((), ())
+
+        def function(x: Any, *values: Any, layer: Any = layer, names: Any = names) -> Any:
+            return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+
+        assert torch.autograd.gradcheck(function, (x, *parameters), check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(function, (x, *parameters))
+        run += 1
+    assert run == 5

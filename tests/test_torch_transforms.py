@@ -1,0 +1,321 @@
+"""What works around torch.nn.RMSNorm works around ours: compilers, transforms, precision, checkpoints, layouts."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from test_torch_layer import randn, randomised, ulp_bound  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
+
+from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
+
+F64 = torch.float64
+# Float64 against autograd of the built-in: about 30 operations each and sums over 24 elements, on terms of the size of
+# the largest result times at most 2^4, in either
+NEAR = 2.0**-53 * 2 * (30 + 24) * 2**4
+VARIANTS = ("torch", "t5", "zhang_torch", "x_transformers")  # each rounding, each place of eps
+
+
+@pytest.fixture
+def _fresh_compiler() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def pair(**options: Any) -> Any:
+    """Ours and the built-in, in float64, with the same gain."""
+    ours, theirs = RMSNorm((3, 8), 1e-3, dtype=F64, **options), nn.RMSNorm((3, 8), 1e-3, dtype=F64)
+    theirs.load_state_dict(randomised(ours).state_dict(), strict=False)
+    return ours, theirs
+
+
+def near(got: Any, want: Any) -> None:
+    assert got.dtype == want.dtype
+    assert (got - want).abs().max() <= NEAR * want.abs().max()
+
+
+# Compiled and exported
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_compiled_layer_trains(variant: str) -> None:
+    """One graph for every batch and length; gradients are those of eager calls."""
+    frames: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        frames.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    layer = randomised(RMSNorm(8, variant=variant, bias=True))
+    compiled, first = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend), 0
+    for shape in ((4, 5, 8), (2, 3, 8), (7, 6, 8)):
+        x, residual, dy = (randn(*shape, seed=seed) for seed in range(3))
+        found = []
+        for each in (layer, compiled):
+            leaf = x.clone().requires_grad_()
+            y, h = each(leaf, residual=residual)
+            torch.autograd.backward([y, h], [dy, 2 * dy])
+            found.append([y, h, leaf.grad, layer.weight.grad, layer.bias.grad])
+            layer.zero_grad()
+        for got, want in zip(found[1][:2], found[0][:2], strict=True):
+            assert torch.equal(got, want)
+        for got, want in zip(found[1][2:], found[0][2:], strict=True):
+            # float64 inside, rounded once; but for the place where dx meets dh
+            assert (got - want).abs().max() <= 2.0**-22 * want.abs().max()
+        first = first or len(frames)
+    assert len(frames) == first
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_model_under_autocast() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), RMSNorm(8), nn.Linear(8, 1))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        want, got = model(randn(4, 8)), compiled(randn(4, 8))
+    assert got.dtype == want.dtype == torch.bfloat16
+    assert torch.equal(got, want)
+    got.sum().backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS[:3])
+def test_an_exported_layer(variant: str, strict: bool) -> None:
+    """With any batch and length, also decomposed, and after a file."""
+    layer = randomised(RMSNorm(8, variant=variant, partial=0.5)).bfloat16()
+    sizes = {0: torch.export.Dim("batch", min=2), 1: torch.export.Dim("length", min=2)}
+    x = randn(4, 5, 8, dtype=torch.bfloat16)
+    program = torch.export.export(layer, (x,), dynamic_shapes=({**sizes},), strict=strict)
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    buffer.seek(0)
+    other = randn(2, 7, 8, dtype=torch.bfloat16, seed=1)
+    for each in (program, program.run_decompositions(), torch.export.load(buffer)):
+        assert torch.equal(each.module()(other), layer(other))
+    assert list(program.state_dict) == ["weight"]
+
+
+# torch.func, forward mode, second derivatives
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")  # linearize's, for constants
+def test_func_on_a_layer() -> None:
+    """functional_call under vjp, jvp, linearize, jacrev and hessian, of x and the parameters together."""
+    ours, theirs = pair()
+    x, dx, dy = (randn(4, 3, 8, dtype=F64, seed=seed) for seed in range(3))
+    parameters, tangents = {"weight": ours.weight.detach()}, {"weight": randn(3, 8, dtype=F64, seed=4)}
+    options = {"variant": "torch", "eps": 1e-3, "axis": (1, 2)}
+
+    def of(layer: Any) -> Any:
+        return lambda parameters, x: torch.func.functional_call(layer, parameters, (x,))
+
+    _, pull_back = torch.func.vjp(of(ours), parameters, x)
+    found = pull_back(dy)
+    want = rms_norm_vjp(dy, x, parameters["weight"], **options)
+    near(found[1], want[0])
+    near(found[0]["weight"], want[1])
+    _, moved = torch.func.jvp(of(ours), (parameters, x), (tangents, dx))
+    near(moved, rms_norm_jvp((x, parameters["weight"]), (dx, tangents["weight"]), **options))
+    _, push = torch.func.linearize(of(ours), parameters, x)
+    near(push(tangents, dx), moved)
+    for got, expected in zip(
+        torch.func.jacrev(of(ours), (0, 1))(parameters, x), torch.func.jacrev(of(theirs), (0, 1))(parameters, x),
+        strict=True,
+    ):  # fmt: skip
+        near(*(each["weight"] if isinstance(each, dict) else each for each in (got, expected)))
+
+    def loss(weight: Any) -> Any:
+        return of(ours)({"weight": weight}, x).square().sum()
+
+    # y = weight * z, so that the loss is the sum of weight_i^2 times the sum over rows of z_i^2
+    normalised = rms_norm(x, **options)
+    near(
+        torch.func.hessian(loss)(parameters["weight"]).reshape(24, 24), normalised.square().sum(0).flatten().diag() * 2
+    )
+
+
+def test_an_ensemble_of_layers() -> None:
+    layers = [randomised(RMSNorm(8, variant="gemma", bias=True), seed) for seed in range(3)]
+    parameters, buffers = torch.func.stack_module_state(layers)
+    base, x = copy.deepcopy(layers[0]).to("meta"), randn(4, 8)
+
+    def call(parameters: Any, buffers: Any) -> Any:
+        return torch.func.functional_call(base, (parameters, buffers), (x,))
+
+    assert torch.equal(torch.vmap(call)(parameters, buffers), torch.stack([layer(x) for layer in layers]))
+
+
+def test_second_derivatives_are_those_of_the_built_in() -> None:
+    """A gradient penalty, and products with the Hessian by every route of torch.autograd.functional."""
+    ours, theirs = pair()
+    x, v = randn(2, 3, 8, dtype=F64), randn(2, 3, 8, dtype=F64, seed=1)
+    penalties = []
+    for layer in (ours, theirs):
+        leaf = x.clone().requires_grad_()
+        (dx,) = torch.autograd.grad(layer(leaf).pow(3).sum(), leaf, create_graph=True)
+        ((dx * dx).sum(1).sqrt() - 1).square().sum().backward()
+        penalties.append((leaf.grad, layer.weight.grad))
+        layer.zero_grad()
+    for got, want in zip(*penalties, strict=True):
+        assert (got - want).abs().max() <= 16 * NEAR * want.abs().max()  # a cube, a root, and as many operations again
+    functional = torch.autograd.functional
+    for product in (functional.hvp, functional.vhp):
+        got, want = (product(lambda x, f=layer: f(x).pow(3).sum(), x, v)[1] for layer in (ours, theirs))
+        near(got, want)
+    for options in ({"strategy": "reverse-mode"}, {"strategy": "forward-mode", "vectorize": True}):
+        got, want = (functional.jacobian(layer, x, **options) for layer in (ours, theirs))
+        near(got, want)
+    near(*(functional.jvp(layer, x, v)[1] for layer in (ours, theirs)))  # twice backward
+
+
+def test_forward_mode_of_a_layer() -> None:
+    """Dual numbers as x and as the gain, with a graph and without; a batch of tangents at once."""
+    ours, theirs = pair()
+    x, dx, dg = randn(2, 3, 8, dtype=F64), randn(2, 3, 8, dtype=F64, seed=1), randn(3, 8, dtype=F64, seed=2)
+    for graph in (True, False):
+        found = []
+        for layer in (ours, theirs):
+            with forward_ad.dual_level(), torch.set_grad_enabled(graph):
+                weight = forward_ad.make_dual(layer.weight.detach(), dg)
+                y = torch.func.functional_call(layer, {"weight": weight}, (forward_ad.make_dual(x, dx),))
+                found.append(forward_ad.unpack_dual(y).tangent)
+        near(*found)
+    batch = torch.stack([dx, 2 * dx])
+    pushed = torch.vmap(lambda v: torch.func.jvp(ours, (x,), (v,))[1])(batch)
+    near(pushed, torch.stack([torch.func.jvp(ours, (x,), (v,))[1] for v in batch]))
+
+
+# Precision, memory
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # the built-in's
+def test_a_gradient_scaler_skips_what_overflows() -> None:
+    """As with the built-in: float16 gradients are scaled up, and a step with an infinite one is left out."""
+    states = []
+    for cls in (RMSNorm, nn.RMSNorm):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), cls(8), nn.Linear(8, 1))
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=2.0**18)
+        scales, before = [], model[1].weight.detach().clone()
+        for step in range(6):
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = model(randn(4, 8, seed=step)).square().mean()
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if step == 0:
+                assert torch.equal(model[1].weight, before), "the first gradients overflow"
+            scales.append(scaler.get_scale())
+        assert scales[0] == 2.0**17
+        assert not torch.equal(model[1].weight, before)
+        states.append((scales, model[1].weight))
+    assert states[0][0] == states[1][0]
+    # gradients of float16 with 11 bits, each step at most 0.1 of a number of the size of the largest
+    assert (states[0][1] - states[1][1]).abs().max() <= 6 * 0.1 * 8 * 2.0**-11 * 4
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_recompute_the_same_bits(reentrant: bool) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        layer, x, residual = (
+            randomised(RMSNorm(8, bias=True, dtype=dtype)),
+            randn(4, 8, dtype=dtype),
+            randn(4, 8, seed=1),
+        )
+        found, calls = [], []
+        handle = layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        for wrapped in (False, True):
+            leaf, other = x.clone().requires_grad_(), residual.clone().requires_grad_()
+
+            def call(x: Any, residual: Any, layer: Any = layer) -> Any:
+                return layer(x, residual=residual)
+
+            out = checkpoint(call, leaf, other, use_reentrant=reentrant) if wrapped else call(leaf, other)
+            torch.autograd.backward(out, [torch.ones_like(each) for each in out])
+            found.append([*out, leaf.grad, other.grad, layer.weight.grad, layer.bias.grad])
+            layer.zero_grad()
+        assert all(torch.equal(got, want) for got, want in zip(*found, strict=True))
+        assert len(calls) == 3
+        handle.remove()
+    model = nn.Sequential(*(randomised(RMSNorm(8), seed) for seed in range(4)))
+    leaves = [randn(4, 8).requires_grad_() for _ in range(2)]
+    model(leaves[0]).sum().backward()
+    checkpoint_sequential(model, 2, leaves[1], use_reentrant=reentrant).sum().backward()
+    assert torch.equal(*(leaf.grad for leaf in leaves))
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")
+def test_saved_tensors_may_go_elsewhere() -> None:
+    """To the CPU, to a file; and with each gradient searched for NaN."""
+
+    def to_file(tensor: Any) -> Any:
+        buffer = io.BytesIO()
+        torch.save(tensor, buffer)
+        return buffer.getvalue()
+
+    layer, found = randomised(RMSNorm(8)), []
+    for context in (
+        torch.enable_grad(),
+        torch.autograd.graph.save_on_cpu(),
+        torch.autograd.graph.saved_tensors_hooks(to_file, lambda held: torch.load(io.BytesIO(held))),
+        torch.autograd.detect_anomaly(check_nan=True),
+    ):
+        leaf = randn(4, 8).requires_grad_()
+        with context:
+            layer(leaf).square().sum().backward()
+        found.append(leaf.grad)
+    assert all(torch.equal(got, found[0]) for got in found[1:])
+
+
+LAYOUTS = {
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "every second": lambda x: torch.stack([x, -x], -1).flatten(-2)[..., ::2],
+    "reversed rows": lambda x: x.flip(0),
+    "repeated": lambda x: x[:1].expand_as(x),
+    "gaps between rows": lambda x: torch.cat([x, x], -1)[..., :8],
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_results_lie_as_those_of_the_built_in(name: str) -> None:
+    for dtype in (torch.bfloat16, torch.float32, F64):
+        for shape in (8, (5, 8)):
+            x = LAYOUTS[name](randn(2, 3, 5, 8, dtype=dtype))
+            found = []
+            for cls in (RMSNorm, nn.RMSNorm):
+                leaf, layer = x.detach().requires_grad_(), randomised(cls(shape, dtype=dtype))
+                y = layer(leaf)
+                y.backward(randn(2, 3, 5, 8, dtype=dtype, seed=1))
+                found.append((y, leaf.grad, layer.weight.grad))
+            for got, want in zip(*found, strict=True):
+                assert got.stride() == want.stride()
+            assert ((found[0][0] - found[1][0]).abs() <= ulp_bound(40, dtype) * found[1][0].abs()).all()
+
+
+def test_jagged_rows() -> None:
+    """A nested tensor: sequences of different lengths, no padding."""
+    layer, parts = randomised(RMSNorm(8)), [randn(2, 8), randn(5, 8, seed=1), randn(1, 8, seed=2)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    y = layer(nested)
+    assert all(torch.equal(got, layer(part)) for got, part in zip(y.unbind(), parts, strict=True))
+    whole = torch.cat(parts).requires_grad_()
+    y.values().square().sum().backward()
+    gain, layer.weight.grad = layer.weight.grad, None
+    layer(whole).square().sum().backward()
+    assert torch.equal(nested.grad.values(), whole.grad)
+    assert torch.equal(gain, layer.weight.grad)
