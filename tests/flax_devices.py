@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -22,12 +23,15 @@ from rmsnorm.numpy_impl.yardstick import yardstick
 ROWS, WIDTH = 16, 64  # on a device at least 8 rows or 16 columns: no part of x is as small as a row or a column of it
 SPECS = {"batch": P("batch", None), "features": P(None, "features"), "both": P("batch", "features")}
 COLLECTIVE = re.compile(r"= (\S.*?) ((?:ragged-)?all-[a-z-]+|collective-[a-z-]+|reduce-scatter|send|recv)\(")
-MESHES = {
-    kind.name: jax.make_mesh((2, 4), ("batch", "features"), axis_types=(kind, kind))
-    for kind in (AxisType.Auto, AxisType.Explicit)
-}
-ROW = jax.make_mesh((8,), ("devices",), axis_types=(AxisType.Auto,))
 FOUND: dict[str, Any] = {"shape": [ROWS, WIDTH]}
+
+
+@functools.cache
+def mesh_of(kind: str) -> Any:
+    """A row of eight devices, or two by four, which jax places by itself (Auto) or by types (Explicit)."""
+    if kind == "Row":
+        return jax.make_mesh((8,), ("devices",), axis_types=(AxisType.Auto,))
+    return jax.make_mesh((2, 4), ("batch", "features"), axis_types=(AxisType[kind],) * 2)
 
 
 def normal(seed: int, *shape: int, dtype: str = "float32") -> Any:
@@ -84,21 +88,21 @@ def partitioned(dtype: str, masked: bool, mesh: str) -> None:
     derive = jax.jit(gradients(lambda x, scale, bias, mask: rms_norm(x, scale, bias, mask=mask, variant="flax")))
     want = derive(*args)
     for name, spec in SPECS.items():
-        compiled = derive.lower(*spread(MESHES[mesh], spec, *args)).compile()
-        got = compiled(*spread(MESHES[mesh], spec, *args))
+        compiled = derive.lower(*spread(mesh_of(mesh), spec, *args)).compile()
+        got = compiled(*spread(mesh_of(mesh), spec, *args))
         FOUND[f"{mesh} {name} {dtype}{' masked' * masked}"] = {
             "collectives": collectives(compiled),
             "apart": [apart(*each) for each in zip(got, want, units(*args), strict=True)],
-            "kept": [each.sharding.is_equivalent_to(NamedSharding(MESHES[mesh], to), each.ndim)
+            "kept": [each.sharding.is_equivalent_to(NamedSharding(mesh_of(mesh), to), each.ndim)
                      for each, to in zip(got, (spec, spec, P(spec[1]), P(spec[1])), strict=True)],
         }  # fmt: skip
 
 
 def controls() -> None:
     """Programs that gather x, and that send it about: the inspection finds both."""
-    x, scale = spread(MESHES["Auto"], SPECS["features"], normal(0, ROWS, WIDTH), normal(4, WIDTH))
+    x, scale = spread(mesh_of("Auto"), SPECS["features"], normal(0, ROWS, WIDTH), normal(4, WIDTH))
     for name, spec in {"gathered": P(), "sent about": P("features", None)}.items():
-        to = NamedSharding(MESHES["Auto"], spec)
+        to = NamedSharding(mesh_of("Auto"), spec)
         moved = jax.jit(lambda x, scale, to=to: rms_norm(jax.lax.with_sharding_constraint(x, to), scale))
         FOUND[name] = collectives(moved.lower(x, scale).compile())
 
@@ -107,8 +111,8 @@ def layers() -> None:
     """Parameters that are made where they belong."""
     x = normal(0, ROWS, WIDTH)
     want = rms_norm(x, variant="flax")
-    with jax.set_mesh(MESHES["Auto"]):
-        given = spread(MESHES["Auto"], SPECS["both"], x)[0]
+    with jax.set_mesh(mesh_of("Auto")):
+        given = spread(mesh_of("Auto"), SPECS["both"], x)[0]
         layer = RMSNorm(WIDTH, rngs=nnx.Rngs(0), scale_metadata={"out_sharding": ("features",)})
         init = flax.linen.with_partitioning(jax.nn.initializers.ones, ("features",))
         module = linen.RMSNorm(scale_init=init)
@@ -128,7 +132,7 @@ def layers() -> None:
 def exported() -> None:
     """A program for eight devices, saved and loaded."""
     args = normal(0, ROWS, WIDTH), normal(4, WIDTH)
-    given = spread(MESHES["Auto"], SPECS["features"], *args)
+    given = spread(mesh_of("Auto"), SPECS["features"], *args)
     program = jax.export.export(jax.jit(rms_norm))(*given).serialize()
     call = jax.jit(jax.export.deserialize(program).call)
     FOUND["exported"] = [apart(call(*given), rms_norm(*args)), collectives(call.lower(*given).compile())]
@@ -145,15 +149,17 @@ def within_custom_partitioning() -> None:
     whole.def_partition(partition, infer_sharding_from_operands=lambda mesh, args, _: args[0].sharding,
                         sharding_rule="i j -> i j", need_replication_factors=("j",))  # fmt: skip
     x = normal(0, ROWS, WIDTH)
-    compiled = jax.jit(whole).lower(*spread(MESHES["Auto"], SPECS["batch"], x)).compile()
-    found = compiled(*spread(MESHES["Auto"], SPECS["batch"], x))
+    compiled = jax.jit(whole).lower(*spread(mesh_of("Auto"), SPECS["batch"], x)).compile()
+    found = compiled(*spread(mesh_of("Auto"), SPECS["batch"], x))
     FOUND["custom_partitioning"] = [apart(found, rms_norm(x)), collectives(compiled)]
 
 
 def over_shard_map(function: Callable[..., Any], *args: Any) -> Any:
     column, own = P(None, "devices"), P("devices")
     specs = column, own, own, column, column
-    return jax.jit(jax.shard_map(function, mesh=ROW, in_specs=specs, out_specs=(column, column, own, own)))(*args)
+    return jax.jit(jax.shard_map(function, mesh=mesh_of("Row"), in_specs=specs, out_specs=(column, column, own, own)))(
+        *args
+    )
 
 
 def over_pmap(function: Callable[..., Any], *args: Any) -> Any:

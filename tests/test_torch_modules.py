@@ -153,6 +153,7 @@ class Rows(torch.utils.data.Dataset):
 
 @pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork.* was called:RuntimeWarning")  # another test of this process used JAX
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_data_loader_workers(method: str) -> None:
     """The parent has used the layer and its threads before; what its workers give is the same bits."""

@@ -134,7 +134,7 @@ def test_a_state_dict_has_the_names_of_nematus_and_comes_back(kind: str) -> None
 def test_a_model_does_not_share_memory_with_what_it_is_made_of() -> None:
     config = config_of("plain")
     for given in (random_parameters(config), {k: torch.tensor(v) for k, v in random_parameters(config).items()}):
-        before = {name: np.array(value) for name, value in given.items()}
+        before = {name: np.asarray(value).copy() for name, value in given.items()}
         model = RNNSearch(config, given)
         with torch.no_grad():
             for value in model.parameters():
@@ -259,7 +259,7 @@ def test_a_dropped_input_is_a_dropped_row_of_the_matrix(kind: str, monkeypatch: 
     words = np.array([1, 2, 3, 0])
     x, y = np.stack([words] * len(config.source_vocab_sizes))[..., None], words[:, None]
     sentences = (x, np.ones((4, 1)), y, np.ones((4, 1)))
-    torch.manual_seed(2)
+    torch.manual_seed(8)
     loss = model.loss(*sentences)
     found = masks()
     assert all({0.0} < set(found[f"{side} words"].ravel().tolist()) for side in ("source", "target"))
