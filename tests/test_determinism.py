@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -56,3 +59,17 @@ def test_microbatches_add_up(wing):
         unit = np.spacing(np.maximum(np.maximum(abs(first), abs(second)), abs(want)))
         assert (abs(first.astype(float) + second - want) <= 1.5 * unit).all()
         assert ulp_distance(first, want).max() > 0  # half the rows are not all of them
+
+
+def test_its_cost_is_measured(monkeypatch, capsys):
+    pytest.importorskip("numba")
+    path = Path(__file__).parent.parent / "benchmarks" / "determinism.py"
+    spec = importlib.util.spec_from_file_location("determinism", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "SHAPES", ((64, 2048),))
+    monkeypatch.setattr(script, "TURNS", 2)
+    script.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("own threads")
+    assert all(line.startswith("64x2048: ") and line.endswith(" times") for line in lines[1::2])

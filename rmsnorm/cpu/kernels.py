@@ -184,6 +184,19 @@ def backward(
         write(along_bias, s.bias, dbias)
 
 
+@kernel
+def backward_in_order(settings: Any, rows: int, chunk: int, places: Any) -> None:
+    """All rows by one thread, with the sums that many threads would give."""
+    s = settings[0]
+    gain, part, total = gains(s, places[2]), np.empty((2, s.n)), np.zeros((2, s.n))
+    for start in range(0, rows, chunk):
+        stop = min(start + chunk, rows)
+        backward(settings, start, stop, gain.ctypes.data, part.ctypes.data, *places)
+        total += part
+    write(total[0], s.scale, places[-2])
+    write(total[1], s.bias, places[-1])
+
+
 @njit
 def _pulled_back(a: Any, v: Any, gain: Any, inverse: float, share: float, out: Any, start: int, stop: int) -> None:
     for j in range(start, stop):

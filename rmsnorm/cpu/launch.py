@@ -67,8 +67,11 @@ class Plan(NamedTuple):
         if count == 1:
             kernels.backward(self.settings, 0, self.rows, 0, 0, *places)
             return
-        parts, width = np.empty((count, 2, self.n)), 16 * self.n
         threads, parallel = crew()
+        if threads < 2 or (self.rows * self.n < _POOL and not parallel):
+            kernels.backward_in_order(self.settings, self.rows, self.chunk, places)
+            return
+        parts, width = np.empty((count, 2, self.n)), 16 * self.n
         if parallel:
             team.backward(self.settings, parallel, threads, self.rows, self.chunk, places[2], address(parts), places)
         else:
@@ -80,7 +83,7 @@ class Plan(NamedTuple):
                 stop = min(start + self.chunk, self.rows)
                 kernels.backward(self.settings, start, stop, address(gains), part, *places)
 
-            share_out(task, count, threads if self.rows * self.n >= _POOL else 1)
+            share_out(task, count, threads)
         kernels.combine(self.settings, address(parts), count, *places[-2:])
 
 
@@ -120,6 +123,6 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
         n=n,
         x_bytes=n * int(values["x_bytes"]),
         reduced=tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape)),
-        chunk=max(-(-_CHUNK // n), -(-rows // 64), min(rows, 16)),
+        chunk=max(-(-2 * _CHUNK // n), -(-rows // 64), min(rows, 16)),
         large=rows * n >= _LARGE,
     )
