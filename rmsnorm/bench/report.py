@@ -54,6 +54,27 @@ def terminal(runs: Sequence[BackendRun]) -> RenderableType:
     return Group(*parts, *(_line(run) for run in runs))
 
 
+def recurrent(runs: Sequence[BackendRun], length: int) -> RenderableType:
+    """A table with the time of a step in microseconds, and a line for each backend."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("", "norm", "fwd us", "LayerNorm / it", "fwd+bwd us", "LayerNorm / it"):
+        table.add_column(name, justify="right" if " " in name else "left", no_wrap=True)
+    for run in runs:
+        rows: dict[tuple[str, str], list[str]] = {}
+        for record in run.records:
+            timing, cells = record["timing"], rows.setdefault((record["mode"], record["norm"]), [])
+            cells += (
+                [_three_digits(1e6 * timing["median"] / length), _times(record["speedup"])]
+                if timing
+                else [record["status"], ""]
+            )
+        for (mode, norm), cells in sorted(rows.items(), key=lambda row: row[0][0]):
+            title = f"{TITLES.get(run.name, run.name)} {mode}".strip()
+            table.add_row(title if norm == "layer" else "", norm, *cells, style="green" if norm == "rms" else "")
+        table.add_section()
+    return Group(table, *(_line(run) for run in runs))
+
+
 def write_json(runs: Sequence[BackendRun], settings: Mapping[str, Any], path: Path) -> None:
     """Every record, how every backend fared, what was asked for and on which machine."""
     backends = [{name: value for name, value in asdict(run).items() if name != "records"} for run in runs]

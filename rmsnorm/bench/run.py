@@ -75,7 +75,7 @@ def run(
 
 def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if options["threads"]:
-        _limit(options["threads"])
+        limit(options["threads"])
     from rmsnorm.bench.backends import BACKENDS
     from rmsnorm.bench.cell import measure
     from rmsnorm.bench.problem import make
@@ -101,7 +101,7 @@ def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"status": "done"}
 
 
-def _limit(threads: int) -> None:
+def limit(threads: int) -> None:
     """So many cores for this process: every framework makes as many threads as it has cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])

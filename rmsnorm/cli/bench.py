@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 
 from rmsnorm import PRESETS, errors
 from rmsnorm.cli.usage import BACKENDS, DEVICES, DIFFERS, UNUSABLE, choices, progress, unusable
+
+if TYPE_CHECKING:
+    from rmsnorm.bench.run import BackendRun
 
 _SHAPES: Final = ("1x4096", "32x768", "512x768", "8192x1024", "4096x4096")
 EPILOG: Final = (
@@ -24,7 +28,19 @@ EPILOG: Final = (
 )
 
 
+RECURRENT_EPILOG: Final = (
+    "Examples:\n\n"
+    "    rmsnorm bench recurrent --backend torch --threads 1\n\n"
+    "Exit status: 0 all timed, 1 one is wrong or a backend crashed or hung, 2 bad usage or a requested backend is "
+    "absent."
+)
+
+app = typer.Typer(name="bench")
+
+
+@app.callback(invoke_without_command=True, epilog=EPILOG)
 def bench(
+    context: typer.Context,
     backend: Annotated[
         list[str] | None, typer.Option(help=f"Backend to time: {', '.join(BACKENDS)}. Repeatable.", show_default="all")
     ] = None,
@@ -55,6 +71,8 @@ def bench(
     backward reads x and dy and writes dx. Read the ratios: absolute times drift with the machine, ratios far less. The
     first two columns of ratios are the answer: how much faster than the built-in, how far from a copy.
     """
+    if context.invoked_subcommand:
+        return
     from rmsnorm.bench import report
     from rmsnorm.bench.problem import DTYPES, OPS
     from rmsnorm.bench.run import run, worker_command
@@ -95,10 +113,51 @@ def bench(
         from rmsnorm.bench.plot import write_plot
 
         write_plot(runs, plot)
+    _leave(runs, backend)
+
+
+@app.command(epilog=RECURRENT_EPILOG)
+def recurrent(
+    backend: Annotated[
+        list[str] | None, typer.Option(help=f"Backend to time: {', '.join(BACKENDS)}. Repeatable.", show_default="all")
+    ] = None,
+    length: Annotated[int, typer.Option(help="Steps of the sequence.", min=1)] = 20,
+    batch: Annotated[int, typer.Option(help="Sentences.", min=1)] = 32,
+    features: Annotated[int, typer.Option(help="Of a word.", min=1)] = 512,
+    state: Annotated[int, typer.Option(help="Of the GRU.", min=1)] = 1024,
+    seconds: Annotated[float, typer.Option(help="For an op of a backend, all norms together.", min=0.0)] = 5.0,
+    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
+) -> None:
+    """Time a step of Nematus's GRU with RMSNorm, with a part of it, and without a norm, beside one with LayerNorm.
+
+    Forward, and training: with all gradients. The norms take turns in one process, in random order, on the same words;
+    what they give must first be the golden's. Float32 on the CPU. LayerNorm is each framework's fastest.
+    """
+    from rmsnorm.bench import report
+    from rmsnorm.bench.recurrent import NORMS, Sizes, worker_command
+    from rmsnorm.bench.run import run
+
+    chosen = choices("backend", backend, BACKENDS, "rmsnorm bench recurrent")
+    sizes = Sizes(length, batch, features, state)
+    runs = []
+    with progress("norms") as shown:
+        bars = {name: shown.add_task(name, total=len(NORMS), start=False) for name in chosen}
+        for name, bar in bars.items():
+            shown.start_task(bar)
+            command = worker_command(name, sizes, seconds=seconds, threads=threads)
+            runs.append(run(name, command, on_progress=lambda _: shown.advance(bar)))  # noqa: B023
+    Console(width=max(Console().width, 80)).print(report.recurrent(runs, length))
+    if json:
+        report.write_json(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json)
+    _leave(runs, backend)
+
+
+def _leave(runs: Sequence[BackendRun], asked: Sequence[str] | None) -> None:
     states = {state.status for state in runs}
     if states & {"crashed", "hung"} or any(state.failures for state in runs):
         raise typer.Exit(DIFFERS)
-    if "refused" in states or ("absent" in states and backend):
+    if "refused" in states or ("absent" in states and asked):
         raise typer.Exit(UNUSABLE)
 
 

@@ -1,0 +1,218 @@
+"""What RMSNorm costs in place of LayerNorm where the paper looked: steps of Nematus's GRU, forward and in training.
+
+A worker (``python -m rmsnorm.bench.recurrent NAME ...``) writes one JSON object a line, as that of rmsnorm.bench.run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from rmsnorm.bench.backends import BACKENDS
+from rmsnorm.bench.candidates import Call
+from rmsnorm.bench.measure import alternate, used_by_others
+from rmsnorm.bench.run import limit
+from rmsnorm.numpy_impl.recurrent import nematus_gru, nematus_gru_vjp
+
+NORMS: Final = ("layer", "rms", "prms", "none")
+OPS: Final = ("fwd", "fwd+bwd")
+
+
+class Sizes(NamedTuple):
+    """Of the sequences, (length, batch, features), and of the states."""
+
+    length: int
+    batch: int
+    features: int
+    state: int
+
+
+class Task(NamedTuple):
+    """A sequence, the parameters of a GRU by Nematus's names, and the gradient of a loss with respect to the states."""
+
+    x: Any
+    h0: Any
+    dh: Any
+    parameters: dict[str, Any]
+    norm: Any
+
+
+def make(sizes: Sizes, norm: str, dtype: str = "float32") -> Task:
+    """Draw a task: matrices that keep the states about as large as they are.
+
+    >>> sorted(make(Sizes(5, 2, 3, 4), "rms").parameters)[:2]
+    ['gru0/gates_bias', 'gru0/gates_state_norm/scale']
+    """
+    random = np.random.default_rng(0)
+    length, batch, features, state = sizes
+    parameters = {}
+    for part, width in (("gates", 2 * state), ("proposal", state)):
+        parameters[f"gru0/{part}_bias"] = random.normal(size=width) / 8
+        for side, letter, size in (("state", "state", state), ("input", "x", features)):
+            parameters[f"gru0/{side}_to_{part}"] = random.normal(size=(size, width)) / np.sqrt(size)
+            gain, offset = 1 + random.normal(size=width) / 8, random.normal(size=width) / 8
+            scope = f"gru0/{part}_{letter}_norm"
+            if norm == "layer":
+                parameters |= {f"{scope}/new_std": gain, f"{scope}/new_mean": offset}
+            elif norm != "none":
+                parameters[f"{scope}/scale"] = gain
+    x, h0 = random.normal(size=(length, batch, features)), np.zeros((batch, state))
+    dh = random.normal(size=(length, batch, state))
+    x, h0, dh = (array.astype(dtype) for array in (x, h0, dh))
+    return Task(x, h0, dh, {name: array.astype(dtype) for name, array in parameters.items()}, norm)
+
+
+def _numpy(task: Task) -> dict[str, tuple[Call, Call]]:
+    given = (task.x, task.h0, task.parameters)
+    return {
+        "": (lambda: (nematus_gru(*given, norm=task.norm),), lambda: nematus_gru_vjp(task.dh, *given, norm=task.norm))
+    }
+
+
+def _torch(task: Task) -> dict[str, tuple[Call, Call]]:
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of compilers would run beside the timing
+    import torch
+
+    from rmsnorm.torch_impl.recurrent import nematus_gru
+
+    x, h0, dh = (torch.from_numpy(array) for array in (task.x, task.h0, task.dh))
+    parameters = {name: torch.from_numpy(array).requires_grad_() for name, array in task.parameters.items()}
+    leaves = [x.clone().requires_grad_(), *parameters.values()]
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return (nematus_gru(x, h0, parameters, norm=task.norm),)
+
+    def both() -> Any:
+        h = nematus_gru(leaves[0], h0, parameters, norm=task.norm)
+        return torch.autograd.grad(h, leaves, dh)
+
+    return {"": (forward, both)}
+
+
+def _tf(task: Task) -> dict[str, tuple[Call, Call]]:
+    import tensorflow as tf
+
+    from rmsnorm.tf_impl.recurrent import nematus_gru
+
+    x, h0, dh = (tf.constant(array) for array in (task.x, task.h0, task.dh))
+    parameters = {name: tf.constant(array) for name, array in task.parameters.items()}
+
+    def forward(x: Any, parameters: Any) -> Any:
+        return (nematus_gru(x, h0, parameters, norm=task.norm),)
+
+    def both(x: Any, parameters: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch((x, parameters))
+            h = nematus_gru(x, h0, parameters, norm=task.norm)
+        return tape.gradient(h, (x, parameters), dh)
+
+    def call(function: Any, **options: Any) -> Call:
+        compiled = tf.function(function, autograph=False, **options)
+        return lambda: compiled(x, parameters)
+
+    return {
+        "graph": (call(forward), call(both)),
+        "jit": (call(forward, jit_compile=True), call(both, jit_compile=True)),
+    }
+
+
+def _flax(task: Task) -> dict[str, tuple[Call, Call]]:
+    import jax
+
+    from rmsnorm.flax_impl.recurrent import nematus_gru
+
+    x, parameters = jax.device_put((task.x, task.parameters))
+
+    def forward(x: Any, parameters: Any) -> Any:
+        return nematus_gru(x, task.h0, parameters, norm=task.norm)
+
+    def both(x: Any, parameters: Any) -> Any:
+        return jax.vjp(forward, x, parameters)[1](task.dh)
+
+    def call(function: Any) -> Call:
+        compiled = jax.jit(function)
+        return lambda: jax.block_until_ready(compiled(x, parameters))
+
+    return {"jit": (call(lambda *given: (forward(*given),)), call(both))}
+
+
+_CANDIDATES: Final[Mapping[str, Callable[[Task], dict[str, tuple[Call, Call]]]]] = {
+    "numpy": _numpy, "torch": _torch, "tf": _tf, "flax": _flax,
+}  # fmt: skip
+
+
+def allowed(sizes: Sizes, op: str) -> float:
+    """How far states, or gradients over the largest of them, may be from the golden's.
+
+    n products and their sum err by n roundings, and those of the steps add; states are at most 1. On the way back the
+    steps are passed once more.
+    """
+    passes = 1 + OPS.index(op)
+    return passes * sizes.length * (sizes.features + sizes.state) * 2.0**-24
+
+
+def worker_command(backend: str, sizes: Sizes, *, seconds: float, threads: int | None) -> list[str]:
+    options = {"sizes": sizes, "seconds": seconds, "threads": threads}
+    return [sys.executable, "-m", "rmsnorm.bench.recurrent", backend, json.dumps(options)]
+
+
+def _work(name: str, sizes: Sizes, seconds: float) -> Iterator[dict[str, Any]]:
+    backend = BACKENDS[name]
+    try:
+        workbench = backend.open("cpu")
+    except ModuleNotFoundError as missing:
+        yield {"status": "absent", "message": str(missing)}
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield {"hello": workbench.version, "device": workbench.device, "cores": cores}
+    calls: dict[tuple[str, str, str], Call] = {}
+    records: list[dict[str, Any]] = []
+    for norm in NORMS:
+        task, wide = make(sizes, norm), make(sizes, norm, "float64")
+        given = wide.x, wide.h0, wide.parameters
+        truth = nematus_gru(*given, norm=norm), nematus_gru_vjp(wide.dh, *given, norm=norm)[0]
+        for mode, pair in _CANDIDATES[name](task).items():
+            for op, call, want in zip(OPS, pair, truth, strict=True):
+                error = float(abs(workbench.fetch(call()[0]) - want).max() / max(1.0, abs(want).max()))
+                status = "timed" if error <= allowed(sizes, op) else "wrong"
+                if status == "timed":
+                    calls[mode, op, norm] = call
+                records.append({
+                    "op": op, "shape": list(sizes), "dtype": "float32", "candidate": f"{norm} {mode}".strip(),
+                    "ours": True, "mode": mode, "norm": norm, "status": status, "error": error,
+                    "detail": "" if status == "timed" else f"off by {error:.2g} of the largest",
+                })  # fmt: skip
+        yield {"norm": norm}
+    others = used_by_others()
+    timings: dict[Any, Any] = {}
+    for cell in dict.fromkeys(key[:2] for key in calls):
+        found = alternate({key[2]: call for key, call in calls.items() if key[:2] == cell}, seconds=seconds)
+        timings |= {(*cell, norm): timing for norm, timing in found.items()}
+    busy = others()
+    for record in records:
+        mode, op, norm = (record[key] for key in ("mode", "op", "norm"))
+        timing, layer = (timings.get((mode, op, each)) for each in (norm, "layer"))
+        record["timing"] = asdict(timing) if timing else None
+        record["speedup"] = layer.median / timing.median if timing and layer else None
+        record["others"] = busy
+    yield {"records": records}
+    yield {"status": "done"}
+
+
+def main() -> None:
+    options = json.loads(sys.argv[2])
+    if options["threads"]:
+        limit(options["threads"])
+    for message in _work(sys.argv[1], Sizes(*options["sizes"]), options["seconds"]):
+        print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    main()
