@@ -9,11 +9,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 
 _NEEDS = {
-    "torch": ["rmsnorm/torch_impl/*"],
+    "torch": ["rmsnorm/torch_impl/*", "rmsnorm/porting/layer_norm/torch.py", "rmsnorm/porting/layer_norm/__init__.py"],
     "tensorflow": ["rmsnorm/tf_impl/*"],
-    "keras": ["rmsnorm/tf_impl/layers.py", "tests/keras_*.py"],
+    "keras": ["rmsnorm/tf_impl/layers.py", "rmsnorm/porting/layer_norm/keras.py", "tests/keras_*.py"],
     "jax": ["rmsnorm/flax_impl/*", "tests/flax_*.py"],
-    "flax": ["rmsnorm/flax_impl/layers.py", "rmsnorm/flax_impl/linen.py"],
+    "flax": ["rmsnorm/flax_impl/layers.py", "rmsnorm/flax_impl/linen.py", "rmsnorm/porting/layer_norm/flax.py"],
 }
 if find_spec("hypothesis"):
     from hypothesis import settings

@@ -81,7 +81,7 @@ def replace(model: nn.Module, variant: str | Variant | None = None) -> tuple[Rep
         new, why = found[key]
         report.append(Replacement(name, type(module).__name__, new, why))
         if new is not None:
-            _become(module, new)
+            become(module, new)
     return tuple(report)
 
 
@@ -174,7 +174,8 @@ def _key(module: nn.Module) -> Any:
     return type(module), tuple(attributes.items()), tuple(parameters)
 
 
-def _become(module: Any, variant: Variant) -> None:
+def become(module: Any, variant: Variant) -> None:
+    """Make ours of a module that has the parameters of ours; hooks and whatever else it holds stay."""
     sizes = _sizes(module)
     module.__class__ = RMSNorm
     module.normalized_shape, module.variant, module.eps = sizes, variant, variant.eps
