@@ -18,6 +18,7 @@ from rmsnorm.porting import nematus
 from rmsnorm.porting.centring import to_rms_norm
 from rmsnorm.porting.config import LEGACY, Config, read, write
 from rmsnorm.porting.names import VERSIONS, check, is_of_training, unused, variables
+from rmsnorm.porting.vocabulary import vocabularies
 
 IN_THEANO = [kind for kind in KINDS if kind not in ("prelu", "mixture", "tied mixture", "lexical")]
 OTHER_NUMBERS = "Theano Nematus will compute other numbers"
@@ -152,6 +153,9 @@ def test_options_of_every_version() -> None:
     assert read({**theano, "dialect": "tensorflow"}).dialect == "tensorflow"
 
     v04 = {"rnn_enc_depth": 2, **{name: old[name] for name in ("embedding_size", "state_size", "target_vocab_size")}}
+    first = {**v04, "embedding_size": 16, "model_type": "transformer", "transformer_encoder_layers": 3}
+    config = read({**first, "source_vocab_sizes": [37], "transformer_decoder_layers": 4}, norm="layer")
+    assert (config.transformer_enc_depth, config.transformer_dec_depth) == (3, 4)
     config = read({**v04, "source_vocab_size": 37})
     assert (config.dialect, config.search) == ("tensorflow", "costs")
     assert read({**v04, "source_vocab_size": 37, "translation_strategy": "beam_search"}).search == "sampler"
@@ -179,6 +183,7 @@ def test_options_of_every_version() -> None:
         ({"encoder": "lstm"}, r"encoder is 'lstm', expected 'gru'; this part of Theano Nematus is not ported"),
         ({"enc_depth_bidirectional": 2}, r"enc_depth_bidirectional is 2, expected the enc_depth of 1"),
         ({"use_dropout": True, "model_version": None}, r"model_version is None, expected 0.1 or later"),
+        ({"use_dropout": True, "model_version": 0}, r"model_version is 0, expected 0.1 or later"),
         ({"label_smoothing": 1.5}, r"label_smoothing is 1.5, expected a number in \[0, 1\)"),
         ({"softmax_mixture_size": 2, "lexical_model": True}, r"rnn_lexical_model is True, expected False"),
         ({"tie_encoder_decoder_embeddings": True}, r"target_vocab_size is 8, expected 9 of the tied source"),
@@ -241,10 +246,11 @@ def test_what_belongs_to_the_trainer_is_left_out(tmp_path: Path) -> None:
     """Also as pickled objects, which Theano Nematus writes for some."""
     config, _ = save(tmp_path)
     rewrite(
-        tmp_path, uidx=np.int64(3), history_errs=np.array([[1.0], None], object), adam_t=np.ones(3), zipped_params=None
-    )
+        tmp_path, uidx=np.int64(3), history_errs=np.array([[1.0], None], object), adam_t=np.ones(3), zipped_params=None,
+        accum3=np.ones(2), **{"loss/prior/encoder_W": np.ones(2)},
+    )  # fmt: skip
     found = nematus.load(tmp_path)
-    assert found.left_out == ("adam_t", "decoder_c_tt", "uidx")
+    assert found.left_out == ("accum3", "adam_t", "decoder_c_tt", "loss/prior/encoder_W", "uidx")
     assert found.config == config
 
 
@@ -295,7 +301,7 @@ def test_damaged_files(tmp_path: Path) -> None:
 
 
 def test_where_models_are_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no model, expected a checkpoint \(\*.index\) or an archive"):
+    with pytest.raises(FileNotFoundError, match=r"holds no model, expected a checkpoint \(\*.index\), an archive"):
         nematus.load(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"nothing.npz is neither a directory, nor a file, nor the prefix"):
         nematus.load(tmp_path / "nothing.npz")
@@ -314,6 +320,52 @@ def test_where_models_are_looked_for(tmp_path: Path) -> None:
         nematus.save_theano(tmp_path / name, config, random_parameters(config))
     with pytest.raises(ValueError, match=r"holds 2 models, expected one; name one of one.npz, two.npz"):
         nematus.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.npz-1000", "model.iter1000.npz", "model.npz.best-valid-script", "model.npz.best_bleu", "model.npz"]
+)
+def test_checkpoints_from_the_midst_of_training(name: str, tmp_path: Path) -> None:
+    """They may have no options of their own; other numbers in a name mean nothing."""
+    config, _ = save(tmp_path)
+    path = (tmp_path / "model.npz").rename(tmp_path / name)
+    assert nematus.load(path).config == config
+    (tmp_path / "model.npz.json").rename(tmp_path / "model-2.npz.json")
+    with pytest.raises(FileNotFoundError, match=r"the options of .* are missing"):
+        nematus.load(path)
+    (tmp_path / "model-2.npz.json").rename(tmp_path / "config.json")
+    assert nematus.load(path).config == config
+    np.savez(tmp_path / "io.npz", logits=np.zeros(3))
+    if path.suffix == ".npz":
+        assert nematus.load(tmp_path).path == path
+    else:
+        with pytest.raises(FileNotFoundError, match=r"holds no model"):
+            nematus.load(tmp_path)
+
+
+def test_the_id_of_unknown_words_in_scores(tmp_path: Path) -> None:
+    """Master trains and scores by the dictionary, and translates with 2 whatever that is; others know only 1."""
+    for first, ids in (({"eos": 0, "UNK": 1, "w2": 2}, 1), ({"<EOS>": 0, "<GO>": 1, "<UNK>": 2}, 2)):
+        for name, size in (("0", 9), ("1", 8)):
+            words = {**first, **{f"w{index}": index for index in range(3, size)}}
+            (tmp_path / f"{name}.json").write_text(json.dumps(words))
+        for dialect, translating, scoring in (("tensorflow", 2, ids), ("tensorflow-v0.3", 1, 1), ("theano", 1, 1)):
+            save(tmp_path, dialect=dialect, options={"dictionaries": ["0.json", "1.json"]})
+            model = nematus.load(tmp_path)
+            for wanted, asked in ((translating, False), (scoring, True)):
+                sources, target = vocabularies(model, scoring=asked)
+                assert [each.unknown for each in (*sources, target)] == [wanted, wanted]
+
+
+def test_gains_that_a_conversion_dropped(tmp_path: Path) -> None:
+    """As Nematus's own does with those of RMSNorm: the model is another one, unless that is meant."""
+    save(tmp_path)
+    with np.load(tmp_path / "model.npz") as archive:
+        kept = {name: array for name, array in archive.items() if not name.endswith(("_lns", "_ln_s"))}
+    np.savez(tmp_path / "model.npz", **kept)
+    with pytest.raises(ValueError, match=r"no gains, expected those of the norms that layer_normalisation of its opti"):
+        nematus.load(tmp_path)
+    assert nematus.load(tmp_path, norm="none").config.norm == "none"
 
 
 def test_nothing_is_left_where_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,3 +464,13 @@ def test_where_biases_are_added() -> None:
     for dialect, biases in rules.items():
         config = config_of("plain").replace(dialect=dialect)
         assert [config.gru_bias(stack, index) for stack, index in places] == biases  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings(f"ignore:.*{OTHER_NUMBERS}:UserWarning")
+def test_an_archive_of_theano_is_computed_as_theano_does_whatever_its_options_are_called(tmp_path: Path) -> None:
+    config, _ = save(tmp_path, "deep", dialect="tensorflow-v0.3")
+    assert nematus.load(tmp_path).config.dialect == "tensorflow-v0.3"
+    reoption(tmp_path, dialect=None)
+    for given in (None, write(config)):
+        assert nematus.load(tmp_path, config=given).config.dialect == "theano"
+        assert nematus.load(tmp_path, config=given, dialect="tensorflow").config.dialect == "tensorflow"

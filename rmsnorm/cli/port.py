@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 from rich.console import Console
@@ -21,8 +21,8 @@ app = typer.Typer(
     no_args_is_help=True,
 )  # fmt: skip
 
-_TARGETS: Final = ("torch", "numpy", "tf", "theano")
-_WINGS: Final = ("torch", "numpy")
+_TARGETS: Final = ("torch", "keras", "flax", "numpy", "tf", "theano")
+_WINGS: Final = ("torch", "numpy", "keras", "flax")
 _STATUS: Final = "Exit status: 0 written, 2 bad usage, or files that are damaged or do not fit each other."
 NEMATUS_EPILOG: Final = (
     "Examples:\n\n"
@@ -42,7 +42,9 @@ SCORE_EPILOG: Final = (
 
 Where = Annotated[
     Path,
-    typer.Argument(metavar="MODEL", help="A folder, the prefix of a checkpoint, an .npz or a .safetensors file."),
+    typer.Argument(
+        metavar="MODEL", help="A folder, the prefix of a checkpoint, an .npz, .safetensors, .keras or .orbax."
+    ),
 ]
 Options = Annotated[
     Path | None, typer.Option(help="The model's options as JSON.", dir_okay=False, show_default="beside the model")
@@ -60,7 +62,7 @@ Dictionary = Annotated[
 ]
 Source = Annotated[Path, typer.Option(help="Sentences, one a line, as the model takes them (BPE).")]
 Output = Annotated[Path | None, typer.Option(help="Where to write.", dir_okay=False, show_default="the terminal")]
-Backend = Annotated[str | None, typer.Option(help="torch or numpy.", show_default="torch if it can")]
+Backend = Annotated[str | None, typer.Option(help="torch, numpy, keras or flax.", show_default="torch if it can")]
 Alpha = Annotated[float, typer.Option(help="Scores are divided by length^ALPHA.")]
 Batch = Annotated[int, typer.Option(help="Sentences at once.", min=1)]
 
@@ -91,9 +93,10 @@ def nematus(
 ) -> None:
     """Convert a model, and hold the result to the golden: the logits of random sentences, before and after.
 
-    torch and numpy are one form: model.safetensors, a state dict of the model in PyTorch, which these commands and
-    rmsnorm.porting.nematus.load read. tf is a checkpoint for TensorFlow Nematus, theano an archive for Theano Nematus.
-    Options and dictionaries come along. The folder is made last of all.
+    torch and numpy are one form: model.safetensors, a state dict of the model in PyTorch. keras is model.keras, for
+    keras.saving.load_model. flax is model.orbax, a checkpoint of Orbax. tf is a checkpoint for TensorFlow Nematus, and
+    theano an archive for Theano Nematus. These commands and rmsnorm.porting.nematus.load read them all. Options and
+    dictionaries come along. The folder is made last of all.
     """
     command = "rmsnorm port nematus"
     choices("to", [to], _TARGETS, command)
@@ -102,7 +105,7 @@ def nematus(
         source = _load(model, config, source_norm)
         from rmsnorm.porting.convert import SENTENCES, convert
 
-        with Console(stderr=True).status("converting and comparing"):
+        with _silence() as terminal, Console(file=terminal).status("converting and comparing"):
             done = convert(source, folder, to, rms_norm=norm is not None)
     console = Console(highlight=False)
     moved = f"of logits up to {done.largest:.3g}, {SENTENCES} random sentences"
@@ -174,7 +177,7 @@ def score(
         )
 
     with _refusals():
-        _run("rmsnorm port score", _load(model, config, source_norm), backend, dictionary, output, lines)
+        _run("rmsnorm port score", _load(model, config, source_norm), backend, dictionary, output, lines, scoring=True)
 
 
 @contextmanager
@@ -195,17 +198,15 @@ def _load(model: Path, config: Path | None, norm: str | None) -> Any:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
-    """TensorFlow writes to the terminal as it starts, past Python's streams."""
+def _silence() -> Iterator[TextIO]:
+    """TensorFlow writes to the terminal as it starts, past Python's streams. Gives a stream that still reaches it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+    with open(os.dup(2), "w") as kept, open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield kept
+        finally:
+            os.dup2(kept.fileno(), 2)
 
 
 def _run(
@@ -215,6 +216,8 @@ def _run(
     dictionary: list[Path] | None,
     output: Path | None,
     lines: Callable[..., list[str]],
+    *,
+    scoring: bool = False,
 ) -> None:
     """Lines out of an opened model, written when all are there."""
     from rmsnorm.porting.files import replacing
@@ -224,11 +227,14 @@ def _run(
     choices("backend", [backend] if backend else None, _WINGS, command)
     if output is not None and not output.parent.is_dir():
         raise FileNotFoundError(f"{command}: {output.parent} is not a folder, expected one to write {output.name} in")
-    words = vocabularies(model, dictionary[:-1], dictionary[-1]) if dictionary else vocabularies(model)
-    wing = backend or next(each for each in _WINGS if has(each, model.config))
+    files = (dictionary[:-1], dictionary[-1]) if dictionary else ()
+    words = vocabularies(model, *files, scoring=scoring)
+    with _silence():
+        wing = backend or next(each for each in _WINGS if has(each, model.config))
     with progress("sentences") as shown:
         bar = shown.add_task(wing, total=None)
-        opened = Opened(wing, model.config, model.parameters)
+        with _silence():
+            opened = Opened(wing, model.config, model.parameters)
         found = lines(opened, model.config, words, lambda done, total: shown.update(bar, completed=done, total=total))
     text = "".join(f"{line}\n" for line in found)
     if output is None:

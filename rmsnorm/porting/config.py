@@ -14,7 +14,7 @@ Norm = Literal["none", "layer", "rms"]
 Activation = Literal["tanh", "relu", "prelu", "linear"]
 Bias = Literal["input", "state", "outside", "none"]
 
-# What an option of Nematus master is called in v0.3 and in Theano.
+# What an option of Nematus master is called in v0.3 and in Theano, or was before v0.4.
 LEGACY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "embedding_size": ("dim_word",),
@@ -34,6 +34,8 @@ LEGACY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "rnn_dropout_hidden": ("dropout_hidden",),
         "rnn_dropout_source": ("dropout_source",),
         "rnn_dropout_target": ("dropout_target",),
+        "transformer_enc_depth": ("transformer_encoder_layers",),
+        "transformer_dec_depth": ("transformer_decoder_layers",),
     }
 )
 
@@ -111,6 +113,9 @@ class Config:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("source_vocab_sizes", "dim_per_factor"):  # JSON has lists
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise errors.not_a_choice("Config", name, getattr(self, name), choices)
@@ -318,8 +323,12 @@ def _check_theano(options: Mapping[str, Any]) -> None:
     both = options.get("enc_depth_bidirectional")
     if both is not None and both != depth:
         raise _wrong("enc_depth_bidirectional", both, f"the enc_depth of {depth}")
-    if "embedding_size" not in options and options.get("use_dropout") and options.get("model_version") is None:
-        raise _wrong("model_version", None, "0.1 or later where use_dropout is set (older models rescale at test time)")
+    if "embedding_size" not in options and options.get("use_dropout") and not options.get("model_version"):
+        raise _wrong(
+            "model_version",
+            options.get("model_version"),
+            "0.1 or later where use_dropout is set (older models rescale at test time)",
+        )
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -29,6 +29,8 @@ class Target(NamedTuple):
 
 TARGETS: Final = {
     "torch": Target("model.safetensors", nematus.save_safetensors, "torch"),
+    "keras": Target("model.keras", nematus.save_keras, "keras"),
+    "flax": Target("model.orbax", nematus.save_flax, "flax"),
     "numpy": Target("model.safetensors", nematus.save_safetensors, "numpy"),
     "tf": Target("model.npz", nematus.save_tensorflow, "numpy"),
     "theano": Target("model.npz", nematus.save_theano, "numpy"),
@@ -98,16 +100,18 @@ def convert(source: nematus.Model, folder: str | os.PathLike[str], to: str, *, r
         for name, array in parameters.items():
             if not np.array_equal(result.parameters[name], array):
                 raise ValueError(f"port: {name} was read back with other values, expected those written; try again")
-        exact, error = (
-            abs(Opened(target.wing, result.config, each).logits(*_sentences(config)) - wanted).max().item()
-            for each in (wide, _wide(result.parameters))
-        )
+
+        def moved(parameters: Mapping[str, Any]) -> float:
+            return abs(Opened(target.wing, result.config, parameters).logits(*_sentences(config)) - wanted).max().item()
+
+        error = moved(_wide(result.parameters))
+        exact = moved(wide) if rms_norm else error
         conversion = Conversion(
             model=replace(result, path=out / target.file),
             exact=exact,
             error=error,
             largest=abs(wanted).max().item(),
-            warnings=tuple(str(each.message) for each in caught),
+            warnings=tuple(str(each.message) for each in caught if issubclass(each.category, UserWarning)),
         )
         if conversion.held:
             if out.exists():

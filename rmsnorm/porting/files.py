@@ -9,16 +9,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from rmsnorm.porting.config import Config, write
 
+Form = Literal["tensorflow", "theano", "safetensors", "keras", "flax"]
+
+_FORMS: Final[tuple[tuple[str, Form], ...]] = (
+    (".npz", "theano"),
+    (".safetensors", "safetensors"),
+    (".keras", "keras"),
+    (".weights.h5", "keras"),
+)
+
 
 class Place(NamedTuple):
-    """A model: the prefix of a TensorFlow checkpoint, a Theano archive, or a safetensors file."""
+    """A model: a file, the directory of an Orbax checkpoint, or the prefix of a TensorFlow checkpoint."""
 
     path: Path
-    is_checkpoint: bool
+    form: Form
 
 
 def locate(path: str | os.PathLike[str]) -> Place:
@@ -29,15 +38,17 @@ def locate(path: str | os.PathLike[str]) -> Place:
         ValueError: there are several, and no ``checkpoint`` file says which.
     """
     given = Path(path)
+    if _is_orbax(given):
+        return Place(given, "flax")
     if given.is_dir():
         return _in_directory(given)
     names = [given, Path(re.sub(r"\.(index|data-\d+-of-\d+|meta|json)$", "", str(given)))]
     for name in names:
         if Path(f"{name}.index").is_file():
-            return Place(name, True)
+            return Place(name, "tensorflow")
     for name in reversed(names):
         if name.is_file():
-            return Place(name, False)
+            return Place(name, next((form for suffix, form in _FORMS if name.name.endswith(suffix)), "theano"))
     raise FileNotFoundError(
         f"nematus.load: {given} is neither a directory, nor a file, nor the prefix of a checkpoint, "
         "expected one of these; look for model.npz or model.npz.index"
@@ -50,14 +61,17 @@ def _in_directory(directory: Path) -> Place:
         named = re.search(r'^model_checkpoint_path: "(.*)"$', state.read_text(), re.MULTILINE)
         # It may have been written elsewhere: the name counts, not the directory.
         if named and (directory / f"{Path(named[1]).name}.index").is_file():
-            return Place(directory / Path(named[1]).name, True)
-    found = [Place(each.with_suffix(""), True) for each in sorted(directory.glob("*.index"))]
-    files = sorted((*directory.glob("*.npz"), *directory.glob("*.safetensors")))
-    found = found or [Place(each, False) for each in files if _has_options(each)]
+            return Place(directory / Path(named[1]).name, "tensorflow")
+    found = [Place(each.with_suffix(""), "tensorflow") for each in sorted(directory.glob("*.index"))]
+    files = [Place(each, form) for suffix, form in _FORMS for each in sorted(directory.glob(f"*{suffix}"))]
+    files += [Place(each, "flax") for each in sorted(directory.iterdir()) if _is_orbax(each)]
+    found = found or [each for each in files if _has_options(each.path)]
+    if not found and (directory / "config.json").is_file():
+        found = [each for each in files if each.path.name.startswith("model.")]
     if not found:
         raise FileNotFoundError(
-            f"nematus.load: {directory} holds no model, expected a checkpoint (*.index) or an archive (*.npz, "
-            "*.safetensors) with its options (*.json); name the file itself"
+            f"nematus.load: {directory} holds no model, expected a checkpoint (*.index), an archive (*.npz) or "
+            "another form with its options (*.json); name the file itself"
         )
     if len(found) > 1:
         names = ", ".join(each.path.name for each in found)
@@ -65,19 +79,25 @@ def _in_directory(directory: Path) -> Place:
     return found[0]
 
 
+def _is_orbax(path: Path) -> bool:
+    return (path / "_CHECKPOINT_METADATA").is_file()
+
+
 def _has_options(path: Path) -> bool:
-    return Path(f"{path}.json").is_file()
+    return path.suffix == ".keras" or Path(f"{path}.json").is_file()
 
 
 def read_options(model: Path, given: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """The options of a model: in the file given, in ``<model>.json``, or in ``config.json`` beside it.
+    """The options of a model: in the file given, or in ``<model>.json`` or ``config.json``.
+
+    Checkpoints from the midst of training, as ``model.npz-1000`` or ``model.iter1000.npz``, share those of model.npz.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is not JSON, or not an object.
     """
-    unnumbered = re.sub(r"-\d+$", "", str(model))  # a checkpoint of an update: model.npz-1000
-    usual = [Path(f"{model}.json"), Path(f"{unnumbered}.json"), model.parent / "config.json"]
+    final = re.sub(r"\.iter\d+(?=\.npz$)|-\d+$|(?<=\.npz)\..*$", "", model.name)
+    usual = [Path(f"{model}.json"), model.with_name(f"{final}.json"), model.with_name("config.json")]
     places = usual if given is None else [Path(given)]
     path = next((each for each in places if each.is_file()), None)
     if path is None:

@@ -72,6 +72,7 @@ _V01: Final = (
 # Of training: in a checkpoint, and no part of the model.
 _TRAINING: Final = frozenset(("time", "beta1_power", "beta2_power", "uidx", "history_errs", "zipped_params"))
 _SLOTS: Final = ("/Adam", "/Adam_1")
+_FOLDERS: Final = ("adam", "accum", "prior/", "loss/prior/")  # of Theano's slots, sums of gradients, MAP training
 _CONSTANT: Final = "decoder_c_tt"  # added to every score before the softmax, where it cancels
 
 
@@ -136,7 +137,7 @@ def is_of_training(name: str) -> bool:
     >>> is_of_training("decoder/base/gru0/gates_bias/Adam_1")
     True
     """
-    return name in _TRAINING or name == _CONSTANT or name.endswith(_SLOTS) or name.startswith("adam")
+    return name in _TRAINING or name == _CONSTANT or name.endswith(_SLOTS) or name.startswith(_FOLDERS)
 
 
 def unused(config: Config) -> frozenset[str]:

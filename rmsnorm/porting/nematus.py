@@ -1,6 +1,7 @@
 """Nematus models: TensorFlow checkpoints and Theano archives of any version in, parameters by name out; and back.
 
-A third form, a safetensors file, is this package's own, for whoever has neither.
+And the forms of this package: a safetensors file, which holds the state dict of the model in PyTorch, a file of Keras,
+a checkpoint of Orbax for Flax.
 
     model = nematus.load("model/")
     RNNSearch(model.config, model.parameters)
@@ -14,22 +15,26 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from rmsnorm import errors
-from rmsnorm.porting.config import Config, Dialect, Norm, read
-from rmsnorm.porting.files import locate, read_options, replacing, write_options
+from rmsnorm.porting import flax, keras, portable, theano
+from rmsnorm.porting.config import LEGACY, Config, Dialect, Norm, read
+from rmsnorm.porting.files import Form, Place, locate, read_options, replacing, write_options
+from rmsnorm.porting.flax import save_flax
+from rmsnorm.porting.keras import save_keras
 from rmsnorm.porting.names import VERSIONS, check, is_of_training, match, unused, variables
-from rmsnorm.porting.portable import SUFFIX, save_safetensors
-from rmsnorm.porting.portable import read as read_safetensors
-from rmsnorm.porting.theano import read as read_archive
+from rmsnorm.porting.portable import save_safetensors
 from rmsnorm.porting.theano import save_theano
 
-__all__ = ["Model", "load", "save_safetensors", "save_tensorflow", "save_theano"]
+__all__ = ["Model", "load", "save_flax", "save_keras", "save_safetensors", "save_tensorflow", "save_theano"]
 
-_SMOOTH = "_smooth"
+# Shapes by name, and how to read a tensor.
+Reader = Callable[[Path], tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]]
+
+_SMOOTH: Final = "_smooth"
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Model:
         config: what it is.
         parameters: arrays by the names of Nematus master, in the dtype of the file.
         path: the prefix of the checkpoint, or the file.
+        form: whose file it is.
         names: whose names the file has: ``master``, ``v0.3``, ``v0.1`` or ``theano``.
         smoothed: whether the parameters are the averages of exponential smoothing.
         left_out: tensors of the file that are not part of the model: those of the trainer.
@@ -49,6 +55,7 @@ class Model:
     config: Config
     parameters: dict[str, np.ndarray[Any, Any]]
     path: Path
+    form: Form
     names: str
     smoothed: bool
     left_out: tuple[str, ...]
@@ -62,20 +69,20 @@ def load(
     norm: Norm | None = None,
     dialect: Dialect | None = None,
 ) -> Model:
-    """Read a model that Nematus wrote, in TensorFlow (v0.3, v0.4, master) or Theano, or a safetensors file of one.
+    """Read a model that Nematus wrote, in TensorFlow (v0.3, v0.4, master) or Theano, or that was ported from it.
 
     Every tensor is used once and none is missing; the trainer's are left out. The norm is told from the names of the
-    variables, the dialect from the options.
+    variables, the dialect from the form of the file and from the options.
 
     Args:
-        path: a directory, the prefix of a checkpoint, or an archive.
+        path: a directory, the prefix of a checkpoint, an archive, or a file of another form.
         config: the options, or the JSON file with them, where they are not in ``<path>.json`` or ``config.json``.
         norm: ``rms`` for a Theano archive of RMSNorm that still adds its offsets: its names are those of LayerNorm.
-        dialect: instead of the one that the options tell.
+        dialect: instead of the one that these tell.
 
     Raises:
         FileNotFoundError: there is no model, or no options.
-        ModuleNotFoundError: it is a TensorFlow checkpoint, and TensorFlow is not installed.
+        ModuleNotFoundError: the framework whose file it is is not installed.
         TypeError: a tensor of the model is not floating-point.
         ValueError: the files are damaged, do not fit each other, or hold NaN; the message says which and where.
 
@@ -90,14 +97,11 @@ def load(
         (True, 'theano', ('decoder_c_tt',))
     """
     place = locate(path)
-    options = dict(config) if isinstance(config, Mapping) else read_options(place.path, config)
-    if place.is_checkpoint:
-        shapes, tensor = _read_checkpoint(place.path)
-    elif place.path.suffix == SUFFIX:
-        shapes, tensor = read_safetensors(place.path)
-    else:
-        shapes, tensor = read_archive(place.path)
+    options = _options(place, config)
+    shapes, tensor = _READERS[place.form](place.path)
     of_model = {name for name in shapes if not is_of_training(name) and not name.endswith(_SMOOTH)}
+    if dialect is None and place.form == "theano" and not options.get("dialect"):
+        dialect = "theano"
     found = read(options, **_told(options, {name: shapes[name] for name in of_model}, norm, dialect))
 
     rows = variables(found)
@@ -126,6 +130,7 @@ def load(
         config=found,
         parameters={row.name: parameters[row.name] for row in rows},
         path=place.path,
+        form=place.form,
         names=VERSIONS[index],
         smoothed=smoothed,
         left_out=tuple(sorted(shapes.keys() - wanted.keys() - set(spare))),
@@ -173,6 +178,14 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
     write_options(path, config)
 
 
+def _options(place: Place, config: str | os.PathLike[str] | Mapping[str, Any] | None) -> dict[str, Any]:
+    if isinstance(config, Mapping):
+        return dict(config)
+    if config is None and place.path.suffix == keras.SUFFIX:
+        return keras.read_options(place.path)
+    return read_options(place.path, config)
+
+
 def _told(
     options: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], norm: Norm | None, dialect: Dialect | None
 ) -> dict[str, Any]:
@@ -189,6 +202,13 @@ def _told(
         told["norm"] = "rms"
     else:
         told["norm"] = norm or "layer"
+    asking = ("rnn_layer_normalization", *LEGACY["rnn_layer_normalization"])
+    asked = next((name for name in asking if options.get(name)), None)
+    if asked and norm is None and told["norm"] == "none":
+        raise ValueError(
+            f"nematus.load: the model has no gains, expected those of the norms that {asked} of its options asks for; "
+            "Nematus's own conversion drops those of RMSNorm: load what was converted, or pass norm='none'"
+        )
     if norm not in (None, told["norm"]):
         raise errors.out_of_domain(
             "nematus.load", "norm", norm, f"{told['norm']}, as its variables say", "leave it out"
@@ -215,6 +235,15 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[
             raise _damaged(path, error) from error
 
     return {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}, tensor
+
+
+_READERS: Final[Mapping[Form, Reader]] = {
+    "tensorflow": _read_checkpoint,
+    "theano": theano.read,
+    "safetensors": portable.read,
+    "keras": keras.read,
+    "flax": flax.read,
+}
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:

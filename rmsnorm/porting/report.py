@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from rmsnorm.porting.config import Config
 from rmsnorm.porting.names import is_of_training
 from rmsnorm.porting.nematus import Model
-from rmsnorm.porting.portable import SUFFIX
 from rmsnorm.porting.vocabulary import dictionaries, read_vocabulary
 
 _DEPTHS = (
@@ -46,7 +45,10 @@ def facts(model: Model) -> Iterator[tuple[str, str]]:
     yield "framework", _framework(model)
     yield "version", _version(model)
     offsets = "with" if config.norm_offset else "without"
-    yield "norm", {"none": "none", "layer": "LayerNorm", "rms": f"RMSNorm, {offsets} offsets"}[config.norm]
+    layer = "LayerNorm"
+    if model.names == "theano" and "layer_normalization_type" not in config.options:
+        layer += ", or RMSNorm that adds offsets: in Theano their names are the same"
+    yield "norm", {"none": "none", "layer": layer, "rms": f"RMSNorm, {offsets} offsets"}[config.norm]
     factors = f", in factors of {_joined(config.dim_per_factor)}" if len(config.dim_per_factor) > 1 else ""
     yield "sizes", f"embedding {config.embedding_size}{factors}, state {config.state_size}, " + _parts(config)
     yield "vocabulary", f"source {_joined(config.source_vocab_sizes)}, target {config.target_vocab_size}"
@@ -61,9 +63,13 @@ def facts(model: Model) -> Iterator[tuple[str, str]]:
 
 
 def _framework(model: Model) -> str:
-    if model.path.suffix == SUFFIX:
-        return "none: a safetensors file of rmsnorm"
-    return "Theano" if model.names == "theano" else "TensorFlow"
+    return {
+        "tensorflow": "TensorFlow",
+        "theano": "Theano",
+        "safetensors": "PyTorch or none: a safetensors file of rmsnorm",
+        "keras": "Keras: a file of rmsnorm",
+        "flax": "Flax: a checkpoint of rmsnorm",
+    }[model.form]
 
 
 def _version(model: Model) -> str:

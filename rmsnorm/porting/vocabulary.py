@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ class Vocabulary:
 
     Attributes:
         ids: of the words that the model knows.
-        unknown: the id of all others: 2 in Nematus master, 1 in v0.3 and in Theano.
+        unknown: the id of all others.
 
     Example:
         >>> vocabulary = Vocabulary({"<EOS>": 0, "<GO>": 1, "<UNK>": 2, "a": 3}, unknown=2)
@@ -74,29 +74,39 @@ def read_vocabulary(path: str | os.PathLike[str], size: int, unknown: int) -> Vo
 
 
 def vocabularies(
-    model: Model, source: Sequence[str | os.PathLike[str]] | None = None, target: str | os.PathLike[str] | None = None
+    model: Model,
+    source: Sequence[str | os.PathLike[str]] | None = None,
+    target: str | os.PathLike[str] | None = None,
+    *,
+    scoring: bool = False,
 ) -> tuple[list[Vocabulary], Vocabulary]:
     """One for each factor of the source, and that of the target.
+
+    The id of unknown words is 1 in Theano and in v0.3. Master translates with 2; it trains and scores with 2 where the
+    dictionary calls that ``<UNK>``, and else with 1.
 
     Args:
         model: as ``rmsnorm.porting.nematus.load`` gives it.
         source, target: the files; by default those of dictionaries().
+        scoring: as master scores.
 
     Raises:
         FileNotFoundError, ValueError: as read_vocabulary; also when there are not as many as factors.
     """
     config = model.config
-    named, found = _named(model), dictionaries(model)
+    named, usual = _named(model), dictionaries(model)
     shown = [*(named[:-1] if source is None else source), *(named[-1:] if target is None else [target])]
-    paths = [*(found[:-1] if source is None else source), *(found[-1:] if target is None else [target])]
+    paths = [*(usual[:-1] if source is None else source), *(usual[-1:] if target is None else [target])]
     sizes = [*config.source_vocab_sizes, config.target_vocab_size]
     if len(paths) != len(sizes):
         raise errors.out_of_domain(
             "vocabularies", "the dictionaries", list(map(str, shown)), f"{len(sizes)} files", "name all of them"
         )
     unknown = 2 if config.dialect == "tensorflow" else 1
-    *sources, last = (read_vocabulary(path, size, unknown) for path, size in zip(paths, sizes, strict=True))
-    return sources, last
+    found = [read_vocabulary(path, size, unknown) for path, size in zip(paths, sizes, strict=True)]
+    if scoring:
+        found = [each if each.ids.get("<UNK>") == 2 else replace(each, unknown=1) for each in found]
+    return found[:-1], found[-1]
 
 
 def dictionaries(model: Model) -> list[Path]:

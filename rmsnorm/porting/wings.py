@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from rmsnorm import errors
 from rmsnorm.porting.config import Config
 
-_FRAMEWORK: Final = {"numpy": ("NumPy", "numpy"), "torch": ("PyTorch", "torch")}
+
+class _Wing(NamedTuple):
+    framework: str
+    package: str
+    folder: str
+
+
+_WINGS: Final = {
+    "numpy": _Wing("NumPy", "numpy", "numpy"),
+    "torch": _Wing("PyTorch", "torch", "torch"),
+    "keras": _Wing("TensorFlow", "tensorflow", "tf"),
+    "flax": _Wing("Flax", "flax", "flax"),
+}
 _CLASS: Final = {"rnn": ("rnnsearch", "RNNSearch"), "transformer": ("transformer", "Transformer")}
 
 
@@ -22,35 +35,59 @@ def has(wing: str, config: Config) -> bool:
     >>> has("numpy", Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3))
     True
     """
-    package = find_spec(_FRAMEWORK[wing][1])
-    return package is not None and find_spec(f"rmsnorm.{wing}_impl.{_CLASS[config.model_type][0]}") is not None
+    _, package, folder = _WINGS[wing]
+    return all(find_spec(each) for each in (package, f"rmsnorm.{folder}_impl.{_CLASS[config.model_type][0]}"))
 
 
-class Opened:
-    """The model of a wing: its methods with NumPy arrays, without dropout and gradients.
+def model_of(wing: str, config: Config) -> Any:
+    """The class, which makes a model of a config and its parameters.
 
     Raises:
         ModuleNotFoundError: the framework is not installed.
         ValueError: the wing has no such model.
     """
+    framework, package, folder = _WINGS[wing]
+    if find_spec(package) is None:
+        raise errors.missing_framework(framework, folder)
+    module, attribute = _CLASS[config.model_type]
+    if not has(wing, config):
+        raise ValueError(f"port: {framework} has no {attribute} here, expected a wing that has one; take numpy")
+    return getattr(import_module(f"rmsnorm.{folder}_impl.{module}"), attribute)
+
+
+class Opened:
+    """The model of a wing: its methods with NumPy arrays, in the dtype of the parameters, without dropout.
+
+    Raises:
+        ModuleNotFoundError, ValueError: as model_of.
+    """
 
     def __init__(self, wing: str, config: Config, parameters: Mapping[str, Any]) -> None:
-        name, package = _FRAMEWORK[wing]
-        if find_spec(package) is None:
-            raise errors.missing_framework(name, wing)
-        module, attribute = _CLASS[config.model_type]
-        if not has(wing, config):
-            raise ValueError(f"port: {name} has no {attribute} here, expected a wing that has one; take numpy")
-        self.model = getattr(import_module(f"rmsnorm.{wing}_impl.{module}"), attribute)(config, parameters)
+        make = model_of(wing, config)
+        self._precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if wing == "flax" and any(array.dtype == np.float64 for array in parameters.values()):
+            self._precision = _float64
+        with self._precision():
+            self.model = make(config, parameters)
         if wing == "torch":
             self.model.eval().requires_grad_(False)
 
     def logits(self, *sentences: Any) -> Any:
-        return np.asarray(self.model.logits(*sentences))
+        with self._precision():
+            return np.asarray(self.model.logits(*sentences))
 
     def loss(self, *sentences: Any) -> Any:
-        return np.asarray(self.model.loss(*sentences))
+        with self._precision():
+            return np.asarray(self.model.loss(*sentences))
 
     def translate(self, *sentences: Any, **options: Any) -> tuple[Any, Any]:
-        sequences, scores = self.model.translate(*sentences, **options)
+        with self._precision():
+            sequences, scores = self.model.translate(*sentences, **options)
         return np.asarray(sequences), np.asarray(scores)
+
+
+def _float64() -> AbstractContextManager[Any]:
+    """JAX has it only where it is asked for."""
+    import jax
+
+    return jax.enable_x64(True)

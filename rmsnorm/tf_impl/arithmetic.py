@@ -278,14 +278,15 @@ def _over_rows(call: Call, terms: tf.Tensor) -> tf.Tensor:
 
 def _sum(terms: tf.Tensor, axes: Sequence[int], keepdims: bool = False) -> tf.Tensor:
     """In float64; the terms are added in their own format, eight slabs of the longest axis first."""
-    sizes = [terms.shape[axis] for axis in axes]
+    static = terms.shape.as_list()  # in graphs of TensorFlow 1 the sizes of a shape are no numbers
+    sizes = [static[axis] for axis in axes]
     if None in sizes:
         axis, size = axes[sizes.index(None)], None
     else:
         axis, size = axes[sizes.index(max(sizes))], max(sizes)
     if size is not None and size <= 32:
         return _double(tf.reduce_sum(terms, axes, keepdims=keepdims))
-    shape = tf.unstack(tf.shape(terms), len(terms.shape)) if None in terms.shape else list(terms.shape)
+    shape = tf.unstack(tf.shape(terms), len(static)) if None in static else static
     slab = shape[axis] // _SLABS
     whole, rest = terms, None
     if size is None or size % _SLABS:

@@ -244,7 +244,7 @@ def _spec(op: str, name: str, x: Any) -> Spec | None:
         raise errors.wrong_type(op, name, x, "a tf.Tensor", "convert it with tf.convert_to_tensor")
     if x.shape.rank is None:
         raise errors.unknown_rank(op, name)
-    return Spec(tuple(x.shape), _name(x))
+    return Spec(tuple(x.shape.as_list()), _name(x))
 
 
 def _resolve(op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, out_dtype: Any, **options: Any) -> Call:

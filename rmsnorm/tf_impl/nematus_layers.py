@@ -52,8 +52,8 @@ class RMSNormLayer(tf.Module):
         super().__init__()
         op = type(self).__name__
         check_eps(op, eps)
-        if isinstance(layer_size, bool) or not isinstance(layer_size, int) or layer_size < 1:
-            raise errors.out_of_domain(op, "layer_size", layer_size, "an integer >= 1", "pass the size of the last axis")
+        if not isinstance(layer_size, int) or layer_size < 1:
+            raise errors.out_of_domain(op, "layer_size", layer_size, "an integer >= 1", "pass that of the last axis")
         self.layer_size, self.eps = layer_size, eps
         setattr(self, self._gain, _variable(self._gain, layer_size))
 
@@ -103,7 +103,7 @@ class LayerNormLayer(RMSNormLayer):
 
 def _variable(name: str, size: int) -> Any:
     if tf.executing_eagerly() or not _is_in_variable_scope():
-        return tf.compat.v1.Variable(tf.ones([size]), name=name)
+        return tf.compat.v1.Variable(lambda: tf.ones([size]), dtype=tf.float32, name=name)
     return tf.compat.v1.get_variable(name, [size], initializer=tf.compat.v1.ones_initializer())
 
 
