@@ -11,9 +11,16 @@ os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 _NEEDS = {
     "torch": ["rmsnorm/torch_impl/*", "rmsnorm/porting/layer_norm/torch.py", "rmsnorm/porting/layer_norm/__init__.py"],
     "tensorflow": ["rmsnorm/tf_impl/*"],
-    "keras": ["rmsnorm/tf_impl/layers.py", "rmsnorm/porting/layer_norm/keras.py", "tests/keras_*.py"],
+    "keras": [
+        *(f"rmsnorm/tf_impl/{room}.py" for room in ("layers", "parameters", "recurrent", "output", "model")),
+        *("rmsnorm/tf_impl/rnnsearch.py", "rmsnorm/tf_impl/transformer.py"),
+        *("rmsnorm/porting/layer_norm/keras.py", "tests/keras_*.py"),
+    ],
     "jax": ["rmsnorm/flax_impl/*", "tests/flax_*.py"],
-    "flax": ["rmsnorm/flax_impl/layers.py", "rmsnorm/flax_impl/linen.py", "rmsnorm/porting/layer_norm/flax.py"],
+    "flax": [
+        *(f"rmsnorm/flax_impl/{room}.py" for room in ("layers", "linen", "parameters", "recurrent", "output")),
+        *("rmsnorm/flax_impl/rnnsearch.py", "rmsnorm/flax_impl/transformer.py", "rmsnorm/porting/layer_norm/flax.py"),
+    ],
 }
 if find_spec("hypothesis"):
     from hypothesis import settings
