@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import importlib
 import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -153,3 +156,12 @@ def wing(request: pytest.FixtureRequest) -> Wing:
     if find_spec(backend.package) is None:
         pytest.skip(f"{backend.package} is not installed; pip install 'rmsnorm[{backend.extra}]'")
     return Wing(request.param)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forgetting() -> Iterator[None]:
+    """What JAX has compiled for one file serves no other, and would be gigabytes in the end."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+    gc.collect()

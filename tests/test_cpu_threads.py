@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,14 @@ def _three_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_pool", None)
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Also where whoever started the tests ignores interrupts, as a shell does for what it puts in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def _raise() -> None:
     raise ValueError("of a task")
 
@@ -135,7 +144,7 @@ def test_an_exception_reaches_the_caller(by_caller: bool, workers: int) -> None:
         assert sorted(done) == list(range(5)), "the next call is well"
 
 
-@pytest.mark.usefixtures("_three_workers")
+@pytest.mark.usefixtures("_three_workers", "_interruptible")
 def test_an_interrupt_leaves_nobody_at_work() -> None:
     work = Work(3, _interrupt, by_caller=True)
     with pytest.raises(KeyboardInterrupt):
@@ -144,6 +153,7 @@ def test_an_interrupt_leaves_nobody_at_work() -> None:
     assert work.started < 1000
 
 
+@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals of POSIX")
 def test_an_interrupt_while_waiting_leaves_nobody_at_work() -> None:
     """The caller has done its part, another thread has not."""

@@ -18,9 +18,10 @@ from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.candidates import Call
 from rmsnorm.bench.measure import alternate, used_by_others
 from rmsnorm.bench.run import limit
+from rmsnorm.nematus.cells import Norm, nematus_gru_shapes
 from rmsnorm.numpy_impl.recurrent import nematus_gru, nematus_gru_vjp
 
-NORMS: Final = ("layer", "rms", "prms", "none")
+NORMS: Final[tuple[Norm, ...]] = ("layer", "rms", "prms", "none")
 OPS: Final = ("fwd", "fwd+bwd")
 
 
@@ -40,10 +41,10 @@ class Task(NamedTuple):
     h0: Any
     dh: Any
     parameters: dict[str, Any]
-    norm: Any
+    norm: Norm
 
 
-def make(sizes: Sizes, norm: str, dtype: str = "float32") -> Task:
+def make(sizes: Sizes, norm: Norm, dtype: str = "float32") -> Task:
     """Draw a task: matrices that keep the states about as large as they are.
 
     >>> sorted(make(Sizes(5, 2, 3, 4), "rms").parameters)[:2]
@@ -52,16 +53,10 @@ def make(sizes: Sizes, norm: str, dtype: str = "float32") -> Task:
     random = np.random.default_rng(0)
     length, batch, features, state = sizes
     parameters = {}
-    for part, width in (("gates", 2 * state), ("proposal", state)):
-        parameters[f"gru0/{part}_bias"] = random.normal(size=width) / 8
-        for side, letter, size in (("state", "state", state), ("input", "x", features)):
-            parameters[f"gru0/{side}_to_{part}"] = random.normal(size=(size, width)) / np.sqrt(size)
-            gain, offset = 1 + random.normal(size=width) / 8, random.normal(size=width) / 8
-            scope = f"gru0/{part}_{letter}_norm"
-            if norm == "layer":
-                parameters |= {f"{scope}/new_std": gain, f"{scope}/new_mean": offset}
-            elif norm != "none":
-                parameters[f"{scope}/scale"] = gain
+    for name, shape in nematus_gru_shapes(features, state, ["input"], norm).items():
+        drawn = random.normal(size=shape)
+        is_gain = name.endswith(("/scale", "/new_std"))
+        parameters[name] = drawn / np.sqrt(shape[0]) if len(shape) == 2 else is_gain + drawn / 8
     x, h0 = random.normal(size=(length, batch, features)), np.zeros((batch, state))
     dh = random.normal(size=(length, batch, state))
     x, h0, dh = (array.astype(dtype) for array in (x, h0, dh))

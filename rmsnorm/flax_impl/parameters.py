@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial as bind
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any
 
 import jax
 from flax import nnx
@@ -14,12 +14,8 @@ from jax import numpy as jnp
 
 from rmsnorm import dtypes, errors
 from rmsnorm.flax_impl.functional import rms_norm
-
-Norm: TypeAlias = Literal["none", "layer", "rms", "prms"]
-
-NORMS: Final = ("none", "layer", "rms", "prms")
-EPS: Final = 1e-5  # Nematus's, and that of the authors' layers.py
-PARTIAL: Final = 0.0625  # of pRMSNorm in the paper
+from rmsnorm.nematus import cells
+from rmsnorm.nematus.cells import EPS, PARTIAL, Norm, check_norm
 
 # So that nobody has to compile a model; below another jit, grad or vmap its functions are a part of that.
 compiled = bind(jax.jit, inline=True)
@@ -63,8 +59,7 @@ class Parameters:
     scope: str = ""
 
     def __post_init__(self) -> None:
-        if self.norm not in NORMS:
-            raise errors.not_a_choice("recurrent", "norm", self.norm, NORMS)
+        check_norm(self.norm)
 
     def __truediv__(self, name: str) -> Parameters:
         return replace(self, scope=f"{self.scope}{name}/")
@@ -140,5 +135,4 @@ def feed_forward(p: Parameters, x: jax.Array, *, norm: bool = True) -> jax.Array
 
 def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
     """What Nematus calls gain and offset of the norm below that scope."""
-    gain, offset = ("new_std", "new_mean") if p.norm == "layer" else ("scale", "offset")
-    return scope + gain, scope + offset
+    return cells.leaves(p.norm, scope)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial as bind
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal
 
 import jax
 from flax import nnx
@@ -17,22 +17,18 @@ from jax import numpy as jnp
 from jax.nn import initializers
 
 from rmsnorm import dtypes
-from rmsnorm.flax_impl.parameters import PARTIAL, Named, Norm, Parameters, compiled, leaves, normalize, project
-
-Bias: TypeAlias = Literal["input", "state", "outside", "none"]
+from rmsnorm.flax_impl.parameters import Named, Parameters, compiled, leaves, normalize, project
+from rmsnorm.nematus.cells import (
+    PARTIAL,
+    Bias,
+    Norm,
+    gru_names,
+    gru_shapes,
+    lstm_shapes,
+    nematus_gru_shapes,
+)
 
 __all__ = ["GRU", "LSTM", "NematusGRU", "gru", "lstm", "nematus_gru"]
-
-# The authors' names of what Nematus's GRU has too; the gains are s1 to s4, and the offsets of LayerNorm b1 to b4.
-_GRU: Final = {
-    "W": "gru0/input_to_gates",
-    "U": "gru0/state_to_gates",
-    "b": "gru0/gates_bias",
-    "Wx": "gru0/input_to_proposal",
-    "Ux": "gru0/state_to_proposal",
-    "bx": "gru0/proposal_bias",
-}
-_GRU_NORMS: Final = ("gates_x_norm", "proposal_x_norm", "gates_state_norm", "proposal_state_norm")
 
 
 def nematus_input(p: Parameters, x: jax.Array, bias: Bias) -> tuple[jax.Array, jax.Array]:
@@ -182,7 +178,7 @@ def gru(
         >>> [round(h.item(), 4) for h in states]
         [0.8988, 0.8988]
     """
-    names = _nematus_names(norm)
+    names = gru_names(norm)
     renamed = {names[name]: value for name, value in parameters.items()}
     return nematus_gru(x, h0, renamed, mask=mask, masking="carry", norm=norm, partial=partial)
 
@@ -252,19 +248,6 @@ def _lstm_step(
     return new_h if m is None else m * new_h + (1 - m) * h, new_c
 
 
-def _nematus_names(norm: Norm) -> dict[str, str]:
-    gain, offset = ("new_std", "new_mean") if norm == "layer" else ("scale", "offset")
-    names = dict(_GRU)
-    for index, scope in enumerate(_GRU_NORMS, start=1):
-        names |= {f"s{index}": f"gru0/{scope}/{gain}", f"b{index}": f"gru0/{scope}/{offset}"}
-    return names
-
-
-def _norm_shapes(norm: Norm, names: tuple[str, str], width: int) -> dict[str, tuple[int, ...]]:
-    """Of gain and offset; only LayerNorm has both."""
-    return dict.fromkeys(names[: {"none": 0, "layer": 2}.get(norm, 1)], (width,))
-
-
 class _Cell(Named):
     """Parameters of those shapes, initially as Nematus has them."""
 
@@ -277,7 +260,6 @@ class _Cell(Named):
         param_dtype: Any,
         rngs: nnx.Rngs,
     ) -> None:
-        Parameters({}, norm)  # which knows the norms
         wide = dtypes.arithmetic(jnp.dtype(param_dtype).name)  # 16 bits have no orthogonal matrices
 
         def initial(name: str, shape: tuple[int, ...]) -> jax.Array:
@@ -328,17 +310,7 @@ class NematusGRU(_Cell):
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
-        shapes: dict[str, tuple[int, ...]] = {}
-        for index, bias in enumerate(biases):
-            p = Parameters({}, norm) / f"gru{index}"
-            for part, width in (("gates", 2 * hidden_size), ("proposal", hidden_size)):
-                for side, letter, size in (("state", "state", hidden_size), ("input", "x", input_size))[
-                    : 1 + (not index)
-                ]:
-                    shapes[f"{p.scope}{side}_to_{part}"] = (size, width)
-                    shapes |= _norm_shapes(norm, leaves(p, f"{p.scope}{part}_{letter}_norm/"), width)
-                if bias != "none":
-                    shapes[f"{p.scope}{part}_bias"] = (width,)
+        shapes = nematus_gru_shapes(input_size, hidden_size, biases, norm)
         super().__init__(hidden_size, shapes, norm, partial, param_dtype, rngs)
         self.biases, self.masking, self.reverse = tuple(biases), masking, reverse
 
@@ -379,12 +351,7 @@ class GRU(_Cell):
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
-        wide = 2 * hidden_size
-        shapes: dict[str, tuple[int, ...]] = {"W": (input_size, wide), "U": (hidden_size, wide), "b": (wide,)}
-        shapes |= {"Wx": (input_size, hidden_size), "Ux": (hidden_size, hidden_size), "bx": (hidden_size,)}
-        for index, width in enumerate((wide, hidden_size, wide, hidden_size), start=1):
-            shapes |= _norm_shapes(norm, (f"s{index}", f"b{index}"), width)
-        super().__init__(hidden_size, shapes, norm, partial, param_dtype, rngs)
+        super().__init__(hidden_size, gru_shapes(input_size, hidden_size, norm), norm, partial, param_dtype, rngs)
 
     def __call__(self, x: jax.Array, h0: jax.Array | None = None, mask: jax.Array | None = None) -> jax.Array:
         """The states, from h0 or zeros: (length, batch, hidden_size)."""
@@ -421,11 +388,7 @@ class LSTM(_Cell):
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
-        wide = 4 * hidden_size
-        shapes: dict[str, tuple[int, ...]] = {"W": (input_size, wide), "U": (hidden_size, wide), "b": (wide,)}
-        for index, width in enumerate((wide, wide, hidden_size), start=1):
-            shapes |= _norm_shapes(norm, (f"s{index}", f"b{index}"), width)
-        super().__init__(hidden_size, shapes, norm, partial, param_dtype, rngs)
+        super().__init__(hidden_size, lstm_shapes(input_size, hidden_size, norm), norm, partial, param_dtype, rngs)
 
     def __call__(
         self, x: jax.Array, state: tuple[jax.Array, jax.Array] | None = None, mask: jax.Array | None = None

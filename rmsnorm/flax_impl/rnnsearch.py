@@ -29,20 +29,12 @@ from rmsnorm.flax_impl.parameters import (
 from rmsnorm.flax_impl.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus.cells import TIED, rates
 
 if TYPE_CHECKING:
     from rmsnorm.porting.config import Config
 
 __all__ = ["RNNSearch"]
-
-# Matrices that multiply embeddings, or what is as long as one; the others multiply states.
-_OF_WORDS = (
-    "encoder/forward-stack/level0/gru0/input_",
-    "encoder/backward-stack/level0/gru0/input_",
-    "decoder/base/gru0/input_",
-    *(f"decoder/next_word_predictor/{part}_to_" for part in ("prev_emb", "hidden", "lexical")),
-)
-_TIED = "decoder/next_word_predictor/hidden_to_logits/W"  # no parameter where embeddings stand for it
 
 
 class RNNSearch(Named):
@@ -246,18 +238,11 @@ def _dropping(p: Parameters, config: Config, key: jax.Array | None, x: jax.Array
     if key is None:
         return p
     length, batch = x.shape[1:]
-    shapes: dict[str, tuple[int, ...]] = {
-        name: (batch, len(value)) for name, value in p.values.items() if value.ndim == 2
-    }
-    shapes |= {_TIED: (batch, config.target_embedding_size), "decoder/lexical": (batch, config.embedding_size)}
-    rates = {
-        name: config.rnn_dropout_embedding if name.startswith(_OF_WORDS) else config.rnn_dropout_hidden
-        for name in shapes
-    }
+    values = {name: value for name, value in p.values.items() if value.ndim == 2}
+    shapes: dict[str, tuple[int, ...]] = {name: (batch, len(value)) for name, value in values.items()}
+    shapes |= {TIED: (batch, config.target_embedding_size), "decoder/lexical": (batch, config.embedding_size)}
     shapes |= {"source words": (length, batch, 1), "target words": (target_length - 1, batch, 1)}
-    rates |= {"source words": config.rnn_dropout_source, "target words": config.rnn_dropout_target}
-    rates["decoder/lexical"] = config.rnn_dropout_embedding
-    return replace(p, masks=dropout_masks(key, rates, shapes, p["encoder/embedding/embeddings"].dtype))
+    return replace(p, masks=dropout_masks(key, rates(config, values), shapes, p["encoder/embedding/embeddings"].dtype))
 
 
 def _encode(p: Parameters, config: Config, x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:

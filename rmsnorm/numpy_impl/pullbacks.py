@@ -8,21 +8,17 @@ norm is therefore a few lines here and not the double-double golden, which takes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm import errors
+from rmsnorm.nematus import cells
+from rmsnorm.nematus.cells import EPS, PARTIAL, Norm, check_norm
 from rmsnorm.variants import Variant
 
 Array: TypeAlias = npt.NDArray[Any]
 Pullback: TypeAlias = Callable[[Array], Array]
-Norm: TypeAlias = Literal["none", "layer", "rms", "prms"]
-
-NORMS: Final = ("none", "layer", "rms", "prms")
-EPS: Final = 1e-5  # Nematus's, and that of the authors' layers.py
-PARTIAL: Final = 0.0625  # of pRMSNorm in the paper
 
 
 class Parameters:
@@ -41,8 +37,7 @@ class Parameters:
         scope: str = "",
         gradients: dict[str, Array] | None = None,
     ) -> None:
-        if norm not in NORMS:
-            raise errors.not_a_choice("recurrent", "norm", norm, NORMS)
+        check_norm(norm)
         self.values, self.norm, self.partial, self.scope = values, norm, partial, scope
         self.gradients = {} if gradients is None else gradients
 
@@ -113,8 +108,7 @@ def feed_forward(p: Parameters, x: Array, *, norm: bool = True) -> tuple[Array, 
 
 def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
     """What Nematus calls gain and offset of the norm below that scope."""
-    gain, offset = ("new_std", "new_mean") if p.norm == "layer" else ("scale", "offset")
-    return scope + gain, scope + offset
+    return cells.leaves(p.norm, scope)
 
 
 def sigmoid(x: Array) -> Array:

@@ -7,26 +7,14 @@ mask (length, batch), states (batch, features). The dtype is that of the argumen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 
-from rmsnorm.numpy_impl.pullbacks import PARTIAL, Array, Norm, Parameters, leaves, normalize, project, rows, sigmoid
-
-Bias: TypeAlias = Literal["input", "state", "outside", "none"]
+from rmsnorm.nematus.cells import PARTIAL, Bias, Norm, gru_names
+from rmsnorm.numpy_impl.pullbacks import Array, Parameters, leaves, normalize, project, rows, sigmoid
 
 __all__ = ["gru", "gru_vjp", "lstm", "lstm_vjp", "nematus_gru", "nematus_gru_vjp"]
-
-# The authors' names of what Nematus's GRU has too; the gains are s1 to s4, and the offsets of LayerNorm b1 to b4.
-_GRU: Final = {
-    "W": "gru0/input_to_gates",
-    "U": "gru0/state_to_gates",
-    "b": "gru0/gates_bias",
-    "Wx": "gru0/input_to_proposal",
-    "Ux": "gru0/state_to_proposal",
-    "bx": "gru0/proposal_bias",
-}
-_GRU_NORMS: Final = ("gates_x_norm", "proposal_x_norm", "gates_state_norm", "proposal_state_norm")
 
 
 def nematus_input(p: Parameters, x: Array, bias: Bias) -> tuple[Array, Array, Callable[[Array, Array], Array]]:
@@ -240,7 +228,7 @@ def gru(
         >>> gru(np.zeros((2, 1, 1)), np.ones((1, 1)), weights, mask=np.array([[1.0], [0.0]])).round(4).ravel()
         array([0.8988, 0.8988])
     """
-    names = _nematus_names(norm)
+    names = gru_names(norm)
     renamed = {names[name]: value for name, value in parameters.items()}
     return nematus_gru(x, h0, renamed, mask=mask, masking="carry", norm=norm, partial=partial)
 
@@ -266,7 +254,7 @@ def gru_vjp(
         >>> gru_vjp(np.ones((2, 1, 1)), np.zeros((2, 1, 1)), np.ones((1, 1)), weights)[1].round(4)
         array([[1.873]])
     """
-    names = _nematus_names(norm)
+    names = gru_names(norm)
     renamed = {names[name]: value for name, value in parameters.items()}
     dx, dh0, gradients = nematus_gru_vjp(dh, x, h0, renamed, mask=mask, masking="carry", norm=norm, partial=partial)
     return dx, dh0, {name: gradients[names[name]] for name in parameters}
@@ -385,11 +373,3 @@ def _lstm_step(
         return (1 - m) * dh + before_pullback(dpre), (1 - m) * dc + inner * f, dpre
 
     return m * o * shown + (1 - m) * h, new_c, pullback
-
-
-def _nematus_names(norm: Norm) -> dict[str, str]:
-    gain, offset = ("new_std", "new_mean") if norm == "layer" else ("scale", "offset")
-    names = dict(_GRU)
-    for index, scope in enumerate(_GRU_NORMS, start=1):
-        names |= {f"s{index}": f"gru0/{scope}/{gain}", f"b{index}": f"gru0/{scope}/{offset}"}
-    return names

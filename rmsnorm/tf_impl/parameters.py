@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial as bind
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from rmsnorm import errors
+from rmsnorm.nematus import cells
+from rmsnorm.nematus.cells import EPS, PARTIAL, Norm, check_norm
 from rmsnorm.tf_impl.functional import rms_norm
-
-Norm: TypeAlias = Literal["none", "layer", "rms", "prms"]
-
-NORMS: Final = ("none", "layer", "rms", "prms")
-EPS: Final = 1e-5  # Nematus's, and that of the authors' layers.py
-PARTIAL: Final = 0.0625  # of pRMSNorm in the paper
 
 
 class Named(keras.layers.Layer):
@@ -121,8 +116,7 @@ class Parameters:
         dropout: Dropout | None = None,
         scope: str = "",
     ) -> None:
-        if norm not in NORMS:
-            raise errors.not_a_choice("recurrent", "norm", norm, NORMS)
+        check_norm(norm)
         self.values, self.norm, self.partial, self.dropout, self.scope = values, norm, partial, dropout, scope
 
     def __truediv__(self, name: str) -> Parameters:
@@ -181,5 +175,4 @@ def feed_forward(p: Parameters, x: tf.Tensor, *, norm: bool = True) -> tf.Tensor
 
 def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
     """What Nematus calls gain and offset of the norm below that scope."""
-    gain, offset = ("new_std", "new_mean") if p.norm == "layer" else ("scale", "offset")
-    return scope + gain, scope + offset
+    return cells.leaves(p.norm, scope)

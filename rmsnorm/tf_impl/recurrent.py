@@ -9,27 +9,25 @@ jit_compile=True the tape is to be inside, as for every loop of TensorFlow.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 import keras
 import tensorflow as tf
 
-from rmsnorm.tf_impl.parameters import PARTIAL, Graphs, Named, Norm, Parameters, leaves, normalize, project
-
-Bias: TypeAlias = Literal["input", "state", "outside", "none"]
+from rmsnorm.nematus.cells import (
+    PARTIAL,
+    Bias,
+    Norm,
+    check_norm,
+    gru_names,
+    gru_shapes,
+    lstm_shapes,
+    nematus_gru_shapes,
+)
+from rmsnorm.tf_impl.parameters import Graphs, Named, Parameters, leaves, normalize, project
 
 __all__ = ["GRU", "LSTM", "GRUCell", "LSTMCell", "NematusGRU", "NematusGRUCell", "gru", "lstm", "nematus_gru"]
 
-# The authors' names of what Nematus's GRU has too; the gains are s1 to s4, and the offsets of LayerNorm b1 to b4.
-_GRU: Final = {
-    "W": "gru0/input_to_gates",
-    "U": "gru0/state_to_gates",
-    "b": "gru0/gates_bias",
-    "Wx": "gru0/input_to_proposal",
-    "Ux": "gru0/state_to_proposal",
-    "bx": "gru0/proposal_bias",
-}
-_GRU_NORMS: Final = ("gates_x_norm", "proposal_x_norm", "gates_state_norm", "proposal_state_norm")
 _graphs: Final = Graphs()
 
 
@@ -176,7 +174,7 @@ def gru(
         >>> gru(tf.zeros((2, 1, 1)), tf.ones((1, 1)), weights, mask=mask).numpy().round(4).ravel()
         array([0.8988, 0.8988], dtype=float32)
     """
-    names = _nematus_names(norm)
+    names = gru_names(norm)
     renamed = {names[name]: value for name, value in parameters.items()}
     return nematus_gru(x, h0, renamed, mask=mask, masking="carry", norm=norm, partial=partial)
 
@@ -226,7 +224,7 @@ def lstm(
 def _run(
     function: Any, x: Any, state: Any, parameters: Mapping[str, Any], mask: Any, *, norm: Norm, **options: Any
 ) -> Any:
-    Parameters({}, norm)  # which knows the norms
+    check_norm(norm)
     given = [tf.convert_to_tensor(each) for each in (x, *state)]
     values = {name: tf.convert_to_tensor(value) for name, value in parameters.items()}
     masks = [] if mask is None else [tf.convert_to_tensor(mask)]
@@ -261,24 +259,11 @@ def _lstm_step(
     return new_h if m is None else m * new_h + (1 - m) * h, new_c
 
 
-def _nematus_names(norm: Norm) -> dict[str, str]:
-    gain, offset = ("new_std", "new_mean") if norm == "layer" else ("scale", "offset")
-    names = dict(_GRU)
-    for index, scope in enumerate(_GRU_NORMS, start=1):
-        names |= {f"s{index}": f"gru0/{scope}/{gain}", f"b{index}": f"gru0/{scope}/{offset}"}
-    return names
-
-
-def _norm_shapes(norm: Norm, names: tuple[str, str], width: int) -> dict[str, tuple[int, ...]]:
-    """Of gain and offset; only LayerNorm has both."""
-    return dict.fromkeys(names[: {"none": 0, "layer": 2}.get(norm, 1)], (width,))
-
-
 class _Cell(Named):
     """Weights of the shapes that it says, initially as Nematus has them."""
 
     def __init__(self, units: int, *, norm: Norm = "none", partial: float = PARTIAL, **kwargs: Any) -> None:
-        Parameters({}, norm)
+        check_norm(norm)
         super().__init__(**kwargs)
         self.units = self.output_size = units
         self.state_size: Any = units
@@ -320,17 +305,7 @@ class NematusGRUCell(_Cell):
         self.biases: Any = tuple(biases)
 
     def shapes(self, size: Any) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {}
-        for index, bias in enumerate(self.biases):
-            p = Parameters({}, self.norms["norm"]) / f"gru{index}"
-            for part, width in (("gates", 2 * self.units), ("proposal", self.units)):
-                sides = (("state", "state", self.units), ("input", "x", size))
-                for side, letter, rows in sides[: 1 + (not index)]:
-                    shapes[f"{p.scope}{side}_to_{part}"] = (rows, width)
-                    shapes |= _norm_shapes(p.norm, leaves(p, f"{p.scope}{part}_{letter}_norm/"), width)
-                if bias != "none":
-                    shapes[f"{p.scope}{part}_bias"] = (width,)
-        return shapes
+        return nematus_gru_shapes(size, self.units, self.biases, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         p = Parameters(self.tensors(), **self.norms)
@@ -357,15 +332,10 @@ class GRUCell(_Cell):
     """
 
     def shapes(self, size: Any) -> dict[str, tuple[int, ...]]:
-        units, wide = self.units, 2 * self.units
-        shapes: dict[str, tuple[int, ...]] = {"W": (size, wide), "U": (units, wide), "b": (wide,)}
-        shapes |= {"Wx": (size, units), "Ux": (units, units), "bx": (units,)}
-        for index, width in enumerate((wide, units, wide, units), start=1):
-            shapes |= _norm_shapes(self.norms["norm"], (f"s{index}", f"b{index}"), width)
-        return shapes
+        return gru_shapes(size, self.units, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        names = _nematus_names(self.norms["norm"])
+        names = gru_names(self.norms["norm"])
         p = Parameters({names[name]: value for name, value in self.tensors().items()}, **self.norms) / "gru0"
         h = nematus_step(p, states[0], nematus_input(p, inputs, "input"), "input")
         return h, [h]
@@ -391,11 +361,7 @@ class LSTMCell(_Cell):
         self.state_size = [units, units]
 
     def shapes(self, size: Any) -> dict[str, tuple[int, ...]]:
-        wide = 4 * self.units
-        shapes: dict[str, tuple[int, ...]] = {"W": (size, wide), "U": (self.units, wide), "b": (wide,)}
-        for index, width in enumerate((wide, wide, self.units), start=1):
-            shapes |= _norm_shapes(self.norms["norm"], (f"s{index}", f"b{index}"), width)
-        return shapes
+        return lstm_shapes(size, self.units, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         p = Parameters(self.tensors(), **self.norms)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus.cells import TIED, rates
 from rmsnorm.tf_impl import sentences
 from rmsnorm.tf_impl.model import NematusModel
 from rmsnorm.tf_impl.output import cross_entropy, lexical_state, log_softmax, predict, target_table
@@ -19,15 +20,6 @@ if TYPE_CHECKING:
     from rmsnorm.porting.config import Config
 
 __all__ = ["RNNSearch"]
-
-# Matrices that multiply embeddings, or what is as long as one; the others multiply states.
-_OF_WORDS = (
-    "encoder/forward-stack/level0/gru0/input_",
-    "encoder/backward-stack/level0/gru0/input_",
-    "decoder/base/gru0/input_",
-    *(f"decoder/next_word_predictor/{part}_to_" for part in ("prev_emb", "hidden", "lexical")),
-)
-_TIED = "decoder/next_word_predictor/hidden_to_logits/W"  # no parameter where embeddings stand for it
 
 
 @keras.saving.register_keras_serializable(package="rmsnorm")
@@ -166,14 +158,8 @@ class RNNSearch(NematusModel):
         if not training:
             return Parameters(values, config.norm)
         sizes = {name: value.shape[0] for name, value in values.items() if value.shape.rank == 2}
-        sizes |= {_TIED: config.target_embedding_size, "decoder/lexical": config.embedding_size}
-        rates = {
-            name: config.rnn_dropout_embedding if name.startswith(_OF_WORDS) else config.rnn_dropout_hidden
-            for name in sizes
-        }
-        rates |= {"source words": config.rnn_dropout_source, "target words": config.rnn_dropout_target}
-        rates["decoder/lexical"] = config.rnn_dropout_embedding
-        dropout = Dropout(rates, sizes, tf.shape(ids)[-1], self.variable_dtype, self.seed)
+        sizes |= {TIED: config.target_embedding_size, "decoder/lexical": config.embedding_size}
+        dropout = Dropout(rates(config, sizes), sizes, tf.shape(ids)[-1], self.variable_dtype, self.seed)
         return Parameters(values, config.norm, dropout=dropout)
 
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rmsnorm import errors
+from rmsnorm.nematus import cells
+from rmsnorm.nematus.cells import EPS, PARTIAL, Norm, check_norm
 from rmsnorm.torch_impl.functional import rms_norm
-
-Norm: TypeAlias = Literal["none", "layer", "rms", "prms"]
-
-NORMS: Final = ("none", "layer", "rms", "prms")
-EPS: Final = 1e-5  # Nematus's, and that of the authors' layers.py
-PARTIAL: Final = 0.0625  # of pRMSNorm in the paper
 
 
 class Scope(torch.nn.Module):
@@ -78,8 +73,7 @@ class Parameters:
         dropout: Dropout | None = None,
         scope: str = "",
     ) -> None:
-        if norm not in NORMS:
-            raise errors.not_a_choice("recurrent", "norm", norm, NORMS)
+        check_norm(norm)
         self.values, self.norm, self.partial, self.dropout, self.scope = values, norm, partial, dropout, scope
 
     def __truediv__(self, name: str) -> Parameters:
@@ -121,5 +115,4 @@ def feed_forward(p: Parameters, x: Tensor, *, norm: bool = True) -> Tensor:
 
 def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
     """What Nematus calls gain and offset of the norm below that scope."""
-    gain, offset = ("new_std", "new_mean") if p.norm == "layer" else ("scale", "offset")
-    return scope + gain, scope + offset
+    return cells.leaves(p.norm, scope)

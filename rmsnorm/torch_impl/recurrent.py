@@ -7,28 +7,24 @@ batch), states (batch, features). The dtype is that of the arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import init
 
-from rmsnorm.torch_impl.parameters import PARTIAL, Named, Norm, Parameters, leaves, normalize, project
-
-Bias: TypeAlias = Literal["input", "state", "outside", "none"]
+from rmsnorm.nematus.cells import (
+    PARTIAL,
+    Bias,
+    Norm,
+    gru_names,
+    gru_shapes,
+    lstm_shapes,
+    nematus_gru_shapes,
+)
+from rmsnorm.torch_impl.parameters import Named, Parameters, leaves, normalize, project
 
 __all__ = ["GRU", "LSTM", "NematusGRU", "gru", "lstm", "nematus_gru"]
-
-# The authors' names of what Nematus's GRU has too; the gains are s1 to s4, and the offsets of LayerNorm b1 to b4.
-_GRU: Final = {
-    "W": "gru0/input_to_gates",
-    "U": "gru0/state_to_gates",
-    "b": "gru0/gates_bias",
-    "Wx": "gru0/input_to_proposal",
-    "Ux": "gru0/state_to_proposal",
-    "bx": "gru0/proposal_bias",
-}
-_GRU_NORMS: Final = ("gates_x_norm", "proposal_x_norm", "gates_state_norm", "proposal_state_norm")
 
 
 def nematus_input(p: Parameters, x: Tensor, bias: Bias) -> tuple[Tensor, Tensor]:
@@ -172,7 +168,7 @@ def gru(
         >>> gru(torch.zeros((2, 1, 1)), torch.ones((1, 1)), weights, mask=torch.tensor([[1.0], [0.0]])).ravel()
         tensor([0.8988, 0.8988])
     """
-    names = _nematus_names(norm)
+    names = gru_names(norm)
     renamed = {names[name]: value for name, value in parameters.items()}
     return nematus_gru(x, h0, renamed, mask=mask, masking="carry", norm=norm, partial=partial)
 
@@ -236,19 +232,6 @@ def _lstm_step(p: Parameters, h: Tensor, c: Tensor, below: Tensor, m: Tensor | N
     return new_h if m is None else m * new_h + (1 - m) * h, new_c
 
 
-def _nematus_names(norm: Norm) -> dict[str, str]:
-    gain, offset = ("new_std", "new_mean") if norm == "layer" else ("scale", "offset")
-    names = dict(_GRU)
-    for index, scope in enumerate(_GRU_NORMS, start=1):
-        names |= {f"s{index}": f"gru0/{scope}/{gain}", f"b{index}": f"gru0/{scope}/{offset}"}
-    return names
-
-
-def _norm_shapes(norm: Norm, names: tuple[str, str], width: int) -> dict[str, tuple[int, ...]]:
-    """Of gain and offset; only LayerNorm has both."""
-    return dict.fromkeys(names[: {"none": 0, "layer": 2}.get(norm, 1)], (width,))
-
-
 class _Cell(Named):
     """Parameters of those shapes, initially as Nematus has them."""
 
@@ -261,7 +244,6 @@ class _Cell(Named):
         device: Any,
         dtype: torch.dtype | None,
     ) -> None:
-        Parameters({}, norm)  # which knows the norms
         super().__init__({name: torch.empty(shape, device=device, dtype=dtype) for name, shape in shapes.items()})
         self.hidden_size = hidden_size
         self.norms: dict[str, Any] = {"norm": norm, "partial": partial}
@@ -315,17 +297,7 @@ class NematusGRU(_Cell):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        shapes: dict[str, tuple[int, ...]] = {}
-        for index, bias in enumerate(biases):
-            p = Parameters({}, norm) / f"gru{index}"
-            for part, width in (("gates", 2 * hidden_size), ("proposal", hidden_size)):
-                for side, letter, size in (("state", "state", hidden_size), ("input", "x", input_size))[
-                    : 1 + (not index)
-                ]:
-                    shapes[f"{p.scope}{side}_to_{part}"] = (size, width)
-                    shapes |= _norm_shapes(norm, leaves(p, f"{p.scope}{part}_{letter}_norm/"), width)
-                if bias != "none":
-                    shapes[f"{p.scope}{part}_bias"] = (width,)
+        shapes = nematus_gru_shapes(input_size, hidden_size, biases, norm)
         super().__init__(hidden_size, shapes, norm, partial, device, dtype)
         self.options: dict[str, Any] = {"biases": tuple(biases), "masking": masking, "reverse": reverse}
 
@@ -361,12 +333,7 @@ class GRU(_Cell):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        wide = 2 * hidden_size
-        shapes: dict[str, tuple[int, ...]] = {"W": (input_size, wide), "U": (hidden_size, wide), "b": (wide,)}
-        shapes |= {"Wx": (input_size, hidden_size), "Ux": (hidden_size, hidden_size), "bx": (hidden_size,)}
-        for index, width in enumerate((wide, hidden_size, wide, hidden_size), start=1):
-            shapes |= _norm_shapes(norm, (f"s{index}", f"b{index}"), width)
-        super().__init__(hidden_size, shapes, norm, partial, device, dtype)
+        super().__init__(hidden_size, gru_shapes(input_size, hidden_size, norm), norm, partial, device, dtype)
 
     def forward(self, x: Tensor, h0: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """The states, from h0 or zeros: (length, batch, hidden_size)."""
@@ -401,11 +368,7 @@ class LSTM(_Cell):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        wide = 4 * hidden_size
-        shapes: dict[str, tuple[int, ...]] = {"W": (input_size, wide), "U": (hidden_size, wide), "b": (wide,)}
-        for index, width in enumerate((wide, wide, hidden_size), start=1):
-            shapes |= _norm_shapes(norm, (f"s{index}", f"b{index}"), width)
-        super().__init__(hidden_size, shapes, norm, partial, device, dtype)
+        super().__init__(hidden_size, lstm_shapes(input_size, hidden_size, norm), norm, partial, device, dtype)
 
     def forward(
         self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None

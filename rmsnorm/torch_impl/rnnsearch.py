@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus.cells import rates
 from rmsnorm.torch_impl import sentences
 from rmsnorm.torch_impl.output import cross_entropy, lexical_state, log_softmax, predict, target_table
 from rmsnorm.torch_impl.parameters import Dropout, Named, Parameters, feed_forward, leaves, project
@@ -20,15 +21,6 @@ if TYPE_CHECKING:
     from rmsnorm.porting.config import Config
 
 __all__ = ["RNNSearch"]
-
-# Matrices that multiply embeddings, or what is as long as one; the others multiply states.
-_OF_WORDS = (
-    "encoder/forward-stack/level0/gru0/input_",
-    "encoder/backward-stack/level0/gru0/input_",
-    "decoder/base/gru0/input_",
-    *(f"decoder/next_word_predictor/{part}_to_" for part in ("prev_emb", "hidden", "lexical")),
-)
-_TIED = "decoder/next_word_predictor/hidden_to_logits/W"  # no parameter where embeddings stand for it
 
 
 class RNNSearch(Named):
@@ -54,12 +46,7 @@ class RNNSearch(Named):
     def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None:
         super().__init__(parameters)
         self.config = config
-        self.rates = {
-            name: config.rnn_dropout_embedding if name.startswith(_OF_WORDS) else config.rnn_dropout_hidden
-            for name in (*parameters, _TIED)
-        }
-        self.rates |= {"source words": config.rnn_dropout_source, "target words": config.rnn_dropout_target}
-        self.rates["decoder/lexical"] = config.rnn_dropout_embedding
+        self.rates = rates(config, parameters)
         self.eval()
 
     def encode(self, x: Any, x_mask: Any) -> Tensor:
