@@ -23,9 +23,12 @@ from rmsnorm.nematus import beam
 from rmsnorm.numpy_impl.output import log_softmax
 from rmsnorm.numpy_impl.rnnsearch import RNNSearch
 from rmsnorm.numpy_impl.transformer import Transformer
+from rmsnorm.porting.names import variables
 
 U = 2.0**-53
 EXACT = 1e-12  # two float64 computations of one thing in another order; logits are below 10
+
+RATES = {f"rnn_dropout_{part}": 0.3 for part in ("embedding", "hidden", "source", "target")}
 
 
 def model_of(kind: str, **changes: Any) -> RNNSearch:
@@ -316,3 +319,53 @@ def test_when_the_sampler_stops() -> None:
     found = beam.search("sampler", step, [np.zeros((2, 1))], 2, 10, 0.0)
     np.testing.assert_array_equal(found.sequences, [[[0, 0, 0, 0], [1, 0, 0, 0]]])  # log .3 + log .6 > 4 log .6
     np.testing.assert_allclose(found.scores, [[log_p[0], log_p[1] + log_p[0]]])
+
+
+def dropped(kind: str) -> tuple[RNNSearch, Any, dict[str, Any]]:
+    """A model with dropout, one sentence that lost words on both sides, and the masks of that."""
+    model, words = model_of(kind, **RATES), np.array([1, 2, 3, 0])
+    x, y = np.stack([words] * len(model.config.source_vocab_sizes))[..., None], words[:, None]
+    sentences = (x, np.ones((4, 1)), y, np.ones((4, 1)))
+    for seed in range(100):
+        p = model._parameters(np.random.default_rng(seed))
+        model._loss("test", p, *sentences)
+        masks = p.dropout.masks
+        if all(0 < np.count_nonzero(masks[f"{side} words"]) < 3 for side in ("source", "target")):
+            return model, (sentences, seed), masks
+    raise AssertionError("no seed drops words on both sides")
+
+
+@pytest.mark.parametrize("kind", ["deep", "mixture", "factors", "lexical", "tied decoder"])
+def test_gradients_with_dropout_are_those_of_differences(kind: str) -> None:
+    model, (sentences, seed), masks = dropped(kind)
+    check_directions(
+        lambda given: RNNSearch(model.config, given).loss(*sentences, rng=np.random.default_rng(seed)).mean(),
+        model.parameters,
+        model.gradients(*sentences, rng=np.random.default_rng(seed)),
+    )
+    matrices = {row.name for row in variables(model.config) if len(row.shape) == 2}
+    matrices -= {name for name in matrices if "/embedding/" in name or name.endswith("hidden_to_score")}
+    extra = {"source words", "target words"}
+    extra |= {"decoder/lexical"} if kind == "lexical" else set()
+    extra |= {"decoder/next_word_predictor/hidden_to_logits/W"} if kind == "tied decoder" else set()
+    assert set(masks) == matrices | extra
+    assert all(set(mask.ravel()) <= {0.0, 1 / 0.7} for mask in masks.values())
+
+
+@pytest.mark.parametrize("kind", ["deep", "mixture", "factors"])
+def test_a_dropped_input_is_a_dropped_row_of_the_matrix(kind: str) -> None:
+    """Which holds for one sentence, and only if all steps have the same mask; words are dropped as their embeddings."""
+    model, ((x, x_mask, y, y_mask), seed), masks = dropped(kind)
+    same = {name: value.copy() for name, value in model.parameters.items()}
+    for name, mask in masks.items():
+        if name in same:
+            same[name] *= mask.T
+    tables = [f"encoder/embedding/embeddings{f'_{i}' if i else ''}" for i in range(len(x))]
+    sides = [(table, each, "source words") for table, each in zip(tables, x, strict=True)]
+    for table, ids, side in (*sides, ("decoder/embedding/embeddings", y[:-1], "target words")):
+        for word, factor in zip(ids[:, 0], masks[side][:, 0, 0], strict=True):
+            same[table][word] *= factor
+    wanted = RNNSearch(model.config, same).loss(x, x_mask, y, y_mask)
+    found = model.loss(x, x_mask, y, y_mask, rng=np.random.default_rng(seed))
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    assert abs(found - model.loss(x, x_mask, y, y_mask)) > 1e-3

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rmsnorm.numpy_impl.pullbacks import Array, Parameters, Pullback, feed_forward, identity, rows
+from rmsnorm.numpy_impl.pullbacks import Array, Parameters, Pullback, drop, feed_forward, identity, rows
 
 if TYPE_CHECKING:
     from rmsnorm.porting.config import Config
@@ -55,13 +55,14 @@ def lexical_state(
 
     weights: (steps, source length, batch); embeddings: (source length, batch, size). The pullback gives both gradients.
     """
+    embeddings, drop_pullback = drop(p, "decoder/lexical", embeddings)
     e = np.tanh(np.einsum("tsb,sbe->tbe", weights, embeddings))
     layer, layer_pullback = feed_forward(p / "decoder/lexical", e)
     deep = np.tanh(layer)
 
     def pullback(dy: Array) -> tuple[Array, Array]:
         de = (dy + layer_pullback(dy * (1 - deep**2))) * (1 - e**2)
-        return np.einsum("tbe,sbe->tsb", de, embeddings), np.einsum("tsb,tbe->sbe", weights, de)
+        return np.einsum("tbe,sbe->tsb", de, embeddings), drop_pullback(np.einsum("tsb,tbe->sbe", weights, de))
 
     return deep + e, pullback
 
@@ -114,11 +115,12 @@ def _logits(p: Parameters, config: Config, hidden: Array) -> tuple[Array, Pullba
     if not config.tie_decoder_embeddings:
         return feed_forward(q, hidden, norm=False)
     table = target_table(config)
+    hidden, drop_pullback = drop(q, "W", hidden)
 
     def pullback(dlogits: Array) -> Array:
         q.add("b", rows(dlogits).sum(axis=0))
         p.add(table, rows(dlogits).T @ rows(hidden))
-        return dlogits @ p[table]
+        return drop_pullback(dlogits @ p[table])
 
     return hidden @ p[table].T + q["b"], pullback
 

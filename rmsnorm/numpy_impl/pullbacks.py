@@ -21,11 +21,25 @@ Array: TypeAlias = npt.NDArray[Any]
 Pullback: TypeAlias = Callable[[Array], Array]
 
 
+class Dropout:
+    """Nematus's dropout after Gal & Ghahramani: one mask for each name, the same at every step of a sequence."""
+
+    def __init__(self, rates: Mapping[str, float], rng: np.random.Generator) -> None:
+        self.rates, self.rng = rates, rng
+        self.masks: dict[str, Array] = {}
+
+    def mask(self, name: str, x: Array, *, whole: bool) -> Array:
+        if name not in self.masks:
+            kept = 1 - self.rates[name]
+            self.masks[name] = (self.rng.random((*x.shape[:-1], 1) if whole else x.shape[-2:]) < kept) / kept
+        return self.masks[name]
+
+
 class Parameters:
     """Arrays below a name, and the gradients gathered for them.
 
     ``parameters / "gru0"`` is what lies below that name, ``parameters["W"]`` an array, ``add("W", d)`` adds to its
-    gradient. The norm of the model is carried along.
+    gradient. The norm of the model is carried along, and in training its dropout.
     """
 
     def __init__(
@@ -34,17 +48,19 @@ class Parameters:
         norm: Norm = "none",
         *,
         partial: float = PARTIAL,
+        dropout: Dropout | None = None,
         scope: str = "",
         gradients: dict[str, Array] | None = None,
     ) -> None:
         check_norm(norm)
-        self.values, self.norm, self.partial, self.scope = values, norm, partial, scope
+        self.values, self.norm, self.partial, self.dropout, self.scope = values, norm, partial, dropout, scope
         self.gradients = {} if gradients is None else gradients
 
     def __truediv__(self, name: str) -> Parameters:
         return Parameters(
-            self.values, self.norm, partial=self.partial, scope=f"{self.scope}{name}/", gradients=self.gradients
-        )
+            self.values, self.norm, partial=self.partial, dropout=self.dropout, scope=f"{self.scope}{name}/",
+            gradients=self.gradients,
+        )  # fmt: skip
 
     def __getitem__(self, name: str) -> Array:
         return self.values[self.scope + name]
@@ -82,10 +98,19 @@ def normalize(p: Parameters, a: Array, gain: str, offset: str) -> tuple[Array, P
     return y, pullback
 
 
+def drop(p: Parameters, name: str, x: Array, *, whole: bool = False) -> tuple[Array, Pullback]:
+    """In training without some features in all steps; ``whole``: without any features in some steps."""
+    if p.dropout is None:
+        return x, identity
+    mask = p.dropout.mask(p.scope + name, x, whole=whole)
+    return x * mask, lambda dy: dy * mask
+
+
 def project(
     p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | None
 ) -> tuple[Array, Pullback]:
     """norm(x W + b), with b inside the norm; without a bias or a norm where these are None."""
+    x, drop_pullback = drop(p, weight, x)
     a = x @ p[weight]
     if bias is not None:
         a = a + p[bias]
@@ -96,7 +121,7 @@ def project(
         p.add(weight, rows(x).T @ rows(da))
         if bias is not None:
             p.add(bias, rows(da).sum(axis=0))
-        return da @ p[weight].T
+        return drop_pullback(da @ p[weight].T)
 
     return y, pullback
 

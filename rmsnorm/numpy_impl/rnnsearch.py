@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from rmsnorm.nematus import beam, sentences
 from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus.cells import rates
 from rmsnorm.numpy_impl.output import cross_entropy, embed, lexical_state, log_softmax, predict, target_table
-from rmsnorm.numpy_impl.pullbacks import Array, Parameters, feed_forward, leaves, project
+from rmsnorm.numpy_impl.pullbacks import Array, Dropout, Parameters, drop, feed_forward, leaves, project
 from rmsnorm.numpy_impl.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 
 if TYPE_CHECKING:
@@ -72,26 +73,41 @@ class RNNSearch:
         words, _ = sentences.target("logits", y, ids.shape[2], self.config.target_vocab_size)
         return _score(self._parameters(), self.config, ids, mask, words, stepwise=stepwise)[0]
 
-    def loss(self, x: npt.ArrayLike, x_mask: npt.ArrayLike, y: npt.ArrayLike, y_mask: npt.ArrayLike) -> Array:
+    def loss(
+        self,
+        x: npt.ArrayLike,
+        x_mask: npt.ArrayLike,
+        y: npt.ArrayLike,
+        y_mask: npt.ArrayLike,
+        *,
+        rng: np.random.Generator | None = None,
+    ) -> Array:
         """Cross-entropy of each sentence, summed over its words: (batch,), smoothed where the config says so.
 
         Args:
             x, x_mask, y: as for logits.
             y_mask: as x_mask, (target length, batch).
+            rng: for training: what Nematus drops out is drawn from it, at the rates of the config.
 
         Raises:
             TypeError, ValueError: as encode.
         """
-        return self._loss("loss", self._parameters(), x, x_mask, y, y_mask)[0]
+        return self._loss("loss", self._parameters(rng), x, x_mask, y, y_mask)[0]
 
     def gradients(
-        self, x: npt.ArrayLike, x_mask: npt.ArrayLike, y: npt.ArrayLike, y_mask: npt.ArrayLike
+        self,
+        x: npt.ArrayLike,
+        x_mask: npt.ArrayLike,
+        y: npt.ArrayLike,
+        y_mask: npt.ArrayLike,
+        *,
+        rng: np.random.Generator | None = None,
     ) -> dict[str, Array]:
         """Gradient of the mean loss over the sentences with respect to every parameter, by name.
 
         Args, Raises: as for loss.
         """
-        p = self._parameters()
+        p = self._parameters(rng)
         loss, pullback = self._loss("gradients", p, x, x_mask, y, y_mask)
         pullback(np.full_like(loss, 1 / len(loss)))
         return {name: p.gradients[name] for name in self.parameters}
@@ -140,8 +156,9 @@ class RNNSearch:
         states = [np.repeat(initial, beam_size, axis=0)] * config.rnn_dec_depth
         return beam.search(config.search, step, states, beam_size, max_length, normalization_alpha)
 
-    def _parameters(self) -> Parameters:
-        return Parameters(self.parameters, self.config.norm)
+    def _parameters(self, rng: np.random.Generator | None = None) -> Parameters:
+        dropout = None if rng is None else Dropout(rates(self.config, self.parameters), rng)
+        return Parameters(self.parameters, self.config.norm, dropout=dropout)
 
     def _loss(self, op: str, p: Parameters, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Any:
         config = self.config
@@ -179,6 +196,7 @@ def _encode(
     tables = [f"encoder/embedding/embeddings{f'_{i}' if i else ''}" for i in range(len(x))]
     looked_up = [embed(p, table, ids) for table, ids in zip(tables, x, strict=True)]
     embeddings = np.concatenate([rows for rows, _ in looked_up], axis=-1)
+    embeddings, drop_pullback = drop(p, "source words", embeddings, whole=True)
     # The stack that ends from left to right comes first.
     stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
     tops, pullbacks = zip(*(_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks), strict=True)
@@ -186,7 +204,7 @@ def _encode(
     def pullback(dcontext: Array, dembeddings: Array) -> None:
         for each, dtop in zip(pullbacks, np.split(dcontext, 2, axis=-1), strict=True):
             dembeddings = dembeddings + each(dtop)
-        parts = np.split(dembeddings, np.cumsum(config.dim_per_factor)[:-1], axis=-1)
+        parts = np.split(drop_pullback(dembeddings), np.cumsum(config.dim_per_factor)[:-1], axis=-1)
         for (_, embed_pullback), part in zip(looked_up, parts, strict=True):
             embed_pullback(part)
 
@@ -250,6 +268,7 @@ def _score(
     """Logits of the given words."""
     memory, initial, source_pullback = _attend_to(p, config, x, mask)
     words, words_pullback = embed(p, target_table(config), y[:-1])
+    words, drop_pullback = drop(p, "target words", words, whole=True)
     words = np.concatenate((np.zeros((1, *words.shape[1:])), words))  # before the first word stands a zero vector
     gates, proposal, input_pullback = nematus_input(p / "decoder/base/gru0", words, config.gru_bias("base", 0))
 
@@ -283,7 +302,7 @@ def _score(
             dcontext += d.context
             dhidden += d.hidden
         dwords = dwords + input_pullback(dgates, dproposal)
-        words_pullback(dwords[1:])
+        words_pullback(drop_pullback(dwords[1:]))
         dinitial = dstates[0] if old else sum(dstates[1:], start=dstates[0])
         source_pullback(_Source(dcontext, dhidden, dembeddings, dinitial))
 
