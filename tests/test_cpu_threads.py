@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -11,8 +12,10 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +174,31 @@ def test_an_interrupt_while_waiting_leaves_nobody_at_work() -> None:
     with pytest.raises(KeyboardInterrupt):
         threads.share_out(task, 2, 2)
     assert over.is_set()
+
+
+@pytest.mark.parametrize("operation", ["rms_norm", "rms_norm_vjp"])
+def test_memory_outlives_an_interrupt_before_the_worker_is_known(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker goes on writing; what it writes to is nobody else's until it has done."""
+    go, done = threading.Event(), threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def submit(self, work: Any, /) -> Any:  # type: ignore[override]
+            super().submit(lambda: (go.wait(60), work(), done.set()))
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threads, "_pool", Pool(1))
+    monkeypatch.setenv("RMSNORM_NUM_THREADS", "2")
+    x = np.ones((2100, 1025), np.float32)
+    owner = weakref.ref(x)
+    with pytest.raises(KeyboardInterrupt):
+        fast.rms_norm(x) if operation == "rms_norm" else fast.rms_norm_vjp(x, x)
+    del x
+    gc.collect()
+    assert owner() is not None
+    go.set()
+    done.wait(60)
 
 
 @pytest.mark.parametrize(

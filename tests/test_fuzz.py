@@ -24,7 +24,7 @@ from rmsnorm.parity.backends import BACKENDS
 Function = Callable[[Any, Any], Any]  # of x and the gain
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 NIGHTLY = settings().max_examples > 100  # pytest --hypothesis-profile nightly
-EXAMPLES = {"torch": 100, "flax": 40, "tf": 40}  # two compile
+EXAMPLES = 100
 BOUND = 1000  # units of the largest element: at most some hundred operations in a row, on numbers about 1
 PROFILE = settings(
     deadline=None, stateful_step_count=4, derandomize=not NIGHTLY, database=None,
@@ -333,5 +333,5 @@ def test_compositions(name):
     pytest.importorskip(backend.package, reason=f"pip install 'rmsnorm[{backend.extra}]'")
     framework = {"torch": Torch, "flax": Flax, "tf": Tensorflow}[name]()
     machine = type("Machine", (Compositions,), {"framework": framework})
-    count = settings().max_examples if NIGHTLY else EXAMPLES[name]
+    count = settings().max_examples if NIGHTLY else EXAMPLES
     run_state_machine_as_test(machine, settings=settings(PROFILE, max_examples=count))

@@ -33,9 +33,10 @@ def forward(
     plan = launch.plan(call, _name(scale), _name(bias))
     inverse_rms = np.empty(plan.reduced)
     residual = None if residual is None else np.ascontiguousarray(residual)
-    _kept, places = _masked(call, mask)
+    kept, places = _masked(call, mask)
     plan.run_forward(
-        crew, address(x), x.strides[0], address(residual), address(scale), address(bias), *places,
+        crew, (x, residual, scale, bias, kept, y, h, inverse_rms),
+        address(x), x.strides[0], address(residual), address(scale), address(bias), *places,
         address(y), address(h), address(inverse_rms),
     )  # fmt: skip
     return y, h, inverse_rms
@@ -58,9 +59,10 @@ def backward(
     dx = np.empty(call.shape, call.x)
     dscale, dbias = (None if each is None else np.empty(each.shape, each.dtype) for each in (scale, bias))
     plan = launch.plan(replace(call, result=dy.dtype.name), _name(scale), _name(bias))
-    _kept, places = _masked(call, mask)
+    kept, places = _masked(call, mask)
     plan.run_backward(
-        crew, address(x), x.strides[0], address(scale), *places, address(factors), address(dy), address(da),
+        crew, (x, scale, kept, factors, dy, da, dx, dscale, dbias),
+        address(x), x.strides[0], address(scale), *places, address(factors), address(dy), address(da),
         address(dx), address(dscale), address(dbias),
     )  # fmt: skip
     return dx, dscale, dbias
@@ -71,8 +73,8 @@ def inverse_rms(call: Call, x: Array, mask: Array | None) -> Array:
     plan = launch.plan(call, None, None)
     found = np.empty(plan.reduced)
     x = _rows(call, x)
-    _kept, places = _masked(call, mask)
-    plan.run_forward(crew, address(x), x.strides[0], 0, 0, 0, *places, 0, 0, address(found))
+    kept, places = _masked(call, mask)
+    plan.run_forward(crew, (x, kept, found), address(x), x.strides[0], 0, 0, 0, *places, 0, 0, address(found))
     return found
 
 

@@ -37,8 +37,8 @@ class Plan(NamedTuple):
     chunk: int  # rows of a backward task; of the shape alone, and so is the order in which gradients are summed
     large: bool
 
-    def run_forward(self, crew: Crew, *places: int) -> None:
-        """y, h and 1 / rho: the places are those of kernels.forward, from x on."""
+    def run_forward(self, crew: Crew, owners: object, *places: int) -> None:
+        """y, h and 1 / rho: the places, whose memory is of the owners, are those of kernels.forward, from x on."""
         size = self.rows * self.n
         threads, parallel = crew() if size >= _CHUNK else (1, 0)
         if threads < 2 or (size < _POOL and not parallel):
@@ -52,16 +52,16 @@ class Plan(NamedTuple):
         gains = np.empty(self.n)
         kernels.prepare(self.settings, places[3], address(gains))
 
-        def task(index: int) -> None:
+        def task(index: int, _: object = owners) -> None:
             start = index * step
             self.forward(self.settings, start, min(start + step, self.rows), address(gains), *places)
 
         share_out(task, -(-self.rows // step), threads)
 
-    def run_backward(self, crew: Crew, *places: int) -> None:
+    def run_backward(self, crew: Crew, owners: object, *places: int) -> None:
         """dx; and where their addresses are not 0 dscale and dbias, in the formats of the parameters.
 
-        The places are those of kernels.backward, from x on.
+        The places, whose memory is of the owners, are those of kernels.backward, from x on.
         """
         count = -(-self.rows // self.chunk)
         if count == 1:
@@ -78,7 +78,7 @@ class Plan(NamedTuple):
             gains = np.empty(self.n)
             kernels.prepare(self.settings, places[2], address(gains))
 
-            def task(index: int) -> None:
+            def task(index: int, _: object = owners) -> None:
                 start, part = index * self.chunk, address(parts) + index * width
                 stop = min(start + self.chunk, self.rows)
                 kernels.backward(self.settings, start, stop, address(gains), part, *places)

@@ -28,6 +28,8 @@ def share_out(task: Callable[[int], object], count: int, threads: int) -> None:
     """Call task(0) to task(count - 1), on as many threads; returns when all are done.
 
     The caller works too, and waits for no thread that has not begun: with every worker busy it does all by itself.
+    An interrupt may come when it does not know of a worker yet, or no longer waits for one: the task is to own the
+    memory that it writes to.
     """
     if threads < 2 or count < 2:
         for index in range(count):
@@ -53,27 +55,12 @@ def share_out(task: Callable[[int], object], count: int, threads: int) -> None:
             for _ in range(min(threads, count) - 1):
                 helpers.append(_workers().submit(work))
         work()
-    except BaseException:
-        todo.clear()
-        raise
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
     finally:
-        _await(helpers)
-    for helper in helpers:
-        if not helper.cancelled():
-            helper.result()
-
-
-def _await(helpers: list[Future[None]]) -> None:
-    """Until nobody works, also when interrupted: the caller may let go of the memory that they write to."""
-    interrupt = None
-    for helper in helpers:
-        while not (helper.cancel() or helper.done()):
-            try:
-                wait([helper])
-            except KeyboardInterrupt as error:
-                interrupt = error
-    if interrupt is not None:
-        raise interrupt
+        todo.clear()
+        wait([helper for helper in helpers if not helper.cancel()])
 
 
 def _workers() -> ThreadPoolExecutor:

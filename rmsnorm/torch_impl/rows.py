@@ -65,7 +65,8 @@ def forward(
     if plan.large:
         advise(y.data_ptr(), y.nbytes)
     plan.run_forward(
-        _crew, matrix.data_ptr(), plan.x_bytes if matrix is x else matrix.stride(0) * x.element_size(),
+        _crew, (matrix, other, scale, bias, live, y, h, inverse_rms),
+        matrix.data_ptr(), plan.x_bytes if matrix is x else matrix.stride(0) * x.element_size(),
         _address(other), _address(scale), _address(bias), _address(live), live_step, live_stride,
         y.data_ptr(), _address(h), _address(inverse_rms),
     )  # fmt: skip
@@ -91,7 +92,8 @@ def backward(
     if plan.large:
         advise(dx.data_ptr(), dx.nbytes)
     plan.run_backward(
-        _crew, matrix.data_ptr(), plan.x_bytes if matrix is a else matrix.stride(0) * a.element_size(),
+        _crew, (matrix, gain, live, inverse_rms, dy, da, dx, dscale, dbias),
+        matrix.data_ptr(), plan.x_bytes if matrix is a else matrix.stride(0) * a.element_size(),
         _address(gain), _address(live), live_step, live_stride,
         inverse_rms.data_ptr(), dy.data_ptr(), _address(da), dx.data_ptr(), _address(dscale), _address(dbias),
     )  # fmt: skip
