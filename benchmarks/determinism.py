@@ -59,7 +59,7 @@ def _step(plan: launch.Plan, crew: launch.Crew, *arrays: np.ndarray) -> Callable
     places = (x, plan.x_bytes, scale, 0, 0, 0, inverse_rms, dy, 0, dx, dscale, dbias)
 
     def run() -> None:
-        plan.run_backward(crew, *places)
+        plan.run_backward(crew, (), *places)
 
     run()
     return run

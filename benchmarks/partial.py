@@ -54,7 +54,7 @@ def _call(dtype: str, share: float | None, x: np.ndarray, y: np.ndarray) -> Call
     places = (launch.address(x), plan.x_bytes, 0, 0, 0, 0, 0, 0, launch.address(y), 0, 0)
 
     def run() -> None:
-        plan.run_forward(threads.crew, *places)
+        plan.run_forward(threads.crew, (), *places)
 
     run()
     return run
