@@ -9,7 +9,7 @@ check: $(VENV)/ready
 	$(BIN)/rmsnorm check --backend numpy --backend torch --backend tf --backend flax
 
 test: $(VENV)/ready
-	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # 2,000 compositions of transforms for each framework, 500 variants for `identify`: two hours.
 fuzz: $(VENV)/ready

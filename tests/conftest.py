@@ -150,6 +150,11 @@ def pytest_sessionstart() -> None:
             )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes in a file of few tests first: else one worker would end with it, alone."""
+    items.sort(key=lambda item: item.path.name != "test_fuzz.py")
+
+
 @pytest.fixture(scope="session", params=list(BACKENDS))
 def wing(request: pytest.FixtureRequest) -> Wing:
     backend = BACKENDS[request.param]
