@@ -77,8 +77,8 @@ def keras_models() -> dict[str, Any]:
         "a layer used twice": (functional((3,), lambda x: norm("n")(shared(x)) + keras.ops.exp(shared(x))), row,
                                {"n": "(Exp) reads the result of a (Dense), too"}),
         "the input": (functional((3,), lambda x: norm("n")(x + make.Dense(3)(x))), row, {"n": "the model's input"}),
-        "within a layer": (functional((3,), lambda x: Block(name="block")(make.Dense(3)(x))), row,
-                           {"block/norm": "part of block (Block), which does not show its graph"}),
+        "within a layer": (functional((3,), lambda x: Block(name="deep")(make.Dense(3)(x))), row,
+                           {"deep/norm": "part of deep (Block), which does not show its graph"}),
         "depthwise": (functional((8, 8, 3), lambda x: norm("n")(make.Conv2D(6, 3, groups=3, name="c")(x))), image,
                       {"n": "c (Conv2D) is not linear"}),
     }  # fmt: skip

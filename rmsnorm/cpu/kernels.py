@@ -61,6 +61,7 @@ def forward(
     single = s.single and _is_moderate(gain)
     gain32, doubt = gain[: n * single].astype(np.float32), np.zeros((n + 7) // 8 * 8 * single, np.uint8)
     eights = doubt.view(np.uint64)
+    finite = np.sum(gain * 0) == 0
     for i in range(start, stop):
         a = at(x + i * x_step, n, s.x)
         if residual:
@@ -72,6 +73,7 @@ def forward(
             continue
         out = at(y + i * n * s.y_bytes, n, s.y)
         reciprocal = 1 / rho if _FMA and 1e-300 < rho < 1e300 else 0.0
+        tame = finite and reciprocal != 0 and k == n
         sure = single and 2.0**-20 < rho < 2.0**20
         if k == 0:
             for j in range(n):
@@ -85,7 +87,7 @@ def forward(
             forward_row(a, gain32, np.float32(1 / rho), out, doubt)
             for i8 in range(eights.size if _any(eights) else 0):
                 if eights[i8]:
-                    _after_scale(a, gain, rho, reciprocal, out, 8 * i8, min(8 * i8 + 8, n))
+                    _after_scale(a, gain, rho, reciprocal, tame, out, 8 * i8, min(8 * i8 + 8, n))
         elif s.before_scale and bias:
             for j in range(n):
                 scaled = rounded(rounded(quotient(load(a[j]), rho, reciprocal), norm) * gain[j], product)
@@ -98,15 +100,22 @@ def forward(
             _before_scale(a, gain, rho, reciprocal, norm, product, out, 0, n)
         elif bias:
             for j in range(n):
-                store(out, j, quotient(load(a[j]), rho, reciprocal) * gain[j] + b[j])
+                store(out, j, quotient(load(a[j]) * gain[j], rho, reciprocal) + b[j])
         else:
-            _after_scale(a, gain, rho, reciprocal, out, 0, n)
+            _after_scale(a, gain, rho, reciprocal, tame, out, 0, n)
 
 
 @njit
-def _after_scale(a: Any, gain: Any, rho: float, reciprocal: float, out: Any, start: int, stop: int) -> None:
-    for j in range(start, stop):
-        store(out, j, quotient(load(a[j]), rho, reciprocal) * gain[j])
+def _after_scale(a: Any, gain: Any, rho: float, reciprocal: float, tame: bool, out: Any, start: int, stop: int) -> None:
+    """The product first, which is exact up to 32 bits; ``tame`` says that all is finite."""
+    if tame:
+        for j in range(start, stop):
+            product = load(a[j]) * gain[j]
+            found = product * reciprocal
+            store(out, j, fma(fma(-found, rho, product), reciprocal, found))
+    else:
+        for j in range(start, stop):
+            store(out, j, quotient(load(a[j]) * gain[j], rho, reciprocal))
 
 
 @njit

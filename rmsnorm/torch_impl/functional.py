@@ -224,7 +224,11 @@ def rms_norm_jvp(
 def _is_differentiated(*tensors: Tensor | None) -> bool:
     if forward_ad._current_level >= 0:
         return True
-    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+    if torch.is_grad_enabled():
+        for each in tensors:
+            if each is not None and each.requires_grad:
+                return True
+    return False
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -291,7 +295,9 @@ def _three(name: str, values: Sequence[Any]) -> list[Any]:
 
 
 def _to(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
-    return None if gradient is None or dtype is None else cast(gradient, _name(dtype))
+    if gradient is None or dtype is None:
+        return None
+    return gradient if gradient.dtype == dtype else cast(gradient, _name(dtype))
 
 
 def _name(dtype: torch.dtype) -> str:

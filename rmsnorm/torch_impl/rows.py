@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from rmsnorm import cpu, dtypes
 from rmsnorm.call import Call
@@ -26,7 +27,7 @@ def is_plain(*tensors: Tensor | None) -> bool:
     """Whether all are ordinary tensors in memory, and nobody traces what is done to them."""
     for each in tensors:
         if each is not None:
-            if not (each.is_cpu and (type(each) is Tensor or type(each) is torch.nn.Parameter)):
+            if (type(each) is not Tensor and type(each) is not Parameter) or not each.is_cpu:
                 return False
             try:
                 each.data_ptr()

@@ -262,7 +262,9 @@ def _copy(model: Any, found: Plan | None, dtype: str | None = None) -> Any:
             config["dtype"] = dtype
         if found is not None and names[id(layer)] in found.converted:
             return _rms_norm(layer, config["dtype"])
-        return type(layer).from_config(config)
+        copy = type(layer).from_config(config)
+        copy.name = layer.name  # which the config lacks where Keras made it up for a class without get_config
+        return copy
 
     clone = keras.models.clone_model(model, clone_function=copied, recursive=True)
     if not clone.built:
