@@ -61,7 +61,7 @@ def forward(
     single = s.single and _is_moderate(gain)
     gain32, doubt = gain[: n * single].astype(np.float32), np.zeros((n + 7) // 8 * 8 * single, np.uint8)
     eights = doubt.view(np.uint64)
-    finite = np.sum(gain * 0) == 0
+    finite = stop - start > 4 and _is_finite(gain)
     for i in range(start, stop):
         a = at(x + i * x_step, n, s.x)
         if residual:
@@ -288,6 +288,14 @@ def _is_moderate(gain: Any) -> Any:
     for each in gain:
         moderate &= each == 0 or 2.0**-40 < abs(each) < 2.0**16
     return moderate
+
+
+@njit(fastmath={"reassoc"})
+def _is_finite(values: Any) -> Any:
+    total = 0.0
+    for j in range(values.size):
+        total += values[j] * 0.0
+    return total == 0
 
 
 @njit

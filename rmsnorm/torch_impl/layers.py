@@ -117,8 +117,11 @@ class RMSNorm(torch.nn.RMSNorm):
         elif x.shape[self._axes[0] :] != self.normalized_shape:
             why = f"normalized_shape, x being {_spec('RMSNorm', 'x', x)}"
             raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[self._axes[0] :], self.normalized_shape, why)
+        own = self._parameters  # where Module.__getattr__ would look last, which takes a microsecond
+        weight = own["weight"] if "weight" in own else self.weight  # noqa: SIM401  (get would look it up)
+        bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
         return rms_norm(
-            x, self.weight, self.bias, variant=self.variant, eps=self.eps, axis=self._axes, mask=mask, residual=residual
+            x, weight, bias, variant=self.variant, eps=self.eps, axis=self._axes, mask=mask, residual=residual
         )
 
     def extra_repr(self) -> str:
