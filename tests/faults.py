@@ -73,7 +73,14 @@ def flax_step() -> tuple[Callable[[Any], Any], Step]:
         y, pull = jax.vjp(lambda state, x: nnx.merge(graph, state)(x), state, x)
         return y, *pull(x)[::-1]
 
-    return jax.numpy.asarray, lambda x: tuple(np.asarray(t) for t in jax.tree.leaves(compute(state, x)))
+    # NumPy may ask for the memory of an array that is not there yet, or not to be had: JAX ends the process then.
+    def send(array: Any) -> Any:
+        return jax.block_until_ready(jax.numpy.asarray(array))
+
+    def step(x: Any) -> tuple[Any, ...]:
+        return tuple(np.asarray(t) for t in jax.tree.leaves(jax.block_until_ready(compute(state, x))))
+
+    return send, step
 
 
 def draw(rows: int, seed: int) -> Any:
