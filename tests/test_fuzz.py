@@ -330,7 +330,13 @@ class Compositions(RuleBasedStateMachine):
         except (RuntimeError, NotImplementedError) as error:  # saved-tensor hooks around torch.func.grad, and such
             event(f"{self.framework.__class__.__name__} refuses: {error}"[:90])
             return
-        got = self.framework.value(self.functions[0], x, scale)
+        try:
+            got = self.framework.value(self.functions[0], x, scale)
+        except ValueError:  # TensorFlow vectorises no Bitcast, and the loops it falls back to do not nest so deep
+            if self.names.count("vectorized") < 3 or self.problem.dtype != "float64":
+                raise
+            event("three nested vectorized_map in float64")
+            return
         assert got.dtype == self.problem.dtype
         assert got.shape == want.shape
         error = np.abs(got - want).max() / max(1.0, np.abs(want).max()) / np.finfo(got.dtype).eps
