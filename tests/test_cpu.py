@@ -244,6 +244,21 @@ def test_float64_rows_at_the_ends_of_the_range(variant: str) -> None:
         assert judge.ulp_distance(fast.rms_norm(ends, scale, variant=variant, eps=eps), want).max() <= 1
 
 
+@pytest.mark.parametrize("eps", [0.0, 1e-6, 1e-290])
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("variant", ["standard", "llama"])
+def test_what_is_not_finite_and_does_not_count(variant: str, dtype: str, eps: float) -> None:
+    """The kernels divide by way of a remainder, which infinities have none of; here rho is finite all the same."""
+    x = np.random.default_rng(0).normal(size=(6, 70)).astype(dtype)
+    x[:3, 50] = np.inf, -np.inf, np.nan
+    x[3:5, :40] = 0
+    for gain_dtype in (dtype, "float64"):
+        scale = np.linspace(-2, 2, 70).astype(gain_dtype)
+        options: dict[str, Any] = {"variant": variant, "partial": 0.5, "eps": eps}
+        with np.errstate(all="ignore"):
+            check_same(fast.rms_norm(x, scale, **options), golden.rms_norm(x, scale, **options))
+
+
 @pytest.mark.parametrize("variant", ["standard", "llama"])
 def test_small_factors_beside_large_ones(variant: str) -> None:
     """bfloat16 where a factor underflows float32, and the product would not."""

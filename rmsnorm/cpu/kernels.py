@@ -16,7 +16,7 @@ from llvmlite import binding
 from numba import njit
 
 from rmsnorm.cpu.brain import backward_row, forward_row, forward_row_before
-from rmsnorm.cpu.formats import BF16, F16, F32, at, fma, grid, load, rounded, store
+from rmsnorm.cpu.formats import BF16, F16, F32, F64, at, fma, grid, load, rounded, store
 
 INSIDE, OUTSIDE, CLAMP = range(3)
 _FMA: Final = binding.get_host_cpu_features().get("fma", True)  # x86 says so
@@ -61,7 +61,6 @@ def forward(
     single = s.single and _is_moderate(gain)
     gain32, doubt = gain[: n * single].astype(np.float32), np.zeros((n + 7) // 8 * 8 * single, np.uint8)
     eights = doubt.view(np.uint64)
-    finite = stop - start > 4 and _is_finite(gain)
     for i in range(start, stop):
         a = at(x + i * x_step, n, s.x)
         if residual:
@@ -72,8 +71,7 @@ def forward(
         if not y:
             continue
         out = at(y + i * n * s.y_bytes, n, s.y)
-        reciprocal = 1 / rho if _FMA and 1e-300 < rho < 1e300 else 0.0
-        tame = finite and reciprocal != 0 and k == n
+        reciprocal = 1 / rho if _FMA and s.scale != F64 and 1e-150 < rho < 1e150 else 0.0
         sure = single and 2.0**-20 < rho < 2.0**20
         if k == 0:
             for j in range(n):
@@ -87,7 +85,7 @@ def forward(
             forward_row(a, gain32, np.float32(1 / rho), out, doubt)
             for i8 in range(eights.size if _any(eights) else 0):
                 if eights[i8]:
-                    _after_scale(a, gain, rho, reciprocal, tame, out, 8 * i8, min(8 * i8 + 8, n))
+                    _after_scale(a, gain, rho, reciprocal, out, 8 * i8, min(8 * i8 + 8, n))
         elif s.before_scale and bias:
             for j in range(n):
                 scaled = rounded(rounded(quotient(load(a[j]), rho, reciprocal), norm) * gain[j], product)
@@ -102,20 +100,18 @@ def forward(
             for j in range(n):
                 store(out, j, quotient(load(a[j]) * gain[j], rho, reciprocal) + b[j])
         else:
-            _after_scale(a, gain, rho, reciprocal, tame, out, 0, n)
+            _after_scale(a, gain, rho, reciprocal, out, 0, n)
 
 
 @njit
-def _after_scale(a: Any, gain: Any, rho: float, reciprocal: float, tame: bool, out: Any, start: int, stop: int) -> None:
-    """The product first, which is exact up to 32 bits; ``tame`` says that all is finite."""
-    if tame:
+def _after_scale(a: Any, gain: Any, rho: float, reciprocal: float, out: Any, start: int, stop: int) -> None:
+    """The product first, which is exact up to 32 bits."""
+    if reciprocal == 0:
         for j in range(start, stop):
-            product = load(a[j]) * gain[j]
-            found = product * reciprocal
-            store(out, j, fma(fma(-found, rho, product), reciprocal, found))
+            store(out, j, load(a[j]) * gain[j] / rho)
     else:
         for j in range(start, stop):
-            store(out, j, quotient(load(a[j]) * gain[j], rho, reciprocal))
+            store(out, j, _by_reciprocal(load(a[j]) * gain[j], rho, reciprocal))
 
 
 @njit
@@ -274,11 +270,16 @@ def gains(s: Any, scale: int) -> Any:
 
 @njit
 def quotient(a: float, rho: float, reciprocal: float) -> Any:
-    """a / rho: from the reciprocal and the remainder where it is given, which is as exact and vectorises better."""
-    if reciprocal == 0:
-        return a / rho
+    """a / rho, from the reciprocal where it is given."""
+    return a / rho if reciprocal == 0 else _by_reciprocal(a, rho, reciprocal)
+
+
+@njit
+def _by_reciprocal(a: float, rho: float, reciprocal: float) -> Any:
+    """a / rho with the remainder, as exact as a division and vectorised better, where nothing finite overflows."""
     found = a * reciprocal
-    return fma(fma(-found, rho, a), reciprocal, found) if abs(found) < np.inf else found
+    remainder = fma(-found, rho, a)  # NaN for an infinite a, where any number will do
+    return fma(remainder if remainder < 1e100 else 1e100, reciprocal, found)
 
 
 @njit
@@ -288,14 +289,6 @@ def _is_moderate(gain: Any) -> Any:
     for each in gain:
         moderate &= each == 0 or 2.0**-40 < abs(each) < 2.0**16
     return moderate
-
-
-@njit(fastmath={"reassoc"})
-def _is_finite(values: Any) -> Any:
-    total = 0.0
-    for j in range(values.size):
-        total += values[j] * 0.0
-    return total == 0
 
 
 @njit
