@@ -244,7 +244,7 @@ def test_float64_rows_at_the_ends_of_the_range(variant: str) -> None:
         assert judge.ulp_distance(fast.rms_norm(ends, scale, variant=variant, eps=eps), want).max() <= 1
 
 
-@pytest.mark.parametrize("eps", [0.0, 1e-6, 1e-290])
+@pytest.mark.parametrize("eps", [0.0, 1e-5, 1e-290])
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("variant", ["standard", "llama"])
 def test_what_is_not_finite_and_does_not_count(variant: str, dtype: str, eps: float) -> None:
