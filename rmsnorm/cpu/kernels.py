@@ -58,7 +58,7 @@ def forward(
     gain = at(ready, n, 0.0) if ready else gains(s, scale)
     b = parameter(bias, s.bias, n)
     norm, product = grid(s.norm), grid(s.product)
-    single = s.single and _is_moderate(gain)
+    single = s.single and y != 0 and _is_moderate(gain)
     gain32, doubt = gain[: n * single].astype(np.float32), np.zeros((n + 7) // 8 * 8 * single, np.uint8)
     eights = doubt.view(np.uint64)
     for i in range(start, stop):
@@ -242,7 +242,7 @@ def write(values: Any, code: int, out: int) -> None:
 
 @njit
 def parameter(address: int, code: int, n: int) -> Any:
-    values = np.zeros(n if address else 0)
+    values = np.empty(n if address else 0)
     if address == 0:
         return values
     if code == F16:
@@ -263,7 +263,7 @@ def gains(s: Any, scale: int) -> Any:
         return np.ones(s.n)
     gain = parameter(scale, s.scale, s.n)
     product = grid(s.product)
-    for j in range(s.n):
+    for j in range(s.n if s.offset != 0 else 0):
         gain[j] = rounded(s.offset + gain[j], product) if s.before_scale else s.offset + gain[j]
     return gain
 
@@ -286,16 +286,17 @@ def _by_reciprocal(a: float, rho: float, reciprocal: float) -> Any:
 def _is_moderate(gain: Any) -> Any:
     """Whether no product with a gain underflows unless the result is next to nothing, too."""
     moderate = True
-    for each in gain:
-        moderate &= each == 0 or 2.0**-40 < abs(each) < 2.0**16
+    for j in range(gain.size):  # by index, which is vectorised
+        size = abs(gain[j])
+        moderate &= (size == 0) | ((size > 2.0**-40) & (size < 2.0**16))
     return moderate
 
 
 @njit
 def _any(marks: Any) -> Any:
     found = np.uint64(0)
-    for word in marks:
-        found |= word
+    for j in range(marks.size):
+        found |= marks[j]
     return found != 0
 
 

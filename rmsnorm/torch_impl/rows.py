@@ -54,8 +54,8 @@ def forward(
         h = None if residual is None else add(x, residual, call.x)
         y, inverse_rms = _forward_in_blocks(call, x if h is None else h, scale, bias, mask)
         return y, h, inverse_rms
-    y = torch.empty(x.shape, dtype=_DTYPES[call.result])
-    inverse_rms = torch.empty(plan.reduced, dtype=torch.float64) if with_inverse_rms else None
+    y = torch.empty(*x.shape, dtype=_DTYPES[call.result])  # sizes one by one are taken faster than a shape
+    inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64) if with_inverse_rms else None
     h = other = None
     if residual is not None:
         h, t = _empty(x.shape, call.x), _DTYPES[call.x]
@@ -83,10 +83,10 @@ def backward(
     """dx + da in T, dscale and dbias in the dtypes of the parameters."""
     if plan is None or not is_plain(dy, da):
         return _backward_in_blocks(call, dy, a, scale, bias, mask, inverse_rms, da)
-    dx = torch.empty(a.shape, dtype=a.dtype)
+    dx = torch.empty(*a.shape, dtype=a.dtype)
     sizes = a.shape[-len(call.axes) :]
-    dscale = None if scale is None else torch.empty(sizes, dtype=scale.dtype)
-    dbias = None if bias is None else torch.empty(sizes, dtype=bias)
+    dscale = None if scale is None else torch.empty(*sizes, dtype=scale.dtype)
+    dbias = None if bias is None else torch.empty(*sizes, dtype=bias)
     matrix = a if a.is_contiguous() else _rows(a, plan.n)
     live, live_step, live_stride = _masked(mask, a, plan.n)
     dy, da, gain = dy.contiguous(), _gapless(da), _gapless(scale)
