@@ -34,6 +34,7 @@ SETTINGS: Final = [
     ("bias", np.int64),
     ("x_bytes", np.int64),
     ("y_bytes", np.int64),
+    ("lead", np.int64),  # 1: the statistic is that of the next row, and the root of this one there already
     ("single", np.bool_),  # float32 arithmetic may do, see brain.py
 ]  # and x and y, of whose value the type alone is read
 
@@ -54,23 +55,29 @@ def forward(
 ) -> None:  # fmt: skip
     """Rows from start to stop of y, h = x + residual and 1 / rho; ``ready`` are the gains, if they are."""
     s = settings[0]
-    n, k = s.n, s.k
+    n = s.n
     gain = at(ready, n, 0.0) if ready else gains(s, scale)
     b = parameter(bias, s.bias, n)
     norm, product = grid(s.norm), grid(s.product)
     single = s.single and y != 0 and _is_moderate(gain)
     gain32, doubt = gain[: n * single].astype(np.float32), np.zeros((n + 7) // 8 * 8 * single, np.uint8)
     eights = doubt.view(np.uint64)
-    for i in range(start, stop):
-        a = at(x + i * x_step, n, s.x)
-        if residual:
-            a = _added(at(residual + i * n * s.x_bytes, n, s.x), a, at(h + i * n * s.x_bytes, n, s.x))
-        k, rho = _statistic(s, a, mask + i * mask_step, mask_stride if mask else -1)
-        if inverse_rms:
-            at(inverse_rms, stop, 0.0)[i] = 1 / rho if k else 0.0
-        if not y:
+    counts, rhos = np.zeros(2, np.int64), np.zeros(2)
+    for i in range(start - s.lead, stop):
+        ahead = i + s.lead
+        if ahead < stop:
+            a = at(x + ahead * x_step, n, s.x)
+            if residual:
+                branch, h_row = at(residual + ahead * n * s.x_bytes, n, s.x), at(h + ahead * n * s.x_bytes, n, s.x)
+                a = _added(branch, a, h_row)
+            counts[ahead & 1], rhos[ahead & 1] = _statistic(s, a, mask + ahead * mask_step, mask_stride if mask else -1)
+            if inverse_rms:
+                at(inverse_rms, stop, 0.0)[ahead] = 1 / rhos[ahead & 1] if counts[ahead & 1] else 0.0
+        if i < start or not y:
             continue
+        a = at(h + i * n * s.x_bytes if residual else x + i * x_step, n, s.x)
         out = at(y + i * n * s.y_bytes, n, s.y)
+        k, rho = counts[i & 1], rhos[i & 1]
         reciprocal = 1 / rho if _FMA and s.scale != F64 and 1e-150 < rho < 1e150 else 0.0
         sure = single and 2.0**-20 < rho < 2.0**20
         if k == 0:

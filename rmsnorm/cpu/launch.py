@@ -18,6 +18,8 @@ from rmsnorm.cpu.threads import share_out
 _CHUNK: Final = 2**15  # elements: below, one thread is as fast as two
 _POOL: Final = 2**21  # below, so it is where threads have to be woken
 _LARGE: Final = 2**21  # huge pages pay
+_NARROW: Final = 2**8  # elements of a row, which take no longer than a root: the next one is found in advance
+_CACHED: Final = 2**20  # up to here wider rows gain by it, too; beyond, memory is what they wait for
 
 Crew: TypeAlias = Callable[[], tuple[int, int]]  # how many threads, and how OpenMP starts them: see team.py; else 0
 
@@ -107,6 +109,7 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
         "product": CODE[call.product],
         "scale": CODE[scale],
         "bias": CODE[bias],
+        "lead": n <= _NARROW or (n <= 8 * _NARROW and rows * n <= _CACHED),
         "x_bytes": np.dtype(STORAGE[call.x]).itemsize,
         "y_bytes": np.dtype(STORAGE[call.result]).itemsize,
     }
