@@ -53,14 +53,13 @@ class Plan(NamedTuple):
             run = team.exact_forward if self.exact else team.forward
             run(self.settings, parallel, threads, self.rows, step, places[3], places)
             return
-        gains = np.empty(self.n)
-        kernels.prepare(self.settings, places[3], address(gains))
+        work = team.exact_forward_rows if self.exact else team.forward_rows
+        gains, taken = self._prepared(places[3])
 
-        def task(index: int, _: object = owners) -> None:
-            start = index * step
-            self.forward(self.settings, start, min(start + step, self.rows), address(gains), *places)
+        def task(_: int, __: object = owners) -> None:
+            work(self.settings, address(taken), self.rows, step, address(gains), places)
 
-        share_out(task, -(-self.rows // step), threads)
+        share_out(task, threads, threads)
 
     def run_backward(self, crew: Crew, owners: object, *places: int) -> None:
         """dx; and where their addresses are not 0 dscale and dbias, in the formats of the parameters.
@@ -75,20 +74,24 @@ class Plan(NamedTuple):
         if threads < 2 or (self.rows * self.n < _POOL and not parallel):
             kernels.backward_in_order(self.settings, self.rows, self.chunk, places)
             return
-        parts, width = np.empty((count, 2, self.n)), 16 * self.n
+        parts = np.empty((count, 2, self.n))
         if parallel:
             team.backward(self.settings, parallel, threads, self.rows, self.chunk, places[2], address(parts), places)
         else:
-            gains = np.empty(self.n)
-            kernels.prepare(self.settings, places[2], address(gains))
+            gains, taken = self._prepared(places[2])
+            given = (self.rows, self.chunk, address(gains), address(parts), places)
 
-            def task(index: int, _: object = owners) -> None:
-                start, part = index * self.chunk, address(parts) + index * width
-                stop = min(start + self.chunk, self.rows)
-                kernels.backward(self.settings, start, stop, address(gains), part, *places)
+            def task(_: int, __: object = (owners, gains, parts)) -> None:
+                team.backward_rows(self.settings, address(taken), *given)
 
-            share_out(task, count, threads)
+            share_out(task, threads, threads)
         kernels.combine(self.settings, address(parts), count, *places[-2:])
+
+    def _prepared(self, scale: int) -> tuple[np.ndarray, np.ndarray]:
+        """The gains, and where threads count the parts that they have taken."""
+        gains = np.empty(self.n)
+        kernels.prepare(self.settings, scale, address(gains))
+        return gains, np.zeros(1, np.int64)
 
 
 @lru_cache(maxsize=1024)

@@ -1,6 +1,6 @@
-"""The kernels on the OpenMP threads that PyTorch has running: a few microseconds to start, and none that compete.
+"""The kernels on many threads: each takes the next rows until none are left.
 
-GOMP_parallel is what GCC calls for a parallel region; that of a libgomp which is loaded starts the threads that this
+Best on the OpenMP threads that PyTorch has running: a few microseconds to start, and none that compete. GOMP_parallel is what GCC calls for a parallel region; that of a libgomp which is loaded starts the threads that this
 libgomp keeps. Nobody knows beforehand which thread takes which rows, and no result depends on it.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -43,16 +43,16 @@ def _gomp_parallel() -> int:
 
 @kernel
 def forward(settings: Any, parallel: int, threads: int, rows: int, step: int, scale: int, places: Any) -> int:
-    """As kernels.forward for all rows, step by step; returns nothing of interest."""
+    """As kernels.forward for all rows; returns nothing of interest."""
     gain, taken = gains(settings[0], scale), np.zeros(1, np.int64)
-    _run(parallel, threads, _forward_rows, (settings, taken.ctypes.data, rows, step, gain.ctypes.data, places))
+    _run(parallel, threads, forward_rows, (settings, taken.ctypes.data, rows, step, gain.ctypes.data, places))
     return gain.size + taken.size  # which live until here
 
 
 @kernel
 def exact_forward(settings: Any, parallel: int, threads: int, rows: int, step: int, scale: int, places: Any) -> int:
     gain, taken = gains(settings[0], scale), np.zeros(1, np.int64)
-    _run(parallel, threads, _exact_forward_rows, (settings, taken.ctypes.data, rows, step, gain.ctypes.data, places))
+    _run(parallel, threads, exact_forward_rows, (settings, taken.ctypes.data, rows, step, gain.ctypes.data, places))
     return gain.size + taken.size
 
 
@@ -63,28 +63,29 @@ def backward(
     """As kernels.backward for all rows; the parts of dscale and dbias have an order, whoever computes them."""
     gain, taken = gains(settings[0], scale), np.zeros(1, np.int64)
     given = (settings, taken.ctypes.data, rows, step, gain.ctypes.data, parts, places)
-    _run(parallel, threads, _backward_rows, given)
+    _run(parallel, threads, backward_rows, given)
     return gain.size + taken.size
 
 
-@njit
-def _forward_rows(settings: Any, taken: int, rows: int, step: int, ready: int, places: Any) -> None:
+@kernel
+def forward_rows(settings: Any, taken: int, rows: int, step: int, ready: int, places: Any) -> None:
+    """Those that nobody has taken, step by step."""
     start = _take(taken) * step
     while start < rows:
         kernels.forward(settings, start, min(start + step, rows), ready, *places)
         start = _take(taken) * step
 
 
-@njit
-def _exact_forward_rows(settings: Any, taken: int, rows: int, step: int, ready: int, places: Any) -> None:
+@kernel
+def exact_forward_rows(settings: Any, taken: int, rows: int, step: int, ready: int, places: Any) -> None:
     start = _take(taken) * step
     while start < rows:
         exact.forward(settings, start, min(start + step, rows), ready, *places)
         start = _take(taken) * step
 
 
-@njit
-def _backward_rows(settings: Any, taken: int, rows: int, step: int, ready: int, parts: int, places: Any) -> None:
+@kernel
+def backward_rows(settings: Any, taken: int, rows: int, step: int, ready: int, parts: int, places: Any) -> None:
     index = _take(taken)
     while index * step < rows:
         part = parts + index * 16 * settings[0].n
