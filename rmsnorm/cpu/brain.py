@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from rmsnorm.cpu.formats import bits
+from rmsnorm.cpu.formats import bits, widen
 
 # 1 / rho, the gain and two products, each half a unit in the last place, which doubles where the next power of two is
 _FORWARD: Final = 5
@@ -42,7 +42,7 @@ def _forward_row(a: Any, gain: Any, reciprocal: Any, out: Any, doubt: Any) -> An
 
     def compute(a: Any, gain: Any, reciprocal: Any, out: Any, doubt: Any) -> None:
         for j in range(a.size):
-            y = (bits(_widen(a[j])) * reciprocal) * gain[j]
+            y = (bits(widen(a[j])) * reciprocal) * gain[j]
             out[j] = _narrow(y)
             doubt[j] = _is_near_tie(y) | _is_far_out(y)
 
@@ -57,8 +57,8 @@ def _forward_row_before(a: Any, gain: Any, reciprocal: Any, out: Any, doubt: Any
 
     def compute(a: Any, gain: Any, reciprocal: Any, out: Any, doubt: Any) -> None:
         for j in range(a.size):
-            normalised = bits(_widen(a[j])) * reciprocal
-            y = bits(_widen(_narrow(normalised))) * gain[j]  # exact, or rounded as the variant says
+            normalised = bits(widen(a[j])) * reciprocal
+            y = bits(widen(_narrow(normalised))) * gain[j]  # exact, or rounded as the variant says
             out[j] = _narrow(y) if is_half else y
             doubt[j] = _is_near_tie(normalised) | _is_far_out(normalised) | _is_far_out(y)
 
@@ -72,8 +72,8 @@ def _backward_row(a: Any, v: Any, gain: Any, reciprocal: Any, share: Any, out: A
 
     def compute(a: Any, v: Any, gain: Any, reciprocal: Any, share: Any, out: Any, doubt: Any) -> None:
         for j in range(a.size):
-            first = bits(_widen(v[j])) * gain[j]
-            second = (bits(_widen(a[j])) * reciprocal) * share
+            first = bits(widen(v[j])) * gain[j]
+            second = (bits(widen(a[j])) * reciprocal) * share
             found = reciprocal * (first - second)
             size = reciprocal * (abs(first) + abs(second))
             out[j] = _narrow(found)
@@ -84,14 +84,6 @@ def _backward_row(a: Any, v: Any, gain: Any, reciprocal: Any, share: Any, out: A
 
 # In 32-bit words, which numba's own operators would make 64 bits wide: half as many fit in a register.
 _WORD: Final = ir.IntType(32)
-
-
-@intrinsic
-def _widen(_: Any, half: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.shl(builder.zext(args[0], _WORD), ir.Constant(_WORD, 16))
-
-    return types.uint32(types.uint16), generate
 
 
 @intrinsic

@@ -79,6 +79,17 @@ def at(_: Any, address: Any, size: Any, like: Any) -> Any:
     return vector(types.int64, types.int64, like), generate
 
 
+@intrinsic
+def widen(_: Any, half: Any) -> Any:
+    """The bits of a float32 from those of a bfloat16; numba's own operators would make the word 64 bits wide."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(32)
+        return builder.shl(builder.zext(args[0], word), ir.Constant(word, 16))
+
+    return types.uint32(types.uint16), generate
+
+
 def load(number: Any) -> Any:
     """A stored number as float64."""
 
@@ -86,7 +97,7 @@ def load(number: Any) -> Any:
 @overload(load, strict=False)
 def _load(number: Any) -> Any:
     if number == types.uint16:
-        return lambda number: np.float64(bits(np.uint32(np.uint32(number) << np.uint32(16))))
+        return lambda number: np.float64(bits(widen(number)))
     if number == types.int16:
         return lambda number: _from_half(np.uint32(number))
     return lambda number: np.float64(number)
