@@ -1,7 +1,7 @@
 """The kernels on many threads: each takes the next rows until none are left.
 
-Best on the OpenMP threads that PyTorch has running: a few microseconds to start, and none that compete. GOMP_parallel is
-what GCC calls for a parallel region; that of a libgomp which is loaded starts the threads that this libgomp keeps.
+Best on the OpenMP threads that PyTorch has running: a few microseconds to start, and none that compete. GOMP_parallel
+is what GCC calls for a parallel region; that of a libgomp which is loaded starts the threads that this libgomp keeps.
 Nobody knows beforehand which thread takes which rows, and no result depends on it.
 """
 
