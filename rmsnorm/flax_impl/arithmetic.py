@@ -17,6 +17,7 @@ To be called with x64 enabled. JAX differentiates ``tangent`` and nothing else h
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial as bind
 from typing import Any, NamedTuple
 
@@ -53,8 +54,6 @@ class Across(NamedTuple):
 class Statistic(NamedTuple):
     """Of every row, the normalised axes kept with size 1; rho belongs to a * inverse_power."""
 
-    counted: jax.Array | None  # elements that enter the statistic, None for all
-    k: Any
     empty: jax.Array | None
     inverse_power: Any
     rho: jax.Array
@@ -63,6 +62,7 @@ class Statistic(NamedTuple):
 
 
 def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across | None = None) -> Statistic:
+    call, a = _part(call, a, mask)
     exact = _is_exact(call)
     counted, k, empty = _counted(call, a, mask, across)
     inverse_power: Any = 1.0
@@ -105,7 +105,7 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
     inverse_rms = reciprocal * inverse_power
     if empty is not None:
         inverse_rms = jnp.where(empty, 0.0, inverse_rms)
-    return Statistic(counted, k, empty, inverse_power, rho, rho_error, inverse_rms)
+    return Statistic(empty, inverse_power, rho, rho_error, inverse_rms)
 
 
 def _squares(call: Call, a: jax.Array, counted: jax.Array | None, k: Any, across: Across | None) -> jax.Array:
@@ -301,16 +301,30 @@ def _counted(
     call: Call, a: jax.Array, mask: jax.Array | None, across: Across | None = None
 ) -> tuple[jax.Array | None, Any, Any]:
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
-    if mask is None and call.k == call.n and call.n:
+    if mask is None and call.n:
         k = np.float64(call.k) if isinstance(call.k, int) else jnp.asarray(call.k, "float64")  # a symbol of jax.export
-        return None, _across(k, across), None
-    shape = [size if axis in call.axes else 1 for axis, size in enumerate(a.shape)]
-    counted = (jnp.arange(call.n or 0) < (call.k or 0)).reshape(shape)
+        return None if call.k == call.n else _first(call, a), _across(k, across), None
+    counted = _first(call, a)
     if mask is not None:
         counted = counted & mask
     counted = jnp.broadcast_to(counted, a.shape)
     k = _sum(call, counted.astype(jnp.float64), across)
     return counted, jnp.maximum(k, 1.0), k == 0
+
+
+def _first(call: Call, a: jax.Array) -> jax.Array:
+    shape = [size if axis in call.axes else 1 for axis, size in enumerate(a.shape)]
+    return (jnp.arange(call.n or 0) < (call.k or 0)).reshape(shape)
+
+
+def _part(call: Call, a: jax.Array, mask: jax.Array | None) -> tuple[Call, jax.Array]:
+    """What the statistic is of, and a call on that: the first elements alone where they are a slice of memory."""
+    if mask is not None or len(call.axes) > 1 or call.k == call.n:
+        return call, a
+    (axis,), shape = call.axes, list(call.shape)
+    shape[axis] = call.k
+    part = lax.slice_in_dim(a, 0, call.k, axis=axis)
+    return replace(call, shape=tuple(shape), variant=call.variant.replace(partial=None)), part
 
 
 def _live(call: Call, a: jax.Array, mask: jax.Array | None, across: Across | None = None) -> jax.Array | None:

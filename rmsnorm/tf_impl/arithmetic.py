@@ -9,6 +9,7 @@ carried along. Sizes may be unknown while a graph is traced.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -37,8 +38,6 @@ _SLABS = 8
 class Statistic(NamedTuple):
     """Of every row, the normalised axes kept with size 1; rho belongs to a * inverse_power."""
 
-    counted: tf.Tensor | None  # elements that enter the statistic, None for all
-    k: Any
     empty: tf.Tensor | None
     inverse_power: tf.Tensor | float
     rho: tf.Tensor
@@ -47,6 +46,7 @@ class Statistic(NamedTuple):
 
 
 def statistic(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
+    call, a = _part(call, a, mask)
     exact, a = _is_exact(call), _double(a)
     counted, k, empty = _counted(call, a, mask)
     a = a if counted is None else tf.where(counted, a, 0.0)
@@ -77,7 +77,7 @@ def statistic(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
     inverse_rms = inverse_power / rho
     if empty is not None:
         inverse_rms = tf.where(~empty, inverse_rms, 0.0)
-    return Statistic(counted, k, empty, inverse_power, rho, rho_error, inverse_rms)
+    return Statistic(empty, inverse_power, rho, rho_error, inverse_rms)
 
 
 def forward(
@@ -207,11 +207,23 @@ def _counted(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tenso
         return None, tf.cast(tf.maximum(n, 1), tf.float64), tf.equal(n, 0)
     first = tf.range(n) < (_first(call, n) if call.k is None else call.k)
     counted = tf.reshape(first, [size if axis in call.axes else 1 for axis, size in enumerate(sizes)])
+    if mask is None and call.n:
+        return counted, call.k, None
     if mask is not None:
         counted = counted & mask
     counted = tf.broadcast_to(counted, sizes)
     k = tf.reduce_sum(tf.cast(counted, tf.float64), call.axes, keepdims=True)
     return counted, tf.maximum(k, 1.0), tf.equal(k, 0)
+
+
+def _part(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call, tf.Tensor]:
+    """What the statistic is of, and a call on that: the first elements alone where they are a slice of memory."""
+    if mask is not None or len(call.axes) > 1 or call.k == call.n:
+        return call, a
+    (axis,), shape = call.axes, list(call.shape)
+    shape[axis] = call.k
+    part = a[(slice(None),) * axis + (slice(call.k),)]
+    return replace(call, shape=tuple(shape), variant=call.variant.replace(partial=None)), part
 
 
 def _first(call: Call, n: tf.Tensor) -> tf.Tensor:

@@ -7,6 +7,7 @@ rounds off is carried along.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,8 +31,6 @@ from rmsnorm.torch_impl.rounding import (
 class Statistic(NamedTuple):
     """Of every row, the normalised axes kept with size 1; rho belongs to a * inverse_power."""
 
-    counted: Tensor | None  # elements that enter the statistic, None for all
-    k: Any
     empty: Tensor | None
     inverse_power: Tensor | float
     rho: Tensor
@@ -40,6 +39,7 @@ class Statistic(NamedTuple):
 
 
 def statistic(call: Call, a: Tensor, mask: Tensor | None) -> Statistic:
+    call, a = _part(call, a, mask)
     exact = _is_exact(call)
     counted, k, empty = _counted(call, a, mask)
     a = a if counted is None else torch.where(counted, a, 0.0)
@@ -80,7 +80,7 @@ def statistic(call: Call, a: Tensor, mask: Tensor | None) -> Statistic:
     inverse_rms = inverse_power / rho
     if empty is not None:
         inverse_rms = torch.where(empty, 0.0, inverse_rms)
-    return Statistic(counted, k, empty, inverse_power, rho, rho_error, inverse_rms)
+    return Statistic(empty, inverse_power, rho, rho_error, inverse_rms)
 
 
 def forward(
@@ -192,11 +192,22 @@ def _counted(call: Call, a: Tensor, mask: Tensor | None) -> tuple[Tensor | None,
     shape = [size if axis in call.axes else 1 for axis, size in enumerate(a.shape)]
     places = a.new_ones(call.n or 0, dtype=torch.int64).cumsum(0)  # a DTensor where a is one
     counted = (places <= (call.k or 0)).reshape(shape)
+    if mask is None and call.n:
+        return counted, call.k, None
     if mask is not None:
         counted = counted & mask
     counted = counted.expand(a.shape)
     k = _sum(call, counted)
     return counted, k.clamp(min=1).double(), k == 0
+
+
+def _part(call: Call, a: Tensor, mask: Tensor | None) -> tuple[Call, Tensor]:
+    """What the statistic is of, and a call on that: the first elements alone where they are a slice of memory."""
+    if mask is not None or len(call.axes) > 1 or call.k == call.n or hasattr(a, "placements"):  # those of a DTensor
+        return call, a
+    (axis,), shape = call.axes, list(call.shape)
+    shape[axis] = call.k
+    return replace(call, shape=tuple(shape), variant=call.variant.replace(partial=None)), a.narrow(axis, 0, call.k)
 
 
 def _centred(call: Call, a: Tensor, counted: Tensor | None, k: Any) -> Tensor:

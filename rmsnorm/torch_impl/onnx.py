@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rmsnorm.call import Call
-from rmsnorm.torch_impl.arithmetic import _centred, _counted
+from rmsnorm.torch_impl.arithmetic import _centred, _counted, _part
 
 
 def is_exported() -> bool:
@@ -36,8 +36,8 @@ def forward(
 
     first = min(call.axes)
     last_axes = call.axes == tuple(range(first, len(call.shape)))
-    mean_square = call.variant.statistic == "mean_square" and call.variant.eps_position == "inside"
-    has_operator = last_axes and mean_square and empty is None and wide == torch.float32 and not _vanishes(call.eps)
+    plain = call.variant.statistic == "mean_square" and call.variant.eps_position == "inside" and call.k == call.n
+    has_operator = last_axes and plain and empty is None and wide == torch.float32 and not _vanishes(call.eps)
     takes_gain = call.feature_axes == call.axes and norm == product and norm in (wide, a.dtype)
     if has_operator and takes_gain and gain is not None:
         y = functional.rms_norm(a.to(norm), a.shape[first:], gain, call.eps)
@@ -57,6 +57,7 @@ def forward(
 
 def _rho(call: Call, a: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Of every row, and which rows have nothing counted, None where none can."""
+    call, a = _part(call, a, mask)
     counted, k, empty = _counted(call, a, mask)
     k = k.to(a.dtype) if isinstance(k, Tensor) else k
     q = _centred(call, a, counted, k).square().sum(call.axes, keepdim=True) / k
