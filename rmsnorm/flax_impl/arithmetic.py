@@ -5,8 +5,9 @@ makes y the correctly rounded one; float32 in 16 bits and in what JAX derives, w
 float64 itself takes part all of it is float64; where it is x or y the statistic is scaled by a power of two, and what
 each operation of the forward pass rounds off is carried along.
 
-XLA stores what several consumers share, in x's size: each has a copy of its own here, behind a barrier. A product that
-is summed over rows is v * (x / rho): as (v * x) / rho it takes XLA's CPU backend 50 times as long.
+XLA stores what several consumers share, in x's size: each has a copy of its own here, behind a barrier. What is
+selected from is kept out of sums in the same way. A product that is summed over rows is v * (x / rho): as (v * x) / rho
+it takes XLA's CPU backend 50 times as long.
 
 Gradients of the parameters are sums over rows in float64, in XLA's order, and rounded once: up to 32 bits it does not
 matter how rows are batched, over how many threads or devices they are spread, but where a sum is next to a tie. Under
@@ -112,7 +113,7 @@ def _squares(call: Call, a: jax.Array, counted: jax.Array | None, k: Any, across
     """Sum of squares in float64; of 16 bits to 16 bits in float32, where no row leaves its range."""
 
     def squares(dtype: str) -> jax.Array:
-        c = _centred(call, convert(a, dtype), counted, k, across)
+        c = _centred(call, convert(_where(counted, a), dtype), counted, k, across)
         return convert(_sum(call, c * c), "float64")
 
     if elementwise(call) == "float64" or call.variant.statistic == "variance":
@@ -220,17 +221,20 @@ def backward(
     counted, k, _ = _counted(call, a, mask)
     live, wide = _live(call, a, mask), elementwise(call)
 
-    def copies() -> tuple[jax.Array, jax.Array]:
+    def copies(of: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         v, own, inverse = lax.optimization_barrier((dy, a, inverse_rms))
         v = _where(live, convert(v, wide))
-        return v, _over_rho(_where(mask, own), inverse, wide)
+        return v, _over_rho(_where(of, own), inverse, wide)
 
-    v, normalised = copies()
+    v, normalised = copies(mask)
     u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale, wide))
+    inner = _sum(call, u * normalised) / _as(k, wide)
+    if counted is not None:
+        inner, normalised = lax.optimization_barrier(inner), copies(counted)[1]
     along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms, wide)
-    dx = _over_rho(u - along * (_sum(call, u * normalised) / _as(k, wide)), inverse_rms, wide)
-    v, normalised = copies()
-    return dx, _over_rows(call, v * normalised), _over_rows(call, copies()[0])
+    dx = _over_rho(u - along * inner, inverse_rms, wide)
+    v, normalised = copies(mask)
+    return dx, _over_rows(call, v * normalised), _over_rows(call, copies(mask)[0])
 
 
 def tangent(
@@ -268,8 +272,14 @@ def _along_x(
     counted, k, _ = _counted(call, a, mask, across)
     normalised = _over_rho(_where(mask, a), inverse_rms, wide)
     da = _over_rho(_where(mask, convert(da, wide)), inverse_rms, wide)
-    along = _centred(call, normalised, counted, k, across) * _slope(call, k, inverse_rms, wide)
+    along = normalised
+    if counted is not None:
+        own, inverse = lax.optimization_barrier((a, inverse_rms))
+        along = _over_rho(_where(counted, own), inverse, wide)
+    along = _centred(call, along, counted, k, across) * _slope(call, k, inverse_rms, wide)
     inner = _sum(call, along * da, across) / _as(k, wide)
+    if counted is not None:
+        inner = lax.optimization_barrier(inner)
     dy = da - normalised * inner
     if scale is not None:
         dy = dy * (call.variant.scale_offset + _features(call, scale, wide))
@@ -337,8 +347,7 @@ def _where(mask: jax.Array | None, a: jax.Array) -> jax.Array:
 
 
 def _centred(call: Call, a: jax.Array, counted: jax.Array | None, k: Any, across: Across | None = None) -> jax.Array:
-    """What the statistic squares: a, or for a variance a less its mean; 0 where not counted."""
-    a = _where(counted, a)
+    """What the statistic squares: a, which is 0 where not counted; for a variance less its mean, and 0 there again."""
     if call.variant.statistic == "variance":
         a = _where(counted, a - _sum(call, a, across) / _as(k, a.dtype.name))
     return a
