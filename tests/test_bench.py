@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 import weakref
 from importlib.util import find_spec
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -461,3 +463,19 @@ def test_help_teaches():
         assert f"--{word}" in shown.stdout
     assert "rmsnorm bench --backend torch --shape 512x768 --dtype float32" in shown.stdout
     assert "Exit status: 0 all timed" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"), [("kernels", "numba"), ("torch", "torch"), ("tf", "tensorflow"), ("flax", "jax")]
+)
+def test_the_script_for_partial_statistics(name, needs, capsys, monkeypatch):
+    pytest.importorskip("numba")
+    pytest.importorskip(needs)
+    script = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "partial.py"))
+    monkeypatch.setitem(script["main"].__globals__, "SHAPES", ((8, 64),))
+    monkeypatch.setitem(script["main"].__globals__, "TURNS", 2)
+    script["main"]([name])
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.endswith("the least")
+    assert [line.split("  ")[0] for line in lines] == [f"{name} float32 8x64", f"{name} bfloat16 8x64"]
+    assert all(line.count("x   p = ") == 2 for line in lines)
