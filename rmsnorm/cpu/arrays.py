@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
@@ -23,15 +24,17 @@ def forward(
     bias: Array | None = None,
     mask: Array | None = None,
     residual: Array | None = None,
-) -> tuple[Array, Array | None, Array]:
-    """y, h = x + residual (None without one), and 1 / rho in float64, of a call that is supported."""
+    *,
+    with_inverse_rms: bool = True,
+) -> tuple[Array, Array | None, Array | None]:
+    """y, h = x + residual (None without one), and 1 / rho in float64 if asked for, of a call that is supported."""
     if residual is not None:
         x, residual = x.astype(call.x, copy=False), _rows(call, residual.astype(call.x, copy=False))
     scale, bias, x = _native(scale), _native(bias), _rows(call, x)
     y = np.empty(call.shape, call.result)
     h = None if residual is None else np.empty(call.shape, call.x)
     plan = launch.plan(call, _name(scale), _name(bias))
-    inverse_rms = np.empty(plan.reduced)
+    inverse_rms = np.empty(plan.reduced) if with_inverse_rms else None
     residual = None if residual is None else np.ascontiguousarray(residual)
     kept, places = _masked(call, mask)
     plan.run_forward(
@@ -58,7 +61,8 @@ def backward(
     da = None if da is None else np.ascontiguousarray(da, dtype=call.x)
     dx = np.empty(call.shape, call.x)
     dscale, dbias = (None if each is None else np.empty(each.shape, each.dtype) for each in (scale, bias))
-    plan = launch.plan(replace(call, result=dy.dtype.name), _name(scale), _name(bias))
+    given = call if _name(dy) == call.result else replace(call, result=_named(dy.dtype))
+    plan = launch.plan(given, _name(scale), _name(bias))
     kept, places = _masked(call, mask)
     plan.run_backward(
         crew, (x, scale, kept, factors, dy, da, dx, dscale, dbias),
@@ -101,4 +105,10 @@ def _masked(call: Call, mask: Array | None) -> tuple[Array | None, tuple[int, in
 
 
 def _name(array: Array | None) -> str | None:
-    return None if array is None else array.dtype.name
+    return None if array is None else _named(array.dtype)
+
+
+@lru_cache
+def _named(dtype: np.dtype) -> str:
+    """NumPy makes the name of a dtype anew each time, which takes longer than a row."""
+    return dtype.name

@@ -58,11 +58,11 @@ def rms_norm(
         )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
-    y, h, inverse_rms = kernels.forward(call, x, scale, bias, mask, residual)
+    y, h, inverse_rms = kernels.forward(call, x, scale, bias, mask, residual, with_inverse_rms=return_inverse_rms)
     outputs = [y]
     if h is not None:
         outputs.append(h)
-    if return_inverse_rms:
+    if inverse_rms is not None:
         with np.errstate(over="ignore"):  # of rows whose norm is subnormal
             outputs.append(inverse_rms.astype(call.inverse_rms, copy=False))
     return tuple(outputs) if len(outputs) > 1 else y
