@@ -1,14 +1,21 @@
-"""Rows shared out among threads: chunks that any free thread takes, the caller's own among them."""
+"""Work shared out among threads: any that is free takes the next part, the caller's own among them.
+
+Of primitives in C alone: an interrupt in the middle of a Python lock, such as that of a ThreadPoolExecutor, leaves it
+locked, and whoever comes next waits for ever.
+"""
 
 from __future__ import annotations
 
+import _thread
 import os
+import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from queue import SimpleQueue
 
-_pool: ThreadPoolExecutor | None = None
+_jobs: SimpleQueue[_Job] = SimpleQueue()
+_workers: list[int] = []
 
 
 def available() -> int:
@@ -35,45 +42,83 @@ def share_out(task: Callable[[int], object], count: int, threads: int) -> None:
         for index in range(count):
             task(index)
         return
-    todo = deque(range(count))
+    job = _Job(task, count)
+    try:
+        _call(job, min(threads, count) - 1)
+        job.work()
+    finally:
+        job.close()
+    if job.error is not None:
+        raise job.error
 
-    def work() -> None:
+
+class _Job:
+    def __init__(self, task: Callable[[int], object], count: int) -> None:
+        self.task, self.todo = task, deque(range(count))
+        self.error: BaseException | None = None
+        self.lock, self.idle = _thread.allocate_lock(), _thread.allocate_lock()  # idle is held while a worker is busy
+        self.busy, self.is_closed = 0, False
+
+    def work(self) -> None:
         try:
-            while todo:
+            while self.todo:
                 try:
-                    index = todo.popleft()
+                    index = self.todo.popleft()
                 except IndexError:  # another thread was faster
                     return
-                task(index)
+                self.task(index)
         except BaseException:
-            todo.clear()
+            self.todo.clear()
             raise
 
-    helpers: list[Future[None]] = []
-    try:
-        with suppress(RuntimeError):  # when the interpreter ends nobody helps any more
-            for _ in range(min(threads, count) - 1):
-                helpers.append(_workers().submit(work))
-        work()
-        for helper in helpers:
-            if not helper.cancel():
-                helper.result()
-    finally:
-        todo.clear()
-        wait([helper for helper in helpers if not helper.cancel()])
+    def join(self) -> None:
+        """What a worker does, if the job is still open."""
+        with self.lock:
+            if self.is_closed:
+                return
+            if not self.busy:
+                self.idle.acquire()
+            self.busy += 1
+        try:
+            self.work()
+        except BaseException as error:
+            self.error = error
+        finally:
+            with self.lock:
+                self.busy -= 1
+                if not self.busy:
+                    self.idle.release()
+
+    def close(self) -> None:
+        """Let no more workers in, and wait for those inside, whatever interrupt comes."""
+        with self.lock:
+            self.is_closed = True
+        self.todo.clear()
+        try:
+            self.idle.acquire()
+        finally:
+            while self.busy:  # after an interrupt, which does not say whether the lock was had
+                time.sleep(0.001)
 
 
-def _workers() -> ThreadPoolExecutor:
-    global _pool
-    if _pool is None:
-        _pool = ThreadPoolExecutor(os.cpu_count(), "rmsnorm")
-    return _pool
+def _call(job: _Job, helpers: int) -> None:
+    with suppress(RuntimeError):  # when the interpreter ends nobody helps any more
+        while len(_workers) < min(helpers, os.cpu_count() or 1):
+            _workers.append(_thread.start_new_thread(_serve, (_jobs,)))
+    for _ in range(helpers):
+        _jobs.put(job)
+
+
+def _serve(jobs: SimpleQueue[_Job]) -> None:
+    while True:
+        jobs.get().join()
 
 
 def _forget() -> None:
-    """A forked child has the pool but not its threads."""
-    global _pool
-    _pool = None
+    """A forked child has the queue but not the threads."""
+    global _jobs
+    _jobs = SimpleQueue()
+    _workers.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -100,7 +100,7 @@ def rms_norm(
         if plan is not None and not rows.is_plain(x, residual, scale, bias, mask):
             plan = None
         if _is_differentiated(x, residual, scale, bias):
-            y, h, inverse_rms = _RMSNorm.apply(call, plan, x, residual, scale, bias, mask)
+            y, h, inverse_rms = _RMSNorm.apply(call, plan, return_inverse_rms, x, residual, scale, bias, mask)
         else:
             y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask, return_inverse_rms)
     if h is None and not return_inverse_rms:
@@ -234,17 +234,19 @@ def _is_differentiated(*tensors: Tensor | None) -> bool:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, call: Call, plan: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
-        mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+        ctx: Any, call: Call, plan: Any, return_inverse_rms: bool, x: Tensor, residual: Tensor | None,
+        scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask)
         ctx.call, ctx.plan = call, plan
         ctx.dtypes = x.dtype, None if residual is None else residual.dtype, None if bias is None else bias.dtype
         ctx.save_for_backward(x if h is None else h, scale, mask, inverse_rms)
         if forward_ad._current_level >= 0:
             ctx.save_for_forward(x, residual, scale, mask)
-        ctx.mark_non_differentiable(inverse_rms)
         ctx.set_materialize_grads(False)
+        if not return_inverse_rms:  # every output costs a microsecond
+            return y, h, None
+        ctx.mark_non_differentiable(inverse_rms)
         return y, h, inverse_rms
 
     @staticmethod
@@ -264,8 +266,9 @@ class _RMSNorm(torch.autograd.Function):
             dbias = _to(dbias, bias)
         else:
             dx, dscale, dbias = rows.backward(ctx.call, ctx.plan, dy, a, scale, bias, mask, inverse_rms, dh)
-        _, _, needs_x, needs_residual, needs_scale, needs_bias, _ = ctx.needs_input_grad
+        _, _, _, needs_x, needs_residual, needs_scale, needs_bias, _ = ctx.needs_input_grad
         return (
+            None,
             None,
             None,
             _to(dx, x) if needs_x else None,
@@ -276,13 +279,13 @@ class _RMSNorm(torch.autograd.Function):
         )
 
     @staticmethod
-    def jvp(ctx: Any, _: Any, __: Any, dx: Tensor | None, dresidual: Tensor | None, *tangents: Tensor | None) -> Any:
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        _, _, _, dx, dresidual, dscale, dbias, _ = tangents
         x, residual, scale, mask = ctx.saved_tensors
         a = add(x, residual, ctx.call.x).double()
         inverse_rms = statistic(ctx.call, a, mask).inverse_rms
         moved = [each.double() for each in (dx, dresidual) if each is not None]
         da = sum(moved) if moved else None
-        dscale, dbias, _ = tangents
         dy = cast(tangent(ctx.call, a, scale, mask, inverse_rms, da, dscale, dbias), ctx.call.result)
         dh = None if residual is None else torch.zeros_like(a) if da is None else da
         return dy, None if dh is None else cast(dh, ctx.call.x), None
