@@ -44,6 +44,8 @@ from rmsnorm.flax_impl.rounding import (
     total,
 )
 
+_STRIPS = 8  # sums side by side, each of which waits for itself alone
+
 
 class Across(NamedTuple):
     """A named axis over which rows are spread: sums of a row go over it too."""
@@ -63,6 +65,7 @@ class Statistic(NamedTuple):
 
 
 def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across | None = None) -> Statistic:
+    whole = call
     call, a = _part(call, a, mask)
     exact = _is_exact(call)
     counted, k, empty = _counted(call, a, mask, across)
@@ -82,6 +85,9 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
         error = error + 2 * _sum(call, c * lost, across)
         q = cut(summed / k)
         q_error = finite((error - product_error(q, k, summed)) / k)
+    elif call is not whole and elementwise(call) == "float64" and call.variant.statistic == "mean_square":
+        squares = lax.platform_dependent(a, cpu=bind(_squares_in_strips, call), default=bind(_squares_of, call))
+        q = _across(squares, across) / k
     else:
         q = _across(_squares(call, a, counted, k, across), across) / k
     inside, outside, floor = _eps(call, k, inverse_power)
@@ -107,6 +113,21 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
     if empty is not None:
         inverse_rms = jnp.where(empty, 0.0, inverse_rms)
     return Statistic(empty, inverse_power, rho, rho_error, inverse_rms)
+
+
+def _squares_of(call: Call, a: jax.Array) -> jax.Array:
+    return _squares(call, a, None, None, None)
+
+
+def _squares_in_strips(call: Call, a: jax.Array) -> jax.Array:
+    """Sum of squares of a slice, of which XLA's CPU backend makes a copy before any sum of one operand alone."""
+    (axis,) = call.axes
+    width = call.n // _STRIPS
+    strips = [lax.slice_in_dim(a, i * width, (i + 1) * width, axis=axis) for i in range(_STRIPS)]
+    terms = tuple(jnp.square(convert(strip, "float64")) for strip in strips)
+    sums = lax.reduce(terms, (np.float64(0),) * _STRIPS, lambda x, y: tuple(map(jnp.add, x, y)), (axis,))
+    rest = jnp.square(convert(lax.slice_in_dim(a, _STRIPS * width, call.n, axis=axis), "float64"))
+    return jnp.expand_dims(sum(sums), axis) + _sum(call, rest)
 
 
 def _squares(call: Call, a: jax.Array, counted: jax.Array | None, k: Any, across: Across | None) -> jax.Array:
