@@ -86,8 +86,8 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
         q = cut(summed / k)
         q_error = finite((error - product_error(q, k, summed)) / k)
     elif call is not whole and elementwise(call) == "float64" and call.variant.statistic == "mean_square":
-        squares = lax.platform_dependent(a, cpu=bind(_squares_in_strips, call), default=bind(_squares_of, call))
-        q = _across(squares, across) / k
+        strips, one = bind(_squares_in_strips, call), bind(_squares, call, counted=None, k=k, across=None)
+        q = _across(lax.platform_dependent(a, cpu=strips, default=one), across) / k
     else:
         q = _across(_squares(call, a, counted, k, across), across) / k
     inside, outside, floor = _eps(call, k, inverse_power)
@@ -115,12 +115,8 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
     return Statistic(empty, inverse_power, rho, rho_error, inverse_rms)
 
 
-def _squares_of(call: Call, a: jax.Array) -> jax.Array:
-    return _squares(call, a, None, None, None)
-
-
 def _squares_in_strips(call: Call, a: jax.Array) -> jax.Array:
-    """Sum of squares of a slice, of which XLA's CPU backend makes a copy before any sum of one operand alone."""
+    """Sum of squares of a slice, which XLA's CPU backend would copy for a sum of one operand."""
     (axis,) = call.axes
     width = call.n // _STRIPS
     strips = [lax.slice_in_dim(a, i * width, (i + 1) * width, axis=axis) for i in range(_STRIPS)]
