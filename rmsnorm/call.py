@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from operator import index
 from typing import Any, NamedTuple, TypeAlias
@@ -65,6 +65,15 @@ class Call:
     def k(self) -> Any:
         """Number of elements that enter the statistic, before a mask."""
         return None if self.n is None else self.variant.counted(self.n)
+
+    @property
+    def leading(self) -> Call | None:
+        """The call on the elements that enter the statistic, None where they are all, or no slice of memory."""
+        if len(self.axes) > 1 or self.k == self.n:
+            return None
+        (axis,) = self.axes
+        shape = (*self.shape[:axis], self.k, *self.shape[axis + 1 :])
+        return replace(self, shape=shape, variant=self.variant.replace(partial=None))
 
     @property
     def feature_shape(self) -> Shape:

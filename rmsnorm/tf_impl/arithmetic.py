@@ -9,7 +9,6 @@ carried along. Sizes may be unknown while a graph is traced.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -217,13 +216,11 @@ def _counted(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tenso
 
 
 def _part(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call, tf.Tensor]:
-    """What the statistic is of, and a call on that: the first elements alone where they are a slice of memory."""
-    if mask is not None or len(call.axes) > 1 or call.k == call.n:
+    """What the statistic is of, and the call on that: the leading elements alone where no mask chooses among them."""
+    if mask is not None or (leading := call.leading) is None:
         return call, a
-    (axis,), shape = call.axes, list(call.shape)
-    shape[axis] = call.k
-    part = a[(slice(None),) * axis + (slice(call.k),)]
-    return replace(call, shape=tuple(shape), variant=call.variant.replace(partial=None)), part
+    (axis,) = call.axes
+    return leading, a[(slice(None),) * axis + (slice(leading.n),)]
 
 
 def _first(call: Call, n: tf.Tensor) -> tf.Tensor:

@@ -7,7 +7,6 @@ rounds off is carried along.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -202,12 +201,10 @@ def _counted(call: Call, a: Tensor, mask: Tensor | None) -> tuple[Tensor | None,
 
 
 def _part(call: Call, a: Tensor, mask: Tensor | None) -> tuple[Call, Tensor]:
-    """What the statistic is of, and a call on that: the first elements alone where they are a slice of memory."""
-    if mask is not None or len(call.axes) > 1 or call.k == call.n or hasattr(a, "placements"):  # those of a DTensor
+    """What the statistic is of, and the call on that: the leading elements alone where no mask chooses among them."""
+    if mask is not None or (leading := call.leading) is None or hasattr(a, "placements"):  # those of a DTensor
         return call, a
-    (axis,), shape = call.axes, list(call.shape)
-    shape[axis] = call.k
-    return replace(call, shape=tuple(shape), variant=call.variant.replace(partial=None)), a.narrow(axis, 0, call.k)
+    return leading, a.narrow(*call.axes, 0, leading.n)
 
 
 def _centred(call: Call, a: Tensor, counted: Tensor | None, k: Any) -> Tensor:
