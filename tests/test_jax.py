@@ -152,6 +152,18 @@ def test_non_finite_zero_and_subnormal(variant: str, dtype: str) -> None:
     assert_golden(rms_norm(x, variant=variant), numpy_impl.rms_norm(x, variant=variant))
 
 
+@pytest.mark.parametrize(("width", "axis"), [(96, -1), (41, -1), (96, 0)])
+@pytest.mark.parametrize("partial", [0.9, 0.5, 0.3, 0.0625])
+@pytest.mark.parametrize("dtype", FLOATS[:3])
+def test_of_a_part_only_what_counts_enters(dtype: str, partial: float, width: int, axis: int) -> None:
+    x, options = rows(dtype, width), {"partial": partial, "axis": axis, "eps": 0.0}
+    x[:3, -1] = np.nan, np.inf, -np.inf
+    x = np.ascontiguousarray(np.moveaxis(x, -1, axis))
+    assert_golden(jax.jit(functools.partial(rms_norm, **options))(x), numpy_impl.rms_norm(x, **options))
+    ordinary = x.take(range(3, 12), 1 + axis)  # rows whose squares float32 holds
+    assert_golden(rms_norm(ordinary, **options), numpy_impl.rms_norm(ordinary, **options))
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (1,), (2, 1)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_empty_and_small(shape: tuple[int, ...], dtype: str) -> None:

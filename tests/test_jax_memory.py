@@ -43,7 +43,7 @@ def test_nothing_of_xs_size_is_stored(shape: tuple[int, int], dtype: str, gain: 
 @pytest.mark.parametrize(("dtype", "gain"), GAINS)
 @pytest.mark.parametrize("partial", [0.9, 0.5, 0.0625])
 def test_of_a_part_no_more_than_sums_is_stored(partial: float, dtype: str, gain: str) -> None:
-    """Eight sums a row in float64, and of eighths in float32; for the gradients in 16 bits what XLA selects, in float32."""
+    """Eight sums a row in float64, and in float32 of parts; for the gradients in 16 bits a selection, in float32."""
     x, scale = jax.ShapeDtypeStruct((4096, 1024), dtype), jax.ShapeDtypeStruct((1024,), gain)
     norm = functools.partial(rms_norm, partial=partial)
     dy = jax.eval_shape(norm, x, scale)

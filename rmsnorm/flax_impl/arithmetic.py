@@ -133,13 +133,11 @@ def _squares_in_strips(call: Call, x: jax.Array) -> jax.Array:
 
     def strips(start: int, dtype: str) -> jax.Array:
         zeros = (np.zeros((), dtype),) * (64 // np.dtype(dtype).itemsize)
-        width, rest = divmod(call.k - start, len(zeros))
+        width = (call.k - start) // len(zeros)
         terms = tuple(squares(start + i * width, width, dtype) for i in range(len(zeros)))
         sums = lax.reduce(terms, zeros, lambda x, y: tuple(map(jnp.add, x, y)), (axis,))
-        found = [jnp.expand_dims(each, axis) for each in sums] + [
-            squares(call.k - i - 1, 1, dtype) for i in range(rest)
-        ]
-        return sum(convert(each, "float64") for each in found)
+        rest = [squares(i, 1, dtype) for i in range(start + len(zeros) * width, call.k)]
+        return sum(convert(each, "float64") for each in [jnp.expand_dims(each, axis) for each in sums] + rest)
 
     parts = min(call.n // gcd(call.n, call.k), 8)
     width, odd = divmod(call.n, parts)
