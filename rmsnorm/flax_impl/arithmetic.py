@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial as bind
-from math import gcd
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +29,7 @@ from jax import numpy as jnp
 
 from rmsnorm import dtypes
 from rmsnorm.call import Call
+from rmsnorm.flax_impl import strips
 from rmsnorm.flax_impl.rounding import (
     apart,
     cast,
@@ -68,6 +68,9 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
     call, a = _part(call, x, mask)
     exact = _is_exact(call)
     counted, k, empty = _counted(call, a, mask, across)
+    in_strips = call is not whole or call.x == "float16"  # else XLA's CPU backend would store what it sums
+    in_strips &= counted is None and len(call.axes) == 1 and isinstance(call.n, int)
+    in_strips &= call.variant.statistic == "mean_square"
     inverse_power: Any = 1.0
     q_error: Any = 0.0
     if exact:
@@ -84,7 +87,7 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
         error = error + 2 * _sum(call, c * lost, across)
         q = cut(summed / k)
         q_error = finite((error - product_error(q, k, summed)) / k)
-    elif counted is None and len(call.axes) == 1 and _has_strips(whole):
+    elif in_strips:
         on_cpu, one = bind(_squares_in_strips, whole), bind(_squares, call, counted=None, k=k, across=None)
         q = _across(lax.platform_dependent(x, a, cpu=lambda x, _: on_cpu(x), default=lambda _, a: one(a)), across) / k
     else:
@@ -114,42 +117,14 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
     return Statistic(empty, inverse_power, rho, rho_error, inverse_rms)
 
 
-def _has_strips(call: Call) -> bool:
-    """Whether XLA's CPU backend would store what it sums: a slice, or the conversion of float16."""
-    found = call.variant.statistic == "mean_square" and isinstance(call.n, int)
-    return found and (call.k != call.n or call.x == "float16")
-
-
 def _squares_in_strips(call: Call, x: jax.Array) -> jax.Array:
-    """The sum of squares of the leading elements in as many strips as a vector register of 64 bytes has sums.
-
-    bfloat16 is summed faster yet where nothing is sliced: up to eight parts of a row, of which those that count are
-    taken.
-    """
+    """Of the leading elements, for XLA's CPU backend."""
     (axis,), quickly = call.axes, elementwise(call) == "float32"
-
-    def squares(start: int, width: int, dtype: str) -> jax.Array:
-        return jnp.square(convert(lax.slice_in_dim(x, start, start + width, axis=axis), dtype))
-
-    def strips(start: int, dtype: str) -> jax.Array:
-        zeros = (np.zeros((), dtype),) * (64 // np.dtype(dtype).itemsize)
-        width = (call.k - start) // len(zeros)
-        terms = tuple(squares(start + i * width, width, dtype) for i in range(len(zeros)))
-        sums = lax.reduce(terms, zeros, lambda x, y: tuple(map(jnp.add, x, y)), (axis,))
-        rest = [squares(i, 1, dtype) for i in range(start + len(zeros) * width, call.k)]
-        return sum(convert(each, "float64") for each in [jnp.expand_dims(each, axis) for each in sums] + rest)
-
-    parts = min(call.n // gcd(call.n, call.k), 8)
-    width, odd = divmod(call.n, parts)
-    counted = call.k // width
-    if call.x != "bfloat16" or not quickly or odd or not counted:
-        return strips(0, "float32" if call.x == "float16" and quickly else "float64")
-    whole = lax.optimization_barrier(x.reshape(*x.shape[:axis], parts, width, *x.shape[axis + 1 :]))
-    sums = lax.optimization_barrier(jnp.sum(jnp.square(convert(whole, "float32")), axis + 1))
-    quick = sum(convert(lax.slice_in_dim(sums, i, i + 1, axis=axis), "float64") for i in range(counted))
-    if counted * width < call.k:
-        quick = quick + strips(counted * width, "float64")
-    return _if_sound(call, quick, lambda: strips(0, "float64"))
+    exactly = bind(strips.squares, x, axis, 0, call.k, "float64")
+    if not quickly or call.x == "float16":
+        return strips.squares(x, axis, 0, call.k, "float32") if quickly else exactly()
+    quick = strips.squares_by_parts(x, axis, call.k)
+    return exactly() if quick is None else _if_sound(call, quick, exactly)
 
 
 def _squares(call: Call, a: jax.Array, counted: jax.Array | None, k: Any, across: Across | None) -> jax.Array:
