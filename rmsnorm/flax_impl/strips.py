@@ -1,6 +1,7 @@
 """Sums of squares in the shapes that XLA's CPU backend compiles best.
 
-What is the one operand of a sum, and is sliced or of float16, it stores in float32 or float64 first.
+What is the one operand of a sum, and is sliced or of float16, it stores in float32 or float64 first. Other sums it
+hands to a library (YNN) together with what is made of them, which reads a row once but is slow in float64.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def squares(x: jax.Array, axis: int, start: int, stop: int, dtype: str) -> jax.A
 def squares_by_parts(x: jax.Array, axis: int, k: int) -> jax.Array | None:
     """Of the first k elements, in float32, None where they have no such parts; fastest for bfloat16.
 
-    What is not sliced XLA hands to a library (YNN): up to eight parts of a row, of which those that count are taken.
+    Not sliced but divided: up to eight parts of a row, all summed by YNN, of which those that count are taken.
     """
     n = x.shape[axis]
     parts = min(n // gcd(n, k), 8)
