@@ -48,6 +48,7 @@ def share_out(task: Callable[[int], object], count: int, threads: int) -> None:
         job.work()
     finally:
         job.close()
+    del job.task  # a gradient that the worker holds PyTorch would copy, in parallel, which hangs in a forked process
     if job.error is not None:
         raise job.error
 
