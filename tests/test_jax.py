@@ -164,6 +164,13 @@ def test_of_a_part_only_what_counts_enters(dtype: str, partial: float, width: in
     assert_golden(rms_norm(ordinary, **options), numpy_impl.rms_norm(ordinary, **options))
 
 
+@pytest.mark.parametrize(("dtype", "out_dtype"), [("float32", None), ("bfloat16", "float32"), ("float16", None)])
+def test_as_many_elements_as_are_summed_in_strips(dtype: str, out_dtype: str | None) -> None:
+    x, scale = normal(0, 4, 107, 41, dtype=dtype), normal(1, 41, dtype=dtype)  # 2^14 and more, in rows with a rest
+    options = {"out_dtype": out_dtype, "eps": 0.0}
+    assert_golden(rms_norm(x, scale, **options), numpy_impl.rms_norm(x, scale, **options))
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (1,), (2, 1)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_empty_and_small(shape: tuple[int, ...], dtype: str) -> None:
