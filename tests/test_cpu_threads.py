@@ -491,3 +491,39 @@ def test_a_place_for_compiled_code(installed: Path) -> None:
     folder = str(installed / "code")
     assert _one_call(installed, NUMBA_CACHE_DIR=folder) == [0, [".nbc", ".nbi"]]
     assert _one_call(installed, NUMBA_CACHE_DIR=folder) == [1, [".nbc", ".nbi"]]
+
+
+FORWARD = {
+    "torch": """
+import torch
+from rmsnorm.torch_impl import rms_norm
+
+def forward(dtype, x):
+    return rms_norm(torch.from_numpy(x).to(getattr(torch, dtype))).float().numpy()
+""",
+    "flax": """
+import jax
+from rmsnorm.flax_impl import rms_norm
+
+def forward(dtype, x):
+    return rms_norm(jax.numpy.asarray(x, dtype))
+""",
+}
+DTYPES = """
+import sys
+import numpy as np
+from rmsnorm import numpy_impl as golden
+
+x = np.random.default_rng(0).standard_normal((130, 1025), np.float32)
+for dtype in sys.argv[1:]:
+    print(dtype, np.array_equal(forward(dtype, x), golden.rms_norm(x.astype(dtype))))
+"""
+
+
+@pytest.mark.parametrize("wing", ["torch", "flax"])
+def test_what_two_processes_compiled_serves_a_third(wing: str, tmp_path: Path) -> None:
+    """In memory and on disk functions have their name, in which numba writes a record by its number in the process."""
+    pytest.importorskip(wing)
+    for dtypes in (["float32"], ["bfloat16"], ["float32", "bfloat16"]):
+        out = run(FORWARD[wing] + DTYPES, *dtypes, NUMBA_CACHE_DIR=str(tmp_path))
+        assert out == "".join(f"{dtype} True\n" for dtype in dtypes)

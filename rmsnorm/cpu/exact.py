@@ -17,11 +17,12 @@ from rmsnorm.cpu.kernels import CLAMP, INSIDE, OUTSIDE, _added, _is_counted, gai
 
 @kernel
 def forward(
-    settings: Any, start: int, stop: int, ready: int, x: int, x_step: int, residual: int, scale: int, bias: int,
-    mask: int, mask_step: int, mask_stride: int, y: int, h: int, inverse_rms: int,
+    settings: Any, formats: Any, start: int, stop: int, ready: int,
+    x: int, x_step: int, residual: int, scale: int, bias: int, mask: int, mask_step: int, mask_stride: int,
+    y: int, h: int, inverse_rms: int,
 ) -> None:  # fmt: skip
     """Rows from start to stop of y, h = x + residual and 1 / rho."""
-    s = settings[0]
+    s, (like_x, like_y) = settings[0], formats
     n = s.n
     gain, b = at(ready, n, 0.0) if ready else gains(s, scale), parameter(bias, s.bias, n)
     g = parameter(scale, s.scale, n)
@@ -32,9 +33,9 @@ def forward(
     norm, product = grid(s.norm), grid(s.product)
     c = np.empty(n)
     for i in range(start, stop):
-        a = at(x + i * x_step, n, s.x)
+        a = at(x + i * x_step, n, like_x)
         if residual:
-            a = _added(at(residual + i * n * s.x_bytes, n, s.x), a, at(h + i * n * s.x_bytes, n, s.x))
+            a = _added(at(residual + i * n * s.x_bytes, n, like_x), a, at(h + i * n * s.x_bytes, n, like_x))
         counted = at(mask + i * mask_step, n, np.uint8(0))
         k, power, rho, rho_error = _statistic(s, a, counted, mask_stride if mask else -1, c)
         if inverse_rms:
@@ -43,7 +44,7 @@ def forward(
             at(inverse_rms, stop, 0.0)[i] = reciprocal * power if k else 0.0
         if not y:
             continue
-        out = at(y + i * n * s.y_bytes, n, s.y)
+        out = at(y + i * n * s.y_bytes, n, like_y)
         for j in range(n):
             value = load(a[j]) * power
             normalised = value / rho

@@ -20,23 +20,26 @@ from rmsnorm.cpu.formats import BF16, F16, F32, F64, at, fma, grid, load, rounde
 
 INSIDE, OUTSIDE, CLAMP = range(3)
 _FMA: Final = binding.get_host_cpu_features().get("fma", True)  # x86 says so
-SETTINGS: Final = [
-    ("n", np.int64),
-    ("k", np.int64),
-    ("position", np.int64),
-    ("eps", np.float64),
-    ("offset", np.float64),
-    ("variance", np.bool_),
-    ("before_scale", np.bool_),
-    ("norm", np.int64),
-    ("product", np.int64),
-    ("scale", np.int64),
-    ("bias", np.int64),
-    ("x_bytes", np.int64),
-    ("y_bytes", np.int64),
-    ("lead", np.int64),  # 1: the statistic is that of the next row, and the root of this one there already
-    ("single", np.bool_),  # float32 arithmetic may do, see brain.py
-]  # and x and y, of whose value the type alone is read
+SETTINGS: Final = np.dtype(
+    [
+        ("n", np.int64),
+        ("k", np.int64),
+        ("position", np.int64),
+        ("eps", np.float64),
+        ("offset", np.float64),
+        ("variance", np.bool_),
+        ("before_scale", np.bool_),
+        ("norm", np.int64),
+        ("product", np.int64),
+        ("scale", np.int64),
+        ("bias", np.int64),
+        ("x_bytes", np.int64),
+        ("y_bytes", np.int64),
+        ("lead", np.int64),  # 1: the statistic is that of the next row, and the root of this one there already
+        ("single", np.bool_),  # float32 arithmetic may do, see brain.py
+    ],
+    align=True,
+)
 
 
 def kernel(function: Any) -> Any:
@@ -50,11 +53,15 @@ def kernel(function: Any) -> Any:
 
 @kernel
 def forward(
-    settings: Any, start: int, stop: int, ready: int, x: int, x_step: int, residual: int, scale: int, bias: int,
-    mask: int, mask_step: int, mask_stride: int, y: int, h: int, inverse_rms: int,
+    settings: Any, formats: Any, start: int, stop: int, ready: int,
+    x: int, x_step: int, residual: int, scale: int, bias: int, mask: int, mask_step: int, mask_stride: int,
+    y: int, h: int, inverse_rms: int,
 ) -> None:  # fmt: skip
-    """Rows from start to stop of y, h = x + residual and 1 / rho; ``ready`` are the gains, if they are."""
-    s = settings[0]
+    """Rows from start to stop of y, h = x + residual and 1 / rho; ``ready`` are the gains, if they are.
+
+    The formats are a number of x and one of y, of which the types alone are read.
+    """
+    s, (like_x, like_y) = settings[0], formats
     n = s.n
     gain = at(ready, n, 0.0) if ready else gains(s, scale)
     b = parameter(bias, s.bias, n)
@@ -66,17 +73,17 @@ def forward(
     for i in range(start - s.lead, stop):
         ahead = i + s.lead
         if ahead < stop:
-            a = at(x + ahead * x_step, n, s.x)
+            a = at(x + ahead * x_step, n, like_x)
             if residual:
-                branch, h_row = at(residual + ahead * n * s.x_bytes, n, s.x), at(h + ahead * n * s.x_bytes, n, s.x)
-                a = _added(branch, a, h_row)
+                branch = at(residual + ahead * n * s.x_bytes, n, like_x)
+                a = _added(branch, a, at(h + ahead * n * s.x_bytes, n, like_x))
             counts[ahead & 1], rhos[ahead & 1] = _statistic(s, a, mask + ahead * mask_step, mask_stride if mask else -1)
             if inverse_rms:
                 at(inverse_rms, stop, 0.0)[ahead] = 1 / rhos[ahead & 1] if counts[ahead & 1] else 0.0
         if i < start or not y:
             continue
-        a = at(h + i * n * s.x_bytes if residual else x + i * x_step, n, s.x)
-        out = at(y + i * n * s.y_bytes, n, s.y)
+        a = at(h + i * n * s.x_bytes if residual else x + i * x_step, n, like_x)
+        out = at(y + i * n * s.y_bytes, n, like_y)
         k, rho = counts[i & 1], rhos[i & 1]
         reciprocal = 1 / rho if _FMA and s.scale != F64 and 1e-150 < rho < 1e150 else 0.0
         sure = single and 2.0**-20 < rho < 2.0**20
@@ -131,14 +138,14 @@ def _before_scale(
 
 @kernel
 def backward(
-    settings: Any, start: int, stop: int, ready: int, part: int, x: int, x_step: int, scale: int,
+    settings: Any, formats: Any, start: int, stop: int, ready: int, part: int, x: int, x_step: int, scale: int,
     mask: int, mask_step: int, mask_stride: int, inverse_rms: int, dy: int, da: int, dx: int, dscale: int, dbias: int,
 ) -> None:  # fmt: skip
     """Rows from start to stop of dx; of dscale and dbias their part in float64, or if it has no place the whole.
 
     Without inverse_rms it is computed again, which is for rows of at most 32 bits.
     """
-    s = settings[0]
+    s, (like_x, like_y) = settings[0], formats
     n, k = s.n, s.k
     gain = at(ready, n, 0.0) if ready else gains(s, scale)
     sums = np.empty((2 if dbias else 1, n)) if part == 0 else at(part, 2 * n, 0.0).reshape((2, n))
@@ -149,9 +156,9 @@ def backward(
     along_scale, along_bias = sums[0], sums[-1, : n if dbias else 0]
     c = np.empty(n if mask or s.variance else 0)
     for i in range(start, stop):
-        a, v = at(x + i * x_step, n, s.x), at(dy + i * n * s.y_bytes, n, s.y)
-        out = at(dx + i * n * s.x_bytes, n, s.x)
-        branch = at(da + i * n * s.x_bytes, n, s.x)
+        a, v = at(x + i * x_step, n, like_x), at(dy + i * n * s.y_bytes, n, like_y)
+        out = at(dx + i * n * s.x_bytes, n, like_x)
+        branch = at(da + i * n * s.x_bytes, n, like_x)
         if inverse_rms:
             inverse = at(inverse_rms, stop, 0.0)[i]
         else:
@@ -197,13 +204,13 @@ def backward(
 
 
 @kernel
-def backward_in_order(settings: Any, rows: int, chunk: int, places: Any) -> None:
+def backward_in_order(settings: Any, formats: Any, rows: int, chunk: int, places: Any) -> None:
     """All rows by one thread, with the sums that many threads would give."""
     s = settings[0]
     gain, part, total = gains(s, places[2]), np.empty((2, s.n)), np.zeros((2, s.n))
     for start in range(0, rows, chunk):
         stop = min(start + chunk, rows)
-        backward(settings, start, stop, gain.ctypes.data, part.ctypes.data, *places)
+        backward(settings, formats, start, stop, gain.ctypes.data, part.ctypes.data, *places)
         total += part
     write(total[0], s.scale, places[-2])
     write(total[1], s.bias, places[-1])

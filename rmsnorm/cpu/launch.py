@@ -13,6 +13,7 @@ from numba import int64, typeof
 from rmsnorm.call import Call
 from rmsnorm.cpu import exact, kernels, team
 from rmsnorm.cpu.formats import CODE, STORAGE
+from rmsnorm.cpu.kernels import SETTINGS
 from rmsnorm.cpu.threads import share_out
 
 _CHUNK: Final = 2**15  # elements: below, one thread is as fast as two
@@ -34,6 +35,7 @@ class Plan(NamedTuple):
     forward: Callable[..., None]
     exact: bool
     settings: Any
+    formats: tuple[Any, Any]
     rows: int
     n: int
     x_bytes: int  # of a row
@@ -46,18 +48,18 @@ class Plan(NamedTuple):
         size = self.rows * self.n
         threads, parallel = crew() if size >= _CHUNK else (1, 0)
         if threads < 2 or (size < _POOL and not parallel):
-            self.forward(self.settings, 0, self.rows, 0, *places)
+            self.forward(self.settings, self.formats, 0, self.rows, 0, *places)
             return
         step = max(-(-_CHUNK // self.n), -(-self.rows // (8 * threads)))
         if parallel:
             run = team.exact_forward if self.exact else team.forward
-            run(self.settings, parallel, threads, self.rows, step, places[3], places)
+            run(self.settings, self.formats, parallel, threads, self.rows, step, places[3], places)
             return
         work = team.exact_forward_rows if self.exact else team.forward_rows
         gains, taken = self._prepared(places[3])
 
         def task(_: int, __: object = owners) -> None:
-            work(self.settings, address(taken), self.rows, step, address(gains), places)
+            work(self.settings, self.formats, address(taken), self.rows, step, address(gains), places)
 
         share_out(task, threads, threads)
 
@@ -68,21 +70,23 @@ class Plan(NamedTuple):
         """
         count = -(-self.rows // self.chunk)
         if count == 1:
-            kernels.backward(self.settings, 0, self.rows, 0, 0, *places)
+            kernels.backward(self.settings, self.formats, 0, self.rows, 0, 0, *places)
             return
         threads, parallel = crew()
         if threads < 2 or (self.rows * self.n < _POOL and not parallel):
-            kernels.backward_in_order(self.settings, self.rows, self.chunk, places)
+            kernels.backward_in_order(self.settings, self.formats, self.rows, self.chunk, places)
             return
         parts = np.empty((count, 2, self.n))
         if parallel:
-            team.backward(self.settings, parallel, threads, self.rows, self.chunk, places[2], address(parts), places)
+            team.backward(
+                self.settings, self.formats, parallel, threads, self.rows, self.chunk, places[2], address(parts), places
+            )
         else:
             gains, taken = self._prepared(places[2])
             given = (self.rows, self.chunk, address(gains), address(parts), places)
 
             def task(_: int, __: object = (owners, gains, parts)) -> None:
-                team.backward_rows(self.settings, address(taken), *given)
+                team.backward_rows(self.settings, self.formats, address(taken), *given)
 
             share_out(task, threads, threads)
         kernels.combine(self.settings, address(parts), count, *places[-2:])
@@ -97,8 +101,7 @@ class Plan(NamedTuple):
 @lru_cache(maxsize=1024)
 def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
     """For a call that is supported, with parameters of those dtypes."""
-    dtype = np.dtype([*kernels.SETTINGS, ("x", STORAGE[call.x]), ("y", STORAGE[call.result])], align=True)
-    settings = np.zeros(1, dtype)
+    settings = np.zeros(1, SETTINGS)
     n, rows = call.n, math.prod(call.shape[: -len(call.axes)])
     values = {
         "n": n,
@@ -126,9 +129,10 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
         settings[name] = value
     kernel = exact.forward if "float64" in (call.x, call.result) else kernels.forward
     return Plan(
-        forward=_entry(kernel, settings),
+        forward=_entry(kernel, settings, formats(call.x, call.result)),
         exact=kernel is exact.forward,
         settings=settings,
+        formats=formats(call.x, call.result),
         rows=rows,
         n=n,
         x_bytes=n * int(values["x_bytes"]),
@@ -138,8 +142,17 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
     )
 
 
-def _entry(kernel: Any, settings: Any) -> Callable[..., None]:
+def formats(x: str, y: str) -> tuple[Any, Any]:
+    """Numbers of their types, by which kernels know in what formats x and y are.
+
+    Their types are in the names of compiled functions. That of a record is not, but its number in the process that
+    compiled it: what two processes left on disk for two formats a third would take for one and the same.
+    """
+    return STORAGE[x](0), STORAGE[y](0)
+
+
+def _entry(kernel: Any, settings: Any, formats: Any) -> Callable[..., None]:
     """What the dispatcher of numba would call, by itself: half a microsecond less."""
-    rest = kernel.py_func.__code__.co_argcount - 1
-    entry: Callable[..., None] = kernel.compile((typeof(settings), *[int64] * rest))
+    rest = kernel.py_func.__code__.co_argcount - 2
+    entry: Callable[..., None] = kernel.compile((typeof(settings), typeof(formats), *[int64] * rest))
     return entry

@@ -43,66 +43,76 @@ def _gomp_parallel() -> int:
 
 
 @kernel
-def forward(settings: Any, parallel: int, threads: int, rows: int, step: int, scale: int, places: Any) -> int:
+def forward(
+    settings: Any, formats: Any, parallel: int, threads: int, rows: int, step: int, scale: int, places: Any
+) -> int:
     """As kernels.forward for all rows; returns nothing of interest."""
     gain, taken = gains(settings[0], scale), np.zeros(1, np.int64)
-    _run(parallel, threads, forward_rows, (settings, taken.ctypes.data, rows, step, gain.ctypes.data, places))
+    _run(parallel, threads, forward_rows, (settings, formats, taken.ctypes.data, rows, step, gain.ctypes.data, places))
     return gain.size + taken.size  # which live until here
 
 
 @kernel
-def exact_forward(settings: Any, parallel: int, threads: int, rows: int, step: int, scale: int, places: Any) -> int:
+def exact_forward(
+    settings: Any, formats: Any, parallel: int, threads: int, rows: int, step: int, scale: int, places: Any
+) -> int:
     gain, taken = gains(settings[0], scale), np.zeros(1, np.int64)
-    _run(parallel, threads, exact_forward_rows, (settings, taken.ctypes.data, rows, step, gain.ctypes.data, places))
+    _run(
+        parallel,
+        threads,
+        exact_forward_rows,
+        (settings, formats, taken.ctypes.data, rows, step, gain.ctypes.data, places),
+    )
     return gain.size + taken.size
 
 
 @kernel
 def backward(
-    settings: Any, parallel: int, threads: int, rows: int, step: int, scale: int, parts: int, places: Any
+    settings: Any, formats: Any, parallel: int, threads: int, rows: int, step: int, scale: int, parts: int, places: Any
 ) -> int:
     """As kernels.backward for all rows; the parts of dscale and dbias have an order, whoever computes them."""
     gain, taken = gains(settings[0], scale), np.zeros(1, np.int64)
-    given = (settings, taken.ctypes.data, rows, step, gain.ctypes.data, parts, places)
+    given = (settings, formats, taken.ctypes.data, rows, step, gain.ctypes.data, parts, places)
     _run(parallel, threads, backward_rows, given)
     return gain.size + taken.size
 
 
 @kernel
-def forward_rows(settings: Any, taken: int, rows: int, step: int, ready: int, places: Any) -> None:
+def forward_rows(settings: Any, formats: Any, taken: int, rows: int, step: int, ready: int, places: Any) -> None:
     """Those that nobody has taken, step by step."""
-    start = _take(taken) * step
+    start = add(taken, 1) * step
     while start < rows:
-        kernels.forward(settings, start, min(start + step, rows), ready, *places)
-        start = _take(taken) * step
+        kernels.forward(settings, formats, start, min(start + step, rows), ready, *places)
+        start = add(taken, 1) * step
 
 
 @kernel
-def exact_forward_rows(settings: Any, taken: int, rows: int, step: int, ready: int, places: Any) -> None:
-    start = _take(taken) * step
+def exact_forward_rows(settings: Any, formats: Any, taken: int, rows: int, step: int, ready: int, places: Any) -> None:
+    start = add(taken, 1) * step
     while start < rows:
-        exact.forward(settings, start, min(start + step, rows), ready, *places)
-        start = _take(taken) * step
+        exact.forward(settings, formats, start, min(start + step, rows), ready, *places)
+        start = add(taken, 1) * step
 
 
 @kernel
-def backward_rows(settings: Any, taken: int, rows: int, step: int, ready: int, parts: int, places: Any) -> None:
-    index = _take(taken)
+def backward_rows(
+    settings: Any, formats: Any, taken: int, rows: int, step: int, ready: int, parts: int, places: Any
+) -> None:
+    index = add(taken, 1)
     while index * step < rows:
         part = parts + index * 16 * settings[0].n
-        kernels.backward(settings, index * step, min((index + 1) * step, rows), ready, part, *places)
-        index = _take(taken)
+        kernels.backward(settings, formats, index * step, min((index + 1) * step, rows), ready, part, *places)
+        index = add(taken, 1)
 
 
 @intrinsic
-def _take(_: Any, counter: Any) -> Any:
-    """The number at that address, which is one more for the next."""
+def add(_: Any, counter: Any, amount: Any) -> Any:
+    """The number at that address, to which the amount is added for whoever comes next."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = ir.IntType(64)
-        return builder.atomic_rmw("add", builder.inttoptr(args[0], word.as_pointer()), ir.Constant(word, 1), "seq_cst")
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], ir.IntType(64).as_pointer()), args[1], "seq_cst")
 
-    return types.int64(types.int64), generate
+    return types.int64(types.int64, types.int64), generate
 
 
 @intrinsic
