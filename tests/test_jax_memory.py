@@ -10,6 +10,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
+from rmsnorm import cpu  # noqa: E402
 from rmsnorm.flax_impl.functional import rms_norm  # noqa: E402
 
 GAINS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
@@ -25,42 +26,36 @@ def gradients(norm: Any, x: Any, scale: Any, dy: Any) -> Any:
     return y, pull(dy)
 
 
+@pytest.fixture(params=["kernels", "operations"])
+def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "operations":
+        monkeypatch.setattr(cpu, "is_available", lambda: False)
+    return request.param
+
+
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="other compilers fuse otherwise")
 @pytest.mark.parametrize("variant", ["standard", "llama", "gemma", "flax"])
 @pytest.mark.parametrize(("dtype", "gain"), GAINS)
 @pytest.mark.parametrize("shape", [(4096, 4096), (8192, 1024)], ids=str)
-def test_nothing_of_xs_size_is_stored(shape: tuple[int, int], dtype: str, gain: str, variant: str) -> None:
+def test_nothing_of_xs_size_is_stored(shape: tuple[int, int], dtype: str, gain: str, variant: str, how: str) -> None:
     """Compiled, not run. A row needs up to 16 bytes for its 1 / rho, which is 0.8 % of a row of 1024 in 16 bits."""
+    check_temporaries(shape, dtype, gain, variant=variant)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu" or not cpu.is_available(), reason="in operations more is")
+@pytest.mark.parametrize("options", [{}, {"partial": 0.9}, {"partial": 0.0625}, {"out_dtype": "float32"}], ids=str)
+@pytest.mark.parametrize(("dtype", "gain"), [*GAINS, ("float16", "float16")])
+def test_kernels_store_no_part_either(dtype: str, gain: str, options: dict[str, Any]) -> None:
+    check_temporaries((4096, 1024), dtype, gain, **options)
+
+
+def check_temporaries(shape: tuple[int, int], dtype: str, gain: str, **options: Any) -> None:
     x, scale = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[1:], gain)
-    norm = functools.partial(rms_norm, variant=variant)
+    norm = functools.partial(rms_norm, **options)
     dy = jax.eval_shape(norm, x, scale)
     size = np.prod(shape) * x.dtype.itemsize
     assert temporaries(norm, x, scale) < size / 100
     assert temporaries(functools.partial(gradients, norm), x, scale, dy) < size / 100
-
-
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other compilers fuse otherwise")
-@pytest.mark.parametrize(("dtype", "gain"), GAINS)
-@pytest.mark.parametrize("partial", [0.9, 0.5, 0.0625])
-def test_of_a_part_no_more_than_sums_is_stored(partial: float, dtype: str, gain: str) -> None:
-    """Eight sums a row in float64, and in float32 of parts; for the gradients in 16 bits a selection, in float32."""
-    x, scale = jax.ShapeDtypeStruct((4096, 1024), dtype), jax.ShapeDtypeStruct((1024,), gain)
-    norm = functools.partial(rms_norm, partial=partial)
-    dy = jax.eval_shape(norm, x, scale)
-    sums, selected = (4096 * 8 * 8, 0) if dtype == "float32" else (4096 * 8 * (8 + 4), x.size * 4)
-    rest = x.size * x.dtype.itemsize / 100
-    assert temporaries(norm, x, scale) < sums + rest
-    assert temporaries(functools.partial(gradients, norm), x, scale, dy) < sums + selected + rest
-
-
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other compilers fuse otherwise")
-@pytest.mark.parametrize("partial", [None, 0.5])
-@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
-def test_of_float16_no_more_than_sums_is_stored(out_dtype: str, partial: float | None) -> None:
-    """Sixteen sums a row in float32 or eight in float64; the backward pass stores conversions."""
-    x, scale = jax.ShapeDtypeStruct((4096, 1024), "float16"), jax.ShapeDtypeStruct((1024,), "float16")
-    norm = functools.partial(rms_norm, out_dtype=out_dtype, partial=partial)
-    assert temporaries(norm, x, scale) < 4096 * 64 + x.size * x.dtype.itemsize / 100
 
 
 def test_it_is_seen() -> None:

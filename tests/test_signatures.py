@@ -46,7 +46,7 @@ EXCEPTIONS = {
         "model.py": "what its two Keras models have in common",
         "nematus_layers.py": "in the place of Nematus's own",
     },
-    "flax": {"linen.py": "Flax has two module systems", "strips.py": "sums for which XLA stores nothing on CPUs"},
+    "flax": {"linen.py": "Flax has two module systems", "rows.py": "primitives of JAX, by the CPU kernels or XLA"},
 }
 LAYERS = {"numpy": [], "torch": ["RMSNorm", "replace"], "tf": ["RMSNormalization"], "flax": ["RMSNorm"]}
 FORWARD = ("Statistic", "statistic", "forward", "_scaled", "backward", "tangent", "_counted", "_centred", "_eps",

@@ -18,9 +18,7 @@ To be called with x64 enabled. JAX differentiates ``tangent`` and nothing else h
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial as bind
-from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +28,6 @@ from jax import numpy as jnp
 
 from rmsnorm import dtypes
 from rmsnorm.call import Call
-from rmsnorm.flax_impl import strips
 from rmsnorm.flax_impl.rounding import (
     apart,
     cast,
@@ -45,8 +42,6 @@ from rmsnorm.flax_impl.rounding import (
     sum_of_squares,
     total,
 )
-
-_CACHED = range(2**14, 2**22 + 1)  # elements, which are faster read twice by strips than once by the library
 
 
 class Across(NamedTuple):
@@ -67,14 +62,9 @@ class Statistic(NamedTuple):
 
 
 def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across | None = None) -> Statistic:
-    whole, x = call, a
-    call, a = _part(call, x, mask)
+    call, a = _part(call, a, mask)
     exact = _is_exact(call)
     counted, k, empty = _counted(call, a, mask, across)
-    in_strips = counted is None and len(call.axes) == 1 and call.variant.statistic == "mean_square"  # see strips.py
-    if call is whole:
-        in_strips &= all(isinstance(size, int) for size in call.shape)
-        in_strips &= call.x == "float16" or (elementwise(call) == "float64" and prod(call.shape) in _CACHED)
     inverse_power: Any = 1.0
     q_error: Any = 0.0
     if exact:
@@ -91,9 +81,6 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
         error = error + 2 * _sum(call, c * lost, across)
         q = cut(summed / k)
         q_error = finite((error - product_error(q, k, summed)) / k)
-    elif in_strips:
-        on_cpu, one = bind(_squares_in_strips, whole), bind(_squares, call, counted=None, k=k, across=None)
-        q = _across(lax.platform_dependent(x, a, cpu=lambda x, _: on_cpu(x), default=lambda _, a: one(a)), across) / k
     else:
         q = _across(_squares(call, a, counted, k, across), across) / k
     inside, outside, floor = _eps(call, k, inverse_power)
@@ -121,16 +108,6 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
     return Statistic(empty, inverse_power, rho, rho_error, inverse_rms)
 
 
-def _squares_in_strips(call: Call, x: jax.Array) -> jax.Array:
-    """Of the leading elements, for XLA's CPU backend."""
-    (axis,), quickly = call.axes, elementwise(call) == "float32"
-    exactly = bind(strips.squares, x, axis, 0, call.k, "float64")
-    if not quickly or call.x == "float16":
-        return strips.squares(x, axis, 0, call.k, "float32") if quickly else exactly()
-    quick = strips.squares_by_parts(x, axis, call.k)
-    return exactly() if quick is None else _if_sound(call, quick, exactly)
-
-
 def _squares(call: Call, a: jax.Array, counted: jax.Array | None, k: Any, across: Across | None) -> jax.Array:
     """Sum of squares in float64; of 16 bits to 16 bits in float32, where no row leaves its range."""
 
@@ -141,14 +118,12 @@ def _squares(call: Call, a: jax.Array, counted: jax.Array | None, k: Any, across
     if elementwise(call) == "float64" or call.variant.statistic == "variance":
         return squares("float64")
     quick = squares("float32")
-    return quick if call.x == "float16" else _if_sound(call, quick, lambda: squares("float64"))
-
-
-def _if_sound(call: Call, quick: jax.Array, exactly: Callable[[], jax.Array]) -> jax.Array:
+    if call.x == "float16":
+        return quick
     inside, outside, floor = _eps(call, 1.0)
     lost = (call.n or 0) * 2.0**-100  # all that underflows is 2^-26 of it
     sound = jnp.all((quick + inside + (outside + floor) ** 2 > lost) & (quick < jnp.inf))
-    return lax.cond(sound, lambda: quick, exactly)
+    return lax.cond(sound, lambda: quick, lambda: squares("float64"))
 
 
 def forward(

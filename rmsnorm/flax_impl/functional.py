@@ -20,7 +20,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from rmsnorm import dtypes, errors
 from rmsnorm.call import Axis, Call, Spec, resolve
-from rmsnorm.flax_impl.arithmetic import Across, backward, derived, elementwise, forward, statistic, tangent
+from rmsnorm.flax_impl import arithmetic, rows
+from rmsnorm.flax_impl.arithmetic import Across, backward, elementwise, statistic
 from rmsnorm.flax_impl.rounding import add, cast, convert
 from rmsnorm.variants import Variant, derive
 
@@ -206,7 +207,7 @@ def rms_norm_jvp(
 def normalise(call: Call, across: Across | None, a: Any, scale: Any, bias: Any, mask: Any) -> tuple[Any, Any]:
     """y and 1 / rho in float64, of a checked call."""
     with jax.enable_x64(True):
-        return forward(call, a, scale, bias, mask, across)
+        return rows.forward(call, a, scale, bias, mask, across)
 
 
 @bind(normalise.__wrapped__.defjvp, symbolic_zeros=True)
@@ -218,9 +219,7 @@ def _differentiate(
     with jax.enable_x64(True):
         y, inverse_rms = normalise(call, across, a, scale, bias, mask)
         # A second derivative finds 1 / rho to be an output of normalise, and goes through it.
-        return (y, inverse_rms), tangent(
-            call, a, scale, mask, inverse_rms, da, dscale, dbias, across, wide=derived(call)
-        )
+        return (y, inverse_rms), rows.tangent(call, a, scale, mask, inverse_rms, da, dscale, dbias, across)
 
 
 @bind(jax.jit, static_argnums=0)
@@ -234,7 +233,8 @@ def _pull_back(call: Call, dy: Any, a: Any, scale: Any, mask: Any, da: Any) -> t
 def _push_forward(call: Call, a: Any, scale: Any, mask: Any, dx: Any, dscale: Any, dbias: Any) -> Any:
     with jax.enable_x64(True):
         inverse_rms = statistic(call, a, mask).inverse_rms
-        return tangent(call, a, scale, mask, inverse_rms, dx, dscale, dbias, wide=elementwise(call))[0]
+        wide = elementwise(call)
+        return arithmetic.tangent(call, a, scale, mask, inverse_rms, dx, dscale, dbias, wide=wide)[0]
 
 
 def _three(name: str, values: Sequence[Any]) -> list[Any]:

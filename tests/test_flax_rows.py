@@ -1,0 +1,201 @@
+"""The kernels in JAX: where they are called, and the golden's bits through every way to them."""
+
+from __future__ import annotations
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from jax import numpy as jnp  # noqa: E402
+from jax.sharding import Mesh, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+from rmsnorm import cpu  # noqa: E402
+from rmsnorm import numpy_impl as golden  # noqa: E402
+from rmsnorm.call import Spec, resolve  # noqa: E402
+from rmsnorm.flax_impl import rms_norm, rows  # noqa: E402
+from rmsnorm.variants import Variant  # noqa: E402
+
+if not cpu.is_available() or jax.default_backend() != "cpu":
+    pytest.skip("there are no kernels for this device", allow_module_level=True)
+
+SIZES = [(3, 7), (5, 41, 33), (131, 1025)]  # the last is shared out
+DTYPES = ["float16", "bfloat16", "float32"]
+
+
+def normal(seed: int, *shape: int, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(dtype)
+
+
+def gradients(norm: Any, *arrays: Any) -> Any:
+    *primals, dy = arrays
+    y, pull = jax.vjp(norm, *primals)
+    return y, *pull(jnp.asarray(dy, y.dtype))
+
+
+def assert_bits(found: Any, wanted: Any) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert np.array_equal(one, other)  # a zero has any sign
+
+
+def calls(function: Any, *arrays: Any) -> int:
+    """How often the compiled program calls them."""
+    return jax.jit(function).lower(*arrays).as_text().count("custom_call @rmsnorm(")
+
+
+@pytest.mark.parametrize("variant", ["standard", "llama", "gemma", "zhang_torch"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_of_the_golden(dtype: str, size: tuple[int, ...], variant: str) -> None:
+    x, dy, scale = normal(0, *size, dtype=dtype), normal(1, *size), normal(2, size[-1])
+    norm = functools.partial(rms_norm, variant=variant)
+    y, dx, dscale = gradients(norm, x, scale, dy)
+    wanted = golden.rms_norm(x, scale, variant=variant)
+    assert_bits([y], [wanted])
+    assert_bits([dx, dscale], golden.rms_norm_vjp(dy.astype(wanted.dtype), x, scale, variant=variant)[:2])
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_subnormal_is_lost(dtype: str, size: tuple[int, ...]) -> None:
+    """XLA's threads take it for 0."""
+    x = (normal(0, *size) * (1e-6 if dtype == "float16" else 1e-39)).astype(dtype)
+    assert_bits([rms_norm(x, eps=0.0)], [golden.rms_norm(x, eps=0.0)])
+    scale = np.full(size[-1], x[..., :1].max())
+    y = rms_norm(normal(1, *size, dtype=dtype), scale)
+    assert_bits([y], [golden.rms_norm(normal(1, *size, dtype=dtype), scale)])
+
+
+@pytest.mark.parametrize("shape", [(5, 41, 33), (5, 41, 1), (41, 33), (1, 1, 33), (33,), (5, 1, 1)], ids=str)
+@pytest.mark.parametrize("axis", [-1, (1, 2)])
+def test_masks(shape: tuple[int, ...], axis: Any) -> None:
+    x, dy, mask = normal(0, 5, 41, 33), normal(1, 5, 41, 33), np.random.default_rng(2).random(shape) < 0.6
+    scale, bias = (normal(seed, *x.shape[-1 if axis == -1 else 1 :]) for seed in (3, 4))
+    options = {"mask": mask, "axis": axis, "partial": 0.7}
+    found = gradients(functools.partial(rms_norm, **options), x, scale, bias, dy)
+    assert_bits(found[:1], [golden.rms_norm(x, scale, bias, **options)])
+    assert_bits(found[1:], golden.rms_norm_vjp(dy, x, scale, bias, **options))
+    assert calls(functools.partial(rms_norm, **options), x, scale, bias) == 1
+
+
+def test_a_loss_of_some_arguments() -> None:
+    """Of each alone, and where y alone or 1 / rho alone is used."""
+    x, dy, scale, bias = normal(0, 8, 16), normal(1, 8, 16), normal(2, 16), normal(3, 16)
+    wanted = golden.rms_norm_vjp(dy, x, scale, bias)
+    for which in range(3):
+        loss = lambda *args: jnp.vdot(dy, rms_norm(*args))  # noqa: E731
+        assert calls(jax.grad(loss, which), x, scale, bias) == 2
+        assert_bits([jax.grad(loss, which)(x, scale, bias)], [wanted[which]])
+    _, inverse_rms = jax.jit(functools.partial(rms_norm, return_inverse_rms=True))(x)
+    assert_bits([inverse_rms], [golden.rms_norm(x, return_inverse_rms=True)[1]])
+
+
+def test_float64() -> None:
+    with jax.enable_x64(True):
+        x, dy, scale = (normal(seed, *size, dtype="float64") for seed, size in enumerate([(7, 33), (7, 33), (33,)]))
+        x[1] *= 1e200
+        found = gradients(rms_norm, x, scale, dy)
+        wanted = golden.rms_norm(x, scale), *golden.rms_norm_vjp(dy, x, scale)[:2]
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_max_ulp(np.asarray(one), other, 1 if one is found[0] else 64)
+
+
+def test_vmap_is_more_rows() -> None:
+    x, dy, scale, mask = normal(0, 4, 5, 16), normal(1, 4, 5, 16), normal(2, 16), normal(3, 5, 16) < 0.6
+    for axis in (0, 1):
+        mapped = jax.vmap(lambda x: rms_norm(x, scale), axis, axis)
+        assert calls(mapped, x) == 1
+        assert_bits([mapped(x)], [golden.rms_norm(x, scale)])
+    assert_bits(gradients(jax.vmap(rms_norm, (0, None)), x, scale, dy)[1:], golden.rms_norm_vjp(dy, x, scale)[:2])
+    masked = jax.vmap(lambda x: rms_norm(x, scale, mask=mask))
+    assert calls(masked, x) == 1
+    assert_bits([masked(x)], [golden.rms_norm(x, scale, mask=mask)])
+
+
+def test_vmap_of_parameters_is_not() -> None:
+    x, dy, scale = normal(0, 4, 5, 16), normal(1, 4, 5, 16), normal(2, 4, 16)
+    assert calls(jax.vmap(rms_norm), x, scale) == 0
+    assert_bits([jax.vmap(rms_norm)(x, scale)], [np.stack(list(map(golden.rms_norm, x, scale)))])
+    each = jax.vmap(lambda x, dy: gradients(rms_norm, x, scale[0], dy)[2])(x, dy)  # a gradient of each part
+    wanted = np.stack([golden.rms_norm_vjp(one, other, scale[0])[1] for one, other in zip(dy, x, strict=True)])
+    np.testing.assert_allclose(each, wanted, rtol=1e-5, atol=1e-5)
+
+
+DERIVATIVES = {
+    "hessian": jax.hessian,
+    "forward over reverse": lambda f: lambda *x: jax.jvp(jax.grad(f), x, x),
+    "reverse over forward": lambda f: jax.grad(lambda *x: jax.jvp(f, x, x)[1]),
+    "reverse over reverse": lambda f: jax.grad(lambda *x: jnp.sum(jax.grad(f)(*x) ** 2)),
+    "forward": lambda f: lambda *x: jax.jvp(f, x, x),
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_other_derivatives_are_those_of_the_operations(name: str) -> None:
+    x, scale = jnp.asarray(normal(0, 3, 8)), jnp.asarray(normal(1, 8))
+    derive = lambda: DERIVATIVES[name](lambda x, scale: jnp.sum(jnp.sin(rms_norm(x, scale))))(x, scale)  # noqa: E731
+    found = derive()
+    with pytest.MonkeyPatch.context() as patch:
+        jax.clear_caches()
+        patch.setattr(rows, "_is_in_rows", lambda *_: False)
+        wanted = derive()
+    jax.clear_caches()
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_where_xla_compiles_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, scale = jnp.asarray(normal(0, 8, 16)), jnp.asarray(normal(1, 16))
+    assert calls(rms_norm, x, scale) == 1
+    assert calls(functools.partial(rms_norm, axis=0), x, scale[:8]) == 0
+    assert "rmsnorm(" not in jax.export.export(jax.jit(rms_norm))(x, scale).mlir_module()
+    assert "rmsnorm(" not in jax.jit(rms_norm).trace(x, scale).lower(lowering_platforms=("cuda",)).as_text()
+    mesh = Mesh(np.array(jax.devices()[:1]), ("rows",))
+    spread = jax.shard_map(rms_norm, mesh=mesh, in_specs=(P("rows"), P()), out_specs=P("rows"))
+    assert calls(spread, x, scale) == 0
+    alone = jax.device_put(x, NamedSharding(mesh, P("rows")))
+    assert_bits([jax.jit(rms_norm)(alone, scale)], [golden.rms_norm(np.asarray(x), np.asarray(scale))])
+    monkeypatch.setattr(cpu, "is_available", lambda: False)
+    assert calls(functools.partial(rms_norm), x, scale) == 0
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "16"])
+def test_threads_change_no_bit(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMSNORM_NUM_THREADS", threads)  # read when a program is compiled
+    jax.clear_caches()
+    x, dy, scale = normal(0, 2100, 130), normal(1, 2100, 130), normal(2, 130)
+    found = jax.jit(functools.partial(gradients, rms_norm))(x, scale, dy)
+    assert_bits(found[1:], golden.rms_norm_vjp(dy, x, scale)[:2])
+
+
+def test_many_calls_at_once() -> None:
+    """From Python threads, and in one program: more than XLA has threads."""
+    x, dy, scale = normal(0, 260, 1025), normal(1, 260, 1025), normal(2, 1025)
+    wanted = golden.rms_norm(x, scale), *golden.rms_norm_vjp(dy, x, scale)[:2]
+    compiled = jax.jit(functools.partial(gradients, rms_norm))
+    with ThreadPoolExecutor(16) as pool:
+        for found in pool.map(lambda _: compiled(x, scale, dy), range(64)):
+            assert_bits(found, wanted)
+    many = jax.jit(lambda x, scale: [rms_norm(x + i, scale) for i in range(12)])(x, scale)
+    assert_bits(many, [golden.rms_norm(x + np.float32(i), scale) for i in range(12)])
+
+
+def test_no_memory_is_an_error() -> None:
+    """Of XLA's, from a handler that could not have what it asked for."""
+    from rmsnorm.cpu import xla
+    from rmsnorm.cpu.kernels import SETTINGS
+
+    x = jnp.ones((2, 3))
+    rms_norm(x)  # registers the handler
+    how = xla.forward(resolve("rms_norm", Spec((2, 3), "float32"), variant=Variant.get("standard")), None, None, None)
+    how[-SETTINGS.itemsize // 8] = 2**58  # elements in a row
+    types = [jax.ShapeDtypeStruct((2, 3), "float32")]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED: rmsnorm: no memory"):
+        jax.block_until_ready(jax.ffi.ffi_call("rmsnorm", types)(x, how=how))
