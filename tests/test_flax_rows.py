@@ -187,15 +187,32 @@ def test_many_calls_at_once() -> None:
     assert_bits(many, [golden.rms_norm(x + np.float32(i), scale) for i in range(12)])
 
 
-def test_no_memory_is_an_error() -> None:
-    """Of XLA's, from a handler that could not have what it asked for."""
+def test_errors_of_a_handler() -> None:
+    """Are XLA's: where there is no memory, and where another process compiled the program."""
     from rmsnorm.cpu import xla
     from rmsnorm.cpu.kernels import SETTINGS
 
     x = jnp.ones((2, 3))
     rms_norm(x)  # registers the handler
-    how = xla.forward(resolve("rms_norm", Spec((2, 3), "float32"), variant=Variant.get("standard")), None, None, None)
-    how[-SETTINGS.itemsize // 8] = 2**58  # elements in a row
-    types = [jax.ShapeDtypeStruct((2, 3), "float32")]
-    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED: rmsnorm: no memory"):
-        jax.block_until_ready(jax.ffi.ffi_call("rmsnorm", types)(x, how=how))
+    call = resolve("rms_norm", Spec((2, 3), "float32"), variant=Variant.get("standard"))
+    types = [jax.ShapeDtypeStruct((2, 3), "float32"), jax.ShapeDtypeStruct((2, 1), "float32")]
+    huge, foreign = xla.forward(call, None, None, None), xla.forward(call, None, None, None)
+    huge[-SETTINGS.itemsize // 8] = 2**58  # elements in a row
+    foreign[0] = np.argwhere(xla._tasks.ravel() == 0)[0, 0]
+    for how, message in (
+        (huge, "RESOURCE_EXHAUSTED: rmsnorm: no memory"),
+        (foreign, "PRECONDITION: .* another process"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            jax.block_until_ready(jax.ffi.ffi_call("rmsnorm", types)(x, how=how))
+
+
+def test_a_jaxlib_that_does_not_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: the handler's API version (0.3) is incompatible")
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
+    rows._is_registered.cache_clear()
+    with pytest.warns(UserWarning, match="this jaxlib does not take the CPU kernels"):
+        assert calls(lambda x: rms_norm(x), jnp.ones((2, 3))) == 0
+    rows._is_registered.cache_clear()

@@ -42,8 +42,12 @@ _GAINS: Final = _ARGUMENTS + max(_FORWARD, _BACKWARD)
 
 _MXCSR: Final = 0x1F80  # as a thread has it first; XLA's flush what is subnormal
 _IS_X86: Final = platform.machine() in ("x86_64", "AMD64")
-_MESSAGE: Final = np.frombuffer(b"rmsnorm: no memory for the gains and sums of a call\0", np.uint8)
-_EXHAUSTED: Final = 8
+_EXHAUSTED, _PRECONDITION = 8, 9  # XLA's codes
+_NO_MEMORY: Final = np.frombuffer(b"rmsnorm: no memory for the gains and sums of a call\0", np.uint8)
+_NO_KERNEL: Final = np.frombuffer(
+    b"rmsnorm: the program was compiled in another process and its kernels are not in this one; trace it here\0",
+    np.uint8,
+)
 
 # Addresses of compiled tasks, by kind and formats: what the one handler finds where an attribute says.
 _KINDS: Final = ("forward", "exact", "backward")
@@ -162,17 +166,19 @@ def _handle(frame: int) -> int:
         return 0
     control = _control(_MXCSR)
     try:
-        failed = _run(words)
+        code = _run(words)
     except Exception:
-        failed = True
+        code = _EXHAUSTED
     _control(control)
-    return _error(words) if failed else 0
+    return _error(words, code) if code else 0
 
 
 @njit
-def _run(words: Any) -> bool:
+def _run(words: Any) -> int:
     given, count = _given(words), 0
     task, is_backward = at(_address_of_tasks(), _ALL, np.int64(0))[given[_TASK]], given[_TASK] >= _IN_ORDER
+    if task == 0:
+        return _PRECONDITION
     threads = _threads(words, given[_THREADS])
     if is_backward:
         count = -(-given[_ROWS] // given[_STEP])
@@ -190,7 +196,7 @@ def _run(words: Any) -> bool:
         dscale, dbias = values[_ARGUMENTS + _BACKWARD - 2], values[_ARGUMENTS + _BACKWARD - 1]
         kernels.combine(settings, job + 8 * (_GAINS + settings[0].n), count, dscale, dbias)
     _leave(job)
-    return failed
+    return _EXHAUSTED if failed else 0
 
 
 @njit
@@ -273,9 +279,10 @@ def _forgive(words: Any, error: int) -> bool:
 
 
 @njit
-def _error(words: Any) -> int:
+def _error(words: Any, code: int) -> int:
     asked = np.zeros(4, np.int64)
-    asked[0], asked[2], asked[3] = 28, _MESSAGE.ctypes.data, _EXHAUSTED
+    asked[0], asked[3] = 28, code
+    asked[2] = _NO_MEMORY.ctypes.data if code == _EXHAUSTED else _NO_KERNEL.ctypes.data
     return _call(at(words[2], 24, np.int64(0))[6], asked.ctypes.data)
 
 

@@ -7,6 +7,7 @@ with two exceptions: the transpose of the tangent is a kernel, too, and a vmap t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -173,16 +174,21 @@ def _stepped(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
 
 
 def _called(how: np.ndarray, types: Any, *operands: Any) -> Any:
-    _register()
     with jax.enable_x64(True):
         return jax.ffi.ffi_call("rmsnorm", types)(*_given(*operands)[0], how=how)
 
 
 @lru_cache(maxsize=1)
-def _register() -> None:
+def _is_registered() -> bool:
+    """Whether XLA takes the handler; a warning says so if it is of another time."""
     from rmsnorm.cpu import xla
 
-    jax.ffi.register_ffi_target("rmsnorm", jax.ffi.pycapsule(xla.handler().ctypes), platform="cpu")
+    try:
+        jax.ffi.register_ffi_target("rmsnorm", jax.ffi.pycapsule(xla.handler().ctypes), platform="cpu")
+    except jax.errors.JaxRuntimeError as error:
+        warnings.warn(f"rmsnorm: this jaxlib does not take the CPU kernels ({error}): XLA does without", stacklevel=2)
+        return False
+    return True
 
 
 def _primitive(name: str, plain: Callable[..., Any], types: Callable[..., Any], kernel: Any, like_x: int) -> Primitive:
@@ -197,7 +203,7 @@ def _primitive(name: str, plain: Callable[..., Any], types: Callable[..., Any], 
         in_kernel = mlir.lower_fun(kernel, multiple_results=True)
 
         def lower(context: Any, *operands: Any, **params: Any) -> Any:
-            has_kernel = _is_alone(context.module_context) and cpu.is_available()
+            has_kernel = _is_alone(context.module_context) and cpu.is_available() and _is_registered()
             return (in_kernel if has_kernel else in_operations)(context, *operands, **params)
 
         mlir.register_lowering(primitive, lower, platform="cpu")
