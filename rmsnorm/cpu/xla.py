@@ -40,9 +40,11 @@ _FORWARD, _BACKWARD = 11, 12  # arguments, from x on
 _BUSY, _LEFT, _TAKEN, _FAILED, _HERE, _SETTINGS, _TOTAL, _CHUNK, _ARGUMENTS = range(9)
 _GAINS: Final = _ARGUMENTS + max(_FORWARD, _BACKWARD)
 
-_MXCSR: Final = 0x1F80  # as a thread has it first; XLA's flush what is subnormal
 _IS_X86: Final = platform.machine() in ("x86_64", "AMD64")
+_IS_ARM: Final = platform.machine() in ("aarch64", "arm64")
+_STANDARD: Final = 0x1F80 if _IS_X86 else 0  # of MXCSR or FPCR, as a thread has it first: XLA's flush what is subnormal
 _EXHAUSTED, _PRECONDITION = 8, 9  # XLA's codes
+_ERROR_CREATE, _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 6, 8, 17, 18  # words of its table of functions
 _NO_MEMORY: Final = np.frombuffer(b"rmsnorm: no memory for the gains and sums of a call\0", np.uint8)
 _NO_KERNEL: Final = np.frombuffer(
     b"rmsnorm: the program was compiled in another process and its kernels are not in this one; trace it here\0",
@@ -164,7 +166,7 @@ def _handle(frame: int) -> int:
     if words[1]:
         at(at(words[1], 4, np.int64(0))[3], 4, np.int64(0))[3] = _VERSION
         return 0
-    control = _control(_MXCSR)
+    control = _control(_STANDARD)
     try:
         code = _run(words)
     except Exception:
@@ -202,7 +204,7 @@ def _run(words: Any) -> int:
 @njit
 def _enter(job: int) -> Any:
     add(job + 8 * _BUSY, 1)
-    return at(job, _GAINS, np.int64(0)), _control(_MXCSR)
+    return at(job, _GAINS, np.int64(0)), _control(_STANDARD)
 
 
 @njit
@@ -254,36 +256,37 @@ def _threads(words: Any, most: int) -> int:
     """How many threads XLA has, up to the most that there may be."""
     if most < 2:
         return 1
-    count, asked = np.ones(1, np.int64), np.zeros(4, np.int64)
-    asked[0], asked[2], asked[3] = 32, words[3], count.ctypes.data
-    _forgive(words, _call(at(words[2], 24, np.int64(0))[18], asked.ctypes.data))
+    count = np.ones(1, np.int64)
+    _forgive(words, _ask(words, _NUM_THREADS, 32, words[3], count.ctypes.data, 0))
     return min(most, count[0])
 
 
 @njit
 def _schedule(words: Any, task: int, job: int) -> bool:
-    asked = np.zeros(5, np.int64)
-    asked[0], asked[2], asked[3], asked[4] = 40, words[3], task, job
-    return _forgive(words, _call(at(words[2], 24, np.int64(0))[17], asked.ctypes.data))
+    return _forgive(words, _ask(words, _SCHEDULE, 40, words[3], task, job))
 
 
 @njit
 def _forgive(words: Any, error: int) -> bool:
     """Whether there is no error; one that there is, is thrown away."""
-    if error == 0:
-        return True
-    asked = np.zeros(3, np.int64)
-    asked[0], asked[2] = 24, error
-    _call(at(words[2], 24, np.int64(0))[8], asked.ctypes.data)
-    return False
+    if error:
+        _ask(words, _ERROR_DESTROY, 24, error, 0, 0)
+    return error == 0
 
 
 @njit
 def _error(words: Any, code: int) -> int:
-    asked = np.zeros(4, np.int64)
-    asked[0], asked[3] = 28, code
-    asked[2] = _NO_MEMORY.ctypes.data if code == _EXHAUSTED else _NO_KERNEL.ctypes.data
-    return _call(at(words[2], 24, np.int64(0))[6], asked.ctypes.data)
+    message = _NO_MEMORY.ctypes.data if code == _EXHAUSTED else _NO_KERNEL.ctypes.data
+    return _ask(words, _ERROR_CREATE, 28, message, code, 0)
+
+
+@njit
+def _ask(words: Any, function: int, size: int, first: int, second: int, third: int) -> int:
+    """What a function of XLA's returns for a structure of that size."""
+    asked = np.zeros(5, np.int64)
+    asked[0], asked[2], asked[3], asked[4] = size, first, second, third
+    found = _call(at(words[2], 24, np.int64(0))[function], asked.ctypes.data)
+    return found + 0 * asked.size  # which lives until here
 
 
 @intrinsic
@@ -327,9 +330,15 @@ def _free(_: Any, address: Any) -> Any:
 
 @intrinsic
 def _control(_: Any, value: Any) -> Any:
-    """The thread's control register of floating-point arithmetic, which is then the value; on x86, else nothing."""
+    """The thread's control register of floating-point arithmetic, which is then the value; on x86 and ARM."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if _IS_ARM:
+            value = ir.IntType(64)
+            read, write = ir.FunctionType(value, []), ir.FunctionType(ir.VoidType(), [value])
+            former = builder.call(cgutils.get_or_insert_function(builder.module, read, "llvm.aarch64.get.fpcr"), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, write, "llvm.aarch64.set.fpcr"), [args[0]])
+            return former
         if not _IS_X86:
             return args[0]
         word = ir.IntType(32)
