@@ -50,7 +50,7 @@ class Plan(NamedTuple):
         if threads < 2 or (size < _POOL and not parallel):
             self.forward(self.settings, self.formats, 0, self.rows, 0, *places)
             return
-        step = max(-(-_CHUNK // self.n), -(-self.rows // (8 * threads)))
+        step = self.step(threads)
         if parallel:
             run = team.exact_forward if self.exact else team.forward
             run(self.settings, self.formats, parallel, threads, self.rows, step, places[3], places)
@@ -62,6 +62,10 @@ class Plan(NamedTuple):
             work(self.settings, self.formats, address(taken), self.rows, step, address(gains), places)
 
         share_out(task, threads, threads)
+
+    def step(self, threads: int) -> int:
+        """Rows that one of so many threads takes at a time in the forward pass."""
+        return max(-(-_CHUNK // self.n), -(-self.rows // (8 * threads)))
 
     def run_backward(self, crew: Crew, owners: object, *places: int) -> None:
         """dx; and where their addresses are not 0 dscale and dbias, in the formats of the parameters.

@@ -6,14 +6,14 @@ import ctypes
 import sys
 from typing import Final
 
-_LEAST: Final = 2**22
-_PAGE: Final = 2**12
-_MADV_HUGEPAGE: Final = 14  # linux/mman.h
+LEAST: Final = 2**22
+PAGE: Final = 2**12
+MADV_HUGEPAGE: Final = 14  # linux/mman.h
 _madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
 
 
 def advise(address: int, size: int) -> None:
     """Ask for huge pages behind size bytes, if they are many; nothing changes where there are none to be had."""
-    if size >= _LEAST and _madvise is not None:
-        start = -(-address // _PAGE) * _PAGE
-        _madvise(ctypes.c_void_p(start), ctypes.c_size_t((address + size - start) // _PAGE * _PAGE), _MADV_HUGEPAGE)
+    if size >= LEAST and _madvise is not None:
+        start = -(-address // PAGE) * PAGE
+        _madvise(ctypes.c_void_p(start), ctypes.c_size_t((address + size - start) // PAGE * PAGE), MADV_HUGEPAGE)

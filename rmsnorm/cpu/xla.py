@@ -25,6 +25,7 @@ from rmsnorm.cpu import kernels, team
 from rmsnorm.cpu.formats import CODE, STORAGE, at
 from rmsnorm.cpu.kernels import SETTINGS
 from rmsnorm.cpu.launch import Plan, formats, plan
+from rmsnorm.cpu.memory import LEAST, MADV_HUGEPAGE, PAGE
 from rmsnorm.cpu.team import add
 from rmsnorm.cpu.threads import available
 
@@ -69,8 +70,7 @@ def forward(call: Call, scale: str | None, bias: str | None, mask: tuple[int, in
     x, gain, shift, counted = _arrays(_OPERAND, True, scale, bias, mask)
     y, inverse_rms = _arrays(_RESULT, True, True)
     places = [x, _number(given.x_bytes), _number(0), gain, shift, counted, *_steps(mask), y, _number(0), inverse_rms]
-    step = max(-(-_PARALLEL // 4 // given.n), -(-given.rows // (8 * available())))
-    return _attribute("exact" if given.exact else "forward", call, given, step, places)
+    return _attribute("exact" if given.exact else "forward", call, given, given.step(available()), places)
 
 
 def backward(
@@ -358,9 +358,9 @@ def _control(_: Any, value: Any) -> Any:
 @njit
 def _advise(address: int, size: int) -> None:
     """Ask for huge pages, as memory.py does."""
-    if address and size >= 2**22:
-        start = (address + 4095) // 4096 * 4096
-        _madvise(start, (address + size - start) // 4096 * 4096)
+    if address and size >= LEAST:
+        start = (address + PAGE - 1) // PAGE * PAGE
+        _madvise(start, (address + size - start) // PAGE * PAGE)
 
 
 @intrinsic
@@ -369,7 +369,7 @@ def _madvise(_: Any, address: Any, size: Any) -> Any:
         if sys.platform == "linux":
             word = ir.IntType(64)
             function = ir.FunctionType(ir.IntType(32), [word, word, ir.IntType(32)])
-            advice = ir.Constant(ir.IntType(32), 14)  # MADV_HUGEPAGE
+            advice = ir.Constant(ir.IntType(32), MADV_HUGEPAGE)
             builder.call(cgutils.get_or_insert_function(builder.module, function, "madvise"), [*args, advice])
         return context.get_dummy_value()
 
