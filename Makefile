@@ -13,7 +13,7 @@ test: $(VENV)/ready
 
 # 2,000 compositions of transforms for each framework, 500 variants for `identify`: two hours.
 fuzz: $(VENV)/ready
-	RMSNORM_IDENTIFY_VARIANTS=500 $(BIN)/python -m pytest -q -n 2 tests/test_fuzz.py tests/test_identify_variants.py \
+	RMSNORM_IDENTIFY_VARIANTS=500 $(BIN)/python -m pytest -q -n 2 tests/test_fuzz.py tests/identify/test_identify_variants.py \
 		--timeout 14400 --hypothesis-profile nightly
 
 lint: $(VENV)/ready

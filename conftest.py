@@ -9,24 +9,19 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 
 _NEEDS = {
-    "torch": ["rmsnorm/torch_impl/*", "rmsnorm/porting/layer_norm/torch.py", "rmsnorm/porting/layer_norm/__init__.py"],
-    "tensorflow": ["rmsnorm/tf_impl/*"],
-    "keras": [
-        *(f"rmsnorm/tf_impl/{room}.py" for room in ("layers", "parameters", "recurrent", "output", "model")),
-        *("rmsnorm/tf_impl/rnnsearch.py", "rmsnorm/tf_impl/transformer.py"),
-        *("rmsnorm/porting/layer_norm/keras.py", "tests/keras_*.py"),
-    ],
-    "jax": ["rmsnorm/flax_impl/*", "tests/flax_*.py"],
-    "flax": [
-        *(f"rmsnorm/flax_impl/{room}.py" for room in ("layers", "linen", "parameters", "recurrent", "output")),
-        *("rmsnorm/flax_impl/rnnsearch.py", "rmsnorm/flax_impl/transformer.py", "rmsnorm/porting/layer_norm/flax.py"),
-    ],
+    "torch": ["torch_impl/*", "nematus/torch/*", "conversion/replacement.py", "conversion/layer_norm/torch.py"],
+    "tensorflow": ["tf_impl/*", "nematus/tf/*"],
+    "keras": ["tf_impl/layers.py", "tf_impl/keras_ops.py", "nematus/tf/*", "conversion/layer_norm/keras.py"],
+    "jax": ["flax_impl/*", "nematus/flax/*"],
+    "flax": ["flax_impl/layers.py", "flax_impl/linen.py", "nematus/flax/*", "conversion/layer_norm/flax.py"],
 }
+_NEEDS["torch"].append("conversion/layer_norm/__init__.py")  # its example is a model of PyTorch
+_PROGRAMS = {"keras": "tests/**/keras_*.py", "jax": "tests/**/flax_*.py"}  # that tests run
 if find_spec("hypothesis"):
     from hypothesis import settings
 
     settings.register_profile("nightly", max_examples=2000, print_blob=True)  # make fuzz
 
 collect_ignore_glob = [
-    pattern for package, patterns in _NEEDS.items() if not find_spec(package) for pattern in patterns
-]
+    f"rmsnorm/{pattern}" for package, patterns in _NEEDS.items() if not find_spec(package) for pattern in patterns
+] + [pattern for package, pattern in _PROGRAMS.items() if not find_spec(package)]

@@ -41,7 +41,7 @@ EXCEPTIONS = {
         "rows.py": "tensors in memory, by the CPU kernels or in blocks",
     },
     "tf": {
-        "composite.py": "the layer on the other backends of Keras",
+        "keras_ops.py": "the layer on the other backends of Keras",
         "eager.py": "kernels and compiled functions",
         "model.py": "what its two Keras models have in common",
         "nematus_layers.py": "in the place of Nematus's own",

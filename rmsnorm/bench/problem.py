@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rmsnorm import dtypes, errors
+from rmsnorm.accuracy.bounds import bound
+from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.call import Spec, resolve
 from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
-from rmsnorm.numpy_impl.yardstick import yardstick
-from rmsnorm.parity.bounds import bound
-from rmsnorm.parity.judge import ulp_distance
 from rmsnorm.variants import Variant
 
 Array = npt.NDArray[Any]
@@ -118,16 +118,16 @@ class Problem:
             want, unit = self.truth(variant, name)
             got = got if name == "dscale" else self.sample(got)
             limit = bound(name, call, dtype)
-            ulps = ulp_distance(got, want)
+            distances = ulps(got, want)
             with np.errstate(all="ignore"):
                 floor = dtypes.smallest_subnormal(dtype) / 2
                 distance = np.abs(got.astype(np.float64) - want.astype(np.float64))
                 ratio = distance / np.maximum(unit * dtypes.unit_roundoff(dtype), floor)
-            bits[name], worst[name] = float(np.mean(ulps == 0)), float(ulps.max(initial=0.0))
+            bits[name], worst[name] = float(np.mean(distances == 0)), float(distances.max(initial=0.0))
             largest = float(np.max(ratio, initial=0.0))
             if not largest <= limit.ratio:
                 wrong.append(f"{name} has parity ratio {largest:.3g}, expected at most {limit.ratio:.3g}")
-            elif np.sum(ulps != 0) > 3 + (1 - limit.identical) * want.size:
+            elif np.sum(distances != 0) > 3 + (1 - limit.identical) * want.size:
                 wrong.append(f"{name} is right in {bits[name]:.2%} of the bits, expected {limit.identical:.2%}")
         return Accuracy(bits, worst, "; ".join(wrong))
 

@@ -19,7 +19,7 @@ from rmsnorm.bench.candidates import Call
 from rmsnorm.bench.measure import alternate, used_by_others
 from rmsnorm.bench.run import limit
 from rmsnorm.nematus.cells import Norm, nematus_gru_shapes
-from rmsnorm.numpy_impl.recurrent import nematus_gru, nematus_gru_vjp
+from rmsnorm.nematus.numpy.recurrent import nematus_gru, nematus_gru_vjp
 
 NORMS: Final[tuple[Norm, ...]] = ("layer", "rms", "prms", "none")
 OPS: Final = ("fwd", "fwd+bwd")
@@ -74,7 +74,7 @@ def _torch(task: Task) -> dict[str, tuple[Call, Call]]:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of compilers would run beside the timing
     import torch
 
-    from rmsnorm.torch_impl.recurrent import nematus_gru
+    from rmsnorm.nematus.torch.recurrent import nematus_gru
 
     x, h0, dh = (torch.from_numpy(array) for array in (task.x, task.h0, task.dh))
     parameters = {name: torch.from_numpy(array).requires_grad_() for name, array in task.parameters.items()}
@@ -94,7 +94,7 @@ def _torch(task: Task) -> dict[str, tuple[Call, Call]]:
 def _tf(task: Task) -> dict[str, tuple[Call, Call]]:
     import tensorflow as tf
 
-    from rmsnorm.tf_impl.recurrent import nematus_gru
+    from rmsnorm.nematus.tf.recurrent import nematus_gru
 
     x, h0, dh = (tf.constant(array) for array in (task.x, task.h0, task.dh))
     parameters = {name: tf.constant(array) for name, array in task.parameters.items()}
@@ -121,7 +121,7 @@ def _tf(task: Task) -> dict[str, tuple[Call, Call]]:
 def _flax(task: Task) -> dict[str, tuple[Call, Call]]:
     import jax
 
-    from rmsnorm.flax_impl.recurrent import nematus_gru
+    from rmsnorm.nematus.flax.recurrent import nematus_gru
 
     x, parameters = jax.device_put((task.x, task.parameters))
 

@@ -44,7 +44,7 @@ def check(
 
     The golden is NumPy's, in 106-bit arithmetic, rounded where the variant says. A distance counts in units of the
     rounding error of the terms that make an element (the parity ratio), so that cancellation is not mistaken for a
-    defect; each bound is derived in rmsnorm/parity/bounds.py. The NumPy backend checks the golden itself, against the
+    defect; each bound is derived in rmsnorm/accuracy/bounds.py. The NumPy backend checks the golden itself, against the
     paper's R matrix and against differences.
     """
     from rmsnorm.parity.run import run, worker_command

@@ -102,7 +102,7 @@ def _arguments(init: str | None) -> dict[str, Any]:
 
 
 def _show(found: Any) -> None:
-    from rmsnorm.identify.report import headline, lines
+    from rmsnorm.identify.identity import headline, lines
 
     console = Console()
     console.print(Text(headline(found), style="bold green" if found.recognised else "bold red"))
@@ -122,8 +122,8 @@ def _show(found: Any) -> None:
 
 
 def _sweep(package: str, options: dict[str, Any], time_limit: float, json: bool, markdown: Path | None) -> None:
-    from rmsnorm.identify.opening import NoTarget
     from rmsnorm.identify.sweep import sweep
+    from rmsnorm.targets.target import NoTarget
 
     if markdown is not None and not markdown.parent.is_dir():
         raise unusable(f"{_COMMAND}: {markdown.parent} is not a folder, expected one to write {markdown.name} in")

@@ -72,7 +72,7 @@ def info(model: Where, config: Options = None, source_norm: SourceNorm = None) -
     """Say what a model is: whose it is, its norm and sizes, its vocabulary, and what of its file is no part of it."""
     with _refusals():
         found = _load(model, config, source_norm)
-        from rmsnorm.porting.report import facts
+        from rmsnorm.nematus.report import facts
 
         table = Table.grid(padding=(0, 2))
         for name, value in facts(found):
@@ -95,7 +95,7 @@ def nematus(
 
     torch and numpy are one form: model.safetensors, a state dict of the model in PyTorch. keras is model.keras, for
     keras.saving.load_model. flax is model.orbax, a checkpoint of Orbax. tf is a checkpoint for TensorFlow Nematus, and
-    theano an archive for Theano Nematus. These commands and rmsnorm.porting.nematus.load read them all. Options and
+    theano an archive for Theano Nematus. These commands and rmsnorm.nematus.load read them all. Options and
     dictionaries come along. The folder is made last of all.
     """
     command = "rmsnorm port nematus"
@@ -103,7 +103,7 @@ def nematus(
     choices("norm", [norm] if norm else None, ("rms",), command)
     with _refusals():
         source = _load(model, config, source_norm)
-        from rmsnorm.porting.convert import SENTENCES, convert
+        from rmsnorm.nematus.convert import SENTENCES, convert
 
         with _silence() as terminal, Console(file=terminal).status("converting and comparing"):
             done = convert(source, folder, to, rms_norm=norm is not None)
@@ -143,7 +143,7 @@ def translate(
     """Translate a file, as Nematus does: the same search, the same words, a space before the end of each line."""
 
     def lines(opened: Any, told: Any, words: Any, on_progress: Callable[[int, int], None]) -> list[str]:
-        from rmsnorm.porting.translate import translate
+        from rmsnorm.nematus.translate import translate
 
         return translate(
             opened, told, _lines(source), *words, beam_size=beam, max_length=max_length, alpha=alpha, n_best=n_best,
@@ -170,7 +170,7 @@ def score(
     """Write -log p of each translation given its source, one a line, as Nematus does."""
 
     def lines(opened: Any, told: Any, words: Any, on_progress: Callable[[int, int], None]) -> list[str]:
-        from rmsnorm.porting.translate import score
+        from rmsnorm.nematus.translate import score
 
         return score(
             opened, _lines(source), _lines(target), *words, alpha=alpha, batch_size=batch, on_progress=on_progress
@@ -190,7 +190,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _load(model: Path, config: Path | None, norm: str | None) -> Any:
-    from rmsnorm.porting import nematus
+    from rmsnorm import nematus
 
     choices("source_norm", [norm] if norm else None, ("none", "layer", "rms"), "rmsnorm port")
     with _silence():
@@ -220,9 +220,9 @@ def _run(
     scoring: bool = False,
 ) -> None:
     """Lines out of an opened model, written when all are there."""
-    from rmsnorm.porting.files import replacing
-    from rmsnorm.porting.vocabulary import vocabularies
-    from rmsnorm.porting.wings import Opened, has
+    from rmsnorm.nematus.backends import Opened, has
+    from rmsnorm.nematus.checkpoints.files import replacing
+    from rmsnorm.nematus.vocabulary import vocabularies
 
     choices("backend", [backend] if backend else None, _WINGS, command)
     if output is not None and not output.parent.is_dir():

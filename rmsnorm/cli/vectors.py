@@ -50,8 +50,8 @@ def write(
     The other program reads DIR/NAME.safetensors and writes what it computes to DIR/outputs/NAME.safetensors. All cases
     take 40 MB. The same version writes the same bytes every time; manifest.json has the digests.
     """
+    from rmsnorm.accuracy.bounds import QUANTITIES
     from rmsnorm.parity import vectors
-    from rmsnorm.parity.bounds import QUANTITIES
     from rmsnorm.parity.cases import CASES
 
     command = "rmsnorm vectors write"

@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import binding
 from numba import njit
 
-from rmsnorm.cpu.brain import backward_row, forward_row, forward_row_before
+from rmsnorm.cpu.bfloat16 import backward_row, forward_row, forward_row_before
 from rmsnorm.cpu.formats import BF16, F16, F32, F64, at, fma, grid, load, rounded, store
 
 INSIDE, OUTSIDE, CLAMP = range(3)
@@ -36,7 +36,7 @@ SETTINGS: Final = np.dtype(
         ("x_bytes", np.int64),
         ("y_bytes", np.int64),
         ("lead", np.int64),  # 1: the statistic is that of the next row, and the root of this one there already
-        ("single", np.bool_),  # float32 arithmetic may do, see brain.py
+        ("single", np.bool_),  # float32 arithmetic may do, see bfloat16.py
     ],
     align=True,
 )

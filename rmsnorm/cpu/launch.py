@@ -11,7 +11,7 @@ import numpy as np
 from numba import int64, typeof
 
 from rmsnorm.call import Call
-from rmsnorm.cpu import exact, kernels, team
+from rmsnorm.cpu import exact, kernels, openmp, tasks
 from rmsnorm.cpu.formats import CODE, STORAGE
 from rmsnorm.cpu.kernels import SETTINGS
 from rmsnorm.cpu.threads import share_out
@@ -22,7 +22,7 @@ _LARGE: Final = 2**21  # huge pages pay
 _NARROW: Final = 2**8  # elements of a row, which take no longer than a root: the next one is found in advance
 _CACHED: Final = 2**20  # up to here wider rows gain by it, too; beyond, memory is what they wait for
 
-Crew: TypeAlias = Callable[[], tuple[int, int]]  # how many threads, and how OpenMP starts them: see team.py; else 0
+Crew: TypeAlias = Callable[[], tuple[int, int]]  # how many threads, and how OpenMP starts them: see openmp.py; else 0
 
 
 def address(array: np.ndarray | None) -> int:
@@ -52,10 +52,10 @@ class Plan(NamedTuple):
             return
         step = self.step(threads)
         if parallel:
-            run = team.exact_forward if self.exact else team.forward
+            run = openmp.exact_forward if self.exact else openmp.forward
             run(self.settings, self.formats, parallel, threads, self.rows, step, places[3], places)
             return
-        work = team.exact_forward_rows if self.exact else team.forward_rows
+        work = tasks.exact_forward_rows if self.exact else tasks.forward_rows
         gains, taken = self._prepared(places[3])
 
         def task(_: int, __: object = owners) -> None:
@@ -82,7 +82,7 @@ class Plan(NamedTuple):
             return
         parts = np.empty((count, 2, self.n))
         if parallel:
-            team.backward(
+            openmp.backward(
                 self.settings, self.formats, parallel, threads, self.rows, self.chunk, places[2], address(parts), places
             )
         else:
@@ -90,7 +90,7 @@ class Plan(NamedTuple):
             given = (self.rows, self.chunk, address(gains), address(parts), places)
 
             def task(_: int, __: object = (owners, gains, parts)) -> None:
-                team.backward_rows(self.settings, self.formats, address(taken), *given)
+                tasks.backward_rows(self.settings, self.formats, address(taken), *given)
 
             share_out(task, threads, threads)
         kernels.combine(self.settings, address(parts), count, *places[-2:])

@@ -21,12 +21,12 @@ from numba.extending import intrinsic
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from rmsnorm.call import Call
-from rmsnorm.cpu import kernels, team
+from rmsnorm.cpu import kernels, tasks
 from rmsnorm.cpu.formats import CODE, STORAGE, at
 from rmsnorm.cpu.kernels import SETTINGS
 from rmsnorm.cpu.launch import Plan, formats, plan
 from rmsnorm.cpu.memory import LEAST, MADV_HUGEPAGE, PAGE
-from rmsnorm.cpu.team import add
+from rmsnorm.cpu.tasks import add
 from rmsnorm.cpu.threads import available
 
 _PARALLEL: Final = 2**17  # elements: below, one thread is as fast as two
@@ -116,7 +116,7 @@ def _task(kind: str, x: str, y: str) -> Any:
         values, control = _enter(job)
         try:
             s, places = at(values[_SETTINGS], 1, _LIKE[0]), to_fixed_tuple(values[_ARGUMENTS:], _FORWARD)
-            team.forward_rows(s, both, job + 8 * _TAKEN, values[_TOTAL], values[_CHUNK], job + 8 * _GAINS, places)
+            tasks.forward_rows(s, both, job + 8 * _TAKEN, values[_TOTAL], values[_CHUNK], job + 8 * _GAINS, places)
         except Exception:
             add(job + 8 * _FAILED, 1)
         return _exit(job, control)
@@ -125,7 +125,9 @@ def _task(kind: str, x: str, y: str) -> Any:
         values, control = _enter(job)
         try:
             s, places = at(values[_SETTINGS], 1, _LIKE[0]), to_fixed_tuple(values[_ARGUMENTS:], _FORWARD)
-            team.exact_forward_rows(s, both, job + 8 * _TAKEN, values[_TOTAL], values[_CHUNK], job + 8 * _GAINS, places)
+            tasks.exact_forward_rows(
+                s, both, job + 8 * _TAKEN, values[_TOTAL], values[_CHUNK], job + 8 * _GAINS, places
+            )
         except Exception:
             add(job + 8 * _FAILED, 1)
         return _exit(job, control)
@@ -136,7 +138,7 @@ def _task(kind: str, x: str, y: str) -> Any:
             s, places = at(values[_SETTINGS], 1, _LIKE[0]), to_fixed_tuple(values[_ARGUMENTS:], _BACKWARD)
             gains = job + 8 * _GAINS
             parts = gains + 8 * s[0].n
-            team.backward_rows(s, both, job + 8 * _TAKEN, values[_TOTAL], values[_CHUNK], gains, parts, places)
+            tasks.backward_rows(s, both, job + 8 * _TAKEN, values[_TOTAL], values[_CHUNK], gains, parts, places)
         except Exception:
             add(job + 8 * _FAILED, 1)
         return _exit(job, control)

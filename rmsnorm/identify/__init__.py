@@ -1,8 +1,8 @@
 """Whose RMSNorm is this? Recognises what a callable computes, as a black box. Loads no framework unasked."""
 
 from rmsnorm.identify.identity import Finding, Identity
-from rmsnorm.identify.main import identify
-from rmsnorm.identify.opening import NoTarget, open_target
-from rmsnorm.identify.targets import Target, TargetError
+from rmsnorm.identify.solve import identify
+from rmsnorm.targets import NoTarget, open_target
+from rmsnorm.targets.target import Target, TargetError
 
 __all__ = ["Finding", "Identity", "NoTarget", "Target", "TargetError", "identify", "open_target"]

@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.bridges import Array
+from rmsnorm.identify.findings import Notebook
 from rmsnorm.identify.model import Model
-from rmsnorm.identify.notebook import Notebook
 from rmsnorm.identify.session import Session
-from rmsnorm.identify.targets import TargetError
+from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import TargetError
 
 _HUGE: Final = {"float16": 2.0**12, "bfloat16": 2.0**66, "float32": 2.0**66, "float64": 2.0**600}
 _TINY: Final = {"float16": 2.0**-12, "bfloat16": 2.0**-100, "float32": 2.0**-100, "float64": 2.0**-600}

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.bridges import Array
+from rmsnorm.accuracy.bounds import bound
+from rmsnorm.accuracy.ulps import ulps
+from rmsnorm.identify.findings import Notebook
 from rmsnorm.identify.identity import FIELDS
 from rmsnorm.identify.model import Model, Stages, cast, rounded
-from rmsnorm.identify.notebook import Notebook
 from rmsnorm.identify.rounding import SHARE, Numerics
 from rmsnorm.identify.session import Session
 from rmsnorm.numpy_impl import rms_norm
-from rmsnorm.parity.bounds import bound
-from rmsnorm.parity.judge import ulp_distance
+from rmsnorm.targets.bridges import Array
 from rmsnorm.variants import PRESETS, Variant
 
 
@@ -61,12 +61,12 @@ def confirm(session: Session, model: Model, numerics: Numerics, fresh: Fresh, no
         wanted = _wanted(model, stages, x, scale, bias, z, y.dtype.name, exact=not narrow)
         ratio, limit, unit = _ratio(model, pair, x, scale, bias, z, y, wanted, narrow=narrow)
         common = narrower(unit, *(pair if free else ()))
-        ulps = ratio / 2 * dtypes.unit_roundoff(unit) / dtypes.unit_roundoff(common)
-        same = float(np.mean(ulp_distance(*(cast(part.astype(np.float64), common) for part in (y, wanted))) == 0))
+        distance = ratio / 2 * dtypes.unit_roundoff(unit) / dtypes.unit_roundoff(common)
+        same = float(np.mean(ulps(*(cast(part.astype(np.float64), common) for part in (y, wanted))) == 0))
         holds = ratio <= limit and (same >= SHARE or free or unit not in dtypes.HALF or stages is not None)
         held &= holds
         name = "/".join(dtypes.short(part) for part in dict.fromkeys(pair))
-        told.append(f"{name} {ulps:.2g} ulp, {100 * same:.4g} % identical{'' if holds else ' (beyond the bound)'}")
+        told.append(f"{name} {distance:.2g} ulp, {100 * same:.4g} % identical{'' if holds else ' (beyond the bound)'}")
     what = "the golden" if model.plain else "the model"
     notes.found("confirmed", held, f"{what} on fresh rows, in ulps of the terms of y: " + "; ".join(told))
     return held

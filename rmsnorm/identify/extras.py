@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm.identify.bridges import Array
+from rmsnorm.identify.findings import Notebook
 from rmsnorm.identify.form import close
 from rmsnorm.identify.layout import Layout
 from rmsnorm.identify.model import Model
-from rmsnorm.identify.notebook import Notebook
 from rmsnorm.identify.session import Session
-from rmsnorm.identify.targets import TargetError
 from rmsnorm.numpy_impl import rms_norm
+from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import TargetError
 
 
 def solve_extras(session: Session, model: Model, notes: Notebook) -> None:

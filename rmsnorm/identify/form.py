@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from rmsnorm.identify.bridges import Array
+from rmsnorm.identify.findings import Notebook
 from rmsnorm.identify.model import ACTIVATIONS, Gate
-from rmsnorm.identify.notebook import Notebook
 from rmsnorm.identify.session import Session
-from rmsnorm.identify.targets import TargetError
+from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import TargetError
 
 _COARSE: Final = 2.0**-6  # mistakes of form are of the size of y; roundings to bfloat16 are a quarter of this
 _NEUTRAL_GATE: Final = {"identity": 1.0, "sigmoid": 64.0, "silu": 32.0, "gelu": 32.0, "gelu (tanh)": 32.0, "relu": 1.0,

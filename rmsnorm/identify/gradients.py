@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from rmsnorm import dtypes
+from rmsnorm.accuracy.bounds import bound
+from rmsnorm.accuracy.terms import yardstick
 from rmsnorm.call import Spec, resolve
-from rmsnorm.identify.bridges import Array
+from rmsnorm.identify.findings import Notebook
 from rmsnorm.identify.layout import Layout
 from rmsnorm.identify.model import Model, cast
-from rmsnorm.identify.notebook import Notebook
 from rmsnorm.identify.session import Session
-from rmsnorm.identify.targets import TargetError
 from rmsnorm.numpy_impl import rms_norm_vjp
-from rmsnorm.numpy_impl.yardstick import yardstick
-from rmsnorm.parity.bounds import bound
+from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import TargetError
 
 _NAMES = ("dx", "dscale", "dbias")
 _WRONG = 1e-3  # of the largest element: a formula, not a rounding

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rmsnorm.identify.bridges import Array
-from rmsnorm.identify.targets import Shape, Target, TargetError
+from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import Shape, Target, TargetError
 
 ROWS = 80  # in one call, so that a library compiles for one shape
 _CHANGED = 0.05  # of the largest |y|: far above rounding, far below what a tenfold statistic does

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from rmsnorm.call import Call, Spec, resolve
-from rmsnorm.identify.bridges import Array
 from rmsnorm.numpy_impl.double_double import DoubleDouble
+from rmsnorm.targets.bridges import Array
 from rmsnorm.variants import Variant
 
 

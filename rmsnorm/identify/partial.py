@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from rmsnorm.identify.bridges import Array
+from rmsnorm.targets.bridges import Array
 
 Rounding = Literal["ceil", "floor"]
 WIDTHS: Final = range(8, 161)

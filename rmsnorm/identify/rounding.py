@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.bridges import Array
+from rmsnorm.identify.findings import Notebook
 from rmsnorm.identify.model import Model, Stages, rounded
-from rmsnorm.identify.notebook import Notebook
 from rmsnorm.identify.session import Session
-from rmsnorm.identify.targets import TargetError
+from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import TargetError
 from rmsnorm.variants import ResultDtype, Rounding
 
 PAIRS: Final = (

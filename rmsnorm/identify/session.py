@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.bridges import Array
 from rmsnorm.identify.layout import ROWS, Layout
-from rmsnorm.identify.targets import Target, TargetError
+from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import Target, TargetError
 
 Value = float | Array | None
 

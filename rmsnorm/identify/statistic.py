@@ -9,11 +9,11 @@ from typing import Final, Literal
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.bridges import Array
+from rmsnorm.identify.findings import Notebook
 from rmsnorm.identify.form import Form, NotRms
 from rmsnorm.identify.layout import ROWS
-from rmsnorm.identify.notebook import Notebook
 from rmsnorm.identify.session import Session
+from rmsnorm.targets.bridges import Array
 
 _COARSE: Final = 2.0**-6
 _RANGE: Final = {"float16": (3, -13), "bfloat16": (20, -58), "float32": (20, -58), "float64": (20, -220)}

@@ -10,10 +10,9 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 from typing import Any, Final
 
-from rmsnorm.identify.identity import Identity
-from rmsnorm.identify.opening import NoTarget
-from rmsnorm.identify.report import cluster
+from rmsnorm.identify.identity import Identity, cluster
 from rmsnorm.identify.worker import identities
+from rmsnorm.targets.target import NoTarget
 
 _NAMED: Final = re.compile(r"rms_?norm", re.IGNORECASE)
 _NORM: Final = re.compile(r"Norm$")

@@ -99,8 +99,9 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a target prints is not ours
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from rmsnorm.identify.main import identify_opened
-    from rmsnorm.identify.opening import NoTarget, locate, open_target
+    from rmsnorm.identify.solve import identify_opened
+    from rmsnorm.targets.open import locate, open_target
+    from rmsnorm.targets.target import NoTarget
 
     def tell(**event: Any) -> None:
         print(json.dumps(event), file=out, flush=True)

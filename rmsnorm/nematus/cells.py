@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from rmsnorm import errors
 
 if TYPE_CHECKING:
-    from rmsnorm.porting.config import Config
+    from rmsnorm.nematus.config import Config
 
 Norm: TypeAlias = Literal["none", "layer", "rms", "prms"]
 Bias: TypeAlias = Literal["input", "state", "outside", "none"]

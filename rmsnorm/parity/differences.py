@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rmsnorm import dtypes
+from rmsnorm.accuracy.terms import yardstick
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
-from rmsnorm.numpy_impl.yardstick import yardstick
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.judge import Verdict
 

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rmsnorm import dtypes, errors
+from rmsnorm.accuracy.bounds import QUANTITIES, Bound, bound
+from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
-from rmsnorm.numpy_impl.yardstick import yardstick
-from rmsnorm.parity.bounds import QUANTITIES, Bound, bound
 from rmsnorm.parity.cases import Data
 
 Array = npt.NDArray[Any]
@@ -116,23 +117,6 @@ def golden(data: Data) -> dict[str, Array]:
     return {name: found[name] for name in QUANTITIES if found.get(name) is not None}
 
 
-def ulp_distance(got: Array, want: Array) -> Array:
-    """How many representable numbers lie between two arrays of one dtype, plus one; 0 where both are NaN.
-
-    Example:
-        >>> float(ulp_distance(np.float32([1.0]), np.nextafter(np.float32([1.0]), np.float32(2)))[0])
-        1.0
-    """
-    signed = np.dtype(f"i{want.dtype.itemsize}")
-    steps = []
-    for array in (got, want):
-        bits = np.ascontiguousarray(array).view(signed).astype(object if want.dtype.itemsize == 8 else np.int64)
-        steps.append(np.where(bits < 0, int(np.iinfo(signed).min) - bits, bits))
-    distance = np.abs(steps[0] - steps[1]).astype(np.float64)
-    nan = [np.isnan(array.astype(np.float64)) for array in (got, want)]
-    return np.where(nan[0] & nan[1], 0.0, np.where(nan[0] | nan[1], np.inf, distance))
-
-
 def _compare(name: str, got: Array, expected: Expected) -> Verdict:
     want, limit = expected.value, expected.bound
     if got.dtype != want.dtype or got.shape != want.shape:
@@ -143,23 +127,23 @@ def _compare(name: str, got: Array, expected: Expected) -> Verdict:
         same = (wide_got == wide_want) | (np.isnan(wide_got) & np.isnan(wide_want))
         ratio = np.where(same, 0.0, np.abs(wide_got - wide_want) / expected.unit)
         ratio = np.where(np.isfinite(ratio), ratio, np.inf)
-    ulps = ulp_distance(got, want)
-    identical = float(np.mean(ulps == 0)) if want.size else 1.0
+    distances = ulps(got, want)
+    identical = float(np.mean(distances == 0)) if want.size else 1.0
     parity_ratio = float(ratio.max(initial=0.0))
     # three elements may differ however few there are: the share is an expectation
-    enough = np.sum(ulps != 0) <= 3 + (1 - limit.identical) * want.size
+    enough = np.sum(distances != 0) <= 3 + (1 - limit.identical) * want.size
     passed = bool(parity_ratio <= limit.ratio and enough)
     return Verdict(
-        name, parity_ratio, limit.ratio, identical, limit.identical, float(ulps.max(initial=0.0)), passed,
-        "" if passed else _worst(got, want, ratio, ulps, enough=bool(enough)),
+        name, parity_ratio, limit.ratio, identical, limit.identical, float(distances.max(initial=0.0)), passed,
+        "" if passed else _worst(got, want, ratio, distances, enough=bool(enough)),
     )  # fmt: skip
 
 
-def _worst(got: Array, want: Array, ratio: Array, ulps: Array, *, enough: bool) -> str:
+def _worst(got: Array, want: Array, ratio: Array, distances: Array, *, enough: bool) -> str:
     index = np.unravel_index(np.argmax(ratio), ratio.shape)
     place = tuple(int(entry) for entry in index)
-    text = f"at {place} got {float(got[index])!r}, want {float(want[index])!r}, {ulps[index]:.0f} ulp"
-    return text if enough else f"{text}; {np.sum(ulps != 0)} of {ulps.size} elements differ"
+    text = f"at {place} got {float(got[index])!r}, want {float(want[index])!r}, {distances[index]:.0f} ulp"
+    return text if enough else f"{text}; {np.sum(distances != 0)} of {distances.size} elements differ"
 
 
 def failed(name: str, detail: str) -> Verdict:

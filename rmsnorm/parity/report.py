@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm import __version__, dtypes
-from rmsnorm.parity.bounds import QUANTITIES
+from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.parity.run import BackendRun, Record
 
 _TITLES: Final = {"numpy": "NumPy", "torch": "PyTorch", "tf": "TensorFlow", "flax": "JAX"}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from rmsnorm.parity.worker import Worker, follow
+from rmsnorm.processes import Worker, follow
 
 PATIENCE: Final = 240.0  # seconds without a word after which a worker counts as hung
 _ABSENT: Final = 3

@@ -38,7 +38,7 @@ import numpy as np
 import safetensors
 
 from rmsnorm import __version__, errors
-from rmsnorm.parity.bounds import QUANTITIES, Bound
+from rmsnorm.accuracy.bounds import QUANTITIES, Bound
 from rmsnorm.parity.cases import Array, Data, make, select
 from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
 from rmsnorm.parity.run import BackendRun, Record

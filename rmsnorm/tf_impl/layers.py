@@ -170,9 +170,10 @@ def _rms_norm() -> Callable[..., Any]:
         from rmsnorm.tf_impl import functional
 
         return functional.rms_norm
-    from rmsnorm.tf_impl import composite
 
-    return composite.rms_norm
+    from rmsnorm.tf_impl import keras_ops
+
+    return keras_ops.rms_norm
 
 
 def _plain(axis: Any) -> Any:

@@ -2,6 +2,5 @@
 
 from rmsnorm.torch_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.torch_impl.layers import RMSNorm
-from rmsnorm.torch_impl.replace import replace
 
-__all__ = ["RMSNorm", "replace", "rms_norm", "rms_norm_jvp", "rms_norm_vjp"]
+__all__ = ["RMSNorm", "rms_norm", "rms_norm_jvp", "rms_norm_vjp"]

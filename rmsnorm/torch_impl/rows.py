@@ -102,9 +102,9 @@ def backward(
 
 
 def _crew() -> tuple[int, int]:
-    from rmsnorm.cpu import team
+    from rmsnorm.cpu import openmp
 
-    return torch.get_num_threads(), team.gomp_parallel()
+    return torch.get_num_threads(), openmp.gomp_parallel()
 
 
 def _forward_in_blocks(

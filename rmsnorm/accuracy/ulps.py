@@ -1,0 +1,27 @@
+"""How far two arrays are apart, counted in representable numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def ulps(got: Array, want: Array) -> Array:
+    """How many representable numbers lie between two arrays of one dtype, plus one; 0 where both are NaN.
+
+    Example:
+        >>> float(ulps(np.float32([1.0]), np.nextafter(np.float32([1.0]), np.float32(2)))[0])
+        1.0
+    """
+    signed = np.dtype(f"i{want.dtype.itemsize}")
+    steps = []
+    for array in (got, want):
+        bits = np.ascontiguousarray(array).view(signed).astype(object if want.dtype.itemsize == 8 else np.int64)
+        steps.append(np.where(bits < 0, int(np.iinfo(signed).min) - bits, bits))
+    distance = np.abs(steps[0] - steps[1]).astype(np.float64)
+    nan = [np.isnan(array.astype(np.float64)) for array in (got, want)]
+    return np.where(nan[0] & nan[1], 0.0, np.where(nan[0] | nan[1], np.inf, distance))

@@ -1,0 +1,330 @@
+"""LayerNorm into RMSNorm in Flax NNX: the jaxpr of a model, run on sample inputs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import jax
+import numpy as np
+from flax import nnx
+from jax import numpy as jnp
+from jax.extend.core import Literal, Primitive
+from jax.interpreters import batching, mlir
+
+from rmsnorm.conversion.layer_norm.conversion import Conversion, Layer, difference, proved, some
+from rmsnorm.conversion.layer_norm.streams import Node, Norm, Operand, Plan, Rule, Value, moved, plan, spread, sum_of
+from rmsnorm.flax_impl.layers import RMSNorm
+from rmsnorm.variants import derive
+
+_INLINE: Final = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
+_SAME: Final = {"convert_element_type", "copy", "neg", "optimization_barrier", "reduce_precision", "stop_gradient"}
+_MOVES: Final = {
+    "broadcast_in_dim", "concatenate", "dynamic_slice", "expand_dims", "gather", "reshape", "rev", "slice", "split",
+    "squeeze", "transpose",
+}  # fmt: skip
+
+
+def to_rms_norm(model: nnx.Module, *inputs: Any, **options: Any) -> Conversion:
+    """A clone of a module in which every nnx.LayerNorm that can be is rmsnorm.flax_impl.RMSNorm.
+
+    Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
+
+    Example:
+        >>> rngs = nnx.Rngs(0)
+        >>> model = nnx.Sequential(nnx.Linear(3, 4, rngs=rngs), nnx.LayerNorm(4, rngs=rngs), nnx.relu)
+        >>> print(to_rms_norm(model, jnp.ones((2, 3))).layers[0])
+        layers/1 (LayerNorm): now RMSNorm; eps 1e-06, centred layers/0/bias, layers/0/kernel
+    """
+    trace = _Trace(model, inputs, options)
+    found = plan(trace.nodes, trace.obstacles)
+    result = nnx.clone(model)
+    layers = tuple(_layers(model, found))
+    if not found.converted:
+        return Conversion(result, layers, (), (), 0.0, 0.0)
+    notes = (*_apply(result, found), *trace.notes(found))
+    error = difference(_outputs(model, inputs, options), _outputs(result, inputs, options))
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        inputs, options = jax.tree.map(_widened, (inputs, options))
+        wide, proof = _wide(model), _wide(model)
+        _apply(proof, found)
+        exact = proved(difference(_outputs(wide, inputs, options), _outputs(proof, inputs, options)))
+    return Conversion(result, layers, tuple(sorted(found.centred)), notes, exact, error)
+
+
+# Calls of modules, as one operation of the jaxpr each, which would have LayerNorm in pieces, and dropout not at all.
+_norm_p: Final = Primitive("layer_norm")
+_dropout_p: Final = Primitive("dropout")
+
+
+def _define(primitive: Primitive, compute: Any) -> None:
+    """Within a scan or vmap it is what it computes."""
+
+    def batched(arrays: Any, axes: Any, **params: Any) -> tuple[Any, int]:
+        return jax.vmap(partial(compute, **params), in_axes=axes)(*arrays), 0
+
+    def abstract(*avals: Any, **params: Any) -> Any:
+        result = jax.eval_shape(partial(compute, **params), *avals)
+        return jax.core.ShapedArray(result.shape, result.dtype)
+
+    primitive.def_impl(compute)
+    primitive.def_abstract_eval(abstract)
+    mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=False))
+    batching.primitive_batchers[primitive] = batched
+
+
+_define(_norm_p, lambda x, *parameters, module: module.call(x, *parameters))
+_define(_dropout_p, lambda x, path: x)
+
+
+class _Call:
+    """The LayerNorm at a path, as a function of its parameters; the hash is that of the object."""
+
+    def __init__(self, path: str, layer: nnx.LayerNorm) -> None:
+        self.path = path
+        self.names = [name for name in ("scale", "bias") if getattr(layer, name) is not None]
+        self.graphdef, self.state = nnx.split(layer)
+        axes, self.axis_name = layer.reduction_axes, layer.axis_name
+        self.axes = [axes] if isinstance(axes, int) else list(axes)
+        self.masked = False
+        self.plain = layer.feature_axes == layer.reduction_axes
+
+    def call(self, x: Any, *parameters: Any) -> Any:
+        layer = nnx.merge(self.graphdef, self.state)
+        for name, value in zip(self.names, parameters, strict=True):
+            setattr(layer, name, nnx.Param(value))
+        return nnx.LayerNorm.__call__(layer, x)
+
+
+class _Norm(nnx.LayerNorm):
+    def __call__(self, x: Any, *, mask: Any = None) -> Any:
+        if mask is not None:
+            self.marked.masked = True
+            return super().__call__(x, mask=mask)
+        parameters = [getattr(self, name)[...] for name in self.marked.names]
+        return _norm_p.bind(x, *parameters, module=self.marked)
+
+
+class _Dropout(nnx.Dropout):
+    def __call__(self, inputs: Any, *_: Any, **__: Any) -> Any:
+        return _dropout_p.bind(inputs, path=self.marked)
+
+
+class _Trace:
+    """The operations of a run in evaluation, with the arrays of the sample."""
+
+    def __init__(self, model: nnx.Module, inputs: Any, options: Any) -> None:
+        self.nodes: list[Node] = []
+        self.obstacles: dict[str, str] = {}
+        self._dropouts: list[tuple[str, Value]] = []
+        marked = nnx.clone(model)
+        marked.eval()
+        for path, module in list(nnx.iter_modules(marked)):
+            self._mark("/".join(map(str, path)), module)
+        graphdef, state = nnx.split(marked)
+        flat = nnx.to_flat_state(state)
+        leaves, treedef = jax.tree.flatten((inputs, options))
+        sample = [each if isinstance(each, (jax.Array, np.ndarray)) else None for each in leaves]
+
+        def call(weights: Sequence[Any], sample: Sequence[Any]) -> Any:
+            held = [(path, variable.replace(value)) for (path, variable), value in zip(flat, weights, strict=True)]
+            given = [old if new is None else new for old, new in zip(leaves, sample, strict=True)]
+            args, kwargs = jax.tree.unflatten(treedef, given)
+            return nnx.merge(graphdef, nnx.from_flat_state(held))(*args, **kwargs)
+
+        weights = [variable[...] for _, variable in flat]
+        closed = jax.make_jaxpr(call)(weights, sample)
+        arguments = [
+            (array, _leaf(path, variable, array)) for (path, variable), array in zip(flat, weights, strict=True)
+        ]
+        for array in (jnp.asarray(each) for each in sample if each is not None):
+            arguments.append((array, Value(array.shape, "the model's input", obstacle="has a mean of its own")))
+        for _, value in self._run(closed.jaxpr, closed.consts, arguments):
+            if value is not None:
+                value.is_output = True
+        reached = {node.norm.layer for node in self.nodes if node.norm}
+        for path, module in nnx.iter_modules(marked):
+            name = "/".join(map(str, path))
+            if type(module) is _Norm and module.marked.masked:
+                self.obstacles[name] = "it is called with a mask"
+            elif type(module) is _Norm and name not in reached:
+                self.obstacles.setdefault(name, "the sample inputs do not reach it, or within a scan or vmap")
+
+    def notes(self, found: Plan) -> Iterator[str]:
+        names = [name for name, value in self._dropouts if value in found.values]
+        if names:
+            yield f"dropout in {some(names)}: what it leaves is not centred; the models agree in evaluation only"
+
+    def _mark(self, path: str, module: Any) -> None:
+        if type(module) is nnx.LayerNorm:
+            module.marked = _Call(path, module)
+            module.__class__ = _Norm
+            if module.axis_name is not None:
+                self.obstacles[path] = "its rows are spread over devices"
+        elif isinstance(module, nnx.LayerNorm):
+            self.obstacles[path] = f"it is {type(module).__name__}, not flax.nnx.LayerNorm"
+        elif type(module) is nnx.Dropout and module.rate > 0:
+            module.marked = path
+            module.__class__ = _Dropout
+
+    def _run(self, jaxpr: Any, consts: Any, arguments: Any) -> list[tuple[Any, Value | None]]:
+        env = dict(zip(jaxpr.invars, arguments, strict=True))
+        for variable, array in zip(jaxpr.constvars, consts, strict=True):
+            env[variable] = (array, Value(variable.aval.shape, "a constant", obstacle="is no parameter"))
+
+        def read(atom: Any) -> tuple[Any, Value | None]:
+            return (atom.val, None) if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            given = [read(atom) for atom in eqn.invars]
+            inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+            if eqn.primitive.name in _INLINE and inner is not None:
+                consts = getattr(inner, "consts", [])
+                results = self._run(getattr(inner, "jaxpr", inner), consts, given)
+            else:
+                results = self._bind(eqn, given)
+            env |= dict(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _bind(self, eqn: Any, given: Sequence[tuple[Any, Value | None]]) -> list[tuple[Any, Value | None]]:
+        name = eqn.primitive.name
+        out = eqn.primitive.bind(*(array for array, _ in given), **eqn.primitive.get_bind_params(eqn.params))
+        arrays = list(out) if eqn.primitive.multiple_results else [out]
+        values = [Value(each.aval.shape) if _is_float(each.aval) else None for each in eqn.outvars]
+        inputs = [value for _, value in given if value is not None]
+        outputs = [value for value in values if value is not None]
+        if eqn.primitive is _norm_p:
+            call = eqn.params["module"]
+            self.nodes.append(Node(f"LayerNorm {call.path}", inputs, outputs, norm=_norm(call, given)))
+        else:
+            if eqn.primitive is _dropout_p:
+                self._dropouts.append((eqn.params["path"], inputs[0]))
+            rule = _rule(eqn, given, inputs, outputs[0]) if outputs else None
+            self.nodes.append(Node(f"jax {name}", inputs, outputs, rule))
+        return list(zip(arrays, values, strict=True))
+
+
+def _leaf(path: Sequence[Any], variable: Any, array: Any) -> Value | None:
+    name = "/".join(map(str, path))
+    if not _is_float(array):
+        return None
+    if not isinstance(variable, nnx.Param):
+        return Value(array.shape, name, obstacle=f"is a {type(variable).__name__}")
+    return Value(array.shape, name, parameter=name)
+
+
+def _norm(call: _Call, given: Sequence[tuple[Any, Value | None]]) -> Norm:
+    parameters = dict(zip(call.names, given[1:], strict=True))
+    scale, (bias, leaf) = parameters.get("scale", (None, None))[0], parameters.get("bias", (None, None))
+    shape = given[0][0].shape
+    axes = frozenset(axis % len(shape) for axis in call.axes if shape[axis] > 1)
+    constant = call.plain and (scale is None or bool((scale == scale.flatten()[0]).all()))
+    return Norm(call.path, axes, constant, leaf, bias is None or float(np.asarray(bias, np.float64).mean()) == 0)
+
+
+def _rule(eqn: Any, given: Sequence[tuple[Any, Value | None]], inputs: Sequence[Value], output: Value) -> Rule | None:
+    """How a primitive is linear, if it is."""
+    name, shape, params = eqn.primitive.name, output.shape, eqn.params
+    arrays, values = [array for array, _ in given], [value for _, value in given]
+    operands = [spread(value, np.shape(array), shape) for array, value in given]
+    if name in _SAME or eqn.primitive is _dropout_p:
+        return sum_of(operands)
+    if name in _MOVES:
+        return moved(inputs, partial(_move, eqn, given))
+    if name in ("add", "add_any", "sub"):
+        return sum_of(*([operand] for operand in operands))
+    if name == "mul":
+        return sum_of(operands)
+    if name == "div":
+        return sum_of([operands[0], operands[1]._replace(linear=False)])
+    if name == "reduce_sum":
+        kept = [axis for axis in range(arrays[0].ndim) if axis not in params["axes"]]
+        return sum_of([Operand(values[0], dict(enumerate(kept)))])
+    if name == "dot_general":
+        contracting, batch = params["dimension_numbers"]
+        factors, start = [], len(batch[0])
+        for array, value, summed, lead in zip(arrays, values, contracting, batch, strict=True):
+            free = [axis for axis in range(array.ndim) if axis not in (*summed, *lead)]
+            factors.append(Operand(value, dict(enumerate(lead)) | dict(enumerate(free, start))))
+            start += len(free)
+        return sum_of(factors)
+    if name == "conv_general_dilated" and params["feature_group_count"] == params["batch_group_count"] == 1:
+        lhs, rhs, out = params["dimension_numbers"]
+        return sum_of([Operand(values[0], {out[0]: lhs[0]}), Operand(values[1], {out[1]: rhs[0]})])
+    return None
+
+
+def _move(eqn: Any, given: Sequence[tuple[Any, Value | None]], numbers: list[np.ndarray]) -> list[np.ndarray]:
+    rest = iter(numbers)
+    arrays = [array if value is None else jnp.asarray(next(rest), jnp.int32) for array, value in given]
+    params = {**eqn.params, "fill_value": -1} if "fill_value" in eqn.params else eqn.params
+    out = eqn.primitive.bind(*arrays, **params)
+    return [np.asarray(each, np.int64) for each in (out if eqn.primitive.multiple_results else [out])]
+
+
+def _apply(model: nnx.Module, found: Plan) -> list[str]:
+    """Centre what the plan says, and make RMSNorm of its layers, in place."""
+    coarse: dict[str, list[str]] = defaultdict(list)
+    for path, variable in nnx.to_flat_state(nnx.state(model)):
+        name = "/".join(map(str, path))
+        if name in found.centred:
+            array = variable[...]
+            wide = np.asarray(array, np.float64)
+            _held(model, path)[...] = jnp.asarray(
+                (wide - wide.mean(tuple(found.centred[name]), keepdims=True)).astype(array.dtype)
+            )
+            if array.dtype.itemsize < 4:
+                coarse[array.dtype.name].append(name)
+    for path, module in list(nnx.iter_modules(model)):
+        if "/".join(map(str, path)) in found.converted:
+            layer: Any = module
+            layer.variant = derive("to_rms_norm", "flax", layer.epsilon, None)
+            layer.__class__ = RMSNorm
+    return [f"{some(names)}: rounded to {dtype} once more" for dtype, names in coarse.items()]
+
+
+def _held(model: Any, path: Sequence[Any]) -> Any:
+    for key in path:
+        model = getattr(model, key) if isinstance(key, str) and hasattr(model, key) else model[key]
+    return model
+
+
+def _wide(model: nnx.Module) -> nnx.Module:
+    """A clone that is float64 throughout."""
+    wide = nnx.clone(model)
+    for path, variable in nnx.to_flat_state(nnx.state(wide)):
+        if _is_float(variable[...]):
+            held = _held(wide, path)
+            held.set_value(held[...].astype(jnp.float64))
+    for _, module in list(nnx.iter_modules(wide)):
+        layer: Any = module
+        if getattr(layer, "dtype", None) is not None:
+            layer.dtype = jnp.float64
+    return wide
+
+
+def _widened(value: Any) -> Any:
+    return jnp.asarray(value, jnp.float64) if isinstance(value, (jax.Array, np.ndarray)) and _is_float(value) else value
+
+
+def _outputs(model: nnx.Module, inputs: Any, options: Any) -> list[np.ndarray]:
+    clone = nnx.clone(model)
+    clone.eval()
+    out: Any = clone(*inputs, **options)
+    return [np.asarray(each) for each in jax.tree.leaves(out)]
+
+
+def _layers(model: nnx.Module, found: Plan) -> Iterator[Layer]:
+    for path, module in nnx.iter_modules(model):
+        name = "/".join(map(str, path))
+        if name in found.converted:
+            weights = some(sorted(found.converted[name]))
+            yield Layer(name, type(module).__name__, True, f"eps {module.epsilon}, centred {weights or 'nothing'}")
+        elif name in found.left:
+            yield Layer(name, type(module).__name__, False, found.left[name])
+
+
+def _is_float(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))

@@ -1,0 +1,373 @@
+"""LayerNorm into RMSNorm in PyTorch: what a run of the model on sample inputs does is the graph."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from rmsnorm.conversion.layer_norm.conversion import Conversion, Layer, difference, proved, some
+from rmsnorm.conversion.layer_norm.streams import (
+    Axes,
+    Node,
+    Norm,
+    Operand,
+    Plan,
+    Rule,
+    Value,
+    moved,
+    plan,
+    spread,
+    sum_of,
+)
+from rmsnorm.conversion.replacement import become
+from rmsnorm.variants import get_variant
+
+_SAME: Final = {"alias", "clone", "detach", "lift_fresh", "neg", "_to_copy"}
+_MOVES: Final = {
+    "_unsafe_view", "cat", "embedding", "expand", "flip", "index", "index_select", "permute", "repeat", "roll",
+    "select", "slice", "split", "split_with_sizes", "squeeze", "stack", "t", "transpose", "unbind", "unsqueeze", "view",
+}  # fmt: skip
+_SHAPES: Final = {
+    "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like",
+}  # fmt: skip
+
+
+def to_rms_norm(model: nn.Module, *inputs: Any, **options: Any) -> Conversion:
+    """A copy of a module in which every torch.nn.LayerNorm that can be is RMSNorm.
+
+    Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU(), nn.LayerNorm(4))
+        >>> for layer in to_rms_norm(model, torch.ones(2, 3)).layers:
+        ...     print(layer)
+        1 (LayerNorm): now RMSNorm; eps 1e-05, centred 0.bias, 0.weight
+        3 (LayerNorm): left; aten.relu in 2 is not linear
+    """
+    trace = _Trace(copy.deepcopy(model).eval(), inputs, options)
+    found = plan(trace.nodes, trace.obstacles())
+    result = copy.deepcopy(model)
+    layers = tuple(_layers(model, found))
+    if not found.converted:
+        return Conversion(result, layers, (), (), 0.0, 0.0)
+    notes = (*_apply(result, found), *trace.notes(found))
+    error = difference(_outputs(model, inputs, options), _outputs(result, inputs, options))
+    inputs, options = tree_map(lambda each: each.double() if _is_float(each) else each, (inputs, options))
+    wide = copy.deepcopy(model).double()
+    before = _outputs(wide, inputs, options)
+    _apply(wide, found)
+    exact = proved(difference(before, _outputs(wide, inputs, options)))
+    return Conversion(result, layers, tuple(sorted(found.centred)), notes, exact, error)
+
+
+class _Trace(TorchDispatchMode):
+    """The graph of a run: every operation, below autograd, and the module that is at work."""
+
+    def __init__(self, model: nn.Module, inputs: Any, options: Any) -> None:
+        super().__init__()
+        self.nodes: list[Node] = []
+        self._modules = dict(model.named_modules())
+        self._slots = _slots(model)
+        self._leaves: dict[str, Value] = {}
+        self._values: dict[int, Value] = {}
+        self._views: dict[int, list[Tensor]] = defaultdict(list)  # by storage; kept, so that no id comes again
+        self._running: list[str] = []
+        self._dropouts: list[tuple[str, Value]] = []
+        for tensor in [*model.parameters(), *model.buffers()]:
+            self._views[_storage(tensor)].append(tensor)
+        for tensor in filter(_is_float, _tensors((inputs, options))):
+            self._enter(tensor, Value(tuple(tensor.shape), "the model's input", obstacle="has a mean of its own"))
+        for name, module in self._modules.items():
+            module.register_forward_pre_hook(partial(self._begin, name))
+            module.register_forward_hook(self._end, always_call=True)
+        for tensor in filter(_is_float, _run(model, inputs, options, self)):
+            self._value(tensor).is_output = True
+
+    def obstacles(self) -> dict[str, str]:
+        """Why layers are left whatever they read."""
+        reached = {node.norm.layer for node in self.nodes if node.norm}
+        found = dict.fromkeys(reached, "it calls layer_norm, but is not torch.nn.LayerNorm")
+        for name, module in self._modules.items():
+            if type(module).forward is nn.LayerNorm.forward and "forward" not in vars(module):
+                found.pop(name, None)
+                if name not in reached:
+                    found[name] = "the sample inputs do not reach it"
+            elif "layernorm" in type(module).__name__.lower() and name not in reached:
+                found[name] = "it calls no layer_norm, on the sample inputs at least"
+        return found
+
+    def notes(self, found: Plan) -> Iterator[str]:
+        names = [name for name, value in self._dropouts if value in found.values]
+        if names:
+            yield f"dropout in {some(names)}: what it leaves is not centred; the models agree in evaluation only"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        given = {id(each): self._value(each) for each in tree_leaves((args, kwargs)) if _is_float(each)}
+        out = func(*args, **kwargs)
+        written = _written(func, args, kwargs)
+        results = {id(each): each for each in [*written, *tree_leaves(out)] if _is_float(each)}
+        if results and results.keys() <= given.keys() and not written:
+            return out
+        outputs = [Value(tuple(each.shape), obstacle="is in no weight") for each in results.values()]
+        inputs = [given[id(each)] for each in tree_leaves((args, kwargs)) if _is_float(each) and name not in _SHAPES]
+        where = f" in {self._running[-1]}" if self._running and self._running[-1] else ""
+        if name in ("native_layer_norm", "layer_norm"):
+            layer = self._running[-1] if self._running else ""
+            norm = _norm(layer, given, *args[:4])
+            self.nodes.append(Node(f"aten.{name}{where}", inputs, outputs[:1], norm=norm))
+        else:
+            rule = _rule(func, args, kwargs, given, inputs, outputs)
+            self.nodes.append(Node(f"aten.{name}{where}", inputs, outputs, rule))
+        for tensor in written:
+            for view in self._views[_storage(tensor)]:
+                self._values[id(view)] = Value(tuple(view.shape), "an array", obstacle="is written to through a view")
+        for tensor, value in zip(results.values(), outputs, strict=True):
+            self._enter(tensor, value)
+        return out
+
+    def _begin(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._running.append(name)
+        if isinstance(module, _DropoutNd) and module.p > 0 and args and _is_float(args[0]):
+            self._dropouts.append((name, self._value(args[0])))
+
+    def _end(self, *_: Any) -> None:
+        self._running.pop()
+
+    def _enter(self, tensor: Tensor, value: Value) -> None:
+        self._values[id(tensor)] = value
+        self._views[_storage(tensor)].append(tensor)
+
+    def _value(self, tensor: Tensor) -> Value:
+        if id(tensor) not in self._values and id(tensor) in self._slots:
+            return self._leaf(tensor)
+        if id(tensor) not in self._values:
+            self._enter(tensor, Value(tuple(tensor.shape), "a constant", obstacle="is no parameter"))
+        return self._values[id(tensor)]
+
+    def _leaf(self, tensor: Tensor) -> Value:
+        """The parameter, a tied one for each module that holds it."""
+        slots = self._slots[id(tensor)]
+        held = {slot.rpartition(".")[0]: slot for slot in slots}
+        owner = next((name for name in reversed(self._running) if name in held), None)
+        if owner is None and len(slots) > 1:
+            for slot in slots:
+                self._lose(slot, tensor, "is tied, and used outside of the modules that hold it")
+        slot = slots[0] if owner is None else held[owner]
+        if slot not in self._leaves:
+            self._leaves[slot] = Value(tuple(tensor.shape), slot, parameter=slot)
+            module, _, name = slot.rpartition(".")
+            if name in self._modules[module]._non_persistent_buffers_set:
+                self._lose(slot, tensor, "is a buffer that is not saved with the model")
+            elif type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+                self._lose(slot, tensor, f"is a {type(tensor).__name__}")
+        return self._leaves[slot]
+
+    def _lose(self, slot: str, tensor: Tensor, obstacle: str) -> None:
+        leaf = self._leaves.setdefault(slot, Value(tuple(tensor.shape), slot))
+        leaf.parameter, leaf.obstacle = None, obstacle
+
+
+def _norm(layer: str, given: Mapping[int, Value], x: Tensor, sizes: Any, weight: Any = None, bias: Any = None) -> Norm:
+    axes = frozenset(axis for axis in range(x.ndim - len(sizes), x.ndim) if x.shape[axis] > 1)
+    constant = weight is None or bool((weight == weight.flatten()[0]).all())
+    centred = bias is None or float(bias.double().mean()) == 0
+    return Norm(layer, axes, constant, None if bias is None else given[id(bias)], centred)
+
+
+def _rule(
+    func: Any, args: Any, kwargs: Any, given: Mapping[int, Value], inputs: Sequence[Value], outputs: Sequence[Value]
+) -> Rule | None:
+    """How an operation is linear, if it is."""
+    name = func._schema.name.removeprefix("aten::").removesuffix("_")
+    shape = outputs[0].shape if outputs else ()
+
+    def on(operand: Any, linear: bool = True) -> Operand:
+        return spread(given.get(id(operand)), operand.shape, shape, linear)
+
+    def along(operand: Tensor, axes: dict[int, int]) -> Operand:
+        return Operand(given.get(id(operand)), axes)
+
+    tensors = [each for each in args if isinstance(each, Tensor)]
+    if name in _SAME:
+        return sum_of([on(args[0])])
+    if name in _MOVES:
+        return moved(inputs, partial(_move, func, args, kwargs))
+    if name in ("add", "sub", "rsub"):
+        return sum_of(*([on(each)] if isinstance(each, Tensor) else [] for each in args[:2]))
+    if name == "mul":
+        return sum_of(map(on, tensors))
+    if name == "div" and not kwargs:
+        return sum_of([on(tensors[0]), *(on(each, False) for each in tensors[1:])])
+    if name == "masked_fill" and not isinstance(args[2], Tensor) and args[2] == 0:
+        return sum_of([on(args[0]), on(args[1])])
+    if name in ("mm", "addmm"):
+        return sum_of([along(args[-2], {0: 0}), along(args[-1], {1: 1})], *([on(each)] for each in args[:-2]))
+    if name in ("bmm", "baddbmm"):
+        factors = [along(args[-2], {0: 0, 1: 1}), along(args[-1], {0: 0, 2: 2})]
+        return sum_of(factors, *([on(each)] for each in args[:-2]))
+    if name == "linear":
+        last = len(shape) - 1
+        factors = [along(args[0], {axis: axis for axis in range(last)}), along(args[1], {last: 0})]
+        return sum_of(factors, *([on(each)] for each in tensors[2:]))
+    if name == "convolution" and args[8] == 1:  # of one group: each channel is made of all
+        factors = [along(args[0], {0: 0}), along(args[1], {1: 1 if args[6] else 0})]
+        return sum_of(factors, *([along(each, {1: 0})] for each in tensors[2:]))
+    if name in ("mean", "sum") and len(args) > 1 and args[1]:
+        kept = [axis for axis in range(args[0].ndim) if axis not in {each % args[0].ndim for each in args[1]}]
+        places = kept if len(shape) == args[0].ndim else range(len(shape))
+        return sum_of([along(args[0], dict(zip(places, kept, strict=True)))])
+    if name in ("_embedding_bag", "_embedding_bag_forward_only") and (len(args) < 5 or args[4] != 2):  # 2: the maximum
+        return sum_of([along(args[0], {1: 1})])
+    return None
+
+
+def _move(func: Any, args: Any, kwargs: Any, numbers: list[np.ndarray]) -> list[np.ndarray]:
+    rest = iter(numbers)
+    args, kwargs = tree_map(lambda each: torch.from_numpy(next(rest)) if _is_float(each) else each, (args, kwargs))
+    with torch.no_grad():
+        out = func(*args, **kwargs)
+    return [each.numpy() for each in tree_leaves(out)]
+
+
+def _run(model: nn.Module, inputs: Any, options: Any, mode: Any = None) -> list[Tensor]:
+    """All tensors of what it returns in evaluation, without the fused paths of attention, which know LayerNorm only."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(), mode or nullcontext():
+            return list(_tensors(model(*inputs, **options)))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _outputs(model: nn.Module, inputs: Any, options: Any) -> list[np.ndarray]:
+    training = {module: module.training for module in model.modules()}
+    try:
+        return [_array(each) for each in _run(model.eval(), inputs, options)]
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def _apply(model: nn.Module, found: Plan) -> list[str]:
+    """Centre what the plan says, and make RMSNorm of its layers, in place."""
+    modules, slots, notes = dict(model.named_modules()), _slots(model), []
+    centred: dict[tuple[int, Axes], list[str]] = defaultdict(list)
+    for slot, axes in found.centred.items():
+        centred[id(_get(modules, slot)), axes].append(slot)
+    coarse: dict[torch.dtype, list[str]] = defaultdict(list)
+    for (key, axes), names in centred.items():
+        tensor = _get(modules, names[0])
+        wide = tensor.detach().double()
+        value = (wide - wide.mean(tuple(axes), keepdim=True)).to(tensor.dtype)
+        others = [slot for slot in slots[key] if slot not in names]
+        if not others:
+            with torch.no_grad():
+                tensor.copy_(value)
+        else:
+            own = nn.Parameter(value, tensor.requires_grad)
+            for name in names:
+                module, _, last = name.rpartition(".")
+                setattr(modules[module], last, own)
+            notes.append(f"{some(names)}: no longer tied to {some(others)}, which stays as it is")
+            _forget_ties(modules)
+        if tensor.dtype.itemsize < 4:
+            coarse[tensor.dtype] += names
+    for dtype, names in coarse.items():
+        notes.append(f"{some(sorted(names))}: rounded to {str(dtype).removeprefix('torch.')} once more")
+    for name in found.converted:
+        layer: Any = modules[name]
+        become(layer, get_variant("to_rms_norm", "torch").replace(eps=layer.eps))
+    return notes
+
+
+def _forget_ties(modules: Mapping[str, nn.Module]) -> None:
+    """So that a model of transformers does not tie its embeddings again when it is saved or loaded."""
+    for module in modules.values():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "tie_word_embeddings", False):
+            config.tie_word_embeddings = False
+
+
+def _layers(model: nn.Module, found: Plan) -> Iterator[Layer]:
+    for name, module in model.named_modules():
+        if name in found.converted:
+            eps, weights = module.eps, some(sorted(found.converted[name]))
+            yield Layer(name, type(module).__name__, True, f"eps {eps}, centred {weights or 'nothing'}")
+        elif name in found.left:
+            yield Layer(name, type(module).__name__, False, found.left[name])
+
+
+def _slots(model: nn.Module) -> dict[int, list[str]]:
+    """The names under which modules hold each floating-point parameter and buffer, by its id."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for module_name, module in model.named_modules():
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None and _is_float(tensor):
+                found[id(tensor)].append(f"{module_name}.{name}" if module_name else name)
+    return found
+
+
+def _get(modules: Mapping[str, nn.Module], slot: str) -> Tensor:
+    module, _, name = slot.rpartition(".")
+    return getattr(modules[module], name)
+
+
+def _tensors(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """The tensors in a value: in containers, and in the attributes of objects such as caches."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or isinstance(value, (str, bytes, int, float, type, nn.Module)):
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors(each, seen)
+    elif isinstance(value, (list, tuple, set)):
+        for each in value:
+            yield from _tensors(each, seen)
+    else:
+        for each in vars(value).values() if hasattr(value, "__dict__") else ():
+            yield from _tensors(each, seen)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The arguments that an operation writes to."""
+    if not func._schema.is_mutable:
+        return []
+    named = zip(func._schema.arguments, args, strict=False)
+    given = [(spec, each) for spec, each in named]
+    given += [(spec, kwargs[spec.name]) for spec in func._schema.arguments if spec.name in kwargs]
+    found = [tree_leaves(each) for spec, each in given if spec.alias_info is not None and spec.alias_info.is_write]
+    return [each for leaves in found for each in leaves if isinstance(each, Tensor)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

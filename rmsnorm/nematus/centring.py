@@ -1,0 +1,81 @@
+"""LayerNorm of an RNNSearch turned into RMSNorm, exactly: the mean is taken out of what is normalized beforehand.
+
+The mean over the features of a = x W + b is linear in W and b. Of W' = W - mean(W), b' = b - mean(b), the means over
+those features, a has none, and there LayerNorm and RMSNorm are the same function with the same gain and offset.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from rmsnorm import errors
+from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.names import check
+
+_MATRIX: Final = {
+    "gates_state_norm": "state_to_gates",
+    "gates_x_norm": "input_to_gates",
+    "proposal_state_norm": "state_to_proposal",
+    "proposal_x_norm": "input_to_proposal",
+    "hidden_state_norm": "state_to_hidden",
+    "hidden_context_norm": "context_to_hidden",
+}
+_STACK: Final = re.compile(r"(encoder|base|high)/.*?gru(\d+)$")
+
+
+def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
+    """The same model with RMSNorm in place of LayerNorm: its config, and its parameters in their dtypes.
+
+    Gains and offsets are kept; the arithmetic is float64, and what it costs is the rounding to the dtype.
+
+    Args:
+        config, parameters: of an RNNSearch with LayerNorm, as ``rmsnorm.nematus.load`` gives them.
+
+    Raises:
+        ValueError: it has no LayerNorm; it is a Transformer, whose sinusoids have a mean that is in no parameter; or
+            the parameters are not those of the config.
+
+    Example:
+        >>> from rmsnorm.nematus.names import variables
+        >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3, norm="layer")
+        >>> parameters = {row.name: np.arange(np.prod(row.shape)).reshape(row.shape) / 1 for row in variables(config)}
+        >>> to_rms_norm(config, parameters)[1]["decoder/initial_state_constructor/b"]
+        array([-0.5,  0.5])
+    """
+    if config.norm != "layer" or config.model_type != "rnn":
+        got = f"{config.model_type} with {config.norm}"
+        raise errors.out_of_domain("to_rms_norm", "the model", got, "rnn with layer", "only that can be converted")
+    rows = check("to_rms_norm", config, parameters)
+    found = dict(parameters)
+    for row in rows:
+        scope, _, leaf = row.name.rpartition("/")
+        if leaf == "new_std":
+            for name in _normalized(config, scope):
+                array = np.asarray(parameters[name], np.float64)
+                found[name] = (array - array.mean(axis=-1, keepdims=True)).astype(parameters[name].dtype)
+    new = config.replace(norm="rms", norm_offset=True)
+    renamed = {"new_std": "scale", "new_mean": "offset"}
+    parts = {name: name.rpartition("/") for name in found}
+    return new, {
+        f"{scope}{slash}{renamed.get(leaf, leaf)}": found[name] for name, (scope, slash, leaf) in parts.items()
+    }
+
+
+def _normalized(config: Config, norm: str) -> list[str]:
+    """The matrix, and the bias if there is one, whose sum that norm takes."""
+    scope, _, last = norm.rpartition("/")
+    if last not in _MATRIX:  # a feed-forward layer, with the norm's variables beside its own
+        return [f"{norm}/W", f"{norm}/b"]
+    names = [f"{scope}/{_MATRIX[last]}"]
+    if last == "hidden_context_norm":
+        names.append(f"{scope}/hidden_bias")
+    gru = _STACK.search(scope)
+    if gru is not None:
+        side = "input" if "_x_" in last else "state"
+        if config.gru_bias(gru[1], int(gru[2])) == side:  # type: ignore[arg-type]  # the pattern knows only these
+            names.append(f"{scope}/{last.split('_')[0]}_bias")
+    return names

@@ -1,0 +1,69 @@
+"""Models in a safetensors file, which NumPy and every framework read, with Nematus's options beside it.
+
+The names are those of Nematus master with dots for slashes, and so those of the state dict of the models in PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from rmsnorm import errors
+from rmsnorm.nematus.checkpoints.files import replacing, write_options
+from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.names import check
+
+SUFFIX: Final = ".safetensors"
+
+
+def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
+    """Shapes of the arrays by name, and how to read one.
+
+    Raises:
+        ValueError: the file is cut off, or none of safetensors.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            arrays = {name.replace(".", "/"): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, TypeError) as error:
+        raise ValueError(
+            f"nematus.load: {path} is damaged ({error}), expected a safetensors file; copy it again"
+        ) from error
+    return {name: array.shape for name, array in arrays.items()}, arrays.__getitem__
+
+
+def save_safetensors(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:
+    """Write a model as a safetensors file, with its options in ``<path>.json``.
+
+    Args:
+        path: ends in .safetensors; replaced where it exists, only when all is written.
+        config, parameters: as ``rmsnorm.nematus.load`` gives them, and reads them back.
+
+    Raises:
+        ValueError: the parameters are not those of the config, or the path ends otherwise.
+
+    Example:
+        >>> import tempfile
+        >>> from rmsnorm import nematus
+        >>> from rmsnorm.nematus.names import variables
+        >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3, norm="rms")
+        >>> parameters = {row.name: np.ones(row.shape) for row in variables(config)}
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     save_safetensors(f"{directory}/model.safetensors", config, parameters)
+        ...     nematus.load(directory).config == config
+        True
+    """
+    path = Path(path)
+    if path.suffix != SUFFIX:
+        raise errors.out_of_domain("save_safetensors", "path", str(path), f"a name that ends in {SUFFIX}", "add it")
+    rows = check("save_safetensors", config, parameters)
+    arrays = {row.name.replace("/", "."): np.ascontiguousarray(parameters[row.name]) for row in rows}
+    with replacing(path) as temporary:
+        temporary.write_bytes(save(arrays))
+    write_options(path, config)

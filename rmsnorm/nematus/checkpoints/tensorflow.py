@@ -1,0 +1,84 @@
+"""Models in TensorFlow checkpoints, as Nematus itself writes and reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rmsnorm import errors
+from rmsnorm.nematus.checkpoints.files import replacing, write_options
+from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.names import VERSIONS, check
+
+
+def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
+    tf = _tensorflow()
+    try:
+        reader = tf.train.load_checkpoint(str(path))
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+        raise _damaged(path, error) from error
+
+    def tensor(name: str) -> Any:
+        try:
+            return reader.get_tensor(name)
+        except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+            raise _damaged(path, error) from error
+
+    return {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}, tensor
+
+
+def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:
+    """Write a model as a TensorFlow checkpoint for the Nematus of its dialect, with its options in ``<path>.json``.
+
+    Names and options are those of master, of v0.4 (``config.search`` is ``costs``), of v0.3, or, for the dialect
+    ``theano``, those of version 0.1, as Nematus itself converts Theano models.
+
+    Args:
+        path: the prefix; Nematus's own is ``model.npz``. Replaced where it exists, only when all is written.
+        config, parameters: as load gives them.
+
+    Raises:
+        ModuleNotFoundError: TensorFlow is not installed.
+        ValueError: the parameters are not those of the config, or RMSNorm has offsets, which Nematus cannot add.
+    """
+    tf = _tensorflow()
+    rows = check("save_tensorflow", config, parameters)
+    if config.norm == "rms" and config.norm_offset:
+        raise errors.out_of_domain(
+            "save_tensorflow", "norm_offset", True, "False: RMSNorm has no offset in Nematus", "save a Theano archive"
+        )
+    version = "master"
+    if config.dialect != "tensorflow":
+        version = "v0.1" if config.dialect == "theano" else "v0.3"
+    elif config.search == "costs":
+        version = "v0.3"
+    index = VERSIONS.index(version)
+    names = [str(row.names[index]) for row in rows]
+    path = Path(path)
+    with replacing(path) as temporary:
+        tf.raw_ops.SaveV2(
+            prefix=str(temporary),
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            tensors=[np.asarray(parameters[row.name]) for row in rows],
+        )
+        state = f'model_checkpoint_path: "{path.name}"\nall_model_checkpoint_paths: "{path.name}"\n'
+        temporary.with_name("checkpoint").write_text(state)
+    write_options(path, config)
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    first = str(error).splitlines()[0]
+    return ValueError(f"nematus.load: {path} is damaged ({first}), expected a whole checkpoint; copy it again")
+
+
+def _tensorflow() -> Any:
+    try:
+        import tensorflow
+    except ImportError as error:
+        raise errors.missing_framework("TensorFlow", "tf") from error
+    return tensorflow

@@ -1,0 +1,91 @@
+"""Theano archives: named arrays in an ``.npz``, read without ever unpickling, written as Theano Nematus reads them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rmsnorm.nematus.checkpoints.files import replacing, write_options
+from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.names import check, is_of_training, variables
+
+__all__ = ["read", "save_theano"]
+
+
+def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
+    """Shapes of the arrays by name, and how to read one.
+
+    Arrays of Python objects, which only unpickling could read, are left out where they belong to the trainer.
+
+    Raises:
+        ValueError: the file is no archive, is cut off, or such an array would be part of the model.
+    """
+    try:
+        if not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("its end is missing")
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files if not _is_pickled(archive, path, name)}
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        raise ValueError(
+            f"nematus.load: {path} is damaged ({error}), expected an npz archive; copy it again"
+        ) from error
+    return {name: array.shape for name, array in arrays.items()}, arrays.__getitem__
+
+
+def _is_pickled(archive: Any, path: Path, name: str) -> bool:
+    with archive.zip.open(name + ".npy") as file:
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        if not header(file)[2].hasobject:
+            return False
+    if is_of_training(name):
+        return True
+    raise ValueError(
+        f"nematus.load: {name} in {path} is an array of Python objects, expected numbers; "
+        "it is never unpickled: save it as numbers, or leave it out"
+    )
+
+
+def save_theano(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:
+    """Write a model as an archive for Theano Nematus, with its options in ``<path>.json``.
+
+    The arrays are written as they are, under their Theano names. Theano Nematus adds the biases of deep decoders in
+    other places than TensorFlow Nematus, and knows no output activation but tanh: where it would compute other numbers
+    than the model, a warning says so. ``rmsnorm.nematus.load`` reads back what was written, dialect and all.
+
+    Args:
+        path: of the archive; replaced where it exists, only when all is written.
+        config, parameters: as ``rmsnorm.nematus.load`` gives them.
+
+    Raises:
+        ValueError: Theano Nematus has no such variable, or the parameters are not those of the config.
+    """
+    arrays: dict[str, Any] = {}
+    for row in check("save_theano", config, parameters):
+        if row.theano is None:
+            raise ValueError(
+                f"save_theano: Theano Nematus has no variable like {row.name}; save a TensorFlow checkpoint"
+            )
+        arrays[row.theano] = np.asarray(parameters[row.name])
+    dtype = arrays["ff_state_b"].dtype
+    for row in variables(config.replace(dialect="theano")):  # biases of encoder transitions, which TensorFlow has not
+        if row.theano is not None:
+            arrays.setdefault(row.theano, np.zeros(row.shape, dtype))
+    arrays["decoder_c_tt"] = np.zeros(1, dtype)
+    for what, differs in (
+        ("the biases of decoder/high are added elsewhere", config.dialect != "theano" and config.rnn_dec_depth > 1),
+        ("its output activation is tanh", config.output_hidden_activation != "tanh"),
+    ):
+        if differs:
+            warnings.warn(f"save_theano: Theano Nematus will compute other numbers: {what}", stacklevel=2)
+    path = Path(path)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    write_options(path, config, theano=True)

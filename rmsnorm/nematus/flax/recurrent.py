@@ -1,0 +1,398 @@
+"""Recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
+
+As functions of their parameters and as modules. Sequences are time-major: x (length, batch, features), mask (length,
+batch), states (batch, features). The dtype is that of the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial as bind
+from typing import Any, Literal
+
+import jax
+from flax import nnx
+from jax import lax
+from jax import numpy as jnp
+from jax.nn import initializers
+
+from rmsnorm import dtypes
+from rmsnorm.nematus.cells import (
+    PARTIAL,
+    Bias,
+    Norm,
+    gru_names,
+    gru_shapes,
+    lstm_shapes,
+    nematus_gru_shapes,
+)
+from rmsnorm.nematus.flax.parameters import Named, Parameters, compiled, leaves, normalize, project
+
+__all__ = ["GRU", "LSTM", "NematusGRU", "gru", "lstm", "nematus_gru"]
+
+
+def nematus_input(p: Parameters, x: jax.Array, bias: Bias) -> tuple[jax.Array, jax.Array]:
+    """What the input of a Nematus GRU adds to its gates and to its proposal, for any number of steps at once."""
+    inside = bias == "input"
+    gates = project(p, x, "input_to_gates", "gates_bias" if inside else None, leaves(p, "gates_x_norm/"))
+    proposal = project(p, x, "input_to_proposal", "proposal_bias" if inside else None, leaves(p, "proposal_x_norm/"))
+    return gates, proposal
+
+
+def nematus_step(p: Parameters, h: jax.Array, from_input: tuple[jax.Array, jax.Array] | None, bias: Bias) -> jax.Array:
+    """One step of a Nematus GRU.
+
+    r, u = sigmoid(norm(h U) + gates of the input);   h' = u h + (1 - u) tanh(r norm(h Ux) + proposal of the input)
+    """
+    inside = bias == "state"
+    gates = project(p, h, "state_to_gates", "gates_bias" if inside else None, leaves(p, "gates_state_norm/"))
+    proposal = project(
+        p, h, "state_to_proposal", "proposal_bias" if inside else None, leaves(p, "proposal_state_norm/")
+    )
+    more = [] if from_input is None else [from_input]
+    if bias == "outside":
+        more.append((p["gates_bias"], p["proposal_bias"]))
+    r, u = jnp.split(jax.nn.sigmoid(sum((each for each, _ in more), gates)), 2, axis=-1)
+    candidate = jnp.tanh(sum((each for _, each in more), r * proposal))
+    return u * h + (1 - u) * candidate
+
+
+def nematus_deep_step(
+    p: Parameters, h: jax.Array, from_input: tuple[jax.Array, jax.Array], biases: Sequence[Bias], first: int = 0
+) -> jax.Array:
+    """One step of gru<first> with what comes from the input, then of the GRUs after it, without any."""
+    h = nematus_step(p / f"gru{first}", h, from_input, biases[0])
+    for index, bias in enumerate(biases[1:], start=first + 1):
+        h = nematus_step(p / f"gru{index}", h, None, bias)
+    return h
+
+
+@bind(compiled, static_argnames=("biases", "masking", "reverse"))
+def nematus_level(
+    p: Parameters,
+    x: jax.Array,
+    h0: jax.Array,
+    biases: tuple[Bias, ...],
+    *,
+    mask: jax.Array | None = None,
+    masking: Literal["zero", "carry"] = "zero",
+    reverse: bool = False,
+) -> jax.Array:
+    """A level of GRUs over a sequence."""
+
+    def step(h: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+        from_input, m = at
+        new = nematus_deep_step(p, h, from_input, biases)
+        if m is not None:
+            new = m * new + (1 - m) * h if masking == "carry" else m * new
+        return new, new
+
+    from_input = nematus_input(p / "gru0", x, biases[0])
+    return lax.scan(step, h0, (from_input, _column(mask, x)), reverse=reverse)[1]
+
+
+def _column(mask: jax.Array | None, x: jax.Array) -> jax.Array | None:
+    return None if mask is None else mask.astype(x.dtype)[..., None]
+
+
+def nematus_gru(
+    x: jax.Array,
+    h0: jax.Array,
+    parameters: Mapping[str, jax.Array],
+    *,
+    biases: Sequence[Bias] = ("input",),
+    mask: jax.Array | None = None,
+    masking: Literal["zero", "carry"] = "zero",
+    reverse: bool = False,
+    norm: Norm = "none",
+    partial: float = PARTIAL,
+) -> jax.Array:
+    """Nematus's GRU with deep transition.
+
+        r, u = sigmoid(norm(h U) + norm(x W + b))        h' = u h + (1 - u) tanh(r norm(h Ux) + norm(x Wx + bx))
+
+    Args:
+        x: (length, batch, features).
+        h0: (batch, state).
+        parameters: by Nematus's names, ``gru0/state_to_gates`` and so on; transitions ``gru1/...`` have no input.
+        biases: where each GRU of a step adds its bias: inside the norm of what comes from the ``input`` or from the
+            ``state``, ``outside`` of both, or ``none``. As many as there are GRUs.
+        mask: (length, batch), 1 where there is a word.
+        masking: ``zero`` multiplies the state by the mask; ``carry`` keeps the old state, as Theano does.
+        reverse: from the last word to the first.
+        norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
+
+    Returns:
+        The states, (length, batch, state).
+
+    Raises:
+        ValueError: the norm is none of these.
+        KeyError: a parameter is missing.
+
+    Example:
+        >>> weights = {"gru0/state_to_gates": jnp.ones((1, 2)), "gru0/state_to_proposal": jnp.ones((1, 1))}
+        >>> weights |= {"gru0/input_to_gates": jnp.ones((1, 2)), "gru0/input_to_proposal": jnp.ones((1, 1))}
+        >>> weights |= {"gru0/gates_bias": jnp.zeros(2), "gru0/proposal_bias": jnp.zeros(1)}
+        >>> states = nematus_gru(jnp.zeros((2, 1, 1)), jnp.ones((1, 1)), weights)
+        >>> [round(h.item(), 4) for h in states]
+        [0.8988, 0.802]
+    """
+    p = Parameters(parameters, norm, partial=partial)
+    return nematus_level(p, x, h0, tuple(biases), mask=mask, masking=masking, reverse=reverse)
+
+
+def gru(
+    x: jax.Array,
+    h0: jax.Array,
+    parameters: Mapping[str, jax.Array],
+    *,
+    mask: jax.Array | None = None,
+    norm: Norm = "none",
+    partial: float = PARTIAL,
+) -> jax.Array:
+    """The GRU of the authors' Theano code: ``gru``, ``lngru``, ``rlngru``.
+
+        r, u = sigmoid(norm(h U; s3) + norm(x W + b; s1))
+        h' = u h + (1 - u) tanh(r norm(h Ux; s4) + norm(x Wx + bx; s2)),    then m h' + (1 - m) h
+
+    Args:
+        x: (length, batch, features).
+        h0: (batch, state).
+        parameters: W, U, b, Wx, Ux, bx; with a norm the gains s1 to s4; with LayerNorm the offsets b1 to b4 too.
+        mask: m, (length, batch), any numbers.
+        norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
+
+    Returns:
+        The states, (length, batch, state).
+
+    Raises:
+        ValueError: the norm is none of these.
+        KeyError: a parameter is missing.
+
+    Source: Zhang & Sennrich 2019, layers.py.
+
+    Example:
+        >>> weights = {"W": jnp.ones((1, 2)), "U": jnp.ones((1, 2)), "b": jnp.zeros(2)}
+        >>> weights |= {"Wx": jnp.ones((1, 1)), "Ux": jnp.ones((1, 1)), "bx": jnp.zeros(1)}
+        >>> states = gru(jnp.zeros((2, 1, 1)), jnp.ones((1, 1)), weights, mask=jnp.array([[1.0], [0.0]]))
+        >>> [round(h.item(), 4) for h in states]
+        [0.8988, 0.8988]
+    """
+    names = gru_names(norm)
+    renamed = {names[name]: value for name, value in parameters.items()}
+    return nematus_gru(x, h0, renamed, mask=mask, masking="carry", norm=norm, partial=partial)
+
+
+def lstm(
+    x: jax.Array,
+    h0: jax.Array,
+    c0: jax.Array,
+    parameters: Mapping[str, jax.Array],
+    *,
+    mask: jax.Array | None = None,
+    norm: Norm = "none",
+    partial: float = PARTIAL,
+) -> tuple[jax.Array, jax.Array]:
+    """The LSTM of the authors' Theano code: ``lstm``, ``lnlstm``, ``rlnlstm``.
+
+        i, f, o, g = norm(x W + b; s1) + norm(h U; s2) + b,    sigmoid of i, f, o and tanh of g
+        c' = f c + i g,    then m c' + (1 - m) c;    h' = o tanh(norm(c'; s3)),    then m h' + (1 - m) h
+
+    b is added twice, as that code does.
+
+    Args:
+        x: (length, batch, features).
+        h0, c0: (batch, state).
+        parameters: W, U, b; with a norm the gains s1 to s3; with LayerNorm the offsets b1 to b3 too.
+        mask: m, (length, batch), any numbers.
+        norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
+
+    Returns:
+        (h, c), each (length, batch, state).
+
+    Raises:
+        ValueError: the norm is none of these.
+        KeyError: a parameter is missing.
+
+    Source: Zhang & Sennrich 2019, README and layers.py.
+
+    Example:
+        >>> weights = {"W": jnp.ones((1, 4)), "U": jnp.ones((1, 4)), "b": jnp.zeros(4)}
+        >>> h, c = lstm(jnp.zeros((1, 1, 1)), jnp.ones((1, 1)), jnp.ones((1, 1)), weights)
+        >>> round(h.item(), 4), round(c.item(), 4)
+        (0.6277, 1.2878)
+    """
+    return _lstm(Parameters(parameters, norm, partial=partial), x, h0, c0, mask)
+
+
+@compiled
+def _lstm(
+    p: Parameters, x: jax.Array, h0: jax.Array, c0: jax.Array, mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    def step(state: tuple[jax.Array, jax.Array], at: Any) -> tuple[Any, Any]:
+        new = _lstm_step(p, *state, *at)
+        return new, new
+
+    below = project(p, x, "W", "b", ("s1", "b1"))
+    return lax.scan(step, (h0, c0), (below, _column(mask, x)))[1]
+
+
+def _lstm_step(
+    p: Parameters, h: jax.Array, c: jax.Array, below: jax.Array, m: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    i, f, o, g = jnp.split(below + project(p, h, "U", None, ("s2", "b2")) + p["b"], 4, axis=-1)
+    new_c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    if m is not None:
+        new_c = m * new_c + (1 - m) * c
+    new_h = jax.nn.sigmoid(o) * jnp.tanh(normalize(p, new_c, "s3", "b3"))
+    return new_h if m is None else m * new_h + (1 - m) * h, new_c
+
+
+class _Cell(Named):
+    """Parameters of those shapes, initially as Nematus has them."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        shapes: Mapping[str, tuple[int, ...]],
+        norm: Norm,
+        partial: float,
+        param_dtype: Any,
+        rngs: nnx.Rngs,
+    ) -> None:
+        wide = dtypes.arithmetic(jnp.dtype(param_dtype).name)  # 16 bits have no orthogonal matrices
+
+        def initial(name: str, shape: tuple[int, ...]) -> jax.Array:
+            leaf = name.rpartition("/")[2]
+            if len(shape) == 1:
+                return jnp.full(shape, float(leaf[0] == "s" or leaf == "new_std"))
+            if not leaf.startswith(("U", "state")):
+                return initializers.normal(0.01)(rngs.params(), shape, wide)
+            count = shape[1] // hidden_size
+            squares = (hidden_size, hidden_size)
+            return jnp.hstack([initializers.orthogonal()(rngs.params(), squares, wide) for _ in range(count)])
+
+        super().__init__({name: initial(name, shape).astype(param_dtype) for name, shape in shapes.items()})
+        self.hidden_size, self.norm, self.partial = hidden_size, norm, partial
+
+    def zeros(self, x: jax.Array) -> jax.Array:
+        return jnp.zeros((x.shape[1], self.hidden_size), x.dtype)
+
+
+class NematusGRU(_Cell):
+    """Nematus's GRU with deep transition, as nematus_gru computes it.
+
+    Args:
+        input_size, hidden_size: features of x and of the states.
+        biases, masking, reverse, norm, partial: as for nematus_gru.
+        param_dtype: of the parameters.
+        rngs: for their initial values.
+
+    Raises:
+        ValueError: the norm is none of these.
+
+    Example:
+        >>> layer = NematusGRU(3, 4, biases=("input", "state"), norm="rms", rngs=nnx.Rngs(0))
+        >>> layer(jnp.zeros((5, 2, 3))).shape
+        (5, 2, 4)
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        biases: Sequence[Bias] = ("input",),
+        masking: Literal["zero", "carry"] = "zero",
+        reverse: bool = False,
+        norm: Norm = "none",
+        partial: float = PARTIAL,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> None:
+        shapes = nematus_gru_shapes(input_size, hidden_size, biases, norm)
+        super().__init__(hidden_size, shapes, norm, partial, param_dtype, rngs)
+        self.biases, self.masking, self.reverse = tuple(biases), masking, reverse
+
+    def __call__(self, x: jax.Array, h0: jax.Array | None = None, mask: jax.Array | None = None) -> jax.Array:
+        """The states, from h0 or zeros: (length, batch, hidden_size)."""
+        h0 = self.zeros(x) if h0 is None else h0
+        return nematus_gru(
+            x, h0, self.by_name(), biases=self.biases, mask=mask, masking=self.masking, reverse=self.reverse,
+            norm=self.norm, partial=self.partial,
+        )  # fmt: skip
+
+
+class GRU(_Cell):
+    """The GRU of the authors' Theano code, as gru computes it.
+
+    Args:
+        input_size, hidden_size: features of x and of the states.
+        norm, partial: as for gru.
+        param_dtype: of the parameters.
+        rngs: for their initial values.
+
+    Raises:
+        ValueError: the norm is none of these.
+
+    Example:
+        >>> layer = GRU(3, 4, norm="rms", rngs=nnx.Rngs(0))
+        >>> layer(jnp.zeros((5, 2, 3)), mask=jnp.ones((5, 2))).shape
+        (5, 2, 4)
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        norm: Norm = "none",
+        partial: float = PARTIAL,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> None:
+        super().__init__(hidden_size, gru_shapes(input_size, hidden_size, norm), norm, partial, param_dtype, rngs)
+
+    def __call__(self, x: jax.Array, h0: jax.Array | None = None, mask: jax.Array | None = None) -> jax.Array:
+        """The states, from h0 or zeros: (length, batch, hidden_size)."""
+        h0 = self.zeros(x) if h0 is None else h0
+        return gru(x, h0, self.by_name(), mask=mask, norm=self.norm, partial=self.partial)
+
+
+class LSTM(_Cell):
+    """The LSTM of the authors' Theano code, as lstm computes it.
+
+    Args:
+        input_size, hidden_size: features of x and of the states.
+        norm, partial: as for lstm.
+        param_dtype: of the parameters.
+        rngs: for their initial values.
+
+    Raises:
+        ValueError: the norm is none of these.
+
+    Example:
+        >>> layer = LSTM(3, 4, norm="rms", rngs=nnx.Rngs(0))
+        >>> h, c = layer(jnp.zeros((5, 2, 3)))
+        >>> h.shape, c.shape
+        ((5, 2, 4), (5, 2, 4))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        norm: Norm = "none",
+        partial: float = PARTIAL,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> None:
+        super().__init__(hidden_size, lstm_shapes(input_size, hidden_size, norm), norm, partial, param_dtype, rngs)
+
+    def __call__(
+        self, x: jax.Array, state: tuple[jax.Array, jax.Array] | None = None, mask: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """(h, c), from that state or zeros: each (length, batch, hidden_size)."""
+        h0, c0 = state or (self.zeros(x), self.zeros(x))
+        return lstm(x, h0, c0, self.by_name(), mask=mask, norm=self.norm, partial=self.partial)

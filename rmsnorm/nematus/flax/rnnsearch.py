@@ -1,0 +1,334 @@
+"""RNNSearch as Nematus computes it, as a Flax NNX module: scores, losses and translations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial as bind
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from jax import lax
+from jax import numpy as jnp
+
+from rmsnorm.nematus import beam
+from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus.cells import TIED, rates
+from rmsnorm.nematus.flax import sentences
+from rmsnorm.nematus.flax.output import cross_entropy, lexical_state, log_softmax, predict, target_table
+from rmsnorm.nematus.flax.parameters import (
+    Named,
+    Parameters,
+    compiled,
+    dropout_key,
+    dropout_masks,
+    feed_forward,
+    leaves,
+    matmul,
+    project,
+)
+from rmsnorm.nematus.flax.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
+
+if TYPE_CHECKING:
+    from rmsnorm.nematus.config import Config
+
+__all__ = ["RNNSearch"]
+
+
+class RNNSearch(Named):
+    """Nematus's attentional encoder-decoder.
+
+    It starts in evaluation mode; in training mode it drops out what Nematus does, at the rates of the config.
+
+    Args:
+        config: of the model; ``config.dialect`` says by whose rules it is computed.
+        parameters: arrays by the names of Nematus master, as ``rmsnorm.nematus.load`` gives them, whose dtype
+            the model has. In its state these names are paths.
+        rngs: for dropout; its stream ``dropout`` is forked.
+
+    Example:
+        >>> from rmsnorm.nematus.config import Config
+        >>> from rmsnorm.nematus.names import variables
+        >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3)
+        >>> model = RNNSearch(config, {row.name: jnp.zeros(row.shape) for row in variables(config)})
+        >>> x, y = jnp.array([[[3], [2], [0]]]), jnp.array([[1], [0]])
+        >>> round(model.loss(x, jnp.ones((3, 1)), y, jnp.ones((2, 1))).item(), 4)  # 2 log 3
+        2.1972
+    """
+
+    def __init__(self, config: Config, parameters: Mapping[str, Any], *, rngs: nnx.Rngs | None = None) -> None:
+        super().__init__(parameters)
+        self.config = config
+        self.deterministic = True
+        self.rngs = nnx.data(None) if rngs is None else rngs.dropout.fork()
+
+    def encode(self, x: Any, x_mask: Any) -> jax.Array:
+        """What the decoder attends to: (source length, batch, 2 state_size).
+
+        Args:
+            x: ids, (factors, source length, batch).
+            x_mask: 1 on words and on the end of sentence, 0 after it, (source length, batch).
+
+        Raises:
+            TypeError, ValueError: an array has another shape or dtype, or an id is not in the vocabulary; ids and masks
+                are looked at where no compiler or tracer is at work.
+        """
+        p, config = self._parameters(), self.config
+        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes, p["encoder/embedding/embeddings"])
+        return _context(p, config, ids, mask, self._key())
+
+    def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> jax.Array:
+        """Logits of every target word given those before it: (target length, batch, vocabulary).
+
+        Args:
+            x, x_mask: as for encode.
+            y: ids, (target length, batch).
+            stepwise: by the rules of decoding where those of scoring are others (dialect ``tensorflow-v0.3``).
+
+        Raises:
+            TypeError, ValueError: as encode.
+        """
+        p, ids, mask, words, _ = self._sentences("logits", x, x_mask, y, None)
+        return _score(p, self.config, ids, mask, words, self._key(), stepwise=stepwise)
+
+    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> jax.Array:
+        """Cross-entropy of each sentence, summed over its words: (batch,), smoothed where the config says so.
+
+        Args:
+            x, x_mask, y: as for logits.
+            y_mask: as x_mask, (target length, batch).
+
+        Raises:
+            TypeError, ValueError: as encode.
+        """
+        return _loss(*self._sentences("loss", x, x_mask, y, y_mask), self.config, self._key())
+
+    def __call__(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> jax.Array:
+        """The loss, for what wraps a module to train it."""
+        return self.loss(x, x_mask, y, y_mask)
+
+    def translate(
+        self,
+        x: Any,
+        x_mask: Any,
+        beam_size: int = 12,
+        max_length: int | None = None,
+        *,
+        normalization_alpha: float = 0.0,
+    ) -> Translations:
+        """The best translations that a beam search finds, with Nematus's rules and orders; never with dropout.
+
+        Args:
+            x, x_mask: as for encode.
+            beam_size: 1 is greedy.
+            max_length: Nematus's translation_maxlen, by default that of the config; its master stops one word short.
+            normalization_alpha: scores are divided by length^alpha.
+
+        Returns:
+            (sequences, scores), best first, as NumPy arrays.
+
+        Raises:
+            TypeError, ValueError: as encode; also when beam_size or max_length is out of its domain.
+        """
+        p, config = self._parameters(), self.config
+        max_length = config.translation_maxlen if max_length is None else max_length
+        beam.check(beam_size, max_length)
+        table = p[target_table(config)]
+        ids, mask = sentences.source("translate", x, x_mask, config.source_vocab_sizes, table)
+        memory, states = _begin(p, config, ids, mask, beam_size)
+
+        def step(states: list[jax.Array], previous: Any) -> tuple[Any, list[jax.Array]]:
+            ids = np.zeros(len(states[0]), np.int32) if previous is None else previous
+            log_p, states = _step(p, config, memory, states, ids, previous is None)
+            return np.asarray(log_p), states
+
+        return beam.search(config.search, step, states, beam_size, max_length, normalization_alpha)
+
+    def _parameters(self) -> Parameters:
+        return Parameters(self.by_name(), self.config.norm)
+
+    def _key(self) -> jax.Array | None:
+        config = self.config
+        drops = any(value for name, value in vars(config).items() if name.startswith("rnn_dropout"))
+        return dropout_key(self.rngs) if drops and not self.deterministic else None
+
+    def _sentences(self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any) -> tuple[Any, ...]:
+        """The parameters, and ids and masks of the source and of the target."""
+        p, config = self._parameters(), self.config
+        table = p[target_table(config)]
+        ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, table)
+        return p, ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
+
+
+class _Memory(NamedTuple):
+    """What is known of the source: context, its part of the attention's hidden layer, embeddings, mask."""
+
+    context: jax.Array
+    hidden: jax.Array
+    embeddings: jax.Array
+    mask: jax.Array
+
+
+@bind(compiled, static_argnames="config")
+def _context(p: Parameters, config: Config, x: jax.Array, mask: jax.Array, key: jax.Array | None) -> jax.Array:
+    return _encode(_dropping(p, config, key, x), config, x, mask)[0]
+
+
+@bind(compiled, static_argnames=("config", "stepwise"))
+def _score(
+    p: Parameters,
+    config: Config,
+    x: jax.Array,
+    mask: jax.Array,
+    y: jax.Array,
+    key: jax.Array | None,
+    *,
+    stepwise: bool = False,
+) -> jax.Array:
+    """Logits of the given words."""
+    p = _dropping(p, config, key, x, len(y))
+    memory, initial = _attend_to(p, config, x, mask)
+    words = p.drop("target words", jnp.take(p[target_table(config)], y[:-1], axis=0))
+    words = jnp.pad(words, ((1, 0), (0, 0), (0, 0)))  # before the first word stands a zero vector
+    old = config.dialect == "tensorflow-v0.3" and not stepwise
+    high = jnp.zeros_like(initial) if old else initial
+    states = [initial, *[high] * (config.rnn_dec_depth - 1)]
+    return _decode(p, config, memory, states, words, old=old)[0]
+
+
+@bind(compiled, static_argnames="config")
+def _loss(
+    p: Parameters,
+    x: jax.Array,
+    mask: jax.Array,
+    y: jax.Array,
+    y_mask: jax.Array,
+    config: Config,
+    key: jax.Array | None,
+) -> jax.Array:
+    wrong = config.label_smoothing / config.target_vocab_size
+    right = 1 - config.label_smoothing + wrong
+    return cross_entropy(_score(p, config, x, mask, y, key), y, y_mask, right, wrong).sum(0)
+
+
+@bind(compiled, static_argnames=("config", "beam_size"))
+def _begin(
+    p: Parameters, config: Config, x: jax.Array, mask: jax.Array, beam_size: int
+) -> tuple[_Memory, list[jax.Array]]:
+    """Memory and states before the first word, beam_size rows for every sentence."""
+    memory, initial = _attend_to(p, config, x, mask)
+    memory = _Memory(*(jnp.repeat(each, beam_size, axis=1) for each in memory))
+    return memory, [jnp.repeat(initial, beam_size, axis=0)] * config.rnn_dec_depth
+
+
+@bind(compiled, static_argnames="config")
+def _step(
+    p: Parameters, config: Config, memory: _Memory, states: list[jax.Array], previous: jax.Array, first: jax.Array
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Log-probabilities of the word after the previous one, and the new states."""
+    words = jnp.where(first, 0.0, jnp.take(p[target_table(config)], previous, axis=0))
+    logits, states = _decode(p, config, memory, states, words[None])
+    return log_softmax(logits[0]), states
+
+
+def _dropping(p: Parameters, config: Config, key: jax.Array | None, x: jax.Array, target_length: int = 1) -> Parameters:
+    """The parameters with masks of dropout, as large as what they are for."""
+    if key is None:
+        return p
+    length, batch = x.shape[1:]
+    values = {name: value for name, value in p.values.items() if value.ndim == 2}
+    shapes: dict[str, tuple[int, ...]] = {name: (batch, len(value)) for name, value in values.items()}
+    shapes |= {TIED: (batch, config.target_embedding_size), "decoder/lexical": (batch, config.embedding_size)}
+    shapes |= {"source words": (length, batch, 1), "target words": (target_length - 1, batch, 1)}
+    return replace(p, masks=dropout_masks(key, rates(config, values), shapes, p["encoder/embedding/embeddings"].dtype))
+
+
+def _encode(p: Parameters, config: Config, x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Context and embeddings of the source."""
+    tables = [f"encoder/embedding/embeddings{f'_{i}' if i else ''}" for i in range(len(x))]
+    embeddings = [jnp.take(p[table], ids, axis=0) for table, ids in zip(tables, x, strict=True)]
+    joined = p.drop("source words", jnp.concatenate(embeddings, axis=-1))
+    # The stack that ends from left to right comes first.
+    stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
+    return jnp.concatenate([_encoder_stack(p, config, stack, joined, mask) for stack in stacks], axis=-1), joined
+
+
+def _encoder_stack(p: Parameters, config: Config, stack: str, x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Levels that read in alternating directions, with residual connections from the second on."""
+    biases = tuple(config.gru_bias("encoder", index) for index in range(config.rnn_enc_transition_depth))
+    h0 = jnp.zeros((x.shape[1], config.state_size), x.dtype)
+    for level in range(config.rnn_enc_depth):
+        reverse = (level % 2 == 1) != (stack == "backward")
+        carries = config.dialect == "theano"
+        states = nematus_level(
+            p / f"encoder/{stack}-stack/level{level}",
+            x,
+            h0,
+            biases,
+            mask=mask if reverse or carries else None,  # in jax.ArrayFlow what stands after the end does not matter
+            masking="carry" if carries else "zero",
+            reverse=reverse,
+        )
+        x = states + x if level else states
+    return x
+
+
+def _attend_to(p: Parameters, config: Config, x: jax.Array, mask: jax.Array) -> tuple[_Memory, jax.Array]:
+    """The encoder, and what the decoder makes of it before its first step: memory and initial state."""
+    context, embeddings = _encode(p, config, x, mask)
+    attention = p / "decoder/base/attention"
+    hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))
+    share = (mask / mask.sum(0))[..., None]
+    initial = jnp.tanh(feed_forward(p / "decoder/initial_state_constructor", (context * share).sum(0)))
+    return _Memory(context, hidden, embeddings, mask), initial
+
+
+def _decode(
+    p: Parameters, config: Config, memory: _Memory, states: list[jax.Array], words: jax.Array, *, old: bool = False
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Logits of any number of steps, given the words before them, and the last states.
+
+    old: as v0.3 scores, without a residual connection around the first high level.
+    """
+    base, *highs = states
+
+    def step(base: jax.Array, from_word: Any) -> tuple[jax.Array, Any]:
+        found = _base_step(p, config, memory, base, from_word)
+        return found[0], found
+
+    from_words = nematus_input(p / "decoder/base/gru0", words, config.gru_bias("base", 0))
+    base, (top, attended, weights) = lax.scan(step, base, from_words)
+
+    new = [base]
+    biases = tuple(config.gru_bias("high", index) for index in range(config.rnn_dec_high_transition_depth))
+    for level, high in enumerate(highs):
+        below = jnp.concatenate((top, attended), axis=-1) if config.rnn_dec_deep_context else top
+        high = nematus_level(p / f"decoder/high/level{level}", below, high, biases)
+        new.append(high[-1])
+        top = high if old and level == 0 else top + high
+
+    lexical = lexical_state(p, weights, memory.embeddings) if config.rnn_lexical_model else None
+    return predict(p, config, words, top, attended, lexical), new
+
+
+def _base_step(
+    p: Parameters, config: Config, memory: _Memory, state: jax.Array, from_word: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One word further: the conditional GRU with attention. State, attended context, attention weights."""
+    state = nematus_step(p / "decoder/base/gru0", state, from_word, config.gru_bias("base", 0))
+    attended, weights = _attend(p / "decoder/base/attention", state, memory)
+    biases = [config.gru_bias("base", index) for index in range(1, config.rnn_dec_base_transition_depth)]
+    from_context = nematus_input(p / "decoder/base/gru1", attended, biases[0])
+    return nematus_deep_step(p / "decoder/base", state, from_context, biases, first=1), attended, weights
+
+
+def _attend(p: Parameters, state: jax.Array, memory: _Memory) -> tuple[jax.Array, jax.Array]:
+    """sum_t a_t context_t, a = softmax over the words of tanh(hidden_t + norm(state W)) v."""
+    from_state = project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/"))
+    scores = matmul(jnp.tanh(memory.hidden + from_state), p["hidden_to_score"])[..., 0]
+    greatest = lax.stop_gradient(scores.max(0))  # of all, padding too, as Nematus does
+    weights = jnp.exp(scores - greatest) * memory.mask
+    weights = weights / weights.sum(0)
+    return (memory.context * weights[..., None]).sum(0), weights

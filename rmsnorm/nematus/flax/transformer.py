@@ -1,0 +1,383 @@
+"""Nematus's Transformer as a Flax NNX module: scores, losses and translations.
+
+Pre-norm, sinusoids, one norm more at the end of each stack. The interface is that of RNNSearch, with logits and the
+output of the encoder batch-major, as Nematus has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial as bind
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from flax import nnx
+from jax import lax
+from jax import numpy as jnp
+
+from rmsnorm.nematus import beam
+from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus.flax import sentences
+from rmsnorm.nematus.flax.output import cross_entropy, log_softmax
+from rmsnorm.nematus.flax.parameters import Named, Parameters, compiled, dropout_key, matmul, normalize, project
+
+if TYPE_CHECKING:
+    from rmsnorm.nematus.config import Config
+
+__all__ = ["Transformer"]
+
+Drop: TypeAlias = Callable[..., jax.Array]
+Memory: TypeAlias = list[tuple[jax.Array, jax.Array]]
+
+_GO: Final = 1  # stands before the first word
+_MASKED: Final = -1e9
+
+
+class Transformer(Named):
+    """Nematus's Transformer.
+
+    It starts in evaluation mode; in training mode it drops out what Nematus does, at the rates of the config, and
+    smooths labels.
+
+    Args:
+        config: of the model.
+        parameters: arrays by the names of Nematus, as ``rmsnorm.nematus.load`` gives them, whose dtype the
+            model has. In its state these names are paths.
+        rngs: for dropout; its stream ``dropout`` is forked.
+
+    Example:
+        >>> from rmsnorm.nematus.config import Config
+        >>> from rmsnorm.nematus.names import variables
+        >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 3}
+        >>> config = Config(**sizes, model_type="transformer", norm="rms", transformer_num_heads=2)
+        >>> model = Transformer(config, {row.name: jnp.zeros(row.shape) for row in variables(config)})
+        >>> x, y = jnp.array([[[3], [2], [0]]]), jnp.array([[1], [0]])
+        >>> round(model.loss(x, jnp.ones((3, 1)), y, jnp.ones((2, 1))).item(), 4)  # 2 log 3
+        2.1972
+    """
+
+    def __init__(self, config: Config, parameters: Mapping[str, Any], *, rngs: nnx.Rngs | None = None) -> None:
+        super().__init__(parameters)
+        self.config = config
+        self.deterministic = True
+        self.rngs = nnx.data(None) if rngs is None else rngs.dropout.fork()
+
+    def encode(self, x: Any, x_mask: Any) -> jax.Array:
+        """What the decoder attends to: (batch, source length, state_size).
+
+        Args:
+            x: ids, (1, source length, batch).
+            x_mask: 1 on words and on the end of sentence, 0 after it, (source length, batch).
+
+        Raises:
+            TypeError, ValueError: an array has another shape or dtype, or an id is not in the vocabulary; ids and masks
+                are looked at where no compiler or tracer is at work.
+        """
+        p, config = self._parameters(), self.config
+        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes, p[_table(config, "encoder")])
+        return _encode(p, config, ids, mask, self._key())
+
+    def logits(self, x: Any, x_mask: Any, y: Any) -> jax.Array:
+        """Logits of every target word given those before it: (batch, target length, vocabulary).
+
+        Args:
+            x, x_mask: as for encode.
+            y: ids, (target length, batch).
+
+        Raises:
+            TypeError, ValueError: as encode.
+        """
+        p, ids, mask, words, _ = self._sentences("logits", x, x_mask, y, None)
+        return _score(p, self.config, ids, mask, words, self._key())
+
+    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> jax.Array:
+        """Cross-entropy of each sentence, summed over its words: (batch,).
+
+        In training mode with the label smoothing of the config, less the least loss that is then possible.
+
+        Args:
+            x, x_mask, y: as for logits.
+            y_mask: as x_mask, (target length, batch).
+
+        Raises:
+            TypeError, ValueError: as encode.
+        """
+        smoothing = 0.0 if self.deterministic else self.config.label_smoothing
+        return _loss(*self._sentences("loss", x, x_mask, y, y_mask), self.config, self._key(), smoothing)
+
+    def __call__(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> jax.Array:
+        """The loss, for what wraps a module to train it."""
+        return self.loss(x, x_mask, y, y_mask)
+
+    def translate(
+        self,
+        x: Any,
+        x_mask: Any,
+        beam_size: int = 12,
+        max_length: int | None = None,
+        *,
+        normalization_alpha: float = 0.0,
+    ) -> Translations:
+        """The best translations that a beam search finds, with Nematus's rules and orders; never with dropout.
+
+        Args:
+            x, x_mask: as for encode.
+            beam_size: 1 is greedy.
+            max_length: Nematus's translation_maxlen, by default that of the config; it stops one word short.
+            normalization_alpha: scores are divided by length^alpha.
+
+        Returns:
+            (sequences, scores), best first, as NumPy arrays.
+
+        Raises:
+            TypeError, ValueError: as encode; also when beam_size or max_length is out of its domain.
+        """
+        p, config = self._parameters(), self.config
+        max_length = config.translation_maxlen if max_length is None else max_length
+        beam.check(beam_size, max_length)
+        ids, mask = sentences.source("translate", x, x_mask, config.source_vocab_sizes, p[_table(config, "encoder")])
+        memory, bias, past = _begin(p, config, ids, mask, beam_size, max_length)
+        times = count()
+
+        def step(states: list[jax.Array], previous: Any) -> tuple[Any, list[jax.Array]]:
+            words = np.full(len(bias), _GO) if previous is None else previous
+            log_p, states = _step(p, config, words[:, None], memory, bias, states, next(times))
+            return np.asarray(log_p), states
+
+        return beam.search(config.search, step, past, beam_size, max_length, normalization_alpha)
+
+    def _parameters(self) -> Parameters:
+        return Parameters(self.by_name(), self.config.norm)
+
+    def _key(self) -> jax.Array | None:
+        drops = any(value for name, value in vars(self.config).items() if name.startswith("transformer_drop"))
+        return dropout_key(self.rngs) if drops and not self.deterministic else None
+
+    def _sentences(self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any) -> tuple[Any, ...]:
+        """The parameters, and ids and masks of the source and of the target."""
+        p, config = self._parameters(), self.config
+        table = p[_table(config, "encoder")]
+        ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, table)
+        return p, ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
+
+
+@bind(compiled, static_argnames="config")
+def _encode(p: Parameters, config: Config, x: jax.Array, mask: jax.Array, key: jax.Array | None) -> jax.Array:
+    return _encoder_stack(p, config, _dropout(key), x, _padding(mask))
+
+
+@bind(compiled, static_argnames="config")
+def _score(
+    p: Parameters, config: Config, x: jax.Array, mask: jax.Array, y: jax.Array, key: jax.Array | None
+) -> jax.Array:
+    """Logits of the given words."""
+    drop, bias = _dropout(key), _padding(mask)
+    memory = _memory(p, config, _encoder_stack(p, config, drop, x, bias))
+    before = jnp.pad(y[:-1], ((1, 0), (0, 0)), constant_values=_GO).T
+    return _decode(p, config, drop, before, memory, bias, _no_words(config, bias, len(y)))[0]
+
+
+@bind(compiled, static_argnames=("config", "smoothing"))
+def _loss(
+    p: Parameters,
+    x: jax.Array,
+    mask: jax.Array,
+    y: jax.Array,
+    y_mask: jax.Array,
+    config: Config,
+    key: jax.Array | None,
+    smoothing: float,
+) -> jax.Array:
+    right, wrong = 1 - smoothing, smoothing / (config.target_vocab_size - 1)
+    least = -right * math.log(right) - smoothing * math.log(wrong + 1e-20) if smoothing else 0.0
+    losses = cross_entropy(_score(p, config, x, mask, y, key), y.T, y_mask.T, right, wrong)
+    return (losses - least * y_mask.T.astype(losses.dtype)).sum(1)
+
+
+@bind(compiled, static_argnames=("config", "beam_size", "length"))
+def _begin(
+    p: Parameters, config: Config, x: jax.Array, mask: jax.Array, beam_size: int, length: int
+) -> tuple[Memory, jax.Array, list[jax.Array]]:
+    """What there is before the first of so many words, beam_size rows for every sentence."""
+    bias = _padding(mask)
+    memory = _memory(p, config, _encoder_stack(p, config, _dropout(None), x, bias))
+    memory, bias = jax.tree.map(bind(jnp.repeat, repeats=beam_size, axis=0), (memory, bias))
+    return memory, bias, _no_words(config, bias, length)
+
+
+@bind(compiled, static_argnames="config")
+def _step(
+    p: Parameters,
+    config: Config,
+    words: jax.Array,
+    memory: Memory,
+    bias: jax.Array,
+    past: list[jax.Array],
+    start: jax.Array,
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Log-probabilities of the word after the words, and keys and values up to there."""
+    logits, past = _decode(p, config, _dropout(None), words, memory, bias, past, start)
+    return log_softmax(logits[:, 0]), past
+
+
+def _dropout(key: jax.Array | None) -> Drop:
+    """What drops features at a rate, others at every call; none without a key."""
+    if key is None:
+        return lambda x, rate, shared=(): x
+    rngs = nnx.Rngs(key)
+    return lambda x, rate, shared=(): nnx.Dropout(rate, broadcast_dims=shared, rngs=rngs)(x)
+
+
+def _padding(mask: jax.Array) -> jax.Array:
+    """Added to the scores of attention to the source, (batch, heads, queries, keys)."""
+    return (_MASKED * (mask == 0).astype(mask.dtype)).T[:, None, None]
+
+
+def _no_words(config: Config, bias: jax.Array, length: int) -> list[jax.Array]:
+    """Room for keys and values of so many words in every layer of the decoder."""
+    return [jnp.zeros((len(bias), length, config.state_size), bias.dtype)] * (2 * config.transformer_dec_depth)
+
+
+def _table(config: Config, use: str) -> str:
+    """The embeddings for that use, which may be those of another."""
+    if use == "softmax":
+        use = "decoder" if config.tie_decoder_embeddings else "softmax_projection"
+    if use == "decoder" and config.tie_encoder_decoder_embeddings:
+        use = "encoder"
+    name = use if use == "softmax_projection" else f"{use}_embedding"
+    return f"transformer_model/{name}_layer/embedding_table"
+
+
+def _positions(length: int, size: int) -> npt.NDArray[np.float64]:
+    """sin(t w_i), then cos(t w_i): w from 1 to 1/10000, in equal ratios."""
+    frequencies = np.exp(-np.arange(size // 2) * math.log(10000) / (size // 2 - 1))
+    angles = np.arange(length)[:, None] * frequencies
+    return np.concatenate((np.sin(angles), np.cos(angles)), axis=1)
+
+
+def _embed(
+    p: Parameters, config: Config, drop: Drop, use: str, ids: jax.Array, length: int, start: Any = 0
+) -> jax.Array:
+    """Words and their places, from ``start`` on, of sentences of that length."""
+    words = jnp.take(p[_table(config, use)], ids, axis=0)
+    positions = jnp.asarray(_positions(length, config.state_size), words.dtype)
+    places = lax.dynamic_slice_in_dim(positions, start, ids.shape[1])
+    return drop(words * math.sqrt(config.state_size) + places, config.transformer_dropout_embeddings)
+
+
+def _encoder_stack(p: Parameters, config: Config, drop: Drop, x: jax.Array, bias: jax.Array) -> jax.Array:
+    ids = x[0].T
+    h = _embed(p, config, drop, "encoder", ids, ids.shape[1])
+    for layer in range(1, config.transformer_enc_depth + 1):
+        q = p / f"transformer_model/encoder/layer_{layer}"
+        h, _ = _self_attention(q, config, drop, h, bias)
+        h = _ffn_block(q, config, drop, h, final=layer == config.transformer_enc_depth)
+    return h
+
+
+def _memory(p: Parameters, config: Config, encoded: jax.Array) -> Memory:
+    """Keys and values of the source for every layer of the decoder."""
+    layers = (p / f"transformer_model/decoder/layer_{i}" for i in range(1, config.transformer_dec_depth + 1))
+    return [_keys_and_values(q, "cross_attn", encoded) for q in layers]
+
+
+def _decode(
+    p: Parameters,
+    config: Config,
+    drop: Drop,
+    words: jax.Array,
+    memory: Memory,
+    bias: jax.Array,
+    past: list[jax.Array],
+    start: Any = 0,
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Logits after any number of words, and keys and values up to them.
+
+    past: keys and values of every layer, of which those before ``start`` are known.
+    """
+    length = past[0].shape[1]
+    h = _embed(p, config, drop, "decoder", words, length, start)
+    is_future = jnp.arange(length) > start + jnp.arange(words.shape[1])[:, None]
+    future = jnp.where(is_future, _MASKED, 0.0).astype(h.dtype)
+    new: list[jax.Array] = []
+    for layer, of_source in enumerate(memory, start=1):
+        q = p / f"transformer_model/decoder/layer_{layer}"
+        h, own = _self_attention(q, config, drop, h, future, past[2 * layer - 2 : 2 * layer], start)
+        new += own
+        normed = _normed(q, "pre_cross_attn_sublayer", h)
+        h = _attention_block(q, config, drop, "cross_attn", h, normed, of_source, bias)
+        h = _ffn_block(q, config, drop, h, final=layer == config.transformer_dec_depth)
+    return matmul(h, p[_table(config, "softmax")].T), new
+
+
+def _normed(p: Parameters, name: str, x: jax.Array) -> jax.Array:
+    scope = f"{name}/{'layer_norm' if p.norm == 'layer' else 'rms_norm'}"
+    return normalize(p, x, f"{scope}/scale", f"{scope}/offset")
+
+
+def _dense(p: Parameters, name: str, x: jax.Array) -> jax.Array:
+    return project(p, x, f"{name}_projection/dense_layer_weights", None, None)
+
+
+def _keys_and_values(p: Parameters, name: str, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    q = p / f"{name}_sublayer"
+    return _dense(q, "keys", x), _dense(q, "values", x)
+
+
+def _self_attention(
+    p: Parameters,
+    config: Config,
+    drop: Drop,
+    x: jax.Array,
+    bias: jax.Array,
+    past: list[jax.Array] | None = None,
+    start: Any = 0,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """x + attention(norm(x)) to itself, and to keys and values of what stands before; all keys and values."""
+    normed = _normed(p, "pre_self_attn_sublayer", x)
+    attended = _keys_and_values(p, "self_attn", normed)
+    if past is not None:
+        keys, values = (lax.dynamic_update_slice_in_dim(*each, start, 1) for each in zip(past, attended, strict=True))
+        attended = keys, values
+    return _attention_block(p, config, drop, "self_attn", x, normed, attended, bias), attended
+
+
+def _attention_block(
+    p: Parameters,
+    config: Config,
+    drop: Drop,
+    name: str,
+    x: jax.Array,
+    normed: jax.Array,
+    attended: tuple[jax.Array, jax.Array],
+    bias: jax.Array,
+) -> jax.Array:
+    """x + softmax(q k^T / sqrt(d) + bias) v W, in every head, of keys and values."""
+    q = p / f"{name}_sublayer"
+    queries, keys, values = (
+        each.reshape(*each.shape[:2], config.transformer_num_heads, -1)
+        for each in (_dense(q, "queries", normed), *attended)
+    )
+    scores = _einsum("bqhd,bkhd->bhqk", queries, keys) / math.sqrt(queries.shape[-1]) + bias
+    weights = drop(jax.nn.softmax(scores), config.transformer_dropout_attn)
+    mixed = _einsum("bhqk,bkhd->bqhd", weights, values)
+    mixed = drop(mixed, config.transformer_drophead, shared=(1, 3))
+    y = _dense(q, "context", mixed.reshape(x.shape))
+    return x + drop(y, config.transformer_dropout_residual)
+
+
+def _ffn_block(p: Parameters, config: Config, drop: Drop, x: jax.Array, *, final: bool) -> jax.Array:
+    """x + relu(norm(x) W1 + b1) W2 + b2; normalized once more where the stack ends."""
+    # Nematus drops what comes into the first layer, whatever the name of the rate says.
+    normed = drop(_normed(p, "pre_ffn_sublayer", x), config.transformer_dropout_relu)
+    hidden = jax.nn.relu(project(p / "ff_layer_1", normed, "dense_layer_weights", "dense_layer_biases", None))
+    out = project(p / "ff_layer_2", hidden, "dense_layer_weights", "dense_layer_biases", None)
+    y = x + drop(out, config.transformer_dropout_residual)
+    return _normed(p, "final_transform", y) if final else y
+
+
+_einsum = bind(jnp.einsum, precision=lax.Precision.HIGHEST)

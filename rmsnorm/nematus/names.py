@@ -1,0 +1,305 @@
+"""The variables of a Nematus model: names in four versions of Nematus, and shapes, as one table. No array library.
+
+A row is a variable. Its columns are the names in Nematus master, in v0.3 and v0.4, in models of version 0.1 (and in
+TensorFlow checkpoints made from Theano), and in Theano archives. Any two columns are a map in either direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from rmsnorm.nematus.config import Bias, Config
+
+
+class Variable(NamedTuple):
+    """A row of the table; ``theano`` is None where Theano Nematus has no such variable."""
+
+    name: str
+    shape: tuple[int, ...]
+    v03: str
+    v01: str
+    theano: str | None
+
+    @property
+    def names(self) -> tuple[str | None, ...]:
+        """One for each of VERSIONS."""
+        return (self.name, self.v03, self.v01, self.theano)
+
+
+VERSIONS: Final = ("master", "v0.3", "v0.1", "theano")
+
+# Variables of a GRU; in Theano those of the GRUs after the attention are called as in the last column.
+_GRU: Final = (
+    ("state_to_gates", "U", "U_nl"),
+    ("state_to_proposal", "Ux", "Ux_nl"),
+    ("input_to_gates", "W", "Wc"),
+    ("input_to_proposal", "Wx", "Wcx"),
+    ("gates_bias", "b", "b_nl"),
+    ("proposal_bias", "bx", "bx_nl"),
+)
+_GRU_NORMS: Final = {
+    "state_to_gates": "gates_state_norm",
+    "state_to_proposal": "proposal_state_norm",
+    "input_to_gates": "gates_x_norm",
+    "input_to_proposal": "proposal_x_norm",
+}
+_FEED_FORWARD: Final = {
+    "decoder/initial_state_constructor": "ff_state",
+    "decoder/next_word_predictor/prev_emb_to_hidden": "ff_logit_prev",
+    "decoder/next_word_predictor/state_to_hidden": "ff_logit_lstm",
+    "decoder/next_word_predictor/attended_context_to_hidden": "ff_logit_ctx",
+    "decoder/next_word_predictor/hidden_to_logits": "ff_logit",
+}
+_ATTENTION: Final = {
+    "state_to_hidden": "decoder_W_comb_att",
+    "context_to_hidden": "decoder_Wc_att",
+    "hidden_bias": "decoder_b_att",
+    "hidden_to_score": "decoder_U_att",
+}
+_ATTENTION_NORMS: Final = {"state_to_hidden": "hidden_state_norm", "context_to_hidden": "hidden_context_norm"}
+
+# How a variable's name begins in models of version 0.1; deeper levels had no older name.
+_V01: Final = (
+    ("encoder/forward-stack/level0/gru0/", "encoder/forwardEncoder/", ""),
+    ("encoder/backward-stack/level0/gru0/", "encoder/backwardEncoder/", ""),
+    ("decoder/base/gru0/", "decoder/", ""),
+    ("decoder/base/attention/", "decoder/", ""),
+    ("decoder/base/gru1/", "decoder/", "_1"),
+    ("decoder/embedding/", "decoder/y_embeddings_layer/", ""),
+)
+
+# Of training: in a checkpoint, and no part of the model.
+_TRAINING: Final = frozenset(("time", "beta1_power", "beta2_power", "uidx", "history_errs", "zipped_params"))
+_SLOTS: Final = ("/Adam", "/Adam_1")
+_FOLDERS: Final = ("adam", "accum", "prior/", "loss/prior/")  # of Theano's slots, sums of gradients, MAP training
+_CONSTANT: Final = "decoder_c_tt"  # added to every score before the softmax, where it cancels
+
+
+def variables(config: Config) -> list[Variable]:
+    """Every variable of the model, sorted by name.
+
+    >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41, norm="rms")
+    >>> row = variables(config)[-1]
+    >>> row.name, row.shape, row.theano
+    ('encoder/forward-stack/level0/gru0/state_to_proposal', (16, 16), 'encoder_Ux')
+    """
+    rows = _transformer(config) if config.model_type == "transformer" else _rnn(config)
+    return sorted(rows)
+
+
+def check(op: str, config: Config, parameters: Mapping[str, Any]) -> list[Variable]:
+    """The variables of the model, when the parameters are all of them, no more, and of their shapes.
+
+    Raises:
+        ValueError: they are not; the message names both sides.
+
+    >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41)
+    >>> check("save", config, {})  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    ValueError: save: the model lacks decoder/base/attention/context_to_hidden and 39 more, expected by ...
+    """
+    rows = variables(config)
+    match(op, "the model", {row.name: row for row in rows}, {name: each.shape for name, each in parameters.items()})
+    return rows
+
+
+def match(op: str, source: str, wanted: Mapping[str, Variable], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise where names or shapes are not as wanted."""
+    missing, extra = sorted(wanted.keys() - shapes.keys()), sorted(shapes.keys() - wanted.keys())
+    if missing:
+        row = wanted[missing[0]]
+        raise ValueError(
+            f"{op}: {source} lacks {_some(missing)}, expected by the config as {row.name} {row.shape}"
+            + (f"; it holds {_some(extra)} instead" if extra else "; is it the config of another model?")
+        )
+    if extra:
+        raise ValueError(
+            f"{op}: {source} holds {_some(extra)} {tuple(shapes[extra[0]])}, and the config has no such variable; "
+            "is it the config of another model?"
+        )
+    for name, row in wanted.items():
+        if tuple(shapes[name]) != row.shape:
+            raise ValueError(
+                f"{op}: {name} in {source} has shape {tuple(shapes[name])}, expected {row.shape} "
+                f"of {row.name} by the config; is it the config of another model?"
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def is_of_training(name: str) -> bool:
+    """Whether a tensor of a checkpoint belongs to the trainer and not to the model.
+
+    >>> is_of_training("decoder/base/gru0/gates_bias/Adam_1")
+    True
+    """
+    return name in _TRAINING or name == _CONSTANT or name.endswith(_SLOTS) or name.startswith(_FOLDERS)
+
+
+def unused(config: Config) -> frozenset[str]:
+    """Names of biases that some versions keep in a checkpoint and never add: those of the encoder's transitions.
+
+    >>> options = dict(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41)
+    >>> sorted(name for name in unused(Config(**options, rnn_enc_transition_depth=2)) if "_" == name[7])
+    ['encoder_b_drt_1', 'encoder_bx_drt_1', 'encoder_r_b_drt_1', 'encoder_r_bx_drt_1']
+    """
+    if config.model_type == "transformer":
+        return frozenset()
+    own = {row.name for row in variables(config)}
+    rows = [row for row in variables(config.replace(dialect="theano")) if row.name not in own]
+    return frozenset(name for row in rows for name in row.names if name is not None)
+
+
+def _rnn(config: Config) -> Iterator[Variable]:
+    s, e, v = config.state_size, config.target_embedding_size, config.target_vocab_size
+    for i, (size, width) in enumerate(zip(config.source_vocab_sizes, config.dim_per_factor, strict=True)):
+        name = "encoder/embedding/embeddings" + (f"_{i}" if i else "")
+        yield _row(name, (size, width), f"Wemb{i or ''}")
+    for stack, odd in (("forward", "backward"), ("backward", "forward")):
+        for level in range(config.rnn_enc_depth):
+            # Theano names a level by the direction in which it reads, which alternates in a stack.
+            prefix = {"forward": "encoder_", "backward": "encoder_r_"}[odd if level % 2 else stack]
+            prefix += f"{level + 1}_" if level else ""
+            for j in range(config.rnn_enc_transition_depth):
+                scope = f"encoder/{stack}-stack/level{level}/gru{j}/"
+                size = 0 if j else s if level else config.embedding_size
+                yield from _gru(config, scope, size, config.gru_bias("encoder", j), prefix, j)
+    yield from _feed_forward(config, "decoder/initial_state_constructor", 2 * s, s)
+    if not config.tie_encoder_decoder_embeddings:
+        yield _row("decoder/embedding/embeddings", (v, e), "Wemb_dec")
+    yield from _gru(config, "decoder/base/gru0/", e, config.gru_bias("base", 0), "decoder_", 0)
+    for j in range(1, config.rnn_dec_base_transition_depth):
+        size = 2 * s if j == 1 else 0
+        yield from _gru(
+            config, f"decoder/base/gru{j}/", size, config.gru_bias("base", j), "decoder_", j - 1, after_attention=True
+        )
+    yield from _attention(config)
+    for level in range(config.rnn_dec_depth - 1):
+        for j in range(config.rnn_dec_high_transition_depth):
+            size = 0 if j else s + 2 * s * config.rnn_dec_deep_context
+            scope = f"decoder/high/level{level}/gru{j}/"
+            yield from _gru(config, scope, size, config.gru_bias("high", j), f"decoder_{level + 2}_", j)
+    if config.rnn_lexical_model:
+        yield from _feed_forward(config, "decoder/lexical", config.embedding_size, config.embedding_size)
+    yield from _predictor(config)
+
+
+def _predictor(config: Config) -> Iterator[Variable]:
+    s, e, v = config.state_size, config.target_embedding_size, config.target_vocab_size
+    scope = "decoder/next_word_predictor/"
+    for part, size in (("prev_emb", e), ("state", s), ("attended_context", 2 * s)):
+        yield from _feed_forward(config, f"{scope}{part}_to_hidden", size, e)
+    if config.output_hidden_activation == "prelu":
+        yield _row(scope + "hidden_prelu/slope", (e,), None)
+    logits = list(_feed_forward(config, scope + "hidden_to_logits", e, v, norm=False))
+    yield from logits[config.tie_decoder_embeddings :]  # W is the embeddings, b its own
+    if config.softmax_mixture_size > 1:
+        yield from _feed_forward(config, scope + "hidden_to_pi_logits", e, config.softmax_mixture_size, norm=False)
+        for k in range(config.softmax_mixture_size):
+            yield from _feed_forward(config, f"{scope}hidden_to_mos_hidden_{k}", e, e)
+    if config.rnn_lexical_model:
+        yield from _feed_forward(config, scope + "lexical_to_logits", e, v, norm=False)
+
+
+def _gru(
+    config: Config, scope: str, size: int, bias: Bias, prefix: str, index: int, *, after_attention: bool = False
+) -> Iterator[Variable]:
+    for leaf, root, root_after in _GRU:
+        width = config.state_size * (2 if "gates" in leaf else 1)
+        if (leaf.startswith("input") and not size) or (leaf.endswith("bias") and bias == "none"):
+            continue
+        theano = prefix + (root_after if after_attention else root) + (f"_drt_{index}" if index else "")
+        rows = {"state": (config.state_size, width), "input": (size, width)}.get(leaf.split("_")[0], (width,))
+        yield _row(scope + leaf, rows, theano)
+        if leaf in _GRU_NORMS:
+            yield from _norm(config, scope + _GRU_NORMS[leaf], width, theano + "_ln")
+
+
+def _attention(config: Config) -> Iterator[Variable]:
+    wide = 2 * config.state_size
+    shapes = {
+        "state_to_hidden": (config.state_size, wide),
+        "context_to_hidden": (wide, wide),
+        "hidden_bias": (wide,),
+        "hidden_to_score": (wide, 1),
+    }
+    scope = "decoder/base/attention/"
+    for leaf, shape in shapes.items():
+        yield _row(scope + leaf, shape, _ATTENTION[leaf])
+        if leaf in _ATTENTION_NORMS:
+            yield from _norm(config, scope + _ATTENTION_NORMS[leaf], wide, _ATTENTION[leaf] + "_ln")
+
+
+def _feed_forward(config: Config, scope: str, size: int, width: int, *, norm: bool = True) -> Iterator[Variable]:
+    theano = _FEED_FORWARD.get(scope)
+    yield _row(f"{scope}/W", (size, width), theano and theano + "_W")
+    yield _row(f"{scope}/b", (width,), theano and theano + "_b")
+    if norm:
+        yield from _norm(config, scope, width, theano and theano + "_ln_")
+
+
+def _norm(config: Config, scope: str, width: int, theano: str | None) -> Iterator[Variable]:
+    for name, old, letter in norm_leaves(config):
+        yield _row(f"{scope}/{name}", (width,), theano and theano + letter, v03=f"{scope}/{old}")
+
+
+def norm_leaves(config: Config) -> list[tuple[str, str, str]]:
+    """What gain and offset of a norm are called: in master, in v0.3, and last in a Theano name.
+
+    >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41, norm="rms")
+    >>> norm_leaves(config)
+    [('scale', 'new_std', 's')]
+    """
+    if config.norm == "none":
+        return []
+    gain, offset = ("new_std", "new_mean") if config.norm == "layer" else ("scale", "offset")
+    return [(gain, "new_std", "s"), (offset, "new_mean", "b")][: 1 + config.norm_offset]
+
+
+def _row(name: str, shape: tuple[int, ...], theano: str | None, *, v03: str | None = None) -> Variable:
+    old = v03 or name
+    for prefix, older, suffix in _V01:
+        if old.startswith(prefix):
+            first, *rest = old.removeprefix(prefix).split("/")
+            return Variable(name, shape, old, older + "/".join([first + suffix, *rest]), theano)
+    return Variable(name, shape, old, old, theano)
+
+
+def _transformer(config: Config) -> Iterator[Variable]:
+    d, hidden = config.state_size, config.transformer_ffn_hidden_size
+    norm = {"layer": "layer_norm", "rms": "rms_norm"}[config.norm]
+
+    def dense(scope: str, size: int, width: int, *, bias: bool) -> Iterator[Variable]:
+        yield _row(f"{scope}/dense_layer_weights", (size, width), None)
+        if bias:
+            yield _row(f"{scope}/dense_layer_biases", (width,), None)
+
+    def norms(scope: str) -> Iterator[Variable]:
+        for leaf in ("scale", "offset")[: 1 + config.norm_offset]:
+            yield _row(f"{scope}/{norm}/{leaf}", (d,), None)
+
+    def table(name: str, size: int) -> Variable:
+        return _row(f"transformer_model/{name}/embedding_table", (size, d), None)
+
+    yield table("encoder_embedding_layer", config.source_vocab_sizes[0])
+    if not config.tie_encoder_decoder_embeddings:
+        yield table("decoder_embedding_layer", config.target_vocab_size)
+    if not config.tie_decoder_embeddings:
+        yield table("softmax_projection_layer", config.target_vocab_size)
+    depths = (("encoder", config.transformer_enc_depth), ("decoder", config.transformer_dec_depth))
+    for stack, depth in depths:
+        for layer in range(1, depth + 1):
+            scope = f"transformer_model/{stack}/layer_{layer}"
+            for attention in ("self_attn", "cross_attn")[: 1 + (stack == "decoder")]:
+                yield from norms(f"{scope}/pre_{attention}_sublayer")
+                for part in ("queries", "keys", "values", "context"):
+                    yield from dense(f"{scope}/{attention}_sublayer/{part}_projection", d, d, bias=False)
+            yield from norms(f"{scope}/pre_ffn_sublayer")
+            yield from dense(f"{scope}/ff_layer_1", d, hidden, bias=True)
+            yield from dense(f"{scope}/ff_layer_2", hidden, d, bias=True)
+            if layer == depth:
+                yield from norms(f"{scope}/final_transform")

@@ -1,0 +1,119 @@
+"""RMSNorm with the interface of Nematus's layers.py: for its graphs, as for eager code.
+
+A checkout of Nematus takes it by replacing its own class with an import,
+
+    from rmsnorm.nematus.tf.layers import LayerNormLayer
+
+in layers.py, and so trains the RMSNorm of the paper, and reads and writes the checkpoints of its patched Nematus.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from rmsnorm import errors
+from rmsnorm.tf_impl.functional import rms_norm
+from rmsnorm.variants import check_eps
+
+__all__ = ["LayerNormLayer", "RMSNormLayer"]
+
+
+class RMSNormLayer(tf.Module):
+    """Nematus's RMSNormLayer.
+
+        y = x / sqrt(mean(x_i^2) + eps) * scale
+
+    The variable is made as Nematus's version makes its own: below a variable scope by get_variable, shared where the
+    scope says so, below a name scope, or eagerly, by tf.Variable. In both it is called by the names of the scopes.
+
+    Args:
+        layer_size: of the last axis of x.
+        eps: a number >= 0.
+
+    Attributes:
+        scale: gain, (layer_size,), float32, initially 1.
+
+    Raises:
+        TypeError, ValueError: layer_size or eps is out of its domain.
+
+    Source: Nematus master, layers.py.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> RMSNormLayer(2, eps=0.0).forward(tf.constant([[3.0, 4.0]])).numpy().round(4)
+        array([[0.8485, 1.1314]], dtype=float32)
+    """
+
+    _gain = "scale"
+
+    def __init__(self, layer_size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        op = type(self).__name__
+        check_eps(op, eps)
+        if not isinstance(layer_size, int) or layer_size < 1:
+            raise errors.out_of_domain(op, "layer_size", layer_size, "an integer >= 1", "pass that of the last axis")
+        self.layer_size, self.eps = layer_size, eps
+        setattr(self, self._gain, _variable(self._gain, layer_size))
+
+    def forward(self, x: Any, input_is_3d: bool = False) -> Any:
+        """Normalize x over its last axis.
+
+        Args:
+            x: floating-point, (..., layer_size).
+            input_is_3d: of how many axes x is where the graph does not know: 3 or 2.
+
+        Returns:
+            y, shaped as x.
+
+        Raises:
+            TypeError, ValueError: x is not floating-point or not of layer_size.
+        """
+        x = tf.convert_to_tensor(x)
+        if x.shape.rank is None or x.shape[-1] is None:
+            known = [None] * (2 + input_is_3d) if x.shape.rank is None else x.shape
+            x = tf.ensure_shape(x, [*known[:-1], self.layer_size])
+        gain = tf.cast(tf.convert_to_tensor(getattr(self, self._gain)), x.dtype)
+        return rms_norm(x, gain, variant="nematus", eps=self.eps)
+
+
+class LayerNormLayer(RMSNormLayer):
+    """RMSNorm in the place of Nematus's LayerNormLayer: without a mean, and so without ``new_mean``.
+
+        y = x / sqrt(mean(x_i^2) + eps) * new_std
+
+    Args, Raises: as RMSNormLayer.
+
+    Attributes:
+        new_std: gain, (layer_size,), float32, initially 1.
+
+    Source: Zhang & Sennrich 2019, README of github.com/bzhangGo/rmsnorm.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> with tf.name_scope("gates_x_norm"):
+        ...     layer = LayerNormLayer(4)
+        >>> layer.new_std.name
+        'gates_x_norm/new_std:0'
+    """
+
+    _gain = "new_std"
+
+
+def _variable(name: str, size: int) -> Any:
+    if tf.executing_eagerly() or not _is_in_variable_scope():
+        return tf.compat.v1.Variable(lambda: tf.ones([size]), dtype=tf.float32, name=name)
+    return tf.compat.v1.get_variable(name, [size], initializer=tf.compat.v1.ones_initializer())
+
+
+def _is_in_variable_scope() -> bool:
+    """Whether the innermost scope is one: get_variable does not know of name scopes, and variables would collide."""
+    scope = tf.compat.v1.get_variable_scope()
+    inner = tf.compat.v1.get_default_graph().get_name_scope()
+    if inner == scope.original_name_scope.rstrip("/"):
+        return True
+    # A variable scope that is entered again opens a name scope with a number behind its name.
+    last = scope.name.rpartition("/")[2]
+    number = inner.rpartition("/")[2].removeprefix(last)
+    return bool(last) and (not number or (number[0] == "_" and number[1:].isdecimal()))

@@ -1,0 +1,66 @@
+"""What RNNSearch and the Transformer have in common: they are Keras models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from rmsnorm.nematus.tf import sentences
+from rmsnorm.nematus.tf.parameters import Graphs, Named
+
+if TYPE_CHECKING:
+    from rmsnorm.nematus.config import Config
+
+
+class NematusModel(Named, keras.Model):
+    """A Keras model of batches (x, x_mask, y, y_mask), which gives the loss of each sentence.
+
+    ``compile`` takes no loss, as the mean of these is what ``fit`` makes smaller. The axis of the batch is not the
+    first: give ``fit`` whole batches, each in a tuple of its own, ((x, x_mask, y, y_mask),).
+    """
+
+    def __init__(self, config: Config, parameters: Mapping[str, Any], **kwargs: Any) -> None:
+        arrays = {name: np.asarray(parameters[name]) for name in sorted(parameters)}
+        super().__init__(dtype=next(iter(arrays.values())).dtype.name, **kwargs)
+        self.config = config
+        self.seed = keras.random.SeedGenerator()
+        self.graphs = Graphs()
+        for name, array in arrays.items():
+            self.add_by_name(name, array.shape, array)
+        self.built = True
+
+    def call(self, inputs: Any, training: bool = False) -> tf.Tensor:
+        return self.loss(*inputs, training=bool(training))
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> tf.Tensor:
+        return tf.reduce_mean(y_pred)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "loss":  # which Keras would put in the place of the method
+            super().__setattr__(name, value)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name, "dtype": self.variable_dtype, "config": dict(vars(self.config))}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        from rmsnorm.nematus.config import Config
+        from rmsnorm.nematus.names import variables
+
+        own = Config(**config["config"])
+        return cls(own, {row.name: np.zeros(row.shape, config["dtype"]) for row in variables(own)}, name=config["name"])
+
+    def run(self, function: Callable[..., Any], *given: tf.Tensor, **options: Any) -> Any:
+        return self.graphs.run(function, *given, **options)
+
+    def source(self, op: str, x: Any, x_mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        return sentences.source(op, x, x_mask, self.config.source_vocab_sizes, self.variable_dtype)
+
+    def target(self, op: str, y: Any, ids: tf.Tensor, y_mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+        return sentences.target(op, y, ids.shape[2], self.config.target_vocab_size, self.variable_dtype, y_mask)

@@ -1,0 +1,1 @@
+"""Nematus's recurrent cells, RNNSearch and Transformer in PyTorch."""

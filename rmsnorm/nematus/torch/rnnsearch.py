@@ -1,0 +1,255 @@
+"""RNNSearch as Nematus computes it, as a PyTorch module: scores, losses and translations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rmsnorm.nematus import beam
+from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus.cells import rates
+from rmsnorm.nematus.torch import sentences
+from rmsnorm.nematus.torch.output import cross_entropy, lexical_state, log_softmax, predict, target_table
+from rmsnorm.nematus.torch.parameters import Dropout, Named, Parameters, feed_forward, leaves, project
+from rmsnorm.nematus.torch.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
+
+if TYPE_CHECKING:
+    from rmsnorm.nematus.config import Config
+
+__all__ = ["RNNSearch"]
+
+
+class RNNSearch(Named):
+    """Nematus's attentional encoder-decoder.
+
+    It starts in evaluation mode; in training mode it drops out what Nematus does, at the rates of the config.
+
+    Args:
+        config: of the model; ``config.dialect`` says by whose rules it is computed.
+        parameters: arrays or tensors by the names of Nematus master, as ``rmsnorm.nematus.load`` gives them,
+            whose dtype and device the model has. The state dict has these names with dots for slashes.
+
+    Example:
+        >>> from rmsnorm.nematus.config import Config
+        >>> from rmsnorm.nematus.names import variables
+        >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3)
+        >>> model = RNNSearch(config, {row.name: torch.zeros(row.shape) for row in variables(config)})
+        >>> x, y = torch.tensor([[[3], [2], [0]]]), torch.tensor([[1], [0]])
+        >>> model.loss(x, torch.ones(3, 1), y, torch.ones(2, 1)).detach()  # 2 log 3
+        tensor([2.1972])
+    """
+
+    def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None:
+        super().__init__(parameters)
+        self.config = config
+        self.rates = rates(config, parameters)
+        self.eval()
+
+    def encode(self, x: Any, x_mask: Any) -> Tensor:
+        """What the decoder attends to: (source length, batch, 2 state_size).
+
+        Args:
+            x: ids, (factors, source length, batch).
+            x_mask: 1 on words and on the end of sentence, 0 after it, (source length, batch).
+
+        Raises:
+            TypeError, ValueError: an array has another shape or dtype, or an id is not in the vocabulary; ids and masks
+                are looked at where no compiler or tracer is at work.
+        """
+        p, config = self._tensors(), self.config
+        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes, p["encoder/embedding/embeddings"])
+        return _encode(p, config, ids, mask)[0]
+
+    def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Tensor:
+        """Logits of every target word given those before it: (target length, batch, vocabulary).
+
+        Args:
+            x, x_mask: as for encode.
+            y: ids, (target length, batch).
+            stepwise: by the rules of decoding where those of scoring are others (dialect ``tensorflow-v0.3``).
+
+        Raises:
+            TypeError, ValueError: as encode.
+        """
+        return self._score("logits", x, x_mask, y, None, stepwise=stepwise)[0]
+
+    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Tensor:
+        """Cross-entropy of each sentence, summed over its words: (batch,), smoothed where the config says so.
+
+        Args:
+            x, x_mask, y: as for logits.
+            y_mask: as x_mask, (target length, batch).
+
+        Raises:
+            TypeError, ValueError: as encode.
+        """
+        logits, words, words_mask = self._score("loss", x, x_mask, y, y_mask)
+        wrong = self.config.label_smoothing / self.config.target_vocab_size
+        right = 1 - self.config.label_smoothing + wrong
+        return cross_entropy(logits, words, words_mask, right, wrong).sum(0)
+
+    def forward(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Tensor:
+        """The loss, for what wraps a module to train it."""
+        return self.loss(x, x_mask, y, y_mask)
+
+    @torch.no_grad()
+    def translate(
+        self,
+        x: Any,
+        x_mask: Any,
+        beam_size: int = 12,
+        max_length: int | None = None,
+        *,
+        normalization_alpha: float = 0.0,
+    ) -> Translations:
+        """The best translations that a beam search finds, with Nematus's rules and orders; never with dropout.
+
+        Args:
+            x, x_mask: as for encode.
+            beam_size: 1 is greedy.
+            max_length: Nematus's translation_maxlen, by default that of the config; its master stops one word short.
+            normalization_alpha: scores are divided by length^alpha.
+
+        Returns:
+            (sequences, scores), best first, as NumPy arrays.
+
+        Raises:
+            TypeError, ValueError: as encode; also when beam_size or max_length is out of its domain.
+        """
+        p, config = Parameters(self.by_name(), self.config.norm), self.config
+        max_length = config.translation_maxlen if max_length is None else max_length
+        beam.check(beam_size, max_length)
+        table = p[target_table(config)]
+        ids, mask = sentences.source("translate", x, x_mask, config.source_vocab_sizes, table)
+        memory, initial = _attend_to(p, config, ids, mask)
+        memory = _Memory(*(each.repeat_interleave(beam_size, dim=1) for each in memory))
+
+        def step(states: list[Tensor], previous: Any) -> tuple[Any, list[Tensor]]:
+            words = table.new_zeros(len(states[0]), table.shape[1])
+            if previous is not None:
+                words = table[torch.as_tensor(previous, device=table.device)]
+            logits, states = _decode(p, config, memory, states, words[None])
+            return log_softmax(logits[0]).cpu().numpy(), states
+
+        states = [initial.repeat_interleave(beam_size, dim=0)] * config.rnn_dec_depth
+        return beam.search(config.search, step, states, beam_size, max_length, normalization_alpha)
+
+    def _tensors(self) -> Parameters:
+        return Parameters(self.by_name(), self.config.norm, dropout=Dropout(self.rates) if self.training else None)
+
+    def _score(
+        self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any, *, stepwise: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of the given words, these words and their mask."""
+        p, config = self._tensors(), self.config
+        table = p[target_table(config)]
+        ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, table)
+        y, y_mask = sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
+        memory, initial = _attend_to(p, config, ids, mask)
+        words = p.drop("target words", functional.embedding(y[:-1], table), whole=True)
+        words = functional.pad(words, (0, 0, 0, 0, 1, 0))  # before the first word stands a zero vector
+        old = config.dialect == "tensorflow-v0.3" and not stepwise
+        high = torch.zeros_like(initial) if old else initial
+        states = [initial, *[high] * (config.rnn_dec_depth - 1)]
+        return _decode(p, config, memory, states, words, old=old)[0], y, y_mask
+
+
+class _Memory(NamedTuple):
+    """What is known of the source: context, its part of the attention's hidden layer, embeddings, mask."""
+
+    context: Tensor
+    hidden: Tensor
+    embeddings: Tensor
+    mask: Tensor
+
+
+def _encode(p: Parameters, config: Config, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Context and embeddings of the source."""
+    tables = [f"encoder/embedding/embeddings{f'_{i}' if i else ''}" for i in range(len(x))]
+    embeddings = torch.cat([functional.embedding(ids, p[table]) for table, ids in zip(tables, x, strict=True)], dim=-1)
+    embeddings = p.drop("source words", embeddings, whole=True)
+    # The stack that ends from left to right comes first.
+    stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
+    return torch.cat([_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks], dim=-1), embeddings
+
+
+def _encoder_stack(p: Parameters, config: Config, stack: str, x: Tensor, mask: Tensor) -> Tensor:
+    """Levels that read in alternating directions, with residual connections from the second on."""
+    biases = [config.gru_bias("encoder", index) for index in range(config.rnn_enc_transition_depth)]
+    h0 = x.new_zeros(x.shape[1], config.state_size)
+    for level in range(config.rnn_enc_depth):
+        reverse = (level % 2 == 1) != (stack == "backward")
+        carries = config.dialect == "theano"
+        states = nematus_level(
+            p / f"encoder/{stack}-stack/level{level}",
+            x,
+            h0,
+            biases,
+            mask=mask if reverse or carries else None,  # in TensorFlow what stands after the end does not matter
+            masking="carry" if carries else "zero",
+            reverse=reverse,
+        )
+        x = states + x if level else states
+    return x
+
+
+def _attend_to(p: Parameters, config: Config, x: Tensor, mask: Tensor) -> tuple[_Memory, Tensor]:
+    """The encoder, and what the decoder makes of it before its first step: memory and initial state."""
+    context, embeddings = _encode(p, config, x, mask)
+    attention = p / "decoder/base/attention"
+    hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))
+    share = (mask / mask.sum(0))[..., None]
+    initial = feed_forward(p / "decoder/initial_state_constructor", (context * share).sum(0)).tanh()
+    return _Memory(context, hidden, embeddings, mask), initial
+
+
+def _decode(
+    p: Parameters, config: Config, memory: _Memory, states: list[Tensor], words: Tensor, *, old: bool = False
+) -> tuple[Tensor, list[Tensor]]:
+    """Logits of any number of steps, given the words before them, and the last states.
+
+    old: as v0.3 scores, without a residual connection around the first high level.
+    """
+    base, *highs = states
+    found = []
+    for from_word in zip(*nematus_input(p / "decoder/base/gru0", words, config.gru_bias("base", 0)), strict=True):
+        base, attended, weights = _base_step(p, config, memory, base, from_word)
+        found.append((base, attended, weights))
+    top, attended, weights = (torch.stack(each) for each in zip(*found, strict=True))
+
+    new = [base]
+    biases = [config.gru_bias("high", index) for index in range(config.rnn_dec_high_transition_depth)]
+    for level, high in enumerate(highs):
+        below = torch.cat((top, attended), dim=-1) if config.rnn_dec_deep_context else top
+        high = nematus_level(p / f"decoder/high/level{level}", below, high, biases)
+        new.append(high[-1])
+        top = high if old and level == 0 else top + high
+
+    lexical = lexical_state(p, weights, memory.embeddings) if config.rnn_lexical_model else None
+    return predict(p, config, words, top, attended, lexical), new
+
+
+def _base_step(
+    p: Parameters, config: Config, memory: _Memory, state: Tensor, from_word: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One word further: the conditional GRU with attention. State, attended context, attention weights."""
+    state = nematus_step(p / "decoder/base/gru0", state, from_word, config.gru_bias("base", 0))
+    attended, weights = _attend(p / "decoder/base/attention", state, memory)
+    biases = [config.gru_bias("base", index) for index in range(1, config.rnn_dec_base_transition_depth)]
+    from_context = nematus_input(p / "decoder/base/gru1", attended, biases[0])
+    return nematus_deep_step(p / "decoder/base", state, from_context, biases, first=1), attended, weights
+
+
+def _attend(p: Parameters, state: Tensor, memory: _Memory) -> tuple[Tensor, Tensor]:
+    """sum_t a_t context_t, a = softmax over the words of tanh(hidden_t + norm(state W)) v."""
+    from_state = project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/"))
+    scores = ((memory.hidden + from_state).tanh() @ p["hidden_to_score"])[..., 0]
+    weights = (
+        scores - scores.detach().amax(0)
+    ).exp() * memory.mask  # the greatest of all, padding too, as Nematus does
+    weights = weights / weights.sum(0)
+    return (memory.context * weights[..., None]).sum(0), weights

@@ -1,0 +1,157 @@
+"""Nematus's dictionaries: words to ids and back, and batches of sentences for its models."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rmsnorm import errors
+
+if TYPE_CHECKING:
+    from rmsnorm.nematus.model import Model
+
+END = 0  # ends every sentence, and fills up after it
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words of one factor of the source, or of the target.
+
+    Attributes:
+        ids: of the words that the model knows.
+        unknown: the id of all others.
+
+    Example:
+        >>> vocabulary = Vocabulary({"<EOS>": 0, "<GO>": 1, "<UNK>": 2, "a": 3}, unknown=2)
+        >>> vocabulary.words([3, 2, 0, 0])
+        'a <UNK>'
+    """
+
+    ids: dict[str, int]
+    unknown: int
+
+    @cached_property
+    def named(self) -> dict[int, str]:
+        """The word of every id."""
+        return {index: word for word, index in self.ids.items()}
+
+    def words(self, sequence: Sequence[int]) -> str:
+        """The words of a sequence up to the end of sentence, with spaces between them."""
+        found = [int(index) for index in sequence]
+        return " ".join(self.named[index] for index in found[: found.index(END) if END in found else len(found)])
+
+
+def read_vocabulary(path: str | os.PathLike[str], size: int, unknown: int) -> Vocabulary:
+    """The first ``size`` words of a dictionary.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no dictionary of Nematus, or has too few words.
+    """
+    try:
+        held = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"vocabulary: {path} is missing, expected a dictionary; name another") from error
+    except ValueError as error:
+        raise ValueError(f"vocabulary: {path} is not JSON ({error}), expected a dictionary of Nematus") from error
+    if not isinstance(held, dict) or not all(isinstance(index, int) for index in held.values()):
+        raise ValueError(f"vocabulary: {path} is no dictionary of Nematus, expected words with ids; name another")
+    ids = {word: index for word, index in held.items() if 0 <= index < size}
+    missing = sorted(set(range(size)) - set(ids.values()))
+    if missing:
+        raise ValueError(
+            f"vocabulary: {path} has no word for {missing[0]} and {len(missing) - 1} more, expected one for each of "
+            f"the {size} ids of the model; is it the dictionary of another model?"
+        )
+    return Vocabulary(ids, unknown)
+
+
+def vocabularies(
+    model: Model,
+    source: Sequence[str | os.PathLike[str]] | None = None,
+    target: str | os.PathLike[str] | None = None,
+    *,
+    scoring: bool = False,
+) -> tuple[list[Vocabulary], Vocabulary]:
+    """One for each factor of the source, and that of the target.
+
+    The id of unknown words is 1 in Theano and in v0.3. Master translates with 2; it trains and scores with 2 where the
+    dictionary calls that ``<UNK>``, and else with 1.
+
+    Args:
+        model: as ``rmsnorm.nematus.load`` gives it.
+        source, target: the files; by default those of dictionaries().
+        scoring: as master scores.
+
+    Raises:
+        FileNotFoundError, ValueError: as read_vocabulary; also when there are not as many as factors.
+    """
+    config = model.config
+    named, usual = _named(model), dictionaries(model)
+    shown = [*(named[:-1] if source is None else source), *(named[-1:] if target is None else [target])]
+    paths = [*(usual[:-1] if source is None else source), *(usual[-1:] if target is None else [target])]
+    sizes = [*config.source_vocab_sizes, config.target_vocab_size]
+    if len(paths) != len(sizes):
+        raise errors.out_of_domain(
+            "vocabularies", "the dictionaries", list(map(str, shown)), f"{len(sizes)} files", "name all of them"
+        )
+    unknown = 2 if config.dialect == "tensorflow" else 1
+    found = [read_vocabulary(path, size, unknown) for path, size in zip(paths, sizes, strict=True)]
+    if scoring:
+        found = [each if each.ids.get("<UNK>") == 2 else replace(each, unknown=1) for each in found]
+    return found[:-1], found[-1]
+
+
+def dictionaries(model: Model) -> list[Path]:
+    """The files that the options of a model name: where they say, or beside the model, which comes before a folder
+    that depends on where one is."""
+    found = []
+    for path in map(Path, _named(model)):
+        beside = model.path.parent / path.name
+        said_first = path.is_absolute() or not beside.is_file()
+        found.append(path if said_first and path.is_file() else beside)
+    return found
+
+
+def _named(model: Model) -> list[str]:
+    return list(model.config.options.get("dictionaries") or ())
+
+
+def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any, Any]:
+    """Ids (factors, length, batch) and mask (length, batch) of sentences, each with its end.
+
+    Words are separated by spaces; where there are several factors, those of a word by ``|``.
+
+    Raises:
+        ValueError: there is no sentence, or a word has another number of factors.
+
+    Example:
+        >>> vocabulary = Vocabulary({"<EOS>": 0, "<GO>": 1, "<UNK>": 2, "a": 3}, unknown=2)
+        >>> x, x_mask = batch(["a b", ""], [vocabulary])
+        >>> x[0].T
+        array([[3, 2, 0],
+               [0, 0, 0]])
+    """
+    if not sentences:
+        raise errors.out_of_domain("batch", "sentences", [], "at least one", "is the file empty?")
+    lines = [sentence.split() for sentence in sentences]
+    length = 1 + max(map(len, lines))
+    x = np.full((len(factors), length, len(lines)), END, np.int64)
+    for column, words in enumerate(lines):
+        for row, word in enumerate(words):
+            parts = word.split("|") if len(factors) > 1 else [word]
+            if len(parts) != len(factors):
+                raise errors.out_of_domain(
+                    "batch", f"a word of sentence {column + 1}", word, f"{len(factors)} factors", "separate them by |"
+                )
+            for factor, (part, vocabulary) in enumerate(zip(parts, factors, strict=True)):
+                x[factor, row, column] = vocabulary.ids.get(part, vocabulary.unknown)
+    mask = np.arange(length)[:, None] <= np.array([len(words) for words in lines])
+    return x, mask.astype(np.float64)

@@ -1,1 +1,0 @@
-"""Models of other programs, read and written: Nematus in TensorFlow and Theano."""

@@ -1,0 +1,481 @@
+"""The benchmark, without a clock of its own: what is judged, in which order, how numbers are made of turns."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import runpy
+import subprocess
+import sys
+import weakref
+from importlib.util import find_spec
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rmsnorm import PRESETS
+from rmsnorm.accuracy.ulps import ulps
+from rmsnorm.bench import report
+from rmsnorm.bench.backends import BACKENDS
+from rmsnorm.bench.candidates import Candidate, Workbench
+from rmsnorm.bench.cell import measure
+from rmsnorm.bench.measure import LEAST_TURNS, Timing, alternate, summary, used_by_others
+from rmsnorm.bench.problem import DTYPES, OPS, make
+from rmsnorm.bench.run import BackendRun, run
+from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
+
+STANDARD = PRESETS["standard"]
+
+
+class Machine:
+    """A clock that only calls advance, and a diary of them."""
+
+    def __init__(self):
+        self.now, self.diary = 0.0, []
+
+    def candidate(self, name, cost, after_another=0.0):
+        def call():
+            self.now += cost + (after_another if self.diary and self.diary[-1] != name else 0.0)
+            self.diary.append(name)
+
+        return call
+
+    def time(self, costs, after_another=0.0, **options):
+        candidates = {name: self.candidate(name, cost, after_another) for name, cost in costs.items()}
+        return alternate(candidates, clock=lambda: self.now, **options)
+
+
+def test_a_call_costs_what_it_costs():
+    timings = Machine().time({"slow": 0.5, "fast": 0.25}, seconds=0.0)
+    assert timings["slow"] == Timing(0.5, 0.5, 0.5, LEAST_TURNS, 1)
+    assert timings["fast"].median == 0.25
+
+
+def test_every_round_gives_each_a_turn_in_an_order_drawn_from_the_seed():
+    def order(seed):
+        machine = Machine()
+        machine.time({"a": 1.0, "b": 1.0, "c": 1.0}, seconds=60.0, seed=seed)
+        turns = machine.diary[6:]  # a warm-up and an estimate of each come first
+        assert turns[::2] == turns[1::2], "a turn is a call that is not timed and one that is"
+        return turns[::2]
+
+    first = order(0)
+    rounds = [tuple(first[i : i + 3]) for i in range(0, len(first), 3)]
+    assert len(rounds) == 10, "sixty seconds are ten rounds of three turns of two"
+    assert all(sorted(entry) == ["a", "b", "c"] for entry in rounds)
+    assert len(set(rounds)) > 2, "not the same order again and again"
+    assert order(0) == first
+    assert order(1) != first
+
+
+def test_small_calls_are_timed_together():
+    machine = Machine()
+    timings = machine.time({"small": 2.0**-14, "large": 1.0}, seconds=0.0)
+    assert (timings["small"].calls, timings["large"].calls) == (17, 1), "what makes a millisecond"
+    assert timings["small"].median == 2.0**-14
+    assert machine.diary.count("small") == 2 + LEAST_TURNS * 2 * 17
+
+
+def test_what_another_left_behind_is_not_counted():
+    costs = {"a": 1.0, "b": 2.0}
+    assert Machine().time(costs, after_another=8.0, seconds=0.0) == Machine().time(costs, seconds=0.0)
+
+
+def test_waiting_for_the_device_is_counted():
+    machine = Machine()
+
+    def ready():
+        machine.now += 4.0
+
+    assert machine.time({"a": 1.0}, seconds=0.0, ready=ready)["a"].median == 5.0
+    assert alternate({}, seconds=1.0) == {}
+
+
+def test_what_others_do_meanwhile_is_seen(tmp_path, monkeypatch):
+    seconds = {"now": 10.0, "own": 1.0}
+    monkeypatch.setattr("time.perf_counter", lambda: seconds["now"])
+    stat = tmp_path / "stat"
+    stat.write_text(
+        "cpu  100 100 100 7000 700 100 100 100 0 0\ncpu0 1 1\n"
+    )  # in hundredths of a second, idle and waiting too
+    others = used_by_others(stat, lambda: seconds["own"])
+    seconds.update(now=12.0, own=2.0)
+    stat.write_text("cpu  200 150 150 9000 900 100 100 200 0 0\ncpu0 1 1\n")
+    assert others() == (3.0 - 1.0) / 2.0
+    assert np.isnan(used_by_others(tmp_path / "none")())
+
+
+def test_a_result_is_gone_before_the_next_call():
+    class Result:
+        pass
+
+    alive = []
+
+    def call():
+        assert not alive or alive[-1]() is None
+        result = Result()
+        alive.append(weakref.ref(result))
+        return result
+
+    alternate({"a": call}, seconds=0.0)
+    assert len(alive) > 2 * LEAST_TURNS
+
+
+def test_median_and_fifths():
+    samples = np.random.default_rng(0).random(37)
+    found = summary(list(samples), 3)
+    assert (found.turns, found.calls) == (37, 3)
+    for value, share in ((found.p20, 20), (found.median, 50), (found.p80, 80)):
+        assert value == pytest.approx(np.percentile(samples, share), rel=1e-12)
+
+
+@pytest.mark.parametrize("variant", PRESETS.values(), ids=PRESETS)
+def test_the_truth_of_dscale_is_the_goldens(variant, monkeypatch):
+    """float64 sums of 300 terms err by less than a hundredth of an f32 ulp of the terms: one bit apart at most."""
+    monkeypatch.setattr("rmsnorm.bench.problem._SAMPLE", 70 * 96)  # four blocks and a part of one
+    problem = make((3, 100, 96), "float32")
+    want = rms_norm_vjp(problem.dy, problem.x, problem.scale, variant=variant)[1]
+    got, unit = problem.truth(variant, "dscale")
+    assert got.dtype == want.dtype
+    assert np.all(np.abs(got - want) <= 2.0**-23 * unit)
+    assert np.mean(ulps(got, want) == 0) > 0.9
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_golden_is_right_and_a_neighbour_of_it_is_counted(dtype):
+    problem = make((4, 33), dtype)
+    results = {"y": rms_norm(problem.x, problem.scale)}
+    results |= dict(zip(("dx", "dscale"), rms_norm_vjp(problem.dy, problem.x, problem.scale)[:2], strict=True))
+    found = problem.judge(results, STANDARD)
+    assert found.wrong == ""
+    assert set(found.max_ulp.values()) == {0.0}
+    y = results["y"]
+    y[1, 2] = np.nextafter(y[1, 2], y.dtype.type(np.inf))
+    found = problem.judge(results, STANDARD)
+    assert (found.wrong, found.max_ulp["y"], found.bits["y"]) == ("", 1.0, 1 - 1 / (4 * 33))
+
+
+@pytest.mark.parametrize("quantity", OPS["fwd+bwd"])
+@pytest.mark.parametrize("spoil", ["one element", "nan", "dtype", "shape"])
+def test_one_wrong_element_is_wrong(quantity, spoil):
+    problem = make((40, 64), "float32")
+    results = {"y": rms_norm(problem.x, problem.scale)}
+    results |= dict(zip(("dx", "dscale"), rms_norm_vjp(problem.dy, problem.x, problem.scale)[:2], strict=True))
+    last = (-1,) * results[quantity].ndim
+    if spoil in ("one element", "nan"):
+        results[quantity][last] += np.nan if spoil == "nan" else 0.01
+    else:
+        results[quantity] = results[quantity].astype("float64") if spoil == "dtype" else results[quantity][..., :-1]
+    assert quantity in problem.judge(results, STANDARD).wrong
+
+
+def test_another_place_of_the_rounding_is_wrong_though_every_element_is_a_neighbour():
+    problem = make((64, 128), "bfloat16")
+    y = rms_norm(problem.x, problem.scale, variant="llama")
+    found = problem.judge({"y": y}, STANDARD)
+    assert found.max_ulp["y"] <= 2
+    assert "y is right in" in found.wrong
+
+
+def test_a_sample_has_the_first_and_the_last_row():
+    rows = make((5000, 128), "bfloat16").rows
+    assert (rows[0], rows[-1]) == (0, 4999)
+    assert 2**18 // 128 <= len(rows) < 5000
+
+
+def _cell(candidates, op="fwd"):
+    """A cell of made-up candidates, and what was timed in it: a second for the first, two for the next, ..."""
+    timed = []
+
+    def time_all(calls, **options):
+        timed.extend(calls)
+        return {name: Timing(float(i + 1), 0.0, 0.0, 1, 1) for i, name in enumerate(calls)}
+
+    bench = Workbench("1.0", "a machine", lambda problem, op, variant: candidates(problem))
+    records = measure(bench, make((8, 64), "float32"), op, STANDARD, seconds=1.0, time_all=time_all)
+    return {record.candidate: record for record in records}, timed
+
+
+def test_ours_that_is_wrong_is_named_and_not_timed_and_another_that_is_wrong_is():
+    def candidates(problem):
+        def wrong():
+            return (rms_norm(problem.x, problem.scale) * np.float32(1.001),)
+
+        def broken():
+            raise RuntimeError("no compiler\nhere")
+
+        return [
+            Candidate("ours", wrong, "built-in", STANDARD),
+            Candidate("ours jit", lambda: (rms_norm(problem.x, problem.scale),), "built-in", STANDARD),
+            Candidate("built-in", wrong, "built-in", STANDARD),
+            Candidate("built-in compiled", broken, "built-in", STANDARD),
+            Candidate("copy", lambda: problem.x.copy()),
+        ]
+
+    records, timed = _cell(candidates)
+    assert timed == ["ours jit", "built-in", "copy"]
+    assert records["ours"].status == "wrong"
+    assert "y has parity ratio" in records["ours"].detail
+    assert records["ours"].timing is None
+    assert (records["ours jit"].status, records["ours jit"].bits) == ("timed", {"y": 1.0})
+    assert records["built-in"].status == "timed"
+    assert records["built-in"].max_ulp["y"] > 1000
+    assert (records["built-in compiled"].status, records["built-in compiled"].detail) == (
+        "failed",
+        "RuntimeError: no compiler",
+    )
+
+
+def test_ratios_are_to_the_built_in_run_likewise_and_to_the_copies():
+    def candidates(problem):
+        def right():
+            return (rms_norm(problem.x, problem.scale),)
+
+        against = {
+            "ours": "built-in",
+            "built-in": "built-in",
+            "ours jit": "built-in jit",
+            "built-in jit": "built-in jit",
+        }
+        layers = [Candidate(name, right, other, STANDARD, peak=lambda: 7) for name, other in against.items()]
+        return [*layers, *(Candidate(name, lambda: problem.x.copy()) for name in ("copy", "copy into"))]
+
+    records, _ = _cell(candidates)  # 1 to 6 seconds
+    assert [record.speedup for record in records.values()] == [2.0, None, 4 / 3, None, None, None]
+    assert records["ours jit"].over_copy == 3 / 5
+    assert records["ours jit"].over_copy_into == 3 / 6
+    assert records["copy"].over_copy is None
+    assert records["ours"].bandwidth == 2 * 8 * 64 * 4 / 1.0 / 1e9
+    assert (records["ours"].peak_bytes, records["ours"].saved_bytes) == (7, None)
+
+
+def _python(code):
+    return [sys.executable, "-c", code]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "message"),
+    [
+        ("raise RuntimeError('no library')", "crashed", "exit status 1; RuntimeError: no library"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crashed", "signal 9; it said nothing"),
+        ("print('chatter'); print(3); print('{\"status\": \"done\"}')", "done", ""),
+        ('print(\'{"status": "absent", "message": "pip install it"}\')', "absent", "pip install it"),
+        ("import time; time.sleep(600)", "hung", "no word in 2 s after 0 cells"),
+    ],
+)
+def test_the_fate_of_a_worker_is_told(code, status, message):
+    state = run("numpy", _python(code), patience=2.0)
+    assert (state.status, state.message) == (status, message)
+
+
+def _bench(*arguments, path=None, **environment):
+    environment = {**os.environ, "COLUMNS": "100", **environment}
+    if path is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return subprocess.run(
+        [sys.executable, "-m", "rmsnorm.cli", "bench", *map(str, arguments)],
+        capture_output=True, text=True, timeout=500, env=environment, check=False,
+    )  # fmt: skip
+
+
+NAMES = {
+    "numpy": ["ours", "built-in", "LayerNorm", "copy", "copy into"],
+    "torch": ["ours", "built-in", "built-in compiled", "LayerNorm", "copy", "copy into"],
+    "tf": ["ours", "ours jit", "built-in", "built-in jit", "LayerNorm", "LayerNorm jit", "copy", "copy into"],
+    "flax": ["ours", "built-in", "LayerNorm", "copy", "copy into"],
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_times_a_small_shape(backend, tmp_path):
+    if find_spec(BACKENDS[backend].package) is None:
+        pytest.skip(f"{BACKENDS[backend].package} is not installed; pip install 'rmsnorm[{BACKENDS[backend].extra}]'")
+    target = tmp_path / "bench.json"
+    done = _bench(
+        "--backend", backend, "--shape", "3x40", "--dtype", "bfloat16", "--seconds", "0", "--threads", "1",
+        "--json", target, TORCHINDUCTOR_FORCE_DISABLE_CACHES="0",
+            JAX_NUMPY_DTYPE_PROMOTION="standard",  # Flax's own layers do not run under the strict one of the tests
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(target.read_text())
+    assert [(run["status"], run["cores"]) for run in document["backends"]] == [("done", 1)]
+    records = document["records"]
+    for op, quantities in OPS.items():
+        found = {record["candidate"]: record for record in records if record["op"] == op}
+        assert list(found) == NAMES[backend]
+        for record in found.values():
+            if record["candidate"] == "built-in compiled" and record["status"] == "failed":
+                continue  # no C++ compiler on this machine
+            assert record["status"] == "timed", record
+            assert record["timing"]["turns"] >= LEAST_TURNS
+        for name in ("ours", "built-in"):
+            assert tuple(found[name]["bits"]) == quantities
+            assert found[name]["bits"]["y"] > 0.9, "one rounding of float32 arithmetic: few differ"
+        assert found["ours"]["speedup"] > 0
+        assert found["ours"]["over_copy"] > 0
+    assert {record["backend"] for record in records} == {backend}
+    if backend in ("torch", "flax"):
+        assert found["ours"]["saved_bytes"] >= 3 * 40 * 2, "x at least"
+        assert found["built-in"]["saved_bytes"] >= 3 * 40 * 2
+
+
+RECORD = {
+    "op": "fwd", "shape": [32, 768], "dtype": "bfloat16", "variant": "torch", "candidate": "ours", "ours": True,
+    "status": "timed", "detail": "", "bits": {"y": 0.99999}, "max_ulp": {"y": 1.0}, "first_call": 0.5,
+    "timing": {"median": 2e-5, "p20": 1e-5, "p80": 4e-5, "turns": 5, "calls": 50}, "peak_bytes": None,
+    "saved_bytes": None, "moved_bytes": 98304, "speedup": 1234.5, "over_copy": 2.25, "over_copy_into": 0.5,
+    "gb_per_s": 4.9152, "others": 0.02,
+}  # fmt: skip
+WRONG = {
+    **RECORD,
+    "status": "wrong",
+    "detail": "y has parity ratio 9",
+    "timing": None,
+    "gb_per_s": None,
+    "others": None,
+}
+
+
+def _runs():
+    slower = {**RECORD, "others": 1.25, "timing": {**RECORD["timing"], "median": 4e-5}, "gb_per_s": 2.4576}
+    sizes = [{**record, "shape": [64, 768], "moved_bytes": 196608} for record in (RECORD, slower)]
+    named = [{**record, "candidate": name, "ours": False}
+             for record, name in ((slower, "built-in jit"), (sizes[1], "built-in jit"), (RECORD, "copy"))]  # fmt: skip
+    return [
+        BackendRun(
+            "torch", "done", version="9.9", device="a machine", cells=2, records=[RECORD, sizes[0], *named, WRONG]
+        ),
+        BackendRun("tf", "absent", "pip install it"),
+    ]
+
+
+def test_the_table_says_what_was_found():
+    console = Console(width=report.WIDTH, file=io.StringIO())
+    console.print(report.terminal(_runs()))
+    shown = " ".join(console.file.getvalue().split())
+    assert "PyTorch 9.9 on a machine" in shown
+    assert "fwd 32x768 bf16 ours 0.0200 0.0100-0.0400 1234 2.25 0.500 4.92 99.9 1 0.500 - -" in shown
+    assert "ours wrong, fwd 32x768 bf16: y has parity ratio 9" in shown
+    assert "TensorFlow absent: pip install it" in shown
+    assert "other processes kept up to 1.2 cores busy; time again, on a quiet machine: fwd 32x768 bf16" in shown
+
+
+def test_json_has_every_record_and_the_machine(tmp_path):
+    report.write_json(_runs(), {"seconds": 2.0}, tmp_path / "bench.json")
+    document = json.loads((tmp_path / "bench.json").read_text())
+    assert document["settings"] == {"seconds": 2.0}
+    assert document["records"][0] == {"backend": "torch", **RECORD}
+    assert [entry["status"] for entry in document["backends"]] == ["done", "absent"]
+    environment = document["environment"]
+    assert environment["versions"]["numpy"] == np.__version__
+    assert environment["cores"] == os.cpu_count()
+    assert {"date", "python", "system", "processor"} <= set(environment)
+
+
+def test_the_plot_is_svg_with_a_line_for_each_candidate(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'rmsnorm[plot]'")
+    from rmsnorm.bench.plot import write_plot
+
+    write_plot(_runs(), tmp_path / "bench.svg")
+    root = ElementTree.parse(tmp_path / "bench.svg").getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    text = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    for words in ("PyTorch, fwd, bf16", "ours", "built-in jit", "copy", "bytes of x", "GB/s"):
+        assert text.count(words) == 1, text
+    with pytest.raises(ValueError, match="nothing was timed"):
+        write_plot([BackendRun("torch", "done", records=[WRONG])], tmp_path / "none.svg")
+
+
+def test_ours_that_is_wrong_exits_with_1(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import rmsnorm.numpy_impl.fast as fast\n"
+        "true = fast.rms_norm\n"
+        "fast.rms_norm = lambda *args, **options: true(*args, **options) * (1 + 1e-2)\n"
+    )
+    done = _bench("--backend", "numpy", "--op", "fwd", "--shape", "4x64", "--dtype", "float32", "--seconds", "0",
+                  path=tmp_path)  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "ours wrong, fwd 4x64 f32: y" in done.stdout
+
+
+def test_a_backend_that_is_asked_for_and_absent_exits_with_2_and_else_is_skipped(tmp_path):
+    for package in ("torch", "tensorflow", "keras", "jax", "flax"):
+        (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('no {package}', name='{package}')\n")
+    small = ("--op", "fwd", "--shape", "2x8", "--dtype", "float32", "--seconds", "0")
+    asked = _bench("--backend", "flax", *small, path=tmp_path)
+    assert asked.returncode == 2
+    assert "pip install 'rmsnorm[flax]'" in asked.stdout
+    skipped = _bench(*small, path=tmp_path)
+    assert skipped.returncode == 0, skipped.stdout + skipped.stderr
+    assert "NumPy done: 1 cells" in skipped.stdout
+    assert all(f"pip install 'rmsnorm[{extra}]'" in skipped.stdout for extra in ("torch", "tf", "flax"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--backend", "theano", "rmsnorm bench: backend is 'theano', expected 'numpy', 'torch', 'tf' or 'flax'"),
+        ("--op", "recurrent", "op is 'recurrent', expected 'fwd' or 'fwd+bwd'"),
+        ("--shape", "4096,4096", "shape is '4096,4096', expected sizes > 0; write it as 4096x4096"),
+        ("--shape", "0x8", "shape is '0x8', expected sizes > 0"),
+        ("--dtype", "float64", "dtype is 'float64', expected 'float16', 'bfloat16' or 'float32'"),
+        ("--variant", "lama", "variant is 'lama', expected 'standard', 'paper',"),
+        ("--device", "tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
+        ("--threads", "4096", "threads is 4096, expected at most"),
+        ("--threads", "0", "Invalid value for '--threads'"),
+        ("--seconds", "-1", "Invalid value for '--seconds'"),
+        ("--json", "/no/such/folder/x.json", "/no/such/folder is not a folder"),
+        ("--plot", "/no/such/folder/x.svg", "/no/such/folder is not a folder"),
+        ("--frobnicate", "1", "No such option"),
+    ],
+)
+def test_bad_usage_exits_with_2_and_says_what_is_valid(flag, value, words):
+    done = _bench(flag, value, COLUMNS="300")
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+
+
+def test_a_plot_without_matplotlib_says_how_to_install_it(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\n_find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'matplotlib' else _find(name, *rest)\n"
+    )
+    done = _bench("--backend", "numpy", "--plot", tmp_path / "x.svg", path=tmp_path, COLUMNS="300")
+    assert done.returncode == 2
+    assert "matplotlib is not installed, expected for --plot; pip install 'rmsnorm[plot]'" in done.stderr
+
+
+def test_numpy_on_a_gpu_is_refused():
+    done = _bench("--backend", "numpy", "--device", "cuda")
+    assert done.returncode == 2
+    assert "NumPy refused: numpy: device is 'cuda', expected 'cpu'" in done.stdout
+
+
+def test_help_teaches():
+    shown = _bench("--help", COLUMNS="160")
+    assert shown.returncode == 0
+    flags = "backend op shape dtype variant device seconds threads json plot"
+    for word in flags.split():
+        assert f"--{word}" in shown.stdout
+    assert "rmsnorm bench --backend torch --shape 512x768 --dtype float32" in shown.stdout
+    assert "Exit status: 0 all timed" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"), [("kernels", "numba"), ("torch", "torch"), ("tf", "tensorflow"), ("flax", "jax")]
+)
+def test_the_script_for_partial_statistics(name, needs, capsys, monkeypatch):
+    pytest.importorskip("numba")
+    pytest.importorskip(needs)
+    script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "partial.py"))
+    monkeypatch.setitem(script["main"].__globals__, "SHAPES", ((8, 64),))
+    monkeypatch.setitem(script["main"].__globals__, "TURNS", 2)
+    script["main"]([name])
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.endswith("the least")
+    assert [line.split("  ")[0] for line in lines] == [f"{name} float32 8x64", f"{name} bfloat16 8x64"]
+    assert all(line.count("x   p = ") == 2 for line in lines)

@@ -1,0 +1,83 @@
+"""``rmsnorm bench recurrent``: what is timed is right, and the ratios are to LayerNorm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmsnorm.bench.backends import BACKENDS
+from rmsnorm.bench.measure import LEAST_TURNS
+from rmsnorm.bench.recurrent import NORMS, OPS, Sizes, allowed, make
+from rmsnorm.nematus.numpy.recurrent import nematus_gru
+
+SMALL = ("--length", "3", "--batch", "2", "--features", "4", "--state", "8", "--seconds", "0", "--threads", "1")
+MODES = {"numpy": [""], "torch": [""], "tf": ["graph", "jit"], "flax": ["jit"]}
+
+
+def bench(*arguments: str, path: Path) -> Any:
+    code = f"import sys; sys.path.insert(0, {str(path)!r}); from rmsnorm.cli import app; app()"
+    environment = {"PYTHONPATH": str(path)}
+    return subprocess.run(
+        [sys.executable, "-c", code, "bench", "recurrent", *arguments],
+        capture_output=True, text=True, timeout=300, env={**os.environ, **environment, "COLUMNS": "200"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend(backend: str, tmp_path: Path) -> None:
+    if find_spec(BACKENDS[backend].package) is None:
+        pytest.skip(f"{BACKENDS[backend].package} is not installed; pip install 'rmsnorm[{BACKENDS[backend].extra}]'")
+    done = bench("--backend", backend, *SMALL, "--json", str(tmp_path / "found.json"), path=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = json.loads((tmp_path / "found.json").read_text())["records"]
+    assert sorted((r["mode"], r["norm"], r["op"]) for r in records) == sorted(
+        (mode, norm, op) for mode in MODES[backend] for norm in NORMS for op in OPS
+    )
+    for record in records:
+        layer = next(r for r in records if (r["mode"], r["op"], r["norm"]) == (record["mode"], record["op"], "layer"))
+        assert record["timing"]["turns"] >= LEAST_TURNS
+        assert record["speedup"] == layer["timing"]["median"] / record["timing"]["median"]
+        assert 0 < record["error"] < 1e-5
+    assert "LayerNorm / it" in done.stdout
+
+
+def test_what_is_wrong_is_named_and_not_timed(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import rmsnorm.nematus.numpy.recurrent as recurrent\n"
+        "true = recurrent.nematus_gru\n"
+        "def wrong(x, *args, **options):\n"
+        "    return true(x, *args, **options) * (1.01 if x.dtype == 'float32' and options['norm'] == 'rms' else 1)\n"
+        "recurrent.nematus_gru = wrong\n"
+    )
+    done = bench("--backend", "numpy", *SMALL, path=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "rms wrong, fwd 3x2x4x8 f32: off by" in done.stdout
+    assert "prms wrong" not in done.stdout
+
+
+def test_the_bound_is_above_roundings_and_below_another_norm() -> None:
+    sizes = Sizes(20, 4, 32, 64)
+    found = {}
+    for norm in ("rms", "prms"):
+        for dtype in ("float32", "float64"):
+            task = make(sizes, norm, dtype)
+            found[norm, dtype] = nematus_gru(task.x, task.h0, task.parameters, norm=task.norm)
+    assert abs(found["rms", "float32"] - found["rms", "float64"]).max() < allowed(sizes, "fwd")
+    assert abs(found["rms", "float64"] - found["prms", "float64"]).max() > 10 * allowed(sizes, "fwd")
+    assert allowed(sizes, "fwd+bwd") == 2 * allowed(sizes, "fwd")
+    assert np.abs(found["rms", "float64"]).max() <= 1
+
+
+def test_an_unknown_backend_and_help() -> None:
+    done = bench("--backend", "theano", path=Path("/nowhere"))
+    assert done.returncode == 2
+    assert "rmsnorm bench recurrent: backend is 'theano', expected" in done.stderr
+    assert "rmsnorm bench recurrent --backend torch" in bench("--help", path=Path("/nowhere")).stdout

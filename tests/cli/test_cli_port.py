@@ -1,0 +1,473 @@
+"""``rmsnorm port``: real models through the commands, every conversion, every refusal."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nematus_models import config_of, random_parameters, reference, transformer_of
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from rmsnorm import nematus
+from rmsnorm.cli import app
+from rmsnorm.cli import port as command
+from rmsnorm.nematus import convert as converting
+from rmsnorm.nematus.backends import has
+from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.names import unused, variables
+from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
+from rmsnorm.nematus.translate import _batches
+from rmsnorm.nematus.vocabulary import batch, vocabularies
+
+PACKAGES = {"torch": "torch", "keras": "tensorflow", "flax": "flax", "tf": "tensorflow"}
+SOURCE = (["w3", "w4"], [], ["w5", "w3", "what"])
+
+
+def run(*arguments: Any, status: int = 0) -> str:
+    done = CliRunner().invoke(app, ["port", *map(str, arguments)], env={"COLUMNS": "1000"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == status, done.output
+    return done.stdout if status == 0 else done.output
+
+
+def with_dictionaries(folder: Path, config: Config) -> Config:
+    """Words w0, w1, ... for the ids, in files that the options name."""
+    names = []
+    for number, size in enumerate((*config.source_vocab_sizes, config.target_vocab_size)):
+        names.append(f"{number}.json")
+        (folder / names[-1]).write_text(json.dumps({f"w{index}": index for index in range(size)}))
+    return config.replace(options={**config.options, "dictionaries": names})
+
+
+def saved(folder: Path, config: Config | str = "rms", **changes: Any) -> tuple[Config, dict[str, Any]]:
+    """model.npz of Theano, with dictionaries, and a file to translate."""
+    config = config_of(config) if isinstance(config, str) else config
+    config = with_dictionaries(folder, config.replace(**changes))
+    parameters = random_parameters(config, "float32")
+    nematus.save_theano(folder / "model.npz", config, parameters)
+    lines = [" ".join("|".join([word] * len(config.source_vocab_sizes)) for word in each) for each in SOURCE]
+    (folder / "source").write_text("".join(f"{each}\n" for each in lines))
+    return config, parameters
+
+
+def skip_without(form: str) -> None:
+    package = PACKAGES.get(form, "numpy")
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
+def line(sequence: Any) -> str:
+    """As Nematus writes it: a space before the end of sentence."""
+    found = list(sequence)
+    words = [f"w{index}" for index in (found[: found.index(0)] if 0 in found else found)]
+    return " ".join([*words, ""] if 0 in found and words else words)
+
+
+@pytest.mark.parametrize(
+    ("name", "wing"),
+    [*((name, wing) for name in ("A4", "B", "A7b") for wing in ("numpy", "torch")), ("B", "keras"), ("B", "flax")],
+)
+def test_what_nematus_translated_and_scored(name: str, wing: str, tmp_path: Path) -> None:
+    """Real runs of it: words, order and scores of the beams, losses of the sentences."""
+    told = reference(name)
+    config, parameters, _ = told.model("rms")
+    skip_without(wing)
+    if not has(wing, config):
+        pytest.skip(f"{wing} has no {config.model_type}")
+    nematus.save_safetensors(tmp_path / "model.safetensors", with_dictionaries(tmp_path, config), parameters)
+    x, x_mask, y, y_mask = told.sentences
+    for file, ids, mask in (("source", x[0], x_mask), ("target", y, y_mask)):
+        columns = [ids[: int(length) - 1, i] for i, length in enumerate(mask.sum(axis=0))]  # the end is implied
+        (tmp_path / file).write_text("".join(" ".join(f"w{each}" for each in column) + "\n" for column in columns))
+
+    usual = [tmp_path, "--source", tmp_path / "source", "--backend", wing]
+    for beam in (1, 3):
+        for alpha in ("_alpha0", "_alpha1") if config.search == "sampler" else ("",):
+            sequences = told.arrays[f"beam{beam}{alpha}_sequences"]
+            scores = told.arrays.get(f"beam{beam}{alpha}_scores")
+            costs = told.arrays[f"beam{beam}_costs"] if scores is None else -scores
+            order = np.argsort(costs, axis=1, kind="stable")
+            options = [*usual, "--beam", beam, "--max-length", 12, "--alpha", alpha[-1:] or 0]
+            wanted = []
+            for i, best in enumerate(order):
+                wanted += [(str(i), line(np.maximum(sequences[i, j], 0)), costs[i, j]) for j in best]
+            found = [each.split(" ||| ") for each in run("translate", *options, "--n-best").splitlines()]
+            assert [(number, words) for number, words, _ in found] == [each[:2] for each in wanted]
+            sign = -1 if scores is not None else 1  # v0.3 writes costs
+            np.testing.assert_allclose(
+                [sign * float(score) for *_, score in found], [cost for *_, cost in wanted], rtol=0, atol=2e-5
+            )
+            best_words = [words for _, words, _ in wanted][::beam]
+            assert run("translate", *options).split("\n") == [*best_words, ""]
+    options = [*usual, "--target", tmp_path / "target"]
+    losses = told.arrays["loss_per_sentence"]
+    np.testing.assert_allclose(list(map(float, run("score", *options).split())), losses, rtol=0, atol=5e-5)
+    lengths = y_mask.sum(axis=0)
+    found = list(map(float, run("score", *options, "--alpha", 0.5).split()))
+    np.testing.assert_allclose(found, losses / lengths**0.5, rtol=0, atol=5e-5)
+
+
+def test_batches_do_not_show(tmp_path: Path) -> None:
+    """Sentences are batched by length; the output has the order of the source, of any number of lines."""
+    config, _ = saved(tmp_path, dialect="tensorflow-v0.3", search="costs")
+    rng = np.random.default_rng(0)
+    lines = [" ".join(f"w{index}" for index in rng.integers(1, 9, size)) for size in rng.integers(0, 9, 20)]
+    (tmp_path / "source").write_text("\n".join(lines), encoding="utf-8")  # without an end to the last line
+    usual = ["translate", tmp_path, "--source", tmp_path / "source", "--max-length", 6, "--backend", "numpy"]
+    alone = run(*usual, "--batch", 1)
+    assert len(alone.splitlines()) == 20
+    for size in (3, 80):
+        assert run(*usual, "--batch", size) == alone
+    seen = [row for rows in _batches(lines, 2, None) for row in rows]
+    assert sorted(seen) == list(range(20))
+    assert seen != sorted(seen)
+    progress: list[tuple[int, int]] = []
+    list(_batches(lines, 8, lambda *each: progress.append(each)))
+    assert progress == [(0, 20), (8, 20), (16, 20), (20, 20)]
+    model = nematus.load(tmp_path)
+    sources, target = vocabularies(model)
+    best = RNNSearch(config, model.parameters).translate(*batch(lines[:1], sources), 5, 6).sequences[0, 0]
+    words = target.words(best)
+    assert alone.split("\n")[0] == (words + " " if words else "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "to"), [*(("layer", to) for to in converting.TARGETS), ("factors", "torch"), ("factors", "theano")]
+)
+def test_conversions_keep_every_bit(kind: str, to: str, tmp_path: Path) -> None:
+    skip_without(to)
+    config, parameters = saved(tmp_path, kind)
+    out = tmp_path / "out"
+    out.mkdir()  # empty
+    shown = run("nematus", tmp_path, out, "--to", to)
+    error, *_ = (float(each) for each in shown.split("max error ")[1].split(" of logits up to ")[0].split())
+    assert error <= 1e-12
+    assert f"{len(parameters)} parameters in {out}" in shown
+    found = nematus.load(out)
+    assert found.config == config
+    for name, array in found.parameters.items():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, parameters[name])
+    assert vocabularies(found)[1].ids == vocabularies(nematus.load(tmp_path / "model.npz"))[1].ids
+    assert (out / "0.json").stat().st_mode == (tmp_path / "source").stat().st_mode, "for whoever may read such files"
+    assert run("translate", out, "--source", tmp_path / "source", "--max-length", 5) == run(
+        "translate", tmp_path / "model.npz", "--source", tmp_path / "source", "--max-length", 5
+    )
+    assert not [each.name for each in tmp_path.iterdir() if each.name.startswith(".")]
+    if to == "torch":
+        from rmsnorm.nematus.torch.rnnsearch import RNNSearch as InTorch
+
+        model = InTorch(config, random_parameters(config, "float32", seed=1))
+        import torch
+
+        state = {name: torch.tensor(array) for name, array in load_file(out / "model.safetensors").items()}
+        model.load_state_dict(state)
+        for name, array in model.by_name().items():
+            np.testing.assert_array_equal(array.detach(), parameters[name])
+
+
+def test_layer_norm_becomes_rms_norm(tmp_path: Path) -> None:
+    """Exact in float64; the rounding of the new weights is what it costs."""
+    config, parameters = saved(tmp_path, "deep theano with offset")
+    out = tmp_path / "out"
+    shown = run("nematus", tmp_path, out, "--to", "numpy", "--norm", "rms")
+    assert "LayerNorm to RMSNorm: max error " in shown
+    assert "gains and offsets are kept" in shown
+    exact, cost = (float(each.split()[0]) for each in shown.split("max error ")[1:])
+    largest = float(shown.split("of logits up to ")[1].split(",")[0])
+    assert exact <= 1e-12 * largest
+    assert 1e-9 * largest < cost <= 1e-5 * largest
+    found = nematus.load(out)
+    assert (found.config.norm, found.config.norm_offset) == ("rms", True)
+    x, x_mask, y = converting._sentences(config)
+    wanted = RNNSearch(config, parameters).logits(x, x_mask, y)
+    moved = abs(RNNSearch(found.config, found.parameters).logits(x, x_mask, y) - wanted).max()
+    assert f"{moved:.2g}" == f"{cost:.2g}"
+    again = run("nematus", out, tmp_path / "again", "--to", "numpy", "--norm", "rms", status=2)
+    assert (
+        "the model is 'rnn with rms', expected 'rnn with layer'" in again.replace('"', "'") or "rnn with rms" in again
+    )
+    assert not (tmp_path / "again").exists()
+
+
+def test_other_numbers_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path)
+
+    def wrong(path: Path, config: Config, parameters: dict[str, Any]) -> None:
+        nematus.save_safetensors(path, config.replace(output_hidden_activation="relu"), parameters)
+
+    target = converting.TARGETS["numpy"]
+    monkeypatch.setitem(converting.TARGETS, "numpy", target._replace(save=wrong))
+    before = sorted(each.name for each in tmp_path.iterdir())
+    shown = run("nematus", tmp_path, tmp_path / "out", "--to", "numpy", status=1)
+    assert "other numbers: nothing is written" in shown
+
+    def other(path: Path, config: Config, parameters: dict[str, Any]) -> None:
+        nematus.save_safetensors(path, config, {name: 2 * array for name, array in parameters.items()})
+
+    monkeypatch.setitem(converting.TARGETS, "numpy", target._replace(save=other))
+    shown = run("nematus", tmp_path, tmp_path / "out", "--to", "numpy", status=2)
+    assert "was read back with other values, expected those written" in shown
+    assert sorted(each.name for each in tmp_path.iterdir()) == before
+
+
+def test_what_a_form_cannot_keep(tmp_path: Path) -> None:
+    saved(tmp_path)
+    nematus.save_safetensors(tmp_path / "deep.safetensors", config_of("deep"), random_parameters(config_of("deep")))
+    shown = run("nematus", tmp_path / "deep.safetensors", tmp_path / "theano", "--to", "theano")
+    assert "warning: save_theano: Theano Nematus will compute other numbers: the biases of decoder/high" in shown
+    kind = config_of("lexical")
+    nematus.save_safetensors(tmp_path / "lexical.safetensors", kind, random_parameters(kind))
+    shown = run("nematus", tmp_path / "lexical.safetensors", tmp_path / "out", "--to", "theano", status=2)
+    assert "Theano Nematus has no variable like decoder/lexical/W; save a TensorFlow checkpoint" in shown
+    shown = run("nematus", tmp_path / "model.npz", tmp_path / "out", "--to", "onnx", status=2)
+    assert "to is 'onnx', expected 'torch', 'keras', 'flax', 'numpy', 'tf' or 'theano'" in shown
+    (tmp_path / "out").write_text("a file")
+    shown = run("nematus", tmp_path / "model.npz", tmp_path / "out", "--to", "numpy", status=2)
+    assert "out exists, expected a new or an empty folder; name another" in shown
+    assert (tmp_path / "out").read_text() == "a file"
+    shown = run("nematus", tmp_path / "model.npz", tmp_path / "theano", "--to", "numpy", status=2)
+    assert "theano exists, expected a new or an empty folder; name another" in shown
+    shown = run("nematus", tmp_path / "model.npz", tmp_path / "no" / "out", "--to", "numpy", status=2)
+    assert "no is not a folder, expected one to make out in; make it" in shown
+
+
+def test_a_wing_without_the_model_or_the_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    from rmsnorm.nematus import backends
+
+    saved(tmp_path)
+    monkeypatch.setattr(backends, "find_spec", lambda name: None if name.startswith("torch") else sys)
+    shown = run("nematus", tmp_path, tmp_path / "out", "--to", "torch", status=2)
+    assert "PyTorch is not installed, expected for this backend; pip install 'rmsnorm[torch]'" in shown
+    monkeypatch.setattr(backends, "find_spec", lambda name: None if "nematus.torch" in name else sys)
+    shown = run("nematus", tmp_path, tmp_path / "out", "--to", "torch", status=2)
+    assert "PyTorch has no RNNSearch here, expected a wing that has one; take numpy" in shown
+    assert not (tmp_path / "out").exists()
+    options = ["--source", tmp_path / "source", "--max-length", 5]
+    assert len(run("translate", tmp_path, *options).splitlines()) == 3
+    shown = run("translate", tmp_path, *options, "--backend", "torch", status=2)
+    assert "PyTorch has no RNNSearch here" in shown
+
+
+def test_info(tmp_path: Path) -> None:
+    saved(tmp_path, "deep theano with offset")
+    shown = {each[:11].strip(): each[11:].strip() for each in run("info", tmp_path).splitlines() if each[:11].strip()}
+    assert shown["framework"] == "Theano"
+    assert shown["version"] == "Nematus Theano"
+    assert shown["norm"] == "LayerNorm"
+    assert shown["sizes"] == (
+        "embedding 6, state 5, encoder depth 2, decoder depth 3, encoder transitions 2, base transitions 3, "
+        "high transitions 2, deep context"
+    )
+    assert shown["vocabulary"] == "source 9, target 8"
+    config = config_of("deep theano with offset")
+    count = sum(math.prod(row.shape) for row in variables(config))
+    assert shown["parameters"] == f"{count:,} in {len(variables(config))} tensors, float32"
+    assert shown["left out"] == "decoder_c_tt: it is added to every score of attention, and cancels"
+    assert f"{tmp_path / '0.json'}: 9 words" in run("info", tmp_path)
+    (tmp_path / "1.json").unlink()
+    assert f"{tmp_path / '1.json'} is missing, expected a dictionary" in run("info", tmp_path)
+
+
+def test_info_of_what_a_training_run_leaves(tmp_path: Path) -> None:
+    """Slots, averages that are taken, biases that are never added."""
+    config, parameters = saved(tmp_path, "deep", rnn_dec_depth=1, dialect="tensorflow", exponential_smoothing=1e-4)
+    with np.load(tmp_path / "model.npz") as archive:
+        arrays = dict(archive)
+    spare = [name for name in arrays if name in unused(config)]
+    averages = {f"{row.theano}_smooth": parameters[row.name] for row in variables(config)}
+    np.savez(tmp_path / "model.npz", uidx=np.int64(7), adam_t=np.ones(1), **arrays, **averages)
+    options = json.loads((tmp_path / "model.npz.json").read_text())
+    (tmp_path / "model.npz.json").write_text(json.dumps({**options, "exponential_smoothing": 1e-4}))
+    shown = run("info", tmp_path)
+    assert "Nematus master, under the names of Theano" in shown
+    assert "float32, averages of exponential smoothing" in shown
+    left_out = [each.split("left out")[1].strip() for each in shown.splitlines() if "left out" in each]
+    assert left_out == [
+        "adam_t, uidx: of the trainer",
+        "decoder_c_tt: it is added to every score of attention, and cancels",
+        f"Wemb, Wemb_dec and {len(averages) - 2} more: the averages are taken",
+        f"{sorted(spare)[0]}, {sorted(spare)[1]} and {len(spare) - 2} more: "
+        "biases of encoder transitions, which Nematus keeps and never adds",
+    ]
+
+
+def test_info_of_other_kinds(tmp_path: Path) -> None:
+    config = transformer_of("tied decoder")
+    nematus.save_safetensors(tmp_path / "t.safetensors", config, random_parameters(config))
+    shown = run("info", tmp_path / "t.safetensors")
+    assert "t.safetensors: Transformer" in shown
+    assert "PyTorch or none: a safetensors file of rmsnorm" in shown
+    assert "2 + 2 layers, 2 heads, hidden 6, tied decoder embeddings" in shown
+    assert "RMSNorm, without offsets" in shown
+    v04 = config_of("factors").replace(search="costs")
+    nematus.save_safetensors(tmp_path / "f.safetensors", v04, random_parameters(v04))
+    shown = run("info", tmp_path / "f.safetensors")
+    assert "Nematus v0.4" in shown
+    assert "embedding 6, in factors of 4, 2, state 5" in shown
+    saved(tmp_path, "rms with offset")
+    options = json.loads((tmp_path / "model.npz.json").read_text())
+    for name in ("layer_normalization_type", "dialect"):
+        del options[name]
+    (tmp_path / "old.json").write_text(json.dumps(options))
+    told = ["info", tmp_path / "model.npz", "--config", tmp_path / "old.json"]
+    assert "LayerNorm, or RMSNorm that adds offsets: in Theano their names are the same" in run(*told)
+    assert "RMSNorm, with offsets" in run(*told, "--source-norm", "rms")
+
+
+def damaged(folder: Path) -> None:
+    path = folder / "model.npz"
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+def rewritten(**changes: Any) -> Any:
+    def change(folder: Path) -> None:
+        with np.load(folder / "model.npz") as archive:
+            arrays = {**archive, **changes}
+        np.savez(folder / "model.npz", **{name: each for name, each in arrays.items() if each is not None})
+
+    return change
+
+
+def of_another_model(folder: Path) -> None:
+    nematus.save_theano(
+        folder / "other" / "m.npz", config_of("deep theano"), random_parameters(config_of("deep theano"))
+    )
+    (folder / "other" / "m.npz.json").rename(folder / "model.npz.json")
+
+
+def small_dictionary(folder: Path) -> None:
+    (folder / "1.json").write_text(json.dumps({"w0": 0, "w1": 1, "w2": 2}))
+
+
+FAULTS = {
+    "truncated": (damaged, "model.npz is damaged (its end is missing), expected an npz archive; copy it again"),
+    "missing": (rewritten(ff_state_b=None), "lacks ff_state_b, expected by the config as decoder/initial_state_const"),
+    "shape": (rewritten(encoder_W=np.zeros((6, 9), "f4")), "encoder_W in "),
+    "config": (
+        of_another_model,
+        "lacks decoder_2_U and 81 more, expected by the config as decoder/high/level0/gru0/state_to_ga",
+    ),
+    "pickled": (
+        rewritten(encoder_W=np.array([{}], object)),
+        "is an array of Python objects, expected numbers; it is n",
+    ),
+    "nan": (rewritten(encoder_W=np.full((6, 10), np.nan, "f4")), "holds 60 NaN or infinite values of 60, expected fin"),
+    "vocabulary": (small_dictionary, "1.json has no word for 3 and 4 more, expected one for each of the 8 ids of the"),
+    "empty": (lambda folder: (folder / "source").write_bytes(b""), "the source is [], expected at least one line; is"),
+    "encoding": (lambda folder: (folder / "source").write_bytes(b"w3 \xff"), "byte 3 of "),
+    "no source": (lambda folder: (folder / "source").unlink(), "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_refusals(fault: str, tmp_path: Path) -> None:
+    """One sentence, exit status 2, and no output: neither a new one nor a changed one."""
+    (tmp_path / "other").mkdir()
+    saved(tmp_path)
+    change, message = FAULTS[fault]
+    change(tmp_path)
+    output = tmp_path / "output"
+    output.write_text("before")
+    model, source = tmp_path / "model.npz", tmp_path / "source"
+    target = tmp_path / "target"
+    target.write_text("w1\n\nw2 w4\n")
+    before = sorted(each.name for each in tmp_path.iterdir())
+    commands: list[list[Any]] = [
+        ["translate", model, "--source", source, "--output", output],
+        ["score", model, "--source", source, "--target", target, "--output", output],
+    ]
+    if fault in ("truncated", "missing", "shape", "config", "pickled", "nan"):
+        commands += [["info", model], ["nematus", model, tmp_path / "out", "--to", "numpy"]]
+    for each in commands:
+        shown = run(*each, status=2)
+        assert message in shown
+        assert len(shown.strip().splitlines()) == 1, "one sentence"
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+        assert output.read_text() == "before"
+
+
+def test_other_refusals(tmp_path: Path) -> None:
+    saved(tmp_path)
+    source = tmp_path / "source"
+    short = tmp_path / "short"
+    short.write_text("w1\n")
+    shown = run("score", tmp_path, "--source", source, "--target", short, status=2)
+    assert "score: the target is 1, expected 3 lines, as the source has; align the files" in shown
+    shown = run("translate", tmp_path, "--source", source, "--output", tmp_path / "no" / "out", status=2)
+    assert "no is not a folder, expected one to write out in" in shown
+    shown = run("translate", tmp_path, "--source", source, "--beam", 9, status=2)
+    assert "beam_size is 9, expected at most 8, the target vocabulary" in shown
+    shown = run("translate", tmp_path, "--source", source, "--backend", "mxnet", status=2)
+    assert "backend is 'mxnet', expected 'torch', 'numpy', 'keras' or 'flax'" in shown
+    shown = run("translate", tmp_path, "--source", source, "--dictionary", tmp_path / "0.json", status=2)
+    assert "expected 2 files; name all of them" in shown
+    shown = run("translate", tmp_path / "nothing", "--source", source, status=2)
+    assert "is neither a directory, nor a file, nor the prefix of a checkpoint" in shown
+    shown = run("nematus", tmp_path, tmp_path / "out", "--to", "numpy", "--norm", "layer", status=2)
+    assert "norm is 'layer', expected 'rms'" in shown
+
+
+def test_a_safetensors_file_that_is_none(tmp_path: Path) -> None:
+    config = config_of("rms")
+    path = tmp_path / "model.safetensors"
+    nematus.save_safetensors(path, config, random_parameters(config))
+    whole = path.read_bytes()
+    for part in (whole[:-8], whole[:20], b"", b"no such file"):
+        path.write_bytes(part)
+        shown = run("info", path, status=2)
+        assert "model.safetensors is damaged (" in shown
+        assert "expected a safetensors file; copy it again" in shown
+    path.write_bytes(whole)
+    arrays = load_file(path)
+    save_file({**arrays, "decoder.initial_state_constructor.b": np.full(5, np.inf)}, path)
+    assert "holds 5 NaN or infinite values of 5" in run("info", path, status=2)
+    with pytest.raises(ValueError, match=r"path is '.*model.npz', expected a name that ends in .safetensors; add it"):
+        nematus.save_safetensors(tmp_path / "model.npz", config, random_parameters(config))
+
+
+def test_dictionaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beside the model come before those of the folder one is in; files that are named come before both."""
+    config, _ = saved(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in ("0.json", "1.json"):
+        Path(name).write_text(json.dumps({f"u{index}": index for index in range(9)}))
+    named = tmp_path / "named.json"
+    named.write_text(json.dumps({f"v{index}": index for index in range(config.target_vocab_size)}))
+    usual = ["translate", tmp_path, "--source", tmp_path / "source", "--max-length", 5, "--beam", 1]
+    other = run(*usual, "--dictionary", tmp_path / "0.json", "--dictionary", named)
+    assert "v" in other
+    assert other.replace("v", "w") == run(*usual)
+    (tmp_path / "1.json").unlink()
+    assert other.replace("v", "u") == run(*usual), "where there is none beside the model"
+    (tmp_path / "elsewhere" / "1.json").rename(tmp_path / "1.json")
+    two = config.replace(options={"dictionaries": ["/elsewhere/a/0.json", "/elsewhere/b/0.json"]})
+    nematus.save_safetensors(tmp_path / "m.safetensors", two, random_parameters(two))
+    run("nematus", tmp_path / "m.safetensors", tmp_path / "out", "--to", "numpy")
+    names = nematus.load(tmp_path / "out").config.options["dictionaries"]
+    assert names == ["0.json", "1.0.json"]
+    assert json.loads((tmp_path / "out" / "1.0.json").read_text()) == json.loads((tmp_path / "0.json").read_text())
+
+
+def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
+    """And not at what else Unicode counts as the end of one, which would shift all that follows."""
+    path = tmp_path / "lines"
+    for text, lines in (
+        ("a\x85b\n\nc\u2028d\r\n", ["a\x85b", "", "c\u2028d\r"]), ("", []), ("\n", [""]), ("a", ["a"]),
+    ):  # fmt: skip
+        path.write_bytes(text.encode())
+        assert command._lines(path) == lines
+
+
+def test_the_targets_are_those_of_the_table() -> None:
+    assert tuple(converting.TARGETS) == command._TARGETS

@@ -1,0 +1,130 @@
+"""LayerNorm into RMSNorm in models of Flax: what is converted is equal, what is left is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conversions import IDS, ROUNDING, SINGLE, distance, shown
+
+from rmsnorm.conversion.layer_norm import to_rms_norm
+
+
+def nnx_of() -> Any:
+    pytest.importorskip("jax")
+    return pytest.importorskip("flax.nnx")
+
+
+def nnx_models() -> dict[str, Any]:
+    """Models, what they take, and the layers that are left with why; all others are converted."""
+    nnx = nnx_of()
+    import jax
+    from jax import numpy as jnp
+
+    rngs = nnx.Rngs(0)
+    x, image = jax.random.normal(jax.random.key(0), (2, 3)), jax.random.normal(jax.random.key(1), (2, 6, 6, 3))
+
+    class Net(nnx.Module):
+        def __init__(self, forward: Any, **parts: Any) -> None:
+            self.forward = forward
+            for name, part in parts.items():
+                setattr(self, name, part)
+
+        def __call__(self, *inputs: Any, **options: Any) -> Any:
+            return self.forward(self, *inputs, **options)
+
+    def norm(size: int = 4, **options: Any) -> Any:
+        return nnx.LayerNorm(size, rngs=rngs, **options)
+
+    def linear(*sizes: int) -> Any:
+        return nnx.Linear(*sizes, rngs=rngs)
+
+    def gpt(m: Any, ids: Any) -> Any:
+        h = m.drop(m.words(ids) * 2 + m.places[...])
+        for i in range(1):
+            h = h + m.attention[i](m.before[i](h), mask=jnp.tril(jnp.ones((1, 1, 5, 5), bool)))
+            h = h + m.down[i](nnx.gelu(m.up[i](m.after[i](h))))
+        return m.head(m.last(h))
+
+    def gpt_parts(head: Any) -> dict[str, Any]:
+        listed = {
+            "attention": lambda: nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs), "before": lambda: norm(8),
+            "after": lambda: norm(8), "up": lambda: linear(8, 16), "down": lambda: linear(16, 8),
+        }  # fmt: skip
+        lists = {name: nnx.List([make()]) for name, make in listed.items()}
+        words, places = nnx.Embed(11, 8, rngs=rngs), nnx.Param(jnp.ones((5, 8)))
+        drop = nnx.Dropout(0.1, rngs=rngs)
+        return {**lists, "words": words, "places": places, "drop": drop, "last": norm(8), "head": head}
+
+    ids = jnp.asarray(IDS)
+    masked = jnp.ones((2, 4), bool)
+    tied = {f"{name}/{i}": "reads the result of jax transpose, too" for name in ("before", "after") for i in range(1)}
+    return {
+        "mlp": (nnx.Sequential(linear(3, 4), norm(), nnx.relu, norm()), x, {"layers/3": "jax max is not linear"}),
+        "gpt": (Net(gpt, **gpt_parts(linear(8, 11))), ids, {}),
+        "gpt, tied": (Net(lambda m, ids: m.words.attend(gpt(m, ids)), **gpt_parts(nnx.identity)), ids,
+                      {**tied, "last": "reads the result of jax transpose, too"}),
+        "conv": (nnx.Sequential(nnx.Conv(3, 4, (3, 3), rngs=rngs), norm(use_bias=False)), image, {}),
+        "grouped conv": (nnx.Sequential(nnx.Conv(3, 6, (3, 3), feature_group_count=3, rngs=rngs), norm(6)), image,
+                         {"layers/1": "jax conv_general_dilated is not linear"}),
+        "another reader": (Net(lambda m, x: m.n(h := m.a(x)) + nnx.relu(h), a=linear(3, 4), n=norm()), x,
+                           {"n": "jax max reads the result of jax add, too"}),
+        "an output": (Net(lambda m, x: (m.n(h := m.a(x)), h), a=linear(3, 4), n=norm()), x,
+                      {"n": "the result of jax add is an output of the model, too"}),
+        "the input": (Net(lambda m, x: m.n(x + m.a(x)), a=linear(3, 3), n=norm(3)), x, {"n": "the model's input"}),
+        "a mask": (Net(lambda m, x: m.n(m.a(x), mask=masked), a=linear(3, 4), n=norm()), x,
+                   {"n": "it is called with a mask"}),
+        "one norm twice": (Net(lambda m, x: m.n(m.a(x)) + m.n(m.b(x)).mean(0), a=linear(3, 4), b=linear(3, 4),
+                               n=norm()), x, {}),
+        "not reached": (Net(lambda m, x: m.a(x), a=linear(3, 4), n=norm()), x, {"n": "do not reach it"}),
+        "bfloat16": (nnx.Sequential(nnx.Linear(3, 4, rngs=rngs, dtype=jnp.bfloat16), norm(dtype=jnp.bfloat16)), x, {}),
+    }  # fmt: skip
+
+
+NNX_MODELS = (
+    "mlp", "gpt", "gpt, tied", "conv", "grouped conv", "another reader", "an output", "the input", "a mask",
+    "one norm twice", "not reached", "bfloat16",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NNX_MODELS)
+def test_nnx(name):
+    import jax
+
+    nnx = nnx_of()
+    model, x, left = nnx_models()[name]
+    rng = np.random.default_rng(2)
+
+    def moved(array: Any) -> Any:
+        return array + (0.2 + 0.3 * rng.standard_normal(array.shape)).astype("float32")
+
+    nnx.update(model, jax.tree.map(moved, nnx.state(model, nnx.Param)))
+    before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    strict = "standard" if name == "bfloat16" else "strict"  # in which flax.nnx.LayerNorm takes no bfloat16
+    with jax.numpy_dtype_promotion(strict):
+        found = to_rms_norm(model, x)
+    reasons = {layer: why for layer, why in shown(found).items() if why}
+    assert set(reasons) == set(left)
+    assert all(why in reasons[layer] for layer, why in left.items())
+    after = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
+    model.eval()
+    found.model.eval()
+    with jax.numpy_dtype_promotion(strict):
+        outputs = [jax.tree.leaves(nnx.jit(lambda m, x: m(x))(each, x)) for each in (model, found.model)]
+    for one, two in zip(*outputs, strict=True):
+        if len(left) == len(found.layers):
+            assert np.array_equal(one, two)
+        else:
+            assert distance(one, two) <= (SINGLE if name != "bfloat16" else 0.02)
+    assert found.exact <= ROUNDING
+    kinds = {path: type(module).__name__ for path, module in nnx.iter_modules(found.model)}
+    for layer in found.layers:
+        path = next(path for path in kinds if "/".join(map(str, path)) == layer.name)
+        assert kinds[path] == ("RMSNorm" if layer.converted else "LayerNorm")
+    assert [note for note in found.notes if note.startswith("dropout in drop:")] or name != "gpt"
+
+
+def test_nnx_names_are_all():
+    assert set(NNX_MODELS) == set(nnx_models())

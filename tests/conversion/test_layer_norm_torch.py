@@ -1,0 +1,452 @@
+"""LayerNorm into RMSNorm in models of PyTorch: what is converted is equal, what is left is told."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conversions import IDS, ROUNDING, SINGLE, distance, shown
+
+from rmsnorm.conversion.layer_norm import Conversion, conversion, streams, to_rms_norm
+
+TOKENS = {"vocab_size": 11, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 16}
+# configuration, model, its options, layers that are converted, and layers that are left
+TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], int, int]] = {
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 16}, 5, 0),
+    "stablelm": ("StableLmConfig", "StableLmForCausalLM", {**SIZES, "num_key_value_heads": 2}, 5, 0),
+    "neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", SIZES, 5, 0),
+    "bert": ("BertConfig", "BertModel", {**SIZES, "max_position_embeddings": 16}, 1, 4),
+    "t5": ("T5Config", "T5EncoderModel", {"num_layers": 1, "num_heads": 2, "d_model": 8, "d_ff": 16, "d_kv": 4}, 0, 3),
+    "vit": ("ViTConfig", "ViTModel", {**SIZES, "image_size": 8, "patch_size": 4}, 5, 0),
+}  # fmt: skip
+
+
+def torch_of() -> Any:
+    return pytest.importorskip("torch")
+
+
+def randomised(model: Any) -> Any:
+    """With gains, offsets and means of weights that show."""
+    torch = torch_of()
+    with torch.no_grad():
+        for seed, parameter in enumerate(model.parameters()):
+            draw = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+            parameter.add_((0.2 + 0.3 * draw).to(parameter.dtype))
+    return model.eval()
+
+
+def transformer(name: str) -> tuple[Any, Any]:
+    transformers, torch = pytest.importorskip("transformers"), torch_of()
+    config, cls, options, _, _ = TRANSFORMERS[name]
+    torch.manual_seed(0)
+    model = getattr(transformers, cls)(getattr(transformers, config)(**({} if name == "vit" else TOKENS), **options))
+    x = torch.linspace(-1, 2, 384).square().reshape(2, 3, 8, 8) if name == "vit" else torch.tensor(IDS)
+    return randomised(model), x
+
+
+def tensors(value: Any) -> list[Any]:
+    """Those of a result of transformers or of a module."""
+    if hasattr(value, "to_tuple"):
+        value = value.to_tuple()
+    return [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, torch_of().Tensor)]
+
+
+def run(model: Any, *inputs: Any) -> list[Any]:
+    with torch_of().no_grad():
+        return [each.double().numpy() for each in tensors(model(*inputs))]
+
+
+def assert_equal(model: Any, found: Conversion, *inputs: Any) -> None:
+    """In float32, and in float64 when converted there."""
+    for before, after in zip(run(model, *inputs), run(found.model, *inputs), strict=True):
+        assert distance(before, after) <= SINGLE
+    wide = copy.deepcopy(model).double()
+    inputs = tuple(each.double() if each.is_floating_point() else each for each in inputs)
+    again = to_rms_norm(wide, *inputs)
+    assert shown(again) == shown(found)
+    for before, after in zip(run(wide, *inputs), run(again.model, *inputs), strict=True):
+        assert distance(before, after) <= ROUNDING
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_transformers(name):
+    """Pre-norm ones entirely; of BERT the norm of the embeddings, as others read LayerNorms with gains; T5 has none."""
+    torch = torch_of()
+    model, x = transformer(name)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    found = to_rms_norm(model, x)
+    converted = [layer for layer in found.layers if layer.converted]
+    assert (len(converted), len(found.layers) - len(converted)) == TRANSFORMERS[name][3:]
+    for layer in found.layers:
+        kind = type(found.model.get_submodule(layer.name)).__name__
+        assert kind == ("RMSNorm" if layer.converted else layer.kind)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert_equal(model, found, x)
+    if name == "bert":
+        assert "gains that differ" in shown(found)["encoder.layer.1.output.LayerNorm"]
+
+
+def test_bert_as_it_is_made():
+    """Gains that are all one write no mean, so that every norm of a BERT that is not trained can be converted."""
+    torch = torch_of()
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.BertModel(transformers.BertConfig(**TOKENS, **TRANSFORMERS["bert"][2])).eval()
+    found = to_rms_norm(model, torch.tensor(IDS))
+    assert [layer.converted for layer in found.layers] == [True] * 5
+    assert_equal(model, found, torch.tensor(IDS))
+
+
+def test_a_tied_embedding(tmp_path):
+    """GPT-2's logits are made with the embedding as it was; the stream is written with one of its own."""
+    torch = torch_of()
+    model, x = transformer("gpt2")
+    found = to_rms_norm(model, x)
+    wte, head = found.model.transformer.wte.weight, found.model.lm_head.weight
+    assert torch.equal(head, model.lm_head.weight)
+    assert wte is not head
+    assert wte.mean(-1).abs().max() < 1e-7 < head.mean(-1).abs().min()
+    assert "transformer.wte.weight: no longer tied to lm_head.weight, which stays as it is" in found.notes
+    assert model.config.tie_word_embeddings
+    assert not found.model.config.tie_word_embeddings
+    written = [model.generate(x, max_new_tokens=6, do_sample=False) for model in (model, found.model)]
+    assert torch.equal(*written)
+    # The weights are those of the original architecture, too, whose LayerNorm takes away a mean of nothing.
+    found.model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert distance(run(found.model, x)[0], run(loaded, x)[0]) <= SINGLE
+
+
+def test_an_embedding_of_two_readers_that_are_both_centred_stays_tied():
+    torch = torch_of()
+
+    class Pair(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = torch.nn.Embedding(11, 4), torch.nn.Embedding(11, 4)
+            self.two.weight = self.one.weight
+            self.norm = torch.nn.LayerNorm(4)
+
+        def forward(self, ids):
+            return self.norm(self.one(ids) + 2 * self.two(ids.flip(1)))
+
+    model = randomised(Pair())
+    found = to_rms_norm(model, torch.tensor(IDS))
+    assert found.model.one.weight is found.model.two.weight
+    assert found.notes == ()
+    assert_equal(model, found, torch.tensor(IDS))
+
+
+def net(forward: Callable[..., Any], **parts: Any) -> Any:
+    """A module that calls ``forward`` with its modules, its parameters and x."""
+    torch = torch_of()
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.m, self.p = torch.nn.Module(), torch.nn.Module()
+            for name, part in parts.items():
+                setattr(*((self.p, name, torch.nn.Parameter(part)) if torch.is_tensor(part) else (self.m, name, part)))
+
+        def forward(self, x):
+            return forward(self.m, self.p, x)
+
+    return Net()
+
+
+def sample(*shape: int) -> Any:
+    torch = torch_of()
+    return torch.randn(shape, generator=torch.Generator().manual_seed(9)) if shape else torch.tensor(IDS)
+
+
+def modules() -> dict[str, tuple[Any, Any]]:
+    """Models whose every LayerNorm is converted, and what they take."""
+    torch = torch_of()
+    nn = torch.nn
+
+    def in_place(m, p, x):
+        h = m.a(x)
+        h += m.b(x)
+        return m.norm(h)
+
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=False)
+    return {
+        "mlp": (nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 2, bias=False),
+                              nn.LayerNorm(2, bias=False)), sample(2, 3)),
+        "no parameters": (nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4, elementwise_affine=False)), sample(2, 3)),
+        "conv": (net(lambda m, p, x: m.norm(m.conv(x).permute(0, 2, 3, 1)), conv=nn.Conv2d(3, 4, 3),
+                     norm=nn.LayerNorm(4)), sample(2, 3, 8, 8)),
+        "transposed conv": (net(lambda m, p, x: m.norm(m.conv(x).flatten(2).mT), conv=nn.ConvTranspose2d(3, 4, 3),
+                                norm=nn.LayerNorm(4)), sample(2, 3, 4, 4)),
+        "features over two axes": (net(lambda m, p, x: m.norm(m.a(x).view(2, 3, 4)), a=nn.Linear(5, 12),
+                                       norm=nn.LayerNorm((3, 4))), sample(2, 5)),
+        "features shuffled": (net(lambda m, p, x: m.norm(m.a(x).flip(-1)), a=nn.Linear(5, 6),
+                                  norm=nn.LayerNorm(6)), sample(2, 5)),
+        "embedding sum": (net(lambda m, p, x: m.norm(m.a(x) * 2 + p.row[:5] - m.b(x) / 3), a=nn.Embedding(11, 8),
+                              b=nn.Embedding(11, 8), row=torch.zeros(7, 8), norm=nn.LayerNorm(8)), sample()),
+        "embedding bag": (nn.Sequential(nn.EmbeddingBag(11, 8), nn.LayerNorm(8)), sample()),
+        "masked": (net(lambda m, p, x: m.norm(m.a(x).masked_fill((x[..., :1] > 1), 0.0) * (x[..., 1:] > -1)),
+                       a=nn.Linear(2, 4), norm=nn.LayerNorm(4)), sample(2, 3, 2)),
+        "pooled": (net(lambda m, p, x: m.norm(m.a(x).mean(1)), a=nn.Linear(2, 4), norm=nn.LayerNorm(4)),
+                   sample(2, 3, 2)),
+        "written in place": (net(in_place, a=nn.Linear(3, 4), b=nn.Linear(3, 4), norm=nn.LayerNorm(4)), sample(2, 3)),
+        "einsum": (net(lambda m, p, x: m.norm(torch.einsum("bi,ji->bj", x, p.w)), w=torch.zeros(4, 3),
+                       norm=nn.LayerNorm(4)), sample(2, 3)),
+        "one norm of two streams": (net(lambda m, p, x: m.norm(m.a(x)) + m.norm(m.b(x)), a=nn.Linear(3, 4),
+                                        b=nn.Linear(3, 4), norm=nn.LayerNorm(4)), sample(2, 3)),
+        "norm after norm": (nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4, elementwise_affine=False),
+                                          nn.LayerNorm(4)), sample(2, 3)),
+        "TransformerEncoder": (nn.Sequential(nn.Embedding(11, 8), encoder, nn.Linear(8, 3)), sample()),
+    }  # fmt: skip
+
+
+MODULES = (
+    "mlp", "no parameters", "conv", "transposed conv", "features over two axes", "features shuffled", "embedding sum",
+    "embedding bag", "masked", "pooled", "written in place", "einsum", "one norm of two streams", "norm after norm",
+    "TransformerEncoder",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_converted(name):
+    model, x = modules()[name]
+    randomised(model)
+    found = to_rms_norm(model, x)
+    assert found.layers
+    assert set(shown(found).values()) == {""}
+    assert found.exact <= ROUNDING
+    assert_equal(model, found, x)
+
+
+def test_the_offset_of_a_layer_norm_with_equal_gains():
+    """It is the only mean of what that LayerNorm writes, and centred for the next one; not where others read it."""
+    torch = torch_of()
+    nn = torch.nn
+    for readers, left in ((lambda m, h: m.after(h), 0), (lambda m, h: m.after(h) + h, 1)):
+        parts = {"a": nn.Linear(3, 4), "first": nn.LayerNorm(4), "after": nn.LayerNorm(4)}
+        model = randomised(net(lambda m, p, x, readers=readers: readers(m, m.first(m.a(x))), **parts))
+        with torch.no_grad():
+            model.m.first.weight.fill_(1.5)
+        found = to_rms_norm(model, sample(2, 3))
+        assert sum(not layer.converted for layer in found.layers) == left
+        assert ("m.first.bias" in found.centred) == (left == 0)
+        assert_equal(model, found, sample(2, 3))
+
+
+def refusals() -> dict[str, tuple[Any, Any, str, str]]:
+    """Models in which a LayerNorm is left, what they take, which one, and why."""
+    torch = torch_of()
+    nn = torch.nn
+    a, b, norm = nn.Linear(3, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+    x = sample(2, 3)
+
+    class Own(nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    class Composed(nn.Module):
+        def forward(self, x):
+            return (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)
+
+    class Buffers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.norm = nn.Linear(3, 4), nn.LayerNorm(4)
+            self.register_buffer("shift", torch.arange(4.0), persistent=False)
+
+        def forward(self, x):
+            return self.norm(self.a(x) + self.shift)
+
+    class Int8(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+            self.register_buffer("weight", torch.arange(12).reshape(4, 3).to(torch.int8))
+
+        def forward(self, x):
+            return self.norm(nn.functional.linear(x, self.weight.to(x.dtype) * 0.1))
+
+    class Tied(nn.Module):
+        def __init__(self, use):
+            super().__init__()
+            self.one, self.two, self.norm, self.use = nn.Embedding(11, 4), nn.Linear(4, 11, bias=False), norm, use
+            self.two.weight = self.one.weight
+
+        def forward(self, ids):
+            return self.norm(self.one(ids)) @ self.use(self).T
+
+    def overwritten(m, p, x):
+        h = m.a(x)
+        h.view(-1)[0] = 1.0
+        return m.norm(h)
+
+    constant = torch.arange(4.0)
+    return {
+        "relu": (nn.Sequential(a, nn.ReLU(), norm), x, "2", "aten.relu in 1 is not linear"),
+        "the input": (nn.Sequential(norm), sample(2, 4), "0", "the model's input has a mean of its own"),
+        "residual of the input": (net(lambda m, p, x: m.norm(x + m.b(x)), b=b, norm=norm), sample(2, 4), "m.norm",
+                                  "the model's input has a mean of its own"),
+        "another reader": (net(lambda m, p, x: m.norm(h := m.a(x)) + m.b(h), a=a, b=b, norm=norm), x, "m.norm",
+                           "aten.addmm in m.b reads the result of aten.addmm in m.a, too"),
+        "a reader that is not linear": (net(lambda m, p, x: m.norm(h := m.a(x)) + h.exp(), a=a, norm=norm), x,
+                                        "m.norm", "aten.exp reads the result of aten.addmm in m.a, too"),
+        "a decision": (net(lambda m, p, x: m.norm(h := m.a(x)) * (h > 0), a=a, norm=norm), x, "m.norm",
+                       "aten.gt reads the result of aten.addmm in m.a, too"),
+        "an output": (net(lambda m, p, x: (m.norm(h := m.a(x)), h), a=a, norm=norm), x, "m.norm",
+                      "the result of aten.addmm in m.a is an output of the model, too"),
+        "a weight used twice": (net(lambda m, p, x: m.norm(m.a(x)) @ m.a.weight, a=a, norm=norm), x, "m.norm",
+                                "aten.mm reads m.a.weight, too"),
+        "a layer used twice": (net(lambda m, p, x: m.norm(m.a(x)) + m.a(x).relu(), a=a, norm=norm), x, "m.norm",
+                               "aten.relu reads the result of aten.addmm in m.a, too"),
+        "a scale for each feature": (net(lambda m, p, x: m.norm(m.a(x) * p.g), a=a, g=torch.ones(4), norm=norm), x,
+                                     "m.norm", "aten.mul multiplies features by different factors"),
+        "a quotient": (net(lambda m, p, x: m.norm(1 / m.a(x)), a=a, norm=norm), x, "m.norm", "aten.reciprocal"),
+        "a constant": (net(lambda m, p, x: m.norm(m.a(x) + constant), a=a, norm=norm), x, "m.norm",
+                       "a constant is no parameter"),
+        "the same for every feature": (net(lambda m, p, x: m.norm(m.a(x) + 0.5), a=a, norm=norm), x, "m.norm",
+                                       "aten.add adds the same to every feature"),
+        "made from nothing": (net(lambda m, p, x: m.norm(m.a(x) + torch.arange(4.0)), a=a, norm=norm), x, "m.norm",
+                              "aten.arange is in no weight"),
+        "grouped conv": (net(lambda m, p, x: m.norm(m.c(x).flatten(2).mT), c=nn.Conv1d(4, 4, 3, groups=2), norm=norm),
+                         sample(2, 4, 5), "m.norm", "aten.convolution in m.c is not linear"),
+        "heads": (net(lambda m, p, x: m.norm(m.a(x).view(2, 2, 4)), a=nn.Linear(3, 8), norm=norm), x, "m.norm",
+                  "aten.view takes some of the features"),
+        "features of two": (net(lambda m, p, x: m.norm(torch.cat([m.a(x), m.c(x)], -1)), a=nn.Linear(3, 2),
+                                c=nn.Linear(3, 2), norm=norm), x, "m.norm", "aten.cat joins features of several"),
+        "other axes": (net(lambda m, p, x: m.norm(h := m.a(x)) + m.wide(h), a=a, norm=norm, wide=nn.LayerNorm((2, 4))),
+                       x, "m.norm", "aten.native_layer_norm in m.wide normalizes other axes"),
+        "through a view": (net(overwritten, a=a, norm=norm), x, "m.norm", "written to through a view"),
+        "one stream of two": (net(lambda m, p, x: m.norm(m.a(x)) + m.norm(m.a(x).relu()), a=a, norm=norm), x, "m.norm",
+                              "aten.relu"),
+        "one feature": (nn.Sequential(nn.Linear(3, 1), nn.LayerNorm(1)), x, "1", "normalizes a single feature"),
+        "not reached": (net(lambda m, p, x: m.a(x), a=a, norm=norm), x, "m.norm", "sample inputs do not reach it"),
+        "a function": (net(lambda m, p, x: nn.functional.layer_norm(m.a(x), (4,)), a=a), x, "", "not torch.nn.Layer"),
+        "a subclass": (nn.Sequential(a, Own(4)), x, "1", "it calls layer_norm, but is not torch.nn.LayerNorm"),
+        "a buffer not saved": (Buffers(), x, "norm", "shift is a buffer that is not saved with the model"),
+        "int8": (Int8(), x, "norm", "takes features from an array that is not floating-point"),
+        "detached": (
+            net(lambda m, p, x: m.norm(m.a(x)) @ m.a.weight.data, a=a, norm=norm),
+            x,
+            "m.norm",
+            "aten.mm reads the result of aten.detach, too",
+        ),
+        "tied, used elsewhere": (Tied(lambda self: self.two.weight), sample(), "norm", "outside of the modules"),
+    }  # fmt: skip
+
+
+REFUSALS = (
+    "relu", "the input", "residual of the input", "another reader", "a reader that is not linear", "a decision",
+    "an output", "a weight used twice", "a layer used twice", "a scale for each feature", "a quotient", "a constant",
+    "the same for every feature", "made from nothing", "grouped conv", "heads", "features of two", "other axes",
+    "through a view", "one stream of two", "one feature", "not reached", "a function", "a subclass",
+    "a buffer not saved", "int8", "detached", "tied, used elsewhere",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_left(name):
+    """With the reason, and the outputs bit for bit."""
+    torch = torch_of()
+    model, x, layer, why = refusals()[name]
+    randomised(model)
+    found = to_rms_norm(model, x)
+    assert why in shown(found)[layer]
+    assert not any(each.converted for each in found.layers)
+    assert found.centred == ()
+    for before, after in zip(tensors(model(x)), tensors(found.model(x)), strict=True):
+        assert torch.equal(before, after)
+
+
+def test_the_names_are_all():
+    assert set(MODULES) == set(modules())
+    assert set(REFUSALS) == set(refusals())
+
+
+def test_what_stays_of_a_module():
+    """Modes, frozen parameters, hooks and the switch of the fused paths; dropout is told where it matters."""
+    torch = torch_of()
+    nn = torch.nn
+    model = randomised(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.LayerNorm(4), nn.Dropout(0.5))).train()
+    model[0].weight.requires_grad_(False)
+    calls = []
+    model[2].register_forward_hook(lambda *_: calls.append(1))
+    fast = torch.backends.mha.get_fastpath_enabled()
+    found = to_rms_norm(model, sample(2, 3))
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+    assert all(module.training for each in (model, found.model) for module in each.modules())
+    assert not found.model[0].weight.requires_grad
+    assert found.model[0].bias.requires_grad
+    assert found.model[0].weight.mean(0).abs().max() < 1e-7 < model[0].weight.mean(0).abs().min()
+    calls.clear()
+    found.model(sample(2, 3))
+    assert calls == [1]
+    assert found.notes == ("dropout in 1: what it leaves is not centred; the models agree in evaluation only",)
+    words = str(found)
+    assert "2 (LayerNorm): now RMSNorm; eps 1e-05, centred 0.bias, 0.weight" in words
+    assert found.notes[0] in words
+
+
+def test_bfloat16():
+    """The plan is exact; the weights are rounded anew, 2^-9 of each, which moves outputs, and is told."""
+    torch = torch_of()
+    model = randomised(torch.nn.Sequential(torch.nn.Linear(3, 64), torch.nn.LayerNorm(64))).bfloat16()
+    found = to_rms_norm(model, sample(2, 3).bfloat16())
+    assert {each.dtype for each in found.model.parameters()} == {torch.bfloat16}
+    assert found.exact <= ROUNDING
+    assert 0 < found.error < 0.02
+    assert found.notes == ("0.bias, 0.weight: rounded to bfloat16 once more",)
+
+
+BROKEN: dict[str, tuple[str, Any, str]] = {
+    "readers are not asked": ("_passed_on", lambda reader, value, axes: [], "another reader"),
+    "every gain is equal": ("_needs_of_norm", lambda norm, output, axes: [], "norm of a norm"),
+    "a factor for each feature": ("_carrier", lambda term, axes: next(
+        (each.value, frozenset(each.along[axis] for axis in axes)) for each in term if axes <= each.along.keys()
+    ), "a scale for each feature"),
+    "all is centred": ("_is_centred", lambda value, axes: True, "relu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_wrong_plan_is_not_given_out(name, monkeypatch):
+    """Each rule broken once: the outputs in float64 stop the result."""
+    nn = torch_of().nn
+    rule, wrong, model_name = BROKEN[name]
+    if model_name == "norm of a norm":
+        model, x = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.LayerNorm(4)), sample(2, 3)
+    else:
+        model, x, _, _ = refusals()[model_name]
+    randomised(model)
+    monkeypatch.setattr(streams, rule, wrong)
+    with pytest.raises(ValueError, match=r"to_rms_norm: the outputs differ by .* of the greatest, expected at most"):
+        to_rms_norm(model, x)
+
+
+def test_differences():
+    """Relative to the greatest element; NaN and infinities where they were, integers the same."""
+    one = np.array([1.0, -4.0, np.inf, np.nan])
+    assert conversion.difference([one], [one + np.array([0, 1, 0, 0])]) == 0.25
+    assert conversion.difference([one], [np.array([1.0, -4.0, 2.0, np.nan])]) == np.inf
+    assert conversion.difference([one], [one.astype(np.float32)]) == np.inf
+    assert conversion.difference([np.array([1, 2])], [np.array([1, 3])]) == np.inf
+    assert conversion.difference([np.zeros(2)], [np.array([0, 1e-3])]) == 1e-3
+
+
+def test_what_is_no_model():
+    with pytest.raises(TypeError, match=r"to_rms_norm: model is 3 \(int\), expected torch.nn.Module, keras.Model or"):
+        to_rms_norm(3)
+
+
+def test_loads_no_framework():
+    code = (
+        "import sys, rmsnorm.conversion.layer_norm; print({'torch', 'keras', 'jax', 'tensorflow'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,293 @@
+"""replace: the RMSNorm modules of real models become ours; the models say the same, and learn the same."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from test_torch_layer import LlamaRMSNorm, randn, randomised, ulp_bound  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.utils import parametrize  # noqa: E402
+
+import rmsnorm  # noqa: E402
+from rmsnorm.conversion import replace  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm  # noqa: E402
+
+module = importlib.import_module("rmsnorm.conversion.replacement")
+
+WIDTH = 32
+SIZES = {
+    "vocab_size": 64, "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
+}  # fmt: skip
+# configuration, model, its arguments, and the norms there are: variant and number
+MODELS: dict[str, tuple[str, str, dict[str, Any], str, int]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {"rms_norm_eps": 1e-5}, "llama", 5),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM", {}, "gemma", 5),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {}, "llama", 9),  # 64 norms in 4 groups are like 9 in 2
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {"eos_token_id": 1}, "torch", 9),
+    "t5": ("T5Config", "T5ForConditionalGeneration",
+           {"vocab_size": 64, "d_model": WIDTH, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+            "dropout_rate": 0.0}, "t5", 12),
+}  # fmt: skip
+
+
+def build(name: str) -> Any:
+    """A tiny model from its configuration, with gains and other weights that show."""
+    transformers = pytest.importorskip("transformers")
+    config, cls, options, _, _ = MODELS[name]
+    sizes = {} if name == "t5" else SIZES
+    torch.manual_seed(0)
+    model = getattr(transformers, cls)(getattr(transformers, config)(**{**sizes, **options}))
+    for i, parameter in enumerate(model.parameters()):
+        if parameter.ndim == 1:
+            parameter.data.add_(0.3 * randn(*parameter.shape, seed=i))
+    return model.train()
+
+
+def tokens(seed: int = 0) -> Any:
+    return torch.randint(1, 64, (2, 12), generator=torch.Generator().manual_seed(seed))
+
+
+def outputs(model: Any, given: Any) -> Any:
+    more = {"decoder_input_ids": given.roll(1, 1)} if hasattr(model, "encoder") else {}
+    return model(input_ids=given, labels=given, **more)
+
+
+def norms_of(model: Any) -> list[Any]:
+    return [each for each in model.modules() if "Norm" in type(each).__name__]
+
+
+def as_far_as_rounding_goes(model: Any, measure: Callable[[Any], Any]) -> Any:
+    """How far a measure of a model moves when every output of a norm is off by the bound on the original's own
+    rounding. Ours is off by less than an ulp, and errors of the same size in other places move it about as far; four
+    times the farther of two allows for those that add up.
+    """
+    bound, still, farthest = ulp_bound(WIDTH, torch.float32), measure(copy.deepcopy(model)), 0.0
+    for seed in range(2):
+        moved = copy.deepcopy(model)
+        generator = torch.Generator().manual_seed(seed)
+        for norm in norms_of(moved):
+            norm.register_forward_hook(
+                lambda _, __, y, g=generator: y * (1 + bound * (2 * torch.rand(y.shape, generator=g) - 1).sign())
+            )
+        farthest = max(farthest, (measure(moved) - still).abs().max().item())
+    assert 0 < farthest < 1e-2
+    return 4 * farthest
+
+
+def logits(model: Any) -> Any:
+    return outputs(model, tokens()).logits.detach()
+
+
+def learned(model: Any) -> Any:
+    """Losses of four steps on the same few sentences, and the logits after them."""
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.03), []
+    for _ in range(4):
+        loss = outputs(model, tokens(1)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.detach())
+    return torch.cat([torch.stack(found), logits(model).flatten()])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_says_and_learns_the_same(name: str) -> None:
+    model = build(name)
+    mine = copy.deepcopy(model)
+    parameters, norms = dict(mine.named_parameters()), norms_of(mine)
+    keys = list(mine.state_dict())
+    report = replace(mine)
+    _, _, _, variant, count = MODELS[name]
+    assert [entry.variant.name for entry in report if entry.variant] == [variant] * count
+    assert [entry.name for entry in report] == [n for n, each in mine.named_modules() if isinstance(each, RMSNorm)]
+    assert all(type(norm) is RMSNorm and norm.training for norm in norms)
+    assert list(mine.state_dict()) == keys
+    assert all(parameter is parameters[key] for key, parameter in mine.named_parameters())
+    assert not replace(mine), "a second time there is nothing to do"
+
+    wrong = copy.deepcopy(mine)  # the tolerance can tell one eps from another
+    for norm in norms_of(wrong):
+        norm.eps = 1e-3
+    for measure in (logits, learned):
+        want, got = measure(copy.deepcopy(model)), measure(copy.deepcopy(mine))
+        tolerance = as_far_as_rounding_goes(model, measure)
+        assert (got - want).abs().max() <= tolerance
+        assert (measure(wrong) - want).abs().max() > tolerance
+    assert got[3] < got[2] < got[1] < 0.99 * got[0]
+    mine.load_state_dict(model.state_dict(), strict=True)
+    model.load_state_dict(mine.state_dict(), strict=True)
+
+
+def test_half_models_are_recognised_as_they_are() -> None:
+    """In bf16 what a class rounds correctly is the same bits; a model generates the same tokens."""
+    model = build("llama").bfloat16().eval()
+    mine = copy.deepcopy(model)
+    report = replace(mine)
+    assert {entry.variant.name for entry in report} == {"llama"}
+    x = randn(256, WIDTH, dtype=torch.bfloat16)
+    for theirs, ours in zip(norms_of(model), norms_of(mine), strict=True):
+        same = theirs(x) == ours(x)
+        assert same.double().mean() >= 0.999  # float32 inside hardly ever shows in 8 bits
+        assert ((theirs(x) - ours(x)).abs() <= 2 * 2.0**-8 * theirs(x).abs()).all()
+    given = tokens()[:, :4]
+    produce = {"max_new_tokens": 8, "do_sample": False}
+    with torch.no_grad():
+        assert torch.equal(mine.generate(given, **produce), model.generate(given, **produce))
+
+
+class Channels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Any) -> Any:
+        y = x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-5)
+        return y * self.weight.reshape(-1, *(1 for _ in x.shape[2:]))
+
+
+class Named(LlamaRMSNorm):
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.gamma = self.weight
+        del self.weight
+
+    def forward(self, x: Any) -> Any:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.gamma
+
+
+class Doubled(LlamaRMSNorm):
+    def forward(self, x: Any) -> Any:
+        return 2 * super().forward(x)
+
+
+def parametrized() -> Any:
+    layer = nn.RMSNorm(8)
+    parametrize.register_parametrization(layer, "weight", nn.Identity())
+    return layer
+
+
+def patched() -> Any:
+    layer = nn.RMSNorm(8)
+    layer.forward = layer.forward
+    return layer
+
+
+LEFT = {
+    "layer norm": (lambda: nn.LayerNorm(8), "it computes LayerNorm"),
+    "batch norm": (lambda: nn.BatchNorm1d(8), "it holds weight, bias, running_mean"),
+    "group norm": (lambda: nn.GroupNorm(2, 8), "it computes something else"),
+    "activation": (lambda: nn.PReLU(8), "it computes something else"),
+    "other axis": (Channels, "other axes than those of its weight"),
+    "other name": (Named, "it holds gamma, expected weight and perhaps bias"),
+    "factor": (lambda: Doubled(8), "y is 2 times too large"),
+    "modules": (parametrized, "it has modules of its own"),
+    "method": (patched, "its forward is not that of its class"),
+    "no size": (lambda: nn.InstanceNorm1d(8), "nothing says which sizes it normalises"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_alone_and_why(name: str) -> None:
+    make, why = LEFT[name]
+    layer = make()
+    kind, held = type(layer), dict(vars(layer))
+    (entry,) = replace(nn.Sequential(nn.Linear(8, 8), layer, nn.Dropout(0.1)))
+    assert (entry.name, entry.kind, entry.variant) == ("1", kind.__name__, None)
+    assert why in entry.why
+    assert str(entry) == f"1 ({kind.__name__}): left; {entry.why}"
+    assert type(layer) is kind
+    assert vars(layer) == held
+
+
+def test_gates_and_groups_are_left_alone() -> None:
+    mamba = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
+    (entry,) = replace(mamba.MambaRMSNormGated(32, 8))
+    assert (entry.variant, entry.why) == (None, "it has a gate or groups, which the layer has not")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.RMSNorm(8, 1e-3),
+        lambda: nn.RMSNorm((3, 8)),
+        lambda: nn.RMSNorm(8, elementwise_affine=False),
+        lambda: nn.RMSNorm(8, dtype=torch.float64),
+        lambda: nn.RMSNorm(8, dtype=torch.bfloat16),
+        lambda: LlamaRMSNorm(8),
+    ],
+)
+def test_a_layer_alone(make: Any) -> None:
+    """The model may be the layer itself; what it gives is nearer to the truth than a rounding of the original is."""
+    layer = randomised(make())
+    dtype = next((p.dtype for p in layer.parameters()), torch.float32)
+    x = randn(5, 3, 8, dtype=dtype)
+    want, representation = layer(x), repr(layer)
+    (entry,) = replace(layer)
+    assert type(layer) is RMSNorm
+    assert (entry.name, entry.why) == ("", "recognised")
+    assert str(entry).startswith("the model (")
+    assert ((layer(x) - want).abs() <= ulp_bound(24, dtype) * want.abs()).all()
+    if entry.kind == "RMSNorm":
+        assert repr(layer) == representation
+    made = RMSNorm(layer.normalized_shape, layer.eps, layer.elementwise_affine, variant=layer.variant, dtype=dtype)
+    made.load_state_dict(layer.state_dict())
+    assert torch.equal(made(x), layer(x))
+    assert vars(made).keys() <= vars(layer).keys()
+
+
+def test_identity_hooks_and_devices_are_kept() -> None:
+    norm, other = LlamaRMSNorm(8), nn.RMSNorm(8, device="meta")
+    model = nn.Sequential(norm, nn.Linear(8, 8), norm, other).eval()
+    norm.weight.requires_grad_(False)
+    norm.note = "kept"
+    calls: list[str] = []
+    norm.register_forward_hook(lambda *_: calls.append("after"))
+    norm.register_forward_pre_hook(lambda *_: calls.append("before"))
+    norm.register_load_state_dict_post_hook(lambda *_: calls.append("loaded"))
+    report = replace(model)
+    assert [(entry.name, entry.variant.name) for entry in report] == [("0", "llama"), ("3", "torch")]
+    assert calls == []
+    assert model[0] is model[2] is norm
+    assert not norm.training
+    assert not norm.weight.requires_grad
+    assert norm.note == "kept"
+    model[:3](randn(2, 8))
+    norm.load_state_dict(norm.state_dict())
+    assert calls == ["before", "after"] * 2 + ["loaded"]
+    assert other.weight.device.type == "meta"
+    assert list(model.state_dict()) == ["0.weight", "1.weight", "1.bias", "2.weight", "3.weight"]
+    assert copy.deepcopy(model)[0](randn(2, 8)).shape == (2, 8)
+
+
+def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    known = module._recognised
+    monkeypatch.setattr(module, "_recognised", lambda layer, variant: (asked.append(layer), known(layer, variant))[1])
+    layers = [LlamaRMSNorm(8, eps) for eps in (1e-6, 1e-5) for _ in range(8)]
+    model = nn.ModuleList([*layers, *(nn.RMSNorm(8) for _ in range(8)), LlamaRMSNorm(6), LlamaRMSNorm(8).half()])
+    report = replace(model)
+    assert len(report) == 26
+    assert len(asked) == 5
+    assert [entry.variant.eps for entry in report] == [1e-6] * 8 + [1e-5] * 8 + [None] * 8 + [1e-6] * 2
+
+
+def test_another_variant_for_all() -> None:
+    model = nn.Sequential(LlamaRMSNorm(8, 1e-5), nn.LayerNorm(8), nn.RMSNorm(8, 1e-6))
+    first, left, last = replace(model, "llama")
+    assert (first.variant, left.variant, last.variant) == (rmsnorm.Variant.get("llama"), None, first.variant)
+    assert first.why == "eps is 1e-05, llama has 1e-06"
+    assert "rounding is 'after_scale', llama has 'before_scale'" in last.why
+    x = randn(4, 8)
+    assert torch.equal(model[0](x), rmsnorm.torch_impl.rms_norm(x, model[0].weight, variant="llama"))
+    own = rmsnorm.Variant.get("gemma").replace(name="mine", eps=0.1)
+    (entry,) = replace(nn.RMSNorm(8), own)
+    assert entry.variant is own
+    with pytest.raises(ValueError, match=r"replace: variant is 'lama', .* did you mean 'llama'"):
+        replace(nn.RMSNorm(8), "lama")

@@ -1,0 +1,415 @@
+"""The compiled kernels: the four formats, and bit for bit the golden through numpy_impl.fast."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rmsnorm import cpu, dtypes
+from rmsnorm import numpy_impl as golden
+from rmsnorm.accuracy.ulps import ulps
+from rmsnorm.call import Spec, resolve
+from rmsnorm.numpy_impl import fast
+from rmsnorm.numpy_impl.double_double import DoubleDouble
+from rmsnorm.parity import judge
+from rmsnorm.parity.cases import CASES, make, select
+from rmsnorm.variants import Variant
+
+numba = pytest.importorskip("numba")
+if not cpu.is_available():
+    pytest.skip("RMSNORM_CPU_KERNELS=0 asks to do without", allow_module_level=True)
+from rmsnorm.cpu import formats  # noqa: E402
+
+ROUNDED = ("float16", "bfloat16", "float32")
+EXTREME = {  # of a row: the ends of the range, its subnormal numbers, and what no square survives
+    "float16": (1.0, 6e4, 1e-4, 6e-6, 1.2e-7, 0.0),
+    "bfloat16": (1.0, 1e38, 1e20, 1e-20, 1e-38, 2e-40, 0.0),
+    "float32": (1.0, 1e38, 1e20, 1e-20, 1e-38, 2e-40, 0.0),
+    "float64": (1.0, 1e300, 1e200, 1e-200, 1e-300, 0.0),
+}
+
+
+@numba.njit
+def _load(stored: Any, wide: Any) -> None:
+    for j in range(stored.size):
+        wide[j] = formats.load(stored[j])
+
+
+@numba.njit
+def _store(wide: Any, stored: Any) -> None:
+    for j in range(wide.size):
+        formats.store(stored, j, wide[j])
+
+
+@numba.njit
+def _rounded(wide: Any, code: int, found: Any) -> None:
+    grid = formats.grid(code)
+    for j in range(wide.size):
+        found[j] = formats.rounded(wide[j], grid)
+
+
+def check_same(got: Any, want: Any, doubtful: int = 0) -> None:
+    """The same dtype, shape and numbers, NaN where NaN; zeros may differ in sign, which the golden's sums lose.
+
+    So many elements may be doubtful: their exact value is within some 2^-52 of the middle between two float32.
+    """
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    apart = ulps(got, want)
+    assert apart.max(initial=0) <= (1 if doubtful else 0)
+    assert (apart != 0).sum() <= doubtful
+
+
+def check_all_same(got: Any, want: Any, doubtful: int = 0) -> None:
+    for g, w in zip(got, want, strict=True):
+        assert (g is None) == (w is None)
+        if w is not None:
+            check_same(g, w, doubtful)
+
+
+@pytest.fixture(autouse=True)
+def _no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for the golden in place of a kernel fails; the tests themselves take it from elsewhere."""
+    monkeypatch.setattr(fast, "golden", None)
+
+
+def test_every_16_bit_number_loads() -> None:
+    for name in dtypes.HALF:
+        every = np.arange(2**16, dtype=np.uint16).view(name)
+        with np.errstate(invalid="ignore"):  # of signalling NaN
+            want = every.astype(np.float64)
+        wide = np.empty(2**16)
+        _load(every.view(formats.STORAGE[name]), wide)
+        assert np.array_equal(wide, want, equal_nan=True)
+        assert np.array_equal(np.signbit(wide), np.signbit(want))
+        back = np.empty_like(every)
+        _store(wide, back.view(formats.STORAGE[name]))
+        finite = ~np.isnan(want)
+        assert np.array_equal(back.view(np.uint16)[finite], every.view(np.uint16)[finite])
+        assert np.isnan(back.astype(np.float64)[~finite]).all()
+
+
+def _borders(name: str) -> Any:
+    """Numbers of a format, the ties between neighbours among them, and what float64 has beside those."""
+    if name == "float32":
+        some = np.random.default_rng(1).integers(0, 0x7F7FFFFF, 2**17, np.uint32)
+        powers = (np.arange(255, dtype=np.uint32) << 23)[:, None] + np.arange(-2, 3).astype(np.uint32)
+        pattern = np.concatenate([some, powers.ravel()[2:], np.arange(2**10, dtype=np.uint32)])
+    else:
+        pattern = np.arange(0x7C00 if name == "float16" else 0x7F80, dtype=np.uint16)
+    low, high = (each.view(name).astype(np.float64) for each in (pattern, pattern + 1))
+    high[np.isinf(high)] = 2.0**16 if name == "float16" else 2.0**128  # where the next number would be
+    middle = (low + high) / 2
+    return np.concatenate([low, *(np.nextafter(each, to) for each in (low, middle) for to in (-1, np.inf)), middle])
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_one_rounding_to_nearest_even(name: str) -> None:
+    rng = np.random.default_rng(0)
+    inside = rng.normal(size=2**19) * 2.0 ** rng.integers(-26 if name == "float16" else -152, 18, 2**19)
+    with np.errstate(over="ignore"):
+        anywhere = rng.normal(size=2**18) * 2.0 ** rng.integers(-1074, 1024, 2**18)
+    special = [0.0, np.inf, np.nan, 5e-324, 65519.99999999999, 65520.0, 65536.0, 3.5e38, 1e300, 1.7e308]
+    wide = np.concatenate([anywhere, inside, _borders(name), special])
+    wide = np.concatenate([wide, -wide])
+    want = DoubleDouble(wide).round(name)
+    stored, found = np.empty_like(want), np.empty_like(wide)
+    _store(wide, stored.view(formats.STORAGE[name]))
+    _rounded(wide, formats.CODE[name], found)
+    for got in (stored.astype(np.float64), found):
+        assert np.array_equal(got, want.astype(np.float64), equal_nan=True)
+        assert np.array_equal(np.signbit(got), np.signbit(wide))
+    for code in (formats.CODE[None], formats.F64):
+        _rounded(wide, code, found)
+        assert np.array_equal(found, wide, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_the_whole_table(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """f16, bf16 and f32 in every bit; f64 within an ulp in y, within the bounds of the kit in everything."""
+    with_kernels = 0
+    for case, variant, _ in select(types=(dtype,)):
+        data = make(case, variant, dtype)
+        if not cpu.supports(data.call):
+            continue
+        with_kernels += 1
+        want = judge.golden(data)
+        if dtype == "float64":
+            verdicts = judge.judge(_outcome, data)
+            assert not [verdict for verdict in verdicts if not verdict.passed], (case.name, variant)
+            assert all(verdict.max_ulp <= 1 for verdict in verdicts if verdict.quantity == "y"), (case.name, variant)
+            continue
+        for name, (got,) in _outcome(data).results.items():
+            check_same(got, want[name])
+    assert with_kernels > 60
+
+
+def _outcome(data: Any) -> judge.Outcome:
+    options = {**data.options, **data.arrays}
+    y, *_, inverse_rms = fast.rms_norm(data.x, data.scale, data.bias, return_inverse_rms=True, **options)
+    dy = data.dy if data.dh is None else (data.dy, data.dh)
+    gradients = fast.rms_norm_vjp(dy, data.x, data.scale, data.bias, **options)
+    jvp = golden.rms_norm_jvp((data.x, data.scale, data.bias), data.tangents, **options)
+    found = {"y": y, "inverse_rms": inverse_rms, "jvp": jvp}
+    found |= dict(zip(("dx", "dscale", "dbias", "dresidual"), gradients, strict=False))
+    return judge.Outcome({name: [value] for name, value in found.items() if value is not None})
+
+
+def test_the_table_leaves_out_what_is_not_in_rows() -> None:
+    left = {case.name for case, variant, dtype in select() if not cpu.supports(make(case, variant, dtype).call)}
+    assert left == {"no rows", "no columns", "channels", "middle axis", "apart"}
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("variant", ["standard", "llama", "gemma", "t5"])
+def test_many_elements(variant: str, dtype: str) -> None:
+    """512 x 2048: bits again, but for one float32 in some 2^26 that lies next to a tie."""
+    rng = np.random.default_rng(sum(map(ord, variant + dtype)))
+    x = (rng.normal(size=(512, 2048)) * 2.0 ** rng.integers(-8, 8, (512, 1))).astype(dtype)
+    for width in {dtype, "float32"}:
+        scale = rng.normal(0.3, 1, 2048).astype(width)
+        y = golden.rms_norm(x, scale, variant=variant)
+        doubtful = int(y.dtype == np.float32)
+        check_same(fast.rms_norm(x, scale, variant=variant), y, doubtful)
+        rows = slice(0, 512, 4)  # the golden takes a second
+        dy = rng.normal(size=(128, 2048)).astype(y.dtype)
+        want = golden.rms_norm_vjp(dy, x[rows], scale, variant=variant)
+        check_all_same(fast.rms_norm_vjp(dy, x[rows], scale, variant=variant), want, int(dtype == "float32"))
+
+
+@pytest.mark.parametrize("variant", ["standard", "llama"])
+def test_where_float32_arithmetic_is_wrong(variant: str) -> None:
+    """Some bfloat16 elements are so near a tie that float32 arithmetic misses it; those are computed in float64."""
+    rng = np.random.default_rng(0)
+    x, dy = (rng.normal(size=(256, 2048)).astype("bfloat16") for _ in range(2))
+    scale = rng.normal(1, 0.3, 2048).astype("bfloat16")
+    y = golden.rms_norm(x, scale, variant=variant)
+    dx = golden.rms_norm_vjp(dy, x, scale, variant=variant)[0]
+
+    a, v, gain = (each.astype(np.float32) for each in (x, dy, scale))
+    square = np.mean(a.astype(np.float64) ** 2, 1, keepdims=True)
+    reciprocal = (1 / np.sqrt(square + Variant.get(variant).eps_for("bfloat16"))).astype(np.float32)
+    normalised = a * reciprocal if variant == "standard" else (a * reciprocal).astype("bfloat16").astype(np.float32)
+    share = np.mean(v.astype(np.float64) * gain * a * reciprocal, 1, keepdims=True).astype(np.float32)
+    alone = [
+        (normalised * gain).astype("bfloat16"),
+        (reciprocal * (v * gain - a * reciprocal * share)).astype("bfloat16"),
+    ]
+    for got, want in zip(alone, (y, dx), strict=True):
+        assert 0 < (got != want).sum() < 1e-3 * want.size
+
+    check_same(fast.rms_norm(x, scale, variant=variant), y)
+    check_same(fast.rms_norm_vjp(dy, x, scale, variant=variant)[0], dx)
+
+
+def _extreme(dtype: str) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(0)
+    magnitude = np.repeat(EXTREME[dtype], 2)[:, None]
+    x = np.clip(rng.normal(size=(len(magnitude), 65)), -1, 1) * magnitude
+    x[1::2, ::5] = 0
+    return x.astype(dtype), rng.normal(0.3, 1, 65).astype(dtype), rng.normal(size=x.shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_rows_at_the_ends_of_the_range(dtype: str) -> None:
+    x, scale, dy = _extreme(dtype)
+    mask = np.arange(65) % 3 > 0
+    places = ("standard", "llama", "gemma", "paper", "zhang_torch", "x_transformers", "t5", "keras_rms_scaling")
+    for variant, eps, live in itertools.product(places, (2e-6, 0.0), (None, mask)):  # of 1e-6 the root makes ties
+        options = {"variant": variant, "eps": eps, "mask": live}
+        want = golden.rms_norm(x, scale, return_inverse_rms=True, **options)
+        check_all_same(fast.rms_norm(x, scale, return_inverse_rms=True, **options), want)
+        v = dy.astype(want[0].dtype)
+        check_all_same(fast.rms_norm_vjp(v, x, scale, **options), golden.rms_norm_vjp(v, x, scale, **options))
+
+
+@pytest.mark.parametrize("variant", ["standard", "zhang_torch", "x_transformers", "llama"])
+def test_float64_rows_at_the_ends_of_the_range(variant: str) -> None:
+    x, scale, dy = _extreme("float64")
+    call = resolve("rms_norm", Spec(x.shape, "float64"), Spec(scale.shape, "float64"), variant=Variant.get(variant))
+    rows = next(case for case in CASES if case.name == "rows")
+    data = replace(
+        make(rows, variant, "float64"), call=call, x=x, scale=scale, dy=dy, bias=None, tangents=(dy, None, None)
+    )
+    for verdict in judge.judge(_outcome, data):
+        assert verdict.passed, verdict
+        assert verdict.max_ulp <= 1 or verdict.quantity != "y", verdict
+    ends = np.concatenate([x[:1] / np.abs(x[:1]).max() * size for size in (1.79e308, 1e-307, 1e-310, 5e-322)])
+    for eps in (1e-300, 0.0):
+        want = golden.rms_norm(ends, scale, variant=variant, eps=eps)
+        assert ulps(fast.rms_norm(ends, scale, variant=variant, eps=eps), want).max() <= 1
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-5, 1e-290])
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("variant", ["standard", "llama"])
+def test_what_is_not_finite_and_does_not_count(variant: str, dtype: str, eps: float) -> None:
+    """The kernels divide by way of a remainder, which infinities have none of; here rho is finite all the same."""
+    x = np.random.default_rng(0).normal(size=(6, 70)).astype(dtype)
+    x[:3, 50] = np.inf, -np.inf, np.nan
+    x[3:5, :40] = 0
+    for gain_dtype in (dtype, "float64"):
+        scale = np.linspace(-2, 2, 70).astype(gain_dtype)
+        options: dict[str, Any] = {"variant": variant, "partial": 0.5, "eps": eps}
+        with np.errstate(all="ignore"):
+            check_same(fast.rms_norm(x, scale, **options), golden.rms_norm(x, scale, **options))
+
+
+@pytest.mark.parametrize("variant", ["standard", "llama"])
+def test_small_factors_beside_large_ones(variant: str) -> None:
+    """bfloat16 where a factor underflows float32, and the product would not."""
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 32, 1024))
+    x[:, ::2] *= 2.0**-131
+    gain = rng.normal(1, 0.3, 1024)
+    for size, width in itertools.product((2.0**60, 2.0**16, 2.0**-60, 2.0**-126), ("bfloat16", "float32")):
+        a, scale = x.astype("bfloat16"), (gain * size).astype(width)
+        check_same(fast.rms_norm(a, scale, variant=variant), golden.rms_norm(a, scale, variant=variant))
+    x[:, 1::4] *= 2.0**19  # a / rho is 0 in float32, times the gain it is not
+    x[:, ::2] *= 2.0**-2
+    for size, width in itertools.product((2.0**17, 2.0**30, 2.0**39), ("bfloat16", "float32")):
+        a, scale = x.astype("bfloat16"), (gain * size).astype(width)
+        check_same(fast.rms_norm(a, scale, variant=variant), golden.rms_norm(a, scale, variant=variant))
+    x = rng.normal(size=(32, 1024))
+    for size, factor, up in ((2.0**-59, 2.0**-38, 2.0**-100), (2.0**59, 2.0**20, 2.0**30), (1.0, 2.0**-136, 2.0**116)):
+        for width in ("bfloat16", "float64"):
+            a, scale, v = (x * size).astype("bfloat16"), (gain * factor).astype(width), dy * up
+            v = v.astype(golden.rms_norm(a[:1], scale, variant=variant).dtype)
+            options = {"variant": variant, "eps": 0.0}
+            want = golden.rms_norm_vjp(v, a, scale, **options)
+            got = fast.rms_norm_vjp(v, a, scale, **options)
+            check_same(got[0], want[0])
+            if width == "bfloat16":
+                check_same(got[1], want[1])
+
+
+MASKS: dict[str, tuple[int, ...]] = {
+    "of a row": (5, 4, 1),
+    "of each element": (5, 4, 48),
+    "of a column": (48,),
+    "of a matrix": (4, 48),
+    "of the first axis": (5, 1, 1),
+    "one": (),
+}
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_masks_that_broadcast(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 5, 4, 48)).astype(dtype)
+    scale, bias = rng.normal(size=(2, 48)).astype(dtype)
+    options: list[dict[str, Any]] = [{}, {"partial": 0.4}, {"axis": (-2, -1), "feature_axis": None}]
+    for shape, more, variant in itertools.product(MASKS.values(), options, ("standard", "flax", "llama")):
+        mask = np.asarray(rng.random(shape) < 0.6)
+        g, b = (np.tile(each, (4, 1)) if "axis" in more else each for each in (scale, bias))
+        a = np.where(mask, x, np.asarray(np.nan, dtype)).astype(dtype)
+        given = {"variant": variant, "mask": mask, **more}
+        check_same(fast.rms_norm(a, g, b, **given), golden.rms_norm(a, g, b, **given))
+        v = dy.astype(golden.rms_norm(a, g, b, **given).dtype)
+        check_all_same(fast.rms_norm_vjp(v, a, g, b, **given), golden.rms_norm_vjp(v, a, g, b, **given))
+
+
+def _unaligned(array: Any) -> Any:
+    room = np.zeros(array.nbytes + 1, np.uint8)
+    room[1:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return room[1:].view(array.dtype).reshape(array.shape)
+
+
+def _read_only(array: Any) -> Any:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "every second row": lambda a: np.repeat(a, 2, -2)[..., ::2, :] if a.ndim > 1 else a,
+    "the first columns": lambda a: np.concatenate([a, a], -1)[..., : a.shape[-1]],
+    "every second column": lambda a: np.repeat(a, 2, -1)[..., ::2],
+    "reversed": lambda a: a[::-1].copy()[::-1],
+    "columns reversed": lambda a: a[..., ::-1].copy()[..., ::-1],
+    "transposed": lambda a: np.asfortranarray(a),
+    "axes swapped": lambda a: a.swapaxes(0, -2).copy().swapaxes(0, -2) if a.ndim > 2 else a,
+    "the other byte order": lambda a: a.astype(a.dtype.newbyteorder()),
+    "read-only": _read_only,
+    "unaligned": _unaligned,
+}
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout: str, dtype: str) -> None:
+    """Of every input; float64, which is not the golden's in every bit, is what it is without gaps."""
+    if layout == "the other byte order" and dtype == "bfloat16":
+        pytest.skip("ml_dtypes has none")
+    rng = np.random.default_rng(0)
+    x, residual, dy, dh = (rng.normal(size=(6, 5, 24)).astype(dtype) for _ in range(4))
+    scale, bias, mask = (
+        rng.normal(size=24).astype(dtype),
+        rng.normal(size=24).astype(dtype),
+        rng.random((6, 5, 24)) < 0.7,
+    )
+    laid = [LAYOUTS[layout](each) for each in (x, scale, bias, mask, residual, dy, dh)]
+    before = [each.tobytes() for each in laid]
+    for variant, live, with_residual in itertools.product(("standard", "llama"), (False, True), (False, True)):
+        found = []
+        for arrays_ in ([x, scale, bias, mask, residual, dy, dh], laid):
+            options = {"variant": variant, "mask": arrays_[3] if live else None}
+            options["residual"] = arrays_[4] if with_residual else None
+            upstream = tuple(arrays_[5:]) if with_residual else arrays_[5]
+            for module in (golden, fast):
+                y = module.rms_norm(*arrays_[:3], return_inverse_rms=True, **options)
+                found.append((*y, *module.rms_norm_vjp(upstream, *arrays_[:3], **options)))
+        want, plain, _, got = found
+        check_all_same(got, plain)
+        if dtype != "float64":
+            check_all_same(got, want)
+    assert before == [each.tobytes() for each in laid]
+
+
+def test_a_row_that_is_read_again_and_again() -> None:
+    x = np.random.default_rng(0).normal(size=(1, 48)).astype(np.float32)
+    check_same(fast.rms_norm(np.broadcast_to(x, (2**14, 48)))[7:8], golden.rms_norm(x))
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("shape", [(1,), (7, 1), (2**16 + 3, 1), (2, 2**19 + 5), (3, 2, 1, 33)])
+def test_rows_of_any_length(shape: tuple[int, ...], dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    x, dy = (rng.normal(size=shape).astype(dtype) for _ in range(2))
+    scale = rng.normal(size=shape[-1:]).astype(dtype)
+    options = {"variant": "gemma", "eps": 0.3}
+    check_same(fast.rms_norm(x, scale, **options), golden.rms_norm(x, scale, **options), int(dtype == "float32"))
+    want = golden.rms_norm_vjp(dy, x, scale, **options)
+    check_all_same(fast.rms_norm_vjp(dy, x, scale, **options), want, int(dtype == "float32"))
+
+
+@pytest.mark.parametrize("shape", [(0, 16), (4, 0), (0,), (3, 0, 8)])
+def test_of_nothing_the_golden_is_asked(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "golden", golden)
+    x, scale = np.zeros(shape, np.float32), np.ones(shape[-1:], np.float32)
+    check_all_same(
+        (fast.rms_norm(x, scale), *fast.rms_norm_vjp(x, x, scale)),
+        (golden.rms_norm(x, scale), *golden.rms_norm_vjp(x, x, scale)),
+    )
+
+
+def test_tiny_parts_of_a_residual_of_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """x and the residual are added in the wider dtype; gradients of two dtypes come from the golden."""
+    rng = np.random.default_rng(0)
+    x, residual = rng.normal(size=(4, 32)).astype("bfloat16"), rng.normal(size=(4, 32)).astype(np.float32)
+    check_all_same(fast.rms_norm(x, residual=residual), golden.rms_norm(x, residual=residual))
+    monkeypatch.setattr(fast, "golden", golden)
+    dy = residual
+    check_all_same(fast.rms_norm_vjp(dy, x, residual=residual), golden.rms_norm_vjp(dy, x, residual=residual))
+
+
+def test_the_comparison_can_fail() -> None:
+    one = np.ones(3, ml_dtypes.bfloat16)
+    for other in (np.float32([1, 1, 1]), one[:2], np.nextafter(one, one + one), one * np.asarray(np.nan, one.dtype)):
+        with pytest.raises(AssertionError):
+            check_same(other, one)

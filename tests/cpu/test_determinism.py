@@ -1,0 +1,75 @@
+"""The same bits however rows are batched: a row is computed alone, and sums over rows do not see their grouping."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmsnorm.accuracy.ulps import ulps
+
+VARIANTS = ["standard", "llama"]
+
+
+def _arrays(rows, n, dtype="float32"):
+    random = np.random.default_rng(rows)
+    x = random.normal(size=(rows, n)) * 4.0 ** random.integers(-6, 6, (rows, 1))
+    return (random.normal(size=(rows, n)).astype(dtype), x.astype(dtype), random.normal(size=n).astype(dtype),
+            random.normal(size=n).astype(dtype))  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_row_in_a_batch_is_what_it_is_alone(wing, variant):
+    dy, x, scale, bias = _arrays(12, 40)
+    y, gradients = (wing.rms_norm(x, scale, bias, variant=variant),
+                    wing.rms_norm_vjp(dy, x, scale, bias, variant=variant))  # fmt: skip
+    for rows in (slice(5, 6), slice(0, 7)):
+        np.testing.assert_array_equal(wing.rms_norm(x[rows], scale, bias, variant=variant), y[rows])
+        dx = wing.rms_norm_vjp(dy[rows], x[rows], scale, bias, variant=variant)[0]
+        np.testing.assert_array_equal(dx, gradients[0][rows])
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (2, 2, 8), (32, 1)], ids=str)
+def test_parameter_gradients_do_not_depend_on_the_leading_axes(wing, shape):
+    dy, x, scale, bias = _arrays(32, 40)
+    want = wing.rms_norm_vjp(dy, x, scale, bias)
+    found = wing.rms_norm_vjp(dy.reshape(*shape, 40), x.reshape(*shape, 40), scale, bias)
+    for got, expected in zip(found[1:], want[1:], strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_parameter_gradients_do_not_depend_on_the_order_of_rows(wing):
+    """The sum is in float64 and rounded to float32 once: where it was rounded on the way does not show."""
+    dy, x, scale, bias = _arrays(300, 16)
+    order = np.random.default_rng(1).permutation(300)
+    want = wing.rms_norm_vjp(dy, x, scale, bias)
+    found = wing.rms_norm_vjp(dy[order], x[order], scale, bias)
+    for got, expected in zip(found[1:], want[1:], strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_microbatches_add_up(wing):
+    """Each part is rounded once, and so is their sum: no more than that is lost."""
+    dy, x, scale, bias = _arrays(64, 24)
+    whole = wing.rms_norm_vjp(dy, x, scale, bias)[1:]
+    parts = [wing.rms_norm_vjp(dy[i : i + 32], x[i : i + 32], scale, bias)[1:] for i in (0, 32)]
+    for want, first, second in zip(whole, *parts, strict=True):
+        unit = np.spacing(np.maximum(np.maximum(abs(first), abs(second)), abs(want)))
+        assert (abs(first.astype(float) + second - want) <= 1.5 * unit).all()
+        assert ulps(first, want).max() > 0  # half the rows are not all of them
+
+
+def test_its_cost_is_measured(monkeypatch, capsys):
+    pytest.importorskip("numba")
+    path = Path(__file__).parents[2] / "benchmarks" / "determinism.py"
+    spec = importlib.util.spec_from_file_location("determinism", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "SHAPES", ((64, 2048),))
+    monkeypatch.setattr(script, "TURNS", 2)
+    script.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("own threads")
+    assert all(line.startswith("64x2048: ") and line.endswith(" times") for line in lines[1::2])

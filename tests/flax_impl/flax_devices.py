@@ -1,0 +1,225 @@
+"""What test_flax_devices.py asks of eight virtual devices: a process of its own, which prints its findings as JSON."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen
+import jax
+import numpy as np
+from flax import nnx
+from jax import numpy as jnp
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.flax_impl import RMSNorm, linen, rms_norm
+
+ROWS, WIDTH = 16, 64  # on a device at least 8 rows or 16 columns: no part of x is as small as a row or a column of it
+SPECS = {"batch": P("batch", None), "features": P(None, "features"), "both": P("batch", "features")}
+COLLECTIVE = re.compile(r"= (\S.*?) ((?:ragged-)?all-[a-z-]+|collective-[a-z-]+|reduce-scatter|send|recv)\(")
+FOUND: dict[str, Any] = {"shape": [ROWS, WIDTH]}
+
+
+@functools.cache
+def mesh_of(kind: str) -> Any:
+    """A row of eight devices, or two by four, which jax places by itself (Auto) or by types (Explicit)."""
+    if kind == "Row":
+        return jax.make_mesh((8,), ("devices",), axis_types=(AxisType.Auto,))
+    return jax.make_mesh((2, 4), ("batch", "features"), axis_types=(AxisType[kind],) * 2)
+
+
+def normal(seed: int, *shape: int, dtype: str = "float32") -> Any:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def collectives(compiled: Any) -> list[tuple[str, int]]:
+    """Every exchange between devices in the compiled program, and the elements of the largest array in it."""
+    found = []
+    for what, kind in COLLECTIVE.findall(compiled.as_text()):
+        shapes = [shape.split(",") for shape in re.findall(r"\[([0-9,]*)\]", what)]
+        found.append((kind, max(int(np.prod([int(size) for size in shape if size])) for shape in shapes)))
+    return found
+
+
+def apart(got: Any, want: Any, unit: Any = 0.0) -> float:
+    """Largest difference in units; 0 for equal bits."""
+    got, want = np.asarray(got), np.asarray(want)
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    if got.tobytes() == want.tobytes():
+        return 0.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.nanmax(abs(got.astype(np.float64) - want.astype(np.float64)) / unit))
+
+
+def gradients(norm: Callable[..., Any]) -> Callable[..., Any]:
+    def derive(x: Any, scale: Any, bias: Any, mask: Any, dy: Any) -> Any:
+        y, pull = jax.vjp(lambda *args: norm(*args, mask), x, scale, bias)
+        return y, *pull(dy.astype(y.dtype))
+
+    return derive
+
+
+def units(x: Any, scale: Any, bias: Any, mask: Any, dy: Any) -> list[Any]:
+    arrays = [np.asarray(each) for each in (x, scale, bias)]
+    kept = None if mask is None else np.asarray(mask)
+    found = yardstick(*arrays, dy=np.asarray(dy), tangents=(None, None, None), mask=kept, variant="flax")
+    return [found[name] for name in ("y", "dx", "dscale", "dbias")]
+
+
+def spread(mesh: Any, spec: Any, *arrays: Any) -> list[Any]:
+    """Arrays shaped as x and such as lie along its last axis."""
+    specs = [spec if array is None or array.ndim == 2 else P(spec[1]) for array in arrays]
+    pairs = zip(arrays, specs, strict=True)
+    return [None if array is None else jax.device_put(array, NamedSharding(mesh, each)) for array, each in pairs]
+
+
+def partitioned(dtype: str, masked: bool, mesh: str) -> None:
+    """By the compiler, from the shardings of the arguments alone."""
+    mask = jnp.asarray(np.random.default_rng(3).uniform(size=(ROWS, WIDTH)) < 0.6).at[2].set(False) if masked else None
+    x, dy = (normal(seed, ROWS, WIDTH, dtype=dtype) for seed in (0, 1))
+    scale, bias = (normal(seed, WIDTH, dtype=dtype) for seed in (4, 5))
+    args = x, scale, bias, mask, dy
+    derive = jax.jit(gradients(lambda x, scale, bias, mask: rms_norm(x, scale, bias, mask=mask, variant="flax")))
+    want = derive(*args)
+    for name, spec in SPECS.items():
+        compiled = derive.lower(*spread(mesh_of(mesh), spec, *args)).compile()
+        got = compiled(*spread(mesh_of(mesh), spec, *args))
+        FOUND[f"{mesh} {name} {dtype}{' masked' * masked}"] = {
+            "collectives": collectives(compiled),
+            "apart": [apart(*each) for each in zip(got, want, units(*args), strict=True)],
+            "kept": [each.sharding.is_equivalent_to(NamedSharding(mesh_of(mesh), to), each.ndim)
+                     for each, to in zip(got, (spec, spec, P(spec[1]), P(spec[1])), strict=True)],
+        }  # fmt: skip
+
+
+def controls() -> None:
+    """Programs that gather x, and that send it about: the inspection finds both."""
+    x, scale = spread(mesh_of("Auto"), SPECS["features"], normal(0, ROWS, WIDTH), normal(4, WIDTH))
+    for name, spec in {"gathered": P(), "sent about": P("features", None)}.items():
+        to = NamedSharding(mesh_of("Auto"), spec)
+        moved = jax.jit(lambda x, scale, to=to: rms_norm(jax.lax.with_sharding_constraint(x, to), scale))
+        FOUND[name] = collectives(moved.lower(x, scale).compile())
+
+
+def layers() -> None:
+    """Parameters that are made where they belong."""
+    x = normal(0, ROWS, WIDTH)
+    want = rms_norm(x, variant="flax")
+    with jax.set_mesh(mesh_of("Auto")):
+        given = spread(mesh_of("Auto"), SPECS["both"], x)[0]
+        layer = RMSNorm(WIDTH, rngs=nnx.Rngs(0), scale_metadata={"out_sharding": ("features",)})
+        init = flax.linen.with_partitioning(jax.nn.initializers.ones, ("features",))
+        module = linen.RMSNorm(scale_init=init)
+        params = jax.jit(module.init)(jax.random.key(0), given)
+        graph, state = nnx.split(layer)
+        call = jax.jit(lambda state, x: nnx.merge(graph, state)(x))
+        FOUND["layers"] = {
+            "specs": [
+                str(layer.scale[...].sharding.spec),
+                str(flax.linen.get_partition_spec(params)["params"]["scale"]),
+            ],
+            "apart": [apart(nnx.jit(layer)(given), want), apart(jax.jit(module.apply)(params, given), want)],
+            "collectives": collectives(call.lower(state, given).compile()),
+        }
+
+
+def exported() -> None:
+    """A program for eight devices, saved and loaded."""
+    args = normal(0, ROWS, WIDTH), normal(4, WIDTH)
+    given = spread(mesh_of("Auto"), SPECS["features"], *args)
+    program = jax.export.export(jax.jit(rms_norm))(*given).serialize()
+    call = jax.jit(jax.export.deserialize(program).call)
+    FOUND["exported"] = [apart(call(*given), rms_norm(*args)), collectives(call.lower(*given).compile())]
+
+
+def within_custom_partitioning() -> None:
+    """A rule of the user's own that keeps rows whole, around ours."""
+    whole = custom_partitioning(lambda x: rms_norm(x))
+
+    def partition(mesh: Any, arguments: Any, result: Any) -> Any:
+        rows = NamedSharding(mesh, P(arguments[0].sharding.spec[0], None))
+        return mesh, lambda x: rms_norm(x), rows, (rows,)
+
+    whole.def_partition(partition, infer_sharding_from_operands=lambda mesh, args, _: args[0].sharding,
+                        sharding_rule="i j -> i j", need_replication_factors=("j",))  # fmt: skip
+    x = normal(0, ROWS, WIDTH)
+    compiled = jax.jit(whole).lower(*spread(mesh_of("Auto"), SPECS["batch"], x)).compile()
+    found = compiled(*spread(mesh_of("Auto"), SPECS["batch"], x))
+    FOUND["custom_partitioning"] = [apart(found, rms_norm(x)), collectives(compiled)]
+
+
+def over_shard_map(function: Callable[..., Any], *args: Any) -> Any:
+    column, own = P(None, "devices"), P("devices")
+    specs = column, own, own, column, column
+    return jax.jit(jax.shard_map(function, mesh=mesh_of("Row"), in_specs=specs, out_specs=(column, column, own, own)))(
+        *args
+    )
+
+
+def over_pmap(function: Callable[..., Any], *args: Any) -> Any:
+    parts = jax.pmap(function, axis_name="devices")(*(jnp.stack(jnp.split(each, 8, -1)) for each in args))
+    return [jnp.concatenate(list(each), -1) for each in parts]
+
+
+def over_a_named_axis(dtype: str) -> None:
+    """Rows in eight parts, of which the mask counts more and less, and of one nothing."""
+    share = np.repeat([0.9, 0.2, 0.5, 0.0, 1.0, 0.1, 0.7, 0.3], WIDTH // 8)
+    mask = jnp.asarray(np.random.default_rng(3).uniform(size=(ROWS, WIDTH)) < share).at[2].set(False)
+    somewhere = mask.at[:, :: WIDTH // 8].set(True)  # the built-in one needs some elements on every device
+    x, dy = (normal(seed, ROWS, WIDTH, dtype=dtype) for seed in (0, 1))
+    scale, bias = normal(4, WIDTH, dtype=dtype), jnp.zeros(WIDTH, dtype)
+    options = {"axis_name": "devices", "param_dtype": dtype}
+
+    def of_nnx(made: Any) -> Callable[..., Any]:
+        def call(x: Any, scale: Any, bias: Any, mask: Any) -> Any:
+            layer = made(WIDTH // 8, rngs=nnx.Rngs(0), **options)
+            layer.scale[...] = scale
+            return layer(x, mask) + bias
+
+        return gradients(call)
+
+    def of_linen(made: Any) -> Callable[..., Any]:
+        module = made(**options)
+        return gradients(lambda x, scale, bias, mask: module.apply({"params": {"scale": scale}}, x, mask=mask) + bias)
+
+    @jax.jit
+    def whole(*args: Any) -> Any:
+        return gradients(lambda x, scale, bias, mask: rms_norm(x, scale, mask=mask, variant="flax") + bias)(*args)
+
+    args = x, scale, bias, mask, dy
+    for name, over, ours, built_in in (
+        ("nnx, shard_map", over_shard_map, of_nnx(RMSNorm), of_nnx(nnx.RMSNorm)),
+        ("linen, pmap", over_pmap, of_linen(linen.RMSNorm), of_linen(flax.linen.RMSNorm)),
+    ):
+        with jax.numpy_dtype_promotion("standard"):
+            theirs = over(built_in, x, scale, bias, somewhere, dy)[0]
+        wanted = np.asarray(whole(x, scale, bias, somewhere, dy)[0], np.float64)
+        FOUND[f"{name} {dtype}"] = {
+            "apart": [apart(*each) for each in zip(over(ours, *args), whole(*args), units(*args), strict=True)],
+            "theirs": float(np.max(abs(np.asarray(theirs, np.float64) - wanted))),
+        }
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    assert jax.device_count() == 8
+    for dtype in ("bfloat16", "float32", "float64"):
+        partitioned(dtype, dtype == "float32", "Auto")
+        over_a_named_axis(dtype)
+    partitioned("float64", True, "Explicit")
+    controls()
+    layers()
+    exported()
+    within_custom_partitioning()
+    print(json.dumps(FOUND))
+
+
+if __name__ == "__main__":
+    main()

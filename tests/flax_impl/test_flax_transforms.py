@@ -1,0 +1,275 @@
+"""The transformations of JAX, NNX and Linen on the layers: the golden's gradients whichever way they are asked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("flax")
+
+import flax.linen as nn  # noqa: E402
+from flax import nnx  # noqa: E402
+from jax import checkpoint_policies as policies  # noqa: E402
+from jax import numpy as jnp  # noqa: E402
+
+from rmsnorm import Variant, numpy_impl  # noqa: E402
+from rmsnorm.accuracy.terms import yardstick  # noqa: E402
+from rmsnorm.flax_impl import RMSNorm, linen, rms_norm  # noqa: E402
+
+BATCH, WIDTH, EPS = 4, 8, 0.1
+# Float32 in what JAX derives: each of two sums of n terms within n roundings, six more on the way, and the result's.
+ROUNDINGS = (2 * WIDTH + 2 * BATCH + 6) * 2.0**-24
+
+
+@pytest.fixture(autouse=True)
+def _strict() -> Iterator[None]:
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+def normal(seed: int, *shape: int) -> Any:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+X, DY, T = (normal(seed, BATCH, WIDTH) for seed in range(3))
+PARAMS = {"scale": normal(3, WIDTH), "bias": normal(4, WIDTH)}
+TANGENTS = {"scale": normal(5, WIDTH), "bias": normal(6, WIDTH)}
+MODULE = linen.RMSNorm(epsilon=EPS, use_bias=True)
+NUMPY = [np.asarray(each) for each in (X, PARAMS["scale"], PARAMS["bias"])]
+ALONG = [np.asarray(each) for each in (T, TANGENTS["scale"], TANGENTS["bias"])]
+UNIT = yardstick(*NUMPY, dy=np.asarray(DY), tangents=ALONG, variant=Variant.get("flax").replace(eps=EPS))
+
+
+def layer(params: dict[str, Any] = PARAMS, **options: Any) -> Any:
+    made = RMSNorm(WIDTH, epsilon=EPS, use_bias=True, rngs=nnx.Rngs(0), **options)
+    made.scale[...], made.bias[...] = params["scale"], params["bias"]
+    return made
+
+
+GRAPH = nnx.graphdef(layer())
+
+
+def call(params: dict[str, Any], x: Any) -> Any:
+    """The NNX layer as a function of its parameters."""
+    return nnx.merge(GRAPH, nnx.State({name: nnx.Param(value) for name, value in params.items()}))(x)
+
+
+def apply(params: dict[str, Any], x: Any) -> Any:
+    return MODULE.apply({"params": params}, x)
+
+
+def near(got: Any, want: Any, unit: Any) -> None:
+    got = np.asarray(got)
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    assert np.all(abs(got - want) <= ROUNDINGS * unit)
+
+
+def loss(function: Any, params: Any, x: Any) -> Any:
+    return jnp.vdot(DY, function(params, x))
+
+
+def of_nnx(wrapped: Any) -> Any:
+    """Gradients of a function of a layer and x, by nnx.grad."""
+    found, dx = nnx.grad(lambda m, x: jnp.vdot(DY, wrapped(m, x)), argnums=(0, 1))(layer(), X)
+    return nnx.to_pure_dict(found), dx
+
+
+def by_vjp(function: Any) -> Any:
+    return jax.jit(lambda: jax.vjp(function, PARAMS, X)[1](DY))()
+
+
+def by_transpose(function: Any) -> Any:
+    _, along = jax.linearize(function, PARAMS, X)
+    return jax.linear_transpose(along, PARAMS, X)(DY)
+
+
+def by_jacobian(derive: Any, function: Any) -> Any:
+    return jax.tree.map(lambda j: jnp.tensordot(DY, j, 2), jax.jit(derive(function, (0, 1)))(PARAMS, X))
+
+
+def by_rows(function: Any) -> Any:
+    """A gradient for each row; those of the parameters are added up here."""
+    each = jax.vmap(jax.grad(lambda params, x, dy: jnp.vdot(dy, function(params, x)), (0, 1)), (None, 0, 0))
+    found, dx = jax.jit(each)(PARAMS, X, DY)
+    return jax.tree.map(lambda g: g.sum(0), found), dx
+
+
+def by_scan(function: Any) -> Any:
+    def total(params: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda sum, row: (sum + jnp.vdot(row[1], function(params, row[0])), None), 0.0, (x, DY))[0]
+
+    return jax.jit(jax.grad(total, (0, 1)))(PARAMS, X)
+
+
+GRADIENTS = {
+    "grad": lambda f: jax.grad(functools.partial(loss, f), (0, 1))(PARAMS, X),
+    "vjp within jit": by_vjp,
+    "linearize, transpose": by_transpose,
+    "jacfwd": functools.partial(by_jacobian, jax.jacfwd),
+    "jacrev": functools.partial(by_jacobian, jax.jacrev),
+    "vmap of grad": by_rows,
+    "scan": by_scan,
+    "map": lambda f: by_vjp(lambda params, x: jax.lax.map(functools.partial(f, params), x)),
+    "remat": lambda f: by_vjp(jax.checkpoint(f, policy=policies.nothing_saveable)),
+    "remat of everything": lambda f: by_vjp(jax.checkpoint(f, policy=policies.everything_saveable)),
+    "remat of scan": lambda f: by_scan(jax.checkpoint(f, policy=policies.dots_with_no_batch_dims_saveable)),
+}
+OF_NNX = {
+    "nnx.grad": lambda m, x: m(x),
+    "nnx.jit": nnx.jit(lambda m, x: m(x)),
+    "nnx.remat": nnx.remat(lambda m, x: m(x), policy=policies.nothing_saveable),
+    "nnx.vmap": nnx.vmap(lambda m, x: m(x), in_axes=(None, 0)),
+    "nnx.scan": lambda m, x: nnx.scan(lambda m, x: (m, m(x)), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(m, x)[1],
+    "nnx.cond": lambda m, x: nnx.cond(jnp.all(x < 100), lambda m, x: m(x), lambda m, x: x, m, x),
+}
+
+
+def check(found: Any, dx: Any) -> None:
+    wanted = dict(zip(("x", "scale", "bias"), numpy_impl.rms_norm_vjp(np.asarray(DY), *NUMPY, eps=EPS), strict=True))
+    near(dx, wanted["x"], UNIT["dx"])
+    for name in ("scale", "bias"):
+        near(found[name], wanted[name], UNIT[f"d{name}"])
+
+
+@pytest.mark.parametrize("function", [call, apply], ids=["nnx", "linen"])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name: str, function: Any) -> None:
+    check(*GRADIENTS[name](function))
+
+
+@pytest.mark.parametrize("name", OF_NNX)
+def test_gradients_of_nnx(name: str) -> None:
+    check(*of_nnx(OF_NNX[name]))
+
+
+def test_vjp_and_jvp_of_nnx() -> None:
+    y, dy = nnx.jvp(lambda m, x: m(x), (layer(), X), (layer(TANGENTS), T), graph=False)
+    near(dy, numpy_impl.rms_norm_jvp(NUMPY, ALONG, eps=EPS), UNIT["jvp"])
+    again, pull = nnx.vjp(lambda m, x: m(x), layer(), X, graph=False)
+    np.testing.assert_array_equal(y, again)
+    found, dx = pull(DY)
+    check(nnx.to_pure_dict(nnx.state(found)), dx)
+
+
+def test_vjp_and_jvp_of_linen() -> None:
+    class Along(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            tangents = {"params": {"params": TANGENTS}}["params"]
+            _, dy = nn.jvp(lambda m, x: m(x), self.of, (x,), (T,), tangents)
+            _, pull = nn.vjp(lambda m, x: m(x), self.of, x)
+            return dy, pull(DY)
+
+        of: Any = MODULE
+
+    dy, (found, dx) = Along().apply({"params": {"of": PARAMS}}, X)
+    near(dy, numpy_impl.rms_norm_jvp(NUMPY, ALONG, eps=EPS), UNIT["jvp"])
+    check(found["params"], dx)
+
+
+@pytest.mark.parametrize("function", [call, apply], ids=["nnx", "linen"])
+def test_the_same_bits_however_it_is_called(function: Any) -> None:
+    x = normal(7, 2, 3, 4, WIDTH)
+    want = np.asarray(rms_norm(x, PARAMS["scale"], PARAMS["bias"], eps=EPS))
+    np.testing.assert_array_equal(want, numpy_impl.rms_norm(np.asarray(x), *NUMPY[1:], eps=EPS))
+    one = functools.partial(function, PARAMS)
+    ways = {
+        "plainly": one,
+        "jit": jax.jit(one),
+        "compiled before": jax.jit(function).lower(PARAMS, x).compile().__call__,
+        "vmap, nested": jax.vmap(jax.vmap(jax.vmap(one), 1, 1)),
+        "scan": lambda x: jax.lax.scan(lambda carry, row: (carry, one(row)), 0, x)[1],
+        "map": lambda x: jax.lax.map(one, x, batch_size=2),
+        "remat": jax.checkpoint(one),
+    }
+    for name, way in ways.items():
+        got = way(PARAMS, x) if name == "compiled before" else way(x)
+        np.testing.assert_array_equal(got, want, err_msg=name)
+    with jax.disable_jit():
+        np.testing.assert_array_equal(one(x), want)
+    donated = jnp.array(x)
+    np.testing.assert_array_equal(jax.jit(function, donate_argnums=1)(PARAMS, donated), want)
+    assert donated.is_deleted()
+
+
+def nnx_stack(policy: Any, params: Any, x: Any) -> Any:
+    """A scan over layers, each computed again in the backward pass."""
+
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    def run(m: Any, x: Any) -> Any:
+        return x + nnx.remat(lambda m, x: m(x), policy=policy)(m, x)
+
+    return run(nnx.merge(GRAPH, nnx.State({name: nnx.Param(value) for name, value in params.items()})), x)
+
+
+def linen_stack(policy: Any, params: Any, x: Any) -> Any:
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any, _: Any) -> Any:
+            return x + linen.RMSNorm(epsilon=EPS, use_bias=True, name="norm")(x), None
+
+    lifted = nn.scan(nn.remat(Block, policy=policy), variable_axes={"params": 0}, length=3)()
+    return lifted.apply({"params": {"norm": params}}, x, None)[0]
+
+
+def loop(params: Any, x: Any) -> Any:
+    for i in range(3):
+        x = x + apply(jax.tree.map(lambda leaf: leaf[i], params), x)  # noqa: B023
+    return x
+
+
+@pytest.mark.parametrize("policy", [None, policies.nothing_saveable, policies.everything_saveable])
+@pytest.mark.parametrize("stack", [nnx_stack, linen_stack])
+def test_a_scan_over_layers_is_the_loop(stack: Any, policy: Any) -> None:
+    """Of float64, where these values of the order of 1 and sums of at most 32 terms err by less than 2^13 roundings."""
+    with jax.enable_x64(True):
+        params = {name: jnp.stack([each.astype(jnp.float64) * i for i in (1, 2, -1)]) for name, each in PARAMS.items()}
+        x, dy = X.astype(jnp.float64), DY.astype(jnp.float64)
+        results = []
+        for function in (functools.partial(stack, policy), loop):
+            y, pull = jax.jit(functools.partial(jax.vjp, function))(params, x)
+            results.append([np.asarray(leaf) for leaf in jax.tree.leaves((y, pull(dy)))])
+    for got, want in zip(*results, strict=True):
+        assert np.max(np.abs(want)) > 0.1
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
+def nnx_layers(params: Any, x: Any) -> Any:
+    layers = nnx.merge(GRAPH, nnx.State({name: nnx.Param(value) for name, value in params.items()}))
+    return nnx.vmap(lambda m, x: m(x), in_axes=(0, None))(layers, x)
+
+
+def linen_layers(params: Any, x: Any) -> Any:
+    lifted = nn.vmap(linen.RMSNorm, variable_axes={"params": 0}, in_axes=None, axis_size=2)
+    return lifted(epsilon=EPS, use_bias=True).apply({"params": params}, x)
+
+
+@pytest.mark.parametrize("layers", [nnx_layers, linen_layers])
+def test_vmap_over_parameters(layers: Any) -> None:
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), PARAMS, TANGENTS)
+    want = jnp.stack([apply(PARAMS, X), apply(TANGENTS, X)])
+    np.testing.assert_array_equal(jax.jit(layers)(params, X), want)
+
+
+def test_second_derivatives() -> None:
+    """Of a layer as of plain operations: float64, values of the order of 1."""
+
+    def plain(params: Any, x: Any) -> Any:
+        return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + EPS) * params["scale"] + params["bias"]
+
+    with jax.enable_x64(True):
+        args = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), (PARAMS, X[0]))
+        found = [
+            jax.jit(jax.hessian(lambda params, x: jnp.sum(jnp.sin(function(params, x))), (0, 1)))(*args)  # noqa: B023
+            for function in (call, apply, plain)
+        ]
+        *ours, want = map(jax.tree.leaves, found)
+        for got in ours:
+            for one, other in zip(got, want, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+        assert any(float(jnp.max(jnp.abs(leaf))) > 0.1 for leaf in want)

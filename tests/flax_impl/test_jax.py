@@ -1,0 +1,480 @@
+"""The JAX functions in XLA's operations: the golden's numbers, every transformation, and what differentiation keeps.
+
+In the kernels, which serve one CPU, they are in test_flax_rows.py and all other tests.
+
+In 32 bits y is the golden's, bit for bit: float64 is wrong about 1 of 2^29 float32 roundings. In 16 bits and in float64
+it may be the neighbour where the golden is next to a tie.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from jax import numpy as jnp  # noqa: E402
+from jax._src.ad_checkpoint import saved_residuals  # noqa: E402
+from jax.test_util import check_grads  # noqa: E402
+
+from rmsnorm import PRESETS, cpu, dtypes, numpy_impl  # noqa: E402
+from rmsnorm.accuracy.terms import yardstick  # noqa: E402
+from rmsnorm.flax_impl import rounding  # noqa: E402
+from rmsnorm.flax_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
+from rmsnorm.numpy_impl.double_double import DoubleDouble  # noqa: E402
+
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+INTEGER = {2: np.int16, 4: np.int32, 8: np.int64}
+MAGNITUDES = {"float16": [1, 100, 1e-3], "float64": [1, 1e20, 1e-30, 1e300, 1e-300]}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _in_operations() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "is_available", lambda: False)
+        jax.clear_caches()
+        yield
+    jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def _strict() -> Iterator[None]:
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+def normal(seed: int, *shape: int, dtype: str = "float64") -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def ulps(got: Any, want: np.ndarray) -> np.ndarray:
+    """Distance in units in the last place; 0 between NaNs."""
+    got = np.asarray(got)
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+
+    def place(x: np.ndarray) -> np.ndarray:
+        bits = np.ascontiguousarray(x).view(INTEGER[x.itemsize])
+        return np.where(bits < 0, np.iinfo(bits.dtype).min - bits, bits).astype(np.longdouble)
+
+    both_nan = np.isnan(got.astype(np.float64)) & np.isnan(want.astype(np.float64))
+    return np.where(both_nan, 0, abs(place(got) - place(want)))
+
+
+def assert_golden(got: Any, want: np.ndarray) -> None:
+    distance = ulps(got, want)
+    if want.dtype == np.float32:
+        assert np.max(distance, initial=0) == 0
+    else:
+        assert np.max(distance, initial=0) <= 1
+        assert np.sum(distance > 0) <= 1 + 1e-3 * distance.size
+
+
+def assert_near(got: Any, want: np.ndarray, unit: np.ndarray, roundings: int, errors: float) -> None:
+    """Up to ``roundings`` to the dtype by either side, and ``errors`` of the terms' absolute sum."""
+    got = np.asarray(got)
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    u, least = dtypes.unit_roundoff(want.dtype.name), dtypes.smallest_subnormal(want.dtype.name)
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    with np.errstate(all="ignore"):
+        relative = 2 * roundings * u * (np.abs(want) if roundings == 1 else unit) + roundings * least
+        assert np.all(same | (np.abs(got - want) <= relative + errors * unit))
+
+
+def rows(dtype: str, width: int, seed: int = 0) -> np.ndarray:
+    scales = np.repeat(MAGNITUDES.get(dtype, [1, 1e20, 1e-30]), 12)[:, None]
+    return (normal(seed, scales.size, width) * scales).astype(dtype)
+
+
+# presets that differ in more than eps, which is all that float64 needs to compile its long programs for
+DISTINCT = {
+    replace(preset, name="", eps=0, scale_name="", source="", bias=False): name for name, preset in PRESETS.items()
+}
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [*itertools.product(PRESETS, FLOATS[:3]), *((name, "float64") for name in [*DISTINCT.values(), "torch"])],
+)
+def test_forward_is_the_goldens(variant: str, dtype: str) -> None:
+    parameters = FLOATS[1 + (list(PRESETS).index(variant) + FLOATS.index(dtype)) % 3]
+    width = 11 if dtype == "float64" else 41
+    x, scale, bias = rows(dtype, width), normal(1, width, dtype=parameters), normal(2, width, dtype=parameters)
+    assert_golden(rms_norm(x, scale, bias, variant=variant), numpy_impl.rms_norm(x, scale, bias, variant=variant))
+
+
+def test_without_jit_and_within_another() -> None:
+    x, scale, bias = rows("float64", 7), normal(1, 7), normal(2, 7)
+    variant = PRESETS["llama"].replace(statistic="variance")
+    want = numpy_impl.rms_norm(x, scale, bias, variant=variant)
+    with jax.disable_jit():
+        assert_golden(rms_norm(x, scale, bias, variant=variant), want)
+    assert_golden(jax.jit(functools.partial(rms_norm, variant=variant))(x, scale, bias), want)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "channels": {"axis": (2, 3), "feature_axis": 1},
+    "inner": {"axis": 1},
+    "apart": {"axis": (0, -1), "feature_axis": 2},
+    "partial": {"partial": 0.3, "axis": (1, 3), "variant": "paper"},
+    "wider": {"out_dtype": "float64", "variant": "llama"},
+    "narrower": {"out_dtype": "bfloat16"},
+    "inverse": {"return_inverse_rms": True, "eps": 0.1},
+    "clamped": {"eps": 1.0, "variant": "x_transformers"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(("extra", "dtype"), [("", "float64"), ("mask", "float64"), ("residual", "bfloat16")])
+def test_options_are_the_goldens(options: dict[str, Any], dtype: str, extra: str) -> None:
+    x = normal(0, 3, 4, 5, 6, dtype=dtype)
+    axes = options.get("feature_axis", options.get("axis", -1))
+    sizes = [x.shape[axis] for axis in ([axes] if isinstance(axes, int) else axes)]
+    scale, bias = normal(1, *sizes, dtype="float32"), normal(2, *sizes, dtype="float32")
+    given: dict[str, Any] = {}
+    if extra == "mask":
+        given["mask"] = np.random.default_rng(3).uniform(size=x.shape) < 0.6
+        given["mask"][0], given["mask"][:, 1], given["mask"][:, :, 1], given["mask"][..., 1] = (False,) * 4
+        x = np.where(given["mask"], x, np.array(np.nan, dtype))
+    if extra == "residual":
+        given["residual"] = normal(4, *x.shape, dtype="float32")
+    got = rms_norm(x, scale, bias, **options, **given)
+    want = numpy_impl.rms_norm(x, scale, bias, **options, **given)
+    got, want = (each if isinstance(each, tuple) else (each,) for each in (got, want))
+    for one, other in zip(got, want, strict=True):
+        assert_golden(one, other)
+
+
+@pytest.mark.parametrize(("variant", "dtype"), [("paper", dtype) for dtype in FLOATS] + [("llama", "float32")])
+def test_non_finite_zero_and_subnormal(variant: str, dtype: str) -> None:
+    x = normal(0, 6, 8, dtype=dtype)
+    x[0, 1], x[1, 2], x[2, 3], x[3] = np.nan, np.inf, -np.inf, 0
+    if dtype == "float16":  # XLA takes subnormal numbers of other formats for 0 on CPUs
+        x[4] = np.arange(-3, 5) * dtypes.smallest_subnormal(dtype)
+    assert_golden(rms_norm(x, variant=variant), numpy_impl.rms_norm(x, variant=variant))
+
+
+@pytest.mark.parametrize(("width", "axis"), [(96, -1), (41, -1), (96, 0)])
+@pytest.mark.parametrize("partial", [0.9, 0.5, 0.3, 0.0625])
+@pytest.mark.parametrize("dtype", FLOATS[:3])
+def test_of_a_part_only_what_counts_enters(dtype: str, partial: float, width: int, axis: int) -> None:
+    x, options = rows(dtype, width), {"partial": partial, "axis": axis, "eps": 0.0}
+    x[:3, -1] = np.nan, np.inf, -np.inf
+    x = np.ascontiguousarray(np.moveaxis(x, -1, axis))
+    assert_golden(jax.jit(functools.partial(rms_norm, **options))(x), numpy_impl.rms_norm(x, **options))
+    ordinary = x.take(range(3, 12), 1 + axis)  # rows whose squares float32 holds
+    assert_golden(rms_norm(ordinary, **options), numpy_impl.rms_norm(ordinary, **options))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (1,), (2, 1)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_empty_and_small(shape: tuple[int, ...], dtype: str) -> None:
+    x, scale = normal(0, *shape, dtype=dtype), normal(1, shape[-1], dtype=dtype)
+    both = (norm(x, scale, return_inverse_rms=True) for norm in (rms_norm, numpy_impl.rms_norm))
+    for got, want in zip(*both, strict=True):
+        assert_golden(got, want)
+    derived, formula = jax.grad(lambda *args: rms_norm(*args).sum(), (0, 1))(x, scale), rms_norm_vjp(x, x, scale)[:2]
+    for got in (derived, formula):
+        assert [(one.shape, one.dtype) for one in got] == [(x.shape, x.dtype), (scale.shape, scale.dtype)]
+
+
+DERIVED = ["standard", "paper", "zhang_torch", "llama", "gemma", "t5", "x_transformers", "keras_rms_scaling", "torch"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype", "extra"),
+    [
+        *((variant, FLOATS[i % 4], "mask") for i, variant in enumerate(DERIVED)),
+        *((variant, FLOATS[i % 4], "residual") for i, variant in enumerate(DERIVED, 1)),
+        *(("standard", dtype, "") for dtype in FLOATS),
+    ],
+)
+def test_derivatives_are_the_goldens(variant: str, dtype: str, extra: str) -> None:
+    width = 21
+    x, scale, bias = rows(dtype, width), normal(1, width, dtype="float32"), normal(2, width, dtype="bfloat16")
+    options: dict[str, Any] = {"variant": PRESETS[variant]}
+    if variant == "x_transformers":  # norms on both sides of the clamp
+        options["variant"] = PRESETS[variant].replace(eps=2.0)
+    if extra == "mask":
+        options["variant"] = options["variant"].replace(partial=0.4)
+        options["mask"] = np.random.default_rng(3).uniform(size=x.shape) < 0.6
+        options["mask"][:, 0], options["mask"][1] = True, False
+        x = np.where(options["mask"], x, np.array(np.nan, dtype))
+    if extra == "residual":
+        options["residual"] = normal(4, *x.shape, dtype=dtype)
+    tangents = normal(6, *x.shape, dtype=dtype), normal(7, width, dtype="float32"), normal(8, width, dtype="bfloat16")
+    dy = normal(5, *x.shape, dtype=numpy_impl.rms_norm(x, scale, bias, **{**options, "residual": None}).dtype.name)
+    dh = normal(9, *x.shape, dtype=dtype) if extra == "residual" else None
+    if extra == "mask":
+        tangents[0][~options["mask"]] = np.nan
+    upstream = dy if dh is None else (dy, dh)
+    want = numpy_impl.rms_norm_vjp(upstream, x, scale, bias, **options)
+    want_jvp = numpy_impl.rms_norm_jvp((x, scale, bias), tangents, **options)
+    x_only = np.where(options["mask"], x, np.array(1, dtype)) if extra == "mask" else x
+    units = yardstick(x_only, scale, bias, dy=dy, dh=dh, tangents=tangents, **options)
+
+    @jax.jit
+    def everything(x: Any, scale: Any, bias: Any, residual: Any) -> Any:
+        def function(x: Any, scale: Any, bias: Any, residual: Any) -> Any:
+            return rms_norm(x, scale, bias, **{**options, "residual": residual})
+
+        primals = [x, scale, bias, residual]
+        _, pull = jax.vjp(function, *primals)
+        dprimals = [*map(jnp.asarray, tangents), None if residual is None else jnp.zeros_like(residual)]
+        _, derived = jax.jvp(function, primals, dprimals)
+        given = {**options, "residual": residual}
+        return (
+            (pull(jax.tree.map(jnp.asarray, upstream)), rms_norm_vjp(upstream, x, scale, bias, **given)),
+            (derived if residual is None else derived[0], rms_norm_jvp((x, scale, bias), tangents, **given)),
+        )
+
+    gradients, directional = everything(x, scale, bias, options.get("residual"))
+    # Float32 what JAX derives up to 32 bits, and rms_norm_vjp and rms_norm_jvp of 16 bits; the counts as in
+    # parity/bounds.py, but every sum's for all of them.
+    units_off = 2.0**-53 if dtype == "float64" else 2.0**-24, 2.0**-24 if dtype[-2:] == "16" else 2.0**-53
+    roundings, both_errors = (1 if dh is None else 3), np.array(units_off) * (2 * np.sqrt(width) + np.sqrt(len(x)) + 22)
+    for got, errors in zip(gradients, both_errors, strict=True):
+        for name, one, other in zip(("dx", "dscale", "dbias", "dresidual"), got, want, strict=False):
+            assert_near(one, other, units[name], roundings if name in ("dx", "dresidual") else 1, errors)
+    for one, errors in zip(directional, both_errors, strict=True):
+        assert_near(one, want_jvp, units["jvp"], roundings, errors)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("magnitude", [1e38, 1e-36])
+def test_at_the_ends_of_the_range(dtype: str, magnitude: float) -> None:
+    """1 / rho of the one is subnormal in float32, its inverse next to the largest of the other."""
+    width = 21
+    x, da = (np.random.default_rng(0).uniform(0.5, 3.0, (2, 9, width)) * magnitude).astype(dtype)
+    scale, dy = normal(1, width, dtype="float32"), normal(2, 9, width, dtype=dtype)
+    tangents = da, normal(4, width, dtype="float32"), None
+    options: dict[str, Any] = {"variant": "paper"}
+    assert_golden(rms_norm(x, scale, **options), numpy_impl.rms_norm(x, scale, **options))
+    units = yardstick(x, scale, None, dy=dy, tangents=tangents, **options)
+    errors = 2.0**-24 * (2 * np.sqrt(width) + 3 + 22)
+    dx, dscale = jax.vjp(lambda x, scale: rms_norm(x, scale, **options), jnp.asarray(x), jnp.asarray(scale))[1](
+        jnp.asarray(dy)
+    )
+    want = numpy_impl.rms_norm_vjp(dy, x, scale, **options)
+    if magnitude < 1:  # of 1e38 it is subnormal
+        assert_near(dx, want[0], units["dx"], 1, errors)
+    assert_near(dscale, want[1], units["dscale"], 1, errors)
+    got = rms_norm_jvp((x, scale), tangents, **options)
+    want = numpy_impl.rms_norm_jvp((x, scale, None), tangents, **options)
+    assert_near(got, want, units["jvp"], 1, errors)
+
+
+def plain(x: Any, scale: Any, bias: Any, mask: Any = None, *, eps: float = 0.1) -> Any:
+    """RMSNorm as anyone would write it, for JAX to differentiate."""
+    if mask is None:
+        return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * scale + bias
+    x = jnp.where(mask, x, 1.0)
+    y = x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True, where=mask) + eps) * scale + bias
+    return jnp.where(mask, y, jax.lax.stop_gradient(y))
+
+
+def arguments(*shape: int, dtype: str = "float64") -> tuple[Any, ...]:
+    sizes = [shape, shape[-1:], shape[-1:]]
+    return tuple(jnp.asarray(normal(seed, *size, dtype=dtype)) for seed, size in enumerate(sizes))
+
+
+NORM = functools.partial(rms_norm, eps=0.1)
+
+
+def loss(norm: Any, *args: Any) -> Any:
+    return jnp.sum(jnp.sin(norm(*args)))
+
+
+TRANSFORMED = {
+    "grad": lambda f: jax.grad(f, (0, 1, 2)),
+    "jit of grad": lambda f: jax.jit(jax.grad(f, (0, 1, 2))),
+    "grad of jit": lambda f: jax.grad(jax.jit(f), (0, 1, 2)),
+    "remat": lambda f: jax.grad(jax.checkpoint(f), (0, 1, 2)),
+    "hessian": lambda f: jax.hessian(f, (0, 1, 2)),
+    "forward twice": lambda f: jax.jacfwd(jax.jacfwd(f, 1), 0),
+    "reverse twice": lambda f: jax.jacrev(jax.jacrev(f, 0), (0, 1)),
+    "reverse over forward": lambda f: jax.jit(jax.jacrev(jax.jacfwd(f, 0), 1)),
+    "third": lambda f: jax.grad(lambda *args: jnp.sum(jnp.cos(jax.hessian(f)(*args))), (0, 1)),
+    "linearize": lambda f: lambda *args: jax.linearize(f, *args)[1](*args),
+    "transpose": lambda f: lambda *args: jax.linear_transpose(jax.linearize(f, *args)[1], *args)(jnp.ones(())),
+    "vmap": lambda f: jax.vmap(jax.vmap(jax.grad(f, (0, 1)), (0, None, None)), (None, 0, None)),
+    "scan": lambda f: jax.grad(
+        lambda x, g, b: jax.lax.scan(lambda c, _: (c + 0.1 * jnp.sin(c + f(c, g, b)), None), x, None, length=3)[0].sum()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transformations(name: str) -> None:
+    """Derivatives here are of the order of 1 and sums of fewer than 1000 terms, so 1e-12 is 2^13 roundings."""
+    x, scale, bias = arguments(2, 5)
+    args = (x, jnp.stack([scale, -scale]), bias) if name == "vmap" else (x, scale, bias)
+    got, want = (TRANSFORMED[name](functools.partial(loss, norm)) for norm in (NORM, plain))
+    got, want = (got if name == "grad" else jax.jit(got))(*args), jax.jit(want)(*args)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert float(jnp.max(jnp.abs(other))) > 1e-3
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_finite_differences() -> None:
+    """The default tolerances of check_grads for float64: 1e-5, far over the error of its differences."""
+    args = arguments(3, 6)
+    mask = jnp.asarray(np.random.default_rng(3).uniform(size=(3, 6)) < 0.6).at[:, :2].set(True)
+    variant = PRESETS["zhang_torch"].replace(eps=0.1, statistic="variance", partial=0.6, scale_offset=1.0)
+
+    def function(x: Any, scale: Any, bias: Any) -> Any:
+        y = rms_norm(jnp.where(mask, x, 1.0), scale, bias, mask=mask, variant=variant)
+        return jnp.where(mask, y, 0.0)
+
+    check_grads(jax.jit(function), args, order=2, modes=("fwd", "rev"))
+
+
+@pytest.mark.parametrize("options", [{"eps": 0.0}, {"eps": 0.1, "variant": "zhang_torch", "partial": 0.5}], ids=str)
+def test_what_is_under_the_mask_reaches_no_derivative(options: dict[str, Any]) -> None:
+    x, scale, bias = arguments(4, 6)
+    mask = jnp.asarray(np.random.default_rng(3).uniform(size=(4, 6)) < 0.6).at[1].set(False).at[:, 0].set(True)
+    mask = mask.at[2].set(False)
+    live = mask & mask.any(-1, keepdims=True)
+    function = functools.partial(rms_norm, mask=mask, **options)
+
+    @jax.jit
+    def derivatives(under: Any, upstream: Any) -> Any:
+        args = jnp.where(mask, x, under), scale, bias
+        value = lambda *args: jnp.sum(jnp.where(live, jnp.sin(function(*args)), 0.0))  # noqa: E731
+        _, pull = jax.vjp(function, *args)
+        first = jax.grad(value, (0, 1, 2))(*args), pull(jnp.where(live, x, upstream))
+        return first, jax.hessian(value, (0, 1))(*args), jax.jacfwd(jax.jacfwd(value), 1)(*args)
+
+    clean, dirty = derivatives(1.0, 0.0), derivatives(jnp.nan, jnp.nan)
+    for one, other in zip(jax.tree.leaves(dirty), jax.tree.leaves(clean), strict=True):
+        assert bool(jnp.all(jnp.isfinite(one)))
+        assert bool(jnp.any(one))
+        np.testing.assert_array_equal(one, other)
+    for dx in (dirty[0][0][0], dirty[0][1][0]):
+        assert not bool(jnp.any(jnp.where(live, 0.0, dx)))
+
+
+def test_inverse_rms_is_constant() -> None:
+    x = arguments(2, 5)[0]
+    y, tangent = jax.jvp(lambda x: rms_norm(x, return_inverse_rms=True)[1], (x,), (x,))
+    assert bool(jnp.all(y > 0))
+    assert not bool(jnp.any(tangent))
+
+
+def test_next_to_underflow() -> None:
+    """Two ulps: the division, rho and the product round, and what they round off would be subnormal."""
+    x, scale = normal(0, 48, 9) * 1e-300, normal(1, 9)
+    for variant in ("standard", "zhang_torch"):
+        want = numpy_impl.rms_norm(x, scale, variant=variant)
+        assert np.max(ulps(rms_norm(x, scale, variant=variant), want)) <= 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_kept(dtype: str, masked: bool) -> None:
+    x, scale, bias = arguments(8, 64, dtype=dtype)
+    mask = jnp.asarray(np.random.default_rng(3).uniform(size=x.shape) < 0.6) if masked else None
+    want = [("float64", (8, 1)), (dtype, scale.shape), (dtype, x.shape)] + [("bool", x.shape)] * masked
+    kept = [aval for aval, _ in saved_residuals(functools.partial(rms_norm, mask=mask), x, scale, bias)]
+    _, pull = jax.vjp(functools.partial(rms_norm, mask=mask), x, scale, bias)
+    for found in (kept, jax.tree.leaves(pull)):
+        assert sorted((leaf.dtype.name, leaf.shape) for leaf in found) == sorted(want)
+
+
+def test_without_x64() -> None:
+    args = arguments(3, 8, dtype="bfloat16")
+
+    def everything() -> Any:
+        value = functools.partial(loss, lambda *args: rms_norm(*args, variant="llama").astype(jnp.float32))
+        y, inverse = rms_norm(*args, return_inverse_rms=True)
+        gradients = jax.grad(value, (0, 1, 2))(*args), jax.grad(jax.jit(value))(*args)
+        mapped = jax.vmap(jax.jvp, (None, 0, 0))(lambda x: rms_norm(x), (args[0],), (args[0],))
+        second = jax.jit(jax.jacrev(jax.grad(jax.jit(value), 1), 0))(*args)
+        return y, inverse, gradients, mapped, second, rms_norm_vjp(y, *args), rms_norm_jvp(args, args)
+
+    wide = everything()
+    with jax.enable_x64(False):
+        narrow = everything()
+        assert rms_norm(np.ones(3)).dtype == jnp.float32
+        with pytest.raises(ValueError, match=r"out_dtype is 'float64', expected at most 32 bits while x64 is off"):
+            rms_norm(args[0], out_dtype="float64")
+    for one, other in zip(jax.tree.leaves(narrow), jax.tree.leaves(wide), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_conversions_round_once(dtype: str) -> None:
+    """All numbers of 16 bits (of 32 some), what lies half-way between two, and the neighbours of that."""
+    integer = INTEGER[jnp.dtype(dtype).itemsize]
+    rng = np.random.default_rng(0)
+    bits = np.arange(-(2**15), 2**15) if integer is np.int16 else rng.integers(-(2**31), 2**31, 2**16)
+    narrow = np.concatenate([bits, rng.integers(0, 2**24, 2**10)]).astype(integer).view(dtype)
+    with np.errstate(invalid="ignore"):
+        known, exact = ~np.isnan(narrow), narrow.astype(np.float64)
+    widened = np.asarray(rounding.double(jnp.asarray(narrow)))
+    np.testing.assert_array_equal(widened[known].view(np.int64), exact[known].view(np.int64))
+    assert np.isnan(widened[~known]).all()
+
+    finite = np.sort(exact[np.isfinite(exact)])
+    middle = (finite[1:] + finite[:-1]) / 2
+    wide = [middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf), finite, [np.inf, -np.inf, 1e300, -0.0]]
+    wide = np.concatenate(wide)
+    with np.errstate(all="ignore"):
+        want = DoubleDouble(wide).round(dtype)
+    cast = functools.partial(rounding.cast, dtype=dtype)
+    transposed = jax.linear_transpose(rounding.double, jax.ShapeDtypeStruct(wide.shape, dtype))
+    for got in (jax.jit(cast)(wide), jax.jit(transposed)(wide)[0], jax.jvp(cast, (wide,), (wide,))[1]):
+        np.testing.assert_array_equal(np.asarray(got).view(integer), want.view(integer))
+    rounded = jax.jit(functools.partial(rounding.rounded, dtype=dtype))
+    np.testing.assert_array_equal(rounded(wide), want.astype(np.float64))
+    if dtype != "float32":
+        with np.errstate(all="ignore"):
+            single = wide.astype(np.float32)
+            want = DoubleDouble(single.astype(np.float64)).round(dtype)
+        kept = abs(want.astype(np.float64)) >= 2.0**-126
+        np.testing.assert_array_equal(np.asarray(rounded(single))[kept], want.astype(np.float32)[kept])
+        want = DoubleDouble(wide).round(dtype)
+    there_and_back = jax.jit(lambda x: rounding.double(cast(x)) + 0.0)(wide)
+    np.testing.assert_array_equal(there_and_back, want.astype(np.float64))
+
+
+def test_arguments() -> None:
+    x = jnp.ones((2, 3))
+    for wrong in ([1.0, 2.0], 1.0, None):
+        with pytest.raises(TypeError, match=r"rms_norm: x is .*, expected a jax.Array; convert it with jnp.asarray"):
+            rms_norm(wrong)
+    with pytest.raises(TypeError, match=r"rms_norm_vjp: dy is None \(NoneType\), expected a jax.Array"):
+        rms_norm_vjp(None, x)
+    with pytest.raises(TypeError, match=r"mask has dtype int64, expected bool"):
+        rms_norm(x, mask=np.ones((2, 3), int))
+    with pytest.raises(ValueError, match=r"out_dtype is 'int3', expected 'float16'"):
+        rms_norm(x, out_dtype="int3")
+    with pytest.raises(TypeError, match=r"rms_norm: x has dtype int32, expected float16"):
+        jax.jit(rms_norm)(jnp.ones((2, 3), jnp.int32))
+    for dtype in ("bfloat16", jnp.bfloat16, jnp.dtype("bfloat16")):
+        assert rms_norm(x, out_dtype=dtype).dtype == jnp.bfloat16
+
+
+def test_needs_jax_alone() -> None:
+    code = """import sys
+for name in ('flax', 'torch', 'tensorflow', 'keras'):
+    sys.modules[name] = None
+import rmsnorm.flax_impl as wing
+wing.rms_norm
+try:
+    wing.RMSNorm
+except ModuleNotFoundError as error:
+    print('needs', error.name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "needs flax\n"

@@ -1,0 +1,172 @@
+"""identify recovers every observable field of random variants that were written down by other code than its own.
+
+RMSNORM_IDENTIFY_VARIANTS sets how many are drawn (500 in two minutes); 120 are enough to meet every value of every
+field with several others.
+"""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from rmsnorm import Variant, dtypes
+from rmsnorm.call import Spec, resolve
+from rmsnorm.identify import Target, identify
+from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
+from rmsnorm.targets.bridges import NumPy
+
+COUNT = int(os.environ.get("RMSNORM_IDENTIFY_VARIANTS", "120"))
+BATCH = 20
+
+
+def random_variant(seed):
+    """A variant with every field drawn, and which parameters the target takes."""
+    random = np.random.default_rng(seed)
+    position = random.choice(["inside", "outside", "clamp"])
+    exponent = random.uniform(-14, -1) if position != "inside" else random.uniform(-12, 0)
+    eps = random.choice([None, 0.0, float(f"{10**exponent:.2e}"), 10.0 ** round(exponent)], p=[0.1, 0.05, 0.45, 0.4])
+    if position != "inside" and eps is None:
+        eps = 1e-8
+    partial = None
+    if random.random() < 0.4:
+        partial = random.choice([Fraction(int(random.integers(5, 96)), 100), Fraction(int(random.integers(1, 16)), 16)])
+    variant = Variant(
+        name="random",
+        eps=eps,
+        eps_position=str(position),
+        statistic=str(random.choice(["mean_square", "variance"], p=[0.9, 0.1])),
+        rounding=str(random.choice(["before_scale", "after_scale", "input_dtype"])),
+        scale_offset=float(random.choice([0.0, 1.0, 0.5])),
+        bias=bool(random.random() < 0.3),
+        partial=partial,
+        partial_rounding=str(random.choice(["ceil", "floor"])),
+        result_dtype=str(random.choice(["x", "scale", "promote", "half_scale"])),
+    )
+    gain = random.random() < 0.85
+    axes = [(-1,), (0,), (-2, -1)][random.choice(3, p=[0.7, 0.15, 0.15])] if partial is None else (-1,)
+    if axes == (-2, -1) and not (gain or variant.bias):
+        axes = (-1,)  # without parameters nothing tells two axes from the whole of x
+    return variant, gain, axes
+
+
+def step_by_step(x, scale, bias, variant, axes, call):
+    """All in the dtype of x: every operation rounds."""
+    n = int(np.prod([x.shape[axis] for axis in axes]))
+    k = variant.counted(n)
+    order = np.arange(n).reshape([x.shape[axis] for axis in sorted(axis % x.ndim for axis in axes)])
+    where = np.broadcast_to(
+        np.expand_dims(order < k, [a for a in range(x.ndim) if a - x.ndim not in axes and a not in axes]), x.shape
+    )
+    t = x.dtype
+
+    def mean(values):
+        return (np.sum(np.where(where, values, 0), axis=axes, keepdims=True, dtype=wide) / wide(k)).astype(t)
+
+    wide = np.float64 if t == np.float64 else np.float32
+    centred = x - mean(x) if variant.statistic == "variance" else x
+    q = mean(centred * centred)
+    eps = t.type(call.eps)
+    if variant.eps_position == "inside":
+        rho = np.sqrt(q + eps)
+    elif variant.eps_position == "outside":
+        rho = np.sqrt(q) + eps
+    else:
+        rho = np.maximum(np.sqrt(q), t.type(call.eps / k**0.5))
+    y = x / rho
+    shape = [size if axis - x.ndim in axes or axis in axes else 1 for axis, size in enumerate(x.shape)]
+    common = np.dtype(call.product)
+    if scale is not None:
+        y = y.astype(common) * (scale.astype(common) + common.type(variant.scale_offset)).reshape(shape)
+    if bias is not None:
+        y = y.astype(common) + bias.astype(common).reshape(shape)
+    return y.astype(call.result)
+
+
+def target_of(variant, gain, axes):
+    """It as a target: the golden where it rounds as the variant says, and code that rounds everywhere."""
+
+    def function(arguments):
+        x, scale, bias = (arguments.get(role) for role in ("x", "scale", "bias"))
+        if variant.rounding == "input_dtype":
+            spec = [None if p is None else Spec(p.shape, p.dtype.name) for p in (scale, bias)]
+            call = resolve("random", Spec(x.shape, x.dtype.name), *spec, variant=variant, axis=axes)
+            return step_by_step(x, scale, bias, variant, axes, call)
+        return rms_norm(x, scale, bias, variant=variant, axis=axes)
+
+    def derivatives(given, dy):
+        found = rms_norm_vjp(dy, given["x"], given.get("scale"), given.get("bias"), variant=variant, axis=axes)
+        return dict(zip(("x", "scale", "bias"), found, strict=True))
+
+    roles = (*(["scale"] if gain else []), *(["bias"] if variant.bias else []))
+    sizes = {(-2, -1): (4, 8)}.get(axes)
+    return Target(
+        "random", "numpy", NumPy(), function, roles, width=32 if sizes else None,
+        shape_of=lambda role, shape: sizes or tuple(shape[axis] for axis in axes), derivatives=derivatives,
+    )  # fmt: skip
+
+
+def expected(variant, gain):
+    """The fields that can be seen, by the function alone."""
+    fields = {"statistic": variant.statistic, "eps": variant.eps, "bias": variant.bias}
+    if variant.eps != 0:
+        fields["eps_position"] = variant.eps_position
+    if variant.partial is not None:
+        fields |= {"partial": variant.partial, "partial_rounding": variant.partial_rounding}
+    if gain:
+        fields |= {"scale_offset": variant.scale_offset, "result_dtype": variant.result_dtype}
+    if gain or variant.bias or variant.rounding == "input_dtype":
+        fields["rounding"] = variant.rounding
+    return fields
+
+
+def wrong(seed):
+    """What identify missed of a random variant."""
+    variant, gain, axes = random_variant(seed)
+    found = identify(target_of(variant, gain, axes), width=32, time_limit=60)
+    if found.variant is None:
+        return [f"{seed}: {variant}, {axes}: {found.text}"]
+    missed = []
+    for name, want in expected(variant, gain).items():
+        got = getattr(found.variant, name)
+        if name == "eps" and want:
+            if got is None or abs(got / want - 1) > 1e-2:
+                missed.append(f"{name} is {want}, found {got}")
+        elif name == "partial":
+            counts = [variant.counted(n) == found.variant.counted(n) for n in range(1, 161)]
+            if not all(counts):
+                missed.append(f"{name} is {want}, found {got} {found.variant.partial_rounding}")
+        elif name != "partial_rounding" and got != want:
+            missed.append(f"{name} is {want}, found {got}")
+    wanted = {(-1,): "last", (0,): "0 of 2", (-2, -1): "last 2"}[axes]
+    if found["axes"] != wanted:
+        missed.append(f"axes are {axes}, found {found['axes']}")
+    if found["gradients"] != "agree":
+        missed.append(f"the gradients are those of the golden, found {found['gradients']}")
+    if found.defects or not found["confirmed"] or found.recognised != (variant.statistic == "mean_square"):
+        missed.append(f"it has no defect, found {found.defects} {found['confirmed']}")
+    return [f"{seed}: {variant}, gain {gain}, {axes}: {'; '.join(missed)}\n{found.text}"] if missed else []
+
+
+@pytest.mark.parametrize("start", range(0, COUNT, BATCH))
+def test_every_field_that_can_be_seen_is_recovered(start):
+    missed = [text for seed in range(start, min(start + BATCH, COUNT)) for text in wrong(seed)]
+    assert not missed, f"{len(missed)} of {BATCH} were not recovered:\n" + "\n".join(missed)
+
+
+def test_the_draw_meets_every_value():
+    drawn = [random_variant(seed) for seed in range(COUNT)]
+    for name, values in {
+        "eps_position": {"inside", "outside", "clamp"},
+        "statistic": {"mean_square", "variance"},
+        "rounding": {"before_scale", "after_scale", "input_dtype"},
+        "result_dtype": {"x", "scale", "promote", "half_scale"},
+        "partial_rounding": {"ceil", "floor"},
+        "bias": {True, False},
+        "scale_offset": {0.0, 0.5, 1.0},
+    }.items():
+        assert {getattr(variant, name) for variant, _, _ in drawn} == values, name
+    assert {axes for _, _, axes in drawn} == {(-1,), (0,), (-2, -1)}
+    assert dtypes.FLOATS

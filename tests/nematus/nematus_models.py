@@ -1,0 +1,186 @@
+"""Models of Nematus for the tests: what it computed itself, and random ones of every kind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rmsnorm.nematus.config import Config, read
+from rmsnorm.nematus.names import VERSIONS, variables
+
+DATA = Path(__file__).parents[1] / "data" / "nematus"
+
+SMALL: dict[str, Any] = {"embedding_size": 6, "state_size": 5, "source_vocab_sizes": (9,), "target_vocab_size": 8}
+DEEP: dict[str, Any] = {
+    "rnn_enc_depth": 2,
+    "rnn_enc_transition_depth": 2,
+    "rnn_dec_depth": 3,
+    "rnn_dec_base_transition_depth": 3,
+    "rnn_dec_high_transition_depth": 2,
+}
+FACTORS: dict[str, Any] = {"source_vocab_sizes": (8, 4), "dim_per_factor": (4, 2)}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "layer": {"norm": "layer"},
+    "rms": {"norm": "rms"},
+    "rms with offset": {"norm": "rms", "norm_offset": True},
+    "deep": {"norm": "rms", **DEEP},
+    "deep of odd depth": {"norm": "layer", **DEEP, "rnn_enc_depth": 3, "rnn_dec_deep_context": True},
+    "deep v0.3": {"norm": "rms", **DEEP, "rnn_dec_deep_context": True, "dialect": "tensorflow-v0.3", "search": "costs"},
+    "deep v0.4": {"norm": "layer", **DEEP, "search": "costs"},
+    "deep theano": {"norm": "rms", **DEEP, "dialect": "theano"},
+    "deep theano with offset": {"norm": "layer", **DEEP, "rnn_dec_deep_context": True, "dialect": "theano"},
+    "factors": {"norm": "rms", **FACTORS},
+    "tied decoder": {"tie_decoder_embeddings": True},
+    "tied encoder": {"tie_encoder_decoder_embeddings": True, **FACTORS},
+    "tied all": {"tie_decoder_embeddings": True, "tie_encoder_decoder_embeddings": True, **FACTORS},
+    "relu": {"output_hidden_activation": "relu"},
+    "prelu": {"output_hidden_activation": "prelu", "norm": "rms"},
+    "linear": {"output_hidden_activation": "linear"},
+    "mixture": {"softmax_mixture_size": 3, "norm": "rms"},
+    "tied mixture": {"softmax_mixture_size": 2, "tie_decoder_embeddings": True},
+    "lexical": {"rnn_lexical_model": True, "norm": "layer"},
+    "smoothed labels": {"label_smoothing": 0.1},
+}
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "rms": {"norm": "rms"},
+    "layer": {"norm": "layer"},
+    "tied decoder": {"norm": "rms", "tie_decoder_embeddings": True},
+    "tied encoder": {"norm": "rms", "tie_encoder_decoder_embeddings": True, "source_vocab_sizes": (8,)},
+    "tied all": {
+        "norm": "layer",
+        "tie_decoder_embeddings": True,
+        "tie_encoder_decoder_embeddings": True,
+        "source_vocab_sizes": (8,),
+    },
+    "smoothed labels": {"norm": "rms", "label_smoothing": 0.1},
+}
+
+
+def config_of(kind: str) -> Config:
+    return Config(**{**SMALL, **KINDS[kind]})
+
+
+def transformer_of(kind: str) -> Config:
+    sizes = {"embedding_size": 8, "state_size": 8, "transformer_num_heads": 2, "transformer_ffn_hidden_size": 6}
+    depths = {"transformer_enc_depth": 2, "transformer_dec_depth": 2}
+    return Config(**{**SMALL, **sizes, **depths, "model_type": "transformer", **TRANSFORMERS[kind]})
+
+
+def random_parameters(config: Config, dtype: str = "float64", seed: int = 0) -> dict[str, Any]:
+    """Matrices that keep the size of what they multiply; gains about 1, biases about 0."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for row in variables(config):
+        value = rng.standard_normal(row.shape)
+        if row.name.endswith(("/scale", "/new_std")):
+            value = 1 + 0.3 * value
+        elif "embedding" in row.name.rpartition("/")[2]:
+            value = 0.7 * value
+        else:
+            value *= 0.4 if len(row.shape) == 1 else 1.5 / np.sqrt(row.shape[0])
+        found[row.name] = value.astype(dtype)
+    return found
+
+
+def batch(config: Config, seed: int = 0) -> tuple[Any, Any, Any, Any]:
+    """Sentences of several lengths, padded: x, x_mask, y, y_mask."""
+    rng = np.random.default_rng(seed)
+    source, target = np.array([4, 2, 1]), np.array([2, 4, 3])
+    x_mask = (np.arange(4)[:, None] < source).astype(np.float64)
+    y_mask = (np.arange(4)[:, None] < target).astype(np.float64)
+    x = np.stack([rng.integers(1, size, x_mask.shape) for size in config.source_vocab_sizes]) * x_mask.astype(int)
+    y = rng.integers(1, config.target_vocab_size, y_mask.shape) * y_mask.astype(int)
+    y[target - 1, np.arange(3)] = 0
+    return x, x_mask, y, y_mask
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run of Nematus, as tests/data keeps it."""
+
+    options: dict[str, Any]
+    names: list[str]
+    tensors: dict[str, Any]
+    probes: dict[str, Any]
+    arrays: dict[str, Any]
+
+    @property
+    def sentences(self) -> tuple[Any, Any, Any, Any]:
+        return tuple(self.arrays[name].astype(int) for name in ("x", "x_mask", "y", "y_mask"))
+
+    def model(self, norm: str) -> tuple[Config, dict[str, Any], dict[str, str]]:
+        """Config, parameters by the names of master, and Nematus's own name of each."""
+        config = read(self.options, norm=norm)
+        rows = variables(config)
+        version = max(range(len(VERSIONS)), key=lambda i: sum(row.names[i] in self.tensors for row in rows))
+        own = {row.name: row.names[version] for row in rows}
+        assert sorted(own.values()) == sorted(self.tensors)
+        return config, {name: self.tensors[each] for name, each in own.items()}, own
+
+
+@cache
+def reference(name: str) -> Reference:
+    with np.load(DATA / f"{name}.npz", allow_pickle=False) as archive:
+        arrays = dict(archive)
+    shapes = json.loads(arrays.pop("names").tobytes())
+    flat, tensors, begin = arrays.pop("tensors"), {}, 0
+    for each, shape in shapes.items():
+        size = int(np.prod(shape))
+        tensors[each] = flat[begin : begin + size].reshape(shape)
+        begin += size
+    assert begin == len(flat)
+    probes = dict(zip(shapes, arrays.pop("gradients"), strict=True))
+    return Reference(json.loads(arrays.pop("options").tobytes()), list(shapes), tensors, probes, arrays)
+
+
+def check_gradients(found: dict[str, Any], own: dict[str, str], probes: dict[str, Any], bound: float = 1e-4) -> None:
+    """Norm and three products with cosines; each product of an error e with them is at most |e| sqrt(size)."""
+    for name, gradient in found.items():
+        norm, *products = probes[own[name]]
+        position = np.arange(gradient.size)
+        assert abs(np.linalg.norm(gradient) - norm) <= bound * norm, name
+        for k, product in enumerate(products, start=1):
+            error = abs((gradient.ravel() * np.cos(k * position)).sum() - product)
+            assert error <= bound * norm * np.linalg.norm(np.cos(k * position)), (name, k)
+
+
+def check_beams(reference: Reference, model: Any, bound: float) -> int:
+    """Every beam of Nematus, best first, token for token."""
+    x, x_mask, _, _ = reference.sentences
+    count = 0
+    for name, sequences in reference.arrays.items():
+        if not name.endswith("_sequences"):
+            continue
+        beam, *rest = name.removesuffix("_sequences").split("_")
+        scores = reference.arrays.get(name.replace("sequences", "scores"))
+        scores = -reference.arrays[name.replace("sequences", "costs")] if scores is None else scores
+        order = np.argsort(-scores, axis=1, kind="stable")
+        alpha = float(rest[0].removeprefix("alpha")) if rest else 0.0
+        found = model.translate(x, x_mask, int(beam.removeprefix("beam")), 12, normalization_alpha=alpha)
+        wanted = np.maximum(np.take_along_axis(sequences, order[:, :, None], axis=1), 0)  # v0.3 pads with -1
+        np.testing.assert_array_equal(found.sequences, wanted, err_msg=name)
+        np.testing.assert_allclose(found.scores, np.take_along_axis(scores, order, axis=1), rtol=0, atol=bound)
+        count += 1
+    return count
+
+
+def check_directions(loss: Any, parameters: dict[str, Any], gradients: dict[str, Any]) -> None:
+    """Every gradient against central differences along a random direction.
+
+    With h = 1e-6 the difference errs by h^2/6 of the third derivative, which is below 1e5 here, and by the rounding of
+    the loss over h: of less than 100 numbers below 10, so 5e-14 at most. 1e-7 covers both.
+    """
+    rng = np.random.default_rng(7)
+    h = 1e-6
+    assert gradients.keys() == parameters.keys()
+    for name, value in parameters.items():
+        direction = rng.standard_normal(value.shape)
+        ahead, behind = (loss({**parameters, name: value + sign * h * direction}) for sign in (1, -1))
+        slope = (ahead - behind) / (2 * h)
+        assert abs(slope - (gradients[name] * direction).sum()) <= 1e-7 * (1 + abs(slope)), name

@@ -1,0 +1,476 @@
+"""Nematus's names, options and Theano archives, with NumPy alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nematus_models import KINDS, TRANSFORMERS, batch, config_of, random_parameters, reference, transformer_of
+
+from rmsnorm import nematus
+from rmsnorm.nematus.centring import to_rms_norm
+from rmsnorm.nematus.config import LEGACY, Config, read, write
+from rmsnorm.nematus.names import VERSIONS, check, is_of_training, unused, variables
+from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
+from rmsnorm.nematus.vocabulary import vocabularies
+
+IN_THEANO = [kind for kind in KINDS if kind not in ("prelu", "mixture", "tied mixture", "lexical")]
+OTHER_NUMBERS = "Theano Nematus will compute other numbers"
+
+
+def save(directory: Path, kind: str = "rms", **changes: Any) -> tuple[Config, dict[str, Any]]:
+    config = config_of(kind).replace(**changes)
+    parameters = random_parameters(config, "float32")
+    nematus.save_theano(directory / "model.npz", config, parameters)
+    return config, parameters
+
+
+def rewrite(directory: Path, **changes: Any) -> None:
+    """The archive in a directory with other arrays; None takes one out."""
+    path = directory / "model.npz"
+    with np.load(path) as archive:
+        arrays = {**archive, **changes}
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+
+
+def reoption(directory: Path, **changes: Any) -> None:
+    path = directory / "model.npz.json"
+    options = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({name: value for name, value in options.items() if value is not None}))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *(f"transformer {kind}" for kind in TRANSFORMERS)])
+def test_the_table_is_a_map_in_every_direction(kind: str) -> None:
+    config = transformer_of(kind.removeprefix("transformer ")) if kind.startswith("transformer ") else config_of(kind)
+    rows = variables(config)
+    for version, column in zip(VERSIONS, zip(*(row.names for row in rows), strict=True), strict=True):
+        named = [name for name in column if name is not None]
+        assert len(set(named)) == len(named)
+        assert not any(map(is_of_training, named)), version
+    assert not {name for row in rows for name in row.names} & unused(config)
+    check("test", config, random_parameters(config))
+
+
+def test_names_that_nematus_wrote() -> None:
+    """The variables of real checkpoints, of shallow and deep models; and names as its converters know them."""
+    for name, norm, version in (("A2s", "layer", 0), ("A4", "rms", 0), ("A7b", "rms", 0), ("B", "rms", 1)):
+        run = reference(name)
+        rows = variables(read(run.options, norm=norm))
+        assert {row.names[version]: row.shape for row in rows} == {key: each.shape for key, each in run.tensors.items()}
+    rows = variables(config_of("deep theano with offset").replace(norm_offset=True))
+    known = {row.name: row for row in rows}
+    expected = {
+        "encoder/forward-stack/level0/gru0/gates_bias": ("encoder/forwardEncoder/gates_bias", "encoder_b"),
+        "encoder/backward-stack/level0/gru1/proposal_bias": (None, "encoder_r_bx_drt_1"),
+        "encoder/forward-stack/level1/gru0/state_to_gates": (None, "encoder_r_2_U"),
+        "encoder/backward-stack/level1/gru1/gates_state_norm/new_std": (None, "encoder_2_U_drt_1_lns"),
+        "decoder/base/gru1/gates_x_norm/new_std": ("decoder/gates_x_norm_1/new_std", "decoder_Wc_lns"),
+        "decoder/base/gru1/gates_bias": ("decoder/gates_bias_1", "decoder_b_nl"),
+        "decoder/base/gru2/proposal_state_norm/new_mean": (None, "decoder_Ux_nl_drt_1_lnb"),
+        "decoder/base/attention/hidden_context_norm/new_mean": (
+            "decoder/hidden_context_norm/new_mean",
+            "decoder_Wc_att_lnb",
+        ),
+        "decoder/high/level1/gru1/state_to_proposal": (None, "decoder_3_Ux_drt_1"),
+        "decoder/embedding/embeddings": ("decoder/y_embeddings_layer/embeddings", "Wemb_dec"),
+        "decoder/next_word_predictor/state_to_hidden/new_std": (None, "ff_logit_lstm_ln_s"),
+    }
+    for name, (v01, theano) in expected.items():
+        assert (known[name].v01, known[name].theano) == (v01 or name, theano)
+    assert {row.theano for row in variables(config_of("factors"))} >= {"Wemb", "Wemb1"}
+
+
+@pytest.mark.parametrize("kind", IN_THEANO)
+@pytest.mark.filterwarnings(f"ignore:.*{OTHER_NUMBERS}")
+def test_a_round_trip_through_theano_changes_no_bit(kind: str, tmp_path: Path) -> None:
+    config, parameters = save(tmp_path, kind)
+    found = nematus.load(tmp_path)
+    assert (found.config, found.names, found.smoothed) == (config, "theano", False)
+    assert found.parameters.keys() == parameters.keys()
+    for name, array in found.parameters.items():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, parameters[name])
+    assert found.left_out == ("decoder_c_tt",)
+    drt = [name for name in found.unused if "_drt_" in name]
+    assert (
+        len(drt)
+        == len(found.unused)
+        == (0 if "theano" in kind else 4 * (config.rnn_enc_transition_depth - 1) * config.rnn_enc_depth)
+    )
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.npz", "model.npz.json"]
+
+
+def test_warnings_where_theano_nematus_differs(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=rf"{OTHER_NUMBERS}: the biases of decoder/high are added elsewhere"):
+        save(tmp_path, "deep")
+    with pytest.warns(UserWarning, match=rf"{OTHER_NUMBERS}: its output activation is tanh"):
+        save(tmp_path, "relu")
+    with pytest.raises(ValueError, match=r"no variable like decoder/lexical/W; save a TensorFlow checkpoint"):
+        save(tmp_path, "lexical")
+
+
+def test_an_archive_of_rmsnorm_with_offsets_must_be_called_so(tmp_path: Path) -> None:
+    """Its names are those of LayerNorm, and the options of Theano Nematus do not tell."""
+    save(tmp_path, "rms with offset")
+    assert nematus.load(tmp_path).config.norm == "rms"
+    reoption(tmp_path, layer_normalization_type=None, dialect=None)
+    told = nematus.load(tmp_path)
+    assert (told.config.norm, told.config.dialect) == ("layer", "theano")
+    assert "decoder/base/gru0/gates_x_norm/new_mean" in told.parameters
+    said = nematus.load(tmp_path, norm="rms")
+    assert (said.config.norm, said.config.norm_offset) == ("rms", True)
+    assert "decoder/base/gru0/gates_x_norm/offset" in said.parameters
+    save(tmp_path, "rms")
+    with pytest.raises(ValueError, match=r"norm is 'layer', expected rms, as its variables say"):
+        nematus.load(tmp_path, norm="layer")
+
+
+def test_options_of_every_version() -> None:
+    old = {
+        "embedding_size": 12, "state_size": 16, "source_vocab_sizes": [37], "target_vocab_size": 41, "enc_depth": 2,
+        "dec_depth": 3, "use_layer_norm": True, "use_dropout": False, "dropout_hidden": 0.2, "saveto": "model.npz",
+        "dec_base_recurrence_transition_depth": 4, "tie_decoder_embeddings": True,
+    }  # fmt: skip
+    config = read(old, norm="rms")
+    assert (config.dialect, config.search) == ("tensorflow-v0.3", "costs")
+    depths = (config.rnn_enc_depth, config.rnn_dec_depth, config.rnn_dec_base_transition_depth)
+    assert (*depths, config.tie_decoder_embeddings, config.rnn_dropout_hidden) == (2, 3, 4, True, 0.0)
+    assert read(write(config), norm="rms") == config
+    assert write(config)["saveto"] == "model.npz"
+    assert write(config)["enc_depth"] == 2
+    assert "rnn_enc_depth" not in write(config)
+
+    theano = {"dim_word": 12, "dim": 16, "n_words_src": 37, "n_words": 41, "factors": 2, "dim_per_factor": [10, 2]}
+    config = read(theano)
+    assert (config.dialect, config.source_vocab_sizes) == ("theano", (37, 37))
+    assert read(write(config)) == config
+    assert read({**theano, "dialect": "tensorflow"}).dialect == "tensorflow"
+
+    v04 = {"rnn_enc_depth": 2, **{name: old[name] for name in ("embedding_size", "state_size", "target_vocab_size")}}
+    first = {**v04, "embedding_size": 16, "model_type": "transformer", "transformer_encoder_layers": 3}
+    config = read({**first, "source_vocab_sizes": [37], "transformer_decoder_layers": 4}, norm="layer")
+    assert (config.transformer_enc_depth, config.transformer_dec_depth) == (3, 4)
+    config = read({**v04, "source_vocab_size": 37})
+    assert (config.dialect, config.search) == ("tensorflow", "costs")
+    assert read({**v04, "source_vocab_size": 37, "translation_strategy": "beam_search"}).search == "sampler"
+    for kind in KINDS:
+        config = config_of(kind)
+        assert read(write(config), norm=config.norm, norm_offset=config.norm_offset) == config
+    for kind in TRANSFORMERS:
+        config = transformer_of(kind)
+        assert read(write(config), norm=config.norm, norm_offset=config.norm_offset) == config
+    assert len({name for names in LEGACY.values() for name in names} | set(LEGACY)) == sum(
+        map(len, LEGACY.values())
+    ) + len(LEGACY)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dim": None}, r"state_size or dim is missing, expected in the options of a Nematus model"),
+        ({"dim": "16"}, r"state_size is '16', expected integers >= 1"),
+        ({"enc_depth": 0}, r"rnn_enc_depth is 0, expected integers >= 1"),
+        ({"dec_base_recurrence_transition_depth": 1}, r"base_transition_depth is 1, expected integers >= 2"),
+        ({"output_hidden_activation": "gelu"}, r"is 'gelu', expected 'tanh', 'relu', 'prelu' or 'linear'"),
+        ({"dim_per_factor": [6, 2], "factors": 2}, r"dim_per_factor is \(6, 2\), expected sizes that add up to 6"),
+        ({"dim_per_factor": [3, 3]}, r"dim_per_factor is \(3, 3\), expected one size for each of \(9,\)"),
+        ({"encoder": "lstm"}, r"encoder is 'lstm', expected 'gru'; this part of Theano Nematus is not ported"),
+        ({"enc_depth_bidirectional": 2}, r"enc_depth_bidirectional is 2, expected the enc_depth of 1"),
+        ({"use_dropout": True, "model_version": None}, r"model_version is None, expected 0.1 or later"),
+        ({"use_dropout": True, "model_version": 0}, r"model_version is 0, expected 0.1 or later"),
+        ({"label_smoothing": 1.5}, r"label_smoothing is 1.5, expected a number in \[0, 1\)"),
+        ({"softmax_mixture_size": 2, "lexical_model": True}, r"rnn_lexical_model is True, expected False"),
+        ({"tie_encoder_decoder_embeddings": True}, r"target_vocab_size is 8, expected 9 of the tied source"),
+        ({"model_type": "cnn"}, r"model_type is 'cnn', expected 'rnn' or 'transformer'"),
+        ({"model_type": "transformer"}, r"embedding_size is 6, expected the state_size of 5"),
+    ],
+)
+def test_options_that_cannot_be(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save(tmp_path)
+    reoption(tmp_path, dialect=None, **changes)
+    with pytest.raises(ValueError, match=message):
+        nematus.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"ff_state_b": None},
+            r"lacks ff_state_b, expected by the config as decoder/initial_state_constructor/b \(5,\)",
+        ),
+        ({"Wemb": None, "ff_state_b": None}, r"lacks Wemb and 1 more, expected by the config as encoder/embedding"),
+        (
+            {"encoder_W": np.zeros((6, 9), "f4")},
+            r"encoder_W in .*model.npz has shape \(6, 9\), expected \(6, 10\) of enc",
+        ),
+        ({"other": np.zeros(3, "f4")}, r"holds other \(3,\), and the config has no such variable"),
+        ({"encoder_W": np.full((6, 10), np.nan, "f4")}, r"encoder_W in .* holds 60 NaN or infinite values of 60"),
+        ({"encoder_W": np.zeros((6, 10), "i4")}, r"encoder_W in .* has dtype int32, expected float32 or float64"),
+        ({"encoder_W": np.array([{}], object)}, r"encoder_W in .* is an array of Python objects, .*never unpickled"),
+    ],
+)
+def test_archives_that_do_not_fit(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save(tmp_path)
+    rewrite(tmp_path, **changes)
+    with pytest.raises((TypeError, ValueError), match=message):
+        nematus.load(tmp_path)
+
+
+def test_the_config_of_another_model(tmp_path: Path) -> None:
+    save(tmp_path)
+    reoption(tmp_path, enc_depth=2)
+    with pytest.raises(
+        ValueError, match=r"lacks encoder_2_U and \d+ more, expected by the config as encoder/backward-s"
+    ):
+        nematus.load(tmp_path)
+    reoption(tmp_path, enc_depth=1, dim=6)
+    with pytest.raises(ValueError, match=r"has shape .*, expected .* by the config; is it the config of another model"):
+        nematus.load(tmp_path)
+    with pytest.raises(ValueError, match=r"save_theano: the model lacks decoder/base/gru2/gates_bias"):
+        nematus.save_theano(
+            tmp_path / "m",
+            config_of("rms").replace(rnn_dec_base_transition_depth=3),
+            random_parameters(config_of("rms")),
+        )
+    assert not (tmp_path / "m").exists()
+
+
+def test_what_belongs_to_the_trainer_is_left_out(tmp_path: Path) -> None:
+    """Also as pickled objects, which Theano Nematus writes for some."""
+    config, _ = save(tmp_path)
+    rewrite(
+        tmp_path, uidx=np.int64(3), history_errs=np.array([[1.0], None], object), adam_t=np.ones(3), zipped_params=None,
+        accum3=np.ones(2), **{"loss/prior/encoder_W": np.ones(2)},
+    )  # fmt: skip
+    found = nematus.load(tmp_path)
+    assert found.left_out == ("accum3", "adam_t", "decoder_c_tt", "loss/prior/encoder_W", "uidx")
+    assert found.config == config
+
+
+def test_averages_of_exponential_smoothing(tmp_path: Path) -> None:
+    config, parameters = save(tmp_path)
+    averages = {f"{row.theano}_smooth": 2 * parameters[row.name] for row in variables(config)}
+    rewrite(tmp_path, **averages)
+    plain = nematus.load(tmp_path)
+    assert not plain.smoothed
+    np.testing.assert_array_equal(
+        plain.parameters["decoder/initial_state_constructor/b"], parameters["decoder/initial_state_constructor/b"]
+    )
+    reoption(tmp_path, exponential_smoothing=1e-4)
+    smooth = nematus.load(tmp_path)
+    assert smooth.smoothed
+    for name, array in smooth.parameters.items():
+        np.testing.assert_array_equal(array, 2 * parameters[name])
+    nematus.save_theano(tmp_path / "again.npz", smooth.config, smooth.parameters)
+    again = nematus.load(tmp_path / "again.npz")
+    assert not again.smoothed
+    assert again.config == smooth.config.replace(exponential_smoothing=0.0)
+    rewrite(tmp_path, ff_state_b_smooth=None)
+    with pytest.raises(
+        ValueError, match=r"smoothed, lacks ff_state_b_smooth, expected by the config as decoder/initial"
+    ):
+        nematus.load(tmp_path / "model.npz")
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    save(tmp_path)
+    path = tmp_path / "model.npz"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"model.npz is damaged \(.*\), expected an npz archive"):
+        nematus.load(tmp_path)
+    middle = len(whole) // 2
+    path.write_bytes(whole[:middle] + bytes(64) + whole[middle + 64 :])
+    with pytest.raises(ValueError, match=r"model.npz is damaged \(.*\), expected an npz archive"):
+        nematus.load(tmp_path)
+    path.write_bytes(whole)
+    options = tmp_path / "model.npz.json"
+    options.write_text(options.read_text()[:-10])
+    with pytest.raises(ValueError, match=r"model.npz.json is not JSON \(.*\), expected the options of a Nematus model"):
+        nematus.load(tmp_path)
+    options.write_text("[1]")
+    with pytest.raises(ValueError, match=r"model.npz.json is not an object"):
+        nematus.load(tmp_path)
+
+
+def test_where_models_are_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no model, expected a checkpoint \(\*.index\), an archive"):
+        nematus.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"nothing.npz is neither a directory, nor a file, nor the prefix"):
+        nematus.load(tmp_path / "nothing.npz")
+    config, _ = save(tmp_path)
+    assert nematus.load(tmp_path).config == nematus.load(tmp_path / "model.npz").config == config
+    options = (tmp_path / "model.npz.json").rename(tmp_path / "config.json")
+    assert nematus.load(tmp_path / "model.npz").config == config
+    elsewhere = options.rename(tmp_path / "options.json")
+    with pytest.raises(
+        FileNotFoundError, match=r"the options of .*model.npz are missing, expected in .*model.npz.json"
+    ):
+        nematus.load(tmp_path / "model.npz")
+    assert nematus.load(tmp_path / "model.npz", config=elsewhere).config == config
+    assert nematus.load(tmp_path / "model.npz", config=write(config, theano=True)).config == config
+    for name in ("one.npz", "two.npz"):
+        nematus.save_theano(tmp_path / name, config, random_parameters(config))
+    with pytest.raises(ValueError, match=r"holds 2 models, expected one; name one of one.npz, two.npz"):
+        nematus.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.npz-1000", "model.iter1000.npz", "model.npz.best-valid-script", "model.npz.best_bleu", "model.npz"]
+)
+def test_checkpoints_from_the_midst_of_training(name: str, tmp_path: Path) -> None:
+    """They may have no options of their own; other numbers in a name mean nothing."""
+    config, _ = save(tmp_path)
+    path = (tmp_path / "model.npz").rename(tmp_path / name)
+    assert nematus.load(path).config == config
+    (tmp_path / "model.npz.json").rename(tmp_path / "model-2.npz.json")
+    with pytest.raises(FileNotFoundError, match=r"the options of .* are missing"):
+        nematus.load(path)
+    (tmp_path / "model-2.npz.json").rename(tmp_path / "config.json")
+    assert nematus.load(path).config == config
+    np.savez(tmp_path / "io.npz", logits=np.zeros(3))
+    if path.suffix == ".npz":
+        assert nematus.load(tmp_path).path == path
+    else:
+        with pytest.raises(FileNotFoundError, match=r"holds no model"):
+            nematus.load(tmp_path)
+
+
+def test_the_id_of_unknown_words_in_scores(tmp_path: Path) -> None:
+    """Master trains and scores by the dictionary, and translates with 2 whatever that is; others know only 1."""
+    for first, ids in (({"eos": 0, "UNK": 1, "w2": 2}, 1), ({"<EOS>": 0, "<GO>": 1, "<UNK>": 2}, 2)):
+        for name, size in (("0", 9), ("1", 8)):
+            words = {**first, **{f"w{index}": index for index in range(3, size)}}
+            (tmp_path / f"{name}.json").write_text(json.dumps(words))
+        for dialect, translating, scoring in (("tensorflow", 2, ids), ("tensorflow-v0.3", 1, 1), ("theano", 1, 1)):
+            save(tmp_path, dialect=dialect, options={"dictionaries": ["0.json", "1.json"]})
+            model = nematus.load(tmp_path)
+            for wanted, asked in ((translating, False), (scoring, True)):
+                sources, target = vocabularies(model, scoring=asked)
+                assert [each.unknown for each in (*sources, target)] == [wanted, wanted]
+
+
+def test_gains_that_a_conversion_dropped(tmp_path: Path) -> None:
+    """As Nematus's own does with those of RMSNorm: the model is another one, unless that is meant."""
+    save(tmp_path)
+    with np.load(tmp_path / "model.npz") as archive:
+        kept = {name: array for name, array in archive.items() if not name.endswith(("_lns", "_ln_s"))}
+    np.savez(tmp_path / "model.npz", **kept)
+    with pytest.raises(ValueError, match=r"no gains, expected those of the norms that layer_normalisation of its opti"):
+        nematus.load(tmp_path)
+    assert nematus.load(tmp_path, norm="none").config.norm == "none"
+
+
+def test_nothing_is_left_where_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, parameters = save(tmp_path)
+    before = (tmp_path / "model.npz").read_bytes()
+
+    def fail(file: Any, **arrays: Any) -> None:
+        file.write(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(OSError, match="No space left"):
+        nematus.save_theano(tmp_path / "model.npz", config, parameters)
+    assert (tmp_path / "model.npz").read_bytes() == before
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.npz", "model.npz.json"]
+
+
+def test_a_checkpoint_without_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("rms")
+    (tmp_path / "model.npz.index").touch()
+    (tmp_path / "model.npz.json").write_text(json.dumps(write(config)))
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ModuleNotFoundError, match=r"TensorFlow is not installed.*pip install 'rmsnorm\[tf\]'"):
+        nematus.load(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match=r"TensorFlow is not installed"):
+        nematus.save_tensorflow(tmp_path / "out", config, random_parameters(config))
+
+
+def test_the_archive_is_a_plain_one(tmp_path: Path) -> None:
+    """Names, float32, and no pickle: what Theano Nematus loads."""
+    save(tmp_path)
+    with zipfile.ZipFile(tmp_path / "model.npz") as archive:
+        assert "encoder_W.npy" in archive.namelist()
+    with np.load(tmp_path / "model.npz", allow_pickle=False) as arrays:
+        assert {arrays[name].dtype for name in arrays.files} == {np.dtype(np.float32)}
+        assert arrays["decoder_c_tt"].shape == (1,)
+    options = json.loads((tmp_path / "model.npz.json").read_text())
+    assert (options["dim_word"], options["dim"], options["n_words_src"], options["n_words"]) == (6, 5, 9, 8)
+    assert options["layer_normalisation"] is True
+
+
+def test_no_framework_is_loaded() -> None:
+    code = (
+        "import sys, rmsnorm.nematus.model, rmsnorm.nematus.numpy.rnnsearch, rmsnorm.nematus.numpy.transformer\n"
+        "print(sorted({'torch', 'tensorflow', 'keras', 'jax', 'flax', 'numba'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+    code = "import sys, rmsnorm.nematus.names; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("kind", ["layer", "deep of odd depth", "deep v0.4", "deep theano with offset", "lexical"])
+def test_layer_norm_becomes_rms_norm_exactly(kind: str) -> None:
+    config = config_of(kind)
+    parameters = random_parameters(config)
+    sentences = batch(config)[:3]
+    new, converted = to_rms_norm(config, parameters)
+    assert (new.norm, new.norm_offset) == ("rms", True)
+    check("test", new, converted)
+    wanted = RNNSearch(config, parameters).logits(*sentences)
+    np.testing.assert_allclose(RNNSearch(new, converted).logits(*sentences), wanted, rtol=0, atol=1e-12)
+
+
+def test_a_real_layer_norm_becomes_rms_norm() -> None:
+    """float32 weights so small that eps shows: the logits move by their rounding, 1e-5 of the largest."""
+    run = reference("A2s")
+    config, parameters, _ = run.model("layer")
+    x, x_mask, y, y_mask = run.sentences
+    new, converted = to_rms_norm(config, parameters)
+    assert {array.dtype for array in converted.values()} == {np.dtype(np.float32)}
+    words = y_mask > 0
+    wanted = RNNSearch(config, parameters).logits(x, x_mask, y)[words]
+    found = RNNSearch(new, converted).logits(x, x_mask, y)[words]
+    assert abs(found - wanted).max() <= 1e-5 * abs(wanted).max()
+    exact = {name: array.astype(np.float64) for name, array in parameters.items()}
+    found = RNNSearch(*to_rms_norm(config, exact)).logits(x, x_mask, y)[words]
+    assert abs(found - wanted).max() <= 1e-12 * abs(wanted).max()
+
+
+def test_what_cannot_become_rms_norm() -> None:
+    for config in (config_of("rms"), config_of("plain"), transformer_of("layer")):
+        with pytest.raises(ValueError, match=r"the model is .* with .*, expected rnn with layer"):
+            to_rms_norm(config, random_parameters(config))
+
+
+def test_where_biases_are_added() -> None:
+    """The rules of TensorFlow (v0.3 to master), and those of Theano."""
+    places = [("encoder", 0), ("encoder", 1), ("base", 0), ("base", 1), ("base", 2), ("high", 0), ("high", 1)]
+    rules = {
+        "tensorflow": ["input", "none", "input", "state", "state", "state", "state"],
+        "tensorflow-v0.3": ["input", "none", "input", "state", "state", "state", "state"],
+        "theano": ["input", "outside", "input", "state", "state", "input", "outside"],
+    }
+    for dialect, biases in rules.items():
+        config = config_of("plain").replace(dialect=dialect)
+        assert [config.gru_bias(stack, index) for stack, index in places] == biases  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings(f"ignore:.*{OTHER_NUMBERS}:UserWarning")
+def test_an_archive_of_theano_is_computed_as_theano_does_whatever_its_options_are_called(tmp_path: Path) -> None:
+    config, _ = save(tmp_path, "deep", dialect="tensorflow-v0.3")
+    assert nematus.load(tmp_path).config.dialect == "tensorflow-v0.3"
+    reoption(tmp_path, dialect=None)
+    for given in (None, write(config)):
+        assert nematus.load(tmp_path, config=given).config.dialect == "theano"
+        assert nematus.load(tmp_path, config=given, dialect="tensorflow").config.dialect == "tensorflow"

@@ -1,0 +1,217 @@
+"""Models in the files of Keras and Flax: read by these themselves, read back, damaged; and once around all forms."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nematus_models import KINDS, TRANSFORMERS, batch, config_of, random_parameters, transformer_of
+from test_cli_port import run, skip_without, with_dictionaries
+
+from rmsnorm import nematus
+from rmsnorm.nematus.config import write
+from rmsnorm.nematus.convert import TARGETS
+from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
+
+BOUND = 1e-12  # of float64 logits of at most 10, as against the golden's
+
+
+def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, array in found.items():
+        assert array.dtype == wanted[name].dtype
+        np.testing.assert_array_equal(array, wanted[name], err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *(f"transformer {kind}" for kind in TRANSFORMERS)])
+def test_flax_keeps_every_bit_and_option(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("orbax.checkpoint")
+    config = transformer_of(kind.removeprefix("transformer ")) if kind.startswith("transformer ") else config_of(kind)
+    parameters = random_parameters(config, "float32")
+    nematus.save_flax(tmp_path / "model.orbax", config, parameters)
+    found = nematus.load(tmp_path)
+    assert (found.config, found.form, found.left_out) == (config, "flax", ())
+    same(found.parameters, parameters)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.orbax", "model.orbax.json"]
+    with pytest.raises(FileExistsError, match=r"model.orbax exists, expected a new directory; name another"):
+        nematus.save_flax(tmp_path / "model.orbax", config, parameters)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "transformer tied all"])
+def test_keras_keeps_every_bit_and_option(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    config = transformer_of(kind.removeprefix("transformer ")) if kind.startswith("transformer ") else config_of(kind)
+    config = config.replace(options={**write(config), "saveto": "model.npz"}, exponential_smoothing=1e-4)
+    parameters = random_parameters(config, "float32")
+    nematus.save_keras(tmp_path / "model.keras", config, parameters)
+    found = nematus.load(tmp_path)
+    assert (found.config, found.form) == (config.replace(exponential_smoothing=0.0), "keras")
+    assert found.config.options["saveto"] == "model.npz"
+    same(found.parameters, parameters)
+    assert [each.name for each in tmp_path.iterdir()] == ["model.keras"], "its options are in it"
+    with pytest.raises(ValueError, match=r"save_keras: path is .*model.npz', expected a name that ends in .keras"):
+        nematus.save_keras(tmp_path / "model.npz", config, parameters)
+
+
+def test_keras_itself_reads_it(tmp_path: Path) -> None:
+    """By its load_model and load_weights; and what Keras has saved is read back, without the slots of its optimizer."""
+    keras, _ = pytest.importorskip("keras"), pytest.importorskip("tensorflow")
+    from rmsnorm.nematus.tf.rnnsearch import RNNSearch as InKeras
+
+    config = config_of("layer")
+    parameters = random_parameters(config)
+    nematus.save_keras(tmp_path / "model.keras", config, parameters)
+    model = keras.saving.load_model(tmp_path / "model.keras")
+    x, x_mask, y, _ = batch(config)
+    wanted = RNNSearch(config, parameters).logits(x, x_mask, y)
+    np.testing.assert_allclose(np.asarray(model.logits(x, x_mask, y)), wanted, rtol=0, atol=BOUND)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = InKeras(config, random_parameters(config, seed=1))
+    other.load_weights(tmp_path / "model.weights.h5")
+    same({name: np.asarray(value) for name, value in other.by_name().items()}, parameters)
+    same(nematus.load(tmp_path / "model.weights.h5", config=write(config)).parameters, parameters)
+
+    model.compile(optimizer=keras.optimizers.Adam())
+    model.optimizer.build(model.trainable_variables)
+    tuned = random_parameters(config, seed=2)
+    for name, value in model.by_name().items():
+        value.assign(tuned[name])
+    model.save(tmp_path / "tuned.keras")
+    found = nematus.load(tmp_path / "tuned.keras")
+    assert found.config == config
+    same(found.parameters, tuned)
+
+
+def test_flax_itself_reads_it(tmp_path: Path) -> None:
+    """By Orbax into the state of a model; and what Orbax has saved of one is read back, as a dictionary or a State."""
+    orbax = pytest.importorskip("orbax.checkpoint")
+    import jax
+    from flax import nnx
+
+    from rmsnorm.nematus.flax.rnnsearch import RNNSearch as InFlax
+
+    config = config_of("layer")
+    parameters = random_parameters(config, "float32")
+    nematus.save_flax(tmp_path / "model.orbax", config, parameters)
+    model = InFlax(config, random_parameters(config, "float32", seed=1))
+    state = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    with orbax.StandardCheckpointer() as checkpointer:
+        wanted = jax.tree.map(orbax.utils.to_shape_dtype_struct, state)
+        nnx.update(model, checkpointer.restore(tmp_path / "model.orbax", wanted))
+    same({name: np.asarray(value) for name, value in model.by_name().items()}, parameters)
+    for name, state in (("dictionary", nnx.to_pure_dict(nnx.state(model, nnx.Param))), ("state", nnx.state(model))):
+        with orbax.StandardCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / name, state)
+        same(nematus.load(tmp_path / name, config=write(config)).parameters, parameters)
+
+
+def test_damaged_files_of_keras(tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+    pytest.importorskip("tensorflow")
+    config = config_of("rms")
+    path = tmp_path / "model.keras"
+    nematus.save_keras(path, config, random_parameters(config, "float32"))
+    whole = path.read_bytes()
+    for part in (whole[: len(whole) // 2], b"", b"no file of Keras"):
+        path.write_bytes(part)
+        shown = run("info", path, status=2)
+        assert "model.keras is damaged (" in shown
+        assert "expected a model of rmsnorm in a file of Keras; copy it again" in shown
+    path.write_bytes(whole)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+
+    def rewrite(**changes: bytes) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, part in {**parts, **changes}.items():
+                archive.writestr(name, part)
+
+    rewrite(**{"model.weights.h5": parts["model.weights.h5"][:3000]})
+    assert "model.keras is damaged (" in run("info", path, status=2)
+    told = json.loads(parts["config.json"])
+    told["config"]["config"]["state_size"] = 6
+    rewrite(**{"config.json": json.dumps(told).encode()})
+    assert "has shape (10, 10), expected (12, 12) of" in run("info", path, status=2)
+    keras.Sequential([keras.layers.Input((2,)), keras.layers.Flatten()]).save(path)
+    assert "model.keras is damaged ('config'), expected a model of rmsnorm" in run("info", path, status=2)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of reads that Orbax gave up
+def test_damaged_checkpoints_of_orbax(tmp_path: Path) -> None:
+    pytest.importorskip("orbax.checkpoint")
+    config = config_of("rms")
+    whole = tmp_path / "whole.orbax"
+    nematus.save_flax(whole, config, random_parameters(config, "float32"))
+    options = tmp_path / "model.orbax.json"
+    options.write_text((tmp_path / "whole.orbax.json").read_text())
+    path = tmp_path / "model.orbax"
+    for damage in ("manifest.ocdbt", "_METADATA", "d"):
+        shutil.copytree(whole, path)
+        for file in [path / damage] if damage != "d" else path.glob("**/d/*"):
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        shown = run("info", path, status=2)
+        assert "model.orbax is damaged (" in shown
+        assert len(shown.strip().splitlines()) == 1
+        shutil.rmtree(path)
+    parameters = random_parameters(config, "float32")
+    parameters["decoder/initial_state_constructor/b"][0] = np.nan
+    nematus.save_flax(path, config, parameters)
+    assert "holds 1 NaN or infinite values of 5" in run("info", path, status=2)
+
+
+@pytest.mark.parametrize(("form", "module", "name"), [("keras", "h5py", "Keras"), ("flax", "orbax.checkpoint", "Flax")])
+def test_without_the_framework(
+    form: str, module: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / TARGETS[form].file
+    path.mkdir()
+    (path / "_CHECKPOINT_METADATA").touch()
+    if form == "keras":
+        (path / "_CHECKPOINT_METADATA").unlink()
+        path.rmdir()
+        path.touch()
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"{name} is not installed, expected for this backend; pip install"):
+        nematus.load(path, config=write(config_of("rms")))
+
+
+@pytest.mark.parametrize("kind", ["deep theano with offset", "tied all"])
+def test_once_around(kind: str, tmp_path: Path) -> None:
+    """TensorFlow to PyTorch to Theano to Flax to TensorFlow to Keras and back: each tensor, option and dictionary."""
+    for form in ("tf", "torch", "flax", "keras"):
+        skip_without(form)
+    config = config_of(kind)
+    config = with_dictionaries(tmp_path, config)
+    parameters = random_parameters(config, "float32")
+    nematus.save_tensorflow(tmp_path / "model.npz", config, parameters)
+    folder = tmp_path
+    for number, form in enumerate(("torch", "theano", "flax", "tf", "keras", "tf")):
+        out = tmp_path / f"{number}.{form}"
+        run("nematus", folder, out, "--to", form)
+        found = nematus.load(out)
+        assert found.config == config
+        assert found.path.name == TARGETS[form].file
+        same(found.parameters, parameters)
+        assert json.loads((out / "1.json").read_text()) == json.loads((tmp_path / "1.json").read_text())
+        folder = out
+    tf = __import__("tensorflow")
+    first, last = (tf.train.load_checkpoint(str(each / "model.npz")) for each in (tmp_path, folder))
+    names = first.get_variable_to_shape_map()
+    assert names == last.get_variable_to_shape_map()
+    same({name: last.get_tensor(name) for name in names}, {name: first.get_tensor(name) for name in names})
+
+
+@pytest.mark.parametrize("kind", ["mixture", "lexical", "prelu"])
+def test_what_theano_has_not(kind: str, tmp_path: Path) -> None:
+    config = config_of(kind)
+    nematus.save_safetensors(tmp_path / "model.safetensors", config, random_parameters(config))
+    shown = run("nematus", tmp_path, tmp_path / "out", "--to", "theano", status=2)
+    assert "Theano Nematus has no variable like decoder/" in shown
+    assert len(shown.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,111 @@
+"""docs/porting.md: its commands and snippets run as they stand there, on a small model of Nematus v0.3."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from nematus_models import SMALL, random_parameters
+from test_cli_port import run
+
+from rmsnorm import nematus
+from rmsnorm.nematus.config import Config, Dialect, write
+from rmsnorm.nematus.convert import TARGETS
+from rmsnorm.nematus.names import variables
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "porting.md").read_text()
+# What stands indented below a snippet is what it prints.
+SNIPPETS = re.findall(r"^```(sh|python)\n(.*?)^```\n((?:\n|    [^\n]*\n)*)", PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """model/ as the trainer leaves it, and the texts that the page names."""
+    for package in ("tensorflow", "torch"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed; pip install 'rmsnorm[torch,tf]'")
+    import tensorflow as tf
+
+    folder = tmp_path_factory.mktemp("porting")
+    (folder / "model").mkdir()
+    config = Config(
+        **SMALL, norm="layer", dialect="tensorflow-v0.3", search="costs", rnn_enc_depth=2, rnn_dropout_hidden=0.1,
+        options={"dictionaries": ["src.json", "trg.json"]},
+    )  # fmt: skip
+    tensors: dict[str, Any] = {
+        row.v03: value
+        for row, value in zip(variables(config), random_parameters(config, "float32", seed=6).values(), strict=True)
+    }
+    tensors |= {"time": np.int32(7), "beta1_power": np.float32(0.9)}
+    prefix = str(folder / "model" / "model.npz")
+    tf.raw_ops.SaveV2(
+        prefix=prefix, tensor_names=list(tensors), shape_and_slices=[""] * len(tensors), tensors=list(tensors.values())
+    )
+    Path(f"{prefix}.json").write_text(json.dumps(write(config)))
+    for name, size in (("src", 9), ("trg", 8)):
+        words = ["eos", "UNK", *(f"w{index}" for index in range(2, size))]
+        (folder / "model" / f"{name}.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    for name in ("train", "test"):
+        (folder / f"{name}.src").write_text("w3 w4 w3\nw5\nw6 w7\n")
+        (folder / f"{name}.trg").write_text("w2 w3 w4\nw5\nw7 w6\n")
+    return folder
+
+
+def _words(line: str) -> str:
+    """Without the errors, which another processor may have otherwise."""
+    return re.sub(r"(?<=error )[\d.]+(e-\d+)?", "#", line)
+
+
+def test_the_page_runs_from_its_first_line_to_its_last(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    losses: list[float] = []
+    for kind, code, shown in SNIPPETS:
+        if kind == "sh":
+            printed = "".join(run(*shlex.split(line)[2:]) for line in code.splitlines())
+        else:
+            exec(compile(code, "porting.md", "exec"), {"__name__": "page"})
+            printed = capsys.readouterr().out
+        lines = [_words(line).rstrip() for line in printed.splitlines()]
+        for line in shown.splitlines():
+            assert not line or _words(line.removeprefix("    ")) in lines, printed
+        if "optimizer.step()" in code:
+            losses = [float(line) for line in lines]
+    assert losses[-1] < losses[0]
+    assert len((folder / "test.out").read_text().split()) == 3
+    scores = [float(line) for line in (folder / "test.scores").read_text().split()]
+    held = nematus.load(folder / "ported")
+    assert len(scores) == 3
+
+    source, back, again = (nematus.load(folder / name) for name in ("model", "back", "again"))
+    assert source.config == held.config == back.config == again.config
+    for name, array in held.parameters.items():
+        np.testing.assert_array_equal(array, back.parameters[name])
+        np.testing.assert_array_equal(array, again.parameters[name])
+        assert not np.array_equal(array, source.parameters[name]), "trained"
+    assert nematus.load(folder / "rms").config.norm == "rms"
+
+
+def test_the_tables_name_every_form_and_dialect() -> None:
+    forms, dialects = (
+        dict(re.findall(r"^\| `(\S+)` \| (.*?) \|", table, re.MULTILINE)) for table in PAGE.split("## Whose rules")
+    )
+    assert forms.keys() == TARGETS.keys()
+    for form, target in TARGETS.items():
+        assert target.file in forms[form].replace(".index", "")
+    assert dialects.keys() == set(get_args(Dialect))
+    for name in re.findall(r"save_\w+", PAGE):
+        assert name in nematus.__all__
+
+
+def test_files_that_are_named_exist() -> None:
+    for path in re.findall(r"\]\((?!http)([^)]+)\)", PAGE):
+        assert (ROOT / "docs" / path).exists(), path

@@ -1,0 +1,164 @@
+"""Nematus's TensorFlow checkpoints: names of every version, slots of the trainer, damage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nematus_models import KINDS, TRANSFORMERS, config_of, random_parameters, reference, transformer_of
+
+from rmsnorm import nematus
+from rmsnorm.nematus.config import read, write
+from rmsnorm.nematus.names import unused, variables
+
+tf = pytest.importorskip("tensorflow")
+
+
+def checkpoint(prefix: Path, tensors: dict[str, Any], options: dict[str, Any]) -> None:
+    """As TensorFlow 1 writes one: by tf.train.Saver."""
+    with tf.Graph().as_default():
+        for name, value in tensors.items():
+            tf.compat.v1.get_variable(name, initializer=np.asarray(value), use_resource=False)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            tf.compat.v1.train.Saver().save(session, str(prefix), write_meta_graph=False)
+    Path(f"{prefix}.json").write_text(json.dumps(options))
+
+
+@pytest.mark.parametrize("name", ["A4", "B"])
+def test_what_a_training_run_leaves(name: str, tmp_path: Path) -> None:
+    """Adam's slots, its powers, the time, and in v0.3 biases that are never added."""
+    run = reference(name)
+    config, parameters, own = run.model("rms")
+    extra: dict[str, Any] = {
+        f"{key}/{slot}": value for slot in ("Adam", "Adam_1") for key, value in run.tensors.items()
+    }
+    extra |= {"beta1_power": np.float32(0.9), "beta2_power": np.float32(0.99), "time": np.int32(7)}
+    dead = {}
+    if name == "A4":
+        dead = {each: np.ones(1, "f4") for each in unused(config) if each.startswith("encoder/") and "gru1" in each}
+        assert len(dead) == 8
+    checkpoint(tmp_path / "model.npz", {**run.tensors, **extra, **dead}, run.options)
+    found = nematus.load(tmp_path)
+    assert found.config == config
+    assert found.names == ("master" if name == "A4" else "v0.3")
+    assert set(found.left_out) == set(extra)
+    assert set(found.unused) == set(dead)
+    assert sorted(own.values()) == sorted(run.tensors)
+    for key, value in parameters.items():
+        np.testing.assert_array_equal(found.parameters[key], value)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *(f"transformer {kind}" for kind in TRANSFORMERS)])
+def test_a_round_trip_changes_no_bit(kind: str, tmp_path: Path) -> None:
+    config = transformer_of(kind.removeprefix("transformer ")) if kind.startswith("transformer ") else config_of(kind)
+    parameters = random_parameters(config, "float32")
+    if config.norm == "rms" and config.norm_offset:
+        with pytest.raises(ValueError, match=r"norm_offset is True, expected False: RMSNorm has no offset in Nematus"):
+            nematus.save_tensorflow(tmp_path / "model.npz", config, parameters)
+        assert not list(tmp_path.iterdir())
+        return
+    nematus.save_tensorflow(tmp_path / "model.npz", config, parameters)
+    found = nematus.load(tmp_path)
+    assert (found.config, found.left_out, found.unused) == (config, (), ())
+    assert found.parameters.keys() == parameters.keys()
+    for name, array in found.parameters.items():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, parameters[name])
+    files = ["checkpoint", "model.npz.data-00000-of-00001", "model.npz.index", "model.npz.json"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == files
+
+
+def test_tensorflow_1_restores_what_is_written(tmp_path: Path) -> None:
+    """By tf.train.Saver, by the names of the version; options that its Nematus finds."""
+    for kind, column in (
+        ("rms", "name"),
+        ("deep v0.3", "v03"),
+        ("deep v0.4", "v03"),
+        ("deep theano with offset", "v01"),
+    ):
+        config = config_of(kind)
+        parameters = random_parameters(config, "float32")
+        prefix = tmp_path / kind / "model.npz"
+        prefix.parent.mkdir()
+        nematus.save_tensorflow(prefix, config, parameters)
+        with tf.Graph().as_default():
+            restored = {
+                row.name: tf.compat.v1.get_variable(getattr(row, column), row.shape) for row in variables(config)
+            }
+            with tf.compat.v1.Session() as session:
+                latest = tf.train.latest_checkpoint(str(prefix.parent))
+                assert latest == str(prefix)
+                tf.compat.v1.train.Saver().restore(session, latest)
+                values = session.run(restored)
+        for name, value in values.items():
+            np.testing.assert_array_equal(value, parameters[name])
+        options = json.loads(Path(f"{prefix}.json").read_text())
+        assert ("rnn_enc_depth" in options) == (column == "name" or kind == "deep v0.4")
+        assert ("embedding_size" in options) == (column != "v01")
+
+
+def test_damaged_checkpoints(tmp_path: Path) -> None:
+    config = config_of("rms")
+    nematus.save_tensorflow(tmp_path / "model.npz", config, random_parameters(config, "float32"))
+    data = tmp_path / "model.npz.data-00000-of-00001"
+    whole = data.read_bytes()
+    data.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"model.npz is damaged \(.*\), expected a whole checkpoint"):
+        nematus.load(tmp_path)
+    data.write_bytes(bytes(100) + whole[100:])
+    with pytest.raises(ValueError, match=r"model.npz is damaged \(.*\), expected a whole checkpoint"):
+        nematus.load(tmp_path)
+    data.write_bytes(whole)
+    index = tmp_path / "model.npz.index"
+    index.write_bytes(index.read_bytes()[:50])
+    with pytest.raises(ValueError, match=r"model.npz is damaged \(.*\), expected a whole checkpoint"):
+        nematus.load(tmp_path)
+
+
+def test_numbered_checkpoints(tmp_path: Path) -> None:
+    """The options may stand beside the unnumbered name; ``checkpoint`` says which is the newest."""
+    config = config_of("layer")
+    for number in (1000, 2000):
+        nematus.save_tensorflow(tmp_path / f"model.npz-{number}", config, random_parameters(config, seed=number))
+        Path(tmp_path / f"model.npz-{number}.json").rename(tmp_path / "model.npz.json")
+    name = "decoder/initial_state_constructor/b"
+    wanted = random_parameters(config, seed=2000)[name]
+    np.testing.assert_array_equal(nematus.load(tmp_path).parameters[name], wanted)
+    for given in ("model.npz-1000", "model.npz-1000.index", "model.npz-1000.data-00000-of-00001"):
+        wanted = random_parameters(config, seed=1000)[name]
+        np.testing.assert_array_equal(nematus.load(tmp_path / given).parameters[name], wanted)
+    (tmp_path / "checkpoint").unlink()
+    with pytest.raises(ValueError, match=r"holds 2 models, expected one; name one of model.npz-1000, model.npz-2000"):
+        nematus.load(tmp_path)
+
+
+def test_a_transformer_whose_other_option_tied_the_projection(tmp_path: Path) -> None:
+    """Nematus's first Transformers tied the projection when encoder and decoder shared their embeddings."""
+    config = transformer_of("rms").replace(tie_encoder_decoder_embeddings=True, source_vocab_sizes=(8,))
+    tied = config.replace(tie_decoder_embeddings=True)
+    tensors = random_parameters(tied, "float32")
+    checkpoint(tmp_path / "model.npz", tensors, write(config))
+    assert nematus.load(tmp_path).config == tied
+    untied = transformer_of("rms")
+    checkpoint(
+        tmp_path / "model.npz", random_parameters(untied, "float32"), {**write(untied), "tie_decoder_embeddings": True}
+    )
+    assert not nematus.load(tmp_path).config.tie_decoder_embeddings
+    lacking = {key: value for key, value in random_parameters(untied, "float32").items() if "softmax" not in key}
+    checkpoint(tmp_path / "model.npz", lacking, write(untied))
+    with pytest.raises(ValueError, match=r"lacks transformer_model/softmax_projection_layer/embedding_table, expected"):
+        nematus.load(tmp_path)
+    assert read(write(untied), norm="rms") == untied
+
+
+def test_the_names_of_variables_tell_the_norm_and_not_the_options(tmp_path: Path) -> None:
+    config = config_of("layer")
+    options = {**write(config), "layer_normalization_type": "rmsnorm"}
+    checkpoint(tmp_path / "model.npz", random_parameters(config, "float32"), options)
+    assert nematus.load(tmp_path).config == config
+    told = nematus.load(tmp_path, norm="rms").config
+    assert (told.norm, told.norm_offset) == ("rms", True)

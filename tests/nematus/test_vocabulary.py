@@ -1,0 +1,76 @@
+"""Nematus's dictionaries, and batches of sentences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nematus_models import config_of, random_parameters
+
+from rmsnorm import nematus
+from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
+from rmsnorm.nematus.vocabulary import batch, read_vocabulary, vocabularies
+
+SPECIAL = {"<EOS>": 0, "<GO>": 1, "<UNK>": 2}
+
+
+def dictionary(path: Path, size: int) -> Path:
+    path.write_text(json.dumps({**SPECIAL, **{f"w{index}": index for index in range(3, size)}}))
+    return path
+
+
+def saved(directory: Path, kind: str, **changes: Any) -> nematus.Model:
+    config = config_of(kind).replace(**changes)
+    sizes = [*config.source_vocab_sizes, config.target_vocab_size]
+    names = [dictionary(directory / f"{index}.json", size + 2).name for index, size in enumerate(sizes)]
+    config = config.replace(options={"dictionaries": [f"/elsewhere/{name}" for name in names]})
+    nematus.save_theano(directory / "model.npz", config, random_parameters(config))
+    return nematus.load(directory / "model.npz")
+
+
+def test_from_words_to_words(tmp_path: Path) -> None:
+    """The dictionaries that the options name, beside the model; the words above its vocabulary are unknown to it."""
+    model = saved(tmp_path, "factors")
+    sources, target = vocabularies(model)
+    assert [len(each.ids) for each in (*sources, target)] == [8, 4, 8]
+    x, x_mask = batch(["w3|w3 w7|<GO>  w8|w4", "", "what|w3"], sources)
+    np.testing.assert_array_equal(x[0].T, [[3, 7, 2, 0], [0, 0, 0, 0], [2, 0, 0, 0]])
+    np.testing.assert_array_equal(x[1].T, [[3, 1, 2, 0], [0, 0, 0, 0], [3, 0, 0, 0]])
+    np.testing.assert_array_equal(x_mask.T, [[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]])
+    found = RNNSearch(model.config, model.parameters).translate(x, x_mask, 2, 5)
+    names = {index: word for word, index in target.ids.items()}
+    for sequence in found.sequences[:, 0]:
+        ended = list(sequence).index(0) if 0 in sequence else len(sequence)
+        assert target.words(sequence) == " ".join(names[index] for index in sequence[:ended])
+
+
+def test_the_id_of_unknown_words(tmp_path: Path) -> None:
+    for dialect, unknown in (("tensorflow", 2), ("tensorflow-v0.3", 1), ("theano", 1)):
+        sources, target = vocabularies(saved(tmp_path, "rms", dialect=dialect))
+        assert (sources[0].unknown, target.unknown) == (unknown, unknown)
+        assert batch(["what"], sources)[0][0, 0, 0] == unknown
+
+
+def test_errors(tmp_path: Path) -> None:
+    model = saved(tmp_path, "factors")
+    sources, _ = vocabularies(model)
+    small = dictionary(tmp_path / "small.json", 6)
+    with pytest.raises(
+        ValueError, match=r"small.json has no word for 6 and 1 more, expected one for each of the 8 ids"
+    ):
+        vocabularies(model, target=small)
+    with pytest.raises(FileNotFoundError, match=r"none.json is missing, expected a dictionary; name another"):
+        vocabularies(model, target="none.json")
+    with pytest.raises(ValueError, match=r"the dictionaries is \['.*', '/elsewhere/2.json'\], expected 3 files"):
+        vocabularies(model, source=[small])
+    for text, message in (("{", r"is not JSON \(.*\), expected a dictionary"), ("[]", "is no dictionary of Nematus")):
+        small.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_vocabulary(small, 3, 2)
+    with pytest.raises(ValueError, match=r"sentences is \[\], expected at least one; is the file empty\?"):
+        batch([], sources)
+    with pytest.raises(ValueError, match=r"a word of sentence 2 is 'w3', expected 2 factors; separate them by |"):
+        batch(["w3|w3", "w3"], sources)

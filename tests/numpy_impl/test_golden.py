@@ -1,0 +1,371 @@
+"""The golden against the equations in 400 bits, and at the edges: empty, zero, masked, infinite, oddly stored."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpmath import mp
+from oracle import BITS, FORMATS, check
+
+from rmsnorm import PRESETS, Variant, dtypes
+from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
+from rmsnorm.parity.cases import CASES, make
+
+FINITE = [case for case in CASES if case.data != "non_finite" and 0 not in case.shape]
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.parametrize("case", FINITE, ids=lambda case: case.name)
+def test_every_quantity_is_the_nearest_number(case, dtype):
+    if dtype not in case.dtypes:
+        pytest.skip(f"the case has no {dtype}")
+    with mp.workprec(BITS):
+        missed = {variant: check(make(case, variant, dtype)) for variant in case.variants}
+    # 2^-104 of relative error and a border every ulp: one element in 2^50 may miss the nearest float64
+    assert not any(missed.values()), missed
+
+
+def _plain(x, g, v, eps):
+    """The formulas as they stand, in float64."""
+    rho = np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps)
+    normalised = x / rho
+    u = g * v
+    dx = u / rho - normalised * np.mean(u * normalised, axis=-1, keepdims=True) / rho
+    return normalised * g, dx, np.sum(v * normalised, axis=0), 1 / rho
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.parametrize("values", [[math.nan], [math.inf], [-math.inf], [math.inf, -math.inf], [math.inf, math.nan]])
+def test_nan_and_infinity_propagate_as_in_the_formula(values, dtype):
+    random = np.random.default_rng(1)
+    x = random.normal(size=(3, 8))
+    x[1, 2 : 2 + len(values)] = values
+    x, g, v = x.astype(dtype), random.normal(size=8).astype(dtype), random.normal(size=(3, 8)).astype(dtype)
+    y, inverse_rms = rms_norm(x, g, return_inverse_rms=True)
+    dx, dscale, _ = rms_norm_vjp(v, x, g)
+    with np.errstate(all="ignore"):
+        want = _plain(*(array.astype(np.float64) for array in (x, g, v)), 1e-6)
+    for found, plain in zip((y, dx, dscale, inverse_rms), want, strict=True):
+        wide = found.astype(np.float64)
+        assert np.array_equal(np.isnan(wide), np.isnan(plain))
+        assert np.array_equal(wide == 0, plain == 0)
+        assert np.array_equal(np.isinf(wide), np.isinf(plain))
+
+
+def test_infinity_and_nan_of_the_parameters_and_of_dy_propagate():
+    x = np.array([[1.0, 2.0, 0.0]])
+    assert rms_norm(x, np.array([math.inf, -math.inf, math.inf])).tolist()[0][:2] == [math.inf, -math.inf]
+    assert np.isnan(rms_norm(x, np.array([1.0, 1.0, math.inf]))[0, 2])
+    assert np.isnan(rms_norm(x, None, np.array([math.nan, 0.0, 0.0]))).tolist() == [[True, False, False]]
+    assert np.isnan(rms_norm_vjp(np.array([[math.nan, 0.0, 0.0]]), x)[0]).all()
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.parametrize("variant", PRESETS)
+def test_a_zero_row_gives_zero_or_for_no_eps_nan(variant, dtype):
+    x = np.zeros((2, 5), dtype)
+    x[1] = 1.0
+    g, v = np.full(5, 0.5, dtype), np.arange(10.0).reshape(2, 5).astype(dtype)
+    y = rms_norm(x, g, variant=variant)
+    dx, dscale, _ = rms_norm_vjp(v, x, g, variant=variant)
+    dy = rms_norm_jvp((x, g), (v, g), variant=variant)
+    # a constant row has no variance, so that in keras_rms_scaling only eps is left in the denominator of either row
+    if PRESETS[variant].eps == 0:
+        assert np.isnan(y[0]).all()
+        assert np.isnan(dx[0]).all()
+        assert np.isnan(dscale).all()
+        assert np.isnan(dy[0]).all()
+    else:
+        assert (y[0] == 0).all()
+        assert not np.signbit(y[0].astype(np.float64)).any()
+        eps = PRESETS[variant].eps_for(dtype)
+        rho = {"inside": math.sqrt(eps), "outside": eps, "clamp": eps / math.sqrt(5)}[PRESETS[variant].eps_position]
+        want = v[0].astype(np.float64) * (PRESETS[variant].scale_offset + 0.5) / rho
+        found = dx[0].astype(np.float64)
+        u = dtypes.unit_roundoff(dtype) + 4 * dtypes.unit_roundoff("float64")  # and those of the line above
+        beyond = want > FORMATS[dtype][2]
+        assert np.isinf(found[beyond]).all()
+        assert (np.abs(found - want) <= u * want)[~beyond].all()
+        assert np.isfinite(dscale.astype(np.float64)).all()
+    assert np.isfinite(y[1].astype(np.float64)).all()
+
+
+def test_nothing_in_gives_nothing_out():
+    for shape, axis in (((0, 4), -1), ((4, 0), -1), ((3, 0, 2), 1), ((0,), 0), ((2, 0, 3), (0, 2))):
+        x = np.zeros(shape, np.float32)
+        sizes = [shape[entry] for entry in ([axis] if isinstance(axis, int) else axis)]
+        g = np.ones(sizes, np.float32)
+        y, inverse_rms = rms_norm(x, g, g, axis=axis, return_inverse_rms=True)
+        dx, dscale, dbias = rms_norm_vjp(x, x, g, g, axis=axis)
+        assert y.shape == dx.shape == shape
+        assert inverse_rms.ndim == x.ndim
+        assert dscale.tolist() == dbias.tolist() == np.zeros(sizes).tolist()
+        assert rms_norm_jvp((x, g, g), (x, g, g), axis=axis).shape == shape
+    assert (rms_norm(np.zeros((3, 0)), return_inverse_rms=True)[1] == 0).all()
+
+
+def test_a_scalar_has_no_axis():
+    with pytest.raises(ValueError, match=r"^rms_norm: x is 0-d, expected at least one axis to normalise"):
+        rms_norm(np.float32(3.0))
+
+
+class _Subclass(np.ndarray):
+    def __mul__(self, other):
+        raise AssertionError("the golden computes with plain arrays")
+
+
+def _stored(kind, x):
+    if kind == "strided":
+        room = np.full([3 * size for size in x.shape], 7, x.dtype)
+        room[tuple(slice(1, None, 3) for _ in x.shape)] = x
+        return room[tuple(slice(1, None, 3) for _ in x.shape)]
+    if kind == "reversed":
+        return np.ascontiguousarray(x[::-1])[::-1]
+    if kind == "Fortran":
+        return np.asfortranarray(x)
+    if kind == "read-only":
+        x = x.copy()
+        x.setflags(write=False)
+        return x
+    if kind == "swapped bytes":
+        return x.astype(x.dtype.newbyteorder())
+    return x.view(_Subclass)
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.parametrize("kind", ["strided", "reversed", "Fortran", "read-only", "swapped bytes", "subclass"])
+def test_the_way_an_array_is_stored_does_not_matter(kind, dtype):
+    if kind == "swapped bytes" and dtype == "bfloat16":
+        pytest.skip("NumPy has no bfloat16 of other byte order")
+    random = np.random.default_rng(2)
+    x, v, h = (random.normal(size=(4, 6)).astype(dtype) for _ in range(3))
+    g, b = (random.normal(size=6).astype(dtype) for _ in range(2))
+    odd = [_stored(kind, array) for array in (x, v, h, g, b)]
+    ox, ov, oh, og, ob = odd
+    before = [np.array(array).tobytes() for array in odd]
+    pairs = [
+        (rms_norm(x, g, b, residual=h), rms_norm(ox, og, ob, residual=oh)),
+        (rms_norm_vjp((v, h), x, g, b, residual=h), rms_norm_vjp((ov, oh), ox, og, ob, residual=oh)),
+        ((rms_norm_jvp((x, g, b), (v, g, b)),), (rms_norm_jvp((ox, og, ob), (ov, og, ob)),)),
+    ]
+    for want, got in pairs:
+        for one, other in zip(want, got, strict=True):
+            assert type(other) is np.ndarray
+            assert other.dtype == one.dtype
+            assert other.dtype.isnative
+            assert one.tobytes() == other.tobytes()
+    assert before == [np.array(array).tobytes() for array in odd], "inputs are never written to"
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_without_a_residual_no_output_is_an_input(dtype):
+    x = np.ones((2, 3), dtype)
+    for output in (rms_norm(x, eps=0.0), rms_norm_vjp(x, x)[0], rms_norm_jvp((x,), (x,))):
+        assert not np.shares_memory(output, x)
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_width_one_is_the_sign_and_has_no_gradient(dtype):
+    x = np.array([[3.0], [-0.25], [1e-4]]).astype(dtype)
+    v = np.array([[1.0], [2.0], [-3.0]]).astype(dtype)
+    assert rms_norm(x, variant="paper").ravel().tolist() == [1.0, -1.0, 1.0]
+    assert rms_norm_vjp(v, x, variant="paper")[0].ravel().tolist() == [0.0, 0.0, 0.0]
+    assert rms_norm_jvp((x,), (v,), variant="paper").ravel().tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("variant", ["standard", "paper", "zhang_torch", "x_transformers", "keras_rms_scaling"])
+def test_what_is_masked_reaches_no_derivative(variant):
+    random = np.random.default_rng(3)
+    mask = random.random((6, 9)) < 0.6
+    mask[1] = False
+    x, v, t = random.normal(size=(3, 6, 9))
+    g, b = random.normal(size=(2, 9))
+    options = {"variant": variant, "mask": mask}
+
+    def derivatives(x, v, t):
+        return [*rms_norm_vjp(v, x, g, b, **options), rms_norm_jvp((x, g, b), (t, g, b), **options)]
+
+    want = derivatives(x, v, t)
+    for value in (0.0, 1e300, math.nan, math.inf):
+        changed = [np.where(mask, array, value) for array in (x, v, t)]
+        for one, other in zip(want, derivatives(*changed), strict=True):
+            assert one.tobytes() == other.tobytes()
+        y = rms_norm(changed[0], g, b, **options)
+        assert np.array_equal(y[mask], rms_norm(x, g, b, **options)[mask])
+    assert (want[0][~mask] == 0).all()
+    assert (want[3][~mask] == 0).all()
+    y, inverse_rms = rms_norm(np.where(mask, x, math.nan), g, b, return_inverse_rms=True, **options)
+    assert (y[1] == 0).all()
+    assert inverse_rms[1] == 0
+    assert np.isnan(y[~mask & (np.arange(6) != 1)[:, None]]).all()
+
+
+def test_a_masked_row_is_the_row_without_its_masked_elements():
+    random = np.random.default_rng(4)
+    x, v = random.normal(size=(2, 1, 12)).astype(np.float32)
+    g = random.normal(size=12).astype(np.float32)
+    mask = random.random(12) < 0.5
+    short = rms_norm(x[:, mask], g[mask])
+    assert np.array_equal(rms_norm(x, g, mask=mask)[:, mask], short)
+    dx, dscale, _ = rms_norm_vjp(v, x, g, mask=mask)
+    short_dx, short_dscale, _ = rms_norm_vjp(v[:, mask], x[:, mask], g[mask])
+    assert np.array_equal(dx[:, mask], short_dx)
+    assert np.array_equal(dscale[mask], short_dscale)
+    inside = rms_norm(x, g, mask=mask, return_inverse_rms=True)[1]
+    assert inside == rms_norm(x[:, mask], g[mask], return_inverse_rms=True)[1]
+
+
+def test_a_mask_broadcasts():
+    x = np.random.default_rng(5).normal(size=(2, 3, 4))
+    for mask in (np.array([True, False, True, True]), np.array([[[True]], [[False]]]), np.array(True)):
+        full = np.broadcast_to(mask, x.shape)
+        assert rms_norm(x, mask=mask).tobytes() == rms_norm(x, mask=full).tobytes()
+        assert rms_norm_vjp(x, x, mask=mask)[0].tobytes() == rms_norm_vjp(x, x, mask=full)[0].tobytes()
+
+
+def test_the_gradient_of_a_residual_is_a_sum():
+    random = np.random.default_rng(6)
+    x, r, v, w = (random.normal(size=(3, 8)).astype(np.float32) for _ in range(4))
+    g = random.normal(size=8).astype(np.float32)
+    y, h = rms_norm(x, g, residual=r)
+    assert np.array_equal(h, x + r)
+    assert np.array_equal(y, rms_norm(h, g))
+    dx, dscale, dbias, dr = rms_norm_vjp((v, w), x, g, residual=r)
+    alone = rms_norm_vjp(v, x, g, residual=r)
+    assert dbias is None
+    assert np.array_equal(dx, dr)
+    assert np.array_equal(alone[0], rms_norm_vjp(v, h, g)[0])
+    assert np.array_equal(dscale, alone[1])
+    # the golden rounds the sum, once; here its first part was rounded, and the sum: 2^-20 for what is of second order
+    assert np.all(np.abs(dx - (alone[0] + w)) <= 2.0**-24 * (1 + 2.0**-20) * (np.abs(alone[0]) + 2 * np.abs(dx)))
+    mixed = rms_norm(x.astype(ml_dtypes.bfloat16), g, residual=r)[1]
+    assert mixed.dtype == np.float32
+    *_, dx16, dr32 = (rms_norm_vjp(v, x.astype(ml_dtypes.bfloat16), g, residual=r)[i] for i in (0, 3))
+    assert (dx16.dtype.name, dr32.dtype.name) == ("bfloat16", "float32")
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_inverse_rms_is_that_of_the_row(dtype):
+    x = np.array([[3.0, 4.0], [0.0, 0.0]]).astype(dtype)
+    _y, inverse_rms = rms_norm(x, variant="paper", return_inverse_rms=True)
+    assert inverse_rms.shape == (2, 1)
+    assert inverse_rms.dtype == (np.float64 if dtype == "float64" else np.float32)
+    assert inverse_rms[0] == (1 / np.sqrt(12.5)).astype(inverse_rms.dtype)
+    assert rms_norm(x.T, axis=0, return_inverse_rms=True)[1].shape == (1, 2)
+    # the sum of two: y first, then x + residual, then 1 / rho
+    assert [e.shape for e in rms_norm(x, residual=x, return_inverse_rms=True)] == [(2, 2), (2, 2), (2, 1)]
+
+
+_STEP = 2.0**-17  # near the cube root of the unit roundoff, where truncation and rounding of a difference meet
+_OPTIONS = {
+    "plain": {},
+    "eps 0.3": {"eps": 0.3},
+    "partial": {"partial": 0.4},
+    "mask": {"mask": np.random.default_rng(7).random((4, 6, 5)) < 0.7},
+    "mask, partial": {"mask": np.random.default_rng(8).random((4, 6, 5)) < 0.7, "partial": 0.6},
+    "middle": {"axis": 1},
+    "two axes": {"axis": (0, 2)},
+    "apart": {"axis": (1, 2), "feature_axis": 0},
+    "residual": {"residual": np.random.default_rng(9).normal(size=(4, 6, 5))},
+}
+
+
+@pytest.mark.parametrize("option", _OPTIONS)
+@pytest.mark.parametrize("name", PRESETS)
+def test_derivatives_are_those_of_differences(name, option):
+    """Along t with |t_i| <= |a_i| / 2, a central difference with step h misses by h^2 / 6 times the third derivative.
+
+    A derivative of 1 / rho along t brings at most 1/2 times 1, 3, 15 and one of a or of a parameter at most 1/2, so the
+    third is at most 4 times the terms of y and of jvp together. Each of the two y has up to four roundings, of
+    u each, and so has the point where it is taken: 8 u / h. A variance feels a change of a in proportion to kappa, the
+    root of the mean square over that of the variance; three derivatives feel it three times. And <dy, J t> is to be
+    <J^T dy, t>: sums of N terms, sqrt(N) and four roundings on either side.
+    """
+    options = {**_OPTIONS[option]}
+    random = np.random.default_rng(10)
+    x = random.normal(0.2, 1.0, (4, 6, 5))
+    r, mask = options.get("residual"), options.get("mask")
+    features = options.get("feature_axis", options.get("axis", -1))
+    sizes = [x.shape[axis] for axis in (features if isinstance(features, tuple) else (features,))]
+    g, b = random.normal(0.3, 1.0, (2, *sizes))
+    variant = Variant.get(name)
+    a = x if r is None else x + r
+    t = a * random.uniform(-0.5, 0.5, x.shape)
+    dg, db = (p * random.uniform(-0.5, 0.5, p.shape) for p in (g, b))
+    v = random.normal(size=x.shape)
+    live = np.broadcast_to(True if mask is None else mask, x.shape)
+
+    def value(step):
+        y = rms_norm(x + step * t, g + step * dg, b + step * db, variant=variant, **options)
+        return y if r is None else y[0]
+
+    u = dtypes.unit_roundoff("float64")
+    dy = rms_norm_jvp((x, g, b), (t, dg, db), variant=variant, **options)
+    extra = {key: entry for key, entry in options.items() if key not in ("eps", "partial")}
+    changed = variant.replace(**{key: options[key] for key in ("eps", "partial") if key in options})
+    unit = yardstick(x, g, b, dy=v, tangents=(t, dg, db), variant=changed, **extra)
+    size = unit["y"] + unit["jvp"]
+    difference = (value(_STEP) - value(-_STEP)) / (2 * _STEP)
+    without, within = (
+        rms_norm(x, variant=chosen, return_inverse_rms=True, **options)[-1]
+        for chosen in (variant.replace(statistic="mean_square"), variant)
+    )
+    kappa = within / np.where(without == 0, 1.0, without)
+    assert variant.statistic == "variance" or kappa.max() == 1
+    tolerance = (4 / 6 * _STEP**2 * kappa**3 + 8 * u / _STEP * kappa + 2 * u) * size
+    assert np.all(np.abs(difference - dy)[live] <= tolerance[live])
+
+    gradients = rms_norm_vjp(v, x, g, b, variant=variant, **options)
+    left = float(np.sum(v * dy))
+    right = sum(float(np.sum(e * d)) for e, d in zip(gradients[:3], (t, dg, db), strict=True))
+    total = float(np.sum(np.abs(v) * unit["jvp"]))
+    assert abs(left - right) <= 2 * (math.sqrt(x.size) + 4) * u * total
+
+
+@pytest.mark.parametrize(("position", "rho"), [("inside", 1e-6), ("outside", 1e-12), ("clamp", 1e-12)])
+def test_a_gradient_survives_where_eps_is_nearly_all_of_rho(position, rho):
+    """One counted element of 1e-72 beside one of 1e-25: projected on the first alone, 7e12 drowned in 1e47."""
+    x, v = np.array([1e-72, 1e-25]), np.array([3.0, -2.0])
+    variant = Variant(name="mine", eps=1e-12, eps_position=position, partial=0.5)
+    dx = rms_norm_vjp(v, x, variant=variant)[0]
+    dy = rms_norm_jvp((x,), (v,), variant=variant)
+    # the second term: of a / rho 1e-13 at most, and d rho / d a at most 1
+    assert np.all(np.abs(dx * rho - v) <= 1e-12 * np.abs(v))
+    assert np.all(np.abs(dy * rho - v) <= 1e-12 * np.abs(v))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_an_eps_too_small_to_see_still_breaks_a_tie(dtype):
+    """a / sqrt(a^2 + 1e-6) is less than 1, and times a gain half way between two bfloat16 less than half way."""
+    g = np.full(4, 1 + 3 * 2.0**-8, np.float32)
+    for value in 2.0**60 / np.arange(1.0, 40.0):
+        x = np.full((1, 4), value).astype(dtype)
+        assert rms_norm(x, g, out_dtype="bfloat16").astype(np.float64).tolist() == [[1 + 2.0**-7] * 4]
+    x = np.full((1, 4), 2.0**60).astype(dtype)
+    even = rms_norm(x, g, out_dtype="bfloat16", eps=0.0)
+    assert even.astype(np.float64).tolist() == [[1 + 2.0**-6] * 4]
+
+
+def test_the_yardstick_is_a_number_where_nothing_is_counted_and_where_squares_overflow():
+    x, one = np.array([[0.0, 1e203], [1.0, 2.0]]), np.ones((2, 2))
+    mask = np.array([[True, True], [False, False]])
+    unit = yardstick(x, dy=one, tangents=(one, None, None), variant=Variant(name="mine", eps=1e-12, partial=0.5))
+    assert all(np.isfinite(each).all() for each in unit.values())
+    unit = yardstick(one, dy=one, tangents=(one, None, None), variant="paper", mask=mask)
+    assert all(np.isfinite(each).all() for each in unit.values())
+
+
+def test_rows_in_blocks_are_rows():
+    """More rows than a block holds, and a row longer than a block."""
+    random = np.random.default_rng(11)
+    for shape in ((3000, 24), (2, 40000)):
+        x, v = random.normal(size=(2, *shape)).astype(np.float32)
+        g = random.normal(size=shape[1]).astype(np.float32)
+        y, dx = rms_norm(x, g), rms_norm_vjp(v, x, g)[0]
+        for row in (0, shape[0] // 2, shape[0] - 1):
+            assert np.array_equal(y[row], rms_norm(x[row], g))
+            assert np.array_equal(dx[row], rms_norm_vjp(v[row], x[row], g)[0])

@@ -1,0 +1,95 @@
+"""docs/ci.md: its snippets run as they stand there, in a project of someone else's."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "ci.md").read_text()
+SNIPPETS = {
+    kind: re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) for kind in ("python", "sh", "yaml")
+}
+BIN = Path(sys.executable).parent
+
+
+def run(command, folder):
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment, check=False
+    )
+
+
+def _words(line):
+    """Without the numbers, which another processor may have otherwise."""
+    return re.sub(r"[-+\d.]*\d(e[-+]?\d+)?(\+cpu)?", "#", line)
+
+
+@pytest.fixture
+def project(tmp_path):
+    """The files that the page names in the first line of a snippet, and the examples."""
+    for package in ("torch", "onnxruntime", "onnxscript"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed; pip install 'rmsnorm[torch,onnx]'")
+    for snippet in SNIPPETS["python"]:
+        name = re.match(r"# (\S+\.py)\n", snippet)
+        if name:
+            path = tmp_path / name.group(1)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(snippet)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+def test_the_workflow_runs_and_finds_a_mistake(project):
+    """Every step of it that is a command, but for the installation, which the environment of the test has done."""
+    (workflow,) = SNIPPETS["yaml"]
+    assert workflow == (ROOT / "examples" / "ci.yml").read_text()
+    assert len(workflow.splitlines()) == 10
+    install, test = re.findall(r"- run: (.*)", workflow)
+    assert install.startswith("pip install")
+    done = run(["bash", "-c", test], project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'tests="1"' in (project / "parity.xml").read_text()
+
+    path = project / "my_norm.py"
+    path.write_text(path.read_text().replace("1e-6", "1e-5"))
+    done = run(["bash", "-c", test], project)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "eps is 1e-05, llama has 1e-06" in done.stdout
+    assert 'failures="1"' in (project / "parity.xml").read_text()
+
+
+def test_the_other_snippets_in_python_run(project):
+    others = [snippet for snippet in SNIPPETS["python"] if not re.match(r"# \S+\.py\n", snippet)]
+    assert len(others) == 2
+    report, onnx = others
+    done = run([sys.executable, "-c", report], project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (shown,) = re.findall(r"((?:^    .*\n)+)", PAGE.split("print(report.text)")[1], re.MULTILINE)[:1]
+    printed = [_words(line) for line in done.stdout.splitlines()]
+    assert [line for line in shown.splitlines() if _words(line[4:]) not in printed] == []
+    done = run([sys.executable, "-c", onnx], project)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_commands_run(project):
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler is installed")
+    (commands,) = SNIPPETS["sh"]
+    done = run(["bash", "-ec", commands], project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "vectors held: all 20 comparisons of 7 cases" in done.stdout
+    first = (ROOT / "examples" / "rms_norm.c").read_text().split("*/")[0]
+    for command in commands.splitlines()[:2]:
+        assert command in first, "the program says the same"
+
+
+def test_files_that_are_named_exist():
+    for path in re.findall(r"\]\((?!http)([^)]+)\)", PAGE):
+        assert (ROOT / "docs" / path).exists(), path

@@ -1,0 +1,154 @@
+"""The layer on the backend of Keras that KERAS_BACKEND names, against the golden; test_keras runs it where there is no
+TensorFlow, in a process for each backend.
+
+Bound, in units u = 2^-24 (float64: 2^-53) of the terms of y, k elements counted. The mean square errs by the square,
+k - 1 additions in any order, the mean and two operations on eps: k + 3; the root halves that, and adds 1; so do the
+division, the offset, the gain and the bias: (k + 3) / 2 + 5. Where a mean is taken out of a first, it errs by k + 1 of
+the mean of |a|, which is at most the root mean square of a, and so the mean square errs by 2 (k + 2) kappa more, kappa
+being the root mean square of a over that of a - mean. A rounding to 16 bits errs by 1 in its own unit; the golden makes
+it, too, and there are 4 at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+if __name__ == "__main__":
+    sys.modules["tensorflow"] = None  # type: ignore[assignment]  # it must not be needed
+
+import keras
+
+import rmsnorm
+from rmsnorm import dtypes
+from rmsnorm import numpy_impl as golden
+from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.tf_impl import RMSNormalization
+
+POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+SHAPES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "last": ({}, (6, 32)),
+    "middle": ({"axis": 1}, (3, 8, 4)),
+    "unsorted": ({"axis": (-1, 1)}, (3, 8, 2, 4)),
+    "image": ({"axis": (2, 3), "feature_axis": 1}, (2, 3, 4, 4)),
+    "partial": ({"partial": 0.3}, (6, 32)),
+}
+
+
+def to_numpy(x: Any) -> Any:
+    """Exactly; a backend may not know how in bfloat16."""
+    name = keras.backend.standardize_dtype(x.dtype)
+    return keras.ops.convert_to_numpy(keras.ops.cast(x, "float64" if name == "float64" else "float32")).astype(name)
+
+
+def weights_of(layer: Any) -> list[Any]:
+    return [None if w is None else to_numpy(w.value) for w in (layer.scale, layer.bias)]
+
+
+def check(got: Any, layer: Any, x: Any) -> None:
+    options = {"variant": layer.variant, "axis": layer.axis, "feature_axis": layer.feature_axis}
+    want = golden.rms_norm(x, *weights_of(layer), **options, out_dtype=layer.compute_dtype)
+    assert got.dtype == want.dtype, (got.dtype, want.dtype)
+    assert got.shape == want.shape
+    terms = yardstick(x, *weights_of(layer), dy=x, tangents=(x, None, None), **options)["y"]
+    axes = tuple(axis % x.ndim for axis in np.atleast_1d(layer.axis))
+    k = layer.variant.counted(int(np.prod([x.shape[axis] for axis in axes])))
+    kappa = 0.0
+    if layer.variant.statistic == "variance":
+        rows = np.moveaxis(x.astype(np.float64), axes, range(-len(axes), 0)).reshape(
+            -1, np.prod([x.shape[a] for a in axes])
+        )
+        rows = rows[:, :k][np.any(rows[:, :k] != 0, axis=1)]
+        kappa = float(np.max(np.sqrt(np.mean(rows**2, axis=1)) / np.std(rows, axis=1)))
+    u = dtypes.unit_roundoff("float64" if x.dtype == np.float64 else "float32")
+    half = 8 * dtypes.unit_roundoff(x.dtype.name) if x.dtype.name in dtypes.HALF else 0.0
+    error = ((k + 3 + 4 * (k + 2) * kappa) / 2 + 5) * u + half
+    tiny = 2.0**-24 if x.dtype == np.float16 else 2.0**-126  # where results are subnormal
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    near = (np.abs(got - want) <= error * terms + tiny) | (np.isnan(got) & np.isnan(want))  # a row of zeros, eps = 0
+    assert near.all(), (layer.variant.name, x.dtype, got[~near], want[~near], error * terms[~near])
+
+
+def check_outputs(function: Callable[[Any, Any], Any], policies: Sequence[str] = POLICIES) -> None:
+    rng = np.random.default_rng(0)
+    for policy, variant, (options, shape) in itertools.product(policies, rmsnorm.PRESETS, SHAPES.values()):
+        layer = RMSNormalization(**options, variant=variant, bias=variant == "llama" or None, dtype=policy)
+        layer.build(shape)
+        layer.set_weights([rng.standard_normal(w.shape) for w in layer.weights])
+        for magnitude in (1.0,) if policy == "mixed_float16" else (1.0, 1e20, 1e-30):
+            x = (rng.standard_normal(shape) * magnitude).astype(layer.compute_dtype)
+            x[1] = 0
+            check(to_numpy(function(layer, x)), layer, x)
+    for shape in ((0, 8), (4, 0)):
+        y = function(RMSNormalization(scale=False), np.zeros(shape, np.float32))
+        assert tuple(y.shape) == shape
+
+
+def check_training(folder: Path) -> None:
+    """One step of gradient descent, compiled where the backend compiles; saving and loading; a mask passed on."""
+    rng = np.random.default_rng(0)
+    x, target = (rng.standard_normal((16, 8)).astype(np.float32) for _ in range(2))
+    x[1], x[2], x[3] = 0, x[2] * 1e20, x[3] * 1e-30
+    layer = RMSNormalization(variant="equinox")
+    model = keras.Sequential([keras.Input((8,)), layer])
+    layer.set_weights([rng.standard_normal(8), rng.standard_normal(8)])
+    scale, bias = weights_of(layer)
+    model.compile("sgd", "mse")
+    model.optimizer.learning_rate = 1.0
+    y = golden.rms_norm(x, scale, bias, variant="equinox")
+    upstream = (2 * (y - target) / x.size).astype(np.float32)
+    gradients = golden.rms_norm_vjp(upstream, x, scale, bias, variant="equinox")[1:]
+    terms = yardstick(x, scale, bias, dy=np.abs(upstream), tangents=(x, None, None), variant="equinox")
+    largest = terms["y"].max() + np.abs(target).max()  # of what the loss takes differences of
+    model.fit(x, target, batch_size=16, epochs=1, verbose=0)
+    for weight, start, gradient in zip(weights_of(layer), (scale, bias), gradients, strict=True):
+        # x^ is at most sqrt(8) and errs by 11, y and the difference by 12, the sum of 16 by 16, the step by 2
+        error = 2.0**-24 * (2 * np.abs(start) + 16 * 8**0.5 * (2 / x.size) * largest * (11 + 12 + 16))
+        assert (np.abs(weight - (start - gradient)) <= error).all(), np.abs(weight - (start - gradient)).max()
+
+    model.save(folder / "model.keras")
+    again = keras.saving.load_model(folder / "model.keras")
+    check(again.predict(x, verbose=0), again.layers[-1], x)
+    assert again.layers[-1].get_config() == layer.get_config()
+    embedded = keras.layers.Embedding(4, 8, mask_zero=True)(np.array([[1, 2, 0]]))
+    assert to_numpy(RMSNormalization(variant="llama")(embedded)._keras_mask).tolist() == [[1, 1, 0]]
+
+
+def check_a_file_of_tensorflow(folder: Path) -> None:
+    """What test_keras saved: the arguments, the weights, the values."""
+    model = keras.saving.load_model(folder / "tensorflow.keras")
+    x = np.random.default_rng(0).standard_normal((4, 6, 5)).astype("bfloat16")
+    assert [w.std() > 0.3 for w in weights_of(model.layers[-1])] == [True, True]
+    check(to_numpy(model(x)), model.layers[-1], x)
+
+
+def has_double() -> bool:
+    """JAX knows float64 only where it is told to."""
+    return keras.backend.backend() != "jax" or bool(sys.modules["jax"].config.jax_enable_x64)
+
+
+def main(folder: Path) -> None:
+    import keras_layer
+    import keras_parity
+
+    check_outputs(lambda layer, x: layer(x))
+    check_training(folder)
+    check_a_file_of_tensorflow(folder)
+    for check in (*keras_parity.CHECKS.values(), *keras_layer.CHECKS.values()):
+        check(folder)
+    if not has_double():
+        sys.modules["jax"].config.update("jax_enable_x64", True)
+        for check in keras_parity.CHECKS.values():
+            check(folder)
+    check_outputs(lambda layer, x: layer(x), ["float64"])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    assert not {"rmsnorm.tf_impl.functional", "rmsnorm.torch_impl", "rmsnorm.flax_impl"} & set(sys.modules)
+    print(f"{keras.backend.backend()}: done")

@@ -1,0 +1,373 @@
+"""The Keras layer: a drop-in for keras.layers.RMSNormalization that is right on every axis, on every backend."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rmsnorm
+from rmsnorm import numpy_impl as golden
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+tf = pytest.importorskip("tensorflow")
+keras = pytest.importorskip("keras")
+
+from keras.src.testing import TestCase  # noqa: E402
+
+from rmsnorm.tf_impl import RMSNormalization, keras_ops  # noqa: E402
+
+NUMPY_2 = "__array__ implementation doesn't accept a copy keyword"  # what keras.ops.convert_to_numpy is warned of
+pytestmark = [
+    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the other backends have a process each"),
+    pytest.mark.filterwarnings(f"ignore:{NUMPY_2}:DeprecationWarning"),
+]
+tf.get_logger().setLevel("ERROR")
+COMPILED = {  # what JAX compiles is kept, as by rmsnorm check
+    "JAX_COMPILATION_CACHE_DIR": str(
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmsnorm" / "xla"
+    ),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+}
+BuiltIn = keras.layers.RMSNormalization
+CONFIGURATIONS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "plain": ({}, (4, 6)),
+    "middle axis": ({"axis": 1}, (2, 3, 4)),
+    "first axis": ({"axis": 0}, (3, 4)),
+    "unsorted": ({"axis": [-1, 1]}, (2, 3, 4, 5)),
+    "image": ({"variant": "lasagne", "axis": (2, 3), "feature_axis": 1}, (2, 3, 4, 5)),
+    "partial": ({"variant": "gemma", "partial": 0.3}, (4, 8)),
+    "third": ({"partial": Fraction(1, 3)}, (4, 9)),
+    "outside": ({"variant": "zhang_torch", "bias": True}, (4, 8)),
+    "clamp": ({"variant": "x_transformers"}, (4, 8)),
+    "variance": ({"variant": "keras_rms_scaling"}, (4, 8)),
+    "before scale": ({"variant": "llama", "epsilon": 1e-3}, (4, 8)),
+    "no scale": ({"scale": False, "bias": True}, (4, 8)),
+    "no weights": ({"scale": False}, (4, 8)),
+    "own variant": (
+        {"variant": rmsnorm.Variant(name="mine", eps=0.1, partial=Fraction(1, 3), scale_offset=0.5)},
+        (4, 9),
+    ),
+}
+
+
+def normal(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def filled(layer: Any, shape: tuple[int, ...]) -> Any:
+    """The layer, built, with weights that show."""
+    if not layer.built:
+        layer.build(shape)
+    layer.set_weights([normal(*w.shape, seed=i + 1) for i, w in enumerate(layer.weights)])
+    return layer
+
+
+def of_golden(layer: Any, x: Any, **options: Any) -> Any:
+    weights = [None if w is None else np.asarray(w.value) for w in (layer.scale, layer.bias)]
+    given = {"variant": layer.variant, "axis": layer.axis, "feature_axis": layer.feature_axis}
+    return golden.rms_norm(x, *weights, **given, out_dtype=layer.compute_dtype, **options)
+
+
+def ulps(got: Any, want: Any) -> Any:
+    got, want = np.asarray(got), np.asarray(want)
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    u = np.abs(want.astype(np.float64)) * rmsnorm.dtypes.epsilon(want.dtype.name)
+    return np.abs(got.astype(np.float64) - want.astype(np.float64)) / np.where(u == 0, 1, u)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_golden(name: str) -> None:
+    arguments, shape = CONFIGURATIONS[name]
+    for policy in ("float32", "mixed_bfloat16", "mixed_float16", "float64", "bfloat16"):
+        layer = filled(RMSNormalization(**arguments, dtype=policy), shape)
+        x = normal(*shape, seed=9).astype(layer.compute_dtype)
+        y = layer(x)
+        # one rounding, of nearly the same number; beyond float64 neither the mean of "variance" nor eps of "clamp" is
+        assert ulps(y.numpy(), of_golden(layer, x)).max() <= (8 if policy == "float64" else 1)
+        assert y.dtype.name == layer.compute_dtype
+        assert layer.compute_output_spec(keras.KerasTensor(shape)).dtype == layer.compute_dtype
+        assert {w.dtype for w in layer.weights} <= {layer.variable_dtype}
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights:UserWarning")
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_harness_of_keras(name: str) -> None:
+    """Configuration, serialisation, building, symbolic calls, training under jit_compile, mixed precision."""
+    arguments, shape = CONFIGURATIONS[name]
+    weights = 0 if name == "no weights" else 1
+    TestCase().run_layer_test(
+        RMSNormalization,
+        init_kwargs=arguments,
+        input_shape=shape,
+        expected_output_shape=shape,
+        expected_num_trainable_weights=2 if name in ("image", "outside") else weights,
+        expected_num_non_trainable_weights=0,
+        expected_num_seed_generators=0,
+        expected_num_losses=0,
+        supports_masking=True,
+    )
+
+
+def test_the_tests_of_keras() -> None:
+    """keras/src/layers/normalization/rms_normalization_test.py, at a tolerance that can fail."""
+    y = RMSNormalization()(np.arange(10, dtype=np.float32)[None])
+    want = [0.0, 0.18731716, 0.37463433, 0.5619515, 0.74926865, 0.9365858, 1.123903, 1.3112202, 1.4985373, 1.6858544]
+    np.testing.assert_allclose(y, [want], rtol=1e-7)  # eight digits are printed
+    x = normal(2, 3, 4)
+    np.testing.assert_array_equal(RMSNormalization(axis=[-2, -1])(x), RMSNormalization(axis=[-1, -2])(x))
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(-1, (3, 8)), ([-1], (3, 8)), ([1, 2], (2, 3, 4)), ([-1, -2], (2, 3, 4))])
+def test_in_the_place_of_the_built_in(axis: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Weights go both ways, by list and by file, and the outputs agree."""
+    x, n = normal(*shape) * 3, int(np.prod(shape[1:]))
+    ours, theirs = filled(RMSNormalization(axis), shape), BuiltIn(axis)
+    theirs.build(shape)
+    theirs.set_weights(ours.get_weights())
+    # float32 throughout in the built-in: n / 2 + 5 roundings at most (test_other_backends derives this)
+    np.testing.assert_allclose(ours(x), theirs(x), rtol=(n / 2 + 5) * 2.0**-23)
+    assert [w.name for w in ours.weights] == [w.name for w in theirs.weights] == ["scale"]
+    models = [keras.Sequential([keras.Input(shape[1:]), layer]) for layer in (RMSNormalization(axis), BuiltIn(axis))]
+    for first, second in (models, models[::-1]):
+        first.set_weights([w + 1 for w in ours.get_weights()])
+        second.set_weights(ours.get_weights())
+        first.save_weights(str(tmp_path / "w.weights.h5"))
+        second.load_weights(str(tmp_path / "w.weights.h5"))
+        np.testing.assert_array_equal(first.get_weights()[0], second.get_weights()[0])
+
+
+def test_dtypes_are_those_of_the_built_in() -> None:
+    for policy in ("float32", "float64", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16"):
+        for dtype in ("float16", "bfloat16", "float32", "float64"):
+            x = tf.cast(normal(3, 8), dtype)
+            ours, theirs = RMSNormalization(dtype=policy), BuiltIn(dtype=policy)
+            assert ours(x).dtype == theirs(x).dtype
+            assert ours.scale.dtype == theirs.scale.dtype
+
+
+def test_the_gain_keeps_its_precision() -> None:
+    """Under a mixed policy the built-in rounds it to 16 bits first."""
+    x = normal(64, 512)
+    ours, theirs = (filled(c(dtype="mixed_bfloat16"), x.shape) for c in (RMSNormalization, BuiltIn))
+    want = golden.rms_norm(x.astype("bfloat16"), np.asarray(ours.scale.value), variant="keras")
+    assert (ours(x).numpy() == want).mean() >= 0.9999
+    assert (theirs(x).numpy() == want).mean() < 0.9
+
+
+def test_arguments() -> None:
+    assert RMSNormalization().epsilon == BuiltIn().epsilon == 1e-6
+    assert RMSNormalization(variant="nematus").epsilon == 1e-5
+    assert RMSNormalization(-1, 0.25, variant="nematus").epsilon == 0.25
+    assert RMSNormalization(variant="torch").epsilon is None
+    assert RMSNormalization(variant="equinox").use_bias
+    assert not RMSNormalization(variant="equinox", bias=False).use_bias
+    for variant, initial in (("gemma", 0.0), ("llama", 1.0)):
+        layer = RMSNormalization(variant=variant)
+        layer.build((2, 3))
+        assert (layer.scale.numpy() == initial).all()
+    layer = RMSNormalization(
+        bias=True, scale_initializer="zeros", bias_initializer="ones", scale_constraint="non_neg",
+        bias_constraint="unit_norm", scale_regularizer=keras.regularizers.L2(0.5), bias_regularizer="l1",
+    )  # fmt: skip
+    layer.build((2, 4))
+    assert (layer.scale.numpy() == 0).all()
+    assert (layer.bias.numpy() == 1).all()
+    layer.scale.assign([1.0, 2.0, 3.0, 4.0])
+    assert [float(loss) for loss in layer.losses] == [15.0, pytest.approx(0.04)]  # 0.5 * 30, and l1 of 0.01 * 4
+    assert [type(w.constraint).__name__ for w in layer.weights] == ["NonNeg", "UnitNorm"]
+    again = RMSNormalization.from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    assert type(again.bias_constraint).__name__ == "UnitNorm"
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_configuration(name: str) -> None:
+    """The same before and after build, and through JSON."""
+    arguments, shape = CONFIGURATIONS[name]
+    layer = RMSNormalization(**arguments)
+    before = layer.get_config()
+    layer.build(shape)
+    assert layer.get_config() == before
+    model = keras.Sequential([keras.Input(shape[1:]), layer]) if name != "first axis" else None
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    copies = [again, RMSNormalization.from_config(before)]
+    if model:
+        copies += [keras.models.clone_model(model).layers[-1], keras.models.model_from_json(model.to_json()).layers[-1]]
+    for copy in copies:
+        assert copy.get_config() == before
+        assert copy.variant == layer.variant
+        if not copy.built:
+            copy.build(shape)
+        copy.set_weights(layer.get_weights())
+        np.testing.assert_array_equal(copy(normal(*shape)), layer(normal(*shape)))
+
+
+def test_masks_are_passed_on_and_nothing_more() -> None:
+    tokens = np.array([[1, 2, 0], [3, 0, 0]])
+    embedded = keras.layers.Embedding(4, 8, mask_zero=True)(tokens)
+    y = RMSNormalization()(embedded)
+    np.testing.assert_array_equal(y._keras_mask, tokens != 0)
+    np.testing.assert_array_equal(y, RMSNormalization()(np.asarray(embedded)))
+    inputs = keras.Input((None,), dtype="int32")
+    h = RMSNormalization()(keras.layers.Embedding(4, 8, mask_zero=True)(inputs))
+    model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(h))
+    steps = keras.Model(inputs, h)(tokens).numpy()
+    np.testing.assert_allclose(model(tokens)[1], steps[1, 0], rtol=1e-6)
+
+
+def test_unknown_sizes_and_other_shapes(tmp_path: Path) -> None:
+    inputs = keras.Input((None, 8))
+    outputs = RMSNormalization(variant="llama", partial=0.5)(inputs)
+    assert outputs.shape == (None, None, 8)
+    model = keras.Model(inputs, outputs)
+    model.set_weights([normal(8, seed=3)])
+    model.save(tmp_path / "model.keras")
+    for loaded in (model, keras.saving.load_model(tmp_path / "model.keras")):
+        for steps in (1, 5):
+            x = normal(2, steps, 8)
+            want = golden.rms_norm(x, normal(8, seed=3), variant="llama", partial=0.5)
+            assert ulps(loaded.predict(x, verbose=0), want).max() <= 1
+    layer = filled(RMSNormalization(), (2, 8))
+    for shape in ((3, 8), (2, 3, 8), (8,), (0, 8)):
+        assert (
+            ulps(layer(normal(*shape)), golden.rms_norm(normal(*shape), np.asarray(layer.scale.value))).max(initial=0)
+            <= 1
+        )
+    pictures = filled(RMSNormalization((2, 3), feature_axis=1, variant="lasagne"), (None, 3, None, None))
+    bare = RMSNormalization(-1, scale=False)
+    bare.build((None, None))
+    for layer, x in ((pictures, normal(2, 3, 4, 5)), (bare, normal(2, 3))):
+        traced = tf.function(layer.__call__, input_signature=[tf.TensorSpec([None] * x.ndim, tf.float32)])
+        assert ulps(traced(x), of_golden(layer, x)).max() <= 1
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_training_is_the_gradient_of_the_golden(jit_compile: bool) -> None:
+    x, target = normal(16, 8), normal(16, 8, seed=1)
+    layer = filled(RMSNormalization(variant="equinox"), x.shape)
+    scale, bias = layer.get_weights()
+    model = keras.Sequential([keras.Input((8,)), layer])
+    model.compile("sgd", "mse", jit_compile=jit_compile)
+    model.optimizer.learning_rate = 1.0
+    y = golden.rms_norm(x, scale, bias, variant="equinox")
+    _, dscale, dbias = golden.rms_norm_vjp(2 * (y - target) / x.size, x, scale, bias, variant="equinox")
+    losses = [model.fit(x, target, batch_size=16, epochs=1, verbose=0).history["loss"][0]]
+    # the loss and the step are float32: the upstream gradient errs by 4 roundings, sums of 16 of size 2^-4 by theirs
+    for weight, start, gradient in zip(layer.get_weights(), (scale, bias), (dscale, dbias), strict=True):
+        np.testing.assert_allclose(weight, start - gradient, rtol=0, atol=24 * 2.0**-24 * max(1, np.abs(start).max()))
+    losses += model.fit(x, target, batch_size=16, epochs=5, verbose=0).history["loss"]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_export(tmp_path: Path) -> None:
+    """A SavedModel that TensorFlow alone can serve, for any batch, and train: it has the gradient, and that one's."""
+    model = keras.Sequential([keras.Input((8,)), filled(RMSNormalization(variant="llama", partial=0.3), (None, 8))])
+    model.export(str(tmp_path), verbose=False)
+    x, dy, scale = normal(5, 8), normal(5, 8, seed=7), model.get_weights()[0]
+    options = {"variant": "llama", "partial": 0.3}
+    want = [golden.rms_norm(x, scale, **options), *golden.rms_norm_vjp(dy, x, scale, **options)[:2]]
+    code = (
+        "import sys, numpy as np, tensorflow as tf\n"
+        "model, given = tf.saved_model.load(sys.argv[1]), np.load(sys.argv[2])\n"
+        "leaves = [tf.constant(given['x']), *model.trainable_variables]\n"
+        "with tf.GradientTape() as outer:\n"
+        "    outer.watch(leaves)\n"
+        "    with tf.GradientTape() as tape:\n"
+        "        tape.watch(leaves); y = model.serve(leaves[0])\n"
+        "    gradients = tape.gradient(y, leaves, given['dy'])\n"
+        "assert 'rmsnorm' not in sys.modules\n"
+        "np.savez(sys.argv[3], y, *gradients, *outer.gradient(gradients[0], leaves, given['x']))"
+    )
+    given, found = str(tmp_path / "given.npz"), str(tmp_path / "found.npz")
+    np.savez(given, x=x, dy=dy)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), given, found], check=True, timeout=200)
+    results = list(np.load(found).values())
+    for got, w in zip(results[:3], want, strict=True):
+        assert ulps(got, w).max() <= 1
+    leaves = [tf.constant(x), model.trainable_variables[0].value]
+    with tf.GradientTape() as outer:
+        outer.watch(leaves)
+        with tf.GradientTape() as tape:
+            tape.watch(leaves)
+            y = model(leaves[0])
+        dx = tape.gradient(y, leaves[0], dy)
+    for got, w in zip(results[3:], outer.gradient(dx, leaves, x), strict=True):
+        # float64 inside both, dy and the results rounded to float32
+        assert np.abs(got - w).max() <= 4 * np.finfo(np.float32).eps * np.abs(w).max()
+
+
+def test_errors() -> None:
+    x = normal(2, 3, 4)
+    for arguments, error, match in (
+        ({"axis": 3}, ValueError, r"RMSNormalization: axis is 3, expected between -3 and 2 for x f32\[2, 3, 4\]"),
+        ({"axis": [1, -2]}, ValueError, r"RMSNormalization: axis \(1, -2\) names an axis of x f32\[2, 3, 4\] twice"),
+        ({"axis": []}, ValueError, "RMSNormalization: axis is empty, expected at least one axis"),
+        ({"axis": 1.5}, TypeError, r"RMSNormalization: axis is 1\.5 \(float\), expected an integer or a sequence"),
+        ({"feature_axis": -4}, ValueError, "RMSNormalization: feature_axis is -4, expected between -3 and 2"),
+    ):
+        with pytest.raises(error, match=match):
+            RMSNormalization(**arguments).build(x.shape)
+        with pytest.raises(error, match=match):
+            RMSNormalization(**arguments).compute_output_shape(x.shape)
+    for arguments, error, match in (
+        (
+            {"epsilon": -1.0},
+            ValueError,
+            r"RMSNormalization: epsilon is -1\.0|RMSNormalization: eps is -1\.0, expected a finite",
+        ),
+        ({"epsilon": "1e-6"}, TypeError, r"RMSNormalization: eps is '1e-6' \(str\), expected a number or None"),
+        ({"partial": 0}, ValueError, r"RMSNormalization: partial is 0, expected a fraction in \(0, 1\]"),
+        ({"variant": "lama"}, ValueError, r"RMSNormalization: variant is 'lama', .* did you mean 'llama'\?"),
+    ):
+        with pytest.raises(error, match=match):
+            RMSNormalization(**arguments)
+    with pytest.raises(ValueError, match="RMSNormalization: inputs axis 1 has an unknown size, expected a known one"):
+        RMSNormalization(1).build((2, None, 4))
+    with pytest.raises(TypeError, match="rms_norm: x has dtype int32, expected float16, bfloat16"):
+        RMSNormalization()(tf.ones((2, 3), tf.int32))
+    with pytest.raises(ValueError, match=r"rms_norm: scale has shape \(4,\), expected \(5,\) to match axis -1"):
+        filled(RMSNormalization(), (2, 4))(normal(2, 5))
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_other_backends(backend: str, tmp_path: Path) -> None:
+    """In a process of its own, where there is no TensorFlow."""
+    pytest.importorskip(backend)
+    layer = RMSNormalization(1, variant="gemma", partial=0.3, bias=True, dtype="mixed_bfloat16")
+    model = keras.Sequential([keras.Input((6, 5)), layer])
+    filled(layer, (None, 6, 5))
+    model.save(tmp_path / "tensorflow.keras")
+    script = Path(__file__).with_name("keras_backend.py")
+    environment = {**os.environ, "KERAS_BACKEND": backend, **COMPILED}
+    ignored = (
+        f"{NUMPY_2}:DeprecationWarning",
+        "`torch.jit.script:DeprecationWarning",
+        "`shuffle=True` was:UserWarning",
+    )
+    options = [option for words in ignored for option in ("-W", f"ignore:{words}")]
+    command = [sys.executable, "-W", "error", *options, str(script), str(tmp_path)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == f"{backend}: done"
+
+
+def test_the_composite_on_tensorflow() -> None:
+    import keras_backend
+
+    keras_backend.check_outputs(lambda layer, x: composite_of(layer, x), [*keras_backend.POLICIES, "float64"])
+
+
+def composite_of(layer: Any, x: Any) -> Any:
+    weights = (None if w is None else w.value for w in (layer.scale, layer.bias))
+    options = {"variant": layer.variant, "axis": layer.axis, "feature_axis": layer.feature_axis}
+    return keras_ops.rms_norm(tf.cast(x, layer.compute_dtype), *weights, **options, out_dtype=layer.compute_dtype)

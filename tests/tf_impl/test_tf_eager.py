@@ -1,0 +1,159 @@
+"""How the TensorFlow functions compute: eager calls in three ways, sums of slabs, and what is compiled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmsnorm import cpu, dtypes
+from rmsnorm import numpy_impl as golden
+from rmsnorm.accuracy.terms import yardstick
+
+tf = pytest.importorskip("tensorflow")
+
+from test_tf import check_near, converted, make, to_tf, ulps  # noqa: E402
+
+from rmsnorm.tf_impl import arithmetic, eager, rms_norm, rms_norm_vjp  # noqa: E402
+
+WAYS = ("kernels", "compiled", "operations")
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "llama": {"variant": "llama"},
+    "rows": {"axis": 0},
+    "image": {"axis": (2, 3), "feature_axis": 1},
+    "mask": {"mask": (3, 1, 5), "partial": 0.7, "variant": "gemma"},
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One of the ways, for tensors of every size; a call that it does not serve is taken over by the next one."""
+    if request.param == "kernels" and not cpu.is_available():
+        pytest.skip("no numba")
+    if request.param != "kernels":
+        monkeypatch.setattr(cpu, "supports", lambda call: False)
+    monkeypatch.setattr(eager, "_LARGE", 2**60 if request.param == "operations" else 0)
+    eager._traced.cache_clear()
+    return str(request.param)
+
+
+def both(x: Any, dy: Any, parameters: Any, **options: Any) -> Any:
+    """y and the gradients of x and the parameters."""
+    leaves = [x, *parameters]
+    with tf.GradientTape() as tape:
+        tape.watch(leaves)
+        y = rms_norm(*leaves, **options)
+    return [y, *tape.gradient(y, leaves, dy)]
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_way_is_the_golden(name: str, dtype: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = dict(CASES[name])
+    variant, partial = options.pop("variant", "standard"), options.pop("partial", None)
+    x, scale, bias, options = make(options, dtype, dtype, 3)
+    dy = np.random.default_rng(5).standard_normal(x.shape).astype(dtype)
+    options |= {"variant": variant, "partial": partial}
+    want = [golden.rms_norm(x, scale, bias, **options), *golden.rms_norm_vjp(dy, x, scale, bias, **options)[:3]]
+    derived = golden.functional.derive("test", variant, None, partial)
+    plain = {key: value for key, value in options.items() if key not in ("variant", "partial")}
+    terms = yardstick(x, scale, bias, dy=dy, tangents=(dy, None, None), variant=derived, **plain)
+    used = []
+    kernel = eager._forward_kernel
+    monkeypatch.setattr(eager, "_forward_kernel", lambda *given: used.append(1) or kernel(*given))
+    got = both(to_tf(x), to_tf(dy), [to_tf(scale), to_tf(bias)], **converted(options))
+    for g, w, quantity in zip(got, want, ("y", "dx", "dscale", "dbias"), strict=True):
+        check_near(g, w, terms[quantity], 2 * x.size + 32)
+        if way == "kernels" and used and dtype != "float64":
+            assert (ulps(g.numpy(), w) == 0).all()  # nothing of 16 or 32 bits is lost in float64
+    direct = rms_norm_vjp(to_tf(dy), *map(to_tf, (x, scale, bias)), **converted(options))
+    for g, d in zip(got[1:], direct, strict=True):
+        np.testing.assert_array_equal(g, d)  # the same way, and the same bits, without a tape
+    assert bool(used) == (way == "kernels" and name in ("plain", "llama", "mask"))
+    assert bool(eager._traced.cache_info().misses) == (way == "compiled" or (way == "kernels" and not used))
+
+
+def test_one_trace_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One forward and one backward, whatever the sizes of the axes that are shared; another for another width."""
+    monkeypatch.setattr(cpu, "supports", lambda call: False)
+    monkeypatch.setattr(eager, "_LARGE", 0)
+    eager._traced.cache_clear()
+    traced, traced_of = [], eager._traced
+    monkeypatch.setattr(eager, "_traced", lambda *given: traced.append(traced_of(*given)) or traced[-1])
+    for batch in ((2, 3), (5, 3), (1, 7)):
+        x = tf.random.stateless_normal((*batch, 40), (0, 1))
+        both(x, x, [tf.ones(40)])
+    assert len(traced) == 6
+    assert [f.experimental_get_tracing_count() for f in traced] == [1] * 6
+    assert traced_of.cache_info().misses == len({id(f) for f in traced}) == 2
+    both(x[..., :30], x[..., :30], [tf.ones(30)])
+    assert traced_of.cache_info().misses == 4
+
+
+def test_a_graph_has_neither_kernels_nor_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All operations are those of the formulas, for a compiler to fuse and a SavedModel to keep."""
+    monkeypatch.setattr(eager, "_LARGE", 0)
+    signature = [tf.TensorSpec([None, 40]), tf.TensorSpec([None, 40]), tf.TensorSpec([40])]
+    function = tf.function(lambda x, dy, scale: both(x, dy, [scale]), input_signature=signature)
+    kinds = {op.type for op in function.get_concrete_function().graph.get_operations()}
+    assert {"Mean", "Sum"} <= kinds
+    assert not {kind for kind in kinds if re.search("Call|Func|While|If|Empty", kind)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_sums_of_slabs(dtype: str, jit_compile: bool) -> None:
+    """Of integers, which are exact in any order: sizes that eight divides and others, known and not."""
+    rng = np.random.default_rng(0)
+    for shape, axes in (((3, 4), (1,)), ((40, 3), (0,)), ((3, 33), (1,)), ((2, 67, 3), (0, 1)), ((7, 1), (0,))):
+        x = rng.integers(-9, 9, shape).astype(dtype)
+        want = x.sum(axes, dtype=np.float64)
+        for sizes in (shape, [None] * len(shape)):
+            for keepdims in (False, True):
+
+                def total(x: Any, axes: Any = axes, keepdims: bool = keepdims) -> Any:
+                    return arithmetic._sum(x, axes, keepdims)
+
+                signature = [tf.TensorSpec(sizes, dtype)]
+                got = tf.function(total, input_signature=signature, jit_compile=jit_compile)(to_tf(x)).numpy()
+                assert got.dtype == np.float64
+                np.testing.assert_array_equal(got, want if not keepdims else x.sum(axes, np.float64, keepdims=True))
+
+
+def written(function: Callable[..., Any], *tensors: Any) -> list[str]:
+    """Formats of what XLA's program for the CPU holds in the shape of x: arguments, and all but a single result."""
+    text = tf.function(function, jit_compile=True).experimental_get_compiler_ir(*tensors)(stage="optimized_hlo")
+    entry = text[text.index("\nENTRY") :].split("\n")[2:]
+    size = ",".join(map(str, tensors[0].shape))
+    return [found[1] for line in entry if (found := re.match(rf"\s*(?!ROOT)\S+ = (\w+)\[{size}\]", line))]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_operand_of_a_sum_is_written_out(dtype: str) -> None:
+    """The built-in's plain sums write three out. The two arguments and the two results alone are of the size of x."""
+    x, scale = tf.ones((512, 1024), dtype), tf.ones(1024, dtype)
+    short = dtypes.short(dtype)
+    assert written(lambda x, dy, scale: both(x, dy, [scale]), x, x, scale) == [short] * 4
+    assert written(lambda x: rms_norm(x), x) == [short]
+    plain = written(lambda x: tf.reduce_sum(tf.square(tf.cast(x, tf.float64)), -1), x)
+    assert plain == [short, "f64"]  # the test can tell
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_magnitude_compiled(dtype: str) -> None:
+    """Also where 1 / rho is below the normal numbers of float32, which XLA takes as 0."""
+    rng = np.random.default_rng(0)
+    for magnitude in (1e20, 1e38, 2e38, 1e-30, 1e-37):
+        x = (rng.uniform(0.5, 1.5, (16, 64)) * magnitude).astype(dtype)
+        dy = (rng.standard_normal(x.shape) * max(1, magnitude) ** 0.9).astype(dtype)
+        scale = rng.standard_normal(64).astype(dtype)
+        want = [golden.rms_norm(x, scale, eps=0.0), *golden.rms_norm_vjp(dy, x, scale, eps=0.0)[:2]]
+        terms = yardstick(x, scale, dy=dy, tangents=(dy, None, None), variant="paper")
+        got = tf.function(both, jit_compile=True)(to_tf(x), to_tf(dy), [to_tf(scale)], eps=0.0)
+        for g, w, quantity in zip(got, want, ("y", "dx", "dscale"), strict=True):
+            # 8 operations and two sums in float32
+            check_near(g, w, terms[quantity], 8 + 2 * 64)
