@@ -1,0 +1,65 @@
+"""The frameworks that RMSNorm is written for here: one row for each, and no other table of them. Loads none of them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Final, NamedTuple
+
+from rmsnorm import errors
+
+
+class Framework(NamedTuple):
+    """A framework.
+
+    Attributes:
+        key: its name in commands, reports and environment variables.
+        title: its name in sentences.
+        package: the package of its arrays, which the functions need.
+        layers: the package of its layers.
+        extra: what installs both, as in pip install 'rmsnorm[torch]'; for NumPy what its checks need.
+        folder: its folder in rmsnorm.
+        aliases: other names that users write for it.
+    """
+
+    key: str
+    title: str
+    package: str
+    layers: str
+    extra: str
+    folder: str
+    aliases: tuple[str, ...]
+
+    @property
+    def missing(self) -> str | None:
+        """The first package of the two that is not installed.
+
+        >>> FRAMEWORKS["numpy"].missing is None
+        True
+        """
+        return next((name for name in (self.package, self.layers) if find_spec(name) is None), None)
+
+
+FRAMEWORKS: Final = {
+    row.key: row
+    for row in (
+        Framework("numpy", "NumPy", "numpy", "numpy", "dev", "numpy_impl", ("np",)),
+        Framework("torch", "PyTorch", "torch", "torch", "torch", "torch_impl", ("pytorch",)),
+        Framework("tf", "TensorFlow", "tensorflow", "keras", "tf", "tf_impl", ("tensorflow", "keras")),
+        Framework("flax", "Flax", "jax", "flax", "flax", "flax_impl", ("jax", "nnx", "linen")),
+    )
+}
+
+
+def framework(op: str, name: str) -> Framework:
+    """The row of that key or alias.
+
+    Raises:
+        ValueError: there is none.
+
+    >>> framework("check", "keras").key
+    'tf'
+    """
+    for row in FRAMEWORKS.values():
+        if name in (row.key, *row.aliases):
+            return row
+    raise errors.not_a_choice(op, "framework", name, FRAMEWORKS)
