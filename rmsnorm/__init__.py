@@ -1,8 +1,38 @@
 """RMSNorm: one specification, one golden with its gradients, the same numbers in every framework."""
 
+import sys
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
 
+from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.variants import PRESETS, Variant
 
 __all__ = ["PRESETS", "Variant", "__version__"]
 __version__ = version("rmsnorm")
+
+_ELSEWHERE = {
+    **{f"{alias}_impl": f"rmsnorm.{row.folder}" for row in FRAMEWORKS.values() for alias in row.aliases},
+    "RMSNorm": "rmsnorm.torch_impl.RMSNorm, rmsnorm.tf_impl.RMSNormalization or rmsnorm.flax_impl.RMSNorm",
+    "RMSNormalization": "rmsnorm.tf_impl.RMSNormalization",
+    **{
+        name: " or ".join(f"rmsnorm.{row.folder}.{name}" for row in FRAMEWORKS.values())
+        for name in ("rms_norm", "rms_norm_vjp", "rms_norm_jvp")
+    },
+    **{name: f"rmsnorm.conversion.{name}" for name in ("replace", "to_rms_norm")},
+    **{name: f"rmsnorm.parity.{name}" for name in ("check", "Report")},
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a folder when it is touched: ``rmsnorm.torch_impl`` loads PyTorch, ``import rmsnorm`` does not."""
+    if not name.startswith("_") and find_spec(f"rmsnorm.{name}"):
+        return import_module(f"rmsnorm.{name}")
+    message = f"module 'rmsnorm' has no attribute {name!r}"
+    if name in _ELSEWHERE:
+        message += f", expected {_ELSEWHERE[name]}; import that"
+        # Of an AttributeError, "from rmsnorm import name" would hide the message.
+        if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
+            raise ImportError(message, name=__name__)
+    raise AttributeError(message)

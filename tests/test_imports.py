@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import rmsnorm
 from rmsnorm.parity.backends import BACKENDS
 
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "flax")
@@ -79,6 +81,39 @@ def test_a_wing_loads_no_other(wing):
     assert not {name for name in loaded if name.startswith(("rmsnorm.parity", "rmsnorm.cli"))}
     own = {backend.package, *_loaded(f"import {backend.package}")}  # TensorFlow loads Keras, which loads what it finds
     assert not (loaded - own) & set(FRAMEWORKS), "the functions need no more than their arrays' library"
+
+
+def test_a_folder_is_loaded_when_it_is_touched():
+    assert "rmsnorm.numpy_impl" not in _loaded("import rmsnorm")
+    assert "rmsnorm.numpy_impl" in _loaded("import rmsnorm; rmsnorm.numpy_impl.rms_norm([3.0, 4.0])")
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("jax_impl", "rmsnorm.flax_impl"),
+        ("keras_impl", "rmsnorm.tf_impl"),
+        ("tensorflow_impl", "rmsnorm.tf_impl"),
+        ("pytorch_impl", "rmsnorm.torch_impl"),
+        ("RMSNorm", "rmsnorm.torch_impl.RMSNorm, rmsnorm.tf_impl.RMSNormalization or rmsnorm.flax_impl.RMSNorm"),
+        ("rms_norm", "rmsnorm.numpy_impl.rms_norm or rmsnorm.torch_impl.rms_norm"),
+        ("replace", "rmsnorm.conversion.replace"),
+    ],
+)
+def test_a_name_of_another_place_gets_the_path_that_is_meant(name, path):
+    message = re.escape(f"module 'rmsnorm' has no attribute {name!r}, expected {path}")
+    with pytest.raises(AttributeError, match=message):
+        getattr(rmsnorm, name)
+    with pytest.raises(ImportError, match=message):
+        exec(f"from rmsnorm import {name}")
+
+
+def test_any_other_name_is_the_usual_error():
+    assert not hasattr(rmsnorm, "RMSNorm")
+    with pytest.raises(AttributeError, match=r"module .rmsnorm. has no attribute .nothing.$"):
+        rmsnorm.nothing  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec("from rmsnorm import nothing")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import __version__, dtypes
+from rmsnorm import dtypes
 from rmsnorm.bench.candidates import processor
 from rmsnorm.bench.run import BackendRun
 
@@ -79,7 +79,7 @@ def write_json(runs: Sequence[BackendRun], settings: Mapping[str, Any], path: Pa
     """Every record, how every backend fared, what was asked for and on which machine."""
     backends = [{name: value for name, value in asdict(run).items() if name != "records"} for run in runs]
     document = {
-        "rmsnorm": __version__,
+        "rmsnorm": version("rmsnorm"),
         "environment": environment(),
         "settings": dict(settings),
         "backends": backends,

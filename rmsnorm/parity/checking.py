@@ -9,15 +9,16 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
-from rmsnorm import Variant, errors
 from rmsnorm import dtypes as formats
+from rmsnorm import errors
 from rmsnorm.accuracy.bounds import Bound
-from rmsnorm.identify import Target, TargetError, identify, open_target
+from rmsnorm.identify import identify
 from rmsnorm.parity.cases import Case, Data, make, select
 from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
 from rmsnorm.parity.report import numbers
 from rmsnorm.parity.run import BackendRun, Record
-from rmsnorm.variants import get_variant
+from rmsnorm.targets import Target, TargetError, open_target
+from rmsnorm.variants import Variant, get_variant
 
 _OF_THE_WIDTH: Final = ("odd", "wide", "width 1", "no columns")
 _SHOWN: Final = 6

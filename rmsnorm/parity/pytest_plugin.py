@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rmsnorm import Variant
+from rmsnorm.variants import Variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable

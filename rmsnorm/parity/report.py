@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
@@ -15,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import __version__, dtypes
+from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.parity.run import BackendRun, Record
 
@@ -46,7 +47,7 @@ def terminal(runs: Sequence[BackendRun], *, failures: int = 12) -> RenderableTyp
 def write_json(runs: Sequence[BackendRun], path: Path) -> None:
     """Every record, and how every backend fared; a number that could not be measured is null."""
     document = {
-        "rmsnorm": __version__,
+        "rmsnorm": version("rmsnorm"),
         "backends": [
             {"backend": run.name, "framework_version": run.version, "device": run.device, "status": run.status,
              "message": run.message, "cases": run.cases, "seconds": round(run.seconds, 3)}

@@ -31,13 +31,14 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import safetensors
 
-from rmsnorm import __version__, errors
+from rmsnorm import errors
 from rmsnorm.accuracy.bounds import QUANTITIES, Bound
 from rmsnorm.parity.cases import Array, Data, make, select
 from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
@@ -101,7 +102,13 @@ def write(
         shapes = {name: errors.describe(array.shape, array.dtype.name) for name, array in tensors.items()}
         files.append({"file": name, "sha256": _digest(content), "tensors": shapes, "metadata": metadata})
         on_progress(done, len(chosen))
-    manifest = {"kind": _KIND, "format": FORMAT, "rmsnorm": __version__, "digest": _digest_of(files), "files": files}
+    manifest = {
+        "kind": _KIND,
+        "format": FORMAT,
+        "rmsnorm": version("rmsnorm"),
+        "digest": _digest_of(files),
+        "files": files,
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return len(files)
 
