@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rmsnorm import dtypes
-from rmsnorm.bench.report import TITLES
 from rmsnorm.bench.run import BackendRun
+from rmsnorm.frameworks import FRAMEWORKS
 
 _ROOFS: Final = {"copy": "-", "copy into": "--"}
 _COLOURS: Final = {"ours": "#d55e00", "built-in": "#0072b2", "LayerNorm": "#009e73"}  # told apart by the colour-blind
@@ -38,7 +38,7 @@ def write_plot(runs: Sequence[BackendRun], path: Path) -> None:
         for column, (op, dtype) in enumerate(columns):
             axis = axes[row][column]
             _panel(axis, panels.get((backend, op, dtype), []))
-            axis.set_title(f"{TITLES.get(backend, backend)}, {op}, {dtypes.short(dtype)}", fontsize=10)
+            axis.set_title(f"{FRAMEWORKS[backend].title}, {op}, {dtypes.short(dtype)}", fontsize=10)
             axis.set_xlabel("bytes of x" if row == len(rows) - 1 else "")
             axis.set_ylabel("GB/s" if column == 0 else "")
         axes[row][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)

@@ -1,16 +1,9 @@
-"""What the benchmark found: a table for a terminal, and JSON with the machine that it ran on."""
+"""What the benchmark measured, as tables for a terminal."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
@@ -19,29 +12,27 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm import dtypes
-from rmsnorm.bench.candidates import processor
 from rmsnorm.bench.run import BackendRun
+from rmsnorm.frameworks import FRAMEWORKS
 
-TITLES: Final = {"numpy": "NumPy", "torch": "PyTorch", "tf": "TensorFlow", "flax": "JAX"}
-_PACKAGES: Final = ("numpy", "ml_dtypes", "numba", "torch", "tensorflow", "keras", "jax", "jaxlib", "flax")
 _COLUMNS: Final = (
     "", "ms", "20-80 %", "built-in / it", "it / copy", "it / into", "GB/s", "right bits %", "max ulp", "first s",
     "peak MB", "saved MB",
 )  # fmt: skip
-WIDTH: Final = 150  # columns that the table needs
-_QUIET: Final = 0.1  # cores of other processes; a busy one of two has made ratios of hundreds
+WIDTH: Final = 150  # columns of the terminal that the table needs
+_QUIET: Final = 0.1  # cores that other processes use; one busy core of two has caused ratios of hundreds
 _LEGEND: Final = (
-    "ms: median, then the fifths around it. built-in / it: how many times faster than the built-in, run likewise. "
-    "it / copy: how many times slower than a copy to new memory, whose pages must first be had; it / into: than one to "
-    "old memory (on TensorFlow NumPy's). GB/s: of the bytes that must be moved. right bits, max ulp: of y/dx/dscale, "
-    "against the truth of the candidate's own variant, of y and dx in a sample of rows. first: the first call, "
-    "with its compiler. peak: memory that a call adds, results among it. saved: what the forward keeps for the "
-    "backward, x among it. -: cannot be told."
+    "ms: median, then the 20th and the 80th percentile. built-in / it: how many times faster than the built-in layer, "
+    "run in the same way. it / copy: how many times slower than a copy to new memory, whose pages the system must "
+    "first provide; it / into: than a copy to memory in use (on TensorFlow, NumPy's). GB/s: of the bytes that must be "
+    "moved. right bits, max ulp: of y/dx/dscale, against the right result for the candidate's own variant; y and dx in "
+    "a sample of rows. first: the first call, with its compilation. peak: memory that a call adds, its results "
+    "included. saved: what the forward pass keeps for the backward pass, x included. -: not known."
 )
 
 
 def terminal(runs: Sequence[BackendRun]) -> RenderableType:
-    """A table for every backend that ran, and a line for each."""
+    """A table for every backend that ran, and one line about every backend."""
     parts: list[RenderableType] = []
     for run in runs:
         cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -51,11 +42,11 @@ def terminal(runs: Sequence[BackendRun]) -> RenderableType:
             parts.append(_table(run, cells.values()))
     if parts:
         parts.append(Text(_LEGEND, style="dim"))
-    return Group(*parts, *(_line(run) for run in runs))
+    return Group(*parts, *(_outcome(run) for run in runs))
 
 
 def recurrent(runs: Sequence[BackendRun], length: int) -> RenderableType:
-    """A table with the time of a step in microseconds, and a line for each backend."""
+    """A table with the time of a step in microseconds, and one line about every backend."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in ("", "norm", "fwd us", "LayerNorm / it", "fwd+bwd us", "LayerNorm / it"):
         table.add_column(name, justify="right" if " " in name else "left", no_wrap=True)
@@ -69,51 +60,20 @@ def recurrent(runs: Sequence[BackendRun], length: int) -> RenderableType:
                 else [record["status"], ""]
             )
         for (mode, norm), cells in sorted(rows.items(), key=lambda row: row[0][0]):
-            title = f"{TITLES.get(run.name, run.name)} {mode}".strip()
-            table.add_row(title if norm == "layer" else "", norm, *cells, style="green" if norm == "rms" else "")
+            name = f"{FRAMEWORKS[run.name].title} {mode}".strip()
+            table.add_row(name if norm == "layer" else "", norm, *cells, style="green" if norm == "rms" else "")
         table.add_section()
-    return Group(table, *(_line(run) for run in runs))
-
-
-def write_json(runs: Sequence[BackendRun], settings: Mapping[str, Any], path: Path) -> None:
-    """Every record, how every backend fared, what was asked for and on which machine."""
-    backends = [{name: value for name, value in asdict(run).items() if name != "records"} for run in runs]
-    document = {
-        "rmsnorm": version("rmsnorm"),
-        "environment": environment(),
-        "settings": dict(settings),
-        "backends": backends,
-        "records": [{"backend": run.name, **record} for run in runs for record in run.records],
-    }
-    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def environment() -> dict[str, Any]:
-    """Versions, processor, cores and date; the device and the cores that a backend had are in its own entry."""
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "versions": versions,
-    }
+    return Group(table, *(_outcome(run) for run in runs))
 
 
 def _table(run: BackendRun, cells: Iterable[Sequence[Mapping[str, Any]]]) -> Table:
-    title = f"{TITLES.get(run.name, run.name)} {run.version} on {run.device}"
+    title = f"{FRAMEWORKS[run.name].title} {run.version} on {run.device}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in _COLUMNS:
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for cell in cells:
         first = cell[0]
-        table.add_row(Text(_place(first), style="bold"))
+        table.add_row(Text(_cell(first), style="bold"))
         for record in cell:
             table.add_row(*_row(record), style="green" if record["ours"] else "")
         table.add_section()
@@ -140,16 +100,16 @@ def _row(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _line(run: BackendRun) -> Text:
+def _outcome(run: BackendRun) -> Text:
     notes = [
-        f"\n  {record['candidate']} {record['status']}, {_place(record)}: {record['detail']}"
+        f"\n  {record['candidate']} {record['status']}, {_cell(record)}: {record['detail']}"
         for record in run.records
         if record["status"] != "timed"
     ]
-    busy = {_place(record): record["others"] for record in run.records if (record["others"] or 0.0) > _QUIET}
+    busy = {_cell(record): record["others"] for record in run.records if (record["others"] or 0.0) > _QUIET}
     if busy:
         notes.append(
-            f"\n  other processes kept up to {max(busy.values()):.1f} cores busy; time again, on a quiet machine: "
+            f"\n  other processes used up to {max(busy.values()):.1f} cores; measure again on a quiet machine: "
             + ", ".join(busy)
         )
     style = {"done": "red" if run.failures else "yellow" if busy else "green", "absent": "yellow"}.get(
@@ -158,12 +118,12 @@ def _line(run: BackendRun) -> Text:
     after = f" after {run.cells} cells" if run.status == "crashed" else ""
     what = f"{run.cells} cells" if run.status == "done" else run.message
     return Text(
-        f"{TITLES.get(run.name, run.name)} {run.status}{after}: {what} ({run.seconds:.0f} s){''.join(notes)}",
+        f"{FRAMEWORKS[run.name].title} {run.status}{after}: {what} ({run.seconds:.0f} s){''.join(notes)}",
         style=style,
     )
 
 
-def _place(record: Mapping[str, Any]) -> str:
+def _cell(record: Mapping[str, Any]) -> str:
     return f"{record['op']} {'x'.join(map(str, record['shape']))} {dtypes.short(record['dtype'])}"
 
 
@@ -180,7 +140,7 @@ def _three_digits(number: float) -> str:
 
 
 def _percent(share: float) -> str:
-    return "100" if share == 1 else f"{math.floor(1000 * share) / 10:.1f}"  # 99.96 is not all of them
+    return "100" if share == 1 else f"{math.floor(1000 * share) / 10:.1f}"  # 99.96 % is not 100 %
 
 
 def _megabytes(count: int | None) -> str:

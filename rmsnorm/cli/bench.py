@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -21,7 +21,7 @@ _SHAPES: Final = ("1x4096", "32x768", "512x768", "8192x1024", "4096x4096")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm bench --backend torch --shape 512x768 --dtype float32\n\n"
-    "    rmsnorm bench --backend flax --op fwd+bwd --seconds 5 --json flax.json --plot flax.svg\n\n"
+    "    rmsnorm bench --backend flax --op fwd+bwd --seconds 5 --summary flax.jsonl --plot flax.svg\n\n"
     "    rmsnorm bench --backend torch --device cuda --variant llama --dtype bfloat16\n\n"
     "Exit status: 0 all timed, 1 one of ours is wrong or a backend crashed or hung, 2 bad usage or a requested backend "
     "is absent."
@@ -62,6 +62,9 @@ def bench(
     seconds: Annotated[float, typer.Option(help="For a cell, all its candidates together.", min=0.0)] = 2.0,
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")] = None,
     json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False)
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw GB/s against size as SVG.", dir_okay=False)] = None,
 ) -> None:
     """Time ours beside the framework's own layer, that compiled, LayerNorm, and a copy of the same bytes.
@@ -84,7 +87,7 @@ def bench(
     choices("variant", [variant] if variant else None, tuple(PRESETS), command)
     choices("device", [device], DEVICES, command)
     shapes = [_shape(entry) for entry in dict.fromkeys(shape or _SHAPES)]
-    for path in (json, plot):
+    for path in (json, summary, plot):
         if path is not None and not path.parent.is_dir():
             raise unusable(f"{command}: {path.parent} is not a folder, expected one to write {path.name} in")
     if plot and find_spec("matplotlib") is None:
@@ -107,8 +110,7 @@ def bench(
             runs.append(run(name, commands[name], on_progress=lambda state: shown.update(
                 bars[state.name], completed=state.cells)))  # fmt: skip
     Console(width=max(Console().width, report.WIDTH)).print(report.terminal(runs))
-    if json:
-        report.write_json(runs, {"seconds": seconds, "threads": threads}, json)
+    _write(runs, {"seconds": seconds, "threads": threads}, json, summary)
     if plot and any(state.records for state in runs):
         from rmsnorm.bench.plot import write_plot
 
@@ -128,6 +130,9 @@ def recurrent(
     seconds: Annotated[float, typer.Option(help="For an op of a backend, all norms together.", min=0.0)] = 5.0,
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")] = None,
     json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False)
+    ] = None,
 ) -> None:
     """Time a step of Nematus's GRU with RMSNorm, with a part of it, and without a norm, beside one with LayerNorm.
 
@@ -148,9 +153,17 @@ def recurrent(
             command = worker_command(name, sizes, seconds=seconds, threads=threads)
             runs.append(run(name, command, on_progress=lambda _: shown.advance(bar)))  # noqa: B023
     Console(width=max(Console().width, 80)).print(report.recurrent(runs, length))
-    if json:
-        report.write_json(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json)
+    _write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
     _leave(runs, backend)
+
+
+def _write(runs: Sequence[BackendRun], settings: Mapping[str, Any], json: Path | None, summary: Path | None) -> None:
+    from rmsnorm.bench.files import write_json, write_summary
+
+    if json:
+        write_json(runs, settings, json)
+    if summary:
+        write_summary(runs, settings, summary)
 
 
 def _leave(runs: Sequence[BackendRun], asked: Sequence[str] | None) -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from rmsnorm import PRESETS
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.bench import report
+from rmsnorm.bench import files, report
 from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.candidates import Candidate, Workbench
 from rmsnorm.bench.cell import measure
@@ -361,11 +361,11 @@ def test_the_table_says_what_was_found():
     assert "fwd 32x768 bf16 ours 0.0200 0.0100-0.0400 1234 2.25 0.500 4.92 99.9 1 0.500 - -" in shown
     assert "ours wrong, fwd 32x768 bf16: y has parity ratio 9" in shown
     assert "TensorFlow absent: pip install it" in shown
-    assert "other processes kept up to 1.2 cores busy; time again, on a quiet machine: fwd 32x768 bf16" in shown
+    assert "other processes used up to 1.2 cores; measure again on a quiet machine: fwd 32x768 bf16" in shown
 
 
 def test_json_has_every_record_and_the_machine(tmp_path):
-    report.write_json(_runs(), {"seconds": 2.0}, tmp_path / "bench.json")
+    files.write_json(_runs(), {"seconds": 2.0}, tmp_path / "bench.json")
     document = json.loads((tmp_path / "bench.json").read_text())
     assert document["settings"] == {"seconds": 2.0}
     assert document["records"][0] == {"backend": "torch", **RECORD}
@@ -374,6 +374,32 @@ def test_json_has_every_record_and_the_machine(tmp_path):
     assert environment["versions"]["numpy"] == np.__version__
     assert environment["cores"] == os.cpu_count()
     assert {"date", "python", "system", "processor"} <= set(environment)
+
+
+def test_the_summary_has_a_line_for_every_record(tmp_path):
+    files.write_json(_runs(), {"seconds": 2.0}, tmp_path / "bench.json")
+    files.write_summary(_runs(), {"seconds": 2.0}, tmp_path / "bench.jsonl")
+    document = json.loads((tmp_path / "bench.json").read_text())
+    head, *lines = [json.loads(line) for line in (tmp_path / "bench.jsonl").read_text().splitlines()]
+    date = document["environment"].pop("date")
+    assert head["environment"].pop("date") >= date
+    assert head == {name: value for name, value in document.items() if name != "records"}
+    assert len(lines) == len(document["records"])
+    first = {"backend": "torch", **RECORD, "bits": {"y": 0.99999}, "speedup": 1234.0, "gb_per_s": 4.915}
+    first["timing"] = {name: value for name, value in RECORD["timing"].items() if name != "calls"}
+    assert lines[0] == {name: value for name, value in first.items() if value not in (None, "")}
+    assert {"timing", "gb_per_s", "others"}.isdisjoint(lines[-1]), "wrong, and not timed"
+    assert (lines[-1]["status"], lines[-1]["detail"]) == ("wrong", "y has parity ratio 9")
+
+
+def test_the_committed_results_are_summaries():
+    results = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json*"))
+    assert results
+    for path in results:
+        head, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert {"rmsnorm", "environment", "settings", "backends"} == set(head)
+        assert all(line["status"] == "timed" and line["timing"]["median"] > 0 for line in lines), path
+        assert {line["backend"] for line in lines} == {backend["name"] for backend in head["backends"]}
 
 
 def test_the_plot_is_svg_with_a_line_for_each_candidate(tmp_path):
@@ -458,7 +484,7 @@ def test_numpy_on_a_gpu_is_refused():
 def test_help_teaches():
     shown = _bench("--help", COLUMNS="160")
     assert shown.returncode == 0
-    flags = "backend op shape dtype variant device seconds threads json plot"
+    flags = "backend op shape dtype variant device seconds threads json summary plot"
     for word in flags.split():
         assert f"--{word}" in shown.stdout
     assert "rmsnorm bench --backend torch --shape 512x768 --dtype float32" in shown.stdout
