@@ -1,4 +1,4 @@
-"""How large the terms are that add up to each result: the natural unit of its rounding error.
+"""The sizes of the terms that add up to each result: the natural unit of its rounding error.
 
 A result is a sum; its error in any sensible arithmetic is a few unit roundoffs of the sum of the terms' absolute
 values, however much of them cancels. LAPACK's tests measure in the same unit.
@@ -16,7 +16,7 @@ from rmsnorm.numpy_impl.double_double import Array
 from rmsnorm.variants import Variant, derive
 
 
-def yardstick(
+def term_sizes(
     x: Array,
     scale: Array | None = None,
     bias: Array | None = None,
@@ -55,25 +55,25 @@ def yardstick(
     Example:
         >>> import numpy as np
         >>> one = np.ones(2)
-        >>> yardstick(one, one, dy=one, tangents=(one, None, None), variant="paper")["dx"]
+        >>> term_sizes(one, one, dy=one, tangents=(one, None, None), variant="paper")["dx"]
         array([2., 2.])
     """
     spec = [None if array is None else Spec(array.shape, array.dtype.name) for array in (x, scale, bias)]
     call = resolve(
-        "yardstick",
+        "term_sizes",
         Spec(x.shape, x.dtype.name),
         *spec[1:],
-        variant=derive("yardstick", variant, None, None),
+        variant=derive("term_sizes", variant, None, None),
         axis=axis,
         feature_axis=feature_axis,
         residual=None if residual is None else Spec(residual.shape, residual.dtype.name),
         out_dtype=out_dtype,
     )
     with np.errstate(all="ignore"):
-        return _yardstick(call, x, scale, bias, dy, tangents, dh, mask, residual)
+        return _term_sizes(call, x, scale, bias, dy, tangents, dh, mask, residual)
 
 
-def _yardstick(
+def _term_sizes(
     call: Call,
     x: Array,
     scale: Array | None,
@@ -96,14 +96,14 @@ def _yardstick(
     def over_rows(array: Array) -> Array:
         return np.sum(array, axis=call.shared_axes)
 
-    live = np.broadcast_to(True if mask is None else mask, x.shape)
+    unmasked = np.broadcast_to(True if mask is None else mask, x.shape)
     first = (np.arange(call.n) < call.k).reshape([s if a in call.axes else 1 for a, s in enumerate(x.shape)])
-    counted = live & first
+    counted = unmasked & first
     k = np.maximum(counted.sum(axis=call.axes, keepdims=True), 1)
-    a = add(x, residual, call.x).astype(np.float64)
-    power = np.max(np.abs(a), axis=call.axes, keepdims=True, initial=max(call.eps, 2.0**-1000), where=counted)
+    h = add(x, residual, call.x).astype(np.float64)
+    power = np.max(np.abs(h), axis=call.axes, keepdims=True, initial=max(call.eps, 2.0**-1000), where=counted)
     power = np.where(np.isfinite(power), 2.0 ** np.floor(np.log2(power)), 1.0)
-    c = np.where(counted, a / power, 0.0)
+    c = np.where(counted, h / power, 0.0)
     if call.variant.statistic == "variance":
         c = np.where(counted, c - mean(c), 0.0)
     root = np.sqrt(mean(c**2))
@@ -113,25 +113,26 @@ def _yardstick(
         "outside": root + eps / power,
         "clamp": np.maximum(root, eps / np.sqrt(k) / power),
     }[position]
-    live_row = counted.any(axis=call.axes, keepdims=True)
-    rho = np.where(live_row, rho, 1.0)  # with nothing counted and eps = 0 there are no terms, not 0 / 0
+    has_counted = counted.any(axis=call.axes, keepdims=True)
+    live = unmasked & has_counted
+    rho = np.where(has_counted, rho, 1.0)  # with nothing counted and eps = 0 there are no terms, not 0 / 0
     s = np.where(root == 0, np.inf, rho if position == "inside" else root)  # without a direction there is no slope
 
-    normalised = np.where(live_row, wide(a / power) / rho, 0.0)
+    normalised = np.where(has_counted, wide(h / power) / rho, 0.0)
     direction = np.where(counted, np.abs(c) / rho, 0.0)
-    inner = np.where(live & live_row, normalised, 0.0)
-    v = np.where(live & live_row, wide(dy), 0.0)
+    inner = np.where(live, normalised, 0.0)
+    v = np.where(live, wide(dy), 0.0)
     gain = np.ones(()) if scale is None else np.abs(call.variant.scale_offset) + parameter(scale)
     u = v * gain
     ratio = rho / s
     dx = (u + direction * ratio * mean(u * inner)) / rho / power
-    da = np.where(live & live_row, wide(tangents[0]) / power, 0.0) if tangents[0] is not None else np.zeros(x.shape)
-    jvp = (da + inner * ratio * mean(direction * da)) / rho * gain
+    tangent = np.where(live, wide(tangents[0]) / power, 0.0) if tangents[0] is not None else np.zeros(x.shape)
+    jvp = (tangent + inner * ratio * mean(direction * tangent)) / rho * gain
     jvp = jvp + inner * parameter(tangents[1]) + parameter(tangents[2])
     dx = dx + (0.0 if dh is None else wide(dh))
     return {
         "y": normalised * gain + parameter(bias),
-        "inverse_rms": np.where(live_row, 1.0 / rho / power, 0.0),
+        "inverse_rms": np.where(has_counted, 1.0 / rho / power, 0.0),
         "dx": dx,
         "dresidual": dx,
         "dscale": over_rows(v * inner),

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rmsnorm import dtypes, errors
 from rmsnorm.accuracy.bounds import bound
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.call import Spec, resolve
 from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
@@ -81,7 +81,7 @@ class Problem:
                     right = rms_norm(x, self.scale, variant=variant)
                 else:
                     right, *_ = rms_norm_vjp(dy, x, self.scale, variant=variant)
-                unit = yardstick(x, self.scale, dy=dy, tangents=(None, None, None), variant=variant)[quantity]
+                unit = term_sizes(x, self.scale, dy=dy, tangents=(None, None, None), variant=variant)[quantity]
             self._truths[variant, quantity] = right, unit
         return self._truths[variant, quantity]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import bound
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.call import Spec, resolve
 from rmsnorm.identify.findings import Notebook
 from rmsnorm.identify.layout import Layout
@@ -70,7 +70,7 @@ def solve_gradients(session: Session, model: Model, notes: Notebook) -> None:
     variant = model.variant
     (dy, *primals), axes = problem.golden(session.layout)
     gradients = dict(zip(_NAMES, rms_norm_vjp(dy, *primals, variant=variant, **axes), strict=True))
-    units = yardstick(*primals, dy=dy, tangents=(primals[0], None, None), variant=variant, **axes)  # type: ignore[arg-type]
+    units = term_sizes(*primals, dy=dy, tangents=(primals[0], None, None), variant=variant, **axes)  # type: ignore[arg-type]
     specs = [None if p is None else Spec(p.shape, p.dtype.name) for p in primals]
     call = resolve("identify", *specs, variant=variant, **axes)  # type: ignore[arg-type]
     told, agree = [], True

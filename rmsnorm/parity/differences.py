@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.judge import Verdict
@@ -43,14 +43,14 @@ def differences(data: Data) -> list[Verdict]:
 
     live = np.broadcast_to(True if data.mask is None else data.mask, x.shape)
     along = rms_norm_jvp(primals, tangents, **options)
-    unit = yardstick(*primals, dy=data.dy, tangents=tangents, **options)
+    unit = term_sizes(*primals, dy=data.dy, tangents=tangents, **options)
     size = unit["y"] + unit["jvp"]
     error = np.where(live, np.abs((moved(STEP) - moved(-STEP)) / (2 * STEP) - along), 0.0)
     ratio = float(np.max(error / np.where(size > 0, size, 1.0)) / u)
     step = _verdict("jvp", ratio, 4 / 6 * STEP**2 / u + 4 / STEP + 2)
 
     jvp = rms_norm_jvp(primals, data.tangents, **options)
-    unit = yardstick(*primals, dy=data.dy, tangents=data.tangents, **options)
+    unit = term_sizes(*primals, dy=data.dy, tangents=data.tangents, **options)
     dy = np.where(live, data.dy, 0.0)
     gradients = rms_norm_vjp(dy, *primals, **options)
     pulled = [

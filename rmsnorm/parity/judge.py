@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rmsnorm import dtypes, errors
 from rmsnorm.accuracy.bounds import QUANTITIES, Bound, bound
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import Data
@@ -93,7 +93,7 @@ def compare(outcome: Outcome, expected: Mapping[str, Expected]) -> list[Verdict]
 
 def expect(data: Data) -> dict[str, Expected]:
     """Every quantity of a case, by the golden, with the unit and the bound of its comparison."""
-    terms = yardstick(
+    terms = term_sizes(
         data.x, data.scale, data.bias, dy=data.dy, dh=data.dh, tangents=data.tangents, **data.options, **data.arrays
     )
     found = {}

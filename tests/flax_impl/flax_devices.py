@@ -17,7 +17,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.flax_impl import RMSNorm, linen, rms_norm
 
 ROWS, WIDTH = 16, 64  # on a device at least 8 rows or 16 columns: no part of x is as small as a row or a column of it
@@ -68,7 +68,7 @@ def gradients(norm: Callable[..., Any]) -> Callable[..., Any]:
 def units(x: Any, scale: Any, bias: Any, mask: Any, dy: Any) -> list[Any]:
     arrays = [np.asarray(each) for each in (x, scale, bias)]
     kept = None if mask is None else np.asarray(mask)
-    found = yardstick(*arrays, dy=np.asarray(dy), tangents=(None, None, None), mask=kept, variant="flax")
+    found = term_sizes(*arrays, dy=np.asarray(dy), tangents=(None, None, None), mask=kept, variant="flax")
     return [found[name] for name in ("y", "dx", "dscale", "dbias")]
 
 

@@ -18,7 +18,7 @@ from jax import checkpoint_policies as policies  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 
 from rmsnorm import Variant, numpy_impl  # noqa: E402
-from rmsnorm.accuracy.terms import yardstick  # noqa: E402
+from rmsnorm.accuracy.terms import term_sizes  # noqa: E402
 from rmsnorm.flax_impl import RMSNorm, linen, rms_norm  # noqa: E402
 
 BATCH, WIDTH, EPS = 4, 8, 0.1
@@ -42,7 +42,7 @@ TANGENTS = {"scale": normal(5, WIDTH), "bias": normal(6, WIDTH)}
 MODULE = linen.RMSNorm(epsilon=EPS, use_bias=True)
 NUMPY = [np.asarray(each) for each in (X, PARAMS["scale"], PARAMS["bias"])]
 ALONG = [np.asarray(each) for each in (T, TANGENTS["scale"], TANGENTS["bias"])]
-UNIT = yardstick(*NUMPY, dy=np.asarray(DY), tangents=ALONG, variant=Variant.get("flax").replace(eps=EPS))
+UNIT = term_sizes(*NUMPY, dy=np.asarray(DY), tangents=ALONG, variant=Variant.get("flax").replace(eps=EPS))
 
 
 def layer(params: dict[str, Any] = PARAMS, **options: Any) -> Any:

@@ -27,7 +27,7 @@ from jax._src.ad_checkpoint import saved_residuals  # noqa: E402
 from jax.test_util import check_grads  # noqa: E402
 
 from rmsnorm import PRESETS, cpu, dtypes, numpy_impl  # noqa: E402
-from rmsnorm.accuracy.terms import yardstick  # noqa: E402
+from rmsnorm.accuracy.terms import term_sizes  # noqa: E402
 from rmsnorm.flax_impl import rounding  # noqa: E402
 from rmsnorm.flax_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
 from rmsnorm.numpy_impl.double_double import DoubleDouble  # noqa: E402
@@ -220,7 +220,7 @@ def test_derivatives_are_the_goldens(variant: str, dtype: str, extra: str) -> No
     want = numpy_impl.rms_norm_vjp(upstream, x, scale, bias, **options)
     want_jvp = numpy_impl.rms_norm_jvp((x, scale, bias), tangents, **options)
     x_only = np.where(options["mask"], x, np.array(1, dtype)) if extra == "mask" else x
-    units = yardstick(x_only, scale, bias, dy=dy, dh=dh, tangents=tangents, **options)
+    units = term_sizes(x_only, scale, bias, dy=dy, dh=dh, tangents=tangents, **options)
 
     @jax.jit
     def everything(x: Any, scale: Any, bias: Any, residual: Any) -> Any:
@@ -259,7 +259,7 @@ def test_at_the_ends_of_the_range(dtype: str, magnitude: float) -> None:
     tangents = da, normal(4, width, dtype="float32"), None
     options: dict[str, Any] = {"variant": "paper"}
     assert_golden(rms_norm(x, scale, **options), numpy_impl.rms_norm(x, scale, **options))
-    units = yardstick(x, scale, None, dy=dy, tangents=tangents, **options)
+    units = term_sizes(x, scale, None, dy=dy, tangents=tangents, **options)
     errors = 2.0**-24 * (2 * np.sqrt(width) + 3 + 22)
     dx, dscale = jax.vjp(lambda x, scale: rms_norm(x, scale, **options), jnp.asarray(x), jnp.asarray(scale))[1](
         jnp.asarray(dy)

@@ -12,7 +12,7 @@ import pytest
 
 from rmsnorm import PRESETS, Variant, dtypes
 from rmsnorm.accuracy.bounds import Bound, bound
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.call import Spec, resolve
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity.cases import make, select
@@ -39,7 +39,7 @@ def _judged(got: Any, x: Any, scale: Any, **options: Any) -> Any:
     """The verdict on y, as `rmsnorm check` has it."""
     call = resolve("test", Spec(x.shape, x.dtype.name), Spec(scale.shape, scale.dtype.name), **options)
     want = rms_norm(x, scale, **options)
-    unit = yardstick(x, scale, dy=x, tangents=(None, None, None), **options)["y"] * dtypes.unit_roundoff("float32")
+    unit = term_sizes(x, scale, dy=x, tangents=(None, None, None), **options)["y"] * dtypes.unit_roundoff("float32")
     (verdict,) = compare(Outcome({"y": [got]}), {"y": Expected(want, unit, bound("y", call, "float32"))})
     return verdict
 
@@ -239,7 +239,7 @@ def _agrees(layers: Any, outputs: Any, x: Any) -> None:
         want = rms_norm(x, weight, bias, **options)
         specs = [None if p is None else Spec(p.shape, "float32") for p in (weight, bias)]
         call = resolve("test", Spec(x.shape, "float32"), *specs, **options)
-        unit = yardstick(x, weight, bias, dy=x, tangents=(None, None, None), **options)["y"] * 2.0**-24
+        unit = term_sizes(x, weight, bias, dy=x, tangents=(None, None, None), **options)["y"] * 2.0**-24
         expected = {"y": Expected(want, np.maximum(unit, 2.0**-150), bound("y", call, "float32"))}
         (verdict,) = compare(Outcome({"y": [y]}), expected)
         assert verdict.passed, (layer.variant.name, verdict.detail)

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 from mpmath import mp, mpf
 
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.parity.judge import golden
 
 BITS = 400
@@ -220,7 +220,7 @@ def check(data: Any, slack: float = 0.0) -> int:
     units = dict.fromkeys(found, np.zeros(data.x.size))
     if slack:
         along = {"dy": data.dy, "dh": data.dh, "tangents": data.tangents}
-        units = yardstick(data.x, data.scale, data.bias, **along, **data.options, **data.arrays)
+        units = term_sizes(data.x, data.scale, data.bias, **along, **data.options, **data.arrays)
         units = {name: slack * unit.ravel() for name, unit in units.items()}
     count, worst = 0, len(places)
     chosen = {0, 2 % worst, worst - 1} if worst > ROWS else set(range(worst))

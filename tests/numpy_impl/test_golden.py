@@ -11,7 +11,7 @@ from mpmath import mp
 from oracle import BITS, FORMATS, check
 
 from rmsnorm import PRESETS, Variant, dtypes
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import CASES, make
 
@@ -307,7 +307,7 @@ def test_derivatives_are_those_of_differences(name, option):
     dy = rms_norm_jvp((x, g, b), (t, dg, db), variant=variant, **options)
     extra = {key: entry for key, entry in options.items() if key not in ("eps", "partial")}
     changed = variant.replace(**{key: options[key] for key in ("eps", "partial") if key in options})
-    unit = yardstick(x, g, b, dy=v, tangents=(t, dg, db), variant=changed, **extra)
+    unit = term_sizes(x, g, b, dy=v, tangents=(t, dg, db), variant=changed, **extra)
     size = unit["y"] + unit["jvp"]
     difference = (value(_STEP) - value(-_STEP)) / (2 * _STEP)
     without, within = (
@@ -353,9 +353,9 @@ def test_an_eps_too_small_to_see_still_breaks_a_tie(dtype):
 def test_the_yardstick_is_a_number_where_nothing_is_counted_and_where_squares_overflow():
     x, one = np.array([[0.0, 1e203], [1.0, 2.0]]), np.ones((2, 2))
     mask = np.array([[True, True], [False, False]])
-    unit = yardstick(x, dy=one, tangents=(one, None, None), variant=Variant(name="mine", eps=1e-12, partial=0.5))
+    unit = term_sizes(x, dy=one, tangents=(one, None, None), variant=Variant(name="mine", eps=1e-12, partial=0.5))
     assert all(np.isfinite(each).all() for each in unit.values())
-    unit = yardstick(one, dy=one, tangents=(one, None, None), variant="paper", mask=mask)
+    unit = term_sizes(one, dy=one, tangents=(one, None, None), variant="paper", mask=mask)
     assert all(np.isfinite(each).all() for each in unit.values())
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rmsnorm import PRESETS, dtypes
 from rmsnorm.accuracy.bounds import QUANTITIES, bound
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.parity.backends import BACKENDS
 from rmsnorm.parity.cases import CASES, make, select
@@ -162,7 +162,7 @@ def test_every_bound_follows_from_the_derivation():
 @pytest.mark.parametrize("variant", PRESETS)
 def test_the_yardstick_is_at_least_the_result(variant):
     data = make(BY_NAME["rows"], variant, "float64")
-    units = yardstick(data.x, data.scale, data.bias, dy=data.dy, tangents=data.tangents, **data.options)
+    units = term_sizes(data.x, data.scale, data.bias, dy=data.dy, tangents=data.tangents, **data.options)
     for name, value in golden(data).items():
         assert np.all(np.abs(value) <= units[name] * (1 + 1e-12)), name
         assert units[name].shape == value.shape

@@ -27,7 +27,7 @@ import keras
 import rmsnorm
 from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.tf_impl import RMSNormalization
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -55,7 +55,7 @@ def check(got: Any, layer: Any, x: Any) -> None:
     want = golden.rms_norm(x, *weights_of(layer), **options, out_dtype=layer.compute_dtype)
     assert got.dtype == want.dtype, (got.dtype, want.dtype)
     assert got.shape == want.shape
-    terms = yardstick(x, *weights_of(layer), dy=x, tangents=(x, None, None), **options)["y"]
+    terms = term_sizes(x, *weights_of(layer), dy=x, tangents=(x, None, None), **options)["y"]
     axes = tuple(axis % x.ndim for axis in np.atleast_1d(layer.axis))
     k = layer.variant.counted(int(np.prod([x.shape[axis] for axis in axes])))
     kappa = 0.0
@@ -103,7 +103,7 @@ def check_training(folder: Path) -> None:
     y = golden.rms_norm(x, scale, bias, variant="equinox")
     upstream = (2 * (y - target) / x.size).astype(np.float32)
     gradients = golden.rms_norm_vjp(upstream, x, scale, bias, variant="equinox")[1:]
-    terms = yardstick(x, scale, bias, dy=np.abs(upstream), tangents=(x, None, None), variant="equinox")
+    terms = term_sizes(x, scale, bias, dy=np.abs(upstream), tangents=(x, None, None), variant="equinox")
     largest = terms["y"].max() + np.abs(target).max()  # of what the loss takes differences of
     model.fit(x, target, batch_size=16, epochs=1, verbose=0)
     for weight, start, gradient in zip(weights_of(layer), (scale, bias), gradients, strict=True):

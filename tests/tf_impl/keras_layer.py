@@ -23,7 +23,7 @@ from keras_backend import check, has_double, to_numpy, weights_of
 
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.bounds import bound
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.call import Spec, resolve
 from rmsnorm.tf_impl import RMSNormalization
 
@@ -303,7 +303,7 @@ def judged_step(model: Any, layer: Any, x: Any, **compiled: Any) -> None:
     x, upstream = x.astype(compute), (target / 16).astype(compute)
     options = {"variant": layer.variant, "axis": layer.axis, "feature_axis": layer.feature_axis}
     gradients = golden.rms_norm_vjp(upstream, x, *start, **options)[1:]
-    terms = yardstick(x, *start, dy=upstream, tangents=(x, None, None), **options)
+    terms = term_sizes(x, *start, dy=upstream, tangents=(x, None, None), **options)
     call = resolve("test", Spec(x.shape, compute), variant=layer.variant)
     for name, old, new, gradient in zip(("dscale", "dbias"), start, weights_of(layer), gradients, strict=True):
         if old is not None:

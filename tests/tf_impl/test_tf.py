@@ -14,7 +14,7 @@ import pytest
 import rmsnorm
 from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 tf = pytest.importorskip("tensorflow")
@@ -293,7 +293,7 @@ def terms_of(x: Any, scale: Any, bias: Any, dy: Any, variant: str, options: dict
     options = dict(options)
     partial = options.pop("partial", None)
     derived = rmsnorm.Variant.get(variant).replace(partial=partial)
-    return derived, yardstick(x, scale, bias, dy=dy, tangents=(dy, None, None), variant=derived, **options)
+    return derived, term_sizes(x, scale, bias, dy=dy, tangents=(dy, None, None), variant=derived, **options)
 
 
 @pytest.mark.parametrize("dtype", MAGNITUDES)
@@ -340,7 +340,7 @@ def test_tangents_are_the_golden(name: str, dtype: str) -> None:
         want = golden.rms_norm_jvp((x, scale, bias), tangents, variant=variant, **options)
         plain = {key: value for key, value in options.items() if key != "partial"}
         derived = rmsnorm.Variant.get(variant).replace(partial=options.get("partial"))
-        terms = yardstick(x, scale, bias, dy=x, tangents=tangents, variant=derived, **plain)["jvp"]
+        terms = term_sizes(x, scale, bias, dy=x, tangents=tangents, variant=derived, **plain)["jvp"]
         arrays, directions = ([*map(to_tf, values)] for values in ((x, scale, bias), tangents))
         given = {**converted(options), "variant": variant}
         check_near(rms_norm_jvp(arrays, directions, **given), want, terms, 2 * x.size + 32)
@@ -377,7 +377,7 @@ def test_residual_takes_both_gradients() -> None:
         y, h = rms_norm(*leaves[:3], residual=leaves[3], variant="llama")
     got = tape.gradient((y, h), leaves, (to_tf(dy), to_tf(dh)))
     direct = rms_norm_vjp((to_tf(dy), to_tf(dh)), *leaves[:3], residual=leaves[3], variant="llama")
-    terms = yardstick(x, scale, bias, dy=dy, dh=dh, tangents=(dy, None, None), variant="llama", **options)
+    terms = term_sizes(x, scale, bias, dy=dy, dh=dh, tangents=(dy, None, None), variant="llama", **options)
     for values, roundings in ((got, 2.0**29), (direct, 0)):  # a tape rounds dx to float32 before it adds dh
         for g, w, quantity in zip(values, want, ("dx", "dscale", "dbias", "dresidual"), strict=True):
             check_near(g, w, terms[quantity], 2 * x.size + 32 + roundings)

@@ -11,7 +11,7 @@ import pytest
 
 from rmsnorm import cpu, dtypes
 from rmsnorm import numpy_impl as golden
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 
 tf = pytest.importorskip("tensorflow")
 
@@ -61,7 +61,7 @@ def test_every_way_is_the_golden(name: str, dtype: str, way: str, monkeypatch: p
     want = [golden.rms_norm(x, scale, bias, **options), *golden.rms_norm_vjp(dy, x, scale, bias, **options)[:3]]
     derived = golden.functional.derive("test", variant, None, partial)
     plain = {key: value for key, value in options.items() if key not in ("variant", "partial")}
-    terms = yardstick(x, scale, bias, dy=dy, tangents=(dy, None, None), variant=derived, **plain)
+    terms = term_sizes(x, scale, bias, dy=dy, tangents=(dy, None, None), variant=derived, **plain)
     used = []
     kernel = eager._forward_kernel
     monkeypatch.setattr(eager, "_forward_kernel", lambda *given: used.append(1) or kernel(*given))
@@ -152,7 +152,7 @@ def test_every_magnitude_compiled(dtype: str) -> None:
         dy = (rng.standard_normal(x.shape) * max(1, magnitude) ** 0.9).astype(dtype)
         scale = rng.standard_normal(64).astype(dtype)
         want = [golden.rms_norm(x, scale, eps=0.0), *golden.rms_norm_vjp(dy, x, scale, eps=0.0)[:2]]
-        terms = yardstick(x, scale, dy=dy, tangents=(dy, None, None), variant="paper")
+        terms = term_sizes(x, scale, dy=dy, tangents=(dy, None, None), variant="paper")
         got = tf.function(both, jit_compile=True)(to_tf(x), to_tf(dy), [to_tf(scale)], eps=0.0)
         for g, w, quantity in zip(got, want, ("y", "dx", "dscale"), strict=True):
             # 8 operations and two sums in float32

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rmsnorm import numpy_impl as golden
-from rmsnorm.accuracy.terms import yardstick
+from rmsnorm.accuracy.terms import term_sizes
 
 tf = pytest.importorskip("tensorflow")
 pytest.importorskip("keras")
@@ -54,7 +54,7 @@ def test_in_graphs(jit_compile: bool, policy: str) -> None:
         weights, options = weights_of(layer), options_of(layer)
         given_out, tangents = {**options, "out_dtype": layer.compute_dtype}, (x, None, None)
         assert ulps(got[0].numpy(), golden.rms_norm(x, *weights, **given_out)).max() <= 1
-        terms = yardstick(x, *weights, dy=dy, tangents=tangents, **options)
+        terms = term_sizes(x, *weights, dy=dy, tangents=tangents, **options)
         check_near(got[1], golden.rms_norm_jvp((x, *weights), tangents, **given_out), terms["jvp"], 2 * x.size + 32)
         gradients = zip(("dx", "dscale", "dbias"), golden.rms_norm_vjp(dy, x, *weights, **options), strict=True)
         for g, (name, want) in zip(got[2:], [pair for pair in gradients if pair[1] is not None], strict=True):
