@@ -1,4 +1,4 @@
-"""Follows a process of its own for each backend: it writes a JSON object a line, and may crash, hang or be absent."""
+"""Worker processes: each writes one JSON object on a line; one that crashes, hangs or is absent harms no other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass
 class Worker:
-    """How a worker fares: ``running``, what it says of itself at the end, ``crashed`` or ``hung``."""
+    """A worker: its status is ``running``, then what it reports at its end, or ``crashed`` or ``hung``."""
 
     name: str
     status: str = "running"
@@ -33,9 +33,10 @@ def follow(
     patience: float,
     progress: Callable[[], str],
 ) -> None:
-    """Run the command of a worker to its end; it is killed where it says nothing for so many seconds.
+    """Run the command of a worker to its end; kill it after ``patience`` seconds without output.
 
-    ``hello`` and ``status`` go to the worker, and every message to ``take``; ``progress`` says how far it came.
+    ``take`` is called with every message; those with ``hello`` or ``status`` also set the fields of the worker.
+    ``progress`` returns how far the worker came, for the message about one that hangs.
     """
     began = time.monotonic()
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -61,24 +62,24 @@ def follow(
             code = process.wait(timeout=patience)
             if worker.status == "running":
                 errors.seek(0)
-                said = [entry.strip() for entry in errors if entry.strip()]
+                printed = [line.strip() for line in errors if line.strip()]
                 reason = f"signal {-code}" if code < 0 else f"exit status {code}"
-                worker.status, worker.message = "crashed", f"{reason}; {said[-1] if said else 'it said nothing'}"
+                worker.status, worker.message = "crashed", f"{reason}; {printed[-1] if printed else 'no output'}"
         except (queue.Empty, subprocess.TimeoutExpired):
-            worker.status, worker.message = "hung", f"no word in {patience:g} s after {progress()}"
+            worker.status, worker.message = "hung", f"no output for {patience:g} s after {progress()}"
         finally:
             process.kill()
             process.wait()
             reader.join(timeout=patience)
-            if process.stdout is not None and not reader.is_alive():  # a process of its own may hold the pipe
+            if process.stdout is not None and not reader.is_alive():  # else a child of the worker has the pipe open
                 process.stdout.close()
             worker.seconds = time.monotonic() - began
 
 
 def _message(line: str) -> Mapping[str, Any]:
-    """Nothing for a framework's own chatter."""
+    """The JSON object of a line; an empty one for other output of a framework."""
     try:
-        found = json.loads(line)
+        message = json.loads(line)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return message if isinstance(message, dict) else {}

@@ -20,11 +20,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rmsnorm.parity.backends import BACKENDS
+from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.judge import Implementation, Outcome
 
-# numba finds compiled code by one file, which may call others: a folder for each state of them all.
+# numba looks up compiled code by the file of a function, which may call other files: one folder for each state of all.
 _KERNELS = sorted((Path(__file__).parents[1] / "rmsnorm" / "cpu").glob("*.py"))
 _STATE = hashlib.sha256(b"".join(path.read_bytes() for path in _KERNELS)).hexdigest()[:16]
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -46,7 +47,7 @@ class Wing:
     @cached_property
     def implementation(self) -> Implementation:
         """As ``rmsnorm check`` runs it: automatic differentiation beside the formulas."""
-        return BACKENDS[self.name].open("cpu")[1]
+        return open_backend(self.name, "cpu")[1]
 
     def rms_norm(self, *arguments: Any, **options: Any) -> Any:
         return self.call("rms_norm", *arguments, **options)
@@ -59,9 +60,9 @@ class Wing:
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         with self.precision(any(array.dtype == np.float64 for array in _arrays((arguments, options)))):
-            given, named = _mapped(self.send, arguments), _mapped(self.send, options)
-            found = getattr(self.functional, name)(*given, **named)
-            return tuple(map(self.fetch, found)) if isinstance(found, tuple) else self.fetch(found)
+            positional, named = _mapped(self.send, arguments), _mapped(self.send, options)
+            result = getattr(self.functional, name)(*positional, **named)
+            return tuple(map(self.fetch, result)) if isinstance(result, tuple) else self.fetch(result)
 
     def direct(self, data: Data) -> Outcome:
         """Every public function on a case, each option of the call passed as its own argument."""
@@ -80,14 +81,14 @@ class Wing:
         y, *_, inverse_rms = self.rms_norm(*primals, return_inverse_rms=True, **options)
         dy = data.dy if data.dh is None else (data.dy, data.dh)
         gradients = self.rms_norm_vjp(dy, *primals, **options)
-        found = {"y": y, "inverse_rms": inverse_rms, "jvp": self.rms_norm_jvp(primals, data.tangents, **options)}
-        found |= dict(zip(("dx", "dscale", "dbias", "dresidual"), gradients, strict=False))
+        named = {"y": y, "inverse_rms": inverse_rms, "jvp": self.rms_norm_jvp(primals, data.tangents, **options)}
+        named |= dict(zip(("dx", "dscale", "dbias", "dresidual"), gradients, strict=False))
         after = [None if array is None else array.tobytes() for array in (*primals, data.residual, data.mask)]
-        results = {name: [value] for name, value in found.items() if value is not None}
+        results = {name: [value] for name, value in named.items() if value is not None}
         return Outcome(results, () if before == after else ("an input",))
 
     def precision(self, wide: bool) -> Any:
-        """JAX knows float64 only where it is told to."""
+        """JAX computes in float64 only if that is switched on."""
         return importlib.import_module("jax").enable_x64(wide) if self.name == "flax" else contextlib.nullcontext()
 
     def send(self, array: Any) -> Any:
@@ -123,26 +124,26 @@ def _mapped(function: Any, value: Any) -> Any:
 
 
 def _arrays(value: Any) -> list[Any]:
-    found: list[Any] = []
-    _mapped(found.append, value)
-    return found
+    arrays: list[Any] = []
+    _mapped(arrays.append, value)
+    return arrays
 
 
 def pytest_report_header() -> str:
-    found = []
+    versions = []
     for package in ("numpy", "torch", "tensorflow", "keras", "jax", "flax"):
         try:
-            found.append(f"{package} {version(package)}")
+            versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            found.append(f"{package} absent")
-    return f"frameworks: {', '.join(found)}"
+            versions.append(f"{package} absent")
+    return f"frameworks: {', '.join(versions)}"
 
 
 def pytest_sessionstart() -> None:
     for name in _REQUIRED:
-        if name not in BACKENDS:
-            raise pytest.UsageError(f"RMSNORM_REQUIRE names {name!r}, expected some of {', '.join(BACKENDS)}")
-        backend = BACKENDS[name]
+        if name not in FRAMEWORKS:
+            raise pytest.UsageError(f"RMSNORM_REQUIRE names {name!r}, expected some of {', '.join(FRAMEWORKS)}")
+        backend = FRAMEWORKS[name]
         if find_spec(backend.package) is None:
             raise pytest.UsageError(
                 f"RMSNORM_REQUIRE names {name}, but {backend.package} is not installed; "
@@ -151,21 +152,21 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes in a file of few tests first: else one worker would end with it, alone."""
+    """Start with the file whose few tests take minutes: otherwise one worker runs it alone at the end."""
     items.sort(key=lambda item: item.path.name != "test_fuzz.py")
 
 
-@pytest.fixture(scope="session", params=list(BACKENDS))
+@pytest.fixture(scope="session", params=list(FRAMEWORKS))
 def wing(request: pytest.FixtureRequest) -> Wing:
-    backend = BACKENDS[request.param]
+    backend = FRAMEWORKS[request.param]
     if find_spec(backend.package) is None:
         pytest.skip(f"{backend.package} is not installed; pip install 'rmsnorm[{backend.extra}]'")
     return Wing(request.param)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _forgetting() -> Iterator[None]:
-    """What JAX has compiled for one file serves no other, and would be gigabytes in the end."""
+def _without_compiled_code() -> Iterator[None]:
+    """Drop what JAX compiled for a test file: no other file needs it, and it would grow to gigabytes."""
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from rmsnorm import Variant
-from rmsnorm.parity.backends import BACKENDS
+from rmsnorm.frameworks import FRAMEWORKS
 
 Function = Callable[[Any, Any], Any]  # of x and the gain
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
@@ -345,7 +345,7 @@ class Compositions(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("name", ["torch", "flax", "tf"])
 def test_compositions(name):
-    backend = BACKENDS[name]
+    backend = FRAMEWORKS[name]
     pytest.importorskip(backend.package, reason=f"pip install 'rmsnorm[{backend.extra}]'")
     framework = {"torch": Torch, "flax": Flax, "tf": Tensorflow}[name]()
     machine = type("Machine", (Compositions,), {"framework": framework})

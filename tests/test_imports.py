@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import rmsnorm
-from rmsnorm.parity.backends import BACKENDS
+from rmsnorm.frameworks import FRAMEWORKS
 
-FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "flax")
+PACKAGES = ("torch", "tensorflow", "keras", "jax", "flax")
 WINGS = ("numpy", "torch", "tf", "flax")
 
 
@@ -48,22 +48,22 @@ def _loaded(statement):
         "from rmsnorm.cli import app\ntry: app(['check', '--list'])\nexcept SystemExit as end: assert not end.code",
         "import rmsnorm.numpy_impl as n; n.rms_norm([1.0, 2.0]); n.rms_norm_vjp([1.0, 2.0], [1.0, 2.0])",
         "import rmsnorm.numpy_impl.derivation, rmsnorm.numpy_impl.invariances, rmsnorm.numpy_impl.norms",
-        "import rmsnorm.parity.backends as b; b.BACKENDS['numpy'].open('cpu')",
+        "import rmsnorm.parity.backends as b; b.open_backend('numpy', 'cpu')",
     ],
     ids=["rmsnorm", "cli", "help", "list", "numpy_impl", "derivation", "backends"],
 )
 def test_no_framework_is_loaded(statement):
-    assert not _loaded(statement) & set(FRAMEWORKS)
+    assert not _loaded(statement) & set(PACKAGES)
 
 
 def test_the_specification_loads_no_array_library():
-    assert not _loaded("import rmsnorm, rmsnorm.errors, rmsnorm.call") & {"numpy", "ml_dtypes", *FRAMEWORKS}
+    assert not _loaded("import rmsnorm, rmsnorm.errors, rmsnorm.call") & {"numpy", "ml_dtypes", *PACKAGES}
 
 
 def test_the_check_can_fail():
     """A package that is loaded is seen."""
     assert "numpy" in _loaded("import rmsnorm.numpy_impl")
-    for package in FRAMEWORKS:
+    for package in PACKAGES:
         if find_spec(package):
             assert package in _loaded(f"import {package}"), package
             return
@@ -72,7 +72,7 @@ def test_the_check_can_fail():
 
 @pytest.mark.parametrize("wing", WINGS)
 def test_a_wing_loads_no_other(wing):
-    backend = BACKENDS[wing]
+    backend = FRAMEWORKS[wing]
     if find_spec(backend.package) is None:
         pytest.skip(f"{backend.package} is not installed; pip install 'rmsnorm[{backend.extra}]'")
     loaded = _loaded(f"from rmsnorm.{wing}_impl import rms_norm, rms_norm_vjp, rms_norm_jvp")
@@ -80,7 +80,7 @@ def test_a_wing_loads_no_other(wing):
     assert wings == {f"rmsnorm.{wing}_impl"}
     assert not {name for name in loaded if name.startswith(("rmsnorm.parity", "rmsnorm.cli"))}
     own = {backend.package, *_loaded(f"import {backend.package}")}  # TensorFlow loads Keras, which loads what it finds
-    assert not (loaded - own) & set(FRAMEWORKS), "the functions need no more than their arrays' library"
+    assert not (loaded - own) & set(PACKAGES), "the functions need no more than their arrays' library"
 
 
 def test_a_folder_is_loaded_when_it_is_touched():
@@ -119,7 +119,7 @@ def test_any_other_name_is_the_usual_error():
 @pytest.fixture
 def nothing_installed(tmp_path):
     """A folder for PYTHONPATH in which every framework is one that is not installed."""
-    for package in FRAMEWORKS:
+    for package in PACKAGES:
         (tmp_path / f"{package}.py").write_text(
             f"raise ModuleNotFoundError(\"No module named '{package}'\", name='{package}')\n"
         )
@@ -131,7 +131,7 @@ def _check(path, *arguments):
 
 
 def test_the_stubs_hide_the_frameworks(nothing_installed):
-    for package in FRAMEWORKS:
+    for package in PACKAGES:
         done = _run("-c", f"import {package}", path=nothing_installed)
         assert done.returncode == 1
         assert f"ModuleNotFoundError: No module named '{package}'" in done.stderr

@@ -1,8 +1,8 @@
-"""The thresholds of the comparison with the golden, each with its derivation. The only place that holds any.
+"""The thresholds of the comparison with the golden, each with its derivation. There are no others.
 
-Unit: the parity ratio is |got - golden| / (u * yardstick), with u the unit roundoff of the compared dtype and the
-yardstick the sum of the absolute values of the terms that make the element (numpy_impl/yardstick.py). Results that
-underflow are measured against half the spacing of the subnormal numbers.
+Unit: the parity ratio is |got - golden| / (u * terms), with u the unit roundoff of the compared dtype and terms the sum
+of the absolute values of the terms that make the element (terms.py). Results that underflow are measured against half
+the spacing of the subnormal numbers.
 
 Every bound is  roundings + w * operations:
 
@@ -27,10 +27,11 @@ Every bound is  roundings + w * operations:
 
 [1] automatic differentiation rounds the gradient through y before it adds the one through x + residual.
 
-Bits: in 16 bits a sound implementation gives the golden's y but where its own error carries a value across the
-border between two roundings, and then the neighbouring number. The share of such elements is at most the width of
-that error, w * operations, over the spacing of the borders, 2; at a million rows as at one. A wrong rounding point
-moves a quarter of the elements, mostly by less than any bound on the ratio, and is seen only here.
+Bits: in 16 bits a correct implementation gives the bits of the golden's y, except where its own error carries a value
+across the border between two roundings; there it gives the neighbouring number. The share of such elements is at most
+the width of that error, w * operations, over the spacing of the borders, 2, however many rows there are. A wrong
+rounding point moves a quarter of the elements, most of them by less than any bound on the ratio: only this bound
+sees it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How each backend is called on a case. The only place, beside the tests, that sees more than one of them.
+"""How each framework is called on a case. Beside the tests, only this file sees more than one of them.
 
 Gradients come by the framework's automatic differentiation and by rms_norm_vjp, derivatives along tangents by its
 forward mode and by rms_norm_jvp; the worse of the two counts.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
@@ -18,32 +17,25 @@ import ml_dtypes
 import numpy as np
 
 from rmsnorm import errors
+from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.numpy_impl.double_double import DoubleDouble
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.judge import Implementation, Outcome
 
 
-@dataclass(frozen=True)
-class Backend:
-    """Name in messages, the package it needs, the extra that installs it, and what makes its implementation."""
+def open_backend(key: str, device: str) -> tuple[str, Implementation]:
+    """The version of a framework, and its implementation on a device.
 
-    name: str
-    package: str
-    extra: str
-    load: Callable[[str], Implementation]
-
-    def open(self, device: str) -> tuple[str, Implementation]:
-        """Version of the framework, and the implementation on a device.
-
-        Raises:
-            ModuleNotFoundError: the framework is not installed.
-            ValueError: it has no such device.
-        """
-        try:
-            version = importlib.import_module(self.package).__version__
-        except ModuleNotFoundError:
-            raise errors.missing_framework(self.package, self.extra) from None
-        return version, self.load(device)
+    Raises:
+        ModuleNotFoundError: the framework is not installed.
+        ValueError: it has no such device.
+    """
+    row = FRAMEWORKS[key]
+    try:
+        version = importlib.import_module(row.package).__version__
+    except ModuleNotFoundError:
+        raise errors.missing_framework(row.package, row.extra) from None
+    return version, _LOAD[key](device)
 
 
 def _numpy(device: str) -> Implementation:
@@ -55,9 +47,9 @@ def _numpy(device: str) -> Implementation:
 
     def run(data: Data) -> Outcome:
         call, rows = data.call, Rows(data.call)
-        a = rows.of(add(data.x, data.residual, call.x)).astype(np.float64)
+        h = rows.of(add(data.x, data.residual, call.x)).astype(np.float64)
         spread = [None if p is None else rows.of(p.reshape(call.feature_shape)) for p in (data.scale, data.bias)]
-        live = rows.of(np.asarray(True if data.mask is None else data.mask))
+        unmasked = rows.of(np.asarray(True if data.mask is None else data.mask))
         dy, dh = (rows.of(v).astype(np.float64) for v in (data.dy, np.zeros(()) if data.dh is None else data.dh))
         da, dg, db = (
             rows.of(np.zeros(()) if t is None else t if i == 0 else t.reshape(call.feature_shape)).astype(np.float64)
@@ -66,12 +58,12 @@ def _numpy(device: str) -> Implementation:
         y, normalised, dx, jvp = np.zeros((4, rows.count, rows.n))
         inverse_rms = np.zeros((rows.count, 1))
         for i in range(rows.count if rows.n else 0):
-            counted = live[i] & (np.arange(rows.n) < call.k)
+            counted = unmasked[i] & (np.arange(rows.n) < call.k)
             if not counted.any():
                 continue
             order = np.argsort(~counted, kind="stable")  # a mask is a partial statistic of the row reordered
             back = np.argsort(order, kind="stable")
-            largest = np.abs(a[i][counted]).max()
+            largest = np.abs(h[i][counted]).max()
             extreme = largest > 1e100 or (call.eps == 0 and largest > 0)
             power = 2.0 ** np.floor(np.log2(largest)) if extreme and largest < np.inf else 1.0
             variant = data.variant.replace(
@@ -79,19 +71,21 @@ def _numpy(device: str) -> Implementation:
                 partial=Fraction(int(counted.sum()), rows.n),
                 partial_rounding="ceil",
             )
-            row = np.where(live[i], a[i], 0.0)[order] / power
+            row = np.where(unmasked[i], h[i], 0.0)[order] / power
             matrix = derivation.r_matrix(row, variant=variant)[np.ix_(back, back)] / power
             rho = np.float64(derivation.rms(row, variant=variant))
-            inverse_rms[i], normalised[i] = 1 / rho / power, a[i] / power / rho
+            inverse_rms[i], normalised[i] = 1 / rho / power, h[i] / power / rho
             g, b = (None if p is None else p[i].astype(np.float64) for p in spread)
             gain = 1.0 if g is None else data.variant.scale_offset + g
-            v, here = np.where(live[i], dy[i], 0.0), np.where(live[i], normalised[i], 0.0)
-            matrix = np.where(live[i][:, None] & live[i], matrix, 0.0)
+            v, inner = np.where(unmasked[i], dy[i], 0.0), np.where(unmasked[i], normalised[i], 0.0)
+            matrix = np.where(unmasked[i][:, None] & unmasked[i], matrix, 0.0)
             dx[i] = matrix.T @ (gain * v)
-            jvp[i] = np.where(live[i], (matrix @ np.where(live[i], da[i], 0.0)) * gain + here * dg[i] + db[i], 0.0)
-            dy[i], normalised[i], y[i] = v, here, _affine(data, normalised[i], g, b)
+            jvp[i] = np.where(
+                unmasked[i], (matrix @ np.where(unmasked[i], da[i], 0.0)) * gain + inner * dg[i] + db[i], 0.0
+            )
+            dy[i], normalised[i], y[i] = v, inner, _affine(data, normalised[i], g, b)
         if rows.n:
-            dy[~(live & (np.arange(rows.n) < call.k)).any(axis=1)] = 0.0
+            dy[~(unmasked & (np.arange(rows.n) < call.k)).any(axis=1)] = 0.0
         dx = rows.back(dx + dh)
         over = {"dscale": rows.back(dy * normalised), "dbias": rows.back(dy)}
         results = {
@@ -167,8 +161,8 @@ def _torch(device: str) -> Implementation:
         leaves = [None if p is None else p.detach().requires_grad_() for p in inputs]
         *outputs, inverse_rms = function(*leaves)
         wanted = [leaf for leaf in leaves if leaf is not None]
-        pulled = iter(torch.autograd.grad(outputs, wanted, cotangents[: len(outputs)]))
-        by_tape = [None if leaf is None else next(pulled) for leaf in leaves]
+        gradients = iter(torch.autograd.grad(outputs, wanted, cotangents[: len(outputs)]))
+        by_tape = [None if leaf is None else next(gradients) for leaf in leaves]
         dy = cotangents[0] if data.dh is None else cotangents
         by_formula = rms_norm_vjp(dy, *primals, residual=residual, **options)
         with torch.autograd.forward_ad.dual_level():
@@ -178,12 +172,12 @@ def _torch(device: str) -> Implementation:
             ]
             forward = torch.autograd.forward_ad.unpack_dual(function(*dual, residual)[0]).tangent
         jvp = rms_norm_jvp(primals, tangents, residual=residual, **options)
-        touched = [
+        changed = [
             name
             for name, was, now in zip(_INPUTS, before, inputs, strict=True)
             if was is not None and not np.array_equal(_bits(fetch(was)), _bits(fetch(now)))
         ]
-        return _outcome(fetch, outputs[0], inverse_rms, by_tape, by_formula, (forward, jvp), touched)
+        return _outcome(fetch, outputs[0], inverse_rms, by_tape, by_formula, (forward, jvp), changed)
 
     return run
 
@@ -195,13 +189,13 @@ def _tf(device: str) -> Implementation:
     from rmsnorm.tf_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 
     _only("tf", device, ["cpu", *(["cuda"] if tf.config.list_physical_devices("GPU") else [])])
-    place = "/GPU:0" if device == "cuda" else "/CPU:0"
+    device_name = "/GPU:0" if device == "cuda" else "/CPU:0"
 
     def send(array: Array | None) -> Any:
         return None if array is None else tf.constant(array)
 
     def run(data: Data) -> Outcome:
-        with tf.device(place):
+        with tf.device(device_name):
             options = {**data.options, "mask": send(data.mask)}
             inputs = [send(p) for p in (data.x, data.scale, data.bias, data.residual)]
             *primals, residual = inputs
@@ -216,21 +210,21 @@ def _tf(device: str) -> Implementation:
             with tf.GradientTape() as tape:
                 tape.watch(wanted)
                 *outputs, inverse_rms = function(*inputs)
-            pulled = iter(tape.gradient(outputs, wanted, cotangents[: len(outputs)]))
-            by_tape = [None if p is None else next(pulled) for p in inputs]
+            gradients = iter(tape.gradient(outputs, wanted, cotangents[: len(outputs)]))
+            by_tape = [None if p is None else next(gradients) for p in inputs]
             dy = cotangents[0] if data.dh is None else tuple(cotangents)
             by_formula = rms_norm_vjp(dy, *primals, residual=residual, **options)
             pairs = [(p, t) for p, t in zip(primals, tangents, strict=True) if t is not None]
             with tf.autodiff.ForwardAccumulator(*zip(*pairs, strict=True)) as accumulator:
                 y = function(*inputs)[0]
             jvp = rms_norm_jvp(primals, tangents, residual=residual, **options)
-            touched = [
+            changed = [
                 name
                 for name, was, now in zip(_INPUTS, before, inputs, strict=True)
                 if was is not None and not np.array_equal(_bits(was), _bits(now.numpy()))
             ]
             derivatives = (accumulator.jvp(y), jvp)
-            return _outcome(lambda t: t.numpy(), outputs[0], inverse_rms, by_tape, by_formula, derivatives, touched)
+            return _outcome(lambda t: t.numpy(), outputs[0], inverse_rms, by_tape, by_formula, derivatives, changed)
 
     return run
 
@@ -240,7 +234,7 @@ def _flax(device: str) -> Implementation:
 
     from rmsnorm.flax_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 
-    if jax.config.jax_compilation_cache_dir is None:  # compiling is most of the time: once for each machine
+    if jax.config.jax_compilation_cache_dir is None:  # compiling takes most of the time: keep the results on disk
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmsnorm" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -256,46 +250,47 @@ def _flax(device: str) -> Implementation:
         wide = any(a is not None and a.dtype == np.float64 for a in (data.x, data.scale, data.bias, data.dy))
         with jax.enable_x64(wide):
             inputs = [send(p) for p in (data.x, data.scale, data.bias, data.residual)]
-            given = {name: p for name, p in zip(_INPUTS, inputs, strict=True) if p is not None}
+            arrays = {name: p for name, p in zip(_INPUTS, inputs, strict=True) if p is not None}
             along = dict(zip(_INPUTS, (send(t) for t in data.tangents), strict=False))
             cotangents = [send(v) for v in (data.dy, data.dh) if v is not None]
-            y, inverse_rms, *found = everything(data, given, along, cotangents, send(data.mask))
-            by_tape, by_formula, derivatives = found
-            return _outcome(np.asarray, y, inverse_rms, by_tape, by_formula, derivatives, touched=())
+            y, inverse_rms, by_tape, by_formula, derivatives = everything(
+                data, arrays, along, cotangents, send(data.mask)
+            )
+            return _outcome(np.asarray, y, inverse_rms, by_tape, by_formula, derivatives, changed=())
 
-    def everything(data: Data, given: Any, along: Any, cotangents: Any, mask: Any) -> Any:
+    def everything(data: Data, arrays: Any, along: Any, cotangents: Any, mask: Any) -> Any:
         # one function for the compiler, as in a user's training step
         @jax.jit
-        def compute(given: Any, along: Any, cotangents: Any, mask: Any) -> Any:
+        def compute(arrays: Any, along: Any, cotangents: Any, mask: Any) -> Any:
             options = {**data.options, "mask": mask}
 
-            def function(given: Any) -> Any:
-                x, scale, bias, residual = (given.get(name) for name in _INPUTS)
+            def function(arrays: Any) -> Any:
+                x, scale, bias, residual = (arrays.get(name) for name in _INPUTS)
                 *outputs, inverse_rms = rms_norm(x, scale, bias, residual=residual, return_inverse_rms=True, **options)
                 return outputs, inverse_rms
 
-            primals, residual = tuple(given.get(name) for name in _INPUTS[:3]), given.get("residual")
-            outputs, pull, inverse_rms = jax.vjp(function, given, has_aux=True)
-            (pulled,) = pull(cotangents)
+            primals, residual = tuple(arrays.get(name) for name in _INPUTS[:3]), arrays.get("residual")
+            outputs, pull, inverse_rms = jax.vjp(function, arrays, has_aux=True)
+            (gradients,) = pull(cotangents)
             dy = cotangents[0] if residual is None else tuple(cotangents)
             by_formula = rms_norm_vjp(dy, *primals, residual=residual, **options)
             tangents = {name: jax.numpy.zeros_like(p) if along.get(name) is None else along[name]
-                        for name, p in given.items()}  # fmt: skip
-            (forward, *_), _ = jax.jvp(function, (given,), (tangents,))[1]
+                        for name, p in arrays.items()}  # fmt: skip
+            (forward, *_), _ = jax.jvp(function, (arrays,), (tangents,))[1]
             jvp = rms_norm_jvp(primals, tuple(along.get(n) for n in _INPUTS[:3]), residual=residual, **options)
-            by_tape = [pulled.get(name) for name in _INPUTS]
+            by_tape = [gradients.get(name) for name in _INPUTS]
             return outputs[0], inverse_rms, by_tape, by_formula, (forward, jvp)
 
-        return compute(given, along, cotangents, mask)
+        return compute(arrays, along, cotangents, mask)
 
     return run
 
 
-BACKENDS: Final = {
-    "numpy": Backend("numpy", "numpy", "dev", _numpy),
-    "torch": Backend("torch", "torch", "torch", _torch),
-    "tf": Backend("tf", "tensorflow", "tf", _tf),
-    "flax": Backend("flax", "jax", "flax", _flax),
+_LOAD: Final[Mapping[str, Callable[[str], Implementation]]] = {
+    "numpy": _numpy,
+    "torch": _torch,
+    "tf": _tf,
+    "flax": _flax,
 }
 _INPUTS: Final = ("x", "scale", "bias", "residual")
 
@@ -307,13 +302,13 @@ def _outcome(
     by_tape: Sequence[Any],
     by_formula: Sequence[Any],
     derivatives: Sequence[Any],
-    touched: Sequence[str],
+    changed: Sequence[str],
 ) -> Outcome:
     results = {"y": [fetch(y)], "inverse_rms": [fetch(inverse_rms)], "jvp": [fetch(d) for d in derivatives]}
     by_formula = [*by_formula, None][:4]
-    for name, *found in zip(("dx", "dscale", "dbias", "dresidual"), by_tape, by_formula, strict=True):
-        results[name] = [fetch(gradient) for gradient in found if gradient is not None]
-    return Outcome(results, tuple(touched))
+    for name, *gradients in zip(("dx", "dscale", "dbias", "dresidual"), by_tape, by_formula, strict=True):
+        results[name] = [fetch(gradient) for gradient in gradients if gradient is not None]
+    return Outcome(results, tuple(changed))
 
 
 def _bits(array: Array) -> Array:

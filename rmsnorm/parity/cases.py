@@ -1,7 +1,7 @@
-"""The cases on which implementations are compared, as data; tests, the command line and benchmarks draw on them.
+"""The cases on which implementations are compared, as data; tests, the command line and benchmarks use them.
 
-Gains are random and not symmetric, gain and bias differ, rows differ in norm by orders of magnitude so that every eps
-shows: with a gain of ones or an eps that vanishes, most mistakes are invisible.
+Gains are random and not symmetric, gain and bias differ, and rows differ in norm by orders of magnitude so that every
+eps shows: with a gain of ones or an eps that vanishes, most mistakes are invisible.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Data:
-    """Arguments of one call, in NumPy arrays, with what its derivatives are taken along."""
+    """Arguments of one call in NumPy arrays, with the cotangents and tangents of its derivatives."""
 
     case: Case
     variant: Variant
@@ -146,7 +146,7 @@ CASES: Final = (
 
 
 def select(variants: tuple[str, ...] = (), types: tuple[str, ...] = ()) -> Iterator[tuple[Case, str, str]]:
-    """Every (case, variant, dtype) of the table, or those of the given variants and dtypes."""
+    """Every (case, variant, dtype) of the table, or those with these variants and dtypes."""
     for case in CASES:
         for variant in case.variants:
             for dtype in case.dtypes:

@@ -1,4 +1,4 @@
-"""Holds anyone's function or layer to the golden, on those cases of the kit that it can be called with."""
+"""Compares anybody's function or layer with the golden, on the cases of the kit that it can be called with."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SHOWN: Final = 6
 
 @dataclass(frozen=True)
 class Report:
-    """What ``check`` found.
+    """The result of ``check``.
 
     Attributes:
         target: what was checked, opened.
-        variant: what it was held to.
-        run: every comparison, as ``rmsnorm check`` has them of a backend; report.write_junit([run], path) writes it.
+        variant: what it was compared with.
+        run: every comparison, as for a backend of ``rmsnorm check``; report.write_junit([run], path) writes it.
     """
 
     target: Target
@@ -44,7 +44,7 @@ class Report:
 
     @cached_property
     def text(self) -> str:
-        """A line that says how it went; where something differs the worst of it, and what ``identify`` says it is."""
+        """One line if all comparisons held; otherwise the worst differences, and what ``identify`` says."""
         run, name = self.run, self.variant.name
         where = f"{run.name} {run.version} on {run.device}"
         if self.passed:
@@ -64,10 +64,10 @@ class Report:
 
     def _identity(self) -> list[str]:
         try:
-            found = identify(self.target)
-        except Exception as error:  # the answer to another question must not hide this one
+            identity = identify(self.target)
+        except Exception as error:  # a failure of identify must not hide the differences
             return [f"nothing: {type(error).__name__}: {error}"]
-        return [*found.differences(self.variant), *found.text.splitlines()]
+        return [*identity.differences(self.variant), *identity.text.splitlines()]
 
 
 def check(
@@ -94,8 +94,8 @@ def check(
         gradients: whether dx, dscale and dbias count, where the framework differentiates.
         dtypes: of x.
         device: cpu or cuda.
-        extremes: whether rows count whose squares leave the range of float32, and masks with NaN under them and rows in
-            which nothing counts: few implementations survive them.
+        extremes: whether to include rows whose squares leave the range of float32, and masks with NaN under them and
+            rows in which nothing counts: few implementations pass these.
         init: arguments for its constructor, or options for a function.
 
     Raises:
@@ -121,9 +121,9 @@ def check(
     run = BackendRun(target.framework, "held", version=_version(target.framework), device=device)
     began = time.monotonic()
     for fitted, data in _data(target, chosen, types, extremes):
-        place = (run.name, run.version, device, chosen.name, data.x.dtype.name, data.case.name)
+        labels = (run.name, run.version, device, chosen.name, data.x.dtype.name, data.case.name)
         verdicts = _verdicts(fitted, data, gradients=gradients and fitted.differentiable)
-        run.records += [Record(*place, **asdict(verdict)) for verdict in verdicts]
+        run.records += [Record(*labels, **asdict(verdict)) for verdict in verdicts]
         run.cases += 1
     run.seconds = time.monotonic() - began
     if run.failures:
@@ -147,9 +147,9 @@ def _fitted(target: Target, case: Case) -> tuple[Target, Case] | None:
     if case.options or case.strided or any(needed and role not in target.roles for role, needed in asks):
         return None
     if target.framework == "keras" and (len(case.shape) == 1 or case.parameters == "bfloat16"):
-        return None  # a Keras layer has a batch, and variables in float32 or its own dtype
+        return None  # a Keras layer takes batches, and has variables in float32 or its own dtype
     if case.bias or not case.scale:
-        return None  # it is given the parameters that it takes
+        return None  # other cases pass the parameters that it takes
     has_scale = "scale" in target.roles
     case = replace(case, scale=has_scale, bias="bias" in target.roles)
     if target.width is None:
@@ -174,16 +174,16 @@ def _verdicts(target: Target, data: Data, *, gradients: bool) -> list[Verdict]:
 
 
 def _outcome(target: Target, data: Data, *, gradients: bool) -> Outcome:
-    given = (data.x, data.scale, data.bias)
-    results = {"y": [target.forward(*given, **data.arrays)]}
+    primals = (data.x, data.scale, data.bias)
+    results = {"y": [target.forward(*primals, **data.arrays)]}
     if gradients:
-        found = target.gradients(*given, data.dy, **data.arrays)
-        results |= {n: [g] for n, g in zip(("dx", "dscale", "dbias"), found, strict=True) if g is not None}
+        derivatives = target.gradients(*primals, data.dy, **data.arrays)
+        results |= {n: [g] for n, g in zip(("dx", "dscale", "dbias"), derivatives, strict=True) if g is not None}
     return Outcome(results, tuple(sorted(target.touched)))
 
 
 def _allowed(name: str, want: Expected, data: Data) -> Expected:
-    """The bound for what may compute in float32 and differentiate by itself.
+    """The bound for a target that may compute in float32 and differentiate automatically.
 
     Where a / rho is rounded before the gain, automatic differentiation rounds what the formulas do not: dy * gain for
     dx, and for dscale a / rho and its product with dy. Each errs by at most 1 in units of the terms. The share of

@@ -1,4 +1,4 @@
-"""The golden's derivatives against differences of the golden itself: the one check that needs no other formula."""
+"""The golden's derivatives against differences of the golden itself: the only check that needs no other formula."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ def differences(data: Data) -> list[Verdict]:
             *(None if p is None else p + step * t for p, t in zip(primals, tangents, strict=True)), **options
         )
 
-    live = np.broadcast_to(True if data.mask is None else data.mask, x.shape)
+    unmasked = np.broadcast_to(True if data.mask is None else data.mask, x.shape)
     along = rms_norm_jvp(primals, tangents, **options)
     unit = term_sizes(*primals, dy=data.dy, tangents=tangents, **options)
     size = unit["y"] + unit["jvp"]
-    error = np.where(live, np.abs((moved(STEP) - moved(-STEP)) / (2 * STEP) - along), 0.0)
+    error = np.where(unmasked, np.abs((moved(STEP) - moved(-STEP)) / (2 * STEP) - along), 0.0)
     ratio = float(np.max(error / np.where(size > 0, size, 1.0)) / u)
     step = _verdict("jvp", ratio, 4 / 6 * STEP**2 / u + 4 / STEP + 2)
 
     jvp = rms_norm_jvp(primals, data.tangents, **options)
     unit = term_sizes(*primals, dy=data.dy, tangents=data.tangents, **options)
-    dy = np.where(live, data.dy, 0.0)
+    dy = np.where(unmasked, data.dy, 0.0)
     gradients = rms_norm_vjp(dy, *primals, **options)
-    pulled = [
-        (np.where(live, g, 0.0) if i == 0 else g) * (np.where(live, t, 0.0) if i == 0 else t)
+    products = [
+        (np.where(unmasked, g, 0.0) if i == 0 else g) * (np.where(unmasked, t, 0.0) if i == 0 else t)
         for i, (g, t) in enumerate(zip(gradients, data.tangents, strict=True))
         if g is not None and t is not None
     ]
-    whole = sum(float(np.sum(terms)) for terms in pulled)
-    scale = float(np.sum(np.abs(dy) * np.where(live, unit["jvp"], 0.0)))
+    whole = sum(float(np.sum(terms)) for terms in products)
+    scale = float(np.sum(np.abs(dy) * np.where(unmasked, unit["jvp"], 0.0)))
     ratio = abs(float(np.sum(dy * jvp)) - whole) / (scale * u)
     return [step, _verdict("dx", ratio, 2 * (math.sqrt(x.size) + 4))]
 

@@ -1,4 +1,4 @@
-"""Compares what an implementation gave with the golden: dtype, shape, every value, and that inputs are untouched."""
+"""Compares the results of an implementation with the golden: dtype, shape, every value, and inputs left unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an implementation computed, each quantity as often as there are ways to it, and whether inputs changed."""
+    """The results of an implementation: of every way to compute each quantity; and the inputs that it changed."""
 
     results: Mapping[str, list[Array]]
     touched: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Verdict:
     """One quantity of one case.
 
     Attributes:
-        parity_ratio: largest |got - golden| in units of the unit roundoff of the yardstick.
+        parity_ratio: largest |got - golden| in unit roundoffs of the sizes of the terms.
         bound: largest parity ratio that is allowed.
         bit_identical: share of elements that equal the golden bit for bit (all NaN count as one).
         identical_bound: least share that is allowed.
@@ -56,7 +56,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a quantity is to be: the golden's value, the unit of the parity ratio there, and the bound."""
+    """What is expected of a quantity: the golden's value, the unit of its parity ratio, and the bound."""
 
     value: Array
     unit: Array
@@ -66,18 +66,18 @@ class Expected:
 def judge(implementation: Implementation, data: Data) -> list[Verdict]:
     """Run an implementation on a case and compare every quantity that the case has.
 
-    An exception of the implementation is a verdict, too: nothing passes.
+    If the implementation raises an exception, no quantity passes.
     """
     expected = expect(data)
     try:
         outcome = implementation(data)
-    except Exception as error:  # whatever user code raises is what the report must say
+    except Exception as error:  # user code may raise anything; the report says what
         return [failed(name, f"{type(error).__name__}: {error}") for name in expected]
     return compare(outcome, expected)
 
 
 def compare(outcome: Outcome, expected: Mapping[str, Expected]) -> list[Verdict]:
-    """A verdict on every expected quantity: the worst of what was found for it."""
+    """A verdict on every expected quantity: that on its worst result."""
     verdicts = []
     for name, want in expected.items():
         judged = [_compare(name, got, want) for got in outcome.results.get(name, [])]
@@ -93,16 +93,16 @@ def compare(outcome: Outcome, expected: Mapping[str, Expected]) -> list[Verdict]
 
 def expect(data: Data) -> dict[str, Expected]:
     """Every quantity of a case, by the golden, with the unit and the bound of its comparison."""
-    terms = term_sizes(
+    sizes = term_sizes(
         data.x, data.scale, data.bias, dy=data.dy, dh=data.dh, tangents=data.tangents, **data.options, **data.arrays
     )
-    found = {}
+    expected = {}
     for name, value in golden(data).items():
         dtype = value.dtype.name
-        unit = np.broadcast_to(terms[name], value.shape) * dtypes.unit_roundoff(dtype)
+        unit = np.broadcast_to(sizes[name], value.shape) * dtypes.unit_roundoff(dtype)
         unit = np.maximum(unit, dtypes.smallest_subnormal(dtype) / 2)
-        found[name] = Expected(value, unit, bound(name, data.call, dtype, residual=data.residual is not None))
-    return found
+        expected[name] = Expected(value, unit, bound(name, data.call, dtype, residual=data.residual is not None))
+    return expected
 
 
 def golden(data: Data) -> dict[str, Array]:
@@ -113,8 +113,8 @@ def golden(data: Data) -> dict[str, Array]:
     gradients = rms_norm_vjp(dy, data.x, data.scale, data.bias, **options)
     jvp = rms_norm_jvp((data.x, data.scale, data.bias), data.tangents, **options)
     names = ("dx", "dscale", "dbias", "dresidual")
-    found = {"y": y, "inverse_rms": inverse_rms, **dict(zip(names, gradients, strict=False)), "jvp": jvp}
-    return {name: found[name] for name in QUANTITIES if found.get(name) is not None}
+    results = {"y": y, "inverse_rms": inverse_rms, **dict(zip(names, gradients, strict=False)), "jvp": jvp}
+    return {name: results[name] for name in QUANTITIES if results.get(name) is not None}
 
 
 def _compare(name: str, got: Array, expected: Expected) -> Verdict:
@@ -130,7 +130,7 @@ def _compare(name: str, got: Array, expected: Expected) -> Verdict:
     distances = ulps(got, want)
     identical = float(np.mean(distances == 0)) if want.size else 1.0
     parity_ratio = float(ratio.max(initial=0.0))
-    # three elements may differ however few there are: the share is an expectation
+    # The bound on the share is an expectation: three elements may differ however few there are.
     enough = np.sum(distances != 0) <= 3 + (1 - limit.identical) * want.size
     passed = bool(parity_ratio <= limit.ratio and enough)
     return Verdict(
@@ -141,11 +141,11 @@ def _compare(name: str, got: Array, expected: Expected) -> Verdict:
 
 def _worst(got: Array, want: Array, ratio: Array, distances: Array, *, enough: bool) -> str:
     index = np.unravel_index(np.argmax(ratio), ratio.shape)
-    place = tuple(int(entry) for entry in index)
-    text = f"at {place} got {float(got[index])!r}, want {float(want[index])!r}, {distances[index]:.0f} ulp"
+    position = tuple(int(entry) for entry in index)
+    text = f"at {position} got {float(got[index])!r}, want {float(want[index])!r}, {distances[index]:.0f} ulp"
     return text if enough else f"{text}; {np.sum(distances != 0)} of {distances.size} elements differ"
 
 
 def failed(name: str, detail: str) -> Verdict:
-    """The verdict on a quantity that there is nothing to compare of."""
+    """The verdict on a quantity without a result to compare."""
     return Verdict(name, math.inf, 0.0, 0.0, 0.0, math.inf, False, detail)

@@ -1,6 +1,6 @@
-"""Wrong RMSNorms, one mistake each, that the kit must reject; with no mistake the same code must pass.
+"""Wrong RMSNorms with one mistake each. The kit must reject all of them, and accept the same code without a mistake.
 
-``candidate`` is an honest implementation in plain NumPy, in the arithmetic of float64, with every mistake at its place.
+``candidate`` is an implementation in plain NumPy and float64 that makes the mistake that its caller names.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def candidate(data: Data, fault: str = "") -> Outcome:
 def _candidate(data: Data, fault: str) -> Outcome:
     call, variant, x = data.call, data.variant, data.x
     axes = _shifted(call.axes, x.ndim) if fault == "axis" else call.axes
-    a = x.astype(np.float64)
+    h = x.astype(np.float64)
     if data.residual is not None and fault != "residual dropped":
-        a = _round(a + data.residual.astype(np.float64), call.x)
+        h = _round(h + data.residual.astype(np.float64), call.x)
     gain_array, bias_array = data.scale, data.bias
     if fault == "gain and bias swapped":
         gain_array, bias_array = bias_array, gain_array
@@ -53,7 +53,7 @@ def _candidate(data: Data, fault: str) -> Outcome:
     o = variant.scale_offset if gain_array is not None and fault != "offset dropped" else 0.0
 
     counted = np.broadcast_to(True, x.shape) if data.mask is None or fault == "mask ignored" else data.mask
-    live = np.broadcast_to(True, x.shape) if data.mask is None else np.broadcast_to(data.mask, x.shape)
+    unmasked = np.broadcast_to(True, x.shape) if data.mask is None else np.broadcast_to(data.mask, x.shape)
     n = int(np.prod([x.shape[axis] for axis in axes]))
     k = variant.counted(n)
     if fault in ("floor for ceil", "ceil for floor"):
@@ -76,9 +76,9 @@ def _candidate(data: Data, fault: str) -> Outcome:
         size = np.full_like(size, n)
     if fault == "n - 1":
         size = np.maximum(size - 1, 1)
-    c = a - mean(a) if variant.statistic == "variance" or fault == "mean in the statistic" else a
+    c = h - mean(h) if variant.statistic == "variance" or fault == "mean in the statistic" else h
     if fault == "mean subtracted":
-        a = c = a - mean(a)
+        h = c = h - mean(h)
     squares = c * c
     if fault == "squares in the dtype of x":
         squares = (_round(c, call.x).astype(call.x) ** 2).astype(np.float64)
@@ -88,9 +88,9 @@ def _candidate(data: Data, fault: str) -> Outcome:
     if fault == "mean square in bfloat16":
         q = _round(q, "bfloat16")
     eps = 0.0 if fault == "no eps" else call.eps
-    place = variant.eps_position
+    position = variant.eps_position
     if fault == "eps on the other side":
-        place = "outside" if place == "inside" else "inside"
+        position = "outside" if position == "inside" else "inside"
     if fault == "eps twice":
         eps = 2 * eps
     root = np.sqrt(q)
@@ -98,20 +98,20 @@ def _candidate(data: Data, fault: str) -> Outcome:
         "inside": np.sqrt(q + eps),
         "outside": root + eps,
         "clamp": np.maximum(root, eps / np.sqrt(size)),
-    }[place]
-    s = {"inside": rho, "outside": root, "clamp": np.where(root > eps / np.sqrt(size), root, np.inf)}[place]
+    }[position]
+    s = {"inside": rho, "outside": root, "clamp": np.where(root > eps / np.sqrt(size), root, np.inf)}[position]
     inverse = 1 / rho
     if fault == "1/rho in bfloat16":
         inverse = _round(inverse, "bfloat16")
     inverse = np.where(empty & (fault != "empty rows"), 0.0, inverse)
 
-    normalised = np.where(empty & (fault != "empty rows"), 0.0, a * inverse)
+    normalised = np.where(empty & (fault != "empty rows"), 0.0, h * inverse)
     before = call.norm is not None
     y = _affine(call, normalised, g, b, o, before=before != (fault == "rounded on the other side"), fault=fault)
     y = np.where(empty & (fault != "empty rows"), 0.0, y)
 
-    v = np.where(live & ~empty, data.dy.astype(np.float64), 0.0)
-    inside = np.where(live, normalised, 0.0) if fault != "NaN under the mask" else normalised
+    v = np.where(unmasked & ~empty, data.dy.astype(np.float64), 0.0)
+    inside = np.where(unmasked, normalised, 0.0) if fault != "NaN under the mask" else normalised
     u = v if fault == "gain dropped from dx" else v * (o + g)
     direction = np.where(counted, np.where(s == 0, 0.0, c * inverse / np.where(s == 0, 1.0, s)), 0.0)
     along = np.sum(u * inside, axis=axes, keepdims=True) / size
@@ -120,13 +120,13 @@ def _candidate(data: Data, fault: str) -> Outcome:
     slope = np.where(np.isfinite(s), direction, 0.0) * along
     if fault == "eps forgotten in dx":
         slope = np.where(counted & (q > 0), c * inverse / np.where(q > 0, q * inverse, 1.0) * along, 0.0)
-    dx = np.where(live & ~empty, u * inverse - slope, 0.0)
+    dx = np.where(unmasked & ~empty, u * inverse - slope, 0.0)
     if data.dh is not None and fault != "gradient of the residual branch dropped":
         dx = dx + data.dh.astype(np.float64)
     da, dg, db = (np.zeros(()) if t is None else t.astype(np.float64) for t in data.tangents)
-    da, dg, db = np.where(live, da, 0.0), dg.reshape(shape) if dg.ndim else dg, db.reshape(shape) if db.ndim else db
+    da, dg, db = np.where(unmasked, da, 0.0), dg.reshape(shape) if dg.ndim else dg, db.reshape(shape) if db.ndim else db
     jvp = da * inverse - inside * np.sum(np.where(np.isfinite(s), direction, 0.0) * da, axis=axes, keepdims=True) / size
-    jvp = np.where(live & ~empty, jvp * (o + g) + inside * dg + db, 0.0)
+    jvp = np.where(unmasked & ~empty, jvp * (o + g) + inside * dg + db, 0.0)
 
     over = call.shared_axes
     result = "float32" if fault == "float32 result" else call.result
@@ -137,7 +137,7 @@ def _candidate(data: Data, fault: str) -> Outcome:
         "jvp": _cast(jvp, call.result),
     }
     if data.scale is not None:
-        terms = v if fault == "dscale of dbias" else v * (a if fault == "dscale of x" else inside)
+        terms = v if fault == "dscale of dbias" else v * (h if fault == "dscale of x" else inside)
         dscale = np.sum(terms, axis=over)
         results["dscale"] = _cast(np.zeros_like(dscale) if fault == "no dscale" else dscale, data.scale.dtype.name)
     if data.bias is not None:
@@ -154,8 +154,8 @@ def _affine(call: Any, normalised: Array, g: Any, b: Any, o: float, *, before: b
         b = 0.0
     if not before:
         return normalised * (o + g) + b
-    h = _round(normalised, call.norm or call.x)
-    return _round(_round(h * _round(o + np.asarray(g), call.product), call.product) + b, call.product)
+    first = _round(normalised, call.norm or call.x)
+    return _round(_round(first * _round(o + np.asarray(g), call.product), call.product) + b, call.product)
 
 
 def _round(x: Array, dtype: str) -> Array:
@@ -203,12 +203,12 @@ MUTANTS: Final = (
     Mutant("NaN under the mask", "NaN reaches the gain's gradient", (("mask", "standard"),)),
     Mutant("empty rows", "a row with nothing counted is not 0", (("mask", "standard"),)),
     Mutant("residual dropped", "x alone is normalised", (("residual", "standard"),)),
-    Mutant("gradient of the residual branch dropped", "da does not reach dx", (("residual", "llama"),)),
+    Mutant("gradient of the residual branch dropped", "dh does not reach dx", (("residual", "llama"),)),
     Mutant("no second term in dx", "1/rho taken for a constant"),
     Mutant("eps forgotten in dx", "the gradient of another eps", (("rows", "standard"), ("width 1", "standard"))),
     Mutant("gain dropped from dx", "u = v"),
     Mutant("no dscale", "no gradient for the gain"),
-    Mutant("dscale of x", "x in place of the normalised x"),
+    Mutant("dscale of x", "x in position of the normalised x"),
     Mutant("dscale of dbias", "the gain's gradient is the bias's"),
     Mutant("float32 result", "the result is not cast back", dtypes=("float16", "bfloat16", "float64")),
     Mutant("writes x", "the input is overwritten"),

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def rmsnorm_parity() -> Callable[..., Report]:
-    """Hold a function or layer to a variant: ``rmsnorm_parity(my_norm, variant="llama", framework="torch")``.
+    """Compare a function or layer with a variant: ``rmsnorm_parity(my_norm, variant="llama", framework="torch")``.
 
-    It takes what rmsnorm.parity.check takes, and returns its report; where something differs the test fails with the
-    case, the worst element, what was got and wanted, the bound, and what the function is instead.
+    It takes the arguments of rmsnorm.parity.check and returns its report. If something differs, the test fails with the
+    case, the worst element, the value got and wanted, the bound, and the variant that the function really is.
     """
 
     def parity(function: Any, variant: str | Variant = "standard", **options: Any) -> Report:

@@ -1,4 +1,4 @@
-"""What the comparison found: tables for a terminal, JSON, JUnit XML and Markdown."""
+"""The results of the comparison: tables for a terminal, JSON, JUnit XML and Markdown."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rich.text import Text
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import QUANTITIES
+from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.parity.run import BackendRun, Record
 
-_TITLES: Final = {"numpy": "NumPy", "torch": "PyTorch", "tf": "TensorFlow", "flax": "JAX"}
 _LEGEND: Final = (
     "Cells: the largest distance to the golden in f16 bf16 f32 f64, in ulps of the terms that make the element; "
     "0 is bit for bit, - is not there, x is beyond the bound."
@@ -37,7 +37,7 @@ def terminal(runs: Sequence[BackendRun], *, failures: int = 12) -> RenderableTyp
         parts.append(Text(_LEGEND, style="dim"))
     failed = [record for run in runs for record in run.failures]
     for record in failed[:failures]:
-        parts.append(Text(f"x {_place(record)}: {numbers(record)}; {record.detail}", style="red"))
+        parts.append(Text(f"x {_label(record)}: {numbers(record)}; {record.detail}", style="red"))
     if len(failed) > failures:
         parts.append(Text(f"x and {len(failed) - failures} more; --json FILE has them all", style="red"))
     parts += [_line(run) for run in runs]
@@ -45,7 +45,7 @@ def terminal(runs: Sequence[BackendRun], *, failures: int = 12) -> RenderableTyp
 
 
 def write_json(runs: Sequence[BackendRun], path: Path) -> None:
-    """Every record, and how every backend fared; a number that could not be measured is null."""
+    """Every record, and the status of every backend; a number that could not be measured is null."""
     document = {
         "rmsnorm": version("rmsnorm"),
         "backends": [
@@ -105,8 +105,12 @@ def write_markdown(runs: Sequence[BackendRun], path: Path) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def _title(run: BackendRun) -> str:
+    return FRAMEWORKS[run.name].title if run.name in FRAMEWORKS else run.name
+
+
 def _table(run: BackendRun) -> Table:
-    title = _TITLES.get(run.name, run.name)
+    title = _title(run)
     if run.version:
         title += f" {run.version} on {run.device}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
@@ -126,8 +130,8 @@ def _table(run: BackendRun) -> Table:
 def _cell(records: Sequence[Record]) -> Text:
     numbers = []
     for dtype in dtypes.FLOATS:
-        found = [record for record in records if record.dtype == dtype]
-        numbers.append("x" if any(not r.passed for r in found) else _ulps(r.parity_ratio / 2 for r in found))
+        own = [record for record in records if record.dtype == dtype]
+        numbers.append("x" if any(not r.passed for r in own) else _ulps(r.parity_ratio / 2 for r in own))
     return Text(" ".join(numbers) if set(numbers) != {"-"} else "-", style="red" if "x" in numbers else "")
 
 
@@ -141,21 +145,21 @@ def _ulps(distances: Iterable[float]) -> str:
 def _bits(run: BackendRun) -> Text:
     shares = []
     for dtype in dtypes.FLOATS:
-        found = [r.bit_identical for r in run.records if (r.quantity, r.dtype) == ("y", dtype)]
-        if found:
-            shares.append(f"{dtypes.short(dtype)} {100 * sum(found) / len(found):.2f} %")
+        own = [r.bit_identical for r in run.records if (r.quantity, r.dtype) == ("y", dtype)]
+        if own:
+            shares.append(f"{dtypes.short(dtype)} {100 * sum(own) / len(own):.2f} %")
     return Text(f"y bit-identical: {', '.join(shares)}", style="dim")
 
 
 def _line(run: BackendRun) -> Text:
-    name = _TITLES.get(run.name, run.name)
-    held = len(run.records) - len(run.failures)
+    name = _title(run)
+    passed = len(run.records) - len(run.failures)
     words = {
         "held": (f"held: all {len(run.records)} comparisons of {run.cases} cases", "green"),
         "differs": (f"differs: {len(run.failures)} of {len(run.records)} comparisons", "red"),
         "absent": (f"absent: {run.message}", "yellow"),
         "refused": (f"refused: {run.message}", "red"),
-        "crashed": (f"crashed after {run.cases} cases ({held} comparisons held): {run.message}", "red"),
+        "crashed": (f"crashed after {run.cases} cases ({passed} comparisons held): {run.message}", "red"),
         "hung": (f"hung: {run.message}", "red"),
     }
     text, style = words.get(run.status, (run.status, ""))
@@ -166,7 +170,7 @@ def _worst(records: Sequence[Record]) -> Record:
     return max(records, key=lambda r: (not r.passed, r.parity_ratio / r.bound if r.bound else math.inf))
 
 
-def _place(record: Record) -> str:
+def _label(record: Record) -> str:
     return f"{record.backend} {record.variant} {dtypes.short(record.dtype)} {record.case!r} {record.quantity}"
 
 

@@ -1,7 +1,7 @@
-"""Runs the comparison, every backend in a process of its own: a crash, a hang or an absence of one stops no other.
+"""Runs the comparison. Each backend has a process of its own, so one that crashes, hangs or is absent stops no other.
 
-A worker (``python -m rmsnorm.parity.run NAME ...``) writes one JSON object a line: first what it is, then the records
-of one case after the other, then that it is done.
+A worker (``python -m rmsnorm.parity.run NAME ...``) writes one JSON object on each line: first its version, then the
+records of one case after the other, then that it is done.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from rmsnorm.processes import Worker, follow
 
-PATIENCE: Final = 240.0  # seconds without a word after which a worker counts as hung
-_ABSENT: Final = 3
+PATIENCE: Final = 240.0  # seconds without output after which a worker counts as hung
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Record:
 
 @dataclass
 class BackendRun(Worker):
-    """How a backend fared: ``held``, ``differs``, ``absent``, ``refused``, ``crashed`` or ``hung``, and its records."""
+    """A backend: its status (``held``, ``differs``, ``absent``, ``refused``, ``crashed``, ``hung``) and its records."""
 
     cases: int = 0
     records: list[Record] = field(default_factory=list)
@@ -59,11 +58,12 @@ def run(
     workers: int = 2,
     on_progress: Callable[[BackendRun], None] = lambda run: None,
 ) -> list[BackendRun]:
-    """Run worker commands by the name of their backend, so many at a time, and gather their records.
+    """Run worker commands, several at a time, and gather their records.
 
     Args:
-        commands: as from ``worker_command``.
-        patience: seconds without a word after which a worker is killed and reported as hung.
+        commands: by the name of the backend, as ``worker_command`` makes them.
+        patience: seconds without output after which a worker is killed and reported as hung.
+        workers: how many commands run at a time.
         on_progress: called after every case and once at the end of a backend.
 
     Returns:
@@ -102,8 +102,8 @@ def _follow(state: BackendRun, command: Sequence[str], patience: float, on_progr
     def take(message: Mapping[str, Any]) -> None:
         if "records" in message:
             state.cases += 1
-            place = (state.name, state.version, state.device)
-            state.records += [Record(*place, **{**record, **_numbers(record)}) for record in message["records"]]
+            labels = (state.name, state.version, state.device)
+            state.records += [Record(*labels, **{**record, **_numbers(record)}) for record in message["records"]]
         if state.status == "done":
             state.status = "differs" if state.failures else "held"
         on_progress(state)
@@ -117,13 +117,13 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    from rmsnorm.parity.backends import BACKENDS
+    from rmsnorm.parity.backends import open_backend
     from rmsnorm.parity.cases import make, select
     from rmsnorm.parity.differences import differences
     from rmsnorm.parity.judge import judge
 
     try:
-        version, implementation = BACKENDS[backend].open(options["device"])
+        version, implementation = open_backend(backend, options["device"])
     except ModuleNotFoundError as error:
         yield {"status": "absent", "message": str(error)}
         return
@@ -136,13 +136,13 @@ def _work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         verdicts = judge(implementation, data)
         if backend == "numpy" and dtype == "float64":
             verdicts += differences(data)
-        place = {"variant": variant, "dtype": dtype, "case": case.name}
-        yield {"records": [{**place, **asdict(verdict)} for verdict in verdicts]}
+        labels = {"variant": variant, "dtype": dtype, "case": case.name}
+        yield {"records": [{**labels, **asdict(verdict)} for verdict in verdicts]}
     yield {"status": "done"}
 
 
 def _json(value: Any) -> str:
-    """JSON has no infinity: strings stand for it on the way, and float() reads them."""
+    """JSON has no infinity: it is written as a string, which float() reads."""
     return json.dumps(value, default=str).replace("-Infinity", '"-inf"').replace("Infinity", '"inf"')
 
 

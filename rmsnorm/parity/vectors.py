@@ -60,16 +60,16 @@ def write(
     quantities: Sequence[str] = QUANTITIES,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Write the vectors of the cases, or of those of the given variants, dtypes and names.
+    """Write the vectors of all cases, or of those with these variants, dtypes and names.
 
     Args:
-        folder: made where there is none.
-        variants, types, cases: names; none of them for all.
-        quantities: those that the other program computes.
-        on_progress: called after every case with how many are done, of how many.
+        folder: made if it does not exist.
+        variants, types, cases: names; an empty sequence means all.
+        quantities: what the other program computes.
+        on_progress: called after every case with the number of cases done and the number of all.
 
     Returns:
-        How many cases there are.
+        The number of cases.
 
     Raises:
         ValueError: there is no such case, or the folder is not empty.
@@ -86,7 +86,7 @@ def write(
         raise errors.out_of_domain("rmsnorm vectors write", "filter", asked, "one that a case passes",
                                    "list them with `rmsnorm check --list`")  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):  # what is left of other vectors would be taken for a part of these
+    if any(folder.iterdir()):  # files of other vectors would count as a part of these
         raise errors.out_of_domain("rmsnorm vectors write", "folder", str(folder), "an empty one", "empty it first")
     files = []
     for done, (case, variant, dtype) in enumerate(chosen, start=1):
@@ -118,13 +118,13 @@ def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done
 
     Args:
         folder: as ``write`` made it, with the folder ``outputs`` in it.
-        on_progress: called after every case with how many are done, of how many.
+        on_progress: called after every case with the number of cases done and the number of all.
 
     Returns:
-        As ``rmsnorm check`` has it of a backend: whatever is wrong with the outputs is a record that did not pass.
+        As for a backend of ``rmsnorm check``: everything that is wrong with the outputs is a record that did not pass.
 
     Raises:
-        ValueError: the vectors themselves are not there, of another format, or not what was written.
+        ValueError: the vectors themselves are missing, have another format, or were changed after they were written.
     """
     run = BackendRun(folder.resolve().name, status="held")
     began = time.monotonic()
@@ -132,9 +132,9 @@ def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done
     for done, entry in enumerate(files, start=1):
         expected = _expected(folder, entry)
         metadata = entry["metadata"]
-        place = [metadata[name] for name in ("variant", "dtype", "case")]
+        labels = [metadata[name] for name in ("variant", "dtype", "case")]
         verdicts = _verdicts(folder / "outputs" / entry["file"], expected)
-        run.records += [Record(run.name, "", "", *place, **asdict(verdict)) for verdict in verdicts]
+        run.records += [Record(run.name, "", "", *labels, **asdict(verdict)) for verdict in verdicts]
         run.cases += 1
         on_progress(done, len(files))
     run.seconds = time.monotonic() - began
@@ -145,22 +145,22 @@ def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done
 
 def _inputs(data: Data) -> dict[str, Array]:
     tangents = dict(zip(("tangent.x", "tangent.scale", "tangent.bias"), data.tangents, strict=True))
-    given = {"x": data.x, "scale": data.scale, "bias": data.bias, "residual": data.residual, "mask": data.mask,
+    arrays = {"x": data.x, "scale": data.scale, "bias": data.bias, "residual": data.residual, "mask": data.mask,
              "dy": data.dy, "dh": data.dh, **tangents}  # fmt: skip
-    return {name: array for name, array in given.items() if array is not None}
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _metadata(data: Data, expected: Mapping[str, Expected]) -> dict[str, str]:
     call, variant = data.call, data.variant
-    found = {
+    metadata = {
         "format": FORMAT, "variant": variant.name, "dtype": data.x.dtype.name, "case": data.case.name, "eps": call.eps,
         "eps_position": variant.eps_position, "statistic": variant.statistic, "scale_offset": variant.scale_offset,
         "n": call.n, "k": call.k, "axes": ",".join(map(str, call.axes)),
         "feature_axes": ",".join(map(str, call.feature_axes)), "norm": call.norm or "", "product": call.product,
     }  # fmt: skip
     for name, want in expected.items():
-        found |= {f"bound.{name}": want.bound.ratio, f"identical.{name}": want.bound.identical}
-    return {name: str(value) for name, value in found.items()}
+        metadata |= {f"bound.{name}": want.bound.ratio, f"identical.{name}": want.bound.identical}
+    return {name: str(value) for name, value in metadata.items()}
 
 
 def _serialized(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
@@ -185,11 +185,11 @@ def _deserialized(content: bytes) -> dict[str, Array]:
         ValueError: it is not such a file, or is cut off.
     """
     try:
-        found = safetensors.deserialize(content)
+        entries = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
         raise ValueError(f"not a safetensors file: {error}") from None
     tensors = {}
-    for name, tensor in found:
+    for name, tensor in entries:
         if tensor["dtype"] in _TYPES:
             dtype = np.dtype(_TYPES[tensor["dtype"]])
             tensors[name] = np.frombuffer(tensor["data"], dtype).reshape(tensor["shape"])
@@ -200,15 +200,15 @@ def _manifest(folder: Path) -> list[dict[str, Any]]:
     again = "write the vectors again with `rmsnorm vectors write`"
     try:
         document = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        found = {name: document[name] for name in ("kind", "format", "digest", "files")}
+        manifest = {name: document[name] for name in ("kind", "format", "digest", "files")}
     except (OSError, ValueError, TypeError, KeyError):
         raise errors.out_of_domain(_OP, "folder", str(folder), "one with a manifest.json of ours", again) from None
     for name, want in (("kind", _KIND), ("format", FORMAT)):
-        if found[name] != want:
-            raise errors.out_of_domain(_OP, f"{name} of the vectors", found[name], repr(want), again)
-    if found["digest"] != (digest := _digest_of(found["files"])):
-        raise errors.out_of_domain(_OP, "digest of manifest.json", found["digest"], repr(digest), again)
-    return list(found["files"])
+        if manifest[name] != want:
+            raise errors.out_of_domain(_OP, f"{name} of the vectors", manifest[name], repr(want), again)
+    if manifest["digest"] != (digest := _digest_of(manifest["files"])):
+        raise errors.out_of_domain(_OP, "digest of manifest.json", manifest["digest"], repr(digest), again)
+    return list(manifest["files"])
 
 
 def _expected(folder: Path, entry: Mapping[str, Any]) -> dict[str, Expected]:
@@ -218,12 +218,12 @@ def _expected(folder: Path, entry: Mapping[str, Any]) -> dict[str, Expected]:
         again = "write the vectors again with `rmsnorm vectors write`"
         raise errors.out_of_domain(_OP, f"sha256 of {path.name}", digest, repr(entry["sha256"]), again)
     tensors, metadata = _deserialized(path.read_bytes()), entry["metadata"]
-    found = {}
+    expected = {}
     for name in QUANTITIES:
         if (value := tensors.get(f"expected.{name}")) is not None:
             limit = Bound(float(metadata[f"bound.{name}"]), float(metadata[f"identical.{name}"]))
-            found[name] = Expected(value, tensors[f"unit.{name}"], limit)
-    return found
+            expected[name] = Expected(value, tensors[f"unit.{name}"], limit)
+    return expected
 
 
 def _verdicts(path: Path, expected: Mapping[str, Expected]) -> list[Verdict]:

@@ -261,10 +261,10 @@ def _python(code):
     ("code", "status", "message"),
     [
         ("raise RuntimeError('no library')", "crashed", "exit status 1; RuntimeError: no library"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crashed", "signal 9; it said nothing"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crashed", "signal 9; no output"),
         ("print('chatter'); print(3); print('{\"status\": \"done\"}')", "done", ""),
         ('print(\'{"status": "absent", "message": "pip install it"}\')', "absent", "pip install it"),
-        ("import time; time.sleep(600)", "hung", "no word in 2 s after 0 cells"),
+        ("import time; time.sleep(600)", "hung", "no output for 2 s after 0 cells"),
     ],
 )
 def test_the_fate_of_a_worker_is_told(code, status, message):

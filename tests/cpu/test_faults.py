@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from rmsnorm.parity.backends import BACKENDS
+from rmsnorm.frameworks import FRAMEWORKS
 
 PROGRAM = Path(__file__).with_name("faults.py")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux'")
 @pytest.mark.parametrize("fault", ["threads", "interrupt", "memory"])
-@pytest.mark.parametrize("framework", list(BACKENDS))
+@pytest.mark.parametrize("framework", list(FRAMEWORKS))
 def test_fault(framework, fault):
-    backend = BACKENDS[framework]
+    backend = FRAMEWORKS[framework]
     if find_spec(backend.package) is None:
         pytest.skip(f"{backend.package} is not installed; pip install 'rmsnorm[{backend.extra}]'")
     done = subprocess.run(

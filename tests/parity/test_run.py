@@ -51,9 +51,9 @@ def test_every_fate_is_reported_and_the_rest_finishes(runs):
         "absent": "absent", "differs": "differs", "numpy": "held",
     }  # fmt: skip
     said = {state.name: state.message for state in runs}
-    assert said["killed"] == "signal 9; it said nothing"
+    assert said["killed"] == "signal 9; no output"
     assert said["raised"] == "exit status 1; RuntimeError: cannot load the library"
-    assert said["hung"] == "no word in 20 s after 0 cases"
+    assert said["hung"] == "no output for 20 s after 0 cases"
     assert said["absent"] == "pip install it"
     assert [state.name for state in runs][-1] == "numpy", "in the order asked for"
 
@@ -98,7 +98,7 @@ def test_the_terminal_shows_where_and_by_how_much(runs):
     console.print(report.terminal(runs))
     text = console.export_text()
     assert "differs llama bf16 'rows' y: parity ratio 3.5, bound 2; 75.00 % identical, bound 99.90 %" in text
-    assert "hung hung: no word in 20 s after 0 cases" in text
+    assert "hung hung: no output for 20 s after 0 cases" in text
     assert "absent absent: pip install it" in text
     assert "NumPy held: all" in text
 
