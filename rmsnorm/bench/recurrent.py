@@ -18,10 +18,10 @@ from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.candidates import Call
 from rmsnorm.bench.measure import alternate, used_by_others
 from rmsnorm.bench.run import limit
-from rmsnorm.nematus.cells import Norm, nematus_gru_shapes
+from rmsnorm.nematus.cells import CellNorm, nematus_gru_shapes
 from rmsnorm.nematus.numpy.recurrent import nematus_gru, nematus_gru_vjp
 
-NORMS: Final[tuple[Norm, ...]] = ("layer", "rms", "prms", "none")
+NORMS: Final[tuple[CellNorm, ...]] = ("layer", "rms", "prms", "none")
 OPS: Final = ("fwd", "fwd+bwd")
 
 
@@ -41,10 +41,10 @@ class Task(NamedTuple):
     h0: Any
     dh: Any
     parameters: dict[str, Any]
-    norm: Norm
+    norm: CellNorm
 
 
-def make(sizes: Sizes, norm: Norm, dtype: str = "float32") -> Task:
+def make(sizes: Sizes, norm: CellNorm, dtype: str = "float32") -> Task:
     """Draw a task: matrices that keep the states about as large as they are.
 
     >>> sorted(make(Sizes(5, 2, 3, 4), "rms").parameters)[:2]

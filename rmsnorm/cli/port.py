@@ -15,14 +15,14 @@ from rich.text import Text
 
 from rmsnorm import errors
 from rmsnorm.cli.usage import DIFFERS, choices, progress, unusable
+from rmsnorm.frameworks import FRAMEWORKS, framework
 
 app = typer.Typer(
-    name="port", help="Models of Nematus (TensorFlow and Theano): look into, convert, translate, score.",
+    name="port", help="Models of Nematus (TensorFlow and Theano): describe, convert, translate, score.",
     no_args_is_help=True,
 )  # fmt: skip
 
 _TARGETS: Final = ("torch", "keras", "flax", "numpy", "tf", "theano")
-_WINGS: Final = ("torch", "numpy", "keras", "flax")
 _STATUS: Final = "Exit status: 0 written, 2 bad usage, or files that are damaged or do not fit each other."
 NEMATUS_EPILOG: Final = (
     "Examples:\n\n"
@@ -47,7 +47,8 @@ Where = Annotated[
     ),
 ]
 Options = Annotated[
-    Path | None, typer.Option(help="The model's options as JSON.", dir_okay=False, show_default="beside the model")
+    Path | None,
+    typer.Option(help="The model's options as JSON.", dir_okay=False, show_default="the file beside the model"),
 ]
 SourceNorm = Annotated[
     str | None,
@@ -57,25 +58,27 @@ Dictionary = Annotated[
     list[Path] | None,
     typer.Option(
         help="Nematus's JSON: for each factor of the source, then for the target. Repeatable.",
-        show_default="as the options say, there or beside the model",
+        show_default="those that the options name",
     ),
 ]
 Source = Annotated[Path, typer.Option(help="Sentences, one a line, as the model takes them (BPE).")]
 Output = Annotated[Path | None, typer.Option(help="Where to write.", dir_okay=False, show_default="the terminal")]
-Backend = Annotated[str | None, typer.Option(help="torch, numpy, keras or flax.", show_default="torch if it can")]
+Backend = Annotated[
+    str | None, typer.Option(help="numpy, torch, tf or flax.", show_default="torch if it is installed, else numpy")
+]
 Alpha = Annotated[float, typer.Option(help="Scores are divided by length^ALPHA.")]
 Batch = Annotated[int, typer.Option(help="Sentences at once.", min=1)]
 
 
 @app.command(epilog=_STATUS.replace("written", "shown"))
 def info(model: Where, config: Options = None, source_norm: SourceNorm = None) -> None:
-    """Say what a model is: whose it is, its norm and sizes, its vocabulary, and what of its file is no part of it."""
-    with _refusals():
-        found = _load(model, config, source_norm)
+    """Describe a model: its Nematus version, norm, sizes and vocabulary, and the tensors that are not part of it."""
+    with _errors_as_exit():
+        loaded = _load(model, config, source_norm)
         from rmsnorm.nematus.report import facts
 
         table = Table.grid(padding=(0, 2))
-        for name, value in facts(found):
+        for name, value in facts(loaded):
             table.add_row(Text(name, style="bold"), Text(value))
         Console().print(table)
 
@@ -83,44 +86,44 @@ def info(model: Where, config: Options = None, source_norm: SourceNorm = None) -
 @app.command(epilog=NEMATUS_EPILOG)
 def nematus(
     model: Where,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where: a new folder, or an empty one.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder for the result.")],
     to: Annotated[str, typer.Option(help=f"Form: {', '.join(_TARGETS)}.")],
     norm: Annotated[
-        str | None, typer.Option(help="rms to make RMSNorm of LayerNorm, exactly.", show_default="as it is")
+        str | None, typer.Option(help="rms to convert LayerNorm into RMSNorm, exactly.", show_default="unchanged")
     ] = None,
     config: Options = None,
     source_norm: SourceNorm = None,
 ) -> None:
-    """Convert a model, and hold the result to the golden: the logits of random sentences, before and after.
+    """Convert a model, and compare the logits of random sentences before and after with the golden.
 
     torch and numpy are one form: model.safetensors, a state dict of the model in PyTorch. keras is model.keras, for
     keras.saving.load_model. flax is model.orbax, a checkpoint of Orbax. tf is a checkpoint for TensorFlow Nematus, and
-    theano an archive for Theano Nematus. These commands and rmsnorm.nematus.load read them all. Options and
-    dictionaries come along. The folder is made last of all.
+    theano an archive for Theano Nematus. These commands and rmsnorm.nematus.load read all of them. Options and
+    dictionaries are copied. The folder is made in the last step.
     """
     command = "rmsnorm port nematus"
     choices("to", [to], _TARGETS, command)
     choices("norm", [norm] if norm else None, ("rms",), command)
-    with _refusals():
+    with _errors_as_exit():
         source = _load(model, config, source_norm)
         from rmsnorm.nematus.convert import SENTENCES, convert
 
         with _silence() as terminal, Console(file=terminal).status("converting and comparing"):
-            done = convert(source, folder, to, rms_norm=norm is not None)
+            result = convert(source, folder, to, rms_norm=norm is not None)
     console = Console(highlight=False)
-    moved = f"of logits up to {done.largest:.3g}, {SENTENCES} random sentences"
+    scale = f"of logits up to {result.largest:.3g}, {SENTENCES} random sentences"
     if norm is not None:
-        console.print(f"LayerNorm to RMSNorm: max error {done.exact:.2g} {moved}; gains and offsets are kept")
-        dtype = next(iter(done.model.parameters.values())).dtype.name
-        console.print(f"weights rounded to {dtype}: max error {done.error:.2g}")
+        console.print(f"LayerNorm to RMSNorm: max error {result.exact:.2g} {scale}; gains and offsets are kept")
+        dtype = next(iter(result.model.parameters.values())).dtype.name
+        console.print(f"weights rounded to {dtype}: max error {result.error:.2g}")
     else:
-        console.print(f"max error {done.error:.2g} {moved}")
-    for warning in done.warnings:
+        console.print(f"max error {result.error:.2g} {scale}")
+    for warning in result.warnings:
         console.print(Text(f"warning: {warning}", style="yellow"))
-    if not done.held:
+    if not result.is_exact:
         console.print(Text("other numbers: nothing is written", style="red"))
         raise typer.Exit(DIFFERS)
-    console.print(f"{len(done.model.parameters)} parameters in {done.model.path}")
+    console.print(f"{len(result.model.parameters)} parameters in {result.model.path}")
 
 
 @app.command(epilog=TRANSLATE_EPILOG)
@@ -142,15 +145,15 @@ def translate(
 ) -> None:
     """Translate a file, as Nematus does: the same search, the same words, a space before the end of each line."""
 
-    def lines(opened: Any, told: Any, words: Any, on_progress: Callable[[int, int], None]) -> list[str]:
+    def lines(array_model: Any, settings: Any, vocabularies: Any, on_progress: Callable[[int, int], None]) -> list[str]:
         from rmsnorm.nematus.translate import translate
 
         return translate(
-            opened, told, _lines(source), *words, beam_size=beam, max_length=max_length, alpha=alpha, n_best=n_best,
-            batch_size=batch, on_progress=on_progress,
+            array_model, settings, _lines(source), *vocabularies, beam_size=beam, max_length=max_length, alpha=alpha,
+            n_best=n_best, batch_size=batch, on_progress=on_progress,
         )  # fmt: skip
 
-    with _refusals():
+    with _errors_as_exit():
         _run("rmsnorm port translate", _load(model, config, source_norm), backend, dictionary, output, lines)
 
 
@@ -169,20 +172,21 @@ def score(
 ) -> None:
     """Write -log p of each translation given its source, one a line, as Nematus does."""
 
-    def lines(opened: Any, told: Any, words: Any, on_progress: Callable[[int, int], None]) -> list[str]:
+    def lines(array_model: Any, settings: Any, vocabularies: Any, on_progress: Callable[[int, int], None]) -> list[str]:
         from rmsnorm.nematus.translate import score
 
         return score(
-            opened, _lines(source), _lines(target), *words, alpha=alpha, batch_size=batch, on_progress=on_progress
-        )
+            array_model, _lines(source), _lines(target), *vocabularies, alpha=alpha, batch_size=batch,
+            on_progress=on_progress,
+        )  # fmt: skip
 
-    with _refusals():
+    with _errors_as_exit():
         _run("rmsnorm port score", _load(model, config, source_norm), backend, dictionary, output, lines, scoring=True)
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
-    """What is wrong with files and arguments, as one sentence and exit status 2."""
+def _errors_as_exit() -> Iterator[None]:
+    """Print an error of files or arguments as one sentence, and exit with status 2."""
     try:
         yield
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
@@ -199,14 +203,14 @@ def _load(model: Path, config: Path | None, norm: str | None) -> Any:
 
 @contextmanager
 def _silence() -> Iterator[TextIO]:
-    """TensorFlow writes to the terminal as it starts, past Python's streams. Gives a stream that still reaches it."""
+    """Discard what TensorFlow writes to file descriptor 2 when it starts; yield a stream that reaches the terminal."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with open(os.dup(2), "w") as kept, open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+    with open(os.dup(2), "w") as terminal, open(os.devnull, "w") as discarded:
+        os.dup2(discarded.fileno(), 2)
         try:
-            yield kept
+            yield terminal
         finally:
-            os.dup2(kept.fileno(), 2)
+            os.dup2(terminal.fileno(), 2)
 
 
 def _run(
@@ -219,24 +223,26 @@ def _run(
     *,
     scoring: bool = False,
 ) -> None:
-    """Lines out of an opened model, written when all are there."""
-    from rmsnorm.nematus.backends import Opened, has
+    """Compute the lines with a model, and write them when all are complete."""
+    from rmsnorm.nematus.backends import ArrayModel
     from rmsnorm.nematus.checkpoints.files import replacing
     from rmsnorm.nematus.vocabulary import vocabularies
 
-    choices("backend", [backend] if backend else None, _WINGS, command)
+    default = "numpy" if FRAMEWORKS["torch"].missing else "torch"
+    key = framework(command, backend or default).key
     if output is not None and not output.parent.is_dir():
         raise FileNotFoundError(f"{command}: {output.parent} is not a folder, expected one to write {output.name} in")
     files = (dictionary[:-1], dictionary[-1]) if dictionary else ()
     words = vocabularies(model, *files, scoring=scoring)
-    with _silence():
-        wing = backend or next(each for each in _WINGS if has(each, model.config))
-    with progress("sentences") as shown:
-        bar = shown.add_task(wing, total=None)
+    with progress("sentences") as bars:
+        bar = bars.add_task(key, total=None)
         with _silence():
-            opened = Opened(wing, model.config, model.parameters)
-        found = lines(opened, model.config, words, lambda done, total: shown.update(bar, completed=done, total=total))
-    text = "".join(f"{line}\n" for line in found)
+            array_model = ArrayModel(key, model.config, model.parameters)
+
+        def advance(done: int, total: int) -> None:
+            bars.update(bar, completed=done, total=total)
+
+        text = "".join(f"{line}\n" for line in lines(array_model, model.config, words, advance))
     if output is None:
         typer.echo(text, nl=False)
     else:
@@ -245,7 +251,7 @@ def _run(
 
 
 def _lines(path: Path) -> list[str]:
-    """Separated by line feeds alone: other marks that Unicode counts as such may stand in a sentence."""
+    """The lines of a file. Only line feeds end a line: other line breaks of Unicode may be part of a sentence."""
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,75 +1,53 @@
-"""The models of the wings by name, where they are written: RNNSearch and Transformer with arrays in and arrays out."""
+"""The models of the frameworks by name: RNNSearch and Transformer, called with NumPy arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from importlib.util import find_spec
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from rmsnorm import errors
+from rmsnorm.frameworks import framework
 from rmsnorm.nematus.config import Config
 
-
-class _Wing(NamedTuple):
-    framework: str
-    package: str
-    folder: str
+_CLASSES: Final = {"rnn": "RNNSearch", "transformer": "Transformer"}
 
 
-_WINGS: Final = {
-    "numpy": _Wing("NumPy", "numpy", "numpy"),
-    "torch": _Wing("PyTorch", "torch", "torch"),
-    "keras": _Wing("TensorFlow", "tensorflow", "tf"),
-    "flax": _Wing("Flax", "flax", "flax"),
-}
-_CLASS: Final = {"rnn": ("rnnsearch", "RNNSearch"), "transformer": ("transformer", "Transformer")}
-
-
-def has(wing: str, config: Config) -> bool:
-    """Whether the framework is installed, and the wing has the model.
-
-    >>> has("numpy", Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3))
-    True
-    """
-    _, package, folder = _WINGS[wing]
-    return all(find_spec(each) for each in (package, f"rmsnorm.nematus.{folder}.{_CLASS[config.model_type][0]}"))
-
-
-def model_of(wing: str, config: Config) -> Any:
-    """The class, which makes a model of a config and its parameters.
+def model_class(name: str, config: Config) -> Any:
+    """The class of the framework for this config; it makes a model from a config and parameters.
 
     Raises:
         ModuleNotFoundError: the framework is not installed.
-        ValueError: the wing has no such model.
+        ValueError: there is no such framework.
+
+    >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3)
+    >>> model_class("numpy", config)
+    <class 'rmsnorm.nematus.numpy.rnnsearch.RNNSearch'>
     """
-    framework, package, folder = _WINGS[wing]
-    if find_spec(package) is None:
-        raise errors.missing_framework(framework, folder)
-    module, attribute = _CLASS[config.model_type]
-    if not has(wing, config):
-        raise ValueError(f"port: {framework} has no {attribute} here, expected a wing that has one; take numpy")
-    return getattr(import_module(f"rmsnorm.nematus.{folder}.{module}"), attribute)
+    row = framework("nematus", name)
+    if row.missing is not None:
+        raise errors.missing_framework(row.title, row.extra)
+    return getattr(import_module(f"rmsnorm.nematus.{row.key}"), _CLASSES[config.model_type])
 
 
-class Opened:
-    """The model of a wing: its methods with NumPy arrays, in the dtype of the parameters, without dropout.
+class ArrayModel:
+    """A model of any framework, called with NumPy arrays, in the dtype of the parameters, without dropout.
 
     Raises:
-        ModuleNotFoundError, ValueError: as model_of.
+        ModuleNotFoundError, ValueError: as model_class.
     """
 
-    def __init__(self, wing: str, config: Config, parameters: Mapping[str, Any]) -> None:
-        make = model_of(wing, config)
+    def __init__(self, name: str, config: Config, parameters: Mapping[str, Any]) -> None:
+        make, key = model_class(name, config), framework("nematus", name).key
         self._precision: Callable[[], AbstractContextManager[Any]] = nullcontext
-        if wing == "flax" and any(array.dtype == np.float64 for array in parameters.values()):
+        if key == "flax" and any(array.dtype == np.float64 for array in parameters.values()):
             self._precision = _float64
         with self._precision():
             self.model = make(config, parameters)
-        if wing == "torch":
+        if key == "torch":
             self.model.eval().requires_grad_(False)
 
     def logits(self, *sentences: Any) -> Any:
@@ -87,7 +65,7 @@ class Opened:
 
 
 def _float64() -> AbstractContextManager[Any]:
-    """JAX has it only where it is asked for."""
+    """JAX computes in float64 only where this is enabled."""
     import jax
 
     return jax.enable_x64(True)

@@ -1,39 +1,64 @@
-"""What the parameters of the recurrent cells are called in every wing, how large they are, and what drops out."""
+"""The parameters of the recurrent cells: their names, their shapes and their dropout rates. No array library."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from rmsnorm import errors
+from rmsnorm.nematus.config import Bias, Config, Norm
 
-if TYPE_CHECKING:
-    from rmsnorm.nematus.config import Config
-
-Norm: TypeAlias = Literal["none", "layer", "rms", "prms"]
-Bias: TypeAlias = Literal["input", "state", "outside", "none"]
+CellNorm: TypeAlias = Norm | Literal["prms"]
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
-NORMS: Final = ("none", "layer", "rms", "prms")
-EPS: Final = 1e-5  # Nematus's, and that of the authors' layers.py
+NORMS: Final = (*get_args(Norm), "prms")
+EPS: Final = 1e-5  # of Nematus and of the authors' layers.py
 PARTIAL: Final = 0.0625  # of pRMSNorm in the paper
 
-# No parameter where embeddings stand for it, but it has a dropout of its own.
+# Where the output embeddings are tied there is no parameter of this name, but there is a dropout mask.
 TIED: Final = "decoder/next_word_predictor/hidden_to_logits/W"
 
-# The authors' names of what Nematus's GRU has too; the gains are s1 to s4, and the offsets of LayerNorm b1 to b4.
-_GRU: Final = {
-    "W": "gru0/input_to_gates",
-    "U": "gru0/state_to_gates",
-    "b": "gru0/gates_bias",
-    "Wx": "gru0/input_to_proposal",
-    "Ux": "gru0/state_to_proposal",
-    "bx": "gru0/proposal_bias",
-}
-_GRU_NORMS: Final = ("gates_x_norm", "proposal_x_norm", "gates_state_norm", "proposal_state_norm")
 
-# Matrices that multiply embeddings, or what is as long as one; the others multiply states.
-_OF_WORDS: Final = (
+class GRUVariable(NamedTuple):
+    """A variable of a GRU.
+
+    Attributes:
+        name: in Nematus.
+        theano: in the authors' code and in Theano Nematus.
+        theano_after_attention: in Theano Nematus, in the GRUs after the attention.
+        norm: the scope of the norm of its product; empty if there is none.
+    """
+
+    name: str
+    theano: str
+    theano_after_attention: str
+    norm: str
+
+    def shape(self, features: int, state: int) -> tuple[int, ...]:
+        """The shape for inputs and states of these sizes.
+
+        >>> GRU[1].name, GRU[1].shape(3, 4)
+        ('input_to_gates', (3, 8))
+        """
+        width = 2 * state if "gates" in self.name else state
+        side = self.name.partition("_")[0]
+        return {"state": (state, width), "input": (features, width)}.get(side, (width,))
+
+
+GRU: Final = (
+    GRUVariable("state_to_gates", "U", "U_nl", "gates_state_norm"),
+    GRUVariable("input_to_gates", "W", "Wc", "gates_x_norm"),
+    GRUVariable("gates_bias", "b", "b_nl", ""),
+    GRUVariable("state_to_proposal", "Ux", "Ux_nl", "proposal_state_norm"),
+    GRUVariable("input_to_proposal", "Wx", "Wcx", "proposal_x_norm"),
+    GRUVariable("proposal_bias", "bx", "bx_nl", ""),
+)
+# The authors' orders: of the parameters, and of the norms that the gains s1 to s4 and the offsets b1 to b4 belong to.
+_AUTHORS_ORDER: Final = ("W", "U", "b", "Wx", "Ux", "bx")
+_AUTHORS_NORMS: Final = ("W", "Wx", "U", "Ux")
+
+# Matrices that multiply embeddings, or vectors of the size of embeddings; all others multiply states.
+_MULTIPLY_EMBEDDINGS: Final = (
     "encoder/forward-stack/level0/gru0/input_",
     "encoder/backward-stack/level0/gru0/input_",
     "decoder/base/gru0/input_",
@@ -42,13 +67,13 @@ _OF_WORDS: Final = (
 
 
 def check_norm(norm: str) -> None:
-    """Raise ValueError where a cell cannot have that norm."""
+    """Raise ValueError if a cell cannot have this norm."""
     if norm not in NORMS:
         raise errors.not_a_choice("recurrent", "norm", norm, NORMS)
 
 
-def leaves(norm: Norm, scope: str = "") -> tuple[str, str]:
-    """What Nematus calls gain and offset of the norm below that scope.
+def leaves(norm: CellNorm, scope: str = "") -> tuple[str, str]:
+    """Nematus's names of the gain and the offset of a norm, below a scope.
 
     >>> leaves("rms", "gates_x_norm/")
     ('gates_x_norm/scale', 'gates_x_norm/offset')
@@ -57,80 +82,83 @@ def leaves(norm: Norm, scope: str = "") -> tuple[str, str]:
     return scope + gain, scope + offset
 
 
-def gru_names(norm: Norm) -> dict[str, str]:
-    """Nematus's names by those of the authors' GRU, which is the same.
+def gru_names(norm: CellNorm) -> dict[str, str]:
+    """Nematus's names of the parameters of the authors' GRU, which is the same cell.
 
     >>> gru_names("rms")["s3"]
     'gru0/gates_state_norm/scale'
     """
-    names = dict(_GRU)
-    for index, scope in enumerate(_GRU_NORMS, start=1):
-        names[f"s{index}"], names[f"b{index}"] = leaves(norm, f"gru0/{scope}/")
+    rows = {row.theano: row for row in GRU}
+    names = {name: f"gru0/{rows[name].name}" for name in _AUTHORS_ORDER}
+    for index, name in enumerate(_AUTHORS_NORMS, start=1):
+        names[f"s{index}"], names[f"b{index}"] = leaves(norm, f"gru0/{rows[name].norm}/")
     return names
 
 
-def nematus_gru_shapes(features: int, state: int, biases: Sequence[Bias], norm: Norm) -> Shapes:
-    """Of Nematus's GRU with deep transition; ``biases`` as for nematus_gru.
+def nematus_gru_shapes(features: int, state: int, biases: Sequence[Bias], norm: CellNorm) -> Shapes:
+    """Shapes of the parameters of Nematus's GRU with deep transition; ``biases`` as for nematus_gru.
 
     >>> nematus_gru_shapes(3, 4, ["none"], "none")["gru0/input_to_gates"]
     (3, 8)
 
     Raises:
-        ValueError: the norm is none of NORMS.
+        ValueError: norm is not one of NORMS.
     """
     check_norm(norm)
     shapes: Shapes = {}
     for index, bias in enumerate(biases):
-        for part, width in (("gates", 2 * state), ("proposal", state)):
-            sides = (("state", "state", state), ("input", "x", features))
-            for side, letter, size in sides[: 1 if index else 2]:  # transitions have no input
-                shapes[f"gru{index}/{side}_to_{part}"] = (size, width)
-                shapes |= _norm_shapes(norm, leaves(norm, f"gru{index}/{part}_{letter}_norm/"), width)
-            if bias != "none":
-                shapes[f"gru{index}/{part}_bias"] = (width,)
+        for row in GRU:
+            has_no_input = index > 0 and row.name.startswith("input")  # a transition
+            if has_no_input or (bias == "none" and row.name.endswith("bias")):
+                continue
+            shape = shapes[f"gru{index}/{row.name}"] = row.shape(features, state)
+            if row.norm:
+                shapes |= _norm_shapes(norm, leaves(norm, f"gru{index}/{row.norm}/"), shape[-1])
     return shapes
 
 
-def gru_shapes(features: int, state: int, norm: Norm) -> Shapes:
-    """Of the authors' GRU.
+def gru_shapes(features: int, state: int, norm: CellNorm) -> Shapes:
+    """Shapes of the parameters of the authors' GRU.
 
     >>> gru_shapes(3, 4, "rms")["s1"]
     (8,)
 
     Raises:
-        ValueError: the norm is none of NORMS.
+        ValueError: norm is not one of NORMS.
     """
-    given, names = nematus_gru_shapes(features, state, ["input"], norm), gru_names(norm)
-    return {name: given[other] for name, other in names.items() if other in given}
+    shapes = nematus_gru_shapes(features, state, ["input"], norm)
+    return {name: shapes[nematus] for name, nematus in gru_names(norm).items() if nematus in shapes}
 
 
-def lstm_shapes(features: int, state: int, norm: Norm) -> Shapes:
-    """Of the authors' LSTM.
+def lstm_shapes(features: int, state: int, norm: CellNorm) -> Shapes:
+    """Shapes of the parameters of the authors' LSTM.
 
     >>> sorted(lstm_shapes(3, 4, "rms"))
     ['U', 'W', 'b', 's1', 's2', 's3']
 
     Raises:
-        ValueError: the norm is none of NORMS.
+        ValueError: norm is not one of NORMS.
     """
     check_norm(norm)
-    wide = 4 * state
-    shapes: Shapes = {"W": (features, wide), "U": (state, wide), "b": (wide,)}
-    for index, width in enumerate((wide, wide, state), start=1):
-        shapes |= _norm_shapes(norm, (f"s{index}", f"b{index}"), width)
+    width = 4 * state
+    shapes: Shapes = {"W": (features, width), "U": (state, width), "b": (width,)}
+    for index, size in enumerate((width, width, state), start=1):
+        shapes |= _norm_shapes(norm, (f"s{index}", f"b{index}"), size)
     return shapes
 
 
-def _norm_shapes(norm: Norm, names: tuple[str, str], width: int) -> Shapes:
-    """Of gain and offset; only LayerNorm has both."""
+def _norm_shapes(norm: CellNorm, names: tuple[str, str], width: int) -> Shapes:
+    """Shapes of gain and offset; only LayerNorm has both."""
     return dict.fromkeys(names[: {"none": 0, "layer": 2}.get(norm, 1)], (width,))
 
 
 def rates(config: Config, names: Iterable[str]) -> dict[str, float]:
-    """Of the dropout of what each matrix multiplies, by its name; of words; and of what the lexical model looks at."""
-    found = {
-        name: config.rnn_dropout_embedding if name.startswith(_OF_WORDS) else config.rnn_dropout_hidden
-        for name in (*names, TIED)
-    }
-    words = {"source words": config.rnn_dropout_source, "target words": config.rnn_dropout_target}
-    return found | words | {"decoder/lexical": config.rnn_dropout_embedding}
+    """Dropout rates, by the names of the masks.
+
+    There is a mask for the input of every matrix, under the name of the matrix; for the words of source and target;
+    and for the embeddings that the lexical model attends to.
+    """
+    embedding, hidden = config.rnn_dropout_embedding, config.rnn_dropout_hidden
+    of_matrices = {name: embedding if name.startswith(_MULTIPLY_EMBEDDINGS) else hidden for name in (*names, TIED)}
+    of_words = {"source words": config.rnn_dropout_source, "target words": config.rnn_dropout_target}
+    return of_matrices | of_words | {"decoder/lexical": embedding}

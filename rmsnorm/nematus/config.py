@@ -1,4 +1,7 @@
-"""What a Nematus model is: the options of any version under the names of the newest, checked. No array library."""
+"""The configuration of a Nematus model: the options of any version under the names of the newest, checked.
+
+Loads no array library.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from typing import Any, Final, Literal, get_args
 from rmsnorm import errors
 
 Dialect = Literal["tensorflow", "tensorflow-v0.3", "theano"]
-Norm = Literal["none", "layer", "rms"]
+Norm = Literal["none", "layer", "rms"]  # of models; cells have pRMSNorm too
 Activation = Literal["tanh", "relu", "prelu", "linear"]
 Bias = Literal["input", "state", "outside", "none"]
 
-# What an option of Nematus master is called in v0.3 and in Theano, or was before v0.4.
+# Other names of the options of Nematus master: in v0.3, in Theano, and before v0.4.
 LEGACY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "embedding_size": ("dim_word",),
@@ -39,7 +42,7 @@ LEGACY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 
-# Options of Theano Nematus that make another model of it, and the values that do not.
+# Options of Theano Nematus, with the values that this package supports. Other values make another model.
 _THEANO_ONLY: Final = {
     "encoder": ("gru",),
     "decoder": ("gru_cond",),
@@ -52,21 +55,23 @@ _THEANO_ONLY: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A Nematus model: its sizes, its parts and whose rules it follows.
+    """The configuration of a Nematus model: its sizes, its parts, and the version whose rules it follows.
 
     Attributes:
-        dialect: ``tensorflow`` for Nematus master and v0.4; ``tensorflow-v0.3``, which scores deep decoders in
+        dialect: ``tensorflow`` for Nematus master and v0.4; ``tensorflow-v0.3``, which scores with deep decoders in
             another way than it decodes with them; ``theano``, where masked steps carry the state and the bias of
             transitions is added outside the norm.
-        norm: told from the variable names; no version of Nematus writes it down reliably.
-        norm_offset: whether the norms add a learned offset. LayerNorm does; RMSNorm in Theano, or made from LayerNorm.
-        search: ``sampler`` of master, or ``costs`` of v0.3 and v0.4: two beam searches, which differ in what they keep.
-        options: what the JSON file held.
+        norm: read from the variable names, because no version of Nematus writes it down reliably.
+        norm_offset: whether the norms add a learned offset. LayerNorm does; RMSNorm does in Theano, and where it was
+            made from LayerNorm.
+        search: ``sampler`` of master, or ``costs`` of v0.3 and v0.4: two beam searches with different rules for the
+            hypotheses that they keep.
+        options: the content of the JSON file.
 
-    The others are options of Nematus master, by its names.
+    The other attributes are options of Nematus master, under its names.
 
     Raises:
-        ValueError: a value is out of its domain, or two contradict each other.
+        ValueError: a value is out of its domain, or two values contradict each other.
 
     Example:
         >>> Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41).dim_per_factor
@@ -123,11 +128,11 @@ class Config:
             for value in _as_tuple(getattr(self, name)):
                 if not isinstance(value, int) or isinstance(value, bool) or value < least:
                     raise _wrong(name, getattr(self, name), f"integers >= {least}")
-        for each in fields(self):
-            if each.name.endswith("_smoothing") or "_drop" in each.name:
-                rate = getattr(self, each.name)
+        for name in (option.name for option in fields(self)):
+            if name.endswith("_smoothing") or "_drop" in name:
+                rate = getattr(self, name)
                 if not isinstance(rate, int | float) or not 0 <= rate < 1:
-                    raise _wrong(each.name, rate, "a number in [0, 1)")
+                    raise _wrong(name, rate, "a number in [0, 1)")
         if self.norm == "layer":
             object.__setattr__(self, "norm_offset", True)
         if not self.dim_per_factor:
@@ -159,7 +164,7 @@ class Config:
 
     @property
     def target_embedding_size(self) -> int:
-        """Of the first factor where the decoder shares its embeddings.
+        """The size of the target embeddings: that of the first source factor if the decoder shares its embeddings.
 
         >>> Config(
         ...     embedding_size=12, state_size=16, source_vocab_sizes=(41, 11), target_vocab_size=41,
@@ -170,10 +175,10 @@ class Config:
         return self.dim_per_factor[0] if self.tie_encoder_decoder_embeddings else self.embedding_size
 
     def gru_bias(self, stack: Literal["encoder", "base", "high"], index: int) -> Bias:
-        """Where GRU ``index`` of a level adds its bias.
+        """Where GRU number ``index`` of a level adds its bias.
 
-        Inside the norm of what comes from the input, inside that of what comes from the state, outside of both, or
-        nowhere: encoder transitions of TensorFlow have none.
+        ``input``: inside the norm of the projected input. ``state``: inside the norm of the projected state.
+        ``outside``: outside of both norms. ``none``: the encoder transitions of TensorFlow have no bias.
 
         >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41)
         >>> [config.gru_bias("base", 0), config.gru_bias("base", 1), config.gru_bias("encoder", 1)]
@@ -188,7 +193,7 @@ class Config:
         return "input" if index == 0 else "none"
 
     def replace(self, **changes: Any) -> Config:
-        """With other values, checked as a new one is.
+        """A copy with other values, checked like a new config.
 
         >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41)
         >>> config.replace(norm="rms").norm
@@ -214,15 +219,15 @@ _LEAST: Final = {
 }
 
 
-def read(options: Mapping[str, Any], **told: Any) -> Config:
-    """The config of a JSON file of any version of Nematus.
+def read(options: Mapping[str, Any], **known: Any) -> Config:
+    """The config for the options of any version of Nematus.
 
     Args:
-        options: what the file holds.
-        told: fields of Config that are known from elsewhere, as ``norm`` from the variable names.
+        options: the content of the JSON file.
+        known: fields of Config that are known from another source, such as ``norm`` from the variable names.
 
     Raises:
-        ValueError: an option is missing, is out of its domain, or makes a model that this is not the port of.
+        ValueError: an option is missing, is out of its domain, or describes a model that this package does not support.
 
     Example:
         >>> options = {"dim_word": 12, "dim": 16, "n_words_src": 37, "n_words": 41, "enc_depth": 2}
@@ -233,10 +238,11 @@ def read(options: Mapping[str, Any], **told: Any) -> Config:
     _check_theano(options)
     values: dict[str, Any] = {}
     for name in _READ:
-        held = next((each for each in (name, *LEGACY.get(name, ())) if options.get(each) is not None), None)
-        if held is not None:
-            values[name] = options[held]
-    if not values.pop("rnn_use_dropout", True):  # rates are kept in the file, and have no effect
+        spellings = (name, *LEGACY.get(name, ()))
+        spelling = next((spelling for spelling in spellings if options.get(spelling) is not None), None)
+        if spelling is not None:
+            values[name] = options[spelling]
+    if not values.pop("rnn_use_dropout", True):  # then the rates in the file have no effect
         values.update({name: 0.0 for name in values if name.startswith("rnn_dropout_")})
     factors = options.get("factors") or 1
     sizes = values.get("source_vocab_sizes", ())
@@ -245,27 +251,33 @@ def read(options: Mapping[str, Any], **told: Any) -> Config:
     values["dialect"] = _dialect(options)
     if options and "translation_strategy" not in options and values["dialect"] != "theano":
         values["search"] = "costs"
-    values.update(told)
+    values.update(known)
     for name in ("embedding_size", "state_size", "source_vocab_sizes", "target_vocab_size"):
         if not values.get(name):
-            named = " or ".join((name, *LEGACY[name]))
-            raise ValueError(f"Config: {named} is missing, expected in the options of a Nematus model; add it")
+            spellings = (name, *LEGACY[name])
+            raise ValueError(
+                f"Config: {' or '.join(spellings)} is missing, expected in the options of a Nematus model; add it"
+            )
     return Config(**values, options=dict(options))
 
 
 _READ: Final = (
-    *(each.name for each in fields(Config) if each.name not in ("dialect", "norm", "norm_offset", "search", "options")),
+    *(
+        option.name
+        for option in fields(Config)
+        if option.name not in ("dialect", "norm", "norm_offset", "search", "options")
+    ),
     "rnn_use_dropout",
 )
 
 
 def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
-    """The options for the JSON file beside a model, called as the Nematus that the model is for calls them.
+    """The options for the JSON file beside a model, under the names that the Nematus version of the model uses.
+
+    Options of the original file stay, unless they are another name of an option that is written here.
 
     Args:
-        theano: for an archive that Theano Nematus reads; if that is not the dialect of the model, the file says so.
-
-    What the file held before is kept where it is not another name of something written here.
+        theano: whether Theano Nematus will read the file. If the model has another dialect, the file says so.
 
     >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41, norm="rms")
     >>> write(config)["layer_normalization_type"], write(config, theano=True)["dim_word"]
@@ -281,15 +293,15 @@ def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
     if theano:
         sizes = own["source_vocab_sizes"]
         own = {LEGACY.get(name, (name,))[-1]: value for name, value in own.items()} | {"n_words_src": sizes[0]}
-        if len(set(sizes)) > 1:  # which Theano Nematus cannot say
+        if len(set(sizes)) > 1:  # Theano Nematus has no option for different sizes
             own["source_vocab_sizes"] = sizes
     elif config.dialect == "tensorflow-v0.3":
         old = {name: LEGACY[name][0] for name in LEGACY if name.startswith("rnn_")}
         own = {old.get(name, name): value for name, value in own.items()}
-    every = {each for name, names in LEGACY.items() for each in (name, *names)}
+    spellings = {spelling for name, names in LEGACY.items() for spelling in (name, *names)}
     options = {
         "factors": len(config.dim_per_factor),
-        **{name: value for name, value in config.options.items() if name not in every},
+        **{name: value for name, value in config.options.items() if name not in spellings},
         **own,
         "model_version": 0.1 if theano else 0.2,
         "layer_normalization_type": "rmsnorm" if config.norm == "rms" else "layernorm",
@@ -304,12 +316,12 @@ def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
 
 
 def _dialect(options: Mapping[str, Any]) -> Dialect:
-    if options.get("dialect") is not None:  # ours, where the names of the options do not tell
+    if options.get("dialect") is not None:  # written by this package where the names of the options do not show it
         return options["dialect"]
     if "embedding_size" not in options or options.get("theano_compat"):
         return "theano"
     names = {name for name in LEGACY if name.startswith("rnn_")}
-    old = {name for each in names for name in LEGACY[each]}
+    old = {spelling for name in names for spelling in LEGACY[name]}
     return "tensorflow-v0.3" if old & options.keys() and not names & options.keys() else "tensorflow"
 
 

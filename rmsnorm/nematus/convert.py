@@ -1,4 +1,4 @@
-"""A model of Nematus into another form, read back and held to the golden before anything is left on the disk."""
+"""Conversion of a Nematus model into another form; the result is read back and compared with the golden first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmsnorm.nematus.backends import Opened
+from rmsnorm.nematus.backends import ArrayModel
 from rmsnorm.nematus.centring import to_rms_norm
 from rmsnorm.nematus.checkpoints.keras import save_keras
 from rmsnorm.nematus.checkpoints.orbax import save_flax
@@ -25,37 +25,44 @@ from rmsnorm.nematus.vocabulary import dictionaries
 
 
 class Target(NamedTuple):
-    """A form: the file in the folder, what writes it, and the wing whose model is held to the golden."""
+    """A form of a model.
+
+    Attributes:
+        file: its name in the folder.
+        save: the function that writes it.
+        framework: key of the framework whose model is compared with the golden.
+    """
 
     file: str
     save: Callable[[Path, Config, Mapping[str, Any]], None]
-    wing: str
+    framework: str
 
 
 TARGETS: Final = {
     "torch": Target("model.safetensors", save_safetensors, "torch"),
-    "keras": Target("model.keras", save_keras, "keras"),
+    "keras": Target("model.keras", save_keras, "tf"),
     "flax": Target("model.orbax", save_flax, "flax"),
     "numpy": Target("model.safetensors", save_safetensors, "numpy"),
     "tf": Target("model.npz", save_tensorflow, "numpy"),
     "theano": Target("model.npz", save_theano, "numpy"),
 }
 
-# Two float64 computations of the same logits differ by their roundings, about 1e-13 of the largest. The least mistake
-# that is known, a bias in the wrong place of a model that is not trained yet, moves them by 1e-7.
+# Two float64 computations of the same logits differ by rounding errors of about 1e-13 of the largest logit. The
+# smallest known mistake, a bias in the wrong place of an untrained model, changes them by 1e-7.
 BOUND: Final = 1e-10
 SENTENCES: Final = 4
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was converted, and how far the logits of random sentences moved; all logits are computed in float64.
+    """The result of a conversion, and how much the logits of random sentences changed, computed in float64.
 
     Attributes:
         model: the result, as it was read back.
-        exact: greatest difference of a logit before the parameters were rounded to their dtype.
-        error: likewise of what was written: another number only where RMSNorm was made of LayerNorm.
-        largest: greatest logit.
+        exact: largest change of a logit before the parameters were rounded to their dtype.
+        error: largest change with the parameters that were written; differs from ``exact`` only where RMSNorm was made
+            from LayerNorm.
+        largest: largest absolute logit.
         warnings: what the form cannot keep.
     """
 
@@ -66,29 +73,30 @@ class Conversion:
     warnings: tuple[str, ...]
 
     @property
-    def held(self) -> bool:
+    def is_exact(self) -> bool:
+        """Whether the logits are the same but for rounding."""
         return self.exact <= BOUND * max(1.0, self.largest)
 
 
 def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm: bool = False) -> Conversion:
-    """Write a model in another form, with its options and dictionaries, into a new folder if its logits are the same.
+    """Write a model in another form, with its options and dictionaries, into a new folder if its logits stay the same.
 
     Args:
-        source: as ``nematus.load`` gives it.
-        folder: made here, last of all, and only if the conversion held.
+        source: as ``nematus.load`` returns it.
+        folder: made in the last step, and only if the logits are the same.
         to: a key of TARGETS.
-        rms_norm: whether to make RMSNorm of LayerNorm, exactly.
+        rms_norm: whether to convert LayerNorm into RMSNorm, exactly.
 
     Raises:
         FileExistsError: the folder exists and is not empty.
-        FileNotFoundError: it would be in a folder that does not exist.
+        FileNotFoundError: the parent of the folder does not exist.
         ModuleNotFoundError: the framework is not installed.
         ValueError: the model cannot take that form.
     """
     out, target = Path(folder), TARGETS[to]
-    _check_place(out)
+    _check_folder(out)
     config, parameters, wide = source.config, source.parameters, _wide(source.parameters)
-    wanted = Opened("numpy", config, wide).logits(*_sentences(config))
+    wanted = ArrayModel("numpy", config, wide).logits(*_sentences(config))
 
     if rms_norm:
         config, wide = to_rms_norm(config, wide)
@@ -106,19 +114,20 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
             if not np.array_equal(result.parameters[name], array):
                 raise ValueError(f"port: {name} was read back with other values, expected those written; try again")
 
-        def moved(parameters: Mapping[str, Any]) -> float:
-            return abs(Opened(target.wing, result.config, parameters).logits(*_sentences(config)) - wanted).max().item()
+        def change(parameters: Mapping[str, Any]) -> float:
+            logits = ArrayModel(target.framework, result.config, parameters).logits(*_sentences(config))
+            return abs(logits - wanted).max().item()
 
-        error = moved(_wide(result.parameters))
-        exact = moved(wide) if rms_norm else error
+        error = change(_wide(result.parameters))
+        exact = change(wide) if rms_norm else error
         conversion = Conversion(
             model=replace(result, path=out / target.file),
             exact=exact,
             error=error,
             largest=abs(wanted).max().item(),
-            warnings=tuple(str(each.message) for each in caught if issubclass(each.category, UserWarning)),
+            warnings=tuple(str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)),
         )
-        if conversion.held:
+        if conversion.is_exact:
             if out.exists():
                 out.rmdir()
             temporary.rename(out)
@@ -127,7 +136,7 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _check_place(out: Path) -> None:
+def _check_folder(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"port: {out} exists, expected a new or an empty folder; name another")
     if not out.parent.is_dir():
@@ -139,7 +148,7 @@ def _wide(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sentences(config: Config) -> tuple[Any, Any, Any]:
-    """Random ones, of several lengths in the source."""
+    """Random source sentences of several lengths, their mask, and random target words."""
     rng = np.random.default_rng(0)
     lengths = rng.permutation(2 * SENTENCES)[:SENTENCES] + 1
     mask = (np.arange(lengths.max())[:, None] < lengths).astype(np.float64)
@@ -148,7 +157,7 @@ def _sentences(config: Config) -> tuple[Any, Any, Any]:
 
 
 def _with_dictionaries(source: Model, config: Config, folder: Path) -> Config:
-    """The config with those dictionaries that there are, copied beside the model."""
+    """The config with the new names of the dictionaries; those that exist are copied into the folder."""
     names = []
     for number, path in enumerate(dictionaries(source)):
         name = path.name if path.name not in names else f"{number}.{path.name}"
@@ -157,5 +166,5 @@ def _with_dictionaries(source: Model, config: Config, folder: Path) -> Config:
             shutil.copyfile(path, folder / name)
     if not names:
         return config
-    named = {"dictionaries": names, "source_dicts": names[:-1], "target_dict": names[-1]}
-    return config.replace(options={**config.options, **named})
+    dictionary_options = {"dictionaries": names, "source_dicts": names[:-1], "target_dict": names[-1]}
+    return config.replace(options={**config.options, **dictionary_options})

@@ -1,19 +1,22 @@
 """The variables of a Nematus model: names in four versions of Nematus, and shapes, as one table. No array library.
 
-A row is a variable. Its columns are the names in Nematus master, in v0.3 and v0.4, in models of version 0.1 (and in
-TensorFlow checkpoints made from Theano), and in Theano archives. Any two columns are a map in either direction.
+Each row is a variable. The columns are its names in Nematus master, in v0.3 and v0.4, in models of version 0.1 (and in
+TensorFlow checkpoints converted from Theano), and in Theano archives. Any two columns are a map in either direction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from rmsnorm.nematus.cells import GRU, leaves
 from rmsnorm.nematus.config import Bias, Config
+
+Use: TypeAlias = Literal["encoder", "decoder", "softmax"]
 
 
 class Variable(NamedTuple):
-    """A row of the table; ``theano`` is None where Theano Nematus has no such variable."""
+    """A row of the table; ``theano`` is None if Theano Nematus has no such variable."""
 
     name: str
     shape: tuple[int, ...]
@@ -23,27 +26,12 @@ class Variable(NamedTuple):
 
     @property
     def names(self) -> tuple[str | None, ...]:
-        """One for each of VERSIONS."""
+        """The names, in the order of VERSIONS."""
         return (self.name, self.v03, self.v01, self.theano)
 
 
 VERSIONS: Final = ("master", "v0.3", "v0.1", "theano")
 
-# Variables of a GRU; in Theano those of the GRUs after the attention are called as in the last column.
-_GRU: Final = (
-    ("state_to_gates", "U", "U_nl"),
-    ("state_to_proposal", "Ux", "Ux_nl"),
-    ("input_to_gates", "W", "Wc"),
-    ("input_to_proposal", "Wx", "Wcx"),
-    ("gates_bias", "b", "b_nl"),
-    ("proposal_bias", "bx", "bx_nl"),
-)
-_GRU_NORMS: Final = {
-    "state_to_gates": "gates_state_norm",
-    "state_to_proposal": "proposal_state_norm",
-    "input_to_gates": "gates_x_norm",
-    "input_to_proposal": "proposal_x_norm",
-}
 _FEED_FORWARD: Final = {
     "decoder/initial_state_constructor": "ff_state",
     "decoder/next_word_predictor/prev_emb_to_hidden": "ff_logit_prev",
@@ -59,7 +47,8 @@ _ATTENTION: Final = {
 }
 _ATTENTION_NORMS: Final = {"state_to_hidden": "hidden_state_norm", "context_to_hidden": "hidden_context_norm"}
 
-# How a variable's name begins in models of version 0.1; deeper levels had no older name.
+# How the names of variables begin in models of version 0.1, and what is added to the first part. Deeper levels have no
+# older names.
 _V01: Final = (
     ("encoder/forward-stack/level0/gru0/", "encoder/forwardEncoder/", ""),
     ("encoder/backward-stack/level0/gru0/", "encoder/backwardEncoder/", ""),
@@ -69,15 +58,15 @@ _V01: Final = (
     ("decoder/embedding/", "decoder/y_embeddings_layer/", ""),
 )
 
-# Of training: in a checkpoint, and no part of the model.
+# Tensors of the trainer: they are in a checkpoint, but not part of the model.
 _TRAINING: Final = frozenset(("time", "beta1_power", "beta2_power", "uidx", "history_errs", "zipped_params"))
 _SLOTS: Final = ("/Adam", "/Adam_1")
-_FOLDERS: Final = ("adam", "accum", "prior/", "loss/prior/")  # of Theano's slots, sums of gradients, MAP training
-_CONSTANT: Final = "decoder_c_tt"  # added to every score before the softmax, where it cancels
+_PREFIXES: Final = ("adam", "accum", "prior/", "loss/prior/")  # Theano's slots, sums of gradients, MAP training
+_CONSTANT: Final = "decoder_c_tt"  # added to every score before the softmax, where it has no effect
 
 
 def variables(config: Config) -> list[Variable]:
-    """Every variable of the model, sorted by name.
+    """All variables of the model, sorted by name.
 
     >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41, norm="rms")
     >>> row = variables(config)[-1]
@@ -89,10 +78,10 @@ def variables(config: Config) -> list[Variable]:
 
 
 def check(op: str, config: Config, parameters: Mapping[str, Any]) -> list[Variable]:
-    """The variables of the model, when the parameters are all of them, no more, and of their shapes.
+    """The variables of the model, after a check that the parameters have exactly these names and shapes.
 
     Raises:
-        ValueError: they are not; the message names both sides.
+        ValueError: names or shapes differ; the message says what is there and what was expected.
 
     >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41)
     >>> check("save", config, {})  # doctest: +ELLIPSIS
@@ -101,12 +90,12 @@ def check(op: str, config: Config, parameters: Mapping[str, Any]) -> list[Variab
     ValueError: save: the model lacks decoder/base/attention/context_to_hidden and 39 more, expected by ...
     """
     rows = variables(config)
-    match(op, "the model", {row.name: row for row in rows}, {name: each.shape for name, each in parameters.items()})
+    match(op, "the model", {row.name: row for row in rows}, {name: array.shape for name, array in parameters.items()})
     return rows
 
 
 def match(op: str, source: str, wanted: Mapping[str, Variable], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise where names or shapes are not as wanted."""
+    """Raise ValueError if names or shapes are not as wanted."""
     missing, extra = sorted(wanted.keys() - shapes.keys()), sorted(shapes.keys() - wanted.keys())
     if missing:
         row = wanted[missing[0]]
@@ -137,11 +126,11 @@ def is_of_training(name: str) -> bool:
     >>> is_of_training("decoder/base/gru0/gates_bias/Adam_1")
     True
     """
-    return name in _TRAINING or name == _CONSTANT or name.endswith(_SLOTS) or name.startswith(_FOLDERS)
+    return name in _TRAINING or name == _CONSTANT or name.endswith(_SLOTS) or name.startswith(_PREFIXES)
 
 
 def unused(config: Config) -> frozenset[str]:
-    """Names of biases that some versions keep in a checkpoint and never add: those of the encoder's transitions.
+    """Names of the biases of the encoder's transitions, which some versions keep in a checkpoint but never add.
 
     >>> options = dict(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41)
     >>> sorted(name for name in unused(Config(**options, rnn_enc_transition_depth=2)) if "_" == name[7])
@@ -156,12 +145,12 @@ def unused(config: Config) -> frozenset[str]:
 
 def _rnn(config: Config) -> Iterator[Variable]:
     s, e, v = config.state_size, config.target_embedding_size, config.target_vocab_size
-    for i, (size, width) in enumerate(zip(config.source_vocab_sizes, config.dim_per_factor, strict=True)):
-        name = "encoder/embedding/embeddings" + (f"_{i}" if i else "")
+    sizes = zip(source_tables(config), config.source_vocab_sizes, config.dim_per_factor, strict=True)
+    for i, (name, size, width) in enumerate(sizes):
         yield _row(name, (size, width), f"Wemb{i or ''}")
     for stack, odd in (("forward", "backward"), ("backward", "forward")):
         for level in range(config.rnn_enc_depth):
-            # Theano names a level by the direction in which it reads, which alternates in a stack.
+            # Theano names a level after its reading direction. In a stack the direction alternates.
             prefix = {"forward": "encoder_", "backward": "encoder_r_"}[odd if level % 2 else stack]
             prefix += f"{level + 1}_" if level else ""
             for j in range(config.rnn_enc_transition_depth):
@@ -196,7 +185,7 @@ def _predictor(config: Config) -> Iterator[Variable]:
     if config.output_hidden_activation == "prelu":
         yield _row(scope + "hidden_prelu/slope", (e,), None)
     logits = list(_feed_forward(config, scope + "hidden_to_logits", e, v, norm=False))
-    yield from logits[config.tie_decoder_embeddings :]  # W is the embeddings, b its own
+    yield from logits[config.tie_decoder_embeddings :]  # if tied, W is the embeddings and only b is a variable
     if config.softmax_mixture_size > 1:
         yield from _feed_forward(config, scope + "hidden_to_pi_logits", e, config.softmax_mixture_size, norm=False)
         for k in range(config.softmax_mixture_size):
@@ -208,15 +197,15 @@ def _predictor(config: Config) -> Iterator[Variable]:
 def _gru(
     config: Config, scope: str, size: int, bias: Bias, prefix: str, index: int, *, after_attention: bool = False
 ) -> Iterator[Variable]:
-    for leaf, root, root_after in _GRU:
-        width = config.state_size * (2 if "gates" in leaf else 1)
-        if (leaf.startswith("input") and not size) or (leaf.endswith("bias") and bias == "none"):
+    for row in GRU:
+        if (row.name.startswith("input") and not size) or (row.name.endswith("bias") and bias == "none"):
             continue
-        theano = prefix + (root_after if after_attention else root) + (f"_drt_{index}" if index else "")
-        rows = {"state": (config.state_size, width), "input": (size, width)}.get(leaf.split("_")[0], (width,))
-        yield _row(scope + leaf, rows, theano)
-        if leaf in _GRU_NORMS:
-            yield from _norm(config, scope + _GRU_NORMS[leaf], width, theano + "_ln")
+        theano = prefix + (row.theano_after_attention if after_attention else row.theano)
+        theano += f"_drt_{index}" if index else ""
+        shape = row.shape(size, config.state_size)
+        yield _row(scope + row.name, shape, theano)
+        if row.norm:
+            yield from _norm(config, scope + row.norm, shape[-1], theano + "_ln")
 
 
 def _attention(config: Config) -> Iterator[Variable]:
@@ -243,21 +232,46 @@ def _feed_forward(config: Config, scope: str, size: int, width: int, *, norm: bo
 
 
 def _norm(config: Config, scope: str, width: int, theano: str | None) -> Iterator[Variable]:
-    for name, old, letter in norm_leaves(config):
+    """Gain and offset of a norm; in v0.3 they have the names that LayerNorm has everywhere."""
+    if config.norm == "none":
+        return
+    names = zip(leaves(config.norm), leaves("layer"), ("s", "b"), strict=True)
+    for name, old, letter in list(names)[: 1 + config.norm_offset]:
         yield _row(f"{scope}/{name}", (width,), theano and theano + letter, v03=f"{scope}/{old}")
 
 
-def norm_leaves(config: Config) -> list[tuple[str, str, str]]:
-    """What gain and offset of a norm are called: in master, in v0.3, and last in a Theano name.
+def source_tables(config: Config) -> list[str]:
+    """Names of the source embeddings of an RNNSearch, one table for each factor.
 
-    >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41, norm="rms")
-    >>> norm_leaves(config)
-    [('scale', 'new_std', 's')]
+    >>> source_tables(Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3))
+    ['encoder/embedding/embeddings']
     """
-    if config.norm == "none":
-        return []
-    gain, offset = ("new_std", "new_mean") if config.norm == "layer" else ("scale", "offset")
-    return [(gain, "new_std", "s"), (offset, "new_mean", "b")][: 1 + config.norm_offset]
+    return [f"encoder/embedding/embeddings{f'_{i}' if i else ''}" for i in range(len(config.source_vocab_sizes))]
+
+
+def target_table(config: Config) -> str:
+    """Name of the embeddings that the decoder of an RNNSearch reads.
+
+    >>> target_table(Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3))
+    'decoder/embedding/embeddings'
+    """
+    return f"{'encoder' if config.tie_encoder_decoder_embeddings else 'decoder'}/embedding/embeddings"
+
+
+def transformer_table(config: Config, use: Use) -> str:
+    """Name of the embeddings of a Transformer for this use; tied embeddings have the name of another use.
+
+    >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 4}
+    >>> config = Config(**sizes, model_type="transformer", norm="rms", transformer_num_heads=2)
+    >>> transformer_table(config.replace(tie_decoder_embeddings=True), "softmax")
+    'transformer_model/decoder_embedding_layer/embedding_table'
+    """
+    if use == "softmax" and config.tie_decoder_embeddings:
+        use = "decoder"
+    if use == "decoder" and config.tie_encoder_decoder_embeddings:
+        use = "encoder"
+    layer = "softmax_projection" if use == "softmax" else f"{use}_embedding"
+    return f"transformer_model/{layer}_layer/embedding_table"
 
 
 def _row(name: str, shape: tuple[int, ...], theano: str | None, *, v03: str | None = None) -> Variable:
@@ -282,14 +296,14 @@ def _transformer(config: Config) -> Iterator[Variable]:
         for leaf in ("scale", "offset")[: 1 + config.norm_offset]:
             yield _row(f"{scope}/{norm}/{leaf}", (d,), None)
 
-    def table(name: str, size: int) -> Variable:
-        return _row(f"transformer_model/{name}/embedding_table", (size, d), None)
+    def table(use: Use, size: int) -> Variable:
+        return _row(transformer_table(config, use), (size, d), None)
 
-    yield table("encoder_embedding_layer", config.source_vocab_sizes[0])
+    yield table("encoder", config.source_vocab_sizes[0])
     if not config.tie_encoder_decoder_embeddings:
-        yield table("decoder_embedding_layer", config.target_vocab_size)
+        yield table("decoder", config.target_vocab_size)
     if not config.tie_decoder_embeddings:
-        yield table("softmax_projection_layer", config.target_vocab_size)
+        yield table("softmax", config.target_vocab_size)
     depths = (("encoder", config.transformer_enc_depth), ("decoder", config.transformer_dec_depth))
     for stack, depth in depths:
         for layer in range(1, depth + 1):

@@ -16,7 +16,7 @@ pytest.importorskip("flax")
 from flax import nnx  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 
-from rmsnorm.nematus.flax import recurrent  # noqa: E402
+from rmsnorm.nematus.flax import recurrent, recurrent_layers  # noqa: E402
 from rmsnorm.nematus.numpy import recurrent as golden  # noqa: E402
 
 EXACT = 1e-12  # two float64 computations of one thing in another order, of numbers below 10
@@ -142,9 +142,9 @@ def test_the_modules_are_the_functions_of_their_parameters() -> None:
     extra: dict[str, Any] = {"biases": biases, "masking": "carry", "reverse": True}
     rngs = nnx.Rngs(0)
     cells = {
-        "gru": (recurrent.GRU(SIZE, STATE, **own, rngs=rngs), theano_weights("gru", norm)),
-        "lstm": (recurrent.LSTM(SIZE, STATE, **own, rngs=rngs), theano_weights("lstm", norm)),
-        "nematus": (recurrent.NematusGRU(SIZE, STATE, **own, **extra, rngs=rngs), nematus_weights(norm, biases)),
+        "gru": (recurrent_layers.GRU(SIZE, STATE, **own, rngs=rngs), theano_weights("gru", norm)),
+        "lstm": (recurrent_layers.LSTM(SIZE, STATE, **own, rngs=rngs), theano_weights("lstm", norm)),
+        "nematus": (recurrent_layers.NematusGRU(SIZE, STATE, **own, **extra, rngs=rngs), nematus_weights(norm, biases)),
     }
     for cell, weights in cells.values():
         assert cell.by_name().keys() == weights.keys()
@@ -167,7 +167,7 @@ def test_the_modules_are_the_functions_of_their_parameters() -> None:
 @pytest.mark.parametrize("cell", ["GRU", "LSTM", "NematusGRU"])
 def test_what_a_new_module_holds(cell: str, norm: Any) -> None:
     """As Nematus begins: orthogonal squares for the state, small numbers for the input, gains 1, all else 0."""
-    layer = getattr(recurrent, cell)(SIZE, STATE, norm=norm, rngs=nnx.Rngs(0))
+    layer = getattr(recurrent_layers, cell)(SIZE, STATE, norm=norm, rngs=nnx.Rngs(0))
     values = layer.by_name()
     for name, value in values.items():
         leaf = name.rpartition("/")[2]
@@ -182,13 +182,13 @@ def test_what_a_new_module_holds(cell: str, norm: Any) -> None:
             assert 0 < abs(value).max() < 0.06, name
     gains = [name for name in values if name.endswith(("scale", "new_std")) or name[0] == "s"]
     assert len(gains) == (0 if norm == "none" else 3 if cell == "LSTM" else 4)
-    half = getattr(recurrent, cell)(SIZE, STATE, norm=norm, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    half = getattr(recurrent_layers, cell)(SIZE, STATE, norm=norm, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     assert {value.dtype.name for value in half.by_name().values()} == {"bfloat16"}
 
 
 def test_a_module_learns_within_jit() -> None:
     """To carry the first input to the end."""
-    layer = recurrent.NematusGRU(1, 8, biases=("input", "state"), norm="rms", rngs=nnx.Rngs(0))
+    layer = recurrent_layers.NematusGRU(1, 8, biases=("input", "state"), norm="rms", rngs=nnx.Rngs(0))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 32, 1)), jnp.float32)
 
     def loss(layer: Any) -> Any:
@@ -209,6 +209,6 @@ def test_an_unknown_norm() -> None:
     with pytest.raises(ValueError, match=r"norm is 'batch', expected 'none', 'layer', 'rms' or 'prms'"):
         recurrent.gru(x, h0, {}, norm="batch")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"norm is 'batch', expected 'none', 'layer', 'rms' or 'prms'"):
-        recurrent.GRU(SIZE, STATE, norm="batch", rngs=nnx.Rngs(0))  # type: ignore[arg-type]
+        recurrent_layers.GRU(SIZE, STATE, norm="batch", rngs=nnx.Rngs(0))  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="gru0/input_to_gates"):
         recurrent.gru(x, h0, {})

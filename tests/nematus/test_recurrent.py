@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from nematus_models import DATA, check_directions
 
-from rmsnorm.nematus.numpy.pullbacks import EPS, Parameters, normalize
+from rmsnorm.nematus.numpy.parameters import EPS, Parameters, normalize
 from rmsnorm.nematus.numpy.recurrent import gru, gru_vjp, lstm, lstm_vjp, nematus_gru, nematus_gru_vjp
 from rmsnorm.numpy_impl import norms, rms_norm
 

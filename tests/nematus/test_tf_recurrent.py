@@ -13,7 +13,7 @@ tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
 
 from rmsnorm.nematus.numpy import recurrent as golden  # noqa: E402
-from rmsnorm.nematus.tf import recurrent  # noqa: E402
+from rmsnorm.nematus.tf import recurrent, recurrent_layers  # noqa: E402
 
 EXACT = 1e-12  # two float64 computations of one thing in another order, of numbers below 10
 SINGLE = 2e-5  # float32: some hundred roundings of such numbers
@@ -177,9 +177,9 @@ def layers(norm: Any, dtype: str = "float64", **options: Any) -> Any:
     biases: Any = ("input", "outside")
     own: dict[str, Any] = {"norm": norm, "partial": 0.4, "dtype": dtype}
     made = (
-        (recurrent.NematusGRU(STATE, biases=biases, **own, **options), nematus_weights(norm, biases)),
-        (recurrent.GRU(STATE, **own, **options), theano_weights("gru", norm)),
-        (recurrent.LSTM(STATE, **own, **options), theano_weights("lstm", norm)),
+        (recurrent_layers.NematusGRU(STATE, biases=biases, **own, **options), nematus_weights(norm, biases)),
+        (recurrent_layers.GRU(STATE, **own, **options), theano_weights("gru", norm)),
+        (recurrent_layers.LSTM(STATE, **own, **options), theano_weights("lstm", norm)),
     )
     for layer, weights in made:
         layer.build((None, None, SIZE))
@@ -229,7 +229,7 @@ def test_a_layer_is_the_function_of_its_weights() -> None:
 def test_what_a_new_layer_holds(cell: str, norm: Any) -> None:
     """As Nematus begins: orthogonal squares for the state, small numbers for the input, gains 1, all else 0."""
     keras.utils.set_random_seed(0)
-    layer = getattr(recurrent, cell)(STATE, norm=norm)
+    layer = getattr(recurrent_layers, cell)(STATE, norm=norm)
     layer.build((None, None, SIZE))
     weights = {name: weight.numpy() for name, weight in layer.by_name().items()}
     squares = []
@@ -255,8 +255,8 @@ def test_a_model_with_layers_learns_is_saved_and_comes_back(tmp_path: Any) -> No
     ids = np.array([[1, 2, 3, 0], [4, 0, 0, 0], [2, 2, 0, 0], [3, 1, 4, 2]])
     inputs = keras.Input((None,), dtype="int32")
     x = keras.layers.Embedding(5, SIZE, mask_zero=True)(inputs)
-    first = recurrent.NematusGRU(STATE, biases=("input", "state"), norm="rms", return_sequences=True)
-    x = recurrent.LSTM(STATE, norm="prms", partial=0.5)(keras.layers.Bidirectional(first)(x))
+    first = recurrent_layers.NematusGRU(STATE, biases=("input", "state"), norm="rms", return_sequences=True)
+    x = recurrent_layers.LSTM(STATE, norm="prms", partial=0.5)(keras.layers.Bidirectional(first)(x))
     model = keras.Model(inputs, keras.layers.Dense(1)(x))
     model.compile(keras.optimizers.Adam(0.05), loss="mse")
     losses = model.fit(ids, ids[:, 0], epochs=20, batch_size=4, verbose=0).history["loss"]
@@ -272,7 +272,7 @@ def test_a_model_with_layers_learns_is_saved_and_comes_back(tmp_path: Any) -> No
 def test_a_layer_is_made_anew_from_its_config(cell: str) -> None:
     options = {"biases": ("input", "state")} if cell == "NematusGRU" else {}
     options |= {"norm": "prms", "partial": 0.5, "go_backwards": True, "return_state": True, "dtype": "float64"}
-    layer = getattr(recurrent, cell)(STATE, **options)
+    layer = getattr(recurrent_layers, cell)(STATE, **options)
     for each in (layer, layer.cell, keras.layers.RNN(layer.cell)):
         again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(each))
         assert again.get_config() == each.get_config()
@@ -283,7 +283,8 @@ def test_a_layer_is_made_anew_from_its_config(cell: str) -> None:
 
 def test_a_file_of_another_layer(tmp_path: Any) -> None:
     models = [
-        keras.Sequential([keras.Input((None, SIZE)), recurrent.GRU(STATE, norm=norm)]) for norm in ("rms", "none")
+        keras.Sequential([keras.Input((None, SIZE)), recurrent_layers.GRU(STATE, norm=norm)])
+        for norm in ("rms", "none")
     ]
     models[0].save_weights(tmp_path / "model.weights.h5")
     with pytest.raises(ValueError, match=r"gru_cell.*: the file lacks \[\] and holds \['s1'\] instead"):
@@ -293,7 +294,7 @@ def test_a_file_of_another_layer(tmp_path: Any) -> None:
 def test_mixed_precision() -> None:
     """Weights in float32, arithmetic in bfloat16: within some roundings of 2^-9."""
     x, _, _ = sequence()
-    layer = recurrent.LSTM(STATE, norm="rms", dtype="mixed_bfloat16")
+    layer = recurrent_layers.LSTM(STATE, norm="rms", dtype="mixed_bfloat16")
     found = layer(x.swapaxes(0, 1))
     assert found.dtype == "bfloat16"
     assert {weight.dtype for weight in layer.weights} == {"float32"}
@@ -307,4 +308,4 @@ def test_an_unknown_norm() -> None:
     with pytest.raises(ValueError, match=r"norm is 'batch', expected 'none', 'layer', 'rms' or 'prms'"):
         recurrent.gru(x, h0, {}, norm="batch")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"norm is 'batch', expected 'none', 'layer', 'rms' or 'prms'"):
-        recurrent.GRU(STATE, norm="batch")  # type: ignore[arg-type]
+        recurrent_layers.GRU(STATE, norm="batch")  # type: ignore[arg-type]

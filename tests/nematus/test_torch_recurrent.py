@@ -12,7 +12,7 @@ from test_recurrent import BATCH, LENGTH, NORMS, SIZE, STATE, nematus_weights, s
 torch = pytest.importorskip("torch")
 
 from rmsnorm.nematus.numpy import recurrent as golden  # noqa: E402
-from rmsnorm.nematus.torch import recurrent  # noqa: E402
+from rmsnorm.nematus.torch import recurrent, recurrent_layers  # noqa: E402
 
 EXACT = 1e-12  # two float64 computations of one thing in another order, of numbers below 10
 SINGLE = 2e-5  # float32: some hundred roundings of such numbers
@@ -118,9 +118,9 @@ def test_the_modules_are_the_functions_of_their_parameters(norm: Any) -> None:
     biases: Any = ("input", "outside")
     extra: dict[str, Any] = {"biases": biases, "masking": "carry", "reverse": True}
     cells = {
-        "gru": (recurrent.GRU(SIZE, STATE, **own), theano_weights("gru", norm)),
-        "lstm": (recurrent.LSTM(SIZE, STATE, **own), theano_weights("lstm", norm)),
-        "nematus": (recurrent.NematusGRU(SIZE, STATE, **own, **extra), nematus_weights(norm, biases)),
+        "gru": (recurrent_layers.GRU(SIZE, STATE, **own), theano_weights("gru", norm)),
+        "lstm": (recurrent_layers.LSTM(SIZE, STATE, **own), theano_weights("lstm", norm)),
+        "nematus": (recurrent_layers.NematusGRU(SIZE, STATE, **own, **extra), nematus_weights(norm, biases)),
     }
     for cell, weights in cells.values():
         cell.load_state_dict({name.replace("/", "."): torch.tensor(value) for name, value in weights.items()})
@@ -144,7 +144,7 @@ def test_the_modules_are_the_functions_of_their_parameters(norm: Any) -> None:
 def test_what_a_new_module_holds(cell: str, norm: Any) -> None:
     """As Nematus begins: orthogonal squares for the state, small numbers for the input, gains 1, all else 0."""
     torch.manual_seed(0)
-    layer = getattr(recurrent, cell)(SIZE, STATE, norm=norm)
+    layer = getattr(recurrent_layers, cell)(SIZE, STATE, norm=norm)
     for name, value in layer.by_name().items():
         leaf = name.rpartition("/")[2]
         if value.ndim == 1:
@@ -163,7 +163,7 @@ def test_what_a_new_module_holds(cell: str, norm: Any) -> None:
 def test_a_module_learns() -> None:
     """To carry the first input to the end."""
     torch.manual_seed(0)
-    layer = recurrent.NematusGRU(1, 8, biases=("input", "state"), norm="rms")
+    layer = recurrent_layers.NematusGRU(1, 8, biases=("input", "state"), norm="rms")
     x = torch.randn(4, 32, 1)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
     losses = []
@@ -178,7 +178,7 @@ def test_a_module_learns() -> None:
 
 def test_a_module_compiles() -> None:
     torch.manual_seed(0)
-    layer = recurrent.GRU(SIZE, STATE, norm="rms")
+    layer = recurrent_layers.GRU(SIZE, STATE, norm="rms")
     x, mask = torch.randn(2, BATCH, SIZE), torch.tensor([[1.0, 1, 1], [1, 0, 1]])
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, mask=mask), layer(x, mask=mask))
@@ -189,4 +189,4 @@ def test_an_unknown_norm() -> None:
     with pytest.raises(ValueError, match=r"norm is 'batch', expected 'none', 'layer', 'rms' or 'prms'"):
         recurrent.gru(x, h0, {}, norm="batch")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"norm is 'batch', expected 'none', 'layer', 'rms' or 'prms'"):
-        recurrent.GRU(SIZE, STATE, norm="batch")  # type: ignore[arg-type]
+        recurrent_layers.GRU(SIZE, STATE, norm="batch")  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""Models in Keras's own files: ``.keras``, which has the options in it, and ``.weights.h5``.
+"""Models in Keras's own files: ``.keras``, which contains the options, and ``.weights.h5``.
 
-The weights are there by the names of Nematus master with dots for slashes. They are read without TensorFlow.
+The weights have the names of Nematus master with dots for slashes. Reading them needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rmsnorm import errors
-from rmsnorm.nematus.backends import model_of
+from rmsnorm.nematus.backends import model_class
 from rmsnorm.nematus.checkpoints.files import replacing
 from rmsnorm.nematus.config import Config, write
 from rmsnorm.nematus.names import check
@@ -26,11 +26,11 @@ WEIGHTS: Final = ".weights.h5"
 
 
 def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
-    """Shapes of the arrays by name, and how to read one.
+    """Shapes of the arrays by name, and a function that reads one array.
 
     Raises:
-        ModuleNotFoundError: h5py, which Keras brings along, is not installed.
-        ValueError: the file is damaged, or none of a model of this package.
+        ModuleNotFoundError: h5py, which is installed with Keras, is not installed.
+        ValueError: the file is damaged, or contains no model of this package.
     """
     try:
         h5py: Any = import_module("h5py")
@@ -49,31 +49,30 @@ def read_options(path: Path) -> dict[str, Any]:
     """The options of Nematus for the model in a ``.keras`` file.
 
     Raises:
-        ValueError: the file is damaged, or holds another model.
+        ValueError: the file is damaged, or contains another kind of model.
     """
     try:
-        held = json.loads(_member(path, "config.json"))["config"]["config"]
-        return write(Config(**held))
+        return write(Config(**json.loads(_member(path, "config.json"))["config"]["config"]))
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise _damaged(path, error) from error
 
 
 def save_keras(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:
-    """Write a model as Keras does; ``keras.saving.load_model`` reads it where rmsnorm.tf_impl is imported.
+    """Write a model as Keras does; ``keras.saving.load_model`` reads it after ``import rmsnorm.nematus.tf``.
 
     Args:
-        path: ends in .keras; replaced where it exists, only when all is written.
-        config, parameters: as ``rmsnorm.nematus.load`` gives them, and reads them back.
+        path: ends in .keras; an existing file is replaced when the new one is complete.
+        config, parameters: as ``rmsnorm.nematus.load`` returns them; it reads them back.
 
     Raises:
         ModuleNotFoundError: TensorFlow or Keras is not installed.
-        ValueError: the parameters are not those of the config, or the path ends otherwise.
+        ValueError: the parameters are not those of the config, or the path has another suffix.
     """
     path = Path(path)
     if path.suffix != SUFFIX:
         raise errors.out_of_domain("save_keras", "path", str(path), f"a name that ends in {SUFFIX}", "add it")
     check("save_keras", config, parameters)
-    model = model_of("keras", config)(config.replace(exponential_smoothing=0.0), parameters)
+    model = model_class("tf", config)(config.replace(exponential_smoothing=0.0), parameters)
     with replacing(path) as temporary:
         model.save(temporary)
 

@@ -1,1 +1,8 @@
-"""Nematus's recurrent cells, RNNSearch and Transformer in JAX and Flax."""
+"""Nematus's recurrent cells, RNNSearch and Transformer in Flax."""
+
+from rmsnorm.nematus.flax.recurrent import gru, lstm, nematus_gru
+from rmsnorm.nematus.flax.recurrent_layers import GRU, LSTM, NematusGRU
+from rmsnorm.nematus.flax.rnnsearch import RNNSearch
+from rmsnorm.nematus.flax.transformer import Transformer
+
+__all__ = ["GRU", "LSTM", "NematusGRU", "RNNSearch", "Transformer", "gru", "lstm", "nematus_gru"]

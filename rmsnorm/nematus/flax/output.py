@@ -10,6 +10,7 @@ from jax import numpy as jnp
 
 from rmsnorm import dtypes
 from rmsnorm.nematus.flax.parameters import Parameters, feed_forward, matmul
+from rmsnorm.nematus.names import target_table
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -60,11 +61,6 @@ def cross_entropy(
 def log_softmax(logits: jax.Array) -> jax.Array:
     """In at least float32."""
     return jax.nn.log_softmax(logits.astype(dtypes.arithmetic(logits.dtype.name)))
-
-
-def target_table(config: Config) -> str:
-    """The embeddings that the decoder reads."""
-    return f"{'encoder' if config.tie_encoder_decoder_embeddings else 'decoder'}/embedding/embeddings"
 
 
 def _activate(q: Parameters, config: Config, x: jax.Array) -> jax.Array:

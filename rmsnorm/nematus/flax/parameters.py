@@ -15,7 +15,7 @@ from jax import numpy as jnp
 from rmsnorm import dtypes, errors
 from rmsnorm.flax_impl.functional import rms_norm
 from rmsnorm.nematus import cells
-from rmsnorm.nematus.cells import EPS, PARTIAL, Norm, check_norm
+from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
 
 # So that nobody has to compile a model; below another jit, grad or vmap its functions are a part of that.
 compiled = bind(jax.jit, inline=True)
@@ -53,7 +53,7 @@ class Parameters:
     """
 
     values: Mapping[str, jax.Array]
-    norm: Norm = "none"
+    norm: CellNorm = "none"
     partial: float = PARTIAL
     masks: Mapping[str, jax.Array] = field(default_factory=dict)
     scope: str = ""

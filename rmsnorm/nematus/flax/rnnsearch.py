@@ -17,7 +17,7 @@ from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.cells import TIED, rates
 from rmsnorm.nematus.flax import sentences
-from rmsnorm.nematus.flax.output import cross_entropy, lexical_state, log_softmax, predict, target_table
+from rmsnorm.nematus.flax.output import cross_entropy, lexical_state, log_softmax, predict
 from rmsnorm.nematus.flax.parameters import (
     Named,
     Parameters,
@@ -30,6 +30,7 @@ from rmsnorm.nematus.flax.parameters import (
     project,
 )
 from rmsnorm.nematus.flax.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
+from rmsnorm.nematus.names import source_tables, target_table
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -247,7 +248,7 @@ def _dropping(p: Parameters, config: Config, key: jax.Array | None, x: jax.Array
 
 def _encode(p: Parameters, config: Config, x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Context and embeddings of the source."""
-    tables = [f"encoder/embedding/embeddings{f'_{i}' if i else ''}" for i in range(len(x))]
+    tables = source_tables(config)
     embeddings = [jnp.take(p[table], ids, axis=0) for table, ids in zip(tables, x, strict=True)]
     joined = p.drop("source words", jnp.concatenate(embeddings, axis=-1))
     # The stack that ends from left to right comes first.

@@ -24,6 +24,7 @@ from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.flax import sentences
 from rmsnorm.nematus.flax.output import cross_entropy, log_softmax
 from rmsnorm.nematus.flax.parameters import Named, Parameters, compiled, dropout_key, matmul, normalize, project
+from rmsnorm.nematus.names import Use, transformer_table
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -78,7 +79,9 @@ class Transformer(Named):
                 are looked at where no compiler or tracer is at work.
         """
         p, config = self._parameters(), self.config
-        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes, p[_table(config, "encoder")])
+        ids, mask = sentences.source(
+            "encode", x, x_mask, config.source_vocab_sizes, p[transformer_table(config, "encoder")]
+        )
         return _encode(p, config, ids, mask, self._key())
 
     def logits(self, x: Any, x_mask: Any, y: Any) -> jax.Array:
@@ -139,7 +142,9 @@ class Transformer(Named):
         p, config = self._parameters(), self.config
         max_length = config.translation_maxlen if max_length is None else max_length
         beam.check(beam_size, max_length)
-        ids, mask = sentences.source("translate", x, x_mask, config.source_vocab_sizes, p[_table(config, "encoder")])
+        ids, mask = sentences.source(
+            "translate", x, x_mask, config.source_vocab_sizes, p[transformer_table(config, "encoder")]
+        )
         memory, bias, past = _begin(p, config, ids, mask, beam_size, max_length)
         times = count()
 
@@ -160,7 +165,7 @@ class Transformer(Named):
     def _sentences(self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any) -> tuple[Any, ...]:
         """The parameters, and ids and masks of the source and of the target."""
         p, config = self._parameters(), self.config
-        table = p[_table(config, "encoder")]
+        table = p[transformer_table(config, "encoder")]
         ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, table)
         return p, ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
 
@@ -242,16 +247,6 @@ def _no_words(config: Config, bias: jax.Array, length: int) -> list[jax.Array]:
     return [jnp.zeros((len(bias), length, config.state_size), bias.dtype)] * (2 * config.transformer_dec_depth)
 
 
-def _table(config: Config, use: str) -> str:
-    """The embeddings for that use, which may be those of another."""
-    if use == "softmax":
-        use = "decoder" if config.tie_decoder_embeddings else "softmax_projection"
-    if use == "decoder" and config.tie_encoder_decoder_embeddings:
-        use = "encoder"
-    name = use if use == "softmax_projection" else f"{use}_embedding"
-    return f"transformer_model/{name}_layer/embedding_table"
-
-
 def _positions(length: int, size: int) -> npt.NDArray[np.float64]:
     """sin(t w_i), then cos(t w_i): w from 1 to 1/10000, in equal ratios."""
     frequencies = np.exp(-np.arange(size // 2) * math.log(10000) / (size // 2 - 1))
@@ -260,10 +255,10 @@ def _positions(length: int, size: int) -> npt.NDArray[np.float64]:
 
 
 def _embed(
-    p: Parameters, config: Config, drop: Drop, use: str, ids: jax.Array, length: int, start: Any = 0
+    p: Parameters, config: Config, drop: Drop, use: Use, ids: jax.Array, length: int, start: Any = 0
 ) -> jax.Array:
     """Words and their places, from ``start`` on, of sentences of that length."""
-    words = jnp.take(p[_table(config, use)], ids, axis=0)
+    words = jnp.take(p[transformer_table(config, use)], ids, axis=0)
     positions = jnp.asarray(_positions(length, config.state_size), words.dtype)
     places = lax.dynamic_slice_in_dim(positions, start, ids.shape[1])
     return drop(words * math.sqrt(config.state_size) + places, config.transformer_dropout_embeddings)
@@ -311,7 +306,7 @@ def _decode(
         normed = _normed(q, "pre_cross_attn_sublayer", h)
         h = _attention_block(q, config, drop, "cross_attn", h, normed, of_source, bias)
         h = _ffn_block(q, config, drop, h, final=layer == config.transformer_dec_depth)
-    return matmul(h, p[_table(config, "softmax")].T), new
+    return matmul(h, p[transformer_table(config, "softmax")].T), new
 
 
 def _normed(p: Parameters, name: str, x: jax.Array) -> jax.Array:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rmsnorm.nematus.numpy.pullbacks import Array, Parameters, Pullback, drop, feed_forward, identity, rows
+from rmsnorm.nematus.names import target_table
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, Pullback, drop, feed_forward, identity, rows
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -85,11 +86,6 @@ def cross_entropy(
 def log_softmax(logits: Array) -> Array:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
-def target_table(config: Config) -> str:
-    """The embeddings that the decoder reads."""
-    return f"{'encoder' if config.tie_encoder_decoder_embeddings else 'decoder'}/embedding/embeddings"
 
 
 def _activate(q: Parameters, config: Config, x: Array) -> tuple[Array, Pullback]:

@@ -11,8 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from rmsnorm.nematus.cells import PARTIAL, Bias, Norm, gru_names
-from rmsnorm.nematus.numpy.pullbacks import Array, Parameters, leaves, normalize, project, rows, sigmoid
+from rmsnorm.nematus.cells import PARTIAL, CellNorm, gru_names
+from rmsnorm.nematus.config import Bias
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, leaves, normalize, project, rows, sigmoid
 
 __all__ = ["gru", "gru_vjp", "lstm", "lstm_vjp", "nematus_gru", "nematus_gru_vjp"]
 
@@ -124,7 +125,7 @@ def nematus_gru(
     mask: Array | None = None,
     masking: Literal["zero", "carry"] = "zero",
     reverse: bool = False,
-    norm: Norm = "none",
+    norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> Array:
     """Nematus's GRU with deep transition.
@@ -170,7 +171,7 @@ def nematus_gru_vjp(
     mask: Array | None = None,
     masking: Literal["zero", "carry"] = "zero",
     reverse: bool = False,
-    norm: Norm = "none",
+    norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> tuple[Array, Array, dict[str, Array]]:
     """Gradients of nematus_gru by back-propagation through time: (dx, dh0, those of the parameters by name).
@@ -198,7 +199,7 @@ def gru(
     parameters: Mapping[str, Array],
     *,
     mask: Array | None = None,
-    norm: Norm = "none",
+    norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> Array:
     """The GRU of the authors' Theano code: ``gru``, ``lngru``, ``rlngru``.
@@ -240,7 +241,7 @@ def gru_vjp(
     parameters: Mapping[str, Array],
     *,
     mask: Array | None = None,
-    norm: Norm = "none",
+    norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> tuple[Array, Array, dict[str, Array]]:
     """Gradients of gru by back-propagation through time: (dx, dh0, those of the parameters by name).
@@ -267,7 +268,7 @@ def lstm(
     parameters: Mapping[str, Array],
     *,
     mask: Array | None = None,
-    norm: Norm = "none",
+    norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> tuple[Array, Array]:
     """The LSTM of the authors' Theano code: ``lstm``, ``lnlstm``, ``rlnlstm``.
@@ -311,7 +312,7 @@ def lstm_vjp(
     parameters: Mapping[str, Array],
     *,
     mask: Array | None = None,
-    norm: Norm = "none",
+    norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> tuple[Array, Array, Array, dict[str, Array]]:
     """Gradients of lstm by back-propagation through time: (dx, dh0, dc0, those of the parameters by name).
@@ -337,7 +338,7 @@ def _lstm(
     hs, cs, pullbacks = [], [], []
     h, c = h0, c0
     for t, m in enumerate(masks[:, :, None]):
-        h, c, pullback_step = _lstm_step(p, h, c, below[t], m)
+        h, c, pullback_step = lstm_step(p, h, c, below[t], m)
         hs.append(h)
         cs.append(c)
         pullbacks.append(pullback_step)
@@ -352,7 +353,7 @@ def _lstm(
     return (np.stack(hs), np.stack(cs)), pullback
 
 
-def _lstm_step(
+def lstm_step(
     p: Parameters, h: Array, c: Array, below: Array, m: Array
 ) -> tuple[Array, Array, Callable[[Array, Array], tuple[Array, Array, Array]]]:
     before, before_pullback = project(p, h, "U", None, ("s2", "b2"))

@@ -1,6 +1,6 @@
 """The golden of RNNSearch as Nematus computes it: scores, losses, translations, and the gradient of every parameter.
 
-The arithmetic is float64. The backward is written by hand, as pullbacks beside the operations (``pullbacks``).
+The arithmetic is float64. The backward is written by hand, as pullbacks beside the operations.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy.typing as npt
 from rmsnorm.nematus import beam, sentences
 from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.cells import rates
-from rmsnorm.nematus.numpy.output import cross_entropy, embed, lexical_state, log_softmax, predict, target_table
-from rmsnorm.nematus.numpy.pullbacks import Array, Dropout, Parameters, drop, feed_forward, leaves, project
+from rmsnorm.nematus.names import source_tables, target_table
+from rmsnorm.nematus.numpy.output import cross_entropy, embed, lexical_state, log_softmax, predict
+from rmsnorm.nematus.numpy.parameters import Array, Dropout, Parameters, drop, feed_forward, leaves, project
 from rmsnorm.nematus.numpy.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def _encode(
     p: Parameters, config: Config, x: Array, mask: Array
 ) -> tuple[Array, Array, Callable[[Array, Array], None]]:
     """Context and embeddings of the source."""
-    tables = [f"encoder/embedding/embeddings{f'_{i}' if i else ''}" for i in range(len(x))]
+    tables = source_tables(config)
     looked_up = [embed(p, table, ids) for table, ids in zip(tables, x, strict=True)]
     embeddings = np.concatenate([rows for rows, _ in looked_up], axis=-1)
     embeddings, drop_pullback = drop(p, "source words", embeddings, whole=True)

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from rmsnorm.nematus import beam, sentences
 from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus.names import Use, transformer_table
 from rmsnorm.nematus.numpy.output import cross_entropy, embed, log_softmax
-from rmsnorm.nematus.numpy.pullbacks import Array, Parameters, Pullback, identity, normalize, project, rows
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, Pullback, identity, normalize, project, rows
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -149,7 +150,7 @@ class Transformer:
         def step(states: list[Array], previous: Array | None) -> tuple[Array, list[Array]]:
             count, time, _ = states[0].shape
             previous = np.full(count, _GO) if previous is None else previous
-            table, x = _table(config, "decoder"), _positions(time + 1, size)[-1:]
+            table, x = transformer_table(config, "decoder"), _positions(time + 1, size)[-1:]
             x = p[table][previous][:, None] * np.sqrt(size) + x
             new = []
             for layer in range(1, config.transformer_dec_depth + 1):
@@ -165,7 +166,7 @@ class Transformer:
                 x = x + _dense(self_attention, "context", mixed)[0]
                 x = _attention_block(q, config, "cross_attn", x, memory, bias)[0]
                 x = _ffn_block(q, x, final=layer == config.transformer_dec_depth)[0]
-            return log_softmax(x[:, 0] @ p[_table(config, "softmax")].T), new
+            return log_softmax(x[:, 0] @ p[transformer_table(config, "softmax")].T), new
 
         states = [np.zeros((len(memory), 0, size))] * (2 * config.transformer_dec_depth)
         return beam.search(config.search, step, states, beam_size, max_length, normalization_alpha)
@@ -198,19 +199,9 @@ def _positions(length: int, size: int) -> Array:
     return np.concatenate((np.sin(angles), np.cos(angles)), axis=1)
 
 
-def _table(config: Config, use: str) -> str:
-    """The embeddings for that use, which may be those of another."""
-    if use == "softmax":
-        use = "decoder" if config.tie_decoder_embeddings else "softmax_projection"
-    if use == "decoder" and config.tie_encoder_decoder_embeddings:
-        use = "encoder"
-    name = use if use == "softmax_projection" else f"{use}_embedding"
-    return f"transformer_model/{name}_layer/embedding_table"
-
-
-def _embed(p: Parameters, config: Config, use: str, ids: Array) -> tuple[Array, Callable[[Array], None]]:
+def _embed(p: Parameters, config: Config, use: Use, ids: Array) -> tuple[Array, Callable[[Array], None]]:
     factor = np.sqrt(config.state_size)
-    words, pullback = embed(p, _table(config, use), ids)
+    words, pullback = embed(p, transformer_table(config, use), ids)
     return words * factor + _positions(ids.shape[1], config.state_size), lambda dx: pullback(dx * factor)
 
 
@@ -243,7 +234,7 @@ def _score(p: Parameters, config: Config, x: Array, bias: Array, y: Array) -> tu
         h, cross_pullback = _attention_block(q, config, "cross_attn", h, memory, bias)
         h, ffn_pullback = _ffn_block(q, h, final=layer == config.transformer_dec_depth)
         pullbacks.append((self_pullback, cross_pullback, ffn_pullback))
-    table = _table(config, "softmax")
+    table = transformer_table(config, "softmax")
 
     def pullback(dlogits: Array) -> None:
         p.add(table, rows(dlogits).T @ rows(h))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from rmsnorm.nematus.names import target_table
 from rmsnorm.nematus.tf.parameters import Parameters, feed_forward, multiply
 
 if TYPE_CHECKING:
@@ -56,11 +57,6 @@ def cross_entropy(
 def log_softmax(logits: tf.Tensor) -> tf.Tensor:
     """In at least float32."""
     return tf.nn.log_softmax(_wide(logits))
-
-
-def target_table(config: Config) -> str:
-    """The embeddings that the decoder reads."""
-    return f"{'encoder' if config.tie_encoder_decoder_embeddings else 'decoder'}/embedding/embeddings"
 
 
 def _wide(logits: tf.Tensor) -> tf.Tensor:

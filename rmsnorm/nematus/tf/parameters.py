@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from rmsnorm.nematus import cells
-from rmsnorm.nematus.cells import EPS, PARTIAL, Norm, check_norm
+from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
 from rmsnorm.tf_impl.functional import rms_norm
 
 
@@ -110,7 +110,7 @@ class Parameters:
     def __init__(
         self,
         values: Mapping[str, tf.Tensor],
-        norm: Norm = "none",
+        norm: CellNorm = "none",
         *,
         partial: float = PARTIAL,
         dropout: Dropout | None = None,

@@ -10,9 +10,10 @@ import tensorflow as tf
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.cells import TIED, rates
+from rmsnorm.nematus.names import source_tables, target_table
 from rmsnorm.nematus.tf import sentences
 from rmsnorm.nematus.tf.model import NematusModel
-from rmsnorm.nematus.tf.output import cross_entropy, lexical_state, log_softmax, predict, target_table
+from rmsnorm.nematus.tf.output import cross_entropy, lexical_state, log_softmax, predict
 from rmsnorm.nematus.tf.parameters import Dropout, Parameters, feed_forward, leaves, multiply, project
 from rmsnorm.nematus.tf.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 
@@ -175,7 +176,7 @@ class _Memory(NamedTuple):
 def _encode(p: Parameters, config: Config, x: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Context and embeddings of the source."""
     factors = tf.unstack(x, len(config.source_vocab_sizes))
-    tables = [f"encoder/embedding/embeddings{f'_{i}' if i else ''}" for i in range(len(factors))]
+    tables = source_tables(config)
     embeddings = tf.concat([tf.gather(p[table], ids) for table, ids in zip(tables, factors, strict=True)], -1)
     embeddings = p.drop("source words", embeddings, whole=True)
     # The stack that ends from left to right comes first.

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus.names import Use, transformer_table
 from rmsnorm.nematus.tf import sentences
 from rmsnorm.nematus.tf.model import NematusModel
 from rmsnorm.nematus.tf.output import cross_entropy, log_softmax
@@ -190,20 +191,10 @@ def _no_words(config: Config, bias: tf.Tensor) -> list[tf.Tensor]:
     return [tf.zeros((tf.shape(bias)[0], 0, config.state_size), bias.dtype)] * (2 * config.transformer_dec_depth)
 
 
-def _table(config: Config, use: str) -> str:
-    """The embeddings for that use, which may be those of another."""
-    if use == "softmax":
-        use = "decoder" if config.tie_decoder_embeddings else "softmax_projection"
-    if use == "decoder" and config.tie_encoder_decoder_embeddings:
-        use = "encoder"
-    name = use if use == "softmax_projection" else f"{use}_embedding"
-    return f"transformer_model/{name}_layer/embedding_table"
-
-
-def _embed(model: _Model, use: str, ids: tf.Tensor, start: Any = 0) -> tf.Tensor:
+def _embed(model: _Model, use: Use, ids: tf.Tensor, start: Any = 0) -> tf.Tensor:
     """Words and their places, from ``start`` on: sin(t w_i), then cos(t w_i); w from 1 to 1/10000, in equal ratios."""
     config = model.config
-    words = tf.gather(model.p[_table(config, use)], ids)
+    words = tf.gather(model.p[transformer_table(config, use)], ids)
     half = config.state_size // 2
     frequencies = np.exp(-np.arange(half) * (math.log(10000) / (half - 1)))
     angles = tf.cast(tf.range(start, start + tf.shape(ids)[1]), tf.float64)[:, None] * frequencies
@@ -248,7 +239,7 @@ def _decode(
         new += own
         h = _attention_block(q, "cross_attn", h, _normed(q.p, "pre_cross_attn_sublayer", h), of_source, bias)
         h = _ffn_block(q, h, final=layer == model.config.transformer_dec_depth)
-    return multiply(h, tf.transpose(model.p[_table(model.config, "softmax")])), new
+    return multiply(h, tf.transpose(model.p[transformer_table(model.config, "softmax")])), new
 
 
 def _normed(p: Parameters, name: str, x: tf.Tensor) -> tf.Tensor:

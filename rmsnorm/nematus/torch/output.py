@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rmsnorm.nematus.names import target_table
 from rmsnorm.nematus.torch.parameters import Parameters, feed_forward
 
 if TYPE_CHECKING:
@@ -51,11 +52,6 @@ def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor, right: float = 1.0, w
 def log_softmax(logits: Tensor) -> Tensor:
     """In at least float32."""
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-
-
-def target_table(config: Config) -> str:
-    """The embeddings that the decoder reads."""
-    return f"{'encoder' if config.tie_encoder_decoder_embeddings else 'decoder'}/embedding/embeddings"
 
 
 def _activate(q: Parameters, config: Config, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rmsnorm.nematus import cells
-from rmsnorm.nematus.cells import EPS, PARTIAL, Norm, check_norm
+from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
 from rmsnorm.torch_impl.functional import rms_norm
 
 
@@ -67,7 +67,7 @@ class Parameters:
     def __init__(
         self,
         values: Mapping[str, Tensor],
-        norm: Norm = "none",
+        norm: CellNorm = "none",
         *,
         partial: float = PARTIAL,
         dropout: Dropout | None = None,

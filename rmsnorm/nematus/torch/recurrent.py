@@ -7,24 +7,16 @@ batch), states (batch, features). The dtype is that of the arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import init
 
-from rmsnorm.nematus.cells import (
-    PARTIAL,
-    Bias,
-    Norm,
-    gru_names,
-    gru_shapes,
-    lstm_shapes,
-    nematus_gru_shapes,
-)
-from rmsnorm.nematus.torch.parameters import Named, Parameters, leaves, normalize, project
+from rmsnorm.nematus.cells import PARTIAL, CellNorm, gru_names
+from rmsnorm.nematus.config import Bias
+from rmsnorm.nematus.torch.parameters import Parameters, leaves, normalize, project
 
-__all__ = ["GRU", "LSTM", "NematusGRU", "gru", "lstm", "nematus_gru"]
+__all__ = ["gru", "lstm", "nematus_gru"]
 
 
 def nematus_input(p: Parameters, x: Tensor, bias: Bias) -> tuple[Tensor, Tensor]:
@@ -96,7 +88,7 @@ def nematus_gru(
     mask: Tensor | None = None,
     masking: Literal["zero", "carry"] = "zero",
     reverse: bool = False,
-    norm: Norm = "none",
+    norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> Tensor:
     """Nematus's GRU with deep transition.
@@ -138,7 +130,7 @@ def gru(
     parameters: Mapping[str, Tensor],
     *,
     mask: Tensor | None = None,
-    norm: Norm = "none",
+    norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> Tensor:
     """The GRU of the authors' Theano code: ``gru``, ``lngru``, ``rlngru``.
@@ -180,7 +172,7 @@ def lstm(
     parameters: Mapping[str, Tensor],
     *,
     mask: Tensor | None = None,
-    norm: Norm = "none",
+    norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> tuple[Tensor, Tensor]:
     """The LSTM of the authors' Theano code: ``lstm``, ``lnlstm``, ``rlnlstm``.
@@ -217,162 +209,16 @@ def lstm(
     masks = [None] * len(x) if mask is None else mask.to(x.dtype)[..., None].unbind()
     h, c, states = h0, c0, []
     for each, m in zip(below, masks, strict=True):
-        h, c = _lstm_step(p, h, c, each, m)
+        h, c = lstm_step(p, h, c, each, m)
         states.append((h, c))
     hs, cs = zip(*states, strict=True)
     return torch.stack(hs), torch.stack(cs)
 
 
-def _lstm_step(p: Parameters, h: Tensor, c: Tensor, below: Tensor, m: Tensor | None) -> tuple[Tensor, Tensor]:
+def lstm_step(p: Parameters, h: Tensor, c: Tensor, below: Tensor, m: Tensor | None) -> tuple[Tensor, Tensor]:
     i, f, o, g = (below + project(p, h, "U", None, ("s2", "b2")) + p["b"]).chunk(4, -1)
     new_c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     if m is not None:
         new_c = m * new_c + (1 - m) * c
     new_h = o.sigmoid() * normalize(p, new_c, "s3", "b3").tanh()
     return new_h if m is None else m * new_h + (1 - m) * h, new_c
-
-
-class _Cell(Named):
-    """Parameters of those shapes, initially as Nematus has them."""
-
-    def __init__(
-        self,
-        hidden_size: int,
-        shapes: Mapping[str, tuple[int, ...]],
-        norm: Norm,
-        partial: float,
-        device: Any,
-        dtype: torch.dtype | None,
-    ) -> None:
-        super().__init__({name: torch.empty(shape, device=device, dtype=dtype) for name, shape in shapes.items()})
-        self.hidden_size = hidden_size
-        self.norms: dict[str, Any] = {"norm": norm, "partial": partial}
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        for name, value in self.by_name().items():
-            leaf = name.rpartition("/")[2]
-            if value.ndim == 1:
-                init.constant_(value, float(leaf[0] == "s" or leaf == "new_std"))
-            elif leaf.startswith(("U", "state")):
-                for square in value.detach().split(self.hidden_size, dim=1):
-                    init.orthogonal_(square)
-            else:
-                init.normal_(value, std=0.01)
-
-    def initial(self, x: Tensor, state: Tensor | None) -> Tensor:
-        return x.new_zeros(x.shape[1], self.hidden_size) if state is None else state
-
-    def extra_repr(self) -> str:
-        return ", ".join(filter(None, (f"norm={self.norms['norm']!r}", super().extra_repr())))
-
-
-class NematusGRU(_Cell):
-    """Nematus's GRU with deep transition, as nematus_gru computes it.
-
-    Args:
-        input_size, hidden_size: features of x and of the states.
-        biases, masking, reverse, norm, partial: as for nematus_gru.
-        device, dtype: of the parameters.
-
-    Raises:
-        ValueError: the norm is none of these.
-
-    Example:
-        >>> layer = NematusGRU(3, 4, biases=("input", "state"), norm="rms")
-        >>> layer(torch.zeros(5, 2, 3)).shape
-        torch.Size([5, 2, 4])
-    """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        biases: Sequence[Bias] = ("input",),
-        masking: Literal["zero", "carry"] = "zero",
-        reverse: bool = False,
-        norm: Norm = "none",
-        partial: float = PARTIAL,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        shapes = nematus_gru_shapes(input_size, hidden_size, biases, norm)
-        super().__init__(hidden_size, shapes, norm, partial, device, dtype)
-        self.options: dict[str, Any] = {"biases": tuple(biases), "masking": masking, "reverse": reverse}
-
-    def forward(self, x: Tensor, h0: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """The states, from h0 or zeros: (length, batch, hidden_size)."""
-        return nematus_gru(x, self.initial(x, h0), self.by_name(), mask=mask, **self.norms, **self.options)
-
-
-class GRU(_Cell):
-    """The GRU of the authors' Theano code, as gru computes it.
-
-    Args:
-        input_size, hidden_size: features of x and of the states.
-        norm, partial: as for gru.
-        device, dtype: of the parameters.
-
-    Raises:
-        ValueError: the norm is none of these.
-
-    Example:
-        >>> layer = GRU(3, 4, norm="rms")
-        >>> layer(torch.zeros(5, 2, 3), mask=torch.ones(5, 2)).shape
-        torch.Size([5, 2, 4])
-    """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        norm: Norm = "none",
-        partial: float = PARTIAL,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(hidden_size, gru_shapes(input_size, hidden_size, norm), norm, partial, device, dtype)
-
-    def forward(self, x: Tensor, h0: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """The states, from h0 or zeros: (length, batch, hidden_size)."""
-        return gru(x, self.initial(x, h0), self.by_name(), mask=mask, **self.norms)
-
-
-class LSTM(_Cell):
-    """The LSTM of the authors' Theano code, as lstm computes it.
-
-    Args:
-        input_size, hidden_size: features of x and of the states.
-        norm, partial: as for lstm.
-        device, dtype: of the parameters.
-
-    Raises:
-        ValueError: the norm is none of these.
-
-    Example:
-        >>> layer = LSTM(3, 4, norm="rms")
-        >>> h, c = layer(torch.zeros(5, 2, 3))
-        >>> h.shape, c.shape
-        (torch.Size([5, 2, 4]), torch.Size([5, 2, 4]))
-    """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        norm: Norm = "none",
-        partial: float = PARTIAL,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(hidden_size, lstm_shapes(input_size, hidden_size, norm), norm, partial, device, dtype)
-
-    def forward(
-        self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """(h, c), from that state or zeros: each (length, batch, hidden_size)."""
-        h0, c0 = state or (None, None)
-        return lstm(x, self.initial(x, h0), self.initial(x, c0), self.by_name(), mask=mask, **self.norms)

@@ -12,8 +12,9 @@ from torch.nn import functional
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.cells import rates
+from rmsnorm.nematus.names import source_tables, target_table
 from rmsnorm.nematus.torch import sentences
-from rmsnorm.nematus.torch.output import cross_entropy, lexical_state, log_softmax, predict, target_table
+from rmsnorm.nematus.torch.output import cross_entropy, lexical_state, log_softmax, predict
 from rmsnorm.nematus.torch.parameters import Dropout, Named, Parameters, feed_forward, leaves, project
 from rmsnorm.nematus.torch.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 
@@ -169,7 +170,7 @@ class _Memory(NamedTuple):
 
 def _encode(p: Parameters, config: Config, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Context and embeddings of the source."""
-    tables = [f"encoder/embedding/embeddings{f'_{i}' if i else ''}" for i in range(len(x))]
+    tables = source_tables(config)
     embeddings = torch.cat([functional.embedding(ids, p[table]) for table, ids in zip(tables, x, strict=True)], dim=-1)
     embeddings = p.drop("source words", embeddings, whole=True)
     # The stack that ends from left to right comes first.

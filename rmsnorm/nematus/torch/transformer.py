@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus.names import Use, transformer_table
 from rmsnorm.nematus.torch import sentences
 from rmsnorm.nematus.torch.output import cross_entropy, log_softmax
 from rmsnorm.nematus.torch.parameters import Named, Parameters, normalize, project
@@ -148,7 +149,7 @@ class Transformer(Named):
         """The parameters, what is added to the scores of attention to the source, and what the encoder makes of it."""
         config = config or self._config()
         p = Parameters(self.by_name(), config.norm)
-        ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, p[_table(config, "encoder")])
+        ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, p[transformer_table(config, "encoder")])
         bias = (_MASKED * (mask == 0).to(mask)).T[:, None, None]
         h = _embed(p, config, "encoder", ids[0].T)
         for layer in range(1, config.transformer_enc_depth + 1):
@@ -175,19 +176,9 @@ def _no_words(config: Config, bias: Tensor) -> list[Tensor]:
     return [bias.new_zeros(len(bias), 0, config.state_size)] * (2 * config.transformer_dec_depth)
 
 
-def _table(config: Config, use: str) -> str:
-    """The embeddings for that use, which may be those of another."""
-    if use == "softmax":
-        use = "decoder" if config.tie_decoder_embeddings else "softmax_projection"
-    if use == "decoder" and config.tie_encoder_decoder_embeddings:
-        use = "encoder"
-    name = use if use == "softmax_projection" else f"{use}_embedding"
-    return f"transformer_model/{name}_layer/embedding_table"
-
-
-def _embed(p: Parameters, config: Config, use: str, ids: Tensor, start: int = 0) -> Tensor:
+def _embed(p: Parameters, config: Config, use: Use, ids: Tensor, start: int = 0) -> Tensor:
     """Words and their places, from ``start`` on: sin(t w_i), then cos(t w_i); w from 1 to 1/10000, in equal ratios."""
-    words = functional.embedding(ids, p[_table(config, use)])
+    words = functional.embedding(ids, p[transformer_table(config, use)])
     half = config.state_size // 2
     frequencies = torch.exp(-torch.arange(half, dtype=torch.float64) * (math.log(10000) / (half - 1)))
     angles = torch.arange(start, start + ids.shape[1])[:, None] * frequencies
@@ -218,7 +209,7 @@ def _decode(
         new += own
         h = _attention_block(q, config, "cross_attn", h, _normed(q, "pre_cross_attn_sublayer", h), of_source, bias)
         h = _ffn_block(q, config, h, final=layer == config.transformer_dec_depth)
-    return functional.linear(h, p[_table(config, "softmax")]), new
+    return functional.linear(h, p[transformer_table(config, "softmax")]), new
 
 
 def _normed(p: Parameters, name: str, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmsnorm.nematus import cells
-from rmsnorm.nematus.cells import EPS, PARTIAL, Norm, check_norm
+from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
 from rmsnorm.variants import Variant
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -45,7 +45,7 @@ class Parameters:
     def __init__(
         self,
         values: Mapping[str, Array],
-        norm: Norm = "none",
+        norm: CellNorm = "none",
         *,
         partial: float = PARTIAL,
         dropout: Dropout | None = None,

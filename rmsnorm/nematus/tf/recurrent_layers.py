@@ -1,0 +1,258 @@
+"""Recurrent layers of Keras: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
+
+As layers, and as cells for keras.layers.RNN. Sequences are batch-major, as Keras has them; those of the functions in
+``recurrent`` are time-major. Keras must run on TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from rmsnorm.nematus.cells import PARTIAL, CellNorm, check_norm, gru_names, gru_shapes, lstm_shapes, nematus_gru_shapes
+from rmsnorm.nematus.config import Bias
+from rmsnorm.nematus.tf.parameters import Named, Parameters, project
+from rmsnorm.nematus.tf.recurrent import (
+    gru,
+    lstm,
+    lstm_step,
+    nematus_deep_step,
+    nematus_gru,
+    nematus_input,
+    nematus_step,
+)
+
+__all__ = ["GRU", "LSTM", "GRUCell", "LSTMCell", "NematusGRU", "NematusGRUCell"]
+
+
+class _Cell(Named):
+    """Weights of the shapes that it says, initially as Nematus has them."""
+
+    def __init__(self, units: int, *, norm: CellNorm = "none", partial: float = PARTIAL, **kwargs: Any) -> None:
+        check_norm(norm)
+        super().__init__(**kwargs)
+        self.units = self.output_size = units
+        self.state_size: Any = units
+        self.norms: dict[str, Any] = {"norm": norm, "partial": partial}
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        for name, shape in self.shapes(input_shape[-1]).items():
+            self.add_by_name(name, shape, _initializer(name, self.units))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "units": self.units, **self.norms}
+
+
+def _initializer(name: str, units: int) -> Any:
+    leaf = name.rpartition("/")[2]
+    if leaf.startswith(("U", "state")):
+        return lambda shape, dtype: tf.concat(
+            [keras.initializers.Orthogonal()((units, units), dtype) for _ in range(shape[1] // units)], 1
+        )
+    if leaf.startswith(("W", "input")):
+        return keras.initializers.RandomNormal(stddev=0.01)
+    return "ones" if leaf[0] == "s" or leaf == "new_std" else "zeros"
+
+
+@keras.saving.register_keras_serializable(package="rmsnorm")
+class NematusGRUCell(_Cell):
+    """One step of NematusGRU, for keras.layers.RNN.
+
+    Args, Raises: as NematusGRU.
+
+    Example:
+        >>> layer = keras.layers.RNN(NematusGRUCell(4, biases=("input", "state"), norm="rms"))
+        >>> layer(tf.zeros((2, 5, 3))).shape
+        TensorShape([2, 4])
+    """
+
+    def __init__(self, units: int, *, biases: Sequence[Bias] = ("input",), **kwargs: Any) -> None:
+        super().__init__(units, **kwargs)
+        self.biases: Any = tuple(biases)
+
+    def shapes(self, size: Any) -> dict[str, tuple[int, ...]]:
+        return nematus_gru_shapes(size, self.units, self.biases, self.norms["norm"])
+
+    def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        p = Parameters(self.tensors(), **self.norms)
+        h = nematus_deep_step(p, states[0], nematus_input(p / "gru0", inputs, self.biases[0]), self.biases)
+        return h, [h]
+
+    def sequence(self, x: tf.Tensor, h0: tf.Tensor, mask: tf.Tensor | None) -> list[tf.Tensor]:
+        return [nematus_gru(x, h0, self.tensors(), biases=self.biases, mask=mask, masking="carry", **self.norms)]
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "biases": list(self.biases)}
+
+
+@keras.saving.register_keras_serializable(package="rmsnorm")
+class GRUCell(_Cell):
+    """One step of GRU, for keras.layers.RNN.
+
+    Args, Raises: as GRU.
+
+    Example:
+        >>> layer = keras.layers.RNN(GRUCell(4, norm="rms"))
+        >>> layer(tf.zeros((2, 5, 3))).shape
+        TensorShape([2, 4])
+    """
+
+    def shapes(self, size: Any) -> dict[str, tuple[int, ...]]:
+        return gru_shapes(size, self.units, self.norms["norm"])
+
+    def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        names = gru_names(self.norms["norm"])
+        p = Parameters({names[name]: value for name, value in self.tensors().items()}, **self.norms) / "gru0"
+        h = nematus_step(p, states[0], nematus_input(p, inputs, "input"), "input")
+        return h, [h]
+
+    def sequence(self, x: tf.Tensor, h0: tf.Tensor, mask: tf.Tensor | None) -> list[tf.Tensor]:
+        return [gru(x, h0, self.tensors(), mask=mask, **self.norms)]
+
+
+@keras.saving.register_keras_serializable(package="rmsnorm")
+class LSTMCell(_Cell):
+    """One step of LSTM, for keras.layers.RNN.
+
+    Args, Raises: as LSTM.
+
+    Example:
+        >>> layer = keras.layers.RNN(LSTMCell(4, norm="rms"))
+        >>> layer(tf.zeros((2, 5, 3))).shape
+        TensorShape([2, 4])
+    """
+
+    def __init__(self, units: int, **kwargs: Any) -> None:
+        super().__init__(units, **kwargs)
+        self.state_size = [units, units]
+
+    def shapes(self, size: Any) -> dict[str, tuple[int, ...]]:
+        return lstm_shapes(size, self.units, self.norms["norm"])
+
+    def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        p = Parameters(self.tensors(), **self.norms)
+        h, c = states
+        h, c = lstm_step(p, h, c, project(p, inputs, "W", "b", ("s1", "b1")))
+        return h, [h, c]
+
+    def sequence(self, x: tf.Tensor, h0: tf.Tensor, c0: tf.Tensor, mask: tf.Tensor | None) -> list[tf.Tensor]:
+        return list(lstm(x, h0, c0, self.tensors(), mask=mask, **self.norms))
+
+
+class _Layer(keras.layers.RNN):
+    """A cell over whole sequences at once, where keras.layers.RNN would take step after step."""
+
+    def by_name(self) -> dict[str, keras.Variable]:
+        return self.cell.by_name()
+
+    def inner_loop(self, sequences: Any, initial_state: Any, mask: Any, training: bool = False) -> Any:
+        if self.unroll or self.zero_output_for_mask:
+            return super().inner_loop(sequences, initial_state, mask, training)
+        x, mask = (tf.transpose(sequences, (1, 0, 2)), None if mask is None else tf.transpose(mask))
+        if self.go_backwards:
+            x, mask = (None if each is None else each[::-1] for each in (x, mask))
+        found = self.cell.sequence(x, *initial_state, mask)
+        states = [each[-1] for each in found]
+        return states[0], tf.transpose(found[0], (1, 0, 2)), states
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        del config["cell"]
+        return {**self.cell.get_config(), **config}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable(package="rmsnorm")
+class NematusGRU(_Layer):
+    """Nematus's GRU with deep transition, as nematus_gru computes it, where masked steps carry the state.
+
+    Args:
+        units: features of the states.
+        biases, norm, partial: as for nematus_gru.
+        **kwargs: of keras.layers.RNN, such as ``return_sequences``, ``go_backwards`` and ``dtype``.
+
+    Call arguments:
+        sequences: (batch, length, features).
+        initial_state: a list of (batch, units), zeros where it is not given.
+        mask: bool, (batch, length), that of an Embedding where it is not given.
+
+    Raises:
+        ValueError: the norm is none of these.
+
+    Example:
+        >>> layer = NematusGRU(4, biases=("input", "state"), norm="rms", return_sequences=True)
+        >>> layer(tf.zeros((2, 5, 3))).shape
+        TensorShape([2, 5, 4])
+    """
+
+    def __init__(
+        self,
+        units: int,
+        *,
+        biases: Sequence[Bias] = ("input",),
+        norm: CellNorm = "none",
+        partial: float = PARTIAL,
+        **kwargs: Any,
+    ) -> None:
+        cell = NematusGRUCell(units, biases=biases, norm=norm, partial=partial, dtype=kwargs.get("dtype"))
+        super().__init__(cell, **kwargs)
+
+
+@keras.saving.register_keras_serializable(package="rmsnorm")
+class GRU(_Layer):
+    """The GRU of the authors' Theano code, as gru computes it.
+
+    Args:
+        units: features of the states.
+        norm, partial: as for gru.
+        **kwargs: of keras.layers.RNN, such as ``return_sequences``, ``go_backwards`` and ``dtype``.
+
+    Call arguments:
+        sequences: (batch, length, features).
+        initial_state: a list of (batch, units), zeros where it is not given.
+        mask: bool, (batch, length), that of an Embedding where it is not given.
+
+    Raises:
+        ValueError: the norm is none of these.
+
+    Example:
+        >>> layer = GRU(4, norm="rms")
+        >>> layer(tf.zeros((2, 5, 3)), mask=tf.ones((2, 5), bool)).shape
+        TensorShape([2, 4])
+    """
+
+    def __init__(self, units: int, *, norm: CellNorm = "none", partial: float = PARTIAL, **kwargs: Any) -> None:
+        super().__init__(GRUCell(units, norm=norm, partial=partial, dtype=kwargs.get("dtype")), **kwargs)
+
+
+@keras.saving.register_keras_serializable(package="rmsnorm")
+class LSTM(_Layer):
+    """The LSTM of the authors' Theano code, as lstm computes it.
+
+    Args:
+        units: features of the states.
+        norm, partial: as for lstm.
+        **kwargs: of keras.layers.RNN, such as ``return_sequences``, ``go_backwards`` and ``dtype``.
+
+    Call arguments:
+        sequences: (batch, length, features).
+        initial_state: a list of h and c, (batch, units) each, zeros where it is not given.
+        mask: bool, (batch, length), that of an Embedding where it is not given.
+
+    Raises:
+        ValueError: the norm is none of these.
+
+    Example:
+        >>> layer = LSTM(4, norm="rms", return_state=True)
+        >>> [each.shape for each in layer(tf.zeros((2, 5, 3)))]
+        [TensorShape([2, 4]), TensorShape([2, 4]), TensorShape([2, 4])]
+    """
+
+    def __init__(self, units: int, *, norm: CellNorm = "none", partial: float = PARTIAL, **kwargs: Any) -> None:
+        super().__init__(LSTMCell(units, norm=norm, partial=partial, dtype=kwargs.get("dtype")), **kwargs)
