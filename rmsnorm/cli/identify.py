@@ -14,9 +14,10 @@ from rich.text import Text
 
 from rmsnorm import errors
 from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, progress, unusable
+from rmsnorm.frameworks import FRAMEWORKS
 
 _COMMAND: Final = "rmsnorm identify"
-_FRAMEWORKS: Final = ("numpy", "torch", "tensorflow", "jax", "keras", "onnx")
+_FRAMEWORKS: Final = ", ".join(dict.fromkeys(name for row in FRAMEWORKS.values() for name in (row.package, row.layers)))
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm identify torch.nn:RMSNorm\n\n"
@@ -41,12 +42,12 @@ def identify(
         typer.Option(help="Arguments for its constructor, or options for a function, as JSON.", show_default="guessed"),
     ] = None,
     framework: Annotated[
-        str | None, typer.Option(help=f"Whose arrays a function takes: {', '.join(_FRAMEWORKS)}.", show_default="seen")
+        str | None, typer.Option(help=f"Framework of a function's arrays: {_FRAMEWORKS}.", show_default="guessed")
     ] = None,
     width: Annotated[
-        int | None, typer.Option(help="Size of the normalised axis.", min=1, show_default="64, or what it takes")
+        int | None, typer.Option(help="Size of the normalised axis.", min=1, show_default="64, or its only size")
     ] = None,
-    device: Annotated[str, typer.Option(help=f"Where: {' or '.join(DEVICES)}.")] = "cpu",
+    device: Annotated[str, typer.Option(help=f"Where it runs: {' or '.join(DEVICES)}.")] = "cpu",
     gradients: Annotated[bool, typer.Option(help="Ask for its gradients, too.")] = True,
     time_limit: Annotated[float, typer.Option(help="Seconds for a target, without imports.", min=1.0)] = 60.0,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -67,7 +68,7 @@ def identify(
     if (target is None) == (sweep is None):
         raise unusable(f"{_COMMAND}: expected a TARGET such as torch.nn:RMSNorm, or --sweep PACKAGE")
     choices("device", [device], DEVICES, _COMMAND)
-    choices("framework", [framework] if framework else None, _FRAMEWORKS, _COMMAND)
+    _check_framework(framework)
     options: dict[str, Any] = {"framework": framework, "width": width, "device": device, "gradients": gradients}
     if sweep is not None:
         _sweep(sweep, {"device": device, "gradients": gradients}, time_limit, json, markdown)
@@ -85,6 +86,16 @@ def identify(
         _show(found)
     if not found.recognised:
         raise typer.Exit(DIFFERS)
+
+
+def _check_framework(name: str | None) -> None:
+    from rmsnorm.targets.open import framework_name
+
+    try:
+        if name is not None:
+            framework_name(_COMMAND, name)
+    except ValueError as error:
+        raise unusable(str(error)) from None
 
 
 def _arguments(init: str | None) -> dict[str, Any]:

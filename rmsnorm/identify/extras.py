@@ -21,7 +21,7 @@ def solve_extras(session: Session, model: Model, notes: Notebook) -> None:
     if not model.plain or session.layout.group or not session.layout.endless:
         return
     for role, ask in (("mask", _mask), ("residual", _residual)):
-        if role in session.target.roles:
+        if role in session.target.arguments:
             try:
                 ask(session, model, notes)
             except TargetError as error:

@@ -83,9 +83,9 @@ def _swapped(session: Session, notes: Notebook, x: Array) -> None:
 
 
 def _gate(session: Session, notes: Notebook, x: Array) -> Gate | None:
-    if "gate_vector" in session.target.roles:
+    if "gate_vector" in session.target.arguments:
         return _gate_vector(session, notes, x)
-    if "gate" not in session.target.roles:
+    if "gate" not in session.target.arguments:
         notes.found("gate", False, "y is the normalised row but for gain and bias, at every element")
         return None
     random = np.random.default_rng(3)

@@ -118,7 +118,7 @@ def _candidates(target: Target, width: int) -> list[tuple[int | None, ...]]:
 def _trailing(target: Target, width: int) -> Shape:
     """The shape of the parameters where they have several axes."""
     for role in ("scale", "bias"):
-        if role in target.roles:
+        if role in target.arguments:
             try:
                 shape = tuple(target.shape_of(role, (4, width)))
             except Exception:  # of a layer that is built for more axes
@@ -147,7 +147,7 @@ def call(target: Target, x: Array, dtype: str) -> Array:
     """y in float64 for neutral parameters in the dtype of x."""
     x = x.astype(dtype)
     given = {}
-    for role in target.roles:
+    for role in target.arguments:
         if role in ("scale", "bias", "gate_vector"):
             shape = target.shape_of(role, x.shape)
             given[role] = np.full(shape, {"scale": 0.5, "bias": 0.25, "gate_vector": 0.0}[role], dtype)
@@ -158,7 +158,7 @@ def call(target: Target, x: Array, dtype: str) -> Array:
 
 def _feature_axes(target: Target, sizes: tuple[int | None, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     """The axes along which the gain, or the bias, runs: those whose sizes it has, normalised ones first."""
-    role = next((role for role in ("scale", "bias") if role in target.roles), None)
+    role = next((role for role in ("scale", "bias") if role in target.arguments), None)
     if role is None:
         return axes
     shape = tuple(size or 4 for size in sizes)

@@ -54,7 +54,7 @@ class Session:
         return max(4, min(count, 2**14 // self.n))
 
     def has(self, role: str) -> bool:
-        return role in self.target.roles
+        return role in self.target.arguments
 
     def rows(self, rows: Array, dtype: str | None = None, parameters: str | None = None, **values: Value) -> Array:
         """y of rows, in its own dtype; a value is a number, or an array in the shape of the parameter (gate: rows)."""

@@ -144,14 +144,14 @@ def _data(target: Target, variant: Variant, types: tuple[str, ...], extremes: bo
 def _fitted(target: Target, case: Case) -> tuple[Target, Case] | None:
     """The target and the case, each as the other needs it; None where they do not fit."""
     asks = (("mask", case.mask), ("residual", case.residual))
-    if case.options or case.strided or any(needed and role not in target.roles for role, needed in asks):
+    if case.options or case.strided or any(needed and argument not in target.arguments for argument, needed in asks):
         return None
     if target.framework == "keras" and (len(case.shape) == 1 or case.parameters == "bfloat16"):
         return None  # a Keras layer takes batches, and has variables in float32 or its own dtype
     if case.bias or not case.scale:
         return None  # other cases pass the parameters that it takes
-    has_scale = "scale" in target.roles
-    case = replace(case, scale=has_scale, bias="bias" in target.roles)
+    has_scale = "scale" in target.arguments
+    case = replace(case, scale=has_scale, bias="bias" in target.arguments)
     if target.width is None:
         return target, case
     if target.resized is not None and case.shape[-1]:

@@ -1,4 +1,4 @@
-"""Somebody's normalisation, opened: whatever it is made of, it is called with NumPy arrays. Loads no framework."""
+"""Opens a normalisation that somebody wrote, in any framework: it is called with NumPy arrays. Loads no framework."""
 
 from rmsnorm.targets.open import open_target
 from rmsnorm.targets.target import NoTarget, Target, TargetError

@@ -1,13 +1,14 @@
-"""What the arguments of a function, of a constructor, the parameters of a layer mean, by their names."""
+"""What the arguments of a function, the parameters of a layer and those of its constructor mean, by their names."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any, Final
 
-_ROLES: Final = {
+_NAMES: Final = {
     "scale": ("weight", "scale", "gamma", "gain", "g", "w", "s", "weights", "new_std", "alpha"),
     "bias": ("bias", "beta", "b", "shift"),
     "gate": ("gate", "z"),
@@ -23,56 +24,65 @@ _EPS: Final = ("eps", "epsilon", "variance_epsilon", "norm_eps", "layer_norm_eps
 
 
 class Unguessable(TypeError):
-    """A required argument whose meaning its name does not tell."""
+    """A required argument with a name that does not say what it means."""
 
 
-def role_of(name: str) -> str | None:
-    """scale, bias, gate, mask or residual for what parameters are usually called, else None.
+class FromCall(Enum):
+    """A value that is known only when the function is called: the shape of the gain, or the width of x."""
 
-    >>> role_of("gamma"), role_of("e_score_correction")
+    GAIN_SHAPE = "the shape of the gain"
+    WIDTH = "the width of x"
+
+
+def argument_named(name: str) -> str | None:
+    """The argument (scale, bias, gate, mask or residual) that people give such a name, else None.
+
+    >>> argument_named("gamma"), argument_named("e_score_correction")
     ('scale', None)
     """
     word = name.lower().rsplit(".", 1)[-1].strip("_")
-    for role, names in _ROLES.items():
+    for argument, names in _NAMES.items():
         if word in names or (len(word) > 3 and any(word.endswith("_" + entry) for entry in names if len(entry) > 3)):
-            return role
+            return argument
     return None
 
 
-def arguments_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, str], dict[str, Any]]:
-    """Roles that a function takes beside x; the argument for each role; values for what else it requires.
+def arguments_of(function: Callable[..., Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """The function's own name of x and of each argument that it takes, and values for what else it requires.
+
+    The name of a positional-only argument is empty.
 
     Raises:
         Unguessable: something else is required.
 
     Example:
         >>> arguments_of(lambda x, weight, eps=1e-6: x)
-        (('scale',), {'x': 'x', 'scale': 'weight'}, {})
+        ({'x': 'x', 'scale': 'weight'}, {})
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # built in: positional
-        return (), {"x": ""}, {}
+    except (TypeError, ValueError):  # a built-in function: positional
+        return {"x": ""}, {}
     parameters = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if not parameters:
         raise Unguessable("takes no argument, expected x")
     names = {"x": _key(parameters[0])}
     values: dict[str, Any] = {}
     for parameter in parameters[1:]:
-        role, required = role_of(parameter.name), parameter.default is parameter.empty
-        if role and role not in names and (required or parameter.default is None):
-            names[role] = _key(parameter)
+        argument, required = argument_named(parameter.name), parameter.default is parameter.empty
+        if argument and argument not in names and (required or parameter.default is None):
+            names[argument] = _key(parameter)
         elif required and parameter.name in _EPS:
             values[_key(parameter)] = 1e-6
         elif required and parameter.name == "normalized_shape":
-            values[_key(parameter)] = "the shape of the gain"
+            values[_key(parameter)] = FromCall.GAIN_SHAPE
         elif required and parameter.name in ("axis", "dim", "axes", "reduction_axes"):
             values[_key(parameter)] = -1
         elif required and parameter.name in _WIDTHS:
-            values[_key(parameter)] = "the width"
+            values[_key(parameter)] = FromCall.WIDTH
         elif required:
             raise Unguessable(f"requires {parameter.name!r}, whose value cannot be guessed")
-    return tuple(role for role in names if role != "x"), names, values
+    return names, values
 
 
 def _key(parameter: inspect.Parameter) -> str:
@@ -80,7 +90,7 @@ def _key(parameter: inspect.Parameter) -> str:
 
 
 def makes_layers(function: Callable[..., Any]) -> bool:
-    """Whether a function is a factory: its first argument is a width, or it has none."""
+    """Whether a function makes layers: its first argument is a width, or it has no argument."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -93,16 +103,16 @@ def makes_layers(function: Callable[..., Any]) -> bool:
 def _signature(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     parameters = inspect.signature(make).parameters
     if isinstance(make, type) and all(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values()):
-        build: Any = vars(make).get("__init__", object.__init__)  # a metaclass stands before it
+        build: Any = vars(make).get("__init__", object.__init__)  # its metaclass hides the signature
         return dict(list(inspect.signature(build).parameters.items())[1:])
     return parameters
 
 
 def constructor_arguments(make: Callable[..., Any], init: Mapping[str, Any], width: int) -> dict[str, Any]:
-    """Keyword arguments for a constructor: those given, and what its required ones must be.
+    """Keyword arguments for a constructor: those of ``init``, and values for the others that it requires.
 
     Raises:
-        Unguessable: one is required whose value the name does not tell, or one is given that it does not take.
+        Unguessable: the name of a required one does not say its value, or ``init`` has one that it does not take.
     """
     try:
         parameters = _signature(make)
@@ -134,13 +144,13 @@ def constructor_arguments(make: Callable[..., Any], init: Mapping[str, Any], wid
     return chosen
 
 
-def resizable(make: Callable[..., Any], init: Mapping[str, Any]) -> str | None:
-    """The argument of a constructor that is the width, where ``init`` gives it as a number."""
+def width_argument(init: Mapping[str, Any]) -> str | None:
+    """The name of the argument in ``init`` that is the width as a number, None where it has none."""
     return next((name for name, value in init.items() if name in _WIDTHS and isinstance(value, int)), None)
 
 
 class Config:
-    """Stands in for a model's configuration: sizes and eps, and nothing that is not plain."""
+    """Stands in for a model's configuration: it has sizes and eps, and nothing else."""
 
     def __init__(self, width: int) -> None:
         self._width = width

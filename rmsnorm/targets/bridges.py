@@ -1,4 +1,4 @@
-"""NumPy arrays into a framework's and back, and its automatic differentiation. A framework is imported when used."""
+"""Turns NumPy arrays into a framework's and back, and differentiates. A framework is imported when it is used."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from rmsnorm.frameworks import framework
+
 Array = npt.NDArray[Any]
 Function = Callable[[Mapping[str, Any]], Any]
 
 
 class Bridge(Protocol):
-    """A library.
+    """The way into a library of arrays, and back.
 
     Attributes:
-        differentiable: whether it has automatic differentiation.
-        compiles: whether it compiles for each shape.
+        differentiable: whether the library has automatic differentiation.
+        compiles: whether it compiles a function again for every new shape.
+
+    ``scope`` is the context of a call (``wide``: some array is float64), ``send`` and ``fetch`` convert an array,
+    ``pull`` returns the gradient for every floating-point tensor, by its name, None where there is none.
     """
 
     differentiable: bool
@@ -29,7 +34,7 @@ class Bridge(Protocol):
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]: ...
     def send(self, array: Array) -> Any: ...
     def fetch(self, tensor: Any) -> Array: ...
-    def pull(self, function: Function, arguments: Mapping[str, Any], dy: Array) -> dict[str, Any]: ...
+    def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]: ...
 
 
 class NumPy:
@@ -45,7 +50,7 @@ class NumPy:
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(tensor)
 
-    def pull(self, function: Function, arguments: Mapping[str, Any], dy: Array) -> dict[str, Any]:
+    def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -72,15 +77,14 @@ class Torch:
             return tensor.view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
         return tensor.numpy()
 
-    def pull(self, function: Function, arguments: Mapping[str, Any], dy: Array) -> dict[str, Any]:
-        wanted = {name: t for name, t in arguments.items() if t.is_floating_point()}
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in wanted.items()}
+    def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]:
+        leaves = {name: t.detach().requires_grad_() for name, t in tensors.items() if t.is_floating_point()}
         with self.torch.enable_grad():
-            y = function({**arguments, **leaves})
+            y = function({**tensors, **leaves})
         if not y.requires_grad:
             return dict.fromkeys(leaves)
-        found = self.torch.autograd.grad(y, list(leaves.values()), self.send(dy).to(y.dtype), allow_unused=True)
-        return dict(zip(leaves, found, strict=True))
+        gradients = self.torch.autograd.grad(y, list(leaves.values()), self.send(dy).to(y.dtype), allow_unused=True)
+        return dict(zip(leaves, gradients, strict=True))
 
 
 class TensorFlow:
@@ -91,10 +95,10 @@ class TensorFlow:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         import tensorflow as tf
 
-        self.tf, self.place = tf, "/GPU:0" if device == "cuda" else "/CPU:0"
+        self.tf, self.device = tf, "/GPU:0" if device == "cuda" else "/CPU:0"
 
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
-        return self.tf.device(self.place)
+        return self.tf.device(self.device)
 
     def send(self, array: Array) -> Any:
         return self.tf.constant(array)
@@ -102,13 +106,13 @@ class TensorFlow:
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(self.tf.convert_to_tensor(tensor))
 
-    def pull(self, function: Function, arguments: Mapping[str, Any], dy: Array) -> dict[str, Any]:
-        wanted = {name: t for name, t in arguments.items() if t.dtype.is_floating}
+    def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]:
+        leaves = {name: t for name, t in tensors.items() if t.dtype.is_floating}
         with self.tf.GradientTape() as tape:
-            tape.watch(list(wanted.values()))
-            y = function(arguments)
-        found = tape.gradient(y, list(wanted.values()), self.tf.cast(self.send(dy), y.dtype))
-        return dict(zip(wanted, found, strict=True))
+            tape.watch(list(leaves.values()))
+            y = function(tensors)
+        gradients = tape.gradient(y, list(leaves.values()), self.tf.cast(self.send(dy), y.dtype))
+        return dict(zip(leaves, gradients, strict=True))
 
 
 class Jax:
@@ -122,7 +126,7 @@ class Jax:
 
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
         stack = contextlib.ExitStack()
-        stack.enter_context(self.jax.enable_x64(wide))  # float64 only where it is asked
+        stack.enter_context(self.jax.enable_x64(wide))  # float64 only for calls with float64 arrays
         stack.enter_context(self.jax.numpy_dtype_promotion("standard"))
         return stack
 
@@ -132,20 +136,24 @@ class Jax:
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(tensor)
 
-    def pull(self, function: Function, arguments: Mapping[str, Any], dy: Array) -> dict[str, Any]:
-        wanted = {name: t for name, t in arguments.items() if self.jax.numpy.issubdtype(t.dtype, np.floating)}
-        y, pull = self.jax.vjp(lambda given: function({**arguments, **given}), wanted)
+    def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]:
+        leaves = {name: t for name, t in tensors.items() if self.jax.numpy.issubdtype(t.dtype, np.floating)}
+        y, pull = self.jax.vjp(lambda primals: function({**tensors, **primals}), leaves)
         return dict(pull(self.send(dy).astype(y.dtype))[0])
 
 
 _BRIDGES: Final[dict[str, Callable[[str], Bridge]]] = {
     "numpy": lambda device: NumPy(),
     "torch": Torch,
-    "tensorflow": TensorFlow,
-    "jax": Jax,
+    "tf": TensorFlow,
+    "flax": Jax,
 }
 
 
-def bridge(library: str, device: str = "cpu") -> Bridge:
-    """The way into a library: numpy, torch, tensorflow or jax."""
-    return _BRIDGES[library](device)
+def bridge(name: str, device: str = "cpu") -> Bridge:
+    """The bridge to the arrays of a framework, by its key or an alias: numpy, torch, tensorflow, jax, ...
+
+    Raises:
+        ValueError: there is no such framework.
+    """
+    return _BRIDGES[framework("identify", name).key](device)

@@ -9,96 +9,93 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.targets.arguments import role_of
+from rmsnorm.targets.arguments import argument_named
 from rmsnorm.targets.bridges import bridge
 from rmsnorm.targets.target import Shape, Target
 
-_BASES: Final = {
-    "torch": ("torch.nn.modules.module", "Module"),
-    "keras": ("keras.src.layers.layer", "Layer"),
-    "nnx": ("flax.nnx.pytreelib", "Pytree"),
-    "linen": ("flax.linen.module", "Module"),
-    "equinox": ("equinox._module._module", "Module"),
-}
+Opener = Callable[[Any, str, str], Target]
 
 
-def family(thing: Any) -> str | None:
-    """torch, keras, nnx, linen or equinox for a layer or its class, else None."""
+def opener(thing: Any) -> Opener | None:
+    """What opens a layer or its class, as (layer, name, device) -> target; None where it is no layer."""
     kind = thing if isinstance(thing, type) else type(thing)
     for base in kind.__mro__:
-        for name, place in _BASES.items():
-            if (base.__module__, base.__name__) == place:
-                return name
+        if (base.__module__, base.__name__) in _OPENERS:
+            return _OPENERS[base.__module__, base.__name__]
     return None
 
 
 def keras_library() -> str:
-    """Whose arrays Keras computes with."""
+    """The library whose arrays Keras computes with."""
     import keras
 
     return str(keras.backend.backend())
 
 
 def assign(shapes: Mapping[str, Shape]) -> dict[str, str]:
-    """Role of each parameter by its name; a lone one of unknown name is the gain, a vector called gate is one.
+    """The layer's own parameter for each argument, by their names and shapes.
+
+    A vector called gate is gate_vector; the only parameter of a layer is the gain, whatever its name.
 
     >>> assign({"norm.weight": (8,), "bias": (8,)})
     {'scale': 'norm.weight', 'bias': 'bias'}
     """
-    roles: dict[str, str] = {}
+    own: dict[str, str] = {}
     for name, shape in shapes.items():
-        role = role_of(name)
-        if role == "gate":
-            role = "gate_vector" if len(shape) == 1 else None
-        if role is None and name.rsplit(".", 1)[-1] == "offset":
-            role = "bias"  # the name that Zhang & Sennrich gave it
-        if role and role not in roles:
-            roles[role] = name
-    if not roles and len(shapes) == 1:
-        roles["scale"] = next(iter(shapes))
-    return roles
+        argument = argument_named(name)
+        if argument == "gate":
+            argument = "gate_vector" if len(shape) == 1 else None
+        if argument is None and name.rsplit(".", 1)[-1] == "offset":
+            argument = "bias"  # the name that Zhang & Sennrich gave it
+        if argument and argument not in own:
+            own[argument] = name
+    if not own and len(shapes) == 1:
+        own["scale"] = next(iter(shapes))
+    return own
 
 
-def _second_input(call: Callable[..., Any]) -> tuple[str, ...]:
-    """Roles of the arguments after x of a layer's call: gate, mask, residual, by name."""
+def _inputs(call: Callable[..., Any]) -> dict[str, str]:
+    """The own names of gate, mask and residual where a layer's call takes them after x."""
     try:
         parameters = list(inspect.signature(call).parameters.values())[1:]
     except (TypeError, ValueError):
-        return ()
-    found = [role_of(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD or p.kind is p.KEYWORD_ONLY]
-    return tuple(role for role in found if role in ("gate", "mask", "residual"))
+        return {}
+    inputs: dict[str, str] = {}
+    for parameter in parameters:
+        argument = argument_named(parameter.name)
+        by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if by_name and argument in ("gate", "mask", "residual"):
+            inputs.setdefault(argument, parameter.name)
+    return inputs
 
 
-def _argument(call: Callable[..., Any], role: str) -> str:
-    return next(name for name in inspect.signature(call).parameters if role_of(name) == role)
+def _renamed(arrays: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
+    """The arrays that the layer takes, under its own names."""
+    return {name: arrays[argument] for argument, name in own.items() if argument in arrays}
 
 
 def _torch(layer: Any, name: str, device: str) -> Target:
     import torch
 
     layer = layer.to(device)
-    own = {key: tuple(p.shape) for key, p in layer.named_parameters()}
-    roles = assign(own)
-    inputs = _second_input(layer.forward)
-    size = own[roles["scale"]] if "scale" in roles else own.get(roles.get("bias", ""), ())
+    shapes = {key: tuple(p.shape) for key, p in layer.named_parameters()}
+    own, inputs = assign(shapes), _inputs(layer.forward)
+    size = shapes[own["scale"]] if "scale" in own else shapes.get(own.get("bias", ""), ())
     fixed = size or getattr(layer, "normalized_shape", None)
 
-    def call(arguments: Mapping[str, Any]) -> Any:
-        parameters = {key: arguments[role] for role, key in roles.items() if role in arguments}
-        named = {_argument(layer.forward, role): arguments[role] for role in inputs if role in arguments}
-        return torch.func.functional_call(layer, parameters, (arguments["x"],), named)
+    def call(arrays: Mapping[str, Any]) -> Any:
+        return torch.func.functional_call(layer, _renamed(arrays, own), (arrays["x"],), _renamed(arrays, inputs))
 
     return Target(
-        name, "torch", bridge("torch", device), call, (*roles, *inputs),
+        name, "torch", bridge("torch", device), call, (*own, *inputs),
         width=int(np.prod(fixed)) if fixed else None,
-        shape_of=lambda role, shape: own[roles[role]],
+        shape_of=lambda argument, shape: shapes[own[argument]],
     )  # fmt: skip
 
 
 def _keras(layer: Any, name: str, device: str) -> Target:
     config, make = layer.get_config(), type(layer)
-    library = keras_library()
-    inputs = tuple(role for role in _second_input(layer.call) if role != "mask")
+    inputs = {argument: key for argument, key in _inputs(layer.call).items() if argument != "mask"}
 
     @functools.cache
     def built(shape: Shape, x: str, g: str) -> Any:
@@ -111,32 +108,27 @@ def _keras(layer: Any, name: str, device: str) -> Target:
         fresh.build(shape)
         return fresh
 
-    def roles_for(shape: Shape) -> dict[str, str]:
-        fresh = built(shape, "float32", "float32")
-        return assign({variable.name: tuple(variable.shape) for variable in fresh.trainable_variables})
+    def shapes(shape: Shape) -> dict[str, Shape]:
+        return {v.name: tuple(v.shape) for v in built(shape, "float32", "float32").trainable_variables}
 
-    def call(arguments: Mapping[str, Any]) -> Any:
-        x = arguments["x"]
+    def call(arrays: Mapping[str, Any]) -> Any:
+        x = arrays["x"]
         shape = tuple(int(size) for size in x.shape)
-        given = [arguments[role] for role in ("scale", "bias", "gate_vector") if role in arguments]
-        fresh = built(shape, _dtype(x), _dtype(given[0]) if given else _dtype(x))
-        roles = {key: role for role, key in roles_for(shape).items()}
-        values = [arguments.get(roles.get(v.name, ""), v.value) for v in fresh.trainable_variables]
+        parameters = [arrays[argument] for argument in ("scale", "bias", "gate_vector") if argument in arrays]
+        fresh = built(shape, _dtype(x), _dtype(parameters[0]) if parameters else _dtype(x))
+        chosen = _renamed(arrays, assign(shapes(shape)))
+        values = [chosen.get(v.name, v.value) for v in fresh.trainable_variables]
         others = [v.value for v in fresh.non_trainable_variables]
-        named = {_argument(layer.call, role): arguments[role] for role in inputs if role in arguments}
-        return fresh.stateless_call(values, others, x, **named)[0]
+        return fresh.stateless_call(values, others, x, **_renamed(arrays, inputs))[0]
 
-    def shape_of(role: str, shape: Shape) -> Shape:
-        fresh = built(shape, "float32", "float32")
-        key = roles_for(shape)[role]
-        return next(tuple(v.shape) for v in fresh.trainable_variables if v.name == key)
-
-    probe = _rank(layer.get_config())
     try:
-        roles: dict[str, str] = roles_for(probe)
-    except Exception:  # said when it is called
-        roles = {}
-    return Target(name, "keras", bridge(library, device), call, (*roles, *inputs), shape_of=shape_of)
+        own = assign(shapes(_rank(config)))
+    except Exception:  # the call raises it again, for the report
+        own = {}
+    return Target(
+        name, "keras", bridge(keras_library(), device), call, (*own, *inputs),
+        shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
+    )  # fmt: skip
 
 
 def _rank(config: Mapping[str, Any]) -> Shape:
@@ -153,54 +145,51 @@ def _dtype(tensor: Any) -> str:
 
 
 def _nnx(layer: Any, name: str, device: str) -> Target:
+    import jax
     from flax import nnx
 
     graph, state = nnx.split(layer)
-    flat = _flat(nnx.to_pure_dict(state))
-    own = {key: tuple(np.shape(value)) for key, value in flat.items() if np.ndim(value)}
-    roles = assign(own)
-    inputs = _second_input(layer.__call__)
+    leaves = _flat(nnx.to_pure_dict(state))
+    shapes = {key: tuple(np.shape(value)) for key, value in leaves.items() if np.ndim(value)}
+    own, inputs = assign(shapes), _inputs(layer.__call__)
 
-    def call(arguments: Mapping[str, Any]) -> Any:
-        import jax
-
+    def call(arrays: Mapping[str, Any]) -> Any:
         fresh = jax.tree.map(lambda leaf: leaf, state)
-        values = dict(flat)
-        values |= {key: arguments[role] for role, key in roles.items() if role in arguments}
-        nnx.replace_by_pure_dict(fresh, _nested(values))
-        named = {_argument(layer.__call__, role): arguments[role] for role in inputs if role in arguments}
-        return nnx.merge(graph, fresh)(arguments["x"], **named)
+        nnx.replace_by_pure_dict(fresh, _nested({**leaves, **_renamed(arrays, own)}))
+        return nnx.merge(graph, fresh)(arrays["x"], **_renamed(arrays, inputs))
 
-    width = int(np.prod(own[roles["scale"]])) if "scale" in roles else None
+    width = int(np.prod(shapes[own["scale"]])) if "scale" in own else None
     return Target(
-        name, "flax", bridge("jax", device), call, (*roles, *inputs), width=width,
-        shape_of=lambda role, shape: own[roles[role]],
+        name, "flax", bridge("jax", device), call, (*own, *inputs), width=width,
+        shape_of=lambda argument, shape: shapes[own[argument]],
     )  # fmt: skip
 
 
 def _flat(tree: Mapping[Any, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """The leaves by their path, with dots."""
+    leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        here = (*path, str(key))
-        found |= _flat(value, here) if isinstance(value, Mapping) else {".".join(here): value}
-    return found
+        inner = (*path, str(key))
+        leaves |= _flat(value, inner) if isinstance(value, Mapping) else {".".join(inner): value}
+    return leaves
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree that ``_flat`` made leaves of."""
     tree: dict[str, Any] = {}
-    for path, value in flat.items():
+    for path, value in leaves.items():
         *folders, last = path.split(".")
-        here = tree
+        branch = tree
         for folder in folders:
-            here = here.setdefault(folder, {})
-        here[last] = value
+            branch = branch.setdefault(folder, {})
+        branch[last] = value
     return tree
 
 
 def _linen(layer: Any, name: str, device: str) -> Target:
     import jax
 
-    inputs = _second_input(type(layer).__call__)
+    inputs = _inputs(type(layer).__call__)
 
     @functools.cache
     def shapes(shape: Shape) -> dict[str, Shape]:
@@ -208,25 +197,24 @@ def _linen(layer: Any, name: str, device: str) -> Target:
         return {key: tuple(leaf.shape) for key, leaf in _flat(made.get("params", {})).items()}
 
     @functools.cache
-    def own(shape: Shape) -> dict[str, Any]:
+    def initial(shape: Shape) -> dict[str, Any]:
         return _flat(layer.init(jax.random.key(0), np.zeros(shape, np.float32)).get("params", {}))
 
-    def call(arguments: Mapping[str, Any]) -> Any:
-        x = arguments["x"]
-        roles = assign(shapes(tuple(x.shape)))
-        values = {key: arguments[role] for role, key in roles.items() if role in arguments}
-        if len(values) < len(shapes(tuple(x.shape))):
-            values = {**own(tuple(x.shape)), **values}
-        named = {_argument(type(layer).__call__, role): arguments[role] for role in inputs if role in arguments}
-        return layer.apply({"params": _nested(values)}, x, **named)
+    def call(arrays: Mapping[str, Any]) -> Any:
+        x = arrays["x"]
+        shape = tuple(x.shape)
+        parameters = _renamed(arrays, assign(shapes(shape)))
+        if len(parameters) < len(shapes(shape)):
+            parameters = {**initial(shape), **parameters}
+        return layer.apply({"params": _nested(parameters)}, x, **_renamed(arrays, inputs))
 
     try:
-        roles: dict[str, str] = assign(shapes((4, 4, 4, 8)))
-    except Exception:  # said when it is called
-        roles = {}
+        own = assign(shapes((4, 4, 4, 8)))
+    except Exception:  # the call raises it again, for the report
+        own = {}
     return Target(
-        name, "flax", bridge("jax", device), call, (*roles, *inputs),
-        shape_of=lambda role, shape: shapes(shape)[assign(shapes(shape))[role]],
+        name, "flax", bridge("jax", device), call, (*own, *inputs),
+        shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
     )  # fmt: skip
 
 
@@ -235,28 +223,29 @@ def _equinox(layer: Any, name: str, device: str) -> Target:
 
     leaves, tree = jax.tree_util.tree_flatten_with_path(layer)
     keys = [jax.tree_util.keystr(path).lstrip(".") for path, _ in leaves]
-    own = {key: tuple(leaf.shape) for key, (_, leaf) in zip(keys, leaves, strict=True) if np.ndim(leaf)}
-    roles = assign(own)
-    shape = tuple(getattr(layer, "shape", None) or next(iter(own.values()), ()))
+    shapes = {key: tuple(leaf.shape) for key, (_, leaf) in zip(keys, leaves, strict=True) if np.ndim(leaf)}
+    own = assign(shapes)
+    example = tuple(getattr(layer, "shape", None) or next(iter(shapes.values()), ()))
 
-    def call(arguments: Mapping[str, Any]) -> Any:
-        chosen = {key: arguments[role] for role, key in roles.items() if role in arguments}
+    def call(arrays: Mapping[str, Any]) -> Any:
+        chosen = _renamed(arrays, own)
         values = [chosen.get(key, leaf) for key, (_, leaf) in zip(keys, leaves, strict=True)]
         function = jax.tree_util.tree_unflatten(tree, values)
-        for _ in range(arguments["x"].ndim - max(1, len(shape))):
+        for _ in range(arrays["x"].ndim - max(1, len(example))):
             function = jax.vmap(function)  # an Equinox layer takes one example
-        return function(arguments["x"])
+        return function(arrays["x"])
 
     return Target(
-        name, "equinox", bridge("jax", device), call, tuple(roles), width=int(np.prod(shape)) if shape else None,
-        shape_of=lambda role, _: own[roles[role]],
+        name, "equinox", bridge("jax", device), call, tuple(own), width=int(np.prod(example)) if example else None,
+        shape_of=lambda argument, shape: shapes[own[argument]],
     )  # fmt: skip
 
 
-OPEN: Final[dict[str, Callable[[Any, str, str], Target]]] = {
-    "torch": _torch,
-    "keras": _keras,
-    "nnx": _nnx,
-    "linen": _linen,
-    "equinox": _equinox,
+# by the module and the name of the base class of all layers: a framework is recognised without importing it
+_OPENERS: Final[dict[tuple[str, str], Opener]] = {
+    ("torch.nn.modules.module", "Module"): _torch,
+    ("keras.src.layers.layer", "Layer"): _keras,
+    ("flax.nnx.pytreelib", "Pytree"): _nnx,
+    ("flax.linen.module", "Module"): _linen,
+    ("equinox._module._module", "Module"): _equinox,
 }

@@ -1,4 +1,4 @@
-"""An ONNX model as a target, run by onnxruntime: its inputs and initializers of the right shape are parameters."""
+"""An ONNX model as a target, run by onnxruntime: its other inputs and its initializers are the arguments beside x."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmsnorm.targets.layers import assign
 from rmsnorm.targets.target import NoTarget, Target
 
 
-def open_onnx(path: Path, *, width: int | None = None) -> Target:
+def open_onnx(path: Path) -> Target:
     """Open a model whose first input is x and whose first output is y.
 
     Initializers with more than one element become inputs, so that the gain can be set.
@@ -34,19 +34,19 @@ def open_onnx(path: Path, *, width: int | None = None) -> Target:
     try:
         model = onnx.load(path)
         graph = model.graph
-    except Exception as error:  # of protobuf
+    except Exception as error:  # protobuf has exceptions of its own
         raise NoTarget(f"identify: {path} is no ONNX model ({type(error).__name__}); check the file") from None
-    named = {one.name for one in graph.input}
-    for one in graph.initializer:
-        if int(np.prod(one.dims)) > 1 and one.name not in named and one.data_type in _NAMES:
-            graph.input.append(onnx.helper.make_tensor_value_info(one.name, one.data_type, list(one.dims)))
-    constants = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
-    x, *others = [one.name for one in graph.input if one.name not in constants] + [
-        one.name for one in graph.input if one.name in constants
+    inputs = {value.name for value in graph.input}
+    for tensor in graph.initializer:
+        if int(np.prod(tensor.dims)) > 1 and tensor.name not in inputs and tensor.data_type in _DTYPES:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    x, *others = [value.name for value in graph.input if value.name not in constants] + [
+        value.name for value in graph.input if value.name in constants
     ]
-    shapes = {one.name: _sizes(one) for one in graph.input}
-    types = {one.name: _NAMES.get(one.type.tensor_type.elem_type, "float32") for one in graph.input}
-    roles = assign({name: tuple(size or 0 for size in shapes[name]) for name in others})
+    shapes = {value.name: _sizes(value) for value in graph.input}
+    types = {value.name: _DTYPES.get(value.type.tensor_type.elem_type, "float32") for value in graph.input}
+    own = assign({name: tuple(size or 0 for size in shapes[name]) for name in others})
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
 
@@ -54,25 +54,24 @@ def open_onnx(path: Path, *, width: int | None = None) -> Target:
     def session() -> Any:
         return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
-    def call(arguments: Mapping[str, Any]) -> Any:
-        given = {x: arguments["x"], **{key: arguments[role] for role, key in roles.items() if role in arguments}}
-        for name, array in given.items():
+    def call(arrays: Mapping[str, Any]) -> Any:
+        feeds = {x: arrays["x"], **{name: arrays[argument] for argument, name in own.items() if argument in arrays}}
+        for name, array in feeds.items():
             if array.dtype.name != types[name]:
                 raise TypeError(f"{name} is {types[name]} in the model")
-        return session().run(None, {**{name: constants[name] for name in others if name in constants}, **given})[0]
+        return session().run(None, {**{name: constants[name] for name in others if name in constants}, **feeds})[0]
 
     last = shapes[x][-1] if shapes[x] else None
-    fixed = next((shapes[roles[role]] for role in ("scale", "bias") if role in roles), ())
-    own = {role: tuple(size for size in shapes[key]) for role, key in roles.items()}
+    fixed = next((shapes[own[argument]] for argument in ("scale", "bias") if argument in own), ())
     size = last or (int(np.prod([n or 1 for n in fixed])) if fixed and all(fixed) else None)
     return Target(
-        str(path), "onnx", NumPy(), call, tuple(roles), width=size,
-        shape_of=lambda role, shape: tuple(n or shape[-1] for n in own[role]),
+        str(path), "onnx", NumPy(), call, tuple(own), width=size,
+        shape_of=lambda argument, shape: tuple(n or shape[-1] for n in shapes[own[argument]]),
     )  # fmt: skip
 
 
-_NAMES = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
+_DTYPES = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
 
 
 def _sizes(value: Any) -> tuple[int | None, ...]:
-    return tuple(one.dim_value or None for one in value.type.tensor_type.shape.dim)
+    return tuple(size.dim_value or None for size in value.type.tensor_type.shape.dim)

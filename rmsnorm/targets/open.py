@@ -13,23 +13,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.targets import layers
-from rmsnorm.targets.arguments import Unguessable, arguments_of, constructor_arguments, makes_layers, resizable
+from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.frameworks import framework as row_of
+from rmsnorm.targets.arguments import (
+    FromCall,
+    Unguessable,
+    arguments_of,
+    constructor_arguments,
+    makes_layers,
+    width_argument,
+)
 from rmsnorm.targets.bridges import bridge
+from rmsnorm.targets.layers import keras_library, opener
 from rmsnorm.targets.onnx import open_onnx
 from rmsnorm.targets.target import NoTarget, Target, TargetError
 
-FRAMEWORKS: Final = ("numpy", "torch", "tensorflow", "jax", "keras", "flax", "equinox", "onnx")
-_ARRAYS: Final = ("torch", "keras", "tensorflow", "jax", "flax", "equinox")
 WIDTH: Final = 64
-_LIBRARY: Final = {
-    "torch": "torch",
-    "jax": "jax",
-    "flax": "jax",
-    "equinox": "jax",
-    "tensorflow": "tensorflow",
-    "numpy": "numpy",
-}
+_BEYOND: Final = {"equinox": "jax", "onnx": "numpy"}  # frameworks without an RMSNorm here, and whose arrays they take
+_PACKAGES: Final = {name for row in FRAMEWORKS.values() for name in (row.package, row.layers)} | {"equinox"}
 
 
 def open_target(
@@ -40,19 +41,21 @@ def open_target(
     init: Mapping[str, Any] | None = None,
     device: str = "cpu",
 ) -> Target:
-    """Open what a user points at.
+    """Make a Target of a function, a layer or a model.
 
     Args:
         target: a function of x, or of (x, weight), (x, weight, bias, eps=...) and the like; a layer of PyTorch,
-            Keras, Flax (nnx, linen) or Equinox; its class, or what makes it; a ``module:attribute`` or
+            Keras, Flax (nnx, linen) or Equinox; its class, or a function that makes it; a ``module:attribute`` or
             ``file.py:attribute`` that names one of these; an .onnx file; a Target, which is returned as it is.
-        framework: numpy, torch, tensorflow, jax or keras for a function that does not show whose arrays it takes.
-        width: size of the normalised axis to build and to call it with; None for 64, or what it takes.
+        framework: for a function that does not show whose arrays it takes: numpy, torch, tensorflow, keras, jax, flax,
+            or another name of rmsnorm.frameworks.
+        width: size of the normalised axis to build and to call it with; None for 64, or the only size that it takes.
         init: arguments for its constructor, or options for a function.
         device: cpu or cuda.
 
     Raises:
-        NoTarget (a ValueError): there is nothing of that name, or an argument that it requires cannot be guessed.
+        NoTarget (a ValueError): there is no target of that name, no such framework, or an argument that it requires
+            cannot be guessed.
 
     Example:
         >>> import numpy as np
@@ -62,18 +65,38 @@ def open_target(
     """
     if isinstance(target, Target):
         return target
-    if framework is not None and framework not in FRAMEWORKS:
-        raise NoTarget(f"identify: framework is {framework!r}, expected one of {', '.join(FRAMEWORKS)}")
-    init = dict(init or {})
-    name = target if isinstance(target, str) else _name(target)
+    try:
+        framework = None if framework is None else framework_name("identify", framework)
+    except ValueError as error:
+        raise NoTarget(str(error)) from None
     if isinstance(target, (str, Path)) and str(target).endswith(".onnx"):
-        return open_onnx(Path(target), width=width)
+        return open_onnx(Path(target))
+    name = target if isinstance(target, str) else _name(target)
     thing = locate(target) if isinstance(target, str) else target
-    return _open(thing, name, framework, width, init, device)
+    return _open(thing, name, framework, width, dict(init or {}), device)
+
+
+def framework_name(op: str, name: str) -> str:
+    """The package that reports name for a framework, from its key or an alias: torch for pytorch, tensorflow for tf.
+
+    Raises:
+        ValueError: there is no such framework.
+
+    >>> framework_name("identify", "pytorch"), framework_name("identify", "keras"), framework_name("identify", "nnx")
+    ('torch', 'keras', 'jax')
+    """
+    if name in _BEYOND:
+        return name
+    row = row_of(op, name)
+    return name if name in (row.package, row.layers) else row.package
 
 
 def locate(name: str) -> Any:
-    """Import what ``module:attribute`` or ``file.py:attribute`` names."""
+    """Import the object that ``module:attribute`` or ``file.py:attribute`` names.
+
+    Raises:
+        NoTarget: the module cannot be imported, or has no such attribute.
+    """
     module_name, colon, attribute = name.rpartition(":")
     if not colon or not module_name or not attribute:
         raise NoTarget(
@@ -83,7 +106,7 @@ def locate(name: str) -> Any:
         module: Any = (
             _from_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
         )
-    except Exception as error:  # importing runs foreign code
+    except Exception as error:  # a module may raise anything when it is imported
         raise NoTarget(
             f"identify: {module_name} cannot be imported ({type(error).__name__}: {error}); check the name"
         ) from error
@@ -108,13 +131,13 @@ def _from_file(path: Path) -> types.ModuleType:
 
 
 def _open(thing: Any, name: str, framework: str | None, width: int | None, init: dict[str, Any], device: str) -> Target:
-    family = layers.family(thing)
-    if isinstance(thing, type) or (family is None and not init and makes_layers(thing)):
+    open_layer = opener(thing)
+    if isinstance(thing, type) or (open_layer is None and not init and makes_layers(thing)):
         return _built(thing, name, framework, width, init, device)
-    if init and family is not None:
+    if open_layer is not None and init:
         raise NoTarget(f"identify: {name} is a layer that is built already, expected no init; pass its class")
-    if family is not None:
-        return layers.OPEN[family](thing, name, device)
+    if open_layer is not None:
+        return open_layer(thing, name, device)
     if not callable(thing):
         raise NoTarget(
             f"identify: {name} is of type {type(thing).__name__}, expected a function, a layer or a class of layers"
@@ -125,21 +148,21 @@ def _open(thing: Any, name: str, framework: str | None, width: int | None, init:
 def _built(
     make: Callable[..., Any], name: str, framework: str | None, width: int | None, init: dict[str, Any], device: str
 ) -> Target:
-    """A layer from its class or factory, and how to build it again for another width."""
-    given = resizable(make, init)
-    size = width or (init[given] if given else WIDTH)
+    """A layer from its class or from a function that makes it; ``resized`` builds it again for another width."""
+    own_width = width_argument(init)
+    size = width or (init[own_width] if own_width else WIDTH)
 
     def build(size: int) -> Target:
         try:
-            arguments = constructor_arguments(make, {**init, given: size} if given else init, size)
+            arguments = constructor_arguments(make, {**init, own_width: size} if own_width else init, size)
         except Unguessable as error:
             raise NoTarget(f"identify: {name} {error}; pass it in init, such as --init '{{\"dim\": 64}}'") from None
         try:
             made = make(**arguments)
-        except Exception as error:  # a constructor is foreign code
-            story = str(error).strip().splitlines() or ["without a message"]
+        except Exception as error:  # a constructor may raise anything
+            lines = str(error).strip().splitlines() or ["without a message"]
             shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())[:120]
-            raise NoTarget(f"identify: {name}({shown}) raised {type(error).__name__}: {story[0]}; pass init") from error
+            raise NoTarget(f"identify: {name}({shown}) raised {type(error).__name__}: {lines[0]}; pass init") from error
         target = _open(made, name, framework, None, {}, device)
         target.resized = build
         return target
@@ -149,61 +172,59 @@ def _built(
 
 def _function(function: Callable[..., Any], name: str, framework: str | None, device: str) -> Target:
     try:
-        roles, names, values = arguments_of(function)
+        names, values = arguments_of(function)
     except Unguessable as error:
         raise NoTarget(f"identify: {name} {error}; pass it in init, such as --init '{{\"eps\": 1e-6}}'") from None
+    arguments = tuple(argument for argument in names if argument != "x")
 
-    def call(arguments: Mapping[str, Any]) -> Any:
-        x = arguments["x"]
-        positional, named = [x], {}
-        for role, key in names.items():
-            if role != "x" and role in arguments:
-                if key:
-                    named[key] = arguments[role]
-                else:
-                    positional.append(arguments[role])
+    def call(arrays: Mapping[str, Any]) -> Any:
+        x, scale = arrays["x"], arrays.get("scale")
+        positional = [x, *(arrays[a] for a in arguments if a in arrays and not names[a])]
+        named = {names[a]: arrays[a] for a in arguments if a in arrays and names[a]}
         for key, value in values.items():
-            scale = arguments.get("scale")
-            if value == "the shape of the gain":
-                value = tuple(x.shape[-1:] if scale is None else scale.shape)
-            named[key] = int(x.shape[-1]) if value == "the width" else value
+            if value is FromCall.GAIN_SHAPE:
+                named[key] = tuple(x.shape[-1:] if scale is None else scale.shape)
+            elif value is FromCall.WIDTH:
+                named[key] = int(x.shape[-1])
+            else:
+                named[key] = value
         return function(*positional, **named)
 
-    notes = tuple(f"{key}={value!r} was passed" for key, value in values.items() if not isinstance(value, str))
-    candidates = [framework] if framework else _candidates(function)
-    targets = []
+    def target_for(candidate: str) -> Target:
+        library = keras_library() if candidate == "keras" else _BEYOND.get(candidate, candidate)
+        return Target(name, candidate, bridge(library, device), call, arguments, notes=notes)
+
+    notes = tuple(f"{key}={value!r} was passed" for key, value in values.items() if not isinstance(value, FromCall))
+    if framework:
+        return target_for(framework)
+    x = np.linspace(0.5, 2, 32, dtype=np.float32).reshape(4, 8)
+    arrays = {a: x if a == "gate" else x[0] for a in arguments if a in ("scale", "bias", "gate")}
+    candidates = _candidates(function)
+    if len(candidates) == 1:
+        return target_for(candidates[0])
     for candidate in candidates:
-        library = layers.keras_library() if candidate == "keras" else _LIBRARY.get(candidate or "", candidate or "")
-        target = Target(name, candidate or library, bridge(library, device), call, roles, notes=notes)
-        targets.append(target)
-        if len(candidates) == 1:
-            break
+        target = target_for(candidate)
         try:
-            x = np.linspace(0.5, 2, 32, dtype=np.float32).reshape(4, 8)
-            target.forward(
-                x, **{role: x if role == "gate" else x[0] for role in roles if role in ("scale", "bias", "gate")}
-            )
+            target.forward(x, **arrays)
         except TargetError:
             continue
         return target
-    return targets[0]  # what it raises is what there is to say
+    return target_for(candidates[0])  # the report says what it raises
 
 
 def _candidates(function: Any) -> list[str]:
     """Frameworks whose arrays a function may take, the likeliest first."""
     while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, functools.partial) else function.__wrapped__
-    own = str(getattr(function, "__module__", "") or "")
-    for package in _ARRAYS:
-        if own == package or own.startswith(package + "."):
-            return [package]
+    own = str(getattr(function, "__module__", "") or "").split(".")[0]
+    others = _PACKAGES - {"numpy"}
+    if own in others:
+        return [own]
     code, space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     used = [_package(space[word]) for word in getattr(code, "co_names", ()) if word in space]
-    near = sorted({_package(value) for value in space.values() if isinstance(value, types.ModuleType)} & set(_ARRAYS))
-    loaded = [package for package in ("torch", "jax", "tensorflow") if package in sys.modules]
-    return list(
-        dict.fromkeys([*(package for package in used if package in (*_ARRAYS, "numpy")), *near, "numpy", *loaded])
-    )
+    near = sorted({_package(value) for value in space.values() if isinstance(value, types.ModuleType)} & others)
+    loaded = [row.package for row in FRAMEWORKS.values() if row.package in sys.modules]
+    return list(dict.fromkeys([*(package for package in used if package in _PACKAGES), *near, "numpy", *loaded]))
 
 
 def _package(value: Any) -> str:

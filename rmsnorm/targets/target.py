@@ -1,4 +1,4 @@
-"""A target: someone's normalisation, called with NumPy arrays whatever it is made of."""
+"""A target: a normalisation that somebody wrote, called with NumPy arrays in any framework."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ _GPU_WORDS: Final = ("cuda", "gpu", "triton", "nvidia", "rocm", "xpu")
 
 
 class NoTarget(ValueError):
-    """There is no such target: the name is wrong, or it cannot be built from what was given."""
+    """There is no such target: the name is wrong, or the arguments cannot build it."""
 
 
 class TargetError(Exception):
-    """The target cannot be called: the message is one sentence that says what happened."""
+    """A call of the target failed: the message is one sentence that says what happened."""
 
 
 @dataclass
 class Target:
-    """A function of x and what its parameters are, with a bridge to the library that computes it.
+    """A function of x and of some other arguments, with a bridge to the library that computes it.
 
     Attributes:
         name, framework: as in reports.
         bridge: to the library.
-        function: takes the library's arrays by role: x, and some of scale, bias, gate, gate_vector, mask, residual.
-        roles: that the function takes beside x.
+        function: takes the library's arrays by the name of the argument: x, and some of ``arguments``.
+        arguments: what the function takes beside x: some of scale, bias, gate, gate_vector, mask and residual.
         width: the only size of the normalised axis that it takes, None for any.
-        shape_of: shape of a parameter for a shape of x.
-        resized: makes the same target for another width, None where that cannot be.
-        derivatives: for a function without automatic differentiation, (arguments, dy) to gradients by role.
-        notes: what was assumed to open it, as sentences.
-        touched: roles whose arrays it wrote to.
+        shape_of: shape of an argument (scale, bias or gate_vector) for a shape of x.
+        resized: makes the same target for another width, None where that is impossible.
+        derivatives: for a function without automatic differentiation: (arrays, dy) to gradients, by argument.
+        notes: assumptions that were needed to open it, as sentences.
+        touched: the arguments whose arrays it wrote to.
     """
 
     name: str
     framework: str
     bridge: Bridge
     function: Function
-    roles: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     width: int | None = None
-    shape_of: Callable[[str, Shape], Shape] = lambda role, shape: shape[-1:]
+    shape_of: Callable[[str, Shape], Shape] = lambda argument, shape: shape[-1:]
     resized: Callable[[int], Target] | None = None
     derivatives: Callable[[Mapping[str, Array], Array], Mapping[str, Array | None]] | None = None
     notes: tuple[str, ...] = ()
@@ -61,19 +61,19 @@ class Target:
         """y for NumPy arrays in any of the four dtypes; a parameter that is None keeps the target's own value.
 
         Raises:
-            TargetError: the target raised, or did not return an array shaped as x.
+            TargetError: the target raised, or did not return an array of the shape of x.
         """
-        given = _given(x=x, scale=scale, bias=bias, **others)
+        arrays = _present(x=x, scale=scale, bias=bias, **others)
 
         def run() -> Array:
-            arguments = {role: self.bridge.send(array) for role, array in given.items()}
-            y = self.bridge.fetch(_first(self.function(arguments)))
-            for role, array in given.items():
-                if not np.array_equal(_bits(self.bridge.fetch(arguments[role])), _bits(array)):
-                    self.touched.add(role)
+            sent = {argument: self.bridge.send(array) for argument, array in arrays.items()}
+            y = self.bridge.fetch(_first(self.function(sent)))
+            for argument, array in arrays.items():
+                if not np.array_equal(_bits(self.bridge.fetch(sent[argument])), _bits(array)):
+                    self.touched.add(argument)
             return y
 
-        y = self._guarded(run, given)
+        y = self._guarded(run, arrays)
         if y.shape != x.shape:
             got, want = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
             raise TargetError(f"{self.name} returned {got} for x {want}, expected the shape of x")
@@ -87,44 +87,44 @@ class Target:
         Raises:
             TargetError: the target, or its differentiation, raised.
         """
-        given = _given(x=x, scale=scale, bias=bias, **others)
+        arrays = _present(x=x, scale=scale, bias=bias, **others)
 
         def run() -> Mapping[str, Array | None]:
             if self.derivatives is not None:
-                return self.derivatives(given, dy)
-            arguments = {role: self.bridge.send(array) for role, array in given.items()}
-            found = self.bridge.pull(lambda named: _first(self.function(named)), arguments, dy)
-            return {role: None if value is None else self.bridge.fetch(value) for role, value in found.items()}
+                return self.derivatives(arrays, dy)
+            sent = {argument: self.bridge.send(array) for argument, array in arrays.items()}
+            gradients = self.bridge.pull(lambda tensors: _first(self.function(tensors)), sent, dy)
+            return {argument: None if g is None else self.bridge.fetch(g) for argument, g in gradients.items()}
 
-        found = self._guarded(run, given)
-        return found.get("x"), found.get("scale"), found.get("bias")
+        gradients = self._guarded(run, arrays)
+        return gradients.get("x"), gradients.get("scale"), gradients.get("bias")
 
-    def _guarded(self, run: Callable[[], Any], given: Mapping[str, Array]) -> Any:
-        wide = any(array.dtype == np.float64 for array in given.values())
+    def _guarded(self, run: Callable[[], Any], arrays: Mapping[str, Array]) -> Any:
+        wide = any(array.dtype == np.float64 for array in arrays.values())
         try:
             with self.bridge.scope(wide), np.errstate(all="ignore"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what it computes is the question
+                warnings.simplefilter("ignore")  # a warning of the target is not a finding
                 return run()
-        except Exception as error:  # whatever foreign code raises is what the report must say
-            raise TargetError(self._story(error, given)) from error
+        except Exception as error:  # the target may raise anything, and the report must say it
+            raise TargetError(self._sentence(error, arrays)) from error
 
-    def _story(self, error: Exception, given: Mapping[str, Array]) -> str:
+    def _sentence(self, error: Exception, arrays: Mapping[str, Array]) -> str:
         lines = str(error).strip().splitlines() or ["without a message"]
         what = f"{type(error).__name__}: {lines[0][:200]}"
-        arguments = ", ".join(f"{role} {errors.describe(a.shape, a.dtype.name)}" for role, a in given.items())
         if any(word in what.lower() for word in _GPU_WORDS):
             return (
                 f"{self.name} needs a GPU, expected one that runs here ({what}); pass device='cuda' where there is one"
             )
-        return f"{self.name} raised on {arguments}: {what}"
+        described = ", ".join(f"{argument} {errors.describe(a.shape, a.dtype.name)}" for argument, a in arrays.items())
+        return f"{self.name} raised on {described}: {what}"
 
 
-def _given(**arrays: Array | None) -> dict[str, Array]:
-    return {role: array for role, array in arrays.items() if array is not None}
+def _present(**arrays: Array | None) -> dict[str, Array]:
+    return {argument: array for argument, array in arrays.items() if array is not None}
 
 
 def _first(value: Any) -> Any:
-    """y, of what returns more: (y, x + residual), (y, 1 / rho)."""
+    """y of a function that returns more: (y, x + residual), (y, 1 / rho)."""
     return value[0] if isinstance(value, (tuple, list)) else value
 
 

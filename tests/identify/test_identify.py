@@ -288,6 +288,17 @@ def test_no_target_is_bad_usage(target, init, words):
         identify(target, init=init)
 
 
+@pytest.mark.parametrize(
+    ("name", "reported"), [("pytorch", "torch"), ("torch", "torch"), ("np", "numpy"), ("onnx", "onnx")]
+)
+def test_a_framework_has_several_names(name, reported):
+    target = open_target(lambda x: x / 2, framework=name)
+    assert target.framework == reported
+    assert target.forward(np.ones((2, 4), "float32"))[0, 0] == 0.5
+    with pytest.raises(NoTarget, match="framework is 'caffe', expected 'numpy', 'torch', 'tf' or 'flax'"):
+        open_target(lambda x: x, framework="caffe")
+
+
 def test_an_instance_of_its_own_width_and_axes():
     found = identify(torch.nn.RMSNorm((4, 6), eps=1e-3))
     assert found.recognised, found.text

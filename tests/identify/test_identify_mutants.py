@@ -94,11 +94,11 @@ def target_of(fault, case_name, variant_name):
             if name in results
         }
 
-    roles = ["scale"]
+    arguments = ["scale"]
     if case.bias or variant.bias:
-        roles.append("bias")
-    roles += [role for role, present in (("mask", case.mask), ("residual", case.residual)) if present]
-    return variant, Target(fault or "honest", "numpy", NumPy(), function, tuple(roles), derivatives=derivatives)
+        arguments.append("bias")
+    arguments += [name for name, present in (("mask", case.mask), ("residual", case.residual)) if present]
+    return variant, Target(fault or "honest", "numpy", NumPy(), function, tuple(arguments), derivatives=derivatives)
 
 
 PAIRS = [(mutant.fault, case, variant) for mutant in MUTANTS for case, variant in mutant.pairs]
