@@ -26,11 +26,11 @@ TURNS = 41
 
 
 def main() -> None:
-    measure("own threads", threads.crew)
+    measure("own threads", threads.own_threads)
     if find_spec("torch"):
         from rmsnorm.torch_impl import rows
 
-        measure("PyTorch's threads", rows._crew)
+        measure("PyTorch's threads", rows.openmp_threads)
 
 
 def measure(whose: str, crew: launch.Crew) -> None:

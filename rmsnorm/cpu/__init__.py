@@ -1,7 +1,6 @@
-"""RMSNorm on the CPU, compiled just in time by numba: for rows in memory, whatever the framework that owns them.
+"""RMSNorm on the CPU, compiled just in time by numba, for rows in the memory of any framework.
 
-The first call for each pair of formats compiles for some seconds; the code is kept beside the source, or where that
-cannot be written in the user's cache folder, or not at all. Nothing here loads numba before it is asked for.
+The first call for each pair of formats takes some seconds to compile. Nothing here loads numba before it is needed.
 """
 
 from __future__ import annotations
@@ -9,21 +8,23 @@ from __future__ import annotations
 import os
 import warnings
 from functools import lru_cache
+from typing import Any
 
 from rmsnorm.call import Call
 
 
 @lru_cache(maxsize=1)
 def is_available() -> bool:
-    """Whether numba works; a warning says so where it does not, unless RMSNORM_CPU_KERNELS=0 asks to do without."""
+    """Whether numba works. If it does not, a warning says so, unless RMSNORM_CPU_KERNELS=0 switches the kernels off."""
     if os.environ.get("RMSNORM_CPU_KERNELS") == "0":
         return False
     try:
         import numba  # noqa: F401
-    except ImportError as error:  # also where it does not go with the NumPy that is here
+    except ImportError as error:  # also a numba that does not support the installed NumPy
+        state = "is not installed" if isinstance(error, ModuleNotFoundError) else "cannot be imported"
         warnings.warn(
-            f"rmsnorm: the CPU kernels are not to be had ({error}), and slower code with the same results is taken; "
-            "pip install 'rmsnorm[cpu]', or set RMSNORM_CPU_KERNELS=0 to keep it so",
+            f"rmsnorm: numba {state}; using slower code with the same results ({error}); "
+            "pip install 'rmsnorm[cpu]', or set RMSNORM_CPU_KERNELS=0 to hide this warning",
             stacklevel=2,
         )
         return False
@@ -31,11 +32,26 @@ def is_available() -> bool:
 
 
 def supports(call: Call) -> bool:
-    """Whether there are kernels for a call: for rows along the last axes, which carry the parameters, too."""
+    """Whether the kernels can compute a call: numba works, and ``in_rows`` holds."""
     return in_rows(call) and is_available()
 
 
 def in_rows(call: Call) -> bool:
-    """Whether the last axes are normalised and carry the parameters, and there is something to normalise."""
+    """Whether the last axes are normalised and carry the parameters, and no axis is empty."""
     last = tuple(range(len(call.shape) - len(call.axes), len(call.shape)))
     return call.axes == last == call.feature_axes and 0 not in call.shape
+
+
+def kernel(function: Any) -> Any:
+    """Compiles a function when it is first called.
+
+    The compiled code is kept beside the source; if that folder cannot be written to, in the user's cache folder; if
+    that cannot be written to either, in memory alone.
+    """
+    from numba import njit
+
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # neither folder can be written to
+        return njit(**options)(function)

@@ -1,4 +1,4 @@
-"""The kernels on NumPy arrays: what is not laid out in rows is copied, results are new arrays."""
+"""The kernels on NumPy arrays. An array that is not laid out in rows is copied; results are new arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from rmsnorm.call import Call
 from rmsnorm.cpu import launch
 from rmsnorm.cpu.launch import address
-from rmsnorm.cpu.threads import crew
+from rmsnorm.cpu.threads import own_threads
 
 Array: TypeAlias = np.ndarray
 
@@ -36,10 +36,10 @@ def forward(
     plan = launch.plan(call, _name(scale), _name(bias))
     inverse_rms = np.empty(plan.reduced) if with_inverse_rms else None
     residual = None if residual is None else np.ascontiguousarray(residual)
-    kept, places = _masked(call, mask)
+    mask_rows, mask_arguments = _masked(call, mask)
     plan.run_forward(
-        crew, (x, residual, scale, bias, kept, y, h, inverse_rms),
-        address(x), x.strides[0], address(residual), address(scale), address(bias), *places,
+        own_threads, (x, residual, scale, bias, mask_rows, y, h, inverse_rms),
+        address(x), x.strides[0], address(residual), address(scale), address(bias), *mask_arguments,
         address(y), address(h), address(inverse_rms),
     )  # fmt: skip
     return y, h, inverse_rms
@@ -48,38 +48,41 @@ def forward(
 def backward(
     call: Call,
     dy: Array,
-    x: Array,
+    h: Array,
     scale: Array | None,
     bias: Array | None,
     mask: Array | None,
-    da: Array | None = None,
+    dh: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
-    """dx + da, dscale and dbias, of x or of what was x + residual; gradients have the dtypes of their arguments."""
-    factors = inverse_rms(call, x, mask) if call.x == "float64" else None
-    scale, bias, x = _native(scale), _native(bias), _rows(call, x)
+    """dx + dh, dscale and dbias, each in the dtype of its argument."""
+    factors = inverse_rms(call, h, mask) if call.x == "float64" else None
+    scale, bias, h = _native(scale), _native(bias), _rows(call, h)
     dy = np.ascontiguousarray(_native(dy))
-    da = None if da is None else np.ascontiguousarray(da, dtype=call.x)
+    dh = None if dh is None else np.ascontiguousarray(dh, dtype=call.x)
     dx = np.empty(call.shape, call.x)
-    dscale, dbias = (None if each is None else np.empty(each.shape, each.dtype) for each in (scale, bias))
-    given = call if _name(dy) == call.result else replace(call, result=_named(dy.dtype))
-    plan = launch.plan(given, _name(scale), _name(bias))
-    kept, places = _masked(call, mask)
+    dscale, dbias = (None if primal is None else np.empty(primal.shape, primal.dtype) for primal in (scale, bias))
+    if _name(dy) != call.result:
+        call = replace(call, result=_named(dy.dtype))
+    plan = launch.plan(call, _name(scale), _name(bias))
+    mask_rows, mask_arguments = _masked(call, mask)
     plan.run_backward(
-        crew, (x, scale, kept, factors, dy, da, dx, dscale, dbias),
-        address(x), x.strides[0], address(scale), *places, address(factors), address(dy), address(da),
+        own_threads, (h, scale, mask_rows, factors, dy, dh, dx, dscale, dbias),
+        address(h), h.strides[0], address(scale), *mask_arguments, address(factors), address(dy), address(dh),
         address(dx), address(dscale), address(dbias),
     )  # fmt: skip
     return dx, dscale, dbias
 
 
-def inverse_rms(call: Call, x: Array, mask: Array | None) -> Array:
+def inverse_rms(call: Call, h: Array, mask: Array | None) -> Array:
     """1 / rho in float64."""
     plan = launch.plan(call, None, None)
-    found = np.empty(plan.reduced)
-    x = _rows(call, x)
-    kept, places = _masked(call, mask)
-    plan.run_forward(crew, (x, kept, found), address(x), x.strides[0], 0, 0, 0, *places, 0, 0, address(found))
-    return found
+    result = np.empty(plan.reduced)
+    h = _rows(call, h)
+    mask_rows, mask_arguments = _masked(call, mask)
+    plan.run_forward(
+        own_threads, (h, mask_rows, result), address(h), h.strides[0], 0, 0, 0, *mask_arguments, 0, 0, address(result)
+    )
+    return result
 
 
 def _native(array: Array | None) -> Any:
@@ -87,7 +90,7 @@ def _native(array: Array | None) -> Any:
 
 
 def _rows(call: Call, x: Array) -> Array:
-    """A matrix whose rows are normalised, each without a gap: x itself where it can be."""
+    """A matrix whose rows are normalised, each without a gap: a view of x if that is possible, else a copy."""
     matrix = x.reshape(-1, call.n)
     if (matrix.strides[1] != matrix.itemsize and call.n > 1) or not matrix.dtype.isnative:
         return np.ascontiguousarray(matrix, matrix.dtype.newbyteorder("="))
@@ -95,11 +98,11 @@ def _rows(call: Call, x: Array) -> Array:
 
 
 def _masked(call: Call, mask: Array | None) -> tuple[Array | None, tuple[int, int, int]]:
-    """The mask in rows, to be kept alive; its address, and the steps to the next row and element."""
+    """The mask in rows, which the caller keeps alive; its address, and the steps to the next row and element."""
     if mask is None:
         return None, (0, 0, 0)
     matrix = np.broadcast_to(mask, call.shape).reshape(-1, call.n)
-    if matrix.strides[1] < 0:  # which stands for no mask
+    if matrix.strides[1] < 0:  # a negative step would mean that there is no mask
         matrix = matrix.copy()
     return matrix, (address(matrix), matrix.strides[0], matrix.strides[1])
 
@@ -110,5 +113,5 @@ def _name(array: Array | None) -> str | None:
 
 @lru_cache
 def _named(dtype: np.dtype) -> str:
-    """NumPy makes the name of a dtype anew each time, which takes longer than a row."""
+    """The name of a dtype. NumPy makes it anew each time, which takes longer than a row."""
     return dtype.name

@@ -1,9 +1,10 @@
 """bfloat16 rows in float32 arithmetic, which is several times as fast, with the bits of float64 arithmetic.
 
-The sums are in float64 before. What is left has so few roundings that their errors are bounded by a few 2^-24 of the
-terms: where both ends of that interval round to one bfloat16, so does the exact result. An element where they do not,
-one in some thousands, or one beyond the range, is marked in ``doubt``, for the caller to compute in float64. Factors
-1 / rho and share are to be within 2^20 of 1, gains 2^-40 to 2^16: what underflows on the way is then seen in no result.
+The sums were computed in float64 before. What is left has so few roundings that their errors are bounded by a few 2^-24
+of the terms: if both ends of that interval round to the same bfloat16, so does the exact result. If they do not, which
+happens to one element in some thousands, or if an element is out of range, it is marked in ``doubt``, and the caller
+computes it in float64. 1 / rho and share must be between 2^-20 and 2^20, the size of a gain between 2^-40 and 2^16, or
+0: then no result shows that a product underflowed on the way.
 """
 
 from __future__ import annotations
@@ -17,78 +18,78 @@ from numba.extending import intrinsic, overload
 
 from rmsnorm.cpu.formats import bits, widen
 
-# 1 / rho, the gain and two products, each half a unit in the last place, which doubles where the next power of two is
+# Roundings of 1 / rho, the gain and two products: each is half a unit in the last place, or one beside a power of two.
 _FORWARD: Final = 5
-# of 2^-24 of the terms: a / rho and its factor, three products and a difference, 1 / rho, the ends of the interval
+# In 2^-24 of the terms: h / rho and its factor, three products and a difference, 1 / rho, the ends of the interval.
 _BACKWARD: Final = np.float32(12 * 2.0**-24)
 
 
-def forward_row(a: Any, gain: Any, reciprocal: Any, out: Any, doubt: Any) -> None:
-    """a / rho * gain, of bfloat16 to bfloat16."""
+def forward_row(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
+    """y = h / rho * gain, from bfloat16 to bfloat16."""
 
 
-def forward_row_before(a: Any, gain: Any, reciprocal: Any, out: Any, doubt: Any) -> None:
-    """Likewise, with a / rho rounded to bfloat16 first; also to float32."""
+def forward_row_before(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
+    """Likewise, with h / rho rounded to bfloat16 first; y may be float32, too."""
 
 
-def backward_row(a: Any, v: Any, gain: Any, reciprocal: Any, share: Any, out: Any, doubt: Any) -> None:
-    """(v gain - a / rho share) / rho, of bfloat16 to bfloat16."""
+def backward_row(h: Any, dy: Any, gain: Any, inverse_rms: Any, share: Any, dx: Any, doubt: Any) -> None:
+    """dx = (dy gain - h / rho share) / rho, from bfloat16 to bfloat16."""
 
 
 @overload(forward_row, strict=False)
-def _forward_row(a: Any, gain: Any, reciprocal: Any, out: Any, doubt: Any) -> Any:
-    if a.dtype != types.uint16 or out.dtype != types.uint16:
-        return lambda a, gain, reciprocal, out, doubt: None
+def _forward_row(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> Any:
+    if h.dtype != types.uint16 or y.dtype != types.uint16:
+        return lambda h, gain, inverse_rms, y, doubt: None
 
-    def compute(a: Any, gain: Any, reciprocal: Any, out: Any, doubt: Any) -> None:
-        for j in range(a.size):
-            y = (bits(widen(a[j])) * reciprocal) * gain[j]
-            out[j] = _narrow(y)
-            doubt[j] = _is_near_tie(y) | _is_far_out(y)
+    def compute(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
+        for j in range(h.size):
+            result = (bits(widen(h[j])) * inverse_rms) * gain[j]
+            y[j] = _narrow(result)
+            doubt[j] = _is_near_tie(result) | _is_far_out(result)
 
     return compute
 
 
 @overload(forward_row_before, strict=False)
-def _forward_row_before(a: Any, gain: Any, reciprocal: Any, out: Any, doubt: Any) -> Any:
-    if a.dtype != types.uint16 or out.dtype not in (types.uint16, types.float32):
-        return lambda a, gain, reciprocal, out, doubt: None
-    is_half = out.dtype == types.uint16
+def _forward_row_before(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> Any:
+    if h.dtype != types.uint16 or y.dtype not in (types.uint16, types.float32):
+        return lambda h, gain, inverse_rms, y, doubt: None
+    is_half = y.dtype == types.uint16
 
-    def compute(a: Any, gain: Any, reciprocal: Any, out: Any, doubt: Any) -> None:
-        for j in range(a.size):
-            normalised = bits(widen(a[j])) * reciprocal
-            y = bits(widen(_narrow(normalised))) * gain[j]  # exact, or rounded as the variant says
-            out[j] = _narrow(y) if is_half else y
-            doubt[j] = _is_near_tie(normalised) | _is_far_out(normalised) | _is_far_out(y)
+    def compute(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
+        for j in range(h.size):
+            normalised = bits(widen(h[j])) * inverse_rms
+            result = bits(widen(_narrow(normalised))) * gain[j]  # exact, or rounded as the variant says
+            y[j] = _narrow(result) if is_half else result
+            doubt[j] = _is_near_tie(normalised) | _is_far_out(normalised) | _is_far_out(result)
 
     return compute
 
 
 @overload(backward_row, strict=False)
-def _backward_row(a: Any, v: Any, gain: Any, reciprocal: Any, share: Any, out: Any, doubt: Any) -> Any:
-    if a.dtype != types.uint16 or v.dtype != types.uint16:
-        return lambda a, v, gain, reciprocal, share, out, doubt: None
+def _backward_row(h: Any, dy: Any, gain: Any, inverse_rms: Any, share: Any, dx: Any, doubt: Any) -> Any:
+    if h.dtype != types.uint16 or dy.dtype != types.uint16:
+        return lambda h, dy, gain, inverse_rms, share, dx, doubt: None
 
-    def compute(a: Any, v: Any, gain: Any, reciprocal: Any, share: Any, out: Any, doubt: Any) -> None:
-        for j in range(a.size):
-            first = bits(widen(v[j])) * gain[j]
-            second = (bits(widen(a[j])) * reciprocal) * share
-            found = reciprocal * (first - second)
-            size = reciprocal * (abs(first) + abs(second))
-            out[j] = _narrow(found)
-            doubt[j] = _is_split(found, size * _BACKWARD) | _is_far_out(size) | (size == 0)
+    def compute(h: Any, dy: Any, gain: Any, inverse_rms: Any, share: Any, dx: Any, doubt: Any) -> None:
+        for j in range(h.size):
+            first = bits(widen(dy[j])) * gain[j]
+            second = (bits(widen(h[j])) * inverse_rms) * share
+            gradient = inverse_rms * (first - second)
+            size = inverse_rms * (abs(first) + abs(second))
+            dx[j] = _narrow(gradient)
+            doubt[j] = _is_split(gradient, size * _BACKWARD) | _is_far_out(size) | (size == 0)
 
     return compute
 
 
-# In 32-bit words, which numba's own operators would make 64 bits wide: half as many fit in a register.
+# These work on 32-bit words. numba's own operators would make them 64 bits wide, and half as many fit in a register.
 _WORD: Final = ir.IntType(32)
 
 
 @intrinsic
 def _narrow(_: Any, single: Any) -> Any:
-    """To nearest even, of a finite number."""
+    """The bits of the nearest bfloat16, to even, of a finite float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = builder.bitcast(args[0], _WORD)
@@ -101,7 +102,7 @@ def _narrow(_: Any, single: Any) -> Any:
 
 @intrinsic
 def _is_near_tie(_: Any, single: Any) -> Any:
-    """Whether what is cut off is within a few units of one half."""
+    """Whether the part that rounding cuts off is within a few units of one half."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rest = builder.and_(builder.bitcast(args[0], _WORD), ir.Constant(_WORD, 0xFFFF))
@@ -132,7 +133,7 @@ def _is_far_out(_: Any, single: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         magnitude = builder.and_(builder.bitcast(args[0], _WORD), ir.Constant(_WORD, 0x7FFFFFFF))
         large = builder.icmp_unsigned(">", magnitude, ir.Constant(_WORD, (127 + 80) << 23))
-        below = builder.sub(magnitude, ir.Constant(_WORD, 1))  # of 0 the largest
+        below = builder.sub(magnitude, ir.Constant(_WORD, 1))  # 0 becomes the largest number
         small = builder.icmp_unsigned("<", below, ir.Constant(_WORD, (127 - 80) << 23))
         return builder.or_(large, small)
 

@@ -1,4 +1,4 @@
-"""The four formats in compiled code: read to float64, rounded once, written. Here f16 is int16 and bf16 is uint16."""
+"""The four formats in compiled code: read to float64, rounded once, written. f16 is stored as int16, bf16 as uint16."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _OVERFLOW: Final = {
 
 
 def _grid(name: str) -> tuple[np.int64, float, float]:
-    """What to add to the exponent of a number, the least of such sums, and where numbers become infinite."""
+    """What ``rounded`` adds to the exponent of a number, the least of such sums, and where numbers become infinite."""
     step = 1.5 * 2.0**52
     up = np.float64(step * dtypes.epsilon(name)).view(np.int64) - np.float64(1.0).view(np.int64)
     return up, step * dtypes.smallest_subnormal(name), _OVERFLOW[name]
 
 
-_AS_IT_IS: Final = (np.iinfo(np.int64).min, 0.0, np.inf)  # a negative number to add: 0 is taken
+_AS_IT_IS: Final = (np.iinfo(np.int64).min, 0.0, np.inf)  # the sum is negative, so that the least is used: 0
 _HALF, _BFLOAT, _SINGLE = (_grid(name) for name in _OVERFLOW)
 
 
@@ -64,8 +64,8 @@ def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @intrinsic
-def at(_: Any, address: Any, size: Any, like: Any) -> Any:
-    """The numbers at an address as a vector of the type of ``like``, which is one of them."""
+def view(_: Any, address: Any, size: Any, like: Any) -> Any:
+    """The memory at an address as a vector of so many numbers, of the type of the number ``like``."""
     vector = types.Array(like, 1, "C")
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -81,7 +81,7 @@ def at(_: Any, address: Any, size: Any, like: Any) -> Any:
 
 @intrinsic
 def widen(_: Any, half: Any) -> Any:
-    """The bits of a float32 from those of a bfloat16; numba's own operators would make the word 64 bits wide."""
+    """The bits of a float32 from those of a bfloat16. numba's own operators would make the word 64 bits wide."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(32)
@@ -111,13 +111,13 @@ def _from_half(half: Any) -> Any:
     normal = np.uint32(shifted + np.uint32(112 << 23))
     special = np.uint32(shifted | np.uint32(255 << 23))
     tiny = bits(np.float32(np.int32(magnitude)) * np.float32(2.0**-24))
-    found = special if magnitude >= np.uint32(0x7C00) else (normal if magnitude >= np.uint32(0x400) else tiny)
-    return np.float64(bits(np.uint32(found | sign)))
+    pattern = special if magnitude >= np.uint32(0x7C00) else (normal if magnitude >= np.uint32(0x400) else tiny)
+    return np.float64(bits(np.uint32(pattern | sign)))
 
 
 @njit
 def grid(code: Any) -> Any:
-    """Of the format of that code, for ``rounded``; of none and of f64, one that leaves numbers as they are."""
+    """What ``rounded`` needs for the format of a code. For no format and for f64 it leaves numbers as they are."""
     if code == F16:
         return _HALF
     if code == BF16:
@@ -127,19 +127,19 @@ def grid(code: Any) -> Any:
 
 @njit
 def rounded(number: Any, grid: Any) -> Any:
-    """To a format in one rounding, to nearest even, also among its subnormal numbers.
+    """A number rounded once to a format, to nearest even, also among its subnormal numbers.
 
-    Added to the number and taken off again is one so large that the last place of the sum is that of the format.
+    A large number is added and subtracted again. It is so large that the last place of the sum is that of the format.
     """
     up, least, overflow = grid
     large = max(bits((bits(number) & _EXPONENT) + up), least)
-    found = math.copysign((number + large) - large, number)
-    return found if abs(found) < overflow else number * np.inf
+    nearest = math.copysign((number + large) - large, number)
+    return nearest if abs(nearest) < overflow else number * np.inf
 
 
 @njit
 def _to_half(single: Any) -> Any:
-    """The bits of a half from those of a float32 that is one."""
+    """The bits of a float16 from those of a float32 that is exactly a float16."""
     magnitude = np.uint32(single & np.uint32(0x7FFFFFFF))
     sign = np.uint32((single >> np.uint32(16)) & np.uint32(0x8000))
     normal = np.uint32((magnitude - np.uint32(112 << 23)) >> np.uint32(13))
@@ -150,7 +150,7 @@ def _to_half(single: Any) -> Any:
 
 
 def store(vector: Any, index: Any, number: Any) -> None:
-    """Write a float64, in one rounding."""
+    """Writes a float64 into a vector, rounded once."""
 
 
 @overload(store, strict=False)

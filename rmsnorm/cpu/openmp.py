@@ -1,7 +1,7 @@
-"""The kernels on the OpenMP threads that PyTorch has running: a few microseconds to start, and none that compete.
+"""The kernels on the OpenMP threads that PyTorch keeps running: they start in a few microseconds, and none compete.
 
-GOMP_parallel is what GCC calls for a parallel region; that of a libgomp which is loaded starts the threads that this
-libgomp keeps.
+GCC compiles a parallel region to a call of GOMP_parallel. That of the libgomp that PyTorch has loaded starts the
+threads of this libgomp.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from rmsnorm.cpu.kernels import gains, kernel
-from rmsnorm.cpu.tasks import backward_rows, exact_forward_rows, forward_rows
+from rmsnorm.cpu import kernel
+from rmsnorm.cpu.parameters import gains
+from rmsnorm.cpu.tasks import backward_rows, forward_rows
 
 _PROCESS: Final = os.getpid()
 
 
 def gomp_parallel() -> int:
-    """Its address; 0 where there is none, where RMSNORM_OPENMP=0, or in a forked process, where it would hang."""
+    """The address of GOMP_parallel.
+
+    0 if no libgomp is loaded, or more than one; with RMSNORM_OPENMP=0; and in a forked process, where it would hang.
+    """
     return _gomp_parallel() if os.getpid() == _PROCESS else 0
 
 
@@ -43,43 +47,31 @@ def _gomp_parallel() -> int:
 
 @kernel
 def forward(
-    settings: Any, formats: Any, parallel: int, threads: int, rows: int, step: int, scale: int, places: Any
+    settings: Any, formats: Any, gomp_parallel: int, threads: int, rows: int, step: int, scale: int, arguments: Any
 ) -> int:
-    """As kernels.forward for all rows; returns nothing of interest."""
-    gain, taken = gains(settings[0], scale), np.zeros(1, np.int64)
-    _run(parallel, threads, forward_rows, (settings, formats, taken.ctypes.data, rows, step, gain.ctypes.data, places))
-    return gain.size + taken.size  # which live until here
-
-
-@kernel
-def exact_forward(
-    settings: Any, formats: Any, parallel: int, threads: int, rows: int, step: int, scale: int, places: Any
-) -> int:
-    gain, taken = gains(settings[0], scale), np.zeros(1, np.int64)
-    _run(
-        parallel,
-        threads,
-        exact_forward_rows,
-        (settings, formats, taken.ctypes.data, rows, step, gain.ctypes.data, places),
-    )
-    return gain.size + taken.size
+    """The forward pass of all rows."""
+    gain, next_chunk = gains(settings[0], scale), np.zeros(1, np.int64)
+    passed = (settings, formats, next_chunk.ctypes.data, rows, step, gain.ctypes.data, arguments)
+    _run(gomp_parallel, threads, forward_rows, passed)
+    return gain.size + next_chunk.size  # this keeps both arrays alive until here
 
 
 @kernel
 def backward(
-    settings: Any, formats: Any, parallel: int, threads: int, rows: int, step: int, scale: int, parts: int, places: Any
-) -> int:
-    """As kernels.backward for all rows; the parts of dscale and dbias have an order, whoever computes them."""
-    gain, taken = gains(settings[0], scale), np.zeros(1, np.int64)
-    given = (settings, formats, taken.ctypes.data, rows, step, gain.ctypes.data, parts, places)
-    _run(parallel, threads, backward_rows, given)
-    return gain.size + taken.size
+    settings: Any, formats: Any, gomp_parallel: int, threads: int, rows: int, step: int, scale: int, sums: int,
+    arguments: Any,
+) -> int:  # fmt: skip
+    """The backward pass of all rows. Each chunk has its own place in ``sums``, whichever thread computes it."""
+    gain, next_chunk = gains(settings[0], scale), np.zeros(1, np.int64)
+    passed = (settings, formats, next_chunk.ctypes.data, rows, step, gain.ctypes.data, sums, arguments)
+    _run(gomp_parallel, threads, backward_rows, passed)
+    return gain.size + next_chunk.size
 
 
 @intrinsic
-def _run(_: Any, parallel: Any, threads: Any, function: Any, given: Any) -> Any:
-    """Call the compiled function with what is given, on every thread of a team."""
-    compiled = function.dispatcher.get_compile_result(types.void(*given))
+def _run(_: Any, gomp_parallel: Any, threads: Any, function: Any, passed: Any) -> Any:
+    """Calls a compiled function with the same arguments on every thread of a parallel region."""
+    compiled = function.dispatcher.get_compile_result(types.void(*passed))
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         context.active_code_library.add_linking_library(compiled.library)
@@ -104,4 +96,4 @@ def _run(_: Any, parallel: Any, threads: Any, function: Any, given: Any) -> Any:
         )
         return context.get_dummy_value()
 
-    return types.void(parallel, threads, function, given), generate
+    return types.void(gomp_parallel, threads, function, passed), generate

@@ -1,7 +1,7 @@
-"""Work shared out among threads: any that is free takes the next part, the caller's own among them.
+"""Work shared out among threads: each free thread takes the next part. The caller's own thread is one of them.
 
-Of primitives in C alone: an interrupt in the middle of a Python lock, such as that of a ThreadPoolExecutor, leaves it
-locked, and whoever comes next waits for ever.
+Only primitives written in C are used. An interrupt in the middle of a Python lock, such as that of a
+ThreadPoolExecutor, leaves it locked, and the next thread waits for ever.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _workers: list[int] = []
 
 
 def available() -> int:
-    """How many threads there are to be: RMSNORM_NUM_THREADS, else one for each core that the process may use."""
-    given = os.environ.get("RMSNORM_NUM_THREADS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
+    """How many threads to use: RMSNORM_NUM_THREADS, else one for each core that the process may use."""
+    limit = os.environ.get("RMSNORM_NUM_THREADS", "")
+    if limit.isdecimal() and int(limit):
+        return int(limit)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def crew() -> tuple[int, int]:
-    """As many threads of the pool below: for launch.Plan."""
+def own_threads() -> tuple[int, int]:
+    """How many threads of this file, and 0 as they are not OpenMP's: a ``Threads`` of launch.py."""
     return available(), 0
 
 
 def share_out(task: Callable[[int], object], count: int, threads: int) -> None:
-    """Call task(0) to task(count - 1), on as many threads; returns when all are done.
+    """Calls task(0) to task(count - 1) on so many threads. Returns when all are done.
 
-    The caller works too, and waits for no thread that has not begun: with every worker busy it does all by itself.
-    An interrupt may come when it does not know of a worker yet, or no longer waits for one: the task is to own the
+    The caller works too, and waits for no thread that has not begun: if every worker is busy, it does all by itself.
+    An interrupt may come before it knows of a worker, or when it no longer waits for one. So the task must own the
     memory that it writes to.
     """
     if threads < 2 or count < 2:
@@ -44,11 +44,11 @@ def share_out(task: Callable[[int], object], count: int, threads: int) -> None:
         return
     job = _Job(task, count)
     try:
-        _call(job, min(threads, count) - 1)
+        _enlist_workers(job, min(threads, count) - 1)
         job.work()
     finally:
         job.close()
-    del job.task  # a gradient that the worker holds PyTorch would copy, in parallel, which hangs in a forked process
+    del job.task  # PyTorch copies a gradient that a worker still refers to, in parallel; a forked process hangs there
     if job.error is not None:
         raise job.error
 
@@ -57,7 +57,7 @@ class _Job:
     def __init__(self, task: Callable[[int], object], count: int) -> None:
         self.task, self.todo = task, deque(range(count))
         self.error: BaseException | None = None
-        self.lock, self.idle = _thread.allocate_lock(), _thread.allocate_lock()  # idle is held while a worker is busy
+        self.lock, self.idle = _thread.allocate_lock(), _thread.allocate_lock()  # idle is locked while a worker is busy
         self.busy, self.is_closed = 0, False
 
     def work(self) -> None:
@@ -73,7 +73,7 @@ class _Job:
             raise
 
     def join(self) -> None:
-        """What a worker does, if the job is still open."""
+        """A worker takes part, unless the job is closed."""
         with self.lock:
             if self.is_closed:
                 return
@@ -91,19 +91,19 @@ class _Job:
                     self.idle.release()
 
     def close(self) -> None:
-        """Let no more workers in, and wait for those inside, whatever interrupt comes."""
+        """Lets no more workers in, and waits for those inside, even if an interrupt comes."""
         with self.lock:
             self.is_closed = True
         self.todo.clear()
         try:
             self.idle.acquire()
         finally:
-            while self.busy:  # after an interrupt, which does not say whether the lock was had
+            while self.busy:  # after an interrupt: whether it came before or after the lock was taken is unknown
                 time.sleep(0.001)
 
 
-def _call(job: _Job, helpers: int) -> None:
-    with suppress(RuntimeError):  # when the interpreter ends nobody helps any more
+def _enlist_workers(job: _Job, helpers: int) -> None:
+    with suppress(RuntimeError):  # no thread can start when the interpreter ends
         while len(_workers) < min(helpers, os.cpu_count() or 1):
             _workers.append(_thread.start_new_thread(_serve, (_jobs,)))
     for _ in range(helpers):
@@ -116,7 +116,7 @@ def _serve(jobs: SimpleQueue[_Job]) -> None:
 
 
 def _forget() -> None:
-    """A forked child has the queue but not the threads."""
+    """Makes a new queue: a forked child has its parent's queue but not its threads."""
     global _jobs
     _jobs = SimpleQueue()
     _workers.clear()

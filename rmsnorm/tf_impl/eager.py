@@ -132,7 +132,7 @@ def _forward_kernel(
     plan = launch.plan(call, _name(scale), _name(bias))
     y, inverse_rms = _empty(call.shape, call.result), _empty(plan.reduced, "float64")
     plan.run_forward(
-        threads.crew, (a, scale, bias, mask, y, inverse_rms),
+        threads.own_threads, (a, scale, bias, mask, y, inverse_rms),
         _at(a), plan.x_bytes, 0, _at(scale), _at(bias), *_mask(call, mask), _at(y), 0, _at(inverse_rms),
     )  # fmt: skip
     return y, inverse_rms
@@ -152,7 +152,7 @@ def _backward_kernel(
     plan = launch.plan(call, _name(scale), _name(bias))
     results = [None if t is None else _empty(t.shape, t.dtype.name) for t in (a, scale, bias)]
     plan.run_backward(
-        threads.crew, (a, scale, mask, inverse_rms, dy, results),
+        threads.own_threads, (a, scale, mask, inverse_rms, dy, results),
         _at(a), plan.x_bytes, _at(scale), *_mask(call, mask), _at(inverse_rms), _at(dy), 0,
         *map(_at, results),
     )  # fmt: skip

@@ -66,7 +66,7 @@ def forward(
     if plan.large:
         advise(y.data_ptr(), y.nbytes)
     plan.run_forward(
-        _crew, (matrix, other, scale, bias, live, y, h, inverse_rms),
+        openmp_threads, (matrix, other, scale, bias, live, y, h, inverse_rms),
         matrix.data_ptr(), plan.x_bytes if matrix is x else matrix.stride(0) * x.element_size(),
         _address(other), _address(scale), _address(bias), _address(live), live_step, live_stride,
         y.data_ptr(), _address(h), _address(inverse_rms),
@@ -93,7 +93,7 @@ def backward(
     if plan.large:
         advise(dx.data_ptr(), dx.nbytes)
     plan.run_backward(
-        _crew, (matrix, gain, live, inverse_rms, dy, da, dx, dscale, dbias),
+        openmp_threads, (matrix, gain, live, inverse_rms, dy, da, dx, dscale, dbias),
         matrix.data_ptr(), plan.x_bytes if matrix is a else matrix.stride(0) * a.element_size(),
         _address(gain), _address(live), live_step, live_stride,
         inverse_rms.data_ptr(), dy.data_ptr(), _address(da), dx.data_ptr(), _address(dscale), _address(dbias),
@@ -101,7 +101,7 @@ def backward(
     return dx if matrix is a else _laid_out(dx, a), dscale, dbias
 
 
-def _crew() -> tuple[int, int]:
+def openmp_threads() -> tuple[int, int]:
     from rmsnorm.cpu import openmp
 
     return torch.get_num_threads(), openmp.gomp_parallel()

@@ -192,11 +192,11 @@ def test_memory_outlives_an_interrupt_before_the_worker_is_known(
     """The worker goes on writing; what it writes to is nobody else's until it has done."""
     go, done = threading.Event(), threading.Event()
 
-    def call(job: Any, _: int) -> None:
+    def enlist(job: Any, _: int) -> None:
         threading.Thread(target=lambda: (go.wait(60), job.task(0), done.set())).start()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(threads, "_call", call)
+    monkeypatch.setattr(threads, "_enlist_workers", enlist)
     monkeypatch.setenv("RMSNORM_NUM_THREADS", "2")
     x = np.ones((2100, 1025), np.float32)
     owner = weakref.ref(x)
@@ -455,9 +455,9 @@ import hashlib, json
 import numpy as np
 import rmsnorm
 from rmsnorm.numpy_impl import fast
-from rmsnorm.cpu import kernels
+from rmsnorm.cpu.forward import forward
 y = fast.rms_norm(np.arange(32, dtype=np.float32).reshape(4, 8))
-stats = getattr(kernels.forward, "stats", None)
+stats = getattr(forward, "stats", None)
 hits = sum(stats.cache_hits.values()) if stats else 0
 print(json.dumps([rmsnorm.__file__, hashlib.sha256(y.tobytes()).hexdigest(), hits]))
 """

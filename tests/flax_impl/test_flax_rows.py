@@ -190,7 +190,7 @@ def test_many_calls_at_once() -> None:
 def test_errors_of_a_handler() -> None:
     """Are XLA's: where there is no memory, and where another process compiled the program."""
     from rmsnorm.cpu import xla
-    from rmsnorm.cpu.kernels import SETTINGS
+    from rmsnorm.cpu.settings import SETTINGS
 
     x = jnp.ones((2, 3))
     rms_norm(x)  # registers the handler
@@ -198,7 +198,7 @@ def test_errors_of_a_handler() -> None:
     types = [jax.ShapeDtypeStruct((2, 3), "float32"), jax.ShapeDtypeStruct((2, 1), "float32")]
     huge, foreign = xla.forward(call, None, None, None), xla.forward(call, None, None, None)
     huge[-SETTINGS.itemsize // 8] = 2**58  # elements in a row
-    foreign[0] = np.argwhere(xla._tasks.ravel() == 0)[0, 0]
+    foreign[0] = np.argwhere(xla.task_addresses.ravel() == 0)[0, 0]
     for how, message in (
         (huge, "RESOURCE_EXHAUSTED: rmsnorm: no memory"),
         (foreign, "PRECONDITION: .* another process"),
