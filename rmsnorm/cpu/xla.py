@@ -90,14 +90,15 @@ def forward(call: Call, scale: str | None, bias: str | None, mask: tuple[int, in
 
 
 def backward(
-    call: Call, scale: str | None, bias: str | None, mask: tuple[int, int] | None, wanted: Sequence[bool]
-) -> np.ndarray:
-    """Likewise from dy, h, 1 / rho, scale and mask to those of dx, dscale and dbias that are wanted."""
+    call: Call, scale: str | None, bias: str | None, mask: tuple[int, int] | None, wanted: Sequence[bool],
+    inverse_rms: bool = True, dh: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """Likewise from dy, h, 1 / rho, scale, mask and dh, those that are there, to those of dx, dscale, dbias wanted."""
     launched = plan(call, scale, bias)
-    dy, h, inverse_rms, gain, mask_data = _buffers(_OPERAND, True, True, True, scale, mask)
+    dy, h, factors, gain, mask_data, dh_data = _buffers(_OPERAND, True, True, inverse_rms, scale, mask, dh)
     gradients = _buffers(_RESULT, *wanted)
     steps = map(_number, mask or (0, 0))
-    sources = [h, _number(launched.x_bytes), gain, mask_data, *steps, inverse_rms, dy, _number(0), *gradients]
+    sources = [h, _number(launched.x_bytes), gain, mask_data, *steps, factors, dy, dh_data, *gradients]
     return _attribute("backward", call, launched, launched.chunk, sources)
 
 
