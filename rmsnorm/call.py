@@ -36,7 +36,7 @@ class Call:
         feature_axes: the axes that carry the parameters, likewise.
         eps: a number.
         x: T, dtype of x, or of x + residual.
-        norm: dtype to which a / rho is rounded before the gain, None where it is not.
+        norm: dtype to which h / rho is rounded before the gain, None where it is not.
         product: dtype of the operations with the parameters where ``norm`` is set.
         result: dtype of y.
         inverse_rms: dtype of the returned 1 / rho.
@@ -161,8 +161,15 @@ def resolve(
     )
 
 
+def three_of(name: str, values: Sequence[Any]) -> list[Any]:
+    """The primals or tangents of rms_norm_jvp: x, scale and bias, or their tangents; None for what is left out."""
+    if not isinstance(values, Sequence) or not 1 <= len(values) <= 3:
+        raise errors.wrong_type("rms_norm_jvp", name, values, "(x, scale, bias)", "leave trailing ones out or None")
+    return [*values, None, None][:3]
+
+
 def _roundings(variant: Variant, t: str, g: str | None) -> tuple[str | None, str, str]:
-    """Dtypes of a / rho (None: not rounded), of the products with the parameters, and of y."""
+    """Dtypes of h / rho (None: not rounded), of the products with the parameters, and of y."""
     promoted = dtypes.promote(t, g)
     before = variant.rounding == "before_scale"
     if variant.result_dtype == "half_scale" and g is not None:
@@ -205,12 +212,12 @@ def _show(axis: Axis) -> str:
 
 
 def _agree(got: Sequence[Any], want: Sequence[Any]) -> bool:
-    return len(got) == len(want) and all(a is None or b is None or a == b for a, b in zip(got, want, strict=True))
+    return len(got) == len(want) and all(g is None or w is None or g == w for g, w in zip(got, want, strict=True))
 
 
 def _broadcasts(got: Sequence[Any], want: Sequence[Any]) -> bool:
     return len(got) <= len(want) and all(
-        a is None or b is None or a == 1 or a == b for a, b in zip(reversed(got), reversed(want), strict=False)
+        g is None or w is None or g == 1 or g == w for g, w in zip(reversed(got), reversed(want), strict=False)
     )
 
 

@@ -1,8 +1,8 @@
 """The specification of RMSNorm: every numerical choice, named. No array library.
 
-q = mean of a_i^2 over the counted elements
+q = mean of h_i^2 over the counted elements
 rho = sqrt(q + eps) | sqrt(q) + eps | max(sqrt(q), eps / sqrt(k))
-y = a / rho * (scale_offset + scale) + bias
+y = h / rho * (scale_offset + scale) + bias
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Variant:
             that is eps bounds the norm from below.
         statistic: ``mean_square``, or ``variance`` for Keras' rms_scaling: the mean is taken out of q
             but not out of the numerator, which is not RMSNorm.
-        rounding: ``after_scale`` rounds once, at the end. ``before_scale`` rounds a / rho to T, then each
+        rounding: ``after_scale`` rounds once, at the end. ``before_scale`` rounds h / rho to T, then each
             operation with the parameters to promote(T, G). ``input_dtype`` leaves an implementation free to
             round every operation to T; the golden and the wings round once, and the parity bound is wider.
         scale_offset: o in (o + scale); 1 where checkpoints hold zero-centred gains.
@@ -53,7 +53,7 @@ class Variant:
         partial: fraction p of the elements, from the first, that enter q; None for all of them.
         partial_rounding: k = ceil(n p) or floor(n p), exact, and at least 1.
         result_dtype: of y: ``x`` T; ``scale`` G; ``promote`` promote(T, G); ``half_scale`` G where that is a
-            16-bit format (and only then a / rho is rounded, to G), else at least float32. Without parameters T.
+            16-bit format (and only then h / rho is rounded, to G), else at least float32. Without parameters T.
         scale_name: what the gain is called in this variant's checkpoints.
         source: where it is defined.
 

@@ -125,7 +125,7 @@ def test_what_is_returned(wing):
 
 
 def test_gradients_of_a_residual(wing):
-    """dy alone, dy and da, da None."""
+    """dy alone, dy and dh, dh None."""
     x, r, v, w, _, g, b, *_ = _drawn()
     for dy in (v, (v, w), (v, None)):
         _same(wing.rms_norm_vjp(dy, x, g, b, residual=r), rms_norm_vjp(dy, x, g, b, residual=r))

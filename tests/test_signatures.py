@@ -12,43 +12,35 @@ import pytest
 
 import rmsnorm
 from rmsnorm import numpy_impl
+from rmsnorm.frameworks import FRAMEWORKS
 
 HOUSE = Path(rmsnorm.__file__).parent
-WINGS = ("numpy", "torch", "tf", "flax")
+WINGS = tuple(FRAMEWORKS)
 FUNCTIONS = ("rms_norm", "rms_norm_vjp", "rms_norm_jvp")
-ROOMS = {
-    *("__init__.py", "functional.py", "arithmetic.py", "rounding.py", "layers.py"),
-    *("parameters.py", "recurrent.py", "output.py", "rnnsearch.py", "transformer.py", "sentences.py"),
-}
-# What a wing has beyond these rooms or lacks of them, and why. An entry that is no longer needed fails.
+ROOMS = {"__init__.py", "functional.py", "arithmetic.py", "rounding.py", "layers.py"}
+# Files that a wing has beyond these or lacks of them, and why. An entry that is no longer needed fails.
 EXCEPTIONS = {
     "numpy": {
         "rounding.py": "double_double.py",
         "layers.py": "functions only",
+        "formula.py": "the formula in plain NumPy, for readers",
         "double_double.py": "the arithmetic of the golden",
         "derivation.py": "the paper's R matrix as a matrix",
         "fast.py": "the golden's bits by the CPU kernels",
         "invariances.py": "the paper's table",
         "norms.py": "the norms it is compared with there",
-        "yardstick.py": "the unit of the parity ratio",
-        "parameters.py": "pullbacks.py, where each piece of a model has its hand-written backward",
-        "pullbacks.py": "as parameters.py",
-        "sentences.py": "its arrays are those that the checks give back",
     },
     "torch": {
         "onnx.py": "the operator that the exporter writes",
-        "replace.py": "ours in place of the norms of a model",
         "rows.py": "tensors in memory, by the CPU kernels or in blocks",
     },
     "tf": {
         "keras_ops.py": "the layer on the other backends of Keras",
         "eager.py": "kernels and compiled functions",
-        "model.py": "what its two Keras models have in common",
-        "nematus_layers.py": "in the place of Nematus's own",
     },
     "flax": {"linen.py": "Flax has two module systems", "rows.py": "primitives of JAX, by the CPU kernels or XLA"},
 }
-LAYERS = {"numpy": [], "torch": ["RMSNorm", "replace"], "tf": ["RMSNormalization"], "flax": ["RMSNorm"]}
+LAYERS = {"numpy": [], "torch": ["RMSNorm"], "tf": ["RMSNormalization"], "flax": ["RMSNorm"]}
 FORWARD = ("Statistic", "statistic", "forward", "_scaled", "backward", "tangent", "_counted", "_centred", "_eps",
            "_slope", "_is_exact", "_inverse_power", "_features", "_over_rows")  # fmt: skip
 

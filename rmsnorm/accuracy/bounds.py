@@ -90,7 +90,7 @@ def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False) -> B
 
 
 def _named_roundings(call: Call) -> int:
-    """Of a / rho, the gain and its product, the bias, the result."""
+    """Of h / rho, the gain and its product, the bias, the result."""
     if call.norm is None:
         return 1
     return 3 + (call.variant.scale_offset != 0) + (call.product != call.result)

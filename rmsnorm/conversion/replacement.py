@@ -46,7 +46,7 @@ class Replacement:
 def replace(model: nn.Module, variant: str | Variant | None = None) -> tuple[Replacement, ...]:
     """Turn every module of a model that computes RMSNorm into the layer RMSNorm, in place.
 
-        y = a / rho * (o + weight) + bias,    rho = sqrt(mean(a_i^2) + eps)
+        y = h / rho * (o + weight) + bias,    rho = sqrt(mean(h_i^2) + eps)
 
     A module keeps its identity: the parameters, their names, devices and dtypes, its hooks, its mode and whoever refers
     to it. Only its class is another one, so that it comes before a model is compiled or sharded.

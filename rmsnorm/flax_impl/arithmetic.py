@@ -52,7 +52,7 @@ class Across(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """Of every row, the normalised axes kept with size 1; rho belongs to a * inverse_power."""
+    """Of every row, the normalised axes kept with size 1; rho belongs to h * inverse_power."""
 
     empty: jax.Array | None
     inverse_power: Any
@@ -61,28 +61,28 @@ class Statistic(NamedTuple):
     inverse_rms: jax.Array
 
 
-def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across | None = None) -> Statistic:
-    call, a = _part(call, a, mask)
+def statistic(call: Call, h: jax.Array, mask: jax.Array | None, across: Across | None = None) -> Statistic:
+    call, h = _part(call, h, mask)
     exact = _is_exact(call)
-    counted, k, empty = _counted(call, a, mask, across)
+    counted, k, empty = _counted(call, h, mask, across)
     inverse_power: Any = 1.0
     q_error: Any = 0.0
     if exact:
-        a = double(a) if counted is None else jnp.where(counted, double(a), 0.0)
-        inverse_power = _inverse_power(call, a, k, across)
-        a = a * inverse_power
-        c = _centred(call, a, counted, k, across)
+        h = double(h) if counted is None else jnp.where(counted, double(h), 0.0)
+        inverse_power = _inverse_power(call, h, k, across)
+        h = h * inverse_power
+        c = _centred(call, h, counted, k, across)
         lost: Any = 0.0
         if call.variant.statistic == "variance":  # the mean may be slightly off: q feels the square of it alone
-            mean = cut(_sum(call, a, across) / k)
-            lost = sum_error(a, -mean, a - mean)
-            c = a - mean if counted is None else jnp.where(counted, a - mean, 0.0)
+            mean = cut(_sum(call, h, across) / k)
+            lost = sum_error(h, -mean, h - mean)
+            c = h - mean if counted is None else jnp.where(counted, h - mean, 0.0)
         summed, error = sum_of_squares(c, bind(_sum, call, across=across))
         error = error + 2 * _sum(call, c * lost, across)
         q = cut(summed / k)
         q_error = finite((error - product_error(q, k, summed)) / k)
     else:
-        q = _across(_squares(call, a, counted, k, across), across) / k
+        q = _across(_squares(call, h, counted, k, across), across) / k
     inside, outside, floor = _eps(call, k, inverse_power)
     floor_error: Any = 0.0
     if exact and call.variant.eps_position == "clamp":
@@ -108,11 +108,11 @@ def statistic(call: Call, a: jax.Array, mask: jax.Array | None, across: Across |
     return Statistic(empty, inverse_power, rho, rho_error, inverse_rms)
 
 
-def _squares(call: Call, a: jax.Array, counted: jax.Array | None, k: Any, across: Across | None) -> jax.Array:
+def _squares(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across: Across | None) -> jax.Array:
     """Sum of squares in float64; of 16 bits to 16 bits in float32, where no row leaves its range."""
 
     def squares(dtype: str) -> jax.Array:
-        c = _centred(call, convert(_where(counted, a), dtype), counted, k, across)
+        c = _centred(call, convert(_where(counted, h), dtype), counted, k, across)
         return convert(_sum(call, c * c), "float64")
 
     if elementwise(call) == "float64" or call.variant.statistic == "variance":
@@ -128,29 +128,29 @@ def _squares(call: Call, a: jax.Array, counted: jax.Array | None, k: Any, across
 
 def forward(
     call: Call,
-    a: jax.Array,
+    h: jax.Array,
     scale: jax.Array | None,
     bias: jax.Array | None,
     mask: jax.Array | None,
     across: Across | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    row = statistic(call, a, mask, across)
-    a, inverse_rms = lax.optimization_barrier((a, row.inverse_rms))
+    row = statistic(call, h, mask, across)
+    h, inverse_rms = lax.optimization_barrier((h, row.inverse_rms))
     if elementwise(call) == "float64" and {call.norm, call.result} & set(dtypes.HALF):
         inverse_rms = apart(inverse_rms)
-    y = _scaled(call, a, row._replace(inverse_rms=inverse_rms), scale, bias)
+    y = _scaled(call, h, row._replace(inverse_rms=inverse_rms), scale, bias)
     if row.empty is not None:
         y = jnp.where(row.empty, jnp.zeros_like(y), y)
     return y, row.inverse_rms
 
 
-def _scaled(call: Call, a: jax.Array, row: Statistic, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
-    """a / rho, the gain and the bias, rounded as the variant says."""
+def _scaled(call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
+    """h / rho, the gain and the bias, rounded as the variant says."""
     if _is_exact(call):
-        return _scaled_exactly(call, a, row, scale, bias)
+        return _scaled_exactly(call, h, row, scale, bias)
     offset, wide = call.variant.scale_offset, elementwise(call)
     if call.norm is None:
-        y = _over_rho(a, row.inverse_rms, wide)
+        y = _over_rho(h, row.inverse_rms, wide)
         if scale is not None:
             y = y * (offset + _features(call, scale, wide))
         if bias is not None:
@@ -158,7 +158,7 @@ def _scaled(call: Call, a: jax.Array, row: Statistic, scale: jax.Array | None, b
         return convert(y, call.result)
     # A product of two float32 is rounded by itself, unless XLA contracts it with a sum.
     held = dtypes.arithmetic(call.product) if bias is None else "float64"
-    y = _rounded(_over_rho(a, row.inverse_rms, wide), call.norm, held)
+    y = _rounded(_over_rho(h, row.inverse_rms, wide), call.norm, held)
     if scale is not None:
         gain = _rounded(offset + _features(call, scale, held), call.product, held)
         y = _rounded(y * gain, call.product, held)
@@ -172,12 +172,12 @@ def _rounded(x: jax.Array, dtype: str, held: str) -> jax.Array:
 
 
 def _scaled_exactly(
-    call: Call, a: jax.Array, row: Statistic, scale: jax.Array | None, bias: jax.Array | None
+    call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, bias: jax.Array | None
 ) -> jax.Array:
     """The same from float64 or to it; each ``lost`` is what float64 rounded off."""
-    rho, a = row.rho, double(a) * row.inverse_power
-    y = cut(a / rho)
-    lost: Any = finite((-product_error(y, rho, a) - y * row.rho_error) / rho)
+    rho, h = row.rho, double(h) * row.inverse_power
+    y = cut(h / rho)
+    lost: Any = finite((-product_error(y, rho, h) - y * row.rho_error) / rho)
     if call.norm is not None:
         y = double(cast(y + lost, call.norm))
         if scale is not None:
@@ -200,28 +200,28 @@ def _scaled_exactly(
     return cast(y + finite(lost), call.result)
 
 
-def _over_rho(a: jax.Array, inverse_rms: jax.Array, dtype: str) -> jax.Array:
-    """a / rho; in float32 by two factors, as 1 / rho alone may leave its range."""
+def _over_rho(h: jax.Array, inverse_rms: jax.Array, dtype: str) -> jax.Array:
+    """h / rho; in float32 by two factors, as 1 / rho alone may leave its range."""
     if dtype == "float64":
-        return convert(a, dtype) * convert(inverse_rms, dtype)
+        return convert(h, dtype) * convert(inverse_rms, dtype)
     power = jnp.clip(power_of_two(lax.stop_gradient(inverse_rms)), 2.0**-64, 2.0**64)
-    return (convert(a, dtype) * convert(power, dtype)) * convert(inverse_rms / power, dtype)
+    return (convert(h, dtype) * convert(power, dtype)) * convert(inverse_rms / power, dtype)
 
 
 def backward(
     call: Call,
     dy: jax.Array,
-    a: jax.Array,
+    h: jax.Array,
     scale: jax.Array | None,
     mask: jax.Array | None,
     inverse_rms: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """dx, dscale and dbias, from x and 1 / rho alone."""
-    counted, k, _ = _counted(call, a, mask)
-    live, wide = _live(call, a, mask), elementwise(call)
+    counted, k, _ = _counted(call, h, mask)
+    live, wide = _live(call, h, mask), elementwise(call)
 
     def copies(of: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        v, own, inverse = lax.optimization_barrier((dy, a, inverse_rms))
+        v, own, inverse = lax.optimization_barrier((dy, h, inverse_rms))
         v = _where(live, convert(v, wide))
         return v, _over_rho(_where(of, own), inverse, wide)
 
@@ -238,11 +238,11 @@ def backward(
 
 def tangent(
     call: Call,
-    a: jax.Array,
+    h: jax.Array,
     scale: jax.Array | None,
     mask: jax.Array | None,
     inverse_rms: jax.Array,
-    da: jax.Array | None,
+    dh: jax.Array | None,
     dscale: jax.Array | None,
     dbias: jax.Array | None,
     across: Across | None = None,
@@ -253,46 +253,46 @@ def tangent(
 
     What checkpoint keeps for the transpose is what goes in: nothing of x's size but x.
     """
-    terms, dinverse_rms = [jnp.zeros_like(a, wide)], jnp.zeros_like(inverse_rms)
-    if da is not None:
+    terms, dinverse_rms = [jnp.zeros_like(h, wide)], jnp.zeros_like(inverse_rms)
+    if dh is not None:
         along_x = jax.checkpoint(bind(_along_x, call, wide, across))
-        terms[0], dinverse_rms = along_x(a, scale, mask, inverse_rms, da)
+        terms[0], dinverse_rms = along_x(h, scale, mask, inverse_rms, dh)
     along_parameters = jax.checkpoint(bind(_along_parameters, call, wide, across))
     if dscale is not None:
-        terms.append(along_parameters(a, mask, inverse_rms, dscale, None))
+        terms.append(along_parameters(h, mask, inverse_rms, dscale, None))
     if dbias is not None:
-        terms.append(along_parameters(a, mask, inverse_rms, None, dbias))
+        terms.append(along_parameters(h, mask, inverse_rms, None, dbias))
     return total(terms, call.result), dinverse_rms
 
 
 def _along_x(
-    call: Call, wide: str, across: Across | None, a: Any, scale: Any, mask: Any, inverse_rms: Any, da: Any
+    call: Call, wide: str, across: Across | None, h: Any, scale: Any, mask: Any, inverse_rms: Any, dh: Any
 ) -> tuple[jax.Array, jax.Array]:
-    counted, k, _ = _counted(call, a, mask, across)
-    normalised = _over_rho(_where(mask, a), inverse_rms, wide)
-    da = _over_rho(_where(mask, convert(da, wide)), inverse_rms, wide)
+    counted, k, _ = _counted(call, h, mask, across)
+    normalised = _over_rho(_where(mask, h), inverse_rms, wide)
+    dh = _over_rho(_where(mask, convert(dh, wide)), inverse_rms, wide)
     along = normalised
     if counted is not None:
-        own, inverse = lax.optimization_barrier((a, inverse_rms))
+        own, inverse = lax.optimization_barrier((h, inverse_rms))
         along = _over_rho(_where(counted, own), inverse, wide)
     along = _centred(call, along, counted, k, across) * _slope(call, k, inverse_rms, wide)
-    inner = _sum(call, along * da, across) / _as(k, wide)
+    inner = _sum(call, along * dh, across) / _as(k, wide)
     if counted is not None:
         inner = lax.optimization_barrier(inner)
-    dy = da - normalised * inner
+    dy = dh - normalised * inner
     if scale is not None:
         dy = dy * (call.variant.scale_offset + _features(call, scale, wide))
-    return _where(_live(call, a, mask, across), dy), -inverse_rms * convert(inner, "float64")
+    return _where(_live(call, h, mask, across), dy), -inverse_rms * convert(inner, "float64")
 
 
 def _along_parameters(
-    call: Call, wide: str, across: Across | None, a: Any, mask: Any, inverse_rms: Any, dscale: Any, dbias: Any
+    call: Call, wide: str, across: Across | None, h: Any, mask: Any, inverse_rms: Any, dscale: Any, dbias: Any
 ) -> jax.Array:
     # spread over the rows in float64, so that the transpose sums in float64
-    dy = convert(jnp.zeros_like(a, "float64") + _features(call, dbias if dscale is None else dscale), wide)
+    dy = convert(jnp.zeros_like(h, "float64") + _features(call, dbias if dscale is None else dscale), wide)
     if dscale is not None:
-        dy = _over_rho(_where(mask, a), inverse_rms, wide) * dy
-    return _where(_live(call, a, mask, across), dy)
+        dy = _over_rho(_where(mask, h), inverse_rms, wide) * dy
+    return _where(_live(call, h, mask, across), dy)
 
 
 def elementwise(call: Call) -> str:
@@ -307,46 +307,46 @@ def derived(call: Call) -> str:
 
 
 def _counted(
-    call: Call, a: jax.Array, mask: jax.Array | None, across: Across | None = None
+    call: Call, h: jax.Array, mask: jax.Array | None, across: Across | None = None
 ) -> tuple[jax.Array | None, Any, Any]:
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
     if mask is None and call.n:
         k = np.float64(call.k) if isinstance(call.k, int) else jnp.asarray(call.k, "float64")  # a symbol of jax.export
-        return None if call.k == call.n else _first(call, a), _across(k, across), None
-    counted = _first(call, a)
+        return None if call.k == call.n else _first(call, h), _across(k, across), None
+    counted = _first(call, h)
     if mask is not None:
         counted = counted & mask
-    counted = jnp.broadcast_to(counted, a.shape)
+    counted = jnp.broadcast_to(counted, h.shape)
     k = _sum(call, counted.astype(jnp.float64), across)
     return counted, jnp.maximum(k, 1.0), k == 0
 
 
-def _first(call: Call, a: jax.Array) -> jax.Array:
-    shape = [size if axis in call.axes else 1 for axis, size in enumerate(a.shape)]
+def _first(call: Call, h: jax.Array) -> jax.Array:
+    shape = [size if axis in call.axes else 1 for axis, size in enumerate(h.shape)]
     return (jnp.arange(call.n or 0) < (call.k or 0)).reshape(shape)
 
 
-def _part(call: Call, a: jax.Array, mask: jax.Array | None) -> tuple[Call, jax.Array]:
+def _part(call: Call, h: jax.Array, mask: jax.Array | None) -> tuple[Call, jax.Array]:
     """What the statistic is of, and the call on that: the leading elements alone where no mask chooses among them."""
     if mask is not None or (leading := call.leading) is None:
-        return call, a
-    return leading, lax.slice_in_dim(a, 0, leading.n, axis=call.axes[0])
+        return call, h
+    return leading, lax.slice_in_dim(h, 0, leading.n, axis=call.axes[0])
 
 
-def _live(call: Call, a: jax.Array, mask: jax.Array | None, across: Across | None = None) -> jax.Array | None:
+def _live(call: Call, h: jax.Array, mask: jax.Array | None, across: Across | None = None) -> jax.Array | None:
     """Elements whose y is not constant, None for all."""
-    return None if mask is None else mask & ~_counted(call, a, mask, across)[2]
+    return None if mask is None else mask & ~_counted(call, h, mask, across)[2]
 
 
-def _where(mask: jax.Array | None, a: jax.Array) -> jax.Array:
-    return a if mask is None else jnp.where(mask, a, jnp.zeros_like(a))
+def _where(mask: jax.Array | None, h: jax.Array) -> jax.Array:
+    return h if mask is None else jnp.where(mask, h, jnp.zeros_like(h))
 
 
-def _centred(call: Call, a: jax.Array, counted: jax.Array | None, k: Any, across: Across | None = None) -> jax.Array:
-    """What the statistic squares: a, which is 0 where not counted; for a variance less its mean, and 0 there again."""
+def _centred(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across: Across | None = None) -> jax.Array:
+    """What the statistic squares: h, which is 0 where not counted; for a variance less its mean, and 0 there again."""
     if call.variant.statistic == "variance":
-        a = _where(counted, a - _sum(call, a, across) / _as(k, a.dtype.name))
-    return a
+        h = _where(counted, h - _sum(call, h, across) / _as(k, h.dtype.name))
+    return h
 
 
 def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
@@ -360,7 +360,7 @@ def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
 
 
 def _slope(call: Call, k: Any, inverse_rms: jax.Array, dtype: str) -> Any:
-    """rho / s, with drho / da = a / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
+    """rho / s, with drho / dh = h / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
     _, outside, floor = _eps(call, k)
     if call.variant.eps_position == "outside":
         share = 1 - outside * inverse_rms
@@ -378,18 +378,18 @@ def _as(k: Any, dtype: str) -> Any:
     return np.dtype(dtype).type(k) if isinstance(k, np.generic) else convert(k, dtype)
 
 
-def _inverse_power(call: Call, a: jax.Array, k: Any, across: Across | None) -> Any:
+def _inverse_power(call: Call, h: jax.Array, k: Any, across: Across | None) -> Any:
     """2^-e with 2^e next to the largest of |a| and eps: keeps every square in range, and scaling by it is exact."""
     length = sum(_eps(call, k)) ** (0.5 if call.variant.eps_position == "inside" else 1)
-    largest = jnp.maximum(jnp.max(abs(a), axis=call.axes, keepdims=True), length)
+    largest = jnp.maximum(jnp.max(abs(h), axis=call.axes, keepdims=True), length)
     if across is not None:
         largest = lax.pmax(largest, across.axis_name, axis_index_groups=across.groups)
     return 1 / jnp.clip(power_of_two(largest), 2.0**-1022, 2.0**1022)
 
 
-def _product(a: jax.Array, b: jax.Array) -> tuple[jax.Array, Any]:
-    product = cut(a * b)
-    return product, product_error(a, b, product)
+def _product(h: jax.Array, b: jax.Array) -> tuple[jax.Array, Any]:
+    product = cut(h * b)
+    return product, product_error(h, b, product)
 
 
 def _sum(call: Call, terms: jax.Array, across: Across | None = None) -> jax.Array:

@@ -1,6 +1,6 @@
 """RMSNorm on JAX arrays, with an analytic backward that keeps x and 1 / rho.
 
-    y = a / rho * (o + g) + b        rho = sqrt(mean(a_i^2) + eps), or as the variant says
+    y = h / rho * (o + g) + b        rho = sqrt(mean(h_i^2) + eps), or as the variant says
 
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py.
 """
@@ -19,7 +19,7 @@ from jax import numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from rmsnorm import dtypes, errors
-from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.flax_impl import arithmetic, rows
 from rmsnorm.flax_impl.arithmetic import Across, backward, elementwise, statistic
 from rmsnorm.flax_impl.rounding import add, cast, convert
@@ -43,7 +43,7 @@ def rms_norm(
 ) -> Any:
     """Root mean square layer normalization.
 
-        y = a / rho * (o + scale) + bias,    a = x + residual,    rho = sqrt(mean(a_i^2) + eps)
+        y = h / rho * (o + scale) + bias,    h = x + residual,    rho = sqrt(mean(h_i^2) + eps)
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant.
 
@@ -58,12 +58,12 @@ def rms_norm(
         feature_axis: axis or axes of the parameters; None for the normalised ones.
         mask: bool, broadcasting to x: True counts in the statistic. Elsewhere y is normalised likewise but constant to
             every derivative, so values under the mask reach no gradient. A row with nothing counted gives 0.
-        residual: added to x first, in promote(x, residual), and a returned beside y.
+        residual: added to x first, in promote(x, residual), and h returned beside y.
         out_dtype: of y; None for the variant's rule.
         return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; constant to every derivative.
 
     Returns:
-        y, shaped as x; with ``residual`` (y, a); with ``return_inverse_rms`` followed by 1 / rho, whose normalised
+        y, shaped as x; with ``residual`` (y, h); with ``return_inverse_rms`` followed by 1 / rho, whose normalised
         axes have size 1, in float32, for f64 in float64.
 
     Raises:
@@ -82,11 +82,11 @@ def rms_norm(
         "rms_norm", x, scale, bias, mask, residual, out_dtype,
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
-    a = add(x, residual, call.x)
-    y, inverse_rms = normalise(call, None, a, scale, bias, mask)
+    h = add(x, residual, call.x)
+    y, inverse_rms = normalise(call, None, h, scale, bias, mask)
     outputs = [y]
     if residual is not None:
-        outputs.append(a)
+        outputs.append(h)
     if return_inverse_rms:
         outputs.append(cast(lax.stop_gradient(inverse_rms), call.inverse_rms))
     return tuple(outputs) if len(outputs) > 1 else y
@@ -109,12 +109,12 @@ def rms_norm_vjp(
 ) -> Any:
     """Gradients of rms_norm: the product of dy with its Jacobian.
 
-        dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * a / rho,    dbias = sum over rows of dy
+        dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * h / rho,    dbias = sum over rows of dy
 
     A rounding counts as the identity, as in automatic differentiation.
 
     Args:
-        dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, da).
+        dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, dh).
         x, scale, bias and options: as for rms_norm; ``out_dtype`` does not enter.
 
     Returns:
@@ -132,17 +132,17 @@ def rms_norm_vjp(
         >>> dx, dscale
         (Array([ 0.04525483, -0.03394112], dtype=float32), Array([0.84852815, 1.1313709 ], dtype=float32))
     """
-    dy, da = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
-    x, scale, bias, mask, residual, dy, da = _arrays(
-        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, da=da
+    dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
+    x, scale, bias, mask, residual, dy, dh = _arrays(
+        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, dh=dh
     )
     call = _resolve(
         "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        dy=_spec(dy), da=_spec(da),
+        dy=_spec(dy), dh=_spec(dh),
     )  # fmt: skip
-    a = add(x, residual, call.x)
-    dx, dscale, dbias = _pull_back(call, dy, a, scale, mask, da)
+    h = add(x, residual, call.x)
+    dx, dscale, dbias = _pull_back(call, dy, h, scale, mask, dh)
     dscale = None if scale is None else convert(dscale, _name(scale))
     dbias = None if bias is None else convert(dbias, _name(bias))
     if residual is not None:
@@ -165,7 +165,7 @@ def rms_norm_jvp(
 ) -> jax.Array:
     """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
 
-        dy = (R dx) * (o + scale) + a / rho * dscale + dbias
+        dy = (R dx) * (o + scale) + h / rho * dscale + dbias
 
     A rounding counts as the identity, and dy is rounded once.
 
@@ -187,8 +187,8 @@ def rms_norm_jvp(
         >>> rms_norm_jvp((jnp.array([3.0, 4.0]),), (jnp.array([4.0, -3.0]),), variant="paper")
         Array([ 1.1313709 , -0.84852815], dtype=float32)
     """
-    x, scale, bias = _three("primals", primals)
-    dx, dscale, dbias = _three("tangents", tangents)
+    x, scale, bias = three_of("primals", primals)
+    dx, dscale, dbias = three_of("tangents", tangents)
     x, scale, bias, mask, residual, dx, dscale, dbias = _arrays(
         "rms_norm_jvp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dx=dx, dscale=dscale, dbias=dbias
     )
@@ -197,50 +197,44 @@ def rms_norm_jvp(
         variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dx=_spec(dx), dscale=_spec(dscale), dbias=_spec(dbias),
     )  # fmt: skip
-    a = add(x, residual, call.x)
-    return _push_forward(call, a, scale, mask, dx, dscale, dbias)
+    h = add(x, residual, call.x)
+    return _push_forward(call, h, scale, mask, dx, dscale, dbias)
 
 
 # x64 is enabled here and not by the caller: a transformation may trace these again long after rms_norm has returned.
 @bind(jax.jit, static_argnums=(0, 1))
 @bind(jax.custom_jvp, nondiff_argnums=(0, 1))
-def normalise(call: Call, across: Across | None, a: Any, scale: Any, bias: Any, mask: Any) -> tuple[Any, Any]:
+def normalise(call: Call, across: Across | None, h: Any, scale: Any, bias: Any, mask: Any) -> tuple[Any, Any]:
     """y and 1 / rho in float64, of a checked call."""
     with jax.enable_x64(True):
-        return rows.forward(call, a, scale, bias, mask, across)
+        return rows.forward(call, h, scale, bias, mask, across)
 
 
 @bind(normalise.__wrapped__.defjvp, symbolic_zeros=True)
 def _differentiate(
     call: Call, across: Across | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    a, scale, bias, mask = primals
-    da, dscale, dbias, _ = (None if type(each) is SymbolicZero else each for each in tangents)
+    h, scale, bias, mask = primals
+    dh, dscale, dbias, _ = (None if type(each) is SymbolicZero else each for each in tangents)
     with jax.enable_x64(True):
-        y, inverse_rms = normalise(call, across, a, scale, bias, mask)
+        y, inverse_rms = normalise(call, across, h, scale, bias, mask)
         # A second derivative finds 1 / rho to be an output of normalise, and goes through it.
-        return (y, inverse_rms), rows.tangent(call, a, scale, mask, inverse_rms, da, dscale, dbias, across)
+        return (y, inverse_rms), rows.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across)
 
 
 @bind(jax.jit, static_argnums=0)
-def _pull_back(call: Call, dy: Any, a: Any, scale: Any, mask: Any, da: Any) -> tuple[Any, Any, Any]:
+def _pull_back(call: Call, dy: Any, h: Any, scale: Any, mask: Any, dh: Any) -> tuple[Any, Any, Any]:
     with jax.enable_x64(True):
-        dx, dscale, dbias = backward(call, dy, a, scale, mask, statistic(call, a, mask).inverse_rms)
-        return dx if da is None else dx + convert(da, _name(dx)), dscale, dbias
+        dx, dscale, dbias = backward(call, dy, h, scale, mask, statistic(call, h, mask).inverse_rms)
+        return dx if dh is None else dx + convert(dh, _name(dx)), dscale, dbias
 
 
 @bind(jax.jit, static_argnums=0)
-def _push_forward(call: Call, a: Any, scale: Any, mask: Any, dx: Any, dscale: Any, dbias: Any) -> Any:
+def _push_forward(call: Call, h: Any, scale: Any, mask: Any, dx: Any, dscale: Any, dbias: Any) -> Any:
     with jax.enable_x64(True):
-        inverse_rms = statistic(call, a, mask).inverse_rms
+        inverse_rms = statistic(call, h, mask).inverse_rms
         wide = elementwise(call)
-        return arithmetic.tangent(call, a, scale, mask, inverse_rms, dx, dscale, dbias, wide=wide)[0]
-
-
-def _three(name: str, values: Sequence[Any]) -> list[Any]:
-    if not isinstance(values, Sequence) or not 1 <= len(values) <= 3:
-        raise errors.wrong_type("rms_norm_jvp", name, values, "(x, scale, bias)", "leave trailing ones out or None")
-    return [*values, None, None][:3]
+        return arithmetic.tangent(call, h, scale, mask, inverse_rms, dx, dscale, dbias, wide=wide)[0]
 
 
 def _name(x: jax.Array) -> str:

@@ -25,7 +25,7 @@ from rmsnorm.variants import Variant, derive
 class RMSNorm(nnx.RMSNorm):
     """Root mean square layer normalization.
 
-        y = a / rho * (o + scale) + bias,    a = x + residual,    rho = sqrt(mean(a_i^2) + eps)
+        y = h / rho * (o + scale) + bias,    h = x + residual,    rho = sqrt(mean(h_i^2) + eps)
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant. It is a flax.nnx.RMSNorm
     and takes its arguments; the statistic is that of x whatever ``dtype`` says, weighted where it goes over devices.
@@ -122,7 +122,7 @@ class RMSNorm(nnx.RMSNorm):
     def __call__(self, x: jax.Array, mask: jax.Array | None = None, *, residual: jax.Array | None = None) -> Any:
         """Normalize x, or x + residual.
 
-            y = a / rho * (o + scale) + bias,    a = x + residual
+            y = h / rho * (o + scale) + bias,    h = x + residual
 
         Args:
             x: floating-point.
@@ -176,9 +176,9 @@ def normalise_over(
         "rms_norm", x, scale, bias, mask, residual, out_dtype, variant=variant, axis=axis, feature_axis=feature_axis
     )
     across = None if axis_name is None else Across(_hashable(axis_name), _hashable(axis_index_groups))
-    a = add(x, residual, call.x)
-    y, _ = normalise(call, across, a, scale, bias, mask)
-    return y if residual is None else (y, a)
+    h = add(x, residual, call.x)
+    y, _ = normalise(call, across, h, scale, bias, mask)
+    return y if residual is None else (y, h)
 
 
 def feature_sizes(x: Any, variant: Variant, axis: Any, feature_axis: Any) -> tuple[int, ...]:

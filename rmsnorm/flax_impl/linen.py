@@ -18,7 +18,7 @@ from rmsnorm.variants import Variant, derive
 class RMSNorm(nn.RMSNorm):
     """Root mean square layer normalization.
 
-        y = a / rho * (o + scale) + bias,    a = x + residual,    rho = sqrt(mean(a_i^2) + eps)
+        y = h / rho * (o + scale) + bias,    h = x + residual,    rho = sqrt(mean(h_i^2) + eps)
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant. It is a
     flax.linen.RMSNorm with its attributes, of which ``use_fast_variance`` and ``force_float32_reductions`` are without
@@ -63,7 +63,7 @@ class RMSNorm(nn.RMSNorm):
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, residual: jax.Array | None = None) -> Any:
         """Normalize x, or x + residual.
 
-            y = a / rho * (o + scale) + bias,    a = x + residual
+            y = h / rho * (o + scale) + bias,    h = x + residual
 
         Args:
             x: floating-point.

@@ -124,7 +124,7 @@ def cut(x: jax.Array) -> jax.Array:
 
 
 def apart(x: jax.Array) -> jax.Array:
-    """x >= 0 by way of its bits: XLA's CPU backend does not fuse across, and so stores no a / rho to be rounded."""
+    """x >= 0 by way of its bits: XLA's CPU backend does not fuse across, and so stores no h / rho to be rounded."""
     return _keep(x, 2**63 - 1)
 
 

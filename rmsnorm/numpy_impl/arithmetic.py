@@ -1,7 +1,7 @@
 """The arithmetic of the golden: double-double numbers, block after block of rows.
 
-The gradient uses that R = d(a / rho) / da acts on the direction of a and on what is orthogonal to it separately:
-R = (1 / rho) (I - P + w P), with P the projection on a and w the share of eps in rho (w = 0 for eps = 0). Written so,
+The gradient uses that R = d(h / rho) / dh acts on the direction of h and on what is orthogonal to it separately:
+R = (1 / rho) (I - P + w P), with P the projection on h and w the share of eps in rho (w = 0 for eps = 0). Written so,
 nothing cancels but what is orthogonal; for w above 1/2 it is R = (1 / rho) (I - (1 - w) P) where nothing does.
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
@@ -20,14 +20,14 @@ _BLOCK = 2**15  # elements: the temporaries of a block of rows stay in cache
 
 
 class Data(NamedTuple):
-    """A block of rows, with a, c and the statistic multiplied by 2^-exponent, so that no square leaves the range."""
+    """A block of rows, with h, c and the statistic multiplied by 2^-exponent, so that no square leaves the range."""
 
-    a: DoubleDouble
-    c: DoubleDouble  # what the statistic squares: a, or a less its mean; 0 where not counted
+    h: DoubleDouble
+    c: DoubleDouble  # what the statistic squares: h, or h less its mean; 0 where not counted
     k: DoubleDouble
     root: DoubleDouble  # sqrt(q)
     rho: DoubleDouble
-    s: DoubleDouble  # d rho / d a = c / (k s)
+    s: DoubleDouble  # d rho / d h = c / (k s)
     radial: DoubleDouble  # w, the share of eps in rho
     exponent: Array
     empty: Array  # rows with nothing counted
@@ -37,17 +37,17 @@ class Data(NamedTuple):
     bias: Array | None
 
     def normalised(self) -> DoubleDouble:
-        """x^ = a / rho, 0 in empty rows."""
-        return (self.a / self.rho).where(~self.empty, 0.0)
+        """x^ = h / rho, 0 in empty rows."""
+        return (self.h / self.rho).where(~self.empty, 0.0)
 
     def inverse_rms(self) -> DoubleDouble:
         return (DoubleDouble(1.0) / self.rho).scaled(-self.exponent).where(~self.empty, 0.0)
 
     def directions(self) -> Iterator[tuple[DoubleDouble, DoubleDouble]]:
-        """c^ and a^ of which (1 - w) P = (1 - w) c^ a^T / k, 0 where q is 0; and of which it is c^ a^T / k."""
+        """c^ and h^ of which (1 - w) P = (1 - w) c^ h^T / k, 0 where q is 0; and of which it is c^ h^T / k."""
         seen = self.root.hi != 0
-        yield (self.c / self.root).where(seen, 0.0), (self.a / self.root).where(seen, 0.0)
-        yield self.c / self.s, self.a / self.rho
+        yield (self.c / self.root).where(seen, 0.0), (self.h / self.root).where(seen, 0.0)
+        yield self.c / self.s, self.h / self.rho
 
     def less(self, vector: DoubleDouble, near: DoubleDouble, far: DoubleDouble) -> DoubleDouble:
         """The vector less (1 - w) times near, which is far: in two steps where w is small, that near may equal it."""
@@ -56,18 +56,18 @@ class Data(NamedTuple):
         return small.where(~large, 0.0) + (vector - far).where(large, 0.0)
 
 
-def statistic(call: Call, a: Array, counted: Array, live: Array, scale: Array | None, bias: Array | None) -> Data:
+def statistic(call: Call, h: Array, counted: Array, live: Array, scale: Array | None, bias: Array | None) -> Data:
     k = counted.sum(axis=1, keepdims=True)
     empty = k == 0
     size = DoubleDouble(np.maximum(k, 1))
     position = call.variant.eps_position
     eps = DoubleDouble(call.eps)
     length = {"inside": eps.sqrt(), "outside": eps, "clamp": eps / size.sqrt()}[position]
-    largest = np.max(np.abs(a), axis=1, keepdims=True, initial=0.0, where=counted)
+    largest = np.max(np.abs(h), axis=1, keepdims=True, initial=0.0, where=counted)
     largest = np.maximum(largest, length.hi)
     exponent = np.where(np.isfinite(largest), np.frexp(largest)[1], 0)
 
-    scaled = DoubleDouble(a).scaled(-exponent)
+    scaled = DoubleDouble(h).scaled(-exponent)
     c = scaled.where(counted, 0.0)
     if call.variant.statistic == "variance":
         c = (c - c.sum(axis=1) / size).where(counted, 0.0)
@@ -115,16 +115,16 @@ def forward(call: Call, data: Data) -> Array:
 
 
 def backward(data: Data, u: DoubleDouble) -> DoubleDouble:
-    """R^T u = (u - (1 - w) c^ <u, a^> / k) / rho."""
+    """R^T u = (u - (1 - w) c^ <u, h^> / k) / rho."""
     u = u.where(data.live, 0.0)
-    near, far = (c * ((u * a.where(data.live, 0.0)).sum(axis=1) / data.k) for c, a in data.directions())
+    near, far = (c * ((u * h.where(data.live, 0.0)).sum(axis=1) / data.k) for c, h in data.directions())
     return (data.less(u, near, far) / data.rho).scaled(-data.exponent).where(data.live, 0.0)
 
 
-def tangent(data: Data, da: Array) -> DoubleDouble:
-    """R da = (da - (1 - w) a^ <c^, da> / k) / rho."""
-    tangent = DoubleDouble(da).where(data.live, 0.0).scaled(-data.exponent)
-    near, far = (a * ((c * tangent).sum(axis=1) / data.k) for c, a in data.directions())
+def tangent(data: Data, dh: Array) -> DoubleDouble:
+    """R dh = (dh - (1 - w) h^ <c^, dh> / k) / rho."""
+    tangent = DoubleDouble(dh).where(data.live, 0.0).scaled(-data.exponent)
+    near, far = (h * ((c * tangent).sum(axis=1) / data.k) for c, h in data.directions())
     return data.less(tangent, near, far) / data.rho
 
 
@@ -158,13 +158,13 @@ class Rows:
 
 
 def blocks(
-    rows: Rows, call: Call, a: Array, scale: Array | None, bias: Array | None, mask: Array | None
+    rows: Rows, call: Call, h: Array, scale: Array | None, bias: Array | None, mask: Array | None
 ) -> Iterator[tuple[slice, Data]]:
     everywhere = np.ones((), bool)
     first = np.arange(rows.n) < (call.k or 0)
     live = rows.of(everywhere if mask is None else mask)
     parameters = [None if p is None else rows.of(p.reshape(call.feature_shape)) for p in (scale, bias)]
-    matrix = rows.of(a)
+    matrix = rows.of(h)
     step = max(1, _BLOCK // max(1, rows.n))
     for start in range(0, rows.count if rows.n else 0, step):
         block = slice(start, start + step)

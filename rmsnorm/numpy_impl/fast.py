@@ -91,22 +91,22 @@ def rms_norm_vjp(
         >>> dx.round(4), dscale.round(4)
         (array([ 0.0453, -0.0339]), array([0.8485, 1.1314]))
     """
-    dy, da = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
-    x, scale, bias, mask, residual, dy, da = _arrays(
-        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, da=da
+    dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
+    x, scale, bias, mask, residual, dy, dh = _arrays(
+        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, dh=dh
     )
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    call = _call("rms_norm_vjp", options, x, scale, bias, mask, residual, dy, da)
+    call = _call("rms_norm_vjp", options, x, scale, bias, mask, residual, dy, dh)
     if not cpu.supports(call) or (residual is not None and residual.dtype != x.dtype):
         return golden.rms_norm_vjp(
-            dy if da is None else (dy, da), x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis,
+            dy if dh is None else (dy, dh), x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis,
             mask=mask, residual=residual, out_dtype=out_dtype,
         )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
     with np.errstate(all="ignore"):
         a = x if residual is None else x + residual  # of one dtype: rounded once
-    gradients = kernels.backward(call, dy, a, scale, bias, mask, da)
+    gradients = kernels.backward(call, dy, a, scale, bias, mask, dh)
     return gradients if residual is None else (*gradients, gradients[0].copy())
 
 
@@ -124,8 +124,8 @@ def _looked_up(
     op: str, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, *given: Any
 ) -> Call:
     specs: list[Any] = [None if each is None else Spec(each[0], each[1].name) for each in given]
-    x, scale, bias, mask, residual, dy, da = [*specs, specs[0], None] if len(specs) == 5 else specs
+    x, scale, bias, mask, residual, dy, dh = [*specs, specs[0], None] if len(specs) == 5 else specs
     return resolve(
-        op, x, scale, bias, mask=mask, residual=residual, out_dtype=_dtype_name(op, out_dtype), dy=dy, da=da,
+        op, x, scale, bias, mask=mask, residual=residual, out_dtype=_dtype_name(op, out_dtype), dy=dy, dh=dh,
         variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """The golden: RMSNorm and its analytic gradients in 106-bit arithmetic, rounded where the variant says.
 
-    y = a / rho * (o + g) + b        rho = sqrt(mean(a_i^2) + eps), or as the variant says
+    y = h / rho * (o + g) + b        rho = sqrt(mean(h_i^2) + eps), or as the variant says
 
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py. Where speed counts,
 fast.py has the same functions, with the same bits in f16, bf16 and f32, hundreds of times as fast.
@@ -16,7 +16,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 
 from rmsnorm import dtypes, errors
-from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.numpy_impl.arithmetic import Rows, add, assign, backward, blocks, forward, tangent
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 from rmsnorm.variants import Variant, derive
@@ -41,7 +41,7 @@ def rms_norm(
 ) -> Any:
     """Root mean square layer normalization.
 
-        y = a / rho * (o + scale) + bias,    a = x + residual,    rho = sqrt(mean(a_i^2) + eps)
+        y = h / rho * (o + scale) + bias,    h = x + residual,    rho = sqrt(mean(h_i^2) + eps)
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant.
 
@@ -56,12 +56,12 @@ def rms_norm(
         feature_axis: axis or axes of the parameters; None for the normalised ones.
         mask: bool, broadcasting to x: True counts in the statistic. Elsewhere y is normalised likewise but constant to
             every derivative, so values under the mask reach no gradient. A row with nothing counted gives 0.
-        residual: added to x first, in promote(x, residual), and a returned beside y.
+        residual: added to x first, in promote(x, residual), and h returned beside y.
         out_dtype: of y; None for the variant's rule.
         return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; constant to every derivative.
 
     Returns:
-        y, shaped as x; with ``residual`` (y, a); with ``return_inverse_rms`` followed by 1 / rho, whose normalised
+        y, shaped as x; with ``residual`` (y, h); with ``return_inverse_rms`` followed by 1 / rho, whose normalised
         axes have size 1, in float32, for f64 in float64.
 
     Raises:
@@ -81,16 +81,16 @@ def rms_norm(
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
     rows = Rows(call)
-    a = add(x, residual, call.x)
+    h = add(x, residual, call.x)
     y = np.empty((rows.count, rows.n), call.result)
     inverse_rms = np.zeros((rows.count, 1), call.inverse_rms)
     with np.errstate(all="ignore"):
-        for block, data in blocks(rows, call, a, scale, bias, mask):
+        for block, data in blocks(rows, call, h, scale, bias, mask):
             y[block] = forward(call, data)
             inverse_rms[block] = data.inverse_rms().round(call.inverse_rms)
     outputs = [rows.back(y)]
     if residual is not None:
-        outputs.append(a)
+        outputs.append(h)
     if return_inverse_rms:
         outputs.append(rows.back(inverse_rms))
     return tuple(outputs) if len(outputs) > 1 else outputs[0]
@@ -113,12 +113,12 @@ def rms_norm_vjp(
 ) -> Any:
     """Gradients of rms_norm: the product of dy with its Jacobian.
 
-        dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * a / rho,    dbias = sum over rows of dy
+        dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * h / rho,    dbias = sum over rows of dy
 
     A rounding counts as the identity, as in automatic differentiation.
 
     Args:
-        dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, da).
+        dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, dh).
         x, scale, bias and options: as for rms_norm; ``out_dtype`` does not enter.
 
     Returns:
@@ -136,14 +136,14 @@ def rms_norm_vjp(
         >>> dx.round(4), dscale.round(4)
         (array([ 0.0453, -0.0339]), array([0.8485, 1.1314]))
     """
-    dy, da = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
-    x, scale, bias, mask, residual, dy, da = _arrays(
-        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, da=da
+    dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
+    x, scale, bias, mask, residual, dy, dh = _arrays(
+        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, dh=dh
     )
     call = _resolve(
         "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        dy=_spec(dy), da=_spec(da),
+        dy=_spec(dy), dh=_spec(dh),
     )  # fmt: skip
     rows = Rows(call)
     v = rows.of(dy)
@@ -156,8 +156,8 @@ def rms_norm_vjp(
             upstream = DoubleDouble(along_bias[block])
             assign(gradient, block, backward(data, data.gain * upstream))
             assign(along_scale, block, (data.normalised() * upstream).where(data.live, 0.0))
-        if da is not None:
-            gradient = gradient + DoubleDouble(rows.of(da))
+        if dh is not None:
+            gradient = gradient + DoubleDouble(rows.of(dh))
         dx = rows.back(gradient.round(x.dtype.name))
         dscale = None if scale is None else rows.over_rows(along_scale).round(scale.dtype.name)
         dbias = None if bias is None else rows.over_rows(DoubleDouble(along_bias)).round(bias.dtype.name)
@@ -181,7 +181,7 @@ def rms_norm_jvp(
 ) -> Array:
     """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
 
-        dy = (R dx) * (o + scale) + a / rho * dscale + dbias
+        dy = (R dx) * (o + scale) + h / rho * dscale + dbias
 
     A rounding counts as the identity, and dy is rounded once.
 
@@ -203,8 +203,8 @@ def rms_norm_jvp(
         >>> rms_norm_jvp((np.array([3.0, 4.0]),), (np.array([3.0, 4.0]),), variant="paper").round(30)
         array([0., 0.])
     """
-    x, scale, bias = _three("primals", primals)
-    dx, dscale, dbias = _three("tangents", tangents)
+    x, scale, bias = three_of("primals", primals)
+    dx, dscale, dbias = three_of("tangents", tangents)
     x, scale, bias, mask, residual, dx, dscale, dbias = _arrays(
         "rms_norm_jvp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dx=dx, dscale=dscale, dbias=dbias
     )
@@ -215,13 +215,13 @@ def rms_norm_jvp(
     )  # fmt: skip
     rows = Rows(call)
     zero = np.zeros(())
-    da = rows.of(zero if dx is None else dx)
+    dh = rows.of(zero if dx is None else dx)
     dg = rows.of(zero if dscale is None else dscale.reshape(call.feature_shape))
     db = rows.of(zero if dbias is None else dbias.reshape(call.feature_shape))
     dy = np.empty((rows.count, rows.n), call.result)
     with np.errstate(all="ignore"):
         for block, data in blocks(rows, call, add(x, residual, call.x), scale, bias, mask):
-            along = tangent(data, da[block]) * data.gain
+            along = tangent(data, dh[block]) * data.gain
             along = along + data.normalised() * DoubleDouble(dg[block]) + DoubleDouble(db[block])
             dy[block] = along.where(data.live, 0.0).round(call.result)
     return rows.back(dy)
@@ -233,12 +233,6 @@ def _arrays(op: str, **values: Any) -> list[Any]:
             fix = "pass its data, and as mask what is not masked"
             raise errors.wrong_type(op, name, type(value), "an array without a mask of its own", fix)
     return [None if value is None else np.asarray(value) for value in values.values()]
-
-
-def _three(name: str, values: Sequence[Any]) -> list[Any]:
-    if not isinstance(values, Sequence) or not 1 <= len(values) <= 3:
-        raise errors.wrong_type("rms_norm_jvp", name, values, "(x, scale, bias)", "leave trailing ones out or None")
-    return [*values, None, None][:3]
 
 
 def _spec(array: Array | None) -> Spec | None:

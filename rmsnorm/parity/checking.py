@@ -185,8 +185,8 @@ def _outcome(target: Target, data: Data, *, gradients: bool) -> Outcome:
 def _allowed(name: str, want: Expected, data: Data) -> Expected:
     """The bound for a target that may compute in float32 and differentiate automatically.
 
-    Where a / rho is rounded before the gain, automatic differentiation rounds what the formulas do not: dy * gain for
-    dx, and for dscale a / rho and its product with dy. Each errs by at most 1 in units of the terms. The share of
+    Where h / rho is rounded before the gain, automatic differentiation rounds what the formulas do not: dy * gain for
+    dx, and for dscale h / rho and its product with dy. Each errs by at most 1 in units of the terms. The share of
     identical bits counts on values that are not alike, and so not on rows that are constant.
     """
     ratio, identical = want.bound.ratio, want.bound.identical

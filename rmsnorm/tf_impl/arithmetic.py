@@ -35,7 +35,7 @@ _SLABS = 8
 
 
 class Statistic(NamedTuple):
-    """Of every row, the normalised axes kept with size 1; rho belongs to a * inverse_power."""
+    """Of every row, the normalised axes kept with size 1; rho belongs to h * inverse_power."""
 
     empty: tf.Tensor | None
     inverse_power: tf.Tensor | float
@@ -44,13 +44,13 @@ class Statistic(NamedTuple):
     inverse_rms: tf.Tensor
 
 
-def statistic(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
-    call, a = _part(call, a, mask)
-    exact, a = _is_exact(call), _double(a)
-    counted, k, empty = _counted(call, a, mask)
-    a = a if counted is None else tf.where(counted, a, 0.0)
-    inverse_power: Any = _inverse_power(call, a, k) if exact else 1.0
-    c = _centred(call, a * inverse_power if exact else a, counted, k)
+def statistic(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
+    call, h = _part(call, h, mask)
+    exact, h = _is_exact(call), _double(h)
+    counted, k, empty = _counted(call, h, mask)
+    h = h if counted is None else tf.where(counted, h, 0.0)
+    inverse_power: Any = _inverse_power(call, h, k) if exact else 1.0
+    c = _centred(call, h * inverse_power if exact else h, counted, k)
     q_error: Any = 0.0
     if exact:
         total, total_error = sum_of_squares(c, call.axes)
@@ -80,29 +80,29 @@ def statistic(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
 
 
 def forward(
-    call: Call, a: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
+    call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    a = wide(call, a)  # once: the gradients of its uses then add up there
-    row = statistic(call, a, mask)
-    y = _scaled(call, a, row, scale, bias)
+    h = wide(call, h)  # once: the gradients of its uses then add up there
+    row = statistic(call, h, mask)
+    y = _scaled(call, h, row, scale, bias)
     if mask is not None and not tf.executing_eagerly():  # in graphs, forward mode derives what is inside the function
-        live = _scaled(call, tf.where(mask, a, 0.0), row, scale, bias)
+        live = _scaled(call, tf.where(mask, h, 0.0), row, scale, bias)
         y = tf.where(mask, live, tf.stop_gradient(y))
     if row.empty is not None:
         y = tf.where(~row.empty, y, tf.zeros_like(y))
     return y, row.inverse_rms
 
 
-def _scaled(call: Call, a: tf.Tensor, row: Statistic, scale: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
-    """a / rho, the gain and the bias, rounded as the variant says; each ``lost`` is what float64 rounded off."""
+def _scaled(call: Call, h: tf.Tensor, row: Statistic, scale: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
+    """h / rho, the gain and the bias, rounded as the variant says; each ``lost`` is what float64 rounded off."""
     exact = _is_exact(call)
     lost: Any = 0.0
     if not exact:
-        y = _times(a, row.inverse_rms)
+        y = _times(h, row.inverse_rms)
     else:
-        rho, a = row.rho, a * row.inverse_power
-        y = a / rho
-        lost = -finite((product_error(y, rho, a) + y * row.rho_error) / rho)
+        rho, h = row.rho, h * row.inverse_power
+        y = h / rho
+        lost = -finite((product_error(y, rho, h) + y * row.rho_error) / rho)
         lost = tf.where(tf.stop_gradient(tf.abs(y)) > _TINY, lost, 0.0)
     rounded = None if call.norm is None else _before_scale(call, y + lost if exact else y, scale, bias)
     if scale is not None:
@@ -134,59 +134,59 @@ def _before_scale(call: Call, y: tf.Tensor, scale: tf.Tensor | None, bias: tf.Te
 
 
 def backward(
-    call: Call, dy: tf.Tensor, a: tf.Tensor, scale: tf.Tensor | None, mask: tf.Tensor | None, inverse_rms: tf.Tensor
+    call: Call, dy: tf.Tensor, h: tf.Tensor, scale: tf.Tensor | None, mask: tf.Tensor | None, inverse_rms: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """dx, dscale and dbias, not yet rounded, from x and 1 / rho alone."""
-    counted, k, empty = _counted(call, a, mask)
-    v, live = tf.cast(dy, a.dtype), None if mask is None or empty is None else mask & ~empty
+    counted, k, empty = _counted(call, h, mask)
+    v, live = tf.cast(dy, h.dtype), None if mask is None or empty is None else mask & ~empty
     if live is not None:
-        v, a = tf.where(live, v, 0.0), tf.where(live, a, 0.0)
-    normalised = _times(a, inverse_rms)
+        v, h = tf.where(live, v, 0.0), tf.where(live, h, 0.0)
+    normalised = _times(h, inverse_rms)
     u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale, v))
     share = _slope(call, k, inverse_rms) * _sum(u * normalised, call.axes, keepdims=True) / k
-    dx = _times(u - _centred(call, normalised, counted, k) * tf.cast(share, a.dtype), inverse_rms)
+    dx = _times(u - _centred(call, normalised, counted, k) * tf.cast(share, h.dtype), inverse_rms)
     along_scale = v * normalised
     if live is not None:  # again: 1 / rho may be infinite
         dx, along_scale = tf.where(live, dx, 0.0), tf.where(live, along_scale, 0.0)
     return dx, _over_rows(call, along_scale), _over_rows(call, v)
 
 
-def recalled(call: Call, a: tf.Tensor, mask: tf.Tensor | None, inverse_rms: tf.Tensor) -> tf.Tensor:
+def recalled(call: Call, h: tf.Tensor, mask: tf.Tensor | None, inverse_rms: tf.Tensor) -> tf.Tensor:
     """1 / rho as the forward pass left it, with its derivative, which a second derivative of y goes through."""
-    counted, k, _ = _counted(call, a, mask)
-    a = _double(a) if counted is None else tf.where(counted, _double(a), 0.0)
+    counted, k, _ = _counted(call, h, mask)
+    h = _double(h) if counted is None else tf.where(counted, _double(h), 0.0)
 
     @tf.custom_gradient
-    def function(a: tf.Tensor) -> Any:
+    def function(h: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            saved = function(a)
-            along = _centred(call, a * saved, counted, k) * _slope(call, k, saved)
+            saved = function(h)
+            along = _centred(call, h * saved, counted, k) * _slope(call, k, saved)
             return -upstream * saved * (saved * along / k)
 
         return tf.identity(inverse_rms), gradient
 
-    return function(a)
+    return function(h)
 
 
 def tangent(
     call: Call,
-    a: tf.Tensor,
+    h: tf.Tensor,
     scale: tf.Tensor | None,
     mask: tf.Tensor | None,
     inverse_rms: tf.Tensor,
-    da: tf.Tensor | None,
+    dh: tf.Tensor | None,
     dscale: tf.Tensor | None,
     dbias: tf.Tensor | None,
 ) -> tf.Tensor:
     """dy in float64, from x and 1 / rho alone."""
-    counted, k, empty = _counted(call, a, mask)
-    a = a if mask is None else tf.where(mask, a, 0.0)
-    normalised = a * inverse_rms
-    dy = tf.zeros_like(a)
-    if da is not None:
-        da = _double(da) if mask is None else tf.where(mask, _double(da), 0.0)
+    counted, k, empty = _counted(call, h, mask)
+    h = h if mask is None else tf.where(mask, h, 0.0)
+    normalised = h * inverse_rms
+    dy = tf.zeros_like(h)
+    if dh is not None:
+        dh = _double(dh) if mask is None else tf.where(mask, _double(dh), 0.0)
         along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
-        dy = inverse_rms * (da - normalised * (_sum(along * da, call.axes, keepdims=True) / k))
+        dy = inverse_rms * (dh - normalised * (_sum(along * dh, call.axes, keepdims=True) / k))
         if scale is not None:
             dy = dy * (call.variant.scale_offset + _features(call, scale, dy))
     if dscale is not None:
@@ -196,11 +196,11 @@ def tangent(
     return dy if mask is None or empty is None else tf.where(mask & ~empty, dy, 0.0)
 
 
-def _counted(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor | None, Any, tf.Tensor | None]:
+def _counted(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor | None, Any, tf.Tensor | None]:
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
     if mask is None and call.k == call.n and call.n:
         return None, call.k, None
-    sizes = tf.unstack(tf.shape(a, tf.int64), len(call.shape))
+    sizes = tf.unstack(tf.shape(h, tf.int64), len(call.shape))
     n = tf.reduce_prod([sizes[axis] for axis in call.axes])
     if mask is None and call.n is None and call.variant.partial is None:
         return None, tf.cast(tf.maximum(n, 1), tf.float64), tf.equal(n, 0)
@@ -215,12 +215,12 @@ def _counted(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tenso
     return counted, tf.maximum(k, 1.0), tf.equal(k, 0)
 
 
-def _part(call: Call, a: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call, tf.Tensor]:
+def _part(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call, tf.Tensor]:
     """What the statistic is of, and the call on that: the leading elements alone where no mask chooses among them."""
     if mask is not None or (leading := call.leading) is None:
-        return call, a
+        return call, h
     (axis,) = call.axes
-    return leading, a[(slice(None),) * axis + (slice(leading.n),)]
+    return leading, h[(slice(None),) * axis + (slice(leading.n),)]
 
 
 def _first(call: Call, n: tf.Tensor) -> tf.Tensor:
@@ -232,14 +232,14 @@ def _first(call: Call, n: tf.Tensor) -> tf.Tensor:
     return tf.minimum(n, tf.maximum((n * p.numerator + up) // p.denominator, 1))
 
 
-def _centred(call: Call, a: tf.Tensor, counted: tf.Tensor | None, k: Any) -> tf.Tensor:
-    """What the statistic squares: a, or for a variance a less its mean; 0 where not counted."""
+def _centred(call: Call, h: tf.Tensor, counted: tf.Tensor | None, k: Any) -> tf.Tensor:
+    """What the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
     if counted is not None:
-        a = tf.where(counted, a, 0.0)
+        h = tf.where(counted, h, 0.0)
     if call.variant.statistic == "variance":
-        a = a - tf.cast(_sum(a, call.axes, keepdims=True) / k, a.dtype)
-        a = a if counted is None else tf.where(counted, a, 0.0)
-    return a
+        h = h - tf.cast(_sum(h, call.axes, keepdims=True) / k, h.dtype)
+        h = h if counted is None else tf.where(counted, h, 0.0)
+    return h
 
 
 def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
@@ -253,7 +253,7 @@ def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
 
 
 def _slope(call: Call, k: Any, inverse_rms: tf.Tensor) -> Any:
-    """rho / s, with drho / da = a / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
+    """rho / s, with drho / dh = h / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
     _, outside, floor = _eps(call, k)
     if call.variant.eps_position == "outside":
         share = 1 - outside * inverse_rms
@@ -268,10 +268,10 @@ def _is_exact(call: Call) -> bool:
     return "float64" in (call.x, call.result)
 
 
-def _inverse_power(call: Call, a: tf.Tensor, k: Any) -> tf.Tensor:
+def _inverse_power(call: Call, h: tf.Tensor, k: Any) -> tf.Tensor:
     """2^-e with 2^e next to the largest of |a| and eps: keeps every square in range, and scaling by it is exact."""
     length = sum(_eps(call, k)) ** (0.5 if call.variant.eps_position == "inside" else 1)
-    largest = tf.maximum(tf.reduce_max(tf.abs(a), call.axes, keepdims=True), length)
+    largest = tf.maximum(tf.reduce_max(tf.abs(h), call.axes, keepdims=True), length)
     return 1 / tf.clip_by_value(power_of_two(largest), 2.0**-1022, 2.0**1022)
 
 

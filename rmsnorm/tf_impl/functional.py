@@ -1,6 +1,6 @@
 """RMSNorm on TensorFlow tensors, with an analytic backward that keeps x and 1 / rho.
 
-    y = a / rho * (o + g) + b        rho = sqrt(mean(a_i^2) + eps), or as the variant says
+    y = h / rho * (o + g) + b        rho = sqrt(mean(h_i^2) + eps), or as the variant says
 
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py, that of eager calls in eager.py.
 TensorFlow's own kernels take subnormal numbers as 0, and so do these functions but where rmsnorm.cpu computes.
@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from rmsnorm import errors
-from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.tf_impl import eager
 from rmsnorm.tf_impl.arithmetic import backward, forward, statistic, tangent, wide
 from rmsnorm.tf_impl.rounding import add, cast
@@ -39,7 +39,7 @@ def rms_norm(
 ) -> Any:
     """Root mean square layer normalization.
 
-        y = a / rho * (o + scale) + bias,    a = x + residual,    rho = sqrt(mean(a_i^2) + eps)
+        y = h / rho * (o + scale) + bias,    h = x + residual,    rho = sqrt(mean(h_i^2) + eps)
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant.
 
@@ -54,12 +54,12 @@ def rms_norm(
         feature_axis: axis or axes of the parameters; None for the normalised ones.
         mask: bool, broadcasting to x: True counts in the statistic. Elsewhere y is normalised likewise but constant to
             every derivative, so values under the mask reach no gradient. A row with nothing counted gives 0.
-        residual: added to x first, in promote(x, residual), and a returned beside y.
+        residual: added to x first, in promote(x, residual), and h returned beside y.
         out_dtype: of y; None for the variant's rule.
         return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; constant to every derivative.
 
     Returns:
-        y, shaped as x; with ``residual`` (y, a); with ``return_inverse_rms`` followed by 1 / rho, whose normalised
+        y, shaped as x; with ``residual`` (y, h); with ``return_inverse_rms`` followed by 1 / rho, whose normalised
         axes have size 1, in float32, for f64 in float64.
 
     Raises:
@@ -78,11 +78,11 @@ def rms_norm(
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
     x, scale, bias, mask, residual = _tensors(x, scale, bias, mask, residual)
-    a = add(x, residual, call.x)
-    y, inverse_rms = _rms_norm(call, a, scale, bias, mask)
+    h = add(x, residual, call.x)
+    y, inverse_rms = _rms_norm(call, h, scale, bias, mask)
     outputs = [y]
     if residual is not None:
-        outputs.append(a)
+        outputs.append(h)
     if return_inverse_rms:
         outputs.append(cast(tf.stop_gradient(inverse_rms), call.inverse_rms))
     return tuple(outputs) if len(outputs) > 1 else y
@@ -105,12 +105,12 @@ def rms_norm_vjp(
 ) -> Any:
     """Gradients of rms_norm: the product of dy with its Jacobian.
 
-        dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * a / rho,    dbias = sum over rows of dy
+        dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * h / rho,    dbias = sum over rows of dy
 
     A rounding counts as the identity, as in automatic differentiation.
 
     Args:
-        dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, da).
+        dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, dh).
         x, scale, bias and options: as for rms_norm; ``out_dtype`` does not enter.
 
     Returns:
@@ -128,22 +128,22 @@ def rms_norm_vjp(
         >>> dx.numpy().round(4), dscale.numpy().round(4)
         (array([ 0.0453, -0.0339], dtype=float32), array([0.8485, 1.1314], dtype=float32))
     """
-    dy, da = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
+    dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
     call = _resolve(
         "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        dy=_spec("rms_norm_vjp", "dy", dy), da=_spec("rms_norm_vjp", "da", da),
+        dy=_spec("rms_norm_vjp", "dy", dy), dh=_spec("rms_norm_vjp", "dh", dh),
     )  # fmt: skip
-    x, scale, bias, mask, residual, dy, da = _tensors(x, scale, bias, mask, residual, dy, da)
-    a = add(x, residual, call.x)
+    x, scale, bias, mask, residual, dy, dh = _tensors(x, scale, bias, mask, residual, dy, dh)
+    h = add(x, residual, call.x)
     if residual is None and _name(dy) == call.result and tf.executing_eagerly() and not eager.is_recording():
-        _, inverse_rms = eager.forward(call, a, scale, bias, mask)
-        return tuple(eager.backward(call, dy, a, scale, bias, mask, inverse_rms))
-    a = wide(call, a)
-    inverse_rms = statistic(call, a, mask).inverse_rms
-    dx, dscale, dbias = backward(call, dy, a, scale, mask, inverse_rms)
-    if da is not None:
-        dx = tf.cast(dx, tf.float64) + tf.cast(da, tf.float64)
+        _, inverse_rms = eager.forward(call, h, scale, bias, mask)
+        return tuple(eager.backward(call, dy, h, scale, bias, mask, inverse_rms))
+    h = wide(call, h)
+    inverse_rms = statistic(call, h, mask).inverse_rms
+    dx, dscale, dbias = backward(call, dy, h, scale, mask, inverse_rms)
+    if dh is not None:
+        dx = tf.cast(dx, tf.float64) + tf.cast(dh, tf.float64)
     dscale = None if scale is None else cast(dscale, _name(scale))
     dbias = None if bias is None else cast(dbias, _name(bias))
     if residual is not None:
@@ -166,7 +166,7 @@ def rms_norm_jvp(
 ) -> tf.Tensor:
     """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
 
-        dy = (R dx) * (o + scale) + a / rho * dscale + dbias
+        dy = (R dx) * (o + scale) + h / rho * dscale + dbias
 
     A rounding counts as the identity, and dy is rounded once.
 
@@ -188,8 +188,8 @@ def rms_norm_jvp(
         >>> rms_norm_jvp((tf.constant([3.0, 4.0]),), (tf.constant([4.0, -3.0]),), variant="paper").numpy().round(4)
         array([ 1.1314, -0.8485], dtype=float32)
     """
-    x, scale, bias = _three("primals", primals)
-    dx, dscale, dbias = _three("tangents", tangents)
+    x, scale, bias = three_of("primals", primals)
+    dx, dscale, dbias = three_of("tangents", tangents)
     call = _resolve(
         "rms_norm_jvp", x, scale, bias, mask, residual, out_dtype,
         variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
@@ -197,36 +197,30 @@ def rms_norm_jvp(
         dscale=_spec("rms_norm_jvp", "dscale", dscale), dbias=_spec("rms_norm_jvp", "dbias", dbias),
     )  # fmt: skip
     x, scale, bias, mask, residual, dx, dscale, dbias = _tensors(x, scale, bias, mask, residual, dx, dscale, dbias)
-    a = tf.cast(add(x, residual, call.x), tf.float64)
-    inverse_rms = statistic(call, a, mask).inverse_rms
-    return cast(tangent(call, a, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
+    h = tf.cast(add(x, residual, call.x), tf.float64)
+    inverse_rms = statistic(call, h, mask).inverse_rms
+    return cast(tangent(call, h, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
 
 
 def _rms_norm(
-    call: Call, a: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
+    call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     if tf.executing_eagerly() and not eager.is_recording():
-        return eager.forward(call, a, scale, bias, mask)
+        return eager.forward(call, h, scale, bias, mask)
 
     @tf.custom_gradient
     def function(*given: tf.Tensor) -> Any:
         run: Any = eager.forward if tf.executing_eagerly() else forward
-        y, inverse_rms = run(call, *eager.filled(given, a, scale, bias), mask)
+        y, inverse_rms = run(call, *eager.filled(given, h, scale, bias), mask)
 
         def gradient(dy: tf.Tensor, _: Any) -> list[tf.Tensor]:
             run: Any = eager.backward if tf.executing_eagerly() else eager.rounded_backward
-            return [result for result in run(call, dy, a, scale, bias, mask, inverse_rms) if result is not None]
+            return [result for result in run(call, dy, h, scale, bias, mask, inverse_rms) if result is not None]
 
         return (y, inverse_rms), gradient
 
-    y, inverse_rms = function(*(array for array in (a, scale, bias) if array is not None))
+    y, inverse_rms = function(*(array for array in (h, scale, bias) if array is not None))
     return y, inverse_rms
-
-
-def _three(name: str, values: Sequence[Any]) -> list[Any]:
-    if not isinstance(values, Sequence) or not 1 <= len(values) <= 3:
-        raise errors.wrong_type("rms_norm_jvp", name, values, "(x, scale, bias)", "leave trailing ones out or None")
-    return [*values, None, None][:3]
 
 
 def _tensors(*values: Any) -> list[Any]:

@@ -65,8 +65,8 @@ def _straight_through(value: Any, smooth: Any) -> Any:
     return ops.where(ops.isfinite(smooth), ops.stop_gradient(value) - zero, value)
 
 
-def _normalised(call: Call, a: Any) -> Any:
-    """a / rho."""
+def _normalised(call: Call, h: Any) -> Any:
+    """h / rho."""
     n, k, eps, position = call.n, call.k, call.eps, call.variant.eps_position
     first = [size if axis in call.axes else 1 for axis, size in enumerate(call.shape)]
     counted = None if k == n else ops.reshape(ops.arange(n) < k, first)
@@ -78,11 +78,11 @@ def _normalised(call: Call, a: Any) -> Any:
         return ops.sum(value, axis=call.axes, keepdims=True)
 
     length = {"inside": eps**0.5, "outside": eps, "clamp": eps / k**0.5}[position]
-    largest = ops.max(ops.abs(kept(a)), axis=call.axes, keepdims=True)
+    largest = ops.max(ops.abs(kept(h)), axis=call.axes, keepdims=True)
     # not ops.maximum: on PyTorch it makes float32 of float64
     inverse = _inverse_power(ops.where(largest < length, ops.full_like(largest, length), largest))
-    a = a * inverse
-    c = kept(a)
+    h = h * inverse
+    c = kept(h)
     if call.variant.statistic == "variance":
         c = kept(c - total(c) / k)
     square = total(c * c) / k + (eps * inverse * inverse if position == "inside" else 0.0)
@@ -92,7 +92,7 @@ def _normalised(call: Call, a: Any) -> Any:
         root = root + eps * inverse
     if position == "clamp":
         root = ops.where(root < length * inverse, length * inverse, root)
-    return a / root
+    return h / root
 
 
 def _inverse_power(largest: Any) -> Any:

@@ -28,7 +28,7 @@ from rmsnorm.torch_impl.rounding import (
 
 
 class Statistic(NamedTuple):
-    """Of every row, the normalised axes kept with size 1; rho belongs to a * inverse_power."""
+    """Of every row, the normalised axes kept with size 1; rho belongs to h * inverse_power."""
 
     empty: Tensor | None
     inverse_power: Tensor | float
@@ -37,20 +37,20 @@ class Statistic(NamedTuple):
     inverse_rms: Tensor
 
 
-def statistic(call: Call, a: Tensor, mask: Tensor | None) -> Statistic:
-    call, a = _part(call, a, mask)
+def statistic(call: Call, h: Tensor, mask: Tensor | None) -> Statistic:
+    call, h = _part(call, h, mask)
     exact = _is_exact(call)
-    counted, k, empty = _counted(call, a, mask)
-    a = a if counted is None else torch.where(counted, a, 0.0)
-    inverse_power: Any = _inverse_power(call, a, k) if exact else 1.0
-    c = _centred(call, a * inverse_power if exact else a, counted, k)
+    counted, k, empty = _counted(call, h, mask)
+    h = h if counted is None else torch.where(counted, h, 0.0)
+    inverse_power: Any = _inverse_power(call, h, k) if exact else 1.0
+    c = _centred(call, h * inverse_power if exact else h, counted, k)
     q = _sum(call, c.square()) / k
     q_error: Any = 0.0
     if exact:
         with torch.no_grad():
             lost: Any = 0.0
             if call.variant.statistic == "variance":  # the mean may be slightly off: q feels the square of it alone
-                scaled = a * inverse_power
+                scaled = h * inverse_power
                 mean = _sum(call, scaled) / k
                 lost = sum_error(scaled, -mean, scaled - mean)
                 lost = 2 * _sum(call, c * lost)
@@ -83,29 +83,29 @@ def statistic(call: Call, a: Tensor, mask: Tensor | None) -> Statistic:
 
 
 def forward(
-    call: Call, a: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
+    call: Call, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    a = complete(a).double()  # once: the gradients of its uses then add up in float64
-    row = statistic(call, a, mask)
-    y = _scaled(call, a, row, scale, bias)
+    h = complete(h).double()  # once: the gradients of its uses then add up in float64
+    row = statistic(call, h, mask)
+    y = _scaled(call, h, row, scale, bias)
     if mask is not None and (torch.is_grad_enabled() or is_transformed()):
-        live = _scaled(call, torch.where(mask, a, 0.0), row, scale, bias)
+        live = _scaled(call, torch.where(mask, h, 0.0), row, scale, bias)
         y = torch.where(mask, live, y.detach())
     if row.empty is not None:
         y = torch.where(row.empty, 0.0, y)
     return y, row.inverse_rms
 
 
-def _scaled(call: Call, a: Tensor, row: Statistic, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """a / rho, the gain and the bias, rounded as the variant says; each ``lost`` is what float64 rounded off."""
+def _scaled(call: Call, h: Tensor, row: Statistic, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    """h / rho, the gain and the bias, rounded as the variant says; each ``lost`` is what float64 rounded off."""
     exact = _is_exact(call)
-    rho, a = row.rho, a * row.inverse_power
-    y = a / rho
+    rho, h = row.rho, h * row.inverse_power
+    y = h / rho
     lost: Any = 0.0
     if exact:
         with torch.no_grad():
             product = y * rho
-            lost = finite((a - product - product_error(y, rho, product) - y * row.rho_error) / rho)
+            lost = finite((h - product - product_error(y, rho, product) - y * row.rho_error) / rho)
     rounded = None if call.norm is None else _before_scale(call, y + lost, scale, bias)
     if scale is not None:
         g = _features(call, scale)
@@ -138,15 +138,15 @@ def _before_scale(call: Call, y: Tensor, scale: Tensor | None, bias: Tensor | No
 
 
 def backward(
-    call: Call, dy: Tensor, a: Tensor, scale: Tensor | None, mask: Tensor | None, inverse_rms: Tensor
+    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, mask: Tensor | None, inverse_rms: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dscale and dbias in float64, from x and 1 / rho alone."""
-    a, v = complete(a), complete(dy).double()
-    counted, k, empty = _counted(call, a, mask)
+    h, v = complete(h), complete(dy).double()
+    counted, k, empty = _counted(call, h, mask)
     live = None if mask is None or empty is None else mask & ~empty
     if live is not None:
-        v, a = torch.where(live, v, 0.0), torch.where(live, a, 0.0)
-    normalised = a * inverse_rms
+        v, h = torch.where(live, v, 0.0), torch.where(live, h, 0.0)
+    normalised = h * inverse_rms
     u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale))
     along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
     dx = inverse_rms * (u - along * (_sum(call, u * normalised) / k))
@@ -158,23 +158,23 @@ def backward(
 
 def tangent(
     call: Call,
-    a: Tensor,
+    h: Tensor,
     scale: Tensor | None,
     mask: Tensor | None,
     inverse_rms: Tensor,
-    da: Tensor | None,
+    dh: Tensor | None,
     dscale: Tensor | None,
     dbias: Tensor | None,
 ) -> Tensor:
     """dy in float64, from x and 1 / rho alone."""
-    counted, k, empty = _counted(call, a, mask)
-    a = a if mask is None else torch.where(mask, a, 0.0)
-    normalised = a * inverse_rms
-    dy = torch.zeros_like(a)
-    if da is not None:
-        da = da.double() if mask is None else torch.where(mask, da.double(), 0.0)
+    counted, k, empty = _counted(call, h, mask)
+    h = h if mask is None else torch.where(mask, h, 0.0)
+    normalised = h * inverse_rms
+    dy = torch.zeros_like(h)
+    if dh is not None:
+        dh = dh.double() if mask is None else torch.where(mask, dh.double(), 0.0)
         along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
-        dy = inverse_rms * (da - normalised * (_sum(call, along * da) / k))
+        dy = inverse_rms * (dh - normalised * (_sum(call, along * dh) / k))
         if scale is not None:
             dy = dy * (call.variant.scale_offset + _features(call, scale))
     if dscale is not None:
@@ -184,37 +184,37 @@ def tangent(
     return dy if mask is None or empty is None else torch.where(mask & ~empty, dy, 0.0)
 
 
-def _counted(call: Call, a: Tensor, mask: Tensor | None) -> tuple[Tensor | None, Any, Tensor | None]:
+def _counted(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Tensor | None, Any, Tensor | None]:
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
     if mask is None and call.k == call.n and call.n:
         return None, call.k, None
-    shape = [size if axis in call.axes else 1 for axis, size in enumerate(a.shape)]
-    places = a.new_ones(call.n or 0, dtype=torch.int64).cumsum(0)  # a DTensor where a is one
+    shape = [size if axis in call.axes else 1 for axis, size in enumerate(h.shape)]
+    places = h.new_ones(call.n or 0, dtype=torch.int64).cumsum(0)  # a DTensor where a is one
     counted = (places <= (call.k or 0)).reshape(shape)
     if mask is None and call.n:
         return counted, call.k, None
     if mask is not None:
         counted = counted & mask
-    counted = counted.expand(a.shape)
+    counted = counted.expand(h.shape)
     k = _sum(call, counted)
     return counted, k.clamp(min=1).double(), k == 0
 
 
-def _part(call: Call, a: Tensor, mask: Tensor | None) -> tuple[Call, Tensor]:
+def _part(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Call, Tensor]:
     """What the statistic is of, and the call on that: the leading elements alone where no mask chooses among them."""
-    if mask is not None or (leading := call.leading) is None or hasattr(a, "placements"):  # those of a DTensor
-        return call, a
-    return leading, a.narrow(*call.axes, 0, leading.n)
+    if mask is not None or (leading := call.leading) is None or hasattr(h, "placements"):  # those of a DTensor
+        return call, h
+    return leading, h.narrow(*call.axes, 0, leading.n)
 
 
-def _centred(call: Call, a: Tensor, counted: Tensor | None, k: Any) -> Tensor:
-    """What the statistic squares: a, or for a variance a less its mean; 0 where not counted."""
+def _centred(call: Call, h: Tensor, counted: Tensor | None, k: Any) -> Tensor:
+    """What the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
     if counted is not None:
-        a = torch.where(counted, a, 0.0)
+        h = torch.where(counted, h, 0.0)
     if call.variant.statistic == "variance":
-        a = a - _sum(call, a) / k
-        a = a if counted is None else torch.where(counted, a, 0.0)
-    return a
+        h = h - _sum(call, h) / k
+        h = h if counted is None else torch.where(counted, h, 0.0)
+    return h
 
 
 def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
@@ -228,7 +228,7 @@ def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
 
 
 def _slope(call: Call, k: Any, inverse_rms: Tensor) -> Any:
-    """rho / s, with drho / da = a / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
+    """rho / s, with drho / dh = h / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
     _, outside, floor = _eps(call, k)
     if call.variant.eps_position == "outside":
         share = 1 - outside * inverse_rms
@@ -242,11 +242,11 @@ def _is_exact(call: Call) -> bool:
     return "float64" in (call.x, call.result) and bool(call.n)
 
 
-def _inverse_power(call: Call, a: Tensor, k: Any) -> Tensor:
+def _inverse_power(call: Call, h: Tensor, k: Any) -> Tensor:
     """2^-e with 2^e next to the mean of |a|, or eps: keeps every square in range, and scaling by it is exact."""
     length = sum(_eps(call, k)) ** (0.5 if call.variant.eps_position == "inside" else 1)
     with torch.no_grad():
-        size = torch.maximum(_sum(call, a.abs() / call.n), torch.as_tensor(length, dtype=a.dtype, device=a.device))
+        size = torch.maximum(_sum(call, h.abs() / call.n), torch.as_tensor(length, dtype=h.dtype, device=h.device))
         return 1 / power_of_two(size).clamp(2.0**-1022, 2.0**1022)
 
 

@@ -1,6 +1,6 @@
 """RMSNorm on PyTorch tensors, with an analytic backward that keeps x and 1 / rho.
 
-    y = a / rho * (o + g) + b        rho = sqrt(mean(a_i^2) + eps), or as the variant says
+    y = h / rho * (o + g) + b        rho = sqrt(mean(h_i^2) + eps), or as the variant says
 
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from rmsnorm import dtypes, errors
-from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.torch_impl import onnx, rows
 from rmsnorm.torch_impl.arithmetic import backward, forward, statistic, tangent
 from rmsnorm.torch_impl.rounding import add, cast, is_transformed
@@ -43,7 +43,7 @@ def rms_norm(
 ) -> Any:
     """Root mean square layer normalization.
 
-        y = a / rho * (o + scale) + bias,    a = x + residual,    rho = sqrt(mean(a_i^2) + eps)
+        y = h / rho * (o + scale) + bias,    h = x + residual,    rho = sqrt(mean(h_i^2) + eps)
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant.
 
@@ -58,12 +58,12 @@ def rms_norm(
         feature_axis: axis or axes of the parameters; None for the normalised ones.
         mask: bool, broadcasting to x: True counts in the statistic. Elsewhere y is normalised likewise but constant to
             every derivative, so values under the mask reach no gradient. A row with nothing counted gives 0.
-        residual: added to x first, in promote(x, residual), and a returned beside y.
+        residual: added to x first, in promote(x, residual), and h returned beside y.
         out_dtype: of y; None for the variant's rule.
         return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; constant to every derivative.
 
     Returns:
-        y, shaped as x; with ``residual`` (y, a); with ``return_inverse_rms`` followed by 1 / rho, whose normalised
+        y, shaped as x; with ``residual`` (y, h); with ``return_inverse_rms`` followed by 1 / rho, whose normalised
         axes have size 1, in float32, for f64 in float64.
 
     Raises:
@@ -83,8 +83,8 @@ def rms_norm(
         if onnx.is_exported():
             y, h, inverse_rms = onnx.forward(call, x, residual, scale, bias, mask)
         else:
-            h = None if residual is None else add(x, residual, call.x)
-            y, inverse_rms = forward(call, x if h is None else h, scale, bias, mask)
+            h = add(x, residual, call.x)
+            y, inverse_rms = forward(call, h, scale, bias, mask)
     else:
         try:
             call, plan = _planned(
@@ -103,10 +103,10 @@ def rms_norm(
             y, h, inverse_rms = _RMSNorm.apply(call, plan, return_inverse_rms, x, residual, scale, bias, mask)
         else:
             y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask, return_inverse_rms)
-    if h is None and not return_inverse_rms:
+    if residual is None and not return_inverse_rms:
         return y
     outputs = [y]
-    if h is not None:
+    if residual is not None:
         outputs.append(h)
     if return_inverse_rms:
         outputs.append(cast(inverse_rms.detach(), call.inverse_rms))
@@ -130,12 +130,12 @@ def rms_norm_vjp(
 ) -> Any:
     """Gradients of rms_norm: the product of dy with its Jacobian.
 
-        dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * a / rho,    dbias = sum over rows of dy
+        dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * h / rho,    dbias = sum over rows of dy
 
     A rounding counts as the identity, as in automatic differentiation.
 
     Args:
-        dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, da).
+        dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, dh).
         x, scale, bias and options: as for rms_norm; ``out_dtype`` does not enter.
 
     Returns:
@@ -153,17 +153,17 @@ def rms_norm_vjp(
         >>> dx, dscale
         (tensor([ 0.0453, -0.0339]), tensor([0.8485, 1.1314]))
     """
-    dy, da = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
+    dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
     call = _resolve(
         "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        dy=_spec("rms_norm_vjp", "dy", dy), da=_spec("rms_norm_vjp", "da", da),
+        dy=_spec("rms_norm_vjp", "dy", dy), dh=_spec("rms_norm_vjp", "dh", dh),
     )  # fmt: skip
-    a = add(x, residual, call.x).double()
-    inverse_rms = statistic(call, a, mask).inverse_rms
-    dx, dscale, dbias = backward(call, dy, a, scale, mask, inverse_rms)
-    if da is not None:
-        dx = dx + da.double()
+    h = add(x, residual, call.x).double()
+    inverse_rms = statistic(call, h, mask).inverse_rms
+    dx, dscale, dbias = backward(call, dy, h, scale, mask, inverse_rms)
+    if dh is not None:
+        dx = dx + dh.double()
     dscale = None if scale is None else cast(dscale, _name(scale.dtype))
     dbias = None if bias is None else cast(dbias, _name(bias.dtype))
     if residual is not None:
@@ -186,7 +186,7 @@ def rms_norm_jvp(
 ) -> Tensor:
     """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
 
-        dy = (R dx) * (o + scale) + a / rho * dscale + dbias
+        dy = (R dx) * (o + scale) + h / rho * dscale + dbias
 
     A rounding counts as the identity, and dy is rounded once.
 
@@ -208,17 +208,17 @@ def rms_norm_jvp(
         >>> rms_norm_jvp((torch.tensor([3.0, 4.0]),), (torch.tensor([4.0, -3.0]),), variant="paper")
         tensor([ 1.1314, -0.8485])
     """
-    x, scale, bias = _three("primals", primals)
-    dx, dscale, dbias = _three("tangents", tangents)
+    x, scale, bias = three_of("primals", primals)
+    dx, dscale, dbias = three_of("tangents", tangents)
     call = _resolve(
         "rms_norm_jvp", x, scale, bias, mask, residual, out_dtype,
         variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dx=_spec("rms_norm_jvp", "dx", dx),
         dscale=_spec("rms_norm_jvp", "dscale", dscale), dbias=_spec("rms_norm_jvp", "dbias", dbias),
     )  # fmt: skip
-    a = add(x, residual, call.x).double()
-    inverse_rms = statistic(call, a, mask).inverse_rms
-    return cast(tangent(call, a, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
+    h = add(x, residual, call.x).double()
+    inverse_rms = statistic(call, h, mask).inverse_rms
+    return cast(tangent(call, h, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
 
 
 def _is_differentiated(*tensors: Tensor | None) -> bool:
@@ -251,21 +251,21 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _: Any) -> tuple[Any, ...]:
-        a, scale, mask, inverse_rms = ctx.saved_tensors
+        h, scale, mask, inverse_rms = ctx.saved_tensors
         x, residual, bias = ctx.dtypes
         dx, dscale, dbias = dh, None, None
         if dy is None:
             pass
-        elif is_transformed() or _is_differentiated(dy, dh, a, scale) or residual not in (None, x):
-            a = a.double()
-            if _is_differentiated(a):  # a second derivative goes through 1 / rho
-                inverse_rms = statistic(ctx.call, a, mask).inverse_rms
-            dx, dscale, dbias = backward(ctx.call, dy, a, scale, mask, inverse_rms)
+        elif is_transformed() or _is_differentiated(dy, dh, h, scale) or residual not in (None, x):
+            h = h.double()
+            if _is_differentiated(h):  # a second derivative goes through 1 / rho
+                inverse_rms = statistic(ctx.call, h, mask).inverse_rms
+            dx, dscale, dbias = backward(ctx.call, dy, h, scale, mask, inverse_rms)
             dx = dx if dh is None else dx + dh.double()
             dscale = None if scale is None else _to(dscale, scale.dtype)
             dbias = _to(dbias, bias)
         else:
-            dx, dscale, dbias = rows.backward(ctx.call, ctx.plan, dy, a, scale, bias, mask, inverse_rms, dh)
+            dx, dscale, dbias = rows.backward(ctx.call, ctx.plan, dy, h, scale, bias, mask, inverse_rms, dh)
         _, _, _, needs_x, needs_residual, needs_scale, needs_bias, _ = ctx.needs_input_grad
         return (
             None,
@@ -282,19 +282,14 @@ class _RMSNorm(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> Any:
         _, _, _, dx, dresidual, dscale, dbias, _ = tangents
         x, residual, scale, mask = ctx.saved_tensors
-        a = add(x, residual, ctx.call.x).double()
-        inverse_rms = statistic(ctx.call, a, mask).inverse_rms
-        moved = [each.double() for each in (dx, dresidual) if each is not None]
-        da = sum(moved) if moved else None
-        dy = cast(tangent(ctx.call, a, scale, mask, inverse_rms, da, dscale, dbias), ctx.call.result)
-        dh = None if residual is None else torch.zeros_like(a) if da is None else da
-        return dy, None if dh is None else cast(dh, ctx.call.x), None
-
-
-def _three(name: str, values: Sequence[Any]) -> list[Any]:
-    if not isinstance(values, Sequence) or not 1 <= len(values) <= 3:
-        raise errors.wrong_type("rms_norm_jvp", name, values, "(x, scale, bias)", "leave trailing ones out or None")
-    return [*values, None, None][:3]
+        h = add(x, residual, ctx.call.x).double()
+        inverse_rms = statistic(ctx.call, h, mask).inverse_rms
+        terms = [term.double() for term in (dx, dresidual) if term is not None]
+        dh = sum(terms) if terms else None
+        dy = cast(tangent(ctx.call, h, scale, mask, inverse_rms, dh, dscale, dbias), ctx.call.result)
+        if residual is None:
+            return dy, None, None
+        return dy, cast(torch.zeros_like(h) if dh is None else dh, ctx.call.x), None
 
 
 def _to(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:

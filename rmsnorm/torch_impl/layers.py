@@ -19,7 +19,7 @@ from rmsnorm.variants import Variant, derive
 class RMSNorm(torch.nn.RMSNorm):
     """Root mean square layer normalization over the last axes.
 
-        y = a / rho * (o + weight) + bias,    a = x + residual,    rho = sqrt(mean(a_i^2) + eps)
+        y = h / rho * (o + weight) + bias,    h = x + residual,    rho = sqrt(mean(h_i^2) + eps)
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant. It is an instance of
     torch.nn.RMSNorm, so that code which looks for one (for weight decay, sharding, initialisation) finds it.
@@ -86,7 +86,7 @@ class RMSNorm(torch.nn.RMSNorm):
     def forward(self, x: Tensor, *, mask: Tensor | None = None, residual: Tensor | None = None) -> Any:
         """Normalize x, or x + residual.
 
-            y = a / rho * (o + weight) + bias,    a = x + residual
+            y = h / rho * (o + weight) + bias,    h = x + residual
 
         Args:
             x: floating-point, of a shape that ends in normalized_shape.

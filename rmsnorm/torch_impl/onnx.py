@@ -27,9 +27,8 @@ def forward(
     wide = torch.float64 if "float64" in (call.x, call.product, call.result) else torch.float32
     product = wide if call.norm is None else getattr(torch, call.product)
     norm = wide if call.norm is None else getattr(torch, call.norm)
-    h = None if residual is None else (x.to(wide) + residual.to(wide)).to(getattr(torch, call.x))
-    a = x if h is None else h
-    rho, empty = _rho(call, a.to(wide), mask)
+    h = x if residual is None else (x.to(wide) + residual.to(wide)).to(getattr(torch, call.x))
+    rho, empty = _rho(call, h.to(wide), mask)
     gain = None if scale is None else scale.to(product)
     if scale is not None and call.variant.scale_offset:
         gain = (call.variant.scale_offset + scale.to(wide)).to(product)
@@ -38,14 +37,14 @@ def forward(
     last_axes = call.axes == tuple(range(first, len(call.shape)))
     plain = call.variant.statistic == "mean_square" and call.variant.eps_position == "inside" and call.k == call.n
     has_operator = last_axes and plain and empty is None and wide == torch.float32 and not _vanishes(call.eps)
-    takes_gain = call.feature_axes == call.axes and norm == product and norm in (wide, a.dtype)
+    takes_gain = call.feature_axes == call.axes and norm == product and norm in (wide, h.dtype)
     if has_operator and takes_gain and gain is not None:
-        y = functional.rms_norm(a.to(norm), a.shape[first:], gain, call.eps)
+        y = functional.rms_norm(h.to(norm), h.shape[first:], gain, call.eps)
     else:
         if has_operator:
-            y = functional.rms_norm(a.to(wide), a.shape[first:], a.new_ones(a.shape[first:], dtype=wide), call.eps)
+            y = functional.rms_norm(h.to(wide), h.shape[first:], h.new_ones(h.shape[first:], dtype=wide), call.eps)
         else:
-            y = a.to(wide) / rho
+            y = h.to(wide) / rho
         y = y.to(norm).to(product)
         y = y if gain is None else y * gain.reshape(call.feature_shape)
     y = y if bias is None else y + bias.to(product).reshape(call.feature_shape)
@@ -55,13 +54,13 @@ def forward(
     return y, h, inverse_rms
 
 
-def _rho(call: Call, a: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _rho(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Of every row, and which rows have nothing counted, None where none can."""
-    call, a = _part(call, a, mask)
-    counted, k, empty = _counted(call, a, mask)
-    k = k.to(a.dtype) if isinstance(k, Tensor) else k
-    q = _centred(call, a, counted, k).square().sum(call.axes, keepdim=True) / k
-    eps = torch.tensor(call.eps, dtype=a.dtype, device=a.device)  # a number would be kept in float32
+    call, h = _part(call, h, mask)
+    counted, k, empty = _counted(call, h, mask)
+    k = k.to(h.dtype) if isinstance(k, Tensor) else k
+    q = _centred(call, h, counted, k).square().sum(call.axes, keepdim=True) / k
+    eps = torch.tensor(call.eps, dtype=h.dtype, device=h.device)  # a number would be kept in float32
     unit = 2.0**30 if _vanishes(call.eps) else 1.0
     if call.variant.eps_position == "inside":
         return (q * unit + eps * unit).sqrt() / unit**0.5, empty

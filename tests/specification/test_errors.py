@@ -159,7 +159,7 @@ def test_gradients_of_the_wrong_shape(wing):
     short = X[:, :8]
     _raised(ValueError, f"rms_norm_vjp: dy {SHAPE}", wing.rms_norm_vjp, short, X)
     _raised(ValueError, f"rms_norm_vjp: dy {SHAPE}", wing.rms_norm_vjp, (short, X), X, residual=X)
-    _raised(ValueError, f"rms_norm_vjp: da {SHAPE}", wing.rms_norm_vjp, (X, short), X, residual=X)
+    _raised(ValueError, f"rms_norm_vjp: dh {SHAPE}", wing.rms_norm_vjp, (X, short), X, residual=X)
     sentence = f"rms_norm_vjp: dy has dtype int32, expected {FLOATS}; cast it first"
     _raised(TypeError, sentence, wing.rms_norm_vjp, X.astype(np.int32), X)
 
