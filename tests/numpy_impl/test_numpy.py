@@ -18,7 +18,7 @@ from rmsnorm.call import Spec, resolve
 from rmsnorm.numpy_impl import fast
 
 WINGS = pytest.mark.parametrize("wing", [numpy_impl, fast], ids=["golden", "fast"])
-NAMES = ("dy", "x", "scale", "bias", "residual", "da", "mask")
+NAMES = ("dy", "x", "scale", "bias", "residual", "dh", "mask")
 
 
 def given(
@@ -34,7 +34,7 @@ def results(wing: Any, a: dict[str, Any], **options: Any) -> list[np.ndarray]:
     """y, h, 1 / rho, dx, dscale, dbias and dresidual; and without a residual or a mask y, dx and dscale."""
     options |= {"residual": a["residual"], "mask": a["mask"]}
     found = [*wing.rms_norm(a["x"], a["scale"], a["bias"], return_inverse_rms=True, **options)]
-    found += wing.rms_norm_vjp((a["dy"], a["da"]), a["x"], a["scale"], a["bias"], **options)
+    found += wing.rms_norm_vjp((a["dy"], a["dh"]), a["x"], a["scale"], a["bias"], **options)
     plain = [wing.rms_norm(a["x"], a["scale"]), *wing.rms_norm_vjp(a["dy"], a["x"], a["scale"])[:2]]
     return [*found, *plain]
 
