@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rmsnorm import PRESETS, Variant, dtypes
+from rmsnorm import PRESETS, Variant, cpu, dtypes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import CASES, make, select
@@ -132,6 +132,22 @@ def test_gradients_of_a_residual(wing):
     assert len(wing.rms_norm_vjp(v, x, residual=r)) == 4
     _same(wing.rms_norm_vjp(v, x), rms_norm_vjp(v, x))
     _same(wing.rms_norm_vjp(v, x, None, b), rms_norm_vjp(v, x, None, b))
+
+
+@pytest.mark.parametrize("dtype", [*dtypes.HALF, "float32"])
+def test_gradients_in_the_bits_of_the_golden(wing, dtype):
+    """By the CPU kernels. Without them 16 bits may be the neighbour, where TensorFlow and JAX compute in float32."""
+    random = np.random.default_rng(0)
+    x, r, v, w = (random.normal(size=(6, 5, 40)).astype(dtype) for _ in range(4))
+    g, b = (random.normal(size=40).astype(dtype) for _ in range(2))
+    mask = random.random((6, 5, 40)) < 0.7
+    for variant in ("standard", "llama", "gemma", "zhang_torch"):
+        for options in ({}, {"mask": mask}, {"partial": 0.3}, {"residual": r}, {"residual": r, "mask": mask}):
+            for dy in (v, (v, w)) if "residual" in options else (v,):
+                got, want = (f(dy, x, g, b, variant=variant, **options) for f in (wing.rms_norm_vjp, rms_norm_vjp))
+                assert [gradient.dtype for gradient in got] == [gradient.dtype for gradient in want]
+                for one, other in zip(got, want, strict=True):
+                    assert ulps(one, other).max() <= (0 if cpu.is_available() else 1)
 
 
 def test_primals_and_tangents_may_be_left_out(wing):

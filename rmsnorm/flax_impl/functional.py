@@ -142,6 +142,9 @@ def rms_norm_vjp(
         dy=_spec(dy), dh=_spec(dh),
     )  # fmt: skip
     h = add(x, residual, call.x)
+    if all(t is None or t.dtype == x.dtype for t in (residual, dh)):  # else each is rounded from float64
+        gradients = _gradients(call, dy, h, scale, bias, mask, dh)
+        return gradients if residual is None else (*gradients, gradients[0])
     dx, dscale, dbias = _pull_back(call, dy, h, scale, mask, dh)
     dscale = None if scale is None else convert(dscale, _name(scale))
     dbias = None if bias is None else convert(dbias, _name(bias))
@@ -220,6 +223,12 @@ def _differentiate(
         y, inverse_rms = normalise(call, across, h, scale, bias, mask)
         # A second derivative finds 1 / rho to be an output of normalise, and goes through it.
         return (y, inverse_rms), rows.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across)
+
+
+@bind(jax.jit, static_argnums=0)
+def _gradients(call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, dh: Any) -> tuple[Any, Any, Any]:
+    with jax.enable_x64(True):
+        return rows.gradients(call, dy, h, scale, bias, mask, dh)
 
 
 @bind(jax.jit, static_argnums=0)

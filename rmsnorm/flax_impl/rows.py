@@ -25,6 +25,7 @@ from rmsnorm import cpu
 from rmsnorm.call import Call
 from rmsnorm.flax_impl import arithmetic
 from rmsnorm.flax_impl.arithmetic import Across
+from rmsnorm.flax_impl.rounding import convert
 
 Given: TypeAlias = tuple[bool, ...]  # which of the operands there are: some of x's shape, the mask, parameters
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
@@ -51,6 +52,17 @@ def tangent(
     return dy, dinverse_rms
 
 
+def gradients(
+    call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, dh: Any
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+    """dx + dh, dscale and dbias in the dtypes of h, scale and bias, without a forward pass before."""
+    wanted = (call.x, _name(scale), _name(bias))
+    operands, given = _given(dy, h, dh, _in_full(call, mask), scale)
+    run = _gradients_p.bind if _is_in_rows(call, dy, h, scale, mask, dh) else _gradients_in_operations
+    dx, dscale, dbias = _spread(run(*operands, call=call, given=given, wanted=wanted), _present(wanted))
+    return dx, dscale, dbias
+
+
 def _tangent_in_operations(
     call: Call, across: Across | None, a: Any, inverse_rms: Any, da: Any, mask: Any, scale: Any, dscale: Any, dbias: Any
 ) -> Pair:
@@ -71,6 +83,10 @@ def _in_full(call: Call, mask: Any) -> Any:
 
 def _given(*operands: Any) -> tuple[list[Any], Given]:
     return [x for x in operands if x is not None], tuple(x is not None for x in operands)
+
+
+def _present(dtypes: Sequence[str | None]) -> Given:
+    return tuple(name is not None for name in dtypes)
 
 
 def _spread(operands: Sequence[Any], given: Given) -> list[Any]:
@@ -113,7 +129,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, given: Giv
     else:
         rest, there = _given(ad.instantiate_zeros(dy), a, inverse_rms, mask, scale)
         found = _pull_back_p.bind(*rest, call=call, given=there, wanted=wanted)
-    dx, *parameters = _spread(found, tuple(name is not None for name in wanted))
+    dx, *parameters = _spread(found, _present(wanted))
     return [x for x, there in zip((None, None, dx, None, None, *parameters), given, strict=True) if there]
 
 
@@ -128,7 +144,7 @@ def _transposed(
     """What is wanted of dx, dscale and dbias, in those dtypes."""
 
     def push_forward(*tangents: Any) -> Any:
-        da, dscale, dbias = _spread(tangents, tuple(name is not None for name in wanted))
+        da, dscale, dbias = _spread(tangents, _present(wanted))
         pair = _tangent_in_operations(call, None, a, inverse_rms, da, mask, scale, dscale, dbias)
         return pair[: len(cotangents)]
 
@@ -145,8 +161,32 @@ def _pull_back_kernel(*operands: Any, call: Call, given: Given, wanted: tuple[st
 
     dy, a, inverse_rms, mask, scale = _spread(operands, given)
     mask, steps = _stepped(call, mask)
-    how = xla.backward(call, _name(scale), wanted[2], steps, [name is not None for name in wanted])
+    how = xla.backward(call, _name(scale), wanted[2], steps, _present(wanted))
     return _called(how, _gradients(call, wanted), dy, a, inverse_rms, scale, mask)
+
+
+def _gradients_in_operations(*operands: Any, call: Call, given: Given, wanted: tuple[str | None, ...]) -> Any:
+    dy, h, dh, mask, scale = _spread(operands, given)
+    with jax.enable_x64(True):
+        inverse_rms = arithmetic.statistic(call, h, mask).inverse_rms
+        dx, dscale, dbias = arithmetic.backward(call, dy, h, scale, mask, inverse_rms)
+        dx = dx if dh is None else dx + convert(dh, dx.dtype.name)
+        results = zip((dx, dscale, dbias), wanted, strict=True)
+        return [convert(result, name) for result, name in results if name is not None]
+
+
+def _gradients_kernel(*operands: Any, call: Call, given: Given, wanted: tuple[str | None, ...]) -> Any:
+    from rmsnorm.cpu import xla
+
+    dy, h, dh, mask, scale = _spread(operands, given)
+    inverse_rms = None  # which the kernels compute again, but not for float64
+    if call.x == "float64":
+        rows, there = _given(h, mask, None, None)
+        _, inverse_rms = _forward_kernel(*rows, call=call, given=there)
+    mask, steps = _stepped(call, mask)
+    own = replace(call, result=dy.dtype.name)
+    how = xla.backward(own, _name(scale), wanted[2], steps, _present(wanted), inverse_rms is not None, dh is not None)
+    return _called(how, _gradients(call, wanted), dy, h, inverse_rms, scale, mask, dh)
 
 
 def _gradients(call: Call, wanted: tuple[str | None, ...]) -> Any:
@@ -246,4 +286,5 @@ def _is_alone(module: Any) -> bool:
 _forward_p = _primitive("rms_norm", _forward, _forward_types, _forward_kernel, 1)
 _tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, None, 3)
 _pull_back_p = _primitive("rms_norm_gradients", _pull_back, _pull_back_types, _pull_back_kernel, 3)
+_gradients_p = _primitive("rms_norm_vjp", _gradients_in_operations, _pull_back_types, _gradients_kernel, 3)
 ad.primitive_transposes[_tangent_p] = _transpose

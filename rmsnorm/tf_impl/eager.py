@@ -42,15 +42,38 @@ def backward(
     bias: tf.Tensor | None,
     mask: tf.Tensor | None,
     inverse_rms: tf.Tensor,
+    dh: tf.Tensor | None = None,
 ) -> list[tf.Tensor | None]:
     """As rounded_backward, which it is where a derivative of it may be wanted: the kernels have none."""
     if is_recording():
-        return rounded_backward(call, dy, a, scale, bias, mask, inverse_rms)
-    given = _constants(call, dy, a, scale, bias, mask, inverse_rms)
+        return rounded_backward(call, dy, a, scale, bias, mask, inverse_rms, dh)
+    given = _constants(call, dy, a, scale, bias, mask, inverse_rms, dh)
     if _has_kernels(call, given):
         return _backward_kernel(call, *given)
     results: list[tf.Tensor | None] = _compiled(rounded_backward, call, given)(call, *given)
     return results
+
+
+def gradients(
+    call: Call,
+    dy: tf.Tensor,
+    h: tf.Tensor,
+    scale: tf.Tensor | None,
+    bias: tf.Tensor | None,
+    mask: tf.Tensor | None,
+    dh: tf.Tensor | None,
+) -> list[tf.Tensor | None] | None:
+    """As backward, without a forward pass before; None where dy is not in the dtype of y and there are no kernels."""
+    tensors = _constants(call, dy, h, scale, bias, mask, dh)
+    if not _has_kernels(call, tensors):
+        if dy.dtype.name != call.result:
+            return None
+        _, inverse_rms = forward(call, h, scale, bias, mask)
+        return backward(call, dy, h, scale, bias, mask, inverse_rms, dh)
+    dy, h, scale, bias, mask, dh = tensors
+    # the kernels compute 1 / rho again, but not for float64
+    inverse_rms = _forward_kernel(call, h, None, None, mask)[1] if call.x == "float64" else None
+    return _backward_kernel(replace(call, result=dy.dtype.name), dy, h, scale, bias, mask, inverse_rms, dh)
 
 
 def rounded_backward(
@@ -61,13 +84,16 @@ def rounded_backward(
     bias: tf.Tensor | None,
     mask: tf.Tensor | None,
     inverse_rms: tf.Tensor,
+    dh: tf.Tensor | None = None,
 ) -> list[tf.Tensor | None]:
-    """dx, dscale and dbias in the dtypes of a, scale and bias, None where that is None."""
+    """dx + dh, dscale and dbias in the dtypes of a, scale and bias, None where that is None."""
     x = arithmetic.wide(call, a)
     if tf.executing_eagerly():  # 1 / rho of the kernels is a constant; in a graph it has its own derivative
         inverse_rms = arithmetic.recalled(call, x, mask, inverse_rms)
-    results = arithmetic.backward(call, dy, x, scale, mask, inverse_rms)
-    pairs = zip(results, (a, scale, bias), strict=True)
+    dx, dscale, dbias = arithmetic.backward(call, dy, x, scale, mask, inverse_rms)
+    if dh is not None:
+        dx = tf.cast(dx, tf.float64) + tf.cast(dh, tf.float64)
+    pairs = zip((dx, dscale, dbias), (a, scale, bias), strict=True)
     return [None if primal is None else cast(result, primal.dtype.name) for result, primal in pairs]
 
 
@@ -145,15 +171,16 @@ def _backward_kernel(
     scale: tf.Tensor | None,
     bias: tf.Tensor | None,
     mask: tf.Tensor | None,
-    inverse_rms: tf.Tensor,
+    inverse_rms: tf.Tensor | None,
+    dh: tf.Tensor | None = None,
 ) -> list[tf.Tensor | None]:
     from rmsnorm.cpu import launch, threads
 
     plan = launch.plan(call, _name(scale), _name(bias))
     results = [None if t is None else _empty(t.shape, t.dtype.name) for t in (a, scale, bias)]
     plan.run_backward(
-        threads.own_threads, (a, scale, mask, inverse_rms, dy, results),
-        _at(a), plan.x_bytes, _at(scale), *_mask(call, mask), _at(inverse_rms), _at(dy), 0,
+        threads.own_threads, (a, scale, mask, inverse_rms, dy, dh, results),
+        _at(a), plan.x_bytes, _at(scale), *_mask(call, mask), _at(inverse_rms), _at(dy), _at(dh),
         *map(_at, results),
     )  # fmt: skip
     return results

@@ -136,9 +136,11 @@ def rms_norm_vjp(
     )  # fmt: skip
     x, scale, bias, mask, residual, dy, dh = _tensors(x, scale, bias, mask, residual, dy, dh)
     h = add(x, residual, call.x)
-    if residual is None and _name(dy) == call.result and tf.executing_eagerly() and not eager.is_recording():
-        _, inverse_rms = eager.forward(call, h, scale, bias, mask)
-        return tuple(eager.backward(call, dy, h, scale, bias, mask, inverse_rms))
+    one_dtype = all(t is None or t.dtype == x.dtype for t in (residual, dh))  # else each is rounded from float64
+    if one_dtype and tf.executing_eagerly() and not eager.is_recording():
+        gradients = eager.gradients(call, dy, h, scale, bias, mask, dh)
+        if gradients is not None:
+            return tuple(gradients) if residual is None else (*gradients, gradients[0])
     h = wide(call, h)
     inverse_rms = statistic(call, h, mask).inverse_rms
     dx, dscale, dbias = backward(call, dy, h, scale, mask, inverse_rms)

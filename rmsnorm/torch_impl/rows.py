@@ -83,6 +83,30 @@ def backward(
     """dx + da in T, dscale and dbias in the dtypes of the parameters."""
     if plan is None or not is_plain(dy, da):
         return _backward_in_blocks(call, dy, a, scale, bias, mask, inverse_rms, da)
+    return _backward_by_kernels(call, plan, dy, a, scale, bias, mask, inverse_rms, da)
+
+
+def gradients(
+    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, dh: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
+    """As backward, by kernels and without a forward pass before; None where there are no kernels for these tensors."""
+    if not is_plain(dy, h, scale, bias, mask, dh):
+        return None
+    parameters = (None if p is None else _name(p.dtype) for p in (scale, bias))
+    kernels = plan(replace(call, result=_name(dy.dtype)), *parameters)
+    if kernels is None:
+        return None
+    inverse_rms = None  # which the kernels compute again, but not for float64
+    if h.dtype == torch.float64:
+        inverse_rms = forward(call, plan(call, None, None), h, None, None, None, mask)[2]
+    dtype = None if bias is None else bias.dtype
+    return _backward_by_kernels(call, kernels, dy, h, scale, dtype, mask, inverse_rms, dh)
+
+
+def _backward_by_kernels(
+    call: Call, plan: Any, dy: Tensor, a: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
+    inverse_rms: Tensor | None, da: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     dx = torch.empty(*a.shape, dtype=a.dtype)
     sizes = a.shape[-len(call.axes) :]
     dscale = None if scale is None else torch.empty(*sizes, dtype=scale.dtype)
@@ -96,7 +120,7 @@ def backward(
         openmp_threads, (matrix, gain, live, inverse_rms, dy, da, dx, dscale, dbias),
         matrix.data_ptr(), plan.x_bytes if matrix is a else matrix.stride(0) * a.element_size(),
         _address(gain), _address(live), live_step, live_stride,
-        inverse_rms.data_ptr(), dy.data_ptr(), _address(da), dx.data_ptr(), _address(dscale), _address(dbias),
+        _address(inverse_rms), dy.data_ptr(), _address(da), dx.data_ptr(), _address(dscale), _address(dbias),
     )  # fmt: skip
     return dx if matrix is a else _laid_out(dx, a), dscale, dbias
 
@@ -142,8 +166,8 @@ def _backward_in_blocks(
         dscale, dbias = (each.reshape(a.shape[-len(call.axes) :]) for each in (dscale, dbias))
     return (
         dx,
-        None if scale is None else cast(dscale, str(scale.dtype).removeprefix("torch.")),
-        None if bias is None else cast(dbias, str(bias).removeprefix("torch.")),
+        None if scale is None else cast(dscale, _name(scale.dtype)),
+        None if bias is None else cast(dbias, _name(bias)),
     )
 
 
@@ -180,6 +204,10 @@ def _masked(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int,
         return None, 0, 0
     mask = mask.expand(x.shape).reshape(-1, n)
     return mask, mask.stride(0), mask.stride(1)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _flat(parameter: Tensor | None) -> Tensor | None:

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 from rmsnorm import cpu  # noqa: E402
 from rmsnorm import numpy_impl as golden  # noqa: E402
 from rmsnorm.call import Spec, resolve  # noqa: E402
-from rmsnorm.flax_impl import rms_norm, rows  # noqa: E402
+from rmsnorm.flax_impl import rms_norm, rms_norm_vjp, rows  # noqa: E402
 from rmsnorm.variants import Variant  # noqa: E402
 
 if not cpu.is_available() or jax.default_backend() != "cpu":
@@ -94,6 +94,33 @@ def test_a_loss_of_some_arguments() -> None:
         assert_bits([jax.grad(loss, which)(x, scale, bias)], [wanted[which]])
     _, inverse_rms = jax.jit(functools.partial(rms_norm, return_inverse_rms=True))(x)
     assert_bits([inverse_rms], [golden.rms_norm(x, return_inverse_rms=True)[1]])
+
+
+def test_the_formula_of_the_gradients_is_a_kernel() -> None:
+    """Also with a residual; what JAX makes of it is what it makes of the gradients that it derives itself."""
+    x, dy, residual, dh = (normal(seed, 8, 16) for seed in range(4))
+    scale, bias, mask = normal(4, 16), normal(5, 16), normal(6, 8, 16) > -0.5
+    for options in ({}, {"mask": mask}, {"partial": 0.3}, {"variant": "llama"}, {"residual": residual}):
+        upstream = (dy, dh) if "residual" in options else dy
+        formula = functools.partial(rms_norm_vjp, **options)
+        assert calls(formula, upstream, x, scale, bias) == 1
+        assert_bits(
+            jax.jit(formula)(upstream, x, scale, bias), golden.rms_norm_vjp(upstream, x, scale, bias, **options)
+        )
+    assert calls(lambda dy, x: rms_norm_vjp(dy, x, residual=residual), dy, x.astype("bfloat16")) == 0
+    with jax.enable_x64(True):
+        arrays = [normal(seed, *shape, dtype="float64") for seed, shape in enumerate([(3, 8), (3, 8), (8,)])]
+        formula = lambda *arrays: rms_norm_vjp(*arrays)[:2]  # noqa: E731
+        derived = lambda dy, *primals: jax.vjp(rms_norm, *primals)[1](dy)  # noqa: E731
+        for transform in (
+            lambda f: lambda *x: jax.jvp(f, x, x),
+            lambda f: lambda *x: jax.vjp(f, *x)[1](f(*x)),
+            lambda f: jax.vmap(f, (0, 0, None)),
+            lambda f: jax.jit(jax.jacobian(f, (0, 1, 2))),
+        ):
+            found, wanted = (jax.tree.leaves(transform(f)(*arrays)) for f in (formula, derived))
+            for one, other in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
 
 
 def test_float64() -> None:

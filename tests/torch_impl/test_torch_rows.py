@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import itertools
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ if not cpu.is_available():
 from torch.autograd import forward_ad  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from rmsnorm.torch_impl import RMSNorm, functional, rms_norm, rows  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, functional, rms_norm, rms_norm_vjp, rows  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 ROUNDED = (torch.float16, torch.bfloat16, torch.float32)
@@ -149,6 +150,29 @@ def test_the_kernels_are_used() -> None:
         scale, dy = torch.ones(24, requires_grad=True), draw(3, 6, 5, 24, dtype=dtype)
         assert by_kernels(lambda x=x, scale=scale, dy=dy: torch.autograd.grad(rms_norm(x, scale), (x, scale), dy))
         assert not by_kernels(lambda x=x: rms_norm(x, axis=0))
+
+
+def test_the_kernels_are_used_by_the_formula_of_the_gradients() -> None:
+    """Also with a residual, and not where the gradients may be differentiated or are rounded to several dtypes."""
+    scale, mask = torch.ones(24), draw(3, 6, 5, 24) > -0.5
+    for dtype in (*ROUNDED, torch.float64):
+        x, dy, residual, dh = (draw(3, 6, 5, 24, dtype=dtype, seed=seed) for seed in range(4))
+        cases: list[dict[str, Any]] = [
+            {}, {"residual": residual}, {"mask": mask}, {"partial": 0.3}, {"variant": "llama"},
+        ]  # fmt: skip
+        for options in cases:
+            upstream = (dy, dh) if "residual" in options else dy
+            for layout in ("contiguous", "transposed"):
+                a = LAYOUTS[layout](x)
+                assert by_kernels(functools.partial(rms_norm_vjp, upstream, a, scale, scale, **options))
+        assert not by_kernels(functools.partial(rms_norm_vjp, dy, x.requires_grad_(), scale))
+    x, dy = draw(4, 24), draw(4, 24)
+    with torch.no_grad():
+        assert by_kernels(lambda: rms_norm_vjp(dy, x.requires_grad_(), scale))
+    assert not by_kernels(lambda: rms_norm_vjp(dy, x.bfloat16(), scale, residual=x))
+    assert not by_kernels(lambda: torch.func.vmap(lambda dy, x: rms_norm_vjp(dy, x, scale)[0])(dy, x))
+    leaves = [draw(*shape, dtype=torch.float64).requires_grad_() for shape in ((4, 8), (4, 8), (8,))]
+    assert torch.autograd.gradcheck(lambda *leaves: rms_norm_vjp(*leaves)[:2], leaves, check_forward_ad=True)
 
 
 def test_gradients_of_other_dtypes_and_steps() -> None:
