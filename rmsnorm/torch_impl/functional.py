@@ -159,13 +159,12 @@ def rms_norm_vjp(
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dy=_spec("rms_norm_vjp", "dy", dy), dh=_spec("rms_norm_vjp", "dh", dh),
     )  # fmt: skip
-    h = add(x, residual, call.x)
     one_dtype = all(t is None or t.dtype == x.dtype for t in (residual, dh))  # else each is rounded from float64
     if one_dtype and not is_transformed() and not _is_differentiated(dy, dh, x, residual, scale):
-        gradients = rows.gradients(call, dy, h, scale, bias, mask, dh)
+        gradients = rows.gradients(call, dy, x, residual, scale, bias, mask, dh)
         if gradients is not None:
             return gradients if residual is None else (*gradients, gradients[0].clone())
-    h = h.double()
+    h = add(x, residual, call.x).double()
     inverse_rms = statistic(call, h, mask).inverse_rms
     dx, dscale, dbias = backward(call, dy, h, scale, mask, inverse_rms)
     if dh is not None:

@@ -87,15 +87,17 @@ def backward(
 
 
 def gradients(
-    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, dh: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
+    call: Call, dy: Tensor, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, dh: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None] | None:  # fmt: skip
     """As backward, by kernels and without a forward pass before; None where there are no kernels for these tensors."""
-    if not is_plain(dy, h, scale, bias, mask, dh):
+    if not is_plain(dy, x, residual, scale, bias, mask, dh):
         return None
     parameters = (None if p is None else _name(p.dtype) for p in (scale, bias))
     kernels = plan(replace(call, result=_name(dy.dtype)), *parameters)
     if kernels is None:
         return None
+    h = x if residual is None else x + residual  # of one dtype: rounded once
     inverse_rms = None  # which the kernels compute again, but not for float64
     if h.dtype == torch.float64:
         inverse_rms = forward(call, plan(call, None, None), h, None, None, None, mask)[2]
