@@ -1,4 +1,4 @@
-"""Write docs/support.md from docs/support.toml: python docs/support.py"""
+"""Writes docs/support.md from docs/support.toml: python docs/support.py"""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ DOCS = Path(__file__).parent
 BACKENDS = {"numpy": "NumPy", "torch": "PyTorch", "keras": "Keras 3", "flax": "Flax"}
 INTRODUCTION = """# What works
 
-`yes` is tested by what it links to. In **bold**: the framework's own RMSNorm does not have it, or has it wrong. `-` is
-no question. Made by `python docs/support.py` from [support.toml](support.toml); a test compares the two, and finds
-every test that is named.
+`yes` links to a test that shows it. **Bold** means that the framework's own RMSNorm does not have it, or has it wrong.
+`-` means that the question does not apply. `python docs/support.py` makes this page from [support.toml](support.toml).
+A test compares the two and checks that every named test exists.
 """
 
 
