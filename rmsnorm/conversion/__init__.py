@@ -1,9 +1,9 @@
-"""Models of any framework, made into models with RMSNorm. Loads no framework before it is used.
+"""Converts models of any framework into models with RMSNorm. A framework is imported only when it is used.
 
 from rmsnorm.conversion import replace, to_rms_norm
 
-replace(model)      # a model of PyTorch whose RMSNorm modules are somebody's: ours in their place, same weights
-to_rms_norm(model)  # a model with LayerNorm: RMSNorm in its place, with the same outputs
+replace(model)      # PyTorch: turns the model's own RMSNorm modules into rmsnorm.torch_impl.RMSNorm, same weights
+to_rms_norm(model)  # PyTorch, Keras, Flax: replaces LayerNorm by RMSNorm, with the same outputs
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Puts RMSNorm in the place of a model's own RMSNorm modules, which are recognised by what they compute."""
+"""Replaces a model's own RMSNorm modules by rmsnorm.torch_impl.RMSNorm. It recognises them by what they compute."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from rmsnorm.identify import identify
 from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
 from rmsnorm.variants import PRESETS, Variant, get_variant
 
-_OTHERS: Final = {
+_REASONS: Final = {
     "none": "it computes something else",
     "layernorm": "it computes LayerNorm",
     "rms_scaling": "it divides by the variance",
-    "rmsnorm": "it has a gate or groups, which the layer has not",
+    "rmsnorm": "it has a gate or groups, which RMSNorm does not support",
 }
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """What became of one module.
+    """What happened to one module.
 
     Attributes:
-        name: as in ``named_modules``, the first one where it has several.
-        kind: its class before.
-        variant: of the layer that it is now, None where it was left alone.
-        why: how it was recognised or what is different now; or why it was left alone.
+        name: the module's name in ``named_modules``; the first one if it has several.
+        kind: the name of its class before.
+        variant: the variant of the new layer, or None if the module was not replaced.
+        why: "recognised", or what differs now; or the reason why the module was not replaced.
     """
 
     name: str
@@ -39,8 +40,8 @@ class Replacement:
     why: str
 
     def __str__(self) -> str:
-        became = "left" if self.variant is None else f"now RMSNorm, variant {self.variant.name}, eps {self.variant.eps}"
-        return f"{self.name or 'the model'} ({self.kind}): {became}; {self.why}"
+        result = "left" if self.variant is None else f"now RMSNorm, variant {self.variant.name}, eps {self.variant.eps}"
+        return f"{self.name or 'the model'} ({self.kind}): {result}; {self.why}"
 
 
 def replace(model: nn.Module, variant: str | Variant | None = None) -> tuple[Replacement, ...]:
@@ -48,19 +49,22 @@ def replace(model: nn.Module, variant: str | Variant | None = None) -> tuple[Rep
 
         y = h / rho * (o + weight) + bias,    rho = sqrt(mean(h_i^2) + eps)
 
-    A module keeps its identity: the parameters, their names, devices and dtypes, its hooks, its mode and whoever refers
-    to it. Only its class is another one, so that it comes before a model is compiled or sharded.
+    Each module stays the same object: its parameters, their names, devices and dtypes, its hooks, its mode and all
+    references to it stay valid. Only its class changes, so call this before the model is compiled or sharded.
 
     Args:
-        model: candidates in it are modules without modules of their own that have a weight and perhaps a bias, and
-            torch.nn.RMSNorm. What they compute, with which eps, offset and rounding, is found out on a copy.
-        variant: name of a preset or a Variant to make of all that are RMSNorm, with its eps; None for what each is.
+        model: the model. Candidates are torch.nn.RMSNorm, and modules that contain no other module and that have a
+            weight and perhaps a bias. Runs on a copy show what a candidate computes, with which eps, offset and
+            rounding.
+        variant: name of a preset, or a Variant, which every replaced module gets, together with its eps. None keeps
+            the variant that each module computes.
 
     Returns:
-        One entry for each candidate and whatever else is called a norm: its variant, or why it was left alone.
+        One entry for each candidate and for every other module with "norm" in the name of its class: its variant, or
+        why it was not replaced.
 
     Raises:
-        TypeError, ValueError: there is no such variant.
+        TypeError, ValueError: the variant does not exist.
 
     Example:
         >>> model = nn.Sequential(nn.RMSNorm(8, eps=1e-5), nn.LayerNorm(8))
@@ -70,15 +74,15 @@ def replace(model: nn.Module, variant: str | Variant | None = None) -> tuple[Rep
         1 (LayerNorm): left; it computes LayerNorm
     """
     chosen = None if variant is None else get_variant("replace", variant)
-    found: dict[Any, tuple[Variant | None, str]] = {}
+    recognised: dict[Any, tuple[Variant | None, str]] = {}
     report = []
     for name, module in list(model.named_modules()):
         if isinstance(module, RMSNorm) or not _is_candidate(module):
             continue
         key = _key(module)
-        if key not in found:
-            found[key] = _recognised(module, chosen)
-        new, why = found[key]
+        if key not in recognised:
+            recognised[key] = _recognise(module, chosen)
+        new, why = recognised[key]
         report.append(Replacement(name, type(module).__name__, new, why))
         if new is not None:
             become(module, new)
@@ -92,8 +96,8 @@ def _is_candidate(module: nn.Module) -> bool:
     return called or (vectors and 1 <= len(own) <= 2 and not list(module.children()))
 
 
-def _recognised(module: nn.Module, chosen: Variant | None) -> tuple[Variant | None, str]:
-    """The variant that a module is to have and a remark, or None and why it has none."""
+def _recognise(module: nn.Module, chosen: Variant | None) -> tuple[Variant | None, str]:
+    """Returns the variant that the module gets and a remark, or None and the reason."""
     parameters = dict(module.named_parameters(recurse=False))
     if list(module.children()):
         return None, "it has modules of its own"
@@ -101,19 +105,17 @@ def _recognised(module: nn.Module, chosen: Variant | None) -> tuple[Variant | No
         return None, "its forward is not that of its class"
     if not set(parameters) <= {"weight", "bias"} or list(module.buffers()):
         return None, f"it holds {', '.join(module.state_dict())}, expected weight and perhaps bias"
-    if any(type(each) is not nn.Parameter for each in parameters.values()):
-        return None, "its parameters are sharded or quantised; replace comes first"
+    if any(type(parameter) is not nn.Parameter for parameter in parameters.values()):
+        return None, "its parameters are sharded or quantised; call replace before that"
     if not _sizes(module):
-        return None, "nothing says which sizes it normalises"
-    from rmsnorm.identify import identify  # which opens layers of this wing, too: the one import upwards
-
+        return None, "it has neither a weight nor normalized_shape, so its sizes are unknown"
     probe = _probe(module)
     try:
         identity = identify(probe, gradients=False, time_limit=600)
     except ValueError as error:
         return None, str(error)
     if not identity.plain or identity.variant is None:
-        return None, "; ".join(identity.defects) or _OTHERS[identity.kind]
+        return None, "; ".join(identity.defects) or _REASONS[identity.kind]
     if not _is_over_the_last_axes(probe, identity.variant):
         return None, "it normalises other axes than those of its weight"
     differences = () if chosen is None else identity.differences(chosen)
@@ -126,26 +128,26 @@ def _sizes(module: nn.Module) -> tuple[int, ...]:
 
 
 def _probe(module: nn.Module) -> nn.Module:
-    """A copy in memory, without hooks, whose parameters are ordinary numbers."""
-    twin = copy.deepcopy(module)
-    for hooks in (twin._forward_hooks, twin._forward_pre_hooks):
+    """A copy on the CPU without hooks, whose parameters are all 1."""
+    probe = copy.deepcopy(module)
+    for hooks in (probe._forward_hooks, probe._forward_pre_hooks):
         hooks.clear()
-    twin = twin.to_empty(device="cpu")
+    probe = probe.to_empty(device="cpu")
     with torch.no_grad():
-        for parameter in twin.parameters():
+        for parameter in probe.parameters():
             parameter.fill_(1)
-    return twin.eval()
+    return probe.eval()
 
 
 def _is_over_the_last_axes(probe: nn.Module, variant: Variant) -> bool:
-    """Whether that is so for x of more axes, too, from which a wrong axis differs by far more than any rounding."""
+    """Whether the probe normalises the last axes, also if x has more. A wrong axis is off by more than rounding."""
     sizes = _sizes(probe)
     weight = next(probe.parameters(), torch.ones(()))
     x = torch.linspace(-1, 2, 6 * math.prod(sizes)).square().reshape(2, 3, *sizes).to(weight.dtype)
     with torch.no_grad():
         try:
             y = probe(x)
-        except (RuntimeError, ValueError):  # it counts axes from the first
+        except (RuntimeError, ValueError):  # it counts axes from the front
             return False
         axes = tuple(range(-len(sizes), 0))
         want = rms_norm(x, probe.weight, getattr(probe, "bias", None), variant=variant, axis=axes)
@@ -153,29 +155,29 @@ def _is_over_the_last_axes(probe: nn.Module, variant: Variant) -> bool:
 
 
 def _named(variant: Variant) -> Variant:
-    """Under the name of a preset that differs in eps at most, of PyTorch's own if it can be."""
+    """The variant with the name of a preset that differs at most in eps; the preset "torch" comes first."""
     for preset in (PRESETS["torch"], *PRESETS.values()):
-        words = {"name": preset.name, "bias": preset.bias, "scale_name": preset.scale_name, "source": preset.source}
-        if variant.replace(**words) == preset.replace(eps=variant.eps):
-            return variant.replace(**words)
+        labels = {"name": preset.name, "bias": preset.bias, "scale_name": preset.scale_name, "source": preset.source}
+        if variant.replace(**labels) == preset.replace(eps=variant.eps):
+            return variant.replace(**labels)
     return variant
 
 
 def _key(module: nn.Module) -> Any:
-    """Equal for modules that compute the same, but for the values of their parameters."""
-    ordinary = vars(nn.Module())
-    plain = (bool, int, float, str, tuple, type(None), torch.dtype)
+    """A key that is equal for modules that differ only in the values of their parameters."""
+    common = vars(nn.Module())
+    comparable = (bool, int, float, str, tuple, type(None), torch.dtype)
     attributes = {
-        name: repr(value) if isinstance(value, plain) else id(value)
+        name: repr(value) if isinstance(value, comparable) else id(value)
         for name, value in vars(module).items()
-        if name not in ordinary
+        if name not in common
     }
-    parameters = [(name, each.shape, each.dtype) for name, each in module.named_parameters()]
+    parameters = [(name, parameter.shape, parameter.dtype) for name, parameter in module.named_parameters()]
     return type(module), tuple(attributes.items()), tuple(parameters)
 
 
 def become(module: Any, variant: Variant) -> None:
-    """Make ours of a module that has the parameters of ours; hooks and whatever else it holds stay."""
+    """Turns a module with the right parameters into rmsnorm.torch_impl.RMSNorm. Its hooks and other attributes stay."""
     sizes = _sizes(module)
     module.__class__ = RMSNorm
     module.normalized_shape, module.variant, module.eps = sizes, variant, variant.eps

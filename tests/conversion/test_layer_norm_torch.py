@@ -112,7 +112,7 @@ def test_a_tied_embedding(tmp_path):
     assert torch.equal(head, model.lm_head.weight)
     assert wte is not head
     assert wte.mean(-1).abs().max() < 1e-7 < head.mean(-1).abs().min()
-    assert "transformer.wte.weight: no longer tied to lm_head.weight, which stays as it is" in found.notes
+    assert "transformer.wte.weight: no longer tied to lm_head.weight, which does not change" in found.notes
     assert model.config.tie_word_embeddings
     assert not found.model.config.tie_word_embeddings
     written = [model.generate(x, max_new_tokens=6, do_sample=False) for model in (model, found.model)]
@@ -321,11 +321,11 @@ def refusals() -> dict[str, tuple[Any, Any, str, str]]:
         "features of two": (net(lambda m, p, x: m.norm(torch.cat([m.a(x), m.c(x)], -1)), a=nn.Linear(3, 2),
                                 c=nn.Linear(3, 2), norm=norm), x, "m.norm", "aten.cat joins features of several"),
         "other axes": (net(lambda m, p, x: m.norm(h := m.a(x)) + m.wide(h), a=a, norm=norm, wide=nn.LayerNorm((2, 4))),
-                       x, "m.norm", "aten.native_layer_norm in m.wide normalizes other axes"),
+                       x, "m.norm", "aten.native_layer_norm in m.wide normalises other axes"),
         "through a view": (net(overwritten, a=a, norm=norm), x, "m.norm", "written to through a view"),
         "one stream of two": (net(lambda m, p, x: m.norm(m.a(x)) + m.norm(m.a(x).relu()), a=a, norm=norm), x, "m.norm",
                               "aten.relu"),
-        "one feature": (nn.Sequential(nn.Linear(3, 1), nn.LayerNorm(1)), x, "1", "normalizes a single feature"),
+        "one feature": (nn.Sequential(nn.Linear(3, 1), nn.LayerNorm(1)), x, "1", "normalises a single feature"),
         "not reached": (net(lambda m, p, x: m.a(x), a=a, norm=norm), x, "m.norm", "sample inputs do not reach it"),
         "a function": (net(lambda m, p, x: nn.functional.layer_norm(m.a(x), (4,)), a=a), x, "", "not torch.nn.Layer"),
         "a subclass": (nn.Sequential(a, Own(4)), x, "1", "it calls layer_norm, but is not torch.nn.LayerNorm"),
@@ -387,7 +387,7 @@ def test_what_stays_of_a_module():
     calls.clear()
     found.model(sample(2, 3))
     assert calls == [1]
-    assert found.notes == ("dropout in 1: what it leaves is not centred; the models agree in evaluation only",)
+    assert found.notes == ("dropout in 1: its output is not centred; the models agree only in evaluation",)
     words = str(found)
     assert "2 (LayerNorm): now RMSNorm; eps 1e-05, centred 0.bias, 0.weight" in words
     assert found.notes[0] in words
@@ -425,7 +425,7 @@ def test_a_wrong_plan_is_not_given_out(name, monkeypatch):
         model, x, _, _ = refusals()[model_name]
     randomised(model)
     monkeypatch.setattr(streams, rule, wrong)
-    with pytest.raises(ValueError, match=r"to_rms_norm: the outputs differ by .* of the greatest, expected at most"):
+    with pytest.raises(ValueError, match=r"the outputs differ by .* of the greatest element, expected at most"):
         to_rms_norm(model, x)
 
 

@@ -189,7 +189,7 @@ LEFT = {
     "factor": (lambda: Doubled(8), "y is 2 times too large"),
     "modules": (parametrized, "it has modules of its own"),
     "method": (patched, "its forward is not that of its class"),
-    "no size": (lambda: nn.InstanceNorm1d(8), "nothing says which sizes it normalises"),
+    "no size": (lambda: nn.InstanceNorm1d(8), "it has neither a weight nor normalized_shape"),
 }
 
 
@@ -209,7 +209,7 @@ def test_what_is_left_alone_and_why(name: str) -> None:
 def test_gates_and_groups_are_left_alone() -> None:
     mamba = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
     (entry,) = replace(mamba.MambaRMSNormGated(32, 8))
-    assert (entry.variant, entry.why) == (None, "it has a gate or groups, which the layer has not")
+    assert (entry.variant, entry.why) == (None, "it has a gate or groups, which RMSNorm does not support")
 
 
 @pytest.mark.parametrize(
@@ -268,8 +268,8 @@ def test_identity_hooks_and_devices_are_kept() -> None:
 
 def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    known = module._recognised
-    monkeypatch.setattr(module, "_recognised", lambda layer, variant: (asked.append(layer), known(layer, variant))[1])
+    known = module._recognise
+    monkeypatch.setattr(module, "_recognise", lambda layer, variant: (asked.append(layer), known(layer, variant))[1])
     layers = [LlamaRMSNorm(8, eps) for eps in (1e-6, 1e-5) for _ in range(8)]
     model = nn.ModuleList([*layers, *(nn.RMSNorm(8) for _ in range(8)), LlamaRMSNorm(6), LlamaRMSNorm(8).half()])
     report = replace(model)

@@ -1,10 +1,10 @@
-"""LayerNorm into RMSNorm, exactly, in any model of PyTorch, Keras or Flax whose graph shows that it can be.
+"""Replaces LayerNorm by RMSNorm, exactly, in models of PyTorch, Keras or Flax whose graph allows it.
 
-Of W' = W - mean(W) and b' = b - mean(b), means over the output features, x W' + b' has mean zero, and there
+With W' = W - mean(W) and b' = b - mean(b), means over the output features, x W' + b' has mean zero. Therefore
 
     LayerNorm(x W + b) = LayerNorm(x W' + b') = RMSNorm(x W' + b')
 
-with the same gain, offset and eps. Which weights these are, and who else would see the difference: ``streams``.
+with the same gain, bias and eps. ``streams`` says which weights these are and what else would see the difference.
 """
 
 from __future__ import annotations
@@ -22,38 +22,40 @@ _CLASSES = (("keras", "keras", "Model"), ("torch", "torch.nn", "Module"), ("flax
 
 
 def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
-    """A copy of a model with RMSNorm in place of every LayerNorm for which that is exact.
+    """Copies a model and replaces every LayerNorm by RMSNorm where that is exact.
 
-    It is exact where what the LayerNorm reads is a sum of results of linear, dense and convolution layers, embeddings
-    and parameters, also as the residual stream of a pre-norm Transformer, and nobody else but LayerNorms reads it. The
-    others are left, each with the reason. A tied embedding that is centred is tied no longer, which a note says.
+    It is exact under two conditions. What the LayerNorm reads is a sum of results of linear, dense and convolution
+    layers, embeddings and parameters; the residual stream of a pre-norm Transformer is such a sum. And only LayerNorms
+    read it. All other LayerNorms stay, and the result gives the reason for each. If a tied embedding must be centred,
+    the copy's embedding is no longer tied, and a note says so.
 
-    What the graph is, a run in evaluation on the sample inputs shows: what that does not reach is not seen. The result
-    is run on them in float64, and given out only if its outputs are the same up to rounding.
+    The graph comes from one run in evaluation mode on the sample inputs, so layers that this run does not reach are
+    not converted. The new model then runs on the same inputs in float64 and is returned only if its outputs agree up
+    to rounding.
 
     Args:
-        model: torch.nn.Module, functional or Sequential keras.Model, or flax.nnx.Module; it is left as it is.
-        inputs, options: a sample of what it is called with, such as a batch of two.
+        model: torch.nn.Module, functional or Sequential keras.Model, or flax.nnx.Module; it is not changed.
+        inputs, options: a sample of the model's arguments, for example a batch of two.
 
     Returns:
-        The new model, its layers with what became of each, and the differences; ``print`` shows all.
+        The new model, what happened to each of its layers, and the differences; ``print`` shows all of it.
 
     Raises:
-        TypeError: the model is of none of these kinds.
+        TypeError: the model has none of these classes.
         ValueError: the outputs differ by more than rounding.
 
     Example:
         >>> import torch
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU(), nn.LayerNorm(4))
-        >>> found = to_rms_norm(model, torch.ones(2, 3))
-        >>> [layer.converted for layer in found.layers], found.exact < 1e-12
+        >>> conversion = to_rms_norm(model, torch.ones(2, 3))
+        >>> [layer.converted for layer in conversion.layers], conversion.exact < 1e-12
         ([True, False], True)
     """
     for name, module, kind in _CLASSES:
         if module in sys.modules and isinstance(model, getattr(sys.modules[module], kind)):
-            wing = importlib.import_module(f"rmsnorm.conversion.layer_norm.{name}")
-            found: Conversion = wing.to_rms_norm(model, *inputs, **options)
-            return found
+            backend = importlib.import_module(f"rmsnorm.conversion.layer_norm.{name}")
+            conversion: Conversion = backend.to_rms_norm(model, *inputs, **options)
+            return conversion
     want = "torch.nn.Module, keras.Model or flax.nnx.Module"
     raise errors.wrong_type("to_rms_norm", "model", model, want, "pass the model first, then sample inputs")

@@ -1,4 +1,4 @@
-"""What a conversion did, and how it is held to the model before it."""
+"""The result of a conversion, and the comparison of its outputs with those of the model before."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-# Two float64 computations of the same outputs differ by their roundings, 1e-16 each: this leaves six digits to depth
-# and to LayerNorms that take a large mean away. A weight that is centred wrongly moves outputs by far more.
+# Two float64 computations of the same outputs differ by their roundings of about 1e-16 each. The bound allows a factor
+# of 1e6 for deep models and for LayerNorms that subtract a large mean. A wrongly centred weight changes outputs by far
+# more.
 BOUND: Final = 1e-10
-BOUND_OF_FLOAT32: Final = 1e-4  # likewise three digits, where a framework's RMSNorm is float32 inside
+BOUND_OF_FLOAT32: Final = 1e-4  # a factor of 1e3, for frameworks whose RMSNorm computes in float32
 
 
 class Layer(NamedTuple):
-    """What became of one LayerNorm.
+    """What happened to one LayerNorm.
 
     Attributes:
-        name: where it is in the model.
-        kind: its class.
+        name: its path in the model.
+        kind: the name of its class.
         converted: whether it is RMSNorm now.
-        why: the weights that were centred for it, or why it was left alone.
+        why: the weights that were centred for it, or the reason why it stays a LayerNorm.
     """
 
     name: str
@@ -30,22 +31,22 @@ class Layer(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        became = "now RMSNorm" if self.converted else "left"
-        return f"{self.name} ({self.kind}): {became}; {self.why}"
+        result = "now RMSNorm" if self.converted else "left"
+        return f"{self.name} ({self.kind}): {result}; {self.why}"
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A model with RMSNorm in place of LayerNorm, and what was done.
+    """A model with RMSNorm in place of LayerNorm, and what was changed.
 
     Attributes:
-        model: the new one, which shares nothing with the old; what it computes in evaluation is the same.
-        layers: every LayerNorm.
-        centred: the weights whose mean over the features was taken away.
-        notes: what else is different, in sentences.
-        exact: greatest difference of an output on the sample inputs when everything is float64 (float32 in Keras on
-            another backend than TensorFlow), relative to the greatest element of that output.
-        error: likewise in the dtypes of the model, in which the weights were rounded anew.
+        model: the new model. It shares nothing with the old one and computes the same in evaluation mode.
+        layers: one entry for every LayerNorm.
+        centred: names of the weights from which their mean over the features was subtracted.
+        notes: sentences about everything else that differs.
+        exact: greatest difference of an output on the sample inputs in float64 (float32 in Keras on another backend
+            than TensorFlow), relative to the greatest element of that output.
+        error: the same in the model's own dtypes, in which the centred weights were rounded again.
     """
 
     model: Any
@@ -56,12 +57,14 @@ class Conversion:
     error: float
 
     def __str__(self) -> str:
-        differences = f"outputs differ by {self.error:.1e} of the greatest, in wide arithmetic by {self.exact:.1e}"
+        differences = (
+            f"outputs differ by {self.error:.1e} of the greatest element, in wide arithmetic by {self.exact:.1e}"
+        )
         return "\n".join([*map(str, self.layers), *self.notes, differences])
 
 
 def difference(before: Sequence[Any], after: Sequence[Any]) -> float:
-    """The greatest difference, relative to the greatest element of each array; NaN and infinities are to be equal."""
+    """The greatest difference, relative to the greatest element of each array. NaN and infinities must be equal."""
     if [(a.shape, a.dtype) for a in before] != [(b.shape, b.dtype) for b in after]:
         return np.inf
     return max((_difference(a, b) for a, b in zip(before, after, strict=True)), default=0.0)
@@ -78,18 +81,18 @@ def _difference(before: np.ndarray, after: np.ndarray) -> float:
     return float(np.abs(before - after).max(initial=0.0) / (np.abs(before).max(initial=0.0) or 1.0))
 
 
-def proved(exact: float, bound: float = BOUND) -> float:
-    """Let a conversion through if the outputs are the same up to rounding."""
+def require_exact(exact: float, bound: float = BOUND) -> float:
+    """Returns the difference if it is within rounding; raises ValueError otherwise."""
     if not exact <= bound:
         raise ValueError(
-            f"to_rms_norm: the outputs differ by {exact:.1e} of the greatest, expected at most {bound:.0e}; the model "
-            "does what its graph does not show, or another thing in every run"
+            f"to_rms_norm: the outputs differ by {exact:.1e} of the greatest element, expected at most {bound:.0e}; "
+            "the model does something that its graph does not show, or it is random in evaluation mode"
         )
     return exact
 
 
-def some(names: Iterable[str], shown: int = 3) -> str:
-    """The first names, and how many more there are."""
-    held = list(names)
-    more = f" and {len(held) - shown} more" if len(held) > shown else ""
-    return ", ".join(held[:shown]) + more
+def first_names(names: Iterable[str], shown: int = 3) -> str:
+    """The first names, and the number of the others."""
+    listed = list(names)
+    more = f" and {len(listed) - shown} more" if len(listed) > shown else ""
+    return ", ".join(listed[:shown]) + more

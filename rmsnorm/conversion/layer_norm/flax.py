@@ -1,4 +1,4 @@
-"""LayerNorm into RMSNorm in Flax NNX: the jaxpr of a model, run on sample inputs."""
+"""Replaces LayerNorm by RMSNorm in Flax NNX. The jaxpr of the model on sample inputs is the graph."""
 
 from __future__ import annotations
 
@@ -14,8 +14,19 @@ from jax import numpy as jnp
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import batching, mlir
 
-from rmsnorm.conversion.layer_norm.conversion import Conversion, Layer, difference, proved, some
-from rmsnorm.conversion.layer_norm.streams import Node, Norm, Operand, Plan, Rule, Value, moved, plan, spread, sum_of
+from rmsnorm.conversion.layer_norm.conversion import Conversion, Layer, difference, first_names, require_exact
+from rmsnorm.conversion.layer_norm.streams import (
+    Node,
+    Norm,
+    Operand,
+    Plan,
+    Rule,
+    Value,
+    make_plan,
+    moved,
+    spread,
+    sum_of,
+)
 from rmsnorm.flax_impl.layers import RMSNorm
 from rmsnorm.variants import derive
 
@@ -28,7 +39,7 @@ _MOVES: Final = {
 
 
 def to_rms_norm(model: nnx.Module, *inputs: Any, **options: Any) -> Conversion:
-    """A clone of a module in which every nnx.LayerNorm that can be is rmsnorm.flax_impl.RMSNorm.
+    """Clones a module and replaces every nnx.LayerNorm by rmsnorm.flax_impl.RMSNorm where that is exact.
 
     Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
 
@@ -39,28 +50,30 @@ def to_rms_norm(model: nnx.Module, *inputs: Any, **options: Any) -> Conversion:
         layers/1 (LayerNorm): now RMSNorm; eps 1e-06, centred layers/0/bias, layers/0/kernel
     """
     trace = _Trace(model, inputs, options)
-    found = plan(trace.nodes, trace.obstacles)
+    plan = make_plan(trace.nodes, trace.obstacles)
     result = nnx.clone(model)
-    layers = tuple(_layers(model, found))
-    if not found.converted:
+    layers = tuple(_layers(model, plan))
+    if not plan.converted:
         return Conversion(result, layers, (), (), 0.0, 0.0)
-    notes = (*_apply(result, found), *trace.notes(found))
+    notes = (*_apply(result, plan), *trace.notes(plan))
     error = difference(_outputs(model, inputs, options), _outputs(result, inputs, options))
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        inputs, options = jax.tree.map(_widened, (inputs, options))
-        wide, proof = _wide(model), _wide(model)
-        _apply(proof, found)
-        exact = proved(difference(_outputs(wide, inputs, options), _outputs(proof, inputs, options)))
-    return Conversion(result, layers, tuple(sorted(found.centred)), notes, exact, error)
+        inputs, options = jax.tree.map(_widen, (inputs, options))
+        wide = _wide(model)
+        before = _outputs(wide, inputs, options)
+        _apply(wide, plan)
+        exact = require_exact(difference(before, _outputs(wide, inputs, options)))
+    return Conversion(result, layers, tuple(sorted(plan.centred)), notes, exact, error)
 
 
-# Calls of modules, as one operation of the jaxpr each, which would have LayerNorm in pieces, and dropout not at all.
+# Each call of LayerNorm or dropout is one operation of the jaxpr. Without these primitives the jaxpr would have
+# LayerNorm as several operations, and dropout not at all.
 _norm_p: Final = Primitive("layer_norm")
 _dropout_p: Final = Primitive("dropout")
 
 
 def _define(primitive: Primitive, compute: Any) -> None:
-    """Within a scan or vmap it is what it computes."""
+    """Defines the primitive by the function that computes it, which also replaces it within a scan or vmap."""
 
     def batched(arrays: Any, axes: Any, **params: Any) -> tuple[Any, int]:
         return jax.vmap(partial(compute, **params), in_axes=axes)(*arrays), 0
@@ -80,7 +93,7 @@ _define(_dropout_p, lambda x, path: x)
 
 
 class _Call:
-    """The LayerNorm at a path, as a function of its parameters; the hash is that of the object."""
+    """The LayerNorm at a path, as a function of its parameters. It is hashed by identity, as jax requires a hash."""
 
     def __init__(self, path: str, layer: nnx.LayerNorm) -> None:
         self.path = path
@@ -89,7 +102,7 @@ class _Call:
         axes, self.axis_name = layer.reduction_axes, layer.axis_name
         self.axes = [axes] if isinstance(axes, int) else list(axes)
         self.masked = False
-        self.plain = layer.feature_axes == layer.reduction_axes
+        self.same_axes = layer.feature_axes == layer.reduction_axes
 
     def call(self, x: Any, *parameters: Any) -> Any:
         layer = nnx.merge(self.graphdef, self.state)
@@ -113,7 +126,7 @@ class _Dropout(nnx.Dropout):
 
 
 class _Trace:
-    """The operations of a run in evaluation, with the arrays of the sample."""
+    """The graph of a run in evaluation mode on the sample inputs: every operation of the jaxpr."""
 
     def __init__(self, model: nnx.Module, inputs: Any, options: Any) -> None:
         self.nodes: list[Node] = []
@@ -126,20 +139,20 @@ class _Trace:
         graphdef, state = nnx.split(marked)
         flat = nnx.to_flat_state(state)
         leaves, treedef = jax.tree.flatten((inputs, options))
-        sample = [each if isinstance(each, (jax.Array, np.ndarray)) else None for each in leaves]
+        sample = [leaf if isinstance(leaf, (jax.Array, np.ndarray)) else None for leaf in leaves]
 
         def call(weights: Sequence[Any], sample: Sequence[Any]) -> Any:
-            held = [(path, variable.replace(value)) for (path, variable), value in zip(flat, weights, strict=True)]
-            given = [old if new is None else new for old, new in zip(leaves, sample, strict=True)]
-            args, kwargs = jax.tree.unflatten(treedef, given)
-            return nnx.merge(graphdef, nnx.from_flat_state(held))(*args, **kwargs)
+            variables = [(path, variable.replace(value)) for (path, variable), value in zip(flat, weights, strict=True)]
+            arguments = [leaf if array is None else array for leaf, array in zip(leaves, sample, strict=True)]
+            args, kwargs = jax.tree.unflatten(treedef, arguments)
+            return nnx.merge(graphdef, nnx.from_flat_state(variables))(*args, **kwargs)
 
         weights = [variable[...] for _, variable in flat]
         closed = jax.make_jaxpr(call)(weights, sample)
         arguments = [
             (array, _leaf(path, variable, array)) for (path, variable), array in zip(flat, weights, strict=True)
         ]
-        for array in (jnp.asarray(each) for each in sample if each is not None):
+        for array in (jnp.asarray(array) for array in sample if array is not None):
             arguments.append((array, Value(array.shape, "the model's input", obstacle="has a mean of its own")))
         for _, value in self._run(closed.jaxpr, closed.consts, arguments):
             if value is not None:
@@ -150,12 +163,12 @@ class _Trace:
             if type(module) is _Norm and module.marked.masked:
                 self.obstacles[name] = "it is called with a mask"
             elif type(module) is _Norm and name not in reached:
-                self.obstacles.setdefault(name, "the sample inputs do not reach it, or within a scan or vmap")
+                self.obstacles.setdefault(name, "the sample inputs do not reach it, or only within a scan or vmap")
 
-    def notes(self, found: Plan) -> Iterator[str]:
-        names = [name for name, value in self._dropouts if value in found.values]
+    def notes(self, plan: Plan) -> Iterator[str]:
+        names = [name for name, value in self._dropouts if value in plan.values]
         if names:
-            yield f"dropout in {some(names)}: what it leaves is not centred; the models agree in evaluation only"
+            yield f"dropout in {first_names(names)}: its output is not centred; the models agree only in evaluation"
 
     def _mark(self, path: str, module: Any) -> None:
         if type(module) is nnx.LayerNorm:
@@ -178,30 +191,30 @@ class _Trace:
             return (atom.val, None) if isinstance(atom, Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
-            given = [read(atom) for atom in eqn.invars]
+            operands = [read(atom) for atom in eqn.invars]
             inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
             if eqn.primitive.name in _INLINE and inner is not None:
                 consts = getattr(inner, "consts", [])
-                results = self._run(getattr(inner, "jaxpr", inner), consts, given)
+                results = self._run(getattr(inner, "jaxpr", inner), consts, operands)
             else:
-                results = self._bind(eqn, given)
+                results = self._bind(eqn, operands)
             env |= dict(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _bind(self, eqn: Any, given: Sequence[tuple[Any, Value | None]]) -> list[tuple[Any, Value | None]]:
+    def _bind(self, eqn: Any, operands: Sequence[tuple[Any, Value | None]]) -> list[tuple[Any, Value | None]]:
         name = eqn.primitive.name
-        out = eqn.primitive.bind(*(array for array, _ in given), **eqn.primitive.get_bind_params(eqn.params))
+        out = eqn.primitive.bind(*(array for array, _ in operands), **eqn.primitive.get_bind_params(eqn.params))
         arrays = list(out) if eqn.primitive.multiple_results else [out]
-        values = [Value(each.aval.shape) if _is_float(each.aval) else None for each in eqn.outvars]
-        inputs = [value for _, value in given if value is not None]
+        values = [Value(variable.aval.shape) if _is_float(variable.aval) else None for variable in eqn.outvars]
+        inputs = [value for _, value in operands if value is not None]
         outputs = [value for value in values if value is not None]
         if eqn.primitive is _norm_p:
             call = eqn.params["module"]
-            self.nodes.append(Node(f"LayerNorm {call.path}", inputs, outputs, norm=_norm(call, given)))
+            self.nodes.append(Node(f"LayerNorm {call.path}", inputs, outputs, norm=_norm(call, operands)))
         else:
             if eqn.primitive is _dropout_p:
                 self._dropouts.append((eqn.params["path"], inputs[0]))
-            rule = _rule(eqn, given, inputs, outputs[0]) if outputs else None
+            rule = _rule(eqn, operands, inputs, outputs[0]) if outputs else None
             self.nodes.append(Node(f"jax {name}", inputs, outputs, rule))
         return list(zip(arrays, values, strict=True))
 
@@ -215,39 +228,42 @@ def _leaf(path: Sequence[Any], variable: Any, array: Any) -> Value | None:
     return Value(array.shape, name, parameter=name)
 
 
-def _norm(call: _Call, given: Sequence[tuple[Any, Value | None]]) -> Norm:
-    parameters = dict(zip(call.names, given[1:], strict=True))
+def _norm(call: _Call, operands: Sequence[tuple[Any, Value | None]]) -> Norm:
+    parameters = dict(zip(call.names, operands[1:], strict=True))
     scale, (bias, leaf) = parameters.get("scale", (None, None))[0], parameters.get("bias", (None, None))
-    shape = given[0][0].shape
+    shape = operands[0][0].shape
     axes = frozenset(axis % len(shape) for axis in call.axes if shape[axis] > 1)
-    constant = call.plain and (scale is None or bool((scale == scale.flatten()[0]).all()))
-    return Norm(call.path, axes, constant, leaf, bias is None or float(np.asarray(bias, np.float64).mean()) == 0)
+    constant = call.same_axes and (scale is None or bool((scale == scale.flatten()[0]).all()))
+    centred = bias is None or float(np.asarray(bias, np.float64).mean()) == 0
+    return Norm(call.path, axes, constant, leaf, centred)
 
 
-def _rule(eqn: Any, given: Sequence[tuple[Any, Value | None]], inputs: Sequence[Value], output: Value) -> Rule | None:
-    """How a primitive is linear, if it is."""
+def _rule(
+    eqn: Any, operands: Sequence[tuple[Any, Value | None]], inputs: Sequence[Value], output: Value
+) -> Rule | None:
+    """The rule of a primitive; None if it is not linear."""
     name, shape, params = eqn.primitive.name, output.shape, eqn.params
-    arrays, values = [array for array, _ in given], [value for _, value in given]
-    operands = [spread(value, np.shape(array), shape) for array, value in given]
+    arrays, values = [array for array, _ in operands], [value for _, value in operands]
+    broadcast = [spread(value, np.shape(array), shape) for array, value in operands]
     if name in _SAME or eqn.primitive is _dropout_p:
-        return sum_of(operands)
+        return sum_of(broadcast)
     if name in _MOVES:
-        return moved(inputs, partial(_move, eqn, given))
+        return moved(inputs, partial(_move, eqn, operands))
     if name in ("add", "add_any", "sub"):
-        return sum_of(*([operand] for operand in operands))
+        return sum_of(*([term] for term in broadcast))
     if name == "mul":
-        return sum_of(operands)
+        return sum_of(broadcast)
     if name == "div":
-        return sum_of([operands[0], operands[1]._replace(linear=False)])
+        return sum_of([broadcast[0], broadcast[1]._replace(linear=False)])
     if name == "reduce_sum":
-        kept = [axis for axis in range(arrays[0].ndim) if axis not in params["axes"]]
-        return sum_of([Operand(values[0], dict(enumerate(kept)))])
+        remaining = [axis for axis in range(arrays[0].ndim) if axis not in params["axes"]]
+        return sum_of([Operand(values[0], dict(enumerate(remaining)))])
     if name == "dot_general":
         contracting, batch = params["dimension_numbers"]
         factors, start = [], len(batch[0])
-        for array, value, summed, lead in zip(arrays, values, contracting, batch, strict=True):
-            free = [axis for axis in range(array.ndim) if axis not in (*summed, *lead)]
-            factors.append(Operand(value, dict(enumerate(lead)) | dict(enumerate(free, start))))
+        for array, value, summed, batched in zip(arrays, values, contracting, batch, strict=True):
+            free = [axis for axis in range(array.ndim) if axis not in (*summed, *batched)]
+            factors.append(Operand(value, dict(enumerate(batched)) | dict(enumerate(free, start))))
             start += len(free)
         return sum_of(factors)
     if name == "conv_general_dilated" and params["feature_group_count"] == params["batch_group_count"] == 1:
@@ -256,39 +272,49 @@ def _rule(eqn: Any, given: Sequence[tuple[Any, Value | None]], inputs: Sequence[
     return None
 
 
-def _move(eqn: Any, given: Sequence[tuple[Any, Value | None]], numbers: list[np.ndarray]) -> list[np.ndarray]:
+def _move(eqn: Any, operands: Sequence[tuple[Any, Value | None]], numbers: list[np.ndarray]) -> list[np.ndarray]:
     rest = iter(numbers)
-    arrays = [array if value is None else jnp.asarray(next(rest), jnp.int32) for array, value in given]
+    arrays = [array if value is None else jnp.asarray(next(rest), jnp.int32) for array, value in operands]
     params = {**eqn.params, "fill_value": -1} if "fill_value" in eqn.params else eqn.params
     out = eqn.primitive.bind(*arrays, **params)
-    return [np.asarray(each, np.int64) for each in (out if eqn.primitive.multiple_results else [out])]
+    return [np.asarray(array, np.int64) for array in (out if eqn.primitive.multiple_results else [out])]
 
 
-def _apply(model: nnx.Module, found: Plan) -> list[str]:
-    """Centre what the plan says, and make RMSNorm of its layers, in place."""
+def _apply(model: nnx.Module, plan: Plan) -> list[str]:
+    """Centres the parameters of the plan and turns its layers into RMSNorm, in place. Returns notes."""
     coarse: dict[str, list[str]] = defaultdict(list)
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         name = "/".join(map(str, path))
-        if name in found.centred:
+        if name in plan.centred:
             array = variable[...]
             wide = np.asarray(array, np.float64)
-            _held(model, path)[...] = jnp.asarray(
-                (wide - wide.mean(tuple(found.centred[name]), keepdims=True)).astype(array.dtype)
-            )
+            value = (wide - wide.mean(tuple(plan.centred[name]), keepdims=True)).astype(array.dtype)
+            _get(model, path)[...] = jnp.asarray(value)
             if array.dtype.itemsize < 4:
                 coarse[array.dtype.name].append(name)
     for path, module in list(nnx.iter_modules(model)):
-        if "/".join(map(str, path)) in found.converted:
+        if "/".join(map(str, path)) in plan.converted:
             layer: Any = module
             layer.variant = derive("to_rms_norm", "flax", layer.epsilon, None)
             layer.__class__ = RMSNorm
-    return [f"{some(names)}: rounded to {dtype} once more" for dtype, names in coarse.items()]
+    return [f"{first_names(names)}: rounded to {dtype} once more" for dtype, names in coarse.items()]
 
 
-def _held(model: Any, path: Sequence[Any]) -> Any:
-    for key in path:
-        model = getattr(model, key) if isinstance(key, str) and hasattr(model, key) else model[key]
-    return model
+def _layers(model: nnx.Module, plan: Plan) -> Iterator[Layer]:
+    for path, module in nnx.iter_modules(model):
+        name = "/".join(map(str, path))
+        if name in plan.converted:
+            weights = first_names(sorted(plan.converted[name]))
+            yield Layer(name, type(module).__name__, True, f"eps {module.epsilon}, centred {weights or 'nothing'}")
+        elif name in plan.left:
+            yield Layer(name, type(module).__name__, False, plan.left[name])
+
+
+def _outputs(model: nnx.Module, inputs: Any, options: Any) -> list[np.ndarray]:
+    clone = nnx.clone(model)
+    clone.eval()
+    out: Any = clone(*inputs, **options)
+    return [np.asarray(array) for array in jax.tree.leaves(out)]
 
 
 def _wide(model: nnx.Module) -> nnx.Module:
@@ -296,8 +322,8 @@ def _wide(model: nnx.Module) -> nnx.Module:
     wide = nnx.clone(model)
     for path, variable in nnx.to_flat_state(nnx.state(wide)):
         if _is_float(variable[...]):
-            held = _held(wide, path)
-            held.set_value(held[...].astype(jnp.float64))
+            parameter = _get(wide, path)
+            parameter.set_value(parameter[...].astype(jnp.float64))
     for _, module in list(nnx.iter_modules(wide)):
         layer: Any = module
         if getattr(layer, "dtype", None) is not None:
@@ -305,25 +331,14 @@ def _wide(model: nnx.Module) -> nnx.Module:
     return wide
 
 
-def _widened(value: Any) -> Any:
+def _widen(value: Any) -> Any:
     return jnp.asarray(value, jnp.float64) if isinstance(value, (jax.Array, np.ndarray)) and _is_float(value) else value
 
 
-def _outputs(model: nnx.Module, inputs: Any, options: Any) -> list[np.ndarray]:
-    clone = nnx.clone(model)
-    clone.eval()
-    out: Any = clone(*inputs, **options)
-    return [np.asarray(each) for each in jax.tree.leaves(out)]
-
-
-def _layers(model: nnx.Module, found: Plan) -> Iterator[Layer]:
-    for path, module in nnx.iter_modules(model):
-        name = "/".join(map(str, path))
-        if name in found.converted:
-            weights = some(sorted(found.converted[name]))
-            yield Layer(name, type(module).__name__, True, f"eps {module.epsilon}, centred {weights or 'nothing'}")
-        elif name in found.left:
-            yield Layer(name, type(module).__name__, False, found.left[name])
+def _get(model: Any, path: Sequence[Any]) -> Any:
+    for key in path:
+        model = getattr(model, key) if isinstance(key, str) and hasattr(model, key) else model[key]
+    return model
 
 
 def _is_float(array: Any) -> bool:

@@ -1,4 +1,4 @@
-"""LayerNorm into RMSNorm in Keras: the graph of layers and operations of a functional or Sequential model."""
+"""Replaces LayerNorm by RMSNorm in Keras. The graph is that of a functional or Sequential model."""
 
 from __future__ import annotations
 
@@ -18,10 +18,21 @@ from rmsnorm.conversion.layer_norm.conversion import (
     Conversion,
     Layer,
     difference,
-    proved,
-    some,
+    first_names,
+    require_exact,
 )
-from rmsnorm.conversion.layer_norm.streams import Node, Norm, Operand, Plan, Rule, Value, moved, plan, spread, sum_of
+from rmsnorm.conversion.layer_norm.streams import (
+    Node,
+    Norm,
+    Operand,
+    Plan,
+    Rule,
+    Value,
+    make_plan,
+    moved,
+    spread,
+    sum_of,
+)
 from rmsnorm.tf_impl.layers import RMSNormalization
 
 _SAME: Final = {
@@ -33,10 +44,19 @@ _MOVES: Final = {
     "Moveaxis", "Permute", "Repeat", "RepeatVector", "Reshape", "Roll", "Slice", "Split", "Squeeze", "Stack",
     "Swapaxes", "Take", "Tile", "Transpose",
 }  # fmt: skip
+_CONVOLUTIONS: Final = {f"Conv{rank}D{kind}" for rank in (1, 2, 3) for kind in ("", "Transpose")}
+_WEIGHTS: Final = (
+    "kernel",
+    "bias",
+    "embeddings",
+    "_output_dense.kernel",
+    "_output_dense.bias",
+    "beta",
+)  # those that are known
 
 
 def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
-    """A clone of a functional or Sequential model in which every LayerNormalization that can be is RMSNormalization.
+    """Clones a functional or Sequential model and replaces LayerNormalization by RMSNormalization where that is exact.
 
     Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
 
@@ -50,23 +70,22 @@ def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
         want = "a functional or Sequential model, whose graph of layers is known"
         fix = "build it with keras.Model(inputs, outputs)"
         raise errors.out_of_domain("to_rms_norm", "the class of the model", type(model).__name__, want, fix)
-    before = _outputs(model, inputs, options)  # which builds it, too
+    before = _outputs(model, inputs, options)  # this call builds the model, too
     trace = _Trace(model, inputs)
-    found = plan(trace.nodes, trace.obstacles)
-    result = _copy(model, found)
-    layers = tuple(_layers(model, found))
-    if not found.converted:
+    plan = make_plan(trace.nodes, trace.obstacles)
+    result = _apply(model, plan)
+    layers = tuple(_layers(model, plan))
+    if not plan.converted:
         return Conversion(result, layers, (), (), 0.0, 0.0)
     error = difference(before, _outputs(result, inputs, options))
     dtype, bound = ("float64", BOUND) if keras.backend.backend() == "tensorflow" else ("float32", BOUND_OF_FLOAT32)
-    wide = [_evaluated(_copy(model, each, dtype), *inputs) for each in (None, found)]
-    exact = proved(difference(*([*map(_array, keras.tree.flatten(each))] for each in wide)), bound)
-    names = tuple(sorted(found.centred))
-    return Conversion(result, layers, names, tuple(trace.notes(found)), exact, error)
+    wide = [_evaluate(_apply(model, edit, dtype), *inputs) for edit in (None, plan)]
+    exact = require_exact(difference(*([*map(_array, keras.tree.flatten(outputs))] for outputs in wide)), bound)
+    return Conversion(result, layers, tuple(sorted(plan.centred)), tuple(trace.notes(plan)), exact, error)
 
 
 class _Trace:
-    """A run of the graph on sample inputs, with what each operation is."""
+    """The graph of a run on the sample inputs: every layer and operation."""
 
     def __init__(self, model: Any, inputs: Any) -> None:
         self.nodes: list[Node] = []
@@ -74,65 +93,64 @@ class _Trace:
         self._paths: dict[int, str] = {}
         self._leaves: dict[int, Value] = {}
         self._values: dict[int, Value] = {}
-        self._held: list[Any] = []  # so that no id comes again
+        self._alive: list[Any] = []  # keeps the tensors, so that no id is used again
         self._dropouts: list[tuple[str, Value]] = []
         self._coarse: dict[str, list[str]] = defaultdict(list)
-        tensors = [keras.ops.convert_to_tensor(each) for each in keras.tree.flatten(inputs)]
+        tensors = [keras.ops.convert_to_tensor(array) for array in keras.tree.flatten(inputs)]
         for tensor in tensors:
             self._enter(tensor, Value(tuple(tensor.shape), "the model's input", obstacle="has a mean of its own"))
         for tensor in keras.tree.flatten(self._run(model, "", *tensors)):
             if _is_float(tensor):
                 self._value(tensor).is_output = True
 
-    def notes(self, found: Plan) -> Iterator[str]:
-        names = [name for name, value in self._dropouts if value in found.values]
+    def notes(self, plan: Plan) -> Iterator[str]:
+        names = [name for name, value in self._dropouts if value in plan.values]
         if names:
-            yield f"dropout in {some(names)}: what it leaves is not centred; the models agree in evaluation only"
-        for dtype, keys in self._coarse.items():
-            names = [name for name in keys if name in found.centred]
+            yield f"dropout in {first_names(names)}: its output is not centred; the models agree only in evaluation"
+        for dtype, weights in self._coarse.items():
+            names = [name for name in weights if name in plan.centred]
             if names:
-                yield f"{some(names)}: rounded to {dtype} once more"
+                yield f"{first_names(names)}: rounded to {dtype} once more"
 
     def _run(self, model: Any, path: str, *inputs: Any) -> Any:
-        return _through(model, lambda each: partial(self._call, path, each), inputs)
+        return _run_graph(model, lambda operation: partial(self._call, path, operation), inputs)
 
     def _call(self, path: str, operation: Any, *args: Any, **kwargs: Any) -> Any:
         path = self._paths.setdefault(id(operation), f"{path}/{operation.name}".lstrip("/"))
         if _is_graph(operation):
             return self._run(operation, path, *args)
-        given = [each for each in keras.tree.flatten((args, kwargs)) if _is_float(each)]
-        inputs = [self._value(each) for each in given]
+        arguments = [tensor for tensor in keras.tree.flatten((args, kwargs)) if _is_float(tensor)]
+        inputs = [self._value(tensor) for tensor in arguments]
         out = operation(*args, **kwargs)
         if type(operation).__name__ in _SAME and (_get(operation, "rate") or _get(operation, "stddev")):
             self._dropouts.append((path, inputs[0]))
-        results = [each for each in keras.tree.flatten(out) if _is_float(each)]
-        if results and all(any(each is one for one in given) for each in results):
+        results = [tensor for tensor in keras.tree.flatten(out) if _is_float(tensor)]
+        if results and all(any(result is argument for argument in arguments) for result in results):
             return out
-        outputs = [Value(tuple(each.shape)) for each in results]
-        leaves = {id(each): self._leaf(path, operation, each) for each in getattr(operation, "weights", [])}
+        outputs = [Value(tuple(tensor.shape)) for tensor in results]
+        leaves = {id(variable): self._leaf(path, operation, variable) for variable in getattr(operation, "weights", [])}
         node = Node(f"{path} ({type(operation).__name__})", [*inputs, *leaves.values()], outputs)
         if type(operation) is keras.layers.LayerNormalization:
             node.norm = _norm(path, operation, leaves, args[0])
             if operation.rms_scaling:
-                self.obstacles[path] = "with rms_scaling it divides by the variance"
+                self.obstacles[path] = "rms_scaling=True divides by the variance"
         elif outputs:
             node.rule = _rule(operation, args, kwargs, inputs, leaves, outputs[0])
-            self._look(path, operation)
+            self._find_hidden_norms(path, operation)
         self.nodes.append(node)
         for tensor, value in zip(results, outputs, strict=True):
             self._enter(tensor, value)
         return out
 
-    def _look(self, path: str, operation: Any) -> None:
+    def _find_hidden_norms(self, path: str, operation: Any) -> None:
         for layer in operation._flatten_layers() if isinstance(operation, keras.layers.Layer) else ():
             if isinstance(layer, keras.layers.LayerNormalization):
                 name = path if layer is operation else f"{path}/{layer.name}"
-                self.obstacles[name] = (
-                    f"it is part of {path} ({type(operation).__name__}), which does not show its graph"
-                )
+                kind = type(operation).__name__
+                self.obstacles[name] = f"it is part of {path} ({kind}), which does not show its graph"
 
     def _enter(self, tensor: Any, value: Value) -> None:
-        self._held.append(tensor)
+        self._alive.append(tensor)
         self._values[id(tensor)] = value
 
     def _value(self, tensor: Any) -> Value:
@@ -142,24 +160,13 @@ class _Trace:
 
     def _leaf(self, path: str, layer: Any, variable: Any) -> Value:
         if id(variable) not in self._leaves:
-            held = [name for name in _WEIGHTS if variable is _get(layer, name)]
-            name = f"{path}/{held[0] if held else variable.name}"
-            self._leaves[id(variable)] = Value(
-                tuple(variable.shape), name, name if held else None, "is no weight that is known"
-            )
+            known = next((name for name in _WEIGHTS if variable is _get(layer, name)), None)
+            name = f"{path}/{known or variable.name}"
+            parameter = None if known is None else name
+            self._leaves[id(variable)] = Value(tuple(variable.shape), name, parameter, "is an unknown kind of weight")
             if np.dtype(variable.numpy().dtype).itemsize < 4:
                 self._coarse[variable.dtype].append(name)
         return self._leaves[id(variable)]
-
-
-_WEIGHTS: Final = ("kernel", "bias", "embeddings", "_output_dense.kernel", "_output_dense.bias", "beta")
-
-
-def _get(layer: Any, name: str) -> Any:
-    try:
-        return attrgetter(name)(layer)
-    except AttributeError:
-        return None
 
 
 def _norm(path: str, layer: Any, leaves: dict[int, Value], x: Any) -> Norm:
@@ -174,7 +181,7 @@ def _norm(path: str, layer: Any, leaves: dict[int, Value], x: Any) -> Norm:
 def _rule(
     layer: Any, args: Any, kwargs: Any, inputs: Sequence[Value], leaves: dict[int, Value], output: Value
 ) -> Rule | None:
-    """How a layer or an operation of Keras is linear, if it is."""
+    """The rule of a layer or an operation of Keras; None if it is not linear."""
     kind, shape, last = type(layer).__name__, output.shape, len(output.shape) - 1
     if not type(layer).__module__.startswith("keras.src."):
         return None
@@ -195,11 +202,11 @@ def _rule(
         return moved(inputs, partial(_move, layer, args, kwargs))
     if kind in ("Add", "Subtract", "Average", "Multiply", "Divide", "TrueDivide"):
         operands = keras.tree.flatten((args, kwargs))
-        tensors = iter(inputs)
-        held = [next(tensors) if _is_float(each) else None for each in operands]
+        rest = iter(inputs)
+        values = [next(rest) if _is_float(operand) else None for operand in operands]
         terms = [
-            [] if np.ndim(each) == 0 and value is None else [spread(value, tuple(each.shape), shape)]
-            for each, value in zip(operands, held, strict=True)
+            [] if np.ndim(operand) == 0 and value is None else [spread(value, tuple(operand.shape), shape)]
+            for operand, value in zip(operands, values, strict=True)
         ]
         if kind in ("Add", "Subtract", "Average"):
             return sum_of(*terms)
@@ -220,8 +227,8 @@ def _rule(
     if kind in _CONVOLUTIONS and getattr(layer, "groups", 1) == 1:
         channel = last if layer.data_format == "channels_last" else 1
         rank = len(layer.kernel.shape)
-        out = rank - 2 if kind.endswith("Transpose") else rank - 1
-        return sum_of([Operand(inputs[0], {0: 0}), along("kernel", {channel: out})], *bias("bias", channel))
+        kernel_axis = rank - 2 if kind.endswith("Transpose") else rank - 1
+        return sum_of([Operand(inputs[0], {0: 0}), along("kernel", {channel: kernel_axis})], *bias("bias", channel))
     if kind in ("GlobalAveragePooling1D", "GlobalAveragePooling2D", "GlobalAveragePooling3D"):
         source = len(inputs[0].shape) - 1 if layer.data_format == "channels_last" else 1
         channel = source if layer.keepdims else 1
@@ -229,18 +236,15 @@ def _rule(
     return None
 
 
-_CONVOLUTIONS: Final = {f"Conv{rank}D{kind}" for rank in (1, 2, 3) for kind in ("", "Transpose")}
-
-
 def _einsum_rule(layer: Any, x: Value, leaves: dict[int, Value], output: Value) -> Rule:
-    """Each axis of the result runs along one of x or of the kernel, which the equation names."""
+    """The rule of an EinsumDense: its equation says along which axis of x or of the kernel a result's axis runs."""
     left, result = layer.equation.replace(" ", "").split("->")
-    given, kernel = left.split(",")
-    lead = len(output.shape) - len(result.replace("...", "")) if "..." in result else 0
-    result, given = (letters.replace("...", "0123456789"[:lead]) for letters in (result, given))
+    data, kernel = left.split(",")
+    leading = len(output.shape) - len(result.replace("...", "")) if "..." in result else 0
+    result, data = (letters.replace("...", "0123456789"[:leading]) for letters in (result, data))
     pairs = list(enumerate(result))
     factors = [
-        Operand(x, {axis: given.index(letter) for axis, letter in pairs if letter in given}),
+        Operand(x, {axis: data.index(letter) for axis, letter in pairs if letter in data}),
         Operand(leaves[id(layer.kernel)], {axis: kernel.index(letter) for axis, letter in pairs if letter in kernel}),
     ]
     if layer.bias is None:
@@ -251,15 +255,15 @@ def _einsum_rule(layer: Any, x: Value, leaves: dict[int, Value], output: Value) 
 def _move(operation: Any, args: Any, kwargs: Any, numbers: list[np.ndarray]) -> list[np.ndarray]:
     rest = iter(numbers)
 
-    def number(each: Any) -> Any:
-        return keras.ops.convert_to_tensor(next(rest).astype(np.int32)) if _is_float(each) else each
+    def number(leaf: Any) -> Any:
+        return keras.ops.convert_to_tensor(next(rest).astype(np.int32)) if _is_float(leaf) else leaf
 
     args, kwargs = keras.tree.map_structure(number, (args, kwargs))
-    return [_array(each).astype(np.int64) for each in keras.tree.flatten(operation(*args, **kwargs))]
+    return [_array(tensor).astype(np.int64) for tensor in keras.tree.flatten(operation(*args, **kwargs))]
 
 
-def _copy(model: Any, found: Plan | None, dtype: str | None = None) -> Any:
-    """A clone with the model's weights, or with those of the plan and its layers, in its dtypes or another."""
+def _apply(model: Any, plan: Plan | None, dtype: str | None = None) -> Any:
+    """A clone of the model, in ``dtype`` if given, with the plan's RMSNorm layers and centred weights if given."""
     names = {id(layer): path for path, layer in _walk(model)}
 
     def copied(layer: Any) -> Any:
@@ -268,10 +272,10 @@ def _copy(model: Any, found: Plan | None, dtype: str | None = None) -> Any:
         config = layer.get_config()
         if dtype is not None:
             config["dtype"] = dtype
-        if found is not None and names[id(layer)] in found.converted:
+        if plan is not None and names[id(layer)] in plan.converted:
             return _rms_norm(layer, config["dtype"])
         copy = type(layer).from_config(config)
-        copy.name = layer.name  # which the config lacks where Keras made it up for a class without get_config
+        copy.name = layer.name  # not in the config that Keras makes for a class without get_config
         return copy
 
     clone = keras.models.clone_model(model, clone_function=copied, recursive=True)
@@ -280,7 +284,7 @@ def _copy(model: Any, found: Plan | None, dtype: str | None = None) -> Any:
     new = dict(_walk(clone))
     for path, layer in _walk(model):
         new[path].set_weights(layer.get_weights())
-    for name, axes in found.centred.items() if found is not None else ():
+    for name, axes in plan.centred.items() if plan is not None else ():
         path, _, last = name.rpartition("/")
         variable = _get(new[path], last)
         value = _array(variable).astype(np.float64)
@@ -297,23 +301,23 @@ def _rms_norm(layer: Any, dtype: Any) -> RMSNormalization:
     )  # fmt: skip
 
 
+def _layers(model: Any, plan: Plan) -> Iterator[Layer]:
+    for path, layer in _walk(model):
+        if path in plan.converted:
+            weights = first_names(sorted(plan.converted[path]))
+            yield Layer(path, type(layer).__name__, True, f"eps {layer.epsilon}, centred {weights or 'nothing'}")
+        for name in plan.left:
+            if name == path or name.startswith(f"{path}/"):
+                yield Layer(name, "LayerNormalization", False, plan.left[name])
+
+
 def _walk(model: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     for layer in model.layers:
         name = f"{path}/{layer.name}".lstrip("/")
         if _is_graph(layer):
             yield from _walk(layer, name)
-        elif not isinstance(layer, keras.layers.InputLayer):  # which a clone names anew
+        elif not isinstance(layer, keras.layers.InputLayer):  # its name differs in a clone
             yield name, layer
-
-
-def _layers(model: Any, found: Plan) -> Iterator[Layer]:
-    for path, layer in _walk(model):
-        if path in found.converted:
-            names = some(sorted(found.converted[path]))
-            yield Layer(path, type(layer).__name__, True, f"eps {layer.epsilon}, centred {names or 'nothing'}")
-        for name in found.left:
-            if name == path or name.startswith(f"{path}/"):
-                yield Layer(name, "LayerNormalization", False, found.left[name])
 
 
 def _is_graph(model: Any) -> bool:
@@ -321,24 +325,31 @@ def _is_graph(model: Any) -> bool:
     return isinstance(model, kinds) and any(type(model).call is kind.call for kind in kinds)
 
 
-def _through(model: Any, call: Callable[[Any], Any], inputs: Any) -> Any:
+def _run_graph(model: Any, call: Callable[[Any], Any], inputs: Any) -> Any:
     graph = model._functional if isinstance(model, keras.Sequential) else model
     outputs = graph._run_through_graph(inputs, operation_fn=call)
     return outputs[0] if isinstance(outputs, (list, tuple)) and len(outputs) == 1 else outputs
 
 
-def _evaluated(model: Any, *inputs: Any, **_: Any) -> Any:
-    """What a model gives without the casts to the dtypes of its inputs, and of those of models in it."""
+def _evaluate(model: Any, *inputs: Any, **_: Any) -> Any:
+    """The outputs of a model without casts to the dtypes of its inputs; the same for the models inside it."""
     inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
-    return _through(model, lambda each: partial(_evaluated, each) if _is_graph(each) else each, inputs)
+    return _run_graph(model, lambda layer: partial(_evaluate, layer) if _is_graph(layer) else layer, inputs)
 
 
 def _outputs(model: Any, inputs: Any, options: Any) -> list[np.ndarray]:
-    return [_array(each) for each in keras.tree.flatten(model(*inputs, **options, training=False))]
+    return [_array(tensor) for tensor in keras.tree.flatten(model(*inputs, **options, training=False))]
 
 
 def _array(tensor: Any) -> np.ndarray:
     return np.asarray(tensor.numpy() if isinstance(tensor, keras.Variable) else keras.ops.convert_to_numpy(tensor))
+
+
+def _get(layer: Any, name: str) -> Any:
+    try:
+        return attrgetter(name)(layer)
+    except AttributeError:
+        return None
 
 
 def _is_float(value: Any) -> bool:

@@ -1,22 +1,24 @@
-"""Which LayerNorms of a graph can do without the mean, and which weights are to be centred for that.
+"""Finds the LayerNorms of a graph that do not need the mean, and the weights that must be centred for that.
 
-With P = I - 11'/n, which takes the mean over n features away, LayerNorm(a) = LayerNorm(P a) = RMSNorm(P a), with the
-same gain, offset and eps. A value a can become P a if every operation that knows it agrees:
+P = I - 11'/n subtracts the mean over n features. LayerNorm(v) = LayerNorm(P v) = RMSNorm(P v), with the same gain, bias
+and eps. A value v can be replaced by P v if that is right for the operation that makes it and for all that read it:
 
-    what makes it is linear in a weight or in other values:  P (x W + b) = x (W P) + P b,  P (a + c) = P a + P c,
-                                                             P (a s) = (P a) s for a factor s that all features share
-    what reads it either does not see the mean,              LayerNorm(P a) = LayerNorm(a)
-    or passes it on in the same way, and its result becomes P of itself, too.
+    The operation that makes v is linear in a weight or in other values:
+        P (x W + b) = x (W P) + P b,   P (v + c) = P v + P c,   P (v s) = (P v) s for a factor s that all features share
+    An operation that reads v does not see the mean, LayerNorm(P v) = LayerNorm(v),
+    or it passes the mean on, so that its own result z becomes P z.
 
-So values that sums, factors and moves connect are centred together or not at all: a stream, such as the residual stream
-of a Transformer. It is centred if it ends, backwards, in parameters alone, and forwards in LayerNorms alone. It is not
-where it meets the model's input or output, a nonlinearity, a matrix that reads it, or a parameter with another use.
+So values that are connected by sums, factors and moves are centred together or not at all. They form a stream, for
+example the residual stream of a Transformer. A stream is centred if every path backwards ends in a parameter and every
+path forwards ends in a LayerNorm. It is not centred if it meets the model's input or output, a nonlinearity, a matrix
+that reads it, or a parameter that is used elsewhere.
 
-A LayerNorm writes to a stream where norms follow the sums, as in BERT. The mean of its output diag(g) x^ + b is
-g'x^/n + mean(b), which no weight takes away, but for equal gains, where g'x^ = 0 and only b is to be centred. If it is
-centred already, the output stays what it is, whoever else reads it.
+A LayerNorm can also write to a stream: where norms follow the sums, as in BERT. With x^ for the normalised input, the
+mean of its output diag(g) x^ + b is g'x^/n + mean(b). No weight can remove that, except when all gains are equal: then
+g'x^ = 0 and only b must be centred. If b has mean zero already, the output does not change, and other readers do not
+matter.
 
-A parameter is a value as others are, so that a tied weight is seen by all that read it.
+A parameter is a value like the others, so a tied weight has all its readers.
 """
 
 from __future__ import annotations
@@ -42,10 +44,11 @@ class Value:
     """A floating-point array of the graph.
 
     Attributes:
-        shape: of the sample.
-        name: for a leaf, what it is.
-        parameter: its name, where it is one that can be changed; ``obstacle`` says why a leaf is none.
-        is_output: whether the model gives it to its caller.
+        shape: its shape in the run on the sample inputs.
+        name: a description; only leaves have one.
+        parameter: the name of the parameter, for a leaf that can be changed.
+        obstacle: why a leaf cannot be changed.
+        is_output: whether the model returns it.
     """
 
     shape: tuple[int, ...]
@@ -65,7 +68,7 @@ Rule = Callable[[Value, Axes], list[State]]
 
 
 class Norm(NamedTuple):
-    """A LayerNorm over ``axes`` of the first input of its node, which has one output.
+    """A LayerNorm over ``axes`` of the first input of its node. The node has one output.
 
     Attributes:
         constant: whether all its gains are equal.
@@ -80,7 +83,7 @@ class Norm(NamedTuple):
 
 @dataclass(eq=False)
 class Node:
-    """An operation on the floating-point ``inputs``; its rule gives what has to be centred so that an output is."""
+    """An operation on the floating-point ``inputs``. Its rule says which inputs must be centred to centre an output."""
 
     name: str
     inputs: list[Value]
@@ -109,9 +112,12 @@ class Node:
 
 
 class Operand(NamedTuple):
-    """One factor of a term: along which of its axes the axes of the result run, and whether the term is linear in it.
+    """One factor of a term.
 
-    What is not a value of the graph, such as a mask, is a None that runs along axes.
+    Attributes:
+        value: None for an array that is not a value of the graph, such as a mask.
+        along: axis of the result -> the axis of this factor that runs along it.
+        linear: whether the term is linear in this factor.
     """
 
     value: Value | None
@@ -120,22 +126,23 @@ class Operand(NamedTuple):
 
 
 def spread(value: Value | None, shape: Sequence[int], onto: Sequence[int], linear: bool = True) -> Operand:
-    """An array as it is broadcast onto a shape."""
-    lead = len(onto) - len(shape)
-    return Operand(value, {lead + axis: axis for axis, size in enumerate(shape) if size > 1}, linear)
+    """The operand for an array that is broadcast onto a shape."""
+    offset = len(onto) - len(shape)
+    return Operand(value, {offset + axis: axis for axis, size in enumerate(shape) if size > 1}, linear)
 
 
 def sum_of(*terms: Iterable[Operand]) -> Rule:
-    """A sum of products, each linear in its factors."""
-    held = [list(term) for term in terms]
+    """The rule of a sum of products of operands."""
+    products = [list(term) for term in terms]
 
     def rule(output: Value, axes: Axes) -> list[State]:
-        return [_carrier(term, axes) for term in held]
+        return [_carrier(term, axes) for term in products]
 
     return rule
 
 
 def _carrier(term: list[Operand], axes: Axes) -> State:
+    """The factor of the term that carries the features, which is the one to centre."""
     along = [operand for operand in term if axes & operand.along.keys()]
     if not along:
         raise Stop("adds the same to every feature")
@@ -150,38 +157,41 @@ def _carrier(term: list[Operand], axes: Axes) -> State:
 
 
 def moved(inputs: Sequence[Value], move: Callable[[list[np.ndarray]], Sequence[np.ndarray]]) -> Rule:
-    """An operation that only moves elements: what ``move`` makes of their numbers says where, for each output."""
+    """The rule of an operation that only moves elements.
+
+    ``move`` applies the operation to arrays of element numbers; its outputs show where each element goes.
+    """
     starts = np.cumsum([0, *(math.prod(value.shape) for value in inputs)])
-    found: list[np.ndarray] = []  # for all that ask
+    moved_numbers: list[np.ndarray] = []  # one array for each output; computed once, at the first call
 
     def rule(output: Value, axes: Axes) -> list[State]:
-        if not found:
+        if not moved_numbers:
             sizes = zip(starts, inputs, strict=False)
-            found.extend(move([start + np.arange(math.prod(v.shape)).reshape(v.shape) for start, v in sizes]))
-        numbers = found[output.producer.outputs.index(output)] if output.producer else found[0]
+            moved_numbers.extend(move([start + np.arange(math.prod(v.shape)).reshape(v.shape) for start, v in sizes]))
+        numbers = moved_numbers[output.producer.outputs.index(output) if output.producer else 0]
         rows = np.moveaxis(numbers, sorted(axes), range(-len(axes), 0)).reshape(-1, _size(output, axes))
         owner = np.searchsorted(starts, rows, side="right") - 1
         states = []
         for index, value in enumerate(inputs):
-            mine = owner[:, 0] == index
-            if (owner[mine] != index).any() or (owner[~mine] == index).any():
+            from_value = owner[:, 0] == index
+            if (owner[from_value] != index).any() or (owner[~from_value] == index).any():
                 raise Stop("joins features of several values")
-            if mine.any():
-                states.append((value, _source(value, rows[mine] - starts[index])))
+            if from_value.any():
+                states.append((value, _source(value, rows[from_value] - starts[index])))
         return states
 
     return rule
 
 
 def _source(value: Value, rows: np.ndarray) -> Axes:
-    """The axes of the value such that each row holds all elements along them, in whatever order, and no other."""
-    places = np.stack(np.unravel_index(rows, value.shape))  # (axis, row, feature)
-    axes = frozenset(np.flatnonzero((places != places[:, :, :1]).any(axis=(1, 2))).tolist())
-    still = [axis for axis in range(len(value.shape)) if axis not in axes]
+    """The axes of the value such that each row has exactly the elements along them, in any order."""
+    indices = np.stack(np.unravel_index(rows, value.shape))  # (axis, row, feature)
+    axes = frozenset(np.flatnonzero((indices != indices[:, :, :1]).any(axis=(1, 2))).tolist())
+    other_axes = [axis for axis in range(len(value.shape)) if axis not in axes]
     ordered = np.sort(rows, axis=1)
     if (
         _size(value, axes) != rows.shape[1]
-        or (places[still] != places[still][:, :, :1]).any()
+        or (indices[other_axes] != indices[other_axes][:, :, :1]).any()
         or (ordered[:, 1:] == ordered[:, :-1]).any()
     ):
         raise Stop("takes some of the features, or repeats them")
@@ -200,7 +210,7 @@ def _needs_of_norm(norm: Norm, output: Value, axes: Axes) -> list[State]:
 
 @dataclass
 class Stream:
-    """Values that are centred together: the parameters among them, with axes, or why that cannot be."""
+    """Values that are centred together, with their axes; or the obstacle because of which they cannot be."""
 
     axes: dict[Value, Axes] = field(default_factory=dict)
     obstacle: str = ""
@@ -211,11 +221,11 @@ class Stream:
 
 
 def find_stream(start: State) -> Stream:
-    """Everything that is centred if ``start`` is."""
+    """Finds every value that must be centred when ``start`` is centred."""
     stream, pending = Stream(), [start]
     try:
         if not start[1]:
-            raise Stop("it normalizes a single feature")
+            raise Stop("it normalises a single feature")
         while pending:
             value, axes = pending.pop()
             if value in stream.axes:
@@ -239,7 +249,7 @@ def find_stream(start: State) -> Stream:
 
 
 def _is_centred(value: Value, axes: Axes) -> bool:
-    """Whether it is of mean zero whatever is done, so that no reader sees a difference."""
+    """Whether its mean is zero already, so that no reader sees a difference."""
     node = value.producer
     if node is None or node.norm is None or value is not node.outputs[0]:
         return False
@@ -247,27 +257,27 @@ def _is_centred(value: Value, axes: Axes) -> bool:
 
 
 def _passed_on(reader: Node, value: Value, axes: Axes) -> list[State]:
-    """The outputs of a reader that are centred if the value is."""
+    """The outputs of a reader that become centred when the value is centred."""
     if reader.norm is not None and value is reader.inputs[0] and reader.inputs.count(value) == 1:
         if axes == reader.norm.axes:
             return []
-        raise Stop(f"{reader} normalizes other axes of {value}")
+        raise Stop(f"{reader} normalises other axes of {value}")
     wanted = [(value, axes)] * reader.inputs.count(value)
-    found = []
+    passed_on = []
     for output in reader.outputs:
         for candidate in _choices(output, _size(value, axes)):
             with contextlib.suppress(Stop):
                 if [state for state in reader.needs(output, candidate) if state[0] is value] == wanted:
-                    found.append((output, candidate))
+                    passed_on.append((output, candidate))
                     break
-    if not found or len(found) < len(reader.outputs):
+    if not passed_on or len(passed_on) < len(reader.outputs):
         raise Stop(f"{reader} reads {value}, too")
-    return found
+    return passed_on
 
 
 def _choices(value: Value, size: int) -> Iterator[Axes]:
-    """Sets of axes along which there are that many elements."""
-    wide = [axis for axis, each in enumerate(value.shape) if each > 1]
+    """Sets of axes whose sizes multiply to ``size``."""
+    wide = [axis for axis, length in enumerate(value.shape) if length > 1]
     for count in range(1, len(wide) + 1):
         yield from (axes for axes in map(frozenset, combinations(wide, count)) if _size(value, axes) == size)
 
@@ -278,7 +288,14 @@ def _size(value: Value, axes: Axes) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do: the layers that become RMSNorm, with the parameters of their streams; and why others do not."""
+    """What to do with a model.
+
+    Attributes:
+        converted: the layers that become RMSNorm, with the names of the parameters of their streams.
+        centred: the parameters to centre, and over which axes.
+        left: the layers that stay LayerNorm, with the reason.
+        values: all values that are centred.
+    """
 
     converted: Mapping[str, Sequence[str]]
     centred: Mapping[str, Axes]
@@ -286,26 +303,26 @@ class Plan:
     values: frozenset[Value]
 
 
-def plan(nodes: Iterable[Node], obstacles: Mapping[str, str]) -> Plan:
-    """Convert every layer all of whose calls read a stream that can be centred.
+def make_plan(nodes: Iterable[Node], obstacles: Mapping[str, str]) -> Plan:
+    """Plans to convert each layer if every value that it reads, in all its calls, is in a stream that can be centred.
 
     Args:
-        nodes: of the graph, all.
-        obstacles: why a layer cannot be replaced, whatever it reads.
+        nodes: all nodes of the graph.
+        obstacles: layers that cannot be replaced, whatever they read, with the reason.
     """
     streams: dict[str, list[Stream]] = {}
-    whole: dict[State, Stream] = {}
+    stream_of: dict[State, Stream] = {}
     for node in nodes:
         norm = node.norm
         if norm is None:
             continue
         start = (node.inputs[0], norm.axes)
-        if start not in whole:
+        if start not in stream_of:
             stream = find_stream(start)
-            whole[start] = stream
+            stream_of[start] = stream
             if not stream.obstacle:
-                whole |= dict.fromkeys(stream.axes.items(), stream)
-        streams.setdefault(norm.layer, []).append(whole[start])
+                stream_of |= dict.fromkeys(stream.axes.items(), stream)
+        streams.setdefault(norm.layer, []).append(stream_of[start])
     left = dict(obstacles)
     for layer, read in streams.items():
         obstacle = next((stream.obstacle for stream in read if stream.obstacle), None)

@@ -1,4 +1,4 @@
-"""LayerNorm into RMSNorm in PyTorch: what a run of the model on sample inputs does is the graph."""
+"""Replaces LayerNorm by RMSNorm in PyTorch. A run of the model on sample inputs gives the graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from rmsnorm.conversion.layer_norm.conversion import Conversion, Layer, difference, proved, some
+from rmsnorm.conversion.layer_norm.conversion import Conversion, Layer, difference, first_names, require_exact
 from rmsnorm.conversion.layer_norm.streams import (
     Axes,
     Node,
@@ -26,8 +26,8 @@ from rmsnorm.conversion.layer_norm.streams import (
     Plan,
     Rule,
     Value,
+    make_plan,
     moved,
-    plan,
     spread,
     sum_of,
 )
@@ -45,7 +45,7 @@ _SHAPES: Final = {
 
 
 def to_rms_norm(model: nn.Module, *inputs: Any, **options: Any) -> Conversion:
-    """A copy of a module in which every torch.nn.LayerNorm that can be is RMSNorm.
+    """Copies a module and replaces every torch.nn.LayerNorm by RMSNorm where that is exact.
 
     Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
 
@@ -58,32 +58,34 @@ def to_rms_norm(model: nn.Module, *inputs: Any, **options: Any) -> Conversion:
         3 (LayerNorm): left; aten.relu in 2 is not linear
     """
     trace = _Trace(copy.deepcopy(model).eval(), inputs, options)
-    found = plan(trace.nodes, trace.obstacles())
+    plan = make_plan(trace.nodes, trace.obstacles)
     result = copy.deepcopy(model)
-    layers = tuple(_layers(model, found))
-    if not found.converted:
+    layers = tuple(_layers(model, plan))
+    if not plan.converted:
         return Conversion(result, layers, (), (), 0.0, 0.0)
-    notes = (*_apply(result, found), *trace.notes(found))
+    notes = (*_apply(result, plan), *trace.notes(plan))
     error = difference(_outputs(model, inputs, options), _outputs(result, inputs, options))
-    inputs, options = tree_map(lambda each: each.double() if _is_float(each) else each, (inputs, options))
+    inputs, options = tree_map(lambda value: value.double() if _is_float(value) else value, (inputs, options))
     wide = copy.deepcopy(model).double()
     before = _outputs(wide, inputs, options)
-    _apply(wide, found)
-    exact = proved(difference(before, _outputs(wide, inputs, options)))
-    return Conversion(result, layers, tuple(sorted(found.centred)), notes, exact, error)
+    _apply(wide, plan)
+    exact = require_exact(difference(before, _outputs(wide, inputs, options)))
+    return Conversion(result, layers, tuple(sorted(plan.centred)), notes, exact, error)
 
 
 class _Trace(TorchDispatchMode):
-    """The graph of a run: every operation, below autograd, and the module that is at work."""
+    """The graph of a run: every operation below autograd, and the module that is running."""
 
     def __init__(self, model: nn.Module, inputs: Any, options: Any) -> None:
         super().__init__()
         self.nodes: list[Node] = []
+        self.obstacles: dict[str, str] = {}
         self._modules = dict(model.named_modules())
         self._slots = _slots(model)
         self._leaves: dict[str, Value] = {}
         self._values: dict[int, Value] = {}
-        self._views: dict[int, list[Tensor]] = defaultdict(list)  # by storage; kept, so that no id comes again
+        # By storage. It also keeps the tensors alive, so that no id is used again.
+        self._views: dict[int, list[Tensor]] = defaultdict(list)
         self._running: list[str] = []
         self._dropouts: list[tuple[str, Value]] = []
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -95,43 +97,44 @@ class _Trace(TorchDispatchMode):
             module.register_forward_hook(self._end, always_call=True)
         for tensor in filter(_is_float, _run(model, inputs, options, self)):
             self._value(tensor).is_output = True
+        self._find_obstacles()
 
-    def obstacles(self) -> dict[str, str]:
-        """Why layers are left whatever they read."""
+    def notes(self, plan: Plan) -> Iterator[str]:
+        names = [name for name, value in self._dropouts if value in plan.values]
+        if names:
+            yield f"dropout in {first_names(names)}: its output is not centred; the models agree only in evaluation"
+
+    def _find_obstacles(self) -> None:
+        """Finds the layers that stay whatever they read."""
         reached = {node.norm.layer for node in self.nodes if node.norm}
-        found = dict.fromkeys(reached, "it calls layer_norm, but is not torch.nn.LayerNorm")
+        self.obstacles |= dict.fromkeys(reached, "it calls layer_norm, but is not torch.nn.LayerNorm")
         for name, module in self._modules.items():
             if type(module).forward is nn.LayerNorm.forward and "forward" not in vars(module):
-                found.pop(name, None)
+                self.obstacles.pop(name, None)
                 if name not in reached:
-                    found[name] = "the sample inputs do not reach it"
+                    self.obstacles[name] = "the sample inputs do not reach it"
             elif "layernorm" in type(module).__name__.lower() and name not in reached:
-                found[name] = "it calls no layer_norm, on the sample inputs at least"
-        return found
-
-    def notes(self, found: Plan) -> Iterator[str]:
-        names = [name for name, value in self._dropouts if value in found.values]
-        if names:
-            yield f"dropout in {some(names)}: what it leaves is not centred; the models agree in evaluation only"
+                self.obstacles[name] = "it does not call layer_norm on the sample inputs"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
-        given = {id(each): self._value(each) for each in tree_leaves((args, kwargs)) if _is_float(each)}
+        arguments = [tensor for tensor in tree_leaves((args, kwargs)) if _is_float(tensor)]
+        values = {id(tensor): self._value(tensor) for tensor in arguments}
         out = func(*args, **kwargs)
         written = _written(func, args, kwargs)
-        results = {id(each): each for each in [*written, *tree_leaves(out)] if _is_float(each)}
-        if results and results.keys() <= given.keys() and not written:
+        results = {id(tensor): tensor for tensor in [*written, *tree_leaves(out)] if _is_float(tensor)}
+        if results and results.keys() <= values.keys() and not written:
             return out
-        outputs = [Value(tuple(each.shape), obstacle="is in no weight") for each in results.values()]
-        inputs = [given[id(each)] for each in tree_leaves((args, kwargs)) if _is_float(each) and name not in _SHAPES]
+        inputs = [] if name in _SHAPES else [values[id(tensor)] for tensor in arguments]
+        outputs = [Value(tuple(tensor.shape), obstacle="is in no weight") for tensor in results.values()]
         where = f" in {self._running[-1]}" if self._running and self._running[-1] else ""
         if name in ("native_layer_norm", "layer_norm"):
             layer = self._running[-1] if self._running else ""
-            norm = _norm(layer, given, *args[:4])
+            norm = _norm(layer, values, *args[:4])
             self.nodes.append(Node(f"aten.{name}{where}", inputs, outputs[:1], norm=norm))
         else:
-            rule = _rule(func, args, kwargs, given, inputs, outputs)
+            rule = _rule(func, args, kwargs, values, inputs, outputs)
             self.nodes.append(Node(f"aten.{name}{where}", inputs, outputs, rule))
         for tensor in written:
             for view in self._views[_storage(tensor)]:
@@ -160,77 +163,79 @@ class _Trace(TorchDispatchMode):
         return self._values[id(tensor)]
 
     def _leaf(self, tensor: Tensor) -> Value:
-        """The parameter, a tied one for each module that holds it."""
+        """The value of a parameter. A tied parameter has one value for each module that holds it."""
         slots = self._slots[id(tensor)]
-        held = {slot.rpartition(".")[0]: slot for slot in slots}
-        owner = next((name for name in reversed(self._running) if name in held), None)
+        slot_of = {slot.rpartition(".")[0]: slot for slot in slots}
+        owner = next((name for name in reversed(self._running) if name in slot_of), None)
         if owner is None and len(slots) > 1:
             for slot in slots:
-                self._lose(slot, tensor, "is tied, and used outside of the modules that hold it")
-        slot = slots[0] if owner is None else held[owner]
+                self._block(slot, tensor, "is tied, and used outside of the modules that hold it")
+        slot = slots[0] if owner is None else slot_of[owner]
         if slot not in self._leaves:
             self._leaves[slot] = Value(tuple(tensor.shape), slot, parameter=slot)
             module, _, name = slot.rpartition(".")
             if name in self._modules[module]._non_persistent_buffers_set:
-                self._lose(slot, tensor, "is a buffer that is not saved with the model")
+                self._block(slot, tensor, "is a buffer that is not saved with the model")
             elif type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
-                self._lose(slot, tensor, f"is a {type(tensor).__name__}")
+                self._block(slot, tensor, f"is a {type(tensor).__name__}")
         return self._leaves[slot]
 
-    def _lose(self, slot: str, tensor: Tensor, obstacle: str) -> None:
+    def _block(self, slot: str, tensor: Tensor, obstacle: str) -> None:
         leaf = self._leaves.setdefault(slot, Value(tuple(tensor.shape), slot))
         leaf.parameter, leaf.obstacle = None, obstacle
 
 
-def _norm(layer: str, given: Mapping[int, Value], x: Tensor, sizes: Any, weight: Any = None, bias: Any = None) -> Norm:
+def _norm(layer: str, values: Mapping[int, Value], x: Tensor, sizes: Any, weight: Any = None, bias: Any = None) -> Norm:
     axes = frozenset(axis for axis in range(x.ndim - len(sizes), x.ndim) if x.shape[axis] > 1)
     constant = weight is None or bool((weight == weight.flatten()[0]).all())
     centred = bias is None or float(bias.double().mean()) == 0
-    return Norm(layer, axes, constant, None if bias is None else given[id(bias)], centred)
+    return Norm(layer, axes, constant, None if bias is None else values[id(bias)], centred)
 
 
 def _rule(
-    func: Any, args: Any, kwargs: Any, given: Mapping[int, Value], inputs: Sequence[Value], outputs: Sequence[Value]
+    func: Any, args: Any, kwargs: Any, values: Mapping[int, Value], inputs: Sequence[Value], outputs: Sequence[Value]
 ) -> Rule | None:
-    """How an operation is linear, if it is."""
+    """The rule of an operation; None if it is not linear."""
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
     shape = outputs[0].shape if outputs else ()
 
-    def on(operand: Any, linear: bool = True) -> Operand:
-        return spread(given.get(id(operand)), operand.shape, shape, linear)
+    def broadcast(tensor: Tensor, linear: bool = True) -> Operand:
+        return spread(values.get(id(tensor)), tensor.shape, shape, linear)
 
-    def along(operand: Tensor, axes: dict[int, int]) -> Operand:
-        return Operand(given.get(id(operand)), axes)
+    def along(tensor: Tensor, axes: dict[int, int]) -> Operand:
+        return Operand(values.get(id(tensor)), axes)
 
-    tensors = [each for each in args if isinstance(each, Tensor)]
+    tensors = [operand for operand in args if isinstance(operand, Tensor)]
     if name in _SAME:
-        return sum_of([on(args[0])])
+        return sum_of([broadcast(args[0])])
     if name in _MOVES:
         return moved(inputs, partial(_move, func, args, kwargs))
     if name in ("add", "sub", "rsub"):
-        return sum_of(*([on(each)] if isinstance(each, Tensor) else [] for each in args[:2]))
+        return sum_of(*([broadcast(term)] if isinstance(term, Tensor) else [] for term in args[:2]))
     if name == "mul":
-        return sum_of(map(on, tensors))
+        return sum_of(map(broadcast, tensors))
     if name == "div" and not kwargs:
-        return sum_of([on(tensors[0]), *(on(each, False) for each in tensors[1:])])
+        return sum_of([broadcast(tensors[0]), *(broadcast(divisor, False) for divisor in tensors[1:])])
     if name == "masked_fill" and not isinstance(args[2], Tensor) and args[2] == 0:
-        return sum_of([on(args[0]), on(args[1])])
+        return sum_of([broadcast(args[0]), broadcast(args[1])])
     if name in ("mm", "addmm"):
-        return sum_of([along(args[-2], {0: 0}), along(args[-1], {1: 1})], *([on(each)] for each in args[:-2]))
+        factors = [along(args[-2], {0: 0}), along(args[-1], {1: 1})]
+        return sum_of(factors, *([broadcast(term)] for term in args[:-2]))
     if name in ("bmm", "baddbmm"):
         factors = [along(args[-2], {0: 0, 1: 1}), along(args[-1], {0: 0, 2: 2})]
-        return sum_of(factors, *([on(each)] for each in args[:-2]))
+        return sum_of(factors, *([broadcast(term)] for term in args[:-2]))
     if name == "linear":
         last = len(shape) - 1
         factors = [along(args[0], {axis: axis for axis in range(last)}), along(args[1], {last: 0})]
-        return sum_of(factors, *([on(each)] for each in tensors[2:]))
-    if name == "convolution" and args[8] == 1:  # of one group: each channel is made of all
+        return sum_of(factors, *([broadcast(term)] for term in tensors[2:]))
+    if name == "convolution" and args[8] == 1:  # one group: every output channel reads all input channels
         factors = [along(args[0], {0: 0}), along(args[1], {1: 1 if args[6] else 0})]
-        return sum_of(factors, *([along(each, {1: 0})] for each in tensors[2:]))
+        return sum_of(factors, *([along(bias, {1: 0})] for bias in tensors[2:]))
     if name in ("mean", "sum") and len(args) > 1 and args[1]:
-        kept = [axis for axis in range(args[0].ndim) if axis not in {each % args[0].ndim for each in args[1]}]
-        places = kept if len(shape) == args[0].ndim else range(len(shape))
-        return sum_of([along(args[0], dict(zip(places, kept, strict=True)))])
+        summed = {axis % args[0].ndim for axis in args[1]}
+        remaining = [axis for axis in range(args[0].ndim) if axis not in summed]
+        result_axes = remaining if len(shape) == args[0].ndim else range(len(shape))
+        return sum_of([along(args[0], dict(zip(result_axes, remaining, strict=True)))])
     if name in ("_embedding_bag", "_embedding_bag_forward_only") and (len(args) < 5 or args[4] != 2):  # 2: the maximum
         return sum_of([along(args[0], {1: 1})])
     return None
@@ -238,27 +243,76 @@ def _rule(
 
 def _move(func: Any, args: Any, kwargs: Any, numbers: list[np.ndarray]) -> list[np.ndarray]:
     rest = iter(numbers)
-    args, kwargs = tree_map(lambda each: torch.from_numpy(next(rest)) if _is_float(each) else each, (args, kwargs))
+    args, kwargs = tree_map(lambda leaf: torch.from_numpy(next(rest)) if _is_float(leaf) else leaf, (args, kwargs))
     with torch.no_grad():
         out = func(*args, **kwargs)
-    return [each.numpy() for each in tree_leaves(out)]
+    return [tensor.numpy() for tensor in tree_leaves(out)]
+
+
+def _apply(model: nn.Module, plan: Plan) -> list[str]:
+    """Centres the parameters of the plan and turns its layers into RMSNorm, in place. Returns notes."""
+    modules, slots, notes = dict(model.named_modules()), _slots(model), []
+    centred: dict[tuple[int, Axes], list[str]] = defaultdict(list)
+    for slot, axes in plan.centred.items():
+        centred[id(_get(modules, slot)), axes].append(slot)
+    coarse: dict[torch.dtype, list[str]] = defaultdict(list)
+    for (key, axes), names in centred.items():
+        tensor = _get(modules, names[0])
+        wide = tensor.detach().double()
+        value = (wide - wide.mean(tuple(axes), keepdim=True)).to(tensor.dtype)
+        tied = [slot for slot in slots[key] if slot not in names]
+        if not tied:
+            with torch.no_grad():
+                tensor.copy_(value)
+        else:
+            untied = nn.Parameter(value, tensor.requires_grad)
+            for name in names:
+                module, _, last = name.rpartition(".")
+                setattr(modules[module], last, untied)
+            notes.append(f"{first_names(names)}: no longer tied to {first_names(tied)}, which does not change")
+            _forget_ties(modules)
+        if tensor.dtype.itemsize < 4:
+            coarse[tensor.dtype] += names
+    for dtype, names in coarse.items():
+        notes.append(f"{first_names(sorted(names))}: rounded to {str(dtype).removeprefix('torch.')} once more")
+    for name in plan.converted:
+        layer: Any = modules[name]
+        become(layer, get_variant("to_rms_norm", "torch").replace(eps=layer.eps))
+    return notes
+
+
+def _forget_ties(modules: Mapping[str, nn.Module]) -> None:
+    """Otherwise a model of transformers would tie its embeddings again when it is saved or loaded."""
+    for module in modules.values():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "tie_word_embeddings", False):
+            config.tie_word_embeddings = False
+
+
+def _layers(model: nn.Module, plan: Plan) -> Iterator[Layer]:
+    for name, module in model.named_modules():
+        if name in plan.converted:
+            weights = first_names(sorted(plan.converted[name]))
+            yield Layer(name, type(module).__name__, True, f"eps {module.eps}, centred {weights or 'nothing'}")
+        elif name in plan.left:
+            yield Layer(name, type(module).__name__, False, plan.left[name])
 
 
 def _run(model: nn.Module, inputs: Any, options: Any, mode: Any = None) -> list[Tensor]:
-    """All tensors of what it returns in evaluation, without the fused paths of attention, which know LayerNorm only."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+    """Runs the model; returns all tensors of its result. Fused attention is off, as it supports LayerNorm only."""
+    fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad(), torch.random.fork_rng(), mode or nullcontext():
             return list(_tensors(model(*inputs, **options)))
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def _outputs(model: nn.Module, inputs: Any, options: Any) -> list[np.ndarray]:
     training = {module: module.training for module in model.modules()}
     try:
-        return [_array(each) for each in _run(model.eval(), inputs, options)]
+        return [_array(tensor) for tensor in _run(model.eval(), inputs, options)]
     finally:
         for module, mode in training.items():
             module.training = mode
@@ -271,63 +325,14 @@ def _array(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def _apply(model: nn.Module, found: Plan) -> list[str]:
-    """Centre what the plan says, and make RMSNorm of its layers, in place."""
-    modules, slots, notes = dict(model.named_modules()), _slots(model), []
-    centred: dict[tuple[int, Axes], list[str]] = defaultdict(list)
-    for slot, axes in found.centred.items():
-        centred[id(_get(modules, slot)), axes].append(slot)
-    coarse: dict[torch.dtype, list[str]] = defaultdict(list)
-    for (key, axes), names in centred.items():
-        tensor = _get(modules, names[0])
-        wide = tensor.detach().double()
-        value = (wide - wide.mean(tuple(axes), keepdim=True)).to(tensor.dtype)
-        others = [slot for slot in slots[key] if slot not in names]
-        if not others:
-            with torch.no_grad():
-                tensor.copy_(value)
-        else:
-            own = nn.Parameter(value, tensor.requires_grad)
-            for name in names:
-                module, _, last = name.rpartition(".")
-                setattr(modules[module], last, own)
-            notes.append(f"{some(names)}: no longer tied to {some(others)}, which stays as it is")
-            _forget_ties(modules)
-        if tensor.dtype.itemsize < 4:
-            coarse[tensor.dtype] += names
-    for dtype, names in coarse.items():
-        notes.append(f"{some(sorted(names))}: rounded to {str(dtype).removeprefix('torch.')} once more")
-    for name in found.converted:
-        layer: Any = modules[name]
-        become(layer, get_variant("to_rms_norm", "torch").replace(eps=layer.eps))
-    return notes
-
-
-def _forget_ties(modules: Mapping[str, nn.Module]) -> None:
-    """So that a model of transformers does not tie its embeddings again when it is saved or loaded."""
-    for module in modules.values():
-        config: Any = getattr(module, "config", None)
-        if getattr(config, "tie_word_embeddings", False):
-            config.tie_word_embeddings = False
-
-
-def _layers(model: nn.Module, found: Plan) -> Iterator[Layer]:
-    for name, module in model.named_modules():
-        if name in found.converted:
-            eps, weights = module.eps, some(sorted(found.converted[name]))
-            yield Layer(name, type(module).__name__, True, f"eps {eps}, centred {weights or 'nothing'}")
-        elif name in found.left:
-            yield Layer(name, type(module).__name__, False, found.left[name])
-
-
 def _slots(model: nn.Module) -> dict[int, list[str]]:
     """The names under which modules hold each floating-point parameter and buffer, by its id."""
-    found: dict[int, list[str]] = defaultdict(list)
+    slots: dict[int, list[str]] = defaultdict(list)
     for module_name, module in model.named_modules():
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is not None and _is_float(tensor):
-                found[id(tensor)].append(f"{module_name}.{name}" if module_name else name)
-    return found
+                slots[id(tensor)].append(f"{module_name}.{name}" if module_name else name)
+    return slots
 
 
 def _get(modules: Mapping[str, nn.Module], slot: str) -> Tensor:
@@ -344,25 +349,25 @@ def _tensors(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _tensors(each, seen)
+        for element in value.values():
+            yield from _tensors(element, seen)
     elif isinstance(value, (list, tuple, set)):
-        for each in value:
-            yield from _tensors(each, seen)
+        for element in value:
+            yield from _tensors(element, seen)
     else:
-        for each in vars(value).values() if hasattr(value, "__dict__") else ():
-            yield from _tensors(each, seen)
+        for attribute in vars(value).values() if hasattr(value, "__dict__") else ():
+            yield from _tensors(attribute, seen)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The arguments that an operation writes to."""
     if not func._schema.is_mutable:
         return []
-    named = zip(func._schema.arguments, args, strict=False)
-    given = [(spec, each) for spec, each in named]
-    given += [(spec, kwargs[spec.name]) for spec in func._schema.arguments if spec.name in kwargs]
-    found = [tree_leaves(each) for spec, each in given if spec.alias_info is not None and spec.alias_info.is_write]
-    return [each for leaves in found for each in leaves if isinstance(each, Tensor)]
+    specs = func._schema.arguments
+    arguments = list(zip(specs, args, strict=False))
+    arguments += [(spec, kwargs[spec.name]) for spec in specs if spec.name in kwargs]
+    written = [argument for spec, argument in arguments if spec.alias_info is not None and spec.alias_info.is_write]
+    return [tensor for tensor in tree_leaves(written) if isinstance(tensor, Tensor)]
 
 
 def _storage(tensor: Tensor) -> int:
