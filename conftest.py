@@ -1,4 +1,4 @@
-"""What the doctests of the package need: the frameworks' settings before any import, and no file that cannot load."""
+"""Setup for the doctests of the package: framework settings before any import, and skipped files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _NEEDS = {
     "jax": ["flax_impl/*", "nematus/flax/*"],
     "flax": ["flax_impl/layers.py", "flax_impl/linen.py", "nematus/flax/*", "conversion/layer_norm/flax.py"],
 }
-_NEEDS["torch"].append("conversion/layer_norm/__init__.py")  # its example is a model of PyTorch
-_PROGRAMS = {"keras": "tests/**/keras_*.py", "jax": "tests/**/flax_*.py"}  # that tests run
+_NEEDS["torch"].append("conversion/layer_norm/__init__.py")  # its example uses PyTorch
+_PROGRAMS = {"keras": "tests/**/keras_*.py", "jax": "tests/**/flax_*.py"}  # programs that tests run
 if find_spec("hypothesis"):
     from hypothesis import settings
 

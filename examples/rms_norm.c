@@ -1,10 +1,10 @@
-/* RMSNorm over the last axis in float32, forward and backward, held to golden vectors (docs/ci.md). No library but C's.
+/* RMSNorm over the last axis in float32, forward and backward, checked with golden vectors (docs/ci.md). Plain C.
  *
  *     cc -O2 -o rms_norm examples/rms_norm.c -lm
  *     rmsnorm vectors write vectors --variant gemma --dtype float32 --quantity y --quantity dx --quantity dscale
  *     mkdir vectors/outputs && ./rms_norm vectors/gemma.*.safetensors && rmsnorm vectors check vectors
  *
- * -DEPS_OUTSIDE adds eps to the root, a mistake that the last command reports. */
+ * -DEPS_OUTSIDE adds eps outside the root: a mistake, which the last command reports. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static void check(int holds, const char *what, const char *name) {
 
 static void load(const char *path) {
     FILE *file = fopen(path, "rb");
-    size_t length = 0, size = 0; /* of the header: 8 bytes, little-endian as this machine; of the tensors */
+    size_t length = 0, size = 0; /* bytes of the header, from 8 little-endian bytes; bytes of the tensors */
     check(file && fread(&length, 8, 1, file) == 1, "cannot be read", path);
     fseek(file, 0, SEEK_END);
     check(length <= (size = (size_t)ftell(file) - 8), "cut off", path);
@@ -28,11 +28,11 @@ static void load(const char *path) {
     fclose(file);
 }
 
-static const char *find(const char *name, const char *prefix) { /* the text behind "name":prefix in the header */
+static const char *find(const char *name, const char *prefix) { /* the text after "name":prefix in the header */
     char key[96];
     snprintf(key, sizeof key, "\"%s\":%s", name, prefix);
-    const char *found = strstr(header, key);
-    return found ? found + strlen(key) : NULL;
+    const char *match = strstr(header, key);
+    return match ? match + strlen(key) : NULL;
 }
 
 static double number(const char *name) {
@@ -47,7 +47,7 @@ static const float *tensor(const char *name, size_t *size) {
     return text ? (const float *)(data + begin) : NULL;
 }
 
-/* To DIR/outputs/NAME for DIR/NAME; y and dx are shaped as x. */
+/* Writes DIR/outputs/NAME for DIR/NAME. y and dx have the shape of x. */
 static void save(const char *path, size_t size, size_t n, const float *y, const float *dx, const float *dscale) {
     char out[4096], text[1024];
     const char *name = strrchr(path, '/') + 1, *shape = find("x", "{\"dtype\":\"F32\""); /* ,"shape":[2,3],... */
@@ -58,7 +58,7 @@ static void save(const char *path, size_t size, size_t n, const float *y, const 
         ",%zu]},\"dscale\":{\"dtype\":\"F32\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}}",
         chars, shape, a, chars, shape, a, b, n, b, c);
     FILE *file = fopen(out, "wb");
-    check(file != NULL, "cannot be written, is there a folder outputs", out);
+    check(file != NULL, "cannot be written; make the folder outputs", out);
     size_t written = fwrite(&length, 8, 1, file) + fwrite(text, length, 1, file) + fwrite(y, 4, size, file) +
                      fwrite(dx, 4, size, file) + fwrite(dscale, 4, n, file);
     check(fclose(file) == 0 && written == 2 + 2 * size + n, "cannot be written", out);
@@ -72,26 +72,26 @@ int main(int count, char **paths) {
         const float *residual = tensor("residual", NULL), *dy = tensor("dy", NULL), *dh = tensor("dh", NULL);
         check(x && dy && n && strchr(paths[i], '/'), "expected DIR/NAME with x in float32", paths[i]);
         float *y = calloc(size, 4), *dx = calloc(size, 4), *dscale = calloc(n, 4);
-        double *a = calloc(n, 8), *gain = calloc(n, 8), *sum = calloc(n, 8), eps = number("eps");
+        double *h = calloc(n, 8), *gain = calloc(n, 8), *sum = calloc(n, 8), eps = number("eps");
         for (size_t j = 0; j < n; j++) gain[j] = scale ? number("scale_offset") + scale[j] : 1;
         for (size_t row = 0; row < size; row += n) {
             double square = 0, inner = 0;
             for (size_t j = 0; j < n; j++) {
-                a[j] = residual ? x[row + j] + residual[row + j] : x[row + j];
-                square += a[j] * a[j] / n;
+                h[j] = residual ? x[row + j] + residual[row + j] : x[row + j];
+                square += h[j] * h[j] / n;
             }
             double rho = sqrt(square + eps);
 #ifdef EPS_OUTSIDE
             rho = sqrt(square) + eps;
 #endif
             for (size_t j = 0; j < n; j++) {
-                a[j] /= rho;
-                y[row + j] = (float)(a[j] * gain[j] + (bias ? bias[j] : 0));
-                inner += dy[row + j] * gain[j] * a[j] / n;
-                sum[j] += dy[row + j] * a[j];
+                h[j] /= rho;
+                y[row + j] = (float)(h[j] * gain[j] + (bias ? bias[j] : 0));
+                inner += dy[row + j] * gain[j] * h[j] / n;
+                sum[j] += dy[row + j] * h[j];
             }
             for (size_t j = 0; j < n; j++)
-                dx[row + j] = (float)((dy[row + j] * gain[j] - a[j] * inner) / rho + (dh ? dh[row + j] : 0));
+                dx[row + j] = (float)((dy[row + j] * gain[j] - h[j] * inner) / rho + (dh ? dh[row + j] : 0));
         }
         for (size_t j = 0; j < n; j++) dscale[j] = (float)sum[j];
         save(paths[i], size, n, y, dx, dscale);

@@ -1,4 +1,4 @@
-"""The four wings, called with NumPy arrays, so that one test holds for all of them."""
+"""The four frameworks, called with NumPy arrays, so that one test works for all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.judge import Implementation, Outcome
 
-# numba looks up compiled code by the file of a function, which may call other files: one folder for each state of all.
+# numba keeps compiled code by the file of a function and does not see changes in files that the function calls.
+# So the cache is a folder named after the contents of all of them.
 _KERNELS = sorted((Path(__file__).parents[1] / "rmsnorm" / "cpu").glob("*.py"))
 _STATE = hashlib.sha256(b"".join(path.read_bytes() for path in _KERNELS)).hexdigest()[:16]
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -36,7 +37,7 @@ _REQUIRED = [name for name in os.environ.get("RMSNORM_REQUIRE", "").split(",") i
 
 @dataclass(frozen=True)
 class Wing:
-    """The functions of one framework: NumPy arrays go in, are converted, and what comes out is converted back."""
+    """The functions of one framework. They take and return NumPy arrays, which are converted on the way."""
 
     name: str
 
@@ -46,7 +47,7 @@ class Wing:
 
     @cached_property
     def implementation(self) -> Implementation:
-        """As ``rmsnorm check`` runs it: automatic differentiation beside the formulas."""
+        """The implementation that ``rmsnorm check`` runs, with automatic differentiation beside the formulas."""
         return open_backend(self.name, "cpu")[1]
 
     def rms_norm(self, *arguments: Any, **options: Any) -> Any:
@@ -65,7 +66,7 @@ class Wing:
             return tuple(map(self.fetch, result)) if isinstance(result, tuple) else self.fetch(result)
 
     def direct(self, data: Data) -> Outcome:
-        """Every public function on a case, each option of the call passed as its own argument."""
+        """Calls every public function on a case, with each option of the call as its own argument."""
         options = {
             "variant": data.variant.name if data.case.variants else data.variant,
             "eps": data.case.options.get("eps"),
@@ -88,7 +89,7 @@ class Wing:
         return Outcome(results, () if before == after else ("an input",))
 
     def precision(self, wide: bool) -> Any:
-        """JAX computes in float64 only if that is switched on."""
+        """JAX computes in float64 only if x64 is enabled."""
         return importlib.import_module("jax").enable_x64(wide) if self.name == "flax" else contextlib.nullcontext()
 
     def send(self, array: Any) -> Any:
@@ -115,7 +116,7 @@ class Wing:
 
 
 def _mapped(function: Any, value: Any) -> Any:
-    """Convert the NumPy arrays in tuples and options; pass on everything else."""
+    """Applies the function to the NumPy arrays in tuples and options; keeps everything else."""
     if isinstance(value, dict):
         return {key: _mapped(function, entry) for key, entry in value.items()}
     if isinstance(value, tuple):
@@ -152,7 +153,7 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the file whose few tests take minutes: otherwise one worker runs it alone at the end."""
+    """Starts with the file whose few tests take minutes; otherwise one worker would run it alone at the end."""
     items.sort(key=lambda item: item.path.name != "test_fuzz.py")
 
 
@@ -166,7 +167,7 @@ def wing(request: pytest.FixtureRequest) -> Wing:
 
 @pytest.fixture(autouse=True, scope="module")
 def _without_compiled_code() -> Iterator[None]:
-    """Drop what JAX compiled for a test file: no other file needs it, and it would grow to gigabytes."""
+    """Drops what JAX compiled for a test file. No other file needs it, and it would grow to gigabytes."""
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()

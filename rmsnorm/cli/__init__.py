@@ -1,4 +1,4 @@
-"""The command line. Loads no framework: each backend runs in a process of its own."""
+"""The command line. It imports no framework: each backend runs in its own process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmsnorm.cli import bench, check, identify, port, tables, vectors
 
 app = typer.Typer(
     name="rmsnorm",
-    help="One RMSNorm for NumPy, PyTorch, Keras/TensorFlow and Flax, held to one golden.",
+    help="RMSNorm for NumPy, PyTorch, Keras/TensorFlow and Flax, compared with one golden reference.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,

@@ -14,13 +14,14 @@ from rich.table import Table
 from rmsnorm import PRESETS, dtypes
 from rmsnorm.cli.usage import BACKENDS, DEVICES, DIFFERS, UNUSABLE, choices, progress, unusable
 
-_WORK: Final = ("flax", "numpy", "tf", "torch")  # by how long they take
+_SLOWEST_FIRST: Final = ("flax", "numpy", "tf", "torch")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm check\n\n"
     "    rmsnorm check --backend torch --variant llama --dtype bfloat16\n\n"
     "    rmsnorm check --backend flax --device cuda --json parity.json --junit parity.xml\n\n"
-    "Exit status: 0 all held, 1 something differs, crashed or hung, 2 bad usage or a requested backend is absent."
+    "Exit status: 0 everything agrees, 1 a backend differs, crashed or hung, 2 wrong usage or a requested backend is "
+    "not installed."
 )
 
 
@@ -34,18 +35,18 @@ def check(
     dtype: Annotated[
         list[str] | None, typer.Option(help=f"Dtype of x: {', '.join(dtypes.FLOATS)}. Repeatable.", show_default="all")
     ] = None,
-    device: Annotated[str, typer.Option(help=f"Where: {' or '.join(DEVICES)} (NumPy: cpu).")] = "cpu",
+    device: Annotated[str, typer.Option(help=f"Device: {' or '.join(DEVICES)} (NumPy always runs on cpu).")] = "cpu",
     json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit report for CI.", dir_okay=False)] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the whole table as Markdown.", dir_okay=False)] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the cases and stop.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
 ) -> None:
     """Compare every backend with the golden: values, gradients and derivatives, in every variant and dtype.
 
-    The golden is NumPy's, in 106-bit arithmetic, rounded where the variant says. A distance counts in units of the
-    rounding error of the terms that make an element (the parity ratio), so that cancellation is not mistaken for a
-    defect; each bound is derived in rmsnorm/accuracy/bounds.py. The NumPy backend checks the golden itself, against the
-    paper's R matrix and against differences.
+    The golden runs in NumPy in 106-bit arithmetic and rounds where the variant says. The parity ratio is a distance in
+    units of the rounding error of the terms that add up to an element, so cancellation does not count as a defect.
+    rmsnorm/accuracy/bounds.py derives each bound. The NumPy backend checks the golden itself, against the paper's R
+    matrix and against finite differences.
     """
     from rmsnorm.parity.run import run, worker_command
 
@@ -69,10 +70,10 @@ def check(
     from rmsnorm.parity.cases import select
 
     total = sum(1 for _ in select(variants, types))
-    with progress() as shown:
-        bars: dict[str, TaskID] = {name: shown.add_task(name, total=total) for name in commands}
-        slowest_first = {name: commands[name] for name in sorted(commands, key=_WORK.index)}
-        runs = run(slowest_first, on_progress=lambda state: shown.update(bars[state.name], completed=state.cases))
+    with progress() as bars:
+        tasks: dict[str, TaskID] = {name: bars.add_task(name, total=total) for name in commands}
+        slowest_first = {name: commands[name] for name in sorted(commands, key=_SLOWEST_FIRST.index)}
+        runs = run(slowest_first, on_progress=lambda state: bars.update(tasks[state.name], completed=state.cases))
     runs.sort(key=lambda state: chosen.index(state.name))
     Console().print(report.terminal(runs))
     if json:
@@ -92,7 +93,7 @@ def _listing(variants: tuple[str, ...], types: tuple[str, ...]) -> Table:
     from rmsnorm.parity.cases import CASES, select
 
     counts = Counter(case.name for case, _, _ in select(variants, types))
-    table = Table("case", "shape", "variants", "what it can tell", "runs")
+    table = Table("case", "shape", "variants", "what it can show", "runs")
     for case in CASES:
         if counts[case.name]:
             names = "all" if len(case.variants) == len(PRESETS) else ", ".join(case.variants)

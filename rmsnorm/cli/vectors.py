@@ -19,18 +19,19 @@ WRITE_EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm vectors write vectors\n\n"
     "    rmsnorm vectors write vectors --variant llama --dtype bfloat16 --quantity y --quantity dx\n\n"
-    "The format is described in docs/ci.md. Exit status: 0 written, 2 bad usage or the folder is not to be written."
+    "The format is described in docs/ci.md. Exit status: 0 written, 2 wrong usage or the folder cannot be written."
 )
 CHECK_EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm vectors check vectors --junit parity.xml\n\n"
-    "Exit status: 0 all held, 1 something differs or was not computed, 2 bad usage or the vectors are not as written."
+    "Exit status: 0 everything agrees, 1 something differs or was not computed, 2 wrong usage or the vectors were "
+    "changed."
 )
 
 
 @app.command(epilog=WRITE_EPILOG)
 def write(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where: an empty folder, or one to be made.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An empty folder, or one that does not exist yet.")],
     variant: Annotated[
         list[str] | None, typer.Option(help="Variant to write, such as llama. Repeatable.", show_default="all")
     ] = None,
@@ -38,11 +39,11 @@ def write(
         list[str] | None, typer.Option(help=f"Dtype of x: {', '.join(dtypes.FLOATS)}. Repeatable.", show_default="all")
     ] = None,
     case: Annotated[
-        list[str] | None, typer.Option(help="Case, as `rmsnorm check --list` names it. Repeatable.", show_default="all")
+        list[str] | None, typer.Option(help="Case; `rmsnorm check --list` lists them. Repeatable.", show_default="all")
     ] = None,
     quantity: Annotated[
         list[str] | None,
-        typer.Option(help="What the other program computes, such as y or dx. Repeatable.", show_default="all"),
+        typer.Option(help="Quantity that the other program computes, such as y or dx. Repeatable.", show_default="all"),
     ] = None,
 ) -> None:
     """Write inputs, the golden's outputs and gradients, and the bounds of every case as safetensors.
@@ -63,10 +64,10 @@ def write(
         "quantities": choices("quantity", quantity, QUANTITIES, command),
     }
     try:
-        with progress() as shown:
-            bar = shown.add_task("write", total=None)
+        with progress() as bars:
+            task = bars.add_task("write", total=None)
             count = vectors.write(
-                folder, **filters, on_progress=lambda done, total: shown.update(bar, completed=done, total=total)
+                folder, **filters, on_progress=lambda done, total: bars.update(task, completed=done, total=total)
             )
     except (ValueError, OSError) as error:
         raise unusable(str(error)) from None
@@ -76,14 +77,18 @@ def write(
 
 @app.command(epilog=CHECK_EPILOG)
 def check(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="As written, with the folder outputs in it.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="The folder of `rmsnorm vectors write`, with the folder outputs in it."),
+    ],
     json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit report for CI.", dir_okay=False)] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the whole table as Markdown.", dir_okay=False)] = None,
 ) -> None:
     """Compare the outputs that another program has written, DIR/outputs/NAME.safetensors, with the golden's.
 
-    The report is that of `rmsnorm check`. Every case of DIR counts: write vectors of those that the program computes.
+    The report is like that of `rmsnorm check`. Every case in DIR counts, so write vectors only for the cases that the
+    program computes.
     """
     from rmsnorm.parity import report, vectors
 
@@ -93,9 +98,9 @@ def check(
                 f"rmsnorm vectors check: {path.parent} is not a folder, expected one to write {path.name} in"
             )
     try:
-        with progress() as shown:
-            bar = shown.add_task("check", total=None)
-            run = vectors.check(folder, on_progress=lambda done, total: shown.update(bar, completed=done, total=total))
+        with progress() as bars:
+            task = bars.add_task("check", total=None)
+            run = vectors.check(folder, on_progress=lambda done, total: bars.update(task, completed=done, total=total))
     except ValueError as error:
         raise unusable(str(error)) from None
     Console().print(report.terminal([run]))

@@ -5,9 +5,9 @@ A folder holds a safetensors file for every case, and ``manifest.json``. Format 
     VARIANT.DTYPE.CASE.safetensors
         inputs       x, scale, bias, residual, mask (BOOL, True counts), dy, dh (gradients with respect to y and to
                      x + residual), tangent.x, tangent.scale, tangent.bias; only those that the case has
-        expected.Q   the golden's value of the quantity Q, in the dtype that Q is to have: y, inverse_rms, dx, dscale,
+        expected.Q   the golden's value of the quantity Q, in the dtype that Q must have: y, inverse_rms, dx, dscale,
                      dbias, dresidual, jvp
-        unit.Q       F64, shaped as it: the unit of the parity ratio, |got - expected| / unit
+        unit.Q       F64, in the same shape: the unit of the parity ratio, |got - expected| / unit
         metadata     strings: variant, dtype, case, what the call means (eps, eps_position, statistic, scale_offset, n,
                      k, axes and feature_axes counted from 0 with commas; norm: dtype to which x / rho is rounded before
                      the gain, or empty; product: dtype of the operations with the parameters, where norm is not empty),
@@ -165,7 +165,7 @@ def _metadata(data: Data, expected: Mapping[str, Expected]) -> dict[str, str]:
 
 def _serialized(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
     """A safetensors file. The library writes metadata in a random order."""
-    widest_first = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)  # so that all are aligned
+    widest_first = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)  # this aligns all of them
     header: dict[str, Any] = {"__metadata__": metadata}
     end, parts = 0, []
     for name, array in widest_first:
@@ -202,7 +202,7 @@ def _manifest(folder: Path) -> list[dict[str, Any]]:
         document = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         manifest = {name: document[name] for name in ("kind", "format", "digest", "files")}
     except (OSError, ValueError, TypeError, KeyError):
-        raise errors.out_of_domain(_OP, "folder", str(folder), "one with a manifest.json of ours", again) from None
+        raise errors.out_of_domain(_OP, "folder", str(folder), "one with a manifest.json of rmsnorm", again) from None
     for name, want in (("kind", _KIND), ("format", FORMAT)):
         if manifest[name] != want:
             raise errors.out_of_domain(_OP, f"{name} of the vectors", manifest[name], repr(want), again)

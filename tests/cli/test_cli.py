@@ -23,7 +23,7 @@ def test_help_teaches():
     for word in ("--backend", "--variant", "--dtype", "--device", "--json", "--junit", "--markdown", "--list"):
         assert word in shown.stdout
     assert "rmsnorm check --backend torch --variant llama --dtype bfloat16" in shown.stdout
-    assert "Exit status: 0 all held" in shown.stdout
+    assert "Exit status: 0 everything agrees" in shown.stdout
     assert rmsnorm("--version").stdout.strip() == __version__
 
 

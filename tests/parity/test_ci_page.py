@@ -1,4 +1,4 @@
-"""docs/ci.md: its snippets run as they stand there, in a project of someone else's."""
+"""docs/ci.md: its snippets run unchanged in a user's project."""
 
 import importlib.util
 import os
@@ -26,7 +26,7 @@ def run(command, folder):
 
 
 def _words(line):
-    """Without the numbers, which another processor may have otherwise."""
+    """The line without its numbers, which depend on the processor."""
     return re.sub(r"[-+\d.]*\d(e[-+]?\d+)?(\+cpu)?", "#", line)
 
 
@@ -47,7 +47,7 @@ def project(tmp_path):
 
 
 def test_the_workflow_runs_and_finds_a_mistake(project):
-    """Every step of it that is a command, but for the installation, which the environment of the test has done."""
+    """Every command of the workflow except the installation, which the environment of the test replaces."""
     (workflow,) = SNIPPETS["yaml"]
     assert workflow == (ROOT / "examples" / "ci.yml").read_text()
     assert len(workflow.splitlines()) == 10

@@ -1,4 +1,4 @@
-"""The kit tests itself: every mutant is rejected, the same code without the mistake passes, bounds and records hold."""
+"""The kit tests itself: it rejects every mutant and accepts the same code without the mistake."""
 
 import dataclasses
 import itertools
@@ -84,7 +84,7 @@ def test_cases_name_every_variant_and_every_dtype():
     assert len(BY_NAME) == len(CASES)
 
 
-def test_cases_are_the_same_every_time_and_tell():
+def test_cases_are_the_same_every_time_and_can_show_mistakes():
     case = BY_NAME["rows"]
     first, second = make(case, "gemma", "float32"), make(case, "gemma", "float32")
     assert np.array_equal(first.x, second.x)
@@ -160,7 +160,7 @@ def test_every_bound_follows_from_the_derivation():
 
 
 @pytest.mark.parametrize("variant", PRESETS)
-def test_the_yardstick_is_at_least_the_result(variant):
+def test_the_sum_of_term_sizes_is_at_least_the_result(variant):
     data = make(BY_NAME["rows"], variant, "float64")
     units = term_sizes(data.x, data.scale, data.bias, dy=data.dy, tangents=data.tangents, **data.options)
     for name, value in golden(data).items():

@@ -1,4 +1,4 @@
-"""The fixture `rmsnorm_parity` and `rmsnorm.parity.check`: right for what others wrote, and clear where it is wrong."""
+"""The fixture `rmsnorm_parity` and `rmsnorm.parity.check`: right verdicts on other code, and clear messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rmsnorm.parity import check, report
 
 
 def _pytest(folder: Path, *arguments: str, **environment: str) -> Any:
-    """A session in a project of someone else's."""
+    """Runs pytest in a user's project."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=folder, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **environment},
@@ -46,7 +46,7 @@ def test_a_session_that_does_not_use_it_loads_nothing(tmp_path: Path) -> None:
     assert {name for name in with_it if name.startswith("rmsnorm.parity")} == {
         "rmsnorm.parity", "rmsnorm.parity.pytest_plugin",
     }  # fmt: skip
-    assert "numpy" in _loaded(tmp_path, "-p", "rmsnorm.parity.checking"), "what is loaded is seen"
+    assert "numpy" in _loaded(tmp_path, "-p", "rmsnorm.parity.checking"), "the test can see what is loaded"
 
 
 PROJECT = """
@@ -69,7 +69,7 @@ def test_mistaken(rmsnorm_parity):
 
 
 def test_a_users_test(tmp_path: Path) -> None:
-    """The plugin comes by its entry point; a failure is the report and no traceback; JUnit has it."""
+    """pytest loads the plugin by its entry point. A failure shows the report without a traceback, in JUnit too."""
     (tmp_path / "test_mine.py").write_text(PROJECT)
     done = _pytest(tmp_path, "--junitxml", "parity.xml")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -81,11 +81,11 @@ def test_a_users_test(tmp_path: Path) -> None:
     assert "parity ratio" in done.stdout
     assert "eps is 1e-05, standard has 1e-06" in done.stdout
     assert "did you mean 'standard'?" in done.stdout
-    assert "rmsnorm/parity/checking.py" not in done.stdout.split("test_mistaken")[0], "no traceback through ours"
+    assert "rmsnorm/parity/checking.py" not in done.stdout.split("test_mistaken")[0], "no traceback through rmsnorm"
 
 
 def right(x: Any, weight: Any) -> Any:
-    """LLaMA's, with every step named."""
+    """The RMSNorm of LLaMA."""
     wide = x.astype(np.float64)
     normalised = (wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
     promoted = x.dtype if x.dtype == weight.dtype else np.promote_types(x.dtype, weight.dtype)
@@ -93,11 +93,11 @@ def right(x: Any, weight: Any) -> Any:
 
 
 def test_a_right_function_passes_in_every_dtype() -> None:
-    found = check(right, "llama", dtypes=["float32", "float64"])
-    assert found.passed
-    assert found.text.startswith("test_pytest_plugin:right is llama: all ")
-    assert {(r.dtype, r.quantity) for r in found.run.records} == {("float32", "y"), ("float64", "y")}
-    names = {record.case for record in found.run.records}
+    result = check(right, "llama", dtypes=["float32", "float64"])
+    assert result.passed
+    assert result.text.startswith("test_pytest_plugin:right is llama: all ")
+    assert {(r.dtype, r.quantity) for r in result.run.records} == {("float32", "y"), ("float64", "y")}
+    names = {record.case for record in result.run.records}
     assert {"rows", "odd", "wide", "vector", "zero rows", "gain bf16"} <= names
     assert not names & {"mask", "residual", "bias", "no gain", "channels", "partial 0.3", "huge"}
     assert "huge" in {record.case for record in check(right, "llama", dtypes="float32", extremes=True).run.records}
@@ -110,16 +110,16 @@ def test_the_text_says_where_and_what_it_is_instead() -> None:
             y[1, 2] = -y[1, 2]
         return y
 
-    found = check(wrong, "llama", dtypes="float32")
-    assert not found.passed
-    lines = found.text.splitlines()
+    result = check(wrong, "llama", dtypes="float32")
+    assert not result.passed
+    lines = result.text.splitlines()
     first = lines[0].split(": ")
     assert first[0].endswith("wrong is not llama")
     assert (
         first[1]
-        == f"{len(found.run.failures)} of {len(found.run.records)} comparisons differ (numpy {np.__version__} on cpu)"
+        == f"{len(result.run.failures)} of {len(result.run.records)} comparisons differ (numpy {np.__version__} on cpu)"
     )
-    data = next(r for r in found.run.failures if r.case == "rows")
+    data = next(r for r in result.run.failures if r.case == "rows")
     assert data.detail.startswith("at (1, 2) got ")
     assert f"  'rows' f32 y: {data.detail}; parity ratio {data.parity_ratio:.3g}, bound {data.bound:.3g}" in lines
     assert "identify says:" in lines
@@ -129,10 +129,10 @@ def test_the_text_says_where_and_what_it_is_instead() -> None:
 
 
 def test_the_report_goes_to_junit(tmp_path: Path) -> None:
-    found = check(right, "gemma", dtypes="float32")
-    report.write_junit([found.run], tmp_path / "parity.xml")
-    assert f'failures="{len(found.run.failures)}"' in (tmp_path / "parity.xml").read_text()
-    assert found.run.failures
+    result = check(right, "gemma", dtypes="float32")
+    report.write_junit([result.run], tmp_path / "parity.xml")
+    assert f'failures="{len(result.run.failures)}"' in (tmp_path / "parity.xml").read_text()
+    assert result.run.failures
 
 
 def test_parameters_follow_the_signature() -> None:
@@ -152,23 +152,23 @@ def test_parameters_follow_the_signature() -> None:
     assert check(bare, **options).passed
     assert check(with_bias, **options).passed
     assert not check(swapped, **options).passed
-    found = check(with_residual, **options)
-    assert found.passed, found.text
-    assert "residual" in {record.case for record in found.run.records}
-    found = check(numpy_impl.rms_norm, extremes=True, **options)
-    assert found.passed, found.text
-    assert {"mask", "huge", "residual"} <= {record.case for record in found.run.records}
+    result = check(with_residual, **options)
+    assert result.passed, result.text
+    assert "residual" in {record.case for record in result.run.records}
+    result = check(numpy_impl.rms_norm, extremes=True, **options)
+    assert result.passed, result.text
+    assert {"mask", "huge", "residual"} <= {record.case for record in result.run.records}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_golden_is_every_preset(preset: str) -> None:
-    """With every option that a case can ask of a function, in 16 bits too."""
+    """With every option that a case can pass to a function, also in 16 bits."""
 
     def golden(x: Any, weight: Any, bias: Any, mask: Any = None, residual: Any = None) -> Any:
         return numpy_impl.rms_norm(x, weight, bias, variant=preset, mask=mask, residual=residual)
 
-    found = check(golden, preset, framework="numpy", dtypes=["bfloat16", "float32"], extremes=True)
-    assert found.passed, found.text
+    result = check(golden, preset, framework="numpy", dtypes=["bfloat16", "float32"], extremes=True)
+    assert result.passed, result.text
 
 
 def test_what_a_function_does_wrong_is_a_sentence() -> None:
@@ -193,10 +193,10 @@ def test_what_a_function_does_wrong_is_a_sentence() -> None:
         (in_place, "inputs written to: x"),
         (widens, "got f64[48, 96], want f32[48, 96]"),
     ):
-        found = check(function, "llama", **options)
-        assert not found.passed
-        assert words in found.text, function.__name__
-        assert "parity ratio inf" not in found.text
+        result = check(function, "llama", **options)
+        assert not result.passed
+        assert words in result.text, function.__name__
+        assert "parity ratio inf" not in result.text
 
 
 def test_what_cannot_be_checked_is_refused() -> None:
@@ -210,30 +210,30 @@ def test_what_cannot_be_checked_is_refused() -> None:
         check(right, dtypes=[])
 
 
-def test_a_function_in_bfloat16_is_held_to_its_bits() -> None:
-    """One that rounds after the gain is not llama, though hardly an element is two ulps off."""
+def test_a_function_in_bfloat16_must_have_the_right_bits() -> None:
+    """One that rounds after the gain is not llama, although hardly any element is two ulps off."""
     assert check(right, "llama", dtypes="bfloat16", framework="numpy").passed
 
     def once(x: Any, weight: Any) -> Any:
         y = numpy_impl.rms_norm(x, weight, variant="standard")
         return y if x.dtype == weight.dtype else y.astype(np.promote_types(x.dtype, weight.dtype))
 
-    found = check(once, "llama", dtypes="bfloat16", framework="numpy")
-    assert not found.passed
-    rows = next(r for r in found.run.failures if (r.case, r.quantity) == ("rows", "y"))
+    result = check(once, "llama", dtypes="bfloat16", framework="numpy")
+    assert not result.passed
+    rows = next(r for r in result.run.failures if (r.case, r.quantity) == ("rows", "y"))
     assert rows.parity_ratio <= rows.bound
     assert rows.bit_identical < rows.identical_bound
     assert np.dtype(ml_dtypes.bfloat16).name == rows.dtype
 
 
 class TestFrameworks:
-    """Layers that others wrote, found to be what they are, gradients included."""
+    """The layers of frameworks and of transformers are what they should be, gradients included."""
 
     def test_torch(self) -> None:
         torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
-        found = check(torch.nn.RMSNorm, "torch", dtypes="bfloat16")
-        assert found.passed, found.text
-        assert {record.quantity for record in found.run.records} == {"y", "dx", "dscale"}
+        result = check(torch.nn.RMSNorm, "torch", dtypes="bfloat16")
+        assert result.passed, result.text
+        assert {record.quantity for record in result.run.records} == {"y", "dx", "dscale"}
         assert check(torch.nn.RMSNorm(24), "torch", dtypes="float32").passed
         assert check(torch.nn.RMSNorm((3, 4), eps=1e-6), "standard", dtypes="float32").passed
         assert check(torch.nn.functional.rms_norm, "torch", dtypes="float32").passed
@@ -243,40 +243,40 @@ class TestFrameworks:
             rms = (x * x).mean(-1, keepdim=True).add(1e-6).sqrt().detach()
             return x / rms * weight
 
-        found = check(detached, dtypes="float32")
-        assert {record.quantity for record in found.run.failures} == {"dx"}
+        result = check(detached, dtypes="float32")
+        assert {record.quantity for record in result.run.failures} == {"dx"}
         assert check(detached, dtypes="float32", gradients=False).passed
 
     def test_transformers(self) -> None:
         pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
         pytest.importorskip("transformers", reason="transformers is not installed; pip install 'rmsnorm[dev]'")
-        for place, variant in (
+        for path, variant in (
             ("llama.modeling_llama:LlamaRMSNorm", "llama"),
             ("gemma.modeling_gemma:GemmaRMSNorm", "gemma"),
             ("t5.modeling_t5:T5LayerNorm", "t5"),
         ):
-            found = check(f"transformers.models.{place}", variant)
-            assert found.passed, found.text
-        found = check("transformers.models.llama.modeling_llama:LlamaRMSNorm", "llama", dtypes="float64")
-        assert not found.passed, "it computes in float32"
+            result = check(f"transformers.models.{path}", variant)
+            assert result.passed, result.text
+        result = check("transformers.models.llama.modeling_llama:LlamaRMSNorm", "llama", dtypes="float64")
+        assert not result.passed, "it computes in float32"
 
     def test_keras(self) -> None:
         pytest.importorskip("tensorflow", reason="tensorflow is not installed; pip install 'rmsnorm[tf]'")
         keras = pytest.importorskip("keras", reason="keras is not installed; pip install 'rmsnorm[tf]'")
-        found = check(keras.layers.RMSNormalization(), "keras", dtypes=["float32", "bfloat16"])
-        assert found.passed, found.text
-        assert {record.quantity for record in found.run.records} == {"y", "dx", "dscale"}
+        result = check(keras.layers.RMSNormalization(), "keras", dtypes=["float32", "bfloat16"])
+        assert result.passed, result.text
+        assert {record.quantity for record in result.run.records} == {"y", "dx", "dscale"}
         assert not check(keras.layers.LayerNormalization(epsilon=1e-6), "keras", dtypes="float32").passed
 
     def test_flax(self) -> None:
         nnx = pytest.importorskip("flax.nnx", reason="flax is not installed; pip install 'rmsnorm[flax]'")
-        found = check(nnx.RMSNorm(12, rngs=nnx.Rngs(0)), "flax", dtypes="float32", extremes=True)
-        assert {record.case for record in found.run.failures} == {"mask", "huge"}
-        assert {record.quantity for record in found.run.records} == {"y", "dx", "dscale"}
+        result = check(nnx.RMSNorm(12, rngs=nnx.Rngs(0)), "flax", dtypes="float32", extremes=True)
+        assert {record.case for record in result.run.failures} == {"mask", "huge"}
+        assert {record.quantity for record in result.run.records} == {"y", "dx", "dscale"}
 
     def test_on_a_device(self) -> None:
         torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device")
-        found = check(torch.nn.RMSNorm, "torch", device="cuda")
-        assert found.passed, found.text
+        result = check(torch.nn.RMSNorm, "torch", device="cuda")
+        assert result.passed, result.text

@@ -1,4 +1,4 @@
-"""Backends run in processes of their own: whatever happens to one, the others finish and the report says so."""
+"""Each backend runs in its own process: if one fails, the others finish, and the report says what happened."""
 
 import io
 import json
@@ -44,18 +44,18 @@ def runs():
     )
 
 
-def test_every_fate_is_reported_and_the_rest_finishes(runs):
-    fates = {state.name: state.status for state in runs}
-    assert fates == {
+def test_every_end_is_reported_and_the_other_backends_finish(runs):
+    statuses = {state.name: state.status for state in runs}
+    assert statuses == {
         "killed": "crashed", "raised": "crashed", "silent": "crashed", "hung": "hung", "chatty": "held",
         "absent": "absent", "differs": "differs", "numpy": "held",
     }  # fmt: skip
-    said = {state.name: state.message for state in runs}
-    assert said["killed"] == "signal 9; no output"
-    assert said["raised"] == "exit status 1; RuntimeError: cannot load the library"
-    assert said["hung"] == "no output for 20 s after 0 cases"
-    assert said["absent"] == "pip install it"
-    assert [state.name for state in runs][-1] == "numpy", "in the order asked for"
+    messages = {state.name: state.message for state in runs}
+    assert messages["killed"] == "signal 9; no output"
+    assert messages["raised"] == "exit status 1; RuntimeError: cannot load the library"
+    assert messages["hung"] == "no output for 20 s after 0 cases"
+    assert messages["absent"] == "pip install it"
+    assert [state.name for state in runs][-1] == "numpy", "in the order of the commands"
 
 
 def test_records_carry_what_ci_needs(runs):
@@ -103,14 +103,14 @@ def test_the_terminal_shows_where_and_by_how_much(runs):
     assert "NumPy held: all" in text
 
 
-def test_progress_is_told_case_by_case():
+def test_progress_is_reported_case_by_case():
     seen = []
     run({"numpy": HONEST}, on_progress=lambda state: seen.append(state.cases))
     assert seen == sorted(seen)
     assert set(range(1, 24)) <= set(seen)
 
 
-def test_a_device_that_is_not_there_is_refused():
+def test_a_device_that_numpy_lacks_is_refused():
     (state,) = run({"numpy": worker_command("numpy", device="cuda")})
     assert state.status == "refused"
     assert state.message == "numpy: device is 'cuda', expected 'cpu'; choose one of these"

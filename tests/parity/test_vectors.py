@@ -1,4 +1,4 @@
-"""Golden vectors in files: the same bytes every time, readable by anyone, and judged as `rmsnorm check` judges."""
+"""Golden vectors in files: the same bytes every time, readable without rmsnorm, judged as in `rmsnorm check`."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ FEW = {"cases": ["rows", "odd", "gain f32", "mask", "residual", "no rows"], "var
 
 
 def read(path):
-    """A safetensors file, by its public definition and nothing of ours."""
+    """Reads a safetensors file by its public definition, without code of rmsnorm."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
@@ -61,8 +61,8 @@ def folder(written, tmp_path):
 
 def _change(path, **outputs):
     _, tensors = read(path.parent.parent / path.name)
-    found = {name.removeprefix("expected."): a for name, a in tensors.items() if name.startswith("expected.")}
-    save_file({name: a for name, a in (found | outputs).items() if a is not None}, path)
+    golden = {name.removeprefix("expected."): a for name, a in tensors.items() if name.startswith("expected.")}
+    save_file({name: a for name, a in (golden | outputs).items() if a is not None}, path)
 
 
 def _failures(folder):
@@ -88,12 +88,8 @@ def test_the_manifest_says_what_is_there(written):
         metadata, tensors = read(path)
         assert metadata == entry["metadata"]
         assert set(tensors) == set(entry["tensors"])
-        found = {name: dtype for name, dtype, *_ in _specs(path)}
-        assert found.keys() == tensors.keys(), "safetensors itself reads the file"
-
-
-def _specs(path):
-    return [(name, entry["dtype"]) for name, entry in safetensors.deserialize(path.read_bytes())]
+        names = {name for name, _ in safetensors.deserialize(path.read_bytes())}
+        assert names == set(tensors), "safetensors itself reads the file"
 
 
 def test_every_tensor_is_aligned_for_a_cast_in_c(written):
@@ -109,12 +105,12 @@ def test_every_tensor_is_aligned_for_a_cast_in_c(written):
 
 def test_the_files_hold_the_cases_of_the_kit(written):
     manifest = json.loads((written / "manifest.json").read_text())
-    by_place = {(e["metadata"]["variant"], e["metadata"]["dtype"], e["metadata"]["case"]): e for e in manifest["files"]}
+    by_case = {(e["metadata"]["variant"], e["metadata"]["dtype"], e["metadata"]["case"]): e for e in manifest["files"]}
     chosen = [(c, v, d) for c, v, d in select(tuple(FEW["variants"])) if c.name in FEW["cases"]]
-    assert len(by_place) == len(chosen) == 40
+    assert len(by_case) == len(chosen) == 40
     for case, variant, dtype in chosen:
         data = make(case, variant, dtype)
-        _, tensors = read(written / by_place[variant, dtype, case.name]["file"])
+        _, tensors = read(written / by_case[variant, dtype, case.name]["file"])
         inputs = {"x": data.x, "scale": data.scale, "bias": data.bias, "mask": data.mask, "residual": data.residual,
                   "dy": data.dy, "dh": data.dh}  # fmt: skip
         inputs |= dict(zip(("tangent.x", "tangent.scale", "tangent.bias"), data.tangents, strict=True))
@@ -136,7 +132,7 @@ def test_the_goldens_own_outputs_pass(folder):
 
 @pytest.mark.parametrize("fault", ["", "eps on the other side", "rounded on the other side"])
 def test_the_verdicts_are_those_of_check(folder, fault):
-    """An honest implementation, and wrong ones: number for number."""
+    """For a right implementation and for wrong ones, every number is the same."""
     direct = {}
     for case, variant, dtype in select(tuple(FEW["variants"])):
         if case.name not in FEW["cases"]:
@@ -146,7 +142,7 @@ def test_the_verdicts_are_those_of_check(folder, fault):
         for verdict in judge(lambda _, outcome=outcome: outcome, data):
             direct[variant, dtype, case.name, verdict.quantity] = verdict
         name = f"{variant}.{dtype}.{case.name.replace(' ', '-')}.safetensors"
-        outputs = {quantity: np.ascontiguousarray(found[0]) for quantity, found in outcome.results.items()}
+        outputs = {quantity: np.ascontiguousarray(results[0]) for quantity, results in outcome.results.items()}
         (folder / "outputs" / name).write_bytes(vectors._serialized(outputs, {}))
     records = vectors.check(folder).records
     assert len(records) == len(direct) > 100
@@ -156,7 +152,7 @@ def test_the_verdicts_are_those_of_check(folder, fault):
             assert getattr(record, field) == getattr(want, field), (record, want)
 
 
-def test_what_is_wrong_with_an_output_is_said(folder):
+def test_the_report_says_what_is_wrong_with_an_output(folder):
     name = "llama.float32.rows.safetensors"
     path = folder / "outputs" / name
     _, tensors = read(folder / name)
@@ -186,7 +182,7 @@ def test_what_is_wrong_with_an_output_is_said(folder):
 
 
 def test_the_share_of_identical_bits_counts(folder):
-    """A twentieth of the elements one ulp off is below any bound on the ratio, and wrong."""
+    """If one element in twenty is one ulp off, the ratio is within every bound, but the output is wrong."""
     name = "standard.bfloat16.rows.safetensors"
     _, tensors = read(folder / name)
     y = tensors["expected.y"].copy()
@@ -202,11 +198,9 @@ def _edit(folder, change):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_vectors_that_are_not_as_written_are_refused(folder, tmp_path):
+def test_changed_vectors_are_refused(folder, tmp_path):
     again = "write the vectors again with `rmsnorm vectors write`"
-    with pytest.raises(
-        ValueError, match=r"folder is '.*nowhere', expected one with a manifest.json of ours; write the"
-    ):
+    with pytest.raises(ValueError, match=r"folder is '.*nowhere', expected one with a manifest.json of rmsnorm; write"):
         vectors.check(tmp_path / "nowhere")
 
     manifest = (folder / "manifest.json").read_text()
@@ -218,7 +212,7 @@ def test_vectors_that_are_not_as_written_are_refused(folder, tmp_path):
         vectors.check(folder)
     for broken in ("", "[]", "{}", manifest[:1000]):
         (folder / "manifest.json").write_text(broken)
-        with pytest.raises(ValueError, match=r"expected one with a manifest.json of ours"):
+        with pytest.raises(ValueError, match=r"expected one with a manifest.json of rmsnorm"):
             vectors.check(folder)
 
     (folder / "manifest.json").write_text(manifest)
@@ -268,14 +262,14 @@ def rmsnorm(*arguments):
 
 @pytest.fixture(scope="module")
 def compiler():
-    found = shutil.which(os.environ.get("CC", "cc"))
-    if found is None:
+    path = shutil.which(os.environ.get("CC", "cc"))
+    if path is None:
         pytest.skip("no C compiler is installed")
-    return found
+    return path
 
 
 def test_the_example_in_c(compiler, tmp_path):
-    """The commands of its first comment; then the same with its deliberate mistake."""
+    """Runs the commands of its first comment; then the same with its deliberate mistake."""
     assert len(SOURCE.read_text().splitlines()) < 100
     folder, program = tmp_path / "vectors", tmp_path / "rms_norm"
     flags = ["--quantity", "y", "--quantity", "dx", "--quantity", "dscale"]
@@ -317,7 +311,7 @@ def test_the_example_in_c_refuses_what_it_cannot_read(compiler, tmp_path):
             "filter is 'gemma4 huge', expected one that a case",
         ),
         (["write", "/proc/no such"], "No such file or directory: '/proc/no such'"),
-        (["check", "DIR"], "expected one with a manifest.json of ours; write the vectors again with"),
+        (["check", "DIR"], "expected one with a manifest.json of rmsnorm; write the vectors again with"),
         (["check", "DIR", "--junit", "/no/such/x.xml"], "/no/such is not a folder, expected one to write x.xml in"),
     ],
 )
