@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -15,6 +15,9 @@ from rich.text import Text
 from rmsnorm import errors
 from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, progress, unusable
 from rmsnorm.frameworks import FRAMEWORKS
+
+if TYPE_CHECKING:
+    from rmsnorm.identify import Identity
 
 _COMMAND: Final = "rmsnorm identify"
 _FRAMEWORKS: Final = ", ".join(dict.fromkeys(name for row in FRAMEWORKS.values() for name in (row.package, row.layers)))
@@ -77,14 +80,14 @@ def identify(
 
     assert target is not None  # noqa: S101  (checked above)
     with Console(stderr=True).status(f"asking {target}"):
-        found = next(identities([target], time_limit=time_limit, init=_arguments(init), **options))[1]
-    if isinstance(found, str):
-        raise unusable(found)
+        identity = next(identities([target], time_limit=time_limit, init=_arguments(init), **options))[1]
+    if isinstance(identity, str):
+        raise unusable(identity)
     if json:
-        typer.echo(json_.dumps(found.json, indent=2))
+        typer.echo(json_.dumps(identity.json, indent=2))
     else:
-        _show(found)
-    if not found.recognised:
+        _show(identity)
+    if not identity.recognised:
         raise typer.Exit(DIFFERS)
 
 
@@ -102,34 +105,29 @@ def _arguments(init: str | None) -> dict[str, Any]:
     if init is None:
         return {}
     try:
-        given = json_.loads(init)
+        arguments = json_.loads(init)
     except json_.JSONDecodeError:
-        given = None
-    if not isinstance(given, dict):
+        arguments = None
+    if not isinstance(arguments, dict):
         raise unusable(
             str(errors.out_of_domain(_COMMAND, "init", init, "a JSON object", "write it as '{\"dim\": 64}'"))
         )
-    return given
+    return arguments
 
 
-def _show(found: Any) -> None:
-    from rmsnorm.identify.identity import headline, lines
+def _show(identity: Identity) -> None:
+    from rmsnorm.identify.identity import finding_rows, nearest_rows
 
     console = Console()
-    console.print(Text(headline(found), style="bold green" if found.recognised else "bold red"))
-    table = Table(box=SIMPLE_HEAD, show_edge=False)
-    for name in ("finding", "value", "evidence"):
-        table.add_column(name)
-    for name, value, evidence in lines(found):
-        if name == "defect":
-            continue
-        table.add_row(
-            Text(name), Text(value, style="dim" if value == "not observable" else ""), Text(evidence, style="dim")
-        )
+    console.print(Text(identity.headline, style="bold green" if identity.recognised else "bold red"))
+    table = Table("finding", "value", "evidence", box=SIMPLE_HEAD, show_edge=False)
+    for row in [*finding_rows(identity), *nearest_rows(identity)]:
+        value = Text(row.value, style="" if row.observable else "dim")
+        table.add_row(Text(row.name), value, Text(row.evidence, style="dim"))
     console.print(table)
-    for sentence in found.defects:
+    for sentence in identity.defects:
         console.print(Text(f"defect: {sentence}", style="red"))
-    console.print(Text(f"{found.framework}, {found.seconds:.1f} s", style="dim"))
+    console.print(Text(f"{identity.framework}, {identity.seconds:.1f} s", style="dim"))
 
 
 def _sweep(package: str, options: dict[str, Any], time_limit: float, json: bool, markdown: Path | None) -> None:
@@ -141,21 +139,22 @@ def _sweep(package: str, options: dict[str, Any], time_limit: float, json: bool,
     try:
         with progress("classes") as bar:
             task = bar.add_task(package[:6], total=None)
-            found = sweep(package, time_limit=time_limit, on_progress=lambda done, total: bar.update(
+            result = sweep(package, time_limit=time_limit, on_progress=lambda done, total: bar.update(
                 task, completed=done, total=total), **options)  # fmt: skip
     except NoTarget as error:
         raise unusable(str(error)) from None
     if json:
-        typer.echo(json_.dumps(found.json, indent=2))
+        typer.echo(json_.dumps(result.json, indent=2))
     else:
-        table = Table("classes", "what they compute", "such as", box=SIMPLE_HEAD)
-        for text, names in found.clusters:
+        table = Table("classes", "what they compute", "examples", box=SIMPLE_HEAD)
+        for text, names in result.clusters:
             table.add_row(str(len(names)), Text(text), Text(", ".join(name.split(":")[1] for name in names[:3])))
         console = Console()
-        console.print(f"{sum(len(names) for _, names in found.clusters)} classes of {package} {found.version}", table)
-        for name, why in found.refused:
-            console.print(Text(f"not called: {name}: {why}", style="dim"))
+        count = sum(len(names) for _, names in result.clusters)
+        console.print(f"{count} classes of {package} {result.version}", table)
+        for name, reason in result.refused:
+            console.print(Text(f"not called: {name}: {reason}", style="dim"))
     if markdown is not None:
-        markdown.write_text(found.markdown)
-    if not found.clusters:
+        markdown.write_text(result.markdown)
+    if not result.clusters:
         raise typer.Exit(DIFFERS)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Notebook
+from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 
+Outcome = Literal["right", "wrong", "0", "NaN", "infinity"]
+Content = Literal["0", "finite", "infinite", "NaN", "NaN at some elements"]
 _HUGE: Final = {"float16": 2.0**12, "bfloat16": 2.0**66, "float32": 2.0**66, "float64": 2.0**600}
 _TINY: Final = {"float16": 2.0**-12, "bfloat16": 2.0**-100, "float32": 2.0**-100, "float64": 2.0**-600}
+_ROWS: Final = {"zero_row": "a row of zeros", "nan": "one NaN in a row", "infinity": "one infinity in a row"}
 
 
-def solve_behaviour(session: Session, model: Model, notes: Notebook) -> None:
-    """Ask for rows at the ends of each dtype, and say what came of them."""
-    overflow, underflow, zero, nan, infinity = {}, {}, {}, {}, {}
+def solve_behaviour(session: Session, model: Model, findings: Findings) -> None:
+    """Ask for rows at the ends of each dtype, and report what comes back."""
+    outcomes: dict[str, dict[str, Outcome]] = {"overflow": {}, "underflow": {}}
+    contents: dict[str, dict[str, Content]] = {name: {} for name in _ROWS}
     for dtype in session.accepts:
         random = np.random.default_rng(12)
         row = random.uniform(0.5, 1.5, session.n) * random.choice([-1.0, 1.0], session.n)
@@ -29,33 +33,26 @@ def solve_behaviour(session: Session, model: Model, notes: Notebook) -> None:
         try:
             y = session.unit(rows, dtype)
         except TargetError as error:
-            notes.defect(str(error))
+            findings.defect(str(error))
             continue
         eps = model.eps_for(dtype)
-        want = [
+        huge, tiny = (
             row * model.inverse_rms(row[None], _scaled(eps, size, model))[0] for size in (_HUGE[dtype], _TINY[dtype])
-        ]
-        if model.centred:
-            want = [part - part.mean() for part in want]
-        overflow[dtype] = _judge(y[0], want[0])
-        seen = np.any(np.abs(want[1]) > 1e-2)  # with eps, tiny rows give tiny results anywhere
-        underflow[dtype] = _judge(y[1], want[1]) if seen else "right"
-        zero[dtype], nan[dtype], infinity[dtype] = _value(y[2]), _value(y[3]), _value(y[4])
-        if not np.array_equal(y[5], session.unit(rows[5:], dtype)[0]):
-            notes.defect(f"a row of {dtype} y depends on NaN and infinity in other rows")
-    sizes = {dtype: f"{_HUGE[dtype]:.0e}" for dtype in overflow}
-    _gather("overflow", overflow, "x of about " + ", ".join(f"{sizes[d]} in {dtypes.short(d)}" for d in sizes), notes)
-    _gather(
-        "underflow", underflow, "x of about " + ", ".join(f"{_TINY[d]:.0e} in {dtypes.short(d)}" for d in sizes), notes
-    )
-    for name, found in (("zero_row", zero), ("nan", nan), ("infinity", infinity)):
-        _gather(
-            name,
-            found,
-            {"zero_row": "a row of zeros", "nan": "one NaN in a row", "infinity": "one infinity in a row"}[name],
-            notes,
         )
-    _float64(session, model, notes)
+        if model.centred:
+            huge, tiny = huge - huge.mean(), tiny - tiny.mean()
+        outcomes["overflow"][dtype] = _outcome(y[0], huge)
+        visible = np.any(np.abs(tiny) > 1e-2)  # with eps, tiny rows give tiny results anywhere
+        outcomes["underflow"][dtype] = _outcome(y[1], tiny) if visible else "right"
+        for name, result in zip(_ROWS, y[2:5], strict=True):
+            contents[name][dtype] = _content(result)
+        if not np.array_equal(y[5], session.unit(rows[5:], dtype)[0]):
+            findings.defect(f"a row of {dtype} y depends on NaN and infinity in other rows")
+    for name, sizes in (("overflow", _HUGE), ("underflow", _TINY)):
+        asked = ", ".join(f"{sizes[dtype]:.0e} in {dtypes.short(dtype)}" for dtype in outcomes[name])
+        _report(name, outcomes[name], f"x of about {asked}", findings)
+    for name, asked in _ROWS.items():
+        _report(name, contents[name], asked, findings)
 
 
 def _scaled(eps: float, size: float, model: Model) -> float:
@@ -65,7 +62,7 @@ def _scaled(eps: float, size: float, model: Model) -> float:
         return float(np.float64(eps) / size / (size if square else 1.0)) if eps and not model.eps_of_max else eps
 
 
-def _judge(y: Array, want: Array) -> str:
+def _outcome(y: Array, want: Array) -> Outcome:
     if not np.all(np.isfinite(y)):
         return "NaN" if np.isnan(y).any() else "infinity"
     if np.all(y == 0):
@@ -73,7 +70,7 @@ def _judge(y: Array, want: Array) -> str:
     return "right" if np.max(np.abs(y - want)) < 0.02 * np.max(np.abs(want)) else "wrong"
 
 
-def _value(y: Array) -> str:
+def _content(y: Array) -> Content:
     if np.isnan(y).all():
         return "NaN"
     if np.isnan(y).any():
@@ -81,39 +78,34 @@ def _value(y: Array) -> str:
     return "0" if np.all(y == 0) else "finite" if np.all(np.isfinite(y)) else "infinite"
 
 
-def _gather(name: str, found: dict[str, str], asked: str, notes: Notebook) -> None:
-    if not found:
-        return
-    values = set(found.values())
-    if len(values) == 1:
-        notes.found(name, values.pop(), asked)
-    else:
-        text = "; ".join(
-            f"{value} in {', '.join(dtypes.short(d) for d in found if found[d] == value)}"
-            for value in dict.fromkeys(found.values())
-        )
-        notes.found(name, text, asked)
+def _report(name: str, by_dtype: dict[str, Outcome] | dict[str, Content], asked: str, findings: Findings) -> None:
+    """One word where all dtypes have the same, else the dtypes of every word."""
+    words = list(dict.fromkeys(by_dtype.values()))
+    if len(words) == 1:
+        findings.add(name, words[0], asked)
+    elif words:
+        parts = [(word, ", ".join(dtypes.short(d) for d in by_dtype if by_dtype[d] == word)) for word in words]
+        findings.add(name, "; ".join(f"{word} in {names}" for word, names in parts), asked)
 
 
-def _float64(session: Session, model: Model, notes: Notebook) -> None:
-    """Whether float64 is kept, or goes through float32."""
+def solve_float64(session: Session, model: Model, findings: Findings) -> bool:
+    """Whether float64 is kept: it may go through float32, or the statistic may."""
     if "float64" not in session.accepts:
-        notes.unseen("float64", "it takes no float64 x")
-        return
-    random = np.random.default_rng(13)
-    rows = random.normal(size=(8, session.n))
+        findings.not_observable("float64", "it takes no float64 x")
+        return False
+    rows = np.random.default_rng(13).normal(size=(8, session.n))
     y, narrow = session.rows(rows, "float64"), session.rows(rows.astype(np.float32).astype(np.float64), "float64")
     if y.dtype != np.float64:
-        notes.found("float64", f"down-cast to {y.dtype.name}", f"y of float64 x is {y.dtype.name}")
-    elif np.array_equal(y, narrow):
-        notes.found("float64", "down-cast to float32", "y does not change when float64 x is rounded to float32")
-    else:
-        unit = session.unit(rows, "float64")
-        want = rows * model.inverse_rms(rows, model.eps_for("float64")) * model.factor
-        error = float(np.max(np.abs(unit - want)) / np.max(np.abs(want)))
-        if not model.centred and 1e-10 < error < 1e-6:
-            notes.found(
-                "float64", "statistic in float32", f"x / rho is off by {error:.0e}, and changes with every bit of x"
-            )
-        else:
-            notes.found("float64", "kept", "y changes with the bits that float32 does not have")
+        findings.add("float64", f"down-cast to {y.dtype.name}", f"y of float64 x is {y.dtype.name}")
+        return False
+    if np.array_equal(y, narrow):
+        findings.add("float64", "down-cast to float32", "y does not change when float64 x is rounded to float32")
+        return False
+    want = rows * model.inverse_rms(rows, model.eps_for("float64")) * model.factor
+    error = float(np.max(np.abs(session.unit(rows, "float64") - want)) / np.max(np.abs(want)))
+    if not model.centred and 1e-10 < error < 1e-6:
+        evidence = f"x / rho is off by {error:.0e}, and changes with every bit of x"
+        findings.add("float64", "statistic in float32", evidence)
+        return False
+    findings.add("float64", "kept", "y changes with the bits that float32 does not have")
+    return True

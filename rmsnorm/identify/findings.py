@@ -1,4 +1,4 @@
-"""What is written down while a target is solved."""
+"""The record of what identify learns about a target: findings with their evidence, and defects."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from rmsnorm.identify.identity import Finding
 
 
 @dataclass
-class Notebook:
-    """Findings in the order in which they came, and defects."""
+class Findings:
+    """Findings by name, in the order of the report, and defects."""
 
-    findings: dict[str, Finding] = field(default_factory=dict)
+    entries: dict[str, Finding] = field(default_factory=dict)
     defects: list[str] = field(default_factory=list)
 
-    def found(self, name: str, value: Any, evidence: str) -> None:
-        self.findings[name] = Finding(name, value, evidence)
+    def add(self, name: str, value: Any, evidence: str) -> None:
+        self.entries[name] = Finding(name, value, evidence)
 
-    def unseen(self, name: str, why: str) -> None:
-        self.findings[name] = Finding(name, None, why)
+    def not_observable(self, name: str, reason: str) -> None:
+        self.entries[name] = Finding(name, None, reason)
+
+    @property
+    def unobservable(self) -> frozenset[str]:
+        return frozenset(name for name, finding in self.entries.items() if finding.value is None)
 
     def defect(self, sentence: str) -> None:
         if sentence not in self.defects:
             self.defects.append(sentence)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.findings[name].value if name in self.findings else None

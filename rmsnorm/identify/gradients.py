@@ -1,4 +1,4 @@
-"""Gradients: do dx, dscale and dbias agree with the analytic ones, and if not, which mistake gives what was seen?"""
+"""Gradients: do dx, dscale and dbias agree with the analytic ones, and if not, which mistake explains them?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.call import Spec, resolve
-from rmsnorm.identify.findings import Notebook
+from rmsnorm.identify.findings import Findings
+from rmsnorm.identify.form import Form
 from rmsnorm.identify.layout import Layout
 from rmsnorm.identify.model import Model, cast
 from rmsnorm.identify.session import Session
@@ -21,11 +22,12 @@ from rmsnorm.targets.target import TargetError
 
 _NAMES = ("dx", "dscale", "dbias")
 _WRONG = 1e-3  # of the largest element: a formula, not a rounding
+Gradients = tuple[Array | None, Array | None, Array | None]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """x, parameters and dy as the target takes them, with what else it takes."""
+    """x, parameters and dy as the target takes them, with its other arguments."""
 
     x: Array
     scale: Array | None
@@ -43,79 +45,82 @@ class Problem:
         parameters = (None if p is None else p.reshape(sizes) for p in (self.scale, self.bias))
         return (self.dy.reshape(shape), self.x.reshape(shape), *parameters), {"axis": axes, "feature_axis": features}
 
-    def back(self, name: str, array: Array) -> Array:
+    def own_shape(self, name: str, gradient: Array) -> Array:
         """A gradient in the target's own shape."""
         own = {"dx": self.x, "dscale": self.scale, "dbias": self.bias}[name]
-        assert own is not None  # noqa: S101  (there is a gradient for what is there only)
-        return np.broadcast_to(array, array.shape).reshape(own.shape)
+        assert own is not None  # noqa: S101  (only what the target takes has a gradient)
+        return gradient.reshape(own.shape)
 
 
-def solve_gradients(session: Session, model: Model, notes: Notebook) -> None:
-    """Compare the gradients with the golden's, or for what no Variant says with differences of the model."""
+def solve_gradients(session: Session, model: Model, form: Form, findings: Findings) -> None:
+    """Compare the gradients with the golden's, or with differences of the model where no Variant describes it."""
     target = session.target
     if not target.differentiable:
-        notes.unseen("gradients", f"{target.framework} has no automatic differentiation")
+        findings.not_observable("gradients", f"{target.framework} has no automatic differentiation")
         return
     dtype = "float32" if "float32" in session.accepts else session.accepts[0]
     problem = pose(session, dtype)
     try:
-        found = target.gradients(problem.x, problem.scale, problem.bias, problem.dy, **problem.others)
+        gradients = target.gradients(problem.x, problem.scale, problem.bias, problem.dy, **problem.others)
     except TargetError as error:
-        notes.found("gradients", "raise", str(error))
-        notes.defect(f"its gradient cannot be taken: {error}")
+        findings.add("gradients", "raise", str(error))
+        findings.defect(f"its gradient cannot be taken: {error}")
         return
     if not model.plain or (problem.scale is not None and problem.scale.size < session.n):
-        _by_differences(session, model, problem, found, notes)
-        return
+        _by_differences(session, model, form, problem, gradients, findings)
+    else:
+        _by_golden(session, model, form, problem, gradients, findings)
+
+
+def _by_golden(
+    session: Session, model: Model, form: Form, problem: Problem, gradients: Gradients, findings: Findings
+) -> None:
     variant = model.variant
     (dy, *primals), axes = problem.golden(session.layout)
-    gradients = dict(zip(_NAMES, rms_norm_vjp(dy, *primals, variant=variant, **axes), strict=True))
+    golden = dict(zip(_NAMES, rms_norm_vjp(dy, *primals, variant=variant, **axes), strict=True))
     units = term_sizes(*primals, dy=dy, tangents=(primals[0], None, None), variant=variant, **axes)  # type: ignore[arg-type]
     specs = [None if p is None else Spec(p.shape, p.dtype.name) for p in primals]
     call = resolve("identify", *specs, variant=variant, **axes)  # type: ignore[arg-type]
-    told, agree = [], True
-    for name, got in zip(_NAMES, found, strict=True):
-        if (
-            gradients[name] is None
-            or (name == "dscale" and notes["gain"] is False)
-            or (name == "dbias" and notes["bias"] is False)
-        ):
+    ignored = [name for name, applied in (("dscale", form.gain.applied), ("dbias", form.bias)) if not applied]
+    comparisons, agree = [], True
+    for name, got in zip(_NAMES, gradients, strict=True):
+        if golden[name] is None or name in ignored:
             continue
-        want = problem.back(name, gradients[name])
+        want = problem.own_shape(name, golden[name])
         mistake = _mistake(name, got, want, session, model, problem)
         if mistake:
-            notes.defect(mistake)
-            told.append(f"{name}: {mistake}")
+            findings.defect(mistake)
+            comparisons.append(f"{name}: {mistake}")
             agree = False
             continue
         assert got is not None  # noqa: S101  (a missing one is a mistake)
-        unit = problem.back(name, units[name]) * dtypes.unit_roundoff(want.dtype.name)
-        ratio = float(
-            np.max(np.abs(got.astype(np.float64) - want.astype(np.float64)) / np.maximum(unit, 1e-300), initial=0)
-        )
-        told.append(
-            f"{name} within {ratio:.2g} u of its terms (the kit allows {bound(name, call, want.dtype.name).ratio:.2g})"
-        )
-    notes.found("gradients", "agree" if agree else "wrong", f"{dtypes.short(dtype)}: " + "; ".join(told))
+        dtype = want.dtype.name
+        unit = problem.own_shape(name, units[name]) * dtypes.unit_roundoff(dtype)
+        error = np.abs(got.astype(np.float64) - want.astype(np.float64))
+        ratio = float(np.max(error / np.maximum(unit, 1e-300), initial=0))
+        allowed = bound(name, call, dtype).ratio
+        comparisons.append(f"{name} within {ratio:.2g} u of its terms (the kit allows {allowed:.2g})")
+    compared = f"{dtypes.short(problem.x.dtype.name)}: " + "; ".join(comparisons)
+    findings.add("gradients", "agree" if agree else "wrong", compared)
 
 
 def pose(session: Session, dtype: str, seed: int = 14) -> Problem:
     """Rows of very different size, so that eps matters, with random parameters and dy."""
     random = np.random.default_rng(seed)
-    count = session.few(24)
+    count = session.row_count(24)
     rows = random.normal(0.1, 1.0, (count, session.n)) * 10.0 ** random.uniform(-3.5, 1.5, (count, 1))
-    if not session.layout.endless:
-        rows = rows[: session.layout.multiple]
+    if not session.layout.unlimited:
+        rows = rows[: session.layout.rows_per_example]
         count = len(rows)
     values: dict[str, Any] = {}
-    if session.has("scale"):
+    if session.takes("scale"):
         values["scale"] = session.parameter("scale", random, -1.5, 1.5)
-    if session.has("bias"):
+    if session.takes("bias"):
         values["bias"] = session.parameter("bias", random, -1, 1)
-    x, given = session.arguments(rows / session.lift, dtype, **values)
-    scale, bias = given.pop("scale", None), given.pop("bias", None)
+    x, others = session.prepare(rows / session.lift, dtype, None, **values)
+    scale, bias = others.pop("scale", None), others.pop("bias", None)
     dy = cast(random.normal(0.1, 1.0, x.shape), dtype)
-    return Problem(x, scale, bias, dy, given)
+    return Problem(x, scale, bias, dy, others)
 
 
 def _mistake(name: str, got: Array | None, want: Array, session: Session, model: Model, problem: Problem) -> str | None:
@@ -146,46 +151,45 @@ def _close(a: Array, b: Array, name: str) -> bool:
 
 
 def _suspects(name: str, session: Session, model: Model, problem: Problem) -> dict[str, Array]:
-    """What usual mistakes would have given."""
+    """The gradient that each usual mistake would have given, by the sentence on the mistake."""
     layout, count = session.layout, problem.x.size // session.n
-    a, v = (layout.take(t.astype(np.float64), count) for t in (problem.x, problem.dy))
+    h, v = (layout.to_rows(t.astype(np.float64), count) for t in (problem.x, problem.dy))
     gain = 1.0 if problem.scale is None else layout.spread(problem.scale.astype(np.float64), count)
     o = model.variant.scale_offset if problem.scale is not None else 0.0
-    eps = model.eps_for(problem.x.dtype.name)
-    inverse = model.inverse_rms(a, eps)
-    u, normalised = v * (o + gain), a * inverse
-    counted = model.rows(a)
+    inverse = model.inverse_rms(h, model.eps_for(problem.x.dtype.name))
+    u, normalised = v * (o + gain), h * inverse
+    counted = model.counted(session.n)
     k = counted.sum()
-    q = np.where(counted, a * a, 0.0).sum(-1, keepdims=True) / k
+    q = np.where(counted, h * h, 0.0).sum(-1, keepdims=True) / k
 
     def slope(u: Array, square: Array) -> Array:
-        return np.where(counted, a, 0.0) * inverse * (u * a).sum(-1, keepdims=True) / k / square
+        return np.where(counted, h, 0.0) * inverse * (u * h).sum(-1, keepdims=True) / k / square
 
-    rho = {
+    squares = {
         "inside": 1 / inverse**2,
         "outside": np.sqrt(q) / inverse,
         "clamp": np.where(np.sqrt(q) * inverse < 1, np.inf, q),
     }
-    true = rho[model.variant.eps_position]
+    true = squares[model.variant.eps_position]
     parameter = problem.scale if name == "dscale" else problem.bias
     shape = () if parameter is None else parameter.shape
 
     def over_rows(terms: Array) -> Array:
         axes = tuple(axis for axis in range(problem.x.ndim) if axis not in layout.feature_axes)
-        return layout.place(terms)[tuple(slice(size) for size in problem.x.shape)].sum(axis=axes).reshape(shape)
+        return layout.to_x(terms)[tuple(slice(size) for size in problem.x.shape)].sum(axis=axes).reshape(shape)
 
     if name == "dx":
-        found = {
+        suspects = {
             "the gradient for x takes 1 / rho for a constant": u * inverse,
             "the gradient for x leaves eps out": u * inverse - slope(u, q),
             "the gradient for x leaves the gain out": v * inverse - slope(v, true),
             "the gradient for x leaves the offset of the gain out": v * gain * inverse - slope(v * gain, true),
             "the gradient for x is the gradient for y": v,
         }
-        return {sentence: layout.place(rows) for sentence, rows in found.items()}
+        return {sentence: layout.to_x(rows) for sentence, rows in suspects.items()}
     if name == "dscale":
         return {
-            "the gradient for the gain is that of x, not of the normalised x": over_rows(v * a),
+            "the gradient for the gain is that of x, not of the normalised x": over_rows(v * h),
             "the gradient for the gain is the gradient for the bias": over_rows(v),
             "the gradient for the gain is a mean over rows, not a sum": over_rows(v * normalised) / count,
         }
@@ -193,20 +197,20 @@ def _suspects(name: str, session: Session, model: Model, problem: Problem) -> di
 
 
 def _by_differences(
-    session: Session, model: Model, problem: Problem, found: tuple[Array | None, ...], notes: Notebook
+    session: Session, model: Model, form: Form, problem: Problem, gradients: Gradients, findings: Findings
 ) -> None:
     """Along random directions in each row: dx against a central difference of the model in float64."""
-    got = found[0]
+    got, dscale, dbias = gradients
     if got is None:
-        notes.defect("there is no gradient for x")
-        notes.found("gradients", "wrong", "dx is missing")
+        findings.defect("there is no gradient for x")
+        findings.add("gradients", "wrong", "dx is missing")
         return
     model = replace(model, variant=model.variant.replace(eps=model.eps_for(problem.x.dtype.name)))
     layout, count = session.layout, problem.x.size // session.n
-    x, v, dx = (layout.take(t.astype(np.float64), count) for t in (problem.x, problem.dy, got))
+    x, v, dx = (layout.to_rows(t.astype(np.float64), count) for t in (problem.x, problem.dy, got))
     spread = [None if p is None else layout.spread(p.astype(np.float64), count) for p in (problem.scale, problem.bias)]
     z = problem.others.get("gate")
-    gate = None if z is None else layout.take(z.astype(np.float64), count)
+    gate = None if z is None else layout.to_rows(z.astype(np.float64), count)
     if "gate_vector" in problem.others:
         gate = layout.spread(problem.others["gate_vector"].astype(np.float64), count)
     size = np.sqrt(np.mean(x**2, axis=-1, keepdims=True))
@@ -219,13 +223,15 @@ def _by_differences(
         along = (v * (moved[0] - moved[1])).sum(-1) / (2 * step)
         terms = np.abs(dx * t).sum(-1) + np.abs(along)
         worst = max(worst, float(np.max(np.abs((dx * t).sum(-1) - along) / np.maximum(terms, 1e-30))))
-    missing = [name for name, value, role in zip(("dscale", "dbias"), found[1:], ("gain", "bias"), strict=True)
-               if value is None and notes[role]]  # fmt: skip
-    for name in missing:
-        notes.defect(f"there is no gradient for the {'gain' if name == 'dscale' else 'bias'}")
+    missing = [
+        words
+        for words, gradient, applied in (("the gain", dscale, form.gain.applied), ("the bias", dbias, form.bias))
+        if gradient is None and applied
+    ]
+    for words in missing:
+        findings.defect(f"there is no gradient for {words}")
     if worst > _WRONG:
-        notes.defect(f"the gradient for x is wrong by {100 * worst:.2g} %, against differences")
-    notes.found(
-        "gradients", "wrong" if worst > _WRONG or missing else "agree",
-        f"{dtypes.short(problem.x.dtype.name)}: dx against differences of the model, within {worst:.1g}",
-    )  # fmt: skip
+        findings.defect(f"the gradient for x is wrong by {100 * worst:.2g} %, against differences")
+    wrong, dtype = worst > _WRONG or bool(missing), dtypes.short(problem.x.dtype.name)
+    evidence = f"{dtype}: dx against differences of the model, within {worst:.1g}"
+    findings.add("gradients", "wrong" if wrong else "agree", evidence)

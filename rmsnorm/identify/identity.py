@@ -1,13 +1,13 @@
-"""What identify found out: the value that everything else here makes or shows."""
+"""What identify learned about a target, as a value, as JSON and as a report."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from rmsnorm.variants import PRESETS, Variant, get_variant
 
@@ -18,12 +18,12 @@ FIELDS = tuple(f.name for f in fields(Variant) if f.name not in ("name", "scale_
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found, and what shows it.
+    """One thing that was learned, and its evidence.
 
     Attributes:
-        name: what it is about, such as ``eps``.
+        name: the question, such as ``eps``.
         value: a number, a word or a list; None where it is not observable.
-        evidence: what was seen, or why nothing can be.
+        evidence: what was seen, or why nothing can be seen.
     """
 
     name: str
@@ -41,12 +41,14 @@ class Identity:
         kind: ``rmsnorm``, ``layernorm``, ``rms_scaling`` (the variance in the denominator only) or ``none``.
         variant: the solved fields; those that are not observable are the standard variant's. None where no
             variant describes it.
-        recognised: it is an RMSNorm, fresh data confirmed all that is said here, and it has no defect.
-        plain: recognised, and the variant says it all: no gate, no groups.
+        recognised: it is an RMSNorm, fresh data confirmed every finding, and it has no defect.
+        plain: recognised, and the variant describes it completely: no gate, no groups.
         findings: one for each question, in the order of the report.
         defects: sentences.
         nearest: (preset, distance), nearest first: largest relative difference of y over rows of many sizes.
         seconds: how long it took.
+        last_axes: whether the normalised axes are the last ones.
+        activation: the function of its gate, None without a gate.
     """
 
     target: str
@@ -59,13 +61,20 @@ class Identity:
     defects: tuple[str, ...]
     nearest: tuple[tuple[str, float], ...]
     seconds: float = 0.0
+    last_axes: bool = True
+    activation: str | None = None
 
     def __getitem__(self, name: str) -> Any:
         """The value of a finding, None where it is not observable or was not asked."""
         return next((finding.value for finding in self.findings if finding.name == name), None)
 
+    @property
+    def answered(self) -> bool:
+        """Whether it answered as a function of x: a target that raised has no finding on its kind."""
+        return any(finding.name == "kind" for finding in self.findings)
+
     def differences(self, variant: str | Variant) -> tuple[str, ...]:
-        """Sentences on what is observable here and otherwise in a variant.
+        """Sentences on the observable fields that are different in a variant.
 
         Raises:
             ValueError: there is no preset of that name.
@@ -73,28 +82,30 @@ class Identity:
         wanted = get_variant("Identity.differences", variant)
         if self.variant is None:
             return (f"kind is {self.kind!r}, {wanted.name} is RMSNorm",)
-        seen = {finding.name for finding in self.findings if finding.value is not None}
         return tuple(
             f"{name} is {getattr(self.variant, name)!r}, {wanted.name} has {getattr(wanted, name)!r}"
-            for name in FIELDS
-            if name in seen and getattr(self.variant, name) != getattr(wanted, name)
+            for name in self._different_fields(wanted)
         )
+
+    def _different_fields(self, wanted: Variant) -> list[str]:
+        observed = {finding.name for finding in self.findings if finding.value is not None}
+        return [name for name in FIELDS if name in observed and getattr(self.variant, name) != getattr(wanted, name)]
 
     @property
     def json(self) -> dict[str, Any]:
-        """Everything, in what json.dumps takes; an infinite distance is None."""
+        """Everything, as values that json.dumps takes; an infinite distance is None."""
         return _plain(asdict(self))
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Identity:
-        """The identity that ``json`` was made of."""
+        """The identity from its ``json``."""
         variant = data["variant"]
         return Identity(**{
             **data,
             "variant": None if variant is None else Variant(**variant),
             "findings": tuple(Finding(**finding) for finding in data["findings"]),
             "defects": tuple(data["defects"]),
-            "nearest": tuple((name, math.inf if far is None else far) for name, far in data["nearest"]),
+            "nearest": tuple((name, math.inf if d is None else d) for name, d in data["nearest"]),
         })  # fmt: skip
 
     @property
@@ -120,35 +131,43 @@ def _plain(value: Any) -> Any:
 
 def headline(identity: Identity) -> str:
     """What it is, in one sentence."""
-    name = identity.target
     if identity.kind == "none":
-        reason = next((f.evidence for f in identity.findings if f.name == "kind"), None)
-        return f"{name} is not recognised: {reason or next(iter(identity.defects), 'nothing is known of it')}"
+        return f"{identity.target} is {_unrecognised(identity)}"
     if identity.kind == "layernorm":
-        where = "" if str(identity["axes"]).startswith("last") else f" along axis {identity['axes']}"
-        return f"{name} is LayerNorm{where}, not RMSNorm"
+        where = "" if identity.last_axes else f" along axis {identity['axes']}"
+        return f"{identity.target} is LayerNorm{where}, not RMSNorm"
     if identity.kind == "rms_scaling":
-        return f"{name} is not RMSNorm: x is divided by the root of its variance, as keras_rms_scaling does"
-    text = f"{name} is {'' if identity.recognised else 'close to '}RMSNorm: {described(identity)}"
-    return text if identity.recognised else f"{text}; {len(identity.defects)} defect{'s' * (len(identity.defects) > 1)}"
+        return f"{identity.target} is not RMSNorm: x is divided by the root of its variance, as keras_rms_scaling does"
+    if identity.recognised:
+        return f"{identity.target} is RMSNorm: {described(identity)}"
+    count = len(identity.defects)
+    defects = "1 defect" if count == 1 else f"{count} defects"
+    return f"{identity.target} is close to RMSNorm: {described(identity)}; {defects}"
+
+
+def _unrecognised(identity: Identity) -> str:
+    reasons = [finding.evidence for finding in identity.findings if finding.name == "kind"]
+    return f"not recognised: {next(iter([*reasons, *identity.defects]), 'nothing is known of it')}"
 
 
 def described(identity: Identity) -> str:
-    """The variant by its name, or by the nearest one and what is otherwise."""
+    """The variant by its name, or by the closest preset and the fields that differ."""
     assert identity.variant is not None  # noqa: S101  (what is RMSNorm has one)
     preset = closest(identity)
-    others = identity.differences(preset)
-    extras = [f"in groups of {identity['group_size']}"] if identity["group_size"] else []
-    extras += [f"with a {identity['gate'].split(' ')[0].rstrip(',')} gate"] if identity["gate"] else []
     text = f"the variant {preset.name}"
-    if others:
-        text += " but " + ", ".join(sentence.split(", " + preset.name)[0] for sentence in others)
-    return ", ".join([text, *extras])
+    different = [f"{name} is {getattr(identity.variant, name)!r}" for name in identity._different_fields(preset)]
+    if different:
+        text += " but " + ", ".join(different)
+    if identity["group_size"]:
+        text += f", in groups of {identity['group_size']}"
+    if identity.activation:
+        text += f", with a {identity.activation} gate"
+    return text
 
 
 def closest(identity: Identity) -> Variant:
-    """The preset that differs in the fewest fields that were seen; of these the nearest one."""
-    order = {name: place for place, (name, _) in enumerate(identity.nearest)}
+    """The preset that differs in the fewest observable fields; of several the nearest one."""
+    order = {name: position for position, (name, _) in enumerate(identity.nearest)}
     own = identity.variant.name if identity.variant else ""
     return min(
         PRESETS.values(),
@@ -156,18 +175,31 @@ def closest(identity: Identity) -> Variant:
     )
 
 
-def lines(identity: Identity) -> list[tuple[str, str, str]]:
-    """(name, value, evidence) of every line of the report."""
-    rows = [(finding.name, shown(finding), finding.evidence) for finding in identity.findings]
-    rows += [("defect", sentence, "") for sentence in identity.defects]
-    if identity.nearest:
-        near = ", ".join(f"{name} {distance:.1e}" for name, distance in identity.nearest[:_NEAR])
-        rows.append(("nearest", near, "largest difference of y, as a share of the largest |y| of its row"))
-    return rows
+class Row(NamedTuple):
+    """A row of the report."""
+
+    name: str
+    value: str
+    evidence: str
+    observable: bool = True
 
 
-def shown(finding: Finding) -> str:
-    return "not observable" if finding.value is None and finding.name != "partial" else _word(finding.value)
+def finding_rows(identity: Identity) -> list[Row]:
+    return [_row(finding) for finding in identity.findings]
+
+
+def nearest_rows(identity: Identity) -> list[Row]:
+    """One row, or none where no preset was compared."""
+    if not identity.nearest:
+        return []
+    near = ", ".join(f"{name} {distance:.1e}" for name, distance in identity.nearest[:_NEAR])
+    return [Row("nearest", near, "largest difference of y, as a share of the largest |y| of its row")]
+
+
+def _row(finding: Finding) -> Row:
+    if finding.value is None and finding.name != "partial":  # partial is None where every element counts
+        return Row(finding.name, "not observable", finding.evidence, observable=False)
+    return Row(finding.name, _word(finding.value), finding.evidence)
 
 
 def _word(value: Any) -> str:
@@ -180,23 +212,23 @@ def _word(value: Any) -> str:
 
 def text(identity: Identity) -> str:
     """The report, as lines of plain text."""
-    written = [headline(identity)]
-    for name, value, evidence in lines(identity):
-        start = f"  {name:<17} "
-        line = f"{start}{value}{f' - {evidence}' if evidence else ''}"
-        written += textwrap.wrap(
+    lines = [headline(identity)]
+    defects = [Row("defect", sentence, "") for sentence in identity.defects]
+    for row in [*finding_rows(identity), *defects, *nearest_rows(identity)]:
+        start = f"  {row.name:<17} "
+        line = f"{start}{row.value}{f' - {row.evidence}' if row.evidence else ''}"
+        lines += textwrap.wrap(
             line, 118, subsequent_indent=" " * len(start), break_long_words=False, break_on_hyphens=False
         )
-    return "\n".join(written)
+    return "\n".join(lines)
 
 
 def cluster(identity: Identity) -> str:
-    """What puts two targets into the same cluster of a sweep: what they compute, not where."""
+    """What it computes, whatever its name: targets with the same text are one cluster of a sweep."""
     if identity.kind == "none":
-        return headline(identity).removeprefix(f"{identity.target} is ")
+        return _unrecognised(identity)
     if identity.kind != "rmsnorm":
         return {"layernorm": "LayerNorm", "rms_scaling": "rms_scaling"}[identity.kind]
-    parts: Sequence[str] = [described(identity), *identity.defects]
-    if identity["gain"] is False:
-        parts = [parts[0] + ", without a gain", *parts[1:]]
-    return "; ".join(part.replace(identity.target, "it") for part in parts)
+    gain = ", without a gain" if identity["gain"] is False else ""
+    defects = [sentence.replace(identity.target, "it") for sentence in identity.defects]
+    return "; ".join([described(identity) + gain, *defects])

@@ -1,4 +1,4 @@
-"""What identify says a target computes, as a function: a Variant, and what no Variant can say."""
+"""What a target computes, as a function: a Variant, and what no Variant can say."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from rmsnorm.call import Call, Spec, resolve
 from rmsnorm.numpy_impl.double_double import DoubleDouble
 from rmsnorm.targets.bridges import Array
 from rmsnorm.variants import Variant
+
+Divisor = Literal["k", "k - 1", "n", "1"]
+Position = Literal["before", "after"]  # of the normalisation
 
 
 def _sigmoid(z: Array) -> Array:
@@ -37,10 +40,10 @@ ACTIVATIONS: Final[dict[str, Callable[[Array], Array]]] = {
 
 @dataclass(frozen=True)
 class Gate:
-    """A factor act(gate) of x or of y; gate is an input, or for ``vector`` a parameter times x."""
+    """A factor act(gate) of x or of y; the gate is an input, or for ``vector`` a parameter times x."""
 
     activation: str
-    position: Literal["before", "after"]
+    position: Position
     vector: bool = False
 
     def __call__(self, x: Array, gate: Array) -> Array:
@@ -64,24 +67,24 @@ class Stages:
 
 @dataclass(frozen=True)
 class Model:
-    """y = (o + gain) * a / rho + bias, with everything that can be otherwise.
+    """y = h / rho * (o + gain) + bias, with every way to differ from a Variant that identify knows.
 
     Attributes:
-        variant: the fields that have names.
+        variant: the choices that a Variant names.
         centred: the mean is subtracted from the numerator too, as LayerNorm does.
         divisor: of the sum of squares: k, k - 1, n, or 1 for the norm itself.
         last: the counted elements are the last k.
         eps_of_max: eps was not rescaled with x / max|x|, and is eps * max^2.
         gain_first: the gain multiplies x before the statistic is taken.
-        factor: of y, constant.
-        gate: a factor that depends on more.
+        factor: a constant factor of y.
+        gate: a factor that depends on another input or parameter.
         narrow_eps: eps for 16-bit x, by dtype, where it is another.
         gain_rounded: o + gain is rounded to the dtype of the gain.
     """
 
     variant: Variant
     centred: bool = False
-    divisor: Literal["k", "k - 1", "n", "1"] = "k"
+    divisor: Divisor = "k"
     last: bool = False
     eps_of_max: bool = False
     gain_first: bool = False
@@ -99,33 +102,31 @@ class Model:
         """Whether the variant alone says it all."""
         return self == Model(self.variant)
 
-    def rows(self, x: Array, n: int | None = None) -> Array:
-        """Which elements count."""
-        n = n or x.shape[-1]
-        k = self.variant.counted(n)
+    def counted(self, n: int) -> Array:
+        """Which of n elements enter the statistic."""
         order = np.arange(n)[::-1] if self.last else np.arange(n)
-        return order < k
+        return order < self.variant.counted(n)
 
     def inverse_rms(self, x: Array, eps: float, stages: Stages | None = None) -> Array:
         """1 / rho of every row, in float64 but for the roundings of ``stages``."""
-        a = x.astype(np.float64)
-        counted = self.rows(a)
-        k, n = int(counted.sum()), a.shape[-1]
-        c = np.where(counted, a, 0.0)
+        h = x.astype(np.float64)
+        n = h.shape[-1]
+        counted = self.counted(n)
+        k = int(counted.sum())
+        c = np.where(counted, h, 0.0)
         if self.centred or self.variant.statistic == "variance":
-            c = np.where(counted, a - c.sum(-1, keepdims=True) / k, 0.0)
+            c = np.where(counted, h - c.sum(-1, keepdims=True) / k, 0.0)
         squares = rounded(c * c, stages.dtype) if stages and stages.squares else c * c
         size = {"k": k, "k - 1": max(k - 1, 1), "n": n, "1": 1}[self.divisor]
         q = squares.sum(-1, keepdims=True) / size
         if stages and stages.mean:
             q = rounded(q, stages.dtype)
         if self.eps_of_max:
-            eps = eps * np.max(np.abs(a), axis=-1, keepdims=True) ** 2
-        place = self.variant.eps_position
-        if place == "inside":
+            eps = eps * np.max(np.abs(h), axis=-1, keepdims=True) ** 2
+        if self.variant.eps_position == "inside":
             q = q + eps
             rho = np.sqrt(rounded(q, stages.dtype) if stages and stages.mean else q)
-        elif place == "outside":
+        elif self.variant.eps_position == "outside":
             rho = np.sqrt(q) + eps
         else:
             rho = np.maximum(np.sqrt(q), eps / math.sqrt(k))
@@ -135,8 +136,8 @@ class Model:
 
     def call(self, x: Array, gain: Array | None, bias: Array | None) -> Call:
         """Dtypes of a call of the variant on such rows."""
-        spec = [None if p is None else Spec((x.shape[-1],), p.dtype.name) for p in (gain, bias)]
-        return resolve("identify", Spec(x.shape, x.dtype.name), *spec, variant=self.variant)
+        specs = [None if p is None else Spec((x.shape[-1],), p.dtype.name) for p in (gain, bias)]
+        return resolve("identify", Spec(x.shape, x.dtype.name), *specs, variant=self.variant)
 
     def predict(
         self,
@@ -147,12 +148,12 @@ class Model:
         stages: Stages | None = None,
         result: str | None = None,
     ) -> Array:
-        """y of rows, for parameters spread over them, in the dtype that the variant gives it."""
+        """y of rows, for the parameters at each of their elements, in the dtype that the variant gives it."""
         with np.errstate(all="ignore"):
             return self._predict(x, gain, bias, gate, stages, result)
 
     def terms(self, x: Array, gain: Array | None, bias: Array | None, gate: Array | None) -> Array:
-        """Sum of the absolute values of what is added to make y: the unit of its rounding error."""
+        """Sum of the absolute values of the terms of y: the unit of its rounding error."""
         wide = replace(self, variant=self.variant.replace(scale_offset=0.0, rounding="after_scale", result_dtype="x"))
         ones = None if gain is None or self.gain_first else np.ones(x.shape)
         g = None if gain is None else self.variant.scale_offset + gain.astype(np.float64)
@@ -182,16 +183,16 @@ class Model:
             g = rounded(offset + gain.astype(np.float64), gain.dtype.name) - offset
         o = self.variant.scale_offset if g is not None else 0.0
         activation = None if self.gate is None or gate is None else self.gate(wide, gate.astype(np.float64))
-        a = wide * activation if self.gate and self.gate.position == "before" and activation is not None else wide
+        h = wide * activation if self.gate and self.gate.position == "before" and activation is not None else wide
         if self.gain_first and g is not None:
-            a, g, o = rounded(a * (o + g), call.x), None, 0.0
-        inverse = self.inverse_rms(a, self.eps_for(x.dtype.name), stages)
+            h, g, o = rounded(h * (o + g), call.x), None, 0.0
+        inverse = self.inverse_rms(h, self.eps_for(x.dtype.name), stages)
         if self.centred:
-            counted = self.rows(a)
-            a = a - np.where(counted, a, 0.0).sum(-1, keepdims=True) / counted.sum()
+            counted = self.counted(h.shape[-1])
+            h = h - np.where(counted, h, 0.0).sum(-1, keepdims=True) / counted.sum()
         free = self.variant.rounding == "input_dtype" and stages is not None
         norm, product = (call.x, call.x) if free else (call.norm, call.product)
-        y = a * inverse * self.factor
+        y = h * inverse * self.factor
         if norm is not None:
             y = rounded(y, norm)
         if g is not None:
@@ -211,5 +212,5 @@ def cast(x: Array, dtype: str) -> Array:
 
 
 def rounded(x: Any, dtype: str) -> Array:
-    """The same as float64."""
+    """An array in that dtype, as float64."""
     return cast(x, dtype).astype(np.float64)

@@ -6,16 +6,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
+from rmsnorm.identify.findings import Findings
+from rmsnorm.identify.form import NotRms
+from rmsnorm.identify.session import Session
+from rmsnorm.identify.statistic import Counted, find_counted
 from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import TargetError
+from rmsnorm.variants import PartialRounding
 
-Rounding = Literal["ceil", "floor"]
 WIDTHS: Final = range(8, 161)
 _MOST: Final = 8  # widths that are asked for
-_RULES: Final[tuple[tuple[Rounding, bool], ...]] = (("ceil", False), ("floor", False), ("ceil", True), ("floor", True))
+# rounding, and whether n p is computed in floating point
+_RULES: Final[tuple[tuple[PartialRounding, bool], ...]] = (
+    ("ceil", False),
+    ("floor", False),
+    ("ceil", True),
+    ("floor", True),
+)
 _SIMPLE: Final = tuple(
     dict.fromkeys(
         [Fraction(i, 100) for i in range(1, 100)] + [Fraction(a, b) for b in (2, 3, 4, 8, 16, 32) for a in range(1, b)]
@@ -34,14 +45,40 @@ class Partial:
     Attributes:
         p: the simplest fraction that gives every k that was seen.
         rounding: None where both give the same.
-        floating: n p was computed in floating point, and k is wrong where that is.
+        floating: n p was computed in floating point, and k is wrong where n p is.
         seen: k at the widths that were asked for.
     """
 
     p: Fraction
-    rounding: Rounding | None
+    rounding: PartialRounding | None
     floating: bool
     seen: Mapping[int, int]
+
+
+def solve_partial(session: Session, counted: Counted, findings: Findings) -> Partial | None:
+    """The fraction of a row that enters the statistic, None for all of it."""
+    if counted.k == session.n:
+        findings.add("partial", None, f"all {session.n} elements of a row change the others")
+        return None
+    single = len(session.layout.axes) == 1 and not session.layout.group
+
+    def measure(n: int) -> int | None:
+        resized = session.resized(n) if single else None
+        try:
+            return None if resized is None else find_counted(resized).k
+        except (NotRms, TargetError):  # for example the variance of one element
+            return None
+
+    partial = fit_partial({session.n: counted.k}, measure)
+    listed = ", ".join(f"{k} of {n}" for n, k in partial.seen.items())
+    findings.add("partial", float(partial.p), f"the {counted.end} elements that change the others: {listed}")
+    if partial.rounding is None:
+        findings.not_observable("partial_rounding", f"ceil and floor give the k that was seen: {listed}")
+    else:
+        findings.add("partial_rounding", partial.rounding, f"k = {partial.rounding}(n p) at every width")
+    if partial.floating:
+        findings.defect(f"k = {partial.rounding}(n p) is computed in floating point: {listed}")
+    return partial
 
 
 @cache
@@ -54,54 +91,55 @@ def _table(n: int) -> Array:
     return np.clip(np.stack(k), 1, n).astype(np.int32)
 
 
-def solve_partial(known: Mapping[int, int], measure: Callable[[int], int | None]) -> Partial:
+def fit_partial(known: Mapping[int, int], measure: Callable[[int], int | None]) -> Partial:
     """Find the simplest p, and the rounding, that give k at every width.
 
     Args:
         known: k at the widths that were measured.
-        measure: k at another width, None where it cannot be seen.
+        measure: k at another width, None where it is not observable.
 
     Example:
-        >>> found = solve_partial({64: 5}, lambda n: -(-7 * n // 100))
-        >>> found.p, found.rounding, found.floating
+        >>> partial = fit_partial({64: 5}, lambda n: -(-7 * n // 100))
+        >>> partial.p, partial.rounding, partial.floating
         (Fraction(7, 100), 'ceil', False)
     """
     seen = dict(known)
     asked = set(seen)
     while len(asked) < _MOST:
-        alive = _alive(seen)
-        simple = alive.copy()
+        possible = _possible(seen)
+        simple = possible.copy()
         simple[:, len(_SIMPLE) :] = False
-        n = _telling(simple if simple.any() else alive, asked)
+        n = _most_telling(simple if simple.any() else possible, asked)
         if n is None:
             break
         asked.add(n)
         k = measure(n)
         if k is not None:
             seen[n] = k
-    alive = _alive(seen)
-    if not alive.any():
+    possible = _possible(seen)
+    if not possible.any():
         n, k = max(seen.items())
         return Partial(Fraction(k, n), None, False, seen)
-    best = int(np.flatnonzero(alive.any(axis=0))[0])
-    rule = int(np.flatnonzero(alive[:, best])[0])
-    either = len(seen) == len(known) or set(seen.values()) == {1} or bool(alive[0, best] and alive[1, best])
+    best = int(np.flatnonzero(possible.any(axis=0))[0])
+    rule = int(np.flatnonzero(possible[:, best])[0])
+    either = len(seen) == len(known) or set(seen.values()) == {1} or bool(possible[0, best] and possible[1, best])
     return Partial(_EVERY[best], None if either else _RULES[rule][0], _RULES[rule][1], seen)
 
 
-def _alive(seen: Mapping[int, int]) -> Array:
-    alive = np.ones((len(_RULES), len(_EVERY)), bool)
+def _possible(seen: Mapping[int, int]) -> Array:
+    """The rules and fractions that give every k."""
+    possible = np.ones((len(_RULES), len(_EVERY)), bool)
     for n, k in seen.items():
-        alive &= _table(n) == k
-    return alive
+        possible &= _table(n) == k
+    return possible
 
 
-def _telling(alive: Array, asked: set[int]) -> int | None:
-    """The width at which those that are left disagree most, None where they agree at all of them."""
+def _most_telling(possible: Array, asked: set[int]) -> int | None:
+    """The width at which the possible rules disagree most, None where they agree at all of them."""
     best, most = None, 0.0
     for n in WIDTHS:
         if n not in asked:
-            counts = np.bincount(_table(n)[alive])
+            counts = np.bincount(_table(n)[possible])
             shares = counts[counts > 0] / counts.sum()
             entropy = float(-(shares * np.log(shares)).sum())
             if entropy > most + 1e-9:

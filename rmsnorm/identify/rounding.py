@@ -1,4 +1,4 @@
-"""In which dtypes the work is done: of the statistic, of the product, of y; and where it is rounded."""
+"""The dtypes of the statistic, of the product and of y, and where results are rounded."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Notebook
+from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.model import Model, Stages, rounded
-from rmsnorm.identify.session import Session
+from rmsnorm.identify.session import Answer, Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 from rmsnorm.variants import ResultDtype, Rounding
@@ -24,6 +24,8 @@ PAIRS: Final = (
     ("float64", "float32"),
 )  # fmt: skip
 _RULES: Final[tuple[ResultDtype, ...]] = ("x", "promote", "scale", "half_scale")
+Pair = tuple[str, str]  # dtypes of x and of the gain
+Scores = dict[Rounding, dict[Pair, float]]
 SHARE: Final = 0.99  # of identical bits: arithmetic in float32 moves 0.2 % of float16, a wrong rounding point 25 %
 
 
@@ -42,25 +44,28 @@ class Numerics:
     stages: dict[str, Stages | None]
     rounding: Rounding | None
     result: ResultDtype | None
-    results: dict[tuple[str, str], str]
-    exact: dict[tuple[str, str], float]
+    results: dict[Pair, str]
+    exact: dict[Pair, float]
     gain_rounded: bool = False
 
 
-def solve_stages(session: Session, model: Model, notes: Notebook) -> dict[str, Stages | None]:
+class Unexplained(Exception):
+    """No choice of narrow stages gives the y that was seen."""
+
+
+def solve_stages(session: Session, model: Model, findings: Findings) -> dict[str, Stages | None]:
     """For each dtype of x: the fewest narrow stages of 1 / rho that explain y."""
-    found: dict[str, Stages | None] = {}
-    unknown: list[str] = []
+    by_dtype: dict[str, Stages | None] = {}
+    unexplained: list[str] = []
     for dtype in session.accepts:
-        stages = _stages(session, model, dtype)
-        if stages == "unknown":
-            unknown.append(dtype)
-        else:
-            found[dtype] = stages if isinstance(stages, Stages) else None
-    for dtype in unknown:  # a sum in the dtype of x, in some order: taken for the whole chain in that dtype
-        found[dtype] = Stages(dtype, squares=True, mean=True, inverse=True)
-    _tell(session, found, unknown, notes)
-    return found
+        try:
+            by_dtype[dtype] = _stages(session, model, dtype)
+        except Unexplained:
+            unexplained.append(dtype)
+    for dtype in unexplained:  # a sum in the dtype of x, in some order: taken for the whole chain in that dtype
+        by_dtype[dtype] = Stages(dtype, squares=True, mean=True, inverse=True)
+    _report_stages(by_dtype, unexplained, findings)
+    return by_dtype
 
 
 def whole(stages: Stages | None, dtype: str) -> bool:
@@ -68,35 +73,36 @@ def whole(stages: Stages | None, dtype: str) -> bool:
     return bool(stages and stages.dtype == dtype and (stages.rho or (stages.mean and stages.inverse)))
 
 
-def _stages(session: Session, model: Model, dtype: str) -> Stages | str | None:
-    x = _telling_rows(session, dtype)
-    y = session.rows(x / session.lift, dtype)
-    x, y = x.astype(dtype), y.astype(np.float64) / session.factor
-    eps = model.eps_for(dtype)
+def _stages(session: Session, model: Model, dtype: str) -> Stages | None:
+    rows = _telling_rows(session, dtype)
+    y = session.rows(rows / session.lift, dtype)
+    x, y = rows.astype(dtype), y.astype(np.float64) / session.factor
     if model.centred or not np.all(np.isfinite(y)):
         return None
-    for arithmetic in ("float64", "float32") if dtype == "float64" else ("float32",):
-        low, high = _bounds(x.astype(np.float64), y, dtype, session.n, arithmetic)
-        found = _explain(model, x, eps, dtype, low, high)
-        if found != "unknown":
-            return found
-    return "unknown"
+    if dtype == "float64":
+        try:
+            return _explain(session, model, x, y, dtype, "float64")
+        except Unexplained:
+            pass
+    return _explain(session, model, x, y, dtype, "float32")
 
 
-def _explain(model: Model, x: Array, eps: float, dtype: str, low: Array, high: Array) -> Stages | str | None:
+def _explain(session: Session, model: Model, x: Array, y: Array, dtype: str, arithmetic: str) -> Stages | None:
+    low, high = _bounds(x.astype(np.float64), y, dtype, session.n, arithmetic)
     if not np.all(low <= high):
-        return "unknown"
+        raise Unexplained
     narrow = [
         name for name in ("bfloat16", "float16", "float32") if dtypes.unit_roundoff(name) >= dtypes.unit_roundoff(dtype)
     ]
     if dtype == "float64":
-        narrow.remove("float32")  # said as the dtype of the statistic
+        narrow.remove("float32")  # reported as the dtype of the statistic
+    eps = model.eps_for(dtype)
     with np.errstate(all="ignore"):
         for stages in [None, *_choices(narrow, dtype)]:
             inverse = model.inverse_rms(x, eps, stages)[:, 0] * model.factor
             if np.all((low <= inverse) & (inverse <= high)):
                 return stages
-    return "unknown"
+    raise Unexplained
 
 
 def _choices(narrow: Iterable[str], dtype: str) -> list[Stages]:
@@ -107,7 +113,7 @@ def _choices(narrow: Iterable[str], dtype: str) -> list[Stages]:
 def _telling_rows(session: Session, dtype: str) -> Array:
     """Rows whose squares all err to one side when they are rounded to 16 bits, and random ones."""
     random = np.random.default_rng(10)
-    half = session.few(16)
+    half = session.row_count(16)
     shape = (2 * half, session.n)
     rows = random.uniform(0.25, 2.0, shape) * random.choice([-1.0, 1.0], shape)
     narrow = dtype if dtype in dtypes.HALF else "bfloat16"
@@ -135,64 +141,57 @@ def _bounds(x: Array, y: Array, dtype: str, n: int, arithmetic: str) -> tuple[Ar
     return np.max(low, axis=-1) * (1 - slack), np.min(high, axis=-1) * (1 + slack)
 
 
-def _tell(session: Session, found: dict[str, Stages | None], unknown: list[str], notes: Notebook) -> None:
-    halves = [dtype for dtype in found if dtype in dtypes.HALF]
-    if halves and all(whole(found[dtype], dtype) for dtype in halves):
-        notes.found("statistic_dtype", "that of x", "1 / rho is what arithmetic in 16 bits gives, step by step")
+def _report_stages(by_dtype: dict[str, Stages | None], unexplained: list[str], findings: Findings) -> None:
+    halves = [dtype for dtype in by_dtype if dtype in dtypes.HALF]
+    if halves and all(whole(by_dtype[dtype], dtype) for dtype in halves):
+        findings.add("statistic_dtype", "that of x", "1 / rho is what arithmetic in 16 bits gives, step by step")
         return
     if not halves:
-        notes.unseen("statistic_dtype", "it takes no 16-bit x")
-    elif not any(found[dtype] for dtype in halves):
-        notes.found("statistic_dtype", "float32 or wider", "the exact 1 / rho explains every element of 16-bit y")
-    for dtype, stages in found.items():
+        findings.not_observable("statistic_dtype", "it takes no 16-bit x")
+    elif not any(by_dtype[dtype] for dtype in halves):
+        findings.add("statistic_dtype", "float32 or wider", "the exact 1 / rho explains every element of 16-bit y")
+    for dtype, stages in by_dtype.items():
         if stages is None:
             continue
-        if dtype in unknown:
-            notes.defect(f"for {dtype} x, 1 / rho errs by more than float32 arithmetic does")
+        if dtype in unexplained:
+            findings.defect(f"for {dtype} x, 1 / rho errs by more than float32 arithmetic does")
             continue
-        names = {"squares": "the squares", "mean": "the mean square", "rho": "rho", "inverse": "1 / rho"}
-        parts = [text for name, text in names.items() if getattr(stages, name)]
-        listed = " and ".join(parts)
-        verb = "are" if parts[0] == "the squares" or len(parts) > 1 else "is"
-        place = ", before the cast to float32" if parts == ["the squares"] and stages.dtype == dtype else ""
-        place = " before the product with x" if parts == ["1 / rho"] else place
-        notes.defect(f"for {dtype} x, {listed} {verb} rounded to {stages.dtype}{place}")
+        listed = _listed(stages)
+        verb = "are" if stages.squares or stages.count > 1 else "is"
+        findings.defect(f"for {dtype} x, {listed} {verb} rounded to {stages.dtype}{_before(stages, dtype)}")
         if dtype in halves:
-            notes.found("statistic_dtype", f"{listed} in {stages.dtype}", "the only roundings that explain 16-bit y")
+            findings.add("statistic_dtype", f"{listed} in {stages.dtype}", "the only roundings that explain 16-bit y")
 
 
-def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | None], notes: Notebook) -> Numerics:
+def _listed(stages: Stages) -> str:
+    names = {"squares": "the squares", "mean": "the mean square", "rho": "rho", "inverse": "1 / rho"}
+    return " and ".join(words for name, words in names.items() if getattr(stages, name))
+
+
+def _before(stages: Stages, dtype: str) -> str:
+    """Before which step a single stage is rounded, where that is known."""
+    if stages == Stages(dtype, squares=True):
+        return ", before the cast to float32"
+    return " before the product with x" if stages == Stages(stages.dtype, inverse=True) else ""
+
+
+def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | None], findings: Findings) -> Numerics:
     """Predict y for every pair of dtypes, rounded before the gain and after, and see which has its bits."""
-    random = np.random.default_rng(11)
-    count = session.few(48)
-    rows = random.normal(size=(count, session.n))
-    scale, bias = (session.parameter(role, random, *span) if session.has(role) else None
-                   for role, span in (("scale", (-1.5, 1.5)), ("bias", (-1, 1))))  # fmt: skip
-    given: dict[str, Any] = {role: p for role, p in (("scale", scale), ("bias", bias)) if p is not None}
-    asked: dict[tuple[str, str], tuple[Any, ...]] = {}
-    for pair in PAIRS if scale is not None else [pair for pair in PAIRS if pair[0] == pair[1]]:
-        if pair[0] not in session.accepts:
-            continue
-        x = rounded(rows, pair[0]) if session.lift == 1 else rounded(rows, pair[0]) / session.lift
-        try:
-            y = session.rows(x, *pair, **given)
-        except TargetError:
-            continue
-        asked[pair] = (x.astype(pair[0]), _as(session, scale, pair[1], count), _as(session, bias, pair[1], count), y)
-    results = {pair: y.dtype.name for pair, (*_, y) in asked.items()}
-    rule = _result(session, results, notes)
+    answers = _answers(session)
+    results = {pair: answer.y.dtype.name for pair, answer in answers.items()}
+    rule = _result_rule(session, results, findings)
     halves = [dtype for dtype in stages if dtype in dtypes.HALF]
     if halves and all(whole(stages[dtype], dtype) for dtype in halves):
-        notes.found("rounding", "input_dtype", "every operation is rounded to the dtype of x")
+        findings.add("rounding", "input_dtype", "every operation is rounded to the dtype of x")
         return Numerics(stages, "input_dtype", rule, results, {})
 
-    def score(model: Model) -> dict[Rounding, dict[tuple[str, str], float]]:
-        scores: dict[Rounding, dict[tuple[str, str], float]] = {}
+    def score(model: Model) -> Scores:
+        scores: Scores = {}
         for rounding in ("before_scale", "after_scale"):
             trial = replace(model, variant=model.variant.replace(rounding=rounding, result_dtype=rule or "x"))
             scores[rounding] = {
-                pair: _identical(trial, session, stages.get(pair[0]), *arrays)
-                for pair, arrays in asked.items()
+                pair: _identical(trial, stages.get(pair[0]), answer)
+                for pair, answer in answers.items()
                 if {pair[0], results[pair]} & set(dtypes.HALF)
             }
         return scores
@@ -201,30 +200,50 @@ def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | No
     if model.variant.scale_offset and _best(scores) < SHARE:
         narrow = score(replace(model, gain_rounded=True))
         if _best(narrow) >= SHARE:
-            notes.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
-            return replace(_decide(session, stages, rule, results, narrow, notes), gain_rounded=True)
-    return _decide(session, stages, rule, results, scores, notes)
+            findings.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
+            return replace(_decide(session, stages, rule, results, narrow, findings), gain_rounded=True)
+    return _decide(session, stages, rule, results, scores, findings)
 
 
-def _best(scores: dict[Rounding, dict[tuple[str, str], float]]) -> float:
+def _answers(session: Session) -> dict[Pair, Answer]:
+    """y of random rows and parameters for every pair of dtypes that the target takes."""
+    random = np.random.default_rng(11)
+    count = session.row_count(48)
+    rows = random.normal(size=(count, session.n))
+    spans = {"scale": (-1.5, 1.5), "bias": (-1.0, 1.0)}
+    parameters: dict[str, Any] = {
+        name: session.parameter(name, random, *spans[name]) for name in spans if session.takes(name)
+    }
+    neutral = session.neutral.get("gate") if session.takes("gate") else None
+    gate = None if neutral is None else np.full(rows.shape, neutral)
+    if session.takes("gate_vector"):
+        gate = np.zeros(rows.shape)
+    answers: dict[Pair, Answer] = {}
+    for pair in PAIRS if "scale" in parameters else [pair for pair in PAIRS if pair[0] == pair[1]]:
+        if pair[0] not in session.accepts:
+            continue
+        x = rounded(rows, pair[0]) / session.lift
+        try:
+            y = session.rows(x, *pair, **parameters)
+        except TargetError:
+            continue
+        scale, bias = (
+            session.spread(parameters[name].astype(pair[1]), count) if name in parameters else None for name in spans
+        )
+        answers[pair] = Answer(x.astype(pair[0]), scale, bias, gate, y)
+    return answers
+
+
+def _best(scores: Scores) -> float:
     return max(min(shares.values(), default=1.0) for shares in scores.values())
 
 
-def _as(session: Session, parameter: Array | None, dtype: str, count: int) -> Array | None:
-    return None if parameter is None else session.spread(parameter.astype(dtype), count)
-
-
-def _identical(
-    model: Model, session: Session, stages: Stages | None, x: Array, scale: Array | None, bias: Array | None, y: Array
-) -> float:
-    gate = session.neutral.get("gate")
-    z = None if gate is None or not session.has("gate") else np.full(x.shape, gate)
-    if model.gate and model.gate.vector:
-        z = np.zeros(x.shape)
-    if not model.gate:
-        z = None
-    want = model.predict(x, scale, bias, z, stages=stages, result=y.dtype.name)
-    got, want = y.astype(np.float64), want.astype(np.float64)
+def _identical(model: Model, stages: Stages | None, answer: Answer) -> float:
+    """The share of y that has the bits of the prediction; in wider dtypes than 16 bits, nearly."""
+    x, scale, bias, gate, y = answer
+    z = gate if model.gate else None
+    want = model.predict(x, scale, bias, z, stages=stages, result=y.dtype.name).astype(np.float64)
+    got = y.astype(np.float64)
     terms = model.terms(x, scale, bias, z)
     slack = 0.0 if y.dtype.name in dtypes.HALF else (16 + math.sqrt(x.shape[-1])) * dtypes.unit_roundoff("float32")
     return float(np.mean((np.abs(got - want) <= slack * terms) | (np.isnan(got) & np.isnan(want))))
@@ -234,62 +253,66 @@ def _decide(
     session: Session,
     stages: dict[str, Stages | None],
     rule: ResultDtype | None,
-    results: dict[tuple[str, str], str],
-    scores: dict[Rounding, dict[tuple[str, str], float]],
-    notes: Notebook,
+    results: dict[Pair, str],
+    scores: Scores,
+    findings: Findings,
 ) -> Numerics:
     least = {rounding: min(shares.values(), default=0.0) for rounding, shares in scores.items()}
     best: Rounding = max(least, key=lambda name: (least[name], name == "after_scale"))
     other: Rounding = "after_scale" if best == "before_scale" else "before_scale"
     shares = scores[best]
     if not shares:
-        notes.unseen("rounding", "it takes no 16-bit x")
+        findings.not_observable("rounding", "it takes no 16-bit x")
         return Numerics(stages, None, rule, results, {})
-    if not (session.has("scale") or session.has("bias")) or abs(least[best] - least[other]) < 0.01 <= least[best] - 0.9:
-        notes.unseen("rounding", "nothing comes after x / rho that could be rounded apart")
+    alike = abs(least[best] - least[other]) < 0.01 <= least[best] - 0.9
+    if alike or not (session.takes("scale") or session.takes("bias")):
+        findings.not_observable("rounding", "nothing comes after x / rho that could be rounded apart")
         return Numerics(stages, None, rule, results, shares)
     pair = max(shares, key=lambda pair: shares[pair] - scores[other][pair])
-    words = {"before_scale": "before the gain", "after_scale": "once, after the gain"}
+    words: dict[Rounding, str] = {"before_scale": "before the gain", "after_scale": "once, after the gain"}
     if least[best] >= SHARE or (any(stages.values()) and least[best] - least[other] > 0.1):
-        notes.found(
+        findings.add(
             "rounding", best,
             f"{100 * shares[pair]:.5g} % of {dtypes.short(pair[0])} y with a {dtypes.short(pair[1])} gain has the bits "
             f"of one that is rounded {words[best]}; rounded {words[other]} {100 * scores[other][pair]:.3g} %",
         )  # fmt: skip
         return Numerics(stages, best, rule, results, shares)
-    notes.unseen("rounding", f"neither before nor after the gain explains the bits: {100 * least[best]:.3g} % at most")
-    notes.defect(f"16-bit y is rounded in a way of its own: at most {100 * least[best]:.3g} % of it can be predicted")
+    most = f"{100 * least[best]:.3g} %"
+    findings.not_observable("rounding", f"neither before nor after the gain explains the bits: {most} at most")
+    findings.defect(f"16-bit y is rounded in a way of its own: at most {most} of it can be predicted")
     return Numerics(stages, best, rule, results, shares)
 
 
-def _result(session: Session, results: dict[tuple[str, str], str], notes: Notebook) -> ResultDtype | None:
-    """The rule that gives the dtype of y, from all the pairs."""
-    text = ", ".join(
-        f"{dtypes.short(t)} x{f' and {dtypes.short(g)} gain' if session.has('scale') else ''}: {dtypes.short(y)}"
+def _result_rule(session: Session, results: dict[Pair, str], findings: Findings) -> ResultDtype | None:
+    """The rule that gives the dtype of y in all the pairs."""
+    has_gain = session.takes("scale")
+    listed = ", ".join(
+        f"{dtypes.short(t)} x{f' and {dtypes.short(g)} gain' if has_gain else ''}: {dtypes.short(y)}"
         for (t, g), y in results.items()
     )
     fits = [
-        rule
-        for rule in _RULES
-        if all(_dtype(rule, t, g if session.has("scale") else None) == y for (t, g), y in results.items())
+        rule for rule in _RULES if all(_dtype(rule, t, g if has_gain else None) == y for (t, g), y in results.items())
     ]
     if not fits:
-        found = set(results.values())
-        one = len(found) == 1 and len({t for t, _ in results}) > 1
-        notes.found("result_dtype", f"always {next(iter(found))}" if one else "another rule", text)
-        notes.defect(
-            f"the dtype of y follows no known rule ({text})" if not one else f"y is {next(iter(found))} whatever x is"
-        )
+        dtypes_of_y = set(results.values())
+        if len(dtypes_of_y) == 1 and len({t for t, _ in results}) > 1:
+            (always,) = dtypes_of_y
+            findings.add("result_dtype", f"always {always}", listed)
+            findings.defect(f"y is {always} whatever x is")
+        else:
+            findings.add("result_dtype", "another rule", listed)
+            findings.defect(f"the dtype of y follows no known rule ({listed})")
         return None
     if len(fits) > 1:
-        wide = "it takes no gain of another dtype" if session.has("scale") else "there is no gain"
-        notes.unseen("result_dtype", f"{wide}, and y is of the dtype of x")
+        reason = "it takes no gain of another dtype" if has_gain else "there is no gain"
+        findings.not_observable("result_dtype", f"{reason}, and y is of the dtype of x")
         return None
-    notes.found("result_dtype", fits[0], text)
+    findings.add("result_dtype", fits[0], listed)
     return fits[0]
 
 
 def _dtype(rule: ResultDtype, t: str, g: str | None) -> str:
+    """The dtype of y by a rule, for x of dtype t and a gain of dtype g."""
     if g is None:
         return t
     if rule == "half_scale":

@@ -3,109 +3,166 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.layout import ROWS, Layout
+from rmsnorm.identify.findings import Findings
+from rmsnorm.identify.layout import ORDINARY, ROWS, Layout, find_layout
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import Target, TargetError
 
 Value = float | Array | None
 
 
-@dataclass
+class Answer(NamedTuple):
+    """Rows, the parameters and the gate at each of their elements (None where there is none), and the target's y."""
+
+    x: Array
+    scale: Array | None
+    bias: Array | None
+    gate: Array | None
+    y: Array
+
+
+@dataclass(frozen=True)
 class Session:
-    """A target with its layout, and what makes its parameters neutral.
+    """A target with its layout, and what makes its parameters neutral. A step that learns more returns a new one.
 
     Attributes:
-        neutral: for each role the value that leaves x / rho; None where the role is left out.
+        deadline: on time.monotonic; time_limit: the seconds until then from the start.
         wide: the widest dtype in which it computes.
         accepts: dtypes of x with parameters of the same dtype.
-        deadline: on time.monotonic.
+        neutral: for each argument the value that leaves x / rho; None where the argument is left out.
         lift, factor: what the neutral gate multiplies x and y by, powers of two.
-        calls: how many there were.
     """
 
     target: Target
     layout: Layout
+    deadline: float
+    time_limit: float
     wide: str = "float32"
     accepts: tuple[str, ...] = dtypes.FLOATS
-    neutral: dict[str, float | None] = field(default_factory=dict)
-    deadline: float = float("inf")
-    limit: float = float("inf")
+    neutral: Mapping[str, float | None] = field(default_factory=lambda: ORDINARY)
     lift: float = 1.0
     factor: float = 1.0
-    calls: int = 0
 
     @property
     def step(self) -> int:
         """Rows in one call."""
-        return max(ROWS, self.layout.multiple) if self.layout.endless else self.layout.multiple
+        rows = self.layout.rows_per_example
+        return max(ROWS, rows) if self.layout.unlimited else rows
 
     @property
     def n(self) -> int:
+        """Elements in a row."""
         return self.layout.n
 
-    def few(self, count: int) -> int:
+    def row_count(self, wanted: int) -> int:
         """So many rows, or fewer where they are wide."""
-        return max(4, min(count, 2**14 // self.n))
+        return max(4, min(wanted, 2**14 // self.n))
 
-    def has(self, role: str) -> bool:
-        return role in self.target.arguments
+    def takes(self, argument: str) -> bool:
+        return argument in self.target.arguments
+
+    def with_neutral(self, **values: float | None) -> Session:
+        return replace(self, neutral={**self.neutral, **values})
+
+    def resized(self, n: int) -> Session | None:
+        """The session of the same target with rows of another width, None where that is impossible."""
+        target = self.target
+        if target.width is not None:
+            if target.resized is None:
+                return None
+            try:
+                target = target.resized(n)
+            except ValueError:
+                return None
+        (axis,) = self.layout.axes
+        sizes = tuple(n if position == axis else size for position, size in enumerate(self.layout.sizes))
+        return replace(self, target=target, layout=replace(self.layout, sizes=sizes))
 
     def rows(self, rows: Array, dtype: str | None = None, parameters: str | None = None, **values: Value) -> Array:
         """y of rows, in its own dtype; a value is a number, or an array in the shape of the parameter (gate: rows)."""
-        step = self.step
-        found = []
+        step, gate = self.step, values.get("gate")
+        parts = []
         for start in range(0, len(rows), step):
             count = min(step, len(rows) - start)
             size = step if self.target.bridge.compiles else count
             part = np.resize(rows[start : start + step], (size, rows.shape[1]))
-            here: dict[str, Any] = dict(values)
-            if isinstance(here.get("gate"), np.ndarray):
-                here["gate"] = np.resize(here["gate"][start : start + step], part.shape)
-            x, given = self.arguments(part, dtype, parameters, **here)
+            if isinstance(gate, np.ndarray):
+                values["gate"] = np.resize(gate[start : start + step], part.shape)
+            x, arrays = self.prepare(part, dtype, parameters, **values)
             self.check_time()
-            found.append(self.layout.take(self.target.forward(x, **given), count))
-        return np.concatenate(found)
+            parts.append(self.layout.to_rows(self.target.forward(x, **arrays), count))
+        return np.concatenate(parts)
 
     def unit(self, rows: Array, dtype: str | None = None, **values: Value) -> Array:
         """rows / rho in float64: y with neutral parameters, without the factors of a gate."""
-        given: dict[str, Any] = dict(values)
-        y = self.rows(rows / self.lift, dtype, **given)
+        y = self.rows(rows / self.lift, dtype, None, **values)
         return y.astype(np.float64) / self.factor
 
     def check_time(self) -> None:
-        self.calls += 1
         if time.monotonic() > self.deadline:
-            raise TargetError(f"{self.target.name} took more than the {self.limit:g} s that it was given")
+            raise TargetError(f"{self.target.name} took more than its limit of {self.time_limit:g} s")
 
-    def arguments(
+    def prepare(
         self, rows: Array, dtype: str | None = None, parameters: str | None = None, **values: Value
     ) -> tuple[Array, dict[str, Array]]:
         """x and the parameters as the target takes them."""
         dtype = dtype or self.wide
-        x = self.layout.place(rows.astype(dtype))
-        given: dict[str, Array] = {}
-        for role in ("scale", "bias", "gate_vector", "gate"):
-            value = values.get(role, self.neutral.get(role))
-            if not self.has(role) or value is None:
+        x = self.layout.to_x(rows.astype(dtype))
+        arrays: dict[str, Array] = {}
+        for argument in ("scale", "bias", "gate_vector", "gate"):
+            value = values.get(argument, self.neutral.get(argument))
+            if not self.takes(argument) or value is None:
                 continue
-            if role == "gate":
-                given[role] = self.layout.place(np.broadcast_to(value, rows.shape)).astype(dtype)
+            if argument == "gate":
+                arrays[argument] = self.layout.to_x(np.broadcast_to(value, rows.shape)).astype(dtype)
             else:
-                shape = self.target.shape_of(role, x.shape)
-                given[role] = np.broadcast_to(np.asarray(value, np.float64), shape).astype(parameters or dtype)
-        return x, given
+                shape = self.target.shape_of(argument, x.shape)
+                arrays[argument] = np.broadcast_to(np.asarray(value, np.float64), shape).astype(parameters or dtype)
+        return x, arrays
 
-    def parameter(self, role: str, random: np.random.Generator, low: float, high: float) -> Array:
+    def parameter(self, argument: str, random: np.random.Generator, low: float, high: float) -> Array:
         """Random values in the shape of a parameter."""
-        return random.uniform(low, high, self.target.shape_of(role, self.layout.shape(self.step)))
+        return random.uniform(low, high, self.target.shape_of(argument, self.layout.shape(self.step)))
 
     def spread(self, parameter: Array, count: int) -> Array:
-        """A parameter over the rows, in its dtype."""
-        found = self.layout.spread(parameter, self.step)
-        return np.resize(found, (count, found.shape[1]))
+        """A parameter at each element of the rows, in its dtype."""
+        values = self.layout.spread(parameter, self.step)
+        return np.resize(values, (count, values.shape[1]))
+
+
+def open_session(target: Target, width: int, deadline: float, time_limit: float, findings: Findings) -> Session:
+    """Find a shape and the dtypes that the target takes.
+
+    Raises:
+        TargetError: it takes none.
+    """
+    failure: TargetError | None = None
+    for dtype in ("float32", "float64", "bfloat16", "float16"):
+        try:
+            layout = find_layout(target, width, dtype)
+            break
+        except TargetError as error:
+            failure = failure or error
+    else:
+        assert failure is not None  # noqa: S101  (every dtype failed)
+        raise failure
+    session = Session(target, layout, deadline, time_limit, wide=dtype)
+    wide, accepts = dtype, []
+    rows = np.random.default_rng(17).normal(size=(4, session.n))
+    for name in dtypes.FLOATS:
+        try:
+            y = session.rows(rows, name)
+            accepts.append(name)
+        except TargetError as error:
+            findings.add(f"{name} x", "refused", str(error))
+            continue
+        if name == "float64" and not np.array_equal(y, session.rows(rows.astype(np.float32).astype(np.float64), name)):
+            wide = name if y.dtype == np.float64 else wide
+    return replace(session, wide=wide, accepts=tuple(accepts))

@@ -1,4 +1,4 @@
-"""Every RMSNorm of a package: found by reading its source, built small, identified, and counted by what it computes."""
+"""Every RMSNorm of a package: read from its source, built small, identified, and counted by what it computes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from rmsnorm.targets.target import NoTarget
 
 _NAMED: Final = re.compile(r"rms_?norm", re.IGNORECASE)
 _NORM: Final = re.compile(r"Norm$")
-_CLASS: Final = re.compile(
-    r"^class (\w+)[^\n]*\n((?:(?:[ \t][^\n]*)?\n)+)", re.MULTILINE
-)  # to the next line that begins
+# the name of a class and its body, which ends at the next line without an indent
+_CLASS: Final = re.compile(r"^class (\w+)[^\n]*\n((?:(?:[ \t][^\n]*)?\n)+)", re.MULTILINE)
 _CALL: Final = re.compile(r"^[ \t]+def (?:forward|call|__call__)\b", re.MULTILINE)
 _ROOT: Final = re.compile(r"rsqrt|sqrt|-0\.5")
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a package holds.
+    """The RMSNorms of a package.
 
     Attributes:
         package, version: of the distribution.
-        clusters: what they compute, with the names of the classes, the largest cluster first.
-        refused: (class, why) of those that could not be built or called.
-        others: how many classes without RMSNorm in their name were looked at and are none.
+        clusters: what the classes compute, with their names, the largest cluster first.
+        refused: (class, reason) of those that could not be built or called.
+        others: how many classes without RMSNorm in their name were identified and are something else.
     """
 
     package: str
@@ -48,7 +47,7 @@ class Sweep:
             "clusters": [
                 {"computes": text, "count": len(names), "classes": list(names)} for text, names in self.clusters
             ],
-            "refused": [{"class": name, "why": why} for name, why in self.refused],
+            "refused": [{"class": name, "why": reason} for name, reason in self.refused],
             "others": self.others,
         }
 
@@ -60,16 +59,17 @@ class Sweep:
             f"# The RMSNorms of {self.package} {self.version}",
             "",
             f"Written by `rmsnorm identify --sweep {self.package} --markdown docs/identify.md`: {count} classes are",
-            f"RMSNorm or say so, in {len(self.clusters)} clusters. Each was built small and asked as a black box.",
+            f"RMSNorm or have its name, in {len(self.clusters)} clusters.",
+            "All were built small and asked as black boxes.",
             "",
-            "| classes | what they compute | such as |",
+            "| classes | what they compute | examples |",
             "| ---: | --- | --- |",
         ]
         for text, names in self.clusters:
-            such = ", ".join(f"`{name.split(':')[1]}`" for name in names[:3])
-            rows.append(f"| {len(names)} | {text} | {such} |")
+            examples = ", ".join(f"`{name.split(':')[1]}`" for name in names[:3])
+            rows.append(f"| {len(names)} | {text} | {examples} |")
         rows += ["", f"Not called: {len(self.refused)}.", ""] if self.refused else [""]
-        rows += [f"- `{name.split(':')[1]}`: {why.replace(name, 'it')}" for name, why in self.refused]
+        rows += [f"- `{name.split(':')[1]}`: {reason.replace(name, 'it')}" for name, reason in self.refused]
         return "\n".join(rows).rstrip() + "\n"
 
 
@@ -99,7 +99,7 @@ def find(package: str) -> tuple[list[str], list[str]]:
             continue
         parts = file.relative_to(root.parent).with_suffix("").parts if root.name == "__init__.py" else ()
         if any(part.startswith("modular_") for part in parts):
-            continue  # what transformers generates its modeling files from
+            continue  # transformers generates its modeling files from these
         module = ".".join([package, *(part for part in parts if part != "__init__")])
         for name, body in _CLASS.findall(text):
             if _CALL.search(body) and _NAMED.search(name):
@@ -116,7 +116,7 @@ def sweep(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     **options: Any,
 ) -> Sweep:
-    """Identify every class whose name says RMSNorm, and other norms of the package that are one.
+    """Identify every class with RMSNorm in its name, and the other norms of the package that are one.
 
     Raises:
         NoTarget: there is no such package.
@@ -125,22 +125,20 @@ def sweep(
     names = [*named, *others]
     clusters: dict[str, list[str]] = {}
     refused: list[tuple[str, str]] = []
-    passed = 0
-    for done, (name, found) in enumerate(identities(names, time_limit=time_limit, **options), start=1):
+    something_else = 0
+    for done, (name, result) in enumerate(identities(names, time_limit=time_limit, **options), start=1):
         on_progress(done, len(names))
-        foreign = name in set(others)
-        if isinstance(found, Identity) and found.kind == "rmsnorm":
-            clusters.setdefault(cluster(found), []).append(name)
-        elif foreign:
-            passed += 1
-        elif isinstance(found, Identity) and (found.kind != "none" or found["kind"] == "none"):
-            clusters.setdefault(cluster(found), []).append(name)
+        if isinstance(result, Identity) and result.kind == "rmsnorm":
+            clusters.setdefault(cluster(result), []).append(name)
+        elif name in others:
+            something_else += 1
+        elif isinstance(result, Identity) and result.answered:
+            clusters.setdefault(cluster(result), []).append(name)
         else:
-            refused.append((name, found if isinstance(found, str) else found.defects[0]))
+            refused.append((name, result.defects[0] if isinstance(result, Identity) else result))
     ordered = sorted(clusters.items(), key=lambda entry: (-len(entry[1]), entry[0]))
-    return Sweep(
-        package, _version(package), tuple((text, tuple(found)) for text, found in ordered), tuple(refused), passed
-    )
+    largest_first = tuple((text, tuple(classes)) for text, classes in ordered)
+    return Sweep(package, _version(package), largest_first, tuple(refused), something_else)
 
 
 def _version(package: str) -> str:

@@ -75,9 +75,7 @@ def _await(lines: queue.Queue[str], target: str, limit: float) -> Identity | str
         try:
             line = lines.get(timeout=max(0.1, deadline - time.monotonic()))
         except queue.Empty:
-            what = (
-                f"took more than the {limit:g} s that it was given" if opened else f"was not imported in {_IMPORTS:g} s"
-            )
+            what = f"took more than its limit of {limit:g} s" if opened else f"was not imported in {_IMPORTS:g} s"
             return _ended(target, f"{target} {what}, and was ended")
         if not line:
             return _ended(target, f"{target} ended its process")

@@ -1,4 +1,4 @@
-"""What everyone uses is recognised with no hint, and a target that misbehaves gets a sentence."""
+"""Common layers are recognised without a hint, and a target that misbehaves gets a sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HF = "transformers.models.{0}.modeling_{0}:{1}"
 
 
 class Plain(torch.nn.Module):
-    """One that a test makes its own by ``norm``."""
+    """RMSNorm with a gain; the tests replace ``norm``."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Constant(Plain):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6).detach() * self.weight.float()
 
 
-# target, preset or None, and what findings must say
+# target, preset, and findings that the report must have
 KNOWN = [
     ("torch.nn:RMSNorm", "torch", {"eps": "machine epsilon", "overflow": "right in f16; 0 in bf16, f32, f64"}),
     ("keras.layers:RMSNormalization", "keras", {"eps": 1e-6}),
@@ -146,14 +146,14 @@ def test_it_is_recognised_with_no_hint(name, preset, findings):
     package = name.split(".")[0]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    found = identify(name)
-    assert found.recognised, found.text
-    assert found.plain
-    assert {finding: found[finding] for finding in findings} == findings
-    variant = Variant.get(preset).replace(bias=found.variant.bias)
-    assert not found.differences(variant), found.text
-    near = dict(found.nearest)
-    assert near[preset] <= min(near.values()), found.nearest
+    identity = identify(name)
+    assert identity.recognised, identity.text
+    assert identity.plain
+    assert {finding: identity[finding] for finding in findings} == findings
+    variant = Variant.get(preset).replace(bias=identity.variant.bias)
+    assert not identity.differences(variant), identity.text
+    near = dict(identity.nearest)
+    assert near[preset] <= min(near.values()), identity.nearest
 
 
 @pytest.mark.parametrize(
@@ -177,10 +177,10 @@ def test_it_is_recognised_with_no_hint(name, preset, findings):
 def test_what_no_preset_has_is_solved(module, fields):
     if isinstance(module, str) and importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
-    found = identify(module)
-    assert found.recognised, found.text
-    assert {name: found[name] for name in fields} == fields
-    assert found["gradients"] == "agree"
+    identity = identify(module)
+    assert identity.recognised, identity.text
+    assert {name: identity[name] for name in fields} == fields
+    assert identity["gradients"] == "agree"
 
 
 @pytest.mark.parametrize(
@@ -195,10 +195,10 @@ def test_what_no_preset_has_is_solved(module, fields):
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_defect_is_named(module, words):
-    found = identify(module)
-    assert words in found.defects, found.text
-    assert found.kind == "rmsnorm"
-    assert not found.recognised
+    identity = identify(module)
+    assert words in identity.defects, identity.text
+    assert identity.kind == "rmsnorm"
+    assert not identity.recognised
     assert identify(Plain).recognised, "the same without the defect"
 
 
@@ -219,10 +219,10 @@ def rms_scaling():
 )
 @pytest.mark.filterwarnings("ignore:You passed `rms_scaling=True`")
 def test_what_is_no_rmsnorm_is_not_recognised(make, kind, words):
-    found = identify(make(), framework="torch" if kind == "none" else None)
-    assert found.kind == kind, found.text
-    assert words in found.headline
-    assert not found.recognised
+    identity = identify(make(), framework="torch" if kind == "none" else None)
+    assert identity.kind == kind, identity.text
+    assert words in identity.headline
+    assert not identity.recognised
 
 
 def raises(x):
@@ -260,14 +260,14 @@ def hangs(x):
         (needs_a_gpu, "needs_a_gpu needs a GPU, expected one that runs here"),
         (narrow, "narrow returned f32[4, 1] for x f32[4, 64], expected the shape of x"),
         (writes, "it writes to its arguments: x"),
-        (slow, "slow took more than the 1 s that it was given"),
+        (slow, "slow took more than its limit of 1 s"),
     ],
     ids=["raises", "GPU", "shape", "writes", "slow"],
 )
 def test_a_target_that_misbehaves_gets_a_sentence(function, sentence):
-    found = identify(function, framework="torch", time_limit=1.0)
-    assert any(sentence in defect for defect in found.defects), found.text
-    assert not found.recognised
+    identity = identify(function, framework="torch", time_limit=1.0)
+    assert any(sentence in defect for defect in identity.defects), identity.text
+    assert not identity.recognised
 
 
 @pytest.mark.parametrize(
@@ -300,9 +300,9 @@ def test_a_framework_has_several_names(name, reported):
 
 
 def test_an_instance_of_its_own_width_and_axes():
-    found = identify(torch.nn.RMSNorm((4, 6), eps=1e-3))
-    assert found.recognised, found.text
-    assert (found["axes"], found["eps"]) == ("last 2", 1e-3)
+    identity = identify(torch.nn.RMSNorm((4, 6), eps=1e-3))
+    assert identity.recognised, identity.text
+    assert (identity["axes"], identity["eps"]) == ("last 2", 1e-3)
     assert identify(torch.nn.RMSNorm, init={"normalized_shape": 24, "eps": 0.5})["eps"] == 0.5
 
 
@@ -320,11 +320,11 @@ def test_without_gradients_none_are_asked_for():
 
 
 def test_an_identity_survives_json():
-    found = identify(AllInT)
-    again = Identity.from_json(json.loads(json.dumps(found.json)))
-    assert again.variant == found.variant
-    assert again.text == found.text
-    assert again.nearest == found.nearest
+    identity = identify(AllInT)
+    again = Identity.from_json(json.loads(json.dumps(identity.json)))
+    assert again.variant == identity.variant
+    assert again.text == identity.text
+    assert again.nearest == identity.nearest
 
 
 def test_a_target_takes_numpy_and_gives_numpy():
@@ -346,10 +346,10 @@ def test_an_onnx_model(tmp_path):
     graph = helper.make_graph([node], "norm", shapes[:1], shapes[1:], [gain])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
     onnx.save(model, tmp_path / "norm.onnx")
-    found = identify(str(tmp_path / "norm.onnx"))
-    assert found.recognised, found.text
-    assert (found["eps"], found["eps_position"], found["scale_offset"]) == (3e-4, "inside", 0.0)
-    assert found["rounding"] is None, "it takes float32 only"
+    identity = identify(str(tmp_path / "norm.onnx"))
+    assert identity.recognised, identity.text
+    assert (identity["eps"], identity["eps_position"], identity["scale_offset"]) == (3e-4, "inside", 0.0)
+    assert identity["rounding"] is None, "it takes float32 only"
 
 
 def run(*arguments):
@@ -389,7 +389,7 @@ def test_bad_usage_exits_with_2(arguments, words):
 def test_a_target_that_hangs_is_ended():
     shown = run(f"{__file__}:hangs", "--time-limit", "2", "--framework", "torch")
     assert shown.returncode == 1, shown.stderr
-    assert "took more than the 2 s that it was given, and was ended" in " ".join(shown.stdout.split())
+    assert "took more than its limit of 2 s, and was ended" in " ".join(shown.stdout.split())
 
 
 def test_a_sweep_counts_by_what_is_computed(tmp_path):
@@ -410,13 +410,13 @@ def test_a_sweep_counts_by_what_is_computed(tmp_path):
         "from rmsnorm.identify.sweep import sweep\nprint(json.dumps(sweep('zoo', time_limit=30).json))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
-    found = json.loads(shown.stdout)
-    assert [(part["count"], part["computes"]) for part in found["clusters"]] == [
+    result = json.loads(shown.stdout)
+    assert [(part["count"], part["computes"]) for part in result["clusters"]] == [
         (2, "the variant torch"), (1, "the variant paper but rounding is 'input_dtype', without a gain"),
     ]  # fmt: skip
-    assert [entry["class"] for entry in found["refused"]] == ["zoo.norms:OddRMSNorm"]
-    assert "requires 'secret'" in found["refused"][0]["why"]
-    assert found["others"] == 1
+    assert [entry["class"] for entry in result["refused"]] == ["zoo.norms:OddRMSNorm"]
+    assert "requires 'secret'" in result["refused"][0]["why"]
+    assert result["others"] == 1
 
 
 def test_no_framework_is_loaded():

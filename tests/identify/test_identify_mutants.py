@@ -16,8 +16,8 @@ from rmsnorm.targets.bridges import NumPy
 
 _PLAIN = make(CASES[0], "standard", "float64")
 
-# what identify must say of each fault: words of a defect, or the field that differs from the variant it was made of
-SAID = {
+# the report on a fault: words of a defect, or the field that differs from the variant of the mutant
+REPORTED = {
     "gain dropped": "the gain is not applied",
     "bias dropped": "the bias is not applied",
     "gain and bias swapped": "gain and bias are swapped: the bias multiplies and the gain is added",
@@ -48,14 +48,14 @@ SAID = {
     "mask ignored": "the mask is ignored",
     "residual dropped": "the residual is not added",
 }
-FOUND = {
+FINDINGS = {
     "squares in float32": ("overflow", "0"),
     "axis": ("axes", "0 of 2"),
     "NaN under the mask": ("nan_under_mask", "reaches the gradient"),
     "empty rows": ("empty_row", "not 0"),
 }
 # identify asks for y, not for the x + residual beside it; and k is 1 either way at every width below 1000
-UNSEEN = {("gradient of the residual branch dropped", "residual"), ("floor for ceil", "partial 0.001")}
+NOT_OBSERVABLE = {("gradient of the residual branch dropped", "residual"), ("floor for ceil", "partial 0.001")}
 
 
 def target_of(fault, case_name, variant_name):
@@ -68,29 +68,29 @@ def target_of(fault, case_name, variant_name):
     if "eps" in case.options:
         variant = variant.replace(eps=case.options["eps"])
 
-    def data(given, dy=None):
-        x, scale, bias = (given.get(role) for role in ("x", "scale", "bias"))
+    def data(arrays, dy=None):
+        x, scale, bias = (arrays.get(argument) for argument in ("x", "scale", "bias"))
         spec = [None if p is None else Spec(p.shape, p.dtype.name) for p in (scale, bias)]
-        residual = given.get("residual")
+        residual = arrays.get("residual")
         call = resolve("mutant", Spec(x.shape, x.dtype.name), *spec, variant=variant,
                        residual=None if residual is None else Spec(residual.shape, residual.dtype.name))  # fmt: skip
         return dataclasses.replace(
-            _PLAIN, variant=variant, call=call, x=x, scale=scale, bias=bias, mask=given.get("mask"), residual=residual,
+            _PLAIN, variant=variant, call=call, x=x, scale=scale, bias=bias, mask=arrays.get("mask"), residual=residual,
             dy=np.zeros_like(x) if dy is None else dy, dh=None, tangents=(None, None, None), axis=-1,
             feature_axis=None,
         )  # fmt: skip
 
-    def function(given):
-        y = candidate(data(given), fault).results["y"][0]
+    def function(arrays):
+        y = candidate(data(arrays), fault).results["y"][0]
         if fault == "writes x":
-            given["x"][...] = 0
+            arrays["x"][...] = 0
         return y
 
-    def derivatives(given, dy):
-        results = candidate(data(given, dy), fault).results
+    def derivatives(arrays, dy):
+        results = candidate(data(arrays, dy), fault).results
         return {
-            role: results[name][0]
-            for role, name in (("x", "dx"), ("scale", "dscale"), ("bias", "dbias"))
+            argument: results[name][0]
+            for argument, name in (("x", "dx"), ("scale", "dscale"), ("bias", "dbias"))
             if name in results
         }
 
@@ -106,32 +106,32 @@ PAIRS = [(mutant.fault, case, variant) for mutant in MUTANTS for case, variant i
 
 @pytest.mark.parametrize(("fault", "case", "name"), sorted(set(PAIRS)), ids=str)
 def test_a_mutant_is_named(fault, case, name):
-    if (fault, case) in UNSEEN:
+    if (fault, case) in NOT_OBSERVABLE:
         pytest.skip("cannot be seen in y")
     variant, target = target_of(fault, case, name)
-    found = identify(target, width=48)
-    if fault in FOUND:
-        finding, value = FOUND[fault]
-        assert value in str(found[finding]), found.text
+    identity = identify(target, width=48)
+    if fault in FINDINGS:
+        finding, value = FINDINGS[fault]
+        assert value in str(identity[finding]), identity.text
         return
-    said = [*found.defects, *found.differences(variant)]
+    sentences = [*identity.defects, *identity.differences(variant)]
     other, own = (
         ("after_scale", "before_scale") if variant.rounding == "before_scale" else ("before_scale", "after_scale")
     )
     place, own_place = ("inside", "outside") if variant.eps_position == "outside" else ("outside", "inside")
-    want = SAID[fault].format(
+    want = REPORTED[fault].format(
         name=variant.name, other=other, own=own, place=place, own_place=own_place, eps=variant.eps
     )
-    assert any(want in sentence for sentence in said), f"{want!r} is not among {said}\n{found.text}"
+    assert any(want in sentence for sentence in sentences), f"{want!r} is not among {sentences}\n{identity.text}"
 
 
 @pytest.mark.parametrize(("case", "name"), sorted({(case, name) for _, case, name in PAIRS}), ids=str)
 def test_without_its_mistake_it_is_recognised(case, name):
     variant, target = target_of("", case, name)
-    found = identify(target, width=48)
-    assert found.recognised, found.text
+    identity = identify(target, width=48)
+    assert identity.recognised, identity.text
     if variant.rounding == "input_dtype":  # the kit's candidate rounds once, which such a variant leaves free
-        variant = variant.replace(rounding=found.variant.rounding)
+        variant = variant.replace(rounding=identity.variant.rounding)
     if case == "partial 0.001":
-        variant = variant.replace(partial=found.variant.partial)  # k is 1 at every width that is asked for
-    assert not found.differences(variant.replace(bias=found.variant.bias)), found.text
+        variant = variant.replace(partial=identity.variant.partial)  # k is 1 at every width that is asked for
+    assert not identity.differences(variant.replace(bias=identity.variant.bias)), identity.text

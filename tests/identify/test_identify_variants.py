@@ -1,4 +1,4 @@
-"""identify recovers every observable field of random variants that were written down by other code than its own.
+"""identify recovers every observable field of random variants, which code other than its own computes.
 
 RMSNORM_IDENTIFY_VARIANTS sets how many are drawn (500 in two minutes); 120 are enough to meet every value of every
 field with several others.
@@ -86,30 +86,31 @@ def step_by_step(x, scale, bias, variant, axes, call):
 
 
 def target_of(variant, gain, axes):
-    """It as a target: the golden where it rounds as the variant says, and code that rounds everywhere."""
+    """The variant as a target: the golden, or for input_dtype code that rounds everywhere."""
 
-    def function(arguments):
-        x, scale, bias = (arguments.get(role) for role in ("x", "scale", "bias"))
+    def function(arrays):
+        x, scale, bias = (arrays.get(argument) for argument in ("x", "scale", "bias"))
         if variant.rounding == "input_dtype":
             spec = [None if p is None else Spec(p.shape, p.dtype.name) for p in (scale, bias)]
             call = resolve("random", Spec(x.shape, x.dtype.name), *spec, variant=variant, axis=axes)
             return step_by_step(x, scale, bias, variant, axes, call)
         return rms_norm(x, scale, bias, variant=variant, axis=axes)
 
-    def derivatives(given, dy):
-        found = rms_norm_vjp(dy, given["x"], given.get("scale"), given.get("bias"), variant=variant, axis=axes)
-        return dict(zip(("x", "scale", "bias"), found, strict=True))
+    def derivatives(arrays, dy):
+        parameters = (arrays.get(argument) for argument in ("scale", "bias"))
+        gradients = rms_norm_vjp(dy, arrays["x"], *parameters, variant=variant, axis=axes)
+        return dict(zip(("x", "scale", "bias"), gradients, strict=True))
 
-    roles = (*(["scale"] if gain else []), *(["bias"] if variant.bias else []))
+    arguments = (*(["scale"] if gain else []), *(["bias"] if variant.bias else []))
     sizes = {(-2, -1): (4, 8)}.get(axes)
     return Target(
-        "random", "numpy", NumPy(), function, roles, width=32 if sizes else None,
-        shape_of=lambda role, shape: sizes or tuple(shape[axis] for axis in axes), derivatives=derivatives,
+        "random", "numpy", NumPy(), function, arguments, width=32 if sizes else None,
+        shape_of=lambda argument, shape: sizes or tuple(shape[axis] for axis in axes), derivatives=derivatives,
     )  # fmt: skip
 
 
 def expected(variant, gain):
-    """The fields that can be seen, by the function alone."""
+    """The fields that are observable in the function."""
     fields = {"statistic": variant.statistic, "eps": variant.eps, "bias": variant.bias}
     if variant.eps != 0:
         fields["eps_position"] = variant.eps_position
@@ -123,31 +124,31 @@ def expected(variant, gain):
 
 
 def wrong(seed):
-    """What identify missed of a random variant."""
+    """The mistakes of identify on a random variant, as sentences."""
     variant, gain, axes = random_variant(seed)
-    found = identify(target_of(variant, gain, axes), width=32, time_limit=60)
-    if found.variant is None:
-        return [f"{seed}: {variant}, {axes}: {found.text}"]
+    identity = identify(target_of(variant, gain, axes), width=32, time_limit=60)
+    if identity.variant is None:
+        return [f"{seed}: {variant}, {axes}: {identity.text}"]
     missed = []
     for name, want in expected(variant, gain).items():
-        got = getattr(found.variant, name)
+        got = getattr(identity.variant, name)
         if name == "eps" and want:
             if got is None or abs(got / want - 1) > 1e-2:
-                missed.append(f"{name} is {want}, found {got}")
+                missed.append(f"{name} is {want}, got {got}")
         elif name == "partial":
-            counts = [variant.counted(n) == found.variant.counted(n) for n in range(1, 161)]
+            counts = [variant.counted(n) == identity.variant.counted(n) for n in range(1, 161)]
             if not all(counts):
-                missed.append(f"{name} is {want}, found {got} {found.variant.partial_rounding}")
+                missed.append(f"{name} is {want}, got {got} {identity.variant.partial_rounding}")
         elif name != "partial_rounding" and got != want:
-            missed.append(f"{name} is {want}, found {got}")
+            missed.append(f"{name} is {want}, got {got}")
     wanted = {(-1,): "last", (0,): "0 of 2", (-2, -1): "last 2"}[axes]
-    if found["axes"] != wanted:
-        missed.append(f"axes are {axes}, found {found['axes']}")
-    if found["gradients"] != "agree":
-        missed.append(f"the gradients are those of the golden, found {found['gradients']}")
-    if found.defects or not found["confirmed"] or found.recognised != (variant.statistic == "mean_square"):
-        missed.append(f"it has no defect, found {found.defects} {found['confirmed']}")
-    return [f"{seed}: {variant}, gain {gain}, {axes}: {'; '.join(missed)}\n{found.text}"] if missed else []
+    if identity["axes"] != wanted:
+        missed.append(f"axes are {axes}, got {identity['axes']}")
+    if identity["gradients"] != "agree":
+        missed.append(f"the gradients are those of the golden, got {identity['gradients']}")
+    if identity.defects or not identity["confirmed"] or identity.recognised != (variant.statistic == "mean_square"):
+        missed.append(f"it has no defect, got {identity.defects} {identity['confirmed']}")
+    return [f"{seed}: {variant}, gain {gain}, {axes}: {'; '.join(missed)}\n{identity.text}"] if missed else []
 
 
 @pytest.mark.parametrize("start", range(0, COUNT, BATCH))

@@ -28,8 +28,8 @@ def _node_cases() -> list[Any]:
 
     with warnings.catch_warnings():  # the collection runs the cases of every operator
         warnings.simplefilter("ignore")
-        found = collect_testcases("RMSNormalization")
-    return [case for case in found if [node.op_type for node in case.model.graph.node] == ["RMSNormalization"]]
+        cases = collect_testcases("RMSNormalization")
+    return [case for case in cases if [node.op_type for node in case.model.graph.node] == ["RMSNormalization"]]
 
 
 NODE_CASES = _node_cases()
@@ -48,19 +48,19 @@ def test_there_are_node_cases() -> None:
     """Every axis of two, three and four dimensions, by both of its names, and the default."""
     assert len(NODE_CASES) == 19
     attributes = [{a.name: a for a in case.model.graph.node[0].attribute} for case in NODE_CASES]
-    assert {each["axis"].i for each in attributes if "axis" in each} == {-4, -3, -2, -1, 0, 1, 2, 3}
-    assert any("axis" not in each for each in attributes)
-    assert any("epsilon" in each for each in attributes)
+    assert {node["axis"].i for node in attributes if "axis" in node} == {-4, -3, -2, -1, 0, 1, 2, 3}
+    assert any("axis" not in node for node in attributes)
+    assert any("epsilon" in node for node in attributes)
 
 
 @pytest.mark.parametrize("case", NODE_CASES, ids=lambda case: case.name.removeprefix("test_rms_normalization_"))
 def test_the_node_cases_of_onnx(wing: Any, case: Any) -> None:
     (node,) = case.model.graph.node
-    given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    assert given.pop("stash_type", 1) == 1
-    variant = Variant.get("onnx").replace(eps=given.pop("epsilon", 1e-5))
-    first = given.pop("axis", -1)
-    assert not given
+    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    assert attributes.pop("stash_type", 1) == 1
+    variant = Variant.get("onnx").replace(eps=attributes.pop("epsilon", 1e-5))
+    first = attributes.pop("axis", -1)
+    assert not attributes
     for (x, scale), (want,) in case.data_sets:
         axes = tuple(range(first % x.ndim, x.ndim))
         y = wing.rms_norm(x, scale, variant=variant, axis=axes)
@@ -71,13 +71,13 @@ def test_the_node_cases_of_onnx(wing: Any, case: Any) -> None:
         assert not wrong.passed, "the case cannot tell"
 
 
-def _export(model: Any, given: Any, **options: Any) -> Any:
+def _export(model: Any, inputs: Any, **options: Any) -> Any:
     torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
     pytest.importorskip("onnxscript", reason="onnxscript is not installed; pip install 'rmsnorm[onnx]'")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells which packages it did not find
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated", FutureWarning)  # of PyTorch to itself
-        return torch.onnx.export(model.eval(), given, dynamo=True, verbose=False, **options)
+        return torch.onnx.export(model.eval(), inputs, dynamo=True, verbose=False, **options)
 
 
 def _session(program: Any) -> Any:
@@ -86,7 +86,7 @@ def _session(program: Any) -> Any:
 
 def _producers(program: Any) -> list[Any]:
     """Operator names on the way from the inputs to each output."""
-    found = []
+    producers = []
     for output in program.model.graph.outputs:
         names, waiting = [], [output.producer()]
         while waiting:
@@ -94,8 +94,8 @@ def _producers(program: Any) -> list[Any]:
             if node is not None:
                 names.insert(0, node.op_type)
                 waiting += [value.producer() for value in node.inputs if value is not None]
-        found.append(names)
-    return found
+        producers.append(names)
+    return producers
 
 
 def _chosen(dtype: str) -> list[Any]:
@@ -126,28 +126,28 @@ def exported(request: pytest.FixtureRequest) -> Any:
     cases = _chosen(request.param)
 
     class Model(torch.nn.Module):
-        def forward(self, given: Any) -> Any:
+        def forward(self, calls: Any) -> Any:
             outputs = []
-            for data, tensors in zip(cases, given, strict=True):
+            for data, tensors in zip(cases, calls, strict=True):
                 outputs += torch_rms_norm(**tensors, **data.options, return_inverse_rms=True)
             return tuple(outputs)
 
     arrays = [{"x": d.x, "scale": d.scale, "bias": d.bias, "mask": d.mask, "residual": d.residual} for d in cases]
-    given = [
-        {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in each.items() if array is not None}
-        for each in arrays
+    calls = [
+        {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in call.items() if array is not None}
+        for call in arrays
     ]
-    program = _export(Model(), (given,), opset_version=23)
-    feeds = {f"given_{i}_{name}": tensor.numpy() for i, each in enumerate(given) for name, tensor in each.items()}
+    program = _export(Model(), (calls,), opset_version=23)
+    feeds = {f"calls_{i}_{name}": tensor.numpy() for i, call in enumerate(calls) for name, tensor in call.items()}
     return cases, program, feeds
 
 
 def _verdicts(cases: Any, outputs: Any, *, bits: Any) -> Any:
-    found = iter(outputs)
+    remaining = iter(outputs)
     for data in cases:
         want = expect(data)
         names = ["y", "inverse_rms"] if data.residual is None else ["y", "h", "inverse_rms"]
-        got = {name: [next(found)] for name in names}
+        got = {name: [next(remaining)] for name in names}
         if data.residual is not None:
             h = data.x.astype(np.float64) + data.residual
             assert np.array_equal(got["h"][0], h.astype(data.call.x))
@@ -156,7 +156,7 @@ def _verdicts(cases: Any, outputs: Any, *, bits: Any) -> Any:
             wanted["y"] = dataclasses.replace(want["y"], bound=Bound(want["y"].bound.ratio, 0.0))
         for verdict in compare(Outcome(got), wanted):
             yield data, verdict
-    assert next(found, None) is None
+    assert next(remaining, None) is None
 
 
 def _rounds_in_between(data: Any) -> bool:
@@ -257,10 +257,10 @@ def test_layers_become_the_operator_of_opset_23(layers: Any) -> None:
             assert producers == ["RMSNormalization", "Add"] if PRESETS[name].bias else ["RMSNormalization"], name
     nodes = [node for node in program.model_proto.graph.node if node.op_type == "RMSNormalization"]
     attributes = [{a.name: onnx.helper.get_attribute_value(a) for a in node.attribute} for node in nodes]
-    assert {each["axis"] for each in attributes} == {-2}
-    assert {each.get("stash_type", 1) for each in attributes} == {1}
+    assert {node["axis"] for node in attributes} == {-2}
+    assert {node.get("stash_type", 1) for node in attributes} == {1}
     eps = [PRESETS[name].eps_for("float32") for name in PRESETS if name not in PLAIN]
-    assert [each["epsilon"] for each in attributes] == pytest.approx(eps, rel=2.0**-24, abs=0)
+    assert [node["epsilon"] for node in attributes] == pytest.approx(eps, rel=2.0**-24, abs=0)
     session = _session(program)
     for batch in (x.numpy(), x.numpy()[:1], np.repeat(x.numpy(), 3, axis=0)):
         _agrees(model.layers, session.run(None, {"x": batch}), batch)
