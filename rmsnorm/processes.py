@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import queue
+import signal
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+_READER_END: Final = 10.0  # seconds; the reader takes so long only where a child of the process has the pipe open
+
+
+@contextlib.contextmanager
+def reading(process: subprocess.Popen[str]) -> Iterator[Callable[[float], str | None]]:
+    """Read the output of a process by lines, and kill the process at the end of the block.
+
+    The value is a function of a number of seconds: it returns the next line, None at the end of the output, and raises
+    queue.Empty where there is no line in that time. A process that leads a group (start_new_session) is killed with it.
+    """
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in process.stdout or ():
+            lines.put(line)
+        lines.put(None)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        yield lambda seconds: lines.get(timeout=seconds)
+    finally:
+        if process.poll() is None and os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        reader.join(timeout=_READER_END)
+        if process.stdout is not None and not reader.is_alive():
+            process.stdout.close()
 
 
 @dataclass
@@ -39,27 +72,19 @@ def follow(
     ``progress`` returns how far the worker came, for the message about one that hangs.
     """
     began = time.monotonic()
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-
-        def read() -> None:
-            for line in process.stdout or ():
-                lines.put(line)
-            lines.put(None)
-
-        reader = threading.Thread(target=read, daemon=True)
-        reader.start()
         try:
-            while (line := lines.get(timeout=patience)) is not None:
-                message = _message(line)
-                if "hello" in message:
-                    worker.version, worker.device = message["hello"], message["device"]
-                elif "status" in message:
-                    worker.status, worker.message = message["status"], message.get("message", "")
-                worker.seconds = time.monotonic() - began
-                take(message)
-            code = process.wait(timeout=patience)
+            with reading(process) as next_line:
+                while (line := next_line(patience)) is not None:
+                    message = _message(line)
+                    if "hello" in message:
+                        worker.version, worker.device = message["hello"], message["device"]
+                    elif "status" in message:
+                        worker.status, worker.message = message["status"], message.get("message", "")
+                    worker.seconds = time.monotonic() - began
+                    take(message)
+                code = process.wait(timeout=patience)
             if worker.status == "running":
                 errors.seek(0)
                 printed = [line.strip() for line in errors if line.strip()]
@@ -68,11 +93,6 @@ def follow(
         except (queue.Empty, subprocess.TimeoutExpired):
             worker.status, worker.message = "hung", f"no output for {patience:g} s after {progress()}"
         finally:
-            process.kill()
-            process.wait()
-            reader.join(timeout=patience)
-            if process.stdout is not None and not reader.is_alive():  # else a child of the worker has the pipe open
-                process.stdout.close()
             worker.seconds = time.monotonic() - began
 
 
