@@ -152,8 +152,15 @@ def pytest_sessionstart() -> None:
             )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Starts with the file whose few tests take minutes; otherwise one worker would run it alone at the end."""
+    """Marks the tests of a wing with its name, for ``pytest -m``; starts with the file whose few tests take minutes.
+
+    Otherwise one worker would run that file alone at the end.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and "wing" in getattr(getattr(item, "callspec", None), "params", {}):
+            item.add_marker(item.callspec.params["wing"])
     items.sort(key=lambda item: item.path.name != "test_fuzz.py")
 
 

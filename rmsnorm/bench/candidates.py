@@ -1,4 +1,4 @@
-"""What is timed, and what does not depend on the framework: the copies, the memory of the process."""
+"""What is timed, and what is the same in every framework: the copies, and the memory of the process."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class Candidate:
     """One thing to time.
 
     Attributes:
-        name: as in the table.
-        call: returns (y,) or (y, dx, dscale) in arrays of the framework, ready or underway.
-        against: the candidate that it is compared with, the framework's own layer run likewise; empty for a copy.
-        variant: whose truth its results are held to; None where they are not RMSNorm.
-        saved: bytes that its forward keeps for its backward, x among them, if that can be told.
-        peak: bytes that a call adds to what is allocated, results among them, if that can be told.
+        name: its name in the table.
+        call: returns (y,) or (y, dx, dscale) as arrays of the framework, which a device may still be computing.
+        against: the candidate that it is compared with: the framework's own layer, run in the same way. Empty for a
+            copy.
+        variant: the variant that its results must agree with; None if they are not RMSNorm.
+        saved: bytes that the forward pass keeps for the backward pass, x included; None if not known.
+        peak: bytes that a call adds to the allocated memory, results included; None if not known.
     """
 
     name: str
@@ -46,22 +47,22 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Workbench:
-    """An opened framework: its version, the name of the device, and what makes the candidates of a cell.
+    """A loaded framework: its version, the name of the device, and the function that makes the candidates of a cell.
 
-    ``fetch`` turns a result into a NumPy array; ``ready`` returns when the device has done what it was told.
+    ``fetch`` turns a result into a NumPy array; ``synchronise`` returns when the device has finished its work.
     """
 
     version: str
     device: str
     candidates: Callable[[Problem, str, Variant], list[Candidate]]
     fetch: Callable[[Any], Array] = np.asarray
-    ready: Callable[[], None] = lambda: None
+    synchronise: Callable[[], None] = lambda: None
 
 
 def resident_peak(call: Call) -> int | None:
-    """Bytes by which a call raises the resident memory of the process at most; None where Linux does not tell.
+    """The most bytes that a call adds to the resident memory of the process; None if Linux does not report it.
 
-    Allocators keep small blocks: below some MiB the number is that of pages, not of arrays.
+    Allocators keep small blocks: below some MiB the number counts pages, not arrays.
     """
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     try:
@@ -100,13 +101,13 @@ def copy_into(problem: Problem, op: str) -> Candidate:
 
 
 def _as_numbers(problem: Problem) -> tuple[Array, Array]:
-    """x and dy; in 16 bits as integers, which NumPy adds at the speed of memory, unlike bfloat16."""
+    """x and dy; 16-bit ones as integers, which NumPy adds at the speed of memory. It adds bfloat16 slowly."""
     narrow = problem.x.dtype.itemsize == 2
     return (problem.x.view(np.int16), problem.dy.view(np.int16)) if narrow else (problem.x, problem.dy)
 
 
 def processor() -> str:
-    """The model of the CPU, as Linux names it."""
+    """The model of the CPU, by its name in Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -115,5 +116,6 @@ def processor() -> str:
 
 
 def only(backend: str, device: str, known: Sequence[str]) -> None:
+    """Raises ValueError if the backend has no such device."""
     if device not in known:
         raise errors.not_a_choice(backend, "device", device, known)

@@ -1,4 +1,4 @@
-"""One cell: an op at a shape in a dtype. First what is right, then how fast, then how much memory."""
+"""One cell: an op at a shape in a dtype. Checks each candidate, then times it, then measures its memory."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rmsnorm.variants import Variant
 
 @dataclass
 class Record:
-    """A candidate in a cell; what could not be told is None.
+    """A candidate in a cell; None means not known.
 
     Attributes:
-        status: ``timed``; ``wrong`` is one of ours beyond the bounds of the parity kit, ``failed`` one that raised:
-            neither is timed.
-        detail: in which way wrong or failed.
-        bits, max_ulp: for every result the share of right bits, and the largest distance to the truth.
-        first_call: seconds, the compiler's among them.
-        peak_bytes: what a call adds to what is allocated, at most.
-        saved_bytes: what the forward keeps for the backward.
-        moved_bytes: what must be read and written at least.
-        speedup: how many times faster than the built-in, run likewise.
-        over_copy, over_copy_into: how many times slower than a copy to new memory, and to old.
-        others: cores that other processes kept busy meanwhile.
+        status: ``timed``, or not timed: ``wrong`` is one of ours beyond the bounds of the parity kit, ``failed`` is a
+            candidate that raised.
+        detail: how it was wrong, or what it raised.
+        bits, max_ulp: for every result the share of right bits, and the largest distance to the right result in ulps.
+        first_call: seconds, with the compilation.
+        peak_bytes: what a call adds to the allocated memory at most.
+        saved_bytes: what the forward pass keeps for the backward pass.
+        moved_bytes: the least that must be read and written.
+        speedup: how many times faster than the built-in layer, run in the same way.
+        over_copy, over_copy_into: how many times slower than a copy to new memory, and to memory in use.
+        others: cores that other processes used meanwhile.
     """
 
     op: str
@@ -54,7 +54,7 @@ class Record:
 
     @property
     def bandwidth(self) -> float | None:
-        """Of the bytes that must be moved, in GB/s."""
+        """GB/s of the bytes that must be moved."""
         return self.moved_bytes / self.timing.median / 1e9 if self.timing else None
 
 
@@ -68,39 +68,41 @@ def measure(
     seed: int = 0,
     time_all: Callable[..., Mapping[str, Timing]] = alternate,
 ) -> list[Record]:
-    """Judge the candidates of a cell, time those that may be, and compare.
+    """Check the candidates of a cell, time those that are right, and compare them.
 
-    >>> from rmsnorm.bench.backends import BACKENDS
+    >>> from rmsnorm.bench.backends import VARIANTS, open_backend
     >>> from rmsnorm.bench.problem import make
-    >>> numpy = BACKENDS["numpy"]
-    >>> found = measure(numpy.open("cpu"), make((2, 64), "float32"), "fwd", numpy.variant, seconds=0.0)
-    >>> [record.candidate for record in found]
+    >>> problem = make((2, 64), "float32")
+    >>> records = measure(open_backend("numpy", "cpu"), problem, "fwd", VARIANTS["numpy"], seconds=0.0)
+    >>> [record.candidate for record in records]
     ['ours', 'built-in', 'LayerNorm', 'copy', 'copy into']
     """
     candidates = workbench.candidates(problem, op, variant)
     records = {
-        each.name: Record(
-            op, list(problem.x.shape), problem.dtype, each.variant.name if each.variant else None, each.name,
-            each.is_ours, moved_bytes=problem.moved(op),
+        candidate.name: Record(
+            op, list(problem.x.shape), problem.dtype, candidate.variant.name if candidate.variant else None,
+            candidate.name, candidate.is_ours, moved_bytes=problem.moved(op),
         )
-        for each in candidates
+        for candidate in candidates
     }  # fmt: skip
-    for each in candidates:
-        _try_once(workbench, problem, each, records[each.name])
-    fit = [each for each in candidates if records[each.name].status == "timed"]
+    for candidate in candidates:
+        _try_once(workbench, problem, candidate, records[candidate.name])
+    right = [candidate for candidate in candidates if records[candidate.name].status == "timed"]
+    calls = {candidate.name: candidate.call for candidate in right}
     others = used_by_others()
-    timings = time_all({each.name: each.call for each in fit}, seconds=seconds, seed=seed, ready=workbench.ready)
+    timings = time_all(calls, seconds=seconds, seed=seed, synchronise=workbench.synchronise)
     busy = others()
-    for each in fit:
-        record = records[each.name]
+    for candidate in right:
+        name, against, record = candidate.name, candidate.against, records[candidate.name]
         record.others = None if math.isnan(busy) else busy
-        record.timing, record.peak_bytes, record.saved_bytes = timings[each.name], each.peak(), each.saved()
-        own = timings[each.name].median
-        for attribute, other in (("over_copy", COPY), ("over_copy_into", COPY_INTO)):
-            if other in timings and each.against:
-                setattr(record, attribute, own / timings[other].median)
-        if each.against in timings and each.against != each.name:
-            record.speedup = timings[each.against].median / own
+        record.timing, record.peak_bytes, record.saved_bytes = timings[name], candidate.peak(), candidate.saved()
+        median = timings[name].median
+        if against and COPY in timings:
+            record.over_copy = median / timings[COPY].median
+        if against and COPY_INTO in timings:
+            record.over_copy_into = median / timings[COPY_INTO].median
+        if against in timings and against != name:
+            record.speedup = timings[against].median / median
     return list(records.values())
 
 
@@ -108,14 +110,14 @@ def _try_once(workbench: Workbench, problem: Problem, candidate: Candidate, reco
     began = time.perf_counter()
     try:
         results = candidate.call()
-        workbench.ready()
+        workbench.synchronise()
         record.first_call = time.perf_counter() - began
         if candidate.variant is not None:
             accuracy = _judge(workbench, problem, candidate.variant, OPS[record.op], results)
             record.bits, record.max_ulp = accuracy.bits, accuracy.max_ulp
             if candidate.is_ours and accuracy.wrong:
                 record.status, record.detail = "wrong", accuracy.wrong
-    except Exception as error:  # whatever a framework raises is what the report must say
+    except Exception as error:  # the report names what a framework raised
         record.status, record.detail = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
 
 

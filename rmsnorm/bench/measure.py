@@ -1,10 +1,10 @@
 """Times callables against one another, in one process, in random alternation.
 
-In every round each one has a turn, in an order drawn from a seed, so that the drift of a machine falls on all alike. A
-turn is as many calls as make a millisecond, at least one, twice: first not timed, then timed together. The untimed ones
-wake a candidate's own threads, fetch its data, and outlast what the one before left behind: after a parallel region
-torch's OpenMP workers spin on the cores that the next one needs. (A sleep instead measures cold caches.) A result
-is dropped before the next call.
+In every round each callable has a turn, in an order drawn from a seed, so that the drift of a machine affects all of
+them alike. A turn has two halves, each with as many calls as take a millisecond, at least one: the first half is not
+timed, the second is timed as a whole. The untimed calls wake the callable's own threads, load its data into the caches,
+and last until the callable before has come to rest: after a parallel region torch's OpenMP workers spin on the cores
+that the next one needs. (With a sleep instead one would measure cold caches.) A result is dropped before the next call.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any, Final
 LEAST_TURNS: Final = 5
 _TURN: Final = 1e-3  # seconds that are timed together
 _MOST_CALLS: Final = 500
-_TICKS: Final = 100  # a second of /proc/stat, on every Linux that CPython runs on
+_TICKS: Final = 100  # of /proc/stat in a second, on every Linux that CPython runs on
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds for a call: median and the fifths around it, over so many turns of so many calls."""
+    """Seconds for a call: median, 20th and 80th percentile, and how many turns of how many calls there were."""
 
     median: float
     p20: float
@@ -40,45 +40,45 @@ def alternate(
     *,
     seconds: float,
     seed: int = 0,
-    ready: Callable[[], None] = lambda: None,
+    synchronise: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Time every candidate for about so many seconds in all, and at least five turns each.
+    """Time every candidate, with at least five turns for each.
 
     Args:
         candidates: callables by name.
-        seconds: for all together.
+        seconds: about how long to time all of them together.
         seed: of the order.
-        ready: returns when a device has done what it was told.
-        clock: in place of that of ``time``.
+        synchronise: returns when a device has finished its work.
+        clock: returns seconds.
 
     Returns:
-        A Timing for each.
+        A Timing for every name.
 
     Example:
         >>> alternate({"sum": lambda: sum(range(1000))}, seconds=0.0)["sum"].turns
         5
     """
-    calls = {name: _calls(candidate, ready, clock) for name, candidate in candidates.items()}
+    calls = {name: _calls(candidate, synchronise, clock) for name, candidate in candidates.items()}
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     random, order, rounds = Random(seed), list(candidates), 0
     ends = clock() + seconds
     while order and (rounds < LEAST_TURNS or clock() < ends):
         random.shuffle(order)
         for name in order:
-            _timed(candidates[name], calls[name], ready, clock)
-            samples[name].append(_timed(candidates[name], calls[name], ready, clock))
+            _timed(candidates[name], calls[name], synchronise, clock)
+            samples[name].append(_timed(candidates[name], calls[name], synchronise, clock))
         rounds += 1
-    return {name: summary(taken, calls[name]) for name, taken in samples.items()}
+    return {name: summary(times, calls[name]) for name, times in samples.items()}
 
 
 def used_by_others(
     stat: Path = Path("/proc/stat"), own: Callable[[], float] = time.process_time
 ) -> Callable[[], float]:
-    """Start to watch; what is returned tells how many cores other processes have kept busy since, NaN if none can say.
+    """Start to watch. The returned function says how many cores other processes have used since; NaN if not known.
 
-    Beside them a parallel region waits for its slowest thread, which may wait for a time slice: an op of microseconds
-    then takes milliseconds every time, and its ratios mean nothing.
+    If others use the cores, a parallel region waits for its slowest thread, which may wait for a time slice: an op of
+    microseconds then takes milliseconds every time, and its ratios mean nothing.
     """
 
     def now() -> tuple[float, float, float]:
@@ -90,15 +90,15 @@ def used_by_others(
 
     began = now()
 
-    def told() -> float:
+    def cores() -> float:
         busy, mine, elapsed = (after - before for after, before in zip(now(), began, strict=True))
         return max(0.0, busy - mine) / elapsed if elapsed > 0 else math.nan
 
-    return told
+    return cores
 
 
 def summary(samples: Sequence[float], calls: int = 1) -> Timing:
-    """Median and fifths.
+    """Median, 20th and 80th percentile.
 
     >>> summary([3.0, 1.0, 2.0, 5.0, 4.0, 6.0])
     Timing(median=3.5, p20=2.0, p80=5.0, turns=6, calls=1)
@@ -107,16 +107,18 @@ def summary(samples: Sequence[float], calls: int = 1) -> Timing:
     return Timing(statistics.median(samples), fifths[0], fifths[-1], len(samples), calls)
 
 
-def _calls(candidate: Callable[[], Any], ready: Callable[[], None], clock: Callable[[], float]) -> int:
+def _calls(candidate: Callable[[], Any], synchronise: Callable[[], None], clock: Callable[[], float]) -> int:
     candidate()
-    ready()
-    once = _timed(candidate, 1, ready, clock)
+    synchronise()
+    once = _timed(candidate, 1, synchronise, clock)
     return min(_MOST_CALLS, max(1, math.ceil(_TURN / once))) if once > 0 else _MOST_CALLS
 
 
-def _timed(candidate: Callable[[], Any], calls: int, ready: Callable[[], None], clock: Callable[[], float]) -> float:
+def _timed(
+    candidate: Callable[[], Any], calls: int, synchronise: Callable[[], None], clock: Callable[[], float]
+) -> float:
     began = clock()
     for _ in range(calls):
         candidate()
-    ready()
+    synchronise()
     return (clock() - began) / calls

@@ -1,4 +1,4 @@
-"""The benchmark as a picture: bytes per second against size, under the copy as a roof. Needs Matplotlib."""
+"""The benchmark as a picture: bytes per second over size, with the copies as the upper limit. Needs Matplotlib."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rmsnorm import dtypes
 from rmsnorm.bench.run import BackendRun
 from rmsnorm.frameworks import FRAMEWORKS
 
-_ROOFS: Final = {"copy": "-", "copy into": "--"}
-_COLOURS: Final = {"ours": "#d55e00", "built-in": "#0072b2", "LayerNorm": "#009e73"}  # told apart by the colour-blind
+_LIMITS: Final = {"copy": "-", "copy into": "--"}
+_COLOURS: Final = {"ours": "#d55e00", "built-in": "#0072b2", "LayerNorm": "#009e73"}  # for colour-blind readers, too
 
 
 def write_plot(runs: Sequence[BackendRun], path: Path) -> None:
-    """One panel for every backend, op and dtype; one line for every candidate; SVG.
+    """Draw an SVG with a panel for every backend, op and dtype, and in it a line for every candidate.
 
     Raises:
         ValueError: nothing was timed.
@@ -51,11 +51,13 @@ def _panel(axis: Any, records: Sequence[dict[str, Any]]) -> None:
     axis.set_yscale("log")
     axis.grid(True, which="major", color="0.9")
     for name in dict.fromkeys(record["candidate"] for record in records):
-        found = sorted((record["moved_bytes"], record["gb_per_s"]) for record in records if record["candidate"] == name)
-        share = 2 if records[0]["op"] == "fwd" else 5  # what moved_bytes counts x
-        sizes, speeds = [moved / share for moved, _ in found], [speed for _, speed in found]
-        if name in _ROOFS:
-            axis.plot(sizes, speeds, _ROOFS[name], color="0.4", linewidth=2.5, label=name)
+        points = sorted(
+            (record["moved_bytes"], record["gb_per_s"]) for record in records if record["candidate"] == name
+        )
+        times = 2 if records[0]["op"] == "fwd" else 5  # how often moved_bytes counts the bytes of x
+        sizes, speeds = [moved / times for moved, _ in points], [speed for _, speed in points]
+        if name in _LIMITS:
+            axis.plot(sizes, speeds, _LIMITS[name], color="0.4", linewidth=2.5, label=name)
             continue
         kind, _, form = name.partition(" ")
         style = {"linestyle": ":"} if form else {}

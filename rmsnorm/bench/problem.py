@@ -1,7 +1,7 @@
-"""The arrays of one measurement, what is right for them, and whether what a candidate gave is.
+"""The arrays of one measurement, the right results for them, and the comparison of a candidate's results with these.
 
-y and dx are judged on a sample of rows, by the golden: no row depends on another. dscale, which depends on all of them,
-is judged by float64 sums; hence no float64 among the dtypes.
+y and dx are compared with the golden on a sample of rows, because no row depends on another. dscale depends on all rows
+and is compared with float64 sums; this is why float64 is not among the dtypes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SAMPLE: Final = 2**18  # elements
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of every result: share of elements that are the right one bit for bit, and the largest distance in ulps."""
+    """For every result: the share of elements that are right bit for bit, and the largest distance in ulps."""
 
     bits: Mapping[str, float]
     max_ulp: Mapping[str, float]
@@ -52,12 +52,12 @@ class Problem:
         return self.x.dtype.name
 
     def moved(self, op: str) -> int:
-        """Bytes that must be read and written: x and y; with the backward pass also x, dy and dx."""
+        """Bytes that must be read and written: x and y; with the backward pass x, dy and dx in addition."""
         return self.x.nbytes * {"fwd": 2, "fwd+bwd": 5}[op]
 
     @cached_property
     def rows(self) -> npt.NDArray[np.intp]:
-        """Which rows are judged: all if they are few, else a sample with the first and the last."""
+        """The rows that are compared: all if they are few, otherwise a sample with the first and the last."""
         count, width = self.x.size // self.x.shape[-1], self.x.shape[-1]
         chosen = np.random.default_rng(1).choice(count, min(count, max(2, _SAMPLE // width)), replace=False)
         return np.union1d(chosen, [0, count - 1])
@@ -66,12 +66,12 @@ class Problem:
         return array.reshape(-1, array.shape[-1])[self.rows]
 
     @cached_property
-    def _truths(self) -> dict[tuple[Variant, str], tuple[Array, Array]]:
+    def _right_results(self) -> dict[tuple[Variant, str], tuple[Array, Array]]:
         return {}
 
-    def truth(self, variant: Variant, quantity: str) -> tuple[Array, Array]:
-        """The right result, of the sampled rows for y and dx, and the sums of the absolute values of its terms."""
-        if (variant, quantity) not in self._truths:
+    def right_result(self, variant: Variant, quantity: str) -> tuple[Array, Array]:
+        """The right result, for y and dx in the sampled rows, and the sums of the absolute values of its terms."""
+        if (variant, quantity) not in self._right_results:
             x, dy = self.sample(self.x), self.sample(self.dy)
             if quantity == "dscale":
                 right, unit = self._dscale(variant)
@@ -82,8 +82,8 @@ class Problem:
                 else:
                     right, *_ = rms_norm_vjp(dy, x, self.scale, variant=variant)
                 unit = term_sizes(x, self.scale, dy=dy, tangents=(None, None, None), variant=variant)[quantity]
-            self._truths[variant, quantity] = right, unit
-        return self._truths[variant, quantity]
+            self._right_results[variant, quantity] = right, unit
+        return self._right_results[variant, quantity]
 
     def _dscale(self, variant: Variant) -> tuple[Array, Array]:
         x, dy = (array.reshape(-1, array.shape[-1]) for array in (self.x, self.dy))
@@ -92,17 +92,17 @@ class Problem:
         sums = np.zeros((2, n))
         for first in range(0, len(x), max(1, _SAMPLE // n)):
             block = slice(first, first + max(1, _SAMPLE // n))
-            a = x[block].astype(np.float64)
-            of = a[:, :k].var if variant.statistic == "variance" else np.square(a[:, :k]).mean
-            root = np.sqrt(of(axis=-1, keepdims=True))
+            h = x[block].astype(np.float64)
+            statistic = h[:, :k].var if variant.statistic == "variance" else np.square(h[:, :k]).mean
+            root = np.sqrt(statistic(axis=-1, keepdims=True))
             rho = {"inside": np.hypot(root, math.sqrt(eps)), "outside": root + eps,
                    "clamp": np.maximum(root, eps / math.sqrt(k))}[variant.eps_position]  # fmt: skip
-            terms = dy[block].astype(np.float64) * a / rho
+            terms = dy[block].astype(np.float64) * h / rho
             sums += terms.sum(axis=0), np.abs(terms).sum(axis=0)
         return sums[0], sums[1]
 
     def judge(self, results: Mapping[str, Array], variant: Variant) -> Accuracy:
-        """Compare results with the truth; they are wrong beyond the bounds of the parity kit (parity/bounds.py)."""
+        """Compare results with the right ones. They are wrong beyond the parity kit's bounds (accuracy/bounds.py)."""
         spec = [Spec(array.shape, self.dtype) for array in (self.x, self.scale)]
         call = resolve("bench", *spec, variant=variant)
         bits, worst, wrong = {}, {}, []
@@ -113,9 +113,9 @@ class Problem:
                 "dscale": (self.scale.shape, self.dtype),
             }[name]
             if (got.shape, got.dtype.name) != (shape, dtype):
-                found, wanted = errors.describe(got.shape, got.dtype.name), errors.describe(shape, dtype)
-                return Accuracy({}, {}, f"{name} is {found}, expected {wanted}")
-            want, unit = self.truth(variant, name)
+                description, wanted = errors.describe(got.shape, got.dtype.name), errors.describe(shape, dtype)
+                return Accuracy({}, {}, f"{name} is {description}, expected {wanted}")
+            want, unit = self.right_result(variant, name)
             got = got if name == "dscale" else self.sample(got)
             limit = bound(name, call, dtype)
             distances = ulps(got, want)

@@ -1,6 +1,6 @@
-"""What RMSNorm costs in place of LayerNorm where the paper looked: steps of Nematus's GRU, forward and in training.
+"""What RMSNorm costs in place of LayerNorm where the paper measured it: in steps of Nematus's GRU.
 
-A worker (``python -m rmsnorm.bench.recurrent NAME ...``) writes one JSON object a line, as that of rmsnorm.bench.run.
+A worker (``python -m rmsnorm.bench.recurrent NAME ...``) writes one JSON object a line, as rmsnorm.bench.run does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmsnorm.bench.backends import BACKENDS
+from rmsnorm.bench.backends import open_backend
 from rmsnorm.bench.candidates import Call
 from rmsnorm.bench.measure import alternate, used_by_others
 from rmsnorm.bench.run import limit
@@ -26,7 +26,7 @@ OPS: Final = ("fwd", "fwd+bwd")
 
 
 class Sizes(NamedTuple):
-    """Of the sequences, (length, batch, features), and of the states."""
+    """Sizes of the sequences, (length, batch, features), and of the states."""
 
     length: int
     batch: int
@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A sequence, the parameters of a GRU by Nematus's names, and the gradient of a loss with respect to the states."""
+    """A sequence, the parameters of a GRU under Nematus's names, and the gradient of a loss by the states."""
 
     x: Any
     h0: Any
@@ -45,7 +45,7 @@ class Task(NamedTuple):
 
 
 def make(sizes: Sizes, norm: CellNorm, dtype: str = "float32") -> Task:
-    """Draw a task: matrices that keep the states about as large as they are.
+    """Draw a task. Its matrices are scaled so that the states neither grow nor vanish.
 
     >>> sorted(make(Sizes(5, 2, 3, 4), "rms").parameters)[:2]
     ['gru0/gates_bias', 'gru0/gates_state_norm/scale']
@@ -64,10 +64,15 @@ def make(sizes: Sizes, norm: CellNorm, dtype: str = "float32") -> Task:
 
 
 def _numpy(task: Task) -> dict[str, tuple[Call, Call]]:
-    given = (task.x, task.h0, task.parameters)
-    return {
-        "": (lambda: (nematus_gru(*given, norm=task.norm),), lambda: nematus_gru_vjp(task.dh, *given, norm=task.norm))
-    }
+    inputs = (task.x, task.h0, task.parameters)
+
+    def forward() -> Any:
+        return (nematus_gru(*inputs, norm=task.norm),)
+
+    def both() -> Any:
+        return nematus_gru_vjp(task.dh, *inputs, norm=task.norm)
+
+    return {"": (forward, both)}
 
 
 def _torch(task: Task) -> dict[str, tuple[Call, Call]]:
@@ -135,7 +140,7 @@ def _flax(task: Task) -> dict[str, tuple[Call, Call]]:
         compiled = jax.jit(function)
         return lambda: jax.block_until_ready(compiled(x, parameters))
 
-    return {"jit": (call(lambda *given: (forward(*given),)), call(both))}
+    return {"jit": (call(lambda x, parameters: (forward(x, parameters),)), call(both))}
 
 
 _CANDIDATES: Final[Mapping[str, Callable[[Task], dict[str, tuple[Call, Call]]]]] = {
@@ -144,10 +149,10 @@ _CANDIDATES: Final[Mapping[str, Callable[[Task], dict[str, tuple[Call, Call]]]]]
 
 
 def allowed(sizes: Sizes, op: str) -> float:
-    """How far states, or gradients over the largest of them, may be from the golden's.
+    """How far states, or gradients divided by the largest of them, may be from the golden's.
 
-    n products and their sum err by n roundings, and those of the steps add; states are at most 1. On the way back the
-    steps are passed once more.
+    A sum of n products has an error of n roundings, and the errors of the steps add up; states are at most 1. The
+    backward pass goes through the steps once more.
     """
     passes = 1 + OPS.index(op)
     return passes * sizes.length * (sizes.features + sizes.state) * 2.0**-24
@@ -159,9 +164,8 @@ def worker_command(backend: str, sizes: Sizes, *, seconds: float, threads: int |
 
 
 def _work(name: str, sizes: Sizes, seconds: float) -> Iterator[dict[str, Any]]:
-    backend = BACKENDS[name]
     try:
-        workbench = backend.open("cpu")
+        workbench = open_backend(name, "cpu")
     except ModuleNotFoundError as missing:
         yield {"status": "absent", "message": str(missing)}
         return
@@ -171,10 +175,10 @@ def _work(name: str, sizes: Sizes, seconds: float) -> Iterator[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for norm in NORMS:
         task, wide = make(sizes, norm), make(sizes, norm, "float64")
-        given = wide.x, wide.h0, wide.parameters
-        truth = nematus_gru(*given, norm=norm), nematus_gru_vjp(wide.dh, *given, norm=norm)[0]
+        inputs = wide.x, wide.h0, wide.parameters
+        golden = nematus_gru(*inputs, norm=norm), nematus_gru_vjp(wide.dh, *inputs, norm=norm)[0]
         for mode, pair in _CANDIDATES[name](task).items():
-            for op, call, want in zip(OPS, pair, truth, strict=True):
+            for op, call, want in zip(OPS, pair, golden, strict=True):
                 error = float(abs(workbench.fetch(call()[0]) - want).max() / max(1.0, abs(want).max()))
                 status = "timed" if error <= allowed(sizes, op) else "wrong"
                 if status == "timed":
@@ -188,12 +192,12 @@ def _work(name: str, sizes: Sizes, seconds: float) -> Iterator[dict[str, Any]]:
     others = used_by_others()
     timings: dict[Any, Any] = {}
     for cell in dict.fromkeys(key[:2] for key in calls):
-        found = alternate({key[2]: call for key, call in calls.items() if key[:2] == cell}, seconds=seconds)
-        timings |= {(*cell, norm): timing for norm, timing in found.items()}
+        by_norm = alternate({key[2]: call for key, call in calls.items() if key[:2] == cell}, seconds=seconds)
+        timings |= {(*cell, norm): timing for norm, timing in by_norm.items()}
     busy = others()
     for record in records:
         mode, op, norm = (record[key] for key in ("mode", "op", "norm"))
-        timing, layer = (timings.get((mode, op, each)) for each in (norm, "layer"))
+        timing, layer = timings.get((mode, op, norm)), timings.get((mode, op, "layer"))
         record["timing"] = asdict(timing) if timing else None
         record["speedup"] = layer.median / timing.median if timing and layer else None
         record["others"] = busy

@@ -1,7 +1,7 @@
 """Runs the benchmark, one backend after the other, each in a process of its own.
 
-A worker (``python -m rmsnorm.bench.run NAME ...``) writes one JSON object a line: first what it is, then the records
-of one cell after the other, then that it is done.
+A worker (``python -m rmsnorm.bench.run NAME ...``) writes one JSON object a line: first its version and device, then
+the records of one cell after the other, then its status.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Final
 from rmsnorm.processes import Worker, follow
 from rmsnorm.variants import PRESETS
 
-PATIENCE: Final = 900.0  # seconds without a word after which a worker counts as hung
+PATIENCE: Final = 900.0  # seconds without output after which a worker counts as hung
 
 
 @dataclass
 class BackendRun(Worker):
-    """How a backend fared: ``done``, ``absent``, ``refused``, ``crashed`` or ``hung``, and its records."""
+    """The outcome of a backend: ``done``, ``absent``, ``refused``, ``crashed`` or ``hung``; and its records."""
 
     cores: int = 0
     cells: int = 0
@@ -59,7 +59,7 @@ def run(
     patience: float = PATIENCE,
     on_progress: Callable[[BackendRun], None] = lambda run: None,
 ) -> BackendRun:
-    """Run the worker of a backend and gather its records; it is killed where it says nothing for so many seconds."""
+    """Run the worker of a backend and collect its records. Kill a worker that is silent for ``patience`` seconds."""
     state = BackendRun(name)
 
     def take(message: Mapping[str, Any]) -> None:
@@ -76,13 +76,12 @@ def run(
 def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if options["threads"]:
         limit(options["threads"])
-    from rmsnorm.bench.backends import BACKENDS
+    from rmsnorm.bench.backends import VARIANTS, open_backend
     from rmsnorm.bench.cell import measure
     from rmsnorm.bench.problem import make
 
-    backend = BACKENDS[name]
     try:
-        workbench = backend.open(options["device"])
+        workbench = open_backend(name, options["device"])
     except ModuleNotFoundError as error:
         yield {"status": "absent", "message": str(error)}
         return
@@ -91,7 +90,7 @@ def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield {"hello": workbench.version, "device": workbench.device, "cores": cores}
-    variant = PRESETS[options["variant"]] if options["variant"] else backend.variant
+    variant = PRESETS[options["variant"]] if options["variant"] else VARIANTS[name]
     for shape in options["shapes"]:
         for dtype in options["dtypes"]:
             problem = make(shape, dtype)
@@ -102,7 +101,7 @@ def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def limit(threads: int) -> None:
-    """So many cores for this process: every framework makes as many threads as it has cores."""
+    """Limit this process to so many cores: every framework makes as many threads as it has cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NUMBA_NUM_THREADS"):

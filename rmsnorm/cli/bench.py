@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from rmsnorm import PRESETS, errors
-from rmsnorm.cli.usage import BACKENDS, DEVICES, DIFFERS, UNUSABLE, choices, progress, unusable
+from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, unusable
 
 if TYPE_CHECKING:
     from rmsnorm.bench.run import BackendRun
@@ -24,15 +24,15 @@ EPILOG: Final = (
     "    rmsnorm bench --backend flax --op fwd+bwd --seconds 5 --summary flax.jsonl --plot flax.svg\n\n"
     "    rmsnorm bench --backend torch --device cuda --variant llama --dtype bfloat16\n\n"
     "Exit status: 0 all timed, 1 one of ours is wrong or a backend crashed or hung, 2 bad usage or a requested backend "
-    "is absent."
+    "is not installed."
 )
 
 
 RECURRENT_EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm bench recurrent --backend torch --threads 1\n\n"
-    "Exit status: 0 all timed, 1 one is wrong or a backend crashed or hung, 2 bad usage or a requested backend is "
-    "absent."
+    "Exit status: 0 all timed, 1 one is wrong or a backend crashed or hung, 2 bad usage or a requested backend is not "
+    "installed."
 )
 
 app = typer.Typer(name="bench")
@@ -42,7 +42,7 @@ app = typer.Typer(name="bench")
 def bench(
     context: typer.Context,
     backend: Annotated[
-        list[str] | None, typer.Option(help=f"Backend to time: {', '.join(BACKENDS)}. Repeatable.", show_default="all")
+        list[str] | None, typer.Option(help=f"Backend to time: {BACKEND_NAMES}. Repeatable.", show_default="all")
     ] = None,
     op: Annotated[
         list[str] | None, typer.Option(help="fwd or fwd+bwd, with its gradients. Repeatable.", show_default="both")
@@ -53,26 +53,32 @@ def bench(
     ] = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Of x and the gain. float16 is the third. Repeatable.", show_default="float32, bfloat16"),
+        typer.Option(
+            help="Dtype of x and the gain: float16, bfloat16 or float32. Repeatable.", show_default="float32, bfloat16"
+        ),
     ] = None,
     variant: Annotated[
-        str | None, typer.Option(help="Variant of ours, such as llama.", show_default="that of the built-in layer")
+        str | None,
+        typer.Option(
+            help="Variant that ours computes, such as llama.", show_default="the variant of the built-in layer"
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help=f"Where: {' or '.join(DEVICES)} (NumPy: cpu).")] = "cpu",
-    seconds: Annotated[float, typer.Option(help="For a cell, all its candidates together.", min=0.0)] = 2.0,
+    seconds: Annotated[float, typer.Option(help="Seconds for a cell, for all its candidates together.", min=0.0)] = 2.0,
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")] = None,
     json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
     summary: Annotated[
         Path | None, typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False)
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw GB/s against size as SVG.", dir_okay=False)] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw GB/s over size as SVG.", dir_okay=False)] = None,
 ) -> None:
-    """Time ours beside the framework's own layer, that compiled, LayerNorm, and a copy of the same bytes.
+    """Time ours beside the framework's own layer, the same compiled, LayerNorm, and a copy of the same bytes.
 
-    A cell is an op at a shape in a dtype. Its candidates take turns in one process, in random order; ours must first
-    be right, by the bounds of `rmsnorm check`, or are not timed. The copy is the floor: forward reads x and writes y;
-    backward reads x and dy and writes dx. Read the ratios: absolute times drift with the machine, ratios far less. The
-    first two columns of ratios are the answer: how much faster than the built-in, how far from a copy.
+    A cell is an op at a shape in a dtype. Its candidates take turns in one process, in random order. Ours is checked
+    first, by the bounds of `rmsnorm check`, and is not timed if it is wrong. The copy is the lower limit: forward reads
+    x and writes y; backward reads x and dy and writes dx. Read the ratios: absolute times drift with the machine,
+    ratios far less. The first two columns of ratios say how much faster than the built-in layer a candidate is, and
+    how much slower than a copy.
     """
     if context.invoked_subcommand:
         return
@@ -81,12 +87,12 @@ def bench(
     from rmsnorm.bench.run import run, worker_command
 
     command = "rmsnorm bench"
-    chosen = choices("backend", backend, BACKENDS, command)
+    chosen = backends(backend, command)
     ops = choices("op", op, tuple(OPS), command)
     types = choices("dtype", dtype, DTYPES, command) if dtype else ("float32", "bfloat16")
     choices("variant", [variant] if variant else None, tuple(PRESETS), command)
     choices("device", [device], DEVICES, command)
-    shapes = [_shape(entry) for entry in dict.fromkeys(shape or _SHAPES)]
+    shapes = [_shape(text) for text in dict.fromkeys(shape or _SHAPES)]
     for path in (json, summary, plot):
         if path is not None and not path.parent.is_dir():
             raise unusable(f"{command}: {path.parent} is not a folder, expected one to write {path.name} in")
@@ -115,35 +121,38 @@ def bench(
         from rmsnorm.bench.plot import write_plot
 
         write_plot(runs, plot)
-    _leave(runs, backend)
+    _exit(runs, backend)
 
 
 @app.command(epilog=RECURRENT_EPILOG)
 def recurrent(
     backend: Annotated[
-        list[str] | None, typer.Option(help=f"Backend to time: {', '.join(BACKENDS)}. Repeatable.", show_default="all")
+        list[str] | None, typer.Option(help=f"Backend to time: {BACKEND_NAMES}. Repeatable.", show_default="all")
     ] = None,
     length: Annotated[int, typer.Option(help="Steps of the sequence.", min=1)] = 20,
     batch: Annotated[int, typer.Option(help="Sentences.", min=1)] = 32,
-    features: Annotated[int, typer.Option(help="Of a word.", min=1)] = 512,
-    state: Annotated[int, typer.Option(help="Of the GRU.", min=1)] = 1024,
-    seconds: Annotated[float, typer.Option(help="For an op of a backend, all norms together.", min=0.0)] = 5.0,
+    features: Annotated[int, typer.Option(help="Features of a word.", min=1)] = 512,
+    state: Annotated[int, typer.Option(help="Size of the state of the GRU.", min=1)] = 1024,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds for an op of a backend, for all norms together.", min=0.0)
+    ] = 5.0,
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")] = None,
     json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
     summary: Annotated[
         Path | None, typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False)
     ] = None,
 ) -> None:
-    """Time a step of Nematus's GRU with RMSNorm, with a part of it, and without a norm, beside one with LayerNorm.
+    """Time a step of Nematus's GRU with RMSNorm, with pRMSNorm and without a norm, beside one with LayerNorm.
 
-    Forward, and training: with all gradients. The norms take turns in one process, in random order, on the same words;
-    what they give must first be the golden's. Float32 on the CPU. LayerNorm is each framework's fastest.
+    fwd is the forward pass; fwd+bwd adds all gradients, as in training. The norms take turns in one process, in random
+    order, on the same words; a result is first compared with the golden. Float32 on the CPU. LayerNorm is the fastest
+    one of each framework.
     """
     from rmsnorm.bench import report
     from rmsnorm.bench.recurrent import NORMS, Sizes, worker_command
     from rmsnorm.bench.run import run
 
-    chosen = choices("backend", backend, BACKENDS, "rmsnorm bench recurrent")
+    chosen = backends(backend, "rmsnorm bench recurrent")
     sizes = Sizes(length, batch, features, state)
     runs = []
     with progress("norms") as shown:
@@ -154,7 +163,7 @@ def recurrent(
             runs.append(run(name, command, on_progress=lambda _: shown.advance(bar)))  # noqa: B023
     Console(width=max(Console().width, 80)).print(report.recurrent(runs, length))
     _write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
-    _leave(runs, backend)
+    _exit(runs, backend)
 
 
 def _write(runs: Sequence[BackendRun], settings: Mapping[str, Any], json: Path | None, summary: Path | None) -> None:
@@ -166,11 +175,12 @@ def _write(runs: Sequence[BackendRun], settings: Mapping[str, Any], json: Path |
         write_summary(runs, settings, summary)
 
 
-def _leave(runs: Sequence[BackendRun], asked: Sequence[str] | None) -> None:
+def _exit(runs: Sequence[BackendRun], requested: Sequence[str] | None) -> None:
+    """Exit with status 1 or 2 if a run failed."""
     states = {state.status for state in runs}
     if states & {"crashed", "hung"} or any(state.failures for state in runs):
         raise typer.Exit(DIFFERS)
-    if "refused" in states or ("absent" in states and asked):
+    if "refused" in states or ("absent" in states and requested):
         raise typer.Exit(UNUSABLE)
 
 

@@ -12,7 +12,7 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from rmsnorm import PRESETS, dtypes
-from rmsnorm.cli.usage import BACKENDS, DEVICES, DIFFERS, UNUSABLE, choices, progress, unusable
+from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, unusable
 
 _SLOWEST_FIRST: Final = ("flax", "numpy", "tf", "torch")
 EPILOG: Final = (
@@ -27,7 +27,7 @@ EPILOG: Final = (
 
 def check(
     backend: Annotated[
-        list[str] | None, typer.Option(help=f"Backend to check: {', '.join(BACKENDS)}. Repeatable.", show_default="all")
+        list[str] | None, typer.Option(help=f"Backend to check: {BACKEND_NAMES}. Repeatable.", show_default="all")
     ] = None,
     variant: Annotated[
         list[str] | None, typer.Option(help="Variant to check, such as llama. Repeatable.", show_default="all")
@@ -50,7 +50,7 @@ def check(
     """
     from rmsnorm.parity.run import run, worker_command
 
-    chosen = choices("backend", backend, BACKENDS)
+    chosen = backends(backend, "rmsnorm check")
     variants = choices("variant", variant, tuple(PRESETS)) if variant else ()
     types = choices("dtype", dtype, dtypes.FLOATS) if dtype else ()
     choices("device", [device], DEVICES)

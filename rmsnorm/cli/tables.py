@@ -1,4 +1,4 @@
-"""``rmsnorm variants`` and ``rmsnorm invariances``: tables that explain."""
+"""``rmsnorm variants`` and ``rmsnorm invariances``: the tables of variants and of invariances."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _describe(variant: Variant) -> tuple[str, ...]:
 def invariances() -> None:
     """Run the paper's table of invariances: five norms, six transformations, and what the gradients keep.
 
-    A cell holds when the output does not change beyond the rounding of float64; otherwise the size of the change is
-    printed, relative to the output: a counter-example that ran.
+    A cell says "holds" if the output does not change by more than the rounding of float64. Otherwise it has the size of
+    the change relative to the output, as this command measured it: a counter-example.
     """
     from rmsnorm.numpy_impl.invariances import gradient_facts, table
 
@@ -76,14 +76,14 @@ def invariances() -> None:
     facts = Table(title="Gradients under", title_justify="left")
     for name in ("norm", "gradient", "transformation", "times", "off by", "bound"):
         facts.add_column(name)
-    found = gradient_facts()
-    for fact in found:
+    all_facts = gradient_facts()
+    for fact in all_facts:
         times = (
             f"{fact.factor:.6g}" if fact.holds else f"[red]{fact.factor:.6g}, the paper says {fact.expected:.6g}[/red]"
         )
         facts.add_row(fact.norm, fact.gradient, fact.property, times, f"{fact.change:.1e}", f"{fact.bound:.1e}")
     Console().print(sheet, facts)
-    if any(cell.holds != cell.expected for cell in cells) or not all(fact.holds for fact in found):
+    if any(cell.holds != cell.expected for cell in cells) or not all(fact.holds for fact in all_facts):
         raise typer.Exit(DIFFERS)
 
 

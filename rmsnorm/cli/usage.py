@@ -1,4 +1,4 @@
-"""What the commands share: names, exit statuses, the refusal of bad usage, the progress bar."""
+"""What the commands share: devices, exit statuses, the check of names, and the progress bar."""
 
 from __future__ import annotations
 
@@ -10,22 +10,35 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rmsnorm import errors
+from rmsnorm.frameworks import FRAMEWORKS
 
-BACKENDS: Final = ("numpy", "torch", "tf", "flax")
 DEVICES: Final = ("cpu", "cuda")
-HELD, DIFFERS, UNUSABLE = 0, 1, 2
+DIFFERS, UNUSABLE = 1, 2  # exit statuses
+BACKEND_NAMES: Final = ", ".join(FRAMEWORKS)
+_KEYS: Final = {alias: row.key for row in FRAMEWORKS.values() for alias in row.aliases}
+
+
+def backends(names: Sequence[str] | None, command: str) -> tuple[str, ...]:
+    """The keys of the frameworks that the user named, by key or alias; all of them if the user named none.
+
+    >>> backends(["jax", "flax", "pytorch"], "rmsnorm check")
+    ('flax', 'torch')
+    """
+    return choices("backend", [_KEYS.get(name, name) for name in names or ()], tuple(FRAMEWORKS), command)
 
 
 def choices(
-    name: str, given: Sequence[str] | None, known: Sequence[str], command: str = "rmsnorm check"
+    option: str, names: Sequence[str] | None, known: Sequence[str], command: str = "rmsnorm check"
 ) -> tuple[str, ...]:
-    for entry in given or ():
-        if entry not in known:
-            raise unusable(str(errors.not_a_choice(command, name, entry, known)))
-    return tuple(dict.fromkeys(given or known))
+    """The names that the user chose, each once; all known ones if the user chose none. Exits on an unknown name."""
+    for name in names or ():
+        if name not in known:
+            raise unusable(str(errors.not_a_choice(command, option, name, known)))
+    return tuple(dict.fromkeys(names or known))
 
 
 def unusable(message: str) -> typer.Exit:
+    """Print what is wrong with the usage. The caller raises the result, which ends the command with status 2."""
     Console(stderr=True).print(message, style="red", highlight=False, markup=False)
     return typer.Exit(UNUSABLE)
 

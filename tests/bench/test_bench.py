@@ -9,7 +9,6 @@ import runpy
 import subprocess
 import sys
 import weakref
-from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,12 +19,13 @@ from rich.console import Console
 from rmsnorm import PRESETS
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.bench import files, report
-from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.candidates import Candidate, Workbench
 from rmsnorm.bench.cell import measure
 from rmsnorm.bench.measure import LEAST_TURNS, Timing, alternate, summary, used_by_others
 from rmsnorm.bench.problem import DTYPES, OPS, make
 from rmsnorm.bench.run import BackendRun, run
+from rmsnorm.cli.usage import backends
+from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
 
 STANDARD = PRESETS["standard"]
@@ -80,7 +80,7 @@ def test_small_calls_are_timed_together():
     assert machine.diary.count("small") == 2 + LEAST_TURNS * 2 * 17
 
 
-def test_what_another_left_behind_is_not_counted():
+def test_the_effect_of_the_candidate_before_is_not_counted():
     costs = {"a": 1.0, "b": 2.0}
     assert Machine().time(costs, after_another=8.0, seconds=0.0) == Machine().time(costs, seconds=0.0)
 
@@ -88,10 +88,10 @@ def test_what_another_left_behind_is_not_counted():
 def test_waiting_for_the_device_is_counted():
     machine = Machine()
 
-    def ready():
+    def synchronise():
         machine.now += 4.0
 
-    assert machine.time({"a": 1.0}, seconds=0.0, ready=ready)["a"].median == 5.0
+    assert machine.time({"a": 1.0}, seconds=0.0, synchronise=synchronise)["a"].median == 5.0
     assert alternate({}, seconds=1.0) == {}
 
 
@@ -127,19 +127,19 @@ def test_a_result_is_gone_before_the_next_call():
 
 def test_median_and_fifths():
     samples = np.random.default_rng(0).random(37)
-    found = summary(list(samples), 3)
-    assert (found.turns, found.calls) == (37, 3)
-    for value, share in ((found.p20, 20), (found.median, 50), (found.p80, 80)):
+    timing = summary(list(samples), 3)
+    assert (timing.turns, timing.calls) == (37, 3)
+    for value, share in ((timing.p20, 20), (timing.median, 50), (timing.p80, 80)):
         assert value == pytest.approx(np.percentile(samples, share), rel=1e-12)
 
 
 @pytest.mark.parametrize("variant", PRESETS.values(), ids=PRESETS)
-def test_the_truth_of_dscale_is_the_goldens(variant, monkeypatch):
+def test_the_right_dscale_is_the_goldens(variant, monkeypatch):
     """float64 sums of 300 terms err by less than a hundredth of an f32 ulp of the terms: one bit apart at most."""
     monkeypatch.setattr("rmsnorm.bench.problem._SAMPLE", 70 * 96)  # four blocks and a part of one
     problem = make((3, 100, 96), "float32")
     want = rms_norm_vjp(problem.dy, problem.x, problem.scale, variant=variant)[1]
-    got, unit = problem.truth(variant, "dscale")
+    got, unit = problem.right_result(variant, "dscale")
     assert got.dtype == want.dtype
     assert np.all(np.abs(got - want) <= 2.0**-23 * unit)
     assert np.mean(ulps(got, want) == 0) > 0.9
@@ -150,13 +150,13 @@ def test_the_golden_is_right_and_a_neighbour_of_it_is_counted(dtype):
     problem = make((4, 33), dtype)
     results = {"y": rms_norm(problem.x, problem.scale)}
     results |= dict(zip(("dx", "dscale"), rms_norm_vjp(problem.dy, problem.x, problem.scale)[:2], strict=True))
-    found = problem.judge(results, STANDARD)
-    assert found.wrong == ""
-    assert set(found.max_ulp.values()) == {0.0}
+    accuracy = problem.judge(results, STANDARD)
+    assert accuracy.wrong == ""
+    assert set(accuracy.max_ulp.values()) == {0.0}
     y = results["y"]
     y[1, 2] = np.nextafter(y[1, 2], y.dtype.type(np.inf))
-    found = problem.judge(results, STANDARD)
-    assert (found.wrong, found.max_ulp["y"], found.bits["y"]) == ("", 1.0, 1 - 1 / (4 * 33))
+    accuracy = problem.judge(results, STANDARD)
+    assert (accuracy.wrong, accuracy.max_ulp["y"], accuracy.bits["y"]) == ("", 1.0, 1 - 1 / (4 * 33))
 
 
 @pytest.mark.parametrize("quantity", OPS["fwd+bwd"])
@@ -176,9 +176,9 @@ def test_one_wrong_element_is_wrong(quantity, spoil):
 def test_another_place_of_the_rounding_is_wrong_though_every_element_is_a_neighbour():
     problem = make((64, 128), "bfloat16")
     y = rms_norm(problem.x, problem.scale, variant="llama")
-    found = problem.judge({"y": y}, STANDARD)
-    assert found.max_ulp["y"] <= 2
-    assert "y is right in" in found.wrong
+    accuracy = problem.judge({"y": y}, STANDARD)
+    assert accuracy.max_ulp["y"] <= 2
+    assert "y is right in" in accuracy.wrong
 
 
 def test_a_sample_has_the_first_and_the_last_row():
@@ -267,7 +267,7 @@ def _python(code):
         ("import time; time.sleep(600)", "hung", "no output for 2 s after 0 cells"),
     ],
 )
-def test_the_fate_of_a_worker_is_told(code, status, message):
+def test_the_outcome_of_a_worker_is_reported(code, status, message):
     state = run("numpy", _python(code), patience=2.0)
     assert (state.status, state.message) == (status, message)
 
@@ -290,10 +290,11 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FRAMEWORKS)
 def test_every_backend_times_a_small_shape(backend, tmp_path):
-    if find_spec(BACKENDS[backend].package) is None:
-        pytest.skip(f"{BACKENDS[backend].package} is not installed; pip install 'rmsnorm[{BACKENDS[backend].extra}]'")
+    row = FRAMEWORKS[backend]
+    if row.missing:
+        pytest.skip(f"{row.missing} is not installed; pip install 'rmsnorm[{row.extra}]'")
     target = tmp_path / "bench.json"
     done = _bench(
         "--backend", backend, "--shape", "3x40", "--dtype", "bfloat16", "--seconds", "0", "--threads", "1",
@@ -305,22 +306,22 @@ def test_every_backend_times_a_small_shape(backend, tmp_path):
     assert [(run["status"], run["cores"]) for run in document["backends"]] == [("done", 1)]
     records = document["records"]
     for op, quantities in OPS.items():
-        found = {record["candidate"]: record for record in records if record["op"] == op}
-        assert list(found) == NAMES[backend]
-        for record in found.values():
+        by_name = {record["candidate"]: record for record in records if record["op"] == op}
+        assert list(by_name) == NAMES[backend]
+        for record in by_name.values():
             if record["candidate"] == "built-in compiled" and record["status"] == "failed":
                 continue  # no C++ compiler on this machine
             assert record["status"] == "timed", record
             assert record["timing"]["turns"] >= LEAST_TURNS
         for name in ("ours", "built-in"):
-            assert tuple(found[name]["bits"]) == quantities
-            assert found[name]["bits"]["y"] > 0.9, "one rounding of float32 arithmetic: few differ"
-        assert found["ours"]["speedup"] > 0
-        assert found["ours"]["over_copy"] > 0
+            assert tuple(by_name[name]["bits"]) == quantities
+            assert by_name[name]["bits"]["y"] > 0.9, "one rounding of float32 arithmetic: few differ"
+        assert by_name["ours"]["speedup"] > 0
+        assert by_name["ours"]["over_copy"] > 0
     assert {record["backend"] for record in records} == {backend}
     if backend in ("torch", "flax"):
-        assert found["ours"]["saved_bytes"] >= 3 * 40 * 2, "x at least"
-        assert found["built-in"]["saved_bytes"] >= 3 * 40 * 2
+        assert by_name["ours"]["saved_bytes"] >= 3 * 40 * 2, "x at least"
+        assert by_name["built-in"]["saved_bytes"] >= 3 * 40 * 2
 
 
 RECORD = {
@@ -353,7 +354,7 @@ def _runs():
     ]
 
 
-def test_the_table_says_what_was_found():
+def test_the_table_says_what_was_measured():
     console = Console(width=report.WIDTH, file=io.StringIO())
     console.print(report.terminal(_runs()))
     shown = " ".join(console.file.getvalue().split())
@@ -473,6 +474,18 @@ def test_a_plot_without_matplotlib_says_how_to_install_it(tmp_path):
     done = _bench("--backend", "numpy", "--plot", tmp_path / "x.svg", path=tmp_path, COLUMNS="300")
     assert done.returncode == 2
     assert "matplotlib is not installed, expected for --plot; pip install 'rmsnorm[plot]'" in done.stderr
+
+
+def test_a_backend_has_the_names_of_the_frameworks():
+    """An alias is its backend, and two names of one backend are one run."""
+    small = ("--op", "fwd", "--shape", "2x8", "--dtype", "float32", "--seconds", "0")
+    done = _bench("--backend", "np", "--backend", "numpy", *small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("NumPy done: 1 cells") == 1
+    for row in FRAMEWORKS.values():
+        for alias in row.aliases:
+            assert backends([alias, row.key], "rmsnorm bench") == (row.key,)
+    assert backends(None, "rmsnorm bench") == tuple(FRAMEWORKS)
 
 
 def test_numpy_on_a_gpu_is_refused():

@@ -6,16 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.measure import LEAST_TURNS
 from rmsnorm.bench.recurrent import NORMS, OPS, Sizes, allowed, make
+from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.nematus.numpy.recurrent import nematus_gru
 
 SMALL = ("--length", "3", "--batch", "2", "--features", "4", "--state", "8", "--seconds", "0", "--threads", "1")
@@ -31,13 +30,14 @@ def bench(*arguments: str, path: Path) -> Any:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FRAMEWORKS)
 def test_every_backend(backend: str, tmp_path: Path) -> None:
-    if find_spec(BACKENDS[backend].package) is None:
-        pytest.skip(f"{BACKENDS[backend].package} is not installed; pip install 'rmsnorm[{BACKENDS[backend].extra}]'")
-    done = bench("--backend", backend, *SMALL, "--json", str(tmp_path / "found.json"), path=tmp_path)
+    row = FRAMEWORKS[backend]
+    if row.missing:
+        pytest.skip(f"{row.missing} is not installed; pip install 'rmsnorm[{row.extra}]'")
+    done = bench("--backend", backend, *SMALL, "--json", str(tmp_path / "bench.json"), path=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    records = json.loads((tmp_path / "found.json").read_text())["records"]
+    records = json.loads((tmp_path / "bench.json").read_text())["records"]
     assert sorted((r["mode"], r["norm"], r["op"]) for r in records) == sorted(
         (mode, norm, op) for mode in MODES[backend] for norm in NORMS for op in OPS
     )
@@ -65,15 +65,15 @@ def test_what_is_wrong_is_named_and_not_timed(tmp_path: Path) -> None:
 
 def test_the_bound_is_above_roundings_and_below_another_norm() -> None:
     sizes = Sizes(20, 4, 32, 64)
-    found = {}
+    states = {}
     for norm in ("rms", "prms"):
         for dtype in ("float32", "float64"):
             task = make(sizes, norm, dtype)
-            found[norm, dtype] = nematus_gru(task.x, task.h0, task.parameters, norm=task.norm)
-    assert abs(found["rms", "float32"] - found["rms", "float64"]).max() < allowed(sizes, "fwd")
-    assert abs(found["rms", "float64"] - found["prms", "float64"]).max() > 10 * allowed(sizes, "fwd")
+            states[norm, dtype] = nematus_gru(task.x, task.h0, task.parameters, norm=task.norm)
+    assert abs(states["rms", "float32"] - states["rms", "float64"]).max() < allowed(sizes, "fwd")
+    assert abs(states["rms", "float64"] - states["prms", "float64"]).max() > 10 * allowed(sizes, "fwd")
     assert allowed(sizes, "fwd+bwd") == 2 * allowed(sizes, "fwd")
-    assert np.abs(found["rms", "float64"]).max() <= 1
+    assert np.abs(states["rms", "float64"]).max() <= 1
 
 
 def test_an_unknown_backend_and_help() -> None:

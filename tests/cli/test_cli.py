@@ -27,6 +27,12 @@ def test_help_teaches():
     assert rmsnorm("--version").stdout.strip() == __version__
 
 
+def test_a_backend_has_other_names():
+    shown = rmsnorm("check", "--backend", "np", "--variant", "llama", "--dtype", "bfloat16")
+    assert shown.returncode == 0, shown.stderr
+    assert "NumPy held: all" in shown.stdout
+
+
 def test_check_holds_and_writes_its_reports(tmp_path):
     files = {name: tmp_path / f"parity.{name}" for name in ("json", "junit", "markdown")}
     flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
