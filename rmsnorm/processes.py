@@ -8,6 +8,7 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -37,7 +38,7 @@ def reading(process: subprocess.Popen[str]) -> Iterator[Callable[[float], str | 
     try:
         yield lambda seconds: lines.get(timeout=seconds)
     finally:
-        if process.poll() is None and os.getpgid(process.pid) == process.pid:
+        if sys.platform != "win32" and process.poll() is None and os.getpgid(process.pid) == process.pid:
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.wait()

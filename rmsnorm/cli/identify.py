@@ -63,10 +63,10 @@ def identify(
 ) -> None:
     """Find out which normalisation a callable computes: its variant, eps, roundings, gradients, with the evidence.
 
-    The target is a black box: it is asked for rows that separate one hypothesis from the others (rows of ever smaller
-    norm for eps and its place, bfloat16 rows for the rounding points, one changed element for the axes), each number is
-    solved for, and what was solved must then predict fresh data within the bounds of `rmsnorm check`. It runs in a
-    process of its own. A class is built with arguments that its constructor makes plain (`dim`, `hidden_size`, ...).
+    The target is a black box. Its answers to chosen rows decide between hypotheses: rows of ever smaller norm show eps
+    and its place, bfloat16 rows the rounding points, one changed element the axes. The solved variant must then
+    predict y on fresh data within the bounds of `rmsnorm check`. The target runs in a process of its own. A class is
+    built with the arguments that the names in its constructor suggest (`dim`, `hidden_size`, ...).
     """
     if (target is None) == (sweep is None):
         raise unusable(f"{_COMMAND}: expected a TARGET such as torch.nn:RMSNorm, or --sweep PACKAGE")

@@ -1,4 +1,4 @@
-"""Whose RMSNorm is this? Recognises what a callable computes, as a black box. Loads no framework unasked."""
+"""Finds out which normalisation a callable computes, as a black box. Loads no framework before a target needs it."""
 
 from rmsnorm.identify.identity import Finding, Identity
 from rmsnorm.identify.solve import identify

@@ -116,7 +116,7 @@ def _name(
 
 
 def measure(session: Session, noise: float, k: int, *, centred: bool) -> Measured:
-    """eps from rho(s x) / s, which is constant but for eps: each place makes a curve of its own."""
+    """eps from rho(s x) / s, which only eps makes depend on s: every position of eps gives another curve."""
     top, bottom = EXPONENTS[session.wide]
     random = np.random.default_rng(9)
     row = random.uniform(0.5, 1.5, session.n) * random.choice([-1.0, 1.0], session.n)

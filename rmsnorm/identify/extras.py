@@ -31,7 +31,7 @@ def solve_extras(session: Session, model: Model, findings: Findings) -> None:
 
 
 def _pose(session: Session) -> tuple[Array, dict[str, Array]]:
-    """x, and neutral parameters."""
+    """x and neutral parameters."""
     rows = np.random.default_rng(18).normal(0.1, 1.0, (session.step, session.n))
     return session.prepare(rows, session.wide if session.wide in session.accepts else session.accepts[-1])
 
@@ -58,11 +58,11 @@ def _mask(session: Session, model: Model, findings: Findings) -> None:
 
     y = session.target.forward(x, **parameters, mask=mask)
     if agrees(y, _golden(session, model, x, parameters)):
-        findings.add("mask", "ignored", "y of what counts is the same without the mask")
+        findings.add("mask", "ignored", "y of the elements that count is the same without the mask")
         findings.defect("the mask is ignored")
         return
     if not agrees(y, _golden(session, model, x, parameters, mask)):
-        findings.add("mask", "otherwise", "y is not what the mean over the elements that count gives")
+        findings.add("mask", "otherwise", "y is not that of a mean over the elements that count")
         return
     if session.target.differentiable:
         rows[2] = True  # a row with nothing counted has a finding of its own

@@ -105,7 +105,7 @@ def _gate(session: Session, findings: Findings, x: Array) -> tuple[Session, Gate
     if session.takes("gate_vector"):
         return _gate_vector(session, findings, x)
     if not session.takes("gate"):
-        findings.add("gate", False, "y is the normalised row but for gain and bias, at every element")
+        findings.add("gate", False, "y is the normalised row except for gain and bias, at every element")
         return session, None
     z = np.random.default_rng(3).uniform(-3, 3, x.shape)
     base, y = session.rows(x, gate=2.0).astype(np.float64), session.rows(x, gate=z).astype(np.float64)
@@ -123,7 +123,7 @@ def _gate(session: Session, findings: Findings, x: Array) -> tuple[Session, Gate
                 where = "x, before the statistic" if position == "before" else "the normalised row"
                 findings.add("gate", f"{name}, {position}", f"an input: {name}(gate) multiplies {where}")
                 return _neutral_gate(session, name, position, optional=optional), Gate(name, position)
-    raise NotRms("the gate acts in none of the ways that are known")
+    raise NotRms("the gate acts in no known way")
 
 
 def _neutral_gate(session: Session, name: str, position: Position, *, optional: bool) -> Session:
@@ -154,7 +154,7 @@ def _gate_vector(session: Session, findings: Findings, x: Array) -> tuple[Sessio
         if start and close(y, base * act(argument) / start):
             findings.add("gate", f"{name} of gate * x, after", f"a parameter: {name}(gate * x) multiplies y")
             return replace(session, factor=start), Gate(name, "after", vector=True)
-    raise NotRms("the gate acts in none of the ways that are known")
+    raise NotRms("the gate acts in no known way")
 
 
 def _gain(session: Session, findings: Findings, x: Array) -> tuple[Session, Gain]:
@@ -217,7 +217,7 @@ def _centred(session: Session, findings: Findings, x: Array) -> bool:
     slope = (y * centre).sum(-1, keepdims=True) / np.maximum((centre**2).sum(-1, keepdims=True), 1e-30)
     shift = y.mean(-1, keepdims=True)
     if not close(y, slope * centre + shift):
-        raise NotRms("y is not the row over one number: its elements are changed each in another way")
+        raise NotRms("y is not the row divided by one number: its elements have different factors")
     if close(shift, slope * mean):
         findings.add("numerator", "x", "y is proportional to x in every row, whatever its mean")
         return False

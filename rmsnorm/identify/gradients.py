@@ -59,7 +59,7 @@ def solve_gradients(session: Session, model: Model, form: Form, findings: Findin
         findings.not_observable("gradients", f"{target.framework} has no automatic differentiation")
         return
     dtype = "float32" if "float32" in session.accepts else session.accepts[0]
-    problem = pose(session, dtype)
+    problem = _pose(session, dtype)
     try:
         gradients = target.gradients(problem.x, problem.scale, problem.bias, problem.dy, **problem.others)
     except TargetError as error:
@@ -104,9 +104,9 @@ def _by_golden(
     findings.add("gradients", "agree" if agree else "wrong", compared)
 
 
-def pose(session: Session, dtype: str, seed: int = 14) -> Problem:
+def _pose(session: Session, dtype: str) -> Problem:
     """Rows of very different size, so that eps matters, with random parameters and dy."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(14)
     count = session.row_count(24)
     rows = random.normal(0.1, 1.0, (count, session.n)) * 10.0 ** random.uniform(-3.5, 1.5, (count, 1))
     if not session.layout.unlimited:
@@ -151,7 +151,7 @@ def _close(a: Array, b: Array, name: str) -> bool:
 
 
 def _suspects(name: str, session: Session, model: Model, problem: Problem) -> dict[str, Array]:
-    """The gradient that each usual mistake would have given, by the sentence on the mistake."""
+    """The gradients that usual mistakes give, by the sentence that names the mistake."""
     layout, count = session.layout, problem.x.size // session.n
     h, v = (layout.to_rows(t.astype(np.float64), count) for t in (problem.x, problem.dy))
     gain = 1.0 if problem.scale is None else layout.spread(problem.scale.astype(np.float64), count)

@@ -19,7 +19,7 @@ from rmsnorm.targets.target import TargetError
 from rmsnorm.variants import PartialRounding
 
 WIDTHS: Final = range(8, 161)
-_MOST: Final = 8  # widths that are asked for
+_MOST: Final = 8  # widths that are measured
 # rounding, and whether n p is computed in floating point
 _RULES: Final[tuple[tuple[PartialRounding, bool], ...]] = (
     ("ceil", False),
@@ -46,7 +46,7 @@ class Partial:
         p: the simplest fraction that gives every k that was seen.
         rounding: None where both give the same.
         floating: n p was computed in floating point, and k is wrong where n p is.
-        seen: k at the widths that were asked for.
+        seen: k at the widths that were measured.
     """
 
     p: Fraction

@@ -34,10 +34,9 @@ class Numerics:
     """How the target rounds.
 
     Attributes:
-        stages: by dtype of x, which intermediate results are narrow; None where none is.
+        stages: by dtype of x, the intermediate results that are narrow; None where none is.
         rounding, result: as in a Variant; None where they are not observable.
         results: dtype of y for each pair of dtypes of x and gain that it takes.
-        exact: share of elements that equal the prediction bit for bit, by pair.
         gain_rounded: o + gain is rounded to the dtype of the gain.
     """
 
@@ -45,7 +44,6 @@ class Numerics:
     rounding: Rounding | None
     result: ResultDtype | None
     results: dict[Pair, str]
-    exact: dict[Pair, float]
     gain_rounded: bool = False
 
 
@@ -62,7 +60,9 @@ def solve_stages(session: Session, model: Model, findings: Findings) -> dict[str
             by_dtype[dtype] = _stages(session, model, dtype)
         except Unexplained:
             unexplained.append(dtype)
-    for dtype in unexplained:  # a sum in the dtype of x, in some order: taken for the whole chain in that dtype
+    for (
+        dtype
+    ) in unexplained:  # probably a sum in the dtype of x, in an unknown order: treated as the whole chain in that dtype
         by_dtype[dtype] = Stages(dtype, squares=True, mean=True, inverse=True)
     _report_stages(by_dtype, unexplained, findings)
     return by_dtype
@@ -126,7 +126,7 @@ def _telling_rows(session: Session, dtype: str) -> Array:
 
 
 def _bounds(x: Array, y: Array, dtype: str, n: int, arithmetic: str) -> tuple[Array, Array]:
-    """Between which numbers 1 / rho of each row must lie, for y to be x / rho in one rounding."""
+    """The numbers between which 1 / rho of each row must lie, for y to be x / rho in one rounding."""
     with np.errstate(all="ignore"):
         if dtype in dtypes.HALF and np.array_equal(rounded(y, dtype), y):
             exponent = np.frexp(y)[1] - 1
@@ -154,7 +154,7 @@ def _report_stages(by_dtype: dict[str, Stages | None], unexplained: list[str], f
         if stages is None:
             continue
         if dtype in unexplained:
-            findings.defect(f"for {dtype} x, 1 / rho errs by more than float32 arithmetic does")
+            findings.defect(f"for {dtype} x, 1 / rho has a larger error than float32 arithmetic gives")
             continue
         listed = _listed(stages)
         verb = "are" if stages.squares or stages.count > 1 else "is"
@@ -183,7 +183,7 @@ def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | No
     halves = [dtype for dtype in stages if dtype in dtypes.HALF]
     if halves and all(whole(stages[dtype], dtype) for dtype in halves):
         findings.add("rounding", "input_dtype", "every operation is rounded to the dtype of x")
-        return Numerics(stages, "input_dtype", rule, results, {})
+        return Numerics(stages, "input_dtype", rule, results)
 
     def score(model: Model) -> Scores:
         scores: Scores = {}
@@ -263,24 +263,24 @@ def _decide(
     shares = scores[best]
     if not shares:
         findings.not_observable("rounding", "it takes no 16-bit x")
-        return Numerics(stages, None, rule, results, {})
+        return Numerics(stages, None, rule, results)
     alike = abs(least[best] - least[other]) < 0.01 <= least[best] - 0.9
     if alike or not (session.takes("scale") or session.takes("bias")):
-        findings.not_observable("rounding", "nothing comes after x / rho that could be rounded apart")
-        return Numerics(stages, None, rule, results, shares)
+        findings.not_observable("rounding", "no step after x / rho can be rounded separately")
+        return Numerics(stages, None, rule, results)
     pair = max(shares, key=lambda pair: shares[pair] - scores[other][pair])
     words: dict[Rounding, str] = {"before_scale": "before the gain", "after_scale": "once, after the gain"}
     if least[best] >= SHARE or (any(stages.values()) and least[best] - least[other] > 0.1):
         findings.add(
             "rounding", best,
             f"{100 * shares[pair]:.5g} % of {dtypes.short(pair[0])} y with a {dtypes.short(pair[1])} gain has the bits "
-            f"of one that is rounded {words[best]}; rounded {words[other]} {100 * scores[other][pair]:.3g} %",
+            f"of y rounded {words[best]}; rounded {words[other]}: {100 * scores[other][pair]:.3g} %",
         )  # fmt: skip
-        return Numerics(stages, best, rule, results, shares)
+        return Numerics(stages, best, rule, results)
     most = f"{100 * least[best]:.3g} %"
     findings.not_observable("rounding", f"neither before nor after the gain explains the bits: {most} at most")
-    findings.defect(f"16-bit y is rounded in a way of its own: at most {most} of it can be predicted")
-    return Numerics(stages, best, rule, results, shares)
+    findings.defect(f"16-bit y is rounded in an unknown way: at most {most} of it can be predicted")
+    return Numerics(stages, best, rule, results)
 
 
 def _result_rule(session: Session, results: dict[Pair, str], findings: Findings) -> ResultDtype | None:

@@ -27,11 +27,11 @@ from rmsnorm.variants import PRESETS, Variant
 
 TIME_LIMIT: Final = 60.0
 _KINDS: Final[dict[Kind, str]] = {
-    "layernorm": "the mean leaves x and the statistic",
-    "rms_scaling": "the mean leaves the statistic but not x: the variance divides, and this is not RMSNorm",
-    "rmsnorm": "x over the root of its mean square, at every mean",
+    "layernorm": "the mean is subtracted from x and in the statistic",
+    "rms_scaling": "the mean is subtracted in the statistic but not from x: this is not RMSNorm",
+    "rmsnorm": "x divided by the root of its mean square, whatever its mean",
 }
-_STATISTIC: Final = "of the row's sum of squares and square of its sum, solved from 32 rows"
+_STATISTIC: Final = "solved from the sum of squares and the squared sum of 32 rows"
 _SOMETIMES_HIDDEN: Final = {"scale_offset", "rounding", "result_dtype", "partial_rounding", "eps_position"}
 
 
@@ -83,7 +83,7 @@ def identify_opened(
     start = time.monotonic()
     findings = Findings()
     for sentence in target.notes:
-        findings.add("assumed", sentence, "to call it at all")
+        findings.add("assumed", sentence, "needed to call it")
     try:
         identity = _solve(target, width or target.width or WIDTH, start + time_limit, time_limit, gradients, findings)
     except NotRms as reason:
@@ -112,7 +112,7 @@ def _unrecognised(target: Target, findings: Findings) -> Identity:
 def _solve(
     target: Target, width: int, deadline: float, time_limit: float, gradients: bool, findings: Findings
 ) -> Identity:
-    # how it can be called: the shapes and dtypes that it takes, and the elements of x that change one another
+    # how it can be called: the shapes and dtypes that it takes, and which elements of x change one another
     session = open_session(target, width, deadline, time_limit, findings)
     session = grouped(session, findings)
     counted = find_counted(session)
@@ -139,12 +139,12 @@ def _solve(
     solve_extras(session, model, findings)
 
     # the model must predict y on data that were not used until here
-    fresh = Fresh(session, numerics, seed=16)
+    fresh = Fresh(session, numerics)
     confirmed = confirm(model, numerics, fresh, findings, keeps_float64=keeps_float64)
     if session.target.touched:
         findings.defect(f"it writes to its arguments: {', '.join(sorted(session.target.touched))}")
     if not confirmed:
-        findings.defect("what was solved does not predict y on fresh data within the bounds")
+        findings.defect("the solved model does not predict y on fresh data within the bounds")
     recognised = confirmed and kind == "rmsnorm" and not findings.defects
     return Identity(
         target=target.name,
@@ -164,7 +164,7 @@ def _solve(
 def _kind(form: Form, statistic: Statistic, findings: Findings) -> Kind:
     variance = statistic.kind == "variance"
     if form.centred and not variance:
-        raise NotRms("the mean leaves the numerator but not the denominator")
+        raise NotRms("the mean is subtracted in the numerator but not in the denominator")
     kind: Kind = "layernorm" if form.centred else "rms_scaling" if variance else "rmsnorm"
     findings.add("kind", kind, _KINDS[kind])
     findings.add("statistic", statistic.kind, _STATISTIC)

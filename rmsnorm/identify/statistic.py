@@ -74,7 +74,7 @@ def grouped(session: Session, findings: Findings) -> Session:
     group = _group(session) if layout.axes == (len(layout.sizes) - 1,) else None
     layout = replace(layout, group=group)
     shape = str(list(layout.shape(4 if layout.unlimited else 1))).replace(" ", "")
-    findings.add("axes", layout.description, f"what changes when one element of x {shape} does")
+    findings.add("axes", layout.description, f"where y changes when one element of x {shape} does")
     if group:
         findings.add("group_size", group, "elements of the last axis that change one another")
     return replace(session, layout=layout)
@@ -92,7 +92,7 @@ def _group(session: Session) -> int | None:
         members = np.union1d(np.flatnonzero(changed), [j])
         if changed.any():
             if members[-1] - members[0] + 1 != len(members):
-                raise NotRms("the elements that are normalised together do not lie together")
+                raise NotRms("the elements that are normalised together are not adjacent")
             groups.add((len(members), int(members[0]) % len(members)))
     if len(groups) == 1:
         ((size, start),) = groups
@@ -164,7 +164,7 @@ def solve_statistic(session: Session, counted: Counted, *, centred: bool) -> Sta
     noise = float(max(np.sqrt(np.mean((rho / np.sqrt(fitted) - 1) ** 2)), dtypes.unit_roundoff("float64")))
     variance = -minus / per > 0.5
     if not (abs(minus / per) < 0.05 or abs(minus / per + 1) < 0.05):
-        raise NotRms("the denominator mixes the mean and the mean square in another proportion than a variance")
+        raise NotRms("the denominator mixes the mean and the mean square, but not as a variance does")
     divisor, factor = _divisor(1 / per, k, n, noise)
     rescaled = spiked / per * math.sqrt(n) > max(100 * noise, 1e-9) and divisor == "k" and not variance
     return Statistic(
