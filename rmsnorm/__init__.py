@@ -1,4 +1,4 @@
-"""RMSNorm: one specification, one golden with its gradients, the same numbers in every framework."""
+"""RMSNorm: one specification, one golden reference with gradients, the same numbers in every framework."""
 
 import sys
 from importlib import import_module
@@ -26,13 +26,13 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a folder when it is touched: ``rmsnorm.torch_impl`` loads PyTorch, ``import rmsnorm`` does not."""
+    """Imports a folder at its first use: ``rmsnorm.torch_impl`` loads PyTorch, ``import rmsnorm`` does not."""
     if not name.startswith("_") and find_spec(f"rmsnorm.{name}"):
         return import_module(f"rmsnorm.{name}")
     message = f"module 'rmsnorm' has no attribute {name!r}"
     if name in _ELSEWHERE:
         message += f", expected {_ELSEWHERE[name]}; import that"
-        # Of an AttributeError, "from rmsnorm import name" would hide the message.
+        # "from rmsnorm import name" would hide the message of an AttributeError.
         if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
             raise ImportError(message, name=__name__)
     raise AttributeError(message)

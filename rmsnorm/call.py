@@ -1,4 +1,4 @@
-"""What a call of rms_norm means: axes, sizes, dtypes, checked once for all four wings. No array library."""
+"""What a call of rms_norm means: its axes, sizes and dtypes, checked once for all frameworks. No array library."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rmsnorm import dtypes, errors
 from rmsnorm.variants import Variant
 
 Axis: TypeAlias = int | Sequence[int]
-Shape: TypeAlias = tuple[Any, ...]  # of int, None for unknown, or a compiler's symbols
+Shape: TypeAlias = tuple[Any, ...]  # of int, None for an unknown size, or symbols of a compiler
 
 
 class Spec(NamedTuple):
-    """Shape and dtype name of an array; a size is None where it is not known yet."""
+    """Shape and dtype name of an array. A size is None if it is not known yet."""
 
     shape: Shape
     dtype: str
@@ -30,14 +30,14 @@ class Call:
     """A checked call: everything about it that does not depend on the values.
 
     Attributes:
-        variant: with eps and partial of the call put in.
-        shape: of x.
+        variant: the variant with the eps and partial of the call.
+        shape: the shape of x.
         axes: the normalised axes, sorted and counted from 0.
-        feature_axes: the axes that carry the parameters, likewise.
+        feature_axes: the axes that carry the parameters, also sorted and counted from 0.
         eps: a number.
-        x: T, dtype of x, or of x + residual.
-        norm: dtype to which h / rho is rounded before the gain, None where it is not.
-        product: dtype of the operations with the parameters where ``norm`` is set.
+        x: T, the dtype of x, or of x + residual.
+        norm: dtype to which h / rho is rounded before the gain; None if it is not rounded there.
+        product: dtype of the operations with the parameters if ``norm`` is set.
         result: dtype of y.
         inverse_rms: dtype of the returned 1 / rho.
     """
@@ -54,11 +54,11 @@ class Call:
     inverse_rms: str
 
     def __hash__(self) -> int:
-        return hash((self.variant, self.shape, self.x))  # in which equal ones agree; plans are looked up by it
+        return hash((self.variant, self.shape, self.x))  # fewer fields, to be fast: plans are looked up by it
 
     @property
     def n(self) -> Any:
-        """Number of normalised elements in a row, None where a size is not known yet."""
+        """Number of normalised elements in a row; None if a size is not known yet."""
         return _product(self.shape[axis] for axis in self.axes)
 
     @property
@@ -68,7 +68,7 @@ class Call:
 
     @property
     def leading(self) -> Call | None:
-        """The call on the elements that enter the statistic, None where they are all, or no slice of memory."""
+        """The call on the elements that enter the statistic; None if these are all, or are no slice of the array."""
         if len(self.axes) > 1 or self.k == self.n:
             return None
         (axis,) = self.axes
@@ -102,11 +102,11 @@ def resolve(
     dbias: Spec | None = None,
     **like_x: Spec | None,
 ) -> Call:
-    """Check every argument and settle every choice of a call named ``op``.
+    """Checks every argument of a call named ``op`` and decides every choice.
 
     Args:
         dscale, dbias: tangents of the parameters.
-        like_x: further arrays that must have the shape of x (dy, dh, tangents of x), by name.
+        like_x: other arrays that must have the shape of x (dy, dh, tangents of x), by name.
 
     Raises:
         TypeError: a dtype is not a floating-point format (mask: not bool), or an option has the wrong type.
@@ -144,8 +144,8 @@ def resolve(
         raise errors.not_a_choice(op, "out_dtype", out_dtype, dtypes.FLOATS)
 
     t = dtypes.promote(x.dtype, residual.dtype if residual else None)
-    given = [parameter.dtype for parameter in (scale, bias) if parameter is not None]
-    g = dtypes.promote(*given) if given else None
+    parameters = [parameter.dtype for parameter in (scale, bias) if parameter is not None]
+    g = dtypes.promote(*parameters) if parameters else None
     norm, product, result = _roundings(variant, t, g)
     return Call(
         variant=variant,
@@ -185,19 +185,19 @@ def _check_float(op: str, name: str, array: Spec) -> None:
 
 
 def _canonical(op: str, name: str, axis: Axis, x: Spec) -> tuple[int, ...]:
-    given = list(axis) if isinstance(axis, Sequence) and not isinstance(axis, str) else [axis]
-    if not given:
+    entries = list(axis) if isinstance(axis, Sequence) and not isinstance(axis, str) else [axis]
+    if not entries:
         raise errors.no_axis(op, name)
     rank = len(x.shape)
-    for entry in given:
+    for entry in entries:
         if not isinstance(entry, (int, Integral)) or isinstance(entry, bool):
             raise errors.wrong_type(op, name, axis, "an integer or a sequence of integers", "pass -1 for the last axis")
         if not -rank <= entry < rank:
             raise errors.axis_out_of_range(op, name, entry, str(x), rank)
-    wrapped = [index(entry) % rank for entry in given]
+    wrapped = [index(entry) % rank for entry in entries]
     axes = tuple(axis for axis in range(rank) if axis in wrapped)
     if len(axes) < len(wrapped):
-        raise errors.axis_repeated(op, name, given, str(x))
+        raise errors.axis_repeated(op, name, entries, str(x))
     return axes
 
 

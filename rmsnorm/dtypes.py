@@ -16,7 +16,7 @@ HALF: Final = ("float16", "bfloat16")
 
 
 def short(name: str) -> str:
-    """Abbreviate a dtype name: ``float32`` to ``f32``; others are returned as they are.
+    """Abbreviates a dtype name: ``float32`` becomes ``f32``; other names do not change.
 
     >>> short("bfloat16"), short("int32")
     ('bf16', 'int32')
@@ -53,17 +53,17 @@ def smallest_subnormal(name: str) -> float:
 
 
 def arithmetic(name: str) -> str:
-    """The narrowest format in which statistics of ``name`` may be kept: at least float32."""
+    """The narrowest format that is allowed for statistics of ``name``: at least float32."""
     return "float64" if name == "float64" else "float32"
 
 
 def promote(*names: str | None) -> str:
-    """The narrowest format that holds every given one; ``None`` entries are ignored.
+    """The narrowest format that contains all of ``names``; ``None`` entries are ignored.
 
     >>> promote("bfloat16", "float16"), promote("bfloat16", None)
     ('float32', 'bfloat16')
     """
-    given = {name for name in names if name is not None}
-    if len(given) == 1:
-        return given.pop()
-    return "float64" if "float64" in given else "float32"
+    formats = {name for name in names if name is not None}
+    if len(formats) == 1:
+        return formats.pop()
+    return "float64" if "float64" in formats else "float32"

@@ -1,4 +1,4 @@
-"""The words of every error, built once: name, got, wanted, fix, in one sentence. No array library."""
+"""Builds every error message: name, got, wanted and fix in one sentence. No array library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Shape = Sequence[int | None]
 
 
 def describe(shape: Shape, dtype: str) -> str:
-    """Write an array as ``f32[4, 16]``; an unknown dimension is ``?``.
+    """Describes an array as ``f32[4, 16]``; an unknown size is ``?``.
 
     >>> describe((4, None), "float32")
     'f32[4, ?]'

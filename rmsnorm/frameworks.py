@@ -1,4 +1,4 @@
-"""The frameworks that RMSNorm is written for here: one row for each, and no other table of them. Loads none of them."""
+"""The one table of the frameworks that this package supports, one row for each. Imports none of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Framework(NamedTuple):
         title: its name in sentences.
         package: the package of its arrays, which the functions need.
         layers: the package of its layers.
-        extra: what installs both, as in pip install 'rmsnorm[torch]'; for NumPy what its checks need.
+        extra: the extra that installs both, as in pip install 'rmsnorm[torch]'; for NumPy the one for its checks.
         folder: its folder in rmsnorm.
         aliases: other names that users write for it.
     """
@@ -51,10 +51,10 @@ FRAMEWORKS: Final = {
 
 
 def framework(op: str, name: str) -> Framework:
-    """The row of that key or alias.
+    """The row with that key or alias.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no row has it.
 
     >>> framework("check", "keras").key
     'tf'

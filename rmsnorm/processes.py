@@ -1,4 +1,4 @@
-"""Worker processes: each writes one JSON object on a line; one that crashes, hangs or is absent harms no other."""
+"""Worker processes. Each writes JSON objects, one on a line. If one crashes or hangs, the others continue."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def reading(process: subprocess.Popen[str]) -> Iterator[Callable[[float], str | 
 
 @dataclass
 class Worker:
-    """A worker: its status is ``running``, then what it reports at its end, or ``crashed`` or ``hung``."""
+    """A worker. Its status is ``running``; at the end it is what the worker reports, or ``crashed``, or ``hung``."""
 
     name: str
     status: str = "running"
@@ -67,10 +67,10 @@ def follow(
     patience: float,
     progress: Callable[[], str],
 ) -> None:
-    """Run the command of a worker to its end; kill it after ``patience`` seconds without output.
+    """Runs the command of a worker to its end. Kills it after ``patience`` seconds without output.
 
-    ``take`` is called with every message; those with ``hello`` or ``status`` also set the fields of the worker.
-    ``progress`` returns how far the worker came, for the message about one that hangs.
+    ``take`` is called with every message. Messages with ``hello`` or ``status`` also set the fields of the worker.
+    ``progress`` says how far the worker came, for the message about a worker that hangs.
     """
     began = time.monotonic()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
@@ -98,7 +98,7 @@ def follow(
 
 
 def _message(line: str) -> Mapping[str, Any]:
-    """The JSON object of a line; an empty one for other output of a framework."""
+    """The JSON object on a line; empty if the line is other output of a framework."""
     try:
         message = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The specification of RMSNorm: every numerical choice, named. No array library.
+"""The specification of RMSNorm: every numerical choice has a name. No array library.
 
 q = mean of h_i^2 over the counted elements
 rho = sqrt(q + eps) | sqrt(q) + eps | max(sqrt(q), eps / sqrt(k))
@@ -33,32 +33,32 @@ _CHOICES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One RMSNorm, told apart from all others.
+    """One RMSNorm, with every choice that distinguishes it from the others.
 
-    T is the dtype of x (of x + residual where there is one) and G that of the parameters.
+    T is the dtype of x (of x + residual if there is a residual) and G the dtype of the parameters.
 
     Attributes:
-        name: what it is called in messages and tables.
+        name: its name in messages and tables.
         eps: a finite number >= 0, or None for the machine epsilon of the arithmetic dtype (float32 for 16-bit T).
         eps_position: where eps enters the denominator rho, with q the mean square over k elements:
             ``inside`` sqrt(q + eps), ``outside`` sqrt(q) + eps, ``clamp`` max(sqrt(q), eps / sqrt(k)),
-            that is eps bounds the norm from below.
-        statistic: ``mean_square``, or ``variance`` for Keras' rms_scaling: the mean is taken out of q
-            but not out of the numerator, which is not RMSNorm.
+            so that eps is a lower bound of the norm.
+        statistic: ``mean_square``, or ``variance`` for rms_scaling of Keras: the mean is subtracted in q
+            but not in the numerator, which is not RMSNorm.
         rounding: ``after_scale`` rounds once, at the end. ``before_scale`` rounds h / rho to T, then each
-            operation with the parameters to promote(T, G). ``input_dtype`` leaves an implementation free to
-            round every operation to T; the golden and the wings round once, and the parity bound is wider.
-        scale_offset: o in (o + scale); 1 where checkpoints hold zero-centred gains.
-        bias: whether layers of this variant have a bias unless told otherwise.
+            operation with the parameters to promote(T, G). ``input_dtype`` allows an implementation to
+            round every operation to T; all frameworks here round once, and the parity bound is wider.
+        scale_offset: o in (o + scale); 1 if checkpoints store zero-centred gains.
+        bias: whether layers of this variant have a bias by default.
         partial: fraction p of the elements, from the first, that enter q; None for all of them.
         partial_rounding: k = ceil(n p) or floor(n p), exact, and at least 1.
-        result_dtype: of y: ``x`` T; ``scale`` G; ``promote`` promote(T, G); ``half_scale`` G where that is a
-            16-bit format (and only then h / rho is rounded, to G), else at least float32. Without parameters T.
-        scale_name: what the gain is called in this variant's checkpoints.
+        result_dtype: the dtype of y: ``x`` T; ``scale`` G; ``promote`` promote(T, G); ``half_scale`` G if that is
+            a 16-bit format (and only then h / rho is rounded, to G), else at least float32. Without parameters T.
+        scale_name: the name of the gain in this variant's checkpoints.
         source: where it is defined.
 
     Raises:
-        ValueError, TypeError: a field is out of its domain; the message says which, and what is allowed.
+        ValueError, TypeError: a field is out of its domain; the message says which field, and what is allowed.
 
     Example:
         >>> Variant.get("llama").replace(eps=1e-5).rounding
@@ -86,17 +86,17 @@ class Variant:
             check_eps("Variant", self.eps)
         if self.partial is not None:
             check_partial("Variant", self.partial)
-            object.__setattr__(self, "partial", Fraction(str(self.partial)))  # 0.07 is 7/100, not its binary neighbour
+            object.__setattr__(self, "partial", Fraction(str(self.partial)))  # 0.07 is 7/100, not a binary number
         if not is_real(self.scale_offset) or not -math.inf < self.scale_offset < math.inf:
             raise errors.out_of_domain("Variant", "scale_offset", self.scale_offset, "a finite number", "use 0 or 1")
         if not isinstance(self.bias, bool):
             raise errors.wrong_type("Variant", "bias", self.bias, "a bool", "use True or False")
 
     def __hash__(self) -> int:
-        return hash((self.name, self.eps))  # equal ones agree in these, and calls look plans up by it
+        return hash((self.name, self.eps))  # equal variants agree in these; short, as plans are looked up by it
 
     def replace(self, **changes: Any) -> Variant:
-        """Derive a variant with other fields; it is validated as a new one is.
+        """A variant with other fields, which are checked as in a new one.
 
         >>> Variant.get("gemma").replace(eps=1e-5).eps
         1e-05
@@ -109,7 +109,7 @@ class Variant:
 
     @staticmethod
     def get(variant: str | Variant) -> Variant:
-        """Return the preset of that name; a Variant is returned as it is.
+        """The preset of that name; a Variant is returned unchanged.
 
         >>> Variant.get("standard").eps
         1e-06
@@ -117,7 +117,7 @@ class Variant:
         return get_variant("Variant.get", variant)
 
     def eps_for(self, dtype: str) -> float:
-        """Eps as a number for x of that dtype: None becomes the machine epsilon of the arithmetic dtype.
+        """Eps as a number, for x of that dtype. None becomes the machine epsilon of the arithmetic dtype.
 
         >>> Variant.get("torch").eps_for("bfloat16") == 2.0**-23
         True
@@ -125,7 +125,7 @@ class Variant:
         return dtypes.epsilon(dtypes.arithmetic(dtype)) if self.eps is None else float(self.eps)
 
     def counted(self, n: int) -> int:
-        """k, the number of elements that enter the statistic of n: exact where floating point is not.
+        """k, the number of elements out of n that enter the statistic, in exact arithmetic.
 
         >>> Variant.get("paper").replace(partial=0.07).counted(100)
         7
@@ -146,7 +146,7 @@ def is_real(value: object) -> bool:
 def check_eps(op: str, eps: Any) -> None:
     if not is_real(eps):
         raise errors.wrong_type(op, "eps", eps, "a number or None", "pass a float such as 1e-6")
-    if not 0 <= eps < math.inf:  # not so for NaN either
+    if not 0 <= eps < math.inf:  # this also rejects NaN
         raise errors.out_of_domain(op, "eps", eps, "a finite number >= 0", "pass a float such as 1e-6")
 
 
@@ -158,7 +158,7 @@ def check_partial(op: str, partial: Any) -> None:
 
 
 def derive(op: str, variant: str | Variant, eps: float | None, partial: float | Fraction | None) -> Variant:
-    """The variant of a call: a preset or a Variant, with eps and partial of the call in place of its own."""
+    """The variant of a call: a preset or a Variant, with the eps and partial of the call if there are any."""
     chosen = get_variant(op, variant)
     if eps is not None:
         check_eps(op, eps)

@@ -1,6 +1,6 @@
-"""Reads which file of a package imports which: whole imports, those inside functions, for types only, and by name.
+"""Reads which file of a package imports which: at the top, inside functions, for types only, and by name.
 
-``import_module("rmsnorm.x")`` and ``[..., "-m", "rmsnorm.x"]`` are imports, too. A value in an f-string stands for any
+``import_module("rmsnorm.x")`` and ``[..., "-m", "rmsnorm.x"]`` are also imports. A value in an f-string can be any
 name: ``f"rmsnorm.{folder}"`` imports all modules of that form, unless the caller says which ones.
 """
 
@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 
 def modules_of(folder: Path) -> dict[str, Path]:
-    """Files of a package by the name of the module."""
+    """The files of a package, by the names of the modules."""
     names = {}
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder.parent).with_suffix("").parts
@@ -28,7 +28,7 @@ def imports_of(folder: Path, by_name: Mapping[str, str] = MappingProxyType({})) 
 
     Args:
         folder: of the package.
-        by_name: for modules that put names together, a regular expression of the modules that these can be.
+        by_name: for modules that build names at run time, a regular expression for the modules that they can mean.
     """
     modules = modules_of(folder)
     graph = {}
@@ -43,7 +43,7 @@ def imports_of(folder: Path, by_name: Mapping[str, str] = MappingProxyType({})) 
 
 
 def is_pattern(written: str) -> bool:
-    """Whether a name is put together at run time."""
+    """Whether the name is built at run time."""
     return "*" in written
 
 
@@ -62,7 +62,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def _written(path: Path, package: str) -> Iterator[str]:
-    """Names of modules, or of what is in them, as the file has them; ``*`` for any name."""
+    """The names of modules, or of objects in modules, that the file imports; ``*`` stands for any name."""
     parents = (package, *path.relative_to(next(p for p in path.parents if p.name == package)).parts[:-1])
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -87,7 +87,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _resolved(written: str, modules: Mapping[str, Path]) -> Iterator[str]:
-    """The modules that a name stands for: itself, or the one that it is in."""
+    """The modules that a name stands for: the module itself, or the module that contains the object."""
     if is_pattern(written):
         pattern = re.compile(re.escape(written).replace(r"\*", r"[\w.]+"))
         yield from (name for name in modules if pattern.fullmatch(name))

@@ -29,7 +29,7 @@ def _run(*arguments, path=None):
 
 
 def _loaded(statement):
-    """Top-level packages and wings in sys.modules after a statement, in a process of its own."""
+    """The top-level packages and modules of rmsnorm that a statement loads, in a process of its own."""
     code = (
         f"import sys, json\n{statement}\n"
         "print('|' + json.dumps([n for n in sys.modules if n.count('.') == 0 or n.startswith('rmsnorm.')]))"
@@ -61,7 +61,7 @@ def test_the_specification_loads_no_array_library():
 
 
 def test_the_check_can_fail():
-    """A package that is loaded is seen."""
+    """The test sees a package that is loaded."""
     assert "numpy" in _loaded("import rmsnorm.numpy_impl")
     for package in PACKAGES:
         if find_spec(package):
@@ -79,11 +79,12 @@ def test_a_wing_loads_no_other(wing):
     wings = {name for name in loaded if name.endswith("_impl") and name.count(".") == 1}
     assert wings == {f"rmsnorm.{wing}_impl"}
     assert not {name for name in loaded if name.startswith(("rmsnorm.parity", "rmsnorm.cli"))}
-    own = {backend.package, *_loaded(f"import {backend.package}")}  # TensorFlow loads Keras, which loads what it finds
-    assert not (loaded - own) & set(PACKAGES), "the functions need no more than their arrays' library"
+    # TensorFlow loads Keras, and Keras loads other frameworks.
+    own = {backend.package, *_loaded(f"import {backend.package}")}
+    assert not (loaded - own) & set(PACKAGES), "the functions need only the package of their arrays"
 
 
-def test_a_folder_is_loaded_when_it_is_touched():
+def test_a_folder_is_loaded_at_its_first_use():
     assert "rmsnorm.numpy_impl" not in _loaded("import rmsnorm")
     assert "rmsnorm.numpy_impl" in _loaded("import rmsnorm; rmsnorm.numpy_impl.rms_norm([3.0, 4.0])")
 
@@ -100,7 +101,7 @@ def test_a_folder_is_loaded_when_it_is_touched():
         ("replace", "rmsnorm.conversion.replace"),
     ],
 )
-def test_a_name_of_another_place_gets_the_path_that_is_meant(name, path):
+def test_the_error_for_a_misplaced_name_says_its_path(name, path):
     message = re.escape(f"module 'rmsnorm' has no attribute {name!r}, expected {path}")
     with pytest.raises(AttributeError, match=message):
         getattr(rmsnorm, name)
@@ -118,7 +119,7 @@ def test_any_other_name_is_the_usual_error():
 
 @pytest.fixture
 def nothing_installed(tmp_path):
-    """A folder for PYTHONPATH in which every framework is one that is not installed."""
+    """A folder for PYTHONPATH that hides every framework, as if it were not installed."""
     for package in PACKAGES:
         (tmp_path / f"{package}.py").write_text(
             f"raise ModuleNotFoundError(\"No module named '{package}'\", name='{package}')\n"
@@ -161,9 +162,9 @@ def test_a_backend_that_is_asked_for_and_absent_is_an_error(nothing_installed, b
 
 
 def test_a_required_framework_that_is_absent_fails_the_session(tmp_path):
-    """And one that is not required is a skip that says how to install it."""
+    """A framework that is not required is skipped, with a message how to install it."""
     tests = Path(__file__).parent
-    hide = tmp_path / "hide.py"  # find_spec is what the fixture asks
+    hide = tmp_path / "hide.py"  # the fixture calls find_spec
     hide.write_text(
         "import importlib.util\n_find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *rest: None if name == 'jax' else _find(name, *rest)\n"

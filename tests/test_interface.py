@@ -1,4 +1,4 @@
-"""Every argument of the functions, in every wing, against the golden: on the cases of the kit, and form by form."""
+"""Every argument of the functions, in every framework, against the golden: on the cases of the kit and in each form."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import CASES, make, select
 from rmsnorm.parity.judge import judge
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # from forward_ad
 BY_NAME = {case.name: case for case in CASES}
 
 
 def _failures(implementation, combinations):
-    """Verdicts that did not pass, in words; and for every variant how many y were judged and differ, and by what."""
+    """The failed verdicts, and for every variant the number of compared y, how many differ, and by how much."""
     failures, tally = [], defaultdict(lambda: [0, 0.0, 0.0])
     for case, variant, dtype in combinations:
         data = make(case, variant, dtype)
@@ -40,12 +40,12 @@ def _hold(wing, implementation, combinations):
     failures, tally = _failures(implementation, combinations)
     assert not failures, "\n".join([f"{len(failures)} verdicts of {wing.name}:", *failures[:20]])
     for (variant, dtype), (count, different, most) in tally.items():
-        place = f"{wing.name}, {variant}, {dtype}: {different:.0f} of {count} elements of y differ, at most {most} ulp"
+        seen = f"{wing.name}, {variant}, {dtype}: {different:.0f} of {count} elements of y differ, at most {most} ulp"
         if dtype in dtypes.HALF:
-            assert most <= 1, place
-            assert different <= 0.001 * count, place
+            assert most <= 1, seen
+            assert different <= 0.001 * count, seen
         else:
-            assert most <= 2, place
+            assert most <= 2, seen
 
 
 @pytest.mark.parametrize("wing", ["torch", "tf", "flax"], indirect=True)
@@ -57,22 +57,22 @@ def test_automatic_differentiation_and_formulas_agree_with_the_golden_on_every_c
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 def test_every_argument_means_what_it_means_in_the_golden(wing, dtype):
-    """Each option as an argument of its own: name of the variant, eps, partial, axes, mask, residual, out_dtype."""
+    """Each option is its own argument: name of the variant, eps, partial, axes, mask, residual, out_dtype."""
     combinations = list(select(types=(dtype,)))
-    if wing.name == "flax":  # it compiles: every case once, in one dtype or another
+    if wing.name == "flax":  # it compiles, so every case runs once, in one of its dtypes
         turn = {case.name: case.dtypes[i % len(case.dtypes)] for i, case in enumerate(CASES)}
-        combinations = [each for each in combinations if turn[each[0].name] == dtype and each[1] == each[0].variants[0]]
+        combinations = [run for run in combinations if turn[run[0].name] == dtype and run[1] == run[0].variants[0]]
         assert combinations
     _hold(wing, wing.direct, combinations)
 
 
 def test_every_variant_with_a_rounding_point_was_counted():
-    """So that the shares above are not of nothing."""
+    """Otherwise the shares above could be shares of nothing."""
     for dtype in dtypes.HALF:
         counted = {variant for _, variant, _ in select(types=(dtype,))}
         assert counted == set(PRESETS)
         for variant in PRESETS:
-            assert sum(make(*each).x.size for each in select((variant,), (dtype,))) >= 4000
+            assert sum(make(*run).x.size for run in select((variant,), (dtype,))) >= 4000
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -103,8 +103,8 @@ def _drawn(dtype="float32", parameters=None, seed=0):
 
 
 def _same(got, want):
-    """In float32 from float64 arithmetic: within an ulp, of an element that does not cancel."""
-    got, want = (each if isinstance(each, tuple) else (each,) for each in (got, want))
+    """Within one ulp: float32 results from float64 arithmetic, in elements without cancellation."""
+    got, want = (result if isinstance(result, tuple) else (result,) for result in (got, want))
     assert len(got) == len(want)
     for one, other in zip(got, want, strict=True):
         assert (one is None) == (other is None)
@@ -171,8 +171,7 @@ def test_dtypes_of_every_argument_combine_as_in_the_golden(wing, variant):
                 r = None if r_dtype is None else _drawn(r_dtype, seed=1)[1]
                 for out in (None, "float16") if r_dtype is None else (None,):
                     options = {"variant": variant, "residual": r, "out_dtype": out}
-                    found = wing.rms_norm(x, g, b, **options)
-                    _same(found, rms_norm(x, g, b, **options))
+                    _same(wing.rms_norm(x, g, b, **options), rms_norm(x, g, b, **options))
                     pulled, want = (f(v, x, g, b, **options) for f in (wing.rms_norm_vjp, rms_norm_vjp))
                     assert [e.dtype for e in pulled] == [e.dtype for e in want]
                     pushed = wing.rms_norm_jvp((x, g, b), (t, dg, db), **options)
@@ -222,11 +221,11 @@ def test_a_mask_broadcasts(wing, shape):
 
 def test_what_is_under_a_mask_reaches_no_gradient(wing):
     data = make(BY_NAME["mask"], "standard", "float32")
-    live = data.mask
-    options = {"mask": live}
+    mask = data.mask
+    options = {"mask": mask}
 
     def derivatives(value):
-        x, v, t = (np.where(live, array, np.float32(value)) for array in (data.x, data.dy, data.tangents[0]))
+        x, v, t = (np.where(mask, array, np.float32(value)) for array in (data.x, data.dy, data.tangents[0]))
         pushed = wing.rms_norm_jvp((x, data.scale), (t, data.tangents[1]), **options)
         return [*wing.rms_norm_vjp(v, x, data.scale, **options)[:2], pushed]
 
@@ -236,13 +235,13 @@ def test_what_is_under_a_mask_reaches_no_gradient(wing):
         for got, expected in zip(derivatives(value), want, strict=True):
             assert got.tobytes() == expected.tobytes()
     y = wing.rms_norm(data.x, data.scale, **options)
-    assert (y[2] == 0).all(), "a row with nothing counted"
+    assert (y[2] == 0).all(), "a row in which the mask counts nothing"
     assert (want[0][2] == 0).all()
-    assert (want[0][~live] == 0).all()
+    assert (want[0][~mask] == 0).all()
 
 
 def test_a_verdict_can_fail(wing):
-    """The judge sees an eps of 1e-5 for one of 1e-6, and a gain that is doubled."""
+    """The judge sees an eps of 1e-5 instead of 1e-6, and a doubled gain."""
     data = make(BY_NAME["rows"], "standard", "float32")
     for wrong in ({"variant": Variant.get("standard").replace(eps=1e-5)}, {"scale": 2 * data.scale}):
         changed = dataclasses.replace(data, **wrong)

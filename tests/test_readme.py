@@ -1,4 +1,4 @@
-"""What the README says is run, or generated."""
+"""The README: its snippets run, and its table is generated."""
 
 import importlib.util
 import re

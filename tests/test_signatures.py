@@ -1,4 +1,4 @@
-"""Four wings, one interface: the same rooms, the same names, the same signatures, the same words."""
+"""Four frameworks, one interface: the same files, names, signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import rmsnorm
 from rmsnorm import numpy_impl
 from rmsnorm.frameworks import FRAMEWORKS
 
-HOUSE = Path(rmsnorm.__file__).parent
+PACKAGE = Path(rmsnorm.__file__).parent
 WINGS = tuple(FRAMEWORKS)
 FUNCTIONS = ("rms_norm", "rms_norm_vjp", "rms_norm_jvp")
-ROOMS = {"__init__.py", "functional.py", "arithmetic.py", "rounding.py", "layers.py"}
-# Files that a wing has beyond these or lacks of them, and why. An entry that is no longer needed fails.
+FILES = {"__init__.py", "functional.py", "arithmetic.py", "rounding.py", "layers.py"}
+# The additional and missing files of each folder, and why. An entry that is no longer needed fails.
 EXCEPTIONS = {
     "numpy": {
         "rounding.py": "double_double.py",
@@ -48,14 +48,14 @@ FORWARD = ("Statistic", "statistic", "forward", "_scaled", "backward", "tangent"
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_signatures_are_equal(wing, name):
     golden = inspect.signature(getattr(numpy_impl.functional, name))
-    found = inspect.signature(getattr(wing.functional, name))
-    assert [(p.name, p.kind, p.default) for p in found.parameters.values()] == [
+    signature = inspect.signature(getattr(wing.functional, name))
+    assert [(p.name, p.kind, p.default) for p in signature.parameters.values()] == [
         (p.name, p.kind, p.default) for p in golden.parameters.values()
     ]
-    for parameter, other in zip(found.parameters.values(), golden.parameters.values(), strict=True):
+    for parameter, other in zip(signature.parameters.values(), golden.parameters.values(), strict=True):
         assert parameter.annotation is not inspect.Parameter.empty
         plain = "Array" not in other.annotation
-        assert not plain or parameter.annotation == other.annotation, "only arrays are the framework's own"
+        assert not plain or parameter.annotation == other.annotation, "only the types of arrays differ"
 
 
 def _words(function):
@@ -86,20 +86,20 @@ def test_public_names_are_equal(wing):
 
 
 @pytest.mark.parametrize("wing", WINGS)
-def test_every_wing_has_the_same_rooms(wing):
-    found = {path.name for path in (HOUSE / f"{wing}_impl").glob("*.py")}
-    assert found ^ ROOMS == set(EXCEPTIONS[wing]), "a file more, a file less, or an exception no longer needed"
+def test_every_wing_has_the_same_files(wing):
+    names = {path.name for path in (PACKAGE / f"{wing}_impl").glob("*.py")}
+    assert names ^ FILES == set(EXCEPTIONS[wing]), "an additional or missing file, or an exception no longer needed"
 
 
-def _functions(wing, room):
-    tree = ast.parse((HOUSE / f"{wing}_impl" / room).read_text())
+def _functions(wing, file):
+    tree = ast.parse((PACKAGE / f"{wing}_impl" / file).read_text())
     return [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
 
 
 @pytest.mark.parametrize("wing", WINGS[1:])
 def test_the_arithmetic_has_the_same_steps_in_the_same_order(wing):
-    found = [name for name in _functions(wing, "arithmetic.py") if name in FORWARD]
-    assert found == list(FORWARD)
+    steps = [name for name in _functions(wing, "arithmetic.py") if name in FORWARD]
+    assert steps == list(FORWARD)
 
 
 @pytest.mark.parametrize("wing", WINGS[1:])
@@ -121,13 +121,13 @@ def _imports(path):
 @pytest.mark.parametrize("wing", WINGS)
 def test_no_wing_imports_another_one_or_the_kit(wing):
     others = {f"rmsnorm.{other}_impl" for other in WINGS if other != wing} | {"rmsnorm.parity", "rmsnorm.cli"}
-    for path in (HOUSE / f"{wing}_impl").glob("*.py"):
+    for path in (PACKAGE / f"{wing}_impl").glob("*.py"):
         wrong = [name for name in _imports(path) if any(name == o or name.startswith(f"{o}.") for o in others)]
         assert not wrong, f"{path.name} imports {wrong}"
 
 
 @pytest.mark.parametrize("name", ["variants.py", "errors.py", "dtypes.py", "call.py", "__init__.py"])
 def test_the_specification_imports_no_array_library(name):
-    packages = {module.split(".")[0] for module in _imports(HOUSE / name)}
+    packages = {module.split(".")[0] for module in _imports(PACKAGE / name)}
     assert not packages & {"numpy", "ml_dtypes", "torch", "tensorflow", "keras", "jax", "flax"}
-    assert all(module.split(".")[1] != "parity" for module in _imports(HOUSE / name) if module.startswith("rmsnorm."))
+    assert all(module.split(".")[1] != "parity" for module in _imports(PACKAGE / name) if module.startswith("rmsnorm."))

@@ -1,4 +1,4 @@
-"""docs/support.md is what docs/support.toml says, and every test that it names is there."""
+"""docs/support.md agrees with docs/support.toml, and every test that it names exists."""
 
 import ast
 import importlib.util
@@ -28,9 +28,9 @@ def test_every_test_that_is_named_exists():
         path, *names = test.split("::")
         body = ast.parse((ROOT / "tests" / path).read_text()).body
         for name in names:
-            found = [node for node in body if getattr(node, "name", None) == name.split("[")[0]]
-            assert found, f"docs/support.toml names {test}, which is not there"
-            body = found[0].body
+            matches = [node for node in body if getattr(node, "name", None) == name.split("[")[0]]
+            assert matches, f"docs/support.toml names {test}, which does not exist"
+            body = matches[0].body
 
 
 def test_every_cell_is_yes_or_says_why_not():

@@ -1,4 +1,4 @@
-"""Bad input gives the same class and the same words in every wing: name, got, wanted, fix, in one sentence."""
+"""Wrong input raises the same class and message in every framework: name, got, wanted and fix in one sentence."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ TENSOR = {
 
 @pytest.mark.parametrize("wing", TENSOR, indirect=True)
 def test_a_list_is_no_tensor(wing):
-    """NumPy's functions take what NumPy takes; the frameworks' take tensors."""
+    """NumPy's functions accept lists, as NumPy does; those of the other frameworks accept tensors only."""
     x, want = [[1.0, 2.0]], TENSOR[wing.name]
     functional = wing.functional
     got = "is [[1.0, 2.0]] (list), expected"

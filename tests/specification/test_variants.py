@@ -1,4 +1,4 @@
-"""The presets against the table of what exists, written down a second time; and what a Variant promises."""
+"""The presets against a second copy of their table; and the properties of a Variant."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ def test_a_variant_is_immutable_hashable_and_can_be_pickled():
 
 def test_eps_of_a_dtype():
     torch = Variant.get("torch")
-    found = {dtype: torch.eps_for(dtype) for dtype in dtypes.FLOATS}
-    assert found == {"float16": 2.0**-23, "bfloat16": 2.0**-23, "float32": 2.0**-23, "float64": 2.0**-52}
+    eps = {dtype: torch.eps_for(dtype) for dtype in dtypes.FLOATS}
+    assert eps == {"float16": 2.0**-23, "bfloat16": 2.0**-23, "float32": 2.0**-23, "float64": 2.0**-52}
     assert all(Variant.get("equinox").eps_for(dtype) == 1e-5 for dtype in dtypes.FLOATS)
     assert math.copysign(1.0, Variant.get("paper").eps_for("float32")) == 1.0
     assert isinstance(Variant.get("paper").replace(eps=1).eps_for("float32"), float)
