@@ -1,8 +1,8 @@
-"""What it costs that parameter gradients are summed in an order of the shape alone: the backward pass in the kernels'
-chunks, beside one chunk for each thread, whose bits would change with the number of threads.
+"""What it costs to sum parameter gradients in an order that depends on the shape alone.
 
-On PyTorch's threads where it is installed, and on those of the other frameworks; these are woken for large inputs only,
-and beside a small one stands a single chunk.
+The backward pass in the kernels' chunks is timed beside one chunk for each thread, whose bits would change with the
+number of threads. It runs on the threads of rmsnorm, and on PyTorch's if PyTorch is installed. The threads of rmsnorm
+are woken for large inputs only: for a small one the comparison is with a single chunk.
 
     python benchmarks/determinism.py
 """
@@ -33,33 +33,34 @@ def main() -> None:
         measure("PyTorch's threads", rows.openmp_threads)
 
 
-def measure(whose: str, crew: launch.Crew) -> None:
+def measure(whose: str, choose_threads: launch.Threads) -> None:
     order = random.Random(0)
-    workers, parallel = crew()
-    print(f"{whose}, {workers}; the backward pass with dscale and dbias, float32; median of {TURNS} turns")
+    count, gomp_parallel = choose_threads()
+    print(f"{whose}, {count}; the backward pass with dscale and dbias, float32; median of {TURNS} turns")
     for rows, n in SHAPES:
         call = resolve("rms_norm", Spec((rows, n), "float32"), variant=Variant.get("standard"))
         plan = launch.plan(call, "float32", "float32")
         draw = np.random.default_rng(0)
         arrays = [*draw.normal(size=(3, rows, n)).astype(np.float32), *np.ones((3, n), np.float32), np.ones(rows)]
-        pieces = workers if parallel or rows * n >= launch._POOL else 1
-        steps = [_step(each, crew, *arrays) for each in (plan, plan._replace(chunk=-(-rows // pieces)))]
+        pieces = count if gomp_parallel or rows * n >= launch.POOL else 1
+        plans = plan, plan._replace(chunk=-(-rows // pieces))
+        steps = [_step(candidate, choose_threads, *arrays) for candidate in plans]
         times: list[list[float]] = [[], []]
         for _ in range(TURNS):
             for which in order.sample((0, 1), 2):
                 start = time.perf_counter()
                 steps[which]()
                 times[which].append(time.perf_counter() - start)
-        fixed, free = (statistics.median(found) * 1e3 for found in times)
+        fixed, free = (statistics.median(turns) * 1e3 for turns in times)
         print(f"{rows}x{n}: {fixed:.3f} ms in the order of the shape, {free:.3f} ms in any; {fixed / free:.2f} times")
 
 
-def _step(plan: launch.Plan, crew: launch.Crew, *arrays: np.ndarray) -> Callable[[], None]:
+def _step(plan: launch.Plan, choose_threads: launch.Threads, *arrays: np.ndarray) -> Callable[[], None]:
     x, dy, dx, scale, dscale, dbias, inverse_rms = (launch.address(array) for array in arrays)
-    places = (x, plan.x_bytes, scale, 0, 0, 0, inverse_rms, dy, 0, dx, dscale, dbias)
+    arguments = (x, plan.x_bytes, scale, 0, 0, 0, inverse_rms, dy, 0, dx, dscale, dbias)
 
     def run() -> None:
-        plan.run_backward(crew, (), *places)
+        plan.run_backward(choose_threads, (), *arguments)
 
     run()
     return run

@@ -1,9 +1,9 @@
-"""PyTorch's ratios by another program: ours and torch.nn.RMSNorm against a copy, sharing nothing with rmsnorm bench.
+"""Our layer and torch.nn.RMSNorm against a copy, measured by a program that shares nothing with rmsnorm bench.
 
 python benchmarks/independent.py [--threads N] [--rounds N] [SHAPE ...]
 
-Prints medians over the rounds of the ratios within a round, in which the three run one after another, each in every
-position equally often. Where rmsnorm bench says the same, the ratio is not an artefact of how either measures.
+In a round the three run one after another, in every position equally often. It prints the medians over the rounds of
+the ratios within a round. If rmsnorm bench prints the same ratio, it does not depend on how either program measures.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def candidates(sizes: list[int], dtype: torch.dtype, backward: bool) -> dict[str
 
 
 def rounds(calls: dict[str, Callable[[], object]], count: int) -> dict[str, list[float]]:
-    """Best of three turns of each candidate in every round, in all orders in turn."""
+    """The best of three turns of each candidate in every round. The rounds go through all orders."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(-(-count // 6)):
         for order in itertools.permutations(calls):

@@ -1,11 +1,11 @@
-"""Where a partial statistic pays: the forward pass with p of the elements in the statistic, beside all of them.
+"""Where a partial statistic is faster: the forward pass with a share p of the elements in the statistic, or with all.
 
     python benchmarks/partial.py [kernels] [torch] [tf] [flax]
 
-The three take turns. ``kernels`` are those of rmsnorm.cpu, into memory that is there already, so that page faults do
-not hide what is saved; ``tf`` and ``flax`` are compiled by XLA. The statistic reads each row once more. While a row
-fits in cache that costs arithmetic alone, which saves a little; beyond the cache it is a trip to memory, which a
-partial statistic does not make. The backward pass reads everything in any case.
+The three shares take turns. ``kernels`` are those of rmsnorm.cpu. They write to memory that exists already, so that
+page faults do not hide what is saved. ``tf`` and ``flax`` are compiled by XLA. The statistic reads each row once more.
+If a row fits in cache, this costs arithmetic alone, and a partial statistic saves a little. If it does not fit, the row
+is read from memory once more, which a partial statistic avoids. The backward pass reads everything in any case.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TURNS = 25
 
 def main(names: list[str]) -> None:
     order = random.Random(0)
-    print(f"{threads.available()} threads; median ms, and in brackets the least")
+    print(f"{threads.available()} threads; median ms, and the least in brackets")
     for name in names:
         for dtype in ("float32", "bfloat16"):
             for shape in SHAPES:
@@ -45,9 +45,9 @@ def main(names: list[str]) -> None:
                         times[share].append((time.perf_counter() - start) * 1e3)
                         del result
                 cells = []
-                for share, found in times.items():
-                    ratio = statistics.median(times[None]) / statistics.median(found)
-                    cells.append(f"p = {share or 1}: {statistics.median(found):.2f} ({min(found):.2f}), {ratio:.2f}x")
+                for share, turns in times.items():
+                    ratio = statistics.median(times[None]) / statistics.median(turns)
+                    cells.append(f"p = {share or 1}: {statistics.median(turns):.2f} ({min(turns):.2f}), {ratio:.2f}x")
                 print(f"{name} {dtype} {shape[0]}x{shape[1]}  " + "   ".join(cells), flush=True)
 
 
@@ -58,8 +58,8 @@ def _kernels(x: np.ndarray, dtype: str) -> dict[Any, Callable[[], Any]]:
     def call(share: float | None) -> Callable[[], Any]:
         variant = Variant.get("standard").replace(partial=share)
         plan = launch.plan(resolve("rms_norm", Spec(x.shape, dtype), variant=variant), None, None)
-        places = (launch.address(stored), plan.x_bytes, 0, 0, 0, 0, 0, 0, launch.address(y), 0, 0)
-        return lambda: plan.run_forward(threads.own_threads, (stored, y), *places)
+        arguments = (launch.address(stored), plan.x_bytes, 0, 0, 0, 0, 0, 0, launch.address(y), 0, 0)
+        return lambda: plan.run_forward(threads.own_threads, (stored, y), *arguments)
 
     return _warm({share: call(share) for share in SHARES})
 
@@ -69,8 +69,8 @@ def _torch(x: np.ndarray, dtype: str) -> dict[Any, Callable[[], Any]]:
 
     from rmsnorm.torch_impl import rms_norm
 
-    given = torch.from_numpy(x).to(getattr(torch, dtype))
-    return _warm({share: lambda share=share: rms_norm(given, partial=share) for share in SHARES})
+    tensor = torch.from_numpy(x).to(getattr(torch, dtype))
+    return _warm({share: lambda share=share: rms_norm(tensor, partial=share) for share in SHARES})
 
 
 def _tf(x: np.ndarray, dtype: str) -> dict[Any, Callable[[], Any]]:
@@ -78,11 +78,11 @@ def _tf(x: np.ndarray, dtype: str) -> dict[Any, Callable[[], Any]]:
 
     from rmsnorm.tf_impl import rms_norm
 
-    given = tf.cast(x, dtype)
+    tensor = tf.cast(x, dtype)
 
     def call(share: float | None) -> Callable[[], Any]:
         compiled = tf.function(lambda x: rms_norm(x, partial=share), jit_compile=True)
-        return lambda: compiled(given)
+        return lambda: compiled(tensor)
 
     return _warm({share: call(share) for share in SHARES})
 
@@ -92,11 +92,11 @@ def _flax(x: np.ndarray, dtype: str) -> dict[Any, Callable[[], Any]]:
 
     from rmsnorm.flax_impl import rms_norm
 
-    given = jax.numpy.asarray(x).astype(dtype)
+    array = jax.numpy.asarray(x).astype(dtype)
 
     def call(share: float | None) -> Callable[[], Any]:
         compiled = jax.jit(lambda x: rms_norm(x, partial=share))
-        return lambda: jax.block_until_ready(compiled(given))
+        return lambda: jax.block_until_ready(compiled(array))
 
     return _warm({share: call(share) for share in SHARES})
 

@@ -22,7 +22,7 @@ from rmsnorm.cpu.settings import settings_of
 from rmsnorm.cpu.threads import share_out
 
 _CHUNK: Final = 2**15  # elements: below, one thread is as fast as two
-_POOL: Final = 2**21  # elements: likewise for threads that have to be woken
+POOL: Final = 2**21  # elements: likewise for threads that must be woken first
 _LARGE: Final = 2**21  # elements: from here on, huge pages are faster
 
 _FORWARD_SCALE: Final = FORWARD.index("scale")
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
         """
         size = self.rows * self.n
         count, gomp_parallel = threads() if size >= _CHUNK else (1, 0)
-        if count < 2 or (size < _POOL and not gomp_parallel):
+        if count < 2 or (size < POOL and not gomp_parallel):
             self.forward(self.settings, self.formats, 0, self.rows, 0, *arguments)
             return
         step, scale = self.step(count), arguments[_FORWARD_SCALE]
@@ -86,7 +86,7 @@ class Plan(NamedTuple):
             backward(self.settings, self.formats, 0, self.rows, 0, 0, *arguments)
             return
         count, gomp_parallel = threads()
-        if count < 2 or (self.rows * self.n < _POOL and not gomp_parallel):
+        if count < 2 or (self.rows * self.n < POOL and not gomp_parallel):
             backward_in_order(self.settings, self.formats, self.rows, self.chunk, arguments)
             return
         sums, scale = np.empty((chunks, 2, self.n)), arguments[_BACKWARD_SCALE]

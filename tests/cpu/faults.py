@@ -1,4 +1,4 @@
-"""The program of test_faults.py: a framework, a fault, and whether what is computed during it and after it is right."""
+"""The program of test_faults.py: whether a framework computes right during a fault and after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 
 import rmsnorm
 
-Step = Callable[[Any], tuple[Any, ...]]  # x, in the framework's own array, to y and gradients in NumPy's
+Step = Callable[[Any], tuple[Any, ...]]  # from x, an array of the framework, to y and gradients, arrays of NumPy
 N = 256
 
 
@@ -73,7 +73,7 @@ def flax_step() -> tuple[Callable[[Any], Any], Step]:
         y, pull = jax.vjp(lambda state, x: nnx.merge(graph, state)(x), state, x)
         return y, *pull(x)[::-1]
 
-    # NumPy may ask for the memory of an array that is not there yet, or not to be had: JAX ends the process then.
+    # JAX ends the process if NumPy asks for an array that it has not computed yet, or for which it has no memory.
     def send(array: Any) -> Any:
         return jax.block_until_ready(jax.numpy.asarray(array))
 
@@ -92,7 +92,7 @@ def same(got: tuple[Any, ...], want: tuple[Any, ...]) -> bool:
 
 
 def threads(send: Callable[[Any], Any], step: Step) -> None:
-    """16 threads, each with an input of its own, through one layer."""
+    """16 threads call one layer, each with its own input."""
     inputs = [send(draw(64 + i, i)) for i in range(16)]
     want = [step(x) for x in inputs]
     start = threading.Barrier(16)
@@ -106,15 +106,18 @@ def threads(send: Callable[[Any], Any], step: Step) -> None:
 
 
 def interrupt_ours(number: int, frame: Any) -> None:
-    """A Ctrl-C that waits for code of ours: TensorFlow's C++ goes on after an exception, and ends in a SystemError, an
-    open tape or a segmentation fault, with operations of its own alone as with ours."""
+    """A Ctrl-C that waits until code of rmsnorm runs.
+
+    TensorFlow's C++ goes on after an exception, and ends in a SystemError, an open tape or a segmentation fault, also
+    if all operations are its own.
+    """
     if Path(rmsnorm.__file__).parent in Path(frame.f_code.co_filename).parents:
         signal.default_int_handler(number, frame)
     signal.setitimer(signal.ITIMER_REAL, 0.0002)
 
 
 def interrupt(send: Callable[[Any], Any], step: Step) -> None:
-    """Ctrl-C at 20 moments of a loop, in which the kernels share the rows out; each time the next call is right."""
+    """Ctrl-C at 20 moments of a loop in which threads share the rows. Each time the next call is right."""
     x = send(draw(2**13 + 1, 0))
     want = step(x)
     random = np.random.default_rng(0)
@@ -132,7 +135,7 @@ def interrupt(send: Callable[[Any], Any], step: Step) -> None:
 
 
 def memory(send: Callable[[Any], Any], step: Step) -> None:
-    """No room for the result: an error, x as it was; with room again the result is right."""
+    """Without memory for the result there is an error, and x is unchanged. With memory again the result is right."""
     rows = 2**17  # 128 MiB
     small, array = send(draw(64, 1)), draw(rows, 0)
     step(small)
@@ -146,7 +149,7 @@ def memory(send: Callable[[Any], Any], step: Step) -> None:
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
     else:
-        raise AssertionError("there was room")
+        raise AssertionError("there was memory")
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert any(word in text.lower() for word in ("memory", "alloc", "oom", "exhausted")), text

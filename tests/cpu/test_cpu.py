@@ -1,4 +1,4 @@
-"""The compiled kernels: the four formats, and bit for bit the golden through numpy_impl.fast."""
+"""The compiled kernels: the four formats, and the bits of the golden through numpy_impl.fast."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rmsnorm.variants import Variant
 
 numba = pytest.importorskip("numba")
 if not cpu.is_available():
-    pytest.skip("RMSNORM_CPU_KERNELS=0 asks to do without", allow_module_level=True)
+    pytest.skip("RMSNORM_CPU_KERNELS=0 switches the kernels off", allow_module_level=True)
 from rmsnorm.cpu import formats  # noqa: E402
 
 ROUNDED = ("float16", "bfloat16", "float32")
-EXTREME = {  # of a row: the ends of the range, its subnormal numbers, and what no square survives
+EXTREME = {  # sizes of a row: the ends of the range, subnormal numbers, and numbers whose squares are out of range
     "float16": (1.0, 6e4, 1e-4, 6e-6, 1.2e-7, 0.0),
     "bfloat16": (1.0, 1e38, 1e20, 1e-20, 1e-38, 2e-40, 0.0),
     "float32": (1.0, 1e38, 1e20, 1e-20, 1e-38, 2e-40, 0.0),
@@ -48,16 +48,16 @@ def _store(wide: Any, stored: Any) -> None:
 
 
 @numba.njit
-def _rounded(wide: Any, code: int, found: Any) -> None:
+def _rounded(wide: Any, code: int, results: Any) -> None:
     grid = formats.grid(code)
     for j in range(wide.size):
-        found[j] = formats.rounded(wide[j], grid)
+        results[j] = formats.rounded(wide[j], grid)
 
 
 def check_same(got: Any, want: Any, doubtful: int = 0) -> None:
-    """The same dtype, shape and numbers, NaN where NaN; zeros may differ in sign, which the golden's sums lose.
+    """The same dtype, shape and numbers, NaN where NaN. Zeros may differ in sign, which the golden's sums lose.
 
-    So many elements may be doubtful: their exact value is within some 2^-52 of the middle between two float32.
+    So many elements may be doubtful: their exact value is within about 2^-52 of the middle between two float32.
     """
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
     apart = ulps(got, want)
@@ -74,7 +74,7 @@ def check_all_same(got: Any, want: Any, doubtful: int = 0) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for the golden in place of a kernel fails; the tests themselves take it from elsewhere."""
+    """A call that uses the golden in place of a kernel fails. The tests themselves import the golden elsewhere."""
     monkeypatch.setattr(fast, "golden", None)
 
 
@@ -95,17 +95,17 @@ def test_every_16_bit_number_loads() -> None:
 
 
 def _borders(name: str) -> Any:
-    """Numbers of a format, the ties between neighbours among them, and what float64 has beside those."""
+    """Numbers of a format, the ties between neighbours, and the neighbours of both in float64."""
     if name == "float32":
         some = np.random.default_rng(1).integers(0, 0x7F7FFFFF, 2**17, np.uint32)
         powers = (np.arange(255, dtype=np.uint32) << 23)[:, None] + np.arange(-2, 3).astype(np.uint32)
         pattern = np.concatenate([some, powers.ravel()[2:], np.arange(2**10, dtype=np.uint32)])
     else:
         pattern = np.arange(0x7C00 if name == "float16" else 0x7F80, dtype=np.uint16)
-    low, high = (each.view(name).astype(np.float64) for each in (pattern, pattern + 1))
+    low, high = (bits.view(name).astype(np.float64) for bits in (pattern, pattern + 1))
     high[np.isinf(high)] = 2.0**16 if name == "float16" else 2.0**128  # where the next number would be
     middle = (low + high) / 2
-    return np.concatenate([low, *(np.nextafter(each, to) for each in (low, middle) for to in (-1, np.inf)), middle])
+    return np.concatenate([low, *(np.nextafter(number, to) for number in (low, middle) for to in (-1, np.inf)), middle])
 
 
 @pytest.mark.parametrize("name", ROUNDED)
@@ -118,20 +118,20 @@ def test_one_rounding_to_nearest_even(name: str) -> None:
     wide = np.concatenate([anywhere, inside, _borders(name), special])
     wide = np.concatenate([wide, -wide])
     want = DoubleDouble(wide).round(name)
-    stored, found = np.empty_like(want), np.empty_like(wide)
+    stored, results = np.empty_like(want), np.empty_like(wide)
     _store(wide, stored.view(formats.STORAGE[name]))
-    _rounded(wide, formats.CODE[name], found)
-    for got in (stored.astype(np.float64), found):
+    _rounded(wide, formats.CODE[name], results)
+    for got in (stored.astype(np.float64), results):
         assert np.array_equal(got, want.astype(np.float64), equal_nan=True)
         assert np.array_equal(np.signbit(got), np.signbit(wide))
     for code in (formats.CODE[None], formats.F64):
-        _rounded(wide, code, found)
-        assert np.array_equal(found, wide, equal_nan=True)
+        _rounded(wide, code, results)
+        assert np.array_equal(results, wide, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 def test_the_whole_table(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """f16, bf16 and f32 in every bit; f64 within an ulp in y, within the bounds of the kit in everything."""
+    """f16, bf16 and f32 equal the golden in every bit; f64 is within an ulp in y, and within the kit's bounds."""
     with_kernels = 0
     for case, variant, _ in select(types=(dtype,)):
         data = make(case, variant, dtype)
@@ -155,9 +155,9 @@ def _outcome(data: Any) -> judge.Outcome:
     dy = data.dy if data.dh is None else (data.dy, data.dh)
     gradients = fast.rms_norm_vjp(dy, data.x, data.scale, data.bias, **options)
     jvp = golden.rms_norm_jvp((data.x, data.scale, data.bias), data.tangents, **options)
-    found = {"y": y, "inverse_rms": inverse_rms, "jvp": jvp}
-    found |= dict(zip(("dx", "dscale", "dbias", "dresidual"), gradients, strict=False))
-    return judge.Outcome({name: [value] for name, value in found.items() if value is not None})
+    results = {"y": y, "inverse_rms": inverse_rms, "jvp": jvp}
+    results |= dict(zip(("dx", "dscale", "dbias", "dresidual"), gradients, strict=False))
+    return judge.Outcome({name: [value] for name, value in results.items() if value is not None})
 
 
 def test_the_table_leaves_out_what_is_not_in_rows() -> None:
@@ -168,7 +168,7 @@ def test_the_table_leaves_out_what_is_not_in_rows() -> None:
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("variant", ["standard", "llama", "gemma", "t5"])
 def test_many_elements(variant: str, dtype: str) -> None:
-    """512 x 2048: bits again, but for one float32 in some 2^26 that lies next to a tie."""
+    """512 x 2048: the same bits, except for one float32 in about 2^26 that lies next to a tie."""
     rng = np.random.default_rng(sum(map(ord, variant + dtype)))
     x = (rng.normal(size=(512, 2048)) * 2.0 ** rng.integers(-8, 8, (512, 1))).astype(dtype)
     for width in {dtype, "float32"}:
@@ -184,21 +184,23 @@ def test_many_elements(variant: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("variant", ["standard", "llama"])
 def test_where_float32_arithmetic_is_wrong(variant: str) -> None:
-    """Some bfloat16 elements are so near a tie that float32 arithmetic misses it; those are computed in float64."""
+    """Some bfloat16 elements are so near a tie that float32 arithmetic misses it. These are computed in float64."""
     rng = np.random.default_rng(0)
     x, dy = (rng.normal(size=(256, 2048)).astype("bfloat16") for _ in range(2))
     scale = rng.normal(1, 0.3, 2048).astype("bfloat16")
     y = golden.rms_norm(x, scale, variant=variant)
     dx = golden.rms_norm_vjp(dy, x, scale, variant=variant)[0]
 
-    a, v, gain = (each.astype(np.float32) for each in (x, dy, scale))
-    square = np.mean(a.astype(np.float64) ** 2, 1, keepdims=True)
-    reciprocal = (1 / np.sqrt(square + Variant.get(variant).eps_for("bfloat16"))).astype(np.float32)
-    normalised = a * reciprocal if variant == "standard" else (a * reciprocal).astype("bfloat16").astype(np.float32)
-    share = np.mean(v.astype(np.float64) * gain * a * reciprocal, 1, keepdims=True).astype(np.float32)
+    wide_x, wide_dy, gain = (array.astype(np.float32) for array in (x, dy, scale))
+    square = np.mean(wide_x.astype(np.float64) ** 2, 1, keepdims=True)
+    inverse_rms = (1 / np.sqrt(square + Variant.get(variant).eps_for("bfloat16"))).astype(np.float32)
+    normalised = wide_x * inverse_rms
+    if variant != "standard":
+        normalised = normalised.astype("bfloat16").astype(np.float32)
+    share = np.mean(wide_dy.astype(np.float64) * gain * wide_x * inverse_rms, 1, keepdims=True).astype(np.float32)
     alone = [
         (normalised * gain).astype("bfloat16"),
-        (reciprocal * (v * gain - a * reciprocal * share)).astype("bfloat16"),
+        (inverse_rms * (wide_dy * gain - wide_x * inverse_rms * share)).astype("bfloat16"),
     ]
     for got, want in zip(alone, (y, dx), strict=True):
         assert 0 < (got != want).sum() < 1e-3 * want.size
@@ -219,9 +221,9 @@ def _extreme(dtype: str) -> tuple[Any, Any, Any]:
 def test_rows_at_the_ends_of_the_range(dtype: str) -> None:
     x, scale, dy = _extreme(dtype)
     mask = np.arange(65) % 3 > 0
-    places = ("standard", "llama", "gemma", "paper", "zhang_torch", "x_transformers", "t5", "keras_rms_scaling")
-    for variant, eps, live in itertools.product(places, (2e-6, 0.0), (None, mask)):  # of 1e-6 the root makes ties
-        options = {"variant": variant, "eps": eps, "mask": live}
+    variants = ("standard", "llama", "gemma", "paper", "zhang_torch", "x_transformers", "t5", "keras_rms_scaling")
+    for variant, eps, used in itertools.product(variants, (2e-6, 0.0), (None, mask)):  # the root of 1e-6 makes ties
+        options = {"variant": variant, "eps": eps, "mask": used}
         want = golden.rms_norm(x, scale, return_inverse_rms=True, **options)
         check_all_same(fast.rms_norm(x, scale, return_inverse_rms=True, **options), want)
         v = dy.astype(want[0].dtype)
@@ -249,7 +251,7 @@ def test_float64_rows_at_the_ends_of_the_range(variant: str) -> None:
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("variant", ["standard", "llama"])
 def test_what_is_not_finite_and_does_not_count(variant: str, dtype: str, eps: float) -> None:
-    """The kernels divide by way of a remainder, which infinities have none of; here rho is finite all the same."""
+    """The kernels divide with the help of a remainder, which an infinity does not have; rho is finite in these rows."""
     x = np.random.default_rng(0).normal(size=(6, 70)).astype(dtype)
     x[:3, 50] = np.inf, -np.inf, np.nan
     x[3:5, :40] = 0
@@ -262,27 +264,27 @@ def test_what_is_not_finite_and_does_not_count(variant: str, dtype: str, eps: fl
 
 @pytest.mark.parametrize("variant", ["standard", "llama"])
 def test_small_factors_beside_large_ones(variant: str) -> None:
-    """bfloat16 where a factor underflows float32, and the product would not."""
+    """bfloat16 rows in which a factor underflows float32, but the product does not."""
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 32, 1024))
     x[:, ::2] *= 2.0**-131
     gain = rng.normal(1, 0.3, 1024)
     for size, width in itertools.product((2.0**60, 2.0**16, 2.0**-60, 2.0**-126), ("bfloat16", "float32")):
-        a, scale = x.astype("bfloat16"), (gain * size).astype(width)
-        check_same(fast.rms_norm(a, scale, variant=variant), golden.rms_norm(a, scale, variant=variant))
-    x[:, 1::4] *= 2.0**19  # a / rho is 0 in float32, times the gain it is not
+        half, scale = x.astype("bfloat16"), (gain * size).astype(width)
+        check_same(fast.rms_norm(half, scale, variant=variant), golden.rms_norm(half, scale, variant=variant))
+    x[:, 1::4] *= 2.0**19  # x / rho is 0 in float32, but x / rho * gain is not
     x[:, ::2] *= 2.0**-2
     for size, width in itertools.product((2.0**17, 2.0**30, 2.0**39), ("bfloat16", "float32")):
-        a, scale = x.astype("bfloat16"), (gain * size).astype(width)
-        check_same(fast.rms_norm(a, scale, variant=variant), golden.rms_norm(a, scale, variant=variant))
+        half, scale = x.astype("bfloat16"), (gain * size).astype(width)
+        check_same(fast.rms_norm(half, scale, variant=variant), golden.rms_norm(half, scale, variant=variant))
     x = rng.normal(size=(32, 1024))
     for size, factor, up in ((2.0**-59, 2.0**-38, 2.0**-100), (2.0**59, 2.0**20, 2.0**30), (1.0, 2.0**-136, 2.0**116)):
         for width in ("bfloat16", "float64"):
-            a, scale, v = (x * size).astype("bfloat16"), (gain * factor).astype(width), dy * up
-            v = v.astype(golden.rms_norm(a[:1], scale, variant=variant).dtype)
+            half, scale = (x * size).astype("bfloat16"), (gain * factor).astype(width)
+            upstream = (dy * up).astype(golden.rms_norm(half[:1], scale, variant=variant).dtype)
             options = {"variant": variant, "eps": 0.0}
-            want = golden.rms_norm_vjp(v, a, scale, **options)
-            got = fast.rms_norm_vjp(v, a, scale, **options)
+            want = golden.rms_norm_vjp(upstream, half, scale, **options)
+            got = fast.rms_norm_vjp(upstream, half, scale, **options)
             check_same(got[0], want[0])
             if width == "bfloat16":
                 check_same(got[1], want[1])
@@ -306,12 +308,13 @@ def test_masks_that_broadcast(dtype: str) -> None:
     options: list[dict[str, Any]] = [{}, {"partial": 0.4}, {"axis": (-2, -1), "feature_axis": None}]
     for shape, more, variant in itertools.product(MASKS.values(), options, ("standard", "flax", "llama")):
         mask = np.asarray(rng.random(shape) < 0.6)
-        g, b = (np.tile(each, (4, 1)) if "axis" in more else each for each in (scale, bias))
-        a = np.where(mask, x, np.asarray(np.nan, dtype)).astype(dtype)
-        given = {"variant": variant, "mask": mask, **more}
-        check_same(fast.rms_norm(a, g, b, **given), golden.rms_norm(a, g, b, **given))
-        v = dy.astype(golden.rms_norm(a, g, b, **given).dtype)
-        check_all_same(fast.rms_norm_vjp(v, a, g, b, **given), golden.rms_norm_vjp(v, a, g, b, **given))
+        g, b = (np.tile(parameter, (4, 1)) if "axis" in more else parameter for parameter in (scale, bias))
+        arrays = np.where(mask, x, np.asarray(np.nan, dtype)).astype(dtype), g, b
+        every = {"variant": variant, "mask": mask, **more}
+        y = golden.rms_norm(*arrays, **every)
+        check_same(fast.rms_norm(*arrays, **every), y)
+        upstream = dy.astype(y.dtype)
+        check_all_same(fast.rms_norm_vjp(upstream, *arrays, **every), golden.rms_norm_vjp(upstream, *arrays, **every))
 
 
 def _unaligned(array: Any) -> Any:
@@ -343,7 +346,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout: str, dtype: str) -> None:
-    """Of every input; float64, which is not the golden's in every bit, is what it is without gaps."""
+    """Every input in a layout. float64, which is not the golden's in every bit, is the same as in plain arrays."""
     if layout == "the other byte order" and dtype == "bfloat16":
         pytest.skip("ml_dtypes has none")
     rng = np.random.default_rng(0)
@@ -353,22 +356,22 @@ def test_layouts(layout: str, dtype: str) -> None:
         rng.normal(size=24).astype(dtype),
         rng.random((6, 5, 24)) < 0.7,
     )
-    laid = [LAYOUTS[layout](each) for each in (x, scale, bias, mask, residual, dy, dh)]
-    before = [each.tobytes() for each in laid]
-    for variant, live, with_residual in itertools.product(("standard", "llama"), (False, True), (False, True)):
-        found = []
-        for arrays_ in ([x, scale, bias, mask, residual, dy, dh], laid):
-            options = {"variant": variant, "mask": arrays_[3] if live else None}
-            options["residual"] = arrays_[4] if with_residual else None
-            upstream = tuple(arrays_[5:]) if with_residual else arrays_[5]
+    stored = [LAYOUTS[layout](array) for array in (x, scale, bias, mask, residual, dy, dh)]
+    before = [array.tobytes() for array in stored]
+    for variant, with_mask, with_residual in itertools.product(("standard", "llama"), (False, True), (False, True)):
+        results = []
+        for arrays in ([x, scale, bias, mask, residual, dy, dh], stored):
+            options = {"variant": variant, "mask": arrays[3] if with_mask else None}
+            options["residual"] = arrays[4] if with_residual else None
+            upstream = tuple(arrays[5:]) if with_residual else arrays[5]
             for module in (golden, fast):
-                y = module.rms_norm(*arrays_[:3], return_inverse_rms=True, **options)
-                found.append((*y, *module.rms_norm_vjp(upstream, *arrays_[:3], **options)))
-        want, plain, _, got = found
+                y = module.rms_norm(*arrays[:3], return_inverse_rms=True, **options)
+                results.append((*y, *module.rms_norm_vjp(upstream, *arrays[:3], **options)))
+        want, plain, _, got = results
         check_all_same(got, plain)
         if dtype != "float64":
             check_all_same(got, want)
-    assert before == [each.tobytes() for each in laid]
+    assert before == [array.tobytes() for array in stored]
 
 
 def test_a_row_that_is_read_again_and_again() -> None:

@@ -1,4 +1,4 @@
-"""The compiled kernels among threads and processes: who works and who stops, what is kept, what goes without."""
+"""The compiled kernels among threads and processes: who works, who stops, what is kept, and calls without numba."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from rmsnorm.numpy_impl import fast
 
 pytest.importorskip("numba")
 if not cpu.is_available():
-    pytest.skip("RMSNORM_CPU_KERNELS=0 asks to do without", allow_module_level=True)
+    pytest.skip("RMSNORM_CPU_KERNELS=0 switches the kernels off", allow_module_level=True)
 from rmsnorm.cpu import threads
 
-LARGE = (2100, 1025)  # above the least size that is shared out, in rows that do not end with a cache line
+LARGE = (2100, 1025)  # large enough to be shared out, in rows that do not end with a cache line
 
 
 def run(code: str, *arguments: Any, cwd: Any = None, **environment: str) -> str:
-    """What a program of its own prints; within two minutes, warnings being errors."""
+    """What a separate program prints, within two minutes; warnings are errors."""
     surroundings = {name: value for name, value in os.environ.items() if not name.startswith("RMSNORM_")} | environment
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
@@ -61,23 +61,23 @@ def test_every_task_once(count: int, workers: int) -> None:
 
 
 def test_the_tasks_are_shared() -> None:
-    """Two that wait for each other are done only by two threads."""
+    """Two tasks that wait for each other need two threads."""
     meeting = threading.Barrier(2, timeout=60)
     threads.share_out(lambda _: meeting.wait(), 2, 2)
 
 
 def test_what_is_done_is_held_by_nobody() -> None:
-    """Nor by a worker that comes too late: a gradient that is PyTorch copies, which in a forked process never ends."""
+    """Not even by a worker that comes too late: PyTorch would copy such a gradient, which hangs after a fork."""
     for _ in range(500):
         memory = np.empty(1)
-        held = weakref.ref(memory)
+        reference = weakref.ref(memory)
         threads.share_out(lambda _, __=memory: None, 2, 2)  # type: ignore[misc]
         del memory
-        assert held() is None
+        assert reference() is None
 
 
 def test_with_every_worker_busy_the_caller_does_all() -> None:
-    """Also a task that shares out tasks of its own."""
+    """A task that shares out tasks does so, too."""
     done: list[tuple[int, int]] = []
 
     def task(index: int) -> None:
@@ -88,7 +88,7 @@ def test_with_every_worker_busy_the_caller_does_all() -> None:
 
 
 class Work:
-    """Tasks, of which every thread has one at the same time; then one of the caller or of another thread fails."""
+    """Every thread has one of these tasks at the same time; then that of the caller or of another thread fails."""
 
     def __init__(self, workers: int, fail: Any, by_caller: bool) -> None:
         self.workers, self.fail, self.caller, self.by_caller = workers, fail, threading.get_ident(), by_caller
@@ -107,7 +107,7 @@ class Work:
             if is_caller == self.by_caller and self.chosen.acquire(blocking=False):
                 self.fail()
             elif not is_caller:
-                time.sleep(0.2)  # the failure is on its way, and this one still writes
+                time.sleep(0.2)  # another task fails now, and this one still writes
         finally:
             self.busy.remove(index)
 
@@ -120,14 +120,13 @@ class Work:
 
 @pytest.fixture
 def _three_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many cores there are."""
+    """On a machine with any number of cores."""
     monkeypatch.setattr(threads.os, "cpu_count", lambda: 3)
-    monkeypatch.setattr(threads, "_workers", [])
 
 
 @pytest.fixture
 def _interruptible() -> Iterator[None]:
-    """Also where whoever started the tests ignores interrupts, as a shell does for what it puts in the background."""
+    """Also in a program that ignores interrupts, as one that a shell runs in the background does."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -189,7 +188,7 @@ def test_an_interrupt_while_waiting_leaves_nobody_at_work() -> None:
 def test_memory_outlives_an_interrupt_before_the_worker_is_known(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker goes on writing; what it writes to is nobody else's until it has done."""
+    """The worker goes on writing. Until it has finished, nobody else gets the memory that it writes to."""
     go, done = threading.Event(), threading.Event()
 
     def enlist(job: Any, _: int) -> None:
@@ -210,11 +209,11 @@ def test_memory_outlives_an_interrupt_before_the_worker_is_known(
 
 
 @pytest.mark.parametrize(
-    ("given", "want"), [("3", 3), ("1", 1), ("64", 64), *((bad, None) for bad in ("0", "", "-2", "two", "1.5"))]
+    ("value", "want"), [("3", 3), ("1", 1), ("64", 64), *((bad, None) for bad in ("0", "", "-2", "two", "1.5"))]
 )
-def test_the_number_of_threads(given: str, want: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not a number above 0 counts as nothing: then it is one for each core."""
-    monkeypatch.setenv("RMSNORM_NUM_THREADS", given)
+def test_the_number_of_threads(value: str, want: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that is not an integer above 0 is ignored: then there is one thread for each core."""
+    monkeypatch.setenv("RMSNORM_NUM_THREADS", value)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert threads.available() == (want or cores)
 
@@ -238,23 +237,23 @@ def test_as_many_threads_as_asked_for() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_any_number_of_threads_gives_the_same_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parameter gradients, too, which are sums over rows of different threads; and of a row what it is alone."""
+    """Also parameter gradients, which are sums over rows of several threads. A row alone has the same bits."""
     dy, x, scale = large(dtype)
-    found = []
+    digests = []
     for count in (1, 2, 3, 7, 3):
         monkeypatch.setenv("RMSNORM_NUM_THREADS", str(count))
         results = (fast.rms_norm(x, scale), *fast.rms_norm_vjp(dy, x, scale, scale))
-        found.append([each.tobytes() for each in results])
-    assert all(each == found[0] for each in found)
+        digests.append([array.tobytes() for array in results])
+    assert all(digest == digests[0] for digest in digests)
     for rows in (slice(0, 3), slice(1020, 1030), slice(2090, None)):
         pieces = (fast.rms_norm(x[rows], scale), fast.rms_norm_vjp(dy[rows], x[rows], scale)[0])
-        assert [each.tobytes() for each in pieces] == [each[rows].tobytes() for each in results[:2]]
+        assert [piece.tobytes() for piece in pieces] == [whole[rows].tobytes() for whole in results[:2]]
 
 
 def test_many_callers_at_once() -> None:
-    """16 threads, half of them with a layer of PyTorch where that is installed."""
-    given = [large(seed=seed) for seed in range(2)]
-    wanted = [(fast.rms_norm(x, scale), *fast.rms_norm_vjp(dy, x, scale)[:2]) for dy, x, scale in given]
+    """16 threads, half of them with a layer of PyTorch if that is installed."""
+    inputs = [large(seed=seed) for seed in range(2)]
+    wanted = [(fast.rms_norm(x, scale), *fast.rms_norm_vjp(dy, x, scale)[:2]) for dy, x, scale in inputs]
     try:
         import torch
 
@@ -265,28 +264,28 @@ def test_many_callers_at_once() -> None:
 
     def call(index: int) -> None:
         for which in (index % 2, 1 - index % 2):
-            dy, x, scale = given[which]
+            dy, x, scale = inputs[which]
             if torch is None or index < 8:
-                found = (fast.rms_norm(x, scale), *fast.rms_norm_vjp(dy, x, scale)[:2])
+                results = (fast.rms_norm(x, scale), *fast.rms_norm_vjp(dy, x, scale)[:2])
             else:
-                leaves = [torch.from_numpy(each).clone().requires_grad_() for each in (x, scale)]
+                leaves = [torch.from_numpy(array).clone().requires_grad_() for array in (x, scale)]
                 y = rms_norm(*leaves)
                 y.backward(torch.from_numpy(dy))
-                found = (y.detach().numpy(), *(leaf.grad.numpy() for leaf in leaves))
+                results = (y.detach().numpy(), *(leaf.grad.numpy() for leaf in leaves))
             wrong.extend(
                 f"{index}: {name}"
-                for name, got, want in zip(("y", "dx", "dscale"), found, wanted[which], strict=True)
+                for name, got, want in zip(("y", "dx", "dscale"), results, wanted[which], strict=True)
                 if got.tobytes() != want.tobytes()
             )
         done.append(index)
 
     done: list[int] = []
     callers = [threading.Thread(target=call, args=(index,), daemon=True) for index in range(16)]
-    for each in callers:
-        each.start()
+    for caller in callers:
+        caller.start()
     limit = time.monotonic() + 120
-    for each in callers:
-        each.join(max(0, limit - time.monotonic()))
+    for caller in callers:
+        caller.join(max(0, limit - time.monotonic()))
     assert sorted(done) == list(range(16)), "some wait for each other, or have failed"
     assert not wrong
 
@@ -312,15 +311,15 @@ def digest(with_torch):
         y = layer(leaf)
         y.backward(torch.from_numpy(dy))
         results += [y.detach().numpy(), leaf.grad.numpy(), layer.weight.grad.numpy()]
-    return [hashlib.sha256(each.tobytes()).hexdigest() for each in results]
+    return [hashlib.sha256(result.tobytes()).hexdigest() for result in results]
 
 def child(queue, with_torch):
-    threads.share_out(lambda _, meeting=threading.Barrier(2, timeout=30): meeting.wait(), 2, 2)  # it has its own, too
+    threads.share_out(lambda _, meeting=threading.Barrier(2, timeout=30): meeting.wait(), 2, 2)  # on its own threads
     queue.put(digest(with_torch))
 
 if __name__ == "__main__":
     method, with_torch = sys.argv[1], sys.argv[2] == "True"
-    here = digest(with_torch)
+    want = digest(with_torch)
     context = multiprocessing.get_context(method)
     queue = context.SimpleQueue()
     for _ in range(2):
@@ -328,8 +327,8 @@ if __name__ == "__main__":
         process.start()
         process.join(60)
         assert process.exitcode == 0, process.exitcode
-        assert queue.get() == here
-    assert digest(with_torch) == here
+        assert queue.get() == want
+    assert digest(with_torch) == want
     print("equal")
 """
 
@@ -337,13 +336,13 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_child_processes(method: str, framework: str, tmp_path: Path) -> None:
-    """The parent has used its threads, forward and backward; so do the children, one after the other."""
+    """The parent has used its threads, forward and backward. The children do so, too, one after the other."""
     if framework == "torch":
         pytest.importorskip("torch")
     elif method == "spawn":
         pytest.skip("as with PyTorch")
     if method == "fork" and not hasattr(os, "fork"):
-        pytest.skip("no fork here")
+        pytest.skip("this system has no fork")
     program = tmp_path / "children.py"
     program.write_text(CHILDREN)
     environment = {**os.environ, "RMSNORM_NUM_THREADS": "2"}
@@ -373,7 +372,7 @@ threading.Thread(target=later, args=("a thread",)).start()
 
 
 def test_calls_after_the_end_of_the_main_thread() -> None:
-    """The threads do not keep the interpreter from exiting; what others still compute gets done."""
+    """The threads do not keep the interpreter from exiting, and other threads still get their results."""
     assert run(AFTER_THE_END, RMSNORM_NUM_THREADS="2").splitlines() == ["a thread True", "at exit True"]
 
 
@@ -383,7 +382,7 @@ if sys.argv[1] == "absent":
     sys.modules["numba"] = None
 import numpy as np
 import ml_dtypes
-with warnings.catch_warnings(record=True) as heard:
+with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import rmsnorm.numpy_impl
     from rmsnorm.numpy_impl import fast
@@ -391,7 +390,6 @@ with warnings.catch_warnings(record=True) as heard:
     if with_torch:
         import torch
         from rmsnorm.torch_impl import rms_norm
-    before = len(heard)
     results, rng = [], np.random.default_rng(0)
     for dtype in ("float16", "bfloat16", "float32"):
         dy, x, residual = rng.normal(size=(3, 40, 64)).astype(dtype)
@@ -405,35 +403,36 @@ with warnings.catch_warnings(record=True) as heard:
                         if a.dtype.name == "bfloat16":
                             return torch.from_numpy(a.view(np.int16)).view(torch.bfloat16)
                         return torch.from_numpy(a)
-                    given = {name: tensor(a) for name, a in options.items()}
+                    tensors = {name: tensor(a) for name, a in options.items()}
                     leaves = [tensor(a).clone().requires_grad_() for a in (x, scale)]
-                    y = rms_norm(*leaves, variant=variant, **given)
+                    y = rms_norm(*leaves, variant=variant, **tensors)
                     y = y[0] if options.get("residual") is not None else y
                     y.backward(tensor(dy))
                     results += [t.detach().float().numpy() for t in (y, leaves[0].grad, leaves[1].grad)]
-mine = [str(each.message) for each in heard if "rmsnorm" in str(each.message)]
-found = [hashlib.sha256(np.where(a == 0, 0, a).tobytes()).hexdigest() for a in results if a is not None]
-print(json.dumps([mine, found, sys.modules.get("numba") is not None]))
+messages = [str(warning.message) for warning in caught if "rmsnorm" in str(warning.message)]
+digests = [hashlib.sha256(np.where(a == 0, 0, a).tobytes()).hexdigest() for a in results if a is not None]
+print(json.dumps([messages, digests, sys.modules.get("numba") is not None]))
 """
 
 
 def test_without_numba_the_results_are_the_same() -> None:
-    """One warning says how to get it, none where it is asked to do without."""
+    """One warning says how to install it. There is none if the kernels are switched off."""
     try:
         import torch  # noqa: F401
     except ImportError:
         with_torch = False
     else:
         with_torch = True
-    with_kernels = json.loads(run(RESULTS, "here", with_torch))
+    with_kernels = json.loads(run(RESULTS, "installed", with_torch))
     absent = json.loads(run(RESULTS, "absent", with_torch))
-    refused = json.loads(run(RESULTS, "here", with_torch, RMSNORM_CPU_KERNELS="0"))
-    assert with_kernels[0] == refused[0] == []
+    switched_off = json.loads(run(RESULTS, "installed", with_torch, RMSNORM_CPU_KERNELS="0"))
+    assert with_kernels[0] == switched_off[0] == []
     assert len(absent[0]) == 1
+    assert "numba is not installed; using slower code with the same results" in absent[0][0]
     assert "pip install 'rmsnorm[cpu]'" in absent[0][0]
     assert "RMSNORM_CPU_KERNELS=0" in absent[0][0]
-    assert with_kernels[1] == absent[1] == refused[1]
-    assert [each[2] for each in (with_kernels, absent, refused)] == [True, False, False]
+    assert with_kernels[1] == absent[1] == switched_off[1]
+    assert [loads_numba for _, _, loads_numba in (with_kernels, absent, switched_off)] == [True, False, False]
 
 
 @pytest.mark.parametrize("wing", ["rmsnorm", "rmsnorm.numpy_impl.fast", "rmsnorm.torch_impl"])
@@ -465,7 +464,7 @@ print(json.dumps([rmsnorm.__file__, hashlib.sha256(y.tobytes()).hexdigest(), hit
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder with the package, whose compiled code has no place beside the source."""
+    """A folder with the package, in which no compiled code can be kept beside the source."""
     shutil.copytree(
         Path(rmsnorm.__file__).parent, tmp_path / "site" / "rmsnorm", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -475,7 +474,7 @@ def installed(tmp_path: Path) -> Path:
 
 
 def _one_call(installed: Path, **environment: str) -> list[Any]:
-    home = str(installed / "file" / "home")  # no folder can be made there, not even by root
+    home = str(installed / "file" / "home")  # not even root can make this folder
     nowhere = {"HOME": home, "XDG_CACHE_HOME": home, "LOCALAPPDATA": home, "PYTHONPATH": str(installed / "site")}
     environment = {**nowhere, "PYTHONDONTWRITEBYTECODE": "1", "NUMBA_CACHE_DIR": "", **environment}
     where, digest, hits = json.loads(run(ONE_CALL, cwd=installed, **environment))
@@ -486,7 +485,7 @@ def _one_call(installed: Path, **environment: str) -> list[Any]:
 
 
 def test_a_place_for_compiled_code(installed: Path) -> None:
-    """Without one a call compiles and leaves nothing; with one the second process does not compile."""
+    """Without a folder to write to, a call compiles and keeps nothing. With one, a second process compiles nothing."""
     assert _one_call(installed) == [0, []]
     folder = str(installed / "code")
     assert _one_call(installed, NUMBA_CACHE_DIR=folder) == [0, [".nbc", ".nbi"]]
@@ -522,7 +521,7 @@ for dtype in sys.argv[1:]:
 
 @pytest.mark.parametrize("wing", ["torch", "flax"])
 def test_what_two_processes_compiled_serves_a_third(wing: str, tmp_path: Path) -> None:
-    """In memory and on disk functions have their name, in which numba writes a record by its number in the process."""
+    """Compiled functions are found by name, and numba names a record by a number that each process counts anew."""
     pytest.importorskip(wing)
     for dtypes in (["float32"], ["bfloat16"], ["float32", "bfloat16"]):
         out = run(FORWARD[wing] + DTYPES, *dtypes, NUMBA_CACHE_DIR=str(tmp_path))

@@ -1,4 +1,4 @@
-"""The same bits however rows are batched: a row is computed alone, and sums over rows do not see their grouping."""
+"""The same bits for any batching: each row is computed alone, and sums over rows do not depend on their grouping."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def test_a_row_in_a_batch_is_what_it_is_alone(wing, variant):
 def test_parameter_gradients_do_not_depend_on_the_leading_axes(wing, shape):
     dy, x, scale, bias = _arrays(32, 40)
     want = wing.rms_norm_vjp(dy, x, scale, bias)
-    found = wing.rms_norm_vjp(dy.reshape(*shape, 40), x.reshape(*shape, 40), scale, bias)
-    for got, expected in zip(found[1:], want[1:], strict=True):
+    gradients = wing.rms_norm_vjp(dy.reshape(*shape, 40), x.reshape(*shape, 40), scale, bias)
+    for got, expected in zip(gradients[1:], want[1:], strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
 def test_parameter_gradients_do_not_depend_on_the_order_of_rows(wing):
-    """The sum is in float64 and rounded to float32 once: where it was rounded on the way does not show."""
+    """The sum is in float64 and rounded to float32 once, which hides the order of the roundings on the way."""
     dy, x, scale, bias = _arrays(300, 16)
     order = np.random.default_rng(1).permutation(300)
     want = wing.rms_norm_vjp(dy, x, scale, bias)
-    found = wing.rms_norm_vjp(dy[order], x[order], scale, bias)
-    for got, expected in zip(found[1:], want[1:], strict=True):
+    gradients = wing.rms_norm_vjp(dy[order], x[order], scale, bias)
+    for got, expected in zip(gradients[1:], want[1:], strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
 def test_microbatches_add_up(wing):
-    """Each part is rounded once, and so is their sum: no more than that is lost."""
+    """Each part is rounded once, and so is their sum. Nothing else is lost."""
     dy, x, scale, bias = _arrays(64, 24)
     whole = wing.rms_norm_vjp(dy, x, scale, bias)[1:]
     parts = [wing.rms_norm_vjp(dy[i : i + 32], x[i : i + 32], scale, bias)[1:] for i in (0, 32)]
