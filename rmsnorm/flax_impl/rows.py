@@ -1,8 +1,8 @@
-"""Rows in the compiled kernels: primitives of JAX, which are plain operations wherever there are no kernels for them.
+"""The compiled kernels as primitives of JAX. A primitive becomes plain operations where no kernel can compute it.
 
-Kernels serve programs for one CPU. For other devices and for several, under a mesh, in what jax.export writes, and
-without numba XLA compiles arithmetic.py. Whatever JAX derives from a primitive it derives from the plain operations,
-with two exceptions: the transpose of the tangent is a kernel, too, and a vmap that maps no parameter is more rows.
+Kernels are for programs on one CPU. For other devices, for several devices, under a mesh, for jax.export and without
+numba, XLA compiles arithmetic.py. What JAX derives from a primitive it derives from the plain operations, with two
+exceptions: the transpose of the tangent is a kernel, too, and a vmap that maps no parameter is a call with more rows.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from rmsnorm.flax_impl import arithmetic
 from rmsnorm.flax_impl.arithmetic import Across
 from rmsnorm.flax_impl.rounding import convert
 
-Given: TypeAlias = tuple[bool, ...]  # which of the operands there are: some of x's shape, the mask, parameters
+Present: TypeAlias = tuple[bool, ...]  # which operands are not None: those of x's shape, the mask, parameters
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
 
 
-def forward(call: Call, a: Any, scale: Any, bias: Any, mask: Any, across: Across | None = None) -> Pair:
+def forward(call: Call, h: Any, scale: Any, bias: Any, mask: Any, across: Across | None = None) -> Pair:
     """y and 1 / rho in float64."""
-    if across is not None or not _is_in_rows(call, a, scale, bias, mask):
-        return arithmetic.forward(call, a, scale, bias, mask, across)
-    operands, given = _given(a, _in_full(call, mask), scale, bias)
-    y, inverse_rms = _forward_p.bind(*operands, call=call, given=given)
+    if across is not None or not _is_in_rows(call, h, scale, bias, mask):
+        return arithmetic.forward(call, h, scale, bias, mask, across)
+    operands, present = _without_none(h, _with_all_axes(call, mask), scale, bias)
+    y, inverse_rms = _forward_p.bind(*operands, call=call, present=present)
     return y, inverse_rms
 
 
 def tangent(
-    call: Call, a: Any, scale: Any, mask: Any, inverse_rms: Any, da: Any, dscale: Any, dbias: Any,
+    call: Call, h: Any, scale: Any, mask: Any, inverse_rms: Any, dh: Any, dscale: Any, dbias: Any,
     across: Across | None = None,
 ) -> Pair:  # fmt: skip
     """dy and the tangent of 1 / rho."""
-    if across is not None or not _is_in_rows(call, a, scale, mask, inverse_rms, da, dscale, dbias):
-        return _tangent_in_operations(call, across, a, inverse_rms, da, mask, scale, dscale, dbias)
-    operands, given = _given(a, inverse_rms, da, _in_full(call, mask), scale, dscale, dbias)
-    dy, dinverse_rms = _tangent_p.bind(*operands, call=call, given=given)
+    if across is not None or not _is_in_rows(call, h, scale, mask, inverse_rms, dh, dscale, dbias):
+        return _tangent_in_operations(call, across, h, inverse_rms, dh, mask, scale, dscale, dbias)
+    operands, present = _without_none(h, inverse_rms, dh, _with_all_axes(call, mask), scale, dscale, dbias)
+    dy, dinverse_rms = _tangent_p.bind(*operands, call=call, present=present)
     return dy, dinverse_rms
 
 
@@ -57,116 +57,117 @@ def gradients(
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """dx + dh, dscale and dbias in the dtypes of h, scale and bias, without a forward pass before."""
     wanted = (call.x, _name(scale), _name(bias))
-    operands, given = _given(dy, h, dh, _in_full(call, mask), scale)
+    operands, present = _without_none(dy, h, dh, _with_all_axes(call, mask), scale)
     run = _gradients_p.bind if _is_in_rows(call, dy, h, scale, mask, dh) else _gradients_in_operations
-    dx, dscale, dbias = _spread(run(*operands, call=call, given=given, wanted=wanted), _present(wanted))
+    dx, dscale, dbias = _with_none(run(*operands, call=call, present=present, wanted=wanted), _present(wanted))
     return dx, dscale, dbias
 
 
 def _tangent_in_operations(
-    call: Call, across: Across | None, a: Any, inverse_rms: Any, da: Any, mask: Any, scale: Any, dscale: Any, dbias: Any
+    call: Call, across: Across | None, h: Any, inverse_rms: Any, dh: Any, mask: Any, scale: Any, dscale: Any, dbias: Any
 ) -> Pair:
     wide = arithmetic.derived(call)
-    return arithmetic.tangent(call, a, scale, mask, inverse_rms, da, dscale, dbias, across, wide=wide)
+    return arithmetic.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across, wide=wide)
 
 
 def _is_in_rows(call: Call, *arrays: Any) -> bool:
-    """Whether sizes are known and no mesh spreads the rows over devices."""
+    """Whether all sizes are known, ``cpu.in_rows`` holds, and no mesh spreads the rows over devices."""
     known = all(isinstance(size, int) for size in call.shape)
     return known and cpu.in_rows(call) and all(x is None or jax.typeof(x).sharding.mesh.empty for x in arrays)
 
 
-def _in_full(call: Call, mask: Any) -> Any:
-    """With as many axes as x."""
+def _with_all_axes(call: Call, mask: Any) -> Any:
+    """The mask with as many axes as x."""
     return mask if mask is None else mask.reshape((1,) * (len(call.shape) - mask.ndim) + mask.shape)
 
 
-def _given(*operands: Any) -> tuple[list[Any], Given]:
+def _without_none(*operands: Any) -> tuple[list[Any], Present]:
     return [x for x in operands if x is not None], tuple(x is not None for x in operands)
 
 
-def _present(dtypes: Sequence[str | None]) -> Given:
+def _present(dtypes: Sequence[str | None]) -> Present:
     return tuple(name is not None for name in dtypes)
 
 
-def _spread(operands: Sequence[Any], given: Given) -> list[Any]:
-    """With None again for those that there are not."""
+def _with_none(operands: Sequence[Any], present: Present) -> list[Any]:
+    """The operands, with None again where there is none."""
     rest = iter(operands)
-    return [next(rest) if there else None for there in given]
+    return [next(rest) if is_present else None for is_present in present]
 
 
-def _forward(*operands: Any, call: Call, given: Given) -> Any:
-    a, mask, scale, bias = _spread(operands, given)
+def _forward(*operands: Any, call: Call, present: Present) -> Any:
+    h, mask, scale, bias = _with_none(operands, present)
     with jax.enable_x64(True):
-        return arithmetic.forward(call, a, scale, bias, mask)
+        return arithmetic.forward(call, h, scale, bias, mask)
 
 
-def _forward_types(*_: Any, call: Call, given: Given) -> Any:
+def _forward_types(*_: Any, call: Call, present: Present) -> Any:
     reduced = tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape))
     return _types((call.shape, call.result), (reduced, "float64"))
 
 
-def _forward_kernel(*operands: Any, call: Call, given: Given) -> Any:
+def _forward_kernel(*operands: Any, call: Call, present: Present) -> Any:
     from rmsnorm.cpu import xla
 
-    a, mask, scale, bias = _spread(operands, given)
-    mask, steps = _stepped(call, mask)
-    how = xla.forward(call, _name(scale), _name(bias), steps)
-    return _called(how, _forward_types(call=call, given=given), a, scale, bias, mask)
+    h, mask, scale, bias = _with_none(operands, present)
+    mask, steps = _mask_in_steps(call, mask)
+    attribute = xla.forward(call, _name(scale), _name(bias), steps)
+    return _call_kernel(attribute, _forward_types(call=call, present=present), h, scale, bias, mask)
 
 
-def _tangent(*operands: Any, call: Call, given: Given) -> Any:
+def _tangent(*operands: Any, call: Call, present: Present) -> Any:
     with jax.enable_x64(True):
-        return _tangent_in_operations(call, None, *_spread(operands, given))
+        return _tangent_in_operations(call, None, *_with_none(operands, present))
 
 
-def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, given: Given) -> Any:
-    a, inverse_rms, da, mask, scale, dscale, dbias = _spread(operands, given)
-    wanted = tuple(None if each is None else each.aval.dtype.name for each in (da, dscale, dbias))
+def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, present: Present) -> Any:
+    h, inverse_rms, dh, mask, scale, dscale, dbias = _with_none(operands, present)
+    wanted = tuple(None if t is None else t.aval.dtype.name for t in (dh, dscale, dbias))
     dy, dinverse_rms = cotangents
-    if type(dinverse_rms) is not ad.Zero:  # of a second derivative
-        found = _transposed(call, wanted, a, inverse_rms, mask, scale, *map(ad.instantiate_zeros, cotangents))
+    if type(dinverse_rms) is not ad.Zero:  # in a second derivative
+        results = _transposed(call, wanted, h, inverse_rms, mask, scale, *map(ad.instantiate_zeros, cotangents))
     else:
-        rest, there = _given(ad.instantiate_zeros(dy), a, inverse_rms, mask, scale)
-        found = _pull_back_p.bind(*rest, call=call, given=there, wanted=wanted)
-    dx, *parameters = _spread(found, _present(wanted))
-    return [x for x, there in zip((None, None, dx, None, None, *parameters), given, strict=True) if there]
+        rest, rest_present = _without_none(ad.instantiate_zeros(dy), h, inverse_rms, mask, scale)
+        results = _pull_back_p.bind(*rest, call=call, present=rest_present, wanted=wanted)
+    dx, *parameters = _with_none(results, _present(wanted))
+    transposed = zip((None, None, dx, None, None, *parameters), present, strict=True)
+    return [result for result, is_present in transposed if is_present]
 
 
-def _pull_back(*operands: Any, call: Call, given: Given, wanted: tuple[str | None, ...]) -> Any:
-    dy, a, inverse_rms, mask, scale = _spread(operands, given)
-    return _transposed(call, wanted, a, inverse_rms, mask, scale, dy)
+def _pull_back(*operands: Any, call: Call, present: Present, wanted: tuple[str | None, ...]) -> Any:
+    dy, h, inverse_rms, mask, scale = _with_none(operands, present)
+    return _transposed(call, wanted, h, inverse_rms, mask, scale, dy)
 
 
 def _transposed(
-    call: Call, wanted: tuple[str | None, ...], a: Any, inverse_rms: Any, mask: Any, scale: Any, *cotangents: Any
+    call: Call, wanted: tuple[str | None, ...], h: Any, inverse_rms: Any, mask: Any, scale: Any, *cotangents: Any
 ) -> Any:
-    """What is wanted of dx, dscale and dbias, in those dtypes."""
+    """Those of dx, dscale and dbias whose dtype is given in ``wanted``, in that dtype."""
 
     def push_forward(*tangents: Any) -> Any:
-        da, dscale, dbias = _spread(tangents, _present(wanted))
-        pair = _tangent_in_operations(call, None, a, inverse_rms, da, mask, scale, dscale, dbias)
+        dh, dscale, dbias = _with_none(tangents, _present(wanted))
+        pair = _tangent_in_operations(call, None, h, inverse_rms, dh, mask, scale, dscale, dbias)
         return pair[: len(cotangents)]
 
     with jax.enable_x64(True):
         return jax.linear_transpose(push_forward, *_gradients(call, wanted))(cotangents)
 
 
-def _pull_back_types(*_: Any, call: Call, given: Given, wanted: tuple[str | None, ...]) -> Any:
+def _pull_back_types(*_: Any, call: Call, present: Present, wanted: tuple[str | None, ...]) -> Any:
     return _gradients(call, wanted)
 
 
-def _pull_back_kernel(*operands: Any, call: Call, given: Given, wanted: tuple[str | None, ...]) -> Any:
+def _pull_back_kernel(*operands: Any, call: Call, present: Present, wanted: tuple[str | None, ...]) -> Any:
     from rmsnorm.cpu import xla
 
-    dy, a, inverse_rms, mask, scale = _spread(operands, given)
-    mask, steps = _stepped(call, mask)
-    how = xla.backward(call, _name(scale), wanted[2], steps, _present(wanted))
-    return _called(how, _gradients(call, wanted), dy, a, inverse_rms, scale, mask)
+    dy, h, inverse_rms, mask, scale = _with_none(operands, present)
+    mask, steps = _mask_in_steps(call, mask)
+    attribute = xla.backward(call, _name(scale), wanted[2], steps, _present(wanted))
+    return _call_kernel(attribute, _gradients(call, wanted), dy, h, inverse_rms, scale, mask)
 
 
-def _gradients_in_operations(*operands: Any, call: Call, given: Given, wanted: tuple[str | None, ...]) -> Any:
-    dy, h, dh, mask, scale = _spread(operands, given)
+def _gradients_in_operations(*operands: Any, call: Call, present: Present, wanted: tuple[str | None, ...]) -> Any:
+    dy, h, dh, mask, scale = _with_none(operands, present)
     with jax.enable_x64(True):
         inverse_rms = arithmetic.statistic(call, h, mask).inverse_rms
         dx, dscale, dbias = arithmetic.backward(call, dy, h, scale, mask, inverse_rms)
@@ -175,18 +176,20 @@ def _gradients_in_operations(*operands: Any, call: Call, given: Given, wanted: t
         return [convert(result, name) for result, name in results if name is not None]
 
 
-def _gradients_kernel(*operands: Any, call: Call, given: Given, wanted: tuple[str | None, ...]) -> Any:
+def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: tuple[str | None, ...]) -> Any:
     from rmsnorm.cpu import xla
 
-    dy, h, dh, mask, scale = _spread(operands, given)
-    inverse_rms = None  # which the kernels compute again, but not for float64
+    dy, h, dh, mask, scale = _with_none(operands, present)
+    inverse_rms = None  # the kernels compute it again, but not for float64
     if call.x == "float64":
-        rows, there = _given(h, mask, None, None)
-        _, inverse_rms = _forward_kernel(*rows, call=call, given=there)
-    mask, steps = _stepped(call, mask)
+        rest, rest_present = _without_none(h, mask, None, None)
+        _, inverse_rms = _forward_kernel(*rest, call=call, present=rest_present)
+    mask, steps = _mask_in_steps(call, mask)
     own = replace(call, result=dy.dtype.name)
-    how = xla.backward(own, _name(scale), wanted[2], steps, _present(wanted), inverse_rms is not None, dh is not None)
-    return _called(how, _gradients(call, wanted), dy, h, inverse_rms, scale, mask, dh)
+    attribute = xla.backward(
+        own, _name(scale), wanted[2], steps, _present(wanted), inverse_rms is not None, dh is not None
+    )
+    return _call_kernel(attribute, _gradients(call, wanted), dy, h, inverse_rms, scale, mask, dh)
 
 
 def _gradients(call: Call, wanted: tuple[str | None, ...]) -> Any:
@@ -195,16 +198,16 @@ def _gradients(call: Call, wanted: tuple[str | None, ...]) -> Any:
     return _types(*((shape, name) for shape, name in zip(shapes, wanted, strict=True) if name is not None))
 
 
-def _types(*each: tuple[tuple[int, ...], str]) -> Any:
-    return [jax.core.ShapedArray(shape, jnp.dtype(name)) for shape, name in each]
+def _types(*results: tuple[tuple[int, ...], str]) -> Any:
+    return [jax.core.ShapedArray(shape, jnp.dtype(name)) for shape, name in results]
 
 
 def _name(x: Any) -> str | None:
     return None if x is None else x.dtype.name
 
 
-def _stepped(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
-    """One for every row and, where they differ, for every element; and its steps to the next row and element."""
+def _mask_in_steps(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
+    """The mask of rows, or of elements if it differs within a row; its steps to the next row and element."""
     if mask is None:
         return None, None
     first = len(call.shape) - len(call.axes)
@@ -213,26 +216,33 @@ def _stepped(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
     return jnp.broadcast_to(mask, call.shape), (call.n, 1)
 
 
-def _called(how: np.ndarray, types: Any, *operands: Any) -> Any:
+def _call_kernel(attribute: np.ndarray, types: Any, *operands: Any) -> Any:
     with jax.enable_x64(True):
-        return jax.ffi.ffi_call("rmsnorm", types)(*_given(*operands)[0], how=how)
+        return jax.ffi.ffi_call("rmsnorm", types)(*_without_none(*operands)[0], attribute=attribute)
 
 
 @lru_cache(maxsize=1)
 def _is_registered() -> bool:
-    """Whether XLA takes the handler; a warning says so if it is of another time."""
+    """Whether XLA accepts the handler. A warning says so if it does not, as with another version of the interface."""
     from rmsnorm.cpu import xla
 
     try:
         jax.ffi.register_ffi_target("rmsnorm", jax.ffi.pycapsule(xla.handler().ctypes), platform="cpu")
     except jax.errors.JaxRuntimeError as error:
-        warnings.warn(f"rmsnorm: this jaxlib does not take the CPU kernels ({error}): XLA does without", stacklevel=2)
+        warnings.warn(
+            f"rmsnorm: this jaxlib does not accept the CPU kernels; XLA compiles slower code instead ({error}); "
+            "install another version of jaxlib, or set RMSNORM_CPU_KERNELS=0 to hide this warning",
+            stacklevel=2,
+        )
         return False
     return True
 
 
 def _primitive(name: str, plain: Callable[..., Any], types: Callable[..., Any], kernel: Any, like_x: int) -> Primitive:
-    """What ``plain`` computes, in a kernel if there is one, of so many operands of x's shape, a mask and parameters."""
+    """A primitive that computes ``plain``, in a kernel if there is one.
+
+    Its operands are as many as ``like_x`` of x's shape, then a mask, then parameters; only those that are not None.
+    """
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(plain)
@@ -243,7 +253,7 @@ def _primitive(name: str, plain: Callable[..., Any], types: Callable[..., Any], 
         in_kernel = mlir.lower_fun(kernel, multiple_results=True)
 
         def lower(context: Any, *operands: Any, **params: Any) -> Any:
-            has_kernel = _is_alone(context.module_context) and cpu.is_available() and _is_registered()
+            has_kernel = _is_for_one_cpu(context.module_context) and cpu.is_available() and _is_registered()
             return (in_kernel if has_kernel else in_operations)(context, *operands, **params)
 
         mlir.register_lowering(primitive, lower, platform="cpu")
@@ -252,18 +262,18 @@ def _primitive(name: str, plain: Callable[..., Any], types: Callable[..., Any], 
         return jax.jvp(bind(plain, **params), tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
 
     def batch(operands: Sequence[Any], axes: Sequence[int | None], **params: Any) -> Any:
-        call, there = params["call"], [i for i, given in enumerate(params["given"]) if given]
-        of_parts = any(axis is not None for i, axis in zip(there, axes, strict=True) if i > like_x)
-        shared = any(axis is None for i, axis in zip(there, axes, strict=True) if i < like_x)
-        if of_parts or shared or any(params.get("wanted", ())[1:]):  # sums, of which every part has its own
-            found = jax.vmap(bind(plain, **params), tuple(axes))(*operands)
+        call, indices = params["call"], [i for i, is_present in enumerate(params["present"]) if is_present]
+        of_parts = any(axis is not None for i, axis in zip(indices, axes, strict=True) if i > like_x)
+        shared = any(axis is None for i, axis in zip(indices, axes, strict=True) if i < like_x)
+        if of_parts or shared or any(params.get("wanted", ())[1:]):  # each part has its own sums over rows
+            results = jax.vmap(bind(plain, **params), tuple(axes))(*operands)
         else:
             rows = [
                 x if i > like_x else x[None] if axis is None else jnp.moveaxis(x, axis, 0)
-                for i, x, axis in zip(there, operands, axes, strict=True)
+                for i, x, axis in zip(indices, operands, axes, strict=True)
             ]
-            found = primitive.bind(*rows, **{**params, "call": _with_axis(call, rows[0].shape[0])})
-        return found, [0] * len(found)
+            results = primitive.bind(*rows, **{**params, "call": _with_axis(call, rows[0].shape[0])})
+        return results, [0] * len(results)
 
     ad.primitive_jvps[primitive] = differentiate
     batching.primitive_batchers[primitive] = batch
@@ -271,13 +281,13 @@ def _primitive(name: str, plain: Callable[..., Any], types: Callable[..., Any], 
 
 
 def _with_axis(call: Call, size: int) -> Call:
-    """On so many arrays at once, along a new first axis."""
-    axes, features = (tuple(axis + 1 for axis in each) for each in (call.axes, call.feature_axes))
+    """The same call on so many arrays at once, along a new first axis."""
+    axes, features = (tuple(axis + 1 for axis in numbers) for numbers in (call.axes, call.feature_axes))
     return replace(call, shape=(size, *call.shape), axes=axes, feature_axes=features)
 
 
-def _is_alone(module: Any) -> bool:
-    """Whether what is lowered is for this process and one device."""
+def _is_for_one_cpu(module: Any) -> bool:
+    """Whether a module is lowered for this process and one device."""
     devices = module.axis_context
     one = isinstance(devices, mlir.ShardingContext) and devices.num_devices == 1
     return one and not module.lowering_parameters.for_export

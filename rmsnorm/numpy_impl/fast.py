@@ -2,13 +2,13 @@
 
     from rmsnorm.numpy_impl.fast import rms_norm, rms_norm_vjp
 
-In float64 arithmetic, where the golden has 106 bits: so f16, bf16 and f32 come out as the golden's but where the exact
-result is within a few 2^-53 of the middle between two numbers, and f64 within an ulp. Without numba, or for other axes
-than the last, these are the golden itself.
+The arithmetic has the 53 bits of float64, that of the golden 106. So f16, bf16 and f32 equal the golden's results
+unless the exact result is within a few 2^-53 of the middle between two numbers, and f64 is within an ulp. For other
+axes than the last, and without numba, these functions call the golden.
 
 dscale and dbias are summed in float64 over chunks of rows, from the first row to the last, and then over the chunks,
-from the first to the last. How many rows are in a chunk depends on how many there are, and how long, alone: not on how
-they are batched, nor on the number of threads.
+from the first to the last. The size of a chunk depends on the number and the length of the rows alone: not on how they
+are batched, and not on the number of threads.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def rms_norm(
     if h is not None:
         outputs.append(h)
     if inverse_rms is not None:
-        with np.errstate(over="ignore"):  # of rows whose norm is subnormal
+        with np.errstate(over="ignore"):  # in rows whose norm is subnormal
             outputs.append(inverse_rms.astype(call.inverse_rms, copy=False))
     return tuple(outputs) if len(outputs) > 1 else y
 
@@ -105,25 +105,25 @@ def rms_norm_vjp(
     from rmsnorm.cpu import arrays as kernels
 
     with np.errstate(all="ignore"):
-        a = x if residual is None else x + residual  # of one dtype: rounded once
-    gradients = kernels.backward(call, dy, a, scale, bias, mask, dh)
+        h = x if residual is None else x + residual  # both have one dtype: the sum is rounded once
+    gradients = kernels.backward(call, dy, h, scale, bias, mask, dh)
     return gradients if residual is None else (*gradients, gradients[0].copy())
 
 
 def _call(op: str, options: tuple[Any, ...], *arrays: Any) -> Call:
-    """The checked call, looked up where it was made before."""
-    given = [None if array is None else (array.shape, array.dtype) for array in arrays]
+    """The checked call, from a cache if the same was checked before."""
+    shapes = [None if array is None else (array.shape, array.dtype) for array in arrays]
     try:
-        return _looked_up(op, *options, *given)
-    except TypeError:  # what cannot be looked up; or an error, which then comes again
-        return _looked_up.__wrapped__(op, *options, *given)
+        return _cached_call(op, *options, *shapes)
+    except TypeError:  # an option cannot be a key of the cache; or an error of the call, which is then raised again
+        return _cached_call.__wrapped__(op, *options, *shapes)
 
 
 @lru_cache(maxsize=4096, typed=True)
-def _looked_up(
-    op: str, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, *given: Any
+def _cached_call(
+    op: str, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, *shapes: Any
 ) -> Call:
-    specs: list[Any] = [None if each is None else Spec(each[0], each[1].name) for each in given]
+    specs: list[Any] = [None if entry is None else Spec(entry[0], entry[1].name) for entry in shapes]
     x, scale, bias, mask, residual, dy, dh = [*specs, specs[0], None] if len(specs) == 5 else specs
     return resolve(
         op, x, scale, bias, mask=mask, residual=residual, out_dtype=_dtype_name(op, out_dtype), dy=dy, dh=dh,

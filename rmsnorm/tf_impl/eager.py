@@ -1,8 +1,8 @@
-"""Eager calls: the kernels of rmsnorm.cpu where they serve, or one function that XLA compiled, in place of operations.
+"""Eager calls: by the kernels of rmsnorm.cpu if they support the call, else large ones by a function that XLA compiled.
 
-XLA compiles for every shape, which takes a fifth of a second: large tensors only. A function is traced once for all
-sizes of the axes that are neither normalised nor those of the parameters. In a graph neither is used: the operations
-become part of it, for its compiler to fuse and for a SavedModel to keep.
+XLA compiles once for every shape, which takes a fifth of a second, so that only large tensors gain by it. A function is
+traced once for all sizes of the axes that are neither normalised nor those of the parameters. In a graph neither way is
+used: the operations become part of the graph, for its compiler to fuse and for a SavedModel to keep.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from rmsnorm.call import Call
 from rmsnorm.tf_impl import arithmetic
 from rmsnorm.tf_impl.rounding import cast
 
-_LARGE = 2**20  # elements
+_LARGE = 2**20  # elements: below, operations are not slower than a compiled function
 
 
 def forward(
-    call: Call, a: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
+    call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """As arithmetic.forward, for constants: a tape would keep all that it sees, though no gradient goes through it."""
-    given = _constants(call, a, scale, bias, mask)
-    if _has_kernels(call, given):
-        return _forward_kernel(call, *given)
-    return _compiled(arithmetic.forward, call, given)(call, *given)
+    """As arithmetic.forward, of constants: a tape would keep every tensor, though no gradient goes through them."""
+    tensors = _constants(call, h, scale, bias, mask)
+    if _has_kernels(call, tensors):
+        return _forward_kernel(call, *tensors)
+    return _compiled(arithmetic.forward, call, tensors)(call, *tensors)
 
 
 def backward(
     call: Call,
     dy: tf.Tensor,
-    a: tf.Tensor,
+    h: tf.Tensor,
     scale: tf.Tensor | None,
     bias: tf.Tensor | None,
     mask: tf.Tensor | None,
     inverse_rms: tf.Tensor,
     dh: tf.Tensor | None = None,
 ) -> list[tf.Tensor | None]:
-    """As rounded_backward, which it is where a derivative of it may be wanted: the kernels have none."""
+    """As rounded_backward, by the kernels unless a derivative of the result may be wanted: they have none."""
     if is_recording():
-        return rounded_backward(call, dy, a, scale, bias, mask, inverse_rms, dh)
-    given = _constants(call, dy, a, scale, bias, mask, inverse_rms, dh)
-    if _has_kernels(call, given):
-        return _backward_kernel(call, *given)
-    results: list[tf.Tensor | None] = _compiled(rounded_backward, call, given)(call, *given)
+        return rounded_backward(call, dy, h, scale, bias, mask, inverse_rms, dh)
+    tensors = _constants(call, dy, h, scale, bias, mask, inverse_rms, dh)
+    if _has_kernels(call, tensors):
+        return _backward_kernel(call, *tensors)
+    results: list[tf.Tensor | None] = _compiled(rounded_backward, call, tensors)(call, *tensors)
     return results
 
 
@@ -63,7 +63,7 @@ def gradients(
     mask: tf.Tensor | None,
     dh: tf.Tensor | None,
 ) -> list[tf.Tensor | None] | None:
-    """As backward, without a forward pass before; None where dy is not in the dtype of y and there are no kernels."""
+    """As backward, without a forward pass before; None if no kernel supports it and dy does not have the dtype of y."""
     tensors = _constants(call, dy, h, scale, bias, mask, dh)
     if not _has_kernels(call, tensors):
         if dy.dtype.name != call.result:
@@ -79,33 +79,33 @@ def gradients(
 def rounded_backward(
     call: Call,
     dy: tf.Tensor,
-    a: tf.Tensor,
+    h: tf.Tensor,
     scale: tf.Tensor | None,
     bias: tf.Tensor | None,
     mask: tf.Tensor | None,
     inverse_rms: tf.Tensor,
     dh: tf.Tensor | None = None,
 ) -> list[tf.Tensor | None]:
-    """dx + dh, dscale and dbias in the dtypes of a, scale and bias, None where that is None."""
-    x = arithmetic.wide(call, a)
+    """dx + dh, dscale and dbias in the dtypes of h, scale and bias; None for a parameter that is None."""
+    x = arithmetic.wide(call, h)
     if tf.executing_eagerly():  # 1 / rho of the kernels is a constant; in a graph it has its own derivative
         inverse_rms = arithmetic.recalled(call, x, mask, inverse_rms)
     dx, dscale, dbias = arithmetic.backward(call, dy, x, scale, mask, inverse_rms)
     if dh is not None:
         dx = tf.cast(dx, tf.float64) + tf.cast(dh, tf.float64)
-    pairs = zip((dx, dscale, dbias), (a, scale, bias), strict=True)
+    pairs = zip((dx, dscale, dbias), (h, scale, bias), strict=True)
     return [None if primal is None else cast(result, primal.dtype.name) for result, primal in pairs]
 
 
 def is_recording() -> bool:
-    """Whether a tape or a ForwardAccumulator is open; TensorFlow has no public word for it."""
+    """Whether a tape or a ForwardAccumulator is open. TensorFlow has no public function for this."""
     return bool(record.could_possibly_record())
 
 
-def filled(given: Sequence[tf.Tensor], *places: tf.Tensor | None) -> list[Any]:
-    """The given tensors in the places that are not None."""
-    rest = iter(given)
-    return [None if place is None else next(rest) for place in places]
+def filled(tensors: Sequence[tf.Tensor], *pattern: object) -> list[Any]:
+    """The tensors in order, with None wherever the pattern has None."""
+    rest = iter(tensors)
+    return [None if entry is None else next(rest) for entry in pattern]
 
 
 def _present(tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
@@ -113,28 +113,28 @@ def _present(tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
 
 
 def _constants(call: Call, *tensors: tf.Tensor | None) -> list[tf.Tensor | None]:
-    """Of which no tape knows; a mask in the shape of x."""
+    """The tensors as constants, which no tape records; the mask in the shape of x."""
     return [
         None if t is None else tf.broadcast_to(t, call.shape) if t.dtype == tf.bool else tf.stop_gradient(t)
         for t in tensors
     ]
 
 
-def _compiled(function: Callable[..., Any], call: Call, given: Sequence[tf.Tensor | None]) -> Callable[..., Any]:
-    """The function, compiled where that pays."""
+def _compiled(function: Callable[..., Any], call: Call, tensors: Sequence[tf.Tensor | None]) -> Callable[..., Any]:
+    """The function, compiled for large tensors."""
     if math.prod(call.shape) < max(_LARGE, 1):
         return function
-    kept = {*call.axes, *call.feature_axes}
-    relaxed = tuple(size if axis in kept else None for axis, size in enumerate(call.shape))
+    fixed = {*call.axes, *call.feature_axes}
+    shape = tuple(size if axis in fixed else None for axis, size in enumerate(call.shape))
     specs = tuple(
         None
         if t is None
-        else tf.TensorSpec([s if r else None for s, r in zip(t.shape, relaxed, strict=True)], t.dtype)
-        if t.shape.rank == len(relaxed)
+        else tf.TensorSpec([s if r else None for s, r in zip(t.shape, shape, strict=True)], t.dtype)
+        if t.shape.rank == len(shape)
         else tf.TensorSpec(t.shape, t.dtype)
-        for t in given
+        for t in tensors
     )
-    traced = _traced(function, replace(call, shape=relaxed), specs)
+    traced = _traced(function, replace(call, shape=shape), specs)
     return lambda _, *tensors: traced(*_present(tensors))
 
 
@@ -146,20 +146,21 @@ def _traced(function: Callable[..., Any], call: Call, specs: tuple[tf.TensorSpec
     return tf.function(run, input_signature=_present(specs), jit_compile=True, autograph=False)
 
 
-def _has_kernels(call: Call, given: Sequence[tf.Tensor | None]) -> bool:
-    return cpu.supports(call) and all(t.device.endswith("CPU:0") for t in given if t is not None)
+def _has_kernels(call: Call, tensors: Sequence[tf.Tensor | None]) -> bool:
+    return cpu.supports(call) and all(t.device.endswith("CPU:0") for t in tensors if t is not None)
 
 
 def _forward_kernel(
-    call: Call, a: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
+    call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     from rmsnorm.cpu import launch, threads
 
     plan = launch.plan(call, _name(scale), _name(bias))
     y, inverse_rms = _empty(call.shape, call.result), _empty(plan.reduced, "float64")
     plan.run_forward(
-        threads.own_threads, (a, scale, bias, mask, y, inverse_rms),
-        _at(a), plan.x_bytes, 0, _at(scale), _at(bias), *_mask(call, mask), _at(y), 0, _at(inverse_rms),
+        threads.own_threads, (h, scale, bias, mask, y, inverse_rms),
+        _address(h), plan.x_bytes, 0, _address(scale), _address(bias), *_mask(call, mask),
+        _address(y), 0, _address(inverse_rms),
     )  # fmt: skip
     return y, inverse_rms
 
@@ -167,7 +168,7 @@ def _forward_kernel(
 def _backward_kernel(
     call: Call,
     dy: tf.Tensor,
-    a: tf.Tensor,
+    h: tf.Tensor,
     scale: tf.Tensor | None,
     bias: tf.Tensor | None,
     mask: tf.Tensor | None,
@@ -177,33 +178,33 @@ def _backward_kernel(
     from rmsnorm.cpu import launch, threads
 
     plan = launch.plan(call, _name(scale), _name(bias))
-    results = [None if t is None else _empty(t.shape, t.dtype.name) for t in (a, scale, bias)]
+    results = [None if t is None else _empty(t.shape, t.dtype.name) for t in (h, scale, bias)]
     plan.run_backward(
-        threads.own_threads, (a, scale, mask, inverse_rms, dy, dh, results),
-        _at(a), plan.x_bytes, _at(scale), *_mask(call, mask), _at(inverse_rms), _at(dy), _at(dh),
-        *map(_at, results),
+        threads.own_threads, (h, scale, mask, inverse_rms, dy, dh, results),
+        _address(h), plan.x_bytes, _address(scale), *_mask(call, mask),
+        _address(inverse_rms), _address(dy), _address(dh), *map(_address, results),
     )  # fmt: skip
     return results
 
 
 def _empty(shape: Sequence[int], dtype: str) -> tf.Tensor:
-    """A new tensor for a kernel to fill, in memory of TensorFlow, which aborts on what is not aligned to 64 bytes."""
+    """A new tensor for a kernel to fill, in memory of TensorFlow, which aborts on memory not aligned to 64 bytes."""
     from rmsnorm.cpu.memory import advise
 
     with tf.device("CPU:0"):
         tensor = tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False)
-    advise(_at(tensor), tensor.dtype.size * tensor.shape.num_elements())
+    advise(_address(tensor), tensor.dtype.size * tensor.shape.num_elements())
     return tensor
 
 
-def _at(tensor: tf.Tensor | None) -> int:
-    """Where its numbers are; tf.Tensor.numpy would copy them."""
+def _address(tensor: tf.Tensor | None) -> int:
+    """The address of a tensor's numbers, which tf.Tensor.numpy would copy."""
     return 0 if tensor is None else int(tensor._numpy().__array_interface__["data"][0])
 
 
 def _mask(call: Call, mask: tf.Tensor | None) -> tuple[int, int, int]:
-    """Its address, and the steps to the next row and element."""
-    return (0, 0, 0) if mask is None else (_at(mask), call.n, 1)
+    """The mask's address, and its steps to the next row and element."""
+    return (0, 0, 0) if mask is None else (_address(mask), call.n, 1)
 
 
 def _name(x: tf.Tensor | None) -> str | None:

@@ -1,6 +1,6 @@
 """Forward and backward of tensors in memory, without a graph: by the compiled kernels, else block after block of rows.
 
-Whatever else a tensor may be (on a device, of a subclass, traced) goes through arithmetic.py whole.
+Any other tensor (on a device, of a subclass, traced) is passed to arithmetic.py as a whole.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _BLOCK: Final = 2**18  # elements, whose float64 temporaries stay in cache
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether all are ordinary tensors in memory, and nobody traces what is done to them."""
-    for each in tensors:
-        if each is not None:
-            if (type(each) is not Tensor and type(each) is not Parameter) or not each.is_cpu:
+    """Whether all are ordinary tensors in memory, and no operation on them is traced."""
+    for tensor in tensors:
+        if tensor is not None:
+            if (type(tensor) is not Tensor and type(tensor) is not Parameter) or not tensor.is_cpu:
                 return False
             try:
-                each.data_ptr()
+                tensor.data_ptr()
             except RuntimeError:  # sparse, or a batch of gradients
                 return False
     return torch._C._len_torch_dispatch_stack() == 0
 
 
 def plan(call: Call, scale: str | None, bias: str | None) -> Any:
-    """What the kernels take for a call; None where they do not serve."""
+    """What the kernels need for a call; None if they cannot compute it."""
     if not cpu.supports(call):
         return None
     from rmsnorm.cpu import launch
@@ -54,21 +54,21 @@ def forward(
         h = None if residual is None else add(x, residual, call.x)
         y, inverse_rms = _forward_in_blocks(call, x if h is None else h, scale, bias, mask)
         return y, h, inverse_rms
-    y = torch.empty(*x.shape, dtype=_DTYPES[call.result])  # sizes one by one are taken faster than a shape
+    y = torch.empty(*x.shape, dtype=_DTYPES[call.result])  # faster with separate sizes than with a shape
     inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64) if with_inverse_rms else None
     h = other = None
     if residual is not None:
         h, t = _empty(x.shape, call.x), _DTYPES[call.x]
         x, other = x.to(t), residual.to(t).contiguous()
     matrix = x if x.is_contiguous() else _rows(x, plan.n)
-    live, live_step, live_stride = _masked(mask, x, plan.n)
+    mask_rows, mask_step, mask_stride = _masked(mask, x, plan.n)
     scale, bias = _gapless(scale), _gapless(bias)
     if plan.large:
         advise(y.data_ptr(), y.nbytes)
     plan.run_forward(
-        openmp_threads, (matrix, other, scale, bias, live, y, h, inverse_rms),
+        openmp_threads, (matrix, other, scale, bias, mask_rows, y, h, inverse_rms),
         matrix.data_ptr(), plan.x_bytes if matrix is x else matrix.stride(0) * x.element_size(),
-        _address(other), _address(scale), _address(bias), _address(live), live_step, live_stride,
+        _address(other), _address(scale), _address(bias), _address(mask_rows), mask_step, mask_stride,
         y.data_ptr(), _address(h), _address(inverse_rms),
     )  # fmt: skip
     if matrix is not x:
@@ -77,20 +77,20 @@ def forward(
 
 
 def backward(
-    call: Call, plan: Any, dy: Tensor, a: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
-    inverse_rms: Tensor, da: Tensor | None,
+    call: Call, plan: Any, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
+    inverse_rms: Tensor, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """dx + da in T, dscale and dbias in the dtypes of the parameters."""
-    if plan is None or not is_plain(dy, da):
-        return _backward_in_blocks(call, dy, a, scale, bias, mask, inverse_rms, da)
-    return _backward_by_kernels(call, plan, dy, a, scale, bias, mask, inverse_rms, da)
+    """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
+    if plan is None or not is_plain(dy, dh):
+        return _backward_in_blocks(call, dy, h, scale, bias, mask, inverse_rms, dh)
+    return _backward_by_kernels(call, plan, dy, h, scale, bias, mask, inverse_rms, dh)
 
 
 def gradients(
     call: Call, dy: Tensor, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
     mask: Tensor | None, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:  # fmt: skip
-    """As backward, by kernels and without a forward pass before; None where there are no kernels for these tensors."""
+    """As backward, by kernels and without a forward pass before; None if no kernel can compute with these tensors."""
     if not is_plain(dy, x, residual, scale, bias, mask, dh):
         return None
     parameters = (None if p is None else _name(p.dtype) for p in (scale, bias))
@@ -98,7 +98,7 @@ def gradients(
     if kernels is None:
         return None
     h = x if residual is None else x + residual  # of one dtype: rounded once
-    inverse_rms = None  # which the kernels compute again, but not for float64
+    inverse_rms = None  # the kernels compute it again, but not for float64
     if h.dtype == torch.float64:
         inverse_rms = forward(call, plan(call, None, None), h, None, None, None, mask)[2]
     dtype = None if bias is None else bias.dtype
@@ -106,66 +106,67 @@ def gradients(
 
 
 def _backward_by_kernels(
-    call: Call, plan: Any, dy: Tensor, a: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
-    inverse_rms: Tensor | None, da: Tensor | None,
+    call: Call, plan: Any, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
+    inverse_rms: Tensor | None, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    dx = torch.empty(*a.shape, dtype=a.dtype)
-    sizes = a.shape[-len(call.axes) :]
+    dx = torch.empty(*h.shape, dtype=h.dtype)
+    sizes = h.shape[-len(call.axes) :]
     dscale = None if scale is None else torch.empty(*sizes, dtype=scale.dtype)
     dbias = None if bias is None else torch.empty(*sizes, dtype=bias)
-    matrix = a if a.is_contiguous() else _rows(a, plan.n)
-    live, live_step, live_stride = _masked(mask, a, plan.n)
-    dy, da, gain = dy.contiguous(), _gapless(da), _gapless(scale)
+    matrix = h if h.is_contiguous() else _rows(h, plan.n)
+    mask_rows, mask_step, mask_stride = _masked(mask, h, plan.n)
+    dy, dh, gain = dy.contiguous(), _gapless(dh), _gapless(scale)
     if plan.large:
         advise(dx.data_ptr(), dx.nbytes)
     plan.run_backward(
-        openmp_threads, (matrix, gain, live, inverse_rms, dy, da, dx, dscale, dbias),
-        matrix.data_ptr(), plan.x_bytes if matrix is a else matrix.stride(0) * a.element_size(),
-        _address(gain), _address(live), live_step, live_stride,
-        _address(inverse_rms), dy.data_ptr(), _address(da), dx.data_ptr(), _address(dscale), _address(dbias),
+        openmp_threads, (matrix, gain, mask_rows, inverse_rms, dy, dh, dx, dscale, dbias),
+        matrix.data_ptr(), plan.x_bytes if matrix is h else matrix.stride(0) * h.element_size(),
+        _address(gain), _address(mask_rows), mask_step, mask_stride,
+        _address(inverse_rms), dy.data_ptr(), _address(dh), dx.data_ptr(), _address(dscale), _address(dbias),
     )  # fmt: skip
-    return dx if matrix is a else _laid_out(dx, a), dscale, dbias
+    return dx if matrix is h else _laid_out(dx, h), dscale, dbias
 
 
 def openmp_threads() -> tuple[int, int]:
+    """How many threads PyTorch uses, and the function that starts them: a ``Threads`` of cpu/launch.py."""
     from rmsnorm.cpu import openmp
 
     return torch.get_num_threads(), openmp.gomp_parallel()
 
 
 def _forward_in_blocks(
-    call: Call, a: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
+    call: Call, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    if a.numel() <= _BLOCK or not cpu.in_rows(call) or not is_plain(a, scale, bias, mask):
-        return arithmetic.forward(call, a, scale, bias, mask)
-    y = _empty(a.shape, call.result)
-    inverse_rms = a.new_empty([*a.shape[: -len(call.axes)], *(1 for _ in call.axes)], dtype=torch.float64)
+    if h.numel() <= _BLOCK or not cpu.in_rows(call) or not is_plain(h, scale, bias, mask):
+        return arithmetic.forward(call, h, scale, bias, mask)
+    y = _empty(h.shape, call.result)
+    inverse_rms = h.new_empty([*h.shape[: -len(call.axes)], *(1 for _ in call.axes)], dtype=torch.float64)
     out, factors, g, b = y.view(-1, call.n), inverse_rms.view(-1, 1), _flat(scale), _flat(bias)
-    for block, part, rows, live in _blocks(call, a, mask):
-        out[block], factors[block] = arithmetic.forward(part, rows, g, b, live)
+    for block, part, rows, mask_rows in _blocks(call, h, mask):
+        out[block], factors[block] = arithmetic.forward(part, rows, g, b, mask_rows)
     return y, inverse_rms
 
 
 def _backward_in_blocks(
-    call: Call, dy: Tensor, a: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
-    inverse_rms: Tensor, da: Tensor | None,
+    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
+    inverse_rms: Tensor, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """As backward, by arithmetic.backward, and small enough to stay in cache where nothing looks on."""
+    """As backward, by arithmetic.backward: in blocks that stay in cache, unless the operations are traced."""
     dx: Any
-    if a.numel() <= _BLOCK or not cpu.in_rows(call) or not is_plain(dy, a, scale, mask, da):
-        dx, dscale, dbias = arithmetic.backward(call, dy, a.double(), scale, mask, inverse_rms)
-        dx = cast(dx if da is None else dx + da.double(), call.x)
+    if h.numel() <= _BLOCK or not cpu.in_rows(call) or not is_plain(dy, h, scale, mask, dh):
+        dx, dscale, dbias = arithmetic.backward(call, dy, h.double(), scale, mask, inverse_rms)
+        dx = cast(dx if dh is None else dx + dh.double(), call.x)
     else:
-        dx = _empty(a.shape, call.x)
+        dx = _empty(h.shape, call.x)
         dscale, dbias = torch.zeros(2, call.n, dtype=torch.float64).unbind()
         out, v, factors, g = dx.view(-1, call.n), dy.reshape(-1, call.n), inverse_rms.view(-1, 1), _flat(scale)
-        branch = None if da is None else da.reshape(-1, call.n)
-        for block, part, rows, live in _blocks(call, a, mask):
-            found, *sums = arithmetic.backward(part, v[block], rows.double(), g, live, factors[block])
-            out[block] = cast(found if branch is None else found + branch[block].double(), call.x)
+        dh_rows = None if dh is None else dh.reshape(-1, call.n)
+        for block, part, rows, mask_rows in _blocks(call, h, mask):
+            block_dx, *sums = arithmetic.backward(part, v[block], rows.double(), g, mask_rows, factors[block])
+            out[block] = cast(block_dx if dh_rows is None else block_dx + dh_rows[block].double(), call.x)
             dscale += sums[0]
             dbias += sums[1]
-        dscale, dbias = (each.reshape(a.shape[-len(call.axes) :]) for each in (dscale, dbias))
+        dscale, dbias = (gradient.reshape(h.shape[-len(call.axes) :]) for gradient in (dscale, dbias))
     return (
         dx,
         None if scale is None else cast(dscale, _name(scale.dtype)),
@@ -173,20 +174,20 @@ def _backward_in_blocks(
     )
 
 
-def _blocks(call: Call, a: Tensor, mask: Tensor | None) -> Iterator[tuple[slice, Call, Tensor, Tensor | None]]:
+def _blocks(call: Call, h: Tensor, mask: Tensor | None) -> Iterator[tuple[slice, Call, Tensor, Tensor | None]]:
     """Slices of rows, the call on each, and its elements and mask."""
-    rows, live = a.reshape(-1, call.n), None if mask is None else mask.expand(a.shape).reshape(-1, call.n)
+    rows, mask_rows = h.reshape(-1, call.n), None if mask is None else mask.expand(h.shape).reshape(-1, call.n)
     step = max(1, _BLOCK // call.n)
     for start in range(0, rows.shape[0], step):
         block = slice(start, start + step)
         part = replace(call, shape=tuple(rows[block].shape), axes=(1,), feature_axes=(1,))
-        yield block, part, rows[block], None if live is None else live[block]
+        yield block, part, rows[block], None if mask_rows is None else mask_rows[block]
 
 
 def _empty(shape: Any, dtype: str) -> Tensor:
-    found = torch.empty(shape, dtype=_DTYPES[dtype])
-    advise(found.data_ptr(), found.nbytes)
-    return found
+    tensor = torch.empty(shape, dtype=_DTYPES[dtype])
+    advise(tensor.data_ptr(), tensor.nbytes)
+    return tensor
 
 
 def _laid_out(result: Tensor, x: Tensor) -> Tensor:
@@ -195,7 +196,7 @@ def _laid_out(result: Tensor, x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor, n: int) -> Tensor:
-    """A matrix whose rows have no gap: a view of x where that is one."""
+    """A matrix whose rows have no gap: a view of x if that is possible, else a copy."""
     x = x.reshape(-1, n)
     return x if x.stride(1) == 1 else x.contiguous()
 

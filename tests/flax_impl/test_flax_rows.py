@@ -1,4 +1,4 @@
-"""The kernels in JAX: where they are called, and the golden's bits through every way to them."""
+"""The kernels in JAX: which programs call them, and the golden's bits through each way to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rmsnorm.flax_impl import rms_norm, rms_norm_vjp, rows  # noqa: E402
 from rmsnorm.variants import Variant  # noqa: E402
 
 if not cpu.is_available() or jax.default_backend() != "cpu":
-    pytest.skip("there are no kernels for this device", allow_module_level=True)
+    pytest.skip("no kernels for this device", allow_module_level=True)
 
 SIZES = [(3, 7), (5, 41, 33), (131, 1025)]  # the last is shared out
 DTYPES = ["float16", "bfloat16", "float32"]
@@ -38,14 +38,14 @@ def gradients(norm: Any, *arrays: Any) -> Any:
     return y, *pull(jnp.asarray(dy, y.dtype))
 
 
-def assert_bits(found: Any, wanted: Any) -> None:
-    for one, other in zip(found, wanted, strict=True):
+def assert_bits(results: Any, wanted: Any) -> None:
+    for one, other in zip(results, wanted, strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert np.array_equal(one, other)  # a zero has any sign
 
 
 def calls(function: Any, *arrays: Any) -> int:
-    """How often the compiled program calls them."""
+    """How often the compiled program calls the kernels."""
     return jax.jit(function).lower(*arrays).as_text().count("custom_call @rmsnorm(")
 
 
@@ -64,7 +64,7 @@ def test_bits_of_the_golden(dtype: str, size: tuple[int, ...], variant: str) -> 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nothing_subnormal_is_lost(dtype: str, size: tuple[int, ...]) -> None:
-    """XLA's threads take it for 0."""
+    """XLA's threads would take a subnormal number as 0."""
     x = (normal(0, *size) * (1e-6 if dtype == "float16" else 1e-39)).astype(dtype)
     assert_bits([rms_norm(x, eps=0.0)], [golden.rms_norm(x, eps=0.0)])
     scale = np.full(size[-1], x[..., :1].max())
@@ -78,14 +78,14 @@ def test_masks(shape: tuple[int, ...], axis: Any) -> None:
     x, dy, mask = normal(0, 5, 41, 33), normal(1, 5, 41, 33), np.random.default_rng(2).random(shape) < 0.6
     scale, bias = (normal(seed, *x.shape[-1 if axis == -1 else 1 :]) for seed in (3, 4))
     options = {"mask": mask, "axis": axis, "partial": 0.7}
-    found = gradients(functools.partial(rms_norm, **options), x, scale, bias, dy)
-    assert_bits(found[:1], [golden.rms_norm(x, scale, bias, **options)])
-    assert_bits(found[1:], golden.rms_norm_vjp(dy, x, scale, bias, **options))
+    results = gradients(functools.partial(rms_norm, **options), x, scale, bias, dy)
+    assert_bits(results[:1], [golden.rms_norm(x, scale, bias, **options)])
+    assert_bits(results[1:], golden.rms_norm_vjp(dy, x, scale, bias, **options))
     assert calls(functools.partial(rms_norm, **options), x, scale, bias) == 1
 
 
 def test_a_loss_of_some_arguments() -> None:
-    """Of each alone, and where y alone or 1 / rho alone is used."""
+    """A loss of each argument alone; and a program that uses y alone, or 1 / rho alone."""
     x, dy, scale, bias = normal(0, 8, 16), normal(1, 8, 16), normal(2, 16), normal(3, 16)
     wanted = golden.rms_norm_vjp(dy, x, scale, bias)
     for which in range(3):
@@ -97,7 +97,7 @@ def test_a_loss_of_some_arguments() -> None:
 
 
 def test_the_formula_of_the_gradients_is_a_kernel() -> None:
-    """Also with a residual; what JAX makes of it is what it makes of the gradients that it derives itself."""
+    """Also with a residual. JAX transforms it as it transforms the gradients that it derives itself."""
     x, dy, residual, dh = (normal(seed, 8, 16) for seed in range(4))
     scale, bias, mask = normal(4, 16), normal(5, 16), normal(6, 8, 16) > -0.5
     for options in ({}, {"mask": mask}, {"partial": 0.3}, {"variant": "llama"}, {"residual": residual}):
@@ -117,8 +117,8 @@ def test_the_formula_of_the_gradients_is_a_kernel() -> None:
             lambda f: jax.vmap(f, (0, 0, None)),
             lambda f: jax.jit(jax.jacobian(f, (0, 1, 2))),
         ):
-            found, wanted = (jax.tree.leaves(transform(f)(*arrays)) for f in (formula, derived))
-            for one, other in zip(found, wanted, strict=True):
+            results, wanted = (jax.tree.leaves(transform(f)(*arrays)) for f in (formula, derived))
+            for one, other in zip(results, wanted, strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
 
 
@@ -126,10 +126,10 @@ def test_float64() -> None:
     with jax.enable_x64(True):
         x, dy, scale = (normal(seed, *size, dtype="float64") for seed, size in enumerate([(7, 33), (7, 33), (33,)]))
         x[1] *= 1e200
-        found = gradients(rms_norm, x, scale, dy)
+        results = gradients(rms_norm, x, scale, dy)
         wanted = golden.rms_norm(x, scale), *golden.rms_norm_vjp(dy, x, scale)[:2]
-        for one, other in zip(found, wanted, strict=True):
-            np.testing.assert_array_max_ulp(np.asarray(one), other, 1 if one is found[0] else 64)
+        for one, other in zip(results, wanted, strict=True):
+            np.testing.assert_array_max_ulp(np.asarray(one), other, 1 if one is results[0] else 64)
 
 
 def test_vmap_is_more_rows() -> None:
@@ -148,9 +148,9 @@ def test_vmap_of_parameters_is_not() -> None:
     x, dy, scale = normal(0, 4, 5, 16), normal(1, 4, 5, 16), normal(2, 4, 16)
     assert calls(jax.vmap(rms_norm), x, scale) == 0
     assert_bits([jax.vmap(rms_norm)(x, scale)], [np.stack(list(map(golden.rms_norm, x, scale)))])
-    each = jax.vmap(lambda x, dy: gradients(rms_norm, x, scale[0], dy)[2])(x, dy)  # a gradient of each part
+    parts = jax.vmap(lambda x, dy: gradients(rms_norm, x, scale[0], dy)[2])(x, dy)  # a gradient for each part
     wanted = np.stack([golden.rms_norm_vjp(one, other, scale[0])[1] for one, other in zip(dy, x, strict=True)])
-    np.testing.assert_allclose(each, wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(parts, wanted, rtol=1e-5, atol=1e-5)
 
 
 DERIVATIVES = {
@@ -167,13 +167,13 @@ DERIVATIVES = {
 def test_other_derivatives_are_those_of_the_operations(name: str) -> None:
     x, scale = jnp.asarray(normal(0, 3, 8)), jnp.asarray(normal(1, 8))
     derive = lambda: DERIVATIVES[name](lambda x, scale: jnp.sum(jnp.sin(rms_norm(x, scale))))(x, scale)  # noqa: E731
-    found = derive()
+    results = derive()
     with pytest.MonkeyPatch.context() as patch:
         jax.clear_caches()
         patch.setattr(rows, "_is_in_rows", lambda *_: False)
         wanted = derive()
     jax.clear_caches()
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    for one, other in zip(jax.tree.leaves(results), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
@@ -197,24 +197,24 @@ def test_threads_change_no_bit(threads: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("RMSNORM_NUM_THREADS", threads)  # read when a program is compiled
     jax.clear_caches()
     x, dy, scale = normal(0, 2100, 130), normal(1, 2100, 130), normal(2, 130)
-    found = jax.jit(functools.partial(gradients, rms_norm))(x, scale, dy)
-    assert_bits(found[1:], golden.rms_norm_vjp(dy, x, scale)[:2])
+    results = jax.jit(functools.partial(gradients, rms_norm))(x, scale, dy)
+    assert_bits(results[1:], golden.rms_norm_vjp(dy, x, scale)[:2])
 
 
 def test_many_calls_at_once() -> None:
-    """From Python threads, and in one program: more than XLA has threads."""
+    """From Python threads, and within one program: more calls than XLA has threads."""
     x, dy, scale = normal(0, 260, 1025), normal(1, 260, 1025), normal(2, 1025)
     wanted = golden.rms_norm(x, scale), *golden.rms_norm_vjp(dy, x, scale)[:2]
     compiled = jax.jit(functools.partial(gradients, rms_norm))
     with ThreadPoolExecutor(16) as pool:
-        for found in pool.map(lambda _: compiled(x, scale, dy), range(64)):
-            assert_bits(found, wanted)
+        for results in pool.map(lambda _: compiled(x, scale, dy), range(64)):
+            assert_bits(results, wanted)
     many = jax.jit(lambda x, scale: [rms_norm(x + i, scale) for i in range(12)])(x, scale)
     assert_bits(many, [golden.rms_norm(x + np.float32(i), scale) for i in range(12)])
 
 
 def test_errors_of_a_handler() -> None:
-    """Are XLA's: where there is no memory, and where another process compiled the program."""
+    """They are errors of XLA: without memory, and if another process compiled the program."""
     from rmsnorm.cpu import xla
     from rmsnorm.cpu.settings import SETTINGS
 
@@ -222,15 +222,15 @@ def test_errors_of_a_handler() -> None:
     rms_norm(x)  # registers the handler
     call = resolve("rms_norm", Spec((2, 3), "float32"), variant=Variant.get("standard"))
     types = [jax.ShapeDtypeStruct((2, 3), "float32"), jax.ShapeDtypeStruct((2, 1), "float32")]
-    huge, foreign = xla.forward(call, None, None, None), xla.forward(call, None, None, None)
+    huge, unknown = xla.forward(call, None, None, None), xla.forward(call, None, None, None)
     huge[-SETTINGS.itemsize // 8] = 2**58  # elements in a row
-    foreign[0] = np.argwhere(xla.task_addresses.ravel() == 0)[0, 0]
-    for how, message in (
+    unknown[0] = np.argwhere(xla.task_addresses.ravel() == 0)[0, 0]
+    for attribute, message in (
         (huge, "RESOURCE_EXHAUSTED: rmsnorm: no memory"),
-        (foreign, "PRECONDITION: .* another process"),
+        (unknown, "PRECONDITION: .* another process"),
     ):
         with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-            jax.block_until_ready(jax.ffi.ffi_call("rmsnorm", types)(x, how=how))
+            jax.block_until_ready(jax.ffi.ffi_call("rmsnorm", types)(x, attribute=attribute))
 
 
 def test_a_jaxlib_that_does_not_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +239,6 @@ def test_a_jaxlib_that_does_not_take_them(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
     rows._is_registered.cache_clear()
-    with pytest.warns(UserWarning, match="this jaxlib does not take the CPU kernels"):
+    with pytest.warns(UserWarning, match="this jaxlib does not accept the CPU kernels"):
         assert calls(lambda x: rms_norm(x), jnp.ones((2, 3))) == 0
     rows._is_registered.cache_clear()

@@ -1,4 +1,4 @@
-"""What XLA's CPU compiler stores between its kernels, which is what makes a norm slow there: nothing of x's size."""
+"""XLA's CPU compiler stores nothing of x's size between its kernels: such arrays would make a norm slow."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ GAINS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32
 
 
 def temporaries(function: Any, *arrays: Any) -> int:
-    found: int = jax.jit(function).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
-    return found
+    size: int = jax.jit(function).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
+    return size
 
 
 def gradients(norm: Any, x: Any, scale: Any, dy: Any) -> Any:
@@ -42,7 +42,7 @@ def test_nothing_of_xs_size_is_stored(shape: tuple[int, int], dtype: str, gain: 
     check_temporaries(shape, dtype, gain, variant=variant)
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu" or not cpu.is_available(), reason="in operations more is")
+@pytest.mark.skipif(jax.default_backend() != "cpu" or not cpu.is_available(), reason="operations store more")
 @pytest.mark.parametrize("options", [{}, {"partial": 0.9}, {"partial": 0.0625}, {"out_dtype": "float32"}], ids=str)
 @pytest.mark.parametrize(("dtype", "gain"), [*GAINS, ("float16", "float16")])
 def test_kernels_store_no_part_either(dtype: str, gain: str, options: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ def check_temporaries(shape: tuple[int, int], dtype: str, gain: str, **options: 
 
 
 def test_it_is_seen() -> None:
-    """A conversion that two consumers share is stored, and found here."""
+    """The test can fail: a conversion that two operations share is stored."""
 
     def shares(x: Any) -> Any:
         wide = x.astype(np.float32)

@@ -1,4 +1,4 @@
-"""The golden and the fast functions of NumPy: however arrays are stored, batched and shared out, the same bits."""
+"""The golden and the fast functions of NumPy: the same bits for any storage, batching and number of threads."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ WINGS = pytest.mark.parametrize("wing", [numpy_impl, fast], ids=["golden", "fast
 NAMES = ("dy", "x", "scale", "bias", "residual", "dh", "mask")
 
 
-def given(
-    dtype: Any = "float32", rows: tuple[int, ...] = (6,), width: int = 10, seed: int = 0
-) -> dict[str, np.ndarray]:
+def draw(dtype: Any = "float32", rows: tuple[int, ...] = (6,), width: int = 10, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     shapes = [(*rows, width), (*rows, width), (width,), (width,), (*rows, width), (*rows, width)]
     arrays = {name: rng.normal(size=shape).astype(dtype) for name, shape in zip(NAMES, shapes, strict=False)}
@@ -33,14 +31,14 @@ def given(
 def results(wing: Any, a: dict[str, Any], **options: Any) -> list[np.ndarray]:
     """y, h, 1 / rho, dx, dscale, dbias and dresidual; and without a residual or a mask y, dx and dscale."""
     options |= {"residual": a["residual"], "mask": a["mask"]}
-    found = [*wing.rms_norm(a["x"], a["scale"], a["bias"], return_inverse_rms=True, **options)]
-    found += wing.rms_norm_vjp((a["dy"], a["dh"]), a["x"], a["scale"], a["bias"], **options)
+    normalised = [*wing.rms_norm(a["x"], a["scale"], a["bias"], return_inverse_rms=True, **options)]
+    normalised += wing.rms_norm_vjp((a["dy"], a["dh"]), a["x"], a["scale"], a["bias"], **options)
     plain = [wing.rms_norm(a["x"], a["scale"]), *wing.rms_norm_vjp(a["dy"], a["x"], a["scale"])[:2]]
-    return [*found, *plain]
+    return [*normalised, *plain]
 
 
-def assert_same(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
-    for got, want in zip(found, wanted, strict=True):
+def assert_same(got_arrays: list[np.ndarray], want_arrays: list[np.ndarray]) -> None:
+    for got, want in zip(got_arrays, want_arrays, strict=True):
         assert type(got) is np.ndarray
         assert (got.dtype, got.dtype.isnative) == (want.dtype, True)
         assert got.tobytes() == want.tobytes()
@@ -52,7 +50,7 @@ def unaligned(array: np.ndarray) -> np.ndarray:
 
 
 def overlapping(array: np.ndarray) -> np.ndarray:
-    """Of the array's own first numbers, every row being the one before moved on by one."""
+    """The first numbers of an array, where each row begins one number after the row before."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return np.lib.stride_tricks.as_strided(flat, array.shape, array.itemsize * np.ones(array.ndim, int))
 
@@ -75,7 +73,7 @@ STORED = {
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("way", STORED)
 def test_however_arrays_are_stored(way: str, dtype: str, wing: Any) -> None:
-    stored = {name: STORED[way](array) for name, array in given(dtype).items()}
+    stored = {name: STORED[way](array) for name, array in draw(dtype).items()}
     before = {name: array.tobytes() for name, array in stored.items()}
     for array in stored.values():
         array.setflags(write=False)
@@ -89,14 +87,14 @@ def test_however_arrays_are_stored(way: str, dtype: str, wing: Any) -> None:
 @WINGS
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
 def test_files_in_memory_are_read_alone(mode: str, wing: Any, tmp_path: Path) -> None:
-    plain = given("float32", rows=(40,))
+    plain = draw("float32", rows=(40,))
     mapped = {}
     for name, array in plain.items():
         array.tofile(tmp_path / name)
         mapped[name] = np.memmap(tmp_path / name, array.dtype, mode, shape=array.shape)
-    found = results(wing, mapped)
-    assert_same(found, results(wing, plain))
-    assert not any(np.shares_memory(result, array) for result in found for array in mapped.values())
+    from_files = results(wing, mapped)
+    assert_same(from_files, results(wing, plain))
+    assert not any(np.shares_memory(result, array) for result in from_files for array in mapped.values())
     mapped.clear()
     assert all((tmp_path / name).read_bytes() == array.tobytes() for name, array in plain.items())
 
@@ -104,7 +102,7 @@ def test_files_in_memory_are_read_alone(mode: str, wing: Any, tmp_path: Path) ->
 @WINGS
 @pytest.mark.parametrize("name", NAMES)
 def test_a_masked_array_is_not_taken_for_its_data(name: str, wing: Any) -> None:
-    a = given()
+    a = draw()
     a[name] = np.ma.masked_array(a[name], mask=np.zeros_like(a[name], bool))
     with pytest.raises(
         TypeError, match=rf"{name} is <class 'numpy.ma.*MaskedArray'> .*, expected an array without a mask"
@@ -113,7 +111,7 @@ def test_a_masked_array_is_not_taken_for_its_data(name: str, wing: Any) -> None:
 
 
 def test_a_masked_tangent_is_not_taken_for_its_data() -> None:
-    a = given()
+    a = draw()
     with pytest.raises(TypeError, match=r"rms_norm_jvp: dx is <class 'numpy.ma.*MaskedArray'>"):
         numpy_impl.rms_norm_jvp((a["x"],), (np.ma.masked_array(a["x"]),))
 
@@ -121,7 +119,7 @@ def test_a_masked_tangent_is_not_taken_for_its_data() -> None:
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 @WINGS
 def test_what_is_no_array_of_numbers(wing: Any) -> None:
-    a = given()
+    a = draw()
     with pytest.raises(
         ValueError, match=r"scale has shape \(1, 10\), expected \(10,\) to match axis -1 of x f32\[6, 10\]"
     ):
@@ -136,31 +134,32 @@ def test_what_is_no_array_of_numbers(wing: Any) -> None:
 @WINGS
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 def test_however_rows_are_batched(dtype: str, wing: Any) -> None:
-    """The gradients of the parameters, too, whose sums go from row to row in one order."""
-    a = given(dtype, rows=(2400,), width=33)
+    """Also the gradients of the parameters, whose sums go from row to row in one order."""
+    a = draw(dtype, rows=(2400,), width=33)
     wanted = results(wing, a)
     for rows in ((2, 1200), (1200, 2), (1, 6, 20, 20), (48, 1, 50)):
         batched = {name: array if array.ndim == 1 else array.reshape(*rows, 33) for name, array in a.items()}
-        assert_same([each if each.ndim == 1 else each.reshape(2400, -1) for each in results(wing, batched)], wanted)
+        got = results(wing, batched)
+        assert_same([array if array.ndim == 1 else array.reshape(2400, -1) for array in got], wanted)
 
 
-@pytest.mark.skipif(not cpu.is_available(), reason="there are no kernels to share out")
+@pytest.mark.skipif(not cpu.is_available(), reason="without kernels nothing is shared out")
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 def test_however_many_threads(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a mask, a residual and its gradient; rows batched one way and another."""
-    a = given(dtype, rows=(2100,), width=1025)
-    found = []
+    """With a mask, a residual and its gradient; rows batched in several ways."""
+    a = draw(dtype, rows=(2100,), width=1025)
+    of_threads = []
     for count, rows in (("1", (2100,)), ("2", (7, 300)), ("5", (2100, 1))):
         monkeypatch.setenv("RMSNORM_NUM_THREADS", count)
         batched = {name: array if array.ndim == 1 else array.reshape(*rows, 1025) for name, array in a.items()}
-        found.append(results(fast, batched))
-    assert all(each.tobytes() == want.tobytes() for other in found for each, want in zip(other, found[0], strict=True))
+        of_threads.append([array.tobytes() for array in results(fast, batched)])
+    assert all(bits == of_threads[0] for bits in of_threads)
 
 
 @WINGS
 def test_several_threads_at_once(wing: Any) -> None:
-    """Every thread with arrays of its own, and with warnings of its own: NaN and infinity are no news here."""
-    arrays = [given("float32", rows=(50,), seed=seed) for seed in range(4)]
+    """Every thread has its own arrays, and its own settings of warnings: NaN and infinity cause none."""
+    arrays = [draw("float32", rows=(50,), seed=seed) for seed in range(4)]
     for a in arrays:
         a["x"][0, 0], a["x"][1, 1], a["x"][2] = np.nan, np.inf, 0
     wanted = [results(wing, a, eps=0.0) for a in arrays]
@@ -170,21 +169,21 @@ def test_several_threads_at_once(wing: Any) -> None:
         with np.errstate(all="raise"):
             for turn in range(6):
                 which = (index + turn) % 4
-                found = results(wing, arrays[which], eps=0.0)
-                assert [each.tobytes() for each in found] == [each.tobytes() for each in wanted[which]]
+                got = results(wing, arrays[which], eps=0.0)
+                assert [array.tobytes() for array in got] == [array.tobytes() for array in wanted[which]]
         done.append(index)
 
     threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
     assert sorted(done) == list(range(8))
 
 
 @WINGS
 def test_no_call_keeps_an_array(wing: Any) -> None:
-    arrays = given("float32", rows=(3000,), width=24)
+    arrays = draw("float32", rows=(3000,), width=24)
     alive = [weakref.ref(array) for array in (*arrays.values(), *results(wing, arrays))]
     assert alive[0]() is not None
     arrays.clear()

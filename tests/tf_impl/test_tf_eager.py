@@ -1,4 +1,4 @@
-"""How the TensorFlow functions compute: eager calls in three ways, sums of slabs, and what is compiled."""
+"""How the TensorFlow functions compute: eager calls in three ways, sums of slabs, and compiled functions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 from rmsnorm import cpu, dtypes
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.terms import term_sizes
+from rmsnorm.accuracy.ulps import ulps
 
 tf = pytest.importorskip("tensorflow")
 
-from test_tf import check_near, converted, make, to_tf, ulps  # noqa: E402
+from test_tf import check_near, converted, make, to_tf  # noqa: E402
 
 from rmsnorm.tf_impl import arithmetic, eager, rms_norm, rms_norm_vjp  # noqa: E402
 
@@ -31,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=WAYS)
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One of the ways, for tensors of every size; a call that it does not serve is taken over by the next one."""
+    """One of the ways, for tensors of every size. A call that it does not support goes to the next way."""
     if request.param == "kernels" and not cpu.is_available():
         pytest.skip("no numba")
     if request.param != "kernels":
@@ -64,7 +65,7 @@ def test_every_way_is_the_golden(name: str, dtype: str, way: str, monkeypatch: p
     terms = term_sizes(x, scale, bias, dy=dy, tangents=(dy, None, None), variant=derived, **plain)
     used = []
     kernel = eager._forward_kernel
-    monkeypatch.setattr(eager, "_forward_kernel", lambda *given: used.append(1) or kernel(*given))
+    monkeypatch.setattr(eager, "_forward_kernel", lambda *arguments: used.append(1) or kernel(*arguments))
     got = both(to_tf(x), to_tf(dy), [to_tf(scale), to_tf(bias)], **converted(options))
     for g, w, quantity in zip(got, want, ("y", "dx", "dscale", "dbias"), strict=True):
         check_near(g, w, terms[quantity], 2 * x.size + 32)
@@ -78,12 +79,12 @@ def test_every_way_is_the_golden(name: str, dtype: str, way: str, monkeypatch: p
 
 
 def test_one_trace_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One forward and one backward, whatever the sizes of the axes that are shared; another for another width."""
+    """One forward and one backward trace for all sizes of the axes that share parameters; others for another width."""
     monkeypatch.setattr(cpu, "supports", lambda call: False)
     monkeypatch.setattr(eager, "_LARGE", 0)
     eager._traced.cache_clear()
     traced, traced_of = [], eager._traced
-    monkeypatch.setattr(eager, "_traced", lambda *given: traced.append(traced_of(*given)) or traced[-1])
+    monkeypatch.setattr(eager, "_traced", lambda *arguments: traced.append(traced_of(*arguments)) or traced[-1])
     for batch in ((2, 3), (5, 3), (1, 7)):
         x = tf.random.stateless_normal((*batch, 40), (0, 1))
         both(x, x, [tf.ones(40)])
@@ -107,7 +108,7 @@ def test_a_graph_has_neither_kernels_nor_calls(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_sums_of_slabs(dtype: str, jit_compile: bool) -> None:
-    """Of integers, which are exact in any order: sizes that eight divides and others, known and not."""
+    """Sums of integers, which are exact in any order. Sizes divisible by eight and others, known and unknown."""
     rng = np.random.default_rng(0)
     for shape, axes in (((3, 4), (1,)), ((40, 3), (0,)), ((3, 33), (1,)), ((2, 67, 3), (0, 1)), ((7, 1), (0,))):
         x = rng.integers(-9, 9, shape).astype(dtype)
@@ -125,11 +126,11 @@ def test_sums_of_slabs(dtype: str, jit_compile: bool) -> None:
 
 
 def written(function: Callable[..., Any], *tensors: Any) -> list[str]:
-    """Formats of what XLA's program for the CPU holds in the shape of x: arguments, and all but a single result."""
+    """Formats of the arrays in the shape of x that XLA's program for the CPU writes: all but a single result."""
     text = tf.function(function, jit_compile=True).experimental_get_compiler_ir(*tensors)(stage="optimized_hlo")
     entry = text[text.index("\nENTRY") :].split("\n")[2:]
     size = ",".join(map(str, tensors[0].shape))
-    return [found[1] for line in entry if (found := re.match(rf"\s*(?!ROOT)\S+ = (\w+)\[{size}\]", line))]
+    return [match[1] for line in entry if (match := re.match(rf"\s*(?!ROOT)\S+ = (\w+)\[{size}\]", line))]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -145,7 +146,7 @@ def test_no_operand_of_a_sum_is_written_out(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_magnitude_compiled(dtype: str) -> None:
-    """Also where 1 / rho is below the normal numbers of float32, which XLA takes as 0."""
+    """Also if 1 / rho is below the normal numbers of float32, which XLA takes as 0."""
     rng = np.random.default_rng(0)
     for magnitude in (1e20, 1e38, 2e38, 1e-30, 1e-37):
         x = (rng.uniform(0.5, 1.5, (16, 64)) * magnitude).astype(dtype)

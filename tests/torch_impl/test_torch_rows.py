@@ -1,4 +1,4 @@
-"""What PyTorch makes of the compiled kernels: the results of the operators without them, and what is not plain."""
+"""The compiled kernels in PyTorch: the same results as without them, and tensors for which they are not used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rmsnorm import cpu
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 if not cpu.is_available():
-    pytest.skip("RMSNORM_CPU_KERNELS=0 asks to do without", allow_module_level=True)
+    pytest.skip("RMSNORM_CPU_KERNELS=0 switches the kernels off", allow_module_level=True)
 from torch.autograd import forward_ad  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -33,7 +33,7 @@ def draw(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
 
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
-    """Switches them off, and on again."""
+    """Switches the kernels off, and on again."""
 
     def switch(off: bool) -> None:
         monkeypatch.setattr(cpu, "supports", (lambda call: False) if off else supports)
@@ -46,14 +46,14 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool]
 
 
 def operators(function: Callable[[], Any]) -> set[str]:
-    """Names of the operators that run, which the profiler sees without being in the way."""
+    """Names of the operators that run, from the profiler, which changes nothing in how they run."""
     with torch.autograd.profiler.profile(use_kineto=False) as seen:
         function()
     return {event.name for event in seen.function_events}
 
 
 def by_kernels(function: Callable[[], Any]) -> bool:
-    """They run no arithmetic of PyTorch's."""
+    """Whether a function runs no arithmetic of PyTorch."""
     arithmetic = {f"aten::{name}" for name in ("mul", "sqrt", "sum", "div", "rsqrt", "linalg_vector_norm")}
     return not operators(function) & arithmetic
 
@@ -78,29 +78,29 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 
 
 def everything(layout: str, dtype: Any, shape: tuple[int, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """y, h and every gradient, of inputs that are laid out likewise, and are left as they are."""
+    """y, h and every gradient, of inputs in one layout, which are not written to."""
     x, residual, dy, dh = (LAYOUTS[layout](draw(*shape, dtype=dtype, seed=seed)) for seed in range(4))
     scale, bias = (draw(shape[-1], dtype=dtype, seed=seed).repeat(2)[: shape[-1]] for seed in (5, 6))
     mask = LAYOUTS[layout](draw(*shape) > -0.5) if options.get("mask") else None
-    given = [x, residual, scale, bias, dy, dh, *([] if mask is None else [mask])]
-    before = [each.clone() for each in given]
-    leaves = [each.detach().requires_grad_() for each in (x, residual, scale, bias)]
+    inputs = [x, residual, scale, bias, dy, dh, *([] if mask is None else [mask])]
+    before = [tensor.clone() for tensor in inputs]
+    leaves = [tensor.detach().requires_grad_() for tensor in (x, residual, scale, bias)]
     named = {**options, "mask": mask, "residual": leaves[1] if options.get("residual") else None}
     bias = leaves[3] if named.pop("bias", False) else None
-    found = rms_norm(leaves[0], leaves[2], bias, **named)
-    found = found if isinstance(found, tuple) else (found,)
-    upstream = (dy, dh)[: len(found)]
-    upstream = tuple(v if v.dtype == y.dtype else v.to(y.dtype) for v, y in zip(upstream, found, strict=True))
-    gradients = torch.autograd.grad(found, leaves, upstream, allow_unused=True)
-    for each, kept in zip(given, before, strict=True):
-        assert torch.equal(each, kept), "an input was written to"
-    return (*(each.detach() for each in found), *gradients)
+    outputs = rms_norm(leaves[0], leaves[2], bias, **named)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    upstream = (dy, dh)[: len(outputs)]
+    upstream = tuple(v if v.dtype == y.dtype else v.to(y.dtype) for v, y in zip(upstream, outputs, strict=True))
+    gradients = torch.autograd.grad(outputs, leaves, upstream, allow_unused=True)
+    for tensor, copy_before in zip(inputs, before, strict=True):
+        assert torch.equal(tensor, copy_before), "an input was written to"
+    return (*(tensor.detach() for tensor in outputs), *gradients)
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_with_kernels_as_without(layout: str, dtype: Any, without_kernels: Any) -> None:
-    """Forward and backward in every bit, y and h laid out as x."""
+    """Forward and backward in every bit; y and h have the layout of x."""
     options: list[dict[str, Any]] = [
         {},
         {"bias": True},
@@ -109,42 +109,42 @@ def test_with_kernels_as_without(layout: str, dtype: Any, without_kernels: Any) 
         {"partial": 0.3},
     ]
     for variant, more in itertools.product(("standard", "llama", "zhang_torch", "flax"), options):
-        found = []
+        results = []
         for off in (False, True):
             without_kernels(off)
-            found.append(everything(layout, dtype, (3, 6, 5, 24), {"variant": variant, **more}))
-        check_equal(*found)
+            results.append(everything(layout, dtype, (3, 6, 5, 24), {"variant": variant, **more}))
+        check_equal(*results)
         like = torch.empty_like(LAYOUTS[layout](draw(3, 6, 5, 24))).stride()
-        assert all(each.stride() == like for each in found[0][: 2 if "residual" in more else 1])
+        assert all(tensor.stride() == like for tensor in results[0][: 2 if "residual" in more else 1])
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 def test_large_with_kernels_as_without(dtype: str, without_kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the operators on blocks of rows as on the whole."""
+    """The operators on blocks of rows give the same as on the whole, too."""
     shape = (3, 700, 1025)
     for options in ({}, {"residual": True, "variant": "llama"}, {"mask": True}):
-        found = []
+        results = []
         for off, block in ((False, rows._BLOCK), (True, rows._BLOCK), (True, 2**40)):
             without_kernels(off)
             monkeypatch.setattr(rows, "_BLOCK", block)
             x, residual, dy, dh = (draw(*shape, dtype=dtype, seed=seed) for seed in range(4))
             scale = draw(1025, dtype=dtype)
-            leaves = [each.requires_grad_() for each in (x, scale, residual)]
-            given = {
+            leaves = [tensor.requires_grad_() for tensor in (x, scale, residual)]
+            arguments = {
                 "residual": residual if "residual" in options else None,
                 "variant": options.get("variant", "standard"),
             }
-            given["mask"] = draw(700, 1) > 0 if "mask" in options else None
-            out = rms_norm(x, scale, **given)
+            arguments["mask"] = draw(700, 1) > 0 if "mask" in options else None
+            out = rms_norm(x, scale, **arguments)
             out = out if isinstance(out, tuple) else (out,)
             gradients = torch.autograd.grad(out, leaves, (dy, dh)[: len(out)], allow_unused=True)
-            found.append((*(each.detach() for each in out), *gradients))
-        check_equal(found[0], found[1])
-        check_equal(found[1], found[2])
+            results.append((*(tensor.detach() for tensor in out), *gradients))
+        check_equal(results[0], results[1])
+        check_equal(results[1], results[2])
 
 
 def test_the_kernels_are_used() -> None:
-    """And not used where they do not serve: these are what the other tests compare."""
+    """They are not used for other axes. The other tests compare these two ways."""
     for dtype, layout in itertools.product((*ROUNDED, torch.float64), LAYOUTS):
         x = LAYOUTS[layout](draw(3, 6, 5, 24, dtype=dtype)).requires_grad_()
         scale, dy = torch.ones(24, requires_grad=True), draw(3, 6, 5, 24, dtype=dtype)
@@ -153,7 +153,7 @@ def test_the_kernels_are_used() -> None:
 
 
 def test_the_kernels_are_used_by_the_formula_of_the_gradients() -> None:
-    """Also with a residual, and not where the gradients may be differentiated or are rounded to several dtypes."""
+    """Also with a residual; not if the gradients may be differentiated or are rounded to several dtypes."""
     scale, mask = torch.ones(24), draw(3, 6, 5, 24) > -0.5
     for dtype in (*ROUNDED, torch.float64):
         x, dy, residual, dh = (draw(3, 6, 5, 24, dtype=dtype, seed=seed) for seed in range(4))
@@ -184,7 +184,7 @@ def test_gradients_of_other_dtypes_and_steps() -> None:
     check_equal(torch.autograd.grad(y.sum(), (x, scale), retain_graph=True), ones)
     for other in (dy.t().contiguous().t(), dy.repeat(1, 2)[:, :32]):
         check_equal(torch.autograd.grad(y, (x, scale), other, retain_graph=True), want)
-    y.backward(dy.float())  # which autograd casts
+    y.backward(dy.float())  # autograd casts it
     check_equal((x.grad, scale.grad), want)
 
 
@@ -192,22 +192,22 @@ def test_gradients_of_other_dtypes_and_steps() -> None:
 def test_any_number_of_threads_gives_the_same_bits(dtype: Any) -> None:
     x, dy = (draw(*LARGE, dtype=dtype, seed=seed) for seed in range(2))
     scale, bias = (draw(LARGE[1], dtype=dtype, seed=seed) for seed in range(2))
-    leaves = [each.requires_grad_() for each in (x, scale, bias)]
-    before, found = torch.get_num_threads(), []
+    leaves = [tensor.requires_grad_() for tensor in (x, scale, bias)]
+    before, results = torch.get_num_threads(), []
     try:
         for count in (1, 2, 3, 3):
             torch.set_num_threads(count)
             y = rms_norm(*leaves)
-            found.append((y.detach(), *torch.autograd.grad(y, leaves, dy)))
+            results.append((y.detach(), *torch.autograd.grad(y, leaves, dy)))
     finally:
         torch.set_num_threads(before)
-    for each in found[1:]:
-        check_equal(each, found[0])
+    for result in results[1:]:
+        check_equal(result, results[0])
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 def test_bytes_kept_for_backward(dtype: Any) -> None:
-    """x or h and the parameters, which are there anyway, the mask, and 1 / rho of each row in float64."""
+    """x or h and the parameters, which exist anyway, the mask, and 1 / rho of each row in float64."""
     for with_residual, masked in itertools.product((False, True), repeat=2):
         x, residual = (draw(64, 96, dtype=dtype, seed=seed).requires_grad_() for seed in range(2))
         scale, bias = (draw(96, dtype=dtype, seed=seed).requires_grad_() for seed in range(2))
@@ -255,17 +255,18 @@ def test_a_subclass_and_a_mode_see_the_operators() -> None:
     got = rms_norm(named, scale)
     assert type(got) is Named
     assert "mul" in Named.seen or "__mul__" in Named.seen
-    plain = [each.as_subclass(torch.Tensor) for each in (got.detach(), *torch.autograd.grad(got, (named, scale), dy))]
+    results = (got.detach(), *torch.autograd.grad(got, (named, scale), dy))
+    plain = [tensor.as_subclass(torch.Tensor) for tensor in results]
     check_equal(plain, want)
     with Watch() as watch:
         got = rms_norm(x, scale)
         forward = len(watch.seen)
-        found = (got.detach(), *torch.autograd.grad(got, (x, scale), dy))
-    check_equal(found, want)
+        results = (got.detach(), *torch.autograd.grad(got, (x, scale), dy))
+    check_equal(results, want)
     assert any("mul" in name for name in watch.seen[:forward])
     assert any("mul" in name for name in watch.seen[forward:])
     y = rms_norm(x, scale)
-    with Watch() as watch:  # the backward of what kernels have begun
+    with Watch() as watch:  # the backward pass of a forward pass by kernels
         check_equal(torch.autograd.grad(y, (x, scale), dy), want[1:])
     assert any("mul" in name for name in watch.seen)
 
@@ -277,14 +278,14 @@ def test_fake_and_meta_tensors() -> None:
         x, scale = torch.empty(4, 32, dtype=torch.bfloat16, requires_grad=True), torch.empty(32, requires_grad=True)
         y, h = rms_norm(x, scale, residual=x, variant="llama")
         y.sum().backward()
-    shapes = [(each.shape, each.dtype) for each in (y, h, x.grad, scale.grad)]
+    shapes = [(tensor.shape, tensor.dtype) for tensor in (y, h, x.grad, scale.grad)]
     assert shapes == [((4, 32), torch.float32), *[((4, 32), torch.bfloat16)] * 2, ((32,), torch.float32)]
     y = rms_norm(torch.empty(LARGE, device="meta"), torch.empty(LARGE[1], device="meta"))
     assert (y.shape, y.device.type) == (LARGE, "meta")
 
 
 def test_transforms() -> None:
-    """torch.func, gradients in batches and of second order, tangents: by the operators, and what the kernels give."""
+    """torch.func, gradients in batches and of second order, tangents: the operators give what the kernels give."""
     x, scale, dy = (draw(*shape, dtype=torch.float64, seed=seed) for seed, shape in enumerate(((4, 8), (8,), (4, 8))))
 
     def loss(x: Any, scale: Any) -> Any:
@@ -320,7 +321,7 @@ def test_compiled() -> None:
     y = torch.compile(rms_norm, fullgraph=True, backend="aot_eager")(x, scale)
     want = rms_norm(x, scale)
     assert torch.equal(y, want)
-    for g, w in zip(*(torch.autograd.grad(each.square().sum(), (x, scale)) for each in (y, want)), strict=True):
+    for g, w in zip(*(torch.autograd.grad(result.square().sum(), (x, scale)) for result in (y, want)), strict=True):
         torch.testing.assert_close(g, w, rtol=2.0**-20, atol=2.0**-20)  # the order of 32 terms in float32
     torch._dynamo.reset()
 
@@ -342,35 +343,35 @@ def test_what_has_no_memory_of_that_kind_is_an_error() -> None:
 
 @pytest.mark.parametrize("differentiated", [False, True])
 def test_results_are_ordinary_tensors(differentiated: bool) -> None:
-    """They can grow, be shared, saved and copied, whoever gave the memory."""
+    """They can grow, be shared, saved and copied, also if rmsnorm asked for their memory."""
     x, residual, scale = draw(*LARGE), draw(*LARGE, seed=1), draw(LARGE[1])
     if differentiated:
-        for each in (x, residual, scale):
-            each.requires_grad_()
+        for tensor in (x, residual, scale):
+            tensor.requires_grad_()
     y, h, inverse_rms = rms_norm(x, scale, residual=residual, return_inverse_rms=True)
-    found = [y, h, inverse_rms]
+    results = [y, h, inverse_rms]
     if differentiated:
-        found += torch.autograd.grad(y.sum(), (x, residual, scale))
-    for each in (tensor.detach() for tensor in found):
-        want = each.clone()
-        assert torch.equal(copy.deepcopy(each), want)
+        results += torch.autograd.grad(y.sum(), (x, residual, scale))
+    for tensor in [result.detach() for result in results]:
+        want = tensor.clone()
+        assert torch.equal(copy.deepcopy(tensor), want)
         file = io.BytesIO()
-        torch.save(each, file)
+        torch.save(tensor, file)
         file.seek(0)
         assert torch.equal(torch.load(file), want)
-        each.add_(1).sub_(1)  # it can be written to
-        assert each.untyped_storage().resizable()
-        each.resize_(each.numel() + 2**20)
-        assert torch.equal(each[: want.numel()], want.add(1).sub(1).reshape(-1))
+        tensor.add_(1).sub_(1)  # it can be written to
+        assert tensor.untyped_storage().resizable()
+        tensor.resize_(tensor.numel() + 2**20)
+        assert torch.equal(tensor[: want.numel()], want.add(1).sub(1).reshape(-1))
         assert torch.equal(want.share_memory_(), want)
     assert torch.equal(rms_norm(x.detach(), scale.detach()).share_memory_(), rms_norm(x.detach(), scale.detach()))
 
 
 def test_distributed_tensors(tmp_path: Any) -> None:
-    """In a group of one process: a subclass that PyTorch takes apart by itself."""
+    """In a group of one process: PyTorch itself passes the parts of such a tensor on."""
     distributed = pytest.importorskip("torch.distributed")
     if not distributed.is_available() or not distributed.is_gloo_available():
-        pytest.skip("no gloo here")
+        pytest.skip("gloo is not available")
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
