@@ -60,9 +60,7 @@ def solve_stages(session: Session, model: Model, findings: Findings) -> dict[str
             by_dtype[dtype] = _stages(session, model, dtype)
         except Unexplained:
             unexplained.append(dtype)
-    for (
-        dtype
-    ) in unexplained:  # probably a sum in the dtype of x, in an unknown order: treated as the whole chain in that dtype
+    for dtype in unexplained:  # probably sums in the dtype of x, in an unknown order: all is said to be in that dtype
         by_dtype[dtype] = Stages(dtype, squares=True, mean=True, inverse=True)
     _report_stages(by_dtype, unexplained, findings)
     return by_dtype

@@ -1,0 +1,91 @@
+"""The command identify: its report and exit status, a target that hangs, and the sweep over a package."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+
+
+def hangs(x):
+    print("what a target prints is not part of the report")
+    time.sleep(1000)
+
+
+def run(*arguments):
+    code = "import typer; from rmsnorm.cli.identify import identify; typer.run(identify)"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "COLUMNS": "200", "PYTHONPATH": os.path.dirname(__file__)},
+    )  # fmt: skip
+
+
+def test_the_command_reports_and_exits():
+    shown = run("torch.nn:RMSNorm")
+    assert shown.returncode == 0, shown.stderr
+    assert "torch.nn:RMSNorm is RMSNorm: the variant torch" in shown.stdout
+    shown = run("torch.nn:LayerNorm", "--json")
+    assert shown.returncode == 1
+    assert json.loads(shown.stdout)["kind"] == "layernorm"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["torch.nn:RMSNor"], "torch.nn has no 'RMSNor'"),
+        (["torch.nn:RMSNorm", "--init", "{"], "init is '{', expected a JSON object"),
+        ([], "expected a TARGET such as torch.nn:RMSNorm, or --sweep PACKAGE"),
+        (["--sweep", "no_such_package"], "package 'no_such_package' is not installed"),
+        (["x:y", "--framework", "caffe"], "framework is 'caffe', expected 'numpy'"),
+    ],
+    ids=str,
+)
+def test_bad_usage_exits_with_2(arguments, words):
+    shown = run(*arguments)
+    assert shown.returncode == 2
+    assert words in " ".join(shown.stderr.split())
+
+
+def test_a_target_that_hangs_is_ended():
+    shown = run(f"{__file__}:hangs", "--time-limit", "2", "--framework", "pytorch")
+    assert shown.returncode == 1, shown.stderr
+    assert "took more than its limit of 2 s, and was ended" in " ".join(shown.stdout.split())
+
+
+def test_a_sweep_counts_by_what_is_computed(tmp_path):
+    package = tmp_path / "zoo"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "norms.py").write_text(
+        "import torch\n"
+        "class ARMSNorm(torch.nn.RMSNorm):\n    def forward(self, x): return super().forward(x)\n"
+        "class BRMSNorm(ARMSNorm):\n    def forward(self, x): return super().forward(x)\n"
+        "class OtherLayerNorm(torch.nn.Module):\n    def forward(self, x): return x * x.pow(2).mean(-1, True).rsqrt()\n"
+        "class TrueLayerNorm(torch.nn.LayerNorm):\n    def forward(self, x): return super().forward(x) * 1**-0.5\n"
+        "class OddRMSNorm(torch.nn.Module):\n    def __init__(self, secret): super().__init__()\n"
+        "    def forward(self, x): return x\n"
+    )
+    code = (
+        f"import sys, os, json; sys.path.insert(0, {str(tmp_path)!r}); os.environ['PYTHONPATH'] = {str(tmp_path)!r}\n"
+        "from rmsnorm.identify.sweep import sweep\nprint(json.dumps(sweep('zoo', time_limit=30).json))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
+    result = json.loads(shown.stdout)
+    assert [(part["count"], part["computes"]) for part in result["clusters"]] == [
+        (2, "the variant torch"), (1, "the variant paper but rounding is 'input_dtype', without a gain"),
+    ]  # fmt: skip
+    assert [entry["class"] for entry in result["refused"]] == ["zoo.norms:OddRMSNorm"]
+    assert "requires 'secret'" in result["refused"][0]["why"]
+    assert result["others"] == 1
+
+
+def test_no_framework_is_loaded():
+    code = "import sys, rmsnorm.identify; print(*{'torch', 'tensorflow', 'jax', 'keras', 'flax'} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert not shown.stdout.strip()

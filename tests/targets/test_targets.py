@@ -1,0 +1,48 @@
+"""Whatever a target is made of, it takes NumPy arrays and returns them; what is no target gets a sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rmsnorm.targets import NoTarget, open_target
+
+torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+
+
+def test_a_target_takes_numpy_and_gives_numpy():
+    target = open_target(torch.nn.RMSNorm, width=8)
+    x = np.random.default_rng(0).normal(size=(3, 8)).astype("bfloat16")
+    y = target.forward(x, np.ones(8, "bfloat16"))
+    dx, dscale, dbias = target.gradients(x, np.ones(8, "bfloat16"), None, x)
+    assert [array.dtype.name for array in (y, dx, dscale)] == ["bfloat16"] * 3
+    assert (dx.shape, dscale.shape, dbias) == ((3, 8), (8,), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "reported"), [("pytorch", "torch"), ("torch", "torch"), ("np", "numpy"), ("onnx", "onnx")]
+)
+def test_a_framework_has_several_names(name, reported):
+    target = open_target(lambda x: x / 2, framework=name)
+    assert target.framework == reported
+    assert target.forward(np.ones((2, 4), "float32"))[0, 0] == 0.5
+    with pytest.raises(NoTarget, match="framework is 'caffe', expected 'numpy', 'torch', 'tf' or 'flax'"):
+        open_target(lambda x: x, framework="caffe")
+
+
+@pytest.mark.parametrize(
+    ("target", "init", "words"),
+    [
+        ("torch.nn:RMSNor", None, "torch.nn has no 'RMSNor'"),
+        ("torhc.nn:RMSNorm", None, "torhc.nn cannot be imported"),
+        ("RMSNorm", None, "expected module:attribute such as torch.nn:RMSNorm"),
+        ("no/such.onnx", None, "there is no file no/such.onnx"),
+        (torch.nn.Bilinear, None, "requires 'in1_features', whose value cannot be guessed; pass it in init"),
+        (torch.nn.RMSNorm, {"dmi": 4}, "takes no argument 'dmi'"),
+        (3, None, "is of type int, expected a function, a layer or a class of layers"),
+    ],
+    ids=str,
+)
+def test_no_target_is_bad_usage(target, init, words):
+    with pytest.raises(NoTarget, match=words.replace("(", r"\(")):
+        open_target(target, init=init)
