@@ -16,7 +16,12 @@ _NEEDS = {
     "flax": ["flax_impl/layers.py", "flax_impl/linen.py", "nematus/flax/*", "conversion/layer_norm/flax.py"],
 }
 _NEEDS["torch"].append("conversion/layer_norm/__init__.py")  # its example uses PyTorch
-_PROGRAMS = {"keras": "tests/**/keras_*.py", "jax": "tests/**/flax_*.py"}  # programs that tests run
+_PROGRAMS = {  # that tests run or import
+    "keras": "tests/**/keras_*.py",
+    "jax": "tests/**/flax_*.py",
+    "torch": "tests/**/torch_*.py",
+    "tensorflow": "tests/**/tf_*.py",
+}
 if find_spec("hypothesis"):
     from hypothesis import settings
 

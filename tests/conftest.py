@@ -164,6 +164,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name != "test_fuzz.py")
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """How many results the tests compared that count them."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "comparisons":
+                terminalreporter.write_line(f"{report.nodeid}: {value} comparisons")
+
+
 @pytest.fixture(scope="session", params=list(FRAMEWORKS))
 def wing(request: pytest.FixtureRequest) -> Wing:
     backend = FRAMEWORKS[request.param]

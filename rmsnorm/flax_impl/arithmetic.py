@@ -127,13 +127,9 @@ def _squares(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across
 
 
 def forward(
-    call: Call,
-    h: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
+    call: Call, h: jax.Array, scale: jax.Array | None, bias: jax.Array | None, mask: jax.Array | None,
     across: Across | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     row = statistic(call, h, mask, across)
     h, inverse_rms = lax.optimization_barrier((h, row.inverse_rms))
     if elementwise(call) == "float64" and {call.norm, call.result} & set(dtypes.HALF):
@@ -209,12 +205,7 @@ def _over_rho(h: jax.Array, inverse_rms: jax.Array, dtype: str) -> jax.Array:
 
 
 def backward(
-    call: Call,
-    dy: jax.Array,
-    h: jax.Array,
-    scale: jax.Array | None,
-    mask: jax.Array | None,
-    inverse_rms: jax.Array,
+    call: Call, dy: jax.Array, h: jax.Array, scale: jax.Array | None, mask: jax.Array | None, inverse_rms: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """dx, dscale and dbias, from x and 1 / rho alone."""
     counted, k, _ = _counted(call, h, mask)
@@ -237,18 +228,9 @@ def backward(
 
 
 def tangent(
-    call: Call,
-    h: jax.Array,
-    scale: jax.Array | None,
-    mask: jax.Array | None,
-    inverse_rms: jax.Array,
-    dh: jax.Array | None,
-    dscale: jax.Array | None,
-    dbias: jax.Array | None,
-    across: Across | None = None,
-    *,
-    wide: str,
-) -> tuple[jax.Array, jax.Array]:
+    call: Call, h: jax.Array, scale: jax.Array | None, mask: jax.Array | None, inverse_rms: jax.Array,
+    dh: jax.Array | None, dscale: jax.Array | None, dbias: jax.Array | None, across: Across | None = None, *, wide: str,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """dy and the tangent of 1 / rho, computed in ``wide``; its transpose is ``backward``.
 
     What checkpoint keeps for the transpose is what goes in: nothing of x's size but x.

@@ -56,7 +56,7 @@ class Data(NamedTuple):
         return small.where(~large, 0.0) + (vector - far).where(large, 0.0)
 
 
-def statistic(call: Call, h: Array, counted: Array, live: Array, scale: Array | None, bias: Array | None) -> Data:
+def statistic(call: Call, h: Array, counted: Array, mask: Array, scale: Array | None, bias: Array | None) -> Data:
     k = counted.sum(axis=1, keepdims=True)
     empty = k == 0
     size = DoubleDouble(np.maximum(k, 1))
@@ -90,7 +90,7 @@ def statistic(call: Call, h: Array, counted: Array, live: Array, scale: Array | 
     gain = DoubleDouble(1.0)
     if scale is not None:
         gain = DoubleDouble(call.variant.scale_offset) + DoubleDouble(scale)
-    return Data(scaled, c, size, root, rho, s, radial, exponent, empty, live & ~empty, gain, scale, bias)
+    return Data(scaled, c, size, root, rho, s, radial, exponent, empty, mask & ~empty, gain, scale, bias)
 
 
 def _visible(eps: DoubleDouble, other: DoubleDouble) -> DoubleDouble:
@@ -162,14 +162,14 @@ def blocks(
 ) -> Iterator[tuple[slice, Data]]:
     everywhere = np.ones((), bool)
     first = np.arange(rows.n) < (call.k or 0)
-    live = rows.of(everywhere if mask is None else mask)
+    mask = rows.of(everywhere if mask is None else mask)
     parameters = [None if p is None else rows.of(p.reshape(call.feature_shape)) for p in (scale, bias)]
     matrix = rows.of(h)
     step = max(1, _BLOCK // max(1, rows.n))
     for start in range(0, rows.count if rows.n else 0, step):
         block = slice(start, start + step)
         g, b = (None if p is None else p[block].astype(np.float64) for p in parameters)
-        yield block, statistic(call, matrix[block].astype(np.float64), live[block] & first, live[block], g, b)
+        yield block, statistic(call, matrix[block].astype(np.float64), mask[block] & first, mask[block], g, b)
 
 
 def assign(target: DoubleDouble, block: slice, value: DoubleDouble) -> None:

@@ -86,8 +86,8 @@ def forward(
     row = statistic(call, h, mask)
     y = _scaled(call, h, row, scale, bias)
     if mask is not None and not tf.executing_eagerly():  # in graphs, forward mode derives what is inside the function
-        live = _scaled(call, tf.where(mask, h, 0.0), row, scale, bias)
-        y = tf.where(mask, live, tf.stop_gradient(y))
+        smooth = _scaled(call, tf.where(mask, h, 0.0), row, scale, bias)
+        y = tf.where(mask, smooth, tf.stop_gradient(y))
     if row.empty is not None:
         y = tf.where(~row.empty, y, tf.zeros_like(y))
     return y, row.inverse_rms
@@ -98,7 +98,7 @@ def _scaled(call: Call, h: tf.Tensor, row: Statistic, scale: tf.Tensor | None, b
     exact = _is_exact(call)
     lost: Any = 0.0
     if not exact:
-        y = _times(h, row.inverse_rms)
+        y = _over_rho(h, row.inverse_rms)
     else:
         rho, h = row.rho, h * row.inverse_power
         y = h / rho
@@ -133,6 +133,14 @@ def _before_scale(call: Call, y: tf.Tensor, scale: tf.Tensor | None, bias: tf.Te
     return y
 
 
+def _over_rho(x: tf.Tensor, inverse_rms: tf.Tensor) -> tf.Tensor:
+    """x / rho; in float32 by two factors, as 1 / rho alone may leave its range."""
+    if x.dtype == tf.float64:
+        return x * inverse_rms
+    power = tf.where(tf.stop_gradient(inverse_rms) < 2.0**-100, 2.0**-32 * tf.ones_like(inverse_rms), 1.0)
+    return (x * tf.cast(power, x.dtype)) * tf.cast(inverse_rms / power, x.dtype)
+
+
 def backward(
     call: Call, dy: tf.Tensor, h: tf.Tensor, scale: tf.Tensor | None, mask: tf.Tensor | None, inverse_rms: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -141,10 +149,10 @@ def backward(
     v, live = tf.cast(dy, h.dtype), None if mask is None or empty is None else mask & ~empty
     if live is not None:
         v, h = tf.where(live, v, 0.0), tf.where(live, h, 0.0)
-    normalised = _times(h, inverse_rms)
+    normalised = _over_rho(h, inverse_rms)
     u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale, v))
     share = _slope(call, k, inverse_rms) * _sum(u * normalised, call.axes, keepdims=True) / k
-    dx = _times(u - _centred(call, normalised, counted, k) * tf.cast(share, h.dtype), inverse_rms)
+    dx = _over_rho(u - _centred(call, normalised, counted, k) * tf.cast(share, h.dtype), inverse_rms)
     along_scale = v * normalised
     if live is not None:  # again: 1 / rho may be infinite
         dx, along_scale = tf.where(live, dx, 0.0), tf.where(live, along_scale, 0.0)
@@ -169,15 +177,9 @@ def recalled(call: Call, h: tf.Tensor, mask: tf.Tensor | None, inverse_rms: tf.T
 
 
 def tangent(
-    call: Call,
-    h: tf.Tensor,
-    scale: tf.Tensor | None,
-    mask: tf.Tensor | None,
-    inverse_rms: tf.Tensor,
-    dh: tf.Tensor | None,
-    dscale: tf.Tensor | None,
-    dbias: tf.Tensor | None,
-) -> tf.Tensor:
+    call: Call, h: tf.Tensor, scale: tf.Tensor | None, mask: tf.Tensor | None, inverse_rms: tf.Tensor,
+    dh: tf.Tensor | None, dscale: tf.Tensor | None, dbias: tf.Tensor | None,
+) -> tf.Tensor:  # fmt: skip
     """dy in float64, from x and 1 / rho alone."""
     counted, k, empty = _counted(call, h, mask)
     h = h if mask is None else tf.where(mask, h, 0.0)
@@ -215,14 +217,6 @@ def _counted(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tenso
     return counted, tf.maximum(k, 1.0), tf.equal(k, 0)
 
 
-def _part(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call, tf.Tensor]:
-    """What the statistic is of, and the call on that: the leading elements alone where no mask chooses among them."""
-    if mask is not None or (leading := call.leading) is None:
-        return call, h
-    (axis,) = call.axes
-    return leading, h[(slice(None),) * axis + (slice(leading.n),)]
-
-
 def _first(call: Call, n: tf.Tensor) -> tf.Tensor:
     """Variant.counted, for a size that is known only when the graph runs."""
     if call.variant.partial is None:
@@ -230,6 +224,14 @@ def _first(call: Call, n: tf.Tensor) -> tf.Tensor:
     p = Fraction(call.variant.partial)
     up = p.denominator - 1 if call.variant.partial_rounding == "ceil" else 0
     return tf.minimum(n, tf.maximum((n * p.numerator + up) // p.denominator, 1))
+
+
+def _part(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call, tf.Tensor]:
+    """What the statistic is of, and the call on that: the leading elements alone where no mask chooses among them."""
+    if mask is not None or (leading := call.leading) is None:
+        return call, h
+    (axis,) = call.axes
+    return leading, h[(slice(None),) * axis + (slice(leading.n),)]
 
 
 def _centred(call: Call, h: tf.Tensor, counted: tf.Tensor | None, k: Any) -> tf.Tensor:
@@ -275,16 +277,6 @@ def _inverse_power(call: Call, h: tf.Tensor, k: Any) -> tf.Tensor:
     return 1 / tf.clip_by_value(power_of_two(largest), 2.0**-1022, 2.0**1022)
 
 
-def _features(call: Call, parameter: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    places = (slice(None) if axis in call.feature_axes else None for axis in range(len(call.shape)))
-    return tf.cast(parameter, like.dtype)[tuple(places)]  # no reshape: sizes may be unknown
-
-
-def _over_rows(call: Call, terms: tf.Tensor) -> tf.Tensor:
-    """Sum over the axes that share the parameters, in the shape of the parameters."""
-    return _sum(terms, call.shared_axes) if call.shared_axes else _double(terms)
-
-
 def _sum(terms: tf.Tensor, axes: Sequence[int], keepdims: bool = False) -> tf.Tensor:
     """In float64; the terms are added in their own format, eight slabs of the longest axis first."""
     static = terms.shape.as_list()  # in graphs of TensorFlow 1 the sizes of a shape are no numbers
@@ -306,12 +298,14 @@ def _sum(terms: tf.Tensor, axes: Sequence[int], keepdims: bool = False) -> tf.Te
     return total if rest is None else total + _double(tf.reduce_sum(rest, axes, keepdims=keepdims))
 
 
-def _times(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """x times a float64 of each row, of which float32 may hold a power of two more only apart."""
-    if x.dtype == tf.float64:
-        return x * factor
-    power = tf.where(tf.stop_gradient(factor) < 2.0**-100, 2.0**-32 * tf.ones_like(factor), 1.0)
-    return (x * tf.cast(power, x.dtype)) * tf.cast(factor / power, x.dtype)
+def _features(call: Call, parameter: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    index = (slice(None) if axis in call.feature_axes else None for axis in range(len(call.shape)))
+    return tf.cast(parameter, like.dtype)[tuple(index)]  # no reshape: sizes may be unknown
+
+
+def _over_rows(call: Call, terms: tf.Tensor) -> tf.Tensor:
+    """Sum over the axes that share the parameters, in the shape of the parameters."""
+    return _sum(terms, call.shared_axes) if call.shared_axes else _double(terms)
 
 
 def wide(call: Call, x: tf.Tensor) -> tf.Tensor:

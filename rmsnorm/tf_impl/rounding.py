@@ -42,11 +42,6 @@ def straight_through(value: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_finite(tf.stop_gradient(value)), x - finite(x - value), value)
 
 
-def power_of_two(x: tf.Tensor) -> tf.Tensor:
-    """2^e with 2^e <= |x| < 2^(e+1), 0 for 0 and infinity for what is not finite; a constant to every derivative."""
-    return _cut(x, 0x7FF0000000000000)
-
-
 def product_error(a: tf.Tensor, b: tf.Tensor, product: tf.Tensor) -> tf.Tensor:
     """a * b - product, to 2^-75 of it, for a product within a few ulps: Dekker 1971, the halves cut by a bit mask."""
     a1, b1 = _cut(a, -(2**27)), _cut(b, -(2**27))
@@ -87,6 +82,11 @@ def finite(error: tf.Tensor) -> tf.Tensor:
     """What was rounded off: nothing where the value is not finite, and a constant to every derivative."""
     error = tf.stop_gradient(error)
     return tf.where(tf.math.is_finite(error), error, 0.0)
+
+
+def power_of_two(x: tf.Tensor) -> tf.Tensor:
+    """2^e with 2^e <= |x| < 2^(e+1), 0 for 0 and infinity for what is not finite; a constant to every derivative."""
+    return _cut(x, 0x7FF0000000000000)
 
 
 def _cut(x: tf.Tensor, bits: int) -> tf.Tensor:

@@ -89,8 +89,8 @@ def forward(
     row = statistic(call, h, mask)
     y = _scaled(call, h, row, scale, bias)
     if mask is not None and (torch.is_grad_enabled() or is_transformed()):
-        live = _scaled(call, torch.where(mask, h, 0.0), row, scale, bias)
-        y = torch.where(mask, live, y.detach())
+        smooth = _scaled(call, torch.where(mask, h, 0.0), row, scale, bias)
+        y = torch.where(mask, smooth, y.detach())
     if row.empty is not None:
         y = torch.where(row.empty, 0.0, y)
     return y, row.inverse_rms
@@ -157,15 +157,9 @@ def backward(
 
 
 def tangent(
-    call: Call,
-    h: Tensor,
-    scale: Tensor | None,
-    mask: Tensor | None,
-    inverse_rms: Tensor,
-    dh: Tensor | None,
-    dscale: Tensor | None,
-    dbias: Tensor | None,
-) -> Tensor:
+    call: Call, h: Tensor, scale: Tensor | None, mask: Tensor | None, inverse_rms: Tensor,
+    dh: Tensor | None, dscale: Tensor | None, dbias: Tensor | None,
+) -> Tensor:  # fmt: skip
     """dy in float64, from x and 1 / rho alone."""
     counted, k, empty = _counted(call, h, mask)
     h = h if mask is None else torch.where(mask, h, 0.0)
@@ -189,8 +183,8 @@ def _counted(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Tensor | None,
     if mask is None and call.k == call.n and call.n:
         return None, call.k, None
     shape = [size if axis in call.axes else 1 for axis, size in enumerate(h.shape)]
-    places = h.new_ones(call.n or 0, dtype=torch.int64).cumsum(0)  # a DTensor where a is one
-    counted = (places <= (call.k or 0)).reshape(shape)
+    numbers = h.new_ones(call.n or 0, dtype=torch.int64).cumsum(0)  # a DTensor where a is one
+    counted = (numbers <= (call.k or 0)).reshape(shape)
     if mask is None and call.n:
         return counted, call.k, None
     if mask is not None:

@@ -72,11 +72,6 @@ def sum_of_squares(a: Tensor, add_up: Callable[[Tensor], Tensor]) -> tuple[Tenso
     return add_up(first), add_up((squares - first) + product_error(a, a, squares))
 
 
-def power_of_two(a: Tensor) -> Tensor:
-    """The largest one not above a >= 0; 0 below 2^-1022, infinity of infinity and NaN."""
-    return (a.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
-
-
 def sum_error(a: Tensor, b: Any, total: Tensor) -> Tensor:
     """a + b - total, exactly: Knuth."""
     t = total - a
@@ -85,3 +80,8 @@ def sum_error(a: Tensor, b: Any, total: Tensor) -> Tensor:
 
 def finite(error: Tensor) -> Tensor:
     return torch.where(error.isfinite(), error, 0.0)
+
+
+def power_of_two(a: Tensor) -> Tensor:
+    """The largest one not above a >= 0; 0 below 2^-1022, infinity of infinity and NaN."""
+    return (a.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from test_torch_layer import LlamaRMSNorm, randn, randomised, ulp_bound  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
+from torch_arrays import randn  # noqa: E402
+from torch_layers import LlamaRMSNorm, randomised, ulp_bound  # noqa: E402
 
 import rmsnorm  # noqa: E402
 from rmsnorm.conversion import replace  # noqa: E402

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import rmsnorm
 from rmsnorm import numpy_impl as golden
+from rmsnorm.accuracy.ulps import ulps
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
 
 from keras.src.testing import TestCase  # noqa: E402
+from keras_configurations import CONFIGURATIONS, filled, normal  # noqa: E402
 
 from rmsnorm.tf_impl import RMSNormalization, keras_ops  # noqa: E402
 
@@ -37,51 +37,12 @@ COMPILED = {  # what JAX compiles is kept, as by rmsnorm check
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
 }
 BuiltIn = keras.layers.RMSNormalization
-CONFIGURATIONS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
-    "plain": ({}, (4, 6)),
-    "middle axis": ({"axis": 1}, (2, 3, 4)),
-    "first axis": ({"axis": 0}, (3, 4)),
-    "unsorted": ({"axis": [-1, 1]}, (2, 3, 4, 5)),
-    "image": ({"variant": "lasagne", "axis": (2, 3), "feature_axis": 1}, (2, 3, 4, 5)),
-    "partial": ({"variant": "gemma", "partial": 0.3}, (4, 8)),
-    "third": ({"partial": Fraction(1, 3)}, (4, 9)),
-    "outside": ({"variant": "zhang_torch", "bias": True}, (4, 8)),
-    "clamp": ({"variant": "x_transformers"}, (4, 8)),
-    "variance": ({"variant": "keras_rms_scaling"}, (4, 8)),
-    "before scale": ({"variant": "llama", "epsilon": 1e-3}, (4, 8)),
-    "no scale": ({"scale": False, "bias": True}, (4, 8)),
-    "no weights": ({"scale": False}, (4, 8)),
-    "own variant": (
-        {"variant": rmsnorm.Variant(name="mine", eps=0.1, partial=Fraction(1, 3), scale_offset=0.5)},
-        (4, 9),
-    ),
-}
-
-
-def normal(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def filled(layer: Any, shape: tuple[int, ...]) -> Any:
-    """The layer, built, with weights that show."""
-    if not layer.built:
-        layer.build(shape)
-    layer.set_weights([normal(*w.shape, seed=i + 1) for i, w in enumerate(layer.weights)])
-    return layer
 
 
 def of_golden(layer: Any, x: Any, **options: Any) -> Any:
     weights = [None if w is None else np.asarray(w.value) for w in (layer.scale, layer.bias)]
     given = {"variant": layer.variant, "axis": layer.axis, "feature_axis": layer.feature_axis}
     return golden.rms_norm(x, *weights, **given, out_dtype=layer.compute_dtype, **options)
-
-
-def ulps(got: Any, want: Any) -> Any:
-    got, want = np.asarray(got), np.asarray(want)
-    assert got.dtype == want.dtype
-    assert got.shape == want.shape
-    u = np.abs(want.astype(np.float64)) * rmsnorm.dtypes.epsilon(want.dtype.name)
-    return np.abs(got.astype(np.float64) - want.astype(np.float64)) / np.where(u == 0, 1, u)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

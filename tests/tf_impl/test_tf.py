@@ -4,138 +4,33 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from options import MAGNITUDES, OPTIONS
 
 import rmsnorm
 from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.terms import term_sizes
+from rmsnorm.accuracy.ulps import ulps
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 tf = pytest.importorskip("tensorflow")
 
+from tf_arrays import MODES, converted, make, split, to_tf  # noqa: E402
+from tf_checks import check_near, check_values  # noqa: E402
+from tf_gradients import GRAPHS, by_compiled_graph, by_tape, by_vjp, forward_mode  # noqa: E402
+
 from rmsnorm.tf_impl import rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
 
 tf.get_logger().setLevel("ERROR")  # each case traces its own function, which TensorFlow warns of
-MAGNITUDES = {
-    "float16": (1.0, 1e4, 1e-6),
-    "bfloat16": (1.0, 1e20, 1e-30),
-    "float32": (1.0, 1e20, 1e-30),
-    "float64": (1.0, 1e20, 1e-30, 1e300, 1e-300),
-}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "rows": {"axis": 0},
-    "image": {"axis": (2, 3), "feature_axis": 1},
-    "pair": {"axis": (-1, 1)},
-    "all": {"axis": (0, 1, 2, 3), "feature_axis": 3},
-    "partial": {"partial": 0.3},
-    "mask": {"mask": (2, 3, 4, 5)},
-    "broadcast mask": {"mask": (3, 1, 5)},
-    "partial mask": {"mask": (2, 3, 4, 5), "partial": 0.7, "axis": (1, 3)},
-    "residual": {"residual": "float32"},
-    "residual mask": {"residual": "bfloat16", "mask": (2, 3, 4, 5)},
-    "half out": {"out_dtype": "bfloat16"},
-    "double out": {"out_dtype": "float64"},
-}
-MODES: dict[str, Callable[[Any], Any]] = {
-    "eager": lambda function: function,
-    "graph": tf.function,
-    "unknown sizes": lambda function: _unknown(function, False),
-    "compiled": lambda function: tf.function(function, jit_compile=True),
-    "compiled, unknown sizes": lambda function: _unknown(function, True),
-}
-
-
-def _unknown(function: Any, jit_compile: bool) -> Any:
-    """The function of one list of tensors, traced for sizes that are not known."""
-
-    def run(tensors: Any) -> Any:
-        signature = [[tf.TensorSpec([None] * t.shape.rank, t.dtype) for t in tensors]]
-        return tf.function(function, input_signature=signature, jit_compile=jit_compile)(tensors)
-
-    return run
-
-
-def to_tf(value: Any) -> Any:
-    return tf.constant(value) if isinstance(value, np.ndarray) else value
-
-
-def ulps(got: Any, want: Any) -> Any:
-    """How many numbers of the format lie between; a NaN is next to a NaN only."""
-    got, want = np.asarray(got), np.asarray(want)
-    assert got.dtype == want.dtype
-    assert got.shape == want.shape
-    integer, double = f"i{got.dtype.itemsize}", want.dtype.itemsize == 8
-    ordered = []
-    for value in (got, want):
-        bits = np.where(np.isnan(value), 0, value).astype(value.dtype).view(integer).astype(object if double else "i8")
-        ordered.append(np.where(bits < 0, -(bits - int(np.iinfo(integer).min)), bits))
-    return np.where(np.isnan(got) == np.isnan(want), abs(ordered[0] - ordered[1]), 2**62).astype(np.int64)
-
-
-def check_values(got: Any, want: Any, most: int = 1) -> None:
-    """y is rounded once, from at least 53 bits: it is not the golden's only next to a tie, 1 time in 2^28 in f32."""
-    apart = ulps(got.numpy(), want)
-    assert apart.max(initial=0) <= most
-    assert (apart == 0).sum() >= 0.999 * apart.size - (most > 1)
-
-
-def check_near(got: Any, want: Any, terms: Any, count: int) -> None:
-    """One rounding each of the two, and what the arithmetic rounds: its u of the terms' absolute sum for an operation.
-
-    That is float64, but between 16 bits float32. TensorFlow's kernels take subnormal numbers as 0, which costs up to
-    the smallest normal one; in f16 it does not.
-    """
-    got, dtype = got.numpy(), want.dtype.name
-    assert got.dtype == want.dtype
-    assert got.shape == want.shape
-    tiny = dtypes.smallest_subnormal(dtype) if dtype == "float16" else float(ml_dtypes.finfo(dtype).smallest_normal)
-    got, want = got.astype(np.float64), want.astype(np.float64)
-    same = (got == want) | (np.isnan(got) & np.isnan(want))
-    with np.errstate(all="ignore"):
-        u = 2.0**-24 if dtype in dtypes.HALF else 2.0**-53
-        near = np.abs(got - want) <= 2 * dtypes.unit_roundoff(dtype) * np.abs(want) + tiny + count * u * terms
-    assert (same | near).all()
-
-
-def make(options: dict[str, Any], dtype: str, parameters: str, seed: int, magnitude: float = 1.0) -> Any:
-    """Arguments of the golden: x, scale, bias, options; every mask has an empty row and NaN under it."""
-    rng = np.random.default_rng(seed)
-    shape, options = (2, 3, 4, 5), dict(options)
-    axis = options.get("feature_axis", options.get("axis", -1))
-    axes = sorted(a % 4 for a in (axis if isinstance(axis, tuple) else (axis,)))
-    sizes = [shape[a] for a in axes]
-    size = np.exp(np.clip(rng.standard_normal((*shape[:-1], 1)), -1, 1))  # 1e4 stays in float16
-    x = (np.clip(rng.standard_normal(shape), -2, 2) * size * magnitude).astype(dtype)
-    scale, bias = (rng.standard_normal(sizes).astype(parameters) for _ in range(2))
-    if "residual" in options:
-        options["residual"] = (rng.standard_normal(shape) * magnitude).astype(options["residual"])
-    if "mask" in options:
-        mask = rng.random(options["mask"]) > 0.3
-        mask[-1] = False
-        options["mask"] = mask
-        x = np.where(np.broadcast_to(mask, shape), x, np.asarray(np.nan, dtype)).astype(dtype)
-    return x, scale, bias, options
 
 
 def three_of(variants: tuple[str, ...], name: str) -> list[tuple[int, str]]:
     """The cases of the options share the variants out: three for each, with the seeds of their data."""
     return [((len(name) + i) % len(variants), variants[(len(name) + i) % len(variants)]) for i in range(3)]
-
-
-def split(options: dict[str, Any]) -> tuple[list[str], list[Any], dict[str, Any]]:
-    """Names and values of the arrays among the options, and the rest."""
-    names = [name for name, value in options.items() if isinstance(value, np.ndarray)]
-    rest = {name: value for name, value in options.items() if name not in names}
-    if "out_dtype" in rest:
-        rest["out_dtype"] = getattr(tf, rest["out_dtype"])
-    return names, [to_tf(options[name]) for name in names], rest
 
 
 def check_variant(variant: str, y: Any, want: Any, x: Any, scale: Any, bias: Any, magnitude: float) -> None:
@@ -218,59 +113,6 @@ def test_every_option_is_the_golden(name: str, dtype: str) -> None:
             assert ulps(inverse_rms.numpy(), want[-1]).max() <= 1  # in float64 of a rho that is itself rounded
 
 
-def by_vjp(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    return rms_norm_vjp(dy, *arrays, **options)[: len(arrays)]
-
-
-def by_tape(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    with tf.GradientTape() as tape:
-        tape.watch(arrays)
-        y = rms_norm(*arrays, **options)
-        y = y[0] if isinstance(y, tuple) else y
-    return tape.gradient(y, arrays, tf.cast(dy, y.dtype))
-
-
-def by_graph(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    return tf.function(lambda dy, arrays: by_tape(dy, arrays, options))(dy, arrays)
-
-
-def by_compiled_graph(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    return tf.function(lambda dy, arrays: by_tape(dy, arrays, options), jit_compile=True)(dy, arrays)
-
-
-def by_tape_outside(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    """What crosses from the forward to the backward graph is what the function says."""
-
-    def first(*arrays: Any) -> Any:
-        y = rms_norm(*arrays, **options)
-        return y[0] if isinstance(y, tuple) else y
-
-    function = tf.function(first, input_signature=[tf.TensorSpec([None] * a.shape.rank, a.dtype) for a in arrays])
-    with tf.GradientTape() as tape:
-        tape.watch(arrays)
-        y = function(*arrays)
-    return tape.gradient(y, arrays, tf.cast(dy, y.dtype))
-
-
-def by_gradients(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    """tf.gradients, which needs a graph."""
-
-    def derived(dy: Any, arrays: Any) -> Any:
-        y = rms_norm(*arrays, **options)
-        y = y[0] if isinstance(y, tuple) else y
-        return tf.gradients(y, arrays, tf.cast(dy, y.dtype))
-
-    return tf.function(derived)(dy, arrays)
-
-
-GRAPHS = (by_graph, by_compiled_graph, by_tape_outside, by_gradients)
-
-
-def converted(options: dict[str, Any]) -> dict[str, Any]:
-    names, arrays, rest = split(options)
-    return {**rest, **dict(zip(names, arrays, strict=True))}
-
-
 @pytest.mark.parametrize("dtype", MAGNITUDES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_gradient_is_the_golden(name: str, dtype: str) -> None:
@@ -321,13 +163,6 @@ def test_half_gradients_are_rounded_once(dtype: str) -> None:
             # float32 is 13 or 16 bits finer: some 10 of its roundings move 1 number in 800 to the next, or 2 of few
             apart = ulps(g.numpy(), w)
             assert (apart > 0).sum() <= max(2, apart.size * 10 * 2.0**-13)
-
-
-def forward_mode(arrays: list[Any], directions: list[Any], options: dict[str, Any]) -> Any:
-    with tf.autodiff.ForwardAccumulator(arrays, directions) as accumulator:
-        y = rms_norm(*arrays, **options)
-        y = y[0] if isinstance(y, tuple) else y
-    return accumulator.jvp(y)
 
 
 @pytest.mark.parametrize("dtype", MAGNITUDES)

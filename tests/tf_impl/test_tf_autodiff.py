@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from options import MAGNITUDES
 
 from rmsnorm import numpy_impl as golden
 
 tf = pytest.importorskip("tensorflow")
 
-from test_tf import MAGNITUDES, by_tape, converted, to_tf  # noqa: E402
+from tf_arrays import converted, to_tf  # noqa: E402
+from tf_gradients import NESTINGS, backward_over_backward, by_tape, directions_of, product_with_hessian  # noqa: E402
 
 from rmsnorm.tf_impl import arithmetic, rms_norm, rms_norm_vjp  # noqa: E402
 
@@ -42,57 +44,6 @@ def small(name: str) -> tuple[Any, list[Any], dict[str, Any]]:
         arrays[0] = np.where(options["mask"], arrays[0], np.nan)
     given = converted(options)
     return lambda *args: rms_norm(*args, **given), arrays, options
-
-
-def directions_of(arrays: list[Any]) -> list[Any]:
-    rng = np.random.default_rng(7)
-    return [rng.standard_normal(array.shape) for array in arrays]
-
-
-def gradients_of(function: Any, arrays: Any, v: Any) -> Any:
-    with tf.GradientTape() as tape:
-        tape.watch(arrays)
-        y = function(*arrays)
-    return tape.gradient(y, arrays, v)
-
-
-def backward_over_backward(function: Any, arrays: Any, v: Any, directions: Any) -> Any:
-    with tf.GradientTape() as tape:
-        tape.watch(arrays)
-        first = gradients_of(function, arrays, v)
-    return tape.gradient(first, arrays, directions, unconnected_gradients="zero")
-
-
-def forward_over_backward(function: Any, arrays: Any, v: Any, directions: Any) -> Any:
-    with tf.autodiff.ForwardAccumulator(arrays, directions) as accumulator:
-        first = gradients_of(function, arrays, v)
-    return accumulator.jvp(first, unconnected_gradients="zero")
-
-
-def backward_over_forward(function: Any, arrays: Any, v: Any, directions: Any) -> Any:
-    with tf.GradientTape() as tape:
-        tape.watch(arrays)
-        with tf.autodiff.ForwardAccumulator(arrays, directions) as accumulator:
-            y = function(*arrays)
-        tangent = accumulator.jvp(y)
-    return tape.gradient(tangent, arrays, v, unconnected_gradients="zero")
-
-
-NESTINGS = (backward_over_backward, forward_over_backward, backward_over_forward)
-
-
-def product_with_hessian(arrays: Any, v: Any, directions: Any, options: dict[str, Any]) -> Any:
-    """Of <v, y>, by central differences of the golden's gradients, 2^-17 on each side.
-
-    They err by h^2 / 6 of the third derivative and by 2^-53 / h of the gradients: with rows of norm 1 or more and
-    directions of size 3 both are below 1e-7 of the largest gradient.
-    """
-    h = 2.0**-17
-    ahead, behind = (
-        golden.rms_norm_vjp(v, *(a + s * d for a, d in zip(arrays, directions, strict=True)), **options)
-        for s in (h, -h)
-    )
-    return [(one - other) / (2 * h) for one, other in zip(ahead, behind, strict=True) if one is not None]
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)

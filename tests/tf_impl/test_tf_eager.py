@@ -16,7 +16,8 @@ from rmsnorm.accuracy.ulps import ulps
 
 tf = pytest.importorskip("tensorflow")
 
-from test_tf import check_near, converted, make, to_tf  # noqa: E402
+from tf_arrays import converted, make, to_tf  # noqa: E402
+from tf_checks import check_near  # noqa: E402
 
 from rmsnorm.tf_impl import arithmetic, eager, rms_norm, rms_norm_vjp  # noqa: E402
 

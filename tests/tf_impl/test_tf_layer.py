@@ -9,13 +9,15 @@ import pytest
 
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.terms import term_sizes
+from rmsnorm.accuracy.ulps import ulps
 
 tf = pytest.importorskip("tensorflow")
 pytest.importorskip("keras")
 
-from test_keras import CONFIGURATIONS, filled, normal, pytestmark, ulps  # noqa: E402, F401
-from test_tf import check_near, to_tf  # noqa: E402
-from test_tf_autodiff import NESTINGS, directions_of, product_with_hessian  # noqa: E402
+from keras_configurations import CONFIGURATIONS, filled, normal  # noqa: E402
+from tf_arrays import to_tf  # noqa: E402
+from tf_checks import check_near  # noqa: E402
+from tf_gradients import NESTINGS, directions_of, product_with_hessian  # noqa: E402
 
 from rmsnorm.tf_impl import RMSNormalization  # noqa: E402
 

@@ -10,26 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from options import MAGNITUDES
 
 from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
+from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl.double_double import DoubleDouble
 
 tf = pytest.importorskip("tensorflow")
 
-from test_tf import (  # noqa: E402
-    MAGNITUDES,
-    MODES,
-    by_graph,
-    by_tape,
-    by_tape_outside,
-    by_vjp,
-    check_values,
-    converted,
-    forward_mode,
-    to_tf,
-    ulps,
-)
+from tf_arrays import MODES, converted, to_tf  # noqa: E402
+from tf_checks import check_values  # noqa: E402
+from tf_gradients import by_graph, by_tape, by_tape_outside, by_vjp, forward_mode  # noqa: E402
 
 from rmsnorm.tf_impl import rms_norm  # noqa: E402
 from rmsnorm.tf_impl.rounding import cast, product_error, sum_of_squares  # noqa: E402

@@ -5,150 +5,26 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from options import MAGNITUDES, OPTIONS, make
 
 import rmsnorm
 from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
+from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl.double_double import DoubleDouble
 
 torch = pytest.importorskip("torch")
 from torch.autograd import forward_ad  # noqa: E402
+from torch_arrays import to_numpy, to_torch, torch_options  # noqa: E402
+from torch_checks import check_gradient, check_values, magnitudes_of_terms  # noqa: E402
+from torch_gradients import by_autograd, by_func, by_vjp  # noqa: E402
 
 from rmsnorm.torch_impl import rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
 from rmsnorm.torch_impl.rounding import cast, straight_through  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
-
-MAGNITUDES = {
-    "float16": (1.0, 1e4, 1e-6),
-    "bfloat16": (1.0, 1e20, 1e-30),
-    "float32": (1.0, 1e20, 1e-30),
-    "float64": (1.0, 1e20, 1e-30, 1e300, 1e-300),
-}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "rows": {"axis": 0},
-    "image": {"axis": (2, 3), "feature_axis": 1},
-    "pair": {"axis": (-1, 1)},
-    "all": {"axis": (0, 1, 2, 3), "feature_axis": 3},
-    "partial": {"partial": 0.3},
-    "mask": {"mask": (2, 3, 4, 5)},
-    "broadcast mask": {"mask": (3, 1, 5)},
-    "partial mask": {"mask": (2, 3, 4, 5), "partial": 0.7, "axis": (1, 3)},
-    "residual": {"residual": "float32"},
-    "residual mask": {"residual": "bfloat16", "mask": (2, 3, 4, 5)},
-    "half out": {"out_dtype": "bfloat16"},
-    "double out": {"out_dtype": "float64"},
-}
-
-
-def to_torch(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value
-    if value.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(value.astype(np.float32)).bfloat16()  # exact
-    return torch.from_numpy(value.copy())
-
-
-def to_numpy(value: Any) -> Any:
-    if value is None:
-        return None
-    value = value.detach()
-    return value.float().numpy().astype(ml_dtypes.bfloat16) if value.dtype == torch.bfloat16 else value.numpy()
-
-
-def ulps(got: Any, want: Any) -> Any:
-    """How many numbers of the format lie between; a NaN is next to a NaN only."""
-    got, want = np.asarray(got), np.asarray(want)
-    assert got.dtype == want.dtype
-    assert got.shape == want.shape
-    integer, double = f"i{got.dtype.itemsize}", want.dtype.itemsize == 8
-    ordered = []
-    for value in (got, want):
-        bits = np.where(np.isnan(value), 0, value).astype(value.dtype).view(integer).astype(object if double else "i8")
-        ordered.append(np.where(bits < 0, -(bits - int(np.iinfo(integer).min)), bits))
-    return np.where(np.isnan(got) == np.isnan(want), abs(ordered[0] - ordered[1]), 2**62).astype(np.int64)
-
-
-def check_values(got: Any, want: Any, most: int | None = None, share: float = 0.999) -> None:
-    """16 bits: float64 rounded once, another number than the golden's only next to a tie. 32 bits: likewise, but where
-    a / rho is rounded before the scale a tie may move y by two. 64 bits: two ulps, what is carried along makes it none.
-    """
-    apart = ulps(to_numpy(got), want)
-    assert apart.max(initial=0) <= (most if most is not None else 1 if want.dtype.itemsize == 2 else 2)
-    assert (apart == 0).sum() >= share * apart.size
-
-
-def check_gradient(got: Any, want: Any, terms: Any, count: int) -> None:
-    """One ulp of the dtype, and what float64 rounds: an operation or addition each 2^-53 of the terms' absolute sum."""
-    got = to_numpy(got)
-    assert got.dtype == want.dtype
-    assert got.shape == want.shape
-    u, tiny = dtypes.unit_roundoff(want.dtype.name), dtypes.smallest_subnormal(want.dtype.name)
-    got, want = got.astype(np.float64), want.astype(np.float64)
-    same = (got == want) | (np.isnan(got) & np.isnan(want))
-    with np.errstate(all="ignore"):
-        near = np.abs(got - want) <= 2 * u * np.abs(want) + tiny + count * 2.0**-53 * terms
-    assert (same | near).all()
-
-
-def make(options: dict[str, Any], dtype: str, parameters: str, seed: int, magnitude: float = 1.0) -> Any:
-    """Arguments of the golden: x, scale, bias, options; every mask has an empty row and NaN under it."""
-    rng = np.random.default_rng(seed)
-    shape, options = (2, 3, 4, 5), dict(options)
-    axis = options.get("feature_axis", options.get("axis", -1))
-    axes = sorted(a % 4 for a in (axis if isinstance(axis, tuple) else (axis,)))
-    sizes = [shape[a] for a in axes]
-    x = rng.standard_normal(shape) * np.exp(rng.standard_normal((*shape[:-1], 1))) * magnitude
-    x = np.clip(x, -6e4, 6e4).astype(dtype) if dtype == "float16" else x.astype(dtype)
-    scale, bias = (rng.standard_normal(sizes).astype(parameters) for _ in range(2))
-    if "residual" in options:
-        options["residual"] = (rng.standard_normal(shape) * magnitude).astype(options["residual"])
-    if "mask" in options:
-        mask = rng.random(options["mask"]) > 0.3
-        mask[-1] = False
-        options["mask"] = mask
-        x = np.where(np.broadcast_to(mask, shape), x, np.asarray(np.nan, dtype)).astype(dtype)
-    return x, scale, bias, options
-
-
-def torch_options(options: dict[str, Any]) -> dict[str, Any]:
-    converted = {name: to_torch(value) for name, value in options.items()}
-    if "out_dtype" in options:
-        converted["out_dtype"] = getattr(torch, options["out_dtype"])
-    return converted
-
-
-def magnitudes_of_terms(x: Any, scale: Any, dy: Any, variant: Any, options: dict[str, Any]) -> Any:
-    """The sums of absolute values of the terms of dx, dscale and dbias (from the equations, in float64)."""
-    if (residual := options.get("residual")) is not None:
-        x = golden.rms_norm(x, residual=residual)[1]
-    kept = {name: options[name] for name in ("axis", "mask", "partial") if name in options}
-    chosen = rmsnorm.Variant.get(variant)
-    axis = options.get("axis", -1)
-    axes = tuple(a % 4 for a in (axis if isinstance(axis, tuple) else (axis,)))
-    _, inverse = golden.rms_norm(x.astype(np.float64), variant=chosen, return_inverse_rms=True, **kept)
-    mask = np.broadcast_to(options.get("mask", True), x.shape)
-    a = np.where(mask, np.abs(x.astype(np.float64)), 0.0)
-    v = np.where(mask, np.abs(dy.astype(np.float64)), 0.0)
-    feature = options.get("feature_axis", axis)
-    features = tuple(f % 4 for f in (feature if isinstance(feature, tuple) else (feature,)))
-    gain = np.abs(chosen.scale_offset + scale.astype(np.float64))
-    gain = gain.reshape([size if i in features else 1 for i, size in enumerate(x.shape)])
-    normalised = a * inverse
-    if chosen.statistic == "variance":
-        normalised = normalised + normalised.sum(axes, keepdims=True)
-    k = max(1, chosen.replace(partial=options.get("partial")).counted(int(np.prod([x.shape[i] for i in axes]))) // 4)
-    slope = 1.0
-    if chosen.eps_position == "outside":
-        slope = 1 / np.maximum(1 - chosen.eps * inverse, 2.0**-52)
-    u = v * gain
-    dx = inverse * (u + normalised * slope * (u * normalised).sum(axes, keepdims=True) / k)
-    shared = tuple(i for i in range(4) if i not in features)
-    return dx, (v * normalised).sum(shared), v.sum(shared)
 
 
 @pytest.mark.parametrize("dtype", MAGNITUDES)
@@ -190,26 +66,6 @@ def test_every_option_is_the_golden(name: str, dtype: str) -> None:
         check_values(got[-1], want[-1], share=0)  # 1 / rho in float64 is a division after a rounding: two ulps
         for g, w in zip(got[:-1], want[:-1], strict=True):
             check_values(g, w, share=0.999 if carried else 0.9)
-
-
-def by_vjp(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    return rms_norm_vjp(dy, *arrays, **options)
-
-
-def by_autograd(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    leaves = [array.clone().requires_grad_() for array in arrays]
-    y = rms_norm(*leaves, **options)
-    y = y[0] if isinstance(y, tuple) else y
-    return torch.autograd.grad(y, leaves, dy.to(y.dtype))
-
-
-def by_func(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    def first(*args: Any) -> Any:
-        y = rms_norm(*args, **options)
-        return y[0] if isinstance(y, tuple) else y
-
-    y, pull_back = torch.func.vjp(first, *arrays)
-    return pull_back(dy.to(y.dtype))
 
 
 @pytest.mark.parametrize("dtype", MAGNITUDES)

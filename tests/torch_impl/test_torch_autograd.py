@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from rmsnorm import numpy_impl as golden
+from rmsnorm.accuracy.ulps import ulps
 
 torch = pytest.importorskip("torch")
-from test_torch import by_autograd, to_numpy, ulps  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
+from torch_arrays import to_numpy  # noqa: E402
+from torch_gradients import by_autograd  # noqa: E402
 
 from rmsnorm.torch_impl import arithmetic, functional, rms_norm  # noqa: E402
 

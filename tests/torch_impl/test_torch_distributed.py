@@ -26,11 +26,12 @@ from rmsnorm import numpy_impl as golden
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("no gloo here", allow_module_level=True)
-from test_torch import check_gradient, check_values, magnitudes_of_terms, to_torch  # noqa: E402
 from torch import distributed, nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
 from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
+from torch_arrays import to_torch  # noqa: E402
+from torch_checks import check_gradient, check_values, magnitudes_of_terms  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
 

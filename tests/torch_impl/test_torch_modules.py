@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from test_torch_layer import randn, randomised  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils import parametrize, prune  # noqa: E402
+from torch_arrays import randn  # noqa: E402
+from torch_layers import randomised  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
 

@@ -22,9 +22,9 @@ from rmsnorm import dtypes
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")
-from test_torch_tools import torch_rms_norm  # noqa: E402
 from torch.testing._internal import common_methods_invocations as invocations  # noqa: E402
 from torch.testing._internal import common_modules  # noqa: E402
+from torch_layers import torch_rms_norm  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm  # noqa: E402
 

@@ -12,8 +12,10 @@ from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
 
 torch = pytest.importorskip("torch")
-from test_torch import check_values, to_torch  # noqa: E402
 from torch._dynamo.testing import CompileCounter  # noqa: E402
+from torch_arrays import to_torch  # noqa: E402
+from torch_checks import check_values  # noqa: E402
+from torch_layers import torch_rms_norm  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
 
@@ -105,12 +107,6 @@ def test_export(strict: bool) -> None:
     longer = torch.cat([x, 2 * x])
     mask = longer > -0.5
     assert torch.equal(program.module()(longer, mask), Model()(longer, mask))
-
-
-def torch_rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
-    """By ours what torch.nn.functional.rms_norm computes."""
-    axes = tuple(range(-len(normalized_shape), 0))
-    return rms_norm(x, weight, variant="torch", eps=eps, axis=axes)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])

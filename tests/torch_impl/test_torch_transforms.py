@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from test_torch_layer import randn, randomised, ulp_bound  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
+from torch_arrays import randn  # noqa: E402
+from torch_layers import randomised, ulp_bound  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
 

@@ -1,0 +1,117 @@
+"""The ways to the derivatives of rms_norm in TensorFlow, first and second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from rmsnorm import numpy_impl as golden
+from rmsnorm.tf_impl import rms_norm, rms_norm_vjp
+
+
+def by_vjp(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
+    return rms_norm_vjp(dy, *arrays, **options)[: len(arrays)]
+
+
+def by_tape(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(arrays)
+        y = rms_norm(*arrays, **options)
+        y = y[0] if isinstance(y, tuple) else y
+    return tape.gradient(y, arrays, tf.cast(dy, y.dtype))
+
+
+def by_graph(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
+    return tf.function(lambda dy, arrays: by_tape(dy, arrays, options))(dy, arrays)
+
+
+def by_compiled_graph(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
+    return tf.function(lambda dy, arrays: by_tape(dy, arrays, options), jit_compile=True)(dy, arrays)
+
+
+def by_tape_outside(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
+    """What crosses from the forward to the backward graph is what the function says."""
+
+    def first(*arrays: Any) -> Any:
+        y = rms_norm(*arrays, **options)
+        return y[0] if isinstance(y, tuple) else y
+
+    function = tf.function(first, input_signature=[tf.TensorSpec([None] * a.shape.rank, a.dtype) for a in arrays])
+    with tf.GradientTape() as tape:
+        tape.watch(arrays)
+        y = function(*arrays)
+    return tape.gradient(y, arrays, tf.cast(dy, y.dtype))
+
+
+def by_gradients(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
+    """tf.gradients, which needs a graph."""
+
+    def derived(dy: Any, arrays: Any) -> Any:
+        y = rms_norm(*arrays, **options)
+        y = y[0] if isinstance(y, tuple) else y
+        return tf.gradients(y, arrays, tf.cast(dy, y.dtype))
+
+    return tf.function(derived)(dy, arrays)
+
+
+GRAPHS = (by_graph, by_compiled_graph, by_tape_outside, by_gradients)
+
+
+def forward_mode(arrays: list[Any], directions: list[Any], options: dict[str, Any]) -> Any:
+    with tf.autodiff.ForwardAccumulator(arrays, directions) as accumulator:
+        y = rms_norm(*arrays, **options)
+        y = y[0] if isinstance(y, tuple) else y
+    return accumulator.jvp(y)
+
+
+def directions_of(arrays: list[Any]) -> list[Any]:
+    rng = np.random.default_rng(7)
+    return [rng.standard_normal(array.shape) for array in arrays]
+
+
+def gradients_of(function: Any, arrays: Any, v: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(arrays)
+        y = function(*arrays)
+    return tape.gradient(y, arrays, v)
+
+
+def backward_over_backward(function: Any, arrays: Any, v: Any, directions: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(arrays)
+        first = gradients_of(function, arrays, v)
+    return tape.gradient(first, arrays, directions, unconnected_gradients="zero")
+
+
+def forward_over_backward(function: Any, arrays: Any, v: Any, directions: Any) -> Any:
+    with tf.autodiff.ForwardAccumulator(arrays, directions) as accumulator:
+        first = gradients_of(function, arrays, v)
+    return accumulator.jvp(first, unconnected_gradients="zero")
+
+
+def backward_over_forward(function: Any, arrays: Any, v: Any, directions: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(arrays)
+        with tf.autodiff.ForwardAccumulator(arrays, directions) as accumulator:
+            y = function(*arrays)
+        tangent = accumulator.jvp(y)
+    return tape.gradient(tangent, arrays, v, unconnected_gradients="zero")
+
+
+NESTINGS = (backward_over_backward, forward_over_backward, backward_over_forward)
+
+
+def product_with_hessian(arrays: Any, v: Any, directions: Any, options: dict[str, Any]) -> Any:
+    """Of <v, y>, by central differences of the golden's gradients, 2^-17 on each side.
+
+    They err by h^2 / 6 of the third derivative and by 2^-53 / h of the gradients: with rows of norm 1 or more and
+    directions of size 3 both are below 1e-7 of the largest gradient.
+    """
+    h = 2.0**-17
+    above, below = (
+        golden.rms_norm_vjp(v, *(a + s * d for a, d in zip(arrays, directions, strict=True)), **options)
+        for s in (h, -h)
+    )
+    return [(one - other) / (2 * h) for one, other in zip(above, below, strict=True) if one is not None]

@@ -1,0 +1,29 @@
+"""Three ways to the gradients of rms_norm in PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rmsnorm.torch_impl import rms_norm, rms_norm_vjp
+
+
+def by_vjp(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
+    return rms_norm_vjp(dy, *arrays, **options)
+
+
+def by_autograd(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
+    leaves = [array.clone().requires_grad_() for array in arrays]
+    y = rms_norm(*leaves, **options)
+    y = y[0] if isinstance(y, tuple) else y
+    return torch.autograd.grad(y, leaves, dy.to(y.dtype))
+
+
+def by_func(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
+    def first(*args: Any) -> Any:
+        y = rms_norm(*args, **options)
+        return y[0] if isinstance(y, tuple) else y
+
+    y, pull_back = torch.func.vjp(first, *arrays)
+    return pull_back(dy.to(y.dtype))
