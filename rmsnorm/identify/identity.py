@@ -152,7 +152,7 @@ def _unrecognised(identity: Identity) -> str:
 
 def described(identity: Identity) -> str:
     """The variant by its name, or by the closest preset and the fields that differ."""
-    assert identity.variant is not None  # noqa: S101  (what is RMSNorm has one)
+    assert identity.variant is not None  # noqa: S101  (every RMSNorm has one)
     preset = closest(identity)
     text = f"the variant {preset.name}"
     different = [f"{name} is {getattr(identity.variant, name)!r}" for name in identity._different_fields(preset)]

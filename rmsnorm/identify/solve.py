@@ -172,7 +172,7 @@ def _kind(form: Form, statistic: Statistic, findings: Findings) -> Kind:
 
 
 def _report_denominator(statistic: Statistic, counted: Counted, n: int, findings: Findings) -> None:
-    """What no variant has: another divisor, a factor of y, the last elements for the first ones."""
+    """Report what no variant has: another divisor, a factor of y, or the last elements in place of the first."""
     k = counted.k
     if statistic.divisor != "k":
         divisors = {
@@ -191,7 +191,7 @@ def _report_denominator(statistic: Statistic, counted: Counted, n: int, findings
 
 
 def _model(form: Form, statistic: Statistic, counted: Counted, partial: Partial | None, eps: Eps, n: int) -> Model:
-    """Everything but the roundings."""
+    """The model without its roundings."""
     variant = Variant(
         name="identified",
         eps=eps.value,

@@ -35,7 +35,7 @@ class FromCall(Enum):
 
 
 def argument_named(name: str) -> str | None:
-    """The argument (scale, bias, gate, mask or residual) that people give such a name, else None.
+    """The argument (scale, bias, gate, mask or residual) with one of the usual names for it, None for another name.
 
     >>> argument_named("gamma"), argument_named("e_score_correction")
     ('scale', None)
