@@ -24,7 +24,7 @@ ROOM = {name: names[0] for names, _ in ROWS for name in names}  # by file or fol
 BY_NAME = {
     "rmsnorm": "",
     "rmsnorm.nematus": "",
-    "rmsnorm.nematus.backends": r"rmsnorm\.nematus\.(numpy|torch|tf|flax)\.(rnnsearch|transformer)",
+    "rmsnorm.nematus.backends": r"rmsnorm\.nematus\.(numpy|torch|tf|flax)",
     "rmsnorm.conversion.layer_norm": r"rmsnorm\.conversion\.layer_norm\.(torch|keras|flax)",
 }
 

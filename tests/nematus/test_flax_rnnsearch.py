@@ -186,7 +186,7 @@ def test_a_program_is_as_long_for_long_sentences_and_of_full_precision() -> None
     programs: list[str] = []
     for repeated in (1, 3):
         x, x_mask, y, y_mask = (np.concatenate([each] * repeated, axis=each.ndim - 2) for each in batch(config))
-        loss = jax.grad(lambda p, *sentences: flax_rnnsearch._loss(p, *sentences, config, None).mean())
+        loss = jax.grad(lambda p, *sentences: flax_rnnsearch._loss(p, config, *sentences, None).mean())
         programs.append(str(jax.make_jaxpr(loss)(model._parameters(), x, x_mask.astype("f4"), y, y_mask.astype("f4"))))
     assert programs[0].count(" = ") == programs[1].count(" = ")
     x, x_mask, y, y_mask = batch(other.config)

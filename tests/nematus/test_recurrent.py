@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from nematus_models import DATA, check_directions
 
-from rmsnorm.nematus.numpy.parameters import EPS, Parameters, normalize
+from rmsnorm.nematus.numpy.parameters import EPS, Parameters, normalise
 from rmsnorm.nematus.numpy.recurrent import gru, gru_vjp, lstm, lstm_vjp, nematus_gru, nematus_gru_vjp
 from rmsnorm.numpy_impl import norms, rms_norm
 
@@ -139,7 +139,7 @@ def test_the_norm_is_the_goldens(norm: str, magnitude: float) -> None:
     """Sums of 12 squares and some ten operations more: 64 roundings cover it, of terms that do not cancel."""
     rng = np.random.default_rng(6)
     a, gain = magnitude * rng.standard_normal((7, 12)), rng.uniform(0.5, 2.0, 12)
-    found, _ = normalize(Parameters({"g": gain}, norm, partial=0.3), a, "g", "b")
+    found, _ = normalise(Parameters({"g": gain}, norm, partial=0.3), a, "g", "b")
     if norm == "layer":
         wanted = norms.layer_norm(a, gain, np.zeros(12), eps=EPS)
     else:

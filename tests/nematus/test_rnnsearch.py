@@ -21,6 +21,7 @@ from nematus_models import (
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.names import variables
+from rmsnorm.nematus.numpy import rnnsearch
 from rmsnorm.nematus.numpy.output import log_softmax
 from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
 from rmsnorm.nematus.numpy.transformer import Transformer
@@ -328,7 +329,7 @@ def dropped(kind: str) -> tuple[RNNSearch, Any, dict[str, Any]]:
     sentences = (x, np.ones((4, 1)), y, np.ones((4, 1)))
     for seed in range(100):
         p = model._parameters(np.random.default_rng(seed))
-        model._loss("test", p, *sentences)
+        rnnsearch._loss(p, model.config, *model._sentences("test", *sentences))
         masks = p.dropout.masks
         if all(0 < np.count_nonzero(masks[f"{side} words"]) < 3 for side in ("source", "target")):
             return model, (sentences, seed), masks

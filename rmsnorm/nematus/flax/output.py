@@ -9,7 +9,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from rmsnorm import dtypes
-from rmsnorm.nematus.flax.parameters import Parameters, feed_forward, matmul
+from rmsnorm.nematus.flax.parameters import Parameters, feed_forward, multiply
 from rmsnorm.nematus.names import target_table
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def predict(
     attended: jax.Array,
     lexical: jax.Array | None,
 ) -> jax.Array:
-    """Logits: activation(sum of the normalized projections of the three) W + b, plus those of the lexical model."""
+    """Logits: activation(sum of the normalised projections of the three) W + b, plus those of the lexical model."""
     q = p / "decoder/next_word_predictor"
     hidden = _activate(
         q,
@@ -50,16 +50,16 @@ def lexical_state(p: Parameters, weights: jax.Array, embeddings: jax.Array) -> j
 def cross_entropy(
     logits: jax.Array, y: jax.Array, mask: jax.Array, right: float = 1.0, wrong: float = 0.0
 ) -> jax.Array:
-    """Of every word -sum_v target_v log p_v, where the mask is 1: ``right`` at the word itself, ``wrong`` elsewhere."""
+    """-sum_v target_v log p_v of every word, times the mask; target is ``right`` at the word, ``wrong`` elsewhere."""
     log_p = log_softmax(logits)
-    found = (right - wrong) * jnp.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
+    losses = (right - wrong) * jnp.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
     if wrong:
-        found = found + wrong * log_p.sum(-1)
-    return -found * mask.astype(found.dtype)
+        losses = losses + wrong * log_p.sum(-1)
+    return -losses * mask.astype(losses.dtype)
 
 
 def log_softmax(logits: jax.Array) -> jax.Array:
-    """In at least float32."""
+    """log softmax(logits), in at least float32."""
     return jax.nn.log_softmax(logits.astype(dtypes.arithmetic(logits.dtype.name)))
 
 
@@ -74,11 +74,11 @@ def _activate(q: Parameters, config: Config, x: jax.Array) -> jax.Array:
 
 
 def _logits(p: Parameters, config: Config, hidden: jax.Array) -> jax.Array:
-    """hidden W + b; W is the transposed embeddings where they are tied."""
+    """hidden W + b; if the embeddings are tied, W is their transpose."""
     q = p / "decoder/next_word_predictor/hidden_to_logits"
     if not config.tie_decoder_embeddings:
         return feed_forward(q, hidden, norm=False)
-    return matmul(q.drop("W", hidden), p[target_table(config)].T) + q["b"]
+    return multiply(q.drop("W", hidden), p[target_table(config)].T) + q["b"]
 
 
 def _mixture(p: Parameters, config: Config, hidden: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What the recurrent models and the Transformer are made of: parameters by name, the norm, and projections."""
+"""The parts of the recurrent models and the Transformer: parameters by name, the norm, and projections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rmsnorm.flax_impl.functional import rms_norm
 from rmsnorm.nematus import cells
 from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
 
-# So that nobody has to compile a model; below another jit, grad or vmap its functions are a part of that.
+# Users need not compile a model; in another jit, grad or vmap its functions become a part of that.
 compiled = bind(jax.jit, inline=True)
 
 
@@ -26,7 +26,7 @@ class Scope(nnx.Module):
 
 
 class Named(Scope):
-    """A module with parameters by names with slashes, as ``gru0/state_to_gates``; in its state as nested modules."""
+    """A module whose parameters have names with slashes, as ``gru0/state_to_gates``; nested modules in its state."""
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         for name, value in parameters.items():
@@ -36,7 +36,7 @@ class Named(Scope):
                 if not hasattr(module, scope):
                     setattr(module, scope, Scope())
                 module = getattr(module, scope)
-            setattr(module, leaf, nnx.Param(jnp.array(value)))  # a copy, which an optimizer may give away
+            setattr(module, leaf, nnx.Param(jnp.array(value)))  # a copy, because an optimizer may donate the array
 
     def by_name(self) -> dict[str, jax.Array]:
         state = nnx.to_flat_state(nnx.state(self, nnx.Param))
@@ -48,8 +48,8 @@ class Named(Scope):
 class Parameters:
     """Arrays below a name, as one argument of a compiled function.
 
-    ``parameters / "gru0"`` is what lies below that name, ``parameters["W"]`` an array. The norm of the model is carried
-    along, and in training its dropout: ``drop("W", x)`` is what is left of the input x of W.
+    ``parameters / "gru0"`` are the arrays below that name, ``parameters["W"]`` is an array. The object also has the
+    norm of the model and, in training, its dropout: ``drop("W", x)`` applies the mask of W to x, the input of W.
     """
 
     values: Mapping[str, jax.Array]
@@ -78,10 +78,10 @@ class Parameters:
 def dropout_masks(
     key: jax.Array, rates: Mapping[str, float], shapes: Mapping[str, tuple[int, ...]], dtype: Any
 ) -> dict[str, jax.Array]:
-    """Nematus's dropout after Gal & Ghahramani: one mask for each name, the same at every step of a sequence."""
+    """Nematus's dropout after Gal & Ghahramani: one mask for each name, the same in all steps of a sequence."""
     return {
-        name: jax.random.bernoulli(each, 1 - rates[name], shape).astype(dtype) / (1 - rates[name])
-        for each, (name, shape) in zip(jax.random.split(key, len(shapes)), shapes.items(), strict=True)
+        name: jax.random.bernoulli(own_key, 1 - rates[name], shape).astype(dtype) / (1 - rates[name])
+        for own_key, (name, shape) in zip(jax.random.split(key, len(shapes)), shapes.items(), strict=True)
         if rates[name]
     }
 
@@ -97,42 +97,42 @@ def dropout_key(rngs: nnx.RngStream | None) -> jax.Array:
     return rngs()
 
 
-def normalize(p: Parameters, a: jax.Array, gain: str, offset: str) -> jax.Array:
-    """The norm over the last axis: a / sqrt(mean(a^2) + eps) * gain + offset; of a - mean(a) for LayerNorm."""
+def normalise(p: Parameters, x: jax.Array, gain: str, offset: str) -> jax.Array:
+    """The norm over the last axis: x / sqrt(mean(x^2) + eps) * gain + offset; LayerNorm takes x - mean(x) as x."""
     if p.norm == "none":
-        return a
+        return x
     if p.norm == "layer":
-        return _layer_norm(a, p[gain], p.get(offset))
-    return rms_norm(a, p[gain], p.get(offset), variant="nematus", partial=p.partial if p.norm == "prms" else None)
+        return _layer_norm(x, p[gain], p.get(offset))
+    return rms_norm(x, p[gain], p.get(offset), variant="nematus", partial=p.partial if p.norm == "prms" else None)
 
 
-def _layer_norm(a: jax.Array, gain: jax.Array, offset: jax.Array | None) -> jax.Array:
-    """In at least float32."""
-    wide = dtypes.arithmetic(a.dtype.name)
-    centred = a.astype(wide)
+def _layer_norm(x: jax.Array, gain: jax.Array, offset: jax.Array | None) -> jax.Array:
+    """LayerNorm, computed in at least float32."""
+    wide = dtypes.arithmetic(x.dtype.name)
+    centred = x.astype(wide)
     centred = centred - centred.mean(-1, keepdims=True)
     y = centred * lax.rsqrt((centred * centred).mean(-1, keepdims=True) + EPS) * gain.astype(wide)
-    return (y if offset is None else y + offset.astype(wide)).astype(a.dtype)
+    return (y if offset is None else y + offset.astype(wide)).astype(x.dtype)
 
 
-def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x W in the precision of their dtype, which accelerators lower unless told so."""
-    return jnp.matmul(x, weight, precision=lax.Precision.HIGHEST)
+def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x W in the full precision of their dtype; accelerators use a lower one by default."""
+    return jnp.matmul(x, w, precision=lax.Precision.HIGHEST)
 
 
 def project(p: Parameters, x: jax.Array, weight: str, bias: str | None, norm: tuple[str, str] | None) -> jax.Array:
-    """norm(x W + b), with b inside the norm; without a bias or a norm where these are None."""
-    a = matmul(p.drop(weight, x), p[weight])
+    """norm(x W + b), with b inside the norm; a bias or a norm of None is left out."""
+    y = multiply(p.drop(weight, x), p[weight])
     if bias is not None:
-        a = a + p[bias]
-    return a if norm is None else normalize(p, a, *norm)
+        y = y + p[bias]
+    return y if norm is None else normalise(p, y, *norm)
 
 
 def feed_forward(p: Parameters, x: jax.Array, *, norm: bool = True) -> jax.Array:
-    """norm(x W + b), the norm's variables directly below the name of the layer."""
+    """norm(x W + b); the variables of the norm are directly below the name of the layer."""
     return project(p, x, "W", "b", leaves(p) if norm else None)
 
 
 def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
-    """What Nematus calls gain and offset of the norm below that scope."""
+    """Nematus's names of the gain and the offset of the norm below a scope."""
     return cells.leaves(p.norm, scope)

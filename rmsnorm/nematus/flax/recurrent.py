@@ -1,7 +1,7 @@
-"""Recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
+"""The recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
 
-As functions of their parameters and as modules. Sequences are time-major: x (length, batch, features), mask (length,
-batch), states (batch, features). The dtype is that of the arguments.
+Sequences are time-major: x (length, batch, features), mask (length, batch), states (batch, features). The dtype is that
+of the arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax import numpy as jnp
 
 from rmsnorm.nematus.cells import PARTIAL, CellNorm, gru_names
 from rmsnorm.nematus.config import Bias
-from rmsnorm.nematus.flax.parameters import Parameters, compiled, leaves, normalize, project
+from rmsnorm.nematus.flax.parameters import Parameters, compiled, leaves, normalise, project
 
 __all__ = ["gru", "lstm", "nematus_gru"]
 
@@ -39,18 +39,18 @@ def nematus_step(p: Parameters, h: jax.Array, from_input: tuple[jax.Array, jax.A
     proposal = project(
         p, h, "state_to_proposal", "proposal_bias" if inside else None, leaves(p, "proposal_state_norm/")
     )
-    more = [] if from_input is None else [from_input]
+    terms = [] if from_input is None else [from_input]
     if bias == "outside":
-        more.append((p["gates_bias"], p["proposal_bias"]))
-    r, u = jnp.split(jax.nn.sigmoid(sum((each for each, _ in more), gates)), 2, axis=-1)
-    candidate = jnp.tanh(sum((each for _, each in more), r * proposal))
+        terms.append((p["gates_bias"], p["proposal_bias"]))
+    r, u = jnp.split(jax.nn.sigmoid(sum((of_gates for of_gates, _ in terms), gates)), 2, axis=-1)
+    candidate = jnp.tanh(sum((of_proposal for _, of_proposal in terms), r * proposal))
     return u * h + (1 - u) * candidate
 
 
 def nematus_deep_step(
     p: Parameters, h: jax.Array, from_input: tuple[jax.Array, jax.Array], biases: Sequence[Bias], first: int = 0
 ) -> jax.Array:
-    """One step of gru<first> with what comes from the input, then of the GRUs after it, without any."""
+    """One step of gru<first> with the projected input, then one step of each GRU after it, which have no input."""
     h = nematus_step(p / f"gru{first}", h, from_input, biases[0])
     for index, bias in enumerate(biases[1:], start=first + 1):
         h = nematus_step(p / f"gru{index}", h, None, bias)
@@ -70,8 +70,8 @@ def nematus_level(
 ) -> jax.Array:
     """A level of GRUs over a sequence."""
 
-    def step(h: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
-        from_input, m = at
+    def step(h: jax.Array, inputs: Any) -> tuple[jax.Array, jax.Array]:
+        from_input, m = inputs
         new = nematus_deep_step(p, h, from_input, biases)
         if m is not None:
             new = m * new + (1 - m) * h if masking == "carry" else m * new
@@ -97,27 +97,7 @@ def nematus_gru(
     norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> jax.Array:
-    """Nematus's GRU with deep transition.
-
-        r, u = sigmoid(norm(h U) + norm(x W + b))        h' = u h + (1 - u) tanh(r norm(h Ux) + norm(x Wx + bx))
-
-    Args:
-        x: (length, batch, features).
-        h0: (batch, state).
-        parameters: by Nematus's names, ``gru0/state_to_gates`` and so on; transitions ``gru1/...`` have no input.
-        biases: where each GRU of a step adds its bias: inside the norm of what comes from the ``input`` or from the
-            ``state``, ``outside`` of both, or ``none``. As many as there are GRUs.
-        mask: (length, batch), 1 where there is a word.
-        masking: ``zero`` multiplies the state by the mask; ``carry`` keeps the old state, as Theano does.
-        reverse: from the last word to the first.
-        norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
-
-    Returns:
-        The states, (length, batch, state).
-
-    Raises:
-        ValueError: the norm is none of these.
-        KeyError: a parameter is missing.
+    """Nematus's GRU with deep transition: see rmsnorm.nematus.protocol.Cells.nematus_gru.
 
     Example:
         >>> weights = {"gru0/state_to_gates": jnp.ones((1, 2)), "gru0/state_to_proposal": jnp.ones((1, 1))}
@@ -140,26 +120,7 @@ def gru(
     norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> jax.Array:
-    """The GRU of the authors' Theano code: ``gru``, ``lngru``, ``rlngru``.
-
-        r, u = sigmoid(norm(h U; s3) + norm(x W + b; s1))
-        h' = u h + (1 - u) tanh(r norm(h Ux; s4) + norm(x Wx + bx; s2)),    then m h' + (1 - m) h
-
-    Args:
-        x: (length, batch, features).
-        h0: (batch, state).
-        parameters: W, U, b, Wx, Ux, bx; with a norm the gains s1 to s4; with LayerNorm the offsets b1 to b4 too.
-        mask: m, (length, batch), any numbers.
-        norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
-
-    Returns:
-        The states, (length, batch, state).
-
-    Raises:
-        ValueError: the norm is none of these.
-        KeyError: a parameter is missing.
-
-    Source: Zhang & Sennrich 2019, layers.py.
+    """The GRU of the authors' Theano code: see rmsnorm.nematus.protocol.Cells.gru.
 
     Example:
         >>> weights = {"W": jnp.ones((1, 2)), "U": jnp.ones((1, 2)), "b": jnp.zeros(2)}
@@ -183,28 +144,7 @@ def lstm(
     norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> tuple[jax.Array, jax.Array]:
-    """The LSTM of the authors' Theano code: ``lstm``, ``lnlstm``, ``rlnlstm``.
-
-        i, f, o, g = norm(x W + b; s1) + norm(h U; s2) + b,    sigmoid of i, f, o and tanh of g
-        c' = f c + i g,    then m c' + (1 - m) c;    h' = o tanh(norm(c'; s3)),    then m h' + (1 - m) h
-
-    b is added twice, as that code does.
-
-    Args:
-        x: (length, batch, features).
-        h0, c0: (batch, state).
-        parameters: W, U, b; with a norm the gains s1 to s3; with LayerNorm the offsets b1 to b3 too.
-        mask: m, (length, batch), any numbers.
-        norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
-
-    Returns:
-        (h, c), each (length, batch, state).
-
-    Raises:
-        ValueError: the norm is none of these.
-        KeyError: a parameter is missing.
-
-    Source: Zhang & Sennrich 2019, README and layers.py.
+    """The LSTM of the authors' Theano code: see rmsnorm.nematus.protocol.Cells.lstm.
 
     Example:
         >>> weights = {"W": jnp.ones((1, 4)), "U": jnp.ones((1, 4)), "b": jnp.zeros(4)}
@@ -219,8 +159,8 @@ def lstm(
 def _lstm(
     p: Parameters, x: jax.Array, h0: jax.Array, c0: jax.Array, mask: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    def step(state: tuple[jax.Array, jax.Array], at: Any) -> tuple[Any, Any]:
-        new = lstm_step(p, *state, *at)
+    def step(state: tuple[jax.Array, jax.Array], inputs: Any) -> tuple[Any, Any]:
+        new = lstm_step(p, *state, *inputs)
         return new, new
 
     below = project(p, x, "W", "b", ("s1", "b1"))
@@ -234,5 +174,5 @@ def lstm_step(
     new_c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     if m is not None:
         new_c = m * new_c + (1 - m) * c
-    new_h = jax.nn.sigmoid(o) * jnp.tanh(normalize(p, new_c, "s3", "b3"))
+    new_h = jax.nn.sigmoid(o) * jnp.tanh(normalise(p, new_c, "s3", "b3"))
     return new_h if m is None else m * new_h + (1 - m) * h, new_c

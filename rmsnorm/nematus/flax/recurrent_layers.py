@@ -23,7 +23,7 @@ __all__ = ["GRU", "LSTM", "NematusGRU"]
 
 
 class _Cell(Named):
-    """Parameters of those shapes, initially as Nematus has them."""
+    """A layer with parameters of these shapes; initial values as in Nematus."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class NematusGRU(_Cell):
         rngs: for their initial values.
 
     Raises:
-        ValueError: the norm is none of these.
+        ValueError: there is no such norm.
 
     Example:
         >>> layer = NematusGRU(3, 4, biases=("input", "state"), norm="rms", rngs=nnx.Rngs(0))
@@ -89,7 +89,7 @@ class NematusGRU(_Cell):
         self.biases, self.masking, self.reverse = tuple(biases), masking, reverse
 
     def __call__(self, x: jax.Array, h0: jax.Array | None = None, mask: jax.Array | None = None) -> jax.Array:
-        """The states, from h0 or zeros: (length, batch, hidden_size)."""
+        """The states, (length, batch, hidden_size). Without h0 the first state is zero."""
         h0 = self.zeros(x) if h0 is None else h0
         return nematus_gru(
             x, h0, self.by_name(), biases=self.biases, mask=mask, masking=self.masking, reverse=self.reverse,
@@ -107,7 +107,7 @@ class GRU(_Cell):
         rngs: for their initial values.
 
     Raises:
-        ValueError: the norm is none of these.
+        ValueError: there is no such norm.
 
     Example:
         >>> layer = GRU(3, 4, norm="rms", rngs=nnx.Rngs(0))
@@ -128,7 +128,7 @@ class GRU(_Cell):
         super().__init__(hidden_size, gru_shapes(input_size, hidden_size, norm), norm, partial, param_dtype, rngs)
 
     def __call__(self, x: jax.Array, h0: jax.Array | None = None, mask: jax.Array | None = None) -> jax.Array:
-        """The states, from h0 or zeros: (length, batch, hidden_size)."""
+        """The states, (length, batch, hidden_size). Without h0 the first state is zero."""
         h0 = self.zeros(x) if h0 is None else h0
         return gru(x, h0, self.by_name(), mask=mask, norm=self.norm, partial=self.partial)
 
@@ -143,7 +143,7 @@ class LSTM(_Cell):
         rngs: for their initial values.
 
     Raises:
-        ValueError: the norm is none of these.
+        ValueError: there is no such norm.
 
     Example:
         >>> layer = LSTM(3, 4, norm="rms", rngs=nnx.Rngs(0))
@@ -167,6 +167,6 @@ class LSTM(_Cell):
     def __call__(
         self, x: jax.Array, state: tuple[jax.Array, jax.Array] | None = None, mask: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """(h, c), from that state or zeros: each (length, batch, hidden_size)."""
+        """(h, c), both (length, batch, hidden_size). Without a state (h0, c0) both start with zeros."""
         h0, c0 = state or (self.zeros(x), self.zeros(x))
         return lstm(x, h0, c0, self.by_name(), mask=mask, norm=self.norm, partial=self.partial)

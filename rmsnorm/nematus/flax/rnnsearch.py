@@ -26,7 +26,7 @@ from rmsnorm.nematus.flax.parameters import (
     dropout_masks,
     feed_forward,
     leaves,
-    matmul,
+    multiply,
     project,
 )
 from rmsnorm.nematus.flax.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
@@ -39,15 +39,10 @@ __all__ = ["RNNSearch"]
 
 
 class RNNSearch(Named):
-    """Nematus's attentional encoder-decoder.
+    """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
 
-    It starts in evaluation mode; in training mode it drops out what Nematus does, at the rates of the config.
-
-    Args:
-        config: of the model; ``config.dialect`` says by whose rules it is computed.
-        parameters: arrays by the names of Nematus master, as ``rmsnorm.nematus.load`` gives them, whose dtype
-            the model has. In its state these names are paths.
-        rngs: for dropout; its stream ``dropout`` is forked.
+    A new model is in evaluation mode. In its state, Nematus's names are paths. The stream ``dropout`` of ``rngs``,
+    which training with dropout needs, is forked.
 
     Example:
         >>> from rmsnorm.nematus.config import Config
@@ -66,48 +61,24 @@ class RNNSearch(Named):
         self.rngs = nnx.data(None) if rngs is None else rngs.dropout.fork()
 
     def encode(self, x: Any, x_mask: Any) -> jax.Array:
-        """What the decoder attends to: (source length, batch, 2 state_size).
-
-        Args:
-            x: ids, (factors, source length, batch).
-            x_mask: 1 on words and on the end of sentence, 0 after it, (source length, batch).
-
-        Raises:
-            TypeError, ValueError: an array has another shape or dtype, or an id is not in the vocabulary; ids and masks
-                are looked at where no compiler or tracer is at work.
-        """
+        """See protocol.RNNSearch.encode."""
         p, config = self._parameters(), self.config
-        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes, p["encoder/embedding/embeddings"])
+        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes, p[target_table(config)])
         return _context(p, config, ids, mask, self._key())
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> jax.Array:
-        """Logits of every target word given those before it: (target length, batch, vocabulary).
-
-        Args:
-            x, x_mask: as for encode.
-            y: ids, (target length, batch).
-            stepwise: by the rules of decoding where those of scoring are others (dialect ``tensorflow-v0.3``).
-
-        Raises:
-            TypeError, ValueError: as encode.
-        """
-        p, ids, mask, words, _ = self._sentences("logits", x, x_mask, y, None)
-        return _score(p, self.config, ids, mask, words, self._key(), stepwise=stepwise)
+        """See protocol.RNNSearch.logits."""
+        p, config = self._parameters(), self.config
+        ids, mask, words, _ = self._sentences("logits", p, x, x_mask, y)
+        return _score(p, config, ids, mask, words, self._key(), stepwise=stepwise)
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> jax.Array:
-        """Cross-entropy of each sentence, summed over its words: (batch,), smoothed where the config says so.
-
-        Args:
-            x, x_mask, y: as for logits.
-            y_mask: as x_mask, (target length, batch).
-
-        Raises:
-            TypeError, ValueError: as encode.
-        """
-        return _loss(*self._sentences("loss", x, x_mask, y, y_mask), self.config, self._key())
+        """See protocol.RNNSearch.loss."""
+        p, config = self._parameters(), self.config
+        return _loss(p, config, *self._sentences("loss", p, x, x_mask, y, y_mask), self._key())
 
     def __call__(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> jax.Array:
-        """The loss, for what wraps a module to train it."""
+        """The loss, for wrappers that train a module."""
         return self.loss(x, x_mask, y, y_mask)
 
     def translate(
@@ -119,20 +90,7 @@ class RNNSearch(Named):
         *,
         normalization_alpha: float = 0.0,
     ) -> Translations:
-        """The best translations that a beam search finds, with Nematus's rules and orders; never with dropout.
-
-        Args:
-            x, x_mask: as for encode.
-            beam_size: 1 is greedy.
-            max_length: Nematus's translation_maxlen, by default that of the config; its master stops one word short.
-            normalization_alpha: scores are divided by length^alpha.
-
-        Returns:
-            (sequences, scores), best first, as NumPy arrays.
-
-        Raises:
-            TypeError, ValueError: as encode; also when beam_size or max_length is out of its domain.
-        """
+        """See protocol.RNNSearch.translate."""
         p, config = self._parameters(), self.config
         max_length = config.translation_maxlen if max_length is None else max_length
         beam.check(beam_size, max_length)
@@ -150,21 +108,24 @@ class RNNSearch(Named):
     def _parameters(self) -> Parameters:
         return Parameters(self.by_name(), self.config.norm)
 
+    def _sentences(
+        self, op: str, p: Parameters, x: Any, x_mask: Any, y: Any, y_mask: Any = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Ids and masks of the source and of the target."""
+        config = self.config
+        table = p[target_table(config)]
+        ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, table)
+        return ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
+
     def _key(self) -> jax.Array | None:
+        """The key of the dropout masks in training; None if nothing is dropped."""
         config = self.config
         drops = any(value for name, value in vars(config).items() if name.startswith("rnn_dropout"))
         return dropout_key(self.rngs) if drops and not self.deterministic else None
 
-    def _sentences(self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any) -> tuple[Any, ...]:
-        """The parameters, and ids and masks of the source and of the target."""
-        p, config = self._parameters(), self.config
-        table = p[target_table(config)]
-        ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, table)
-        return p, ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
-
 
 class _Memory(NamedTuple):
-    """What is known of the source: context, its part of the attention's hidden layer, embeddings, mask."""
+    """What the decoder reads of the source: context, its part of the attention's hidden layer, embeddings, mask."""
 
     context: jax.Array
     hidden: jax.Array
@@ -174,7 +135,7 @@ class _Memory(NamedTuple):
 
 @bind(compiled, static_argnames="config")
 def _context(p: Parameters, config: Config, x: jax.Array, mask: jax.Array, key: jax.Array | None) -> jax.Array:
-    return _encode(_dropping(p, config, key, x), config, x, mask)[0]
+    return _encode(_with_dropout(p, config, key, x), config, x, mask)[0]
 
 
 @bind(compiled, static_argnames=("config", "stepwise"))
@@ -188,11 +149,11 @@ def _score(
     *,
     stepwise: bool = False,
 ) -> jax.Array:
-    """Logits of the given words."""
-    p = _dropping(p, config, key, x, len(y))
+    """Logits of the target words."""
+    p = _with_dropout(p, config, key, x, len(y))
     memory, initial = _attend_to(p, config, x, mask)
     words = p.drop("target words", jnp.take(p[target_table(config)], y[:-1], axis=0))
-    words = jnp.pad(words, ((1, 0), (0, 0), (0, 0)))  # before the first word stands a zero vector
+    words = jnp.pad(words, ((1, 0), (0, 0), (0, 0)))  # a zero vector precedes the first word
     old = config.dialect == "tensorflow-v0.3" and not stepwise
     high = jnp.zeros_like(initial) if old else initial
     states = [initial, *[high] * (config.rnn_dec_depth - 1)]
@@ -202,11 +163,11 @@ def _score(
 @bind(compiled, static_argnames="config")
 def _loss(
     p: Parameters,
+    config: Config,
     x: jax.Array,
     mask: jax.Array,
     y: jax.Array,
     y_mask: jax.Array,
-    config: Config,
     key: jax.Array | None,
 ) -> jax.Array:
     wrong = config.label_smoothing / config.target_vocab_size
@@ -220,7 +181,7 @@ def _begin(
 ) -> tuple[_Memory, list[jax.Array]]:
     """Memory and states before the first word, beam_size rows for every sentence."""
     memory, initial = _attend_to(p, config, x, mask)
-    memory = _Memory(*(jnp.repeat(each, beam_size, axis=1) for each in memory))
+    memory = _Memory(*(jnp.repeat(array, beam_size, axis=1) for array in memory))
     return memory, [jnp.repeat(initial, beam_size, axis=0)] * config.rnn_dec_depth
 
 
@@ -234,8 +195,10 @@ def _step(
     return log_softmax(logits[0]), states
 
 
-def _dropping(p: Parameters, config: Config, key: jax.Array | None, x: jax.Array, target_length: int = 1) -> Parameters:
-    """The parameters with masks of dropout, as large as what they are for."""
+def _with_dropout(
+    p: Parameters, config: Config, key: jax.Array | None, x: jax.Array, target_length: int = 1
+) -> Parameters:
+    """The parameters with dropout masks of the shapes that they are used for."""
     if key is None:
         return p
     length, batch = x.shape[1:]
@@ -243,21 +206,23 @@ def _dropping(p: Parameters, config: Config, key: jax.Array | None, x: jax.Array
     shapes: dict[str, tuple[int, ...]] = {name: (batch, len(value)) for name, value in values.items()}
     shapes |= {TIED: (batch, config.target_embedding_size), "decoder/lexical": (batch, config.embedding_size)}
     shapes |= {"source words": (length, batch, 1), "target words": (target_length - 1, batch, 1)}
-    return replace(p, masks=dropout_masks(key, rates(config, values), shapes, p["encoder/embedding/embeddings"].dtype))
+    return replace(p, masks=dropout_masks(key, rates(config, values), shapes, p[target_table(config)].dtype))
 
 
 def _encode(p: Parameters, config: Config, x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Context and embeddings of the source."""
     tables = source_tables(config)
-    embeddings = [jnp.take(p[table], ids, axis=0) for table, ids in zip(tables, x, strict=True)]
-    joined = p.drop("source words", jnp.concatenate(embeddings, axis=-1))
-    # The stack that ends from left to right comes first.
+    embeddings = jnp.concatenate([jnp.take(p[t], ids, axis=0) for t, ids in zip(tables, x, strict=True)], axis=-1)
+    embeddings = p.drop("source words", embeddings)
+    # The stack whose last level reads from left to right comes first.
     stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
-    return jnp.concatenate([_encoder_stack(p, config, stack, joined, mask) for stack in stacks], axis=-1), joined
+    return jnp.concatenate(
+        [_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks], axis=-1
+    ), embeddings
 
 
 def _encoder_stack(p: Parameters, config: Config, stack: str, x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Levels that read in alternating directions, with residual connections from the second on."""
+    """Levels that read in alternating directions, with residual connections from the second level on."""
     biases = tuple(config.gru_bias("encoder", index) for index in range(config.rnn_enc_transition_depth))
     h0 = jnp.zeros((x.shape[1], config.state_size), x.dtype)
     for level in range(config.rnn_enc_depth):
@@ -268,7 +233,7 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: jax.Array, mask
             x,
             h0,
             biases,
-            mask=mask if reverse or carries else None,  # in jax.ArrayFlow what stands after the end does not matter
+            mask=mask if reverse or carries else None,  # in jax.ArrayFlow the states after the end have no effect
             masking="carry" if carries else "zero",
             reverse=reverse,
         )
@@ -277,7 +242,7 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: jax.Array, mask
 
 
 def _attend_to(p: Parameters, config: Config, x: jax.Array, mask: jax.Array) -> tuple[_Memory, jax.Array]:
-    """The encoder, and what the decoder makes of it before its first step: memory and initial state."""
+    """The encoder, and what the decoder needs before its first step: memory and initial state."""
     context, embeddings = _encode(p, config, x, mask)
     attention = p / "decoder/base/attention"
     hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))
@@ -289,15 +254,15 @@ def _attend_to(p: Parameters, config: Config, x: jax.Array, mask: jax.Array) -> 
 def _decode(
     p: Parameters, config: Config, memory: _Memory, states: list[jax.Array], words: jax.Array, *, old: bool = False
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Logits of any number of steps, given the words before them, and the last states.
+    """Logits of any number of steps, given the embeddings of the words before them, and the last states.
 
-    old: as v0.3 scores, without a residual connection around the first high level.
+    old: the rules by which v0.3 scores: no residual connection around the first high level.
     """
     base, *highs = states
 
     def step(base: jax.Array, from_word: Any) -> tuple[jax.Array, Any]:
-        found = _base_step(p, config, memory, base, from_word)
-        return found[0], found
+        result = _base_step(p, config, memory, base, from_word)
+        return result[0], result
 
     from_words = nematus_input(p / "decoder/base/gru0", words, config.gru_bias("base", 0))
     base, (top, attended, weights) = lax.scan(step, base, from_words)
@@ -317,7 +282,7 @@ def _decode(
 def _base_step(
     p: Parameters, config: Config, memory: _Memory, state: jax.Array, from_word: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One word further: the conditional GRU with attention. State, attended context, attention weights."""
+    """One step of the conditional GRU with attention: state, attended context, attention weights."""
     state = nematus_step(p / "decoder/base/gru0", state, from_word, config.gru_bias("base", 0))
     attended, weights = _attend(p / "decoder/base/attention", state, memory)
     biases = [config.gru_bias("base", index) for index in range(1, config.rnn_dec_base_transition_depth)]
@@ -326,10 +291,10 @@ def _base_step(
 
 
 def _attend(p: Parameters, state: jax.Array, memory: _Memory) -> tuple[jax.Array, jax.Array]:
-    """sum_t a_t context_t, a = softmax over the words of tanh(hidden_t + norm(state W)) v."""
+    """sum_t w_t context_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v; and w."""
     from_state = project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/"))
-    scores = matmul(jnp.tanh(memory.hidden + from_state), p["hidden_to_score"])[..., 0]
-    greatest = lax.stop_gradient(scores.max(0))  # of all, padding too, as Nematus does
-    weights = jnp.exp(scores - greatest) * memory.mask
+    scores = multiply(jnp.tanh(memory.hidden + from_state), p["hidden_to_score"])[..., 0]
+    largest = lax.stop_gradient(scores.max(0))  # of all scores, padding too, as in Nematus
+    weights = jnp.exp(scores - largest) * memory.mask
     weights = weights / weights.sum(0)
     return (memory.context * weights[..., None]).sum(0), weights

@@ -1,7 +1,6 @@
 """Nematus's Transformer as a Flax NNX module: scores, losses and translations.
 
-Pre-norm, sinusoids, one norm more at the end of each stack. The interface is that of RNNSearch, with logits and the
-output of the encoder batch-major, as Nematus has them.
+Logits and the output of the encoder are batch-major, as in Nematus.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.flax import sentences
 from rmsnorm.nematus.flax.output import cross_entropy, log_softmax
-from rmsnorm.nematus.flax.parameters import Named, Parameters, compiled, dropout_key, matmul, normalize, project
+from rmsnorm.nematus.flax.parameters import Named, Parameters, compiled, dropout_key, multiply, normalise, project
 from rmsnorm.nematus.names import Use, transformer_table
 
 if TYPE_CHECKING:
@@ -34,21 +33,15 @@ __all__ = ["Transformer"]
 Drop: TypeAlias = Callable[..., jax.Array]
 Memory: TypeAlias = list[tuple[jax.Array, jax.Array]]
 
-_GO: Final = 1  # stands before the first word
+_GO: Final = 1  # the id that precedes the first word
 _MASKED: Final = -1e9
 
 
 class Transformer(Named):
-    """Nematus's Transformer.
+    """Nematus's Transformer: see rmsnorm.nematus.protocol.Transformer.
 
-    It starts in evaluation mode; in training mode it drops out what Nematus does, at the rates of the config, and
-    smooths labels.
-
-    Args:
-        config: of the model.
-        parameters: arrays by the names of Nematus, as ``rmsnorm.nematus.load`` gives them, whose dtype the
-            model has. In its state these names are paths.
-        rngs: for dropout; its stream ``dropout`` is forked.
+    A new model is in evaluation mode. In its state, Nematus's names are paths. The stream ``dropout`` of ``rngs``,
+    which training with dropout needs, is forked.
 
     Example:
         >>> from rmsnorm.nematus.config import Config
@@ -68,52 +61,26 @@ class Transformer(Named):
         self.rngs = nnx.data(None) if rngs is None else rngs.dropout.fork()
 
     def encode(self, x: Any, x_mask: Any) -> jax.Array:
-        """What the decoder attends to: (batch, source length, state_size).
-
-        Args:
-            x: ids, (1, source length, batch).
-            x_mask: 1 on words and on the end of sentence, 0 after it, (source length, batch).
-
-        Raises:
-            TypeError, ValueError: an array has another shape or dtype, or an id is not in the vocabulary; ids and masks
-                are looked at where no compiler or tracer is at work.
-        """
+        """See protocol.Transformer.encode."""
         p, config = self._parameters(), self.config
-        ids, mask = sentences.source(
-            "encode", x, x_mask, config.source_vocab_sizes, p[transformer_table(config, "encoder")]
-        )
+        table = p[transformer_table(config, "encoder")]
+        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes, table)
         return _encode(p, config, ids, mask, self._key())
 
     def logits(self, x: Any, x_mask: Any, y: Any) -> jax.Array:
-        """Logits of every target word given those before it: (batch, target length, vocabulary).
-
-        Args:
-            x, x_mask: as for encode.
-            y: ids, (target length, batch).
-
-        Raises:
-            TypeError, ValueError: as encode.
-        """
-        p, ids, mask, words, _ = self._sentences("logits", x, x_mask, y, None)
-        return _score(p, self.config, ids, mask, words, self._key())
+        """See protocol.Transformer.logits."""
+        p, config = self._parameters(), self.config
+        ids, mask, words, _ = self._sentences("logits", p, x, x_mask, y)
+        return _score(p, config, ids, mask, words, self._key())
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> jax.Array:
-        """Cross-entropy of each sentence, summed over its words: (batch,).
-
-        In training mode with the label smoothing of the config, less the least loss that is then possible.
-
-        Args:
-            x, x_mask, y: as for logits.
-            y_mask: as x_mask, (target length, batch).
-
-        Raises:
-            TypeError, ValueError: as encode.
-        """
-        smoothing = 0.0 if self.deterministic else self.config.label_smoothing
-        return _loss(*self._sentences("loss", x, x_mask, y, y_mask), self.config, self._key(), smoothing)
+        """See protocol.Transformer.loss."""
+        p, config = self._parameters(), self.config
+        smoothing = 0.0 if self.deterministic else config.label_smoothing
+        return _loss(p, config, *self._sentences("loss", p, x, x_mask, y, y_mask), smoothing, self._key())
 
     def __call__(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> jax.Array:
-        """The loss, for what wraps a module to train it."""
+        """The loss, for wrappers that train a module."""
         return self.loss(x, x_mask, y, y_mask)
 
     def translate(
@@ -125,26 +92,12 @@ class Transformer(Named):
         *,
         normalization_alpha: float = 0.0,
     ) -> Translations:
-        """The best translations that a beam search finds, with Nematus's rules and orders; never with dropout.
-
-        Args:
-            x, x_mask: as for encode.
-            beam_size: 1 is greedy.
-            max_length: Nematus's translation_maxlen, by default that of the config; it stops one word short.
-            normalization_alpha: scores are divided by length^alpha.
-
-        Returns:
-            (sequences, scores), best first, as NumPy arrays.
-
-        Raises:
-            TypeError, ValueError: as encode; also when beam_size or max_length is out of its domain.
-        """
+        """See protocol.Transformer.translate."""
         p, config = self._parameters(), self.config
         max_length = config.translation_maxlen if max_length is None else max_length
         beam.check(beam_size, max_length)
-        ids, mask = sentences.source(
-            "translate", x, x_mask, config.source_vocab_sizes, p[transformer_table(config, "encoder")]
-        )
+        table = p[transformer_table(config, "encoder")]
+        ids, mask = sentences.source("translate", x, x_mask, config.source_vocab_sizes, table)
         memory, bias, past = _begin(p, config, ids, mask, beam_size, max_length)
         times = count()
 
@@ -158,16 +111,19 @@ class Transformer(Named):
     def _parameters(self) -> Parameters:
         return Parameters(self.by_name(), self.config.norm)
 
-    def _key(self) -> jax.Array | None:
-        drops = any(value for name, value in vars(self.config).items() if name.startswith("transformer_drop"))
-        return dropout_key(self.rngs) if drops and not self.deterministic else None
-
-    def _sentences(self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any) -> tuple[Any, ...]:
-        """The parameters, and ids and masks of the source and of the target."""
-        p, config = self._parameters(), self.config
+    def _sentences(
+        self, op: str, p: Parameters, x: Any, x_mask: Any, y: Any, y_mask: Any = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Ids and masks of the source and of the target."""
+        config = self.config
         table = p[transformer_table(config, "encoder")]
         ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, table)
-        return p, ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
+        return ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
+
+    def _key(self) -> jax.Array | None:
+        """The key of dropout in training; None if nothing is dropped."""
+        drops = any(value for name, value in vars(self.config).items() if name.startswith("transformer_drop"))
+        return dropout_key(self.rngs) if drops and not self.deterministic else None
 
 
 @bind(compiled, static_argnames="config")
@@ -179,7 +135,7 @@ def _encode(p: Parameters, config: Config, x: jax.Array, mask: jax.Array, key: j
 def _score(
     p: Parameters, config: Config, x: jax.Array, mask: jax.Array, y: jax.Array, key: jax.Array | None
 ) -> jax.Array:
-    """Logits of the given words."""
+    """Logits of the target words."""
     drop, bias = _dropout(key), _padding(mask)
     memory = _memory(p, config, _encoder_stack(p, config, drop, x, bias))
     before = jnp.pad(y[:-1], ((1, 0), (0, 0)), constant_values=_GO).T
@@ -189,25 +145,25 @@ def _score(
 @bind(compiled, static_argnames=("config", "smoothing"))
 def _loss(
     p: Parameters,
+    config: Config,
     x: jax.Array,
     mask: jax.Array,
     y: jax.Array,
     y_mask: jax.Array,
-    config: Config,
-    key: jax.Array | None,
     smoothing: float,
+    key: jax.Array | None,
 ) -> jax.Array:
     right, wrong = 1 - smoothing, smoothing / (config.target_vocab_size - 1)
-    least = -right * math.log(right) - smoothing * math.log(wrong + 1e-20) if smoothing else 0.0
+    smallest = -right * math.log(right) - smoothing * math.log(wrong + 1e-20) if smoothing else 0.0
     losses = cross_entropy(_score(p, config, x, mask, y, key), y.T, y_mask.T, right, wrong)
-    return (losses - least * y_mask.T.astype(losses.dtype)).sum(1)
+    return (losses - smallest * y_mask.T.astype(losses.dtype)).sum(1)
 
 
 @bind(compiled, static_argnames=("config", "beam_size", "length"))
 def _begin(
     p: Parameters, config: Config, x: jax.Array, mask: jax.Array, beam_size: int, length: int
 ) -> tuple[Memory, jax.Array, list[jax.Array]]:
-    """What there is before the first of so many words, beam_size rows for every sentence."""
+    """What a search needs before the first word, with beam_size rows for every sentence: memory, bias and states."""
     bias = _padding(mask)
     memory = _memory(p, config, _encoder_stack(p, config, _dropout(None), x, bias))
     memory, bias = jax.tree.map(bind(jnp.repeat, repeats=beam_size, axis=0), (memory, bias))
@@ -224,13 +180,13 @@ def _step(
     past: list[jax.Array],
     start: jax.Array,
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Log-probabilities of the word after the words, and keys and values up to there."""
+    """Log-probabilities of the word after the given ones, and the keys and values so far."""
     logits, past = _decode(p, config, _dropout(None), words, memory, bias, past, start)
     return log_softmax(logits[:, 0]), past
 
 
 def _dropout(key: jax.Array | None) -> Drop:
-    """What drops features at a rate, others at every call; none without a key."""
+    """A function that drops features at a rate, other ones in every call; without a key it drops nothing."""
     if key is None:
         return lambda x, rate, shared=(): x
     rngs = nnx.Rngs(key)
@@ -238,17 +194,17 @@ def _dropout(key: jax.Array | None) -> Drop:
 
 
 def _padding(mask: jax.Array) -> jax.Array:
-    """Added to the scores of attention to the source, (batch, heads, queries, keys)."""
+    """What is added to the scores of attention to the source, (batch, heads, queries, keys)."""
     return (_MASKED * (mask == 0).astype(mask.dtype)).T[:, None, None]
 
 
 def _no_words(config: Config, bias: jax.Array, length: int) -> list[jax.Array]:
-    """Room for keys and values of so many words in every layer of the decoder."""
+    """Keys and values of every layer of the decoder before the first word: zeros for ``length`` words."""
     return [jnp.zeros((len(bias), length, config.state_size), bias.dtype)] * (2 * config.transformer_dec_depth)
 
 
 def _positions(length: int, size: int) -> npt.NDArray[np.float64]:
-    """sin(t w_i), then cos(t w_i): w from 1 to 1/10000, in equal ratios."""
+    """sin(t w_i), then cos(t w_i), t from 0 on: w from 1 to 1/10000, in equal ratios."""
     frequencies = np.exp(-np.arange(size // 2) * math.log(10000) / (size // 2 - 1))
     angles = np.arange(length)[:, None] * frequencies
     return np.concatenate((np.sin(angles), np.cos(angles)), axis=1)
@@ -257,11 +213,11 @@ def _positions(length: int, size: int) -> npt.NDArray[np.float64]:
 def _embed(
     p: Parameters, config: Config, drop: Drop, use: Use, ids: jax.Array, length: int, start: Any = 0
 ) -> jax.Array:
-    """Words and their places, from ``start`` on, of sentences of that length."""
+    """Embeddings of words and positions, of which the first is ``start``, in sentences of ``length`` words."""
     words = jnp.take(p[transformer_table(config, use)], ids, axis=0)
     positions = jnp.asarray(_positions(length, config.state_size), words.dtype)
-    places = lax.dynamic_slice_in_dim(positions, start, ids.shape[1])
-    return drop(words * math.sqrt(config.state_size) + places, config.transformer_dropout_embeddings)
+    positions = lax.dynamic_slice_in_dim(positions, start, ids.shape[1])
+    return drop(words * math.sqrt(config.state_size) + positions, config.transformer_dropout_embeddings)
 
 
 def _encoder_stack(p: Parameters, config: Config, drop: Drop, x: jax.Array, bias: jax.Array) -> jax.Array:
@@ -290,9 +246,9 @@ def _decode(
     past: list[jax.Array],
     start: Any = 0,
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Logits after any number of words, and keys and values up to them.
+    """Logits after any number of words, and the keys and values up to them.
 
-    past: keys and values of every layer, of which those before ``start`` are known.
+    past: keys and values of every layer; those of the words before ``start`` are known.
     """
     length = past[0].shape[1]
     h = _embed(p, config, drop, "decoder", words, length, start)
@@ -306,12 +262,12 @@ def _decode(
         normed = _normed(q, "pre_cross_attn_sublayer", h)
         h = _attention_block(q, config, drop, "cross_attn", h, normed, of_source, bias)
         h = _ffn_block(q, config, drop, h, final=layer == config.transformer_dec_depth)
-    return matmul(h, p[transformer_table(config, "softmax")].T), new
+    return multiply(h, p[transformer_table(config, "softmax")].T), new
 
 
 def _normed(p: Parameters, name: str, x: jax.Array) -> jax.Array:
     scope = f"{name}/{'layer_norm' if p.norm == 'layer' else 'rms_norm'}"
-    return normalize(p, x, f"{scope}/scale", f"{scope}/offset")
+    return normalise(p, x, f"{scope}/scale", f"{scope}/offset")
 
 
 def _dense(p: Parameters, name: str, x: jax.Array) -> jax.Array:
@@ -332,13 +288,13 @@ def _self_attention(
     past: list[jax.Array] | None = None,
     start: Any = 0,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """x + attention(norm(x)) to itself, and to keys and values of what stands before; all keys and values."""
+    """x + attention(norm(x)) to itself and to the past keys and values; and all keys and values."""
     normed = _normed(p, "pre_self_attn_sublayer", x)
-    attended = _keys_and_values(p, "self_attn", normed)
+    keys, values = _keys_and_values(p, "self_attn", normed)
     if past is not None:
-        keys, values = (lax.dynamic_update_slice_in_dim(*each, start, 1) for each in zip(past, attended, strict=True))
-        attended = keys, values
-    return _attention_block(p, config, drop, "self_attn", x, normed, attended, bias), attended
+        keys = lax.dynamic_update_slice_in_dim(past[0], keys, start, 1)
+        values = lax.dynamic_update_slice_in_dim(past[1], values, start, 1)
+    return _attention_block(p, config, drop, "self_attn", x, normed, (keys, values), bias), (keys, values)
 
 
 def _attention_block(
@@ -351,12 +307,13 @@ def _attention_block(
     attended: tuple[jax.Array, jax.Array],
     bias: jax.Array,
 ) -> jax.Array:
-    """x + softmax(q k^T / sqrt(d) + bias) v W, in every head, of keys and values."""
+    """x + softmax(q k^T / sqrt(d) + bias) v W in every head; attended: keys and values."""
     q = p / f"{name}_sublayer"
-    queries, keys, values = (
-        each.reshape(*each.shape[:2], config.transformer_num_heads, -1)
-        for each in (_dense(q, "queries", normed), *attended)
-    )
+
+    def heads(array: jax.Array) -> jax.Array:
+        return array.reshape(*array.shape[:2], config.transformer_num_heads, -1)
+
+    queries, keys, values = heads(_dense(q, "queries", normed)), heads(attended[0]), heads(attended[1])
     scores = _einsum("bqhd,bkhd->bhqk", queries, keys) / math.sqrt(queries.shape[-1]) + bias
     weights = drop(jax.nn.softmax(scores), config.transformer_dropout_attn)
     mixed = _einsum("bhqk,bkhd->bqhd", weights, values)
@@ -366,8 +323,8 @@ def _attention_block(
 
 
 def _ffn_block(p: Parameters, config: Config, drop: Drop, x: jax.Array, *, final: bool) -> jax.Array:
-    """x + relu(norm(x) W1 + b1) W2 + b2; normalized once more where the stack ends."""
-    # Nematus drops what comes into the first layer, whatever the name of the rate says.
+    """x + relu(norm(x) W1 + b1) W2 + b2; normalised once more at the end of the stack."""
+    # Nematus applies this dropout to the input of the first layer, in spite of its name.
     normed = drop(_normed(p, "pre_ffn_sublayer", x), config.transformer_dropout_relu)
     hidden = jax.nn.relu(project(p / "ff_layer_1", normed, "dense_layer_weights", "dense_layer_biases", None))
     out = project(p / "ff_layer_2", hidden, "dense_layer_weights", "dense_layer_biases", None)

@@ -17,7 +17,7 @@ _Gradients = tuple[Array, Array, Array, Array | None]
 
 
 def embed(p: Parameters, table: str, ids: Array) -> tuple[Array, Callable[[Array], None]]:
-    """Rows of a table; the pullback has nothing to return."""
+    """Rows of a table; the pullback only adds to the gradient of the table."""
 
     def pullback(dy: Array) -> None:
         gradient = np.zeros_like(p[table])
@@ -30,7 +30,7 @@ def embed(p: Parameters, table: str, ids: Array) -> tuple[Array, Callable[[Array
 def predict(
     p: Parameters, config: Config, previous: Array, state: Array, attended: Array, lexical: Array | None
 ) -> tuple[Array, Callable[[Array], _Gradients]]:
-    """Logits: activation(sum of the normalized projections of the three) W + b, plus those of the lexical model."""
+    """Logits: activation(sum of the normalised projections of the three) W + b, plus those of the lexical model."""
     q = p / "decoder/next_word_predictor"
     parts = {"prev_emb": previous, "state": state, "attended_context": attended}
     projected, pullbacks = zip(*(feed_forward(q / f"{name}_to_hidden", x) for name, x in parts.items()), strict=True)
@@ -44,7 +44,7 @@ def predict(
 
     def pullback(dlogits: Array) -> _Gradients:
         dsum = activation_pullback(head_pullback(dlogits))
-        return *(each(dsum) for each in pullbacks), lexical_pullback(dlogits)
+        return *(projection_pullback(dsum) for projection_pullback in pullbacks), lexical_pullback(dlogits)
 
     return logits, pullback
 
@@ -54,7 +54,8 @@ def lexical_state(
 ) -> tuple[Array, Callable[[Array], tuple[Array, Array]]]:
     """The lexical model of Nguyen & Chiang: tanh(norm(e W + b)) + e, e = tanh(attended source embeddings).
 
-    weights: (steps, source length, batch); embeddings: (source length, batch, size). The pullback gives both gradients.
+    weights: (steps, source length, batch); embeddings: (source length, batch, size), of which the pullback returns
+    the gradients.
     """
     embeddings, drop_pullback = drop(p, "decoder/lexical", embeddings)
     e = np.tanh(np.einsum("tsb,sbe->tbe", weights, embeddings))
@@ -71,7 +72,7 @@ def lexical_state(
 def cross_entropy(
     logits: Array, y: Array, mask: Array, right: float = 1.0, wrong: float = 0.0
 ) -> tuple[Array, Pullback]:
-    """Of every word -sum_v target_v log p_v, where the mask is 1: ``right`` at the word itself, ``wrong`` elsewhere."""
+    """-sum_v target_v log p_v of every word, times the mask; target is ``right`` at the word, ``wrong`` elsewhere."""
     log_p = log_softmax(logits)
     target = np.full(logits.shape, wrong, logits.dtype)
     np.put_along_axis(target, y[..., None], right, axis=-1)
@@ -106,7 +107,7 @@ def _activate(q: Parameters, config: Config, x: Array) -> tuple[Array, Pullback]
 
 
 def _logits(p: Parameters, config: Config, hidden: Array) -> tuple[Array, Pullback]:
-    """hidden W + b; W is the transposed embeddings where they are tied."""
+    """hidden W + b; if the embeddings are tied, W is their transpose."""
     q = p / "decoder/next_word_predictor/hidden_to_logits"
     if not config.tie_decoder_embeddings:
         return feed_forward(q, hidden, norm=False)

@@ -1,8 +1,9 @@
-"""What the golden of the recurrent models is made of: operations that give their result and their pullback.
+"""The parts of the recurrent models and the Transformer: parameters by name, the norm, and projections.
 
-A pullback takes the gradient of the result, adds to those of the parameters and returns that of the input. The
-arithmetic is NumPy's in the dtype of the arguments, as the programs that these models are taken from did theirs: the
-norm is therefore a few lines here and not the double-double golden, which takes a thousand times as long.
+Each operation returns its result and its pullback. A pullback takes the gradient of the result, adds to the gradients
+of the parameters and returns the gradient of the input. The arithmetic is NumPy's in the dtype of the arguments, like
+that of the original programs: so the norm is a few lines here and not the double-double golden, which takes a thousand
+times as long.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Pullback: TypeAlias = Callable[[Array], Array]
 
 
 class Dropout:
-    """Nematus's dropout after Gal & Ghahramani: one mask for each name, the same at every step of a sequence."""
+    """Nematus's dropout after Gal & Ghahramani: one mask for each name, the same in all steps of a sequence."""
 
     def __init__(self, rates: Mapping[str, float], rng: np.random.Generator) -> None:
         self.rates, self.rng = rates, rng
@@ -30,16 +31,16 @@ class Dropout:
 
     def mask(self, name: str, x: Array, *, whole: bool) -> Array:
         if name not in self.masks:
-            kept = 1 - self.rates[name]
-            self.masks[name] = (self.rng.random((*x.shape[:-1], 1) if whole else x.shape[-2:]) < kept) / kept
+            keep = 1 - self.rates[name]
+            self.masks[name] = (self.rng.random((*x.shape[:-1], 1) if whole else x.shape[-2:]) < keep) / keep
         return self.masks[name]
 
 
 class Parameters:
-    """Arrays below a name, and the gradients gathered for them.
+    """Arrays below a name, and the sums of their gradients.
 
-    ``parameters / "gru0"`` is what lies below that name, ``parameters["W"]`` an array, ``add("W", d)`` adds to its
-    gradient. The norm of the model is carried along, and in training its dropout.
+    ``parameters / "gru0"`` are the arrays below that name, ``parameters["W"]`` is an array, ``add("W", d)`` adds to its
+    gradient. The object also has the norm of the model and, in training, its dropout.
     """
 
     def __init__(
@@ -73,14 +74,14 @@ class Parameters:
         self.gradients[full] = self.gradients[full] + gradient if full in self.gradients else gradient
 
 
-def normalize(p: Parameters, a: Array, gain: str, offset: str) -> tuple[Array, Pullback]:
-    """The norm over the last axis: a / sqrt(mean(a^2) + eps) * gain + offset; of a - mean(a) for LayerNorm."""
+def normalise(p: Parameters, x: Array, gain: str, offset: str) -> tuple[Array, Pullback]:
+    """The norm over the last axis: x / sqrt(mean(x^2) + eps) * gain + offset; LayerNorm takes x - mean(x) as x."""
     if p.norm == "none":
-        return a, identity
-    n = a.shape[-1]
+        return x, identity
+    n = x.shape[-1]
     k = Variant.get("theano").replace(partial=p.partial).counted(n) if p.norm == "prms" else n
-    centred = a - a.mean(axis=-1, keepdims=True) if p.norm == "layer" else a
-    rho = np.sqrt(np.mean(centred[..., :k] ** 2, axis=-1, keepdims=True) + np.asarray(EPS, a.dtype))
+    centred = x - x.mean(axis=-1, keepdims=True) if p.norm == "layer" else x
+    rho = np.sqrt(np.mean(centred[..., :k] ** 2, axis=-1, keepdims=True) + np.asarray(EPS, x.dtype))
     xhat = centred / rho
     y = xhat * p[gain]
     if offset in p:
@@ -91,15 +92,15 @@ def normalize(p: Parameters, a: Array, gain: str, offset: str) -> tuple[Array, P
         if offset in p:
             p.add(offset, rows(dy).sum(axis=0))
         u = dy * p[gain]
-        da = u / rho
-        da[..., :k] -= xhat[..., :k] * (u * xhat).sum(axis=-1, keepdims=True) / (k * rho)
-        return da - da.mean(axis=-1, keepdims=True) if p.norm == "layer" else da
+        dx = u / rho
+        dx[..., :k] -= xhat[..., :k] * (u * xhat).sum(axis=-1, keepdims=True) / (k * rho)
+        return dx - dx.mean(axis=-1, keepdims=True) if p.norm == "layer" else dx
 
     return y, pullback
 
 
 def drop(p: Parameters, name: str, x: Array, *, whole: bool = False) -> tuple[Array, Pullback]:
-    """In training without some features in all steps; ``whole``: without any features in some steps."""
+    """In training, drop some features of x in all steps; with ``whole``, all features in some steps."""
     if p.dropout is None:
         return x, identity
     mask = p.dropout.mask(p.scope + name, x, whole=whole)
@@ -109,41 +110,41 @@ def drop(p: Parameters, name: str, x: Array, *, whole: bool = False) -> tuple[Ar
 def project(
     p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | None
 ) -> tuple[Array, Pullback]:
-    """norm(x W + b), with b inside the norm; without a bias or a norm where these are None."""
+    """norm(x W + b), with b inside the norm; a bias or a norm of None is left out."""
     x, drop_pullback = drop(p, weight, x)
-    a = x @ p[weight]
+    product = x @ p[weight]
     if bias is not None:
-        a = a + p[bias]
-    y, norm_pullback = (a, identity) if norm is None else normalize(p, a, *norm)
+        product = product + p[bias]
+    y, norm_pullback = (product, identity) if norm is None else normalise(p, product, *norm)
 
     def pullback(dy: Array) -> Array:
-        da = norm_pullback(dy)
-        p.add(weight, rows(x).T @ rows(da))
+        dproduct = norm_pullback(dy)
+        p.add(weight, rows(x).T @ rows(dproduct))
         if bias is not None:
-            p.add(bias, rows(da).sum(axis=0))
-        return drop_pullback(da @ p[weight].T)
+            p.add(bias, rows(dproduct).sum(axis=0))
+        return drop_pullback(dproduct @ p[weight].T)
 
     return y, pullback
 
 
 def feed_forward(p: Parameters, x: Array, *, norm: bool = True) -> tuple[Array, Pullback]:
-    """norm(x W + b), the norm's variables directly below the name of the layer."""
+    """norm(x W + b); the variables of the norm are directly below the name of the layer."""
     return project(p, x, "W", "b", leaves(p) if norm else None)
 
 
 def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
-    """What Nematus calls gain and offset of the norm below that scope."""
+    """Nematus's names of the gain and the offset of the norm below a scope."""
     return cells.leaves(p.norm, scope)
 
 
 def sigmoid(x: Array) -> Array:
-    """Without overflow: 1 / (1 + e^-x) = (1 + tanh(x / 2)) / 2."""
+    """1 / (1 + e^-x), computed as (1 + tanh(x / 2)) / 2, which does not overflow."""
     return (1 + np.tanh(x / 2)) / 2
 
 
-def rows(a: Array) -> Array:
-    """As a matrix, of the last axis."""
-    return a.reshape(-1, a.shape[-1])
+def rows(x: Array) -> Array:
+    """x as a matrix with the last axis of x as its columns."""
+    return x.reshape(-1, x.shape[-1])
 
 
 def identity(dy: Array) -> Array:

@@ -1,7 +1,7 @@
-"""The golden of the recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
+"""The recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
 
-Each comes with its gradients by back-propagation through time. Sequences are time-major: x (length, batch, features),
-mask (length, batch), states (batch, features). The dtype is that of the arguments.
+Sequences are time-major: x (length, batch, features), mask (length, batch), states (batch, features). The dtype is that
+of the arguments. The golden: every function has its gradients by back-propagation through time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from rmsnorm.nematus.cells import PARTIAL, CellNorm, gru_names
 from rmsnorm.nematus.config import Bias
-from rmsnorm.nematus.numpy.parameters import Array, Parameters, leaves, normalize, project, rows, sigmoid
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, leaves, normalise, project, rows, sigmoid
 
 __all__ = ["gru", "gru_vjp", "lstm", "lstm_vjp", "nematus_gru", "nematus_gru_vjp"]
 
@@ -33,7 +33,7 @@ def nematus_input(p: Parameters, x: Array, bias: Bias) -> tuple[Array, Array, Ca
 def nematus_step(
     p: Parameters, h: Array, from_input: tuple[Array, Array] | None, bias: Bias
 ) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
-    """One step of a Nematus GRU; its pullback gives the gradients of h and of both parts of ``from_input``.
+    """One step of a Nematus GRU; its pullback returns the gradients of h and of both parts of ``from_input``.
 
     r, u = sigmoid(norm(h U) + gates of the input);   h' = u h + (1 - u) tanh(r norm(h Ux) + proposal of the input)
     """
@@ -65,7 +65,7 @@ def nematus_step(
 def nematus_deep_step(
     p: Parameters, h: Array, from_input: tuple[Array, Array], biases: Sequence[Bias], first: int = 0
 ) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
-    """One step of gru<first> with what comes from the input, then of the GRUs after it, without any."""
+    """One step of gru<first> with the projected input, then one step of each GRU after it, which have no input."""
     h, pullback_first = nematus_step(p / f"gru{first}", h, from_input, biases[0])
     pullbacks = []
     for index, bias in enumerate(biases[1:], start=first + 1):
@@ -73,8 +73,8 @@ def nematus_deep_step(
         pullbacks.append(pullback_next)
 
     def pullback(dh: Array) -> tuple[Array, Array, Array]:
-        for each in reversed(pullbacks):
-            dh, _, _ = each(dh)
+        for pullback_next in reversed(pullbacks):
+            dh, _, _ = pullback_next(dh)
         return pullback_first(dh)
 
     return h, pullback
@@ -90,18 +90,18 @@ def nematus_level(
     masking: Literal["zero", "carry"] = "zero",
     reverse: bool = False,
 ) -> tuple[Array, Callable[[Array], tuple[Array, Array]]]:
-    """A level of GRUs over a sequence; its pullback gives the gradients of x and h0."""
+    """A level of GRUs over a sequence; its pullback returns the gradients of x and h0."""
     gates, proposal, input_pullback = nematus_input(p / "gru0", x, biases[0])
     order = range(len(x))[:: -1 if reverse else 1]
     masks = np.ones(x.shape[:2], x.dtype) if mask is None else np.asarray(mask, x.dtype)
-    kept = np.asarray(masking == "carry", x.dtype)
+    carries = np.asarray(masking == "carry", x.dtype)
     states = np.empty((*x.shape[:2], h0.shape[-1]), np.result_type(x, h0))
     pullbacks = []
     h = h0
     for t in order:
         new, pullback_step = nematus_deep_step(p, h, (gates[t], proposal[t]), biases)
         m = masks[t][:, None]
-        states[t] = h = m * new + kept * (1 - m) * h
+        states[t] = h = m * new + carries * (1 - m) * h
         pullbacks.append(pullback_step)
 
     def pullback(dstates: Array) -> tuple[Array, Array]:
@@ -110,7 +110,7 @@ def nematus_level(
         for t, pullback_step in zip(reversed(order), reversed(pullbacks), strict=True):
             dnew, m = dh + dstates[t], masks[t][:, None]
             dh, dgates[t], dproposal[t] = pullback_step(m * dnew)
-            dh = dh + kept * (1 - m) * dnew
+            dh = dh + carries * (1 - m) * dnew
         return input_pullback(dgates, dproposal), dh
 
     return states, pullback
@@ -128,27 +128,7 @@ def nematus_gru(
     norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> Array:
-    """Nematus's GRU with deep transition.
-
-        r, u = sigmoid(norm(h U) + norm(x W + b))        h' = u h + (1 - u) tanh(r norm(h Ux) + norm(x Wx + bx))
-
-    Args:
-        x: (length, batch, features).
-        h0: (batch, state).
-        parameters: by Nematus's names, ``gru0/state_to_gates`` and so on; transitions ``gru1/...`` have no input.
-        biases: where each GRU of a step adds its bias: inside the norm of what comes from the ``input`` or from the
-            ``state``, ``outside`` of both, or ``none``. As many as there are GRUs.
-        mask: (length, batch), 1 where there is a word.
-        masking: ``zero`` multiplies the state by the mask; ``carry`` keeps the old state, as Theano does.
-        reverse: from the last word to the first.
-        norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
-
-    Returns:
-        The states, (length, batch, state).
-
-    Raises:
-        ValueError: the norm is none of these.
-        KeyError: a parameter is missing.
+    """Nematus's GRU with deep transition: see rmsnorm.nematus.protocol.Cells.nematus_gru.
 
     Example:
         >>> weights = {"gru0/state_to_gates": np.ones((1, 2)), "gru0/state_to_proposal": np.ones((1, 1))}
@@ -174,10 +154,7 @@ def nematus_gru_vjp(
     norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> tuple[Array, Array, dict[str, Array]]:
-    """Gradients of nematus_gru by back-propagation through time: (dx, dh0, those of the parameters by name).
-
-    Args:
-        dh: gradient of the states, shaped as they are.
+    """Gradients of nematus_gru: (dx, dh0, those of the parameters by name); dh is the gradient of the states.
 
     Example:
         >>> weights = {"gru0/state_to_gates": np.ones((1, 2)), "gru0/state_to_proposal": np.ones((1, 1))}
@@ -202,26 +179,7 @@ def gru(
     norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> Array:
-    """The GRU of the authors' Theano code: ``gru``, ``lngru``, ``rlngru``.
-
-        r, u = sigmoid(norm(h U; s3) + norm(x W + b; s1))
-        h' = u h + (1 - u) tanh(r norm(h Ux; s4) + norm(x Wx + bx; s2)),    then m h' + (1 - m) h
-
-    Args:
-        x: (length, batch, features).
-        h0: (batch, state).
-        parameters: W, U, b, Wx, Ux, bx; with a norm the gains s1 to s4; with LayerNorm the offsets b1 to b4 too.
-        mask: m, (length, batch), any numbers.
-        norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
-
-    Returns:
-        The states, (length, batch, state).
-
-    Raises:
-        ValueError: the norm is none of these.
-        KeyError: a parameter is missing.
-
-    Source: Zhang & Sennrich 2019, layers.py.
+    """The GRU of the authors' Theano code: see rmsnorm.nematus.protocol.Cells.gru.
 
     Example:
         >>> weights = {"W": np.ones((1, 2)), "U": np.ones((1, 2)), "b": np.zeros(2)}
@@ -244,10 +202,7 @@ def gru_vjp(
     norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> tuple[Array, Array, dict[str, Array]]:
-    """Gradients of gru by back-propagation through time: (dx, dh0, those of the parameters by name).
-
-    Args:
-        dh: gradient of the states, shaped as they are.
+    """Gradients of gru: (dx, dh0, those of the parameters by name); dh is the gradient of the states.
 
     Example:
         >>> weights = {"W": np.ones((1, 2)), "U": np.ones((1, 2)), "b": np.zeros(2)}
@@ -271,28 +226,7 @@ def lstm(
     norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> tuple[Array, Array]:
-    """The LSTM of the authors' Theano code: ``lstm``, ``lnlstm``, ``rlnlstm``.
-
-        i, f, o, g = norm(x W + b; s1) + norm(h U; s2) + b,    sigmoid of i, f, o and tanh of g
-        c' = f c + i g,    then m c' + (1 - m) c;    h' = o tanh(norm(c'; s3)),    then m h' + (1 - m) h
-
-    b is added twice, as that code does.
-
-    Args:
-        x: (length, batch, features).
-        h0, c0: (batch, state).
-        parameters: W, U, b; with a norm the gains s1 to s3; with LayerNorm the offsets b1 to b3 too.
-        mask: m, (length, batch), any numbers.
-        norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
-
-    Returns:
-        (h, c), each (length, batch, state).
-
-    Raises:
-        ValueError: the norm is none of these.
-        KeyError: a parameter is missing.
-
-    Source: Zhang & Sennrich 2019, README and layers.py.
+    """The LSTM of the authors' Theano code: see rmsnorm.nematus.protocol.Cells.lstm.
 
     Example:
         >>> weights = {"W": np.ones((1, 4)), "U": np.ones((1, 4)), "b": np.zeros(4)}
@@ -315,10 +249,7 @@ def lstm_vjp(
     norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> tuple[Array, Array, Array, dict[str, Array]]:
-    """Gradients of lstm by back-propagation through time: (dx, dh0, dc0, those of the parameters by name).
-
-    Args:
-        dh, dc: gradients of the states and of the cells, shaped as they are.
+    """Gradients of lstm: (dx, dh0, dc0, those of the parameters by name); dh, dc are the gradients of the results.
 
     Example:
         >>> weights = {"W": np.ones((1, 4)), "U": np.ones((1, 4)), "b": np.zeros(4)}
@@ -358,19 +289,19 @@ def lstm_step(
 ) -> tuple[Array, Array, Callable[[Array, Array], tuple[Array, Array, Array]]]:
     before, before_pullback = project(p, h, "U", None, ("s2", "b2"))
     *gates, g = np.split(below + before + p["b"], 4, axis=-1)
-    i, f, o = (sigmoid(each) for each in gates)
+    i, f, o = (sigmoid(gate) for gate in gates)
     g = np.tanh(g)
     new_c = m * (f * c + i * g) + (1 - m) * c
-    normed, norm_pullback = normalize(p, new_c, "s3", "b3")
-    shown = np.tanh(normed)
+    normed, norm_pullback = normalise(p, new_c, "s3", "b3")
+    output = np.tanh(normed)
 
     def pullback(dh: Array, dc: Array) -> tuple[Array, Array, Array]:
-        do = m * dh * shown
-        dc = dc + norm_pullback(m * dh * o * (1 - shown**2))
+        do = m * dh * output
+        dc = dc + norm_pullback(m * dh * o * (1 - output**2))
         inner = m * dc
         dgates = (inner * g * i * (1 - i), inner * c * f * (1 - f), do * o * (1 - o), inner * i * (1 - g**2))
         dpre = np.concatenate(dgates, axis=-1)
         p.add("b", rows(dpre).sum(axis=0))
         return (1 - m) * dh + before_pullback(dpre), (1 - m) * dc + inner * f, dpre
 
-    return m * o * shown + (1 - m) * h, new_c, pullback
+    return m * o * output + (1 - m) * h, new_c, pullback

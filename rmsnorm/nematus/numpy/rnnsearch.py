@@ -1,6 +1,6 @@
-"""The golden of RNNSearch as Nematus computes it: scores, losses, translations, and the gradient of every parameter.
+"""RNNSearch as Nematus computes it, in NumPy, the golden: scores, losses, translations and all gradients.
 
-The arithmetic is float64. The backward is written by hand, as pullbacks beside the operations.
+The arithmetic is float64. The backward pass is written by hand: every operation returns its pullback, too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from rmsnorm.nematus import beam, sentences
 from rmsnorm.nematus.beam import Translations
@@ -26,11 +25,7 @@ __all__ = ["RNNSearch"]
 
 
 class RNNSearch:
-    """Nematus's attentional encoder-decoder.
-
-    Args:
-        config: of the model; ``config.dialect`` says by whose rules it is computed.
-        parameters: arrays by the names of Nematus master, as ``rmsnorm.nematus.load`` gives them.
+    """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
 
     Example:
         >>> from rmsnorm.nematus.config import Config
@@ -42,138 +37,74 @@ class RNNSearch:
         array([2.1972])
     """
 
-    def __init__(self, config: Config, parameters: Mapping[str, npt.ArrayLike]) -> None:
+    def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None:
         self.config = config
         self.parameters = {name: np.asarray(value, np.float64) for name, value in parameters.items()}
 
-    def encode(self, x: npt.ArrayLike, x_mask: npt.ArrayLike) -> Array:
-        """What the decoder attends to: (source length, batch, 2 state_size).
+    def encode(self, x: Any, x_mask: Any) -> Array:
+        """See protocol.RNNSearch.encode."""
+        p, config = self._parameters(), self.config
+        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes)
+        return _encode(p, config, ids, mask)[0]
 
-        Args:
-            x: ids, (factors, source length, batch).
-            x_mask: 1 on words and on the end of sentence, 0 after it, (source length, batch).
+    def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Array:
+        """See protocol.RNNSearch.logits."""
+        p, config = self._parameters(), self.config
+        ids, mask, words, _ = self._sentences("logits", x, x_mask, y)
+        return _score(p, config, ids, mask, words, stepwise=stepwise)[0]
 
-        Raises:
-            TypeError, ValueError: an array has another shape or dtype, or an id is not in the vocabulary.
-        """
-        ids, mask = sentences.source("encode", x, x_mask, self.config.source_vocab_sizes)
-        return _encode(self._parameters(), self.config, ids, mask)[0]
-
-    def logits(self, x: npt.ArrayLike, x_mask: npt.ArrayLike, y: npt.ArrayLike, *, stepwise: bool = False) -> Array:
-        """Logits of every target word given those before it: (target length, batch, vocabulary).
-
-        Args:
-            x, x_mask: as for encode.
-            y: ids, (target length, batch).
-            stepwise: by the rules of decoding where those of scoring are others (dialect ``tensorflow-v0.3``).
-
-        Raises:
-            TypeError, ValueError: as encode.
-        """
-        ids, mask = sentences.source("logits", x, x_mask, self.config.source_vocab_sizes)
-        words, _ = sentences.target("logits", y, ids.shape[2], self.config.target_vocab_size)
-        return _score(self._parameters(), self.config, ids, mask, words, stepwise=stepwise)[0]
-
-    def loss(
-        self,
-        x: npt.ArrayLike,
-        x_mask: npt.ArrayLike,
-        y: npt.ArrayLike,
-        y_mask: npt.ArrayLike,
-        *,
-        rng: np.random.Generator | None = None,
-    ) -> Array:
-        """Cross-entropy of each sentence, summed over its words: (batch,), smoothed where the config says so.
-
-        Args:
-            x, x_mask, y: as for logits.
-            y_mask: as x_mask, (target length, batch).
-            rng: for training: what Nematus drops out is drawn from it, at the rates of the config.
-
-        Raises:
-            TypeError, ValueError: as encode.
-        """
-        return self._loss("loss", self._parameters(rng), x, x_mask, y, y_mask)[0]
+    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, rng: np.random.Generator | None = None) -> Array:
+        """See protocol.RNNSearch.loss. rng: for training; the dropout masks are drawn from it."""
+        p, config = self._parameters(rng), self.config
+        return _loss(p, config, *self._sentences("loss", x, x_mask, y, y_mask))[0]
 
     def gradients(
-        self,
-        x: npt.ArrayLike,
-        x_mask: npt.ArrayLike,
-        y: npt.ArrayLike,
-        y_mask: npt.ArrayLike,
-        *,
-        rng: np.random.Generator | None = None,
+        self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, rng: np.random.Generator | None = None
     ) -> dict[str, Array]:
-        """Gradient of the mean loss over the sentences with respect to every parameter, by name.
-
-        Args, Raises: as for loss.
-        """
-        p = self._parameters(rng)
-        loss, pullback = self._loss("gradients", p, x, x_mask, y, y_mask)
+        """Gradient of the mean loss over the sentences with respect to every parameter, by name; as loss."""
+        p, config = self._parameters(rng), self.config
+        loss, pullback = _loss(p, config, *self._sentences("gradients", x, x_mask, y, y_mask))
         pullback(np.full_like(loss, 1 / len(loss)))
         return {name: p.gradients[name] for name in self.parameters}
 
     def translate(
         self,
-        x: npt.ArrayLike,
-        x_mask: npt.ArrayLike,
+        x: Any,
+        x_mask: Any,
         beam_size: int = 12,
         max_length: int | None = None,
         *,
         normalization_alpha: float = 0.0,
     ) -> Translations:
-        """The best translations that a beam search finds, with Nematus's rules and orders.
-
-        Args:
-            x, x_mask: as for encode.
-            beam_size: 1 is greedy.
-            max_length: Nematus's translation_maxlen, by default that of the config; its master stops one word short.
-            normalization_alpha: scores are divided by length^alpha.
-
-        Returns:
-            (sequences, scores), best first.
-
-        Raises:
-            TypeError, ValueError: as encode; also when beam_size or max_length is out of its domain.
-        """
+        """See protocol.RNNSearch.translate."""
         p, config = self._parameters(), self.config
         max_length = config.translation_maxlen if max_length is None else max_length
         beam.check(beam_size, max_length)
+        table = p[target_table(config)]
         ids, mask = sentences.source("translate", x, x_mask, config.source_vocab_sizes)
-        memory, initial, _ = _attend_to(p, config, ids, mask)
-        memory = _Memory(*(np.repeat(each, beam_size, axis=1) for each in memory))
+        memory, states = _begin(p, config, ids, mask, beam_size)
 
-        def step(states: list[Array], previous: Array | None) -> tuple[Array, list[Array]]:
-            word = np.zeros((len(states[0]), config.target_embedding_size))
+        def step(states: list[Array], previous: Any) -> tuple[Array, list[Array]]:
+            words = np.zeros((len(states[0]), table.shape[1]))
             if previous is not None:
-                word = p[target_table(config)][previous]
-            gates, proposal, _ = nematus_input(p / "decoder/base/gru0", word, config.gru_bias("base", 0))
-            (top, attended, weights, states), _ = _step(p, config, memory, states, (gates, proposal))
-            lexical = None
-            if config.rnn_lexical_model:
-                lexical = lexical_state(p, weights[None], memory.embeddings)[0][0]
-            return log_softmax(predict(p, config, word, top, attended, lexical)[0]), states
+                words = table[previous]
+            return _step(p, config, memory, states, words)
 
-        states = [np.repeat(initial, beam_size, axis=0)] * config.rnn_dec_depth
         return beam.search(config.search, step, states, beam_size, max_length, normalization_alpha)
 
     def _parameters(self, rng: np.random.Generator | None = None) -> Parameters:
         dropout = None if rng is None else Dropout(rates(self.config, self.parameters), rng)
         return Parameters(self.parameters, self.config.norm, dropout=dropout)
 
-    def _loss(self, op: str, p: Parameters, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Any:
+    def _sentences(self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any = None) -> tuple[Array, Array, Array, Array]:
+        """Ids and masks of the source and of the target."""
         config = self.config
         ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes)
-        words, words_mask = sentences.target(op, y, ids.shape[2], config.target_vocab_size, y_mask)
-        logits, logits_pullback = _score(p, config, ids, mask, words)
-        wrong = config.label_smoothing / config.target_vocab_size
-        right = 1 - config.label_smoothing + wrong
-        losses, loss_pullback = cross_entropy(logits, words, words_mask, right, wrong)
-        return losses.sum(axis=0), lambda dloss: logits_pullback(loss_pullback(dloss))
+        return ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, y_mask)
 
 
 class _Memory(NamedTuple):
-    """What is known of the source: context, its part of the attention's hidden layer, embeddings, mask."""
+    """What the decoder reads of the source: context, its part of the attention's hidden layer, embeddings, mask."""
 
     context: Array
     hidden: Array
@@ -181,7 +112,7 @@ class _Memory(NamedTuple):
     mask: Array
 
 
-class _Source(NamedTuple):
+class _SourceGradients(NamedTuple):
     """Gradients of a _Memory and of the decoder's initial state."""
 
     context: Array
@@ -190,24 +121,70 @@ class _Source(NamedTuple):
     initial: Array
 
 
+def _score(
+    p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, stepwise: bool = False
+) -> tuple[Array, Callable[[Array], None]]:
+    """Logits of the target words."""
+    memory, initial, source_pullback = _attend_to(p, config, x, mask)
+    words, words_pullback = embed(p, target_table(config), y[:-1])
+    words, drop_pullback = drop(p, "target words", words, whole=True)
+    words = np.concatenate((np.zeros((1, *words.shape[1:])), words))  # a zero vector precedes the first word
+    old = config.dialect == "tensorflow-v0.3" and not stepwise
+    high = np.zeros_like(initial) if old else initial
+    states = [initial, *[high] * (config.rnn_dec_depth - 1)]
+    logits, _, decode_pullback = _decode(p, config, memory, states, words, old=old)
+
+    def pullback(dlogits: Array) -> None:
+        dwords, dstates, dcontext, dhidden, dembeddings = decode_pullback(dlogits)
+        words_pullback(drop_pullback(dwords[1:]))
+        dinitial = dstates[0] if old else sum(dstates[1:], start=dstates[0])
+        source_pullback(_SourceGradients(dcontext, dhidden, dembeddings, dinitial))
+
+    return logits, pullback
+
+
+def _loss(
+    p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array
+) -> tuple[Array, Callable[[Array], None]]:
+    logits, logits_pullback = _score(p, config, x, mask, y)
+    wrong = config.label_smoothing / config.target_vocab_size
+    right = 1 - config.label_smoothing + wrong
+    losses, losses_pullback = cross_entropy(logits, y, y_mask, right, wrong)
+    return losses.sum(axis=0), lambda dloss: logits_pullback(losses_pullback(dloss))
+
+
+def _begin(p: Parameters, config: Config, x: Array, mask: Array, beam_size: int) -> tuple[_Memory, list[Array]]:
+    """Memory and states before the first word, beam_size rows for every sentence."""
+    memory, initial, _ = _attend_to(p, config, x, mask)
+    memory = _Memory(*(np.repeat(array, beam_size, axis=1) for array in memory))
+    return memory, [np.repeat(initial, beam_size, axis=0)] * config.rnn_dec_depth
+
+
+def _step(
+    p: Parameters, config: Config, memory: _Memory, states: list[Array], words: Array
+) -> tuple[Array, list[Array]]:
+    """Log-probabilities of the word after the given embeddings, and the new states."""
+    logits, states, _ = _decode(p, config, memory, states, words[None])
+    return log_softmax(logits[0]), states
+
+
 def _encode(
     p: Parameters, config: Config, x: Array, mask: Array
 ) -> tuple[Array, Array, Callable[[Array, Array], None]]:
     """Context and embeddings of the source."""
     tables = source_tables(config)
-    looked_up = [embed(p, table, ids) for table, ids in zip(tables, x, strict=True)]
-    embeddings = np.concatenate([rows for rows, _ in looked_up], axis=-1)
-    embeddings, drop_pullback = drop(p, "source words", embeddings, whole=True)
-    # The stack that ends from left to right comes first.
+    factors, embed_pullbacks = zip(*(embed(p, table, ids) for table, ids in zip(tables, x, strict=True)), strict=True)
+    embeddings, drop_pullback = drop(p, "source words", np.concatenate(factors, axis=-1), whole=True)
+    # The stack whose last level reads from left to right comes first.
     stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
     tops, pullbacks = zip(*(_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks), strict=True)
 
     def pullback(dcontext: Array, dembeddings: Array) -> None:
-        for each, dtop in zip(pullbacks, np.split(dcontext, 2, axis=-1), strict=True):
-            dembeddings = dembeddings + each(dtop)
-        parts = np.split(drop_pullback(dembeddings), np.cumsum(config.dim_per_factor)[:-1], axis=-1)
-        for (_, embed_pullback), part in zip(looked_up, parts, strict=True):
-            embed_pullback(part)
+        for stack_pullback, dtop in zip(pullbacks, np.split(dcontext, 2, axis=-1), strict=True):
+            dembeddings = dembeddings + stack_pullback(dtop)
+        dfactors = np.split(drop_pullback(dembeddings), np.cumsum(config.dim_per_factor)[:-1], axis=-1)
+        for embed_pullback, dfactor in zip(embed_pullbacks, dfactors, strict=True):
+            embed_pullback(dfactor)
 
     return np.concatenate(tops, axis=-1), embeddings, pullback
 
@@ -215,28 +192,28 @@ def _encode(
 def _encoder_stack(
     p: Parameters, config: Config, stack: str, x: Array, mask: Array
 ) -> tuple[Array, Callable[[Array], Array]]:
-    """Levels that read in alternating directions, with residual connections from the second on."""
+    """Levels that read in alternating directions, with residual connections from the second level on."""
     biases = [config.gru_bias("encoder", index) for index in range(config.rnn_enc_transition_depth)]
     h0 = np.zeros((x.shape[1], config.state_size))
     pullbacks = []
     for level in range(config.rnn_enc_depth):
         reverse = (level % 2 == 1) != (stack == "backward")
         carries = config.dialect == "theano"
-        states, pullback_level = nematus_level(
+        states, level_pullback = nematus_level(
             p / f"encoder/{stack}-stack/level{level}",
             x,
             h0,
             biases,
-            mask=mask if reverse or carries else None,  # in TensorFlow what stands after the end does not matter
+            mask=mask if reverse or carries else None,  # in TensorFlow the states after the end have no effect
             masking="carry" if carries else "zero",
             reverse=reverse,
         )
         x = states + x if level else states
-        pullbacks.append(pullback_level)
+        pullbacks.append(level_pullback)
 
     def pullback(dx: Array) -> Array:
-        for level, each in reversed(list(enumerate(pullbacks))):
-            dbelow, _ = each(dx)
+        for level, level_pullback in reversed(list(enumerate(pullbacks))):
+            dbelow, _ = level_pullback(dx)
             dx = dbelow + dx if level else dbelow
         return dx
 
@@ -245,8 +222,8 @@ def _encoder_stack(
 
 def _attend_to(
     p: Parameters, config: Config, x: Array, mask: Array
-) -> tuple[_Memory, Array, Callable[[_Source], None]]:
-    """The encoder, and what the decoder makes of it before its first step: memory and initial state."""
+) -> tuple[_Memory, Array, Callable[[_SourceGradients], None]]:
+    """The encoder, and what the decoder needs before its first step: memory and initial state."""
     context, embeddings, encode_pullback = _encode(p, config, x, mask)
     attention = p / "decoder/base/attention"
     hidden, hidden_pullback = project(
@@ -256,61 +233,54 @@ def _attend_to(
     layer, layer_pullback = feed_forward(p / "decoder/initial_state_constructor", (context * share).sum(axis=0))
     initial = np.tanh(layer)
 
-    def pullback(d: _Source) -> None:
+    def pullback(d: _SourceGradients) -> None:
         dmean = layer_pullback(d.initial * (1 - initial**2))
         encode_pullback(d.context + hidden_pullback(d.hidden) + dmean * share, d.embeddings)
 
     return _Memory(context, hidden, embeddings, mask), initial, pullback
 
 
-def _score(
-    p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, stepwise: bool = False
-) -> tuple[Array, Callable[[Array], None]]:
-    """Logits of the given words."""
-    memory, initial, source_pullback = _attend_to(p, config, x, mask)
-    words, words_pullback = embed(p, target_table(config), y[:-1])
-    words, drop_pullback = drop(p, "target words", words, whole=True)
-    words = np.concatenate((np.zeros((1, *words.shape[1:])), words))  # before the first word stands a zero vector
-    gates, proposal, input_pullback = nematus_input(p / "decoder/base/gru0", words, config.gru_bias("base", 0))
+def _decode(
+    p: Parameters, config: Config, memory: _Memory, states: list[Array], words: Array, *, old: bool = False
+) -> tuple[Array, list[Array], Callable[[Array], tuple[Array, list[Array], Array, Array, Array]]]:
+    """Logits of any number of steps, given the embeddings of the words before them, and the last states.
 
-    old = config.dialect == "tensorflow-v0.3" and not stepwise
-    high = np.zeros_like(initial) if old else initial
-    states = [initial, *[high] * (config.rnn_dec_depth - 1)]
+    The pullback returns the gradients of the words, of the first states, and of the memory's context, hidden layer and
+    embeddings. old: the rules by which v0.3 scores: no residual connection around the first high level.
+    """
+    gates, proposal, input_pullback = nematus_input(p / "decoder/base/gru0", words, config.gru_bias("base", 0))
     steps, pullbacks = [], []
-    for t in range(len(y)):
-        found, pullback_step = _step(p, config, memory, states, (gates[t], proposal[t]), old=old)
-        states = found.states
-        steps.append(found[:3])
+    for from_word in zip(gates, proposal, strict=True):
+        result, pullback_step = _decoder_step(p, config, memory, states, from_word, old=old)
+        states = result.states
+        steps.append(result[:3])
         pullbacks.append(pullback_step)
-    tops, attended, weights = (np.stack(each) for each in zip(*steps, strict=True))
+    top, attended, weights = (np.stack(arrays) for arrays in zip(*steps, strict=True))
 
     lexical, lexical_pullback = None, None
     if config.rnn_lexical_model:
         lexical, lexical_pullback = lexical_state(p, weights, memory.embeddings)
-    logits, predict_pullback = predict(p, config, words, tops, attended, lexical)
+    logits, predict_pullback = predict(p, config, words, top, attended, lexical)
 
-    def pullback(dlogits: Array) -> None:
-        dwords, dtops, dattended, dlexical = predict_pullback(dlogits)
+    def pullback(dlogits: Array) -> tuple[Array, list[Array], Array, Array, Array]:
+        dwords, dtop, dattended, dlexical = predict_pullback(dlogits)
         dweights, dembeddings = np.zeros_like(weights), np.zeros_like(memory.embeddings)
         if lexical_pullback is not None and dlexical is not None:
             dweights, dembeddings = lexical_pullback(dlexical)
         dgates, dproposal = np.empty_like(gates), np.empty_like(proposal)
         dcontext, dhidden = np.zeros_like(memory.context), np.zeros_like(memory.hidden)
-        dstates = [np.zeros_like(initial)] * config.rnn_dec_depth
-        for t in reversed(range(len(y))):
-            d = pullbacks[t](dtops[t], dattended[t], dweights[t], dstates)
+        dstates = [np.zeros_like(state) for state in states]
+        for t in reversed(range(len(words))):
+            d = pullbacks[t](dtop[t], dattended[t], dweights[t], dstates)
             dstates, dgates[t], dproposal[t] = d.states, d.gates, d.proposal
             dcontext += d.context
             dhidden += d.hidden
-        dwords = dwords + input_pullback(dgates, dproposal)
-        words_pullback(drop_pullback(dwords[1:]))
-        dinitial = dstates[0] if old else sum(dstates[1:], start=dstates[0])
-        source_pullback(_Source(dcontext, dhidden, dembeddings, dinitial))
+        return dwords + input_pullback(dgates, dproposal), dstates, dcontext, dhidden, dembeddings
 
-    return logits, pullback
+    return logits, states, pullback
 
 
-class _Found(NamedTuple):
+class _Step(NamedTuple):
     """A step of the decoder: top state, attended context, attention weights, and the states of all levels."""
 
     top: Array
@@ -327,7 +297,7 @@ class _StepGradients(NamedTuple):
     hidden: Array
 
 
-def _step(
+def _decoder_step(
     p: Parameters,
     config: Config,
     memory: _Memory,
@@ -335,22 +305,19 @@ def _step(
     from_word: tuple[Array, Array],
     *,
     old: bool = False,
-) -> tuple[_Found, Callable[[Array, Array, Array, list[Array]], _StepGradients]]:
-    """One word further: the conditional GRU with attention, then the high levels.
-
-    old: as v0.3 scores, without a residual connection around the first high level.
-    """
+) -> tuple[_Step, Callable[[Array, Array, Array, list[Array]], _StepGradients]]:
+    """One step of the conditional GRU with attention, and of the high levels; old: as for _decode."""
     base, *highs = states
     state, first_pullback = nematus_step(p / "decoder/base/gru0", base, from_word, config.gru_bias("base", 0))
     attended, weights, attend_pullback = _attend(p / "decoder/base/attention", state, memory)
     biases = [config.gru_bias("base", index) for index in range(1, config.rnn_dec_base_transition_depth)]
-    state, second_pullback = _fed_step(p / "decoder/base", state, attended, biases, first=1)
+    state, second_pullback = _step_with_input(p / "decoder/base", state, attended, biases, first=1)
     new_states, top = [state], state
     biases = [config.gru_bias("high", index) for index in range(config.rnn_dec_high_transition_depth)]
     high_pullbacks = []
     for level, high in enumerate(highs):
         below = np.concatenate((top, attended), axis=-1) if config.rnn_dec_deep_context else top
-        high, high_pullback = _fed_step(p / f"decoder/high/level{level}", high, below, biases)
+        high, high_pullback = _step_with_input(p / f"decoder/high/level{level}", high, below, biases)
         new_states.append(high)
         high_pullbacks.append(high_pullback)
         top = high if old and level == 0 else top + high
@@ -361,21 +328,21 @@ def _step(
             dhigh, dbelow = high_pullbacks[level](dtop + dstates[1 + level])
             dhighs.append(dhigh)
             if config.rnn_dec_deep_context:
-                dbelow, more = np.split(dbelow, [config.state_size], axis=-1)
-                dattended = dattended + more
+                dbelow, from_context = np.split(dbelow, [config.state_size], axis=-1)
+                dattended = dattended + from_context
             dtop = dbelow if old and level == 0 else dtop + dbelow
-        dstate, more = second_pullback(dtop + dstates[0])
-        more_state, dcontext, dhidden = attend_pullback(dattended + more, dweights)
-        dbase, dgates, dproposal = first_pullback(dstate + more_state)
+        dstate, from_second = second_pullback(dtop + dstates[0])
+        from_attention, dcontext, dhidden = attend_pullback(dattended + from_second, dweights)
+        dbase, dgates, dproposal = first_pullback(dstate + from_attention)
         return _StepGradients([dbase, *reversed(dhighs)], dgates, dproposal, dcontext, dhidden)
 
-    return _Found(top, attended, weights, new_states), pullback
+    return _Step(top, attended, weights, new_states), pullback
 
 
-def _fed_step(
+def _step_with_input(
     p: Parameters, h: Array, x: Array, biases: list[Any], *, first: int = 0
 ) -> tuple[Array, Callable[[Array], tuple[Array, Array]]]:
-    """A step of gru<first> and the ones after it on an input; the pullback gives the gradients of h and x."""
+    """A step of gru<first> with input x, and of the GRUs after it; the pullback returns the gradients of h and x."""
     gates, proposal, input_pullback = nematus_input(p / f"gru{first}", x, biases[0])
     new, step_pullback = nematus_deep_step(p, h, (gates, proposal), biases, first)
 
@@ -389,11 +356,12 @@ def _fed_step(
 def _attend(
     p: Parameters, state: Array, memory: _Memory
 ) -> tuple[Array, Array, Callable[[Array, Array], tuple[Array, Array, Array]]]:
-    """sum_t a_t context_t, a = softmax over the words of tanh(hidden_t + norm(state W)) v."""
+    """sum_t w_t context_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v; and w."""
     from_state, state_pullback = project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/"))
     hidden = np.tanh(memory.hidden + from_state)
     scores = (hidden @ p["hidden_to_score"])[..., 0]
-    weights = np.exp(scores - scores.max(axis=0)) * memory.mask  # the greatest of all, padding too, as Nematus does
+    largest = scores.max(axis=0)  # of all scores, padding too, as in Nematus
+    weights = np.exp(scores - largest) * memory.mask
     weights /= weights.sum(axis=0)
 
     def pullback(dattended: Array, dweights: Array) -> tuple[Array, Array, Array]:

@@ -1,10 +1,10 @@
-"""RMSNorm with the interface of Nematus's layers.py: for its graphs, as for eager code.
+"""RMSNorm with the interface of Nematus's layers.py, for its graphs and for eager code.
 
-A checkout of Nematus takes it by replacing its own class with an import,
+To use it in a checkout of Nematus, replace the class in layers.py with an import,
 
     from rmsnorm.nematus.tf.layers import LayerNormLayer
 
-in layers.py, and so trains the RMSNorm of the paper, and reads and writes the checkpoints of its patched Nematus.
+Nematus then trains the RMSNorm of the paper, and reads and writes the checkpoints of the authors' patched Nematus.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class RMSNormLayer(tf.Module):
 
         y = x / sqrt(mean(x_i^2) + eps) * scale
 
-    The variable is made as Nematus's version makes its own: below a variable scope by get_variable, shared where the
-    scope says so, below a name scope, or eagerly, by tf.Variable. In both it is called by the names of the scopes.
+    The variable is made as in Nematus's class: in a variable scope with get_variable, shared if the scope says so; in a
+    name scope, or eagerly, with tf.Variable. In both cases its name starts with the names of the scopes.
 
     Args:
-        layer_size: of the last axis of x.
+        layer_size: the size of the last axis of x.
         eps: a number >= 0.
 
     Attributes:
@@ -58,17 +58,17 @@ class RMSNormLayer(tf.Module):
         setattr(self, self._gain, _variable(self._gain, layer_size))
 
     def forward(self, x: Any, input_is_3d: bool = False) -> Any:
-        """Normalize x over its last axis.
+        """Normalise x over its last axis.
 
         Args:
             x: floating-point, (..., layer_size).
-            input_is_3d: of how many axes x is where the graph does not know: 3 or 2.
+            input_is_3d: whether x has 3 axes or 2, if the graph does not know their number.
 
         Returns:
-            y, shaped as x.
+            y, in the shape of x.
 
         Raises:
-            TypeError, ValueError: x is not floating-point or not of layer_size.
+            TypeError, ValueError: x is not floating-point, or the size of its last axis is not layer_size.
         """
         x = tf.convert_to_tensor(x)
         if x.shape.rank is None or x.shape[-1] is None:
@@ -79,7 +79,7 @@ class RMSNormLayer(tf.Module):
 
 
 class LayerNormLayer(RMSNormLayer):
-    """RMSNorm in the place of Nematus's LayerNormLayer: without a mean, and so without ``new_mean``.
+    """RMSNorm in place of Nematus's LayerNormLayer: it subtracts no mean, and has no ``new_mean``.
 
         y = x / sqrt(mean(x_i^2) + eps) * new_std
 
@@ -108,12 +108,12 @@ def _variable(name: str, size: int) -> Any:
 
 
 def _is_in_variable_scope() -> bool:
-    """Whether the innermost scope is one: get_variable does not know of name scopes, and variables would collide."""
+    """Whether the innermost scope is a variable scope. get_variable ignores name scopes, so names would collide."""
     scope = tf.compat.v1.get_variable_scope()
     inner = tf.compat.v1.get_default_graph().get_name_scope()
     if inner == scope.original_name_scope.rstrip("/"):
         return True
-    # A variable scope that is entered again opens a name scope with a number behind its name.
+    # A variable scope that is entered again opens a name scope with a number after its name.
     last = scope.name.rpartition("/")[2]
     number = inner.rpartition("/")[2].removeprefix(last)
     return bool(last) and (not number or (number[0] == "_" and number[1:].isdecimal()))

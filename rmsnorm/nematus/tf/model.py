@@ -1,4 +1,4 @@
-"""What RNNSearch and the Transformer have in common: they are Keras models."""
+"""The base class of RNNSearch and the Transformer: a Keras model of batches of sentences."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 import tensorflow as tf
 
 from rmsnorm.nematus.tf import sentences
-from rmsnorm.nematus.tf.parameters import Graphs, Named
+from rmsnorm.nematus.tf.parameters import Graphs, Named, Parameters
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
 
 class NematusModel(Named, keras.Model):
-    """A Keras model of batches (x, x_mask, y, y_mask), which gives the loss of each sentence.
+    """A Keras model of batches (x, x_mask, y, y_mask), whose output is the loss of each sentence.
 
-    ``compile`` takes no loss, as the mean of these is what ``fit`` makes smaller. The axis of the batch is not the
-    first: give ``fit`` whole batches, each in a tuple of its own, ((x, x_mask, y, y_mask),).
+    ``compile`` takes no loss, because ``fit`` minimises the mean of the output. The batch is not the first axis: give
+    ``fit`` whole batches, each in a tuple of its own, ((x, x_mask, y, y_mask),).
     """
 
     def __init__(self, config: Config, parameters: Mapping[str, Any], **kwargs: Any) -> None:
@@ -42,7 +42,7 @@ class NematusModel(Named, keras.Model):
         return tf.reduce_mean(y_pred)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "loss":  # which Keras would put in the place of the method
+        if name != "loss":  # Keras would replace the method of this name
             super().__setattr__(name, value)
 
     def get_config(self) -> dict[str, Any]:
@@ -56,11 +56,26 @@ class NematusModel(Named, keras.Model):
         own = Config(**config["config"])
         return cls(own, {row.name: np.zeros(row.shape, config["dtype"]) for row in variables(own)}, name=config["name"])
 
-    def run(self, function: Callable[..., Any], *given: tf.Tensor, **options: Any) -> Any:
-        return self.graphs.run(function, *given, **options)
+    def parameters_in(self, batch: tf.Tensor, training: bool) -> Parameters:
+        """The parameters as tensors, with dropout in training; ``batch`` is the number of sentences."""
+        raise NotImplementedError
+
+    def run(self, function: Callable[..., Any], *tensors: Any, training: bool = False, **options: Any) -> Any:
+        """function(parameters, config, *tensors, **options) as a graph; the last axis of the first one is the batch."""
+        return self.graphs.run(self._call, *tensors, called=function, training=training, **options)
+
+    def _call(self, *tensors: Any, called: Callable[..., Any], training: bool, **options: Any) -> Any:
+        batch = tf.shape(tensors[0])[-1] if training else None
+        return called(self.parameters_in(batch, training), self.config, *tensors, **options)
 
     def source(self, op: str, x: Any, x_mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Ids and mask of the source."""
         return sentences.source(op, x, x_mask, self.config.source_vocab_sizes, self.variable_dtype)
 
-    def target(self, op: str, y: Any, ids: tf.Tensor, y_mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
-        return sentences.target(op, y, ids.shape[2], self.config.target_vocab_size, self.variable_dtype, y_mask)
+    def sentences(
+        self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any = None
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Ids and masks of the source and of the target."""
+        ids, mask = self.source(op, x, x_mask)
+        words = sentences.target(op, y, ids.shape[2], self.config.target_vocab_size, self.variable_dtype, y_mask)
+        return ids, mask, *words

@@ -21,7 +21,7 @@ def predict(
     attended: tf.Tensor,
     lexical: tf.Tensor | None,
 ) -> tf.Tensor:
-    """Logits: activation(sum of the normalized projections of the three) W + b, plus those of the lexical model."""
+    """Logits: activation(sum of the normalised projections of the three) W + b, plus those of the lexical model."""
     q = p / "decoder/next_word_predictor"
     hidden = _activate(
         q,
@@ -46,16 +46,16 @@ def lexical_state(p: Parameters, weights: tf.Tensor, embeddings: tf.Tensor) -> t
 def cross_entropy(
     logits: tf.Tensor, y: tf.Tensor, mask: tf.Tensor, right: float = 1.0, wrong: float = 0.0
 ) -> tf.Tensor:
-    """Of every word -sum_v target_v log p_v, where the mask is 1: ``right`` at the word itself, ``wrong`` elsewhere."""
+    """-sum_v target_v log p_v of every word, times the mask; target is ``right`` at the word, ``wrong`` elsewhere."""
     logits = _wide(logits)
-    found = (right - wrong) * tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+    losses = (right - wrong) * tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
     if wrong:
-        found = found - wrong * tf.reduce_sum(log_softmax(logits), -1)
-    return found * tf.cast(mask, found.dtype)
+        losses = losses - wrong * tf.reduce_sum(log_softmax(logits), -1)
+    return losses * tf.cast(mask, losses.dtype)
 
 
 def log_softmax(logits: tf.Tensor) -> tf.Tensor:
-    """In at least float32."""
+    """log softmax(logits), in at least float32."""
     return tf.nn.log_softmax(_wide(logits))
 
 
@@ -74,7 +74,7 @@ def _activate(q: Parameters, config: Config, x: tf.Tensor) -> tf.Tensor:
 
 
 def _logits(p: Parameters, config: Config, hidden: tf.Tensor) -> tf.Tensor:
-    """hidden W + b; W is the transposed embeddings where they are tied."""
+    """hidden W + b; if the embeddings are tied, W is their transpose."""
     q = p / "decoder/next_word_predictor/hidden_to_logits"
     if not config.tie_decoder_embeddings:
         return feed_forward(q, hidden, norm=False)

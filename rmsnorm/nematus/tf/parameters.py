@@ -1,4 +1,4 @@
-"""What the recurrent models and the Transformer are made of: parameters by name, the norm, and projections."""
+"""The parts of the recurrent models and the Transformer: parameters by name, the norm, and projections."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rmsnorm.tf_impl.functional import rms_norm
 
 
 class Named(keras.layers.Layer):
-    """A layer or model with weights by names with slashes, as ``gru0/state_to_gates``; Keras has dots for them."""
+    """A layer or model whose weights have names with slashes, as ``gru0/state_to_gates``; with dots in Keras."""
 
     def add_by_name(self, name: str, shape: Any, initializer: Any) -> None:
         name = name.replace("/", ".")
-        # An attribute, because these are what tf.train.Checkpoint and SavedModel follow.
+        # As an attribute, because tf.train.Checkpoint and SavedModel find weights by attributes.
         setattr(self, name, self.add_weight(shape=shape, initializer=initializer, name=name))
 
     def by_name(self) -> dict[str, keras.Variable]:
         return {weight.name.replace(".", "/"): weight for weight in self.weights}
 
     def tensors(self) -> dict[str, tf.Tensor]:
-        """Read once, not in every step of a loop; in the compute dtype where Keras casts."""
+        """The weights as tensors, read once and not in every step of a loop; in the compute dtype if Keras casts."""
         return {name: tf.convert_to_tensor(weight) for name, weight in self.by_name().items()}
 
     def save_own_variables(self, store: Any) -> None:
@@ -36,7 +36,7 @@ class Named(keras.layers.Layer):
     def load_own_variables(self, store: Any) -> None:
         weights = {weight.name: weight for weight in self.by_name().values()}
         if weights.keys() != set(store.keys()):
-            missing, extra = (sorted(each) for each in (weights.keys() - store.keys(), store.keys() - weights.keys()))
+            missing, extra = sorted(weights.keys() - store.keys()), sorted(store.keys() - weights.keys())
             raise ValueError(
                 f"{self.name}: the file lacks {missing[:1]} and holds {extra[:1]} instead, expected the weights by "
                 "their names; is it the file of another model?"
@@ -46,39 +46,44 @@ class Named(keras.layers.Layer):
 
 
 class Graphs:
-    """Functions of tensors, as graphs of their own in eager mode; in another graph they become part of it.
+    """Runs functions of tensors: in eager mode as graphs of their own, in another graph as a part of it.
 
-    Each is traced once for all lengths and batches: again only for other dtypes, numbers of axes or options, and for
-    parameters in a dictionary of other names or shapes.
+    Each function is traced once for all lengths and batches. It is traced again only for other dtypes, numbers of axes
+    or options, and for parameters (a dictionary) with other names or shapes.
     """
 
     def __init__(self) -> None:
         self.traced: dict[Any, Any] = {}
 
-    def run(self, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    def run(self, function: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
+        """function(*tensors, **options); an argument is a tensor, parameters, or a list or tuple of tensors."""
         if not tf.executing_eagerly():
-            return function(*given, **options)
-        specs = [_exact(each) if isinstance(each, dict) else _relaxed(each) for each in given]
+            return function(*tensors, **options)
+        specs = [
+            tf.nest.map_structure(_exact if isinstance(argument, dict) else _relaxed, argument) for argument in tensors
+        ]
         key = (function.__name__, *map(str, specs), *options.items())
         if key not in self.traced:
             self.traced[key] = tf.function(bind(function, **options), input_signature=specs, autograph=False)
-        return self.traced[key](*given)
+        return self.traced[key](*tensors)
 
 
-def _exact(parameters: dict[str, tf.Tensor]) -> dict[str, tf.TensorSpec]:
-    return {name: tf.TensorSpec(value.shape, value.dtype) for name, value in parameters.items()}
+def _exact(tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
-def _relaxed(value: tf.Tensor) -> tf.TensorSpec:
-    return tf.TensorSpec([None] * value.shape.rank, value.dtype)
+def _relaxed(tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype)
 
 
 class Dropout:
-    """Nematus's dropout after Gal & Ghahramani: one mask for each name, the same at every step of a sequence.
+    """Nematus's dropout after Gal & Ghahramani: one mask for each name, the same in all steps of a sequence.
 
-    The masks are drawn at once: what is drawn inside a loop is drawn anew in every step.
+    All masks are drawn at the start, because TensorFlow draws again in every step of a loop.
 
-    rates, sizes: by name, of what has a mask; ``sizes`` is how many features.
+    Args:
+        rates: dropout rates by the names of the masks.
+        sizes: numbers of features by the names of the masks.
     """
 
     def __init__(
@@ -92,7 +97,7 @@ class Dropout:
         }
 
     def __call__(self, name: str, x: tf.Tensor, *, whole: bool = False) -> tf.Tensor:
-        """Drop features of x in all steps; ``whole``: all features in some steps."""
+        """Drop some features of x in all steps; with ``whole``, all features in some steps."""
         if not self.rates[name]:
             return x
         if whole:
@@ -103,8 +108,8 @@ class Dropout:
 class Parameters:
     """Tensors below a name.
 
-    ``parameters / "gru0"`` is what lies below that name, ``parameters["W"]`` a tensor. The norm of the model is carried
-    along, and in training its dropout: ``drop("W", x)`` is what is left of the input x of W.
+    ``parameters / "gru0"`` are the tensors below that name, ``parameters["W"]`` is a tensor. The object also has the
+    norm of the model and, in training, its dropout: ``drop("W", x)`` applies the mask of W to x, the input of W.
     """
 
     def __init__(
@@ -134,26 +139,26 @@ class Parameters:
         return x if self.dropout is None else self.dropout(self.scope + name, x, whole=whole)
 
 
-def normalize(p: Parameters, a: tf.Tensor, gain: str, offset: str) -> tf.Tensor:
-    """The norm over the last axis: a / sqrt(mean(a^2) + eps) * gain + offset; of a - mean(a) for LayerNorm."""
+def normalise(p: Parameters, x: tf.Tensor, gain: str, offset: str) -> tf.Tensor:
+    """The norm over the last axis: x / sqrt(mean(x^2) + eps) * gain + offset; LayerNorm takes x - mean(x) as x."""
     if p.norm == "none":
-        return a
+        return x
     if p.norm == "layer":
-        return _layer_norm(a, p[gain], p.get(offset))
-    return rms_norm(a, p[gain], p.get(offset), variant="nematus", partial=p.partial if p.norm == "prms" else None)
+        return _layer_norm(x, p[gain], p.get(offset))
+    return rms_norm(x, p[gain], p.get(offset), variant="nematus", partial=p.partial if p.norm == "prms" else None)
 
 
-def _layer_norm(a: tf.Tensor, gain: tf.Tensor, offset: tf.Tensor | None) -> tf.Tensor:
-    """In at least float32."""
-    wide = a.dtype if a.dtype == tf.float64 else tf.float32
-    c = tf.cast(a, wide)
-    c -= tf.reduce_mean(c, -1, keepdims=True)
-    y = c * tf.math.rsqrt(tf.reduce_mean(tf.square(c), -1, keepdims=True) + EPS) * tf.cast(gain, wide)
-    return tf.cast(y if offset is None else y + tf.cast(offset, wide), a.dtype)
+def _layer_norm(x: tf.Tensor, gain: tf.Tensor, offset: tf.Tensor | None) -> tf.Tensor:
+    """LayerNorm, computed in at least float32."""
+    wide = x.dtype if x.dtype == tf.float64 else tf.float32
+    centred = tf.cast(x, wide)
+    centred -= tf.reduce_mean(centred, -1, keepdims=True)
+    y = centred * tf.math.rsqrt(tf.reduce_mean(tf.square(centred), -1, keepdims=True) + EPS) * tf.cast(gain, wide)
+    return tf.cast(y if offset is None else y + tf.cast(offset, wide), x.dtype)
 
 
 def multiply(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-    """x W, as one product of matrices: TensorFlow's own would be one for every step."""
+    """x W as one product of matrices; TensorFlow's own operator makes one product for each step."""
     if x.shape.rank == 2:
         return x @ w
     y = tf.reshape(x, (-1, tf.shape(w)[0])) @ w
@@ -161,18 +166,18 @@ def multiply(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
 
 
 def project(p: Parameters, x: tf.Tensor, weight: str, bias: str | None, norm: tuple[str, str] | None) -> tf.Tensor:
-    """norm(x W + b), with b inside the norm; without a bias or a norm where these are None."""
-    a = multiply(p.drop(weight, x), p[weight])
+    """norm(x W + b), with b inside the norm; a bias or a norm of None is left out."""
+    y = multiply(p.drop(weight, x), p[weight])
     if bias is not None:
-        a = a + p[bias]
-    return a if norm is None else normalize(p, a, *norm)
+        y = y + p[bias]
+    return y if norm is None else normalise(p, y, *norm)
 
 
 def feed_forward(p: Parameters, x: tf.Tensor, *, norm: bool = True) -> tf.Tensor:
-    """norm(x W + b), the norm's variables directly below the name of the layer."""
+    """norm(x W + b); the variables of the norm are directly below the name of the layer."""
     return project(p, x, "W", "b", leaves(p) if norm else None)
 
 
 def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
-    """What Nematus calls gain and offset of the norm below that scope."""
+    """Nematus's names of the gain and the offset of the norm below a scope."""
     return cells.leaves(p.norm, scope)

@@ -1,9 +1,7 @@
-"""Recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
+"""The recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
 
-As functions of their parameters, as cells for keras.layers.RNN and as layers. Sequences of the functions are
-time-major: x (length, batch, features), mask (length, batch), states (batch, features); those of the layers are
-batch-major, as Keras has them. The dtype is that of the arguments. Keras is to run on TensorFlow. In a function with
-jit_compile=True the tape is to be inside, as for every loop of TensorFlow.
+Sequences are time-major: x (length, batch, features), mask (length, batch), states (batch, features). The dtype is that
+of the arguments. In a function with jit_compile=True the tape must be inside, as for all loops of TensorFlow.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import tensorflow as tf
 
 from rmsnorm.nematus.cells import PARTIAL, CellNorm, check_norm, gru_names
 from rmsnorm.nematus.config import Bias
-from rmsnorm.nematus.tf.parameters import Graphs, Parameters, leaves, normalize, project
+from rmsnorm.nematus.tf.parameters import Graphs, Parameters, leaves, normalise, project
 
 __all__ = ["gru", "lstm", "nematus_gru"]
 
@@ -40,18 +38,18 @@ def nematus_step(p: Parameters, h: tf.Tensor, from_input: tuple[tf.Tensor, tf.Te
     proposal = project(
         p, h, "state_to_proposal", "proposal_bias" if inside else None, leaves(p, "proposal_state_norm/")
     )
-    more = [] if from_input is None else [from_input]
+    terms = [] if from_input is None else [from_input]
     if bias == "outside":
-        more.append((p["gates_bias"], p["proposal_bias"]))
-    r, u = tf.split(tf.sigmoid(sum((each for each, _ in more), gates)), 2, -1)
-    candidate = tf.tanh(sum((each for _, each in more), r * proposal))
+        terms.append((p["gates_bias"], p["proposal_bias"]))
+    r, u = tf.split(tf.sigmoid(sum((of_gates for of_gates, _ in terms), gates)), 2, -1)
+    candidate = tf.tanh(sum((of_proposal for _, of_proposal in terms), r * proposal))
     return u * h + (1 - u) * candidate
 
 
 def nematus_deep_step(
     p: Parameters, h: tf.Tensor, from_input: tuple[tf.Tensor, tf.Tensor], biases: Sequence[Bias], first: int = 0
 ) -> tf.Tensor:
-    """One step of gru<first> with what comes from the input, then of the GRUs after it, without any."""
+    """One step of gru<first> with the projected input, then one step of each GRU after it, which have no input."""
     h = nematus_step(p / f"gru{first}", h, from_input, biases[0])
     for index, bias in enumerate(biases[1:], start=first + 1):
         h = nematus_step(p / f"gru{index}", h, None, bias)
@@ -70,8 +68,8 @@ def nematus_level(
 ) -> tf.Tensor:
     """A level of GRUs over a sequence."""
 
-    def step(h: tf.Tensor, given: Any) -> tf.Tensor:
-        gates, proposal, *masks = given
+    def step(h: tf.Tensor, inputs: Any) -> tf.Tensor:
+        gates, proposal, *masks = inputs
         new = nematus_deep_step(p, h, (gates, proposal), biases)
         for m in masks:
             new = m * new + (1 - m) * h if masking == "carry" else m * new
@@ -93,27 +91,7 @@ def nematus_gru(
     norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> tf.Tensor:
-    """Nematus's GRU with deep transition.
-
-        r, u = sigmoid(norm(h U) + norm(x W + b))        h' = u h + (1 - u) tanh(r norm(h Ux) + norm(x Wx + bx))
-
-    Args:
-        x: (length, batch, features).
-        h0: (batch, state).
-        parameters: by Nematus's names, ``gru0/state_to_gates`` and so on; transitions ``gru1/...`` have no input.
-        biases: where each GRU of a step adds its bias: inside the norm of what comes from the ``input`` or from the
-            ``state``, ``outside`` of both, or ``none``. As many as there are GRUs.
-        mask: (length, batch), 1 where there is a word.
-        masking: ``zero`` multiplies the state by the mask; ``carry`` keeps the old state, as Theano does.
-        reverse: from the last word to the first.
-        norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
-
-    Returns:
-        The states, (length, batch, state).
-
-    Raises:
-        ValueError: the norm is none of these.
-        KeyError: a parameter is missing.
+    """Nematus's GRU with deep transition: see rmsnorm.nematus.protocol.Cells.nematus_gru.
 
     Example:
         >>> weights = {"gru0/state_to_gates": tf.ones((1, 2)), "gru0/state_to_proposal": tf.ones((1, 1))}
@@ -137,26 +115,7 @@ def gru(
     norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> tf.Tensor:
-    """The GRU of the authors' Theano code: ``gru``, ``lngru``, ``rlngru``.
-
-        r, u = sigmoid(norm(h U; s3) + norm(x W + b; s1))
-        h' = u h + (1 - u) tanh(r norm(h Ux; s4) + norm(x Wx + bx; s2)),    then m h' + (1 - m) h
-
-    Args:
-        x: (length, batch, features).
-        h0: (batch, state).
-        parameters: W, U, b, Wx, Ux, bx; with a norm the gains s1 to s4; with LayerNorm the offsets b1 to b4 too.
-        mask: m, (length, batch), any numbers.
-        norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
-
-    Returns:
-        The states, (length, batch, state).
-
-    Raises:
-        ValueError: the norm is none of these.
-        KeyError: a parameter is missing.
-
-    Source: Zhang & Sennrich 2019, layers.py.
+    """The GRU of the authors' Theano code: see rmsnorm.nematus.protocol.Cells.gru.
 
     Example:
         >>> weights = {"W": tf.ones((1, 2)), "U": tf.ones((1, 2)), "b": tf.zeros(2)}
@@ -180,28 +139,7 @@ def lstm(
     norm: CellNorm = "none",
     partial: float = PARTIAL,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The LSTM of the authors' Theano code: ``lstm``, ``lnlstm``, ``rlnlstm``.
-
-        i, f, o, g = norm(x W + b; s1) + norm(h U; s2) + b,    sigmoid of i, f, o and tanh of g
-        c' = f c + i g,    then m c' + (1 - m) c;    h' = o tanh(norm(c'; s3)),    then m h' + (1 - m) h
-
-    b is added twice, as that code does.
-
-    Args:
-        x: (length, batch, features).
-        h0, c0: (batch, state).
-        parameters: W, U, b; with a norm the gains s1 to s3; with LayerNorm the offsets b1 to b3 too.
-        mask: m, (length, batch), any numbers.
-        norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
-
-    Returns:
-        (h, c), each (length, batch, state).
-
-    Raises:
-        ValueError: the norm is none of these.
-        KeyError: a parameter is missing.
-
-    Source: Zhang & Sennrich 2019, README and layers.py.
+    """The LSTM of the authors' Theano code: see rmsnorm.nematus.protocol.Cells.lstm.
 
     Example:
         >>> weights = {"W": tf.ones((1, 4)), "U": tf.ones((1, 4)), "b": tf.zeros(4)}
@@ -215,11 +153,11 @@ def lstm(
 def _run(
     function: Any, x: Any, state: Any, parameters: Mapping[str, Any], mask: Any, *, norm: CellNorm, **options: Any
 ) -> Any:
+    """The function as a graph; all arguments become tensors."""
     check_norm(norm)
-    given = [tf.convert_to_tensor(each) for each in (x, *state)]
     values = {name: tf.convert_to_tensor(value) for name, value in parameters.items()}
-    masks = [] if mask is None else [tf.convert_to_tensor(mask)]
-    return _graphs.run(function, values, *given, *masks, norm=norm, **options)
+    tensors = [tf.convert_to_tensor(array) for array in ([x, *state] if mask is None else [x, *state, mask])]
+    return _graphs.run(function, values, *tensors, norm=norm, **options)
 
 
 def _nematus_gru(
@@ -236,7 +174,7 @@ def _lstm(
     p = Parameters(values, norm, partial=partial)
     masks = [] if mask is None else [tf.cast(mask, x.dtype)[..., None]]
     below = project(p, x, "W", "b", ("s1", "b1"))
-    return tf.scan(lambda state, given: lstm_step(p, *state, *given), (below, *masks), (h0, c0))
+    return tf.scan(lambda state, inputs: lstm_step(p, *state, *inputs), (below, *masks), (h0, c0))
 
 
 def lstm_step(
@@ -246,5 +184,5 @@ def lstm_step(
     new_c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(g)
     if m is not None:
         new_c = m * new_c + (1 - m) * c
-    new_h = tf.sigmoid(o) * tf.tanh(normalize(p, new_c, "s3", "b3"))
+    new_h = tf.sigmoid(o) * tf.tanh(normalise(p, new_c, "s3", "b3"))
     return new_h if m is None else m * new_h + (1 - m) * h, new_c

@@ -29,7 +29,7 @@ __all__ = ["GRU", "LSTM", "GRUCell", "LSTMCell", "NematusGRU", "NematusGRUCell"]
 
 
 class _Cell(Named):
-    """Weights of the shapes that it says, initially as Nematus has them."""
+    """A cell with weights of the shapes that ``shapes`` returns; initial values as in Nematus."""
 
     def __init__(self, units: int, *, norm: CellNorm = "none", partial: float = PARTIAL, **kwargs: Any) -> None:
         check_norm(norm)
@@ -143,7 +143,7 @@ class LSTMCell(_Cell):
 
 
 class _Layer(keras.layers.RNN):
-    """A cell over whole sequences at once, where keras.layers.RNN would take step after step."""
+    """A cell over whole sequences at once; keras.layers.RNN would call the cell for each step."""
 
     def by_name(self) -> dict[str, keras.Variable]:
         return self.cell.by_name()
@@ -153,10 +153,10 @@ class _Layer(keras.layers.RNN):
             return super().inner_loop(sequences, initial_state, mask, training)
         x, mask = (tf.transpose(sequences, (1, 0, 2)), None if mask is None else tf.transpose(mask))
         if self.go_backwards:
-            x, mask = (None if each is None else each[::-1] for each in (x, mask))
-        found = self.cell.sequence(x, *initial_state, mask)
-        states = [each[-1] for each in found]
-        return states[0], tf.transpose(found[0], (1, 0, 2)), states
+            x, mask = x[::-1], None if mask is None else mask[::-1]
+        outputs = self.cell.sequence(x, *initial_state, mask)
+        last = [output[-1] for output in outputs]
+        return last[0], tf.transpose(outputs[0], (1, 0, 2)), last
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
@@ -170,7 +170,7 @@ class _Layer(keras.layers.RNN):
 
 @keras.saving.register_keras_serializable(package="rmsnorm")
 class NematusGRU(_Layer):
-    """Nematus's GRU with deep transition, as nematus_gru computes it, where masked steps carry the state.
+    """Nematus's GRU with deep transition, as nematus_gru computes it; masked steps carry the state.
 
     Args:
         units: features of the states.
@@ -179,11 +179,11 @@ class NematusGRU(_Layer):
 
     Call arguments:
         sequences: (batch, length, features).
-        initial_state: a list of (batch, units), zeros where it is not given.
-        mask: bool, (batch, length), that of an Embedding where it is not given.
+        initial_state: a list of (batch, units), by default zeros.
+        mask: bool, (batch, length), by default that of an Embedding.
 
     Raises:
-        ValueError: the norm is none of these.
+        ValueError: there is no such norm.
 
     Example:
         >>> layer = NematusGRU(4, biases=("input", "state"), norm="rms", return_sequences=True)
@@ -215,11 +215,11 @@ class GRU(_Layer):
 
     Call arguments:
         sequences: (batch, length, features).
-        initial_state: a list of (batch, units), zeros where it is not given.
-        mask: bool, (batch, length), that of an Embedding where it is not given.
+        initial_state: a list of (batch, units), by default zeros.
+        mask: bool, (batch, length), by default that of an Embedding.
 
     Raises:
-        ValueError: the norm is none of these.
+        ValueError: there is no such norm.
 
     Example:
         >>> layer = GRU(4, norm="rms")
@@ -242,15 +242,15 @@ class LSTM(_Layer):
 
     Call arguments:
         sequences: (batch, length, features).
-        initial_state: a list of h and c, (batch, units) each, zeros where it is not given.
-        mask: bool, (batch, length), that of an Embedding where it is not given.
+        initial_state: a list of h and c, both (batch, units), by default zeros.
+        mask: bool, (batch, length), by default that of an Embedding.
 
     Raises:
-        ValueError: the norm is none of these.
+        ValueError: there is no such norm.
 
     Example:
         >>> layer = LSTM(4, norm="rms", return_state=True)
-        >>> [each.shape for each in layer(tf.zeros((2, 5, 3)))]
+        >>> [array.shape for array in layer(tf.zeros((2, 5, 3)))]
         [TensorShape([2, 4]), TensorShape([2, 4]), TensorShape([2, 4])]
     """
 

@@ -25,14 +25,9 @@ __all__ = ["RNNSearch"]
 
 @keras.saving.register_keras_serializable(package="rmsnorm")
 class RNNSearch(NematusModel):
-    """Nematus's attentional encoder-decoder.
+    """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
 
-    With ``training`` it drops out what Nematus does, at the rates of the config.
-
-    Args:
-        config: of the model; ``config.dialect`` says by whose rules it is computed.
-        parameters: arrays or tensors by the names of Nematus master, as ``rmsnorm.nematus.load`` gives them,
-            whose dtype the model has. The weights have these names with dots for slashes.
+    ``training=True`` turns dropout on. The weights have Nematus's names with dots for slashes.
 
     Example:
         >>> from rmsnorm.nematus.config import Config
@@ -45,45 +40,17 @@ class RNNSearch(NematusModel):
     """
 
     def encode(self, x: Any, x_mask: Any, *, training: bool = False) -> tf.Tensor:
-        """What the decoder attends to: (source length, batch, 2 state_size).
-
-        Args:
-            x: ids, (factors, source length, batch).
-            x_mask: 1 on words and on the end of sentence, 0 after it, (source length, batch).
-
-        Raises:
-            TypeError, ValueError: an array has another shape or dtype, or an id is not in the vocabulary; ids and masks
-                are looked at where no graph is traced.
-        """
-        return self.run(self._encode, *self.source("encode", x, x_mask), training=training)
+        """See protocol.RNNSearch.encode."""
+        return self.run(_context, *self.source("encode", x, x_mask), training=training)
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False, training: bool = False) -> tf.Tensor:
-        """Logits of every target word given those before it: (target length, batch, vocabulary).
-
-        Args:
-            x, x_mask: as for encode.
-            y: ids, (target length, batch).
-            stepwise: by the rules of decoding where those of scoring are others (dialect ``tensorflow-v0.3``).
-
-        Raises:
-            TypeError, ValueError: as encode.
-        """
-        ids, mask = self.source("logits", x, x_mask)
-        words, _ = self.target("logits", y, ids)
-        return self.run(self._logits, ids, mask, words, stepwise=stepwise, training=training)
+        """See protocol.RNNSearch.logits."""
+        ids, mask, words, _ = self.sentences("logits", x, x_mask, y)
+        return self.run(_score, ids, mask, words, stepwise=stepwise, training=training)
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool = False) -> tf.Tensor:
-        """Cross-entropy of each sentence, summed over its words: (batch,), smoothed where the config says so.
-
-        Args:
-            x, x_mask, y: as for logits.
-            y_mask: as x_mask, (target length, batch).
-
-        Raises:
-            TypeError, ValueError: as encode.
-        """
-        ids, mask = self.source("loss", x, x_mask)
-        return self.run(self._loss, ids, mask, *self.target("loss", y, ids, y_mask), training=training)
+        """See protocol.RNNSearch.loss."""
+        return self.run(_loss, *self.sentences("loss", x, x_mask, y, y_mask), training=training)
 
     def translate(
         self,
@@ -94,78 +61,36 @@ class RNNSearch(NematusModel):
         *,
         normalization_alpha: float = 0.0,
     ) -> Translations:
-        """The best translations that a beam search finds, with Nematus's rules and orders; never with dropout.
-
-        Args:
-            x, x_mask: as for encode.
-            beam_size: 1 is greedy.
-            max_length: Nematus's translation_maxlen, by default that of the config; its master stops one word short.
-            normalization_alpha: scores are divided by length^alpha.
-
-        Returns:
-            (sequences, scores), best first, as NumPy arrays.
-
-        Raises:
-            TypeError, ValueError: as encode; also when beam_size or max_length is out of its domain.
-        """
+        """See protocol.RNNSearch.translate."""
         config = self.config
         max_length = config.translation_maxlen if max_length is None else max_length
         beam.check(beam_size, max_length)
-        memory, initial = self.run(self._attend_to, *self.source("translate", x, x_mask))
-        memory = [tf.repeat(each, beam_size, axis=1) for each in memory]
         table = self.by_name()[target_table(config)]
+        ids, mask = self.source("translate", x, x_mask)
+        memory, states = self.run(_begin, ids, mask, beam_size=beam_size)
 
         def step(states: list[sentences.Rows], previous: Any) -> tuple[Any, list[sentences.Rows]]:
-            if previous is None:
-                words = tf.zeros((len(states[0]), table.shape[1]), table.dtype)
-            else:
+            words = tf.zeros((len(states[0]), table.shape[1]), table.dtype)
+            if previous is not None:
                 words = tf.gather(table.value, previous)
-            log_p, *new = self.run(self._step, words, *memory, *(state.tensor for state in states))
+            log_p, new = self.run(_step, memory, [state.tensor for state in states], words)
             return log_p.numpy(), [sentences.Rows(state) for state in new]
 
-        states = [sentences.Rows(tf.repeat(initial, beam_size, axis=0))] * config.rnn_dec_depth
-        return beam.search(config.search, step, states, beam_size, max_length, normalization_alpha)
+        rows = [sentences.Rows(state) for state in states]
+        return beam.search(config.search, step, rows, beam_size, max_length, normalization_alpha)
 
-    def _encode(self, ids: tf.Tensor, mask: tf.Tensor, *, training: bool) -> tf.Tensor:
-        return _encode(self._parameters(ids, training), self.config, ids, mask)[0]
-
-    def _logits(
-        self, ids: tf.Tensor, mask: tf.Tensor, y: tf.Tensor, *, training: bool, stepwise: bool = False
-    ) -> tf.Tensor:
-        p, config = self._parameters(ids, training), self.config
-        memory, initial = _attend_to(p, config, ids, mask)
-        words = p.drop("target words", tf.gather(p[target_table(config)], y[:-1]), whole=True)
-        words = tf.pad(words, ((1, 0), (0, 0), (0, 0)))  # before the first word stands a zero vector
-        old = config.dialect == "tensorflow-v0.3" and not stepwise
-        high = tf.zeros_like(initial) if old else initial
-        states = [initial, *[high] * (config.rnn_dec_depth - 1)]
-        return _decode(p, config, memory, states, words, old=old)[0]
-
-    def _loss(self, ids: tf.Tensor, mask: tf.Tensor, y: tf.Tensor, y_mask: tf.Tensor, *, training: bool) -> tf.Tensor:
-        wrong = self.config.label_smoothing / self.config.target_vocab_size
-        right = 1 - self.config.label_smoothing + wrong
-        return tf.reduce_sum(cross_entropy(self._logits(ids, mask, y, training=training), y, y_mask, right, wrong), 0)
-
-    def _attend_to(self, ids: tf.Tensor, mask: tf.Tensor) -> tuple[_Memory, tf.Tensor]:
-        return _attend_to(self._parameters(ids), self.config, ids, mask)
-
-    def _step(self, words: tf.Tensor, *given: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        memory, states = _Memory(*given[:4]), list(given[4:])
-        logits, new = _decode(self._parameters(words), self.config, memory, states, words[None])
-        return log_softmax(logits[0]), *new
-
-    def _parameters(self, ids: tf.Tensor, training: bool = False) -> Parameters:
+    def parameters_in(self, batch: tf.Tensor, training: bool) -> Parameters:
         values, config = self.tensors(), self.config
         if not training:
             return Parameters(values, config.norm)
         sizes = {name: value.shape[0] for name, value in values.items() if value.shape.rank == 2}
         sizes |= {TIED: config.target_embedding_size, "decoder/lexical": config.embedding_size}
-        dropout = Dropout(rates(config, sizes), sizes, tf.shape(ids)[-1], self.variable_dtype, self.seed)
+        dropout = Dropout(rates(config, sizes), sizes, batch, self.variable_dtype, self.seed)
         return Parameters(values, config.norm, dropout=dropout)
 
 
 class _Memory(NamedTuple):
-    """What is known of the source: context, its part of the attention's hidden layer, embeddings, mask."""
+    """What the decoder reads of the source: context, its part of the attention's hidden layer, embeddings, mask."""
 
     context: tf.Tensor
     hidden: tf.Tensor
@@ -173,19 +98,58 @@ class _Memory(NamedTuple):
     mask: tf.Tensor
 
 
+def _context(p: Parameters, config: Config, x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    return _encode(p, config, x, mask)[0]
+
+
+def _score(
+    p: Parameters, config: Config, x: tf.Tensor, mask: tf.Tensor, y: tf.Tensor, *, stepwise: bool = False
+) -> tf.Tensor:
+    """Logits of the target words."""
+    memory, initial = _attend_to(p, config, x, mask)
+    words = p.drop("target words", tf.gather(p[target_table(config)], y[:-1]), whole=True)
+    words = tf.pad(words, ((1, 0), (0, 0), (0, 0)))  # a zero vector precedes the first word
+    old = config.dialect == "tensorflow-v0.3" and not stepwise
+    high = tf.zeros_like(initial) if old else initial
+    states = [initial, *[high] * (config.rnn_dec_depth - 1)]
+    return _decode(p, config, memory, states, words, old=old)[0]
+
+
+def _loss(p: Parameters, config: Config, x: tf.Tensor, mask: tf.Tensor, y: tf.Tensor, y_mask: tf.Tensor) -> tf.Tensor:
+    wrong = config.label_smoothing / config.target_vocab_size
+    right = 1 - config.label_smoothing + wrong
+    return tf.reduce_sum(cross_entropy(_score(p, config, x, mask, y), y, y_mask, right, wrong), 0)
+
+
+def _begin(
+    p: Parameters, config: Config, x: tf.Tensor, mask: tf.Tensor, beam_size: int
+) -> tuple[_Memory, list[tf.Tensor]]:
+    """Memory and states before the first word, beam_size rows for every sentence."""
+    memory, initial = _attend_to(p, config, x, mask)
+    memory = _Memory(*(tf.repeat(tensor, beam_size, axis=1) for tensor in memory))
+    return memory, [tf.repeat(initial, beam_size, axis=0)] * config.rnn_dec_depth
+
+
+def _step(
+    p: Parameters, config: Config, memory: _Memory, states: list[tf.Tensor], words: tf.Tensor
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Log-probabilities of the word after the given embeddings, and the new states."""
+    logits, states = _decode(p, config, memory, states, words[None])
+    return log_softmax(logits[0]), states
+
+
 def _encode(p: Parameters, config: Config, x: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Context and embeddings of the source."""
-    factors = tf.unstack(x, len(config.source_vocab_sizes))
-    tables = source_tables(config)
+    tables, factors = source_tables(config), tf.unstack(x, len(config.source_vocab_sizes))
     embeddings = tf.concat([tf.gather(p[table], ids) for table, ids in zip(tables, factors, strict=True)], -1)
     embeddings = p.drop("source words", embeddings, whole=True)
-    # The stack that ends from left to right comes first.
+    # The stack whose last level reads from left to right comes first.
     stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
     return tf.concat([_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks], -1), embeddings
 
 
 def _encoder_stack(p: Parameters, config: Config, stack: str, x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """Levels that read in alternating directions, with residual connections from the second on."""
+    """Levels that read in alternating directions, with residual connections from the second level on."""
     biases = [config.gru_bias("encoder", index) for index in range(config.rnn_enc_transition_depth)]
     h0 = tf.zeros((tf.shape(x)[1], config.state_size), x.dtype)
     for level in range(config.rnn_enc_depth):
@@ -196,7 +160,7 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: tf.Tensor, mask
             x,
             h0,
             biases,
-            mask=mask if reverse or carries else None,  # in TensorFlow what stands after the end does not matter
+            mask=mask if reverse or carries else None,  # in tf.TensorFlow the states after the end have no effect
             masking="carry" if carries else "zero",
             reverse=reverse,
         )
@@ -205,7 +169,7 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: tf.Tensor, mask
 
 
 def _attend_to(p: Parameters, config: Config, x: tf.Tensor, mask: tf.Tensor) -> tuple[_Memory, tf.Tensor]:
-    """The encoder, and what the decoder makes of it before its first step: memory and initial state."""
+    """The encoder, and what the decoder needs before its first step: memory and initial state."""
     context, embeddings = _encode(p, config, x, mask)
     attention = p / "decoder/base/attention"
     hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))
@@ -217,17 +181,18 @@ def _attend_to(p: Parameters, config: Config, x: tf.Tensor, mask: tf.Tensor) -> 
 def _decode(
     p: Parameters, config: Config, memory: _Memory, states: list[tf.Tensor], words: tf.Tensor, *, old: bool = False
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Logits of any number of steps, given the words before them, and the last states.
+    """Logits of any number of steps, given the embeddings of the words before them, and the last states.
 
-    old: as v0.3 scores, without a residual connection around the first high level.
+    old: the rules by which v0.3 scores: no residual connection around the first high level.
     """
     base, *highs = states
-    tops, attended, weights = tf.scan(
-        lambda state, from_word: _base_step(p, config, memory, state[0], from_word),
+    top, attended, weights = tf.scan(
+        lambda last, from_word: _base_step(p, config, memory, last[0], from_word),
         nematus_input(p / "decoder/base/gru0", words, config.gru_bias("base", 0)),
         (base, tf.zeros_like(memory.context[0]), tf.zeros_like(memory.mask)),
     )
-    top, new = tops, [tops[-1]]
+
+    new = [top[-1]]
     biases = [config.gru_bias("high", index) for index in range(config.rnn_dec_high_transition_depth)]
     for level, high in enumerate(highs):
         below = tf.concat((top, attended), -1) if config.rnn_dec_deep_context else top
@@ -242,7 +207,7 @@ def _decode(
 def _base_step(
     p: Parameters, config: Config, memory: _Memory, state: tf.Tensor, from_word: tuple[tf.Tensor, tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """One word further: the conditional GRU with attention. State, attended context, attention weights."""
+    """One step of the conditional GRU with attention: state, attended context, attention weights."""
     state = nematus_step(p / "decoder/base/gru0", state, from_word, config.gru_bias("base", 0))
     attended, weights = _attend(p / "decoder/base/attention", state, memory)
     biases = [config.gru_bias("base", index) for index in range(1, config.rnn_dec_base_transition_depth)]
@@ -251,10 +216,10 @@ def _base_step(
 
 
 def _attend(p: Parameters, state: tf.Tensor, memory: _Memory) -> tuple[tf.Tensor, tf.Tensor]:
-    """sum_t a_t context_t, a = softmax over the words of tanh(hidden_t + norm(state W)) v."""
+    """sum_t w_t context_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v; and w."""
     from_state = project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/"))
     scores = multiply(tf.tanh(memory.hidden + from_state), p["hidden_to_score"])[..., 0]
-    # The greatest of all, padding too, as Nematus does.
-    weights = tf.exp(scores - tf.stop_gradient(tf.reduce_max(scores, 0))) * memory.mask
+    largest = tf.stop_gradient(tf.reduce_max(scores, 0))  # of all scores, padding too, as in Nematus
+    weights = tf.exp(scores - largest) * memory.mask
     weights = weights / tf.reduce_sum(weights, 0)
     return tf.reduce_sum(memory.context * weights[..., None], 0), weights

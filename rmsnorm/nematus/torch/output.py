@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def predict(
     p: Parameters, config: Config, previous: Tensor, state: Tensor, attended: Tensor, lexical: Tensor | None
 ) -> Tensor:
-    """Logits: activation(sum of the normalized projections of the three) W + b, plus those of the lexical model."""
+    """Logits: activation(sum of the normalised projections of the three) W + b, plus those of the lexical model."""
     q = p / "decoder/next_word_predictor"
     hidden = _activate(
         q,
@@ -41,16 +41,16 @@ def lexical_state(p: Parameters, weights: Tensor, embeddings: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor, right: float = 1.0, wrong: float = 0.0) -> Tensor:
-    """Of every word -sum_v target_v log p_v, where the mask is 1: ``right`` at the word itself, ``wrong`` elsewhere."""
+    """-sum_v target_v log p_v of every word, times the mask; target is ``right`` at the word, ``wrong`` elsewhere."""
     log_p = log_softmax(logits)
-    found = (right - wrong) * log_p.gather(-1, y[..., None])[..., 0]
+    losses = (right - wrong) * log_p.gather(-1, y[..., None])[..., 0]
     if wrong:
-        found = found + wrong * log_p.sum(-1)
-    return -found * mask
+        losses = losses + wrong * log_p.sum(-1)
+    return -losses * mask
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """In at least float32."""
+    """log softmax(logits), in at least float32."""
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -65,7 +65,7 @@ def _activate(q: Parameters, config: Config, x: Tensor) -> Tensor:
 
 
 def _logits(p: Parameters, config: Config, hidden: Tensor) -> Tensor:
-    """hidden W + b; W is the transposed embeddings where they are tied."""
+    """hidden W + b; if the embeddings are tied, W is their transpose."""
     q = p / "decoder/next_word_predictor/hidden_to_logits"
     if not config.tie_decoder_embeddings:
         return feed_forward(q, hidden, norm=False)

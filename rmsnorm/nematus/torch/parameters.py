@@ -1,4 +1,4 @@
-"""What the recurrent models and the Transformer are made of: parameters by name, the norm, and projections."""
+"""The parts of the recurrent models and the Transformer: parameters by name, the norm, and projections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Scope(torch.nn.Module):
 
 
 class Named(Scope):
-    """A module with parameters by names with slashes, as ``gru0/state_to_gates``; in its state dict with dots."""
+    """A module whose parameters have names with slashes, as ``gru0/state_to_gates``; with dots in its state dict."""
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class Named(Scope):
 
 
 class Dropout:
-    """Nematus's dropout after Gal & Ghahramani: one mask for each name, the same at every step of a sequence."""
+    """Nematus's dropout after Gal & Ghahramani: one mask for each name, the same in all steps of a sequence."""
 
     def __init__(self, rates: Mapping[str, float]) -> None:
         self.rates = rates
         self.masks: dict[str, Tensor] = {}
 
     def __call__(self, name: str, x: Tensor, *, whole: bool = False) -> Tensor:
-        """Drop features of x in all steps; ``whole``: all features in some steps."""
+        """Drop some features of x in all steps; with ``whole``, all features in some steps."""
         if not self.rates[name]:
             return x
         if name not in self.masks:
@@ -60,8 +60,8 @@ class Dropout:
 class Parameters:
     """Tensors below a name.
 
-    ``parameters / "gru0"`` is what lies below that name, ``parameters["W"]`` a tensor. The norm of the model is carried
-    along, and in training its dropout: ``drop("W", x)`` is what is left of the input x of W.
+    ``parameters / "gru0"`` are the tensors below that name, ``parameters["W"]`` is a tensor. The object also has the
+    norm of the model and, in training, its dropout: ``drop("W", x)`` applies the mask of W to x, the input of W.
     """
 
     def __init__(
@@ -91,28 +91,28 @@ class Parameters:
         return x if self.dropout is None else self.dropout(self.scope + name, x, whole=whole)
 
 
-def normalize(p: Parameters, a: Tensor, gain: str, offset: str) -> Tensor:
-    """The norm over the last axis: a / sqrt(mean(a^2) + eps) * gain + offset; of a - mean(a) for LayerNorm."""
+def normalise(p: Parameters, x: Tensor, gain: str, offset: str) -> Tensor:
+    """The norm over the last axis: x / sqrt(mean(x^2) + eps) * gain + offset; LayerNorm takes x - mean(x) as x."""
     if p.norm == "none":
-        return a
+        return x
     if p.norm == "layer":
-        return functional.layer_norm(a, a.shape[-1:], p[gain], p.get(offset), EPS)
-    return rms_norm(a, p[gain], p.get(offset), variant="nematus", partial=p.partial if p.norm == "prms" else None)
+        return functional.layer_norm(x, x.shape[-1:], p[gain], p.get(offset), EPS)
+    return rms_norm(x, p[gain], p.get(offset), variant="nematus", partial=p.partial if p.norm == "prms" else None)
 
 
 def project(p: Parameters, x: Tensor, weight: str, bias: str | None, norm: tuple[str, str] | None) -> Tensor:
-    """norm(x W + b), with b inside the norm; without a bias or a norm where these are None."""
-    a = p.drop(weight, x) @ p[weight]
+    """norm(x W + b), with b inside the norm; a bias or a norm of None is left out."""
+    y = p.drop(weight, x) @ p[weight]
     if bias is not None:
-        a = a + p[bias]
-    return a if norm is None else normalize(p, a, *norm)
+        y = y + p[bias]
+    return y if norm is None else normalise(p, y, *norm)
 
 
 def feed_forward(p: Parameters, x: Tensor, *, norm: bool = True) -> Tensor:
-    """norm(x W + b), the norm's variables directly below the name of the layer."""
+    """norm(x W + b); the variables of the norm are directly below the name of the layer."""
     return project(p, x, "W", "b", leaves(p) if norm else None)
 
 
 def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
-    """What Nematus calls gain and offset of the norm below that scope."""
+    """Nematus's names of the gain and the offset of the norm below a scope."""
     return cells.leaves(p.norm, scope)

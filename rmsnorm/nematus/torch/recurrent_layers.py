@@ -21,7 +21,7 @@ __all__ = ["GRU", "LSTM", "NematusGRU"]
 
 
 class _Cell(Named):
-    """Parameters of those shapes, initially as Nematus has them."""
+    """A layer with parameters of these shapes; initial values as in Nematus."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class NematusGRU(_Cell):
         device, dtype: of the parameters.
 
     Raises:
-        ValueError: the norm is none of these.
+        ValueError: there is no such norm.
 
     Example:
         >>> layer = NematusGRU(3, 4, biases=("input", "state"), norm="rms")
@@ -90,7 +90,7 @@ class NematusGRU(_Cell):
         self.options: dict[str, Any] = {"biases": tuple(biases), "masking": masking, "reverse": reverse}
 
     def forward(self, x: Tensor, h0: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """The states, from h0 or zeros: (length, batch, hidden_size)."""
+        """The states, (length, batch, hidden_size). Without h0 the first state is zero."""
         return nematus_gru(x, self.initial(x, h0), self.by_name(), mask=mask, **self.norms, **self.options)
 
 
@@ -103,7 +103,7 @@ class GRU(_Cell):
         device, dtype: of the parameters.
 
     Raises:
-        ValueError: the norm is none of these.
+        ValueError: there is no such norm.
 
     Example:
         >>> layer = GRU(3, 4, norm="rms")
@@ -124,7 +124,7 @@ class GRU(_Cell):
         super().__init__(hidden_size, gru_shapes(input_size, hidden_size, norm), norm, partial, device, dtype)
 
     def forward(self, x: Tensor, h0: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """The states, from h0 or zeros: (length, batch, hidden_size)."""
+        """The states, (length, batch, hidden_size). Without h0 the first state is zero."""
         return gru(x, self.initial(x, h0), self.by_name(), mask=mask, **self.norms)
 
 
@@ -137,7 +137,7 @@ class LSTM(_Cell):
         device, dtype: of the parameters.
 
     Raises:
-        ValueError: the norm is none of these.
+        ValueError: there is no such norm.
 
     Example:
         >>> layer = LSTM(3, 4, norm="rms")
@@ -161,6 +161,6 @@ class LSTM(_Cell):
     def forward(
         self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(h, c), from that state or zeros: each (length, batch, hidden_size)."""
+        """(h, c), both (length, batch, hidden_size). Without a state (h0, c0) both start with zeros."""
         h0, c0 = state or (None, None)
         return lstm(x, self.initial(x, h0), self.initial(x, c0), self.by_name(), mask=mask, **self.norms)

@@ -25,14 +25,9 @@ __all__ = ["RNNSearch"]
 
 
 class RNNSearch(Named):
-    """Nematus's attentional encoder-decoder.
+    """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
 
-    It starts in evaluation mode; in training mode it drops out what Nematus does, at the rates of the config.
-
-    Args:
-        config: of the model; ``config.dialect`` says by whose rules it is computed.
-        parameters: arrays or tensors by the names of Nematus master, as ``rmsnorm.nematus.load`` gives them,
-            whose dtype and device the model has. The state dict has these names with dots for slashes.
+    A new model is in evaluation mode. Its state dict has Nematus's names with dots for slashes.
 
     Example:
         >>> from rmsnorm.nematus.config import Config
@@ -51,50 +46,24 @@ class RNNSearch(Named):
         self.eval()
 
     def encode(self, x: Any, x_mask: Any) -> Tensor:
-        """What the decoder attends to: (source length, batch, 2 state_size).
-
-        Args:
-            x: ids, (factors, source length, batch).
-            x_mask: 1 on words and on the end of sentence, 0 after it, (source length, batch).
-
-        Raises:
-            TypeError, ValueError: an array has another shape or dtype, or an id is not in the vocabulary; ids and masks
-                are looked at where no compiler or tracer is at work.
-        """
+        """See protocol.RNNSearch.encode."""
         p, config = self._tensors(), self.config
-        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes, p["encoder/embedding/embeddings"])
+        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes, p[target_table(config)])
         return _encode(p, config, ids, mask)[0]
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Tensor:
-        """Logits of every target word given those before it: (target length, batch, vocabulary).
-
-        Args:
-            x, x_mask: as for encode.
-            y: ids, (target length, batch).
-            stepwise: by the rules of decoding where those of scoring are others (dialect ``tensorflow-v0.3``).
-
-        Raises:
-            TypeError, ValueError: as encode.
-        """
-        return self._score("logits", x, x_mask, y, None, stepwise=stepwise)[0]
+        """See protocol.RNNSearch.logits."""
+        p, config = self._tensors(), self.config
+        ids, mask, words, _ = self._sentences("logits", p, x, x_mask, y)
+        return _score(p, config, ids, mask, words, stepwise=stepwise)
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Tensor:
-        """Cross-entropy of each sentence, summed over its words: (batch,), smoothed where the config says so.
-
-        Args:
-            x, x_mask, y: as for logits.
-            y_mask: as x_mask, (target length, batch).
-
-        Raises:
-            TypeError, ValueError: as encode.
-        """
-        logits, words, words_mask = self._score("loss", x, x_mask, y, y_mask)
-        wrong = self.config.label_smoothing / self.config.target_vocab_size
-        right = 1 - self.config.label_smoothing + wrong
-        return cross_entropy(logits, words, words_mask, right, wrong).sum(0)
+        """See protocol.RNNSearch.loss."""
+        p, config = self._tensors(), self.config
+        return _loss(p, config, *self._sentences("loss", p, x, x_mask, y, y_mask))
 
     def forward(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Tensor:
-        """The loss, for what wraps a module to train it."""
+        """The loss, for wrappers that train a module."""
         return self.loss(x, x_mask, y, y_mask)
 
     @torch.no_grad()
@@ -107,60 +76,39 @@ class RNNSearch(Named):
         *,
         normalization_alpha: float = 0.0,
     ) -> Translations:
-        """The best translations that a beam search finds, with Nematus's rules and orders; never with dropout.
-
-        Args:
-            x, x_mask: as for encode.
-            beam_size: 1 is greedy.
-            max_length: Nematus's translation_maxlen, by default that of the config; its master stops one word short.
-            normalization_alpha: scores are divided by length^alpha.
-
-        Returns:
-            (sequences, scores), best first, as NumPy arrays.
-
-        Raises:
-            TypeError, ValueError: as encode; also when beam_size or max_length is out of its domain.
-        """
+        """See protocol.RNNSearch.translate."""
         p, config = Parameters(self.by_name(), self.config.norm), self.config
         max_length = config.translation_maxlen if max_length is None else max_length
         beam.check(beam_size, max_length)
         table = p[target_table(config)]
         ids, mask = sentences.source("translate", x, x_mask, config.source_vocab_sizes, table)
-        memory, initial = _attend_to(p, config, ids, mask)
-        memory = _Memory(*(each.repeat_interleave(beam_size, dim=1) for each in memory))
+        memory, states = _begin(p, config, ids, mask, beam_size)
 
         def step(states: list[Tensor], previous: Any) -> tuple[Any, list[Tensor]]:
             words = table.new_zeros(len(states[0]), table.shape[1])
             if previous is not None:
                 words = table[torch.as_tensor(previous, device=table.device)]
-            logits, states = _decode(p, config, memory, states, words[None])
-            return log_softmax(logits[0]).cpu().numpy(), states
+            log_p, states = _step(p, config, memory, states, words)
+            return log_p.cpu().numpy(), states
 
-        states = [initial.repeat_interleave(beam_size, dim=0)] * config.rnn_dec_depth
         return beam.search(config.search, step, states, beam_size, max_length, normalization_alpha)
 
     def _tensors(self) -> Parameters:
+        """The parameters, with dropout in training. (torch.nn.Module has an attribute ``_parameters``.)"""
         return Parameters(self.by_name(), self.config.norm, dropout=Dropout(self.rates) if self.training else None)
 
-    def _score(
-        self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any, *, stepwise: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the given words, these words and their mask."""
-        p, config = self._tensors(), self.config
+    def _sentences(
+        self, op: str, p: Parameters, x: Any, x_mask: Any, y: Any, y_mask: Any = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Ids and masks of the source and of the target."""
+        config = self.config
         table = p[target_table(config)]
         ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, table)
-        y, y_mask = sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
-        memory, initial = _attend_to(p, config, ids, mask)
-        words = p.drop("target words", functional.embedding(y[:-1], table), whole=True)
-        words = functional.pad(words, (0, 0, 0, 0, 1, 0))  # before the first word stands a zero vector
-        old = config.dialect == "tensorflow-v0.3" and not stepwise
-        high = torch.zeros_like(initial) if old else initial
-        states = [initial, *[high] * (config.rnn_dec_depth - 1)]
-        return _decode(p, config, memory, states, words, old=old)[0], y, y_mask
+        return ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
 
 
 class _Memory(NamedTuple):
-    """What is known of the source: context, its part of the attention's hidden layer, embeddings, mask."""
+    """What the decoder reads of the source: context, its part of the attention's hidden layer, embeddings, mask."""
 
     context: Tensor
     hidden: Tensor
@@ -168,18 +116,50 @@ class _Memory(NamedTuple):
     mask: Tensor
 
 
+def _score(p: Parameters, config: Config, x: Tensor, mask: Tensor, y: Tensor, *, stepwise: bool = False) -> Tensor:
+    """Logits of the target words."""
+    memory, initial = _attend_to(p, config, x, mask)
+    words = p.drop("target words", functional.embedding(y[:-1], p[target_table(config)]), whole=True)
+    words = functional.pad(words, (0, 0, 0, 0, 1, 0))  # a zero vector precedes the first word
+    old = config.dialect == "tensorflow-v0.3" and not stepwise
+    high = torch.zeros_like(initial) if old else initial
+    states = [initial, *[high] * (config.rnn_dec_depth - 1)]
+    return _decode(p, config, memory, states, words, old=old)[0]
+
+
+def _loss(p: Parameters, config: Config, x: Tensor, mask: Tensor, y: Tensor, y_mask: Tensor) -> Tensor:
+    wrong = config.label_smoothing / config.target_vocab_size
+    right = 1 - config.label_smoothing + wrong
+    return cross_entropy(_score(p, config, x, mask, y), y, y_mask, right, wrong).sum(0)
+
+
+def _begin(p: Parameters, config: Config, x: Tensor, mask: Tensor, beam_size: int) -> tuple[_Memory, list[Tensor]]:
+    """Memory and states before the first word, beam_size rows for every sentence."""
+    memory, initial = _attend_to(p, config, x, mask)
+    memory = _Memory(*(tensor.repeat_interleave(beam_size, dim=1) for tensor in memory))
+    return memory, [initial.repeat_interleave(beam_size, dim=0)] * config.rnn_dec_depth
+
+
+def _step(
+    p: Parameters, config: Config, memory: _Memory, states: list[Tensor], words: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Log-probabilities of the word after the given embeddings, and the new states."""
+    logits, states = _decode(p, config, memory, states, words[None])
+    return log_softmax(logits[0]), states
+
+
 def _encode(p: Parameters, config: Config, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Context and embeddings of the source."""
     tables = source_tables(config)
     embeddings = torch.cat([functional.embedding(ids, p[table]) for table, ids in zip(tables, x, strict=True)], dim=-1)
     embeddings = p.drop("source words", embeddings, whole=True)
-    # The stack that ends from left to right comes first.
+    # The stack whose last level reads from left to right comes first.
     stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
     return torch.cat([_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks], dim=-1), embeddings
 
 
 def _encoder_stack(p: Parameters, config: Config, stack: str, x: Tensor, mask: Tensor) -> Tensor:
-    """Levels that read in alternating directions, with residual connections from the second on."""
+    """Levels that read in alternating directions, with residual connections from the second level on."""
     biases = [config.gru_bias("encoder", index) for index in range(config.rnn_enc_transition_depth)]
     h0 = x.new_zeros(x.shape[1], config.state_size)
     for level in range(config.rnn_enc_depth):
@@ -190,7 +170,7 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: Tensor, mask: T
             x,
             h0,
             biases,
-            mask=mask if reverse or carries else None,  # in TensorFlow what stands after the end does not matter
+            mask=mask if reverse or carries else None,  # in TensorFlow the states after the end have no effect
             masking="carry" if carries else "zero",
             reverse=reverse,
         )
@@ -199,7 +179,7 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: Tensor, mask: T
 
 
 def _attend_to(p: Parameters, config: Config, x: Tensor, mask: Tensor) -> tuple[_Memory, Tensor]:
-    """The encoder, and what the decoder makes of it before its first step: memory and initial state."""
+    """The encoder, and what the decoder needs before its first step: memory and initial state."""
     context, embeddings = _encode(p, config, x, mask)
     attention = p / "decoder/base/attention"
     hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))
@@ -211,16 +191,16 @@ def _attend_to(p: Parameters, config: Config, x: Tensor, mask: Tensor) -> tuple[
 def _decode(
     p: Parameters, config: Config, memory: _Memory, states: list[Tensor], words: Tensor, *, old: bool = False
 ) -> tuple[Tensor, list[Tensor]]:
-    """Logits of any number of steps, given the words before them, and the last states.
+    """Logits of any number of steps, given the embeddings of the words before them, and the last states.
 
-    old: as v0.3 scores, without a residual connection around the first high level.
+    old: the rules by which v0.3 scores: no residual connection around the first high level.
     """
     base, *highs = states
-    found = []
+    steps = []
     for from_word in zip(*nematus_input(p / "decoder/base/gru0", words, config.gru_bias("base", 0)), strict=True):
         base, attended, weights = _base_step(p, config, memory, base, from_word)
-        found.append((base, attended, weights))
-    top, attended, weights = (torch.stack(each) for each in zip(*found, strict=True))
+        steps.append((base, attended, weights))
+    top, attended, weights = (torch.stack(tensors) for tensors in zip(*steps, strict=True))
 
     new = [base]
     biases = [config.gru_bias("high", index) for index in range(config.rnn_dec_high_transition_depth)]
@@ -237,7 +217,7 @@ def _decode(
 def _base_step(
     p: Parameters, config: Config, memory: _Memory, state: Tensor, from_word: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One word further: the conditional GRU with attention. State, attended context, attention weights."""
+    """One step of the conditional GRU with attention: state, attended context, attention weights."""
     state = nematus_step(p / "decoder/base/gru0", state, from_word, config.gru_bias("base", 0))
     attended, weights = _attend(p / "decoder/base/attention", state, memory)
     biases = [config.gru_bias("base", index) for index in range(1, config.rnn_dec_base_transition_depth)]
@@ -246,11 +226,10 @@ def _base_step(
 
 
 def _attend(p: Parameters, state: Tensor, memory: _Memory) -> tuple[Tensor, Tensor]:
-    """sum_t a_t context_t, a = softmax over the words of tanh(hidden_t + norm(state W)) v."""
+    """sum_t w_t context_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v; and w."""
     from_state = project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/"))
     scores = ((memory.hidden + from_state).tanh() @ p["hidden_to_score"])[..., 0]
-    weights = (
-        scores - scores.detach().amax(0)
-    ).exp() * memory.mask  # the greatest of all, padding too, as Nematus does
+    largest = scores.detach().amax(0)  # of all scores, padding too, as in Nematus
+    weights = (scores - largest).exp() * memory.mask
     weights = weights / weights.sum(0)
     return (memory.context * weights[..., None]).sum(0), weights

@@ -13,14 +13,14 @@ from rmsnorm.torch_impl.rounding import is_transformed
 
 
 def source(op: str, x: Any, x_mask: Any, sizes: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids (factors, length, batch) below the sizes of the vocabularies, and their mask (length, batch)."""
-    if not is_transformed():  # a graph cannot look at values
+    """Ids (factors, length, batch), checked against the sizes of the vocabularies, and their mask (length, batch)."""
+    if not is_transformed():  # in a graph there are no values to check
         sentences.source(op, _on_host(x), _on_host(x_mask), sizes)
     return torch.as_tensor(x, device=like.device).long(), torch.as_tensor(x_mask).to(like)
 
 
 def target(op: str, y: Any, batch: int, size: int, like: Tensor, y_mask: Any = None) -> tuple[Tensor, Tensor]:
-    """Ids (length, batch) below the size of the vocabulary, and their mask."""
+    """Ids (length, batch), checked against the size of the vocabulary, and their mask."""
     if not is_transformed():
         sentences.target(op, _on_host(y), batch, size, _on_host(y_mask))
     words = torch.as_tensor(y, device=like.device).long()
@@ -28,7 +28,7 @@ def target(op: str, y: Any, batch: int, size: int, like: Tensor, y_mask: Any = N
 
 
 def _on_host(value: Any) -> Any:
-    """As NumPy takes it, which does not know bfloat16."""
+    """The value for NumPy, which has no bfloat16: floating-point tensors become float64."""
     if not isinstance(value, Tensor):
         return value
     value = value.detach().cpu()

@@ -1,0 +1,286 @@
+"""The interface of Nematus's cells and models, documented once: ``rmsnorm.nematus.numpy``, ``torch``, ``tf``, ``flax``.
+
+The four packages have these names, with these arguments in this order. An array is an array of the framework; the
+models take anything that the framework makes an array of. Sequences are time-major, (length, batch, ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus.cells import PARTIAL, CellNorm
+from rmsnorm.nematus.config import Bias, Config
+
+Array: TypeAlias = Any
+
+
+class Cells(Protocol):
+    """The recurrent cells over whole sequences: functions of each package. The dtype is that of the arguments.
+
+    NumPy has their gradients by back-propagation through time, too: ``nematus_gru_vjp``, ``gru_vjp``, ``lstm_vjp`` take
+    the gradients of the results first, and return those of the arguments, the parameters' as a dictionary by name.
+    PyTorch, Keras and Flax have layers of them, too: ``NematusGRU``, ``GRU``, ``LSTM``.
+    """
+
+    def nematus_gru(
+        self,
+        x: Array,
+        h0: Array,
+        parameters: Mapping[str, Array],
+        *,
+        biases: Sequence[Bias] = ("input",),
+        mask: Array | None = None,
+        masking: Literal["zero", "carry"] = "zero",
+        reverse: bool = False,
+        norm: CellNorm = "none",
+        partial: float = PARTIAL,
+    ) -> Array:
+        """Nematus's GRU with deep transition.
+
+            r, u = sigmoid(norm(h U) + norm(x W + b))        h' = u h + (1 - u) tanh(r norm(h Ux) + norm(x Wx + bx))
+
+        Args:
+            x: (length, batch, features).
+            h0: (batch, state).
+            parameters: under Nematus's names, ``gru0/state_to_gates`` and so on; the transitions ``gru1/...`` have no
+                input.
+            biases: where each GRU of a step adds its bias: inside the norm of the projected ``input`` or ``state``,
+                ``outside`` of both norms, or ``none``. One entry for each GRU.
+            mask: (length, batch), 1 where there is a word.
+            masking: ``zero`` multiplies the state by the mask; ``carry`` keeps the old state, as Theano does.
+            reverse: from the last word to the first.
+            norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
+
+        Returns:
+            The states, (length, batch, state).
+
+        Raises:
+            ValueError: norm is none of these.
+            KeyError: a parameter is missing.
+
+        Source: Nematus master, layers.py; the dialects differ in ``biases`` and ``masking``.
+        """
+        ...
+
+    def gru(
+        self,
+        x: Array,
+        h0: Array,
+        parameters: Mapping[str, Array],
+        *,
+        mask: Array | None = None,
+        norm: CellNorm = "none",
+        partial: float = PARTIAL,
+    ) -> Array:
+        """The GRU of the authors' Theano code: ``gru``, ``lngru``, ``rlngru``.
+
+            r, u = sigmoid(norm(h U; s3) + norm(x W + b; s1))
+            h' = u h + (1 - u) tanh(r norm(h Ux; s4) + norm(x Wx + bx; s2)),    then m h' + (1 - m) h
+
+        Args:
+            x: (length, batch, features).
+            h0: (batch, state).
+            parameters: W, U, b, Wx, Ux, bx; with a norm the gains s1 to s4; with LayerNorm also the offsets b1 to b4.
+            mask: m, (length, batch), any numbers.
+            norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
+
+        Returns:
+            The states, (length, batch, state).
+
+        Raises:
+            ValueError: norm is none of these.
+            KeyError: a parameter is missing.
+
+        Source: Zhang & Sennrich 2019, layers.py.
+        """
+        ...
+
+    def lstm(
+        self,
+        x: Array,
+        h0: Array,
+        c0: Array,
+        parameters: Mapping[str, Array],
+        *,
+        mask: Array | None = None,
+        norm: CellNorm = "none",
+        partial: float = PARTIAL,
+    ) -> tuple[Array, Array]:
+        """The LSTM of the authors' Theano code: ``lstm``, ``lnlstm``, ``rlnlstm``.
+
+            i, f, o, g = norm(x W + b; s1) + norm(h U; s2) + b,    sigmoid of i, f, o and tanh of g
+            c' = f c + i g,    then m c' + (1 - m) c;    h' = o tanh(norm(c'; s3)),    then m h' + (1 - m) h
+
+        b is added twice, as in the authors' code.
+
+        Args:
+            x: (length, batch, features).
+            h0, c0: (batch, state).
+            parameters: W, U, b; with a norm the gains s1 to s3; with LayerNorm also the offsets b1 to b3.
+            mask: m, (length, batch), any numbers.
+            norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
+
+        Returns:
+            (h, c), both (length, batch, state).
+
+        Raises:
+            ValueError: norm is none of these.
+            KeyError: a parameter is missing.
+
+        Source: Zhang & Sennrich 2019, README and layers.py.
+        """
+        ...
+
+
+class RNNSearch(Protocol):
+    """Nematus's attentional encoder-decoder: scores, losses and translations.
+
+    Masks, states and probabilities have the dtype of the parameters; NumPy computes in float64. The loss is computed in
+    at least float32.
+
+    In training the models drop out what Nematus drops out, at the rates of the config: in PyTorch and Flax in training
+    mode (new models are in evaluation mode), in Keras with ``training=True``, in NumPy where ``loss`` and ``gradients``
+    get an ``rng``. ``translate`` never drops anything. NumPy has ``gradients``, the gradient of the mean loss over the
+    sentences with respect to every parameter, by name; its arguments are those of ``loss``.
+
+    Args:
+        config: of the model; ``config.dialect`` names the version whose rules it follows.
+        parameters: arrays under the names of Nematus master, as ``rmsnorm.nematus.load`` returns them. The model has
+            their dtype, and in PyTorch their device.
+
+    Source: github.com/EdinburghNLP/nematus: rnn_model.py and beam_search_sampler.py of master, model.py and
+    inference.py of v0.3, nmt.py of Theano Nematus.
+    """
+
+    def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None: ...
+
+    def encode(self, x: Any, x_mask: Any) -> Array:
+        """What the decoder attends to: (source length, batch, 2 state_size).
+
+        Args:
+            x: ids, (factors, source length, batch).
+            x_mask: 1 on words and on the end of sentence, 0 after it, (source length, batch).
+
+        Raises:
+            TypeError, ValueError: an array has a wrong shape or dtype, or an id is not in the vocabulary. The values of
+                ids and masks are not checked while a compiler or a tracer is at work.
+        """
+        ...
+
+    def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Array:
+        """Logits of every target word, given the words before it: (target length, batch, vocabulary).
+
+        Args:
+            x, x_mask: as for encode.
+            y: ids, (target length, batch).
+            stepwise: whether to use the rules of decoding where those of scoring differ (dialect
+                ``tensorflow-v0.3``).
+
+        Raises:
+            TypeError, ValueError: as encode.
+        """
+        ...
+
+    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Array:
+        """Cross-entropy of each sentence, summed over its words: (batch,), with the label smoothing of the config.
+
+        Args:
+            x, x_mask, y: as for logits.
+            y_mask: as x_mask, (target length, batch).
+
+        Raises:
+            TypeError, ValueError: as encode.
+        """
+        ...
+
+    def translate(
+        self,
+        x: Any,
+        x_mask: Any,
+        beam_size: int = 12,
+        max_length: int | None = None,
+        *,
+        normalization_alpha: float = 0.0,
+    ) -> Translations:
+        """The best translations that a beam search finds, with Nematus's rules and orders.
+
+        Args:
+            x, x_mask: as for encode.
+            beam_size: 1 is greedy.
+            max_length: Nematus's translation_maxlen, by default that of the config. Nematus master, and every version
+                with a Transformer, stops one word earlier.
+            normalization_alpha: scores are divided by length^alpha.
+
+        Returns:
+            (sequences, scores), best first, as NumPy arrays.
+
+        Raises:
+            TypeError, ValueError: as encode; also if beam_size or max_length is out of its domain.
+        """
+        ...
+
+
+class Transformer(Protocol):
+    """Nematus's Transformer: pre-norm, sinusoids for positions, one more norm at the end of each stack.
+
+    Constructor, training and ``translate`` are those of RNNSearch, with these differences: logits and the output of the
+    encoder are batch-major, as in Nematus; the source has one factor; labels are smoothed in training only, and then
+    the smallest possible loss is subtracted; NumPy has no dropout, so ``loss`` and ``gradients`` take ``training``
+    in place of ``rng``.
+
+    Source: Nematus master, transformer.py and transformer_inference.py.
+    """
+
+    def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None: ...
+
+    def encode(self, x: Any, x_mask: Any) -> Array:
+        """What the decoder attends to: (batch, source length, state_size).
+
+        Args:
+            x: ids, (1, source length, batch).
+            x_mask: 1 on words and on the end of sentence, 0 after it, (source length, batch).
+
+        Raises:
+            TypeError, ValueError: as RNNSearch.encode.
+        """
+        ...
+
+    def logits(self, x: Any, x_mask: Any, y: Any) -> Array:
+        """Logits of every target word, given the words before it: (batch, target length, vocabulary).
+
+        Args:
+            x, x_mask: as for encode.
+            y: ids, (target length, batch).
+
+        Raises:
+            TypeError, ValueError: as RNNSearch.encode.
+        """
+        ...
+
+    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Array:
+        """Cross-entropy of each sentence, summed over its words: (batch,).
+
+        In training with the label smoothing of the config, minus the smallest loss that is then possible.
+
+        Args:
+            x, x_mask, y: as for logits.
+            y_mask: as x_mask, (target length, batch).
+
+        Raises:
+            TypeError, ValueError: as RNNSearch.encode.
+        """
+        ...
+
+    def translate(
+        self,
+        x: Any,
+        x_mask: Any,
+        beam_size: int = 12,
+        max_length: int | None = None,
+        *,
+        normalization_alpha: float = 0.0,
+    ) -> Translations:
+        """As RNNSearch.translate."""
+        ...
