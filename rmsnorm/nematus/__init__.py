@@ -1,4 +1,4 @@
-"""Nematus's models, whole: their checkpoints read and written, the models in every framework, converted and run.
+"""Nematus's models: reads and writes their checkpoints, has the models in every framework, converts and runs them.
 
 from rmsnorm import nematus
 from rmsnorm.nematus.torch import RNNSearch
@@ -44,7 +44,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on use: the models of one framework need no other, and no reader of checkpoints."""
+    """Import on use, because the models of one framework need no other framework and no reader of checkpoints."""
     if name in _MODULES:
         return getattr(import_module(f"rmsnorm.nematus.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

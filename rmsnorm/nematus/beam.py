@@ -1,8 +1,10 @@
-"""Nematus's two beam searches: the sampler of master, and that of v0.3 and v0.4. They differ in what they keep.
+"""Nematus's two beam searches: the sampler of master, and the search of v0.3 and v0.4.
 
-A model is a function ``step(states, ids) -> (log_p, states)``: ids (rows,) of the words just chosen, None before the
-first; log_p (rows, vocabulary) in NumPy; states a list of arrays of any library, with rows in front, that an array of
-indices in brackets picks rows of. A sentence has beam_size adjacent rows.
+They differ in the hypotheses that they keep. A model is a function ``step(states, ids) -> (log_p, states)``:
+    ids: (rows,), the words that were just chosen; None before the first word.
+    log_p: (rows, vocabulary), a NumPy array.
+    states: a list of arrays of any library, whose first axis are rows; ``state[indices]`` must return rows.
+Every sentence has beam_size adjacent rows.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ Array: TypeAlias = npt.NDArray[Any]
 States: TypeAlias = list[Any]
 Step: TypeAlias = Callable[[States, Array | None], tuple[Array, States]]
 
-_NEVER = np.finfo(np.float32).min.item()  # what Nematus calls an impossible log-probability
-_LOW = -1e7  # and the score of a hypothesis that is not there
+_NEVER = np.finfo(np.float32).min.item()  # Nematus's log-probability of an impossible word
+_LOW = -1e7  # Nematus's score of an empty place in the beam
 
 
 class Translations(NamedTuple):
-    """For every sentence its hypotheses, best first.
+    """The hypotheses of every sentence, best first.
 
-    sequences: ids, (batch, beam, length), up to and with the end of sentence 0, then zeros.
+    sequences: ids, (batch, beam, length), up to the end of sentence, which is 0, and then zeros.
     scores: log-probabilities over length^alpha, (batch, beam).
     """
 
@@ -35,14 +37,14 @@ class Translations(NamedTuple):
 
 
 def check(beam_size: int, max_length: int) -> None:
-    """Raise ValueError where a search cannot be that wide or that long."""
+    """Raise ValueError if a search cannot be as wide or as long as this."""
     for name, value in (("beam_size", beam_size), ("max_length", max_length)):
         if not isinstance(value, int | np.integer) or value < 1:
             raise errors.out_of_domain("translate", name, value, "an integer >= 1", "pass 12 or so")
 
 
 def search(name: str, step: Step, states: States, beam_size: int, max_length: int, alpha: float) -> Translations:
-    """The search of that name, ``sampler`` or ``costs``, from states with beam_size equal rows for every sentence.
+    """Run the search ``sampler`` or ``costs`` from states with beam_size equal rows for every sentence.
 
     Raises:
         ValueError: the beam is wider than the vocabulary.
@@ -54,7 +56,10 @@ def search(name: str, step: Step, states: States, beam_size: int, max_length: in
 
 
 def _sampler(step: Step, states: States, batch: int, size: int, max_length: int, alpha: float) -> tuple[Array, Array]:
-    """Finished hypotheses in a list of their own; all sentences go on until none can improve; max_length - 1 words."""
+    """Keep finished hypotheses in a list of their own.
+
+    Stops when no sentence can improve, or after max_length - 1 words.
+    """
     row: Array = np.arange(batch)[:, None] * size
     alive: Array = np.zeros((batch, size, 0), np.int64)
     alive_scores = np.zeros((batch, size))
@@ -87,18 +92,17 @@ def _sampler(step: Step, states: States, batch: int, size: int, max_length: int,
         finished_scores = np.concatenate((finished_scores, top_scores + ~ended * _LOW), axis=1)
         is_finished = np.concatenate((is_finished, ended), axis=1)
         order = _top(finished_scores, size)
-        finished, finished_scores, is_finished = (
-            _take(each, order) for each in (finished, finished_scores, is_finished)
-        )
+        finished, finished_scores = _take(finished, order), _take(finished_scores, order)
+        is_finished = _take(is_finished, order)
     any_finished: Array = np.asarray(is_finished.any(axis=1))[:, None]
     sequences = np.where(any_finished[:, :, None], finished, alive)
     ends = np.concatenate((sequences == 0, np.ones((batch, size, 1), bool)), axis=2)
-    lengths = ends.argmax(axis=2) + 1  # the end of sentence counts, also where it did not come
+    lengths = ends.argmax(axis=2) + 1  # the end of sentence counts, even if the search did not reach it
     return sequences, np.where(any_finished, finished_scores, alive_scores) / lengths**alpha
 
 
 def _costs(step: Step, states: States, batch: int, size: int, max_length: int, alpha: float) -> tuple[Array, Array]:
-    """One list; a finished hypothesis stays in it for nothing, its cost made positive and so above all others."""
+    """All hypotheses are in one list. A finished one stays at no cost; its score becomes positive, above all others."""
     row = np.arange(batch)[:, None] * size
     words = np.zeros((batch, size, 0), np.int64)
     scores = np.tile([0.0] + [_NEVER] * (size - 1), (batch, 1))
@@ -119,28 +123,28 @@ def _costs(step: Step, states: States, batch: int, size: int, max_length: int, a
         words = np.concatenate((_take(words, parent), word[:, :, None]), axis=2)
         states = [state[(row + parent).ravel()] for state in states]
         previous = word.ravel()
-    sequences = np.pad(words, ((0, 0), (0, 0), (0, 1)))  # the end of sentence, also where it did not come
+    sequences = np.pad(words, ((0, 0), (0, 0), (0, 1)))  # the end of sentence, even if the search did not reach it
     lengths = sequences.shape[2] - (sequences[:, :, ::-1] != 0).argmax(axis=2) + 1
     lengths = np.where(sequences.any(axis=2), lengths, 1)
     return sequences, -np.abs(scores) / lengths**alpha
 
 
 def _top(scores: Array, size: int) -> Array:
-    """Indices of the greatest, the first of equal ones first; sorting only what may be among them."""
-    found = np.empty((len(scores), size), np.int64)
-    for i, (row, least) in enumerate(zip(scores, np.partition(scores, -size, axis=1)[:, -size], strict=True)):
-        kept = np.flatnonzero(~(row < least))
-        found[i] = kept[np.argsort(-row[kept], kind="stable")[:size]]
-    return found
+    """Indices of the largest scores, in order; of equal scores the first one first. Sorts only possible candidates."""
+    indices = np.empty((len(scores), size), np.int64)
+    for i, (row, smallest) in enumerate(zip(scores, np.partition(scores, -size, axis=1)[:, -size], strict=True)):
+        candidates = np.flatnonzero(~(row < smallest))
+        indices[i] = candidates[np.argsort(-row[candidates], kind="stable")[:size]]
+    return indices
 
 
 def _take(values: Array, order: Array) -> Array:
-    """Of every sentence the entries of those hypotheses."""
+    """The entries of these hypotheses of every sentence."""
     return np.take_along_axis(values, order.reshape(*order.shape, *[1] * (values.ndim - 2)), axis=1)
 
 
 def _check_beam(size: int, log_p: Array) -> None:
-    """The first step fills the beam with different words; where there are too few, Nematus fails or goes wrong."""
+    """The first step fills the beam with different words; with too few words Nematus fails or returns wrong results."""
     if size > log_p.shape[-1]:
         raise errors.out_of_domain(
             "translate", "beam_size", size, f"at most {log_p.shape[-1]}, the target vocabulary", "pass a smaller one"

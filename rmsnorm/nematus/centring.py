@@ -1,7 +1,7 @@
-"""LayerNorm of an RNNSearch turned into RMSNorm, exactly: the mean is taken out of what is normalized beforehand.
+"""Conversion of the LayerNorm of an RNNSearch into RMSNorm, exactly, by centring the weights before it.
 
-The mean over the features of a = x W + b is linear in W and b. Of W' = W - mean(W), b' = b - mean(b), the means over
-those features, a has none, and there LayerNorm and RMSNorm are the same function with the same gain and offset.
+The mean over the features of y = x W + b is linear in W and b. With W' = W - mean(W) and b' = b - mean(b), where the
+means are over the same features, y has mean zero. Then LayerNorm and RMSNorm with the same gain and offset are equal.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _STACK: Final = re.compile(r"(encoder|base|high)/.*?gru(\d+)$")
 def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     """The same model with RMSNorm in place of LayerNorm: its config, and its parameters in their dtypes.
 
-    Gains and offsets are kept; the arithmetic is float64, and what it costs is the rounding to the dtype.
+    Gains and offsets stay. The arithmetic is float64, so the only error is the rounding to the dtype.
 
     Args:
-        config, parameters: of an RNNSearch with LayerNorm, as ``rmsnorm.nematus.load`` gives them.
+        config, parameters: of an RNNSearch with LayerNorm, as ``rmsnorm.nematus.load`` returns them.
 
     Raises:
-        ValueError: it has no LayerNorm; it is a Transformer, whose sinusoids have a mean that is in no parameter; or
-            the parameters are not those of the config.
+        ValueError: the model has no LayerNorm; it is a Transformer, whose sinusoids have a mean that no parameter can
+            remove; or the parameters are not those of the config.
 
     Example:
         >>> from rmsnorm.nematus.names import variables
@@ -50,25 +50,25 @@ def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, 
         got = f"{config.model_type} with {config.norm}"
         raise errors.out_of_domain("to_rms_norm", "the model", got, "rnn with layer", "only that can be converted")
     rows = check("to_rms_norm", config, parameters)
-    found = dict(parameters)
+    centred = dict(parameters)
     for row in rows:
         scope, _, leaf = row.name.rpartition("/")
         if leaf == "new_std":
-            for name in _normalized(config, scope):
+            for name in _normalised(config, scope):
                 array = np.asarray(parameters[name], np.float64)
-                found[name] = (array - array.mean(axis=-1, keepdims=True)).astype(parameters[name].dtype)
+                centred[name] = (array - array.mean(axis=-1, keepdims=True)).astype(parameters[name].dtype)
     new = config.replace(norm="rms", norm_offset=True)
     renamed = {"new_std": "scale", "new_mean": "offset"}
-    parts = {name: name.rpartition("/") for name in found}
+    parts = {name: name.rpartition("/") for name in centred}
     return new, {
-        f"{scope}{slash}{renamed.get(leaf, leaf)}": found[name] for name, (scope, slash, leaf) in parts.items()
+        f"{scope}{slash}{renamed.get(leaf, leaf)}": centred[name] for name, (scope, slash, leaf) in parts.items()
     }
 
 
-def _normalized(config: Config, norm: str) -> list[str]:
-    """The matrix, and the bias if there is one, whose sum that norm takes."""
+def _normalised(config: Config, norm: str) -> list[str]:
+    """The names of the matrix and of the bias, if it has one, whose result this norm normalises."""
     scope, _, last = norm.rpartition("/")
-    if last not in _MATRIX:  # a feed-forward layer, with the norm's variables beside its own
+    if last not in _MATRIX:  # a feed-forward layer: the variables of the norm are beside its own
         return [f"{norm}/W", f"{norm}/b"]
     names = [f"{scope}/{_MATRIX[last]}"]
     if last == "hidden_context_norm":

@@ -1,4 +1,4 @@
-"""What a model is, in rows of words."""
+"""A description of a model for people, as rows of text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEPTHS = (
 
 
 def facts(model: Model) -> Iterator[tuple[str, str]]:
-    """(what, value) rows: of a model as ``nematus.load`` gives it.
+    """Rows (topic, text) that describe a model that ``nematus.load`` returned.
 
     >>> import tempfile
     >>> import numpy as np
@@ -73,12 +73,12 @@ def _framework(model: Model) -> str:
 
 
 def _version(model: Model) -> str:
-    """Whose rules it follows, and whose names its file has where these are another's."""
+    """The version whose rules the model follows, and the version of the names in its file if that is another one."""
     rules = {"tensorflow": "master", "tensorflow-v0.3": "v0.3", "theano": "Theano"}[model.config.dialect]
     if rules == "master" and model.config.search == "costs":
         rules = "v0.4"
-    named = {"v0.1": "version 0.1", "theano": "Theano"}.get(model.names)
-    return f"Nematus {rules}" + (f", under the names of {named}" if named not in (None, rules) else "")
+    names = {"v0.1": "version 0.1", "theano": "Theano"}.get(model.names)
+    return f"Nematus {rules}" + (f", under the names of {names}" if names not in (None, rules) else "")
 
 
 def _parts(config: Config) -> str:
@@ -97,22 +97,22 @@ def _parts(config: Config) -> str:
 
 def _dictionary(model: Model, path: str, size: int) -> str:
     try:
-        held = read_vocabulary(path, size, 0)
+        vocabulary = read_vocabulary(path, size, 0)
     except (ValueError, OSError) as error:
         return str(error).removeprefix("vocabulary: ")
-    return f"{path}: {len(held.ids)} words"
+    return f"{path}: {len(vocabulary.ids)} words"
 
 
 def _left_out(model: Model) -> Iterator[tuple[str, list[str]]]:
-    """Reasons, and the tensors of the file for which they hold."""
+    """Reasons for leaving tensors out, with the names of these tensors."""
     constant = [name for name in model.left_out if name == "decoder_c_tt"]
     trainer = [name for name in model.left_out if is_of_training(name.replace("_smooth", "")) and name not in constant]
     others = [name for name in model.left_out if name not in trainer and name not in constant]
     for why, names in (
         ("of the trainer", trainer),
-        ("it is added to every score of attention, and cancels", constant),
+        ("it is added to every score of attention, and has no effect", constant),
         ("the averages are taken" if model.smoothed else "its options ask for no averages", others),
-        ("biases of encoder transitions, which Nematus keeps and never adds", list(model.unused)),
+        ("biases of encoder transitions, which Nematus keeps but never adds", list(model.unused)),
     ):
         if names:
             yield why, names

@@ -1,4 +1,4 @@
-"""Batches of sentences as Nematus makes them, checked: ids, and masks of ones and zeros."""
+"""Checks of batches of sentences, as Nematus makes them: ids, and masks of ones and zeros."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 def source(op: str, x: Any, x_mask: Any, sizes: Sequence[int]) -> tuple[Array, Array]:
-    """Ids (factors, length, batch) below the sizes of the vocabularies, and their mask (length, batch)."""
+    """Ids (factors, length, batch), checked against the sizes of the vocabularies, and their mask (length, batch)."""
     x, mask = np.asarray(x), np.asarray(x_mask, np.float64)
     if x.ndim != 3 or len(x) != len(sizes):
         raise errors.out_of_domain(
@@ -32,7 +32,7 @@ def source(op: str, x: Any, x_mask: Any, sizes: Sequence[int]) -> tuple[Array, A
 
 
 def target(op: str, y: Any, batch: int, size: int, y_mask: Any = None) -> tuple[Array, Array]:
-    """Ids (length, batch) below the size of the vocabulary, and their mask."""
+    """Ids (length, batch), checked against the size of the vocabulary, and their mask."""
     y = np.asarray(y)
     if y.ndim != 2 or y.shape[1] != batch or not len(y):
         raise errors.out_of_domain(op, "y", y.shape, f"the shape (length, {batch})", "give x and y the same sentences")

@@ -1,4 +1,4 @@
-"""Lines of words through a model: translations and scores, batched, ordered and written as Nematus does."""
+"""Translates and scores lines of words with a model; batches, order and output format are those of Nematus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rmsnorm.nematus.vocabulary import END, Vocabulary, batch
 
 Progress = Callable[[int, int], None]
 
-_SORTED: Final = 20  # so many batches are read, and sorted by length, together
+_SORTED: Final = 20  # the number of batches that are sorted by length together
 
 
 def translate(
@@ -30,31 +30,32 @@ def translate(
     batch_size: int = 80,
     on_progress: Progress | None = None,
 ) -> list[str]:
-    """The best translation of every line; or of every line all that the beam holds, with their scores.
+    """The best translation of every line, or all hypotheses of the beam with their scores.
 
     Args:
-        model: of any wing.
+        model: RNNSearch or Transformer of any framework.
         lines: words separated by spaces, their factors by ``|``.
-        sources, target: as ``vocabularies`` gives them.
+        sources, target: as ``vocabularies`` returns them.
         beam_size, max_length, alpha: as for ``model.translate``.
-        n_best: ``number ||| words ||| score`` for each in the beam, numbered from 0.
-        batch_size: sentences at once.
+        n_best: whether to return ``line ||| words ||| score`` for every hypothesis; lines are numbered from 0.
+        batch_size: sentences in a batch.
 
     Raises:
-        ValueError: there is no line, or an argument or a word does not fit.
+        ValueError: there is no line, or an argument or a word is not valid.
     """
     options = {"beam_size": beam_size, "max_length": max_length, "normalization_alpha": alpha}
-    found: list[list[str]] = [[] for _ in lines]
+    translations: list[list[str]] = [[] for _ in lines]
     for rows in _batches(lines, batch_size, on_progress):
         x, x_mask = batch([lines[row] for row in rows], sources)
         sequences, scores = model.translate(x, x_mask, **options)
-        costs = -scores if config.search == "costs" else scores  # of which v0.3 and v0.4 write the costs
-        for row, beam, values in zip(rows, sequences, costs, strict=True):
-            words = [_words(target, sequence) for sequence in beam]
-            found[row] = [
-                f"{row} ||| {each} ||| {_number(value)}" for each, value in zip(words, values, strict=True)
-            ] if n_best else words[:1]  # fmt: skip
-    return [line for each in found for line in each]
+        values = -scores if config.search == "costs" else scores  # v0.3 and v0.4 write costs
+        for row, beam, beam_values in zip(rows, sequences, values, strict=True):
+            hypotheses = [_words(target, sequence) for sequence in beam]
+            translations[row] = hypotheses[:1]
+            if n_best:
+                pairs = zip(hypotheses, beam_values, strict=True)
+                translations[row] = [f"{row} ||| {words} ||| {_number(value)}" for words, value in pairs]
+    return [line for hypotheses in translations for line in hypotheses]
 
 
 def score(
@@ -68,29 +69,29 @@ def score(
     batch_size: int = 80,
     on_progress: Progress | None = None,
 ) -> list[str]:
-    """-log p of every target line given its source line, over its length^alpha.
+    """-log p of every target line given its source line, divided by length^alpha.
 
-    Args: as for translate; ``targets`` are as many lines.
+    Args: as for translate; ``targets`` has as many lines as ``lines``.
 
     Raises:
-        ValueError: as translate; also when there are not as many lines of each.
+        ValueError: as translate; also if the numbers of lines differ.
     """
     if lines and len(lines) != len(targets):
         raise errors.out_of_domain(
             "score", "the target", len(targets), f"{len(lines)} lines, as the source has", "align the files"
         )
-    found = [""] * len(lines)
+    scores = [""] * len(lines)
     for rows in _batches(lines, batch_size, on_progress):
         x, x_mask = batch([lines[row] for row in rows], sources)
         y, y_mask = batch([targets[row] for row in rows], [target])
         losses = model.loss(x, x_mask, y[0], y_mask) / y_mask.sum(axis=0) ** alpha
         for row, loss in zip(rows, losses, strict=True):
-            found[row] = _number(loss)
-    return found
+            scores[row] = _number(loss)
+    return scores
 
 
 def _batches(lines: Sequence[str], size: int, on_progress: Progress | None) -> Iterator[list[int]]:
-    """Numbers of lines of about the same length, batch by batch."""
+    """The numbers of the lines of every batch; lines of a batch have about the same length."""
     if not lines:
         raise errors.out_of_domain("port", "the source", [], "at least one line", "is the file empty?")
     lengths = [len(line.split()) for line in lines]
@@ -107,7 +108,7 @@ def _batches(lines: Sequence[str], size: int, on_progress: Progress | None) -> I
 
 
 def _words(target: Vocabulary, sequence: Any) -> str:
-    """With a space before the end of sentence, which has no word."""
+    """The words of a sequence; like Nematus with a space before the end of sentence, which has no word."""
     words = target.words(sequence)
     return f"{words} " if words and END in sequence else words
 

@@ -17,7 +17,7 @@ from rmsnorm import errors
 if TYPE_CHECKING:
     from rmsnorm.nematus.model import Model
 
-END = 0  # ends every sentence, and fills up after it
+END = 0  # the id that ends every sentence and fills the rows after it
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Vocabulary:
 
     def words(self, sequence: Sequence[int]) -> str:
         """The words of a sequence up to the end of sentence, with spaces between them."""
-        found = [int(index) for index in sequence]
-        return " ".join(self.named[index] for index in found[: found.index(END) if END in found else len(found)])
+        ids = [int(index) for index in sequence]
+        return " ".join(self.named[index] for index in ids[: ids.index(END) if END in ids else len(ids)])
 
 
 def read_vocabulary(path: str | os.PathLike[str], size: int, unknown: int) -> Vocabulary:
@@ -53,17 +53,17 @@ def read_vocabulary(path: str | os.PathLike[str], size: int, unknown: int) -> Vo
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no dictionary of Nematus, or has too few words.
+        ValueError: the file is no dictionary of Nematus, or has too few words.
     """
     try:
-        held = json.loads(Path(path).read_text(encoding="utf-8"))
+        entries = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"vocabulary: {path} is missing, expected a dictionary; name another") from error
     except ValueError as error:
         raise ValueError(f"vocabulary: {path} is not JSON ({error}), expected a dictionary of Nematus") from error
-    if not isinstance(held, dict) or not all(isinstance(index, int) for index in held.values()):
+    if not isinstance(entries, dict) or not all(isinstance(index, int) for index in entries.values()):
         raise ValueError(f"vocabulary: {path} is no dictionary of Nematus, expected words with ids; name another")
-    ids = {word: index for word, index in held.items() if 0 <= index < size}
+    ids = {word: index for word, index in entries.items() if 0 <= index < size}
     missing = sorted(set(range(size)) - set(ids.values()))
     if missing:
         raise ValueError(
@@ -80,22 +80,22 @@ def vocabularies(
     *,
     scoring: bool = False,
 ) -> tuple[list[Vocabulary], Vocabulary]:
-    """One for each factor of the source, and that of the target.
+    """The vocabularies of the factors of the source, and the vocabulary of the target.
 
-    The id of unknown words is 1 in Theano and in v0.3. Master translates with 2; it trains and scores with 2 where the
-    dictionary calls that ``<UNK>``, and else with 1.
+    The id of unknown words is 1 in Theano and in v0.3. Master translates with 2. It trains and scores with 2 if 2 is
+    ``<UNK>`` in the dictionary, and otherwise with 1.
 
     Args:
-        model: as ``rmsnorm.nematus.load`` gives it.
+        model: as ``rmsnorm.nematus.load`` returns it.
         source, target: the files; by default those of dictionaries().
-        scoring: as master scores.
+        scoring: whether to use the id for unknown words with which master scores.
 
     Raises:
-        FileNotFoundError, ValueError: as read_vocabulary; also when there are not as many as factors.
+        FileNotFoundError, ValueError: as read_vocabulary; also if there is not one source file for each factor.
     """
     config = model.config
-    named, usual = _named(model), dictionaries(model)
-    shown = [*(named[:-1] if source is None else source), *(named[-1:] if target is None else [target])]
+    in_options, usual = _in_options(model), dictionaries(model)
+    shown = [*(in_options[:-1] if source is None else source), *(in_options[-1:] if target is None else [target])]
     paths = [*(usual[:-1] if source is None else source), *(usual[-1:] if target is None else [target])]
     sizes = [*config.source_vocab_sizes, config.target_vocab_size]
     if len(paths) != len(sizes):
@@ -103,31 +103,33 @@ def vocabularies(
             "vocabularies", "the dictionaries", list(map(str, shown)), f"{len(sizes)} files", "name all of them"
         )
     unknown = 2 if config.dialect == "tensorflow" else 1
-    found = [read_vocabulary(path, size, unknown) for path, size in zip(paths, sizes, strict=True)]
+    read = [read_vocabulary(path, size, unknown) for path, size in zip(paths, sizes, strict=True)]
     if scoring:
-        found = [each if each.ids.get("<UNK>") == 2 else replace(each, unknown=1) for each in found]
-    return found[:-1], found[-1]
+        read = [words if words.ids.get("<UNK>") == 2 else replace(words, unknown=1) for words in read]
+    return read[:-1], read[-1]
 
 
 def dictionaries(model: Model) -> list[Path]:
-    """The files that the options of a model name: where they say, or beside the model, which comes before a folder
-    that depends on where one is."""
-    found = []
-    for path in map(Path, _named(model)):
+    """The dictionaries that the options of a model name: at the path in the options, or beside the model.
+
+    A file beside the model is preferred to a relative path, whose meaning depends on the current folder.
+    """
+    files = []
+    for path in map(Path, _in_options(model)):
         beside = model.path.parent / path.name
-        said_first = path.is_absolute() or not beside.is_file()
-        found.append(path if said_first and path.is_file() else beside)
-    return found
+        prefer_path = path.is_absolute() or not beside.is_file()
+        files.append(path if prefer_path and path.is_file() else beside)
+    return files
 
 
-def _named(model: Model) -> list[str]:
+def _in_options(model: Model) -> list[str]:
     return list(model.config.options.get("dictionaries") or ())
 
 
 def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any, Any]:
-    """Ids (factors, length, batch) and mask (length, batch) of sentences, each with its end.
+    """Ids (factors, length, batch) and mask (length, batch) of sentences, with the end of each sentence.
 
-    Words are separated by spaces; where there are several factors, those of a word by ``|``.
+    Words are separated by spaces. If there are several factors, the factors of a word are separated by ``|``.
 
     Raises:
         ValueError: there is no sentence, or a word has another number of factors.

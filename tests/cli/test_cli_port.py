@@ -220,7 +220,9 @@ def test_what_a_form_cannot_keep(tmp_path: Path) -> None:
     saved(tmp_path)
     nematus.save_safetensors(tmp_path / "deep.safetensors", config_of("deep"), random_parameters(config_of("deep")))
     shown = run("nematus", tmp_path / "deep.safetensors", tmp_path / "theano", "--to", "theano")
-    assert "warning: save_theano: Theano Nematus will compute other numbers: the biases of decoder/high" in shown
+    assert (
+        "warning: save_theano: Theano Nematus will compute other numbers: it adds the biases of decoder/high" in shown
+    )
     kind = config_of("lexical")
     nematus.save_safetensors(tmp_path / "lexical.safetensors", kind, random_parameters(kind))
     shown = run("nematus", tmp_path / "lexical.safetensors", tmp_path / "out", "--to", "theano", status=2)
@@ -263,7 +265,7 @@ def test_info(tmp_path: Path) -> None:
     config = config_of("deep theano with offset")
     count = sum(math.prod(row.shape) for row in variables(config))
     assert shown["parameters"] == f"{count:,} in {len(variables(config))} tensors, float32"
-    assert shown["left out"] == "decoder_c_tt: it is added to every score of attention, and cancels"
+    assert shown["left out"] == "decoder_c_tt: it is added to every score of attention, and has no effect"
     assert f"{tmp_path / '0.json'}: 9 words" in run("info", tmp_path)
     (tmp_path / "1.json").unlink()
     assert f"{tmp_path / '1.json'} is missing, expected a dictionary" in run("info", tmp_path)
@@ -285,10 +287,10 @@ def test_info_of_what_a_training_run_leaves(tmp_path: Path) -> None:
     left_out = [each.split("left out")[1].strip() for each in shown.splitlines() if "left out" in each]
     assert left_out == [
         "adam_t, uidx: of the trainer",
-        "decoder_c_tt: it is added to every score of attention, and cancels",
+        "decoder_c_tt: it is added to every score of attention, and has no effect",
         f"Wemb, Wemb_dec and {len(averages) - 2} more: the averages are taken",
         f"{sorted(spare)[0]}, {sorted(spare)[1]} and {len(spare) - 2} more: "
-        "biases of encoder transitions, which Nematus keeps and never adds",
+        "biases of encoder transitions, which Nematus keeps but never adds",
     ]
 
 

@@ -1,1 +1,1 @@
-"""The files that models of Nematus are in: a module for each form, all of them read by ``nematus.load``."""
+"""The files of Nematus models: one module for each form; ``nematus.load`` reads all of them."""

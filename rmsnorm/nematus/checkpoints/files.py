@@ -1,4 +1,4 @@
-"""Where the files of a Nematus model are, and how they are replaced: all at once or not at all."""
+"""Finds the files of a Nematus model, and replaces files only when all new ones are complete."""
 
 from __future__ import annotations
 
@@ -23,60 +23,60 @@ _FORMS: Final[tuple[tuple[str, Form], ...]] = (
 )
 
 
-class Place(NamedTuple):
-    """A model: a file, the directory of an Orbax checkpoint, or the prefix of a TensorFlow checkpoint."""
+class Location(NamedTuple):
+    """The path of a model (a file, the directory of an Orbax checkpoint or the prefix of a TensorFlow checkpoint)."""
 
     path: Path
     form: Form
 
 
-def locate(path: str | os.PathLike[str]) -> Place:
-    """The model in a directory, or with that prefix or name.
+def locate(path: str | os.PathLike[str]) -> Location:
+    """The model in a directory, or with this prefix or name.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: there are several, and no ``checkpoint`` file says which.
+        FileNotFoundError: there is no model.
+        ValueError: there are several models, and no ``checkpoint`` file names one.
     """
-    given = Path(path)
-    if _is_orbax(given):
-        return Place(given, "flax")
-    if given.is_dir():
-        return _in_directory(given)
-    names = [given, Path(re.sub(r"\.(index|data-\d+-of-\d+|meta|json)$", "", str(given)))]
+    path = Path(path)
+    if _is_orbax(path):
+        return Location(path, "flax")
+    if path.is_dir():
+        return _in_directory(path)
+    names = [path, Path(re.sub(r"\.(index|data-\d+-of-\d+|meta|json)$", "", str(path)))]
     for name in names:
         if Path(f"{name}.index").is_file():
-            return Place(name, "tensorflow")
+            return Location(name, "tensorflow")
     for name in reversed(names):
         if name.is_file():
-            return Place(name, next((form for suffix, form in _FORMS if name.name.endswith(suffix)), "theano"))
+            return Location(name, next((form for suffix, form in _FORMS if name.name.endswith(suffix)), "theano"))
     raise FileNotFoundError(
-        f"nematus.load: {given} is neither a directory, nor a file, nor the prefix of a checkpoint, "
+        f"nematus.load: {path} is neither a directory, nor a file, nor the prefix of a checkpoint, "
         "expected one of these; look for model.npz or model.npz.index"
     )
 
 
-def _in_directory(directory: Path) -> Place:
+def _in_directory(directory: Path) -> Location:
     state = directory / "checkpoint"
     if state.is_file():
-        named = re.search(r'^model_checkpoint_path: "(.*)"$', state.read_text(), re.MULTILINE)
-        # It may have been written elsewhere: the name counts, not the directory.
-        if named and (directory / f"{Path(named[1]).name}.index").is_file():
-            return Place(directory / Path(named[1]).name, "tensorflow")
-    found = [Place(each.with_suffix(""), "tensorflow") for each in sorted(directory.glob("*.index"))]
-    files = [Place(each, form) for suffix, form in _FORMS for each in sorted(directory.glob(f"*{suffix}"))]
-    files += [Place(each, "flax") for each in sorted(directory.iterdir()) if _is_orbax(each)]
-    found = found or [each for each in files if _has_options(each.path)]
-    if not found and (directory / "config.json").is_file():
-        found = [each for each in files if each.path.name.startswith("model.")]
-    if not found:
+        entry = re.search(r'^model_checkpoint_path: "(.*)"$', state.read_text(), re.MULTILINE)
+        # Only the name counts: the checkpoint may have been written in another directory.
+        if entry and (directory / f"{Path(entry[1]).name}.index").is_file():
+            return Location(directory / Path(entry[1]).name, "tensorflow")
+    models = [Location(path.with_suffix(""), "tensorflow") for path in sorted(directory.glob("*.index"))]
+    files = [Location(path, form) for suffix, form in _FORMS for path in sorted(directory.glob(f"*{suffix}"))]
+    files += [Location(path, "flax") for path in sorted(directory.iterdir()) if _is_orbax(path)]
+    models = models or [location for location in files if _has_options(location.path)]
+    if not models and (directory / "config.json").is_file():
+        models = [location for location in files if location.path.name.startswith("model.")]
+    if not models:
         raise FileNotFoundError(
             f"nematus.load: {directory} holds no model, expected a checkpoint (*.index), an archive (*.npz) or "
             "another form with its options (*.json); name the file itself"
         )
-    if len(found) > 1:
-        names = ", ".join(each.path.name for each in found)
-        raise ValueError(f"nematus.load: {directory} holds {len(found)} models, expected one; name one of {names}")
-    return found[0]
+    if len(models) > 1:
+        names = ", ".join(location.path.name for location in models)
+        raise ValueError(f"nematus.load: {directory} holds {len(models)} models, expected one; name one of {names}")
+    return models[0]
 
 
 def _is_orbax(path: Path) -> bool:
@@ -87,22 +87,23 @@ def _has_options(path: Path) -> bool:
     return path.suffix == ".keras" or Path(f"{path}.json").is_file()
 
 
-def read_options(model: Path, given: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """The options of a model: in the file given, or in ``<model>.json`` or ``config.json``.
+def read_options(model: Path, file: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+    """The options of a model, from this file, or by default from ``<model>.json`` or ``config.json``.
 
-    Checkpoints from the midst of training, as ``model.npz-1000`` or ``model.iter1000.npz``, share those of model.npz.
+    Checkpoints that were written during training, as ``model.npz-1000`` or ``model.iter1000.npz``, have the options of
+    model.npz.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not JSON, or not an object.
+        ValueError: the file is not JSON, or does not contain an object.
     """
     final = re.sub(r"\.iter\d+(?=\.npz$)|-\d+$|(?<=\.npz)\..*$", "", model.name)
     usual = [Path(f"{model}.json"), model.with_name(f"{final}.json"), model.with_name("config.json")]
-    places = usual if given is None else [Path(given)]
-    path = next((each for each in places if each.is_file()), None)
+    candidates = usual if file is None else [Path(file)]
+    path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
         raise FileNotFoundError(
-            f"nematus.load: the options of {model} are missing, expected in {places[0]}; pass config= with the file"
+            f"nematus.load: the options of {model} are missing, expected in {candidates[0]}; pass config= with the file"
         )
     try:
         options = json.loads(path.read_text(encoding="utf-8"))
@@ -118,7 +119,7 @@ def read_options(model: Path, given: str | os.PathLike[str] | None = None) -> di
 
 
 def write_options(model: Path, config: Config, *, theano: bool = False) -> None:
-    """Put the options beside the model, which holds no averages of its own."""
+    """Write the options beside the model, without exponential smoothing: the file has no averages."""
     path = Path(f"{model}.json")
     config = config.replace(exponential_smoothing=0.0)
     with replacing(path) as temporary:
@@ -127,7 +128,7 @@ def write_options(model: Path, config: Config, *, theano: bool = False) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path in a new directory beside ``path``; all files put there with its name move over when all went well.
+    """Yield a path in a temporary directory beside ``path``; its files replace those at ``path`` if no error occurs.
 
     Raises:
         FileNotFoundError: the directory of path does not exist.
@@ -135,5 +136,5 @@ def replacing(path: Path) -> Iterator[Path]:
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
         temporary = Path(directory) / path.name
         yield temporary
-        for each in sorted(Path(directory).iterdir()):
-            os.replace(each, path.parent / each.name)
+        for file in sorted(Path(directory).iterdir()):
+            os.replace(file, path.parent / file.name)

@@ -1,6 +1,7 @@
 """Models in a checkpoint of Orbax, which Flax reads, with Nematus's options beside it.
 
-It holds the state of the model in Flax as dictionaries in each other, the parts of Nematus's names as keys.
+The checkpoint contains the state of the model in Flax as nested dictionaries; their keys are the parts of Nematus's
+names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rmsnorm.nematus.names import check
 
 
 def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
-    """Shapes of the arrays by name, and how to read one.
+    """Shapes of the arrays by name, and a function that reads one array.
 
     Raises:
         ModuleNotFoundError: Flax is not installed.
@@ -29,12 +30,12 @@ def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
     orbax, trees = _flax("orbax.checkpoint"), _flax("flax.traverse_util")
     try:
         with orbax.PyTreeCheckpointer() as checkpointer:
-            described = trees.flatten_dict(checkpointer.metadata(path.absolute()).item_metadata.tree)
-            as_numpy = {name: orbax.RestoreArgs(restore_type=np.ndarray) for name in described}
+            names = trees.flatten_dict(checkpointer.metadata(path.absolute()).item_metadata.tree)
+            as_numpy = {name: orbax.RestoreArgs(restore_type=np.ndarray) for name in names}
             tree = checkpointer.restore(path.absolute(), restore_args=trees.unflatten_dict(as_numpy))
-        # The paths of an nnx.State end in "value", those of the dictionary made of one do not.
+        # The paths of an nnx.State end in "value", those of its pure dictionary do not.
         arrays = {name.removesuffix("/value"): array for name, array in trees.flatten_dict(tree, sep="/").items()}
-    except Exception as error:  # of many kinds: each part of a checkpoint has a reader of its own
+    except Exception as error:  # of many types, because the parts of a checkpoint have different readers
         first = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(
             f"nematus.load: {path} is damaged ({first}), expected a whole checkpoint of Orbax; copy it again"
@@ -47,10 +48,10 @@ def save_flax(path: str | os.PathLike[str], config: Config, parameters: Mapping[
 
     Args:
         path: of a new directory.
-        config, parameters: as ``rmsnorm.nematus.load`` gives them, and reads them back.
+        config, parameters: as ``rmsnorm.nematus.load`` returns them; it reads them back.
 
     Raises:
-        FileExistsError: there is something already.
+        FileExistsError: the path exists.
         ModuleNotFoundError: Flax is not installed.
         ValueError: the parameters are not those of the config.
     """

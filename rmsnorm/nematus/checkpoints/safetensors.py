@@ -1,6 +1,6 @@
-"""Models in a safetensors file, which NumPy and every framework read, with Nematus's options beside it.
+"""Models in a safetensors file, which NumPy and every framework can read, with Nematus's options beside it.
 
-The names are those of Nematus master with dots for slashes, and so those of the state dict of the models in PyTorch.
+The names are those of Nematus master with dots for slashes, as in the state dict of the models in PyTorch.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SUFFIX: Final = ".safetensors"
 
 
 def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
-    """Shapes of the arrays by name, and how to read one.
+    """Shapes of the arrays by name, and a function that reads one array.
 
     Raises:
-        ValueError: the file is cut off, or none of safetensors.
+        ValueError: the file is incomplete, or is no safetensors file.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -42,11 +42,11 @@ def save_safetensors(path: str | os.PathLike[str], config: Config, parameters: M
     """Write a model as a safetensors file, with its options in ``<path>.json``.
 
     Args:
-        path: ends in .safetensors; replaced where it exists, only when all is written.
-        config, parameters: as ``rmsnorm.nematus.load`` gives them, and reads them back.
+        path: ends in .safetensors; an existing file is replaced when the new one is complete.
+        config, parameters: as ``rmsnorm.nematus.load`` returns them; it reads them back.
 
     Raises:
-        ValueError: the parameters are not those of the config, or the path ends otherwise.
+        ValueError: the parameters are not those of the config, or the path has another suffix.
 
     Example:
         >>> import tempfile

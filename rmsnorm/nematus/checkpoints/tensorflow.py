@@ -16,6 +16,12 @@ from rmsnorm.nematus.names import VERSIONS, check
 
 
 def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
+    """Shapes of the arrays by name, and a function that reads one array.
+
+    Raises:
+        ModuleNotFoundError: TensorFlow is not installed.
+        ValueError: the checkpoint is damaged.
+    """
     tf = _tensorflow()
     try:
         reader = tf.train.load_checkpoint(str(path))
@@ -34,12 +40,12 @@ def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
 def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:
     """Write a model as a TensorFlow checkpoint for the Nematus of its dialect, with its options in ``<path>.json``.
 
-    Names and options are those of master, of v0.4 (``config.search`` is ``costs``), of v0.3, or, for the dialect
-    ``theano``, those of version 0.1, as Nematus itself converts Theano models.
+    Names and options are those of master, of v0.4 (``config.search`` is ``costs``) or of v0.3; for the dialect
+    ``theano`` they are those of version 0.1, as in Nematus's own conversion of Theano models.
 
     Args:
-        path: the prefix; Nematus's own is ``model.npz``. Replaced where it exists, only when all is written.
-        config, parameters: as load gives them.
+        path: the prefix; Nematus uses ``model.npz``. Existing files are replaced when the new ones are complete.
+        config, parameters: as ``rmsnorm.nematus.load`` returns them.
 
     Raises:
         ModuleNotFoundError: TensorFlow is not installed.

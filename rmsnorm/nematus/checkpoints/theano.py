@@ -1,4 +1,4 @@
-"""Theano archives: named arrays in an ``.npz``, read without ever unpickling, written as Theano Nematus reads them."""
+"""Theano archives: named arrays in an ``.npz`` file for Theano Nematus. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["read", "save_theano"]
 
 
 def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
-    """Shapes of the arrays by name, and how to read one.
+    """Shapes of the arrays by name, and a function that reads one array.
 
-    Arrays of Python objects, which only unpickling could read, are left out where they belong to the trainer.
+    Arrays of Python objects, which only unpickling could read, are left out if they belong to the trainer.
 
     Raises:
-        ValueError: the file is no archive, is cut off, or such an array would be part of the model.
+        ValueError: the file is no archive, is incomplete, or has such an array as a part of the model.
     """
     try:
         if not zipfile.is_zipfile(path):
@@ -56,13 +56,13 @@ def _is_pickled(archive: Any, path: Path, name: str) -> bool:
 def save_theano(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:
     """Write a model as an archive for Theano Nematus, with its options in ``<path>.json``.
 
-    The arrays are written as they are, under their Theano names. Theano Nematus adds the biases of deep decoders in
-    other places than TensorFlow Nematus, and knows no output activation but tanh: where it would compute other numbers
-    than the model, a warning says so. ``rmsnorm.nematus.load`` reads back what was written, dialect and all.
+    The arrays are written unchanged, under their Theano names. Theano Nematus adds the biases of deep decoders in other
+    places than TensorFlow Nematus, and has no output activation except tanh: if it would compute other numbers than the
+    model, a warning says so. ``rmsnorm.nematus.load`` reads the same model back, with its dialect.
 
     Args:
-        path: of the archive; replaced where it exists, only when all is written.
-        config, parameters: as ``rmsnorm.nematus.load`` gives them.
+        path: of the archive; an existing file is replaced when the new one is complete.
+        config, parameters: as ``rmsnorm.nematus.load`` returns them.
 
     Raises:
         ValueError: Theano Nematus has no such variable, or the parameters are not those of the config.
@@ -75,16 +75,16 @@ def save_theano(path: str | os.PathLike[str], config: Config, parameters: Mappin
             )
         arrays[row.theano] = np.asarray(parameters[row.name])
     dtype = arrays["ff_state_b"].dtype
-    for row in variables(config.replace(dialect="theano")):  # biases of encoder transitions, which TensorFlow has not
+    for row in variables(config.replace(dialect="theano")):  # TensorFlow has no biases of encoder transitions
         if row.theano is not None:
             arrays.setdefault(row.theano, np.zeros(row.shape, dtype))
     arrays["decoder_c_tt"] = np.zeros(1, dtype)
-    for what, differs in (
-        ("the biases of decoder/high are added elsewhere", config.dialect != "theano" and config.rnn_dec_depth > 1),
+    for reason, differs in (
+        ("it adds the biases of decoder/high elsewhere", config.dialect != "theano" and config.rnn_dec_depth > 1),
         ("its output activation is tanh", config.output_hidden_activation != "tanh"),
     ):
         if differs:
-            warnings.warn(f"save_theano: Theano Nematus will compute other numbers: {what}", stacklevel=2)
+            warnings.warn(f"save_theano: Theano Nematus will compute other numbers: {reason}", stacklevel=2)
     path = Path(path)
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
