@@ -1,6 +1,12 @@
 """RMSNorm on the CPU, compiled just in time by numba, for rows in the memory of any framework.
 
 The first call for each pair of formats takes some seconds to compile. Nothing here loads numba before it is needed.
+
+    launch                          a checked call becomes a plan: settings, chunks of rows, threads
+    openmp, threads, tasks          which thread computes which chunk
+    forward, backward               the kernels; they are made of statistic, parameters, settings and formats
+    bfloat16, exact                 the same rows in float32 arithmetic, and with error terms for float64
+    arrays; xla, xla_api, system    for NumPy's arrays; for XLA, without Python. PyTorch and TensorFlow use launch.
 """
 
 from __future__ import annotations
