@@ -160,7 +160,7 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: tf.Tensor, mask
             x,
             h0,
             biases,
-            mask=mask if reverse or carries else None,  # in tf.TensorFlow the states after the end have no effect
+            mask=mask if reverse or carries else None,  # in TensorFlow the states after the end have no effect
             masking="carry" if carries else "zero",
             reverse=reverse,
         )
