@@ -1,6 +1,6 @@
-"""RMSNorm in 400-bit arithmetic, one row at a time, and one rounding at the end: what the golden is held to.
+"""RMSNorm in 400-bit arithmetic, one row at a time, with one rounding at the end. The golden is compared with it.
 
-Written from the equations (q, k, rho, s, R) and from nothing else of the package but the fields of a Variant.
+Written from the equations (q, k, rho, s, R). Of the package it uses only the fields of a Variant.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.parity.judge import golden
 
 BITS = 400
-ROWS, COLUMNS = 3, 5  # of a case that are computed: rows of y, dx and jvp, columns of dscale and dbias
+ROWS, COLUMNS = 3, 5  # how many of a case are computed: rows of y, dx and jvp, columns of dscale and dbias
 # bits of the significand, smallest normal exponent, largest finite number
 FORMATS = {
     "float16": (11, -14, 65504.0),
@@ -30,7 +30,7 @@ FORMATS = {
 
 
 def nearest(value: Any, dtype: str) -> float:
-    """The number of a format next to an exact one, ties to even, by integer arithmetic; infinity beyond the range."""
+    """The number of a format nearest to an exact one, in integer arithmetic. Ties to even; infinity beyond range."""
     if value is None:
         return math.nan
     if mp.isinf(value):
@@ -39,25 +39,25 @@ def nearest(value: Any, dtype: str) -> float:
     if not mantissa:
         return 0.0
     precision, least, largest = FORMATS[dtype]
-    last = max(exponent + bits - 1, least) - precision + 1  # exponent of the last bit that is kept
+    last = max(exponent + bits - 1, least) - precision + 1  # exponent of the last bit
     shift = last - exponent
     if shift <= 0:
-        kept = int(mantissa) << -shift
+        digits = int(mantissa) << -shift
     else:
-        kept, cut, half = int(mantissa) >> shift, int(mantissa) & ((1 << shift) - 1), 1 << (shift - 1)
-        kept += cut > half or (cut == half and kept & 1)
-    if Fraction(kept) * Fraction(2) ** last > Fraction(largest):
+        digits, cut, half = int(mantissa) >> shift, int(mantissa) & ((1 << shift) - 1), 1 << (shift - 1)
+        digits += cut > half or (cut == half and digits & 1)
+    if Fraction(digits) * Fraction(2) ** last > Fraction(largest):
         return -math.inf if sign else math.inf
-    return math.ldexp(-kept if sign else kept, last)
+    return math.ldexp(-digits if sign else digits, last)
 
 
 def array(values: Sequence[float], dtype: str) -> Any:
-    """Of numbers that the format holds."""
+    """An array of numbers that the format can represent."""
     return np.array(values, np.float64).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
 def exact(value: Any) -> Any:
-    """None stands for NaN."""
+    """The exact number; None for NaN."""
     return None if math.isnan(float(value)) else mpf(float(value))
 
 
@@ -68,7 +68,7 @@ def promote(*names: str) -> str:
 
 
 def roundings(variant: Any, t: str, g: str | None) -> tuple[str | None, str, str]:
-    """Where a / rho is rounded, where the operations with the parameters are, and the dtype of y."""
+    """The dtypes to which h / rho, the operations with the parameters, and y are rounded."""
     both = promote(t, g or t)
     before = variant.rounding == "before_scale"
     if variant.result_dtype == "half_scale" and g is not None:  # T5
@@ -81,28 +81,28 @@ def roundings(variant: Any, t: str, g: str | None) -> tuple[str | None, str, str
 
 @dataclass
 class Row:
-    """The forward pass of a row and its Jacobian; ``a`` holds None for NaN, ``live`` says what derivatives see."""
+    """The forward pass of a row and its Jacobian. ``h`` has None for NaN; derivatives are 0 outside of ``mask``."""
 
     variant: Any
     eps: float
-    a: list[Any]
-    live: Sequence[bool]
+    h: list[Any]
+    mask: Sequence[bool]
 
     def __post_init__(self) -> None:
-        first = len(self.a)
+        first = len(self.h)
         if self.variant.partial is not None:
-            exact_k = Fraction(self.variant.partial) * len(self.a)
+            exact_k = Fraction(self.variant.partial) * len(self.h)
             rounded = {"ceil": math.ceil, "floor": math.floor}[self.variant.partial_rounding]
             first = max(1, rounded(exact_k))
-        self.counted = [bool(alive) and i < first for i, alive in enumerate(self.live)]
+        self.counted = [bool(m) and i < first for i, m in enumerate(self.mask)]
         self.k = sum(self.counted)
-        self.slope = [mpf(0)] * len(self.a)  # d rho / d a
+        self.slope = [mpf(0)] * len(self.h)  # d rho / d h
         if not self.k:
             return
-        c = [a if m else mpf(0) for a, m in zip(self.a, self.counted, strict=True)]
+        c = [h if m else mpf(0) for h, m in zip(self.h, self.counted, strict=True)]
         if self.variant.statistic == "variance":
             mean = mp.fsum(c) / self.k
-            c = [a - mean if m else mpf(0) for a, m in zip(c, self.counted, strict=True)]
+            c = [h - mean if m else mpf(0) for h, m in zip(c, self.counted, strict=True)]
         eps, position = mpf(self.eps), self.variant.eps_position
         q = mp.fsum(v * v for v in c) / self.k
         root = mp.sqrt(q)
@@ -116,16 +116,16 @@ class Row:
     def inverse_rms(self) -> Any:
         return 1 / self.rho if self.k else mpf(0)
 
-    def normalised(self, live: bool = False, at: Sequence[int] | None = None) -> list[Any]:
-        """a / rho, of the elements ``at`` or of all; for derivatives only where they see it."""
-        at = range(len(self.a)) if at is None else at
+    def normalised(self, masked: bool = False, indices: Sequence[int] | None = None) -> list[Any]:
+        """h / rho, of the elements at ``indices`` or of all; with ``masked`` 0 outside of the mask, for derivatives."""
+        indices = range(len(self.h)) if indices is None else indices
         if not self.k:
-            return [mpf(0)] * len(at)
-        seen = [mpf(0) if live and not self.live[i] else self.a[i] for i in at]
-        return [None if a is None else a / self.rho for a in seen]
+            return [mpf(0)] * len(indices)
+        elements = [mpf(0) if masked and not self.mask[i] else self.h[i] for i in indices]
+        return [None if h is None else h / self.rho for h in elements]
 
-    def forward(self, g: list[Any], b: list[Any], offset: Any, where: tuple[str | None, str, str]) -> list[float]:
-        norm, product, result = where
+    def forward(self, g: list[Any], b: list[Any], offset: Any, formats: tuple[str | None, str, str]) -> list[float]:
+        norm, product, result = formats
         y = self.normalised()
         gain = [mpf(1) if p is None else offset + p for p in g]
         if not self.k:
@@ -142,33 +142,33 @@ class Row:
         return [nearest(v, result) for v in y]
 
     def upstream(self, v: list[Any]) -> list[Any]:
-        return [e if alive and self.k else mpf(0) for e, alive in zip(v, self.live, strict=True)]
+        return [e if m and self.k else mpf(0) for e, m in zip(v, self.mask, strict=True)]
 
     def pull_back(self, u: list[Any]) -> list[Any]:
-        """R^T u = u / rho - (d rho / d a) <u, a> / rho^2."""
+        """R^T u = u / rho - (d rho / d h) <u, h> / rho^2."""
         if not self.k:
             return u
-        inner = mp.fsum(e * a for e, a in zip(u, self.normalised(live=True), strict=True)) / self.rho
-        terms = zip(u, self.slope, self.live, strict=True)
-        return [(e / self.rho - s * inner) if alive else mpf(0) for e, s, alive in terms]
+        inner = mp.fsum(e * x for e, x in zip(u, self.normalised(masked=True), strict=True)) / self.rho
+        terms = zip(u, self.slope, self.mask, strict=True)
+        return [(e / self.rho - s * inner) if m else mpf(0) for e, s, m in terms]
 
-    def push_forward(self, da: list[Any]) -> list[Any]:
-        """R da = da / rho - a <d rho / d a, da> / rho^2."""
+    def push_forward(self, dh: list[Any]) -> list[Any]:
+        """R dh = dh / rho - h <d rho / d h, dh> / rho^2."""
         if not self.k:
-            return da
-        da = self.upstream(da)
-        inner = mp.fsum(s * t for s, t in zip(self.slope, da, strict=True)) / self.rho
-        terms = zip(da, self.normalised(live=True), self.live, strict=True)
-        return [(t / self.rho - a * inner) if alive else mpf(0) for t, a, alive in terms]
+            return dh
+        dh = self.upstream(dh)
+        inner = mp.fsum(s * t for s, t in zip(self.slope, dh, strict=True)) / self.rho
+        terms = zip(dh, self.normalised(masked=True), self.mask, strict=True)
+        return [(t / self.rho - x * inner) if m else mpf(0) for t, x, m in terms]
 
 
 def compare(want: Sequence[float], got: Any, dtype: str, slack: Any = 0.0) -> int:
-    """Bit for bit, in float64 within an ulp: 106 bits may fall on the other side of a border between two roundings."""
+    """Compares bit for bit; in float64 within one ulp, as 106 bits may be on the other side of a rounding border."""
     want = array(want, dtype)
     assert got.dtype.name == dtype
     assert np.array_equal(np.isnan(want), np.isnan(got))
     different = ~((want == got) | np.isnan(want))
-    one, other = (each[different].astype(np.float64) for each in (want, got))
+    one, other = (values[different].astype(np.float64) for values in (want, got))
     allowed = np.broadcast_to(slack, want.shape)[different]
     if dtype == "float64":
         allowed = allowed + np.spacing(np.abs(one))
@@ -177,9 +177,9 @@ def compare(want: Sequence[float], got: Any, dtype: str, slack: Any = 0.0) -> in
 
 
 def check(data: Any, slack: float = 0.0) -> int:
-    """Every quantity of a case; how many numbers were not the nearest ones.
+    """Compares every quantity of a case. Returns how many numbers were not the nearest ones.
 
-    ``slack`` is what may be left of terms that cancel, in units of the terms.
+    ``slack`` is the allowed remainder of terms that cancel, in units of the terms.
     """
     variant, shape = data.variant, data.x.shape
     rank = len(shape)
@@ -190,15 +190,15 @@ def check(data: Any, slack: float = 0.0) -> int:
         features = (data.feature_axis % rank,)
     outer = [axis for axis in range(rank) if axis not in axes]
     n = math.prod(shape[axis] for axis in axes)
-    places = np.arange(data.x.size).reshape(shape).transpose([*outer, *axes]).reshape(-1, n)
+    rows = np.arange(data.x.size).reshape(shape).transpose([*outer, *axes]).reshape(-1, n)
     sizes = [shape[axis] if axis in features else 1 for axis in range(rank)]
     owner = np.broadcast_to(np.arange(math.prod(sizes)).reshape(sizes), shape).ravel()
 
     t = data.x.dtype.name
-    given = [p.dtype.name for p in (data.scale, data.bias) if p is not None]
-    g_dtype = promote(*given) if given else None
+    parameters = [p.dtype.name for p in (data.scale, data.bias) if p is not None]
+    g_dtype = promote(*parameters) if parameters else None
     norm, product, result = roundings(variant, t, g_dtype)
-    where = norm, product, data.out_dtype or result
+    formats = norm, product, data.out_dtype or result
     eps = variant.eps
     if eps is None:
         eps = 2.0**-52 if t == "float64" else 2.0**-23
@@ -206,55 +206,57 @@ def check(data: Any, slack: float = 0.0) -> int:
     def flat(values: Any, default: float = 0.0) -> list[Any]:
         return [exact(v) for v in np.broadcast_to(default if values is None else values, shape).ravel()]
 
-    def parameter(values: Any, at: Any) -> list[Any]:
-        return [None if values is None else exact(values.ravel()[owner[place]]) for place in at]
+    def parameter(values: Any, row: Any) -> list[Any]:
+        return [None if values is None else exact(values.ravel()[owner[i]]) for i in row]
 
-    a = data.x.ravel()
+    h = data.x.ravel()
     if data.residual is not None:
-        pairs = zip(map(exact, a), map(exact, data.residual.ravel()), strict=True)
+        pairs = zip(map(exact, h), map(exact, data.residual.ravel()), strict=True)
         total = [nearest(None if x is None else x + r, t) for x, r in pairs]
-        a = array(total, t)
-    live = np.broadcast_to(True if data.mask is None else data.mask, shape).ravel()
-    dy, dh, da = flat(data.dy), flat(data.dh), flat(data.tangents[0])
-    found = {name: value.ravel() for name, value in golden(data).items()}
-    units = dict.fromkeys(found, np.zeros(data.x.size))
+        h = array(total, t)
+    mask = np.broadcast_to(True if data.mask is None else data.mask, shape).ravel()
+    dy, dh, tangent = flat(data.dy), flat(data.dh), flat(data.tangents[0])
+    results = {name: value.ravel() for name, value in golden(data).items()}
+    units = dict.fromkeys(results, np.zeros(data.x.size))
     if slack:
-        along = {"dy": data.dy, "dh": data.dh, "tangents": data.tangents}
-        units = term_sizes(data.x, data.scale, data.bias, **along, **data.options, **data.arrays)
+        directions = {"dy": data.dy, "dh": data.dh, "tangents": data.tangents}
+        units = term_sizes(data.x, data.scale, data.bias, **directions, **data.options, **data.arrays)
         units = {name: slack * unit.ravel() for name, unit in units.items()}
-    count, worst = 0, len(places)
-    chosen = {0, 2 % worst, worst - 1} if worst > ROWS else set(range(worst))
-    columns = np.linspace(0, max(owner), COLUMNS).astype(int) if given else []
+    count = 0
+    chosen = {0, 2 % len(rows), len(rows) - 1} if len(rows) > ROWS else set(range(len(rows)))
+    columns = np.linspace(0, max(owner), COLUMNS).astype(int) if parameters else []
     sums = {int(column): [mpf(0), mpf(0)] for column in columns}
     offset = mpf(variant.scale_offset)
-    for i, at in enumerate(places):
-        row = Row(variant, eps, [exact(a[place]) for place in at], live[at])
-        v = row.upstream([dy[place] for place in at])
-        summed = [j for j, place in enumerate(at) if owner[place] in sums]
-        for j, c in zip(summed, row.normalised(live=True, at=summed), strict=True):
-            sums[owner[at[j]]][0] += v[j] * c
-            sums[owner[at[j]]][1] += v[j]
-        if i not in chosen:
+    for number, indices in enumerate(rows):
+        row = Row(variant, eps, [exact(h[i]) for i in indices], mask[indices])
+        v = row.upstream([dy[i] for i in indices])
+        summed = [j for j, i in enumerate(indices) if owner[i] in sums]
+        for j, c in zip(summed, row.normalised(masked=True, indices=summed), strict=True):
+            sums[owner[indices[j]]][0] += v[j] * c
+            sums[owner[indices[j]]][1] += v[j]
+        if number not in chosen:
             continue
-        g, b = parameter(data.scale, at), parameter(data.bias, at)
+        g, b = parameter(data.scale, indices), parameter(data.bias, indices)
         gain = [mpf(1) if p is None else offset + p for p in g]
-        count += compare(row.forward(g, b, offset, where), found["y"][at], where[2], units["y"][at])
+        count += compare(row.forward(g, b, offset, formats), results["y"][indices], formats[2], units["y"][indices])
         arithmetic = "float64" if t == "float64" else "float32"
-        count += compare([nearest(row.inverse_rms, arithmetic)], found["inverse_rms"][i : i + 1], arithmetic)
+        inverse_rms = results["inverse_rms"][number : number + 1]
+        count += compare([nearest(row.inverse_rms, arithmetic)], inverse_rms, arithmetic)
         dx = row.pull_back([e * o for e, o in zip(v, gain, strict=True)])
-        dx = [e + dh[place] for e, place in zip(dx, at, strict=True)]
+        dx = [e + dh[i] for e, i in zip(dx, indices, strict=True)]
         for name in ("dx", "dresidual") if data.residual is not None else ("dx",):
-            count += compare([nearest(e, t) for e in dx], found[name][at], t, units[name][at])
-        along = row.push_forward([da[place] for place in at])
-        along = [e * o for e, o in zip(along, gain, strict=True)]
-        dg, db = (parameter(tangent, at) for tangent in data.tangents[1:])
+            count += compare([nearest(e, t) for e in dx], results[name][indices], t, units[name][indices])
+        jvp = row.push_forward([tangent[i] for i in indices])
+        jvp = [e * o for e, o in zip(jvp, gain, strict=True)]
+        dg, db = (parameter(values, indices) for values in data.tangents[1:])
         zero = mpf(0)
-        terms = zip(along, row.normalised(live=True), dg, db, row.live, strict=True)
-        along = [e + x * (p or zero) + (q or zero) if m and row.k else zero for e, x, p, q, m in terms]
-        count += compare([nearest(e, where[2]) for e in along], found["jvp"][at], where[2], units["jvp"][at])
+        terms = zip(jvp, row.normalised(masked=True), dg, db, row.mask, strict=True)
+        jvp = [e + x * (p or zero) + (q or zero) if m and row.k else zero for e, x, p, q, m in terms]
+        want = [nearest(e, formats[2]) for e in jvp]
+        count += compare(want, results["jvp"][indices], formats[2], units["jvp"][indices])
     order = sorted(sums)
     for j, (name, p) in enumerate((("dscale", data.scale), ("dbias", data.bias))):
         if p is not None:
             want = [nearest(sums[column][j], p.dtype.name) for column in order]
-            count += compare(want, found[name][order], p.dtype.name, units[name][order])
+            count += compare(want, results[name][order], p.dtype.name, units[name][order])
     return count

@@ -1,4 +1,4 @@
-"""The golden against the equations in 400 bits, and at the edges: empty, zero, masked, infinite, oddly stored."""
+"""The golden against the equations in 400 bits, and in special cases: empty, zero, masked, infinite, strided."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_quantity_is_the_nearest_number(case, dtype):
 
 
 def _plain(x, g, v, eps):
-    """The formulas as they stand, in float64."""
+    """The formulas without any care, in float64."""
     rho = np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps)
     normalised = x / rho
     u = g * v
@@ -350,13 +350,13 @@ def test_an_eps_too_small_to_see_still_breaks_a_tie(dtype):
     assert even.astype(np.float64).tolist() == [[1 + 2.0**-6] * 4]
 
 
-def test_the_yardstick_is_a_number_where_nothing_is_counted_and_where_squares_overflow():
+def test_term_sizes_are_finite_without_counted_elements_and_when_squares_overflow():
     x, one = np.array([[0.0, 1e203], [1.0, 2.0]]), np.ones((2, 2))
     mask = np.array([[True, True], [False, False]])
     unit = term_sizes(x, dy=one, tangents=(one, None, None), variant=Variant(name="mine", eps=1e-12, partial=0.5))
-    assert all(np.isfinite(each).all() for each in unit.values())
+    assert all(np.isfinite(sizes).all() for sizes in unit.values())
     unit = term_sizes(one, dy=one, tangents=(one, None, None), variant="paper", mask=mask)
-    assert all(np.isfinite(each).all() for each in unit.values())
+    assert all(np.isfinite(sizes).all() for sizes in unit.values())
 
 
 def test_rows_in_blocks_are_rows():

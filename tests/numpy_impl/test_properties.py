@@ -1,4 +1,4 @@
-"""Properties over drawn calls: whatever the variant, shape, dtype and values, every wing agrees with the golden."""
+"""Properties of random calls: for any variant, shape, dtype and values, every framework agrees with the golden."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
 from rmsnorm.parity.cases import Case, Data
 from rmsnorm.parity.judge import golden, judge
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # from forward_ad
 PROFILE = settings(
     derandomize=True, deadline=None, max_examples=40, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
-# XLA compiles for every shape and every call: few shapes for JAX, fewer examples, and the first that fails as it is.
+# XLA compiles for every shape and every call. So JAX gets few shapes and examples, and a failure is not shrunk.
 COMPILED = ((6,), (2, 5), (2, 3, 4), (0, 3), (3, 1))
 EXAMPLES = {"numpy": 40, "torch": 40, "tf": 40, "flax": 12}
 PHASES = {"flax": [Phase.generate]}
-# TensorFlow's kernels run with subnormal numbers flushed to zero (tsl::port::ScopedFlushDenormal), on the way in and
-# on the way out, also of the float32 and float64 that its 16-bit numbers pass through; of float16 they are normal
-# there. XLA does the same on the CPU, but not our kernels, which eager TensorFlow and JAX have for rows.
+# TensorFlow's kernels flush subnormal inputs and outputs to zero (tsl::port::ScopedFlushDenormal). This includes the
+# float32 and float64 numbers to which 16-bit numbers are converted; subnormal float16 numbers are normal there. XLA
+# does the same on the CPU. The CPU kernels of rmsnorm, which eager TensorFlow and JAX use for rows, do not.
 FLUSHED = {"tf": ("bfloat16", "float32", "float64"), "flax": ("bfloat16", "float32", "float64")}
 
 VARIANTS = st.builds(
@@ -56,7 +56,7 @@ def _dtype(name: str) -> Any:
 
 @st.composite
 def arrays(draw: Any, shape: tuple[int, ...], dtype: str, *, least: int, most: int, mixed: bool = True) -> Any:
-    """Random digits times powers of two between 2^least and 2^most, some zeros, and rows of like magnitude or any."""
+    """Random digits times powers of two from 2^least to 2^most, some zeros; magnitudes of rows similar or not."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     center = draw(st.integers(max(least, -12), min(most, 3)) | st.integers(least, most))
     spread = draw(st.sampled_from([0, 3, most - least if mixed else 1]))
@@ -66,9 +66,9 @@ def arrays(draw: Any, shape: tuple[int, ...], dtype: str, *, least: int, most: i
         values *= random.random(shape) < 0.7
     with np.errstate(over="ignore"):
         values = values.astype(_dtype(dtype))
-    if draw(st.booleans()) and shape:  # a view with gaps, rows from the last
-        room = np.zeros([2 * size + 1 for size in shape], values.dtype)
-        view = room[tuple(slice(1, None, 2) for _ in shape)]
+    if draw(st.booleans()) and shape:  # a view with gaps
+        wide = np.zeros([2 * size + 1 for size in shape], values.dtype)
+        view = wide[tuple(slice(1, None, 2) for _ in shape)]
         view[...] = values
         values = view
         assert not values.size or values.shape == shape
@@ -77,7 +77,7 @@ def arrays(draw: Any, shape: tuple[int, ...], dtype: str, *, least: int, most: i
 
 @st.composite
 def calls(draw: Any, wing: str) -> Data:
-    """Arguments of one call, and a gradient and tangents to take its derivatives along."""
+    """The arguments of one call, and the gradient and tangents for its derivatives."""
     dtype = draw(st.sampled_from(dtypes.FLOATS))
     if wing == "flax":
         shape = draw(st.sampled_from(COMPILED))
@@ -91,21 +91,21 @@ def calls(draw: Any, wing: str) -> Data:
     width = draw(st.sampled_from([dtype, *dtypes.FLOATS]))
     out_dtype = draw(st.sampled_from([None, None, None, *dtypes.FLOATS]))
     if wing == "flax" and out_dtype == "float64" and "float64" not in (dtype, width):
-        out_dtype = None  # not while x64 is off
+        out_dtype = None  # JAX needs x64 for it
     if "float64" in (dtype, width, out_dtype):
-        # A variance errs by kappa u, kappa the root of the mean square over that of the variance, which may be anything
-        # and is not in the yardstick. Below float64 the arithmetic has 29 bits in reserve.
+        # The error of a variance is kappa u. kappa is the root of the mean square over the root of the variance, which
+        # has no limit and is not in term_sizes. Below float64 the arithmetic has 29 bits in reserve.
         variant = variant.replace(statistic="mean_square")
 
     digits, minimum, last = FORMATS[dtype]
     least, largest = minimum - digits + 1, math.frexp(last)[1] - 2
     flushed = dtype in FLUSHED.get(wing, ())
-    if flushed:  # neither x nor 1 / rho subnormal, nor the terms of a gradient
+    if flushed:  # x, 1 / rho and the terms of a gradient must not be subnormal
         least, largest = minimum, -minimum - 40
     if dtype == "float64":
-        least, largest = -320, 320  # a product of three ratios, and what it rounds off, is to be a normal number
+        least, largest = -320, 320  # a product of three ratios, and its rounding error, must be normal numbers
     if variant.eps_position == "outside" and variant.eps != 0 and wing != "numpy":
-        # The wings keep 1 / rho and take sqrt(q) for rho - eps, of which float64 leaves what is above 2^-53 eps.
+        # The frameworks store 1 / rho and compute sqrt(q) as rho - eps, which float64 knows to 2^-53 eps only.
         spare = 53 - FORMATS[dtype][0]
         least = max(least, math.frexp(variant.eps_for(dtype))[1] - spare)
     x = draw(arrays(shape, dtype, least=least, most=largest, mixed=not flushed))
@@ -128,7 +128,7 @@ def calls(draw: Any, wing: str) -> Data:
         residual=None if residual is None else Spec(shape, dtype), out_dtype=out_dtype,
     )  # fmt: skip
     random = np.random.default_rng(draw(st.integers(0, 99)))
-    # along x itself, so that the derivative is of the size of y
+    # a tangent along x, so that the derivative has the size of y
     tangent = (np.where(np.isfinite(x.astype(np.float64)), x.astype(np.float64), 0.0) / 2).astype(x.dtype)
     return Data(
         case=Case("drawn", shape, (), "drawn"),
@@ -150,7 +150,7 @@ def test_a_wing_agrees_with_the_golden(wing):
     @settings(PROFILE, max_examples=EXAMPLES[wing.name], phases=PHASES.get(wing.name, PROFILE.phases))
     @given(data=calls(wing.name))
     def agree(data: Data) -> None:
-        if wing.name in FLUSHED:  # a result that is flushed is no disagreement
+        if wing.name in FLUSHED:  # a flushed result is no disagreement
             assume(not any(_subnormal(result, FLUSHED[wing.name]) for result in golden(data).values()))
         failed = [verdict for verdict in judge(wing.direct, data) if not verdict.passed]
         assert not failed, failed[0]
@@ -161,7 +161,7 @@ def test_a_wing_agrees_with_the_golden(wing):
 @PROFILE
 @given(data=st.data(), dtype=st.sampled_from(dtypes.FLOATS), variant=VARIANTS, power=st.integers(-6, 6))
 def test_without_eps_a_power_of_two_changes_nothing(data, dtype, variant, power):
-    """Scale equivariance, bit for bit: y of 2^e x is y of x, and its gradient is divided by 2^e."""
+    """Scale equivariance, bit for bit: y of 2^e x is y of x, and the gradient is divided by 2^e."""
     variant = variant.replace(eps=0.0)
     x = data.draw(arrays((3, 7), dtype, least=-2, most=2))
     g = data.draw(arrays((7,), dtype, least=-2, most=2))
@@ -171,7 +171,7 @@ def test_without_eps_a_power_of_two_changes_nothing(data, dtype, variant, power)
     dx, dscale, _ = rms_norm_vjp(v, x, g, variant=variant)
     small, same, _ = rms_norm_vjp(v, factor * x, g, variant=variant)
     assert same.tobytes() == dscale.tobytes()
-    if dtype != "float16":  # whose gradients become subnormal
+    if dtype != "float16":  # its gradients become subnormal
         assert np.array_equal(small * factor, dx, equal_nan=True)
 
 
@@ -192,17 +192,17 @@ def test_without_eps_a_power_of_two_changes_nothing_in_any_wing(wing):
 
 
 def test_subnormal_numbers_are_numbers_where_they_are_kept(wing):
-    """And where the framework flushes them, this test says so when that changes."""
+    """If a framework stops to flush them, this test fails."""
     for dtype in dtypes.FLOATS:
         digits, minimum, _ = FORMATS[dtype]
         least = 2.0 ** (minimum - digits + 1)
         x = (np.array([[3.0, 4.0, 100.0, 7.0]]) * least).astype(dtype)
         g = (np.array([100.0, 50.0, 30.0, 77.0]) * least).astype(dtype)
         whole = np.array([[1.0, 2.0, 3.0, 4.0]]).astype(dtype)
-        kept = wing.rms_norm(x, variant="paper").tobytes() == rms_norm(x, variant="paper").tobytes()
-        given_back = wing.rms_norm(whole, g, variant="paper").tobytes() == rms_norm(whole, g, variant="paper").tobytes()
         flushed = dtype in FLUSHED.get(wing.name, ()) and not cpu.is_available()
-        assert (kept, given_back) == (not flushed, not flushed), dtype
+        for arguments in ((x,), (whole, g)):  # subnormal x, subnormal gains
+            got, want = (f(*arguments, variant="paper").tobytes() for f in (wing.rms_norm, rms_norm))
+            assert (got == want) == (not flushed), dtype
 
 
 @PROFILE
@@ -220,24 +220,24 @@ def test_a_mask_of_true_is_none(data):
 @PROFILE
 @given(data=calls("numpy"))
 def test_the_golden_is_the_nearest_number(data):
-    """In 2500 bits, in which even the square of 2^-640 beside 1 is seen; where terms cancel, to 2^-98 of the terms."""
+    """In 2500 bits, which show even the square of 2^-640 beside 1. If terms cancel, to 2^-98 of the terms."""
     assume(data.x.size)
-    if data.call.eps == 0:  # for NaN from 0 / 0 see test_golden.py
+    if data.call.eps == 0:  # test_golden.py tests NaN from 0 / 0
         assume(data.variant.statistic == "mean_square" and data.residual is None and (data.x != 0).all())
     with mp.workprec(2500):
         check(data, slack=2.0**-98)
 
 
 @pytest.mark.parametrize("wing", ["numpy"], indirect=True)
-def test_the_drawn_calls_can_tell(wing):
+def test_the_random_calls_can_tell(wing):
     """The property fails for a golden with another eps."""
-    found = []
+    agreements = []
 
     @PROFILE
     @given(data=calls("numpy"))
     def disagree(data: Data) -> None:
         other = dataclasses.replace(data, variant=data.variant.replace(eps=data.call.eps * 1.25 + 1e-3))
-        found.append(all(verdict.passed for verdict in judge(lambda _: wing.direct(other), data)))
+        agreements.append(all(verdict.passed for verdict in judge(lambda _: wing.direct(other), data)))
 
     disagree()
-    assert found.count(False) > len(found) / 3
+    assert agreements.count(False) > len(agreements) / 3
