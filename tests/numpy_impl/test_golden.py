@@ -49,8 +49,8 @@ def test_nan_and_infinity_propagate_as_in_the_formula(values, dtype):
     dx, dscale, _ = rms_norm_vjp(v, x, g)
     with np.errstate(all="ignore"):
         want = _plain(*(array.astype(np.float64) for array in (x, g, v)), 1e-6)
-    for found, plain in zip((y, dx, dscale, inverse_rms), want, strict=True):
-        wide = found.astype(np.float64)
+    for got, plain in zip((y, dx, dscale, inverse_rms), want, strict=True):
+        wide = got.astype(np.float64)
         assert np.array_equal(np.isnan(wide), np.isnan(plain))
         assert np.array_equal(wide == 0, plain == 0)
         assert np.array_equal(np.isinf(wide), np.isinf(plain))
@@ -85,11 +85,11 @@ def test_a_zero_row_gives_zero_or_for_no_eps_nan(variant, dtype):
         eps = PRESETS[variant].eps_for(dtype)
         rho = {"inside": math.sqrt(eps), "outside": eps, "clamp": eps / math.sqrt(5)}[PRESETS[variant].eps_position]
         want = v[0].astype(np.float64) * (PRESETS[variant].scale_offset + 0.5) / rho
-        found = dx[0].astype(np.float64)
+        got = dx[0].astype(np.float64)
         u = dtypes.unit_roundoff(dtype) + 4 * dtypes.unit_roundoff("float64")  # and those of the line above
         beyond = want > FORMATS[dtype][2]
-        assert np.isinf(found[beyond]).all()
-        assert (np.abs(found - want) <= u * want)[~beyond].all()
+        assert np.isinf(got[beyond]).all()
+        assert (np.abs(got - want) <= u * want)[~beyond].all()
         assert np.isfinite(dscale.astype(np.float64)).all()
     assert np.isfinite(y[1].astype(np.float64)).all()
 
@@ -297,7 +297,7 @@ def test_derivatives_are_those_of_differences(name, option):
     t = a * random.uniform(-0.5, 0.5, x.shape)
     dg, db = (p * random.uniform(-0.5, 0.5, p.shape) for p in (g, b))
     v = random.normal(size=x.shape)
-    live = np.broadcast_to(True if mask is None else mask, x.shape)
+    counted = np.broadcast_to(True if mask is None else mask, x.shape)
 
     def value(step):
         y = rms_norm(x + step * t, g + step * dg, b + step * db, variant=variant, **options)
@@ -317,7 +317,7 @@ def test_derivatives_are_those_of_differences(name, option):
     kappa = within / np.where(without == 0, 1.0, without)
     assert variant.statistic == "variance" or kappa.max() == 1
     tolerance = (4 / 6 * _STEP**2 * kappa**3 + 8 * u / _STEP * kappa + 2 * u) * size
-    assert np.all(np.abs(difference - dy)[live] <= tolerance[live])
+    assert np.all(np.abs(difference - dy)[counted] <= tolerance[counted])
 
     gradients = rms_norm_vjp(v, x, g, b, variant=variant, **options)
     left = float(np.sum(v * dy))

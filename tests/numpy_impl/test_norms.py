@@ -38,7 +38,7 @@ def rounding(size: int, kappa: float = 1.0) -> float:
 
 
 def standardise(x: Array, g: Array, b: Array, eps: float, axis: int | tuple[int, ...]) -> Array:
-    """Normalization as written in the papers; free of absolute values and conjugates, so analytic in every argument."""
+    """Normalisation as written in the papers; free of absolute values and conjugates, so analytic in every argument."""
     centred = x - x.mean(axis=axis, keepdims=True)
     y: Array = centred / np.sqrt((centred * centred).mean(axis=axis, keepdims=True) + eps) * g + b
     return y
