@@ -153,18 +153,18 @@ def _scaled(call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, b
             y = y + _features(call, bias, wide)
         return convert(y, call.result)
     # A product of two float32 is rounded by itself, unless XLA contracts it with a sum.
-    held = dtypes.arithmetic(call.product) if bias is None else "float64"
-    y = _rounded(_over_rho(h, row.inverse_rms, wide), call.norm, held)
+    own = dtypes.arithmetic(call.product) if bias is None else "float64"
+    y = _rounded(_over_rho(h, row.inverse_rms, wide), call.norm, own)
     if scale is not None:
-        gain = _rounded(offset + _features(call, scale, held), call.product, held)
-        y = _rounded(y * gain, call.product, held)
+        gain = _rounded(offset + _features(call, scale, own), call.product, own)
+        y = _rounded(y * gain, call.product, own)
     if bias is not None:
-        y = _rounded(y + _features(call, bias, held), call.product, held)
+        y = _rounded(y + _features(call, bias, own), call.product, own)
     return convert(y, call.result)
 
 
-def _rounded(x: jax.Array, dtype: str, held: str) -> jax.Array:
-    return convert(x if dtype == held else rounded(x, dtype), held)
+def _rounded(x: jax.Array, dtype: str, own: str) -> jax.Array:
+    return convert(x if dtype == own else rounded(x, dtype), own)
 
 
 def _scaled_exactly(

@@ -50,21 +50,21 @@ def rms_norm(
     Args:
         x: floating-point, any shape of at least one axis: f16, bf16, f32 or f64.
         scale: gain g, of the sizes of x along the feature axes; None multiplies by 1, without the offset.
-        bias: b, likewise.
+        bias: b, of the same sizes; None adds nothing.
         variant: name of a preset or a Variant.
-        eps: in place of the variant's.
-        partial: fraction of the elements, from the first, that enter the statistic; in place of the variant's.
+        eps: replaces the variant's eps.
+        partial: fraction of the elements, from the first, that enter the statistic; replaces the variant's.
         axis: normalised axis or axes.
         feature_axis: axis or axes of the parameters; None for the normalised ones.
-        mask: bool, broadcasting to x: True counts in the statistic. Elsewhere y is normalised likewise but constant to
-            every derivative, so values under the mask reach no gradient. A row with nothing counted gives 0.
-        residual: added to x first, in promote(x, residual), and h returned beside y.
-        out_dtype: of y; None for the variant's rule.
-        return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; constant to every derivative.
+        mask: bool, broadcasts to x: True counts in the statistic. Elsewhere y is normalised, too, but every derivative
+            takes it as a constant, so values under the mask reach no gradient. A row with nothing counted gives 0.
+        residual: added to x first, in promote(x, residual); the sum h is returned beside y.
+        out_dtype: dtype of y; None for the variant's rule.
+        return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; derivatives take it as a constant.
 
     Returns:
-        y, shaped as x; with ``residual`` (y, h); with ``return_inverse_rms`` followed by 1 / rho, whose normalised
-        axes have size 1, in float32, for f64 in float64.
+        y, shaped as x; with ``residual`` (y, h). With ``return_inverse_rms`` 1 / rho follows: its normalised axes have
+        size 1, its dtype is float32, or float64 for f64.
 
     Raises:
         TypeError: x, a parameter or the residual is not floating-point, the mask is not bool.
@@ -173,7 +173,7 @@ def rms_norm_jvp(
     A rounding counts as the identity, and dy is rounded once.
 
     Args:
-        primals: (x, scale, bias); trailing ones may be left out, and be None.
+        primals: (x, scale, bias); the last ones may be None or left out.
         tangents: (dx, dscale, dbias), each shaped as its primal; None is zero.
         options: as for rms_norm; the residual is a constant.
 
@@ -218,7 +218,7 @@ def _differentiate(
     call: Call, across: Across | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     h, scale, bias, mask = primals
-    dh, dscale, dbias, _ = (None if type(each) is SymbolicZero else each for each in tangents)
+    dh, dscale, dbias, _ = (None if type(tangent) is SymbolicZero else tangent for tangent in tangents)
     with jax.enable_x64(True):
         y, inverse_rms = normalise(call, across, h, scale, bias, mask)
         # A second derivative finds 1 / rho to be an output of normalise, and goes through it.
@@ -275,6 +275,6 @@ def _dtype_name(op: str, dtype: Any) -> str | None:
 
 
 def _resolve(op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, out_dtype: Any, **options: Any) -> Call:
-    given = {"scale": scale, "bias": bias, "mask": mask, "residual": residual}
-    specs: dict[str, Any] = {name: _spec(value) for name, value in given.items()}
+    arrays = {"scale": scale, "bias": bias, "mask": mask, "residual": residual}
+    specs: dict[str, Any] = {name: _spec(value) for name, value in arrays.items()}
     return resolve(op, Spec(x.shape, _name(x)), out_dtype=_dtype_name(op, out_dtype), **specs, **options)

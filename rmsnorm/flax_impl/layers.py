@@ -146,7 +146,7 @@ class RMSNorm(nnx.RMSNorm):
             >>> y, a
             (Array([0.8485281, 1.1313708], dtype=float32), Array([3., 4.], dtype=float32))
         """
-        scale, bias = (None if each is None else each[...] for each in (self.scale, self.bias))
+        scale, bias = (None if p is None else p[...] for p in (self.scale, self.bias))
         out_dtype = self.dtype
         if self.promote_dtype is not dtypes.promote_dtype:
             promote = bind(self.promote_dtype, dtype=self.dtype)
@@ -186,7 +186,7 @@ def feature_sizes(x: Any, variant: Variant, axis: Any, feature_axis: Any) -> tup
     (x,) = _arrays("rms_norm", x=x)
     axis, feature_axis = _hashable(axis), _hashable(feature_axis)
     call = _resolve("rms_norm", x, None, None, None, None, None, variant=variant, axis=axis, feature_axis=feature_axis)
-    return tuple(x.shape[each] for each in call.feature_axes)
+    return tuple(x.shape[entry] for entry in call.feature_axes)
 
 
 def _hashable(value: Any) -> Any:

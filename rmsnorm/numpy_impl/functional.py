@@ -48,21 +48,21 @@ def rms_norm(
     Args:
         x: floating-point, any shape of at least one axis: f16, bf16, f32 or f64.
         scale: gain g, of the sizes of x along the feature axes; None multiplies by 1, without the offset.
-        bias: b, likewise.
+        bias: b, of the same sizes; None adds nothing.
         variant: name of a preset or a Variant.
-        eps: in place of the variant's.
-        partial: fraction of the elements, from the first, that enter the statistic; in place of the variant's.
+        eps: replaces the variant's eps.
+        partial: fraction of the elements, from the first, that enter the statistic; replaces the variant's.
         axis: normalised axis or axes.
         feature_axis: axis or axes of the parameters; None for the normalised ones.
-        mask: bool, broadcasting to x: True counts in the statistic. Elsewhere y is normalised likewise but constant to
-            every derivative, so values under the mask reach no gradient. A row with nothing counted gives 0.
-        residual: added to x first, in promote(x, residual), and h returned beside y.
-        out_dtype: of y; None for the variant's rule.
-        return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; constant to every derivative.
+        mask: bool, broadcasts to x: True counts in the statistic. Elsewhere y is normalised, too, but every derivative
+            takes it as a constant, so values under the mask reach no gradient. A row with nothing counted gives 0.
+        residual: added to x first, in promote(x, residual); the sum h is returned beside y.
+        out_dtype: dtype of y; None for the variant's rule.
+        return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; derivatives take it as a constant.
 
     Returns:
-        y, shaped as x; with ``residual`` (y, h); with ``return_inverse_rms`` followed by 1 / rho, whose normalised
-        axes have size 1, in float32, for f64 in float64.
+        y, shaped as x; with ``residual`` (y, h). With ``return_inverse_rms`` 1 / rho follows: its normalised axes have
+        size 1, its dtype is float32, or float64 for f64.
 
     Raises:
         TypeError: x, a parameter or the residual is not floating-point, the mask is not bool.
@@ -186,7 +186,7 @@ def rms_norm_jvp(
     A rounding counts as the identity, and dy is rounded once.
 
     Args:
-        primals: (x, scale, bias); trailing ones may be left out, and be None.
+        primals: (x, scale, bias); the last ones may be None or left out.
         tangents: (dx, dscale, dbias), each shaped as its primal; None is zero.
         options: as for rms_norm; the residual is a constant.
 

@@ -284,8 +284,8 @@ def _resolve(
     eps: float,
     axis: Axis,
 ) -> _Call:
-    given = {"x": x, "scale": scale, "bias": bias, "dy": dy}
-    arrays = {name: np.asarray(value) for name, value in given.items() if value is not None}
+    arguments = {"x": x, "scale": scale, "bias": bias, "dy": dy}
+    arrays = {name: np.asarray(value) for name, value in arguments.items() if value is not None}
     specs = {name: Spec(array.shape, array.dtype.name) for name, array in arrays.items()}
     call = resolve(
         op, specs["x"], specs.get("scale"), specs.get("bias"),

@@ -71,6 +71,8 @@ def statistic(call: Call, h: Tensor, mask: Tensor | None) -> Statistic:
             lost = radicand - square - product_error(root, root, square)
             lost = lost + sum_error(q, inside, radicand) + q_error
             rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
+            # unlike in flax_impl, the rounding of a clamp's floor is not carried along: it is an ulp or two of y in
+            # float64, of one variant, and would take six operations more
             rho_error = torch.where(rho > floor, rho_error, 0.0)
             correction = finite(rho + rho_error - rho)
         rho, rho_error = rho + correction, rho_error - correction

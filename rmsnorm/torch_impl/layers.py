@@ -112,8 +112,8 @@ class RMSNorm(torch.nn.RMSNorm):
         if not isinstance(x, Tensor):
             if isinstance(x, torch.fx.Proxy) and x.tracer.root is not self:  # one node of the graph, as the built-in is
                 options = {"mask": mask, "residual": residual}
-                given = {name: each for name, each in options.items() if each is not None}
-                return x.tracer.create_proxy("call_module", x.tracer.path_of_module(self), (x,), given)
+                tensors = {name: tensor for name, tensor in options.items() if tensor is not None}
+                return x.tracer.create_proxy("call_module", x.tracer.path_of_module(self), (x,), tensors)
         elif x.shape[self._axes[0] :] != self.normalized_shape:
             why = f"normalized_shape, x being {_spec('RMSNorm', 'x', x)}"
             raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[self._axes[0] :], self.normalized_shape, why)

@@ -40,7 +40,7 @@ def complete(x: Tensor) -> Tensor:
         return x
     from torch.distributed.tensor import Replicate
 
-    return x.redistribute(placements=[Replicate() if each.is_partial() else each for each in x.placements])
+    return x.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])
 
 
 def straight_through(value: Tensor, smooth: Tensor) -> Tensor:
