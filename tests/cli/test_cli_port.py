@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from nematus_models import config_of, random_parameters, reference, transformer_of
+from nematus_commands import run, skip_without, with_dictionaries
+from nematus_models import config_of, random_parameters, reference
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
 
 from rmsnorm import frameworks, nematus
-from rmsnorm.cli import app
-from rmsnorm.cli import port as command
 from rmsnorm.nematus import convert as converting
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import unused, variables
 from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
-from rmsnorm.nematus.translate import _batches
+from rmsnorm.nematus.translate import score
 from rmsnorm.nematus.vocabulary import batch, vocabularies
 
-PACKAGES = {"torch": "torch", "keras": "tensorflow", "flax": "flax", "tf": "tensorflow"}
 SOURCE = (["w3", "w4"], [], ["w5", "w3", "what"])
-
-
-def run(*arguments: Any, status: int = 0) -> str:
-    done = CliRunner().invoke(app, ["port", *map(str, arguments)], env={"COLUMNS": "1000"})
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == status, done.output
-    return done.stdout if status == 0 else done.output
-
-
-def with_dictionaries(folder: Path, config: Config) -> Config:
-    """Words w0, w1, ... for the ids, in files that the options name."""
-    names = []
-    for number, size in enumerate((*config.source_vocab_sizes, config.target_vocab_size)):
-        names.append(f"{number}.json")
-        (folder / names[-1]).write_text(json.dumps({f"w{index}": index for index in range(size)}))
-    return config.replace(options={**config.options, "dictionaries": names})
 
 
 def saved(folder: Path, config: Config | str = "rms", **changes: Any) -> tuple[Config, dict[str, Any]]:
@@ -52,64 +32,58 @@ def saved(folder: Path, config: Config | str = "rms", **changes: Any) -> tuple[C
     config = with_dictionaries(folder, config.replace(**changes))
     parameters = random_parameters(config, "float32")
     nematus.save_theano(folder / "model.npz", config, parameters)
-    lines = [" ".join("|".join([word] * len(config.source_vocab_sizes)) for word in each) for each in SOURCE]
-    (folder / "source").write_text("".join(f"{each}\n" for each in lines))
+    lines = [" ".join("|".join([word] * len(config.source_vocab_sizes)) for word in words) for words in SOURCE]
+    (folder / "source").write_text("".join(f"{text}\n" for text in lines))
     return config, parameters
-
-
-def skip_without(form: str) -> None:
-    package = PACKAGES.get(form, "numpy")
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
 
 
 def line(sequence: Any) -> str:
     """As Nematus writes it: a space before the end of sentence."""
-    found = list(sequence)
-    words = [f"w{index}" for index in (found[: found.index(0)] if 0 in found else found)]
-    return " ".join([*words, ""] if 0 in found and words else words)
+    ids = list(sequence)
+    words = [f"w{index}" for index in (ids[: ids.index(0)] if 0 in ids else ids)]
+    return " ".join([*words, ""] if 0 in ids and words else words)
 
 
 @pytest.mark.parametrize(
-    ("name", "wing"),
-    [*((name, wing) for name in ("A4", "B", "A7b") for wing in ("numpy", "torch")), ("B", "keras"), ("B", "flax")],
+    ("name", "backend"),
+    [*((name, backend) for name in ("A4", "B", "A7b") for backend in ("numpy", "torch")), ("B", "keras"), ("B", "flax")],
 )
-def test_what_nematus_translated_and_scored(name: str, wing: str, tmp_path: Path) -> None:
+def test_what_nematus_translated_and_scored(name: str, backend: str, tmp_path: Path) -> None:
     """Real runs of it: words, order and scores of the beams, losses of the sentences."""
-    told = reference(name)
-    config, parameters, _ = told.model("rms")
-    skip_without(wing)
+    in_nematus = reference(name)
+    config, parameters, _ = in_nematus.model("rms")
+    skip_without(backend)
     nematus.save_safetensors(tmp_path / "model.safetensors", with_dictionaries(tmp_path, config), parameters)
-    x, x_mask, y, y_mask = told.sentences
+    x, x_mask, y, y_mask = in_nematus.sentences
     for file, ids, mask in (("source", x[0], x_mask), ("target", y, y_mask)):
         columns = [ids[: int(length) - 1, i] for i, length in enumerate(mask.sum(axis=0))]  # the end is implied
-        (tmp_path / file).write_text("".join(" ".join(f"w{each}" for each in column) + "\n" for column in columns))
+        (tmp_path / file).write_text("".join(" ".join(f"w{index}" for index in column) + "\n" for column in columns))
 
-    usual = [tmp_path, "--source", tmp_path / "source", "--backend", wing]
+    usual = [tmp_path, "--source", tmp_path / "source", "--backend", backend]
     for beam in (1, 3):
         for alpha in ("_alpha0", "_alpha1") if config.search == "sampler" else ("",):
-            sequences = told.arrays[f"beam{beam}{alpha}_sequences"]
-            scores = told.arrays.get(f"beam{beam}{alpha}_scores")
-            costs = told.arrays[f"beam{beam}_costs"] if scores is None else -scores
+            sequences = in_nematus.arrays[f"beam{beam}{alpha}_sequences"]
+            scores = in_nematus.arrays.get(f"beam{beam}{alpha}_scores")
+            costs = in_nematus.arrays[f"beam{beam}_costs"] if scores is None else -scores
             order = np.argsort(costs, axis=1, kind="stable")
             options = [*usual, "--beam", beam, "--max-length", 12, "--alpha", alpha[-1:] or 0]
             wanted = []
             for i, best in enumerate(order):
                 wanted += [(str(i), line(np.maximum(sequences[i, j], 0)), costs[i, j]) for j in best]
-            found = [each.split(" ||| ") for each in run("translate", *options, "--n-best").splitlines()]
-            assert [(number, words) for number, words, _ in found] == [each[:2] for each in wanted]
+            printed = [row.split(" ||| ") for row in run("translate", *options, "--n-best").splitlines()]
+            assert [(number, words) for number, words, _ in printed] == [row[:2] for row in wanted]
             sign = -1 if scores is not None else 1  # v0.3 writes costs
             np.testing.assert_allclose(
-                [sign * float(score) for *_, score in found], [cost for *_, cost in wanted], rtol=0, atol=2e-5
+                [sign * float(score) for *_, score in printed], [cost for *_, cost in wanted], rtol=0, atol=2e-5
             )
             best_words = [words for _, words, _ in wanted][::beam]
             assert run("translate", *options).split("\n") == [*best_words, ""]
     options = [*usual, "--target", tmp_path / "target"]
-    losses = told.arrays["loss_per_sentence"]
+    losses = in_nematus.arrays["loss_per_sentence"]
     np.testing.assert_allclose(list(map(float, run("score", *options).split())), losses, rtol=0, atol=5e-5)
     lengths = y_mask.sum(axis=0)
-    found = list(map(float, run("score", *options, "--alpha", 0.5).split()))
-    np.testing.assert_allclose(found, losses / lengths**0.5, rtol=0, atol=5e-5)
+    normalised = list(map(float, run("score", *options, "--alpha", 0.5).split()))
+    np.testing.assert_allclose(normalised, losses / lengths**0.5, rtol=0, atol=5e-5)
 
 
 def test_batches_do_not_show(tmp_path: Path) -> None:
@@ -123,14 +97,19 @@ def test_batches_do_not_show(tmp_path: Path) -> None:
     assert len(alone.splitlines()) == 20
     for size in (3, 80):
         assert run(*usual, "--batch", size) == alone
-    seen = [row for rows in _batches(lines, 2, None) for row in rows]
-    assert sorted(seen) == list(range(20))
-    assert seen != sorted(seen)
+    lengths: list[int] = []
+
+    class Recording:
+        def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Any:
+            lengths.extend(x_mask.sum(axis=0).tolist())
+            return np.zeros(x.shape[2])
+
     progress: list[tuple[int, int]] = []
-    list(_batches(lines, 8, lambda *each: progress.append(each)))
-    assert progress == [(0, 20), (8, 20), (16, 20), (20, 20)]
     model = nematus.load(tmp_path)
     sources, target = vocabularies(model)
+    score(Recording(), lines, [""] * 20, sources, target, batch_size=8, on_progress=lambda *done: progress.append(done))
+    assert lengths == sorted(lengths) != [len(text.split()) + 1 for text in lines]
+    assert progress == [(0, 20), (8, 20), (16, 20), (20, 20)]
     best = RNNSearch(config, model.parameters).translate(*batch(lines[:1], sources), 5, 6).sequences[0, 0]
     words = target.words(best)
     assert alone.split("\n")[0] == (words + " " if words else "")
@@ -145,20 +124,20 @@ def test_conversions_keep_every_bit(kind: str, to: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()  # empty
     shown = run("nematus", tmp_path, out, "--to", to)
-    error, *_ = (float(each) for each in shown.split("max error ")[1].split(" of logits up to ")[0].split())
+    error, *_ = (float(number) for number in shown.split("max error ")[1].split(" of logits up to ")[0].split())
     assert error <= 1e-12
     assert f"{len(parameters)} parameters in {out}" in shown
-    found = nematus.load(out)
-    assert found.config == config
-    for name, array in found.parameters.items():
+    loaded = nematus.load(out)
+    assert loaded.config == config
+    for name, array in loaded.parameters.items():
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, parameters[name])
-    assert vocabularies(found)[1].ids == vocabularies(nematus.load(tmp_path / "model.npz"))[1].ids
+    assert vocabularies(loaded)[1].ids == vocabularies(nematus.load(tmp_path / "model.npz"))[1].ids
     assert (out / "0.json").stat().st_mode == (tmp_path / "source").stat().st_mode, "for whoever may read such files"
     assert run("translate", out, "--source", tmp_path / "source", "--max-length", 5) == run(
         "translate", tmp_path / "model.npz", "--source", tmp_path / "source", "--max-length", 5
     )
-    assert not [each.name for each in tmp_path.iterdir() if each.name.startswith(".")]
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
     if to == "torch":
         from rmsnorm.nematus.torch.rnnsearch import RNNSearch as InTorch
 
@@ -178,15 +157,15 @@ def test_layer_norm_becomes_rms_norm(tmp_path: Path) -> None:
     shown = run("nematus", tmp_path, out, "--to", "numpy", "--norm", "rms")
     assert "LayerNorm to RMSNorm: max error " in shown
     assert "gains and offsets are kept" in shown
-    exact, cost = (float(each.split()[0]) for each in shown.split("max error ")[1:])
+    exact, cost = (float(text.split()[0]) for text in shown.split("max error ")[1:])
     largest = float(shown.split("of logits up to ")[1].split(",")[0])
     assert exact <= 1e-12 * largest
     assert 1e-9 * largest < cost <= 1e-5 * largest
-    found = nematus.load(out)
-    assert (found.config.norm, found.config.norm_offset) == ("rms", True)
+    loaded = nematus.load(out)
+    assert (loaded.config.norm, loaded.config.norm_offset) == ("rms", True)
     x, x_mask, y = converting._sentences(config)
     wanted = RNNSearch(config, parameters).logits(x, x_mask, y)
-    moved = abs(RNNSearch(found.config, found.parameters).logits(x, x_mask, y) - wanted).max()
+    moved = abs(RNNSearch(loaded.config, loaded.parameters).logits(x, x_mask, y) - wanted).max()
     assert f"{moved:.2g}" == f"{cost:.2g}"
     again = run("nematus", out, tmp_path / "again", "--to", "numpy", "--norm", "rms", status=2)
     assert (
@@ -203,7 +182,7 @@ def test_other_numbers_are_not_written(tmp_path: Path, monkeypatch: pytest.Monke
 
     target = converting.TARGETS["numpy"]
     monkeypatch.setitem(converting.TARGETS, "numpy", target._replace(save=wrong))
-    before = sorted(each.name for each in tmp_path.iterdir())
+    before = sorted(path.name for path in tmp_path.iterdir())
     shown = run("nematus", tmp_path, tmp_path / "out", "--to", "numpy", status=1)
     assert "other numbers: nothing is written" in shown
 
@@ -213,7 +192,7 @@ def test_other_numbers_are_not_written(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(converting.TARGETS, "numpy", target._replace(save=other))
     shown = run("nematus", tmp_path, tmp_path / "out", "--to", "numpy", status=2)
     assert "was read back with other values, expected those written" in shown
-    assert sorted(each.name for each in tmp_path.iterdir()) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_what_a_form_cannot_keep(tmp_path: Path) -> None:
@@ -253,7 +232,7 @@ def test_without_the_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_info(tmp_path: Path) -> None:
     saved(tmp_path, "deep theano with offset")
-    shown = {each[:11].strip(): each[11:].strip() for each in run("info", tmp_path).splitlines() if each[:11].strip()}
+    shown = {row[:11].strip(): row[11:].strip() for row in run("info", tmp_path).splitlines() if row[:11].strip()}
     assert shown["framework"] == "Theano"
     assert shown["version"] == "Nematus Theano"
     assert shown["norm"] == "LayerNorm"
@@ -284,7 +263,7 @@ def test_info_of_what_a_training_run_leaves(tmp_path: Path) -> None:
     shown = run("info", tmp_path)
     assert "Nematus master, under the names of Theano" in shown
     assert "float32, averages of exponential smoothing" in shown
-    left_out = [each.split("left out")[1].strip() for each in shown.splitlines() if "left out" in each]
+    left_out = [row.split("left out")[1].strip() for row in shown.splitlines() if "left out" in row]
     assert left_out == [
         "adam_t, uidx: of the trainer",
         "decoder_c_tt: it is added to every score of attention, and has no effect",
@@ -295,7 +274,7 @@ def test_info_of_what_a_training_run_leaves(tmp_path: Path) -> None:
 
 
 def test_info_of_other_kinds(tmp_path: Path) -> None:
-    config = transformer_of("tied decoder")
+    config = config_of("transformer tied decoder")
     nematus.save_safetensors(tmp_path / "t.safetensors", config, random_parameters(config))
     shown = run("info", tmp_path / "t.safetensors")
     assert "t.safetensors: Transformer" in shown
@@ -312,9 +291,9 @@ def test_info_of_other_kinds(tmp_path: Path) -> None:
     for name in ("layer_normalization_type", "dialect"):
         del options[name]
     (tmp_path / "old.json").write_text(json.dumps(options))
-    told = ["info", tmp_path / "model.npz", "--config", tmp_path / "old.json"]
-    assert "LayerNorm, or RMSNorm that adds offsets: in Theano their names are the same" in run(*told)
-    assert "RMSNorm, with offsets" in run(*told, "--source-norm", "rms")
+    arguments = ["info", tmp_path / "model.npz", "--config", tmp_path / "old.json"]
+    assert "LayerNorm, or RMSNorm that adds offsets: in Theano their names are the same" in run(*arguments)
+    assert "RMSNorm, with offsets" in run(*arguments, "--source-norm", "rms")
 
 
 def damaged(folder: Path) -> None:
@@ -326,7 +305,7 @@ def rewritten(**changes: Any) -> Any:
     def change(folder: Path) -> None:
         with np.load(folder / "model.npz") as archive:
             arrays = {**archive, **changes}
-        np.savez(folder / "model.npz", **{name: each for name, each in arrays.items() if each is not None})
+        np.savez(folder / "model.npz", **{name: array for name, array in arrays.items() if array is not None})
 
     return change
 
@@ -374,15 +353,15 @@ def test_refusals(fault: str, tmp_path: Path) -> None:
     model, source = tmp_path / "model.npz", tmp_path / "source"
     target = tmp_path / "target"
     target.write_text("w1\n\nw2 w4\n")
-    before = sorted(each.name for each in tmp_path.iterdir())
+    before = sorted(path.name for path in tmp_path.iterdir())
     commands: list[list[Any]] = [
         ["translate", model, "--source", source, "--output", output],
         ["score", model, "--source", source, "--target", target, "--output", output],
     ]
     if fault in ("truncated", "missing", "shape", "config", "pickled", "nan"):
         commands += [["info", model], ["nematus", model, tmp_path / "out", "--to", "numpy"]]
-    for each in commands:
-        shown = run(*each, status=2)
+    for arguments in commands:
+        shown = run(*arguments, status=2)
         assert message in shown
         assert len(shown.strip().splitlines()) == 1, "one sentence"
         assert sorted(path.name for path in tmp_path.iterdir()) == before
@@ -442,7 +421,7 @@ def test_dictionaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "v" in other
     assert other.replace("v", "w") == run(*usual)
     (tmp_path / "1.json").unlink()
-    assert other.replace("v", "u") == run(*usual), "where there is none beside the model"
+    assert other.replace("v", "u") == run(*usual), "those of the working folder, where the model has none"
     (tmp_path / "elsewhere" / "1.json").rename(tmp_path / "1.json")
     two = config.replace(options={"dictionaries": ["/elsewhere/a/0.json", "/elsewhere/b/0.json"]})
     nematus.save_safetensors(tmp_path / "m.safetensors", two, random_parameters(two))
@@ -453,14 +432,15 @@ def test_dictionaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
-    """And not at what else Unicode counts as the end of one, which would shift all that follows."""
+    """Other ends of lines in Unicode would shift all lines after them."""
+    saved(tmp_path)
     path = tmp_path / "lines"
-    for text, lines in (
-        ("a\x85b\n\nc\u2028d\r\n", ["a\x85b", "", "c\u2028d\r"]), ("", []), ("\n", [""]), ("a", ["a"]),
-    ):  # fmt: skip
+    for text, count in (("a\x85b\n\nc\u2028d\r\n", 3), ("\n", 1), ("a", 1)):
         path.write_bytes(text.encode())
-        assert command._lines(path) == lines
+        scores = run("score", tmp_path, "--source", path, "--target", path)
+        assert len(scores.splitlines()) == count
 
 
 def test_the_targets_are_those_of_the_table() -> None:
-    assert tuple(converting.TARGETS) == command._TARGETS
+    shown = run("nematus", "model", "out", "--to", "onnx", status=2)
+    assert re.findall(r"'(\w+)'", shown.split("expected")[1]) == list(converting.TARGETS)

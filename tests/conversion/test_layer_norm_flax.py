@@ -1,4 +1,4 @@
-"""LayerNorm into RMSNorm in models of Flax: what is converted is equal, what is left is told."""
+"""LayerNorm into RMSNorm in models of Flax: what is converted is equal, what is left has a reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def nnx_models() -> dict[str, Any]:
         return nnx.Linear(*sizes, rngs=rngs)
 
     def gpt(m: Any, ids: Any) -> Any:
-        h = m.drop(m.words(ids) * 2 + m.places[...])
+        h = m.drop(m.words(ids) * 2 + m.positions[...])
         for i in range(1):
             h = h + m.attention[i](m.before[i](h), mask=jnp.tril(jnp.ones((1, 1, 5, 5), bool)))
             h = h + m.down[i](nnx.gelu(m.up[i](m.after[i](h))))
@@ -53,9 +53,9 @@ def nnx_models() -> dict[str, Any]:
             "after": lambda: norm(8), "up": lambda: linear(8, 16), "down": lambda: linear(16, 8),
         }  # fmt: skip
         lists = {name: nnx.List([make()]) for name, make in listed.items()}
-        words, places = nnx.Embed(11, 8, rngs=rngs), nnx.Param(jnp.ones((5, 8)))
+        words, positions = nnx.Embed(11, 8, rngs=rngs), nnx.Param(jnp.ones((5, 8)))
         drop = nnx.Dropout(0.1, rngs=rngs)
-        return {**lists, "words": words, "places": places, "drop": drop, "last": norm(8), "head": head}
+        return {**lists, "words": words, "positions": positions, "drop": drop, "last": norm(8), "head": head}
 
     ids = jnp.asarray(IDS)
     masked = jnp.ones((2, 4), bool)
@@ -103,27 +103,27 @@ def test_nnx(name):
     before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
     strict = "standard" if name == "bfloat16" else "strict"  # in which flax.nnx.LayerNorm takes no bfloat16
     with jax.numpy_dtype_promotion(strict):
-        found = to_rms_norm(model, x)
-    reasons = {layer: why for layer, why in shown(found).items() if why}
+        result = to_rms_norm(model, x)
+    reasons = {layer: why for layer, why in shown(result).items() if why}
     assert set(reasons) == set(left)
     assert all(why in reasons[layer] for layer, why in left.items())
     after = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
     assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
     model.eval()
-    found.model.eval()
+    result.model.eval()
     with jax.numpy_dtype_promotion(strict):
-        outputs = [jax.tree.leaves(nnx.jit(lambda m, x: m(x))(each, x)) for each in (model, found.model)]
+        outputs = [jax.tree.leaves(nnx.jit(lambda m, x: m(x))(one, x)) for one in (model, result.model)]
     for one, two in zip(*outputs, strict=True):
-        if len(left) == len(found.layers):
+        if len(left) == len(result.layers):
             assert np.array_equal(one, two)
         else:
             assert distance(one, two) <= (SINGLE if name != "bfloat16" else 0.02)
-    assert found.exact <= ROUNDING
-    kinds = {path: type(module).__name__ for path, module in nnx.iter_modules(found.model)}
-    for layer in found.layers:
+    assert result.exact <= ROUNDING
+    kinds = {path: type(module).__name__ for path, module in nnx.iter_modules(result.model)}
+    for layer in result.layers:
         path = next(path for path in kinds if "/".join(map(str, path)) == layer.name)
         assert kinds[path] == ("RMSNorm" if layer.converted else "LayerNorm")
-    assert [note for note in found.notes if note.startswith("dropout in drop:")] or name != "gpt"
+    assert [note for note in result.notes if note.startswith("dropout in drop:")] or name != "gpt"
 
 
 def test_nnx_names_are_all():

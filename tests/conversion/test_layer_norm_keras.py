@@ -1,4 +1,4 @@
-"""LayerNorm into RMSNorm in models of Keras: what is converted is equal, what is left is told."""
+"""LayerNorm into RMSNorm in models of Keras: what is converted is equal, what is left has a reason."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def keras_models() -> dict[str, Any]:
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     row, image = rng.standard_normal((2, 3)).astype("float32"), rng.standard_normal((2, 8, 8, 3)).astype("float32")
-    places = np.tile(np.arange(5), (2, 1))
+    position_ids = np.tile(np.arange(5), (2, 1))
 
     def functional(shape: tuple[int, ...], forward: Callable[[Any], Any], dtype: str = "float32") -> Any:
-        given = keras.Input(shape, dtype=dtype)
-        return keras.Model(given, forward(given))
+        inputs = keras.Input(shape, dtype=dtype)
+        return keras.Model(inputs, forward(inputs))
 
     def norm(name: str, **options: Any) -> Any:
         return make.LayerNormalization(name=name, **options)
@@ -66,7 +66,7 @@ def keras_models() -> dict[str, Any]:
         "not built": (keras.Sequential([make.Dense(4), norm("n"), make.Dense(2)]), row, {}),
         "relu": (keras.Sequential([keras.Input((3,)), make.Dense(4, activation="relu", name="a"), norm("n")]), row,
                  {"n": "a (Dense) is not linear"}),
-        "gpt": (gpt(), [IDS, places], {}),
+        "gpt": (gpt(), [IDS, position_ids], {}),
         "nested": (functional((8, 8, 3), nested), image, {}),
         "channels first": (functional((8, 8, 3), lambda x: norm("n")(make.Permute((2, 3, 1))(make.Permute((3, 1, 2))(
             make.Conv2DTranspose(4, 3)(x))))), image, {}),
@@ -103,29 +103,29 @@ def test_keras(name):
     model, x, left = keras_models()[name]
     keras_randomised(model, x)
     weights = model.get_weights()
-    found = to_rms_norm(model, x)
-    reasons = {layer: why for layer, why in shown(found).items() if why}
+    result = to_rms_norm(model, x)
+    reasons = {layer: why for layer, why in shown(result).items() if why}
     assert set(reasons) == set(left)
     assert all(why in reasons[layer] for layer, why in left.items())
     assert all(np.array_equal(*pair) for pair in zip(weights, model.get_weights(), strict=True))
-    before, after = (each(x, training=False).numpy() for each in (model, found.model))
-    if len(left) == len(found.layers):
+    before, after = (one(x, training=False).numpy() for one in (model, result.model))
+    if len(left) == len(result.layers):
         assert np.array_equal(before, after)
     else:
         assert distance(before, after) <= SINGLE
-        assert found.exact <= ROUNDING
-        assert len(found.model.trainable_variables) == len(model.trainable_variables)
-        kinds = {type(layer).__name__ for layer in found.model._flatten_layers()}
+        assert result.exact <= ROUNDING
+        assert len(result.model.trainable_variables) == len(model.trainable_variables)
+        kinds = {type(layer).__name__ for layer in result.model._flatten_layers()}
         assert ("RMSNormalization" in kinds, "LayerNormalization" in kinds) == (True, bool(left))
-    assert [note for note in found.notes if note.startswith("dropout in drop:")] or name != "gpt"
+    assert [note for note in result.notes if note.startswith("dropout in drop:")] or name != "gpt"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of Keras, that it is deprecated
 def test_keras_rms_scaling():
     keras = keras_of()
     norm = keras.layers.LayerNormalization(rms_scaling=True, name="n")
-    found = to_rms_norm(keras.Sequential([keras.layers.Dense(4), norm]), np.ones((2, 3), "float32"))
-    assert "divides by the variance" in shown(found)["n"]
+    result = to_rms_norm(keras.Sequential([keras.layers.Dense(4), norm]), np.ones((2, 3), "float32"))
+    assert "divides by the variance" in shown(result)["n"]
 
 
 def test_keras_names_are_all():
@@ -137,10 +137,10 @@ def test_a_keras_model_is_saved_and_trained(tmp_path):
     """What comes out is an ordinary model."""
     keras = keras_of()
     model, x, _ = keras_models()["gpt"]
-    found = to_rms_norm(keras_randomised(model, x), x).model
-    found.save(tmp_path / "model.keras")
+    result = to_rms_norm(keras_randomised(model, x), x).model
+    result.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert np.array_equal(found(x).numpy(), loaded(x).numpy())
+    assert np.array_equal(result(x).numpy(), loaded(x).numpy())
     loaded.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     assert np.isfinite(loaded.train_on_batch(x, IDS))
 

@@ -1,4 +1,4 @@
-"""LayerNorm into RMSNorm in models of PyTorch: what is converted is equal, what is left is told."""
+"""LayerNorm into RMSNorm in models of PyTorch: what is converted is equal, what is left has a reason."""
 
 from __future__ import annotations
 
@@ -54,22 +54,23 @@ def tensors(value: Any) -> list[Any]:
     """Those of a result of transformers or of a module."""
     if hasattr(value, "to_tuple"):
         value = value.to_tuple()
-    return [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, torch_of().Tensor)]
+    values = value if isinstance(value, tuple) else (value,)
+    return [tensor for tensor in values if isinstance(tensor, torch_of().Tensor)]
 
 
 def run(model: Any, *inputs: Any) -> list[Any]:
     with torch_of().no_grad():
-        return [each.double().numpy() for each in tensors(model(*inputs))]
+        return [tensor.double().numpy() for tensor in tensors(model(*inputs))]
 
 
-def assert_equal(model: Any, found: Conversion, *inputs: Any) -> None:
+def assert_equal(model: Any, result: Conversion, *inputs: Any) -> None:
     """In float32, and in float64 when converted there."""
-    for before, after in zip(run(model, *inputs), run(found.model, *inputs), strict=True):
+    for before, after in zip(run(model, *inputs), run(result.model, *inputs), strict=True):
         assert distance(before, after) <= SINGLE
     wide = copy.deepcopy(model).double()
-    inputs = tuple(each.double() if each.is_floating_point() else each for each in inputs)
+    inputs = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs)
     again = to_rms_norm(wide, *inputs)
-    assert shown(again) == shown(found)
+    assert shown(again) == shown(result)
     for before, after in zip(run(wide, *inputs), run(again.model, *inputs), strict=True):
         assert distance(before, after) <= ROUNDING
 
@@ -80,16 +81,16 @@ def test_transformers(name):
     torch = torch_of()
     model, x = transformer(name)
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    found = to_rms_norm(model, x)
-    converted = [layer for layer in found.layers if layer.converted]
-    assert (len(converted), len(found.layers) - len(converted)) == TRANSFORMERS[name][3:]
-    for layer in found.layers:
-        kind = type(found.model.get_submodule(layer.name)).__name__
+    result = to_rms_norm(model, x)
+    converted = [layer for layer in result.layers if layer.converted]
+    assert (len(converted), len(result.layers) - len(converted)) == TRANSFORMERS[name][3:]
+    for layer in result.layers:
+        kind = type(result.model.get_submodule(layer.name)).__name__
         assert kind == ("RMSNorm" if layer.converted else layer.kind)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    assert_equal(model, found, x)
+    assert_equal(model, result, x)
     if name == "bert":
-        assert "gains that differ" in shown(found)["encoder.layer.1.output.LayerNorm"]
+        assert "gains that differ" in shown(result)["encoder.layer.1.output.LayerNorm"]
 
 
 def test_bert_as_it_is_made():
@@ -98,29 +99,29 @@ def test_bert_as_it_is_made():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = transformers.BertModel(transformers.BertConfig(**TOKENS, **TRANSFORMERS["bert"][2])).eval()
-    found = to_rms_norm(model, torch.tensor(IDS))
-    assert [layer.converted for layer in found.layers] == [True] * 5
-    assert_equal(model, found, torch.tensor(IDS))
+    result = to_rms_norm(model, torch.tensor(IDS))
+    assert [layer.converted for layer in result.layers] == [True] * 5
+    assert_equal(model, result, torch.tensor(IDS))
 
 
 def test_a_tied_embedding(tmp_path):
     """GPT-2's logits are made with the embedding as it was; the stream is written with one of its own."""
     torch = torch_of()
     model, x = transformer("gpt2")
-    found = to_rms_norm(model, x)
-    wte, head = found.model.transformer.wte.weight, found.model.lm_head.weight
+    result = to_rms_norm(model, x)
+    wte, head = result.model.transformer.wte.weight, result.model.lm_head.weight
     assert torch.equal(head, model.lm_head.weight)
     assert wte is not head
     assert wte.mean(-1).abs().max() < 1e-7 < head.mean(-1).abs().min()
-    assert "transformer.wte.weight: no longer tied to lm_head.weight, which does not change" in found.notes
+    assert "transformer.wte.weight: no longer tied to lm_head.weight, which does not change" in result.notes
     assert model.config.tie_word_embeddings
-    assert not found.model.config.tie_word_embeddings
-    written = [model.generate(x, max_new_tokens=6, do_sample=False) for model in (model, found.model)]
+    assert not result.model.config.tie_word_embeddings
+    written = [model.generate(x, max_new_tokens=6, do_sample=False) for model in (model, result.model)]
     assert torch.equal(*written)
     # The weights are those of the original architecture, too, whose LayerNorm takes away a mean of nothing.
-    found.model.save_pretrained(tmp_path)
+    result.model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path).eval()
-    assert distance(run(found.model, x)[0], run(loaded, x)[0]) <= SINGLE
+    assert distance(run(result.model, x)[0], run(loaded, x)[0]) <= SINGLE
 
 
 def test_an_embedding_of_two_readers_that_are_both_centred_stays_tied():
@@ -137,10 +138,10 @@ def test_an_embedding_of_two_readers_that_are_both_centred_stays_tied():
             return self.norm(self.one(ids) + 2 * self.two(ids.flip(1)))
 
     model = randomised(Pair())
-    found = to_rms_norm(model, torch.tensor(IDS))
-    assert found.model.one.weight is found.model.two.weight
-    assert found.notes == ()
-    assert_equal(model, found, torch.tensor(IDS))
+    result = to_rms_norm(model, torch.tensor(IDS))
+    assert result.model.one.weight is result.model.two.weight
+    assert result.notes == ()
+    assert_equal(model, result, torch.tensor(IDS))
 
 
 def net(forward: Callable[..., Any], **parts: Any) -> Any:
@@ -218,11 +219,11 @@ MODULES = (
 def test_converted(name):
     model, x = modules()[name]
     randomised(model)
-    found = to_rms_norm(model, x)
-    assert found.layers
-    assert set(shown(found).values()) == {""}
-    assert found.exact <= ROUNDING
-    assert_equal(model, found, x)
+    result = to_rms_norm(model, x)
+    assert result.layers
+    assert set(shown(result).values()) == {""}
+    assert result.exact <= ROUNDING
+    assert_equal(model, result, x)
 
 
 def test_the_offset_of_a_layer_norm_with_equal_gains():
@@ -234,10 +235,10 @@ def test_the_offset_of_a_layer_norm_with_equal_gains():
         model = randomised(net(lambda m, p, x, readers=readers: readers(m, m.first(m.a(x))), **parts))
         with torch.no_grad():
             model.m.first.weight.fill_(1.5)
-        found = to_rms_norm(model, sample(2, 3))
-        assert sum(not layer.converted for layer in found.layers) == left
-        assert ("m.first.bias" in found.centred) == (left == 0)
-        assert_equal(model, found, sample(2, 3))
+        result = to_rms_norm(model, sample(2, 3))
+        assert sum(not layer.converted for layer in result.layers) == left
+        assert ("m.first.bias" in result.centred) == (left == 0)
+        assert_equal(model, result, sample(2, 3))
 
 
 def refusals() -> dict[str, tuple[Any, Any, str, str]]:
@@ -356,11 +357,11 @@ def test_left(name):
     torch = torch_of()
     model, x, layer, why = refusals()[name]
     randomised(model)
-    found = to_rms_norm(model, x)
-    assert why in shown(found)[layer]
-    assert not any(each.converted for each in found.layers)
-    assert found.centred == ()
-    for before, after in zip(tensors(model(x)), tensors(found.model(x)), strict=True):
+    result = to_rms_norm(model, x)
+    assert why in shown(result)[layer]
+    assert not any(entry.converted for entry in result.layers)
+    assert result.centred == ()
+    for before, after in zip(tensors(model(x)), tensors(result.model(x)), strict=True):
         assert torch.equal(before, after)
 
 
@@ -370,7 +371,7 @@ def test_the_names_are_all():
 
 
 def test_what_stays_of_a_module():
-    """Modes, frozen parameters, hooks and the switch of the fused paths; dropout is told where it matters."""
+    """Modes, frozen parameters, hooks and the switch of the fused paths; a note names dropout where it matters."""
     torch = torch_of()
     nn = torch.nn
     model = randomised(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.LayerNorm(4), nn.Dropout(0.5))).train()
@@ -378,37 +379,37 @@ def test_what_stays_of_a_module():
     calls = []
     model[2].register_forward_hook(lambda *_: calls.append(1))
     fast = torch.backends.mha.get_fastpath_enabled()
-    found = to_rms_norm(model, sample(2, 3))
+    result = to_rms_norm(model, sample(2, 3))
     assert torch.backends.mha.get_fastpath_enabled() == fast
-    assert all(module.training for each in (model, found.model) for module in each.modules())
-    assert not found.model[0].weight.requires_grad
-    assert found.model[0].bias.requires_grad
-    assert found.model[0].weight.mean(0).abs().max() < 1e-7 < model[0].weight.mean(0).abs().min()
+    assert all(module.training for one in (model, result.model) for module in one.modules())
+    assert not result.model[0].weight.requires_grad
+    assert result.model[0].bias.requires_grad
+    assert result.model[0].weight.mean(0).abs().max() < 1e-7 < model[0].weight.mean(0).abs().min()
     calls.clear()
-    found.model(sample(2, 3))
+    result.model(sample(2, 3))
     assert calls == [1]
-    assert found.notes == ("dropout in 1: its output is not centred; the models agree only in evaluation",)
-    words = str(found)
+    assert result.notes == ("dropout in 1: its output is not centred; the models agree only in evaluation",)
+    words = str(result)
     assert "2 (LayerNorm): now RMSNorm; eps 1e-05, centred 0.bias, 0.weight" in words
-    assert found.notes[0] in words
+    assert result.notes[0] in words
 
 
 def test_bfloat16():
-    """The plan is exact; the weights are rounded anew, 2^-9 of each, which moves outputs, and is told."""
+    """The plan is exact; the weights are rounded anew, 2^-9 of each, which moves outputs; a note says so."""
     torch = torch_of()
     model = randomised(torch.nn.Sequential(torch.nn.Linear(3, 64), torch.nn.LayerNorm(64))).bfloat16()
-    found = to_rms_norm(model, sample(2, 3).bfloat16())
-    assert {each.dtype for each in found.model.parameters()} == {torch.bfloat16}
-    assert found.exact <= ROUNDING
-    assert 0 < found.error < 0.02
-    assert found.notes == ("0.bias, 0.weight: rounded to bfloat16 once more",)
+    result = to_rms_norm(model, sample(2, 3).bfloat16())
+    assert {parameter.dtype for parameter in result.model.parameters()} == {torch.bfloat16}
+    assert result.exact <= ROUNDING
+    assert 0 < result.error < 0.02
+    assert result.notes == ("0.bias, 0.weight: rounded to bfloat16 once more",)
 
 
 BROKEN: dict[str, tuple[str, Any, str]] = {
     "readers are not asked": ("_passed_on", lambda reader, value, axes: [], "another reader"),
     "every gain is equal": ("_needs_of_norm", lambda norm, output, axes: [], "norm of a norm"),
     "a factor for each feature": ("_carrier", lambda term, axes: next(
-        (each.value, frozenset(each.along[axis] for axis in axes)) for each in term if axes <= each.along.keys()
+        (entry.value, frozenset(entry.along[axis] for axis in axes)) for entry in term if axes <= entry.along.keys()
     ), "a scale for each feature"),
     "all is centred": ("_is_centred", lambda value, axes: True, "relu"),
 }  # fmt: skip

@@ -26,7 +26,7 @@ SIZES = {
     "vocab_size": 64, "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
 }  # fmt: skip
-# configuration, model, its arguments, and the norms there are: variant and number
+# configuration, model, its arguments, and its norms: variant and number
 MODELS: dict[str, tuple[str, str, dict[str, Any], str, int]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {"rms_norm_eps": 1e-5}, "llama", 5),
     "gemma": ("GemmaConfig", "GemmaForCausalLM", {}, "gemma", 5),
@@ -55,13 +55,13 @@ def tokens(seed: int = 0) -> Any:
     return torch.randint(1, 64, (2, 12), generator=torch.Generator().manual_seed(seed))
 
 
-def outputs(model: Any, given: Any) -> Any:
-    more = {"decoder_input_ids": given.roll(1, 1)} if hasattr(model, "encoder") else {}
-    return model(input_ids=given, labels=given, **more)
+def outputs(model: Any, ids: Any) -> Any:
+    more = {"decoder_input_ids": ids.roll(1, 1)} if hasattr(model, "encoder") else {}
+    return model(input_ids=ids, labels=ids, **more)
 
 
 def norms_of(model: Any) -> list[Any]:
-    return [each for each in model.modules() if "Norm" in type(each).__name__]
+    return [layer for layer in model.modules() if "Norm" in type(layer).__name__]
 
 
 def as_far_as_rounding_goes(model: Any, measure: Callable[[Any], Any]) -> Any:
@@ -88,14 +88,14 @@ def logits(model: Any) -> Any:
 
 def learned(model: Any) -> Any:
     """Losses of four steps on the same few sentences, and the logits after them."""
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.03), []
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.03), []
     for _ in range(4):
         loss = outputs(model, tokens(1)).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(loss.detach())
-    return torch.cat([torch.stack(found), logits(model).flatten()])
+        losses.append(loss.detach())
+    return torch.cat([torch.stack(losses), logits(model).flatten()])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -107,11 +107,11 @@ def test_a_model_says_and_learns_the_same(name: str) -> None:
     report = replace(mine)
     _, _, _, variant, count = MODELS[name]
     assert [entry.variant.name for entry in report if entry.variant] == [variant] * count
-    assert [entry.name for entry in report] == [n for n, each in mine.named_modules() if isinstance(each, RMSNorm)]
+    assert [entry.name for entry in report] == [n for n, layer in mine.named_modules() if isinstance(layer, RMSNorm)]
     assert all(type(norm) is RMSNorm and norm.training for norm in norms)
     assert list(mine.state_dict()) == keys
     assert all(parameter is parameters[key] for key, parameter in mine.named_parameters())
-    assert not replace(mine), "a second time there is nothing to do"
+    assert not replace(mine), "a second call has nothing to do"
 
     wrong = copy.deepcopy(mine)  # the tolerance can tell one eps from another
     for norm in norms_of(wrong):
@@ -137,10 +137,10 @@ def test_half_models_are_recognised_as_they_are() -> None:
         same = theirs(x) == ours(x)
         assert same.double().mean() >= 0.999  # float32 inside hardly ever shows in 8 bits
         assert ((theirs(x) - ours(x)).abs() <= 2 * 2.0**-8 * theirs(x).abs()).all()
-    given = tokens()[:, :4]
+    ids = tokens()[:, :4]
     produce = {"max_new_tokens": 8, "do_sample": False}
     with torch.no_grad():
-        assert torch.equal(mine.generate(given, **produce), model.generate(given, **produce))
+        assert torch.equal(mine.generate(ids, **produce), model.generate(ids, **produce))
 
 
 class Channels(nn.Module):
@@ -198,13 +198,13 @@ LEFT = {
 def test_what_is_left_alone_and_why(name: str) -> None:
     make, why = LEFT[name]
     layer = make()
-    kind, held = type(layer), dict(vars(layer))
+    kind, state = type(layer), dict(vars(layer))
     (entry,) = replace(nn.Sequential(nn.Linear(8, 8), layer, nn.Dropout(0.1)))
     assert (entry.name, entry.kind, entry.variant) == ("1", kind.__name__, None)
     assert why in entry.why
     assert str(entry) == f"1 ({kind.__name__}): left; {entry.why}"
     assert type(layer) is kind
-    assert vars(layer) == held
+    assert vars(layer) == state
 
 
 def test_gates_and_groups_are_left_alone() -> None:
@@ -269,8 +269,13 @@ def test_identity_hooks_and_devices_are_kept() -> None:
 
 def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    known = module._recognise
-    monkeypatch.setattr(module, "_recognise", lambda layer, variant: (asked.append(layer), known(layer, variant))[1])
+    identify = module.identify
+
+    def record(layer: Any, **options: Any) -> Any:
+        asked.append(layer)
+        return identify(layer, **options)
+
+    monkeypatch.setattr(module, "identify", record)
     layers = [LlamaRMSNorm(8, eps) for eps in (1e-6, 1e-5) for _ in range(8)]
     model = nn.ModuleList([*layers, *(nn.RMSNorm(8) for _ in range(8)), LlamaRMSNorm(6), LlamaRMSNorm(8).half()])
     report = replace(model)

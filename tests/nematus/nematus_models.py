@@ -1,4 +1,4 @@
-"""Models of Nematus for the tests: what it computed itself, and random ones of every kind."""
+"""Models of Nematus for the tests: those of tests/data, which Nematus ran itself, and random ones of every kind."""
 
 from __future__ import annotations
 
@@ -47,35 +47,44 @@ KINDS: dict[str, dict[str, Any]] = {
     "lexical": {"rnn_lexical_model": True, "norm": "layer"},
     "smoothed labels": {"label_smoothing": 0.1},
 }
+SMALL_TRANSFORMER: dict[str, Any] = {
+    **SMALL,
+    "model_type": "transformer",
+    "embedding_size": 8,
+    "state_size": 8,
+    "transformer_enc_depth": 2,
+    "transformer_dec_depth": 2,
+    "transformer_num_heads": 2,
+    "transformer_ffn_hidden_size": 6,
+}
 TRANSFORMERS: dict[str, dict[str, Any]] = {
-    "rms": {"norm": "rms"},
-    "layer": {"norm": "layer"},
-    "tied decoder": {"norm": "rms", "tie_decoder_embeddings": True},
-    "tied encoder": {"norm": "rms", "tie_encoder_decoder_embeddings": True, "source_vocab_sizes": (8,)},
-    "tied all": {
+    "transformer rms": {"norm": "rms"},
+    "transformer layer": {"norm": "layer"},
+    "transformer tied decoder": {"norm": "rms", "tie_decoder_embeddings": True},
+    "transformer tied encoder": {"norm": "rms", "tie_encoder_decoder_embeddings": True, "source_vocab_sizes": (8,)},
+    "transformer tied all": {
         "norm": "layer",
         "tie_decoder_embeddings": True,
         "tie_encoder_decoder_embeddings": True,
         "source_vocab_sizes": (8,),
     },
-    "smoothed labels": {"norm": "rms", "label_smoothing": 0.1},
+    "transformer smoothed labels": {"norm": "rms", "label_smoothing": 0.1},
 }
+WITHOUT_DROPOUT = dict.fromkeys(
+    [f"transformer_dropout_{part}" for part in ("embeddings", "residual", "relu", "attn")], 0.0
+)
+WITH_DROPOUT = {f"rnn_dropout_{part}": 0.3 for part in ("embedding", "hidden", "source", "target")}
 
 
 def config_of(kind: str) -> Config:
-    return Config(**{**SMALL, **KINDS[kind]})
-
-
-def transformer_of(kind: str) -> Config:
-    sizes = {"embedding_size": 8, "state_size": 8, "transformer_num_heads": 2, "transformer_ffn_hidden_size": 6}
-    depths = {"transformer_enc_depth": 2, "transformer_dec_depth": 2}
-    return Config(**{**SMALL, **sizes, **depths, "model_type": "transformer", **TRANSFORMERS[kind]})
+    """The config of that kind, one of KINDS or TRANSFORMERS."""
+    return Config(**(SMALL | KINDS[kind] if kind in KINDS else SMALL_TRANSFORMER | TRANSFORMERS[kind]))
 
 
 def random_parameters(config: Config, dtype: str = "float64", seed: int = 0) -> dict[str, Any]:
-    """Matrices that keep the size of what they multiply; gains about 1, biases about 0."""
+    """Matrices whose products are about as large as their inputs; gains about 1, biases about 0."""
     rng = np.random.default_rng(seed)
-    found = {}
+    parameters = {}
     for row in variables(config):
         value = rng.standard_normal(row.shape)
         if row.name.endswith(("/scale", "/new_std")):
@@ -84,8 +93,8 @@ def random_parameters(config: Config, dtype: str = "float64", seed: int = 0) -> 
             value = 0.7 * value
         else:
             value *= 0.4 if len(row.shape) == 1 else 1.5 / np.sqrt(row.shape[0])
-        found[row.name] = value.astype(dtype)
-    return found
+        parameters[row.name] = value.astype(dtype)
+    return parameters
 
 
 def batch(config: Config, seed: int = 0) -> tuple[Any, Any, Any, Any]:
@@ -102,7 +111,7 @@ def batch(config: Config, seed: int = 0) -> tuple[Any, Any, Any, Any]:
 
 @dataclass(frozen=True)
 class Reference:
-    """A run of Nematus, as tests/data keeps it."""
+    """A run of Nematus, as an archive in tests/data holds it."""
 
     options: dict[str, Any]
     names: list[str]
@@ -115,33 +124,41 @@ class Reference:
         return tuple(self.arrays[name].astype(int) for name in ("x", "x_mask", "y", "y_mask"))
 
     def model(self, norm: str) -> tuple[Config, dict[str, Any], dict[str, str]]:
-        """Config, parameters by the names of master, and Nematus's own name of each."""
+        """The config, the parameters by the names of master, and for each of these the name in the run."""
         config = read(self.options, norm=norm)
         rows = variables(config)
         version = max(range(len(VERSIONS)), key=lambda i: sum(row.names[i] in self.tensors for row in rows))
         own = {row.name: row.names[version] for row in rows}
         assert sorted(own.values()) == sorted(self.tensors)
-        return config, {name: self.tensors[each] for name, each in own.items()}, own
+        return config, {name: self.tensors[name_in_run] for name, name_in_run in own.items()}, own
 
 
 @cache
 def reference(name: str) -> Reference:
-    with np.load(DATA / f"{name}.npz", allow_pickle=False) as archive:
+    """The run of that name in tests/data."""
+    return read_reference(DATA / f"{name}.npz")
+
+
+def read_reference(path: Path) -> Reference:
+    with np.load(path, allow_pickle=False) as archive:
         arrays = dict(archive)
     shapes = json.loads(arrays.pop("names").tobytes())
     flat, tensors, begin = arrays.pop("tensors"), {}, 0
-    for each, shape in shapes.items():
+    for name, shape in shapes.items():
         size = int(np.prod(shape))
-        tensors[each] = flat[begin : begin + size].reshape(shape)
+        tensors[name] = flat[begin : begin + size].reshape(shape)
         begin += size
     assert begin == len(flat)
     probes = dict(zip(shapes, arrays.pop("gradients"), strict=True))
     return Reference(json.loads(arrays.pop("options").tobytes()), list(shapes), tensors, probes, arrays)
 
 
-def check_gradients(found: dict[str, Any], own: dict[str, str], probes: dict[str, Any], bound: float = 1e-4) -> None:
-    """Norm and three products with cosines; each product of an error e with them is at most |e| sqrt(size)."""
-    for name, gradient in found.items():
+def check_gradients(
+    gradients: dict[str, Any], own: dict[str, str], probes: dict[str, Any], bound: float = 1e-4
+) -> None:
+    """Compares norms and products with cosines: the product of an error e with a vector c is at most |e| |c|."""
+    assert gradients.keys() == own.keys()
+    for name, gradient in gradients.items():
         norm, *products = probes[own[name]]
         position = np.arange(gradient.size)
         assert abs(np.linalg.norm(gradient) - norm) <= bound * norm, name
@@ -151,7 +168,7 @@ def check_gradients(found: dict[str, Any], own: dict[str, str], probes: dict[str
 
 
 def check_beams(reference: Reference, model: Any, bound: float) -> int:
-    """Every beam of Nematus, best first, token for token."""
+    """Compares every beam of Nematus, best first, token for token. Returns how many there were."""
     x, x_mask, _, _ = reference.sentences
     count = 0
     for name, sequences in reference.arrays.items():
@@ -162,25 +179,26 @@ def check_beams(reference: Reference, model: Any, bound: float) -> int:
         scores = -reference.arrays[name.replace("sequences", "costs")] if scores is None else scores
         order = np.argsort(-scores, axis=1, kind="stable")
         alpha = float(rest[0].removeprefix("alpha")) if rest else 0.0
-        found = model.translate(x, x_mask, int(beam.removeprefix("beam")), 12, normalization_alpha=alpha)
+        translations = model.translate(x, x_mask, int(beam.removeprefix("beam")), 12, normalization_alpha=alpha)
         wanted = np.maximum(np.take_along_axis(sequences, order[:, :, None], axis=1), 0)  # v0.3 pads with -1
-        np.testing.assert_array_equal(found.sequences, wanted, err_msg=name)
-        np.testing.assert_allclose(found.scores, np.take_along_axis(scores, order, axis=1), rtol=0, atol=bound)
+        np.testing.assert_array_equal(translations.sequences, wanted, err_msg=name)
+        scores = np.take_along_axis(scores, order, axis=1)
+        np.testing.assert_allclose(translations.scores, scores, rtol=0, atol=bound)
         count += 1
     return count
 
 
 def check_directions(loss: Any, parameters: dict[str, Any], gradients: dict[str, Any]) -> None:
-    """Every gradient against central differences along a random direction.
+    """Compares every gradient with a central difference along a random direction.
 
-    With h = 1e-6 the difference errs by h^2/6 of the third derivative, which is below 1e5 here, and by the rounding of
-    the loss over h: of less than 100 numbers below 10, so 5e-14 at most. 1e-7 covers both.
+    With a step of 1e-6 the error of the difference is step^2/6 of the third derivative, which is below 1e5 here, and
+    the rounding of the loss over the step: of less than 100 numbers below 10, so 5e-14 at most. 1e-7 covers both.
     """
     rng = np.random.default_rng(7)
-    h = 1e-6
+    step = 1e-6
     assert gradients.keys() == parameters.keys()
     for name, value in parameters.items():
         direction = rng.standard_normal(value.shape)
-        ahead, behind = (loss({**parameters, name: value + sign * h * direction}) for sign in (1, -1))
-        slope = (ahead - behind) / (2 * h)
+        above, below = (loss({**parameters, name: value + sign * step * direction}) for sign in (1, -1))
+        slope = (above - below) / (2 * step)
         assert abs(slope - (gradients[name] * direction).sum()) <= 1e-7 * (1 + abs(slope)), name

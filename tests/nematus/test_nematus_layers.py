@@ -95,7 +95,13 @@ def graph(style: str, layer: Any, *, training: bool = True) -> dict[str, Any]:
         tf.nn.sigmoid_cross_entropy_with_logits(labels=y, logits=tf.linalg.matvec(states[-1], output))
     )
     variables = tf.compat.v1.trainable_variables()
-    model = {"x": x, "y": y, "states": states, "loss": loss, "variables": {each.op.name: each for each in variables}}
+    model = {
+        "x": x,
+        "y": y,
+        "states": states,
+        "loss": loss,
+        "variables": {variable.op.name: variable for variable in variables},
+    }
     if training:
         model["gradients"] = tf.gradients(loss, variables)
         optimizer = tf.compat.v1.train.AdamOptimizer(0.05)
@@ -138,10 +144,10 @@ def train(style: str, layer: Any, folder: Path) -> None:
         session.run(tf.compat.v1.global_variables_initializer())
         feed = {model["x"]: x, model["y"]: y}
         others = dict(zip(model["variables"], session.run(model["gradients"], feed), strict=True))
-        for name, found in zip(values, gradients, strict=True):
+        for name, gradient in zip(values, gradients, strict=True):
             # float32 throughout: of TIME steps of sums of less than 20 numbers, 1e-5 of the greatest is far above
             other = others[name.replace("/scale", "/new_std")]
-            np.testing.assert_allclose(found, other, rtol=0, atol=1e-5 * abs(other).max())
+            np.testing.assert_allclose(gradient, other, rtol=0, atol=1e-5 * abs(other).max())
 
 
 def seed(folder: Path) -> None:
@@ -165,17 +171,17 @@ def shared(folder: Path) -> None:
                     layers.append(RMSNormLayer(4))
         assert layers[0].scale is layers[2].scale
         assert layers[1].scale is layers[3].scale
-        assert [each.scale.op.name for each in layers[:2]] == ["decoder/gates_x_norm/scale", "decoder/scale"]
+        assert [layer.scale.op.name for layer in layers[:2]] == ["decoder/gates_x_norm/scale", "decoder/scale"]
         with v1.variable_scope("encoder"):
             for name in ("gates_x_norm", "gates_state_norm"):
                 with tf.name_scope(name):
                     assert LayerNormLayer(4).new_std.op.name == f"encoder/{name}/new_std"
-        names = [each.op.name for each in v1.trainable_variables()]
+        names = [variable.op.name for variable in v1.trainable_variables()]
         assert len(set(names)) == len(names) == 4
 
 
 def checkpoint(folder: Path) -> None:
-    """The encoder of a checkpoint of Nematus v0.3, by the names that it has there."""
+    """The encoder of a checkpoint of Nematus v0.3, by its names in that version."""
     with np.load(folder / "states.npz") as archive, tf.Graph().as_default(), tf.compat.v1.Session() as session:
         x = tf.constant(archive["x"])
         with tf.name_scope(SCOPE):
@@ -284,11 +290,11 @@ def test_errors() -> None:
 
 if __name__ == "__main__":
     tf.compat.v1.disable_v2_behavior()
-    found = {}
+    failures = {}
     for name, part in PARTS.items():
         try:
             part(Path(sys.argv[1]))
-            found[name] = ""
+            failures[name] = ""
         except Exception:
-            found[name] = traceback.format_exc()
-    print(json.dumps(found))
+            failures[name] = traceback.format_exc()
+    print(json.dumps(failures))

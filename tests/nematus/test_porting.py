@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nematus_models import KINDS, TRANSFORMERS, batch, config_of, random_parameters, reference, transformer_of
+from nematus_models import KINDS, TRANSFORMERS, batch, config_of, random_parameters, reference
 
 from rmsnorm import nematus
 from rmsnorm.nematus.centring import to_rms_norm
@@ -45,9 +45,9 @@ def reoption(directory: Path, **changes: Any) -> None:
     path.write_text(json.dumps({name: value for name, value in options.items() if value is not None}))
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *(f"transformer {kind}" for kind in TRANSFORMERS)])
+@pytest.mark.parametrize("kind", [*KINDS, *TRANSFORMERS])
 def test_the_table_is_a_map_in_every_direction(kind: str) -> None:
-    config = transformer_of(kind.removeprefix("transformer ")) if kind.startswith("transformer ") else config_of(kind)
+    config = config_of(kind)
     rows = variables(config)
     for version, column in zip(VERSIONS, zip(*(row.names for row in rows), strict=True), strict=True):
         named = [name for name in column if name is not None]
@@ -62,7 +62,9 @@ def test_names_that_nematus_wrote() -> None:
     for name, norm, version in (("A2s", "layer", 0), ("A4", "rms", 0), ("A7b", "rms", 0), ("B", "rms", 1)):
         run = reference(name)
         rows = variables(read(run.options, norm=norm))
-        assert {row.names[version]: row.shape for row in rows} == {key: each.shape for key, each in run.tensors.items()}
+        assert {row.names[version]: row.shape for row in rows} == {
+            key: tensor.shape for key, tensor in run.tensors.items()
+        }
     rows = variables(config_of("deep theano with offset").replace(norm_offset=True))
     known = {row.name: row for row in rows}
     expected = {
@@ -90,20 +92,20 @@ def test_names_that_nematus_wrote() -> None:
 @pytest.mark.filterwarnings(f"ignore:.*{OTHER_NUMBERS}")
 def test_a_round_trip_through_theano_changes_no_bit(kind: str, tmp_path: Path) -> None:
     config, parameters = save(tmp_path, kind)
-    found = nematus.load(tmp_path)
-    assert (found.config, found.names, found.smoothed) == (config, "theano", False)
-    assert found.parameters.keys() == parameters.keys()
-    for name, array in found.parameters.items():
+    loaded = nematus.load(tmp_path)
+    assert (loaded.config, loaded.names, loaded.smoothed) == (config, "theano", False)
+    assert loaded.parameters.keys() == parameters.keys()
+    for name, array in loaded.parameters.items():
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, parameters[name])
-    assert found.left_out == ("decoder_c_tt",)
-    drt = [name for name in found.unused if "_drt_" in name]
+    assert loaded.left_out == ("decoder_c_tt",)
+    drt = [name for name in loaded.unused if "_drt_" in name]
     assert (
         len(drt)
-        == len(found.unused)
+        == len(loaded.unused)
         == (0 if "theano" in kind else 4 * (config.rnn_enc_transition_depth - 1) * config.rnn_enc_depth)
     )
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.npz", "model.npz.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.npz", "model.npz.json"]
 
 
 def test_warnings_where_theano_nematus_differs(tmp_path: Path) -> None:
@@ -120,9 +122,9 @@ def test_an_archive_of_rmsnorm_with_offsets_must_be_called_so(tmp_path: Path) ->
     save(tmp_path, "rms with offset")
     assert nematus.load(tmp_path).config.norm == "rms"
     reoption(tmp_path, layer_normalization_type=None, dialect=None)
-    told = nematus.load(tmp_path)
-    assert (told.config.norm, told.config.dialect) == ("layer", "theano")
-    assert "decoder/base/gru0/gates_x_norm/new_mean" in told.parameters
+    by_names = nematus.load(tmp_path)
+    assert (by_names.config.norm, by_names.config.dialect) == ("layer", "theano")
+    assert "decoder/base/gru0/gates_x_norm/new_mean" in by_names.parameters
     said = nematus.load(tmp_path, norm="rms")
     assert (said.config.norm, said.config.norm_offset) == ("rms", True)
     assert "decoder/base/gru0/gates_x_norm/offset" in said.parameters
@@ -159,11 +161,8 @@ def test_options_of_every_version() -> None:
     config = read({**v04, "source_vocab_size": 37})
     assert (config.dialect, config.search) == ("tensorflow", "costs")
     assert read({**v04, "source_vocab_size": 37, "translation_strategy": "beam_search"}).search == "sampler"
-    for kind in KINDS:
+    for kind in (*KINDS, *TRANSFORMERS):
         config = config_of(kind)
-        assert read(write(config), norm=config.norm, norm_offset=config.norm_offset) == config
-    for kind in TRANSFORMERS:
-        config = transformer_of(kind)
         assert read(write(config), norm=config.norm, norm_offset=config.norm_offset) == config
     assert len({name for names in LEGACY.values() for name in names} | set(LEGACY)) == sum(
         map(len, LEGACY.values())
@@ -249,9 +248,9 @@ def test_what_belongs_to_the_trainer_is_left_out(tmp_path: Path) -> None:
         tmp_path, uidx=np.int64(3), history_errs=np.array([[1.0], None], object), adam_t=np.ones(3), zipped_params=None,
         accum3=np.ones(2), **{"loss/prior/encoder_W": np.ones(2)},
     )  # fmt: skip
-    found = nematus.load(tmp_path)
-    assert found.left_out == ("accum3", "adam_t", "decoder_c_tt", "loss/prior/encoder_W", "uidx")
-    assert found.config == config
+    loaded = nematus.load(tmp_path)
+    assert loaded.left_out == ("accum3", "adam_t", "decoder_c_tt", "loss/prior/encoder_W", "uidx")
+    assert loaded.config == config
 
 
 def test_averages_of_exponential_smoothing(tmp_path: Path) -> None:
@@ -354,7 +353,7 @@ def test_the_id_of_unknown_words_in_scores(tmp_path: Path) -> None:
             model = nematus.load(tmp_path)
             for wanted, asked in ((translating, False), (scoring, True)):
                 sources, target = vocabularies(model, scoring=asked)
-                assert [each.unknown for each in (*sources, target)] == [wanted, wanted]
+                assert [vocabulary.unknown for vocabulary in (*sources, target)] == [wanted, wanted]
 
 
 def test_gains_that_a_conversion_dropped(tmp_path: Path) -> None:
@@ -380,7 +379,7 @@ def test_nothing_is_left_where_writing_fails(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(OSError, match="No space left"):
         nematus.save_theano(tmp_path / "model.npz", config, parameters)
     assert (tmp_path / "model.npz").read_bytes() == before
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.npz", "model.npz.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.npz", "model.npz.json"]
 
 
 def test_a_checkpoint_without_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,22 +439,22 @@ def test_a_real_layer_norm_becomes_rms_norm() -> None:
     assert {array.dtype for array in converted.values()} == {np.dtype(np.float32)}
     words = y_mask > 0
     wanted = RNNSearch(config, parameters).logits(x, x_mask, y)[words]
-    found = RNNSearch(new, converted).logits(x, x_mask, y)[words]
-    assert abs(found - wanted).max() <= 1e-5 * abs(wanted).max()
+    result = RNNSearch(new, converted).logits(x, x_mask, y)[words]
+    assert abs(result - wanted).max() <= 1e-5 * abs(wanted).max()
     exact = {name: array.astype(np.float64) for name, array in parameters.items()}
-    found = RNNSearch(*to_rms_norm(config, exact)).logits(x, x_mask, y)[words]
-    assert abs(found - wanted).max() <= 1e-12 * abs(wanted).max()
+    result = RNNSearch(*to_rms_norm(config, exact)).logits(x, x_mask, y)[words]
+    assert abs(result - wanted).max() <= 1e-12 * abs(wanted).max()
 
 
 def test_what_cannot_become_rms_norm() -> None:
-    for config in (config_of("rms"), config_of("plain"), transformer_of("layer")):
+    for config in (config_of("rms"), config_of("plain"), config_of("transformer layer")):
         with pytest.raises(ValueError, match=r"the model is .* with .*, expected rnn with layer"):
             to_rms_norm(config, random_parameters(config))
 
 
 def test_where_biases_are_added() -> None:
     """The rules of TensorFlow (v0.3 to master), and those of Theano."""
-    places = [("encoder", 0), ("encoder", 1), ("base", 0), ("base", 1), ("base", 2), ("high", 0), ("high", 1)]
+    cells = [("encoder", 0), ("encoder", 1), ("base", 0), ("base", 1), ("base", 2), ("high", 0), ("high", 1)]
     rules = {
         "tensorflow": ["input", "none", "input", "state", "state", "state", "state"],
         "tensorflow-v0.3": ["input", "none", "input", "state", "state", "state", "state"],
@@ -463,7 +462,7 @@ def test_where_biases_are_added() -> None:
     }
     for dialect, biases in rules.items():
         config = config_of("plain").replace(dialect=dialect)
-        assert [config.gru_bias(stack, index) for stack, index in places] == biases  # type: ignore[arg-type]
+        assert [config.gru_bias(stack, index) for stack, index in cells] == biases  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings(f"ignore:.*{OTHER_NUMBERS}:UserWarning")
@@ -471,6 +470,6 @@ def test_an_archive_of_theano_is_computed_as_theano_does_whatever_its_options_ar
     config, _ = save(tmp_path, "deep", dialect="tensorflow-v0.3")
     assert nematus.load(tmp_path).config.dialect == "tensorflow-v0.3"
     reoption(tmp_path, dialect=None)
-    for given in (None, write(config)):
-        assert nematus.load(tmp_path, config=given).config.dialect == "theano"
-        assert nematus.load(tmp_path, config=given, dialect="tensorflow").config.dialect == "tensorflow"
+    for options in (None, write(config)):
+        assert nematus.load(tmp_path, config=options).config.dialect == "theano"
+        assert nematus.load(tmp_path, config=options, dialect="tensorflow").config.dialect == "tensorflow"

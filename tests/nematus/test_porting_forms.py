@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nematus_models import KINDS, TRANSFORMERS, batch, config_of, random_parameters, transformer_of
-from test_cli_port import run, skip_without, with_dictionaries
+from nematus_commands import run, skip_without, with_dictionaries
+from nematus_models import KINDS, TRANSFORMERS, batch, config_of, random_parameters
 
 from rmsnorm import nematus
 from rmsnorm.nematus.config import write
@@ -22,23 +22,23 @@ from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
 BOUND = 1e-12  # of float64 logits of at most 10, as against the golden's
 
 
-def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, array in found.items():
+def same(arrays: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert arrays.keys() == wanted.keys()
+    for name, array in arrays.items():
         assert array.dtype == wanted[name].dtype
         np.testing.assert_array_equal(array, wanted[name], err_msg=name)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *(f"transformer {kind}" for kind in TRANSFORMERS)])
+@pytest.mark.parametrize("kind", [*KINDS, *TRANSFORMERS])
 def test_flax_keeps_every_bit_and_option(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("orbax.checkpoint")
-    config = transformer_of(kind.removeprefix("transformer ")) if kind.startswith("transformer ") else config_of(kind)
+    config = config_of(kind)
     parameters = random_parameters(config, "float32")
     nematus.save_flax(tmp_path / "model.orbax", config, parameters)
-    found = nematus.load(tmp_path)
-    assert (found.config, found.form, found.left_out) == (config, "flax", ())
-    same(found.parameters, parameters)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.orbax", "model.orbax.json"]
+    loaded = nematus.load(tmp_path)
+    assert (loaded.config, loaded.form, loaded.left_out) == (config, "flax", ())
+    same(loaded.parameters, parameters)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.orbax", "model.orbax.json"]
     with pytest.raises(FileExistsError, match=r"model.orbax exists, expected a new directory; name another"):
         nematus.save_flax(tmp_path / "model.orbax", config, parameters)
 
@@ -46,15 +46,15 @@ def test_flax_keeps_every_bit_and_option(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [*KINDS, "transformer tied all"])
 def test_keras_keeps_every_bit_and_option(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
-    config = transformer_of(kind.removeprefix("transformer ")) if kind.startswith("transformer ") else config_of(kind)
+    config = config_of(kind)
     config = config.replace(options={**write(config), "saveto": "model.npz"}, exponential_smoothing=1e-4)
     parameters = random_parameters(config, "float32")
     nematus.save_keras(tmp_path / "model.keras", config, parameters)
-    found = nematus.load(tmp_path)
-    assert (found.config, found.form) == (config.replace(exponential_smoothing=0.0), "keras")
-    assert found.config.options["saveto"] == "model.npz"
-    same(found.parameters, parameters)
-    assert [each.name for each in tmp_path.iterdir()] == ["model.keras"], "its options are in it"
+    loaded = nematus.load(tmp_path)
+    assert (loaded.config, loaded.form) == (config.replace(exponential_smoothing=0.0), "keras")
+    assert loaded.config.options["saveto"] == "model.npz"
+    same(loaded.parameters, parameters)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.keras"], "its options are in it"
     with pytest.raises(ValueError, match=r"save_keras: path is .*model.npz', expected a name that ends in .keras"):
         nematus.save_keras(tmp_path / "model.npz", config, parameters)
 
@@ -83,9 +83,9 @@ def test_keras_itself_reads_it(tmp_path: Path) -> None:
     for name, value in model.by_name().items():
         value.assign(tuned[name])
     model.save(tmp_path / "tuned.keras")
-    found = nematus.load(tmp_path / "tuned.keras")
-    assert found.config == config
-    same(found.parameters, tuned)
+    loaded = nematus.load(tmp_path / "tuned.keras")
+    assert loaded.config == config
+    same(loaded.parameters, tuned)
 
 
 def test_flax_itself_reads_it(tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_damaged_files_of_keras(tmp_path: Path) -> None:
 
     rewrite(**{"model.weights.h5": parts["model.weights.h5"][:3000]})
     assert "model.keras is damaged (" in run("info", path, status=2)
-    told = json.loads(parts["config.json"])
-    told["config"]["config"]["state_size"] = 6
-    rewrite(**{"config.json": json.dumps(told).encode()})
+    config = json.loads(parts["config.json"])
+    config["config"]["config"]["state_size"] = 6
+    rewrite(**{"config.json": json.dumps(config).encode()})
     assert "has shape (10, 10), expected (12, 12) of" in run("info", path, status=2)
     keras.Sequential([keras.layers.Input((2,)), keras.layers.Flatten()]).save(path)
     assert "model.keras is damaged ('config'), expected a model of rmsnorm" in run("info", path, status=2)
@@ -194,14 +194,14 @@ def test_once_around(kind: str, tmp_path: Path) -> None:
     for number, form in enumerate(("torch", "theano", "flax", "tf", "keras", "tf")):
         out = tmp_path / f"{number}.{form}"
         run("nematus", folder, out, "--to", form)
-        found = nematus.load(out)
-        assert found.config == config
-        assert found.path.name == TARGETS[form].file
-        same(found.parameters, parameters)
+        loaded = nematus.load(out)
+        assert loaded.config == config
+        assert loaded.path.name == TARGETS[form].file
+        same(loaded.parameters, parameters)
         assert json.loads((out / "1.json").read_text()) == json.loads((tmp_path / "1.json").read_text())
         folder = out
     tf = __import__("tensorflow")
-    first, last = (tf.train.load_checkpoint(str(each / "model.npz")) for each in (tmp_path, folder))
+    first, last = (tf.train.load_checkpoint(str(path / "model.npz")) for path in (tmp_path, folder))
     names = first.get_variable_to_shape_map()
     assert names == last.get_variable_to_shape_map()
     same({name: last.get_tensor(name) for name in names}, {name: first.get_tensor(name) for name in names})

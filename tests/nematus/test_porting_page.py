@@ -1,4 +1,4 @@
-"""docs/porting.md: its commands and snippets run as they stand there, on a small model of Nematus v0.3."""
+"""docs/porting.md: its commands and snippets run as they stand, on a small model of Nematus v0.3."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from nematus_commands import run
 from nematus_models import SMALL, random_parameters
-from test_cli_port import run
 
 from rmsnorm import nematus
 from rmsnorm.nematus.config import Config, Dialect, write
@@ -82,12 +82,12 @@ def test_the_page_runs_from_its_first_line_to_its_last(
     assert losses[-1] < losses[0]
     assert len((folder / "test.out").read_text().split()) == 3
     scores = [float(line) for line in (folder / "test.scores").read_text().split()]
-    held = nematus.load(folder / "ported")
+    ported = nematus.load(folder / "ported")
     assert len(scores) == 3
 
     source, back, again = (nematus.load(folder / name) for name in ("model", "back", "again"))
-    assert source.config == held.config == back.config == again.config
-    for name, array in held.parameters.items():
+    assert source.config == ported.config == back.config == again.config
+    for name, array in ported.parameters.items():
         np.testing.assert_array_equal(array, back.parameters[name])
         np.testing.assert_array_equal(array, again.parameters[name])
         assert not np.array_equal(array, source.parameters[name]), "trained"

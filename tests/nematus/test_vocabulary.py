@@ -35,14 +35,14 @@ def test_from_words_to_words(tmp_path: Path) -> None:
     """The dictionaries that the options name, beside the model; the words above its vocabulary are unknown to it."""
     model = saved(tmp_path, "factors")
     sources, target = vocabularies(model)
-    assert [len(each.ids) for each in (*sources, target)] == [8, 4, 8]
+    assert [len(vocabulary.ids) for vocabulary in (*sources, target)] == [8, 4, 8]
     x, x_mask = batch(["w3|w3 w7|<GO>  w8|w4", "", "what|w3"], sources)
     np.testing.assert_array_equal(x[0].T, [[3, 7, 2, 0], [0, 0, 0, 0], [2, 0, 0, 0]])
     np.testing.assert_array_equal(x[1].T, [[3, 1, 2, 0], [0, 0, 0, 0], [3, 0, 0, 0]])
     np.testing.assert_array_equal(x_mask.T, [[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]])
-    found = RNNSearch(model.config, model.parameters).translate(x, x_mask, 2, 5)
+    translations = RNNSearch(model.config, model.parameters).translate(x, x_mask, 2, 5)
     names = {index: word for word, index in target.ids.items()}
-    for sequence in found.sequences[:, 0]:
+    for sequence in translations.sequences[:, 0]:
         ended = list(sequence).index(0) if 0 in sequence else len(sequence)
         assert target.words(sequence) == " ".join(names[index] for index in sequence[:ended])
 

@@ -1,0 +1,41 @@
+"""The commands ``rmsnorm port``, called as the tests need them, and dictionaries for their models."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rmsnorm.cli import app
+from rmsnorm.nematus.config import Config
+
+PACKAGES = {"torch": "torch", "keras": "tensorflow", "flax": "flax", "tf": "tensorflow"}
+
+
+def run(*arguments: Any, status: int = 0) -> str:
+    """What ``rmsnorm port`` with these arguments prints, and what it prints as an error where that is expected."""
+    result = CliRunner().invoke(app, ["port", *map(str, arguments)], env={"COLUMNS": "1000"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == status, result.output
+    return result.stdout if status == 0 else result.output
+
+
+def with_dictionaries(folder: Path, config: Config) -> Config:
+    """Writes dictionaries with the words w0, w1, ... for the ids. Returns the config whose options name them."""
+    names = []
+    for number, size in enumerate((*config.source_vocab_sizes, config.target_vocab_size)):
+        names.append(f"{number}.json")
+        (folder / names[-1]).write_text(json.dumps({f"w{index}": index for index in range(size)}))
+    return config.replace(options={**config.options, "dictionaries": names})
+
+
+def skip_without(form: str) -> None:
+    """Skips the test where the framework of that form is not installed."""
+    package = PACKAGES.get(form, "numpy")
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")

@@ -1,0 +1,89 @@
+"""What the tests ask of a framework, so that one test holds for Nematus's models and cells in all of them.
+
+``numpy_nematus``, ``torch_nematus``, ``tf_nematus`` and ``flax_nematus`` each have
+
+- ``Model``: a model as below;
+- ``array(value, dtype=None)``: a NumPy array as an array of the framework; ``numpy(array)``: the way back;
+- ``quick()``: a context where float64 is known and nothing is compiled, which takes longer than a short sentence;
+- ``wide()``: a context where float64 is known;
+- ``pull_back(cell, inputs, cotangents, **options)``: the outputs of a cell and the gradients of its
+  inputs;
+- ``nematus``: its room in the package. All but ``numpy_nematus`` also have
+- ``overwrite(model)``, ``masks(monkeypatch)``, ``scale_dropout(monkeypatch, keep=...)`` for the tests of models
+  (``masks`` is in ``numpy_nematus``, too);
+- ``new_cell(cell, size, state, **options)``, and but for ``tf_nematus`` ``load(layer, weights)``, for those of cells.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from nematus_models import WITH_DROPOUT, config_of, random_parameters
+
+
+class Model:
+    """A model of one framework, as ``own``. NumPy arrays in, NumPy arrays out, in one mode.
+
+    Args:
+        config, parameters: as for the model.
+        training: whether it is in training mode.
+        seed: for what is dropped in training.
+    """
+
+    own: Any
+
+    def __init__(self, config: Any, parameters: Any, *, training: bool = False, seed: int = 0) -> None:
+        raise NotImplementedError
+
+    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """The result of the method of that name."""
+        raise NotImplementedError
+
+    def gradients(self, *sentences: Any) -> tuple[Any, dict[str, Any]]:
+        """The loss of each sentence, and the gradients of their mean by the names of the parameters."""
+        raise NotImplementedError
+
+    def gradient_errors(self, sentences: Any, wanted: dict[str, Any]) -> tuple[Any, dict[str, tuple[float, float]]]:
+        """The loss of each sentence, and for each gradient of their mean the error and the size, as norms."""
+        loss, gradients = self.gradients(*sentences)
+        assert gradients.keys() == wanted.keys()
+        errors = {name: np.linalg.norm(gradients[name].astype(np.float64) - wanted[name]) for name in wanted}
+        return loss, {name: (error, np.linalg.norm(wanted[name])) for name, error in errors.items()}
+
+    def scores(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> tuple[Any, Any]:
+        """Logits and losses."""
+        return self.logits(x, x_mask, y), self.loss(x, x_mask, y, y_mask)
+
+    def encode(self, x: Any, x_mask: Any) -> Any:
+        return self.call("encode", x, x_mask)
+
+    def logits(self, x: Any, x_mask: Any, y: Any, **options: Any) -> Any:
+        return self.call("logits", x, x_mask, y, **options)
+
+    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Any:
+        return self.call("loss", x, x_mask, y, y_mask)
+
+    def called(self, *sentences: Any) -> Any:
+        """The result of calling the model itself, for what trains it."""
+        return self.call("__call__", *sentences)
+
+    def translate(self, *arguments: Any, **options: Any) -> Any:
+        return self.own.translate(*arguments, **options)
+
+
+def lose_words(framework: Any, kind: str, masks: dict[str, Any]) -> tuple[Any, Any, int]:
+    """A model with dropout, one sentence that lost some words on both sides, and the seed of that.
+
+    masks: as ``masks(monkeypatch)`` of the framework fills it; then of this sentence.
+    """
+    config = config_of(kind).replace(**WITH_DROPOUT)
+    words = np.array([1, 2, 3, 0])
+    x, y = np.stack([words] * len(config.source_vocab_sizes))[..., None], words[:, None]
+    sentences = (x, np.ones((4, 1)), y, np.ones((4, 1)))
+    for seed in range(100):
+        model = framework.Model(config, random_parameters(config), training=True, seed=seed)
+        model.loss(*sentences)
+        if all({0.0} < set(masks[f"{side} words"].ravel()) for side in ("source", "target")):
+            return model, sentences, seed
+    raise AssertionError("no seed drops words on both sides")

@@ -1,0 +1,355 @@
+"""Nematus's models in every framework: against runs of Nematus, against the golden, and as models in training."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy_nematus
+import pytest
+from nematus_framework import lose_words
+from nematus_models import (
+    KINDS,
+    TRANSFORMERS,
+    WITH_DROPOUT,
+    WITHOUT_DROPOUT,
+    batch,
+    check_beams,
+    check_gradients,
+    config_of,
+    random_parameters,
+    reference,
+)
+
+from rmsnorm.nematus.names import source_tables, target_table, variables
+from rmsnorm.nematus.numpy.output import log_softmax
+
+# Two computations of one thing in another order: logits are below 10, with some hundred roundings in a row.
+EXACT = {"float64": 1e-12, "float32": 2e-5}
+# Relative to the norm of a gradient, which adds up numbers of both signs.
+GRADIENT = {"float64": 1e-10, "float32": 1e-4}
+
+golden_too = pytest.mark.parametrize("framework", ["numpy", "torch", "tf", "flax"], indirect=True)
+
+
+def pair(framework: Any, kind: str, dtype: str = "float64", **changes: Any) -> tuple[Any, Any]:
+    """The golden and the model of a framework. A Transformer is in training mode, where it smooths labels."""
+    config = config_of(kind)
+    is_transformer = config.model_type == "transformer"
+    config = config.replace(**(WITHOUT_DROPOUT if is_transformer else {}), **changes)
+    parameters = random_parameters(config, dtype)
+    return tuple(where.Model(config, parameters, training=is_transformer) for where in (numpy_nematus, framework))
+
+
+def check_close(result: Any, wanted: Any) -> None:
+    bound = EXACT[result.dtype.name] * max(1.0, abs(wanted).max())
+    np.testing.assert_allclose(result, wanted, rtol=0, atol=bound)
+
+
+@golden_too
+@pytest.mark.parametrize(("name", "norm"), [("A2s", "layer"), ("A4", "rms"), ("A7b", "rms"), ("B", "rms")])
+def test_what_nematus_computed(framework: Any, name: str, norm: str) -> None:
+    """float32 of TensorFlow: logits to 2e-5, gradients to 1e-4 of their norm, translations token for token."""
+    run = reference(name)
+    config, parameters, own = run.model(norm)
+    model = framework.Model(config, parameters)
+    x, x_mask, y, y_mask = run.sentences
+    counted = y_mask.T > 0 if name == "A7b" else y_mask > 0
+    in_tf_slow_to_trace = framework.__name__ == "tf_nematus" and name == "A4"
+    with framework.quick() if in_tf_slow_to_trace else nullcontext():
+        logits = model.logits(x, x_mask, y)
+        assert logits.dtype == (np.float64 if framework is numpy_nematus else np.float32)
+        assert abs(logits - run.arrays["logits"])[counted].max() <= 2e-5
+        loss, gradients = model.gradients(x, x_mask, y, y_mask)
+        np.testing.assert_allclose(loss, run.arrays["loss_per_sentence"], rtol=1e-5)
+        check_gradients(gradients, own, run.probes)
+        assert check_beams(run, model, 2e-5) == (2 if name == "B" else 4)
+
+
+@golden_too
+def test_what_theano_nematus_computed(framework: Any) -> None:
+    """float64 of Theano, with the weights of a v0.3 checkpoint."""
+    run = reference("B")
+    config, parameters, _ = run.model("rms")
+    parameters = {name: value.astype(np.float64) for name, value in parameters.items()}
+    x, x_mask, y, y_mask = run.sentences
+    with framework.wide():
+        for dialect in ("theano", "tensorflow-v0.3"):
+            model = framework.Model(config.replace(dialect=dialect), parameters)
+            logits, loss = model.scores(x, x_mask, y, y_mask)
+            assert abs(logits - run.arrays["theano_logits"])[y_mask > 0].max() <= 1e-12
+            np.testing.assert_allclose(loss, run.arrays["theano_loss"], rtol=1e-12)
+
+
+def check_everything(framework: Any, kind: str, dtype: str, **changes: Any) -> tuple[Any, Any]:
+    """Compares states, logits, losses and gradients with the golden's. Returns both models."""
+    golden, model = pair(framework, kind, dtype, **changes)
+    x, x_mask, y, y_mask = batch(config_of(kind))
+
+    def check(result: Any, wanted: Any) -> None:
+        assert result.dtype == dtype
+        check_close(result, wanted)
+
+    check(model.encode(x, x_mask), golden.encode(x, x_mask))
+    check(model.logits(x, x_mask, y), golden.logits(x, x_mask, y))
+    if kind in KINDS:
+        check(model.logits(x, x_mask, y, stepwise=True), golden.logits(x, x_mask, y, stepwise=True))
+    wanted_loss, wanted = golden.gradients(x, x_mask, y, y_mask)
+    loss, errors = model.gradient_errors((x, x_mask, y, y_mask), wanted)
+    check(loss, wanted_loss)
+    for name, (error, size) in errors.items():
+        assert error <= GRADIENT[dtype] * size, name
+    return golden, model
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("framework", "dtype", "beams"),
+    [
+        ("torch", "float64", ((1, 0.0), (3, 0.5))),
+        ("torch", "float32", ()),
+        ("tf", "float64", ((1, 0.0), (3, 0.5))),
+        ("flax", "float64", ((3, 0.5),)),
+    ],
+    ids=["torch", "torch in float32", "tf", "flax"],
+    indirect=["framework"],
+)
+@pytest.mark.parametrize("kind", [*KINDS, *TRANSFORMERS])
+def test_everything_is_the_goldens(framework: Any, kind: str, dtype: str, beams: tuple[tuple[int, float], ...]) -> None:
+    golden, model = check_everything(framework, kind, dtype)
+    x, x_mask, _, _ = batch(config_of(kind))
+    for beam_size, alpha in beams:
+        translations = model.translate(x, x_mask, beam_size, 6, normalization_alpha=alpha)
+        wanted = golden.translate(x, x_mask, beam_size, 6, normalization_alpha=alpha)
+        np.testing.assert_array_equal(translations.sequences, wanted.sequences)
+        np.testing.assert_allclose(translations.scores, wanted.scores, rtol=1e-12)
+
+
+@pytest.mark.parametrize("framework", ["tf"], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("plain", {"dialect": "theano", "rnn_enc_depth": 2, "rnn_dec_depth": 2, "rnn_lexical_model": True}),
+        ("tied mixture", {"dialect": "tensorflow-v0.3", "rnn_dec_depth": 3, "rnn_dec_deep_context": True}),
+        ("transformer smoothed labels", {}),
+    ],
+)
+def test_in_graphs_everything_is_the_goldens(framework: Any, kind: str, changes: dict[str, Any]) -> None:
+    check_everything(framework, kind, "float32", **changes)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_mixture_is_of_probabilities(framework: Any) -> None:
+    _, model = pair(framework, "mixture")
+    logits = model.logits(*batch(config_of("mixture"))[:3])
+    np.testing.assert_allclose(log_softmax(logits), logits, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("training", [True, False])
+def test_smoothed_labels_of_the_transformer_only_in_training(framework: Any, training: bool) -> None:
+    config = config_of("transformer smoothed labels").replace(**WITHOUT_DROPOUT)
+    golden, model = (
+        where.Model(config, random_parameters(config), training=training) for where in (numpy_nematus, framework)
+    )
+    sentences = batch(config)
+    wanted = golden.loss(*sentences)
+    np.testing.assert_allclose(model.loss(*sentences), wanted, rtol=1e-12)
+    np.testing.assert_allclose(model.called(*sentences), wanted, rtol=1e-12)
+
+
+def test_a_model_does_not_share_memory_with_what_it_is_made_of(framework: Any) -> None:
+    config = config_of("plain")
+    parameters = random_parameters(config, "float32")
+    before = {name: value.copy() for name, value in parameters.items()}
+    for source in (parameters, {name: framework.array(value) for name, value in parameters.items()}):
+        framework.overwrite(framework.Model(config, source).own)
+        for name, value in source.items():
+            np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize("kind", ["mixture", "transformer rms"])
+def test_a_model_in_bfloat16(framework: Any, kind: str) -> None:
+    """Within some roundings of 2^-9 of logits below 10; losses are of float32."""
+    config = config_of(kind)
+    parameters, sentences = random_parameters(config, "float32"), batch(config)
+    wanted = numpy_nematus.Model(config, parameters).logits(*sentences[:3])
+    model = framework.Model(config, {name: framework.array(value, "bfloat16") for name, value in parameters.items()})
+    x, x_mask, y, y_mask = sentences
+    is_flax = framework.__name__ == "flax_nematus"
+    with nullcontext() if is_flax else framework.quick():
+        logits, loss = model.scores(x, framework.array(x_mask, "bfloat16"), y, y_mask)
+        assert logits.dtype in (ml_dtypes.bfloat16, np.float32)  # a mixture gives log-probabilities
+        assert abs(logits.astype(float) - wanted).max() <= 0.02 * abs(wanted).max() + 0.1
+        assert loss.dtype == np.float32
+        if not is_flax:  # which would compile for seconds
+            assert np.isfinite(model.translate(x, x_mask, 2, 4).scores).all()
+
+
+# What Nematus drops, read from its rnn_model.py and layers.py.
+INPUTS_FROM_WORDS = {
+    "decoder/base/gru0/input_to_gates",
+    "decoder/base/gru0/input_to_proposal",
+    "decoder/lexical",
+    "decoder/next_word_predictor/hidden_to_logits/W",
+    "decoder/next_word_predictor/lexical_to_logits/W",
+    "decoder/next_word_predictor/prev_emb_to_hidden/W",
+    *(
+        f"encoder/{stack}-stack/level0/gru0/input_to_{part}"
+        for stack in ("backward", "forward")
+        for part in ("gates", "proposal")
+    ),
+}
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_dropped_with_which_rate(framework: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every matrix the input, with a mask of its own; scores of the attention stay."""
+    config = config_of("deep").replace(rnn_lexical_model=True)
+    parameters, sentences = random_parameters(config), batch(config)
+    without = framework.Model(config, parameters).loss(*sentences)
+    matrices = {row.name for row in variables(config) if len(row.shape) == 2}
+    matrices -= {name for name in matrices if "/embedding/" in name or name.endswith("hidden_to_score")}
+    masks = framework.masks(monkeypatch)
+    for part, names in {
+        "embedding": INPUTS_FROM_WORDS,
+        "hidden": matrices - INPUTS_FROM_WORDS,
+        "source": {"source words"},
+        "target": {"target words"},
+    }.items():
+        masks.clear()
+        model = framework.Model(config.replace(**{f"rnn_dropout_{part}": 0.3}), parameters, training=True)
+        loss = model.loss(*sentences)
+        assert masks.keys() == names
+        for name, mask in masks.items():
+            np.testing.assert_allclose(mask * (mask - 1 / 0.7), 0, atol=1e-12, err_msg=name)
+        assert len({mask.tobytes() for mask in masks.values()}) > len(masks) / 2, "masks of their own"
+        assert abs(loss - without).max() > 1e-6
+
+
+@golden_too
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("kind", ["deep", "mixture", "factors"])
+def test_a_dropped_input_is_a_dropped_row_of_the_matrix(
+    framework: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which holds for one sentence, and only if all steps have the same mask; words are dropped as their embeddings."""
+    masks = framework.masks(monkeypatch)
+    model, sentences, seed = lose_words(framework, kind, masks)
+    config = model.own.config
+    x, _, y, _ = sentences
+    parameters = random_parameters(config)
+    loss = framework.Model(config, parameters, training=True, seed=seed).loss(*sentences)
+    assert abs(loss - framework.Model(config, parameters).loss(*sentences)) > 1e-3
+    for name, mask in masks.items():
+        if name in parameters:
+            parameters[name] *= mask.T
+    sources = [(table, ids, "source words") for table, ids in zip(source_tables(config), x, strict=True)]
+    for table, ids, side in (*sources, (target_table(config), y[:-1], "target words")):
+        for word, factor in zip(ids[:, 0], masks[side][:, 0, 0], strict=True):
+            parameters[table][word] *= factor
+    np.testing.assert_allclose(framework.Model(config, parameters).loss(*sentences), loss, rtol=1e-12)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_tied_decoder_drops_its_hidden_layer(framework: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which no matrix of its own follows."""
+    masks = framework.masks(monkeypatch)
+    model, _, _ = lose_words(framework, "tied decoder", masks)
+    assert masks["decoder/next_word_predictor/hidden_to_logits/W"].shape == (1, model.own.config.embedding_size)
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind"),
+    [
+        ("torch", "rms"),
+        ("torch", "transformer rms"),
+        ("tf", "tied decoder"),
+        ("tf", "transformer rms"),
+        ("flax", "layer"),
+    ],
+    indirect=["framework"],
+)
+def test_dropout_only_in_training(framework: Any, kind: str) -> None:
+    """By a seed, and another time anew; a translation drops nothing."""
+    quiet = config_of(kind).replace(**(WITHOUT_DROPOUT if kind in TRANSFORMERS else {}))
+    config = quiet.replace(**(dict.fromkeys(WITHOUT_DROPOUT, 0.3) if kind in TRANSFORMERS else WITH_DROPOUT))
+    parameters, sentences = random_parameters(config, "float32"), batch(config)
+    without = framework.Model(quiet, parameters)
+    wanted = without.loss(*sentences)
+    np.testing.assert_array_equal(framework.Model(config, parameters).loss(*sentences), wanted)
+    model = framework.Model(config, parameters, training=True, seed=3)
+    losses = [model.loss(*sentences) for _ in range(2)]
+    assert abs(losses[0] - wanted).min() > 1e-3
+    assert abs(losses[0] - losses[1]).min() > 1e-3
+    translations = [one.translate(*sentences[:2], 2, 4) for one in (model, without)]
+    np.testing.assert_array_equal(translations[0].scores, translations[1].scores)
+    again = framework.Model(config, parameters, training=True, seed=3)
+    np.testing.assert_array_equal(again.loss(*sentences), losses[0])
+
+
+@pytest.mark.usefixtures("quick")
+def test_dropout_of_the_transformer(framework: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a dropout that scales: what is dropped is what a scaled matrix is multiplied with or gives."""
+    plain = config_of("transformer rms").replace(**WITHOUT_DROPOUT)
+    parameters = random_parameters(plain)
+    x, x_mask, y, _ = batch(plain)
+    undropped = framework.Model(plain, parameters).logits(x, x_mask, y)
+    factor = framework.scale_dropout(monkeypatch, keep=True)
+    for rate, ends in {
+        "transformer_dropout_residual": ("context_projection/dense_layer_weights", "ff_layer_2/dense_layer_weights"),
+        "transformer_dropout_relu": ("ff_layer_1/dense_layer_weights",),
+        "transformer_dropout_attn": ("values_projection/dense_layer_weights",),
+        "transformer_drophead": ("context_projection/dense_layer_weights",),
+    }.items():
+        if rate == "transformer_dropout_residual":
+            ends = (*ends, "ff_layer_2/dense_layer_biases")
+        same = {name: value * factor if name.endswith(ends) else value for name, value in parameters.items()}
+        config = plain.replace(**{rate: 0.5})
+        logits = framework.Model(config, parameters, training=True).logits(x, x_mask, y)
+        check_close(logits, framework.Model(plain, same).logits(x, x_mask, y))
+        assert abs(logits - undropped).max() > 0.1
+        np.testing.assert_array_equal(framework.Model(config, parameters).logits(x, x_mask, y), undropped)
+
+    framework.scale_dropout(monkeypatch, keep=False)
+    config = plain.replace(transformer_dropout_embeddings=0.5)
+    logits = framework.Model(config, parameters, training=True).logits(x, x_mask, y)  # without words and positions
+    check_close(logits, np.broadcast_to(logits[:1, :1], logits.shape))
+    assert (framework.Model(config, parameters).logits(x, x_mask, y).std((0, 1)) > 0.01).all()
+
+
+@golden_too
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("kind", ["factors", "transformer rms"])
+def test_errors(framework: Any, kind: str) -> None:
+    """For arrays of the framework as for those of NumPy."""
+    config = config_of(kind)
+    model, array = framework.Model(config, random_parameters(config)).own, framework.array
+    sentences = batch(config)
+    x, x_mask, y, y_mask = map(array, sentences)
+    with pytest.raises(ValueError, match=r"encode: x is \(4, 3\), expected the shape \((1|2), length, batch\)"):
+        model.encode(x[0], x_mask)
+    with pytest.raises(TypeError, match=r"logits: x is dtype\('float64'\).*expected an array of integers"):
+        model.logits(array(sentences[0] * 1.0), x_mask, y)
+    with pytest.raises(ValueError, match=r"loss: an id of x is 9, expected 0 to (7|8), the vocabulary"):
+        model.loss(array(np.where(sentences[0] == sentences[0].max(), 9, sentences[0])), x_mask, y, y_mask)
+    with pytest.raises(ValueError, match=r"loss: an id of y is -1, expected 0 to 7, the vocabulary"):
+        model.loss(x, x_mask, y - 1, y_mask)
+    with pytest.raises(ValueError, match=r"translate: x_mask has shape \(3, 3\), expected \(4, 3\)"):
+        model.translate(x, x_mask[1:])
+    with pytest.raises(ValueError, match=r"encode: x_mask is 0, expected at least one word in every sentence"):
+        model.encode(x, x_mask * 0)
+    with pytest.raises(ValueError, match=r"loss: y_mask has shape \(2, 3\), expected \(4, 3\) to match y"):
+        model.loss(x, x_mask, y, y_mask[:2])
+    with pytest.raises(ValueError, match=r"logits: y is \(4, 2\), expected the shape \(length, 3\)"):
+        model.logits(x, x_mask, y[:, :2])
+    with pytest.raises(ValueError, match=r"logits: y is \(0, 3\), expected the shape \(length, 3\)"):
+        model.logits(x, x_mask, y[:0])
+    with pytest.raises(ValueError, match=r"translate: beam_size is 0, expected an integer >= 1"):
+        model.translate(x, x_mask, 0)
+    with pytest.raises(ValueError, match=r"translate: max_length is -1, expected an integer >= 1"):
+        model.translate(x, x_mask, 2, -1)
+    with pytest.raises(ValueError, match=r"translate: beam_size is 9, expected at most 8, the target vocabulary"):
+        model.translate(x, x_mask, 9)

@@ -1,0 +1,215 @@
+"""What is special to Nematus's models and cells in Flax: programs of XLA, nnx's states and random streams, files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from nematus_cells import NORMS, SIZE, STATE
+from nematus_models import WITH_DROPOUT, WITHOUT_DROPOUT, batch, config_of, random_parameters
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("flax")
+from flax import nnx  # noqa: E402
+from flax_nematus import by_name, mean_loss, quick  # noqa: E402
+from jax import numpy as jnp  # noqa: E402
+
+from rmsnorm.nematus import flax as nematus  # noqa: E402
+from rmsnorm.nematus import numpy as golden  # noqa: E402
+from rmsnorm.nematus.flax import rnnsearch as flax_rnnsearch  # noqa: E402
+from rmsnorm.nematus.flax import transformer as flax_transformer  # noqa: E402
+
+
+def model_of(kind, *, seed=0, **changes):
+    """A model in float32; a Transformer in training mode, without dropout."""
+    config = config_of(kind).replace(**{**WITHOUT_DROPOUT, **changes})
+    is_transformer = config.model_type == "transformer"
+    parameters = random_parameters(config, "float32", seed)
+    model = (nematus.Transformer if is_transformer else nematus.RNNSearch)(config, parameters, rngs=nnx.Rngs(0))
+    (model.train if is_transformer else model.eval)()
+    return model
+
+
+def test_a_program_is_as_long_for_long_sentences_and_of_full_precision():
+    """One step for all words; accelerators multiply matrices in fewer bits where nothing is said."""
+    model, other = model_of("deep", rnn_lexical_model=True), model_of("transformer tied all")
+    graph, state, rest = nnx.split(model, nnx.Param, ...)
+    gradient = jax.grad(lambda state, *sentences: nnx.merge(graph, state, rest).loss(*sentences).mean())
+    programs = []
+    for repeated in (1, 3):
+        x, x_mask, y, y_mask = (np.concatenate([part] * repeated, axis=part.ndim - 2) for part in batch(model.config))
+        sentences = (x, x_mask.astype("f4"), y, y_mask.astype("f4"))
+        programs.append(str(jax.make_jaxpr(gradient)(state, *sentences)))
+    assert programs[0].count(" = ") == programs[1].count(" = ")
+    programs.append(str(jax.make_jaxpr(other.loss)(*batch(other.config))))
+    for program in programs:
+        highest = program.count("precision=(Precision.HIGHEST, Precision.HIGHEST)")
+        assert program.count("dot_general[") == highest > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "room", "name"),
+    [("layer", flax_rnnsearch, "predict"), ("transformer rms", flax_transformer, "multiply")],
+    ids=["layer", "transformer rms"],
+)
+def test_compiled_once_for_all_calls_of_one_shape(kind, room, name, monkeypatch):
+    """Of a configuration that no other test has; so is every step of a translation, whatever came before it."""
+    model = model_of(kind, translation_maxlen=77)
+    traced = []
+    output = getattr(room, name)  # which is called once where a decoder is traced
+
+    def record(*inputs, **options):
+        traced.append(1)
+        return output(*inputs, **options)
+
+    monkeypatch.setattr(room, name, record)
+    x, x_mask, y, _ = batch(model.config)
+    first = model.logits(x, x_mask, y)
+    np.testing.assert_array_equal(model.logits(x, x_mask, y), first)
+    assert len(traced) == 1
+    model.translate(x, x_mask, 2, 6)
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize("kind", ["layer", "transformer rms"])
+def test_training_makes_the_loss_fall(kind):
+    """To half in some steps of optax, within nnx.jit; with other words dropped in every step."""
+    optax = pytest.importorskip("optax")
+    model = model_of(kind, **({"rnn_dropout_hidden": 0.01} if kind == "layer" else {}))
+    model.train()
+    sentences = batch(model.config)
+    optimizer = nnx.Optimizer(model, optax.adam(0.02), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer):
+        (loss, _), gradients = nnx.value_and_grad(mean_loss, has_aux=True)(model, *sentences)
+        with jax.numpy_dtype_promotion("standard"):  # optax multiplies by integers
+            optimizer.update(model, gradients)
+        return loss
+
+    losses = [float(step(model, optimizer)) for _ in range(15)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert int(model.rngs.count[...]) == (15 if kind == "layer" else 0)
+
+
+@pytest.mark.parametrize("kind", ["tied all", "transformer tied all"])
+def test_a_state_has_the_names_of_nematus_and_comes_back(kind, tmp_path):
+    """Through orbax; a state without anything but parameters."""
+    orbax = pytest.importorskip("orbax.checkpoint")
+    is_transformer = kind.startswith("transformer")
+    config = config_of(kind)
+    parameters = random_parameters(config, "float32")
+    graph, state = nnx.split((nematus.Transformer if is_transformer else nematus.RNNSearch)(config, parameters))
+    assert sorted("/".join(path) for path, _ in nnx.to_flat_state(state)) == sorted(parameters)
+    with orbax.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "model", state)
+        checkpointer.wait_until_finished()
+        restored = nnx.merge(graph, checkpointer.restore(tmp_path / "model", jax.tree.map(jnp.zeros_like, state)))
+    assert restored.by_name().keys() == parameters.keys()
+    for name, value in restored.by_name().items():
+        np.testing.assert_array_equal(value, parameters[name], err_msg=name)
+    x, x_mask, _, _ = batch(config)
+    in_numpy = golden.Transformer if is_transformer else golden.RNNSearch
+    wanted = in_numpy(config, random_parameters(config)).encode(x, x_mask)
+    np.testing.assert_allclose(restored.encode(x, x_mask), wanted, rtol=0, atol=2e-5 * max(1.0, abs(wanted).max()))
+
+
+def test_a_mapped_model():
+    """Two models at once, each with gradients of its own, to float32's rounding."""
+    models = [model_of("plain", seed=seed) for seed in (0, 1)]
+    sentences = batch(models[0].config)
+    graph, _, rest = nnx.split(models[0], nnx.Param, ...)
+    states = [nnx.state(model, nnx.Param) for model in models]
+    gradient = jax.grad(lambda state: nnx.merge(graph, state, rest).loss(*sentences).mean())
+    both = by_name(jax.jit(jax.vmap(gradient))(jax.tree.map(lambda *values: jnp.stack(values), *states)))
+    for index, state in enumerate(states):
+        for name, wanted in by_name(jax.jit(gradient)(state)).items():
+            assert np.linalg.norm(both[name][index] - wanted) <= 1e-5 * np.linalg.norm(wanted), name
+
+
+def test_dropout_is_drawn_from_the_stream_of_the_model():
+    """Named dropout; a model that was made without one is not trained."""
+    config = config_of("layer").replace(**WITH_DROPOUT)
+    parameters, sentences = random_parameters(config, "float32"), batch(config)
+    first, other = (nematus.RNNSearch(config, parameters, rngs=nnx.Rngs(seed, dropout=1)) for seed in (0, 2))
+    first.train()
+    other.train()
+    np.testing.assert_array_equal(first.loss(*sentences), other.loss(*sentences))
+    without = nematus.RNNSearch(config, parameters)
+    without.train()
+    with pytest.raises(ValueError, match=r"dropout: rngs is None, expected an nnx.Rngs in training"):
+        without.loss(*sentences)
+
+
+def test_what_the_transformer_drops(monkeypatch):
+    """At the rates of the config: whole heads of sentences, attention by its weights; another mask at every call."""
+    drawn = []
+    bernoulli = jax.random.bernoulli
+
+    def record(key, p, shape, **options):
+        mask = bernoulli(key, p, shape, **options)
+        drawn.append((jax.random.key_data(key).tobytes(), float(p), shape, np.asarray(mask)))
+        return mask
+
+    monkeypatch.setattr(jax.random, "bernoulli", record)
+    model = model_of("transformer rms", transformer_drophead=0.25, transformer_dropout_attn=0.5)
+    with quick():
+        for _ in range(2):
+            model.logits(*batch(model.config)[:3])
+    assert {(p, shape) for _, p, shape, _ in drawn} == {(0.75, (3, 1, 2, 1)), (0.5, (3, 2, 4, 4))}
+    assert len({key for key, *_ in drawn}) == len(drawn) == 24
+    for p in (0.75, 0.5):
+        masks = np.concatenate([mask.ravel() for _, q, _, mask in drawn if q == p])
+        assert abs(masks.mean() - p) < 5 * (p * (1 - p) / masks.size) ** 0.5
+    drawn.clear()
+    model.eval()
+    model.logits(*batch(model.config)[:3])
+    assert not drawn
+
+
+@pytest.mark.parametrize("kind", ["factors", "transformer rms"])
+def test_errors_of_what_is_traced(kind):
+    """Shapes and dtypes; a tracer has no values to check, and an id outside the vocabulary gives NaN."""
+    model = model_of(kind)
+    x, x_mask, y, y_mask = map(jnp.asarray, batch(model.config))
+    with pytest.raises(ValueError, match=r"loss: y_mask has shape \(2, 3\), expected \(4, 3\) to match y"):
+        jax.eval_shape(model.loss, x, x_mask, y, y_mask[:2])
+    with pytest.raises(TypeError, match=r"logits: y is dtype\('float32'\).*expected an array of integers"):
+        jax.eval_shape(model.logits, x, x_mask, y.astype(jnp.float32))
+    assert jax.eval_shape(model.encode, x + 99, 0 * x_mask).dtype == jnp.float32
+    table = next(value for name, value in model.by_name().items() if "embedding" in name)
+    assert np.isnan(jax.jit(lambda ids: jnp.take(table, ids, axis=0))(jnp.array([99]))).all()
+
+
+def test_the_norm_loads_none_of_this():
+    program = (
+        "import sys, rmsnorm.flax_impl; print([name for name in sys.modules if name.startswith('rmsnorm.nematus')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("cell", ["GRU", "LSTM", "NematusGRU"])
+def test_a_cell_in_bfloat16(cell, norm):
+    half = getattr(nematus, cell)(SIZE, STATE, norm=norm, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    assert {value.dtype.name for value in half.by_name().values()} == {"bfloat16"}
+
+
+def test_a_cell_learns_within_jit():
+    """To carry the first input to the end."""
+    layer = nematus.NematusGRU(1, 8, biases=("input", "state"), norm="rms", rngs=nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 32, 1)), jnp.float32)
+
+    @nnx.jit
+    def step(layer):
+        loss, gradients = nnx.value_and_grad(
+            lambda layer: jnp.square(layer(x)[-1, :, 0] - jnp.tanh(x[0, :, 0])).mean()
+        )(layer)
+        nnx.update(layer, jax.tree.map(lambda value, d: value - 0.3 * d, nnx.state(layer), gradients))
+        return loss
+
+    losses = [float(step(layer)) for _ in range(80)]
+    assert losses[-1] < 0.2 * losses[0]

@@ -1,0 +1,296 @@
+"""What is special to Nematus's models and cells in TensorFlow: graphs, Keras's layers, training and files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from nematus_cells import BATCH, LENGTH, NORMS, SIZE, STATE, nematus_weights, sequence, theano_weights
+from nematus_models import WITH_DROPOUT, WITHOUT_DROPOUT, batch, config_of, random_parameters
+
+tf = pytest.importorskip("tensorflow")
+keras = pytest.importorskip("keras")
+from tf_nematus import Model, quick  # noqa: E402
+
+from rmsnorm.nematus import numpy as golden  # noqa: E402
+from rmsnorm.nematus import tf as nematus  # noqa: E402
+from rmsnorm.nematus.names import variables  # noqa: E402
+from rmsnorm.nematus.tf import recurrent  # noqa: E402
+
+NUMPY_2 = "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"  # where Keras saves
+
+
+@pytest.fixture
+def eagerly():
+    with quick():
+        yield
+
+
+def model_of(kind, **changes):
+    """A model in float32 without dropout."""
+    config = config_of(kind).replace(**{**WITHOUT_DROPOUT, **changes})
+    return Model(config, random_parameters(config, "float32")).own
+
+
+def golden_of(model):
+    kind = golden.Transformer if model.config.model_type == "transformer" else golden.RNNSearch
+    return kind(model.config, {name: weight.numpy() for name, weight in model.by_name().items()})
+
+
+def test_a_graph_serves_all_sentences():
+    model = model_of("plain")
+    in_numpy = golden_of(model)
+    x, x_mask, y, y_mask = batch(model.config)
+    for sentences in ((x, x_mask, y, y_mask), (x[:, :2, 2:], x_mask[:2, 2:], y[:, 2:], y_mask[:, 2:])):
+        for _ in range(2):
+            np.testing.assert_allclose(model.loss(*sentences).numpy(), in_numpy.loss(*sentences), rtol=1e-5)
+        model.translate(*sentences[:2], 2, 4)
+    assert len(model.graphs.traced) == 3  # the loss; what comes before the first step of a search, and a step
+    assert {graph.experimental_get_tracing_count() for graph in model.graphs.traced.values()} == {1}
+
+
+@pytest.mark.usefixtures("eagerly")
+@pytest.mark.filterwarnings(NUMPY_2)
+@pytest.mark.parametrize("kind", ["deep", "tied all", "transformer tied all"])
+def test_a_model_is_saved_and_comes_back(kind, tmp_path):
+    """To the bit, and with the names of Nematus."""
+    model = model_of(kind)
+    rows = variables(model.config)
+    assert sorted(weight.name for weight in model.weights) == [row.name.replace("/", ".") for row in rows]
+    zeros = {row.name: np.zeros(row.shape, np.float32) for row in rows}
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    path = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    loaded, restored = (type(model)(model.config, zeros) for _ in range(2))
+    loaded.load_weights(tmp_path / "model.weights.h5")
+    tf.train.Checkpoint(model=restored).restore(path).assert_consumed()
+    x, x_mask, y, _ = batch(model.config)
+    wanted, parameters = model.logits(x, x_mask, y).numpy(), random_parameters(model.config, "float32")
+    for copy in (again, loaded, restored):
+        assert copy.config == model.config
+        assert type(copy) is type(model)
+        np.testing.assert_array_equal(copy.logits(x, x_mask, y).numpy(), wanted)
+        for name, weight in copy.by_name().items():
+            np.testing.assert_array_equal(weight.numpy(), parameters[name], err_msg=name)
+    with pytest.raises(ValueError, match=r"the file lacks \['.*'\].*expected the weights by their names"):
+        model_of("prelu").load_weights(tmp_path / "model.weights.h5")
+
+
+@pytest.mark.filterwarnings(NUMPY_2)
+def test_fit_makes_the_loss_fall(tmp_path):
+    """To half in some steps; the loss is what the method says; a loaded model goes on as the one that was saved."""
+    model = model_of("tied decoder")
+    sentences = tuple(map(tf.constant, batch(model.config)))
+    data = tf.data.Dataset.from_tensors((sentences,))
+    model.compile(keras.optimizers.Adam(0.02))
+    before = model.loss(*sentences).numpy().mean()
+    losses = model.fit(data.repeat(5), epochs=3, shuffle=False, verbose=0).history["loss"]
+    assert losses[0] < before
+    assert losses[-1] < 0.5 * before
+    np.testing.assert_allclose(model.evaluate(data, verbose=0), model.loss(*sentences).numpy().mean(), rtol=1e-5)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert again.optimizer.iterations == 15
+    losses = [[copy.train_on_batch(sentences) for _ in range(2)] for copy in (model, again)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["rms", "transformer layer"])
+def test_the_gradients_of_a_function_compiled_by_xla(kind):
+    model = model_of(kind)
+    sentences, weights = batch(model.config), model.by_name()
+
+    def loss_and_gradients(*sentences):
+        with tf.GradientTape() as tape:
+            loss = model.loss(*sentences)
+            mean = tf.reduce_mean(loss)
+        gradients = tape.gradient(mean, list(weights.values()))
+        return loss, dict(zip(weights, map(tf.convert_to_tensor, gradients), strict=True))
+
+    loss, gradients = tf.function(loss_and_gradients, jit_compile=True)(*map(tf.constant, sentences))
+    in_numpy = golden_of(model)
+    np.testing.assert_allclose(loss.numpy(), in_numpy.loss(*sentences), rtol=1e-5)
+    wanted = in_numpy.gradients(*sentences)
+    assert gradients.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert np.linalg.norm(gradients[name].numpy() - gradient) <= 1e-4 * np.linalg.norm(gradient), name
+
+
+@pytest.mark.parametrize("kind", ["tied decoder", "transformer rms"])
+def test_a_graph_drops_what_eager_mode_drops(kind):
+    """By the seed of the model."""
+    rates = WITH_DROPOUT if kind == "tied decoder" else dict.fromkeys(WITHOUT_DROPOUT, 0.3)
+    model = model_of(kind, **rates)
+    losses = []
+    for eagerly in (False, True):
+        tf.config.run_functions_eagerly(eagerly)
+        model.seed.state.assign([3, 0])
+        losses += [model.loss(*batch(model.config), training=True).numpy() for _ in range(2)]
+    tf.config.run_functions_eagerly(False)
+    np.testing.assert_allclose(losses[:2], losses[2:], rtol=1e-5)
+
+
+@pytest.mark.usefixtures("eagerly")
+def test_what_the_transformer_drops_as_a_whole(monkeypatch):
+    """Heads whole, attention by its weights."""
+    shapes = {}
+
+    def record(x, rate, seed):
+        shapes.setdefault(rate, set()).add(tuple(x.shape))
+        return x
+
+    monkeypatch.setattr(keras.random, "dropout", record)
+    model = model_of("transformer rms", transformer_drophead=0.25, transformer_dropout_attn=0.5)
+    model.logits(*batch(model.config)[:3], training=True)
+    assert shapes == {0.25: {(3, 2, 1, 1)}, 0.5: {(3, 2, 4, 4)}}
+
+
+@pytest.mark.parametrize(("norm", "compiled"), [("layer", False), ("rms", True)])
+def test_cells_in_a_graph_that_knows_no_lengths(norm, compiled):
+    """Also compiled by XLA, with the gradients."""
+    weights = theano_weights("gru", norm)
+    parameters = {name: tf.constant(value, "float32") for name, value in weights.items()}
+
+    def step(x, mask):
+        with tf.GradientTape() as tape:
+            inputs = (x, tf.zeros((tf.shape(x)[1], STATE)), parameters)
+            tape.watch(inputs)
+            states = recurrent.gru(*inputs, mask=mask, norm=norm)
+        return tape.gradient(states, inputs)
+
+    specs = tf.TensorSpec((None, None, SIZE)), tf.TensorSpec((None, None))
+    compiled_step = tf.function(step, jit_compile=compiled, input_signature=specs)
+    x, h0, mask = sequence()
+    for length in (LENGTH, 2):
+        dx, dh0, gradients = compiled_step(tf.constant(x[:length], "float32"), tf.constant(mask[:length], "float32"))
+        dh = np.ones((length, BATCH, STATE))
+        wanted_dx, wanted_dh0, wanted = golden.gru_vjp(dh, x[:length], 0 * h0, weights, mask=mask[:length], norm=norm)
+        assert gradients.keys() == wanted.keys()
+        for result, gradient in (
+            (dx, wanted_dx),
+            (dh0, wanted_dh0),
+            *((gradients[name], wanted[name]) for name in wanted),
+        ):
+            assert result.dtype == "float32"
+            np.testing.assert_allclose(result, gradient, rtol=0, atol=2e-5 * max(1.0, abs(gradient).max()))
+
+
+def test_a_second_call_of_a_cell_traces_nothing(monkeypatch):
+    """For another length and batch; without a mask it does, once more."""
+    traced = []
+    level = recurrent.nematus_level
+
+    def record(*inputs, **options):
+        traced.append(1)
+        return level(*inputs, **options)
+
+    monkeypatch.setattr(recurrent, "nematus_level", record)
+    x, h0, mask = map(tf.constant, sequence())
+    weights = {name: tf.constant(value) for name, value in theano_weights("gru", "none").items()}
+    options = {"partial": 0.37}  # which no other test has
+    recurrent.gru(x, h0, weights, mask=mask, **options)
+    recurrent.gru(x[:2, :1], h0[:1], weights, mask=mask[:2, :1], **options)
+    assert len(traced) == 1
+    recurrent.gru(x, h0, weights, **options)
+    assert len(traced) == 2
+
+
+def layers(norm, **options):
+    """Every layer, with weights by their names; its cell in Keras's own loop; and the weights."""
+    biases = ("input", "outside")
+    own = {"norm": norm, "partial": 0.4, "dtype": "float64"}
+    for layer, weights in (
+        (nematus.NematusGRU(STATE, biases=biases, **own, **options), nematus_weights(norm, biases)),
+        (nematus.GRU(STATE, **own, **options), theano_weights("gru", norm)),
+        (nematus.LSTM(STATE, **own, **options), theano_weights("lstm", norm)),
+    ):
+        layer.build((None, None, SIZE))
+        assert layer.by_name().keys() == weights.keys()
+        for name, value in weights.items():
+            layer.by_name()[name].assign(value)
+        yield layer, keras.layers.RNN(layer.cell, dtype="float64", **options), weights
+
+
+@pytest.mark.usefixtures("eagerly")
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_layer_is_its_cell_step_by_step(norm):
+    """In Keras's own loop: from any state, with a mask, from the end, in all that it returns.
+
+    A word stands at both ends: before the first one Keras's outputs are zeros, and ours the states.
+    """
+    x, h0, _ = sequence()
+    x = x.swapaxes(0, 1)
+    mask = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 1], [1, 0, 1, 0, 1]], bool)
+    for options in ({}, {"return_sequences": True, "go_backwards": True}, {"zero_output_for_mask": True}):
+        for layer, steps, _ in layers(norm, return_state=True, **options):
+            state = [h0, 2 * h0][: len(layer.state_size)]
+            for inputs in ({"mask": mask}, {"mask": mask, "initial_state": state}, {}):
+                for result, wanted in zip(layer(x, **inputs), steps(x, **inputs), strict=True):
+                    np.testing.assert_allclose(result.numpy(), wanted.numpy(), rtol=0, atol=1e-12)
+
+
+def test_a_layer_is_the_function_of_its_weights():
+    x, h0, mask = sequence()
+    h0, mask = 0 * h0, mask > 0.4
+    options = {"norm": "rms", "partial": 0.4, "mask": mask}
+    functions = (
+        lambda weights: golden.nematus_gru(x, h0, weights, biases=("input", "outside"), masking="carry", **options),
+        lambda weights: golden.gru(x, h0, weights, **options),
+        lambda weights: golden.lstm(x, h0, h0, weights, **options)[0],
+    )
+    for (layer, _, weights), function in zip(layers("rms", return_sequences=True), functions, strict=True):
+        result, wanted = layer(x.swapaxes(0, 1), mask=mask.T), function(weights).swapaxes(0, 1)
+        assert result.dtype == "float64"
+        np.testing.assert_allclose(result.numpy(), wanted, rtol=0, atol=1e-12 * max(1.0, abs(wanted).max()))
+
+
+@pytest.mark.filterwarnings(NUMPY_2)
+def test_a_model_with_layers_learns_is_saved_and_comes_back(tmp_path):
+    """A functional model with masked words, a layer for each direction and one more; to the bit."""
+    keras.utils.set_random_seed(0)
+    ids = np.array([[1, 2, 3, 0], [4, 0, 0, 0], [2, 2, 0, 0], [3, 1, 4, 2]])
+    inputs = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(5, SIZE, mask_zero=True)(inputs)
+    first = nematus.NematusGRU(STATE, biases=("input", "state"), norm="rms", return_sequences=True)
+    x = nematus.LSTM(STATE, norm="prms", partial=0.5)(keras.layers.Bidirectional(first)(x))
+    model = keras.Model(inputs, keras.layers.Dense(1)(x))
+    model.compile(keras.optimizers.Adam(0.05), loss="mse")
+    losses = model.fit(ids, ids[:, 0], epochs=20, batch_size=4, verbose=0).history["loss"]
+    assert losses[-1] < 0.5 * losses[0]
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again(ids).numpy(), model(ids).numpy())
+    padded = np.concatenate((ids, 0 * ids), axis=1)
+    np.testing.assert_allclose(model(padded).numpy(), model(ids).numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("cell", ["GRU", "LSTM", "NematusGRU"])
+def test_a_layer_is_made_anew_from_its_config(cell):
+    options = {"biases": ("input", "state")} if cell == "NematusGRU" else {}
+    options |= {"norm": "prms", "partial": 0.5, "go_backwards": True, "return_state": True, "dtype": "float64"}
+    layer = getattr(nematus, cell)(STATE, **options)
+    for part in (layer, layer.cell, keras.layers.RNN(layer.cell)):
+        again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(part))
+        assert again.get_config() == part.get_config()
+        made, wanted = (getattr(one, "cell", one) for one in (again, part))
+        assert made.norms == {"norm": "prms", "partial": 0.5}
+        assert made.shapes(SIZE) == wanted.shapes(SIZE)
+
+
+def test_a_file_of_another_layer(tmp_path):
+    models = [keras.Sequential([keras.Input((None, SIZE)), nematus.GRU(STATE, norm=norm)]) for norm in ("rms", "none")]
+    models[0].save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(ValueError, match=r"gru_cell.*: the file lacks \[\] and holds \['s1'\] instead"):
+        models[1].load_weights(tmp_path / "model.weights.h5")
+
+
+def test_mixed_precision():
+    """Weights in float32, arithmetic in bfloat16: within some roundings of 2^-9."""
+    x, _, _ = sequence()
+    layer = nematus.LSTM(STATE, norm="rms", dtype="mixed_bfloat16")
+    result = layer(x.swapaxes(0, 1))
+    assert result.dtype == "bfloat16"
+    assert {weight.dtype for weight in layer.weights} == {"float32"}
+    weights = {name: weight.numpy() for name, weight in layer.by_name().items()}
+    wanted = golden.lstm(x, *np.zeros((2, BATCH, STATE)), weights, norm="rms")[0][-1]
+    np.testing.assert_allclose(result.numpy().astype(float), wanted, atol=0.03)

@@ -1,0 +1,103 @@
+"""Nematus's models and cells in Keras and TensorFlow, for tests that hold for all frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import nematus_framework
+import pytest
+import tensorflow as tf
+
+from rmsnorm.nematus import tf as nematus
+from rmsnorm.nematus.tf.parameters import Dropout
+
+
+@contextmanager
+def quick() -> Iterator[None]:
+    """Without graphs."""
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+wide = quick
+
+
+class Model(nematus_framework.Model):
+    def __init__(self, config: Any, parameters: Any, *, training: bool = False, seed: int = 0) -> None:
+        kind = nematus.Transformer if config.model_type == "transformer" else nematus.RNNSearch
+        self.own: Any = kind(config, parameters)
+        self.own.seed.state.assign([seed, 0])
+        self.training = training
+
+    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        return numpy(getattr(self.own, name)(*arguments, training=self.training, **options))
+
+    def called(self, *sentences: Any) -> Any:
+        return numpy(self.own(sentences, training=self.training))
+
+    def gradients(self, *sentences: Any) -> tuple[Any, dict[str, Any]]:
+        weights = self.own.by_name()
+        with tf.GradientTape() as tape:
+            loss = self.own.loss(*sentences, training=self.training)
+            mean = tf.reduce_mean(loss)
+        gradients = tape.gradient(mean, list(weights.values()))
+        return numpy(loss), {name: numpy(value) for name, value in zip(weights, gradients, strict=True)}
+
+
+def array(value: Any, dtype: str | None = None) -> Any:
+    return tf.constant(value) if dtype is None else tf.cast(value, dtype)
+
+
+def numpy(value: Any) -> Any:
+    return tf.convert_to_tensor(value).numpy()  # the gradients of embeddings are slices
+
+
+def overwrite(model: Any) -> None:
+    """Writes other values into the memory of the parameters."""
+    for weight in model.weights:
+        weight.assign_add(tf.ones(weight.shape, weight.dtype))
+
+
+def masks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The masks of dropout by name, as RNNSearch makes them; filled where it drops."""
+    made: dict[str, Any] = {}
+    drop = Dropout.__call__
+
+    def record(self: Any, name: str, x: Any, *, whole: bool = False) -> Any:
+        y = drop(self, name, x, whole=whole)
+        if self.rates[name]:
+            mask = (y / tf.where(x == 0, tf.ones_like(x), x))[..., :1] if whole else self.masks[name]
+            made[name] = numpy(mask)
+        return y
+
+    monkeypatch.setattr(Dropout, "__call__", record)
+    return made
+
+
+def scale_dropout(monkeypatch: pytest.MonkeyPatch, *, keep: bool) -> float:
+    """Dropout that halves where its rate is a half, or keeps nothing. Returns the factor."""
+    monkeypatch.setattr(keras.random, "dropout", lambda x, rate, seed: x * (1 - rate) if keep else x * (rate == 0))
+    return 0.5
+
+
+def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[Any, Any]:
+    tensors = tf.nest.map_structure(tf.constant, tuple(inputs))
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        outputs = getattr(nematus, cell)(*tensors, **options)
+    several = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    gradients = tape.gradient(list(several), tensors, list(map(tf.constant, cotangents)))
+    return tf.nest.map_structure(numpy, outputs), tf.nest.map_structure(numpy, gradients)
+
+
+def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
+    keras.utils.set_random_seed(0)
+    layer = getattr(nematus, cell)(state, **options)
+    layer.build((None, None, size))
+    return layer

@@ -1,0 +1,96 @@
+"""Nematus's models and cells in PyTorch, for tests that hold for all frameworks."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import ml_dtypes
+import nematus_framework
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils._pytree import tree_map
+
+from rmsnorm.nematus import torch as nematus
+from rmsnorm.nematus.torch.parameters import Dropout
+
+quick = wide = nullcontext
+
+
+class Model(nematus_framework.Model):
+    def __init__(self, config: Any, parameters: Any, *, training: bool = False, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        kind = nematus.Transformer if config.model_type == "transformer" else nematus.RNNSearch
+        self.own: Any = kind(config, parameters).train(training)
+
+    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        return numpy(getattr(self.own, name)(*arguments, **options))
+
+    def gradients(self, *sentences: Any) -> tuple[Any, dict[str, Any]]:
+        self.own.zero_grad(set_to_none=True)
+        loss = self.own.loss(*sentences)
+        loss.mean().backward()
+        return numpy(loss), {name: numpy(value.grad) for name, value in self.own.by_name().items()}
+
+
+def array(value: Any, dtype: str | None = None) -> Any:
+    return torch.tensor(np.asarray(value), dtype=dtype and getattr(torch, dtype))
+
+
+def numpy(value: Any) -> Any:
+    value = value.detach()
+    return value.float().numpy().astype(ml_dtypes.bfloat16) if value.dtype == torch.bfloat16 else value.numpy()
+
+
+def overwrite(model: Any) -> None:
+    """Writes other values into the memory of the parameters."""
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(1)
+
+
+def masks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The masks of dropout by name, as RNNSearch makes them; filled where it drops."""
+    made: dict[str, Any] = {}
+    drop = Dropout.__call__
+
+    def record(self: Any, name: str, x: Any, **options: Any) -> Any:
+        y = drop(self, name, x, **options)
+        if name in self.masks:
+            made[name] = numpy(self.masks[name])
+        return y
+
+    monkeypatch.setattr(Dropout, "__call__", record)
+    return made
+
+
+def scale_dropout(monkeypatch: pytest.MonkeyPatch, *, keep: bool) -> float:
+    """Dropout that halves where its rate is a half, or keeps nothing. Returns the factor."""
+    attention = functional.scaled_dot_product_attention
+    monkeypatch.setattr(functional, "dropout", lambda x, p: x * (1 - p) if keep else x * (p == 0))
+    monkeypatch.setattr(
+        functional, "scaled_dot_product_attention", lambda q, k, v, bias, p=0.0: attention(q, k, v, bias) * (1 - p)
+    )
+    return 0.5
+
+
+def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[Any, Any]:
+    options = {name: array(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
+    leaves = tree_map(lambda value: array(value).requires_grad_(), inputs)
+    outputs = getattr(nematus, cell)(*leaves, **options)
+    several = outputs if isinstance(outputs, tuple) else (outputs,)
+    torch.autograd.backward(several, list(map(array, cotangents)))
+    return tree_map(numpy, outputs), tree_map(lambda value: numpy(value.grad), leaves)
+
+
+def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return getattr(nematus, cell)(size, state, **options)
+
+
+def load(layer: Any, weights: dict[str, Any]) -> None:
+    """By their names, where a slash is a dot."""
+    state = {name.replace("/", "."): array(value) for name, value in weights.items()}
+    layer.to(next(iter(state.values())).dtype).load_state_dict(state)
