@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def line(sequence: Any) -> str:
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [*((name, backend) for name in ("A4", "B", "A7b") for backend in ("numpy", "torch")), ("B", "keras"), ("B", "flax")],
+    [*product(("A4", "B", "A7b"), ("numpy", "torch")), ("B", "keras"), ("B", "flax")],
 )
 def test_what_nematus_translated_and_scored(name: str, backend: str, tmp_path: Path) -> None:
     """Real runs of it: words, order and scores of the beams, losses of the sentences."""
