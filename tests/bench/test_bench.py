@@ -515,6 +515,6 @@ def test_the_script_for_partial_statistics(name, needs, capsys, monkeypatch):
     monkeypatch.setitem(script["main"].__globals__, "TURNS", 2)
     script["main"]([name])
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.endswith("the least")
+    assert head.endswith("the least in brackets")
     assert [line.split("  ")[0] for line in lines] == [f"{name} float32 8x64", f"{name} bfloat16 8x64"]
     assert all(line.count("x   p = ") == 2 for line in lines)
