@@ -435,11 +435,11 @@ def test_without_numba_the_results_are_the_same() -> None:
     assert [loads_numba for _, _, loads_numba in (with_kernels, absent, switched_off)] == [True, False, False]
 
 
-@pytest.mark.parametrize("wing", ["rmsnorm", "rmsnorm.numpy_impl.fast", "rmsnorm.torch_impl"])
-def test_importing_loads_no_numba(wing: str) -> None:
-    if wing == "rmsnorm.torch_impl":
+@pytest.mark.parametrize("module", ["rmsnorm", "rmsnorm.numpy_impl.fast", "rmsnorm.torch_impl"])
+def test_importing_loads_no_numba(module: str) -> None:
+    if module == "rmsnorm.torch_impl":
         pytest.importorskip("torch")
-    code = f"import sys, {wing}\nprint('numba' in sys.modules)"
+    code = f"import sys, {module}\nprint('numba' in sys.modules)"
     assert run(code) == "False\n"
 
 
