@@ -150,7 +150,7 @@ def test_what_the_transformer_drops(monkeypatch):
 
     def record(key, p, shape, **options):
         mask = bernoulli(key, p, shape, **options)
-        drawn.append((jax.random.key_data(key).tobytes(), float(p), shape, np.asarray(mask)))
+        drawn.append((jax.random.key_data(key).tobytes(), float(p), tuple(shape), np.asarray(mask)))
         return mask
 
     monkeypatch.setattr(jax.random, "bernoulli", record)
