@@ -13,7 +13,7 @@ class Framework(NamedTuple):
 
     Attributes:
         key: its name in commands, reports and environment variables.
-        title: its name in sentences.
+        title: its name in sentences, which goes with the version of ``package``.
         package: the package of its arrays, which the functions need.
         layers: the package of its layers.
         extra: the extra that installs both, as in pip install 'rmsnorm[torch]'; for NumPy the one for its checks.
@@ -45,7 +45,7 @@ FRAMEWORKS: Final = {
         Framework("numpy", "NumPy", "numpy", "numpy", "dev", "numpy_impl", ("np",)),
         Framework("torch", "PyTorch", "torch", "torch", "torch", "torch_impl", ("pytorch",)),
         Framework("tf", "TensorFlow", "tensorflow", "keras", "tf", "tf_impl", ("tensorflow", "keras")),
-        Framework("flax", "Flax", "jax", "flax", "flax", "flax_impl", ("jax", "nnx", "linen")),
+        Framework("flax", "JAX", "jax", "flax", "flax", "flax_impl", ("jax", "nnx", "linen")),
     )
 }
 

@@ -318,7 +318,7 @@ def _flax(device: str) -> Workbench:
         ]
 
     name = target.device_kind if device == "cuda" else processor()
-    version = f"{import_module('flax').__version__}, JAX {jax.__version__}"
+    version = f"{jax.__version__}, Flax {import_module('flax').__version__}"
     return Workbench(version, name, candidates)
 
 

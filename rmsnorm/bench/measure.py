@@ -91,8 +91,8 @@ def used_by_others(
     began = now()
 
     def cores() -> float:
-        busy, mine, elapsed = (after - before for after, before in zip(now(), began, strict=True))
-        return max(0.0, busy - mine) / elapsed if elapsed > 0 else math.nan
+        busy, own, elapsed = (after - before for after, before in zip(now(), began, strict=True))
+        return max(0.0, busy - own) / elapsed if elapsed > 0 else math.nan
 
     return cores
 

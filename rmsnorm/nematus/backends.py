@@ -29,7 +29,7 @@ def model_class(name: str, config: Config) -> Any:
     """
     row = framework("nematus", name)
     if row.missing is not None:
-        raise errors.missing_framework(row.title, row.extra)
+        raise errors.missing_framework(row.missing, row.extra)
     return getattr(import_module(f"rmsnorm.nematus.{row.key}"), _CLASSES[config.model_type])
 
 
