@@ -159,8 +159,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Otherwise one worker would run that file alone at the end.
     """
     for item in items:
-        if isinstance(item, pytest.Function) and "wing" in getattr(getattr(item, "callspec", None), "params", {}):
-            item.add_marker(item.callspec.params["wing"])
+        wing = getattr(getattr(item, "callspec", None), "params", {}).get("wing")
+        if isinstance(item, pytest.Function) and isinstance(wing, str) and wing in FRAMEWORKS:
+            item.add_marker(wing)
     items.sort(key=lambda item: item.path.name != "test_fuzz.py")
 
 
