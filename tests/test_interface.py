@@ -41,18 +41,31 @@ def _hold(wing, implementation, combinations):
     assert not failures, "\n".join([f"{len(failures)} verdicts of {wing.name}:", *failures[:20]])
     for (variant, dtype), (count, different, most) in tally.items():
         seen = f"{wing.name}, {variant}, {dtype}: {different:.0f} of {count} elements of y differ, at most {most} ulp"
-        if dtype in dtypes.HALF:
+        if dtype == "float32":
+            assert most <= 2, seen
+        else:  # 16 bits; and float64, where the result carries what each operation rounded off
             assert most <= 1, seen
             assert different <= 0.001 * count, seen
-        else:
-            assert most <= 2, seen
 
 
 @pytest.mark.parametrize("wing", ["torch", "tf", "flax"], indirect=True)
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 def test_automatic_differentiation_and_formulas_agree_with_the_golden_on_every_case(wing, dtype):
-    """16 bits: at least 99.9 % of y bit-identical in every variant, never more than 1 ulp; 32 and 64: 2 ulp."""
+    """16 and 64 bits: at least 99.9 % of y bit-identical in every variant, never more than 1 ulp; 32 bits: 2 ulp."""
     _hold(wing, wing.implementation, select(types=(dtype,)))
+
+
+@pytest.mark.parametrize("wing", ["torch", "tf", "flax"], indirect=True)
+@pytest.mark.parametrize(
+    ("case", "variant"),
+    [("rows", "standard"), ("rows", "zhang_torch"), ("rows", "keras_rms_scaling"), ("clamped", "x_transformers")],
+)
+def test_float64_operations_carry_what_they_round_off(wing, case, variant):
+    """Along the first axis there are no kernels; each term that is left out costs the bits of some elements."""
+    data = make(BY_NAME[case], variant, "float64")
+    arguments = np.ascontiguousarray(data.x.T), data.scale, data.bias
+    y, want = (f(*arguments, variant=variant, axis=0) for f in (wing.rms_norm, rms_norm))
+    assert np.sum(ulps(y, want) > 0) <= 0.001 * want.size
 
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)

@@ -54,11 +54,21 @@ def statistic(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
     q_error: Any = 0.0
     if exact:
         total, total_error = sum_of_squares(c, call.axes)
+        if call.variant.statistic == "variance":  # the mean may be slightly off: q feels the square of it alone
+            scaled = h * inverse_power
+            mean = _sum(scaled, call.axes, keepdims=True) / k
+            total_error += 2 * _sum(c * sum_error(scaled, -mean, scaled - mean), call.axes, keepdims=True)
         q = total / k
         q_error = finite((total_error - product_error(q, tf.convert_to_tensor(k, tf.float64), total)) / k)
     else:
         q = _sum(tf.square(c), call.axes, keepdims=True) / k
     inside, outside, floor = _eps(call, k, inverse_power)
+    floor_error: Any = 0.0
+    if exact and call.variant.eps_position == "clamp":
+        size = tf.convert_to_tensor(k, tf.float64)
+        root = tf.sqrt(size)
+        lost = -product_error(root, root, size) / (2 * root)
+        floor_error = (-product_error(floor, root, call.eps * inverse_power) - floor * lost) / root
     radicand = q + inside
     # not the operator, which in graphs of TensorFlow 1 compares identities
     positive = tf.not_equal(tf.stop_gradient(radicand), 0)
@@ -68,9 +78,7 @@ def statistic(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
     if exact:
         lost = sum_error(q, inside, radicand) + q_error - product_error(root, root, radicand)
         rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
-        # unlike in flax_impl, the roundings of a clamp's floor and of a variance's mean are not carried along: they are
-        # a few ulps of the terms of y in float64, of one variant each, and would take ten operations more
-        rho_error = tf.where(tf.stop_gradient(rho) > floor, rho_error, 0.0)
+        rho_error = tf.where(tf.stop_gradient(rho) > floor, rho_error, floor_error)
         correction = finite(rho + rho_error - rho)
         rho, rho_error = rho + correction, rho_error - correction
     if empty is not None:

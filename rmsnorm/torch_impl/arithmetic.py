@@ -61,6 +61,15 @@ def statistic(call: Call, h: Tensor, mask: Tensor | None) -> Statistic:
             q_error = (total - product - product_error(mean, torch.as_tensor(k).to(mean), product) + total_error) / k
             q_error = finite(mean - q + q_error)
     inside, outside, floor = _eps(call, k, inverse_power)
+    floor_error: Any = 0.0
+    if exact and call.variant.eps_position == "clamp":
+        with torch.no_grad():
+            size = torch.as_tensor(k).to(q)
+            root = size.sqrt()
+            square, product = root * root, floor * root
+            lost = (size - square - product_error(root, root, square)) / (2 * root)
+            lost = call.eps * inverse_power - product - product_error(floor, root, product) - floor * lost
+            floor_error = lost / root
     radicand = q + inside
     root = torch.where(radicand == 0, 0.0, torch.where(radicand == 0, 1.0, radicand).sqrt())  # a finite slope at 0
     rho = torch.maximum(root + outside, torch.as_tensor(floor, dtype=q.dtype, device=q.device))
@@ -71,9 +80,7 @@ def statistic(call: Call, h: Tensor, mask: Tensor | None) -> Statistic:
             lost = radicand - square - product_error(root, root, square)
             lost = lost + sum_error(q, inside, radicand) + q_error
             rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
-            # unlike in flax_impl, the rounding of a clamp's floor is not carried along: it is an ulp or two of y in
-            # float64, of one variant, and would take six operations more
-            rho_error = torch.where(rho > floor, rho_error, 0.0)
+            rho_error = torch.where(rho > floor, rho_error, floor_error)
             correction = finite(rho + rho_error - rho)
         rho, rho_error = rho + correction, rho_error - correction
     if empty is not None:
