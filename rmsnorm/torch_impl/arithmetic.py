@@ -58,13 +58,18 @@ def statistic(call: Call, h: Tensor, mask: Tensor | None) -> Statistic:
             total_error = total_error + lost
             mean = total / k
             product = mean * k
-            q_error = (total - product - product_error(mean, torch.as_tensor(k).to(mean), product) + total_error) / k
+            q_error = (
+                total
+                - product
+                - product_error(mean, torch.as_tensor(k, device=mean.device).to(mean), product)
+                + total_error
+            ) / k
             q_error = finite(mean - q + q_error)
     inside, outside, floor = _eps(call, k, inverse_power)
     floor_error: Any = 0.0
     if exact and call.variant.eps_position == "clamp":
         with torch.no_grad():
-            size = torch.as_tensor(k).to(q)
+            size = torch.as_tensor(k, device=q.device).to(q)
             root = size.sqrt()
             square, product = root * root, floor * root
             lost = (size - square - product_error(root, root, square)) / (2 * root)

@@ -20,17 +20,23 @@ from rmsnorm.torch_impl import arithmetic
 from rmsnorm.torch_impl.rounding import add, cast
 
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
+_CPU: Final = torch.device("cpu")  # named in every allocation: the default device may be another one
 _BLOCK: Final = 2**18  # elements, whose float64 temporaries stay in cache
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether all are ordinary tensors in memory, and no operation on them is traced."""
+    """Whether all are ordinary tensors whose numbers are in memory as they are, and no operation on them is traced.
+
+    Only these have an address that a kernel may read: the numbers of a tensor with the negative bit are stored with the
+    other sign, those of a tensor of zeros that autograd makes are not stored at all.
+    """
     for tensor in tensors:
         if tensor is not None:
-            if (type(tensor) is not Tensor and type(tensor) is not Parameter) or not tensor.is_cpu:
+            if (type(tensor) is not Tensor and type(tensor) is not Parameter) or not tensor.is_cpu or tensor.is_neg():
                 return False
             try:
-                tensor.data_ptr()
+                if not tensor.data_ptr() and tensor.numel():
+                    return False
             except RuntimeError:  # sparse, or a batch of gradients
                 return False
     return torch._C._len_torch_dispatch_stack() == 0
@@ -54,8 +60,8 @@ def forward(
         h = None if residual is None else add(x, residual, call.x)
         y, inverse_rms = _forward_in_blocks(call, x if h is None else h, scale, bias, mask)
         return y, h, inverse_rms
-    y = torch.empty(*x.shape, dtype=_DTYPES[call.result])  # faster with separate sizes than with a shape
-    inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64) if with_inverse_rms else None
+    y = torch.empty(*x.shape, dtype=_DTYPES[call.result], device=_CPU)  # faster with separate sizes than with a shape
+    inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=_CPU) if with_inverse_rms else None
     h = other = None
     if residual is not None:
         h, t = _empty(x.shape, call.x), _DTYPES[call.x]
@@ -109,10 +115,10 @@ def _backward_by_kernels(
     call: Call, plan: Any, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
     inverse_rms: Tensor | None, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    dx = torch.empty(*h.shape, dtype=h.dtype)
+    dx = torch.empty(*h.shape, dtype=h.dtype, device=_CPU)
     sizes = h.shape[-len(call.axes) :]
-    dscale = None if scale is None else torch.empty(*sizes, dtype=scale.dtype)
-    dbias = None if bias is None else torch.empty(*sizes, dtype=bias)
+    dscale = None if scale is None else torch.empty(*sizes, dtype=scale.dtype, device=_CPU)
+    dbias = None if bias is None else torch.empty(*sizes, dtype=bias, device=_CPU)
     matrix = h if h.is_contiguous() else _rows(h, plan.n)
     mask_rows, mask_step, mask_stride = _masked(mask, h, plan.n)
     dy, dh, gain = dy.contiguous(), _gapless(dh), _gapless(scale)
@@ -158,7 +164,7 @@ def _backward_in_blocks(
         dx = cast(dx if dh is None else dx + dh.double(), call.x)
     else:
         dx = _empty(h.shape, call.x)
-        dscale, dbias = torch.zeros(2, call.n, dtype=torch.float64).unbind()
+        dscale, dbias = torch.zeros(2, call.n, dtype=torch.float64, device=_CPU).unbind()
         out, v, factors, g = dx.view(-1, call.n), dy.reshape(-1, call.n), inverse_rms.view(-1, 1), _flat(scale)
         dh_rows = None if dh is None else dh.reshape(-1, call.n)
         for block, part, rows, mask_rows in _blocks(call, h, mask):
@@ -185,7 +191,7 @@ def _blocks(call: Call, h: Tensor, mask: Tensor | None) -> Iterator[tuple[slice,
 
 
 def _empty(shape: Any, dtype: str) -> Tensor:
-    tensor = torch.empty(shape, dtype=_DTYPES[dtype])
+    tensor = torch.empty(shape, dtype=_DTYPES[dtype], device=_CPU)
     advise(tensor.data_ptr(), tensor.nbytes)
     return tensor
 
