@@ -134,7 +134,7 @@ def test_conversions_keep_every_bit(kind: str, to: str, tmp_path: Path) -> None:
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, parameters[name])
     assert vocabularies(loaded)[1].ids == vocabularies(nematus.load(tmp_path / "model.npz"))[1].ids
-    assert (out / "0.json").stat().st_mode == (tmp_path / "source").stat().st_mode, "for whoever may read such files"
+    assert (out / "0.json").stat().st_mode == (tmp_path / "source").stat().st_mode, "readable by the same users"
     assert run("translate", out, "--source", tmp_path / "source", "--max-length", 5) == run(
         "translate", tmp_path / "model.npz", "--source", tmp_path / "source", "--max-length", 5
     )

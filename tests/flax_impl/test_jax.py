@@ -224,7 +224,7 @@ def test_derivatives_are_the_goldens(variant: str, dtype: str, extra: str) -> No
 
     gradients, directional = everything(x, scale, bias, options.get("residual"))
     # Float32 what JAX derives up to 32 bits, and rms_norm_vjp and rms_norm_jvp of 16 bits; the counts as in
-    # parity/bounds.py, but every sum's for all of them.
+    # accuracy/bounds.py, but every sum's for all of them.
     units_off = 2.0**-53 if dtype == "float64" else 2.0**-24, 2.0**-24 if dtype[-2:] == "16" else 2.0**-53
     roundings, both_errors = (1 if dh is None else 3), np.array(units_off) * (2 * np.sqrt(width) + np.sqrt(len(x)) + 22)
     for got, errors in zip(gradients, both_errors, strict=True):

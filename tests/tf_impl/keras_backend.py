@@ -128,7 +128,7 @@ def check_a_file_of_tensorflow(folder: Path) -> None:
 
 
 def has_double() -> bool:
-    """JAX knows float64 only where it is told to."""
+    """JAX computes in float64 only if that is switched on."""
     return keras.backend.backend() != "jax" or bool(sys.modules["jax"].config.jax_enable_x64)
 
 

@@ -117,7 +117,7 @@ def test_the_number_of_counted_elements_is_exact_where_the_size_is_unknown() -> 
         ]
 
     for n in (1, 99, 100, 101, 300, 1234):
-        x = 2.0 ** -np.arange(n)  # k is told by the sum, 4/3 (1 - 4^-k) / k
+        x = 2.0 ** -np.arange(n)  # the sum, 4/3 (1 - 4^-k) / k, shows k
         got = counted(tf.constant(x))
         for y, (variant, partial) in zip(
             got, itertools.product(("paper", "zhang_tf"), (0.07, 0.29, 0.999999999, 1e-9, 1.0)), strict=True
