@@ -7,8 +7,11 @@ from importlib.util import find_spec
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
+if not find_spec("numba"):
+    os.environ.setdefault("RMSNORM_CPU_KERNELS", "0")  # the warning that numba is missing would be an error
 
 _NEEDS = {
+    "numba": ["cpu/*"],
     "torch": ["torch_impl/*", "nematus/torch/*", "conversion/replacement.py", "conversion/layer_norm/torch.py"],
     "tensorflow": ["tf_impl/*", "nematus/tf/*"],
     "keras": ["tf_impl/layers.py", "tf_impl/keras_ops.py", "nematus/tf/*", "conversion/layer_norm/keras.py"],

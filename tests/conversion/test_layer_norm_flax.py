@@ -10,15 +10,12 @@ from conversions import IDS, ROUNDING, SINGLE, distance, shown
 
 from rmsnorm.conversion.layer_norm import to_rms_norm
 
-
-def nnx_of() -> Any:
-    pytest.importorskip("jax")
-    return pytest.importorskip("flax.nnx")
+pytest.importorskip("jax")
+nnx = pytest.importorskip("flax.nnx")
 
 
 def nnx_models() -> dict[str, Any]:
     """Models, what they take, and the layers that are left with why; all others are converted."""
-    nnx = nnx_of()
     import jax
     from jax import numpy as jnp
 
@@ -92,7 +89,6 @@ NNX_MODELS = (
 def test_nnx(name):
     import jax
 
-    nnx = nnx_of()
     model, x, left = nnx_models()[name]
     rng = np.random.default_rng(2)
 
