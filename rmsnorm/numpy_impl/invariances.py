@@ -1,4 +1,4 @@
-"""The invariances of the paper, run: which transformations of data and weights leave the output of which norm alone.
+"""The invariances of the paper, run: which transformations of data and weights leave the output of a norm unchanged.
 
 a = W x goes through each norm before and after a transformation, with eps = 0. A property holds if the output changes
 by no more than rounding can; otherwise the change is the counter-example. So do the gradients of RMSNorm.

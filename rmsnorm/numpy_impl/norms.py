@@ -347,7 +347,7 @@ def _backward(call: _Call, mean: Array, var: Array, axes: tuple[int, ...]) -> Gr
 
 
 def _mean(x: Array, axes: tuple[int, ...]) -> Array:
-    count = max(1, int(np.prod([x.shape[axis] for axis in axes])))  # of nothing it is 0, without NumPy's warning
+    count = max(1, int(np.prod([x.shape[axis] for axis in axes])))  # a mean of no elements is 0, without a warning
     return np.asarray(np.sum(x, axis=axes, keepdims=True) / count)
 
 
