@@ -44,8 +44,9 @@ def complete(x: Tensor) -> Tensor:
 
 
 def straight_through(value: Tensor, smooth: Tensor) -> Tensor:
-    """The value of one with the derivatives of the other."""
-    return value.detach() - finite(smooth.detach() - smooth)  # less +0, which keeps the sign of a zero
+    """The value of one with the derivatives of the other, which is the same where it is not finite."""
+    zero = smooth.detach() - smooth  # +0, so that less it a zero keeps its sign
+    return torch.where(smooth.isfinite(), value.detach() - zero, smooth)
 
 
 def is_transformed() -> bool:

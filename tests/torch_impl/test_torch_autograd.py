@@ -127,6 +127,14 @@ def test_forward_over_backward_without_create_graph() -> None:
     np.testing.assert_allclose(tangent, want[1], rtol=2.0**-40, atol=2.0**-40)
 
 
+@pytest.mark.parametrize("variant", ["llama", "standard"])
+def test_forward_mode_where_y_is_not_finite(variant: str) -> None:
+    x, scale = torch.tensor([[1.0, torch.inf, 2.0], [torch.nan, 1.0, 2.0]]), torch.full((3,), 1.5)
+    tangents = torch.ones_like(x), torch.ones_like(scale)
+    _, dy = torch.func.jvp(lambda x, scale: rms_norm(x, scale, variant=variant), (x, scale), tangents)
+    assert torch.equal(dy.isnan(), functional.rms_norm_jvp((x, scale), tangents, variant=variant).isnan())
+
+
 def test_half_second_derivatives() -> None:
     """A Hessian-vector product in bf16 is that of float64, rounded: three times at most, in dx, in it and in a sum."""
     x, v = torch.randn(2, 4, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
