@@ -25,6 +25,7 @@ BY_NAME = {
     "rmsnorm": "",
     "rmsnorm.nematus": "",
     "rmsnorm.nematus.backends": r"rmsnorm\.nematus\.(numpy|torch|tf|flax)",
+    "rmsnorm.tf_impl.layers": r"rmsnorm\.(tf|torch|flax)_impl\.functional",
     "rmsnorm.conversion.layer_norm": r"rmsnorm\.conversion\.layer_norm\.(torch|keras|flax)",
 }
 
@@ -58,6 +59,16 @@ def test_the_table_has_every_room_and_points_down():
     paths = (ROOT / "rmsnorm").iterdir()
     modules = {path.stem for path in paths if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert set(ROOM) - {"specification", "rmsnorm"} == modules - {"__init__"}
+
+
+def test_no_wing_imports_another_but_for_the_layer_of_keras():
+    wings = {"numpy_impl", "torch_impl", "flax_impl", "tf_impl"}
+    found = {
+        module
+        for module, targets in package().items()
+        if room_of(module) in wings and {room_of(target) for target in targets} & (wings - {room_of(module)})
+    }
+    assert found == {"rmsnorm.tf_impl.layers"}
 
 
 def test_no_permission_is_unused():

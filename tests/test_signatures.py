@@ -36,7 +36,7 @@ EXCEPTIONS = {
         "rows.py": "tensors in memory, by the CPU kernels or in blocks",
     },
     "tf": {
-        "keras_ops.py": "the layer on the other backends of Keras",
+        "keras_ops.py": "the layer on backends of Keras without a wing",
         "eager.py": "kernels and compiled functions",
     },
     "flax": {"linen.py": "Flax has two module systems", "rows.py": "primitives of JAX, by the CPU kernels or XLA"},

@@ -230,13 +230,14 @@ def _tensors(*values: Any) -> list[Any]:
 
 
 def _name(x: tf.Tensor) -> str:
-    return str(x.dtype.name)
+    return str(tf.as_dtype(x.dtype).name)
 
 
 def _spec(op: str, name: str, x: Any) -> Spec | None:
     if x is None:
         return None
-    if not isinstance(x, (tf.Tensor, tf.Variable)):
+    if not isinstance(x, (tf.Tensor, tf.Variable)) and not (tf.is_tensor(x) and hasattr(x, "__tf_tensor__")):
+        # nor a keras.Variable; of what is not dense the second holds, of a KerasTensor the third
         raise errors.wrong_type(op, name, x, "a tf.Tensor", "convert it with tf.convert_to_tensor")
     if x.shape.rank is None:
         raise errors.unknown_rank(op, name)

@@ -1,7 +1,7 @@
-"""RMSNorm in keras.ops: what the layer computes where Keras runs on JAX or PyTorch. No TensorFlow.
+"""RMSNorm in keras.ops: what the layer computes on the backends of Keras that have no wing, NumPy and OpenVINO.
 
 The arithmetic is float32, float64 where x or y is; the statistic is scaled by a power of two, so that no square leaves
-the range. Derivatives are those of the backend, which keeps what it likes.
+the range. These backends have no derivatives, and so none are thought of.
 """
 
 from __future__ import annotations
@@ -34,35 +34,17 @@ def rms_norm(
     if 0 in call.shape:
         return ops.cast(x, call.result)
     wide = dtypes.promote("float32", call.x, call.result)
-    y = _normalised(call, ops.cast(x, wide))
-    gain, shift = (None if p is None else ops.reshape(ops.cast(p, wide), call.feature_shape) for p in (scale, bias))
-
-    smooth = y
-    if gain is not None:
-        smooth = smooth * (variant.scale_offset + gain)
-    if shift is not None:
-        smooth = smooth + shift
-    if call.norm not in (None, wide):
-        smooth = _straight_through(_before_scale(call, y, gain, shift, wide), smooth)
-    return ops.cast(smooth, call.result)
-
-
-def _before_scale(call: Call, y: Any, gain: Any, shift: Any, wide: str) -> Any:
-    """Each operation rounded as the variant says."""
 
     def rounded(value: Any, dtype: str | None) -> Any:
-        return ops.cast(ops.cast(value, dtype), wide)
+        return value if call.norm is None else ops.cast(ops.cast(value, dtype), wide)
 
-    y = rounded(y, call.norm)
+    y = rounded(_normalised(call, ops.cast(x, wide)), call.norm)
+    gain, shift = (None if p is None else ops.reshape(ops.cast(p, wide), call.feature_shape) for p in (scale, bias))
     if gain is not None:
-        y = rounded(y * rounded(call.variant.scale_offset + gain, call.product), call.product)
-    return y if shift is None else rounded(y + shift, call.product)
-
-
-def _straight_through(value: Any, smooth: Any) -> Any:
-    """The value, to the bit, with the derivative of what it is rounded from."""
-    zero = ops.stop_gradient(smooth) - smooth
-    return ops.where(ops.isfinite(smooth), ops.stop_gradient(value) - zero, value)
+        y = rounded(y * rounded(variant.scale_offset + gain, call.product), call.product)
+    if shift is not None:
+        y = rounded(y + shift, call.product)
+    return ops.cast(y, call.result)
 
 
 def _normalised(call: Call, h: Any) -> Any:
@@ -79,15 +61,13 @@ def _normalised(call: Call, h: Any) -> Any:
 
     length = {"inside": eps**0.5, "outside": eps, "clamp": eps / k**0.5}[position]
     largest = ops.max(ops.abs(kept(h)), axis=call.axes, keepdims=True)
-    # not ops.maximum: on PyTorch it makes float32 of float64
     inverse = _inverse_power(ops.where(largest < length, ops.full_like(largest, length), largest))
     h = h * inverse
     c = kept(h)
     if call.variant.statistic == "variance":
         c = kept(c - total(c) / k)
     square = total(c * c) / k + (eps * inverse * inverse if position == "inside" else 0.0)
-    zero = square == 0  # where the root is to have a finite slope
-    root = ops.where(zero, ops.zeros_like(square), ops.sqrt(ops.where(zero, ops.ones_like(square), square)))
+    root = ops.sqrt(square)
     if position == "outside":
         root = root + eps * inverse
     if position == "clamp":
@@ -96,13 +76,12 @@ def _normalised(call: Call, h: Any) -> Any:
 
 
 def _inverse_power(largest: Any) -> Any:
-    """2^-e with 2^e <= largest < 2^(e+1), within the normal numbers; a constant to every derivative."""
+    """2^-e with 2^e <= largest < 2^(e+1), within the normal numbers."""
     integer, exponent, end = (
         ("int64", 0x7FF << 52, 1022) if _dtype(largest) == "float64" else ("int32", 0xFF << 23, 126)
     )
     bits = ops.view(largest, integer)
     power = ops.view(ops.bitwise_and(bits, ops.cast(exponent, integer)), _dtype(largest))
-    # not plain numbers: on PyTorch they would be float32
     least, most = (ops.convert_to_tensor(2.0**sign, _dtype(largest)) for sign in (-end, end))
     return 1.0 / ops.clip(power, least, most)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from fractions import Fraction
+from importlib import import_module
 from typing import Any
 
 import keras
 
 from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.tf_impl import keras_ops
 from rmsnorm.variants import PRESETS, Variant, derive, get_variant
 
 
@@ -18,10 +21,11 @@ from rmsnorm.variants import PRESETS, Variant, derive, get_variant
 class RMSNormalization(keras.layers.Layer):
     """Root mean square layer normalization.
 
-        y = inputs / rho * (o + scale) + bias,    rho = sqrt(mean(inputs_i^2) + epsilon)
+        y = x / rho * (o + scale) + bias,    rho = sqrt(mean(x_i^2) + epsilon)
 
-    with the place of epsilon, the offset o, the counted elements and the roundings of the variant. On the TensorFlow
-    backend it is tf_impl.rms_norm; on the others the arithmetic is float32, and that of the backend.
+    with the place of epsilon, the offset o, the counted elements and the roundings of the variant. On the backends
+    TensorFlow, PyTorch and JAX it is the rms_norm of tf_impl, torch_impl and flax_impl: its bits, derivatives and
+    kernels. On NumPy and OpenVINO it is made of keras.ops, with arithmetic in float32.
 
     A Keras mask (of time steps, say) is passed on and nothing more: features are normalised at every time step.
 
@@ -39,14 +43,14 @@ class RMSNormalization(keras.layers.Layer):
         **kwargs: of keras.layers.Layer, such as ``name`` and ``dtype``.
 
     Call arguments:
-        inputs: floating-point, any shape of at least one axis, cast to the compute dtype by Keras.
+        x: floating-point, any shape of at least one axis, cast to the compute dtype by Keras.
 
     Returns:
-        y, shaped as inputs and in their dtype, the compute dtype, whatever the variant. Weights keep their own dtype:
+        y, shaped as x and in its dtype, the compute dtype, whatever the variant. Weights keep their own dtype:
         under a mixed policy the gain is float32, and is not rounded.
 
     Raises:
-        TypeError: epsilon, partial, variant or an axis is of the wrong type; inputs are not floating-point.
+        TypeError: epsilon, partial, variant or an axis is of the wrong type; x is not floating-point.
         ValueError: an axis is out of range or repeated; the size of one that has weights is unknown; epsilon, partial
             or variant is not valid.
 
@@ -103,7 +107,7 @@ class RMSNormalization(keras.layers.Layer):
         call = self._resolve(input_shape)
         for axis in call.feature_axes:
             if call.shape[axis] is None and (self.use_scale or self.use_bias):
-                raise errors.unknown_size("RMSNormalization", "inputs", axis)
+                raise errors.unknown_size("RMSNormalization", "x", axis)
         shape = tuple(call.shape[axis] for axis in call.feature_axes)
         if self.use_scale:
             self.scale = self.add_weight(
@@ -116,36 +120,38 @@ class RMSNormalization(keras.layers.Layer):
                 regularizer=self.bias_regularizer, constraint=self.bias_constraint,
             )  # fmt: skip
 
-    def call(self, inputs: Any) -> Any:
-        weights = (None if w is None else w.value for w in (self.scale, self.bias))
-        return _rms_norm()(
-            inputs, *weights,
-            variant=self.variant, axis=self.axis, feature_axis=self.feature_axis,
-            out_dtype=keras.backend.standardize_dtype(inputs.dtype),
+    def call(self, x: Any) -> Any:
+        if isinstance(x, keras.KerasTensor):  # of somebody who calls this in place of the layer
+            return self(x)
+        scale, bias = (None if w is None else w.value for w in (self.scale, self.bias))
+        return _rms_norm(
+            x, scale, bias, variant=self.variant, axis=_hashable(self.axis), feature_axis=_hashable(self.feature_axis),
+            out_dtype=keras.backend.standardize_dtype(x.dtype),
         )  # fmt: skip
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         return self._resolve(input_shape).shape
 
     def get_config(self) -> dict[str, Any]:
+        """The arguments, but those of ours that are as by default: the built-in layer takes what is left then."""
         preset = self._preset
         named = PRESETS.get(preset.name) == preset
-        return {
-            **super().get_config(),
-            "axis": _plain(self.axis),
-            "epsilon": self.epsilon,
-            "scale": self.use_scale,
-            "bias": self.use_bias,
-            "feature_axis": _plain(self.feature_axis),
-            "partial": _number(self.partial),
-            "variant": preset.name if named else {**asdict(preset), "partial": _number(preset.partial)},
-            "scale_initializer": keras.initializers.serialize(self.scale_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "scale_regularizer": keras.regularizers.serialize(self.scale_regularizer),
-            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
-            "scale_constraint": keras.constraints.serialize(self.scale_constraint),
-            "bias_constraint": keras.constraints.serialize(self.bias_constraint),
+        chosen = {
+            "scale": (self.use_scale, True),
+            "bias": (self.use_bias, preset.bias),
+            "feature_axis": (_plain(self.feature_axis), None),
+            "partial": (_number(self.partial), _number(preset.partial)),
+            "variant": (preset.name if named else {**asdict(preset), "partial": _number(preset.partial)}, "keras"),
+            "scale_initializer": (self.scale_initializer, keras.initializers.Constant(1 - preset.scale_offset)),
+            "bias_initializer": (self.bias_initializer, keras.initializers.Zeros()),
+            "scale_regularizer": (self.scale_regularizer, None),
+            "bias_regularizer": (self.bias_regularizer, None),
+            "scale_constraint": (self.scale_constraint, None),
+            "bias_constraint": (self.bias_constraint, None),
         }
+        pairs = ((name, map(keras.saving.serialize_keras_object, pair)) for name, pair in chosen.items())
+        ours = {name: value for name, (value, default) in pairs if value != default}
+        return {**super().get_config(), "axis": _plain(self.axis), "epsilon": self.epsilon, **ours}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> RMSNormalization:
@@ -164,16 +170,21 @@ class RMSNormalization(keras.layers.Layer):
         )  # fmt: skip
 
 
-def _rms_norm() -> Callable[..., Any]:
-    """The function of the backend; the others are not imported."""
-    if keras.backend.backend() == "tensorflow":
-        from rmsnorm.tf_impl import functional
+def _rms_norm_on(backend: str) -> Callable[..., Any]:
+    """The function that computes on a backend of Keras, which has the name of a package of arrays."""
+    folders = {row.package: row.folder for row in FRAMEWORKS.values() if row.key != "numpy"}  # the golden is too slow
+    if backend not in folders:
+        return keras_ops.rms_norm
+    function: Callable[..., Any] = import_module(f"rmsnorm.{folders[backend]}.functional").rms_norm
+    return function
 
-        return functional.rms_norm
 
-    from rmsnorm.tf_impl import keras_ops
+_rms_norm = _rms_norm_on(keras.backend.backend())
 
-    return keras_ops.rms_norm
+
+def _hashable(axis: Any) -> Any:
+    """Axes as caches of calls look them up."""
+    return tuple(axis) if isinstance(axis, list) else axis
 
 
 def _plain(axis: Any) -> Any:

@@ -14,7 +14,6 @@ import numpy as np
 from keras import ops
 from keras_backend import has_double, to_numpy
 
-from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
 from rmsnorm.parity import cases
 from rmsnorm.parity.judge import Outcome, judge
@@ -77,19 +76,17 @@ def of_layer(data: cases.Data) -> Outcome:
 
 
 def check_parity(folder: Path) -> None:
-    """The cases of the parity kit that a layer can be given; on PyTorch, which compiles nothing, all, else a share."""
+    """A share of the cases of the parity kit that a layer takes; a larger one on PyTorch, which compiles nothing."""
     chosen = [
         (replace(case, options={**case.options, "out_dtype": dtype}), variant, dtype)
         for case, variant, dtype in cases.select()
         if not (case.mask or case.residual or "out_dtype" in case.options or case.parameters == "bfloat16")
         and (dtype != "float64" or has_double())
-        # ties, which only float64 tells from a / rho = 1 - 3e-8
-        and not (case.data == "constant" and dtype in dtypes.HALF and BACKEND != "tensorflow")
     ]
     assert len(chosen) > 150
     for index, (case, variant, dtype) in enumerate(chosen):
         rounds = case.parameters and variant in ("llama", "apex")
-        if BACKEND != "torch" and index % 23 and not rounds:
+        if index % (7 if BACKEND == "torch" else 23) and not rounds:
             continue
         for verdict in judge(of_layer, cases.make(case, variant, dtype)):
             judged = verdict.passed or verdict.quantity == "inverse_rms"  # which a layer does not return

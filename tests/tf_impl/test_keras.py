@@ -21,7 +21,7 @@ keras = pytest.importorskip("keras")
 from keras.src.testing import TestCase  # noqa: E402
 from keras_configurations import CONFIGURATIONS, filled, normal  # noqa: E402
 
-from rmsnorm.tf_impl import RMSNormalization, keras_ops  # noqa: E402
+from rmsnorm.tf_impl import RMSNormalization, rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
 
 NUMPY_2 = "__array__ implementation doesn't accept a copy keyword"  # what keras.ops.convert_to_numpy is warned of
 pytestmark = [
@@ -269,6 +269,24 @@ def test_export(tmp_path: Path) -> None:
         assert np.abs(got - w).max() <= 4 * np.finfo(np.float32).eps * np.abs(w).max()
 
 
+def test_functions_take_keras_variables() -> None:
+    x, scale = keras.Variable(normal(3, 8)), keras.Variable(normal(8, seed=1), dtype="bfloat16")
+    tensors = tf.constant(normal(3, 8)), tf.cast(normal(8, seed=1), tf.bfloat16)
+    assert (
+        (rms_norm(x, scale, scale, residual=x)[0] == rms_norm(*tensors, tensors[1], residual=tensors[0])[0])
+        .numpy()
+        .all()
+    )
+    for got, want in zip(rms_norm_vjp(x, x, scale, scale), rms_norm_vjp(tensors[0], *tensors, tensors[1]), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+    assert (rms_norm_jvp((x, scale), (x, scale)) == rms_norm_jvp(tensors, tensors)).numpy().all()
+    assert RMSNormalization()(x).shape == x.shape
+    for other in (keras.KerasTensor((3, 8)), tf.sparse.from_dense(x), tf.ragged.constant([[1.0], [2.0, 3.0]])):
+        with pytest.raises(TypeError, match=r"(?s)rms_norm: x is .*, expected a tf\.Tensor"):
+            rms_norm(other)
+
+
 def test_errors() -> None:
     x = normal(2, 3, 4)
     for arguments, error, match in (
@@ -294,7 +312,7 @@ def test_errors() -> None:
     ):
         with pytest.raises(error, match=match):
             RMSNormalization(**arguments)
-    with pytest.raises(ValueError, match="RMSNormalization: inputs axis 1 has an unknown size, expected a known one"):
+    with pytest.raises(ValueError, match="RMSNormalization: x axis 1 has an unknown size, expected a known one"):
         RMSNormalization(1).build((2, None, 4))
     with pytest.raises(TypeError, match="rms_norm: x has dtype int32, expected float16, bfloat16"):
         RMSNormalization()(tf.ones((2, 3), tf.int32))
@@ -302,7 +320,7 @@ def test_errors() -> None:
         filled(RMSNormalization(), (2, 4))(normal(2, 5))
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("backend", ["jax", "torch", "numpy"])
 def test_other_backends(backend: str, tmp_path: Path) -> None:
     """In a process of its own, where there is no TensorFlow."""
     pytest.importorskip(backend)
@@ -322,15 +340,3 @@ def test_other_backends(backend: str, tmp_path: Path) -> None:
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == f"{backend}: done"
-
-
-def test_the_composite_on_tensorflow() -> None:
-    import keras_backend
-
-    keras_backend.check_outputs(lambda layer, x: composite_of(layer, x), [*keras_backend.POLICIES, "float64"])
-
-
-def composite_of(layer: Any, x: Any) -> Any:
-    weights = (None if w is None else w.value for w in (layer.scale, layer.bias))
-    options = {"variant": layer.variant, "axis": layer.axis, "feature_axis": layer.feature_axis}
-    return keras_ops.rms_norm(tf.cast(x, layer.compute_dtype), *weights, **options, out_dtype=layer.compute_dtype)
