@@ -8,8 +8,9 @@ y = h / rho * (scale_offset + scale) + bias
 from __future__ import annotations
 
 import difflib
+import json
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from numbers import Real
 from types import MappingProxyType
@@ -91,6 +92,25 @@ class Variant:
             raise errors.out_of_domain("Variant", "scale_offset", self.scale_offset, "a finite number", "use 0 or 1")
         if not isinstance(self.bias, bool):
             raise errors.wrong_type("Variant", "bias", self.bias, "a bool", "use True or False")
+        # made once: a compiler that traces a call then has one text to compare, not every field
+        object.__setattr__(self, "_json", json.dumps(asdict(self), default=str))
+
+    @property
+    def json(self) -> str:
+        """All fields as a text, which ``from_json`` reads."""
+        text: str = self.__dict__["_json"]
+        return text
+
+    @staticmethod
+    def from_json(text: str) -> Variant:
+        """The variant of which that is the ``json``; other text raises ValueError or TypeError.
+
+        >>> Variant.from_json(Variant.get("llama").json) == Variant.get("llama")
+        True
+        """
+        values = json.loads(text)
+        partial = values.pop("partial")
+        return Variant(**values, partial=None if partial is None else Fraction(partial))
 
     def __hash__(self) -> int:
         return hash((self.name, self.eps))  # equal variants agree in these; short, as plans are looked up by it

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from rmsnorm.call import Call
 from rmsnorm.torch_impl.rounding import (
+    add,
     cast,
     complete,
+    dtype_name,
     finite,
     is_transformed,
     power_of_two,
@@ -168,6 +170,37 @@ def backward(
     if live is not None:  # again: 1 / rho may be infinite
         dx, along_scale = torch.where(live, dx, 0.0), torch.where(live, along_scale, 0.0)
     return dx, _over_rows(call, along_scale), _over_rows(call, v)
+
+
+def gradients(
+    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
+    dh: Tensor | None, inverse_rms: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """dx + dh in float64, dscale and dbias in the dtypes of the parameters; without 1 / rho, its derivative counts."""
+    h = h.double()
+    if inverse_rms is None:
+        inverse_rms = statistic(call, h, mask).inverse_rms
+    dx, dscale, dbias = backward(call, dy, h, scale, mask, inverse_rms)
+    return (
+        dx if dh is None else dx + dh.double(),
+        None if scale is None else cast(dscale, dtype_name(scale.dtype)),
+        None if bias is None else cast(dbias, dtype_name(bias)),
+    )
+
+
+def tangents(
+    call: Call, x: Tensor, residual: Tensor | None, scale: Tensor | None, mask: Tensor | None,
+    dx: Tensor | None, dresidual: Tensor | None, dscale: Tensor | None, dbias: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Those of y and of h = x + residual, None without one, in their dtypes."""
+    h = add(x, residual, call.x).double()
+    inverse_rms = statistic(call, h, mask).inverse_rms
+    terms = [term.double() for term in (dx, dresidual) if term is not None]
+    dh = sum(terms) if terms else None
+    dy = cast(tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias), call.result)
+    if residual is None:
+        return dy, None
+    return dy, cast(torch.zeros_like(h) if dh is None else dh, call.x)
 
 
 def tangent(

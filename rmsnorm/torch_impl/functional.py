@@ -15,15 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 
-from rmsnorm import dtypes, errors
+from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve, three_of
-from rmsnorm.torch_impl import onnx, rows
-from rmsnorm.torch_impl.arithmetic import backward, forward, statistic, tangent
-from rmsnorm.torch_impl.rounding import add, cast, is_transformed
+from rmsnorm.torch_impl import arithmetic, onnx, operators, rows
+from rmsnorm.torch_impl.arithmetic import forward, gradients, statistic, tangent
+from rmsnorm.torch_impl.rounding import NAMES, add, cast, dtype_name, is_transformed, is_watched
 from rmsnorm.variants import Variant, derive
-
-_NAMES = {getattr(torch, name): name for name in (*dtypes.FLOATS, "bool")}
 
 
 def rms_norm(
@@ -77,40 +76,11 @@ def rms_norm(
         >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), variant="paper")
         tensor([[0.8485, 2.2627]])
     """
-    options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    if is_transformed():
-        call = _call(*options, *_specs("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual))
-        if onnx.is_exported():
-            y, h, inverse_rms = onnx.forward(call, x, residual, scale, bias, mask)
-        else:
-            h = add(x, residual, call.x)
-            y, inverse_rms = forward(call, h, scale, bias, mask)
-    else:
-        try:
-            call, plan = _planned(
-                x.is_cpu, options, x.shape, x.dtype,
-                None if scale is None else (scale.shape, scale.dtype),
-                None if bias is None else (bias.shape, bias.dtype),
-                None if mask is None else (mask.shape, mask.dtype),
-                None if residual is None else (residual.shape, residual.dtype),
-            )  # fmt: skip
-        except (AttributeError, KeyError, TypeError):  # not such a tensor, or an option that cannot be looked up
-            specs = _specs("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
-            call, plan = _call(*options, *specs), None
-        if plan is not None and not rows.is_plain(x, residual, scale, bias, mask):
-            plan = None
-        if _is_differentiated(x, residual, scale, bias):
-            y, h, inverse_rms = _RMSNorm.apply(call, plan, return_inverse_rms, x, residual, scale, bias, mask)
-        else:
-            y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask, return_inverse_rms)
-    if residual is None and not return_inverse_rms:
-        return y
-    outputs = [y]
-    if residual is not None:
-        outputs.append(h)
-    if return_inverse_rms:
-        outputs.append(cast(inverse_rms.detach(), call.inverse_rms))
-    return tuple(outputs)
+    run: Any = _rms_norm
+    if torch.compiler.is_dynamo_compiling() and not isinstance(partial, Fraction):
+        # Dynamo would trace every check of the arguments, and compare each value that it had read in every later call
+        run, variant = _in_graph, variant.json if isinstance(variant, Variant) else variant
+    return run(x, scale, bias, variant, eps, partial, axis, feature_axis, mask, residual, out_dtype, return_inverse_rms)
 
 
 def rms_norm_vjp(
@@ -161,19 +131,14 @@ def rms_norm_vjp(
     )  # fmt: skip
     one_dtype = all(t is None or t.dtype == x.dtype for t in (residual, dh))  # else each is rounded from float64
     if one_dtype and not is_transformed() and not _is_differentiated(dy, dh, x, residual, scale):
-        gradients = rows.gradients(call, dy, x, residual, scale, bias, mask, dh)
-        if gradients is not None:
-            return gradients if residual is None else (*gradients, gradients[0].clone())
-    h = add(x, residual, call.x).double()
-    inverse_rms = statistic(call, h, mask).inverse_rms
-    dx, dscale, dbias = backward(call, dy, h, scale, mask, inverse_rms)
-    if dh is not None:
-        dx = dx + dh.double()
-    dscale = None if scale is None else cast(dscale, _name(scale.dtype))
-    dbias = None if bias is None else cast(dbias, _name(bias.dtype))
+        results = rows.gradients(call, dy, x, residual, scale, bias, mask, dh)
+        if results is not None:
+            return results if residual is None else (*results, results[0].clone())
+    h, bias_dtype = add(x, residual, call.x), None if bias is None else bias.dtype
+    dx, dscale, dbias = gradients(call, dy, h, scale, bias_dtype, mask, dh)
     if residual is not None:
-        return cast(dx, _name(x.dtype)), dscale, dbias, cast(dx, _name(residual.dtype))
-    return cast(dx, _name(x.dtype)), dscale, dbias
+        return cast(dx, dtype_name(x.dtype)), dscale, dbias, cast(dx, dtype_name(residual.dtype))
+    return cast(dx, dtype_name(x.dtype)), dscale, dbias
 
 
 def rms_norm_jvp(
@@ -226,6 +191,68 @@ def rms_norm_jvp(
     return cast(tangent(call, h, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
 
 
+@torch.compiler.allow_in_graph
+def _in_graph(
+    x: Tensor, scale: Any, bias: Any, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, *others: Any
+) -> Any:
+    if isinstance(variant, str) and variant.startswith("{"):
+        variant = Variant.from_json(variant)
+    # a number that the caller computed is a symbol to the compiler: as a number it becomes a condition of the program
+    eps, partial = (float(number) if isinstance(number, torch.SymFloat) else number for number in (eps, partial))
+    axis, feature_axis = (tree_map_only(torch.SymInt, int, numbers) for numbers in (axis, feature_axis))
+    return _rms_norm(x, scale, bias, variant, eps, partial, axis, feature_axis, *others)
+
+
+def _rms_norm(
+    x: Tensor, scale: Tensor | None, bias: Tensor | None, variant: Any, eps: Any, partial: Any, axis: Any,
+    feature_axis: Any, mask: Tensor | None, residual: Tensor | None, out_dtype: Any, return_inverse_rms: bool,
+) -> Any:  # fmt: skip
+    options = (variant, eps, partial, axis, feature_axis, out_dtype)
+    results = _watched(options, x, residual, scale, bias, mask) if is_watched() else None
+    call, y, h, inverse_rms = results or _eager(options, x, residual, scale, bias, mask, return_inverse_rms)
+    if residual is None and not return_inverse_rms:
+        return y
+    outputs = [y]
+    if residual is not None:
+        outputs.append(h)
+    if return_inverse_rms:
+        outputs.append(cast(inverse_rms.detach(), call.inverse_rms))
+    return tuple(outputs)
+
+
+def _watched(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any) -> Any:
+    """The call, y, h and 1 / rho, by what a compiler, a transform or a mode can see; None if the eager way will do."""
+    call = _call(*options, *_specs("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual))
+    if onnx.is_exported():
+        return call, *onnx.forward(call, x, residual, scale, bias, mask)
+    if operators.serve(call, x, residual, scale, bias, mask):
+        return call, *operators.forward(call, x, residual, scale, bias, mask)
+    if is_transformed():
+        h = add(x, residual, call.x)
+        y, inverse_rms = forward(call, h, scale, bias, mask)
+        return call, y, h, inverse_rms
+    return None
+
+
+def _eager(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any, return_inverse_rms: bool) -> Any:
+    try:
+        call, plan = _planned(
+            x.is_cpu, options, x.shape, x.dtype,
+            None if scale is None else (scale.shape, scale.dtype),
+            None if bias is None else (bias.shape, bias.dtype),
+            None if mask is None else (mask.shape, mask.dtype),
+            None if residual is None else (residual.shape, residual.dtype),
+        )  # fmt: skip
+    except (AttributeError, KeyError, TypeError):  # not such a tensor, or an option that cannot be looked up
+        specs = _specs("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
+        call, plan = _call(*options, *specs), None
+    if plan is not None and not rows.is_plain(x, residual, scale, bias, mask):
+        plan = None
+    if _is_differentiated(x, residual, scale, bias):
+        return call, *_RMSNorm.apply(call, plan, return_inverse_rms, x, residual, scale, bias, mask)
+    return call, *rows.forward(call, plan, x, residual, scale, bias, mask, return_inverse_rms)
+
+
 def _is_differentiated(*tensors: Tensor | None) -> bool:
     if forward_ad._current_level >= 0:
         return True
@@ -261,14 +288,12 @@ class _RMSNorm(torch.autograd.Function):
         dx, dscale, dbias = dh, None, None
         if dy is None:
             pass
+        elif is_watched() and residual in (None, x) and operators.serve(ctx.call, h, None, dy, dh, scale, mask):
+            dx, dscale, dbias = operators.backward(ctx.call, dy, h, scale, bias, mask, inverse_rms, dh)
         elif is_transformed() or _is_differentiated(dy, dh, h, scale) or residual not in (None, x):
-            h = h.double()
-            if _is_differentiated(h):  # a second derivative goes through 1 / rho
-                inverse_rms = statistic(ctx.call, h, mask).inverse_rms
-            dx, dscale, dbias = backward(ctx.call, dy, h, scale, mask, inverse_rms)
-            dx = dx if dh is None else dx + dh.double()
-            dscale = None if scale is None else _to(dscale, scale.dtype)
-            dbias = _to(dbias, bias)
+            # a second derivative goes through 1 / rho
+            kept = None if _is_differentiated(h) else inverse_rms
+            dx, dscale, dbias = gradients(ctx.call, dy, h, scale, bias, mask, dh, kept)
         else:
             dx, dscale, dbias = rows.backward(ctx.call, ctx.plan, dy, h, scale, bias, mask, inverse_rms, dh)
         _, _, _, needs_x, needs_residual, needs_scale, needs_bias, _ = ctx.needs_input_grad
@@ -287,24 +312,14 @@ class _RMSNorm(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> Any:
         _, _, _, dx, dresidual, dscale, dbias, _ = tangents
         x, residual, scale, mask = ctx.saved_tensors
-        h = add(x, residual, ctx.call.x).double()
-        inverse_rms = statistic(ctx.call, h, mask).inverse_rms
-        terms = [term.double() for term in (dx, dresidual) if term is not None]
-        dh = sum(terms) if terms else None
-        dy = cast(tangent(ctx.call, h, scale, mask, inverse_rms, dh, dscale, dbias), ctx.call.result)
-        if residual is None:
-            return dy, None, None
-        return dy, cast(torch.zeros_like(h) if dh is None else dh, ctx.call.x), None
+        dy, dh = arithmetic.tangents(ctx.call, x, residual, scale, mask, dx, dresidual, dscale, dbias)
+        return dy, dh, None
 
 
 def _to(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
     if gradient is None or dtype is None:
         return None
-    return gradient if gradient.dtype == dtype else cast(gradient, _name(dtype))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+    return gradient if gradient.dtype == dtype else cast(gradient, dtype_name(dtype))
 
 
 def _spec(op: str, name: str, x: Any) -> Spec | None:
@@ -312,7 +327,7 @@ def _spec(op: str, name: str, x: Any) -> Spec | None:
         return None
     if not isinstance(x, Tensor):
         raise errors.wrong_type(op, name, x, "a torch.Tensor", "convert it with torch.as_tensor")
-    return Spec(x.shape, _name(x.dtype))
+    return Spec(x.shape, dtype_name(x.dtype))
 
 
 def _specs(op: str, **tensors: Any) -> list[Any]:
@@ -328,7 +343,7 @@ def _resolve(op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, o
 
 def _resolved(op: str, out_dtype: Any, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, **options: Any) -> Call:
     if isinstance(out_dtype, torch.dtype):
-        out_dtype = _name(out_dtype)
+        out_dtype = dtype_name(out_dtype)
     return resolve(op, x, scale, bias, mask=mask, residual=residual, out_dtype=out_dtype, **options)
 
 
@@ -341,7 +356,7 @@ def _call(variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, ou
 def _planned(is_cpu: bool, options: Any, shape: Any, dtype: Any, *others: Any) -> tuple[Call, Any]:
     """The call and its plan for the CPU kernels, from shape and dtype of x and pairs of these for the others."""
     pairs = ((shape, dtype), *others)
-    specs = [None if pair is None else Spec(pair[0], _NAMES[pair[1]]) for pair in pairs]
+    specs = [None if pair is None else Spec(pair[0], NAMES[pair[1]]) for pair in pairs]
     call = _call(*options, *specs)
     _, scale, bias, _, _ = specs
     return call, rows.plan(call, scale and scale.dtype, bias and bias.dtype) if is_cpu else None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from rmsnorm import dtypes
+
+NAMES: Final = {getattr(torch, name): name for name in (*dtypes.FLOATS, "bool")}
 
 
 def add(x: Tensor, residual: Tensor | None, dtype: str) -> Tensor:
@@ -52,6 +54,15 @@ def straight_through(value: Tensor, smooth: Tensor) -> Tensor:
 def is_transformed() -> bool:
     """Whether a compiler, a tracer or torch.func looks on: for them the composite, which nests; a Function does not."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing()
+
+
+def is_watched() -> bool:
+    """Whether a compiler, torch.func, or a mode, as of make_fx or of selective checkpoints, sees the operations."""
+    return is_transformed() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 def product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:

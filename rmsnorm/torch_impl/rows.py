@@ -17,7 +17,7 @@ from rmsnorm import cpu, dtypes
 from rmsnorm.call import Call
 from rmsnorm.cpu.memory import advise
 from rmsnorm.torch_impl import arithmetic
-from rmsnorm.torch_impl.rounding import add, cast
+from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
 _CPU: Final = torch.device("cpu")  # named in every allocation: the default device may be another one
@@ -99,8 +99,8 @@ def gradients(
     """As backward, by kernels and without a forward pass before; None if no kernel can compute with these tensors."""
     if not is_plain(dy, x, residual, scale, bias, mask, dh):
         return None
-    parameters = (None if p is None else _name(p.dtype) for p in (scale, bias))
-    kernels = plan(replace(call, result=_name(dy.dtype)), *parameters)
+    parameters = (None if p is None else dtype_name(p.dtype) for p in (scale, bias))
+    kernels = plan(replace(call, result=dtype_name(dy.dtype)), *parameters)
     if kernels is None:
         return None
     h = x if residual is None else x + residual  # of one dtype: rounded once
@@ -158,25 +158,23 @@ def _backward_in_blocks(
     inverse_rms: Tensor, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """As backward, by arithmetic.backward: in blocks that stay in cache, unless the operations are traced."""
-    dx: Any
     if h.numel() <= _BLOCK or not cpu.in_rows(call) or not is_plain(dy, h, scale, mask, dh):
-        dx, dscale, dbias = arithmetic.backward(call, dy, h.double(), scale, mask, inverse_rms)
-        dx = cast(dx if dh is None else dx + dh.double(), call.x)
-    else:
-        dx = _empty(h.shape, call.x)
-        dscale, dbias = torch.zeros(2, call.n, dtype=torch.float64, device=_CPU).unbind()
-        out, v, factors, g = dx.view(-1, call.n), dy.reshape(-1, call.n), inverse_rms.view(-1, 1), _flat(scale)
-        dh_rows = None if dh is None else dh.reshape(-1, call.n)
-        for block, part, rows, mask_rows in _blocks(call, h, mask):
-            block_dx, *sums = arithmetic.backward(part, v[block], rows.double(), g, mask_rows, factors[block])
-            out[block] = cast(block_dx if dh_rows is None else block_dx + dh_rows[block].double(), call.x)
-            dscale += sums[0]
-            dbias += sums[1]
-        dscale, dbias = (gradient.reshape(h.shape[-len(call.axes) :]) for gradient in (dscale, dbias))
+        dx, dscale, dbias = arithmetic.gradients(call, dy, h, scale, bias, mask, dh, inverse_rms)
+        return cast(dx, call.x), dscale, dbias
+    dx = _empty(h.shape, call.x)
+    dscale, dbias = torch.zeros(2, call.n, dtype=torch.float64, device=_CPU).unbind()
+    out, v, factors, g = dx.view(-1, call.n), dy.reshape(-1, call.n), inverse_rms.view(-1, 1), _flat(scale)
+    dh_rows = None if dh is None else dh.reshape(-1, call.n)
+    for block, part, rows, mask_rows in _blocks(call, h, mask):
+        block_dx, *sums = arithmetic.backward(part, v[block], rows.double(), g, mask_rows, factors[block])
+        out[block] = cast(block_dx if dh_rows is None else block_dx + dh_rows[block].double(), call.x)
+        dscale += sums[0]
+        dbias += sums[1]
+    dscale, dbias = (gradient.reshape(h.shape[-len(call.axes) :]) for gradient in (dscale, dbias))
     return (
         dx,
-        None if scale is None else cast(dscale, _name(scale.dtype)),
-        None if bias is None else cast(dbias, _name(bias)),
+        None if scale is None else cast(dscale, dtype_name(scale.dtype)),
+        None if bias is None else cast(dbias, dtype_name(bias)),
     )
 
 
@@ -213,10 +211,6 @@ def _masked(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int,
         return None, 0, 0
     mask = mask.expand(x.shape).reshape(-1, n)
     return mask, mask.stride(0), mask.stride(1)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _flat(parameter: Tensor | None) -> Tensor | None:

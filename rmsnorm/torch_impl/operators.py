@@ -1,0 +1,329 @@
+"""The kernels as operators of PyTorch: one node each in a program that is compiled, exported or otherwise traced.
+
+    rmsnorm::forward    y, h = x + residual, 1 / rho
+    rmsnorm::backward   dx + dh, dscale, dbias
+
+They compute where the last axes are normalised, on the CPU. A result that is not there (h without a residual, the
+gradient of a parameter that is None) is a tensor of no elements, as a schema has no optional results. Derivatives of
+the gradients, tangents and batches of parameters are those of the plain operations of arithmetic.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from rmsnorm import cpu, dtypes
+from rmsnorm.call import Call
+from rmsnorm.torch_impl import arithmetic, rows
+from rmsnorm.torch_impl.rounding import add, cast
+from rmsnorm.variants import Variant
+
+_TYPES: Final = (Tensor, Parameter, FakeTensor, FunctionalTensor)  # others, a DTensor say, do not know the operators
+
+# What follows the tensors: how many of the last axes are normalised, how many elements enter the statistic, the fields
+# of the variant, and the dtypes of the call (see Call).
+_SETTINGS: Final = (
+    "int axes, SymInt k, float eps, str eps_position, str statistic, float scale_offset, "
+    "ScalarType? norm, ScalarType product, ScalarType result"
+)
+_LIBRARY: Final = torch.library.Library("rmsnorm", "DEF")
+_LIBRARY.define(
+    f"forward(Tensor x, Tensor? residual, Tensor? scale, Tensor? bias, Tensor? mask, {_SETTINGS}) "
+    "-> (Tensor y, Tensor h, Tensor inverse_rms)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_LIBRARY.define(
+    "backward(Tensor dy, Tensor? dh, Tensor h, Tensor inverse_rms, Tensor? scale, Tensor? mask, ScalarType? bias, "
+    f"{_SETTINGS}) -> (Tensor dx, Tensor dscale, Tensor dbias)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_forward, _backward = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
+_DTYPES: Final = {name: getattr(torch, name) for name in dtypes.FLOATS}
+_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+_has_kernels = torch.compiler.assume_constant_result(lambda: cpu.is_available())
+
+
+def serve(call: Call, *tensors: Tensor | None) -> bool:
+    """Whether the operators can compute a call with these tensors: x and the residual first, then any others."""
+    x, residual, *_ = tensors
+    first = len(call.shape) - len(call.axes)
+    return (
+        call.axes == call.feature_axes == tuple(range(first, len(call.shape)))
+        and all(t is None or (type(t) in _TYPES and t.is_cpu and t.layout is torch.strided) for t in tensors)
+        and (residual is None or x is None or residual.dtype == x.dtype)
+        and _has_kernels()
+    )
+
+
+def forward(
+    call: Call, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """y, h = x + residual (None without one) and 1 / rho in float64."""
+    y, h, inverse_rms = _forward(x, residual, scale, bias, mask, *_settings(call))
+    return y, None if residual is None else h, inverse_rms
+
+
+def backward(
+    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
+    inverse_rms: Tensor, dh: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
+    dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, mask, bias, *_settings(call))
+    return dx, None if scale is None else dscale, None if bias is None else dbias
+
+
+def _settings(call: Call) -> tuple[Any, ...]:
+    variant = call.variant
+    return (
+        len(call.axes), call.k, call.eps, variant.eps_position, variant.statistic, variant.scale_offset,
+        None if call.norm is None else _DTYPES[call.norm], _DTYPES[call.product], _DTYPES[call.result],
+    )  # fmt: skip
+
+
+def _call(
+    shape: torch.Size, dtype: torch.dtype, count: int, k: int, eps: float, eps_position: Any, statistic: Any,
+    scale_offset: float, norm: torch.dtype | None, product: torch.dtype, result: torch.dtype,
+) -> Call:  # fmt: skip
+    """The call that has these settings."""
+    axes, n = tuple(range(len(shape) - count, len(shape))), math.prod(shape[-count:])
+    return Call(
+        variant=Variant(
+            name="", eps=eps, eps_position=eps_position, statistic=statistic, scale_offset=scale_offset,
+            partial=None if k == n else Fraction(int(k), int(n)),
+        ),
+        shape=tuple(shape), axes=axes, feature_axes=axes, eps=eps, x=_NAMES[dtype],
+        norm=None if norm is None else _NAMES[norm], product=_NAMES[product], result=_NAMES[result],
+        inverse_rms=dtypes.arithmetic(_NAMES[dtype]),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _planned(shape: Any, dtype: Any, scale: Any, bias: Any, *settings: Any) -> tuple[Call, Any]:
+    call = _call(shape, dtype, *settings)
+    return call, rows.plan(call, scale and _NAMES[scale], bias and _NAMES[bias])
+
+
+def _dtype(tensor: Tensor | None) -> torch.dtype | None:
+    return None if tensor is None else tensor.dtype
+
+
+def _run_forward(
+    x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, *settings: Any
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    call, plan = _planned(x.shape, x.dtype, _dtype(scale), _dtype(bias), *settings)
+    y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask)
+    return y, x.new_empty(0) if h is None else h, inverse_rms
+
+
+def _run_backward(
+    dy: Tensor, dh: Tensor | None, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, mask: Tensor | None,
+    bias: torch.dtype | None, *settings: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    call, plan = _planned(h.shape, h.dtype, _dtype(scale), bias, *settings)
+    return _present(h, *rows.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh))
+
+
+def _present(like: Tensor, *tensors: Tensor | None) -> Any:
+    """The tensors, with one of no elements where there is none."""
+    return tuple(like.new_empty(0) if tensor is None else tensor for tensor in tensors)
+
+
+def _forward_types(
+    x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Any, axes: int, *settings: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    reduced = [*x.shape[:-axes], *(1 for _ in range(axes))]
+    y, inverse_rms = torch.empty_like(x, dtype=settings[-1]), x.new_empty(reduced, dtype=torch.float64)
+    return y, x.new_empty(0) if residual is None else torch.empty_like(x), inverse_rms
+
+
+def _backward_types(
+    dy: Tensor, dh: Any, h: Tensor, inverse_rms: Any, scale: Tensor | None, mask: Any, bias: torch.dtype | None,
+    axes: int, *_: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dscale, dbias = (
+        None if dtype is None else h.new_empty(h.shape[-axes:], dtype=dtype) for dtype in (_dtype(scale), bias)
+    )
+    return _present(h, torch.empty_like(h), dscale, dbias)
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return _forward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, residual, scale, bias, mask, *ctx.settings = inputs
+        _, h, inverse_rms = output
+        ctx.bias = _dtype(bias)
+        ctx.save_for_backward(x if residual is None else h, scale, mask, inverse_rms)
+        ctx.save_for_forward(x, residual, scale, mask)
+        ctx.mark_non_differentiable(*((h, inverse_rms) if residual is None else (inverse_rms,)))
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _: Any) -> tuple[Any, ...]:
+        h, scale, mask, inverse_rms = ctx.saved_tensors
+        dx, dscale, dbias = dh, None, None
+        if dy is not None:
+            dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, mask, ctx.bias, *ctx.settings)
+        _, needs_residual, needs_scale, needs_bias, *rest = ctx.needs_input_grad
+        return (
+            dx, dx if needs_residual else None, dscale if needs_scale else None, dbias if needs_bias else None,
+            *(None for _ in rest),
+        )  # fmt: skip
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Any, dresidual: Any, dscale: Any, dbias: Any, *_: Any) -> Any:
+        x, residual, scale, mask = ctx.saved_tensors
+        call = _call(x.shape, x.dtype, *ctx.settings)
+        dy, dh = arithmetic.tangents(call, x, residual, scale, mask, dx, dresidual, dscale, dbias)
+        return dy, dh, None
+
+
+class _Backward(torch.autograd.Function):
+    """Its derivatives are those of the plain operations, which also go through 1 / rho."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return _backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        dy, dh, h, _, scale, mask, ctx.bias, *ctx.settings = inputs
+        ctx.save_for_backward(dy, dh, h, scale, mask)
+        ctx.save_for_forward(dy, dh, h, scale, mask)
+        _, dscale, dbias = output
+        ctx.mark_non_differentiable(*(t for t, p in ((dscale, scale), (dbias, ctx.bias)) if p is None))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        dy, dh, h, scale, mask = ctx.saved_tensors
+        function, primals = _plain(ctx, dy, dh, h, scale, mask)
+        _, pull_back = torch.func.vjp(function, *primals)
+        rest = iter(pull_back(cotangents))
+        ddy, ddh, dx, dscale = (None if p is None else next(rest) for p in (dy, dh, h, scale))
+        return ddy, ddh, dx, None, dscale, *(None for _ in range(2 + len(ctx.settings)))
+
+    @staticmethod
+    def jvp(ctx: Any, ddy: Any, ddh: Any, dx: Any, _: Any, dscale: Any, *__: Any) -> Any:
+        dy, dh, h, scale, mask = ctx.saved_tensors
+        function, primals = _plain(ctx, dy, dh, h, scale, mask)
+        pairs = zip((dy, dh, h, scale), (ddy, ddh, dx, dscale), strict=True)
+        tangents = tuple(torch.zeros_like(p) if t is None else t for p, t in pairs if p is not None)
+        results, pull_back = torch.func.vjp(function, *primals)
+        _, push_forward = torch.func.vjp(pull_back, tuple(map(torch.zeros_like, results)))  # which is linear
+        (moved,) = push_forward(tangents)
+        return tuple(t if p else None for t, p in zip(moved, (True, scale is not None, ctx.bias), strict=True))
+
+
+def _plain(ctx: Any, dy: Any, dh: Any, h: Any, scale: Any, mask: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The gradients as a function of those of dy, dh, h and scale that are not None, and these."""
+
+    def gradients(*primals: Tensor) -> Any:
+        rest = iter(primals)
+        v, vh, x, g = (None if p is None else next(rest) for p in (dy, dh, h, scale))
+        return _plain_backward(v, vh, x, None, g, mask, ctx.bias, *ctx.settings)
+
+    return gradients, tuple(p for p in (dy, dh, h, scale) if p is not None)
+
+
+def _differentiated(function: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of an operator for autograd; plain operations under torch.func, as a Function does not nest there."""
+
+    def run(*arguments: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            return plain(*arguments)
+        if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+            return function.apply(*arguments)
+        return function.forward(*arguments)  # apply takes longer than a small kernel
+
+    return run
+
+
+def _plain_forward(x: Any, residual: Any, scale: Any, bias: Any, mask: Any, *settings: Any) -> Any:
+    call = _call(x.shape, x.dtype, *settings)
+    h = add(x, residual, call.x)
+    y, inverse_rms = arithmetic.forward(call, h, scale, bias, mask)
+    return _present(x, y, None if residual is None else h, inverse_rms.detach())
+
+
+def _plain_backward(
+    dy: Any, dh: Any, h: Any, inverse_rms: Any, scale: Any, mask: Any, bias: Any, *settings: Any
+) -> Any:
+    call = _call(h.shape, h.dtype, *settings)
+    dx, *others = arithmetic.gradients(call, dy, h, scale, bias, mask, dh)
+    return _present(h, cast(dx, call.x), *others)
+
+
+def _batched_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
+    """More rows; plain operations where a parameter is batched, too."""
+    x, residual, scale, bias, mask, *settings = arguments
+    x, residual, scale, bias = _with_batches(info, in_dims[:4], x, residual, scale, bias)
+    mask = _mask_first(mask, in_dims[4], x)
+    if in_dims[2] is None and in_dims[3] is None:
+        _, _, scale, bias, *_ = arguments
+        return _forward(x, residual, scale, bias, mask, *settings), (0, None if residual is None else 0, 0)
+    call = _call_on_batch(x, settings)
+    h = add(x, residual, call.x)
+    y, inverse_rms = arithmetic.forward(call, h, scale, bias, mask)
+    return _present(x, y, None if residual is None else h, inverse_rms), (0, None if residual is None else 0, 0)
+
+
+def _batched_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
+    """More rows; plain operations where a parameter has gradients, which each element of the batch has of its own."""
+    dy, dh, h, inverse_rms, scale, mask, bias, *settings = arguments
+    dy, dh, h, inverse_rms, gain = _with_batches(info, in_dims[:5], dy, dh, h, inverse_rms, scale)
+    mask = _mask_first(mask, in_dims[5], h)
+    if scale is None and bias is None:
+        return _backward(dy, dh, h, inverse_rms, None, mask, None, *settings), (0, None, None)
+    call = _call_on_batch(h, settings)
+    dx, *others = arithmetic.gradients(call, dy, h, gain, bias, mask, dh)  # an outer derivative goes through 1 / rho
+    dims = (0, None if scale is None else 0, None if bias is None else 0)
+    return _present(h, cast(dx, call.x), *others), dims
+
+
+def _with_batches(info: Any, in_dims: Any, *tensors: Tensor | None) -> list[Any]:
+    """The tensors with the batch as their first axis."""
+    return [
+        None if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(tensors, in_dims, strict=True)
+    ]
+
+
+def _call_on_batch(x: Tensor, settings: Any) -> Call:
+    """The call on a batch in which each element has parameters of its own."""
+    call = _call(x.shape, x.dtype, *settings)
+    return replace(call, feature_axes=(0, *call.axes))
+
+
+def _mask_first(mask: Tensor | None, dim: int | None, x: Any) -> Tensor | None:
+    """The mask with the batch first if it has one, and then as many axes as x has."""
+    if mask is None or dim is None:
+        return mask
+    mask = mask.movedim(dim, 0)
+    return mask.reshape(mask.shape[0], *(1 for _ in range(x.ndim - mask.ndim)), *mask.shape[1:])
+
+
+for _name, _run, _types, _function, _plain_operations, _batched in (
+    ("forward", _run_forward, _forward_types, _Forward, _plain_forward, _batched_forward),
+    ("backward", _run_backward, _backward_types, _Backward, _plain_backward, _batched_backward),
+):
+    _LIBRARY.impl(_name, _run, "CPU")
+    _LIBRARY.impl(_name, _differentiated(_function, _plain_operations), "Autograd")
+    torch.library.register_fake(f"rmsnorm::{_name}", _types, lib=_LIBRARY)
+    torch.library.register_vmap(f"rmsnorm::{_name}", _batched, lib=_LIBRARY)

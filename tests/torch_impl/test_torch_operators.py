@@ -1,0 +1,184 @@
+"""The operators rmsnorm::forward and rmsnorm::backward: one node each wherever a program is traced, with eager bits."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from functorch.compile import make_boxed_func  # noqa: E402
+from torch.func import grad, jacfwd, jacrev, jvp, vmap  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils.checkpoint import (  # noqa: E402
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from torch_arrays import randn  # noqa: E402
+from torch_layers import randomised  # noqa: E402
+
+from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
+
+pytest.importorskip("numba", reason="without the kernels a program has plain operations")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
+
+FORWARD, BACKWARD = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
+F64 = torch.float64
+# Float64, on numbers of the size of 1: some 60 operations and sums over 6 elements, on either side
+NEAR = 2.0**-53 * 2 * (60 + 6) * 2**4
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def settings(dtype: Any, n: int = 6, k: int | None = None, position: str = "inside", eps: float = 1e-3) -> Any:
+    return (1, k or n, eps, position, "mean_square", 0.5, None, dtype, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, F64])
+def test_opcheck(dtype: Any) -> None:
+    x, residual, dy = (randn(3, 6, dtype=dtype, seed=seed).requires_grad_() for seed in range(3))
+    scale, bias = (randn(6, dtype=dtype, seed=seed).requires_grad_() for seed in (3, 4))
+    mask, inverse_rms = randn(3, 6) > 0, randn(3, 1, dtype=F64).abs()
+    for arguments in ((x, None, scale, None, None), (x, residual, scale, bias, mask), (x, None, None, None, None)):
+        torch.library.opcheck(FORWARD, (*arguments, *settings(dtype, k=4)))
+    for arguments in ((dy, None, x, inverse_rms, scale, None, dtype), (dy, residual, x, inverse_rms, None, mask, None)):
+        torch.library.opcheck(BACKWARD, (*arguments, *settings(dtype, k=4)))
+
+
+@pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
+def test_every_derivative_of_the_operator(position: str) -> None:
+    """First and second derivatives in both modes, and batches of these."""
+    x, residual = (randn(2, 3, dtype=F64, seed=seed).requires_grad_() for seed in (0, 1))
+    scale, bias = (randn(3, dtype=F64, seed=seed).requires_grad_() for seed in (2, 3))
+
+    def call(x: Any, residual: Any, scale: Any, bias: Any) -> Any:
+        y, h, _ = FORWARD(x, residual, scale, bias, None, *settings(F64, 3, position=position))
+        return y, h
+
+    leaves = (x, residual, scale, bias)
+    assert torch.autograd.gradcheck(
+        call, leaves, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True
+    )
+    assert torch.autograd.gradgradcheck(call, leaves, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("has_scale", [False, True])
+def test_torch_func_on_the_operator(has_scale: bool) -> None:
+    """Nested transforms, against plain operations."""
+    x, scale = randn(2, 3, dtype=F64), randn(3, dtype=F64, seed=1) if has_scale else None
+
+    def ours(x: Any) -> Any:
+        return FORWARD(x, None, scale, None, None, *settings(F64, 3))[0].sin()
+
+    def plain(x: Any) -> Any:
+        return (x * (x.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * (1 if scale is None else 0.5 + scale)).sin()
+
+    transforms = [lambda f, a=a, b=b: a(b(f))(x) for a in (jacfwd, jacrev) for b in (jacfwd, jacrev)] + [
+        lambda f: vmap(lambda row: jvp(grad(lambda v: f(v).sum()), (row,), (row + 1,))[1])(x),
+        lambda f: jvp(vmap(grad(lambda v: f(v).sum())), (x,), (x + 1,))[1],
+        lambda f: vmap(f, in_dims=1)(x[:, None].expand(2, 4, 3)),
+    ]
+    for transform in transforms:
+        got, want = transform(ours), transform(plain)
+        assert (got - want).abs().max() <= NEAR * max(1, want.abs().max())
+
+
+def test_a_batch_of_parameters_and_masks() -> None:
+    x, scale, mask = randn(4, 2, 6), randn(4, 6, seed=1), randn(4, 1, 6, seed=2) > 0
+    got = vmap(lambda x, scale, mask: rms_norm(x, scale, mask=mask))(x, scale, mask)
+    assert torch.equal(
+        got, torch.stack([rms_norm(*each[:2], mask=each[2]) for each in zip(x, scale, mask, strict=True)])
+    )
+    got = vmap(lambda x, mask: rms_norm(x, scale[0], mask=mask), in_dims=(None, 0))(x[0], mask)
+    assert torch.equal(got, torch.stack([rms_norm(x[0], scale[0], mask=each) for each in mask]))
+
+
+def test_one_node_each() -> None:
+    """In a program of make_fx, of torch.export and of Dynamo; and its bits are those of eager calls."""
+    layer, x, dy = randomised(RMSNorm(6, variant="llama", bias=True)), randn(4, 6).requires_grad_(), randn(4, 6, seed=1)
+
+    def step(x: Any, weight: Any) -> Any:
+        y, h = rms_norm(x, weight, residual=dy)
+        return torch.autograd.grad((y, h), (x, weight), (dy, dy))
+
+    traced = make_fx(step)(x, layer.weight)
+    assert targets(traced) == [FORWARD, BACKWARD]
+    assert all(map(torch.equal, traced(x, layer.weight), step(x, layer.weight)))
+    for strict in (False, True):
+        program = torch.export.export(layer, (x,), strict=strict)
+        assert targets(program) == [FORWARD]
+        assert torch.equal(program.module()(x), layer(x))
+    graphs: list[Any] = []
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    results = []
+    for each in (layer, compiled):
+        leaf = x.detach().clone().requires_grad_()
+        y = each(leaf)
+        y.backward(dy)
+        results.append((y, leaf.grad, layer.weight.grad, layer.bias.grad))
+        layer.zero_grad()
+    assert all(map(torch.equal, *results))
+    assert [targets(graph) for graph in graphs] == [[FORWARD], [BACKWARD]]
+
+
+def targets(program: Any) -> list[Any]:
+    """The calls of a program that compute."""
+    return [
+        node.target
+        for node in program.graph.nodes
+        if node.op == "call_function" and getattr(node.target, "namespace", "") == "rmsnorm"
+    ]
+
+
+def test_a_compiled_call_has_few_conditions() -> None:
+    """Dynamo compares what it read of a call in every later one: 144 values if it traces the checks of arguments."""
+    counts: list[int] = []
+
+    def count(guards: Any) -> Any:
+        counts.append(len(guards))
+        return [True] * len(guards)
+
+    for layer in (RMSNorm(6), torch.nn.RMSNorm(6)):
+        torch.compile(layer, fullgraph=True, options={"guard_filter_fn": count})(randn(2, 6))
+    ours, theirs = counts
+    assert ours <= theirs * 1.25
+
+
+def test_selective_checkpoints_by_operator() -> None:
+    """The policy is asked about the operator; what it keeps is not computed again."""
+    layer, linear, seen = randomised(RMSNorm(6)), torch.nn.Linear(6, 6), []
+
+    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> Any:
+        seen.append((operator, context.is_recompute))
+        return CheckpointPolicy.MUST_SAVE if operator is FORWARD else CheckpointPolicy.PREFER_RECOMPUTE
+
+    gradients = []
+    for kept in (False, True):
+        x = randn(4, 6).requires_grad_()
+        options = {"context_fn": partial(create_selective_checkpoint_contexts, policy)} if kept else {}
+        checkpoint(lambda x: linear(layer(linear(x))), x, use_reentrant=False, **options).square().sum().backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+    assert (FORWARD, False) in seen
+
+
+def test_compiled_by_inductor() -> None:
+    """The default compiler: bits as eager calls, unknown sizes, no rows, rows with gaps."""
+    layer = randomised(RMSNorm(6, dtype=torch.bfloat16))
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    for x in (randn(4, 6), randn(3, 5, 6), randn(0, 6), randn(4, 12)[:, ::2]):
+        x = x.bfloat16()
+        assert torch.equal(compiled(x), layer(x))
