@@ -40,7 +40,11 @@ EXCEPTIONS = {
         "keras_ops.py": "the layer on backends of Keras without a wing",
         "eager.py": "kernels and compiled functions",
     },
-    "flax": {"linen.py": "Flax has two module systems", "rows.py": "primitives of JAX, by the CPU kernels or XLA"},
+    "flax": {
+        "linen.py": "Flax has two module systems",
+        "rows.py": "primitives of JAX, by the CPU kernels or XLA",
+        "partitions.py": "the same on several CPU devices, each with its own part of x",
+    },
 }
 LAYERS = {"numpy": [], "torch": ["RMSNorm"], "tf": ["RMSNormalization"], "flax": ["RMSNorm"]}
 STEPS = ("Statistic", "statistic", "forward", "_scaled", "backward", "tangent", "_counted", "_part", "_centred", "_eps",

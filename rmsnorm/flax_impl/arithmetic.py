@@ -205,11 +205,12 @@ def _over_rho(h: jax.Array, inverse_rms: jax.Array, dtype: str) -> jax.Array:
 
 
 def backward(
-    call: Call, dy: jax.Array, h: jax.Array, scale: jax.Array | None, mask: jax.Array | None, inverse_rms: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    call: Call, dy: jax.Array, h: jax.Array, scale: jax.Array | None, mask: jax.Array | None, inverse_rms: jax.Array,
+    across: Across | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     """dx, dscale and dbias, from x and 1 / rho alone."""
-    counted, k, _ = _counted(call, h, mask)
-    live, wide = _live(call, h, mask), elementwise(call)
+    counted, k, _ = _counted(call, h, mask, across)
+    live, wide = _live(call, h, mask, across), elementwise(call)
 
     def copies(of: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         v, own, inverse = lax.optimization_barrier((dy, h, inverse_rms))
@@ -218,10 +219,10 @@ def backward(
 
     v, normalised = copies(mask)
     u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale, wide))
-    inner = _sum(call, u * normalised) / _as(k, wide)
+    inner = _sum(call, u * normalised, across) / _as(k, wide)
     if counted is not None:
         inner, normalised = lax.optimization_barrier(inner), copies(counted)[1]
-    along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms, wide)
+    along = _centred(call, normalised, counted, k, across) * _slope(call, k, inverse_rms, wide)
     dx = _over_rho(u - along * inner, inverse_rms, wide)
     v, normalised = copies(mask)
     return dx, _over_rows(call, v * normalised), _over_rows(call, copies(mask)[0])

@@ -1,7 +1,7 @@
 """The compiled kernels as primitives of JAX. A primitive becomes plain operations where no kernel can compute it.
 
-Kernels are for programs on one CPU. For other devices, for several devices, under a mesh, for jax.export and without
-numba, XLA compiles arithmetic.py. What JAX derives from a primitive it derives from the plain operations, with two
+Kernels are for CPUs, for several of them by way of partitions.py. For other devices, for jax.export and without numba,
+XLA compiles arithmetic.py. What JAX derives from a primitive it derives from the plain operations, with two
 exceptions: the transpose of the tangent is a kernel, too, and a vmap that maps no parameter is a call with more rows.
 """
 
@@ -17,17 +17,19 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from rmsnorm import cpu
 from rmsnorm.call import Call
-from rmsnorm.flax_impl import arithmetic
+from rmsnorm.flax_impl import arithmetic, partitions
 from rmsnorm.flax_impl.arithmetic import Across
 from rmsnorm.flax_impl.rounding import convert
 
 Present: TypeAlias = tuple[bool, ...]  # which operands are not None: those of x's shape, the mask, parameters
+Wanted: TypeAlias = tuple[str | None, ...]  # dtypes of dx, dscale and dbias; None for what is not computed
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
 
 
@@ -35,6 +37,7 @@ def forward(call: Call, h: Any, scale: Any, bias: Any, mask: Any, across: Across
     """y and 1 / rho in float64."""
     if across is not None or not _is_in_rows(call, h, scale, bias, mask):
         return arithmetic.forward(call, h, scale, bias, mask, across)
+    scale, bias = (partitions.as_varying(x, h) for x in (scale, bias))
     operands, present = _without_none(h, _with_all_axes(call, mask), scale, bias)
     y, inverse_rms = _forward_p.bind(*operands, call=call, present=present)
     return y, inverse_rms
@@ -47,6 +50,8 @@ def tangent(
     """dy and the tangent of 1 / rho."""
     if across is not None or not _is_in_rows(call, h, scale, mask, inverse_rms, dh, dscale, dbias):
         return _tangent_in_operations(call, across, h, inverse_rms, dh, mask, scale, dscale, dbias)
+    # Their gradients, which a shard_map sums over devices, are of this dtype, and so rounded once.
+    scale, dscale, dbias = (partitions.as_varying(x, h, "float64") for x in (scale, dscale, dbias))
     operands, present = _without_none(h, inverse_rms, dh, _with_all_axes(call, mask), scale, dscale, dbias)
     dy, dinverse_rms = _tangent_p.bind(*operands, call=call, present=present)
     return dy, dinverse_rms
@@ -56,9 +61,10 @@ def gradients(
     call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, dh: Any
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """dx + dh, dscale and dbias in the dtypes of h, scale and bias, without a forward pass before."""
-    wanted = (call.x, _name(scale), _name(bias))
+    wanted, run = (call.x, _name(scale), _name(bias)), _gradients_in_operations
+    if _is_in_rows(call, h, dy, scale, mask, dh):
+        scale, run = partitions.as_varying(scale, h), _gradients_p.bind
     operands, present = _without_none(dy, h, dh, _with_all_axes(call, mask), scale)
-    run = _gradients_p.bind if _is_in_rows(call, dy, h, scale, mask, dh) else _gradients_in_operations
     dx, dscale, dbias = _with_none(run(*operands, call=call, present=present, wanted=wanted), _present(wanted))
     return dx, dscale, dbias
 
@@ -70,10 +76,10 @@ def _tangent_in_operations(
     return arithmetic.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across, wide=wide)
 
 
-def _is_in_rows(call: Call, *arrays: Any) -> bool:
-    """Whether all sizes are known, ``cpu.in_rows`` holds, and no mesh spreads the rows over devices."""
+def _is_in_rows(call: Call, h: Any, *others: Any) -> bool:
+    """Whether all sizes are known, ``cpu.in_rows`` holds, and all arrays lie on devices as h does."""
     known = all(isinstance(size, int) for size in call.shape)
-    return known and cpu.in_rows(call) and all(x is None or jax.typeof(x).sharding.mesh.empty for x in arrays)
+    return known and cpu.in_rows(call) and partitions.lie_alike(call, h, *others)
 
 
 def _with_all_axes(call: Call, mask: Any) -> Any:
@@ -101,9 +107,9 @@ def _forward(*operands: Any, call: Call, present: Present) -> Any:
         return arithmetic.forward(call, h, scale, bias, mask)
 
 
-def _forward_types(*_: Any, call: Call, present: Present) -> Any:
+def _forward_types(h: Any = None, *_: Any, call: Call, present: Present = ()) -> Any:
     reduced = tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape))
-    return _types((call.shape, call.result), (reduced, "float64"))
+    return _types(call, h, (call.shape, call.result), (reduced, "float64"))
 
 
 def _forward_kernel(*operands: Any, call: Call, present: Present) -> Any:
@@ -112,7 +118,15 @@ def _forward_kernel(*operands: Any, call: Call, present: Present) -> Any:
     h, mask, scale, bias = _with_none(operands, present)
     mask, steps = _mask_in_steps(call, mask)
     attribute = xla.forward(call, _name(scale), _name(bias), steps)
-    return _call_kernel(attribute, _forward_types(call=call, present=present), h, scale, bias, mask)
+    return _call_kernel(attribute, _forward_types(call=call), h, scale, bias, mask)
+
+
+def _forward_part(*operands: Any, call: Call, present: Present, over_rows: Any, across: Across | None) -> Any:
+    if across is None:
+        return _forward_p.bind(*operands, call=call, present=present)
+    h, mask, scale, bias = _with_none(operands, present)
+    with jax.enable_x64(True):
+        return arithmetic.forward(call, h, scale, bias, mask, across)
 
 
 def _tangent(*operands: Any, call: Call, present: Present) -> Any:
@@ -134,30 +148,31 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, present: P
     return [result for result, is_present in transposed if is_present]
 
 
-def _pull_back(*operands: Any, call: Call, present: Present, wanted: tuple[str | None, ...]) -> Any:
+def _pull_back(*operands: Any, call: Call, present: Present, wanted: Wanted, across: Across | None = None) -> Any:
     dy, h, inverse_rms, mask, scale = _with_none(operands, present)
-    return _transposed(call, wanted, h, inverse_rms, mask, scale, dy)
+    return _transposed(call, wanted, h, inverse_rms, mask, scale, dy, across=across)
 
 
 def _transposed(
-    call: Call, wanted: tuple[str | None, ...], h: Any, inverse_rms: Any, mask: Any, scale: Any, *cotangents: Any
-) -> Any:
+    call: Call, wanted: Wanted, h: Any, inverse_rms: Any, mask: Any, scale: Any, *cotangents: Any,
+    across: Across | None = None,
+) -> Any:  # fmt: skip
     """Those of dx, dscale and dbias whose dtype is given in ``wanted``, in that dtype."""
 
     def push_forward(*tangents: Any) -> Any:
         dh, dscale, dbias = _with_none(tangents, _present(wanted))
-        pair = _tangent_in_operations(call, None, h, inverse_rms, dh, mask, scale, dscale, dbias)
+        pair = _tangent_in_operations(call, across, h, inverse_rms, dh, mask, scale, dscale, dbias)
         return pair[: len(cotangents)]
 
     with jax.enable_x64(True):
-        return jax.linear_transpose(push_forward, *_gradients(call, wanted))(cotangents)
+        return jax.linear_transpose(push_forward, *_gradients(call, wanted, jax.typeof(h)))(cotangents)
 
 
-def _pull_back_types(*_: Any, call: Call, present: Present, wanted: tuple[str | None, ...]) -> Any:
-    return _gradients(call, wanted)
+def _pull_back_types(_: Any, h: Any, *__: Any, call: Call, present: Present, wanted: Wanted) -> Any:
+    return _gradients(call, wanted, h)
 
 
-def _pull_back_kernel(*operands: Any, call: Call, present: Present, wanted: tuple[str | None, ...]) -> Any:
+def _pull_back_kernel(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
     from rmsnorm.cpu import xla
 
     dy, h, inverse_rms, mask, scale = _with_none(operands, present)
@@ -166,17 +181,19 @@ def _pull_back_kernel(*operands: Any, call: Call, present: Present, wanted: tupl
     return _call_kernel(attribute, _gradients(call, wanted), dy, h, inverse_rms, scale, mask)
 
 
-def _gradients_in_operations(*operands: Any, call: Call, present: Present, wanted: tuple[str | None, ...]) -> Any:
+def _gradients_in_operations(
+    *operands: Any, call: Call, present: Present, wanted: Wanted, across: Across | None = None
+) -> Any:
     dy, h, dh, mask, scale = _with_none(operands, present)
     with jax.enable_x64(True):
-        inverse_rms = arithmetic.statistic(call, h, mask).inverse_rms
-        dx, dscale, dbias = arithmetic.backward(call, dy, h, scale, mask, inverse_rms)
+        inverse_rms = arithmetic.statistic(call, h, mask, across).inverse_rms
+        dx, dscale, dbias = arithmetic.backward(call, dy, h, scale, mask, inverse_rms, across)
         dx = dx if dh is None else dx + convert(dh, dx.dtype.name)
         results = zip((dx, dscale, dbias), wanted, strict=True)
         return [convert(result, name) for result, name in results if name is not None]
 
 
-def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: tuple[str | None, ...]) -> Any:
+def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
     from rmsnorm.cpu import xla
 
     dy, h, dh, mask, scale = _with_none(operands, present)
@@ -192,14 +209,32 @@ def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: tupl
     return _call_kernel(attribute, _gradients(call, wanted), dy, h, inverse_rms, scale, mask, dh)
 
 
-def _gradients(call: Call, wanted: tuple[str | None, ...]) -> Any:
+def _gradients_in_part(
+    primitive: Primitive, plain: Callable[..., Any], *operands: Any,
+    call: Call, present: Present, wanted: Wanted, over_rows: Any, across: Across | None,
+) -> Any:  # fmt: skip
+    *of_x, scale = _with_none(operands, present)
+    run = primitive.bind if across is None else bind(plain, across=across)
+    with jax.enable_x64(True):
+        sums = tuple(name and "float64" for name in wanted[1:]) if over_rows else wanted[1:]
+        scale = scale if scale is None or not over_rows else convert(scale, "float64")  # the dtype of dscale, too
+        operands, _ = _without_none(*of_x, scale)
+        results = run(*operands, call=call, present=present, wanted=(wanted[0], *sums))
+        dx, *sums = _with_none(results, _present(wanted))
+        parameters = zip(sums, wanted[1:], strict=True)
+        sums = [x if x is None else convert(lax.psum(x, over_rows), name) for x, name in parameters]
+        return _without_none(dx, *sums)[0]
+
+
+def _gradients(call: Call, wanted: Wanted, h: Any = None) -> Any:
     features = tuple(call.shape[axis] for axis in call.feature_axes)
     shapes = (call.shape, features, features)
-    return _types(*((shape, name) for shape, name in zip(shapes, wanted, strict=True) if name is not None))
+    return _types(call, h, *((shape, name) for shape, name in zip(shapes, wanted, strict=True) if name is not None))
 
 
-def _types(*results: tuple[tuple[int, ...], str]) -> Any:
-    return [jax.core.ShapedArray(shape, jnp.dtype(name)) for shape, name in results]
+def _types(call: Call, h: Any, *results: tuple[tuple[int, ...], str]) -> Any:
+    """Types of results, which lie on devices as h does."""
+    return [partitions.result_type(call, h, shape, jnp.dtype(name)) for shape, name in results]
 
 
 def _name(x: Any) -> str | None:
@@ -239,7 +274,7 @@ def _is_registered() -> bool:
 
 
 def _primitive(name: str, plain: Callable[..., Any], types: Callable[..., Any], kernel: Any, like_x: int) -> Primitive:
-    """A primitive that computes ``plain``, in a kernel if there is one.
+    """A primitive that computes ``plain``, in a kernel if there is one, or in parts by the function in ``_PARTS``.
 
     Its operands are as many as ``like_x`` of x's shape, then a mask, then parameters; only those that are not None.
     """
@@ -253,8 +288,13 @@ def _primitive(name: str, plain: Callable[..., Any], types: Callable[..., Any], 
         in_kernel = mlir.lower_fun(kernel, multiple_results=True)
 
         def lower(context: Any, *operands: Any, **params: Any) -> Any:
-            has_kernel = _is_for_one_cpu(context.module_context) and cpu.is_available() and _is_registered()
-            return (in_kernel if has_kernel else in_operations)(context, *operands, **params)
+            count, results = partitions.device_count(context.module_context), None
+            if count and cpu.is_available() and _is_registered():
+                if count == 1:
+                    return in_kernel(context, *operands, **params)
+                whole, part = bind(plain, **params), bind(_PARTS[primitive], **params)
+                results = partitions.lower(context, operands, params["call"], whole, part)
+            return in_operations(context, *operands, **params) if results is None else results
 
         mlir.register_lowering(primitive, lower, platform="cpu")
 
@@ -286,15 +326,13 @@ def _with_axis(call: Call, size: int) -> Call:
     return replace(call, shape=(size, *call.shape), axes=axes, feature_axes=features)
 
 
-def _is_for_one_cpu(module: Any) -> bool:
-    """Whether a module is lowered for this process and one device."""
-    devices = module.axis_context
-    one = isinstance(devices, mlir.ShardingContext) and devices.num_devices == 1
-    return one and not module.lowering_parameters.for_export
-
-
 _forward_p = _primitive("rms_norm", _forward, _forward_types, _forward_kernel, 1)
 _tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, None, 3)
 _pull_back_p = _primitive("rms_norm_gradients", _pull_back, _pull_back_types, _pull_back_kernel, 3)
 _gradients_p = _primitive("rms_norm_vjp", _gradients_in_operations, _pull_back_types, _gradients_kernel, 3)
 ad.primitive_transposes[_tangent_p] = _transpose
+_PARTS = {
+    _forward_p: _forward_part,
+    _pull_back_p: bind(_gradients_in_part, _pull_back_p, _pull_back),
+    _gradients_p: bind(_gradients_in_part, _gradients_p, _gradients_in_operations),
+}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import flax.linen
@@ -14,11 +15,12 @@ import numpy as np
 from flax import nnx
 from jax import numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from rmsnorm import cpu
 from rmsnorm.accuracy.terms import term_sizes
-from rmsnorm.flax_impl import RMSNorm, linen, rms_norm
+from rmsnorm.flax_impl import RMSNorm, linen, rms_norm, rms_norm_vjp
 
 ROWS, WIDTH = 16, 64  # on a device at least 8 rows or 16 columns: no part of x is as small as a row or a column of it
 SPECS = {"batch": P("batch", None), "features": P(None, "features"), "both": P("batch", "features")}
@@ -36,6 +38,18 @@ def mesh_of(kind: str) -> Any:
 
 def normal(seed: int, *shape: int, dtype: str = "float32") -> Any:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+@contextlib.contextmanager
+def without_kernels() -> Iterator[None]:
+    """For functions that are compiled in it."""
+    is_available, cpu.is_available = cpu.is_available, lambda: False
+    yield
+    cpu.is_available = is_available
+
+
+def kernels(compiled: Any) -> int:
+    return compiled.as_text().count('custom_call_target="rmsnorm"')
 
 
 def collectives(compiled: Any) -> list[tuple[str, int]]:
@@ -80,22 +94,77 @@ def spread(mesh: Any, spec: Any, *arrays: Any) -> list[Any]:
 
 
 def partitioned(dtype: str, masked: bool, mesh: str) -> None:
-    """By the compiler, from the shardings of the arguments alone."""
+    """By the compiler, from the shardings of the arguments alone; also without kernels, for which rows are whole."""
     mask = jnp.asarray(np.random.default_rng(3).uniform(size=(ROWS, WIDTH)) < 0.6).at[2].set(False) if masked else None
     x, dy = (normal(seed, ROWS, WIDTH, dtype=dtype) for seed in (0, 1))
     scale, bias = (normal(seed, WIDTH, dtype=dtype) for seed in (4, 5))
     args = x, scale, bias, mask, dy
-    derive = jax.jit(gradients(lambda x, scale, bias, mask: rms_norm(x, scale, bias, mask=mask, variant="flax")))
-    want = derive(*args)
-    for name, spec in SPECS.items():
-        compiled = derive.lower(*spread(mesh_of(mesh), spec, *args)).compile()
-        got = compiled(*spread(mesh_of(mesh), spec, *args))
+    derive = gradients(lambda x, scale, bias, mask: rms_norm(x, scale, bias, mask=mask, variant="flax"))
+
+    def record(name: str, spec: Any, want: Any) -> None:
+        given = spread(mesh_of(mesh), spec, *args)
+        compiled = jax.jit(lambda *args: derive(*args)).lower(*given).compile()
+        got = compiled(*given)
         FOUND[f"{mesh} {name} {dtype}{' masked' * masked}"] = {
             "collectives": collectives(compiled),
+            "kernels": kernels(compiled),
             "apart": [apart(*each) for each in zip(got, want, units(*args), strict=True)],
             "kept": [each.sharding.is_equivalent_to(NamedSharding(mesh_of(mesh), to), each.ndim)
                      for each, to in zip(got, (spec, spec, P(spec[1]), P(spec[1])), strict=True)],
         }  # fmt: skip
+
+    with without_kernels():
+        plain = jax.jit(lambda *args: derive(*args))(*args)
+        record("operations", SPECS["batch"], plain)
+    exact = jax.jit(lambda *args: derive(*args))(*args)
+    for name, spec in SPECS.items():
+        record(name, spec, exact if name == "batch" else plain)
+
+
+def whole_rows() -> None:
+    """In programs of one device, in the formula of the gradients, in slices, and beside rows in parts."""
+    x, dy, scale = normal(0, ROWS, WIDTH), normal(1, ROWS, WIDTH), normal(4, WIDTH)
+    mesh, rows, whole = mesh_of("Row"), P("devices"), P()
+    in_shard_map = jax.shard_map(rms_norm, mesh=mesh, in_specs=(rows, whole), out_specs=rows)
+    in_pmap = lambda *args: jax.pmap(rms_norm, in_axes=(0, None))(*args)  # noqa: E731
+
+    def derivatives(norm: Any) -> Callable[..., Any]:
+        def derive(x: Any, scale: Any, dy: Any) -> Any:
+            y, pull = jax.vjp(norm, x, scale)
+            return y, *pull(dy.astype(y.dtype))
+
+        return derive
+
+    def second(norm: Any) -> Callable[..., Any]:
+        loss = lambda x, scale, dy: jnp.sum(jnp.sin(norm(x, scale)) * dy)  # noqa: E731
+        return jax.grad(lambda *args: jnp.sum(jax.grad(loss, 1)(*args) ** 2), (0, 1))
+
+    def record(name: str, function: Any, want: Any, *args: Any) -> None:
+        given = [jax.device_put(each, NamedSharding(mesh, rows if each.ndim > 1 else whole)) for each in args]
+        compiled = jax.jit(function).lower(*given).compile()
+        bits = [apart(got, right, abs(np.asarray(right, float)).max())
+                for got, right in zip(compiled(*given), jax.jit(want)(*args), strict=True)]  # fmt: skip
+        FOUND[name] = {"apart": bits, "kernels": kernels(compiled)}
+
+    record("shard_map", derivatives(in_shard_map), derivatives(rms_norm), x, scale, dy)
+    parts = x.reshape(8, -1, WIDTH), scale, dy.reshape(8, -1, WIDTH)
+    of_x = lambda norm: lambda *args: derivatives(norm)(*args)[:2]  # noqa: E731  dscale is rounded on each device
+    record("pmap", of_x(in_pmap), of_x(rms_norm), *parts)
+    record("formula", lambda *args: rms_norm_vjp(*args)[:2], lambda *args: rms_norm_vjp(*args)[:2], dy, x, scale)
+    some = lambda x, scale: jnp.concatenate([rms_norm(x[:-3], scale), x[-3:]])  # noqa: E731
+    record("slice", derivatives(some), derivatives(some), x, scale, dy)
+    moved = lambda x, scale: rms_norm(jax.lax.with_sharding_constraint(x, P(None, "devices")), scale)  # noqa: E731
+    both = lambda x, scale: (rms_norm(x, scale), rms_norm(x, scale))  # noqa: E731
+    with jax.set_mesh(mesh):
+        record("beside", lambda x, scale: (rms_norm(x, scale), moved(x, scale)), both, x, scale)
+    record("second", second(in_shard_map), second(rms_norm), x, scale, dy)
+
+
+def abstract() -> None:
+    """A program may be lowered for a mesh that has no devices."""
+    mesh = AbstractMesh((8,), ("devices",), axis_types=(AxisType.Auto,))
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), "float32", sharding=NamedSharding(mesh, P("devices")))
+    FOUND["abstract"] = "func" in jax.jit(rms_norm).trace(x).lower(lowering_platforms=("cpu",)).as_text()
 
 
 def controls() -> None:
@@ -193,17 +262,18 @@ def over_a_named_axis(dtype: str) -> None:
         return gradients(lambda x, scale, bias, mask: rms_norm(x, scale, mask=mask, variant="flax") + bias)(*args)
 
     args = x, scale, bias, mask, dy
+    with without_kernels():
+        want = whole(*args)
     for name, over, ours, built_in in (
         ("nnx, shard_map", over_shard_map, of_nnx(RMSNorm), of_nnx(nnx.RMSNorm)),
         ("linen, pmap", over_pmap, of_linen(linen.RMSNorm), of_linen(flax.linen.RMSNorm)),
     ):
-        with jax.numpy_dtype_promotion("standard"):
-            theirs = over(built_in, x, scale, bias, somewhere, dy)[0]
-        wanted = np.asarray(whole(x, scale, bias, somewhere, dy)[0], np.float64)
-        FOUND[f"{name} {dtype}"] = {
-            "apart": [apart(*each) for each in zip(over(ours, *args), whole(*args), units(*args), strict=True)],
-            "theirs": float(np.max(abs(np.asarray(theirs, np.float64) - wanted))),
-        }
+        FOUND[f"{name} {dtype}"] = [apart(*each) for each in zip(over(ours, *args), want, units(*args), strict=True)]
+        if dtype == "float32":
+            with jax.numpy_dtype_promotion("standard"):
+                theirs = over(built_in, x, scale, bias, somewhere, dy)[0]
+            wanted = np.asarray(whole(x, scale, bias, somewhere, dy)[0], np.float64)
+            FOUND[f"{name}, built-in"] = float(np.max(abs(np.asarray(theirs, np.float64) - wanted)))
 
 
 def main() -> None:
@@ -213,7 +283,9 @@ def main() -> None:
     for dtype in ("bfloat16", "float32", "float64"):
         partitioned(dtype, dtype == "float32", "Auto")
         over_a_named_axis(dtype)
+    whole_rows()
     partitioned("float64", True, "Explicit")
+    abstract()
     controls()
     layers()
     exported()

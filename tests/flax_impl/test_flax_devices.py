@@ -14,14 +14,14 @@ import pytest
 pytest.importorskip("jax")
 pytest.importorskip("flax")
 
-from rmsnorm import dtypes
+from rmsnorm import cpu, dtypes
 
 ROWS, WIDTH = 16, 64
 MESHES = {"Auto": ("bfloat16", "float32 masked", "float64"), "Explicit": ("float64 masked",)}
 CELLS = [
     f"{mesh} {spec} {dtype}"
     for mesh, kinds in MESHES.items()
-    for spec in ("batch", "features", "both")
+    for spec in ("batch", "features", "both", "operations")
     for dtype in kinds
 ]
 NAMED = [f"{way} {dtype}" for way in ("nnx, shard_map", "linen, pmap") for dtype in ("bfloat16", "float32", "float64")]
@@ -30,8 +30,7 @@ NAMED = [f"{way} {dtype}" for way in ("nnx, shard_map", "linen, pmap") for dtype
 @pytest.fixture(scope="module")
 def found() -> Any:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    plain = {"RMSNORM_CPU_KERNELS": "0"}  # the same operations on one device, where else it would be the kernels
-    environment = {**os.environ, **plain, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-W", "error", Path(__file__).with_name("flax_devices.py")],
         capture_output=True, text=True, timeout=500, env=environment, check=False,
@@ -63,10 +62,25 @@ def check(apart: list[float], dtype: str, *, rows_whole: bool) -> None:
 @pytest.mark.parametrize("cell", CELLS)
 def test_arrays_over_devices(found: Any, cell: str) -> None:
     _, spec, dtype, *_ = cell.split()
-    check(found[cell]["apart"], dtype, rows_whole=spec == "batch")
+    check(found[cell]["apart"], dtype, rows_whole=spec in ("batch", "operations"))
+    assert found[cell]["kernels"] == (2 if spec == "batch" and cpu.is_available() else 0)
     assert all(found[cell]["kept"]), "y and the gradients lie as x and the parameters do"
     assert {kind for kind, _ in found[cell]["collectives"]} == {"all-reduce"}
-    assert max(size for _, size in found[cell]["collectives"]) <= {"batch": WIDTH, "features": ROWS, "both": 16}[spec]
+    assert max(size for _, size in found[cell]["collectives"]) <= (ROWS if spec in ("features", "both") else WIDTH)
+
+
+@pytest.mark.parametrize("way", ["shard_map", "pmap", "formula", "slice", "beside"])
+def test_whole_rows_have_the_bits_of_one_device(found: Any, way: str) -> None:
+    assert not any(found[way]["apart"])
+    assert found[way]["kernels"] == ({"formula": 1, "beside": 1}.get(way, 2) if cpu.is_available() else 0)
+
+
+def test_second_derivatives_in_a_shard_map(found: Any) -> None:
+    assert max(found["second"]["apart"]) <= 2 * WIDTH * dtypes.unit_roundoff("float32")
+
+
+def test_a_mesh_without_devices(found: Any) -> None:
+    assert found["abstract"]
 
 
 def test_the_inspection_finds_what_is_gathered_or_sent_about(found: Any) -> None:
@@ -77,8 +91,8 @@ def test_the_inspection_finds_what_is_gathered_or_sent_about(found: Any) -> None
 @pytest.mark.parametrize("way", NAMED)
 def test_layers_over_a_named_axis(found: Any, way: str) -> None:
     """The built-in one averages the means of the devices, as if each counted as many elements."""
-    check(found[way]["apart"], way.split()[-1], rows_whole=False)
-    assert found[way]["theirs"] > 0.1
+    check(found[way], way.split()[-1], rows_whole=False)
+    assert found[f"{way.rpartition(' ')[0]}, built-in"] > 0.1
 
 
 def test_parameters_are_made_where_they_belong(found: Any) -> None:
