@@ -213,17 +213,18 @@ def _gradients_in_part(
     primitive: Primitive, plain: Callable[..., Any], *operands: Any,
     call: Call, present: Present, wanted: Wanted, over_rows: Any, across: Across | None,
 ) -> Any:  # fmt: skip
+    run: Any = primitive.bind if across is None else bind(plain, across=across)
+    if not over_rows:
+        return run(*operands, call=call, present=present, wanted=wanted)
     *of_x, scale = _with_none(operands, present)
-    run = primitive.bind if across is None else bind(plain, across=across)
     with jax.enable_x64(True):
-        sums = tuple(name and "float64" for name in wanted[1:]) if over_rows else wanted[1:]
-        scale = scale if scale is None or not over_rows else convert(scale, "float64")  # the dtype of dscale, too
-        operands, _ = _without_none(*of_x, scale)
-        results = run(*operands, call=call, present=present, wanted=(wanted[0], *sums))
+        scale = None if scale is None else convert(scale, "float64")  # its gradient is of this dtype, too
+        own = wanted[0], *(name and "float64" for name in wanted[1:])
+        results = run(*_without_none(*of_x, scale)[0], call=call, present=present, wanted=own)
         dx, *sums = _with_none(results, _present(wanted))
-        parameters = zip(sums, wanted[1:], strict=True)
-        sums = [x if x is None else convert(lax.psum(x, over_rows), name) for x, name in parameters]
-        return _without_none(dx, *sums)[0]
+        sums, _ = _without_none(*(x if x is None else lax.psum(x, over_rows) for x in sums))
+        names, _ = _without_none(*wanted[1:])
+        return [*_without_none(dx)[0], *map(convert, sums, names)]
 
 
 def _gradients(call: Call, wanted: Wanted, h: Any = None) -> Any:
@@ -331,7 +332,7 @@ _tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, None, 3)
 _pull_back_p = _primitive("rms_norm_gradients", _pull_back, _pull_back_types, _pull_back_kernel, 3)
 _gradients_p = _primitive("rms_norm_vjp", _gradients_in_operations, _pull_back_types, _gradients_kernel, 3)
 ad.primitive_transposes[_tangent_p] = _transpose
-_PARTS = {
+_PARTS: dict[Primitive, Callable[..., Any]] = {
     _forward_p: _forward_part,
     _pull_back_p: bind(_gradients_in_part, _pull_back_p, _pull_back),
     _gradients_p: bind(_gradients_in_part, _gradients_p, _gradients_in_operations),
