@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial as bind
 from functools import reduce
 from typing import Any, Final
 
@@ -18,7 +19,12 @@ _TO_EVEN: Final = lax.RoundingMethod.TO_NEAREST_EVEN
 
 
 def add(x: jax.Array, residual: jax.Array | None, dtype: str) -> jax.Array:
-    return x if residual is None else cast(double(x) + double(residual), dtype)
+    return x if residual is None else _add(x, residual, dtype)
+
+
+@bind(jax.jit, static_argnums=2)  # one pass over memory, also in an eager call
+def _add(x: jax.Array, residual: jax.Array, dtype: str) -> jax.Array:
+    return cast(double(x) + double(residual), dtype)
 
 
 def double(x: jax.Array) -> jax.Array:

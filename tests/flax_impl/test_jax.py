@@ -463,3 +463,11 @@ except ModuleNotFoundError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "needs flax\n"
+
+
+@pytest.mark.parametrize("function", [rms_norm, functools.partial(rms_norm_vjp, jnp.ones((3, 8)))])
+def test_an_eager_call_with_a_residual_runs_two_compiled_functions(function: Any) -> None:
+    """One for the sum and one for the rest: each operation by itself would pass over memory once more."""
+    x = jnp.ones((3, 8))
+    equations = jax.make_jaxpr(lambda x: function(x, residual=x))(x).eqns
+    assert [equation.primitive.name for equation in equations] == ["jit", "jit"]
