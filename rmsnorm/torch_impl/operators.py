@@ -10,6 +10,7 @@ the gradients, tangents and batches of parameters are those of the plain operati
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,31 +28,23 @@ from torch.nn import Parameter
 from rmsnorm import cpu, dtypes
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import arithmetic, rows
-from rmsnorm.torch_impl.rounding import add, cast
+from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 from rmsnorm.variants import Variant
 
 _TYPES: Final = (Tensor, Parameter, FakeTensor, FunctionalTensor)  # others, a DTensor say, do not know the operators
 
-# What follows the tensors: how many of the last axes are normalised, how many elements enter the statistic, the fields
-# of the variant, and the dtypes of the call (see Call).
-_SETTINGS: Final = (
-    "int axes, SymInt k, float eps, str eps_position, str statistic, float scale_offset, "
-    "ScalarType? norm, ScalarType product, ScalarType result"
-)
 _LIBRARY: Final = torch.library.Library("rmsnorm", "DEF")
 _LIBRARY.define(
-    f"forward(Tensor x, Tensor? residual, Tensor? scale, Tensor? bias, Tensor? mask, {_SETTINGS}) "
+    "forward(Tensor x, Tensor? residual, Tensor? scale, Tensor? bias, Tensor? mask, str settings, SymInt? k) "
     "-> (Tensor y, Tensor h, Tensor inverse_rms)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _LIBRARY.define(
     "backward(Tensor dy, Tensor? dh, Tensor h, Tensor inverse_rms, Tensor? scale, Tensor? mask, ScalarType? bias, "
-    f"{_SETTINGS}) -> (Tensor dx, Tensor dscale, Tensor dbias)",
+    "str settings, SymInt? k) -> (Tensor dx, Tensor dscale, Tensor dbias)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _forward, _backward = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
-_DTYPES: Final = {name: getattr(torch, name) for name in dtypes.FLOATS}
-_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 _has_kernels = torch.compiler.assume_constant_result(lambda: cpu.is_available())
 
 
@@ -84,35 +77,39 @@ def backward(
     return dx, None if scale is None else dscale, None if bias is None else dbias
 
 
-def _settings(call: Call) -> tuple[Any, ...]:
+def _settings(call: Call) -> tuple[str, Any]:
+    """What the operators know of a call: a text, as every argument takes half a microsecond, and k if it is not n."""
     variant = call.variant
-    return (
-        len(call.axes), call.k, call.eps, variant.eps_position, variant.statistic, variant.scale_offset,
-        None if call.norm is None else _DTYPES[call.norm], _DTYPES[call.product], _DTYPES[call.result],
-    )  # fmt: skip
+    fields = {
+        "axes": len(call.axes), "eps": call.eps, "eps_position": variant.eps_position, "statistic": variant.statistic,
+        "scale_offset": variant.scale_offset, "norm": call.norm, "product": call.product, "result": call.result,
+    }  # fmt: skip
+    return json.dumps(fields), None if variant.partial is None else call.k
 
 
-def _call(
-    shape: torch.Size, dtype: torch.dtype, count: int, k: int, eps: float, eps_position: Any, statistic: Any,
-    scale_offset: float, norm: torch.dtype | None, product: torch.dtype, result: torch.dtype,
-) -> Call:  # fmt: skip
-    """The call that has these settings."""
-    axes, n = tuple(range(len(shape) - count, len(shape))), math.prod(shape[-count:])
+_fields = lru_cache(maxsize=1024)(json.loads)
+
+
+def _call(shape: torch.Size, dtype: torch.dtype, settings: str, k: Any) -> Call:
+    """The call that has these settings, on x of that shape and dtype."""
+    fields = _fields(settings)
+    axes = tuple(range(len(shape) - fields["axes"], len(shape)))
+    n = math.prod(shape[axis] for axis in axes)
     return Call(
         variant=Variant(
-            name="", eps=eps, eps_position=eps_position, statistic=statistic, scale_offset=scale_offset,
-            partial=None if k == n else Fraction(int(k), int(n)),
+            name="", eps=fields["eps"], eps_position=fields["eps_position"], statistic=fields["statistic"],
+            scale_offset=fields["scale_offset"], partial=None if k is None else Fraction(int(k), int(n)),
         ),
-        shape=tuple(shape), axes=axes, feature_axes=axes, eps=eps, x=_NAMES[dtype],
-        norm=None if norm is None else _NAMES[norm], product=_NAMES[product], result=_NAMES[result],
-        inverse_rms=dtypes.arithmetic(_NAMES[dtype]),
+        shape=tuple(shape), axes=axes, feature_axes=axes, eps=fields["eps"], x=dtype_name(dtype),
+        norm=fields["norm"], product=fields["product"], result=fields["result"],
+        inverse_rms=dtypes.arithmetic(dtype_name(dtype)),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
 def _planned(shape: Any, dtype: Any, scale: Any, bias: Any, *settings: Any) -> tuple[Call, Any]:
     call = _call(shape, dtype, *settings)
-    return call, rows.plan(call, scale and _NAMES[scale], bias and _NAMES[bias])
+    return call, rows.plan(call, scale and dtype_name(scale), bias and dtype_name(bias))
 
 
 def _dtype(tensor: Tensor | None) -> torch.dtype | None:
@@ -141,20 +138,20 @@ def _present(like: Tensor, *tensors: Tensor | None) -> Any:
 
 
 def _forward_types(
-    x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Any, axes: int, *settings: Any
+    x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Any, settings: str, k: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    axes, result = _fields(settings)["axes"], getattr(torch, _fields(settings)["result"])
     reduced = [*x.shape[:-axes], *(1 for _ in range(axes))]
-    y, inverse_rms = torch.empty_like(x, dtype=settings[-1]), x.new_empty(reduced, dtype=torch.float64)
+    y, inverse_rms = torch.empty_like(x, dtype=result), x.new_empty(reduced, dtype=torch.float64)
     return y, x.new_empty(0) if residual is None else torch.empty_like(x), inverse_rms
 
 
 def _backward_types(
     dy: Tensor, dh: Any, h: Tensor, inverse_rms: Any, scale: Tensor | None, mask: Any, bias: torch.dtype | None,
-    axes: int, *_: Any,
+    settings: str, k: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dscale, dbias = (
-        None if dtype is None else h.new_empty(h.shape[-axes:], dtype=dtype) for dtype in (_dtype(scale), bias)
-    )
+    features = h.shape[-_fields(settings)["axes"] :]
+    dscale, dbias = (None if dtype is None else h.new_empty(features, dtype=dtype) for dtype in (_dtype(scale), bias))
     return _present(h, torch.empty_like(h), dscale, dbias)
 
 
@@ -242,7 +239,7 @@ def _plain(ctx: Any, dy: Any, dh: Any, h: Any, scale: Any, mask: Any) -> tuple[C
     return gradients, tuple(p for p in (dy, dh, h, scale) if p is not None)
 
 
-def _differentiated(function: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _differentiated(function: Any, plain: Callable[..., Any], run_on_cpu: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel of an operator for autograd; plain operations under torch.func, as a Function does not nest there."""
 
     def run(*arguments: Any) -> Any:
@@ -250,7 +247,9 @@ def _differentiated(function: Any, plain: Callable[..., Any]) -> Callable[..., A
             return plain(*arguments)
         if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return function.apply(*arguments)
-        return function.forward(*arguments)  # apply takes longer than a small kernel
+        if rows.is_plain(*(t for t in arguments if isinstance(t, Tensor))):
+            return run_on_cpu(*arguments)  # the dispatcher would take as long as a small kernel
+        return function.forward(*arguments)
 
     return run
 
@@ -324,6 +323,6 @@ for _name, _run, _types, _function, _plain_operations, _batched in (
     ("backward", _run_backward, _backward_types, _Backward, _plain_backward, _batched_backward),
 ):
     _LIBRARY.impl(_name, _run, "CPU")
-    _LIBRARY.impl(_name, _differentiated(_function, _plain_operations), "Autograd")
+    _LIBRARY.impl(_name, _differentiated(_function, _plain_operations, _run), "Autograd")
     torch.library.register_fake(f"rmsnorm::{_name}", _types, lib=_LIBRARY)
     torch.library.register_vmap(f"rmsnorm::{_name}", _batched, lib=_LIBRARY)
