@@ -15,7 +15,7 @@ from rmsnorm import errors
 from rmsnorm.bench.problem import Array, Problem
 from rmsnorm.variants import Variant
 
-OURS, BUILTIN, COPY, COPY_INTO = "ours", "built-in", "copy", "copy into"
+OURS, BUILTIN, LAYER_NORM, COPY, COPY_INTO = "ours", "built-in", "LayerNorm", "copy", "copy into"
 Call = Callable[[], Any]
 
 
@@ -24,25 +24,30 @@ class Candidate:
     """One thing to time.
 
     Attributes:
-        name: its name in the table.
+        kind: which layer, or copy.
         call: returns (y,) or (y, dx, dscale) as arrays of the framework, which a device may still be computing.
-        against: the candidate that it is compared with: the framework's own layer, run in the same way. Empty for a
-            copy.
+        mode: how the layer is run: eagerly, or ``compiled``, ``graph`` or ``jit``. Layers are compared with those that
+            are run in the same way. None for a copy. The empty one is eager.
         variant: the variant that its results must agree with; None if they are not RMSNorm.
         saved: bytes that the forward pass keeps for the backward pass, x included; None if not known.
         peak: bytes that a call adds to the allocated memory, results included; None if not known.
     """
 
-    name: str
+    kind: str
     call: Call
-    against: str = ""
+    mode: str | None = None
     variant: Variant | None = None
     saved: Callable[[], int | None] = lambda: None
     peak: Callable[[], int | None] = lambda: None
 
     @property
-    def is_ours(self) -> bool:
-        return self.name.split()[0] == OURS
+    def name(self) -> str:
+        """Its name in the table."""
+        return self.like(self.kind)
+
+    def like(self, kind: str) -> str:
+        """The name of another layer that is run in the same way."""
+        return f"{kind} {self.mode or ''}".strip()
 
 
 @dataclass(frozen=True)
@@ -77,10 +82,6 @@ def resident_peak(call: Call) -> int | None:
 
 def _field(status: str, name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{name}:"))
-
-
-def on_host(name: str, call: Call, against: str, variant: Variant | None = None) -> Candidate:
-    return Candidate(name, call, against, variant, peak=lambda: resident_peak(call))
 
 
 def copy(problem: Problem, op: str) -> Call:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmsnorm.bench.candidates import COPY, COPY_INTO, Candidate, Workbench
+from rmsnorm.bench.candidates import BUILTIN, COPY, COPY_INTO, LAYER_NORM, OURS, Candidate, Workbench
 from rmsnorm.bench.measure import Timing, alternate, used_by_others
 from rmsnorm.bench.problem import OPS, Accuracy, Problem
 from rmsnorm.variants import Variant
@@ -28,6 +28,7 @@ class Record:
         saved_bytes: what the forward pass keeps for the backward pass.
         moved_bytes: the least that must be read and written.
         speedup: how many times faster than the built-in layer, run in the same way.
+        layer_norm_speedup: how many times faster than LayerNorm, run in the same way.
         over_copy, over_copy_into: how many times slower than a copy to new memory, and to memory in use.
         others: cores that other processes used meanwhile.
     """
@@ -48,6 +49,7 @@ class Record:
     saved_bytes: int | None = None
     moved_bytes: int = 0
     speedup: float | None = None
+    layer_norm_speedup: float | None = None
     over_copy: float | None = None
     over_copy_into: float | None = None
     others: float | None = None
@@ -70,10 +72,11 @@ def measure(
 ) -> list[Record]:
     """Check the candidates of a cell, time those that are right, and compare them.
 
-    >>> from rmsnorm.bench.backends import VARIANTS, open_backend
+    >>> from rmsnorm.bench.backends import open_backend
+    >>> from rmsnorm.variants import PRESETS
     >>> from rmsnorm.bench.problem import make
     >>> problem = make((2, 64), "float32")
-    >>> records = measure(open_backend("numpy", "cpu"), problem, "fwd", VARIANTS["numpy"], seconds=0.0)
+    >>> records = measure(open_backend("numpy", "cpu"), problem, "fwd", PRESETS["standard"], seconds=0.0)
     >>> [record.candidate for record in records]
     ['ours', 'built-in', 'LayerNorm', 'copy', 'copy into']
     """
@@ -81,7 +84,7 @@ def measure(
     records = {
         candidate.name: Record(
             op, list(problem.x.shape), problem.dtype, candidate.variant.name if candidate.variant else None,
-            candidate.name, candidate.is_ours, moved_bytes=problem.moved(op),
+            candidate.name, candidate.kind == OURS, moved_bytes=problem.moved(op),
         )
         for candidate in candidates
     }  # fmt: skip
@@ -93,17 +96,23 @@ def measure(
     timings = time_all(calls, seconds=seconds, seed=seed, synchronise=workbench.synchronise)
     busy = others()
     for candidate in right:
-        name, against, record = candidate.name, candidate.against, records[candidate.name]
+        name, record = candidate.name, records[candidate.name]
         record.others = None if math.isnan(busy) else busy
         record.timing, record.peak_bytes, record.saved_bytes = timings[name], candidate.peak(), candidate.saved()
-        median = timings[name].median
-        if against and COPY in timings:
-            record.over_copy = median / timings[COPY].median
-        if against and COPY_INTO in timings:
-            record.over_copy_into = median / timings[COPY_INTO].median
-        if against in timings and against != name:
-            record.speedup = timings[against].median / median
+        if candidate.mode is None:
+            continue
+        record.speedup = _ratio(timings, candidate.like(BUILTIN), name)
+        record.layer_norm_speedup = _ratio(timings, candidate.like(LAYER_NORM), name)
+        record.over_copy = _ratio(timings, name, COPY)
+        record.over_copy_into = _ratio(timings, name, COPY_INTO)
     return list(records.values())
+
+
+def _ratio(timings: Mapping[str, Timing], name: str, other: str) -> float | None:
+    """The time of one over that of another; None of one over itself, and if one was not timed."""
+    if name == other or not {name, other} <= timings.keys():
+        return None
+    return timings[name].median / timings[other].median
 
 
 def _try_once(workbench: Workbench, problem: Problem, candidate: Candidate, record: Record) -> None:
@@ -115,7 +124,7 @@ def _try_once(workbench: Workbench, problem: Problem, candidate: Candidate, reco
         if candidate.variant is not None:
             accuracy = _judge(workbench, problem, candidate.variant, OPS[record.op], results)
             record.bits, record.max_ulp = accuracy.bits, accuracy.max_ulp
-            if candidate.is_ours and accuracy.wrong:
+            if record.ours and accuracy.wrong:
                 record.status, record.detail = "wrong", accuracy.wrong
     except Exception as error:  # the report names what a framework raised
         record.status, record.detail = "failed", f"{type(error).__name__}: {error}".splitlines()[0]

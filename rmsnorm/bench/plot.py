@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from rmsnorm import dtypes
+from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.run import BackendRun
-from rmsnorm.frameworks import FRAMEWORKS
 
 _LIMITS: Final = {"copy": "-", "copy into": "--"}
+_STYLES: Final = {"": "-", "graph": "--"}  # dotted if compiled
 _COLOURS: Final = {"ours": "#d55e00", "built-in": "#0072b2", "LayerNorm": "#009e73"}  # for colour-blind readers, too
 
 
@@ -38,7 +39,7 @@ def write_plot(runs: Sequence[BackendRun], path: Path) -> None:
         for column, (op, dtype) in enumerate(columns):
             axis = axes[row][column]
             _panel(axis, panels.get((backend, op, dtype), []))
-            axis.set_title(f"{FRAMEWORKS[backend].title}, {op}, {dtypes.short(dtype)}", fontsize=10)
+            axis.set_title(f"{BACKENDS[backend].title}, {op}, {dtypes.short(dtype)}", fontsize=10)
             axis.set_xlabel("bytes of x" if row == len(rows) - 1 else "")
             axis.set_ylabel("GB/s" if column == 0 else "")
         axes[row][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
@@ -59,6 +60,6 @@ def _panel(axis: Any, records: Sequence[dict[str, Any]]) -> None:
         if name in _LIMITS:
             axis.plot(sizes, speeds, _LIMITS[name], color="0.4", linewidth=2.5, label=name)
             continue
-        kind, _, form = name.partition(" ")
-        style = {"linestyle": ":"} if form else {}
-        axis.plot(sizes, speeds, marker="o", markersize=3, color=_COLOURS[kind], label=name, **style)
+        kind, _, mode = name.partition(" ")
+        style = _STYLES.get(mode, ":")
+        axis.plot(sizes, speeds, style, marker="o", markersize=3, color=_COLOURS[kind], label=name)

@@ -12,22 +12,23 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm import dtypes
+from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.run import BackendRun
-from rmsnorm.frameworks import FRAMEWORKS
 
 _COLUMNS: Final = (
-    "", "ms", "20-80 %", "built-in / it", "it / copy", "it / into", "GB/s", "right bits %", "max ulp", "first s",
-    "peak MB", "saved MB",
+    "", "ms", "20-80 %", "built-in / it", "LayerNorm / it", "it / copy", "it / into", "GB/s", "right bits %", "max ulp",
+    "first s", "peak MB", "saved MB",
 )  # fmt: skip
-WIDTH: Final = 150  # columns of the terminal that the table needs
+WIDTH: Final = 165  # columns of the terminal that the table needs
 _QUIET: Final = 0.1  # cores that other processes use; one busy core of two has caused ratios of hundreds
 _LEGEND: Final = (
     "ms: median, then the 20th and the 80th percentile. built-in / it: how many times faster than the built-in layer, "
-    "run in the same way. it / copy: how many times slower than a copy to new memory, whose pages the system must "
-    "first provide; it / into: than a copy to memory in use (on TensorFlow, NumPy's). GB/s: of the bytes that must be "
-    "moved. right bits, max ulp: of y/dx/dscale, against the right result for the candidate's own variant; y and dx in "
-    "a sample of rows. first: the first call, with its compilation. peak: memory that a call adds, its results "
-    "included. saved: what the forward pass keeps for the backward pass, x included. -: not known."
+    "run in the same way; LayerNorm / it: than LayerNorm. it / copy: how many times slower than a copy to new memory, "
+    "whose pages the system must first provide; it / into: than a copy to memory in use (on TensorFlow, NumPy's). "
+    "GB/s: of the bytes that must be moved. right bits, max ulp: of y/dx/dscale, against the right result for the "
+    "candidate's own variant; y and dx in a sample of rows. first: the first call, with its compilation. peak: memory "
+    "that a call adds, its results included. saved: what the forward pass keeps for the backward pass, x included. "
+    "-: not known."
 )
 
 
@@ -60,14 +61,14 @@ def recurrent(runs: Sequence[BackendRun], length: int) -> RenderableType:
                 else [record["status"], ""]
             )
         for (mode, norm), cells in sorted(rows.items(), key=lambda row: row[0][0]):
-            name = f"{FRAMEWORKS[run.name].title} {mode}".strip()
+            name = f"{BACKENDS[run.name].title} {mode}".strip()
             table.add_row(name if norm == "layer" else "", norm, *cells, style="green" if norm == "rms" else "")
         table.add_section()
     return Group(table, *(_outcome(run) for run in runs))
 
 
 def _table(run: BackendRun, cells: Iterable[Sequence[Mapping[str, Any]]]) -> Table:
-    title = f"{FRAMEWORKS[run.name].title} {run.version} on {run.device}"
+    title = f"{BACKENDS[run.name].title} {run.version} on {run.device}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in _COLUMNS:
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
@@ -89,6 +90,7 @@ def _row(record: Mapping[str, Any]) -> list[str]:
         _ms(timing["median"]),
         f"{_ms(timing['p20'])}-{_ms(timing['p80'])}",
         _times(record["speedup"]),
+        _times(record["layer_norm_speedup"]),
         _times(record["over_copy"]),
         _times(record["over_copy_into"]),
         f"{record['gb_per_s']:.3g}",
@@ -118,7 +120,7 @@ def _outcome(run: BackendRun) -> Text:
     after = f" after {run.cells} cells" if run.status == "crashed" else ""
     what = f"{run.cells} cells" if run.status == "done" else run.message
     return Text(
-        f"{FRAMEWORKS[run.name].title} {run.status}{after}: {what} ({run.seconds:.0f} s){''.join(notes)}",
+        f"{BACKENDS[run.name].title} {run.status}{after}: {what} ({run.seconds:.0f} s){''.join(notes)}",
         style=style,
     )
 

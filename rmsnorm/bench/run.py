@@ -76,7 +76,7 @@ def run(
 def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if options["threads"]:
         limit(options["threads"])
-    from rmsnorm.bench.backends import VARIANTS, open_backend
+    from rmsnorm.bench.backends import BACKENDS, open_backend
     from rmsnorm.bench.cell import measure
     from rmsnorm.bench.problem import make
 
@@ -90,7 +90,7 @@ def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield {"hello": workbench.version, "device": workbench.device, "cores": cores}
-    variant = PRESETS[options["variant"]] if options["variant"] else VARIANTS[name]
+    variant = PRESETS[options["variant"]] if options["variant"] else BACKENDS[name].variant
     for shape in options["shapes"]:
         for dtype in options["dtypes"]:
             problem = make(shape, dtype)

@@ -17,6 +17,7 @@ from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backend
 if TYPE_CHECKING:
     from rmsnorm.bench.run import BackendRun
 
+_BACKEND_NAMES: Final = f"{BACKEND_NAMES} (with Keras on TensorFlow), keras-torch, keras-jax"
 _SHAPES: Final = ("1x4096", "32x768", "512x768", "8192x1024", "4096x4096")
 EPILOG: Final = (
     "Examples:\n\n"
@@ -42,7 +43,7 @@ app = typer.Typer(name="bench")
 def bench(
     context: typer.Context,
     backend: Annotated[
-        list[str] | None, typer.Option(help=f"Backend to time: {BACKEND_NAMES}. Repeatable.", show_default="all")
+        list[str] | None, typer.Option(help=f"Backend to time: {_BACKEND_NAMES}. Repeatable.", show_default="all")
     ] = None,
     op: Annotated[
         list[str] | None, typer.Option(help="fwd or fwd+bwd, with its gradients. Repeatable.", show_default="both")
@@ -72,22 +73,23 @@ def bench(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw GB/s over size as SVG.", dir_okay=False)] = None,
 ) -> None:
-    """Time ours beside the framework's own layer, the same compiled, LayerNorm, and a copy of the same bytes.
+    """Time ours beside the framework's own layer, LayerNorm, each eagerly and compiled, and a copy of the same bytes.
 
     A cell is an op at a shape in a dtype. Its candidates take turns in one process, in random order. Ours is checked
     first, by the bounds of `rmsnorm check`, and is not timed if it is wrong. The copy is the lower limit: forward reads
     x and writes y; backward reads x and dy and writes dx. Read the ratios: absolute times drift with the machine,
-    ratios far less. The first two columns of ratios say how much faster than the built-in layer a candidate is, and
-    how much slower than a copy.
+    ratios far less. The first columns of ratios say how much faster a candidate is than the built-in layer and than
+    LayerNorm, run in the same way, and how much slower than a copy.
     """
     if context.invoked_subcommand:
         return
     from rmsnorm.bench import report
+    from rmsnorm.bench.backends import BACKENDS
     from rmsnorm.bench.problem import DTYPES, OPS
     from rmsnorm.bench.run import run, worker_command
 
     command = "rmsnorm bench"
-    chosen = backends(backend, command)
+    chosen = backends(backend, command, tuple(BACKENDS))
     ops = choices("op", op, tuple(OPS), command)
     types = choices("dtype", dtype, DTYPES, command) if dtype else ("float32", "bfloat16")
     choices("variant", [variant] if variant else None, tuple(PRESETS), command)

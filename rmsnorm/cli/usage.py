@@ -18,13 +18,13 @@ BACKEND_NAMES: Final = ", ".join(FRAMEWORKS)
 _KEYS: Final = {alias: row.key for row in FRAMEWORKS.values() for alias in row.aliases}
 
 
-def backends(names: Sequence[str] | None, command: str) -> tuple[str, ...]:
-    """The keys of the frameworks that the user named, by key or alias; all of them if the user named none.
+def backends(names: Sequence[str] | None, command: str, known: Sequence[str] = tuple(FRAMEWORKS)) -> tuple[str, ...]:
+    """The known keys that the user named, or aliases of frameworks; all of them if the user named none.
 
     >>> backends(["jax", "flax", "pytorch"], "rmsnorm check")
     ('flax', 'torch')
     """
-    return choices("backend", [_KEYS.get(name, name) for name in names or ()], tuple(FRAMEWORKS), command)
+    return choices("backend", [_KEYS.get(name, name) for name in names or ()], known, command)
 
 
 def choices(

@@ -1,0 +1,79 @@
+"""Keras on TensorFlow: eagerly, in the graph of tf.function, and compiled by XLA (``jit_compile=True``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rmsnorm.bench.backends import keras
+from rmsnorm.bench.candidates import COPY, Call, Candidate, Workbench, copy_into, only, processor
+from rmsnorm.bench.problem import Problem
+from rmsnorm.variants import Variant
+
+
+def load(device: str) -> Workbench:
+    keras_version = keras.start("tensorflow")
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    only("tf", device, ["cpu", *(["cuda"] if gpus else [])])
+    device_name = "/GPU:0" if device == "cuda" else "/CPU:0"
+
+    def gpu_peak(call: Call) -> int:
+        tf.config.experimental.reset_memory_stats("GPU:0")
+        before = tf.config.experimental.get_memory_info("GPU:0")["current"]
+        call()
+        return int(tf.config.experimental.get_memory_info("GPU:0")["peak"]) - int(before)
+
+    # not known on a CPU, where TensorFlow keeps freed memory
+    peak: Callable[[Call], int | None] = gpu_peak if device == "cuda" else lambda call: None
+
+    def placed(function: Callable[..., Any], *arguments: Any) -> Call:
+        def call() -> Any:
+            with tf.device(device_name):
+                return function(*arguments)
+
+        return call
+
+    def candidates(problem: Problem, op: str, variant: Variant) -> list[Candidate]:
+        with tf.device(device_name):
+            x, dy = tf.constant(problem.x), tf.constant(problem.dy)
+            layers = keras.layers(problem, variant)
+
+        def modes(kind: str, layer: Any, expected: Variant | None) -> list[Candidate]:
+            parameters = [variable.value for variable in layer.trainable_variables]
+
+            def both(x: Any, dy: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    tape.watch(x)
+                    y = layer(x)
+                return (y, *tape.gradient(y, [x, *parameters], dy))
+
+            def forward(x: Any, dy: Any) -> Any:
+                return (layer(x),)
+
+            function = forward if op == "fwd" else both
+            runs = {
+                "": function,
+                "graph": tf.function(function, autograph=False),
+                "jit": tf.function(function, jit_compile=True, autograph=False),
+            }
+            calls = {mode: placed(run, x, dy) for mode, run in runs.items()}
+            return [Candidate(kind, call, mode, expected, peak=partial(peak, call)) for mode, call in calls.items()]
+
+        def deep_copy() -> Any:
+            return tf.raw_ops.DeepCopy(x=x) if op == "fwd" else (tf.raw_ops.DeepCopy(x=x), x + dy)
+
+        return [
+            *(candidate for kind, (layer, expected) in layers.items() for candidate in modes(kind, layer, expected)),
+            Candidate(COPY, placed(deep_copy)),
+            *([copy_into(problem, op)] if device == "cpu" else []),
+        ]
+
+    name = tf.config.experimental.get_device_details(gpus[0])["device_name"] if device == "cuda" else processor()
+    synchronise = tf.test.experimental.sync_devices if device == "cuda" else lambda: None
+    version = f"{tf.__version__}, {keras_version}"
+    return Workbench(version, name, candidates, lambda tensor: np.asarray(tensor.numpy()), synchronise)

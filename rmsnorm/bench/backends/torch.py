@@ -1,0 +1,130 @@
+"""PyTorch, with its own layers or those of Keras: eagerly and in torch.compile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rmsnorm.bench.backends import keras
+from rmsnorm.bench.candidates import (
+    BUILTIN,
+    COPY,
+    COPY_INTO,
+    LAYER_NORM,
+    OURS,
+    Call,
+    Candidate,
+    Workbench,
+    only,
+    processor,
+    resident_peak,
+)  # fmt: skip
+from rmsnorm.bench.problem import Array, Problem
+from rmsnorm.torch_impl import RMSNorm
+from rmsnorm.variants import PRESETS, Variant
+
+Layers = Mapping[str, tuple[Any, Variant | None]]
+
+
+def load(device: str) -> Workbench:
+    def layers(problem: Problem, variant: Variant) -> Layers:
+        options: Any = {"device": device, "dtype": getattr(torch, problem.dtype)}
+        width = problem.x.shape[-1]
+        made: Any = {
+            OURS: (RMSNorm(width, **options, variant=variant, bias=False), variant),
+            BUILTIN: (torch.nn.RMSNorm(width, **options), PRESETS["torch"]),
+            LAYER_NORM: (torch.nn.LayerNorm(width, **options), None),
+        }
+        for layer, _ in made.values():
+            layer.load_state_dict({"weight": _send(problem.scale, device)}, strict=False)
+        return made
+
+    return _workbench(device, torch.__version__, layers)
+
+
+def load_keras(device: str) -> Workbench:
+    os.environ["KERAS_TORCH_DEVICE"] = device
+    version = keras.start("torch")
+    return _workbench(device, f"{torch.__version__}, {version}", keras.layers)
+
+
+def _workbench(device: str, version: str, layers: Callable[[Problem, Variant], Layers]) -> Workbench:
+    only("torch", device, ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+    peak: Callable[[Call], int | None] = _cuda_peak if device == "cuda" else resident_peak
+
+    def candidates(problem: Problem, op: str, variant: Variant) -> list[Candidate]:
+        torch.compiler.reset()
+        x, dy = (_send(array, device) for array in (problem.x, problem.dy))
+        leaf = x.detach().requires_grad_()
+
+        def pair(kind: str, layer: Any, expected: Variant | None) -> list[Candidate]:
+            parameters = tuple(layer.parameters())
+
+            def candidate(mode: str, run: Any) -> Candidate:
+                def forward() -> Any:
+                    with torch.no_grad():
+                        return (run(x),)
+
+                def both() -> Any:
+                    y = run(leaf)
+                    return (y, *torch.autograd.grad(y, (leaf, *parameters), dy))
+
+                call = forward if op == "fwd" else both
+                saved = (lambda: _saved(run, leaf)) if op != "fwd" else lambda: None
+                return Candidate(kind, call, mode, expected, saved, lambda: peak(call))
+
+            return [candidate("", layer), candidate("compiled", torch.compile(layer, dynamic=False))]
+
+        into = [torch.empty_like(x), torch.empty_like(x)]
+        copies: dict[str, Call] = {
+            COPY: lambda: x.clone() if op == "fwd" else (x.clone(), x + dy),
+            COPY_INTO: lambda: into[0].copy_(x) if op == "fwd" else (into[0].copy_(x), torch.add(x, dy, out=into[1])),
+        }
+        made = layers(problem, variant).items()
+        return [
+            *(candidate for kind, (layer, expected) in made for candidate in pair(kind, layer, expected)),
+            *(Candidate(kind, call) for kind, call in copies.items()),
+        ]
+
+    name = torch.cuda.get_device_name() if device == "cuda" else processor()
+    synchronise = torch.cuda.synchronize if device == "cuda" else lambda: None
+    return Workbench(version, name, candidates, _fetch, synchronise)
+
+
+def _send(array: Array, device: str) -> Any:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(array).to(device)
+
+
+def _fetch(tensor: Any) -> Array:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.dtype("bfloat16"))
+    return np.asarray(tensor)
+
+
+def _saved(run: Any, leaf: Any) -> int:
+    sizes: dict[int, int] = {}
+
+    def count(tensor: Any) -> Any:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        y = run(leaf)
+    del y
+    return sum(sizes.values())
+
+
+def _cuda_peak(call: Call) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated()) - int(before)
