@@ -19,12 +19,16 @@ def describe(shape: Shape, dtype: str) -> str:
     return f"{dtypes.short(dtype)}[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
+class ShapeError(ValueError, RuntimeError):
+    """A shape that does not fit. Both classes, as code around PyTorch's own layer catches RuntimeError."""
+
+
 def wrong_shape(op: str, name: str, got: Shape, want: Shape, why: str) -> ValueError:
-    return ValueError(f"{op}: {name} has shape {tuple(got)}, expected {tuple(want)} to match {why}")
+    return ShapeError(f"{op}: {name} has shape {tuple(got)}, expected {tuple(want)} to match {why}")
 
 
 def wrong_mask_shape(op: str, got: Shape, x: str) -> ValueError:
-    return ValueError(f"{op}: mask has shape {tuple(got)}, expected one that broadcasts to x {x}; reshape it")
+    return ShapeError(f"{op}: mask has shape {tuple(got)}, expected one that broadcasts to x {x}; reshape it")
 
 
 def wrong_dtype(op: str, name: str, got: str, want: Iterable[str]) -> TypeError:
@@ -33,7 +37,7 @@ def wrong_dtype(op: str, name: str, got: str, want: Iterable[str]) -> TypeError:
 
 
 def wrong_rank(op: str, name: str) -> ValueError:
-    return ValueError(f"{op}: {name} is 0-d, expected at least one axis to normalise; reshape it to (1,)")
+    return ShapeError(f"{op}: {name} is 0-d, expected at least one axis to normalise; reshape it to (1,)")
 
 
 def unknown_rank(op: str, name: str) -> ValueError:
@@ -78,6 +82,11 @@ def missing_framework(name: str, extra: str) -> ModuleNotFoundError:
     return ModuleNotFoundError(
         f"rmsnorm: {name} is not installed, expected for this backend; pip install 'rmsnorm[{extra}]'"
     )
+
+
+def not_scripted(op: str) -> TypeError:
+    fix = "use torch.compile, torch.export, or torch.jit.trace, which writes down operations of PyTorch alone"
+    return TypeError(f"{op}: torch.jit.script cannot compile this layer, as it chooses its way in Python; {fix}")
 
 
 def _either(names: Iterable[str]) -> str:

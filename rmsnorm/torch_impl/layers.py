@@ -124,6 +124,9 @@ class RMSNorm(torch.nn.RMSNorm):
             x, weight, bias, variant=self.variant, eps=self.eps, axis=self._axes, mask=mask, residual=residual
         )
 
+    def __prepare_scriptable__(self) -> Any:
+        raise errors.not_scripted("RMSNorm")
+
     def extra_repr(self) -> str:
         shown = super().extra_repr()
         if (self.bias is not None) != self.variant.bias:

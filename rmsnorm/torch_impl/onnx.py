@@ -1,4 +1,6 @@
-"""What torch.onnx.export makes of RMSNorm: the operator RMSNormalization of opset 23 where it can express the variant.
+"""RMSNorm for other runtimes, in operations that they have: what torch.onnx.export and torch.jit.trace write down.
+
+In ONNX that is the operator RMSNormalization of opset 23 where it can express the variant.
 
 It can where the statistic is the mean square of all elements of the last axes, with eps inside, and nothing is float64,
 for it keeps eps in float32. Elsewhere the graph has plain operations, and below opset 23 the exporter writes the
@@ -17,7 +19,7 @@ from rmsnorm.torch_impl.arithmetic import _centred, _counted, _part
 
 
 def is_exported() -> bool:
-    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
+    return torch.jit.is_tracing() or (torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export())
 
 
 def forward(
@@ -49,6 +51,8 @@ def forward(
         y = y if gain is None else y * gain.reshape(call.feature_shape)
     y = y if bias is None else y + bias.to(product).reshape(call.feature_shape)
     y, inverse_rms = y.to(getattr(torch, call.result)), 1 / rho
+    if mask is not None and torch.jit.is_tracing():  # a trace may be trained
+        y = torch.where(mask, y, y.detach())
     if empty is not None:
         y, inverse_rms = torch.where(empty, 0.0, y), torch.where(empty, 0.0, inverse_rms)
     return y, h, inverse_rms

@@ -127,7 +127,7 @@ def _raised(kind, sentence, function, *arguments, **options):
     with pytest.raises((TypeError, ValueError), match=r".") as raised:
         function(*arguments, **options)
     assert str(raised.value) == sentence
-    assert type(raised.value) is kind
+    assert isinstance(raised.value, kind)
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -253,7 +253,7 @@ def test_the_samples_of_pytorch(dtype: Any) -> None:
     """PyTorch's own ModuleInfo inputs of nn.RMSNorm, against its reference, and its own error inputs.
 
     Not applicable: that reference works in float32, so float64 is held to float32's bound; the first of the error
-    inputs (an empty normalized_shape) fails here when the layer is made. The words are ours, and so is ValueError.
+    inputs (an empty normalized_shape) fails here when the layer is made. Words are ours.
     """
     pytest.importorskip("expecttest")
     from torch.testing._internal import common_methods_invocations, common_modules

@@ -87,7 +87,7 @@ def test_inputs_that_are_not_contiguous(dtype: Any) -> None:
 
 
 def test_error_inputs_of_the_operator() -> None:
-    """test_ops, test_errors: the words are ours, and so is ValueError. The third does not apply to the function, which
+    """test_ops, test_errors: the words are ours. The third does not apply to the function, which
     is given axes and no sizes; test_torch_layer.py runs all three on the layer.
     """
     words = (r"axis is empty, expected at least one", r"scale has shape \(1, 2\), expected \(1, 2, 3\) to match axis")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from typing import Any
 
@@ -13,9 +14,9 @@ from rmsnorm import numpy_impl as golden
 
 torch = pytest.importorskip("torch")
 from torch._dynamo.testing import CompileCounter  # noqa: E402
-from torch_arrays import to_torch  # noqa: E402
+from torch_arrays import randn, to_torch  # noqa: E402
 from torch_checks import check_values  # noqa: E402
-from torch_layers import torch_rms_norm  # noqa: E402
+from torch_layers import randomised, torch_rms_norm, ulp_bound  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
 
@@ -150,10 +151,37 @@ def test_the_samples_of_pytorch(dtype: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_a_trace_holds_operations_and_not_what_a_kernel_left() -> None:
-    generator = torch.Generator().manual_seed(0)
-    layer = RMSNorm(64, variant="gemma")
-    traced = torch.jit.trace(layer, (torch.randn((4, 64), generator=generator),))
-    for shape in ((4, 64), (7, 64)):
-        x = torch.randn(shape, generator=generator)
-        assert torch.equal(traced(x), layer(x))
+@pytest.mark.parametrize("variant", ["gemma", "llama", "zhang_torch", "x_transformers"])
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_a_trace_has_operations_of_pytorch_alone(variant: str, dtype: str) -> None:
+    """In every dtype, for any number of rows, through a file, and its gradients; in float32 arithmetic, or float64."""
+    dtype = getattr(torch, dtype)
+    layer = randomised(RMSNorm(8, variant=variant, bias=True, dtype=dtype))
+    traced = torch.jit.trace(layer, (randn(4, 8, dtype=dtype),))
+    assert not any("rmsnorm::" in str(node) for node in traced.inlined_graph.nodes())
+    buffer = io.BytesIO()
+    torch.jit.save(traced, buffer)
+    buffer.seek(0)
+    x, results = randn(7, 8, dtype=dtype, seed=1), []
+    for each in (layer, traced, torch.jit.load(buffer)):
+        leaf = x.clone().requires_grad_()
+        y = each(leaf)
+        y.float().square().sum().backward()
+        results.append((y, leaf.grad))
+    for got in results[1:]:
+        for one, other in zip(got, results[0], strict=True):  # dx is the difference of terms of the size of its largest
+            assert (one.double() - other.double()).abs().max() <= ulp_bound(40, dtype) * other.double().abs().max()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_layer_is_not_scripted() -> None:
+    with pytest.raises(TypeError, match=r"use torch\.compile, torch\.export, or torch\.jit\.trace"):
+        torch.jit.script(torch.nn.Sequential(RMSNorm(8)))
+
+
+def test_a_shape_error_is_that_of_the_built_in_too() -> None:
+    for layer in (RMSNorm(8), torch.nn.RMSNorm(8)):
+        with pytest.raises(RuntimeError):
+            layer(torch.ones(2, 6))
+    with pytest.raises(RuntimeError, match="mask has shape"):
+        rms_norm(torch.ones(2, 6), mask=torch.ones(5, dtype=torch.bool))
