@@ -76,6 +76,11 @@ class Call:
         return replace(self, shape=shape, variant=self.variant.replace(partial=None))
 
     @property
+    def has_last_axes(self) -> bool:
+        """Whether the normalised axes are the last ones."""
+        return self.axes == tuple(range(len(self.shape) - len(self.axes), len(self.shape)))
+
+    @property
     def feature_shape(self) -> Shape:
         """Shape in which the parameters broadcast against x."""
         return tuple(size if axis in self.feature_axes else 1 for axis, size in enumerate(self.shape))

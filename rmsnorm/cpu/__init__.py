@@ -44,8 +44,7 @@ def supports(call: Call) -> bool:
 
 def in_rows(call: Call) -> bool:
     """Whether the last axes are normalised and carry the parameters, and no axis is empty."""
-    last = tuple(range(len(call.shape) - len(call.axes), len(call.shape)))
-    return call.axes == last == call.feature_axes and 0 not in call.shape
+    return call.has_last_axes and call.axes == call.feature_axes and 0 not in call.shape
 
 
 def kernel(function: Any) -> Any:

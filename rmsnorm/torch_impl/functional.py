@@ -208,8 +208,7 @@ def _rms_norm(
     feature_axis: Any, mask: Tensor | None, residual: Tensor | None, out_dtype: Any, return_inverse_rms: bool,
 ) -> Any:  # fmt: skip
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    results = _watched(options, x, residual, scale, bias, mask) if is_watched() else None
-    call, y, h, inverse_rms = results or _eager(options, x, residual, scale, bias, mask, return_inverse_rms)
+    call, y, h, inverse_rms = _computed(options, x, residual, scale, bias, mask, return_inverse_rms)
     if residual is None and not return_inverse_rms:
         return y
     outputs = [y]
@@ -220,12 +219,20 @@ def _rms_norm(
     return tuple(outputs)
 
 
+def _computed(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any, return_inverse_rms: bool) -> Any:
+    """The call, y, h and 1 / rho; h and 1 / rho may be None where they are not asked for."""
+    results = _watched(options, x, residual, scale, bias, mask) if is_watched() else None
+    return results or _eager(options, x, residual, scale, bias, mask, return_inverse_rms)
+
+
 def _watched(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any) -> Any:
     """The call, y, h and 1 / rho, by what a compiler, a transform or a mode can see; None if the eager way will do."""
     call = _call(*options, *_specs("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual))
     if onnx.is_exported():
         return call, *onnx.forward(call, x, residual, scale, bias, mask)
     if operators.serve(call, x, residual, scale, bias, mask):
+        if not call.has_last_axes:
+            return _with_axes_last(call, options, x, residual, scale, bias, mask, True)
         return call, *operators.forward(call, x, residual, scale, bias, mask)
     if is_transformed():
         h = add(x, residual, call.x)
@@ -248,9 +255,26 @@ def _eager(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any
         call, plan = _call(*options, *specs), None
     if plan is not None and not rows.is_plain(x, residual, scale, bias, mask):
         plan = None
+    tensors = (x, residual, scale, bias, mask)
+    if plan is None and not call.has_last_axes and operators.serve(call, *tensors) and rows.is_plain(*tensors):
+        return _with_axes_last(call, options, *tensors, return_inverse_rms)
     if _is_differentiated(x, residual, scale, bias):
         return call, *_RMSNorm.apply(call, plan, return_inverse_rms, x, residual, scale, bias, mask)
     return call, *rows.forward(call, plan, x, residual, scale, bias, mask, return_inverse_rms)
+
+
+def _with_axes_last(
+    call: Call, options: Any, x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Tensor | None,
+    return_inverse_rms: bool,
+) -> Any:  # fmt: skip
+    """As ``_computed``, by the kernels, on a view in which the normalised axes are the last ones."""
+    order = (*call.shared_axes, *call.axes)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    x, residual, mask = (t if t is None else t.expand(call.shape).permute(order) for t in (x, residual, mask))
+    variant, eps, partial, _, _, out_dtype = options
+    options = (variant, eps, partial, tuple(range(-len(call.axes), 0)), None, out_dtype)
+    own, *results = _computed(options, x, residual, scale, bias, mask, return_inverse_rms)
+    return own, *(t if t is None else t.permute(back) for t in results)
 
 
 def _is_differentiated(*tensors: Tensor | None) -> bool:
@@ -286,9 +310,10 @@ class _RMSNorm(torch.autograd.Function):
         h, scale, mask, inverse_rms = ctx.saved_tensors
         x, residual, bias = ctx.dtypes
         dx, dscale, dbias = dh, None, None
+        by_operators = is_watched() and ctx.call.has_last_axes
         if dy is None:
             pass
-        elif is_watched() and residual in (None, x) and operators.serve(ctx.call, h, None, dy, dh, scale, mask):
+        elif by_operators and residual in (None, x) and operators.serve(ctx.call, h, None, dy, dh, scale, mask):
             dx, dscale, dbias = operators.backward(ctx.call, dy, h, scale, bias, mask, inverse_rms, dh)
         elif is_transformed() or _is_differentiated(dy, dh, h, scale) or residual not in (None, x):
             # a second derivative goes through 1 / rho

@@ -49,11 +49,10 @@ _has_kernels = torch.compiler.assume_constant_result(lambda: cpu.is_available())
 
 
 def serve(call: Call, *tensors: Tensor | None) -> bool:
-    """Whether the operators can compute a call with these tensors: x and the residual first, then any others."""
+    """Whether the operators can compute a call with these tensors, x and the residual first, once its axes are last."""
     x, residual, *_ = tensors
-    first = len(call.shape) - len(call.axes)
     return (
-        call.axes == call.feature_axes == tuple(range(first, len(call.shape)))
+        call.axes == call.feature_axes
         and all(t is None or (type(t) in _TYPES and t.is_cpu and t.layout is torch.strided) for t in tensors)
         and (residual is None or x is None or residual.dtype == x.dtype)
         and _has_kernels()

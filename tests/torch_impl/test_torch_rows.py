@@ -149,7 +149,8 @@ def test_the_kernels_are_used() -> None:
         x = LAYOUTS[layout](draw(3, 6, 5, 24, dtype=dtype)).requires_grad_()
         scale, dy = torch.ones(24, requires_grad=True), draw(3, 6, 5, 24, dtype=dtype)
         assert by_kernels(lambda x=x, scale=scale, dy=dy: torch.autograd.grad(rms_norm(x, scale), (x, scale), dy))
-        assert not by_kernels(lambda x=x: rms_norm(x, axis=0))
+        assert by_kernels(lambda x=x: rms_norm(x, axis=0))
+        assert not by_kernels(lambda x=x: rms_norm(x, axis=0, feature_axis=1))
 
 
 def test_the_kernels_are_used_by_the_formula_of_the_gradients() -> None:
