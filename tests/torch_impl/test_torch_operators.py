@@ -95,7 +95,8 @@ def test_torch_func_on_the_operator(has_scale: bool) -> None:
 
 def test_a_batch_of_parameters_and_masks() -> None:
     x, scale, mask = randn(4, 2, 6), randn(4, 6, seed=1), randn(4, 1, 6, seed=2) > 0
-    got = vmap(lambda x, scale, mask: rms_norm(x, scale, mask=mask))(x, scale, mask)
+    call = vmap(lambda x, scale, mask: rms_norm(x, scale, mask=mask), in_dims=(0, 1, 1))
+    got = call(x, scale.mT, mask.movedim(0, 1))
     assert torch.equal(
         got, torch.stack([rms_norm(*each[:2], mask=each[2]) for each in zip(x, scale, mask, strict=True)])
     )
