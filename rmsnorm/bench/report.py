@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rmsnorm import dtypes
 from rmsnorm.bench.backends import BACKENDS
+from rmsnorm.bench.models import OPS as MODEL_OPS
 from rmsnorm.bench.run import BackendRun
 
 _COLUMNS: Final = (
@@ -63,6 +64,28 @@ def recurrent(runs: Sequence[BackendRun], length: int) -> RenderableType:
         for (mode, norm), cells in sorted(rows.items(), key=lambda row: row[0][0]):
             name = f"{BACKENDS[run.name].title} {mode}".strip()
             table.add_row(name if norm == "layer" else "", norm, *cells, style="green" if norm == "rms" else "")
+        table.add_section()
+    return Group(table, *(_outcome(run) for run in runs))
+
+
+def model(runs: Sequence[BackendRun]) -> RenderableType:
+    """A table with the time of a training step and of a decoded word, and one line about every backend."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    columns = [name for op in MODEL_OPS for name in (f"{op} ms", "built-in / it", "LayerNorm / it")]
+    for name in ("", "norm", *columns):
+        table.add_column(name, justify="right" if " " in name else "left", no_wrap=True)
+    for run in runs:
+        rows: dict[tuple[str, str, str], dict[str, list[str]]] = {}
+        for record in run.records:
+            timing, row = record["timing"], rows.setdefault((record["dtype"], record["mode"], record["norm"]), {})
+            ratios = [_times(record["speedup"]), _times(record["layer_norm_speedup"])]
+            row[record["op"]] = [_ms(timing["median"]), *ratios] if timing else [record["status"], "", ""]
+        before = None
+        for (dtype, mode, norm), row in rows.items():
+            cells = [cell for op in MODEL_OPS for cell in row.get(op, ["", "", ""])]
+            name = f"{BACKENDS[run.name].title} {dtypes.short(dtype)} {mode}"
+            table.add_row(name if name != before else "", norm, *cells, style="green" if norm == "ours" else "")
+            before = name
         table.add_section()
     return Group(table, *(_outcome(run) for run in runs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Final, NamedTuple
@@ -37,6 +38,7 @@ def _numpy(device: str) -> Workbench:
 
 
 def _torch(device: str) -> Workbench:
+    _quiet_compiler()
     from rmsnorm.bench.backends import torch
 
     return torch.load(device)
@@ -55,6 +57,7 @@ def _flax(device: str) -> Workbench:
 
 
 def _keras_torch(device: str) -> Workbench:
+    _quiet_compiler()
     from rmsnorm.bench.backends import torch
 
     return torch.load_keras(device)
@@ -64,6 +67,12 @@ def _keras_jax(device: str) -> Workbench:
     from rmsnorm.bench.backends import flax
 
     return flax.load_keras(device)
+
+
+def _quiet_compiler() -> None:
+    """Settings that Inductor reads when PyTorch is imported."""
+    os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")  # the compile time is one of the numbers
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of compilers would run beside the timing
 
 
 def _framework(key: str, variant: str, load: Callable[[str], Workbench]) -> Backend:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from rmsnorm.variants import Variant
 
 
 def load(device: str) -> Workbench:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     keras_version = keras.start("tensorflow")
     import tensorflow as tf
 

@@ -1,0 +1,155 @@
+"""``rmsnorm bench model``: every norm is timed in the same model, and ours computes what the built-in layer does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmsnorm.bench import model
+from rmsnorm.bench.backends import BACKENDS
+from rmsnorm.bench.measure import LEAST_TURNS
+from rmsnorm.bench.models import DTYPES, MODES, NORMS, OPS, Sizes, draw_decoding, draw_tokens
+
+SMALL = Sizes(layers=1, width=16, batch=1, length=4)
+
+
+def command(*arguments: str, **environment: str) -> Any:
+    return subprocess.run(
+        [sys.executable, "-m", "rmsnorm.cli", "bench", "model", *arguments],
+        capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "200", **environment},
+    )  # fmt: skip
+
+
+def test_the_model_in_pytorch_is_timed_with_every_norm(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    sizes = [f"--{name}={size}" for name, size in SMALL._asdict().items()]
+    done = command(
+        "--backend", "torch", "--seconds", "0", "--threads", "1", *sizes, "--json", str(tmp_path / "model.json"),
+        TORCHDYNAMO_DISABLE="1",  # compiling takes a minute
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = json.loads((tmp_path / "model.json").read_text())["records"]
+    rows = [(record["dtype"], record["mode"], record["op"], record["norm"]) for record in records]
+    assert rows == [
+        (dtype, mode, op, norm) for dtype in DTYPES for mode in MODES["torch"] for op in OPS for norm in NORMS
+    ]
+    for record in records:
+        cell = {r["norm"]: r["timing"]["median"] for r in records if r["op"] == record["op"]
+                and (r["dtype"], r["mode"]) == (record["dtype"], record["mode"])}  # fmt: skip
+        assert record["timing"]["turns"] >= LEAST_TURNS
+        for name, other in (("speedup", "built-in"), ("layer_norm_speedup", "LayerNorm")):
+            ratio = None if record["norm"] == other else cell[other] / cell[record["norm"]]
+            assert record[name] == ratio
+    assert "PyTorch bf16 compiled" in done.stdout
+    assert "LayerNorm / it" in done.stdout
+
+
+@pytest.mark.parametrize(("backend", "mode"), [("tf", "graph"), ("flax", "jit")])
+@pytest.mark.parametrize("op", OPS)
+def test_ours_computes_what_the_built_in_layer_does(backend: str, mode: str, op: str) -> None:
+    """In the model, and after a step of training: the second loss. A model without norms is told from it."""
+    for package in BACKENDS[backend].packages:
+        pytest.importorskip(package)
+    step = model._step(backend)
+
+    def result(norm: str) -> Any:
+        call = step(op, norm, SMALL, "float32", mode)
+        return [np.asarray(call(), np.float64) for _ in range(2)][1]
+
+    with _promotion(backend):
+        ours, built_in, none = (result(norm) for norm in ("ours", "built-in", "none"))
+    limit = model.allowed(SMALL, "float32") * np.abs(built_in).max()
+    assert np.abs(ours - built_in).max() <= limit
+    assert np.abs(none - built_in).max() > 4 * limit
+
+
+def _promotion(backend: str) -> Any:
+    import contextlib
+
+    if backend != "flax":
+        return contextlib.nullcontext()
+    import jax
+
+    return jax.numpy_dtype_promotion("standard")  # Flax's own layers do not run under the strict one of the tests
+
+
+def made_up(spoil: str) -> Any:
+    """A step whose result is 1, and which is spoilt for ours."""
+
+    def step(op: str, norm: str, sizes: Sizes, dtype: str, mode: str) -> Any:
+        if norm == "ours" and spoil == "raises":
+            raise RuntimeError("no compiler\nhere")
+        return lambda: np.array(
+            [1.0, 2.0 + (norm == "ours") * {"close": 1e-6, "far": 1e-3, "nan": np.nan}.get(spoil, 0.0)]
+        )
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("spoil", "status", "detail"),
+    [
+        ("close", "timed", ""),
+        ("far", "wrong", "0.0005 away from the model with the built-in layer"),
+        ("nan", "wrong", "nan away from"),
+        ("raises", "failed", "RuntimeError: no compiler"),
+    ],
+)
+def test_ours_that_is_wrong_or_fails_is_named_and_not_timed(spoil: str, status: str, detail: str) -> None:
+    records = model.measure(made_up(spoil), "train", SMALL, "float32", "eager", NORMS, seconds=0.0)
+    ours, *others = records
+    assert ours["status"] == status
+    assert ours["detail"].startswith(detail)
+    assert (ours["timing"] is None) == (status != "timed")
+    json.dumps(records, allow_nan=False)
+    assert all(record["timing"] and record["status"] == "timed" for record in others)
+
+
+def test_what_is_drawn_is_the_same_each_time_and_has_the_sizes() -> None:
+    tokens, following = draw_tokens(SMALL)
+    assert tokens.shape == following.shape == (1, 4)
+    np.testing.assert_array_equal(tokens[:, 1:], following[:, :-1])
+    np.testing.assert_array_equal(tokens, draw_tokens(SMALL)[0])
+    word, caches = draw_decoding(Sizes(2, 128, 4, 8))
+    assert word.shape == (1, 1)
+    assert [array.shape for pair in caches for array in pair] == [(1, 7, 2, 64)] * 4
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--backend=numpy", "backend is 'numpy', expected 'torch', 'tf', 'flax', 'keras-torch' or 'keras-jax'"),
+        ("--op=prefill", "op is 'prefill', expected 'train' or 'decode'"),
+        ("--mode=fast", "mode is 'fast', expected 'eager', 'compiled', 'graph' or 'jit'"),
+        ("--norm=batch", "norm is 'batch', expected 'ours', 'built-in', 'LayerNorm' or 'none'"),
+        ("--width=200", "width is 200, expected whole heads; use a multiple of 64"),
+        ("--json=/no/such/folder/x.json", "/no/such/folder is not a folder"),
+    ],
+)
+def test_bad_usage_exits_with_2_and_says_what_is_valid(option: str, words: str) -> None:
+    from typer.testing import CliRunner
+
+    from rmsnorm.cli import app
+
+    done = CliRunner().invoke(app, ["bench", "model", option], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert words in " ".join(done.stderr.split())
+
+
+def test_help_teaches() -> None:
+    shown = " ".join(command("--help").stdout.replace("│", " ").split())
+    assert "rmsnorm bench model --backend torch --dtype bfloat16" in shown
+    for word in (
+        "a step of gradient descent",
+        "keras-torch",
+        *OPS,
+        *(mode for modes in MODES.values() for mode in modes),
+    ):
+        assert word in shown
