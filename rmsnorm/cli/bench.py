@@ -230,10 +230,10 @@ def model(
 
     command = "rmsnorm bench model"
     chosen = backends(backend, command, tuple(MODES))
-    every_mode = tuple(dict.fromkeys(name for names in MODES.values() for name in names))
+    modes = tuple(dict.fromkeys(name for key in chosen for name in MODES[key]))
     options: Any = {
         "ops": choices("op", op, OPS, command), "dtypes": choices("dtype", dtype, DTYPES, command),
-        "modes": choices("mode", mode, every_mode, command), "norms": choices("norm", norm, NORMS, command),
+        "modes": choices("mode", mode, modes, command), "norms": choices("norm", norm, NORMS, command),
         "seconds": seconds, "threads": threads,
     }  # fmt: skip
     _check_folders(command, json, summary)

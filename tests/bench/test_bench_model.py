@@ -115,18 +115,19 @@ def test_what_is_drawn_is_the_same_each_time_and_has_the_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "words"),
+    ("options", "words"),
     [
         ("--backend=numpy", "backend is 'numpy', expected 'torch', 'tf', 'flax', 'keras-torch' or 'keras-jax'"),
         ("--op=prefill", "op is 'prefill', expected 'train' or 'decode'"),
         ("--mode=fast", "mode is 'fast', expected 'eager', 'compiled', 'graph' or 'jit'"),
+        ("--backend=flax --mode=graph", "mode is 'graph', expected 'eager' or 'jit'"),
         ("--norm=batch", "norm is 'batch', expected 'ours', 'built-in', 'LayerNorm' or 'none'"),
         ("--width=200", "width is 200, expected whole heads; use a multiple of 64"),
         ("--json=/no/such/folder/x.json", "/no/such/folder is not a folder"),
     ],
 )
-def test_bad_usage_exits_with_2_and_says_what_is_valid(option: str, words: str) -> None:
-    done = CliRunner().invoke(app, ["bench", "model", option], env={"COLUMNS": "300"})
+def test_bad_usage_exits_with_2_and_says_what_is_valid(options: str, words: str) -> None:
+    done = CliRunner().invoke(app, ["bench", "model", *options.split()], env={"COLUMNS": "300"})
     assert done.exit_code == 2
     assert words in " ".join(done.stderr.split())
 

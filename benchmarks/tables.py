@@ -1,0 +1,104 @@
+"""The tables of README.md and benchmarks/README.md, in Markdown, from the committed runs. A test compares them.
+
+python benchmarks/tables.py model     # a Transformer with each norm
+python benchmarks/tables.py layers    # the layers, in the README's shapes; all-layers: in every shape and dtype
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+MACHINE = "cpu-2core-zen5-2026-11-22"
+ROWS = {
+    ("torch", ""): "PyTorch",
+    ("torch", "compiled"): "PyTorch, `torch.compile`",
+    ("tf", ""): "Keras on TensorFlow, eager",
+    ("tf", "graph"): "Keras on TensorFlow, `tf.function`",
+    ("tf", "jit"): "Keras on TensorFlow, `jit_compile`",
+    ("flax", ""): "Flax, eager",
+    ("flax", "jit"): "Flax, `jax.jit`",
+    ("keras-torch", ""): "Keras on PyTorch",
+    ("keras-torch", "compiled"): "Keras on PyTorch, `torch.compile`",
+    ("keras-jax", ""): "Keras on JAX, eager",
+    ("keras-jax", "jit"): "Keras on JAX, `jax.jit`",
+    ("numpy", ""): "NumPy, against three lines of it",
+}
+DTYPES = {"float32": "f32", "bfloat16": "bf16"}
+SHAPES = ("4096x4096", "8192x1024", "512x768", "32x768", "1x4096")
+SHOWN = (("4096x4096", "float32"), ("4096x4096", "bfloat16"), ("512x768", "float32"), ("1x4096", "float32"))
+
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of all runs in a file, with the mode of a layer; eager is the empty one."""
+    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        if "candidate" in line:
+            mode = line.get("mode", line["candidate"].removeprefix("ours").strip())
+            yield {**line, "mode": mode.removeprefix("eager"), "shape": "x".join(map(str, line["shape"]))}
+
+
+def numbers(values: Iterable[float]) -> str:
+    """Two digits of the least and the largest of several runs."""
+    texts = list(dict.fromkeys(f"{value:.0f}" if value >= 9.95 else f"{value:#.2g}" for value in sorted(values)))
+    return "-".join([texts[0], texts[-1]][: len(texts)]) if texts else ""
+
+
+def layers(columns: Iterable[tuple[str, str]], path: Path) -> str:
+    ours = [record for record in records(path) if record.get("ours")]
+
+    def cell(backend: str, mode: str, shape: str, dtype: str) -> str:
+        key = (backend, mode, shape, dtype)
+        chosen = [r for r in ours if (r["backend"], r["mode"], r["shape"], r["dtype"]) == key]
+        return "; ".join(
+            ", ".join(numbers(r[name] for r in chosen if r["op"] == op) for op in ("fwd", "fwd+bwd"))
+            for name in ("speedup", "layer_norm_speedup")
+        )
+
+    columns = list(columns)
+    lines = [["", *(f"{shape} {DTYPES[dtype]}" for shape, dtype in columns)], ["---"] * (len(columns) + 1)]
+    for (backend, mode), title in ROWS.items():
+        cells = [cell(backend, mode, *column) for column in columns]
+        if any(text.strip(" ,;") for text in cells):
+            lines.append([title, *cells])
+    return markdown(lines)
+
+
+def model(path: Path) -> str:
+    rows = list(records(path))
+    columns = [(op, dtype) for op in ("train", "decode") for dtype in DTYPES]
+
+    def cell(backend: str, mode: str, op: str, dtype: str) -> str:
+        key = (backend, mode, op, dtype)
+        chosen = [r for r in rows if (r["backend"], r["mode"], r["op"], r["dtype"]) == key]
+        ours, none = ([r for r in chosen if r["norm"] == norm] for norm in ("ours", "none"))
+        if not ours:
+            return ""
+        cost = numbers(a["timing"]["median"] / b["timing"]["median"] for a, b in zip(ours, none, strict=True))
+        return ", ".join(numbers(r[name] for r in ours) for name in ("speedup", "layer_norm_speedup")) + f" ({cost})"
+
+    titles = {"train": "training step", "decode": "one word"}
+    lines = [["", *(f"{titles[op]}, {DTYPES[dtype]}" for op, dtype in columns)], ["---"] * 5]
+    for (backend, mode), title in ROWS.items():
+        cells = [cell(backend, mode, *column) for column in columns]
+        if any(cells):
+            lines.append([title, *cells])
+    return markdown(lines)
+
+
+def markdown(lines: Iterable[Iterable[str]]) -> str:
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines).replace("|  |", "| |")
+
+
+def table(name: str) -> str:
+    if name == "model":
+        return model(RESULTS / f"{MACHINE}-model.jsonl")
+    columns = SHOWN if name == "layers" else [(shape, dtype) for dtype in DTYPES for shape in SHAPES]
+    return layers(columns, RESULTS / f"{MACHINE}-layers.jsonl")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table(sys.argv[1]))
