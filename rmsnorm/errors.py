@@ -22,6 +22,8 @@ def describe(shape: Shape, dtype: str) -> str:
 class ShapeError(ValueError, RuntimeError):
     """A shape that does not fit. Both classes, as code around PyTorch's own layer catches RuntimeError."""
 
+    __init__ = Exception.__init__  # TensorFlow's AutoGraph raises such a class again with its own text, no other
+
 
 def wrong_shape(op: str, name: str, got: Shape, want: Shape, why: str) -> ValueError:
     return ShapeError(f"{op}: {name} has shape {tuple(got)}, expected {tuple(want)} to match {why}")
