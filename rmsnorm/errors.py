@@ -86,6 +86,11 @@ def missing_framework(name: str, extra: str) -> ModuleNotFoundError:
     )
 
 
+def no_memory(op: str, shape: Shape) -> ValueError:
+    fix = "bring it back first, as FSDP's summon_full_params does"
+    return ValueError(f"{op}: a tensor of shape {tuple(shape)} has no memory, as its storage was resized to 0; {fix}")
+
+
 def not_scripted(op: str) -> TypeError:
     fix = "use torch.compile, torch.export, or torch.jit.trace, which writes down operations of PyTorch alone"
     return TypeError(f"{op}: torch.jit.script cannot compile this layer, as it chooses its way in Python; {fix}")

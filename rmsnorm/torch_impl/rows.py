@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from rmsnorm import cpu, dtypes
+from rmsnorm import cpu, dtypes, errors
 from rmsnorm.call import Call
 from rmsnorm.cpu.memory import advise
 from rmsnorm.torch_impl import arithmetic
@@ -36,6 +36,8 @@ def is_plain(*tensors: Tensor | None) -> bool:
                 return False
             try:
                 if not tensor.data_ptr() and tensor.numel():
+                    if not tensor._is_zerotensor() and not tensor.untyped_storage().nbytes():
+                        raise errors.no_memory("rms_norm", tuple(tensor.shape))
                     return False
             except RuntimeError:  # sparse, or a batch of gradients
                 return False
