@@ -39,6 +39,8 @@ EXCEPTIONS = {
     "tf": {
         "keras_ops.py": "the layer on backends of Keras without a wing",
         "eager.py": "kernels and compiled functions",
+        "graph.py": "functions that XLA compiles in a graph",
+        "portable.py": "float32, for LiteRT",
     },
     "flax": {
         "linen.py": "Flax has two module systems",

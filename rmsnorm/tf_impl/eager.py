@@ -1,13 +1,13 @@
 """Eager calls: by the kernels of rmsnorm.cpu if they support the call, else large ones by a function that XLA compiled.
 
-XLA compiles once for every shape, which takes a fifth of a second, so that only large tensors gain by it. A function is
-traced once for all sizes of the axes that are neither normalised nor those of the parameters. In a graph neither way is
-used: the operations become part of the graph, for its compiler to fuse and for a SavedModel to keep.
+XLA compiles once for every shape, which takes a tenth of a second, so that only large tensors gain by it. A function is
+traced once for all sizes of the axes that are neither normalised nor those of the parameters. Graphs are in graph.py.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -28,10 +28,9 @@ def forward(
     call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """As arithmetic.forward, of constants: a tape would keep every tensor, though no gradient goes through them."""
-    tensors = _constants(call, h, scale, bias, mask)
-    if _has_kernels(call, tensors):
-        return _forward_kernel(call, *tensors)
-    return _compiled(arithmetic.forward, call, tensors)(call, *tensors)
+    if _has_kernels(call, h, scale, bias, mask):
+        return _forward_kernel(call, h, scale, bias, _whole(call, mask))
+    return _run(arithmetic.forward, call, _constants(h, scale, bias, mask))
 
 
 def backward(
@@ -46,11 +45,11 @@ def backward(
 ) -> list[tf.Tensor | None]:
     """As rounded_backward, by the kernels unless a derivative of the result may be wanted: they have none."""
     if is_recording():
-        return rounded_backward(call, dy, h, scale, bias, mask, inverse_rms, dh)
-    tensors = _constants(call, dy, h, scale, bias, mask, inverse_rms, dh)
-    if _has_kernels(call, tensors):
-        return _backward_kernel(call, *tensors)
-    results: list[tf.Tensor | None] = _compiled(rounded_backward, call, tensors)(call, *tensors)
+        return rounded_backward(call, dy, h, scale, bias, mask, inverse_rms, dh, recall=True)
+    if _has_kernels(call, dy, h, scale, bias, mask, inverse_rms, dh):
+        return _backward_kernel(call, dy, h, scale, bias, _whole(call, mask), inverse_rms, dh)
+    tensors = _constants(dy, h, scale, bias, mask, inverse_rms, dh)
+    results: list[tf.Tensor | None] = _run(rounded_backward, call, tensors)
     return results
 
 
@@ -64,13 +63,12 @@ def gradients(
     dh: tf.Tensor | None,
 ) -> list[tf.Tensor | None] | None:
     """As backward, without a forward pass before; None if no kernel supports it and dy does not have the dtype of y."""
-    tensors = _constants(call, dy, h, scale, bias, mask, dh)
-    if not _has_kernels(call, tensors):
+    if not _has_kernels(call, dy, h, scale, bias, mask, dh):
         if dy.dtype.name != call.result:
             return None
         _, inverse_rms = forward(call, h, scale, bias, mask)
         return backward(call, dy, h, scale, bias, mask, inverse_rms, dh)
-    dy, h, scale, bias, mask, dh = tensors
+    mask = _whole(call, mask)
     # the kernels compute 1 / rho again, but not for float64
     inverse_rms = _forward_kernel(call, h, None, None, mask)[1] if call.x == "float64" else None
     return _backward_kernel(replace(call, result=dy.dtype.name), dy, h, scale, bias, mask, inverse_rms, dh)
@@ -85,10 +83,15 @@ def rounded_backward(
     mask: tf.Tensor | None,
     inverse_rms: tf.Tensor,
     dh: tf.Tensor | None = None,
+    *,
+    recall: bool = False,
 ) -> list[tf.Tensor | None]:
-    """dx + dh, dscale and dbias in the dtypes of h, scale and bias; None for a parameter that is None."""
+    """dx + dh, dscale and dbias in the dtypes of h, scale and bias; None for a parameter that is None.
+
+    For a derivative of them 1 / rho is recalled if it is a constant: in a graph of operations it has its own.
+    """
     x = arithmetic.wide(call, h)
-    if tf.executing_eagerly():  # 1 / rho of the kernels is a constant; in a graph it has its own derivative
+    if recall:
         inverse_rms = arithmetic.recalled(call, x, mask, inverse_rms)
     dx, dscale, dbias = arithmetic.backward(call, dy, x, scale, mask, inverse_rms)
     if dh is not None:
@@ -97,9 +100,22 @@ def rounded_backward(
     return [None if primal is None else cast(result, primal.dtype.name) for result, primal in pairs]
 
 
+def uses_xla() -> bool:
+    """Whether the calls that XLA is faster for may be compiled by it, also where the program does not ask for it."""
+    return os.environ.get("RMSNORM_XLA") != "0"
+
+
 def is_recording() -> bool:
     """Whether a tape or a ForwardAccumulator is open. TensorFlow has no public function for this."""
     return bool(record.could_possibly_record())
+
+
+def record_gradient(
+    y: tf.Tensor, tensors: Sequence[tf.Tensor], gradient: Callable[[tf.Tensor], list[tf.Tensor]]
+) -> None:
+    """As tf.custom_gradient, which takes ten times as long."""
+    if is_recording():
+        record.record_operation("rms_norm", [y], list(tensors), gradient)
 
 
 def filled(tensors: Sequence[tf.Tensor], *pattern: object) -> list[Any]:
@@ -108,22 +124,29 @@ def filled(tensors: Sequence[tf.Tensor], *pattern: object) -> list[Any]:
     return [None if entry is None else next(rest) for entry in pattern]
 
 
-def _present(tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
+def present(tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def _constants(call: Call, *tensors: tf.Tensor | None) -> list[tf.Tensor | None]:
-    """The tensors as constants, which no tape records; the mask in the shape of x."""
-    return [
-        None if t is None else tf.broadcast_to(t, call.shape) if t.dtype == tf.bool else tf.stop_gradient(t)
-        for t in tensors
-    ]
+def _constants(*tensors: tf.Tensor | None) -> list[tf.Tensor | None]:
+    """The tensors as constants, which no tape records."""
+    return [None if t is None else tf.stop_gradient(t) for t in tensors]
 
 
-def _compiled(function: Callable[..., Any], call: Call, tensors: Sequence[tf.Tensor | None]) -> Callable[..., Any]:
+def _whole(call: Call, mask: tf.Tensor | None) -> tf.Tensor | None:
+    """The mask in the shape of x, as kernels read it."""
+    return None if mask is None else tf.broadcast_to(mask, call.shape)
+
+
+def _run(function: Callable[..., Any], call: Call, tensors: Sequence[tf.Tensor | None]) -> Any:
     """The function, compiled for large tensors."""
-    if math.prod(call.shape) < max(_LARGE, 1):
-        return function
+    if math.prod(call.shape) < max(_LARGE, 1) or not uses_xla():
+        return function(call, *tensors)
+    return compiled(function, *signature(call, tensors))(*present(tensors))
+
+
+def signature(call: Call, tensors: Sequence[tf.Tensor | None]) -> tuple[Call, tuple[tf.TensorSpec | None, ...]]:
+    """The call and the tensors for all sizes of the axes that are neither normalised nor those of the parameters."""
     fixed = {*call.axes, *call.feature_axes}
     shape = tuple(size if axis in fixed else None for axis, size in enumerate(call.shape))
     specs = tuple(
@@ -134,20 +157,19 @@ def _compiled(function: Callable[..., Any], call: Call, tensors: Sequence[tf.Ten
         else tf.TensorSpec(t.shape, t.dtype)
         for t in tensors
     )
-    traced = _traced(function, replace(call, shape=shape), specs)
-    return lambda _, *tensors: traced(*_present(tensors))
+    return replace(call, shape=shape), specs
 
 
 @lru_cache(maxsize=128)
-def _traced(function: Callable[..., Any], call: Call, specs: tuple[tf.TensorSpec | None, ...]) -> Any:
+def compiled(function: Callable[..., Any], call: Call, specs: tuple[tf.TensorSpec | None, ...]) -> Any:
     def run(*tensors: tf.Tensor) -> Any:
         return function(call, *filled(tensors, *specs))
 
-    return tf.function(run, input_signature=_present(specs), jit_compile=True, autograph=False)
+    return tf.function(run, input_signature=present(specs), jit_compile=True, autograph=False)
 
 
-def _has_kernels(call: Call, tensors: Sequence[tf.Tensor | None]) -> bool:
-    return cpu.supports(call) and all(t.device.endswith("CPU:0") for t in tensors if t is not None)
+def _has_kernels(call: Call, *tensors: tf.Tensor | None) -> bool:
+    return cpu.supports(call) and all(t is None or t.device.endswith("CPU:0") for t in tensors)
 
 
 def _forward_kernel(
@@ -156,7 +178,7 @@ def _forward_kernel(
     from rmsnorm.cpu import launch, threads
 
     plan = launch.plan(call, _name(scale), _name(bias))
-    y, inverse_rms = _empty(call.shape, call.result), _empty(plan.reduced, "float64")
+    y, inverse_rms = _empty((call.shape, call.result), (plan.reduced, "float64"))
     plan.run_forward(
         threads.own_threads, (h, scale, bias, mask, y, inverse_rms),
         _address(h), plan.x_bytes, 0, _address(scale), _address(bias), *_mask(call, mask),
@@ -178,7 +200,8 @@ def _backward_kernel(
     from rmsnorm.cpu import launch, threads
 
     plan = launch.plan(call, _name(scale), _name(bias))
-    results = [None if t is None else _empty(t.shape, t.dtype.name) for t in (h, scale, bias)]
+    primals = (h, scale, bias)
+    results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in primals if t is not None)), *primals)
     plan.run_backward(
         threads.own_threads, (h, scale, mask, inverse_rms, dy, dh, results),
         _address(h), plan.x_bytes, _address(scale), *_mask(call, mask),
@@ -187,14 +210,23 @@ def _backward_kernel(
     return results
 
 
-def _empty(shape: Sequence[int], dtype: str) -> tf.Tensor:
-    """A new tensor for a kernel to fill, in memory of TensorFlow, which aborts on memory not aligned to 64 bytes."""
+def _empty(*specs: tuple[Sequence[int], str]) -> list[tf.Tensor]:
+    """New tensors for a kernel to fill, in memory of TensorFlow, which aborts on memory not aligned to 64 bytes."""
     from rmsnorm.cpu.memory import advise
 
     with tf.device("CPU:0"):
-        tensor = tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False)
-    advise(_address(tensor), tensor.dtype.size * tensor.shape.num_elements())
-    return tensor
+        # TensorFlow's fast path knows no names of dtypes
+        pairs = [(_sizes(shape), tf.as_dtype(dtype)) for shape, dtype in specs]
+        tensors = [tf.raw_ops.Empty(shape=sizes, dtype=dtype, init=False) for sizes, dtype in pairs]
+    for tensor, (shape, _) in zip(tensors, specs, strict=True):
+        advise(_address(tensor), tensor.dtype.size * math.prod(shape))
+    return tensors
+
+
+@lru_cache(maxsize=1024)
+def _sizes(shape: tuple[int, ...]) -> tf.Tensor:
+    """As a tensor, which takes longer to make than one of that shape."""
+    return tf.constant(shape, tf.int32)
 
 
 def _address(tensor: tf.Tensor | None) -> int:

@@ -16,12 +16,13 @@ import tensorflow as tf
 
 from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve, three_of
-from rmsnorm.tf_impl import eager
+from rmsnorm.tf_impl import eager, graph
 from rmsnorm.tf_impl.arithmetic import backward, forward, statistic, tangent, wide
 from rmsnorm.tf_impl.rounding import add, cast
 from rmsnorm.variants import Variant, derive
 
 
+@tf.autograph.experimental.do_not_convert
 def rms_norm(
     x: tf.Tensor,
     scale: tf.Tensor | None = None,
@@ -88,6 +89,7 @@ def rms_norm(
     return tuple(outputs) if len(outputs) > 1 else y
 
 
+@tf.autograph.experimental.do_not_convert
 def rms_norm_vjp(
     dy: Any,
     x: tf.Tensor,
@@ -153,6 +155,7 @@ def rms_norm_vjp(
     return cast(dx, _name(x)), dscale, dbias
 
 
+@tf.autograph.experimental.do_not_convert
 def rms_norm_jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
@@ -207,21 +210,25 @@ def rms_norm_jvp(
 def _rms_norm(
     call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    if tf.executing_eagerly() and not eager.is_recording():
-        return eager.forward(call, h, scale, bias, mask)
+    variables = eager.present([h, scale, bias])
+
+    def gradients(backward: Any, dy: tf.Tensor, inverse_rms: tf.Tensor) -> list[tf.Tensor]:
+        backward = eager.backward if tf.executing_eagerly() else backward
+        return eager.present(backward(call, tf.convert_to_tensor(dy), h, scale, bias, mask, inverse_rms))
+
+    if tf.executing_eagerly():
+        y, inverse_rms = eager.forward(call, h, scale, bias, mask)
+        eager.record_gradient(y, variables, lambda dy: gradients(graph.backward, dy, inverse_rms))
+        return y, inverse_rms
+    if graph.supports(*variables):
+        return graph.forward(call, h, scale, bias, mask)
 
     @tf.custom_gradient
     def function(*tensors: tf.Tensor) -> Any:
-        run: Any = eager.forward if tf.executing_eagerly() else forward
-        y, inverse_rms = run(call, *eager.filled(tensors, h, scale, bias), mask)
+        y, inverse_rms = forward(call, *[*eager.filled(tensors, h, scale, bias), mask])
+        return (y, inverse_rms), lambda dy, _: gradients(eager.rounded_backward, dy, inverse_rms)
 
-        def gradient(dy: tf.Tensor, _: Any) -> list[tf.Tensor]:
-            run: Any = eager.backward if tf.executing_eagerly() else eager.rounded_backward
-            return [result for result in run(call, dy, h, scale, bias, mask, inverse_rms) if result is not None]
-
-        return (y, inverse_rms), gradient
-
-    y, inverse_rms = function(*(array for array in (h, scale, bias) if array is not None))
+    y, inverse_rms = function(*variables)
     return y, inverse_rms
 
 

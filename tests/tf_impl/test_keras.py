@@ -248,6 +248,10 @@ def test_export(tmp_path: Path) -> None:
         "    with tf.GradientTape() as tape:\n"
         "        tape.watch(leaves); y = model.serve(leaves[0])\n"
         "    gradients = tape.gradient(y, leaves, given['dy'])\n"
+        "signature = model.signatures['serving_default']\n"
+        "(served,) = signature(**dict.fromkeys(signature.structured_input_signature[1], leaves[0])).values()\n"
+        "assert (served.numpy() == y.numpy()).all()\n"
+        "assert any(f.attr['_XlaMustCompile'].b for f in signature.graph.as_graph_def().library.function)\n"
         "assert 'rmsnorm' not in sys.modules\n"
         "np.savez(sys.argv[3], y, *gradients, *outer.gradient(gradients[0], leaves, given['x']))"
     )

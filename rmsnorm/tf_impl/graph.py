@@ -1,0 +1,221 @@
+"""Graphs: what a call computes is a function of its own, which XLA compiles where the graph runs.
+
+XLA compiles it once for every size of x, in a tenth of a second. The graph holds it, and so does a SavedModel. Beside
+it, chosen by TensorFlow's own operation for the device that runs the graph, is portable.py: for a converter, such as
+that of LiteRT, which knows no device and no float64, and where XLA compiles a function that was traced before.
+
+A graph holds plain operations instead if XLA compiles all of it, in a graph of TensorFlow 1, under a
+ForwardAccumulator, which derives operations alone, in tf.vectorized_map, and with RMSNORM_XLA=0: if every call has
+another size, for other converters, to save the state of a tf.data iterator that calls rms_norm, and to save a model
+for tf.vectorized_map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import forwardprop_util
+from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops.parallel_for import pfor
+from tensorflow.python.saved_model import save_context
+
+from rmsnorm.call import Call
+from rmsnorm.tf_impl import arithmetic, eager, portable
+from rmsnorm.tf_impl.rounding import cast
+
+_DEVICES = ["CPU", "GPU"]
+
+
+@dataclass(frozen=True)
+class Function:
+    """What is computed, of the call and of tensors, the last of which are constants to every derivative.
+
+    TensorFlow compiles ``exact`` once for equal functions. Results of ``operations`` have TensorFlow's own derivatives.
+    """
+
+    exact: Callable[..., Any]
+    portable: Callable[..., Any]
+    operations: Callable[..., Any]
+    constants: int
+
+
+@dataclass(frozen=True)
+class Pullback:
+    """The derivative of a function: of the gradients of its results, and of its tensors."""
+
+    function: Callable[..., Any]
+    results: int
+    constants: int
+
+    def __call__(self, call: Call, *tensors: tf.Tensor | None) -> list[tf.Tensor]:
+        upstream, arguments = tensors[: self.results], tensors[self.results :]
+        variables = eager.present(arguments[: -self.constants])
+        results = eager.present(self.function(call, *arguments))
+        # not a tape: it records nothing in a graph that TensorFlow traces while it stops all tapes
+        return list(tf.gradients(results, variables, upstream, unconnected_gradients="zero"))
+
+
+def supports(*tensors: tf.Tensor | None) -> bool:
+    """Whether what is computed of the tensors of a graph may be a function of its own."""
+    return (
+        eager.uses_xla()
+        and tf.compat.v1.executing_eagerly_outside_functions()
+        and not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+        and not any(forwardprop_util.pack_tangents(eager.present(tensors)).indices)
+    )
+
+
+def forward(
+    call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """y and 1 / rho, rounded, with derivatives of every order of y."""
+    reduced = [1 if axis in call.axes else size for axis, size in enumerate(call.shape)]
+
+    def gradient(upstream: Sequence[Any], tensors: Sequence[Any], results: Sequence[Any]) -> list[tf.Tensor | None]:
+        dy, inverse_rms = tf.convert_to_tensor(upstream[0]), results[1]
+        return backward(call, *[dy, *tensors, inverse_rms])
+
+    y, _, inverse_rms = _with_gradient(_FORWARD, call, [h, scale, bias, mask], [h.shape, reduced, reduced], gradient)
+    return y, inverse_rms
+
+
+def backward(
+    call: Call,
+    dy: tf.Tensor,
+    h: tf.Tensor,
+    scale: tf.Tensor | None,
+    bias: tf.Tensor | None,
+    mask: tf.Tensor | None,
+    inverse_rms: tf.Tensor,
+) -> list[tf.Tensor | None]:
+    """As eager.rounded_backward, with derivatives of every order.
+
+    The gradient in a SavedModel is of operations: TensorFlow does not save what the gradient of a gradient is.
+    """
+    tensors = [dy, h, scale, bias, mask, inverse_rms]
+    if save_context.in_save_context():
+        return _backward_of_operations(call, *tensors)
+    return eager.filled(_differentiable(_BACKWARD, call, tensors, [h, scale, bias]), h, scale, bias)
+
+
+def _rounded_forward(call: Call, *tensors: Any) -> list[tf.Tensor]:
+    y, inverse_rms = arithmetic.forward(call, *tensors)
+    return [y, inverse_rms, cast(inverse_rms, call.inverse_rms)]
+
+
+def _recalled_backward(call: Call, *tensors: Any) -> list[tf.Tensor | None]:
+    return eager.rounded_backward(call, *tensors, recall=True)
+
+
+def _backward_of_operations(call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, _: Any) -> list[Any]:
+    inverse_rms = arithmetic.statistic(call, arithmetic.wide(call, h), mask).inverse_rms
+    return eager.rounded_backward(call, dy, h, scale, bias, mask, inverse_rms)
+
+
+_FORWARD = Function(_rounded_forward, portable.forward, _rounded_forward, 1)
+_BACKWARD = Function(_recalled_backward, portable.backward, _backward_of_operations, 2)
+
+
+def _differentiable(
+    function: Function, call: Call, tensors: list[tf.Tensor | None], like: list[tf.Tensor | None]
+) -> list[tf.Tensor]:
+    """The results that are there, each shaped as what it is like."""
+    if not supports(*tensors[: -function.constants]):
+        return eager.present(function.exact(call, *tensors))
+
+    def gradient(upstream: Sequence[Any], tensors: Sequence[Any], _: Any) -> list[tf.Tensor | None]:
+        forms = (function.exact, function.portable, function.operations)
+        exact, other, plain = (Pullback(form, len(upstream), function.constants) for form in forms)
+        pullback = Function(exact, other, plain, function.constants)
+        variables = [*tensors[: -function.constants]]
+        return eager.filled(_differentiable(pullback, call, [*upstream, *tensors], variables), *variables)
+
+    return _with_gradient(function, call, tensors, [tensor.shape for tensor in eager.present(like)], gradient)
+
+
+def _with_gradient(
+    function: Function,
+    call: Call,
+    tensors: list[tf.Tensor | None],
+    shapes: Sequence[Any],
+    gradient: Callable[..., list[tf.Tensor | None]],
+) -> list[tf.Tensor]:
+    """The results that are there; the gradient is of their gradients, the tensors and the results."""
+    constants = [None] * len(eager.present(tensors[-function.constants :]))
+
+    @tf.custom_gradient
+    def run(*arguments: tf.Tensor) -> Any:
+        # of this graph, for the gradient, where tensors of a graph around this one may be out of scope
+        inner = [None if t is None else tf.identity(t) for t in eager.filled(arguments, *tensors)]
+        results = _run(function, call, inner, shapes)
+        return results, lambda *upstream: [*eager.present(gradient(upstream, inner, results)), *constants]
+
+    results = list(run(*eager.present(tensors)))
+
+    def rows(inputs: Any) -> list[pfor.WrappedTensor]:
+        """For tf.vectorized_map, which drops custom gradients: operations, which have their own."""
+        inputs = inputs.inputs[len(results) :]
+
+        def row(stacked: list[tf.Tensor]) -> list[tf.Tensor]:
+            rest = iter(stacked)
+            arguments = [next(rest) if tensor.is_stacked else tensor.t for tensor in inputs]
+            return eager.present(function.operations(call, *eager.filled(arguments, *tensors)))
+
+        mapped = tf.vectorized_map(row, [tensor.t for tensor in inputs if tensor.is_stacked])
+        return [*(pfor.wrap(result, True) for result in mapped), *inputs]
+
+    results[0].op.pfor_converter = rows
+    return results
+
+
+def _run(function: Function, call: Call, tensors: Sequence[tf.Tensor | None], shapes: Sequence[Any]) -> list[tf.Tensor]:
+    """The results that are there. The tensors are constants: a tape would keep what is computed inside."""
+    tensors = [None if t is None else tf.stop_gradient(t) for t in tensors]
+    signature = eager.signature(call, tensors)
+    present = eager.present(tensors)
+    dtypes = [tensor.dtype.name for tensor in tensors[: -function.constants] if tensor is not None]
+    if "float64" in (call.product, call.result, *dtypes):
+        results = eager.present(eager.compiled(function.exact, *signature)(*present))
+    else:
+        specs = tuple(None if t is None else tf.TensorSpec(t.shape, t.dtype) for t in tensors)
+        by_xla, otherwise = _branch(function, True, *signature), _branch(function, False, call, specs)
+        branches = [branch.get_concrete_function() for branch in [*[by_xla] * len(_DEVICES), otherwise]]
+        # not tf.switch_case, of which the converter of LiteRT cannot tell the branches
+        results = tf.raw_ops.StatelessCase(
+            branch_index=_device_index(), input=present, branches=branches,
+            Tout=[output.dtype for output in branches[0].outputs], output_shapes=[*map(tf.TensorShape, shapes)],
+        )  # fmt: skip
+    results[0].op.pfor_converter = _replaced
+    results = [tf.stop_gradient(result) for result in results]
+    for result, shape in zip(results, shapes, strict=True):
+        result.set_shape(shape)
+    return results
+
+
+def _replaced(inputs: Any) -> list[pfor.WrappedTensor]:
+    """For tf.vectorized_map: the results that operations replace, which need no time to trace."""
+    shapes = [[size or 0 for size in result.shape] for result in inputs.outputs]
+    pairs = zip(shapes, inputs.outputs, strict=True)
+    return [pfor.wrap(tf.fill(shape, tf.constant(float("nan"), result.dtype)), False) for shape, result in pairs]
+
+
+@lru_cache(maxsize=256)
+def _branch(function: Function, is_exact: bool, call: Call, specs: tuple[tf.TensorSpec | None, ...]) -> Any:
+    def run(*tensors: tf.Tensor) -> Any:
+        if is_exact:
+            return eager.present(eager.compiled(function.exact, call, specs)(*tensors))
+        return eager.present(function.portable(call, *eager.filled(tensors, *specs)))
+
+    return tf.function(run, input_signature=eager.present(specs), autograph=False)
+
+
+def _device_index() -> tf.Tensor:
+    """Of the device that runs the graph; where XLA compiles, and in a converter, the number of devices."""
+    index = tf.raw_ops.DeviceIndex(device_names=_DEVICES)
+    # for tf.vectorized_map: one number for all rows
+    index.op.pfor_converter = lambda _: pfor.wrap(_device_index(), False)
+    return index

@@ -1,0 +1,168 @@
+"""Graphs of TensorFlow: what XLA compiles of them and where it does not, and the bits of what they compute."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmsnorm import numpy_impl as golden
+from rmsnorm.accuracy.bounds import bound
+from rmsnorm.accuracy.terms import term_sizes
+from rmsnorm.call import Spec, resolve
+from rmsnorm.variants import PRESETS
+
+tf = pytest.importorskip("tensorflow")
+
+from tf_arrays import converted, to_tf  # noqa: E402
+
+from rmsnorm.tf_impl import rms_norm  # noqa: E402
+
+RNG = np.random.default_rng(0)
+X, DY, SCALE = (RNG.standard_normal(shape).astype(np.float32) for shape in ((6, 5, 40), (6, 5, 40), (40,)))
+WANT, WANT_DX = golden.rms_norm(X, SCALE), golden.rms_norm_vjp(DY, X, SCALE)[0]
+
+
+def forward(x: Any, _: Any, scale: Any) -> Any:
+    return rms_norm(x, scale)
+
+
+def gradients(x: Any, dy: Any, scale: Any, **options: Any) -> list[Any]:
+    with tf.GradientTape() as tape:
+        tape.watch([x, scale])
+        y = rms_norm(x, scale, **options)
+    return [y, *tape.gradient(y, [x, scale], dy)]
+
+
+def second(x: Any, dy: Any, scale: Any) -> list[Any]:
+    with tf.GradientTape() as tape:
+        tape.watch([x, scale])
+        _, dx, _ = gradients(x, dy, scale)
+    return list(tape.gradient(dx, [x, scale], dy))
+
+
+def forward_mode(x: Any, dy: Any, scale: Any) -> Any:
+    with tf.autodiff.ForwardAccumulator(x, dy) as accumulator:
+        y = rms_norm(x, scale)
+    return accumulator.jvp(y)
+
+
+def contents(function: Any, dtype: str = "float32", **options: Any) -> tuple[Counter[str], int]:
+    """The operations in the graph of a function of (x, dy, scale), and the functions in it that XLA compiles."""
+    sizes = ([None, None, 40], [None, None, 40], [40])
+    signature = [tf.TensorSpec(shape, dtype) for shape in sizes]
+    graph = tf.function(function, input_signature=signature, **options).get_concrete_function().graph
+    functions = graph.as_graph_def().library.function
+    return Counter(op.type for op in graph.get_operations()), sum(f.attr["_XlaMustCompile"].b for f in functions)
+
+
+@pytest.mark.parametrize(("function", "count"), [(forward, 1), (gradients, 2), (second, 3)])
+def test_xla_compiles_what_a_graph_computes(function: Any, count: int) -> None:
+    """Twenty layers are compiled once."""
+    kinds, compiled = contents(function)
+    assert kinds["StatelessCase"] == compiled == count
+    assert not kinds.keys() & {"Mean", "Sum", "Sqrt", "Mul", "Cast", "Empty", "PyFunc", "EagerPyFunc"}
+    kinds, compiled = contents(function, "float64")
+    assert kinds["StatefulPartitionedCall"] + kinds["PartitionedCall"] == compiled == count
+    assert not kinds.keys() & {"StatelessCase", "Mean", "Sum", "Sqrt", "Mul", "Cast"}
+
+    def twice(*tensors: Any) -> Any:
+        return function(*tensors), function(*tensors)
+
+    kinds, compiled = contents(twice)
+    assert (kinds["StatelessCase"], compiled) == (2 * count, count)
+
+
+def test_where_a_graph_holds_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where XLA compiles all of it, under forward mode, in a graph of TensorFlow 1, and if the user wants it."""
+    found = [contents(gradients, jit_compile=True)[0], contents(forward_mode)[0]]
+    with tf.Graph().as_default() as graph:
+        rms_norm(tf.ones((2, 40)), tf.ones(40))
+    found.append(Counter(op.type for op in graph.get_operations()))
+    monkeypatch.setenv("RMSNORM_XLA", "0")
+    found.append(contents(gradients)[0])
+    for kinds in found:
+        assert kinds["Mean"]
+        assert not kinds["StatelessCase"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_the_bits_are_those_of_xla(dtype: str) -> None:
+    """For sizes that are known and sizes that are not; y has the golden's."""
+    x, dy, scale = (array.astype(dtype) for array in (X, DY, SCALE))
+    signature = [tf.TensorSpec([None] * array.ndim, dtype) for array in (x, dy, scale)]
+    options = {"variant": "llama", "mask": RNG.random((5, 1)) > 0.2} if dtype == "float32" else {}
+
+    def function(x: Any, dy: Any, scale: Any) -> Any:
+        return gradients(x, dy, scale, **converted(options))
+
+    tensors = [*map(to_tf, (x, dy, scale))]
+    want = tf.function(function, jit_compile=True)(*tensors)
+    np.testing.assert_array_equal(want[0], golden.rms_norm(x, scale, **options))
+    for traced in (tf.function(function), tf.function(function, input_signature=signature)):
+        for got, expected in zip(traced(*tensors), want, strict=True):
+            assert got.shape == expected.shape
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_in_loops_maps_and_pipelines() -> None:
+    x, dy, scale = map(to_tf, (X, DY, SCALE))
+
+    def loop(x: Any) -> Any:
+        rows = tf.TensorArray(tf.float32, 6)
+
+        def body(i: Any, rows: Any) -> Any:
+            return i + 1, rows.write(i, rms_norm(x[i], scale))
+
+        return tf.while_loop(lambda i, _: i < 6, body, (0, rows))[1].stack()
+
+    @tf.function
+    def both(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = loop(x)
+        return y, tape.gradient(y, x, dy)
+
+    def mapped(row: Any) -> Any:
+        return rms_norm(row, scale, return_inverse_rms=True)
+
+    with tf.GradientTape() as tape:  # of all rows, outside tf.vectorized_map, which drops custom gradients
+        tape.watch(x)
+        stacked = tf.vectorized_map(mapped, x)[0]
+    vectorized_dx = tape.gradient(stacked, x, dy)
+    y, dx = both(x)
+    rows = tf.data.Dataset.from_tensor_slices(X).map(lambda row: mapped(row)[0], num_parallel_calls=2)
+    results = [y, stacked, tf.map_fn(lambda row: mapped(row)[0], x), np.stack([*rows])]
+    for got in results:
+        np.testing.assert_array_equal(got, WANT)
+    np.testing.assert_array_equal(dx, WANT_DX)
+    np.testing.assert_array_equal(vectorized_dx, WANT_DX)
+
+
+def test_gradients_of_chosen_rows() -> None:
+    """The gradient of tf.gather is tf.IndexedSlices."""
+    dy = np.zeros_like(X)
+    dy[0], dy[2] = 1, 2
+
+    def function(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.gather(rms_norm(x, to_tf(SCALE)), [0, 2, 2])
+        return tape.gradient(y, x)
+
+    for run in (function, tf.function(function)):
+        np.testing.assert_array_equal(run(to_tf(X)), golden.rms_norm_vjp(dy, X, SCALE)[0])
+
+
+def test_a_traced_function_in_one_that_xla_compiles() -> None:
+    """XLA then takes the float32 form, and its result is within the bounds of the parity kit."""
+    traced = tf.function(gradients)
+    want = traced(*map(to_tf, (X, DY, SCALE)))
+    got = tf.function(lambda *tensors: traced(*tensors), jit_compile=True)(*map(to_tf, (X, DY, SCALE)))
+    terms = term_sizes(X, SCALE, dy=DY, tangents=(DY, None, None), variant="standard")
+    call = resolve("test", Spec(X.shape, "float32"), Spec(SCALE.shape, "float32"), variant=PRESETS["standard"])
+    for g, w, quantity in zip(got, want, ("y", "dx", "dscale"), strict=True):
+        error = np.abs(g.numpy().astype(np.float64) - w.numpy()) / (2.0**-24 * terms[quantity])
+        assert 0 < error.max() <= bound(quantity, call, "float32").ratio

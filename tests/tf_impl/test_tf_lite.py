@@ -1,0 +1,96 @@
+"""LiteRT: programs have neither float64 arithmetic nor operations of TensorFlow, and keep the parity kit's bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmsnorm import numpy_impl as golden
+from rmsnorm.accuracy.bounds import bound
+from rmsnorm.accuracy.terms import term_sizes
+from rmsnorm.call import Spec, resolve
+from rmsnorm.variants import PRESETS
+
+tf = pytest.importorskip("tensorflow")
+keras = pytest.importorskip("keras")
+
+from rmsnorm.tf_impl import RMSNormalization, rms_norm  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(r"ignore:\s*Warning. tf.lite.Interpreter is deprecated:UserWarning")
+
+RNG = np.random.default_rng(0)
+SCALE, BIAS = RNG.standard_normal((2, 40)).astype(np.float32)
+# rows of every magnitude that float32 has
+X = (RNG.standard_normal((12, 40)) * np.repeat([1, 1e20, 1e37, 1e-20], 3)[:, None]).astype(np.float32)
+
+
+def interpreted(program: bytes, **arrays: np.ndarray) -> list[np.ndarray]:
+    """The results of a program's only signature, in the order of their names."""
+    interpreter = tf.lite.Interpreter(model_content=program)
+    run = interpreter.get_signature_runner()
+    results = run(**arrays)
+    assert not [op["op_name"] for op in interpreter._get_ops_details() if op["op_name"].startswith(("Flex", "CUSTOM"))]
+    return [results[name] for name in sorted(results, key=lambda name: (len(name), name))]
+
+
+def check(quantity: str, got: np.ndarray, want: np.ndarray, terms: dict[str, np.ndarray], call: Any) -> None:
+    assert got.dtype == want.dtype
+    error = np.abs(got.astype(np.float64) - want)
+    assert (error <= bound(quantity, call, "float32").ratio * 2.0**-24 * terms[quantity]).all()
+
+
+def test_models_of_keras(tmp_path: Path) -> None:
+    """By the converter and by Keras, which both export a SavedModel for it."""
+    variants = ("keras", "llama", "zhang_torch", "x_transformers", "keras_rms_scaling", "lasagne")
+    layers = [RMSNormalization(variant=variant) for variant in variants]
+    inputs = keras.Input((40,), name="x")
+    model = keras.Model(inputs, [layer(inputs) for layer in layers])
+    for layer in layers:
+        layer.set_weights([SCALE, BIAS][: len(layer.weights)])
+    model.export(str(tmp_path / "model.tflite"), format="litert", verbose=False)
+    programs = [tf.lite.TFLiteConverter.from_keras_model(model).convert(), (tmp_path / "model.tflite").read_bytes()]
+    for program in programs:
+        interpreter = tf.lite.Interpreter(model_content=program)
+        (name,) = interpreter.get_signature_list()["serving_default"]["inputs"]
+        for y, layer in zip(interpreted(program, **{name: X}), layers, strict=True):
+            parameters = [SCALE, BIAS if layer.use_bias else None]
+            call = resolve("test", Spec(X.shape, "float32"), Spec((40,), "float32"), variant=layer.variant)
+            terms = term_sizes(X, *parameters, dy=X, tangents=(X, None, None), variant=layer.variant)
+            check("y", y, golden.rms_norm(X, *parameters, variant=layer.variant), terms, call)
+
+
+def test_functions_with_gradients(tmp_path: Path) -> None:
+    """From concrete functions and from a SavedModel: LiteRT can train, too."""
+    x, dy, residual = RNG.standard_normal((3, 6, 40)).astype(np.float32)
+    mask = RNG.random((6, 40)) > 0.2
+    mask[1] = False
+    variant, sizes = PRESETS["gemma"].replace(partial=0.3), [6, 40]
+
+    class Module(tf.Module):
+        @tf.function(input_signature=[*[tf.TensorSpec(sizes)] * 3, tf.TensorSpec(sizes, tf.bool)])
+        def __call__(self, x: Any, dy: Any, residual: Any, mask: Any) -> Any:
+            scale, options = tf.constant(SCALE), {"variant": variant, "mask": mask, "residual": residual}
+            with tf.GradientTape() as tape:
+                tape.watch([x, scale])
+                y, h, inverse_rms = rms_norm(x, scale, **options, return_inverse_rms=True)
+            dx, dscale = tape.gradient(y, [x, scale], dy)
+            return {"a": y, "b": h, "c": inverse_rms, "d": dx, "e": dscale}
+
+    module, options = Module(), {"variant": variant, "mask": mask, "residual": residual}
+    signature = module.__call__.get_concrete_function()
+    tf.saved_model.save(module, str(tmp_path), signatures=signature)
+    want = [*golden.rms_norm(x, SCALE, **options, return_inverse_rms=True)]
+    want += golden.rms_norm_vjp(dy, x, SCALE, **options)[:2]
+    terms = term_sizes(x, SCALE, dy=dy, tangents=(dy, None, None), **options)
+    call = resolve("test", Spec(x.shape, "float32"), Spec((40,), "float32"), variant=variant)
+    for converter in (
+        tf.lite.TFLiteConverter.from_saved_model(str(tmp_path)),
+        tf.lite.TFLiteConverter.from_concrete_functions([signature], module),
+    ):
+        got = interpreted(converter.convert(), x=x, dy=dy, residual=residual, mask=mask)
+        np.testing.assert_array_equal(got[1], want[1])
+        for quantity, index in {"y": 0, "inverse_rms": 2, "dx": 3, "dscale": 4}.items():
+            check(quantity, got[index], want[index], terms, call)
