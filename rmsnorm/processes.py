@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import queue
@@ -17,6 +18,49 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 _READER_END: Final = 10.0  # seconds; the reader takes so long only where a child of the process has the pipe open
+
+
+_PARENT: Final = "RMSNORM_PARENT"
+_PR_SET_PDEATHSIG: Final = 1  # of prctl
+_POLL: Final = 1.0  # seconds
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """Start a worker that writes to a pipe, in a group of its own: Ctrl-C in a terminal is for this process alone."""
+    environment = {**os.environ, _PARENT: str(os.getpid())}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True, **options
+    )
+
+
+def end_with_parent() -> None:
+    """End this worker when the process that started it ends, however that ends.
+
+    Linux sends SIGKILL; elsewhere a thread looks once a second, which code that keeps Python's lock can delay.
+    """
+    parent = int(os.environ.pop(_PARENT, os.getppid()))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_POLL)
+        os._exit(1)
+
+    if sys.platform != "win32":
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def end_by_exception() -> None:
+    """Let SIGTERM and SIGHUP end this process as an exception does: unfinished files are removed, workers are ended."""
+
+    def end(number: int, _: Any) -> None:
+        sys.exit(128 + number)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, end)
 
 
 @contextlib.contextmanager
@@ -49,7 +93,7 @@ def reading(process: subprocess.Popen[str]) -> Iterator[Callable[[float], str | 
 
 @dataclass
 class Worker:
-    """A worker. Its status is ``running``; at the end it is what the worker reports, or ``crashed``, or ``hung``."""
+    """A worker. Its status is ``running``; at the end it is what it reports, ``crashed``, ``hung`` or ``stopped``."""
 
     name: str
     status: str = "running"
@@ -74,7 +118,7 @@ def follow(
     """
     began = time.monotonic()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = start(command, stderr=errors)
         try:
             with reading(process) as next_line:
                 while (line := next_line(patience)) is not None:
@@ -93,8 +137,15 @@ def follow(
                 worker.status, worker.message = "crashed", f"{reason}; {printed[-1] if printed else 'no output'}"
         except (queue.Empty, subprocess.TimeoutExpired):
             worker.status, worker.message = "hung", f"no output for {patience:g} s after {progress()}"
+        except KeyboardInterrupt:  # what is finished counts
+            stop(worker)
         finally:
             worker.seconds = time.monotonic() - began
+
+
+def stop(worker: Worker) -> None:
+    """The status of a worker that Ctrl-C ended before its end."""
+    worker.status, worker.message = "stopped", "by Ctrl-C"
 
 
 def _message(line: str) -> Mapping[str, Any]:

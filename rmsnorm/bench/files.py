@@ -15,18 +15,19 @@ from typing import Any, Final
 
 from rmsnorm.bench.candidates import processor
 from rmsnorm.bench.run import BackendRun
+from rmsnorm.files import write_text
 
 _PACKAGES: Final = ("numpy", "ml_dtypes", "numba", "torch", "tensorflow", "keras", "jax", "jaxlib", "flax")
 
 
 def write_json(runs: Sequence[BackendRun], settings: Mapping[str, Any], path: Path) -> None:
     """Write every record, the outcome of every backend, the settings and the machine."""
-    path.write_text(json.dumps(_document(runs, settings), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(_document(runs, settings), indent=1, allow_nan=False) + "\n")
 
 
 def write_summary(runs: Sequence[BackendRun], settings: Mapping[str, Any], path: Path) -> None:
     """Write the same as JSON Lines: first the machine, the settings and the backends, then one line for each record."""
-    path.write_text(summary(_document(runs, settings)), encoding="utf-8")
+    write_text(path, summary(_document(runs, settings)))
 
 
 def summary(document: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from rmsnorm.bench.measure import alternate, used_by_others
 from rmsnorm.bench.models import MODES, Sizes
 from rmsnorm.bench.run import limit
 from rmsnorm.dtypes import unit_roundoff
+from rmsnorm.processes import end_with_parent
 
 Step = Callable[[str, str, Sizes, str, str], Call]  # of op, norm, sizes, dtype, mode
 
@@ -121,6 +122,7 @@ def work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
+    end_with_parent()
     options = json.loads(sys.argv[2])
     if options["threads"]:
         limit(options["threads"])

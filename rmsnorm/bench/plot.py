@@ -9,6 +9,7 @@ from typing import Any, Final
 from rmsnorm import dtypes
 from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.run import BackendRun
+from rmsnorm.files import replacing
 
 _LIMITS: Final = {"copy": "-", "copy into": "--"}
 _STYLES: Final = {"": "-", "graph": "--"}  # dotted if compiled
@@ -43,8 +44,8 @@ def write_plot(runs: Sequence[BackendRun], path: Path) -> None:
             axis.set_xlabel("bytes of x" if row == len(rows) - 1 else "")
             axis.set_ylabel("GB/s" if column == 0 else "")
         axes[row][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-    with matplotlib.rc_context({"svg.hashsalt": "rmsnorm", "svg.fonttype": "none"}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
+    with matplotlib.rc_context({"svg.hashsalt": "rmsnorm", "svg.fonttype": "none"}), replacing(path) as temporary:
+        figure.savefig(temporary, format="svg", metadata={"Date": None})
 
 
 def _panel(axis: Any, records: Sequence[dict[str, Any]]) -> None:

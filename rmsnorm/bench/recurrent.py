@@ -20,6 +20,7 @@ from rmsnorm.bench.measure import alternate, used_by_others
 from rmsnorm.bench.run import limit
 from rmsnorm.nematus.cells import CellNorm, nematus_gru_shapes
 from rmsnorm.nematus.numpy.recurrent import nematus_gru, nematus_gru_vjp
+from rmsnorm.processes import end_with_parent
 
 NORMS: Final[tuple[CellNorm, ...]] = ("layer", "rms", "prms", "none")
 OPS: Final = ("fwd", "fwd+bwd")
@@ -206,6 +207,7 @@ def _work(name: str, sizes: Sizes, seconds: float) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
+    end_with_parent()
     options = json.loads(sys.argv[2])
     if options["threads"]:
         limit(options["threads"])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from rmsnorm.processes import Worker, follow
+from rmsnorm.processes import Worker, end_with_parent, follow
 from rmsnorm.variants import PRESETS
 
 PATIENCE: Final = 900.0  # seconds without output after which a worker counts as hung
@@ -109,6 +109,7 @@ def limit(threads: int) -> None:
 
 
 def main() -> None:
+    end_with_parent()
     for message in _work(sys.argv[1], json.loads(sys.argv[2])):
         print(json.dumps(message), flush=True)
 

@@ -1,6 +1,6 @@
 """``python -m rmsnorm.cli``."""
 
-from rmsnorm.cli import app
+from rmsnorm.cli import main
 
 if __name__ == "__main__":
-    app()
+    main()

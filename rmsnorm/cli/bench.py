@@ -24,24 +24,24 @@ EPILOG: Final = (
     "    rmsnorm bench --backend torch --shape 512x768 --dtype float32\n\n"
     "    rmsnorm bench --backend flax --op fwd+bwd --seconds 5 --summary flax.jsonl --plot flax.svg\n\n"
     "    rmsnorm bench --backend torch --device cuda --variant llama --dtype bfloat16\n\n"
-    "Exit status: 0 all timed, 1 one of ours is wrong or a backend crashed or hung, 2 bad usage or a requested backend "
-    "is not installed."
+    "Exit status: 0 all timed, 1 one of ours is wrong or a backend crashed, hung or was stopped, 2 bad usage or a "
+    "requested backend is not installed."
 )
 
 
 RECURRENT_EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm bench recurrent --backend torch --threads 1\n\n"
-    "Exit status: 0 all timed, 1 one is wrong or a backend crashed or hung, 2 bad usage or a requested backend is not "
-    "installed."
+    "Exit status: 0 all timed, 1 one is wrong or a backend crashed, hung or was stopped, 2 bad usage or a requested "
+    "backend is not installed."
 )
 
 MODEL_EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm bench model --backend torch --dtype bfloat16\n\n"
     "    rmsnorm bench model --op decode --mode compiled --mode jit --width 1024 --length 2048\n\n"
-    "Exit status: 0 all timed, 1 ours is wrong or a backend crashed or hung, 2 bad usage or a requested backend is not "
-    "installed."
+    "Exit status: 0 all timed, 1 ours is wrong or a backend crashed, hung or was stopped, 2 bad usage or a requested "
+    "backend is not installed."
 )
 
 app = typer.Typer(name="bench")
@@ -116,13 +116,15 @@ def bench(
         for name in chosen
     }  # fmt: skip
     runs = []
-    with progress("cells") as shown:
+    with progress("cells", lines=True) as shown:
         total = len(ops) * len(shapes) * len(types)
         bars = {name: shown.add_task(name, total=total, start=False) for name in chosen}
         for name, bar in bars.items():
             shown.start_task(bar)
             runs.append(run(name, commands[name], on_progress=lambda state: shown.update(
                 bars[state.name], completed=state.cells)))  # fmt: skip
+            if runs[-1].status == "stopped":
+                break
     Console(width=max(Console().width, report.WIDTH)).print(report.terminal(runs))
     _write(runs, {"seconds": seconds, "threads": threads}, json, summary)
     if plot and any(state.records for state in runs):
@@ -164,12 +166,14 @@ def recurrent(
     _check_folders("rmsnorm bench recurrent", json, summary)
     sizes = Sizes(length, batch, features, state)
     runs = []
-    with progress("norms") as shown:
+    with progress("norms", lines=True) as shown:
         bars = {name: shown.add_task(name, total=len(NORMS), start=False) for name in chosen}
         for name, bar in bars.items():
             shown.start_task(bar)
             command = worker_command(name, sizes, seconds=seconds, threads=threads)
             runs.append(run(name, command, on_progress=lambda _: shown.advance(bar)))  # noqa: B023
+            if runs[-1].status == "stopped":
+                break
     Console(width=max(Console().width, 80)).print(report.recurrent(runs, length))
     _write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
     _exit(runs, backend)
@@ -241,7 +245,7 @@ def model(
     if width % sizes.heads:
         raise unusable(str(errors.out_of_domain(command, "width", width, "whole heads", "use a multiple of 64")))
     runs = []
-    with progress("cells") as shown:
+    with progress("cells", lines=True) as shown:
         cells = len(options["ops"]) * len(options["dtypes"])
         totals = {name: cells * len({*MODES[name]} & {*options["modes"]}) for name in chosen}
         bars = {name: shown.add_task(name, total=total, start=False) for name, total in totals.items() if total}
@@ -249,6 +253,8 @@ def model(
             shown.start_task(bar)
             runs.append(run(name, worker_command(name, sizes, **options), on_progress=lambda state: shown.update(
                 bars[state.name], completed=state.cells)))  # fmt: skip
+            if runs[-1].status == "stopped":
+                break
     Console(width=max(Console().width, report.WIDTH)).print(report.model(runs))
     _write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
     _exit(runs, backend)
@@ -273,7 +279,7 @@ def _write(runs: Sequence[BackendRun], settings: Mapping[str, Any], json: Path |
 def _exit(runs: Sequence[BackendRun], requested: Sequence[str] | None) -> None:
     """Exit with status 1 or 2 if a run failed."""
     states = {state.status for state in runs}
-    if states & {"crashed", "hung"} or any(state.failures for state in runs):
+    if states & {"crashed", "hung", "stopped"} or any(state.failures for state in runs):
         raise typer.Exit(DIFFERS)
     if "refused" in states or ("absent" in states and requested):
         raise typer.Exit(UNUSABLE)

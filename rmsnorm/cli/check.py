@@ -20,8 +20,8 @@ EPILOG: Final = (
     "    rmsnorm check\n\n"
     "    rmsnorm check --backend torch --variant llama --dtype bfloat16\n\n"
     "    rmsnorm check --backend flax --device cuda --json parity.json --junit parity.xml\n\n"
-    "Exit status: 0 everything agrees, 1 a backend differs, crashed or hung, 2 wrong usage or a requested backend is "
-    "not installed."
+    "Exit status: 0 everything agrees, 1 a backend differs, crashed, hung or was stopped, 2 wrong usage or a "
+    "requested backend is not installed."
 )
 
 
@@ -83,7 +83,7 @@ def check(
     if markdown:
         report.write_markdown(runs, markdown)
     states = {state.status for state in runs}
-    if states & {"differs", "crashed", "hung"}:
+    if states & {"differs", "crashed", "hung", "stopped"}:
         raise typer.Exit(DIFFERS)
     if "refused" in states or ("absent" in states and backend):
         raise typer.Exit(UNUSABLE)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rmsnorm import errors
 from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, progress, unusable
+from rmsnorm.files import write_text
 from rmsnorm.frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
@@ -155,6 +156,6 @@ def _sweep(package: str, options: dict[str, Any], time_limit: float, json: bool,
         for name, reason in result.refused:
             console.print(Text(f"not called: {name}: {reason}", style="dim"))
     if markdown is not None:
-        markdown.write_text(result.markdown)
+        write_text(markdown, result.markdown)
     if not result.clusters:
         raise typer.Exit(DIFFERS)

@@ -130,7 +130,7 @@ def nematus(
 def translate(
     model: Where,
     source: Source,
-    beam: Annotated[int, typer.Option(help="Hypotheses kept; 1 is greedy.", min=1)] = 5,
+    beam: Annotated[int, typer.Option(help="Hypotheses kept; 1 is greedy.", min=1, max=1000)] = 5,
     output: Output = None,
     n_best: Annotated[bool, typer.Option("--n-best", help="All hypotheses of the beam, with their scores.")] = False,
     alpha: Alpha = 0.0,
@@ -224,8 +224,8 @@ def _run(
     scoring: bool = False,
 ) -> None:
     """Compute the lines with a model, and write them when all are complete."""
+    from rmsnorm.files import write_text
     from rmsnorm.nematus.backends import ArrayModel
-    from rmsnorm.nematus.checkpoints.files import replacing
     from rmsnorm.nematus.vocabulary import vocabularies
 
     default = "numpy" if FRAMEWORKS["torch"].missing else "torch"
@@ -246,8 +246,7 @@ def _run(
     if output is None:
         typer.echo(text, nl=False)
     else:
-        with replacing(output) as temporary:
-            temporary.write_text(text, encoding="utf-8", newline="\n")
+        write_text(output, text)
 
 
 def _lines(path: Path) -> list[str]:

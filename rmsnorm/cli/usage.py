@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from rmsnorm import errors
 from rmsnorm.frameworks import FRAMEWORKS
@@ -43,8 +44,23 @@ def unusable(message: str) -> typer.Exit:
     return typer.Exit(UNUSABLE)
 
 
-def progress(unit: str = "cases") -> Progress:
-    return Progress(
+def progress(unit: str = "cases", *, lines: bool = False) -> Progress:
+    """A bar for every task on standard error. If that is a file or a pipe, a line for every step where ``lines`` is."""
+    console = Console(stderr=True)
+    kind = _Lines if lines and not console.is_terminal else Progress
+    return kind(
         TextColumn("{task.description:>6}"), BarColumn(), TextColumn(f"{{task.completed}}/{{task.total}} {unit}"),
-        TimeElapsedColumn(), console=Console(stderr=True), transient=True,
+        TimeElapsedColumn(), console=console, transient=True,
     )  # fmt: skip
+
+
+class _Lines(Progress):
+    def update(self, task_id: TaskID, **options: Any) -> None:
+        before = self.tasks[task_id].completed
+        super().update(task_id, **options)
+        task = self.tasks[task_id]
+        if task.completed > before:
+            print(f"{task.description} {task.completed:g}/{task.total:g}", file=sys.stderr, flush=True)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        self.update(task_id, advance=advance)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from rmsnorm.identify.identity import Identity
-from rmsnorm.processes import reading
+from rmsnorm.processes import end_with_parent, reading, start
 
 _IMPORTS: Final = 300.0  # seconds to open a target: imports do not count in its limit
 
@@ -51,10 +51,8 @@ def identities(targets: Sequence[str], *, time_limit: float, **options: Any) -> 
 
 
 def _start(job: dict[str, Any]) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rmsnorm.identify.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True, start_new_session=True,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "rmsnorm.identify.worker"]
+    process = start(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdin  # noqa: S101  (it is a pipe)
     with process.stdin as pipe:
         json.dump(job, pipe)
@@ -83,6 +81,7 @@ def _result(next_line: Callable[[float], str | None], target: str, time_limit: f
 
 def main() -> None:
     """Identify the targets of the job, and write what happens."""
+    end_with_parent()
     job = json.load(sys.stdin)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a target prints is not part of the report

@@ -118,6 +118,8 @@ class Config:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.options, Mapping):
+            raise _wrong("options", self.options, "the content of a JSON object")
         for name in ("source_vocab_sizes", "dim_per_factor"):  # JSON has lists
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -128,7 +130,9 @@ class Config:
             for value in _as_tuple(getattr(self, name)):
                 if not isinstance(value, int) or isinstance(value, bool) or value < least:
                     raise _wrong(name, getattr(self, name), f"integers >= {least}")
-        for name in (option.name for option in fields(self)):
+        for name, default in ((option.name, option.default) for option in fields(self)):
+            if isinstance(default, bool) and getattr(self, name) not in (False, True):  # 0 and 1 are equal to these
+                raise _wrong(name, getattr(self, name), "true or false")
             if name.endswith("_smoothing") or "_drop" in name:
                 rate = getattr(self, name)
                 if not isinstance(rate, int | float) or not 0 <= rate < 1:
@@ -161,6 +165,14 @@ class Config:
             raise _wrong("model_type", "transformer", "rnn where there are source factors or a mixture of softmaxes")
         if self.norm == "none":
             raise _wrong("norm", "none", "layer or rms in a transformer")
+
+    @property
+    def layers(self) -> int:
+        """How many GRUs and softmaxes there are, or layers of a transformer. Each has variables of its own."""
+        if self.model_type == "transformer":
+            return self.transformer_enc_depth + self.transformer_dec_depth
+        decoder = self.rnn_dec_base_transition_depth + (self.rnn_dec_depth - 1) * self.rnn_dec_high_transition_depth
+        return 2 * self.rnn_enc_depth * self.rnn_enc_transition_depth + decoder + self.softmax_mixture_size
 
     @property
     def target_embedding_size(self) -> int:
@@ -244,10 +256,14 @@ def read(options: Mapping[str, Any], **known: Any) -> Config:
             values[name] = options[spelling]
     if not values.pop("rnn_use_dropout", True):  # then the rates in the file have no effect
         values.update({name: 0.0 for name in values if name.startswith("rnn_dropout_")})
-    factors = options.get("factors") or 1
-    sizes = values.get("source_vocab_sizes", ())
+    for name in ("source_vocab_sizes", "dim_per_factor"):
+        if not isinstance(values.get(name, ()), int | list | tuple):
+            raise _wrong(name, values[name], "a list of integers")
+    dims = values["dim_per_factor"] = _as_tuple(values.get("dim_per_factor", ()))
+    factors, sizes = options.get("factors") or 1, values.get("source_vocab_sizes", ())
+    if not isinstance(factors, int) or factors > max(1, len(dims)):
+        raise _wrong("factors", factors, f"{max(1, len(dims))}, as many as dim_per_factor has sizes")
     values["source_vocab_sizes"] = (sizes,) * factors if isinstance(sizes, int) else tuple(sizes)
-    values["dim_per_factor"] = tuple(values.get("dim_per_factor", ()))
     values["dialect"] = _dialect(options)
     if options and "translation_strategy" not in options and values["dialect"] != "theano":
         values["search"] = "costs"
@@ -344,7 +360,7 @@ def _check_theano(options: Mapping[str, Any]) -> None:
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def _wrong(name: str, got: Any, want: str) -> ValueError:

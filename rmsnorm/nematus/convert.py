@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import warnings
@@ -12,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from rmsnorm.files import write_text
 from rmsnorm.nematus.backends import ArrayModel
 from rmsnorm.nematus.centring import to_rms_norm
 from rmsnorm.nematus.checkpoints.keras import save_keras
@@ -21,7 +23,7 @@ from rmsnorm.nematus.checkpoints.tensorflow import save_tensorflow
 from rmsnorm.nematus.checkpoints.theano import save_theano
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.model import Model, load
-from rmsnorm.nematus.vocabulary import dictionaries
+from rmsnorm.nematus.vocabulary import dictionaries, read_entries
 
 
 class Target(NamedTuple):
@@ -105,7 +107,7 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
     temporary = out.parent / f".{out.name}.{os.getpid()}"
     temporary.mkdir()
     try:
-        config = _with_dictionaries(source, config, temporary)
+        config, missing = _with_dictionaries(source, config, temporary)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             target.save(temporary / target.file, config, parameters)
@@ -125,7 +127,7 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
             exact=exact,
             error=error,
             largest=abs(wanted).max().item(),
-            warnings=tuple(str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)),
+            warnings=(*missing, *(str(w.message) for w in caught if issubclass(w.category, UserWarning))),
         )
         if conversion.is_exact:
             if out.exists():
@@ -156,15 +158,20 @@ def _sentences(config: Config) -> tuple[Any, Any, Any]:
     return x, mask, rng.integers(config.target_vocab_size, size=(6, SENTENCES))
 
 
-def _with_dictionaries(source: Model, config: Config, folder: Path) -> Config:
-    """The config with the new names of the dictionaries; those that exist are copied into the folder."""
-    names = []
+def _with_dictionaries(source: Model, config: Config, folder: Path) -> tuple[Config, list[str]]:
+    """The config with the new names of the dictionaries, and a sentence for every one that is missing.
+
+    What is written is the words that were read: options from outside may name any file.
+    """
+    names, missing = [], []
     for number, path in enumerate(dictionaries(source)):
         name = path.name if path.name not in names else f"{number}.{path.name}"
         names.append(name)
-        if path.is_file():
-            shutil.copyfile(path, folder / name)
+        if path.exists():
+            write_text(folder / name, json.dumps(read_entries(path), ensure_ascii=False, indent=2) + "\n")
+        else:
+            missing.append(f"{path} is missing: copy it beside the result, or translate with --dictionary")
     if not names:
-        return config
+        return config, missing
     dictionary_options = {"dictionaries": names, "source_dicts": names[:-1], "target_dict": names[-1]}
-    return config.replace(options={**config.options, **dictionary_options})
+    return config.replace(options={**config.options, **dictionary_options}), missing

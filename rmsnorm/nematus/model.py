@@ -6,6 +6,7 @@ checkpoint of Orbax for Flax.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm import errors
+from rmsnorm.files import check_expansion, reading
 from rmsnorm.nematus.checkpoints import keras, orbax, safetensors, tensorflow, theano
 from rmsnorm.nematus.checkpoints.files import Form, Location, locate, read_options
 from rmsnorm.nematus.config import LEGACY, Config, Dialect, Norm, read
@@ -94,6 +96,11 @@ def load(
     facts = _facts_from_names(options, {name: shapes[name] for name in of_model}, norm, dialect)
     settings = read(options, **facts)
 
+    if settings.layers > len(of_model):  # each has a tensor at least: to list the variables of millions takes hours
+        raise errors.out_of_domain(
+            "nematus.load", "the depth", settings.layers, f"{len(of_model)} layers at most, as the model has tensors",
+            "is it the config of another model?",
+        )  # fmt: skip
     rows = variables(settings)
     likely = "v0.3" if settings.search == "costs" else "master"  # with LayerNorm both have the same names
 
@@ -115,6 +122,8 @@ def load(
             {name: shape for name, shape in shapes.items() if name in averages},
         )
         wanted = averages
+    with reading("nematus.load", location.path, "a model of the size of its file"):
+        check_expansion(4 * sum(math.prod(row.shape) for row in wanted.values()), location.size)
     parameters = {row.name: _finite(location.path, name, tensor(name)) for name, row in wanted.items()}
     return Model(
         config=settings,
@@ -181,7 +190,7 @@ _READERS: Final[Mapping[Form, Reader]] = {
 
 
 def _finite(path: Path, name: str, array: Any) -> np.ndarray[Any, Any]:
-    if array.dtype.kind != "f":
+    if array.dtype.name not in ("float32", "float64"):
         raise errors.wrong_dtype("nematus.load", f"{name} in {path}", array.dtype.name, ["float32", "float64"])
     bad = int((~np.isfinite(array)).sum())
     if bad:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rmsnorm import errors
+from rmsnorm.files import read_json
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.model import Model
@@ -55,14 +55,7 @@ def read_vocabulary(path: str | os.PathLike[str], size: int, unknown: int) -> Vo
         FileNotFoundError: there is no such file.
         ValueError: the file is no dictionary of Nematus, or has too few words.
     """
-    try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"vocabulary: {path} is missing, expected a dictionary; name another") from error
-    except ValueError as error:
-        raise ValueError(f"vocabulary: {path} is not JSON ({error}), expected a dictionary of Nematus") from error
-    if not isinstance(entries, dict) or not all(isinstance(index, int) for index in entries.values()):
-        raise ValueError(f"vocabulary: {path} is no dictionary of Nematus, expected words with ids; name another")
+    entries = read_entries(path)
     ids = {word: index for word, index in entries.items() if 0 <= index < size}
     missing = sorted(set(range(size)) - set(ids.values()))
     if missing:
@@ -71,6 +64,19 @@ def read_vocabulary(path: str | os.PathLike[str], size: int, unknown: int) -> Vo
             f"the {size} ids of the model; is it the dictionary of another model?"
         )
     return Vocabulary(ids, unknown)
+
+
+def read_entries(path: str | os.PathLike[str]) -> dict[str, int]:
+    """All words of a dictionary with their ids.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is no dictionary of Nematus.
+    """
+    entries = read_json("vocabulary", path, "a dictionary of Nematus")
+    if not isinstance(entries, dict) or not all(type(index) is int for index in entries.values()):
+        raise ValueError(f"vocabulary: {path} is no dictionary of Nematus, expected words with ids; name another")
+    return entries
 
 
 def vocabularies(
@@ -110,20 +116,26 @@ def vocabularies(
 
 
 def dictionaries(model: Model) -> list[Path]:
-    """The dictionaries that the options of a model name: at the path in the options, or beside the model.
+    """The dictionaries that the options of a model name: beside the model, or at a relative path in the current folder.
 
-    A file beside the model is preferred to a relative path, whose meaning depends on the current folder.
+    Options that somebody else wrote do not choose files elsewhere: of an absolute path, or one with "..", the last part
+    counts.
     """
     files = []
     for path in map(Path, _in_options(model)):
         beside = model.path.parent / path.name
-        prefer_path = path.is_absolute() or not beside.is_file()
-        files.append(path if prefer_path and path.is_file() else beside)
+        leaves = path.is_absolute() or ".." in path.parts
+        files.append(beside if leaves or beside.is_file() or not path.is_file() else path)
     return files
 
 
 def _in_options(model: Model) -> list[str]:
-    return list(model.config.options.get("dictionaries") or ())
+    names = model.config.options.get("dictionaries") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name for name in names):
+        raise errors.out_of_domain(
+            "vocabularies", "dictionaries in the options", names, "a list of file names", "mend it"
+        )
+    return names
 
 
 def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import QUANTITIES
+from rmsnorm.files import replacing, write_text
 from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.parity.run import BackendRun, Record
 
@@ -59,14 +60,14 @@ def write_json(runs: Sequence[BackendRun], path: Path) -> None:
             for run in runs for record in run.records
         ],
     }  # fmt: skip
-    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def write_junit(runs: Sequence[BackendRun], path: Path) -> None:
     """A suite for every backend, a test case for every record."""
     root = ElementTree.Element("testsuites", name="rmsnorm check")
     for run in runs:
-        broken = run.status in ("crashed", "hung", "refused")
+        broken = run.status in ("crashed", "hung", "stopped", "refused")
         suite = ElementTree.SubElement(
             root, "testsuite", name=run.name, tests=str(max(1, len(run.records))), failures=str(len(run.failures)),
             errors=str(int(broken)), skipped=str(int(run.status == "absent")), time=f"{run.seconds:.3f}",
@@ -82,7 +83,8 @@ def write_junit(runs: Sequence[BackendRun], path: Path) -> None:
             case = ElementTree.SubElement(suite, "testcase", classname=f"rmsnorm.{run.name}", name="the backend itself")
             ElementTree.SubElement(case, "error" if broken else "skipped", message=f"{run.status}: {run.message}")
     ElementTree.indent(root)
-    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+    with replacing(path) as temporary:
+        ElementTree.ElementTree(root).write(temporary, encoding="utf-8", xml_declaration=True)
 
 
 def write_markdown(runs: Sequence[BackendRun], path: Path) -> None:
@@ -102,7 +104,7 @@ def write_markdown(runs: Sequence[BackendRun], path: Path) -> None:
                 f"{worst.bound:.3g} | {100 * min(r.bit_identical for r in records):.1f} % | "
                 f"{max(r.max_ulp for r in records):.0f} | {'held' if worst.passed else 'differs'} |"
             )
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(path, "\n".join(lines) + "\n")
 
 
 def _title(run: BackendRun) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from rmsnorm.processes import Worker, follow
+from rmsnorm.processes import Worker, end_with_parent, follow, stop
 
 PATIENCE: Final = 240.0  # seconds without output after which a worker counts as hung
 
@@ -85,8 +85,13 @@ def run(
     threads = [threading.Thread(target=drain, daemon=True) for _ in range(max(1, workers))]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:  # what is finished counts
+        for state in runs.values():
+            if state.status == "running":
+                stop(state)
     return list(runs.values())
 
 
@@ -147,6 +152,7 @@ def _json(value: Any) -> str:
 
 
 def main() -> None:
+    end_with_parent()
     backend, options = sys.argv[1], json.loads(sys.argv[2])
     for message in _work(backend, options):
         print(_json(message), flush=True)

@@ -40,6 +40,7 @@ import safetensors
 
 from rmsnorm import errors
 from rmsnorm.accuracy.bounds import QUANTITIES, Bound
+from rmsnorm.files import check_regular, read_json, reading, replacing
 from rmsnorm.parity.cases import Array, Data, make, select
 from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
 from rmsnorm.parity.run import BackendRun, Record
@@ -85,9 +86,24 @@ def write(
         asked = " ".join([*variants, *types, *cases])
         raise errors.out_of_domain("rmsnorm vectors write", "filter", asked, "one that a case passes",
                                    "list them with `rmsnorm check --list`")  # fmt: skip
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):  # files of other vectors would count as a part of these
         raise errors.out_of_domain("rmsnorm vectors write", "folder", str(folder), "an empty one", "empty it first")
+    try:
+        with replacing(folder / "manifest.json") as manifest:
+            _write(manifest, chosen, quantities, on_progress)
+    except BaseException:
+        if made:
+            folder.rmdir()
+        raise
+    return len(chosen)
+
+
+def _write(
+    path: Path, chosen: Sequence[Any], quantities: Sequence[str], on_progress: Callable[[int, int], None]
+) -> None:
+    """The vectors and, at the path, their manifest."""
     files = []
     for done, (case, variant, dtype) in enumerate(chosen, start=1):
         data = make(case, variant, dtype)
@@ -98,7 +114,7 @@ def write(
         metadata = _metadata(data, expected)
         name = f"{variant}.{dtype}.{re.sub('[^a-z0-9.]+', '-', case.name)}.safetensors"
         content = _serialized(tensors, metadata)
-        (folder / name).write_bytes(content)
+        path.with_name(name).write_bytes(content)
         shapes = {name: errors.describe(array.shape, array.dtype.name) for name, array in tensors.items()}
         files.append({"file": name, "sha256": _digest(content), "tensors": shapes, "metadata": metadata})
         on_progress(done, len(chosen))
@@ -109,8 +125,7 @@ def write(
         "digest": _digest_of(files),
         "files": files,
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    return len(files)
+    path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
 def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done, total: None) -> BackendRun:
@@ -199,7 +214,7 @@ def _deserialized(content: bytes) -> dict[str, Array]:
 def _manifest(folder: Path) -> list[dict[str, Any]]:
     again = "write the vectors again with `rmsnorm vectors write`"
     try:
-        document = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        document = read_json(_OP, folder / "manifest.json", "a manifest of rmsnorm")
         manifest = {name: document[name] for name in ("kind", "format", "digest", "files")}
     except (OSError, ValueError, TypeError, KeyError):
         raise errors.out_of_domain(_OP, "folder", str(folder), "one with a manifest.json of rmsnorm", again) from None
@@ -208,7 +223,20 @@ def _manifest(folder: Path) -> list[dict[str, Any]]:
             raise errors.out_of_domain(_OP, f"{name} of the vectors", manifest[name], repr(want), again)
     if manifest["digest"] != (digest := _digest_of(manifest["files"])):
         raise errors.out_of_domain(_OP, "digest of manifest.json", manifest["digest"], repr(digest), again)
+    with reading(_OP, folder / "manifest.json", "one that rmsnorm wrote"):
+        for entry in manifest["files"]:
+            _check_entry(entry)
     return list(manifest["files"])
+
+
+def _check_entry(entry: Any) -> None:
+    """Raises an error if an entry is not what ``write`` wrote, or names a file elsewhere."""
+    metadata = entry["metadata"]
+    if entry["file"] != Path(entry["file"]).name or not entry["file"].endswith(".safetensors"):
+        raise ValueError(f"file {entry['file']!r} is no name of a safetensors file")
+    texts = entry["sha256"], *(metadata[name] for name in ("variant", "dtype", "case"))
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"one of {texts} is no text")
 
 
 def _expected(folder: Path, entry: Mapping[str, Any]) -> dict[str, Expected]:
@@ -217,17 +245,20 @@ def _expected(folder: Path, entry: Mapping[str, Any]) -> dict[str, Expected]:
     if digest != entry["sha256"]:
         again = "write the vectors again with `rmsnorm vectors write`"
         raise errors.out_of_domain(_OP, f"sha256 of {path.name}", digest, repr(entry["sha256"]), again)
-    tensors, metadata = _deserialized(path.read_bytes()), entry["metadata"]
     expected = {}
-    for name in QUANTITIES:
-        if (value := tensors.get(f"expected.{name}")) is not None:
-            limit = Bound(float(metadata[f"bound.{name}"]), float(metadata[f"identical.{name}"]))
-            expected[name] = Expected(value, tensors[f"unit.{name}"], limit)
+    with reading(_OP, path, "vectors of rmsnorm"):
+        tensors, metadata = _deserialized(path.read_bytes()), entry["metadata"]
+        for name in QUANTITIES:
+            if (value := tensors.get(f"expected.{name}")) is not None:
+                limit = Bound(float(metadata[f"bound.{name}"]), float(metadata[f"identical.{name}"]))
+                expected[name] = Expected(value, tensors[f"unit.{name}"], limit)
     return expected
 
 
 def _verdicts(path: Path, expected: Mapping[str, Expected]) -> list[Verdict]:
     try:
+        if path.exists():
+            check_regular(_OP, path, "outputs")
         outputs = _deserialized(path.read_bytes())
     except OSError as error:
         return [failed(name, f"{path} cannot be read: {error.strerror}") for name in expected]

@@ -29,13 +29,19 @@ def open_onnx(path: Path) -> Target:
         import onnxruntime  # type: ignore[import-untyped, unused-ignore]
     except ModuleNotFoundError as error:
         raise errors.missing_framework(str(error.name), "onnx") from None
-    if not path.exists():
+    if not path.is_file():
         raise NoTarget(f"identify: there is no file {path}, expected an ONNX model; check the name")
     try:
-        model = onnx.load(path)
-        graph = model.graph
-    except Exception as error:  # protobuf has exceptions of its own
-        raise NoTarget(f"identify: {path} is no ONNX model ({type(error).__name__}); check the file") from None
+        return _opened(path, onnx, onnxruntime)
+    except Exception as error:  # of many types: a file from outside can make its reader raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise NoTarget(f"identify: {path} is no ONNX model ({reason:.200}); check the file") from None
+
+
+def _opened(path: Path, onnx: Any, onnxruntime: Any) -> Target:
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    graph = model.graph
     inputs = {value.name for value in graph.input}
     for tensor in graph.initializer:
         if int(np.prod(tensor.dims)) > 1 and tensor.name not in inputs and tensor.data_type in _DTYPES:
@@ -47,6 +53,8 @@ def open_onnx(path: Path) -> Target:
     shapes = {value.name: _sizes(value) for value in graph.input}
     types = {value.name: _DTYPES.get(value.type.tensor_type.elem_type, "float32") for value in graph.input}
     own = assign({name: tuple(size or 0 for size in shapes[name]) for name in others})
+    if not graph.output:
+        raise ValueError("it has no output")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
 

@@ -62,7 +62,7 @@ def test_errors(tmp_path: Path) -> None:
         ValueError, match=r"small.json has no word for 6 and 1 more, expected one for each of the 8 ids"
     ):
         vocabularies(model, target=small)
-    with pytest.raises(FileNotFoundError, match=r"none.json is missing, expected a dictionary; name another"):
+    with pytest.raises(FileNotFoundError, match=r"none.json is missing, expected a dictionary of Nematus; name"):
         vocabularies(model, target="none.json")
     with pytest.raises(ValueError, match=r"the dictionaries is \['.*', '/elsewhere/2.json'\], expected 3 files"):
         vocabularies(model, source=[small])

@@ -1,17 +1,18 @@
-"""Finds the files of a Nematus model, and replaces files only when all new ones are complete."""
+"""Finds the files of a Nematus model, and its options."""
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal, NamedTuple
 
+from rmsnorm.files import check_regular, read_json, write_text
 from rmsnorm.nematus.config import Config, write
+
+OP: Final = "nematus.load"
 
 Form = Literal["tensorflow", "theano", "safetensors", "keras", "flax"]
 
@@ -28,6 +29,27 @@ class Location(NamedTuple):
 
     path: Path
     form: Form
+
+    @property
+    def files(self) -> list[Path]:
+        """All of its files."""
+        if self.form == "flax":
+            return [file for file in self.path.rglob("*") if not file.is_dir()]
+        if self.form == "tensorflow":
+            parts = self.path.parent.glob(f"{glob.escape(self.path.name)}.data-*")
+            return [Path(f"{self.path}.index"), *parts]
+        return [self.path]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files.
+
+        Raises:
+            ValueError: one is no regular file.
+        """
+        for file in self.files:
+            check_regular(OP, file, "a part of the model")
+        return sum(file.stat().st_size for file in self.files)
 
 
 def locate(path: str | os.PathLike[str]) -> Location:
@@ -58,12 +80,14 @@ def locate(path: str | os.PathLike[str]) -> Location:
 def _in_directory(directory: Path) -> Location:
     state = directory / "checkpoint"
     if state.is_file():
-        entry = re.search(r'^model_checkpoint_path: "(.*)"$', state.read_text(), re.MULTILINE)
+        with state.open(encoding="utf-8", errors="replace") as file:
+            entry = re.search(r'^model_checkpoint_path: "(.*)"$', file.read(2**20), re.MULTILINE)
         # Only the name counts: the checkpoint may have been written in another directory.
         if entry and (directory / f"{Path(entry[1]).name}.index").is_file():
             return Location(directory / Path(entry[1]).name, "tensorflow")
     models = [Location(path.with_suffix(""), "tensorflow") for path in sorted(directory.glob("*.index"))]
     files = [Location(path, form) for suffix, form in _FORMS for path in sorted(directory.glob(f"*{suffix}"))]
+    files = [location for location in files if location.path.is_file()]
     files += [Location(path, "flax") for path in sorted(directory.iterdir()) if _is_orbax(path)]
     models = models or [location for location in files if _has_options(location.path)]
     if not models and (directory / "config.json").is_file():
@@ -100,17 +124,12 @@ def read_options(model: Path, file: str | os.PathLike[str] | None = None) -> dic
     final = re.sub(r"\.iter\d+(?=\.npz$)|-\d+$|(?<=\.npz)\..*$", "", model.name)
     usual = [Path(f"{model}.json"), model.with_name(f"{final}.json"), model.with_name("config.json")]
     candidates = usual if file is None else [Path(file)]
-    path = next((candidate for candidate in candidates if candidate.is_file()), None)
+    path = next((candidate for candidate in candidates if candidate.exists()), None)
     if path is None:
         raise FileNotFoundError(
             f"nematus.load: the options of {model} are missing, expected in {candidates[0]}; pass config= with the file"
         )
-    try:
-        options = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"nematus.load: {path} is not JSON ({error}), expected the options of a Nematus model"
-        ) from error
+    options = read_json(OP, path, "the options of a Nematus model")
     if not isinstance(options, dict):
         raise ValueError(
             f"nematus.load: {path} is not an object, expected the options of a Nematus model; pass config="
@@ -122,19 +141,4 @@ def write_options(model: Path, config: Config, *, theano: bool = False) -> None:
     """Write the options beside the model, without exponential smoothing: the file has no averages."""
     path = Path(f"{model}.json")
     config = config.replace(exponential_smoothing=0.0)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(write(config, theano=theano), indent=2, sort_keys=True), encoding="utf-8")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path in a temporary directory beside ``path``; its files replace those at ``path`` if no error occurs.
-
-    Raises:
-        FileNotFoundError: the directory of path does not exist.
-    """
-    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
-        temporary = Path(directory) / path.name
-        yield temporary
-        for file in sorted(Path(directory).iterdir()):
-            os.replace(file, path.parent / file.name)
+    write_text(path, json.dumps(write(config, theano=theano), indent=2, sort_keys=True))

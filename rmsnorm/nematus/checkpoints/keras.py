@@ -9,20 +9,21 @@ import io
 import json
 import os
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from rmsnorm import errors
+from rmsnorm.files import check_expansion, reading, replacing
 from rmsnorm.nematus.backends import model_class
-from rmsnorm.nematus.checkpoints.files import replacing
+from rmsnorm.nematus.checkpoints.files import OP
 from rmsnorm.nematus.config import Config, write
 from rmsnorm.nematus.names import check
 
 SUFFIX: Final = ".keras"
 WEIGHTS: Final = ".weights.h5"
+_WANTED: Final = "a model of rmsnorm in a file of Keras"
 
 
 def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
@@ -36,13 +37,32 @@ def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
         h5py: Any = import_module("h5py")
     except ImportError as error:
         raise errors.missing_framework("Keras", "tf") from error
-    try:
-        weights = io.BytesIO(_member(path, "model" + WEIGHTS)) if path.suffix == SUFFIX else path
+    weights: Any = path
+    with reading(OP, path, _WANTED):
+        if path.suffix == SUFFIX:
+            weights = io.BytesIO(_member(path, "model" + WEIGHTS))
         with h5py.File(weights, "r") as file:
-            arrays = {name.replace(".", "/"): array[()] for name, array in file["vars"].items()}
-    except (KeyError, OSError, RuntimeError, TypeError) as error:
-        raise _damaged(path, error) from error
-    return {name: array.shape for name, array in arrays.items()}, arrays.__getitem__
+            datasets = _datasets(h5py, file)
+            shapes = {name: dataset.shape for name, dataset in datasets.items()}
+
+    def array(name: str) -> Any:
+        with reading(OP, path, _WANTED), h5py.File(weights, "r") as file:
+            return _datasets(h5py, file)[name][()]
+
+    return shapes, array
+
+
+def _datasets(h5py: Any, file: Any) -> dict[str, Any]:
+    """The arrays by name. None may be a link or be kept in another file, which the file from outside would choose."""
+
+    def own(group: Any, name: str) -> Any:
+        part = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
+        if part is None or (isinstance(part, h5py.Dataset) and (part.external or part.is_virtual)):
+            raise ValueError(f"{name} is kept outside of it")
+        return part
+
+    variables = own(file, "vars")
+    return {name.replace(".", "/"): own(variables, name) for name in variables}
 
 
 def read_options(path: Path) -> dict[str, Any]:
@@ -51,10 +71,8 @@ def read_options(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is damaged, or contains another kind of model.
     """
-    try:
+    with reading(OP, path, _WANTED):
         return write(Config(**json.loads(_member(path, "config.json"))["config"]["config"]))
-    except (KeyError, OSError, TypeError, ValueError) as error:
-        raise _damaged(path, error) from error
 
 
 def save_keras(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:
@@ -78,14 +96,6 @@ def save_keras(path: str | os.PathLike[str], config: Config, parameters: Mapping
 
 
 def _member(path: Path, name: str) -> bytes:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.read(name)
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise OSError(error) from error
-
-
-def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"nematus.load: {path} is damaged ({error}), expected a model of rmsnorm in a file of Keras; copy it again"
-    )
+    with zipfile.ZipFile(path) as archive:
+        check_expansion(archive.getinfo(name).file_size, path.stat().st_size)
+        return archive.read(name)

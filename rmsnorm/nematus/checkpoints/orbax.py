@@ -6,18 +6,24 @@ names.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from rmsnorm import errors
-from rmsnorm.nematus.checkpoints.files import replacing, write_options
+from rmsnorm.files import check_expansion, reading, replacing
+from rmsnorm.nematus.checkpoints.files import OP, Location, write_options
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import check
+
+_VALUE: Final = "/value"  # ends the paths of an nnx.State, not those of its pure dictionary
+_WANTED: Final = "a whole checkpoint of Orbax"
 
 
 def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
@@ -28,19 +34,24 @@ def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
         ValueError: the checkpoint is damaged.
     """
     orbax, trees = _flax("orbax.checkpoint"), _flax("flax.traverse_util")
-    try:
+    with reading(OP, path, _WANTED), orbax.PyTreeCheckpointer() as checkpointer:
+        tree = trees.flatten_dict(checkpointer.metadata(path.absolute()).item_metadata.tree)
+        names = {"/".join(keys).removesuffix(_VALUE): keys for keys in tree}
+        shapes = {name: tuple(tree[keys].shape) for name, keys in names.items()}
+
+    @cache
+    def arrays() -> Any:
         with orbax.PyTreeCheckpointer() as checkpointer:
-            names = trees.flatten_dict(checkpointer.metadata(path.absolute()).item_metadata.tree)
-            as_numpy = {name: orbax.RestoreArgs(restore_type=np.ndarray) for name in names}
-            tree = checkpointer.restore(path.absolute(), restore_args=trees.unflatten_dict(as_numpy))
-        # The paths of an nnx.State end in "value", those of its pure dictionary do not.
-        arrays = {name.removesuffix("/value"): array for name, array in trees.flatten_dict(tree, sep="/").items()}
-    except Exception as error:  # of many types, because the parts of a checkpoint have different readers
-        first = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(
-            f"nematus.load: {path} is damaged ({first}), expected a whole checkpoint of Orbax; copy it again"
-        ) from error
-    return {name: array.shape for name, array in arrays.items()}, arrays.__getitem__
+            as_numpy = {keys: orbax.RestoreArgs(restore_type=np.ndarray) for keys in tree}
+            restored = checkpointer.restore(path.absolute(), restore_args=trees.unflatten_dict(as_numpy))
+        return trees.flatten_dict(restored)
+
+    def array(name: str) -> Any:
+        with reading(OP, path, _WANTED):
+            check_expansion(4 * sum(map(math.prod, shapes.values())), Location(path, "flax").size)
+            return arrays()[names[name]]
+
+    return shapes, array
 
 
 def save_flax(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:

@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save
 
 from rmsnorm import errors
-from rmsnorm.nematus.checkpoints.files import replacing, write_options
+from rmsnorm.files import reading, replacing
+from rmsnorm.nematus.checkpoints.files import OP, write_options
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import check
 
 SUFFIX: Final = ".safetensors"
+_WANTED: Final = "a safetensors file"
 
 
 def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
@@ -28,14 +30,16 @@ def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
     Raises:
         ValueError: the file is incomplete, or is no safetensors file.
     """
-    try:
-        with safe_open(path, framework="numpy") as file:
-            arrays = {name.replace(".", "/"): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, TypeError) as error:
-        raise ValueError(
-            f"nematus.load: {path} is damaged ({error}), expected a safetensors file; copy it again"
-        ) from error
-    return {name: array.shape for name, array in arrays.items()}, arrays.__getitem__
+    with reading(OP, path, _WANTED):
+        file = safe_open(path, framework="numpy")
+        names = {name.replace(".", "/"): name for name in file.keys()}  # noqa: SIM118
+        shapes = {name: tuple(file.get_slice(own).get_shape()) for name, own in names.items()}
+
+    def array(name: str) -> Any:
+        with reading(OP, path, _WANTED):
+            return file.get_tensor(names[name])
+
+    return shapes, array
 
 
 def save_safetensors(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from rmsnorm import errors
-from rmsnorm.nematus.checkpoints.files import replacing, write_options
+from rmsnorm.files import reading, replacing
+from rmsnorm.nematus.checkpoints.files import OP, write_options
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import VERSIONS, check
+
+_WANTED: Final = "a whole checkpoint"
 
 
 def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
@@ -23,16 +26,12 @@ def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
         ValueError: the checkpoint is damaged.
     """
     tf = _tensorflow()
-    try:
+    with reading(OP, path, _WANTED):
         reader = tf.train.load_checkpoint(str(path))
-    except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
-        raise _damaged(path, error) from error
 
     def tensor(name: str) -> Any:
-        try:
+        with reading(OP, path, _WANTED):
             return reader.get_tensor(name)
-        except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
-            raise _damaged(path, error) from error
 
     return {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}, tensor
 
@@ -75,11 +74,6 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
         state = f'model_checkpoint_path: "{path.name}"\nall_model_checkpoint_paths: "{path.name}"\n'
         temporary.with_name("checkpoint").write_text(state)
     write_options(path, config)
-
-
-def _damaged(path: Path, error: Exception) -> ValueError:
-    first = str(error).splitlines()[0]
-    return ValueError(f"nematus.load: {path} is damaged ({first}), expected a whole checkpoint; copy it again")
 
 
 def _tensorflow() -> Any:
