@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import importlib
 import os
 import sys
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -24,13 +22,6 @@ from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.judge import Implementation, Outcome
-
-# numba keeps compiled code by the file of a function and does not see changes in files that the function calls.
-# So the cache is a folder named after the contents of all of them.
-_KERNELS = sorted((Path(__file__).parents[1] / "rmsnorm" / "cpu").glob("*.py"))
-_STATE = hashlib.sha256(b"".join(path.read_bytes() for path in _KERNELS)).hexdigest()[:16]
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "rmsnorm" / "numba" / _STATE))
 
 _REQUIRED = [name for name in os.environ.get("RMSNORM_REQUIRE", "").split(",") if name]
 

@@ -1,12 +1,18 @@
 """RMSNorm on the CPU, compiled just in time by numba, for rows in the memory of any framework.
 
-The first call for each pair of formats takes some seconds to compile. Nothing here loads numba before it is needed.
+The first call compiles what it needs in a second or two; later processes load that, without numba.
 
     launch                          a checked call becomes a plan: settings, chunks of rows, threads
-    openmp, threads, tasks          which thread computes which chunk
-    forward, backward               the kernels; they are made of statistic, parameters, settings and formats
+    machine_code, cache             what is compiled, loaded, and kept on disk
+    openmp, threads                 who computes which chunk
+    arrays; xla                     for NumPy's arrays; for XLA. PyTorch and TensorFlow use launch.
+
+The rest is what numba compiles, and is imported for nothing else:
+
+    forward, backward               the kernels; they are made of statistic and formats
     bfloat16, exact                 the same rows in float32 arithmetic, and with error terms for float64
-    arrays; xla, xla_api, system    for NumPy's arrays; for XLA, without Python. PyTorch and TensorFlow use launch.
+    parameters, tasks, system       gains and their gradients; what each thread does; memory and processor
+    xla_handler, xla_api            what XLA calls, without Python
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from __future__ import annotations
 import os
 import warnings
 from functools import lru_cache
-from typing import Any
+from importlib.util import find_spec
 
 from rmsnorm.call import Call
 
@@ -25,7 +31,11 @@ def is_available() -> bool:
     if os.environ.get("RMSNORM_CPU_KERNELS") == "0":
         return False
     try:
-        import numba  # noqa: F401
+        if find_spec("numba") is None:
+            raise ModuleNotFoundError("No module named 'numba'")
+        from rmsnorm.cpu import launch
+
+        launch.run()  # imports numba if it is not compiled yet
     except ImportError as error:  # also a numba that does not support the installed NumPy
         state = "is not installed" if isinstance(error, ModuleNotFoundError) else "cannot be imported"
         warnings.warn(
@@ -45,18 +55,3 @@ def supports(call: Call) -> bool:
 def in_rows(call: Call) -> bool:
     """Whether the last axes are normalised and carry the parameters, and no axis is empty."""
     return call.has_last_axes and call.axes == call.feature_axes and 0 not in call.shape
-
-
-def kernel(function: Any) -> Any:
-    """Compiles a function when it is first called.
-
-    The compiled code is kept beside the source; if that folder cannot be written to, in the user's cache folder; if
-    that cannot be written to either, in memory alone.
-    """
-    from numba import njit
-
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError:  # neither folder can be written to
-        return njit(**options)(function)

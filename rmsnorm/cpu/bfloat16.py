@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
-from rmsnorm.cpu.formats import bits, widen
+from rmsnorm.cpu.formats import bits, inlined, widen
 
 # Roundings of 1 / rho, the gain and two products: each is half a unit in the last place, or one beside a power of two.
 _FORWARD: Final = 5
@@ -24,63 +24,58 @@ _FORWARD: Final = 5
 _BACKWARD: Final = np.float32(12 * 2.0**-24)
 
 
+@inlined
 def forward_row(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
     """y = h / rho * gain, from bfloat16 to bfloat16."""
+    for j in range(h.size):
+        result = (bits(widen(h[j])) * inverse_rms) * gain[j]
+        y[j] = narrow(result)
+        doubt[j] = _is_near_tie(result) | _is_far_out(result)
 
 
-def forward_row_before(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
-    """Likewise, with h / rho rounded to bfloat16 first; y may be float32, too."""
+@inlined
+def forward_row_before(narrow_y: Any, h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
+    """Likewise, with h / rho rounded to bfloat16 first; ``narrow_y`` makes y of the product, which may be float32."""
+    for j in range(h.size):
+        normalised = bits(widen(h[j])) * inverse_rms
+        result = bits(widen(narrow(normalised))) * gain[j]  # exact, or rounded as the variant says
+        y[j] = narrow_y(result)
+        doubt[j] = _is_near_tie(normalised) | _is_far_out(normalised) | _is_far_out(result)
 
 
+@inlined
 def backward_row(h: Any, dy: Any, gain: Any, inverse_rms: Any, share: Any, dx: Any, doubt: Any) -> None:
     """dx = (dy gain - h / rho share) / rho, from bfloat16 to bfloat16."""
+    for j in range(h.size):
+        first = bits(widen(dy[j])) * gain[j]
+        second = (bits(widen(h[j])) * inverse_rms) * share
+        gradient = inverse_rms * (first - second)
+        size = inverse_rms * (abs(first) + abs(second))
+        dx[j] = narrow(gradient)
+        doubt[j] = _is_split(gradient, size * _BACKWARD) | _is_far_out(size) | (size == 0)
 
 
-@overload(forward_row, strict=False)
-def _forward_row(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> Any:
-    if h.dtype != types.uint16 or y.dtype != types.uint16:
-        return lambda h, gain, inverse_rms, y, doubt: None
-
-    def compute(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
-        for j in range(h.size):
-            result = (bits(widen(h[j])) * inverse_rms) * gain[j]
-            y[j] = _narrow(result)
-            doubt[j] = _is_near_tie(result) | _is_far_out(result)
-
-    return compute
+@inlined
+def is_moderate(gain: Any) -> Any:
+    """Whether a product with any of these gains underflows only where the result is next to nothing, too."""
+    moderate = True
+    for j in range(gain.size):  # a loop by index is vectorised
+        size = abs(gain[j])
+        moderate &= (size == 0) | ((size > 2.0**-40) & (size < 2.0**16))
+    return moderate
 
 
-@overload(forward_row_before, strict=False)
-def _forward_row_before(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> Any:
-    if h.dtype != types.uint16 or y.dtype not in (types.uint16, types.float32):
-        return lambda h, gain, inverse_rms, y, doubt: None
-    is_half = y.dtype == types.uint16
-
-    def compute(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
-        for j in range(h.size):
-            normalised = bits(widen(h[j])) * inverse_rms
-            result = bits(widen(_narrow(normalised))) * gain[j]  # exact, or rounded as the variant says
-            y[j] = _narrow(result) if is_half else result
-            doubt[j] = _is_near_tie(normalised) | _is_far_out(normalised) | _is_far_out(result)
-
-    return compute
+@inlined
+def any_set(marks: Any) -> Any:
+    union = np.uint64(0)
+    for j in range(marks.size):
+        union |= marks[j]
+    return union != 0
 
 
-@overload(backward_row, strict=False)
-def _backward_row(h: Any, dy: Any, gain: Any, inverse_rms: Any, share: Any, dx: Any, doubt: Any) -> Any:
-    if h.dtype != types.uint16 or dy.dtype != types.uint16:
-        return lambda h, dy, gain, inverse_rms, share, dx, doubt: None
-
-    def compute(h: Any, dy: Any, gain: Any, inverse_rms: Any, share: Any, dx: Any, doubt: Any) -> None:
-        for j in range(h.size):
-            first = bits(widen(dy[j])) * gain[j]
-            second = (bits(widen(h[j])) * inverse_rms) * share
-            gradient = inverse_rms * (first - second)
-            size = inverse_rms * (abs(first) + abs(second))
-            dx[j] = _narrow(gradient)
-            doubt[j] = _is_split(gradient, size * _BACKWARD) | _is_far_out(size) | (size == 0)
-
-    return compute
+@inlined
+def as_it_is(single: Any) -> Any:
+    return single
 
 
 # These work on 32-bit words. numba's own operators would make them 64 bits wide, and half as many fit in a register.
@@ -88,7 +83,7 @@ _WORD: Final = ir.IntType(32)
 
 
 @intrinsic
-def _narrow(_: Any, single: Any) -> Any:
+def narrow(_: Any, single: Any) -> Any:
     """The bits of the nearest bfloat16, to even, of a finite float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

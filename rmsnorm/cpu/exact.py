@@ -9,91 +9,118 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from rmsnorm.cpu.formats import bits, fma, grid, load, rounded, store, view
-from rmsnorm.cpu.parameters import gains, read
-from rmsnorm.cpu.settings import CLAMP, INSIDE, OUTSIDE
+from rmsnorm.cpu.formats import LOAD, ROUND, STORE, apart, bits, fma, inlined, view
+from rmsnorm.cpu.settings import CLAMP, FORWARD, INSIDE, OUTSIDE, PARAMETERS, STORAGE
 from rmsnorm.cpu.statistic import add_rows, is_counted
+from rmsnorm.cpu.system import call_c, free, malloc, settings_at, table, word
+
+_X, _X_STEP, _RESIDUAL, _SCALE, _, _MASK, _MASK_STEP, _MASK_STRIDE, _Y, _H, _INVERSE_RMS = range(len(FORWARD))
 
 
-def forward_rows(
-    s: Any, formats: Any, start: int, stop: int, prepared_gains: int,
-    x: int, x_step: int, residual: int, scale: int, bias: int, mask: int, mask_step: int, mask_stride: int,
-    y: int, h: int, inverse_rms: int,
-) -> None:  # fmt: skip
-    """Rows ``start`` to ``stop`` of y, h = x + residual and 1 / rho: compiled as a part of forward.py's ``forward``."""
-    like_x, like_y = formats
-    n = s.n
-    gain, b = view(prepared_gains, n, 0.0) if prepared_gains else gains(s, scale), read(bias, s.bias, n)
-    g = read(scale, s.scale, n)
-    gain_error = np.zeros(n)
-    if scale and not s.before_scale:
-        for j in range(n):
-            gain_error[j] = _sum_error(s.offset, g[j], gain[j])
-    norm, product = grid(s.norm), grid(s.product)
-    centred = np.empty(n)
-    for i in range(start, stop):
-        h_row = view(x + i * x_step, n, like_x)
-        if residual:
-            residual_row = view(residual + i * n * s.x_bytes, n, like_x)
-            h_row = add_rows(residual_row, h_row, view(h + i * n * s.x_bytes, n, like_x))
-        mask_row = view(mask + i * mask_step, n, np.uint8(0))
-        k, power, rho, rho_error = _statistic(s, h_row, mask_row, mask_stride if mask else -1, centred)
-        if inverse_rms:
-            reciprocal = 1 / rho
-            reciprocal -= _finite((fma(reciprocal, rho, -1.0) + reciprocal * rho_error) / rho)
-            view(inverse_rms, stop, 0.0)[i] = reciprocal * power if k else 0.0
-        if not y:
-            continue
-        y_row = view(y + i * n * s.y_bytes, n, like_y)
-        for j in range(n):
-            value = load(h_row[j]) * power
-            normalised = value / rho
-            lost = -_finite((fma(normalised, rho, -value) + normalised * rho_error) / rho)
-            if s.before_scale:
-                result = rounded(normalised + lost, norm) * gain[j]
-                result = rounded(result, product)
-                if bias:
-                    result = rounded(result + b[j], product)
-            else:
-                result = normalised * gain[j]
-                lost = lost * gain[j] + normalised * gain_error[j] + fma(normalised, gain[j], -result)
-                if bias:
-                    scaled = result
-                    result = scaled + b[j]
-                    lost += _sum_error(scaled, b[j], result)
-                result += _finite(lost)
-            store(y_row, j, result if k else 0.0)
+def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other: bool, has_bias: bool) -> Any:
+    """As ``compiled`` of forward.py."""
+    load, store, add = LOAD[x], STORE[y], STORE[x]
+    like_x, like_y = STORAGE[x](0), STORAGE[y](0)
+    before = norm != ""
+    counts = is_counted if has_mask else _every_one
+    round_norm, round_product = ROUND[norm or "float64"], ROUND[product or "float64"]
+
+    def forward(settings: int, start: int, stop: int, prepared: int, _: int, arguments: int) -> int:
+        s = settings_at(settings)
+        n, first, variance, offset = s.n, s.k, s.variance, s.offset
+        x, x_step, y = word(arguments, _X), word(arguments, _X_STEP), word(arguments, _Y)
+        residual, h, inverse_rms = word(arguments, _RESIDUAL), word(arguments, _H), word(arguments, _INVERSE_RMS)
+        mask, mask_step, scale = word(arguments, _MASK), word(arguments, _MASK_STEP), word(arguments, _SCALE)
+        stride = word(arguments, _MASK_STRIDE) if mask else -1
+        row_bytes, y_bytes = n * s.x_bytes, n * s.y_bytes
+        gain, b = view(prepared, n, 0.0), view(prepared + 8 * n, n, 0.0)
+        memory = malloc(16 * n)
+        if memory == 0:
+            return 1
+        centred, gain_error = view(memory, n, 0.0), view(memory + 8 * n, n, 0.0)
+        if not before:
+            if scale:
+                call_c(word(table(), PARAMETERS + s.scale), scale, memory + 8 * n, n, 0)
+            for j in range(n):
+                gain_error[j] = _sum_error(offset, gain_error[j], gain[j]) if scale else 0.0
+        for i in range(start, stop):
+            h_row = view(x + i * x_step, n, like_x)
+            if has_other and residual:
+                x_row, h_row = h_row, view(h + i * row_bytes, n, like_x)
+                add_rows(load, add, x_row, view(residual + i * row_bytes, n, like_x), h_row)
+            mask_row = view(mask + i * mask_step, n, np.uint8(0))
+            k, largest = 0, 0.0
+            for j in range(first):
+                if counts(mask_row, stride, j):
+                    size = abs(load(h_row[j]))
+                    largest = size if size > largest else largest
+                    k += 1
+            power = _scaling(s, largest, k)
+            total, centring_error = 0.0, 0.0  # an error in the mean itself changes q by its square alone
+            for j in range(n):
+                centred[j] = load(h_row[j]) * power if j < first and counts(mask_row, stride, j) else 0.0
+                total += centred[j]
+            if has_mask and variance:
+                mean = total / float(k if k else 1)
+                for j in range(first):
+                    if counts(mask_row, stride, j):
+                        value = centred[j]
+                        centred[j] = value - mean
+                        centring_error += 2 * centred[j] * _sum_error(value, -mean, centred[j])
+            rho, rho_error = _rho(s, centred, k, power, centring_error)
+            if inverse_rms:
+                reciprocal = 1 / rho
+                reciprocal -= _finite((fma(reciprocal, rho, -1.0) + reciprocal * rho_error) / rho)
+                view(inverse_rms, stop, 0.0)[i] = reciprocal * power if k else 0.0
+            if not y:
+                continue
+            y_row = view(y + i * y_bytes, n, like_y)
+            for j in range(n):
+                value = load(h_row[j]) * power
+                normalised = value / rho
+                lost = -_finite((fma(normalised, rho, -value) + normalised * rho_error) / rho)
+                if before:
+                    result = round_product(round_norm(normalised + lost) * gain[j])
+                    if has_bias:
+                        result = round_product(result + b[j])
+                else:
+                    result = normalised * gain[j]
+                    lost = lost * gain[j] + normalised * gain_error[j] + fma(normalised, gain[j], -result)
+                    if has_bias:
+                        scaled = result
+                        result = scaled + b[j]
+                        lost += _sum_error(scaled, b[j], result)
+                    result += _finite(lost)
+                store(y_row, j, result if k else 0.0)
+        free(memory)
+        return 0
+
+    return forward
 
 
-@njit
-def _statistic(s: Any, h: Any, mask: Any, stride: int, centred: Any) -> Any:
-    """k, a power of two p, rho of h * p, and the rounding error of that. Writes what is squared into ``centred``."""
-    k, largest = 0, 0.0
-    for j in range(s.k):
-        if is_counted(mask, stride, j):
-            k += 1
-            largest = max(largest, abs(load(h[j])))
-    size = float(max(k, 1))
+@inlined
+def _every_one(mask: Any, stride: int, j: int) -> Any:
+    return True
+
+
+@inlined
+def _scaling(s: Any, largest: float, k: int) -> Any:
+    """A power of two by which a row is multiplied, so that neither squares nor eps are out of range."""
     length = s.eps
     if s.position == INSIDE:
         length = np.sqrt(s.eps)
     elif s.position == CLAMP:
-        length = s.eps / np.sqrt(size)
-    power = 1 / min(max(_power_of_two(max(largest, length)), 2.0**-1022), 2.0**1022)
-    total = 0.0
-    for j in range(s.n):
-        centred[j] = load(h[j]) * power if j < s.k and is_counted(mask, stride, j) else 0.0
-        total += centred[j]
-    centring_error = 0.0  # an error in the mean itself changes q by its square alone
-    if s.variance:
-        mean = total / size
-        for j in range(s.k):
-            if is_counted(mask, stride, j):
-                value = centred[j]
-                centred[j] = value - mean
-                centring_error += 2 * centred[j] * _sum_error(value, -mean, centred[j])
+        length = s.eps / np.sqrt(float(k if k else 1))
+    size = _power_of_two(length if length > largest else largest)
+    size = 2.0**-1022 if size < 2.0**-1022 else size
+    return 1 / (2.0**1022 if size > 2.0**1022 else size)
+
+
+@inlined
+def _rho(s: Any, centred: Any, k: int, power: float, centring_error: float) -> Any:
+    """rho of a row that was multiplied by a power of two, and its rounding error."""
+    size = float(k if k else 1)
     total, total_error = _sum_of_squares(centred)
     total_error += centring_error
     q = total / size
@@ -112,10 +139,10 @@ def _statistic(s: Any, h: Any, mask: Any, stride: int, centred: Any) -> Any:
             rho = floor
             lost = -fma(size_root, size_root, -size) / (2 * size_root)
             rho_error = -(fma(floor, size_root, -s.eps * power) + floor * lost) / size_root
-    return k, power, rho, rho_error
+    return rho, rho_error
 
 
-@njit
+@apart
 def _sum_of_squares(numbers: Any) -> Any:
     """The sum of squares, and what that rounded off, to 2^-75 of it: Rump, Ogita & Oishi 2008.
 
@@ -123,8 +150,9 @@ def _sum_of_squares(numbers: Any) -> Any:
     """
     largest = 0.0
     for j in range(numbers.size):
-        largest = max(largest, abs(numbers[j]))
-    coarse = min(_power_of_two(largest * largest) * _power_of_two(float(numbers.size)) * 8, 2.0**1000)
+        largest = abs(numbers[j]) if abs(numbers[j]) > largest else largest
+    coarse = _power_of_two(largest * largest) * _power_of_two(float(numbers.size)) * 8
+    coarse = 2.0**1000 if coarse > 2.0**1000 else coarse
     upper, lower = 0.0, 0.0
     for j in range(numbers.size):
         half = bits(bits(numbers[j]) & np.int64(-(2**27)))
@@ -136,19 +164,19 @@ def _sum_of_squares(numbers: Any) -> Any:
     return total, _finite(lower - (total - upper))
 
 
-@njit
+@inlined
 def _power_of_two(number: float) -> Any:
     """2^e with 2^e <= number < 2^(e+1), 0 below the normal numbers, infinity for what is not finite."""
     return bits(bits(number) & np.int64(0x7FF0000000000000))
 
 
-@njit
+@inlined
 def _sum_error(a: float, b: float, total: float) -> Any:
     """a + b - total, exactly: Knuth."""
     t = total - a
     return _finite((a - (total - t)) + (b - t))
 
 
-@njit
+@inlined
 def _finite(error: float) -> Any:
     return error if math.isfinite(error) else 0.0

@@ -1,4 +1,8 @@
-"""The four formats in compiled code: read to float64, rounded once, written. f16 is stored as int16, bf16 as uint16."""
+"""The four formats in compiled code: read to float64, rounded once, written. f16 is stored as int16, bf16 as uint16.
+
+What is ``inlined`` becomes part of the function that calls it before anything is compiled. That is quicker than to
+compile it ``apart`` if it is small, or called once.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,14 @@ from typing import Any, Final
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 
 from rmsnorm import dtypes
+from rmsnorm.cpu.settings import BF16, F16, F32
 
-STORAGE: Final[dict[str, type]] = {
-    "float16": np.int16,
-    "bfloat16": np.uint16,
-    "float32": np.float32,
-    "float64": np.float64,
-}
-CODE: Final[dict[str | None, int]] = {None: 0, **{name: code for code, name in enumerate(STORAGE, 1)}}
-F16, BF16, F32, F64 = (CODE[name] for name in STORAGE)
+inlined: Final = njit(inline="always")
+apart: Final = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 _EXPONENT: Final = np.int64(0x7FF0000000000000)
 _OVERFLOW: Final = {
@@ -37,7 +36,8 @@ def _grid(name: str) -> tuple[np.int64, float, float]:
     return up, step * dtypes.smallest_subnormal(name), _OVERFLOW[name]
 
 
-_AS_IT_IS: Final = (np.iinfo(np.int64).min, 0.0, np.inf)  # the sum is negative, so that the least is used: 0
+# Of no format and of f64: the sum is negative, so that the least is used: 0.
+_AS_IT_IS: Final[tuple[Any, float, float]] = (np.iinfo(np.int64).min, 0.0, np.inf)
 _HALF, _BFLOAT, _SINGLE = (_grid(name) for name in _OVERFLOW)
 
 
@@ -61,6 +61,16 @@ def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
         return builder.fma(*args)
 
     return types.float64(types.float64, types.float64, types.float64), generate
+
+
+@intrinsic
+def add_in_any_order(_: Any, total: Any, term: Any) -> Any:
+    """total + term, as one of many such sums that the compiler may add in another order: only so can it vectorise."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fadd(*args, flags=("reassoc",))
+
+    return types.float64(types.float64, types.float64), generate
 
 
 @intrinsic
@@ -90,21 +100,19 @@ def widen(_: Any, half: Any) -> Any:
     return types.uint32(types.uint16), generate
 
 
-def load(number: Any) -> Any:
-    """A stored number as float64."""
+@inlined
+def _load_plain(number: Any) -> Any:
+    return np.float64(number)
 
 
-@overload(load, strict=False)
-def _load(number: Any) -> Any:
-    if number == types.uint16:
-        return lambda number: np.float64(bits(widen(number)))
-    if number == types.int16:
-        return lambda number: _from_half(np.uint32(number))
-    return lambda number: np.float64(number)
+@inlined
+def _load_bfloat(number: Any) -> Any:
+    return np.float64(bits(widen(number)))
 
 
-@njit
-def _from_half(half: Any) -> Any:
+@apart
+def _load_half(number: Any) -> Any:
+    half = np.uint32(number)
     magnitude = np.uint32(half & np.uint32(0x7FFF))
     sign = np.uint32((half & np.uint32(0x8000)) << np.uint32(16))
     shifted = np.uint32(magnitude << np.uint32(13))
@@ -115,29 +123,57 @@ def _from_half(half: Any) -> Any:
     return np.float64(bits(np.uint32(pattern | sign)))
 
 
-@njit
+# A stored number as float64.
+LOAD: Final = {"float16": _load_half, "bfloat16": _load_bfloat, "float32": _load_plain, "float64": _load_plain}
+
+
+@inlined
 def grid(code: Any) -> Any:
     """What ``rounded`` needs for the format of a code. For no format and for f64 it leaves numbers as they are."""
+    result = _AS_IT_IS
     if code == F16:
-        return _HALF
-    if code == BF16:
-        return _BFLOAT
-    return _SINGLE if code == F32 else _AS_IT_IS
+        result = _HALF
+    elif code == BF16:
+        result = _BFLOAT
+    elif code == F32:
+        result = _SINGLE
+    return result
 
 
-@njit
+@inlined
 def rounded(number: Any, grid: Any) -> Any:
     """A number rounded once to a format, to nearest even, also among its subnormal numbers.
 
     A large number is added and subtracted again. It is so large that the last place of the sum is that of the format.
     """
     up, least, overflow = grid
-    large = max(bits((bits(number) & _EXPONENT) + up), least)
+    large = bits((bits(number) & _EXPONENT) + up)
+    if large < least:
+        large = least
     nearest = math.copysign((number + large) - large, number)
     return nearest if abs(nearest) < overflow else number * np.inf
 
 
-@njit
+@inlined
+def _round_half(number: Any) -> Any:
+    return rounded(number, _HALF)
+
+
+@inlined
+def _round_bfloat(number: Any) -> Any:
+    return rounded(number, _BFLOAT)
+
+
+@inlined
+def _round_single(number: Any) -> Any:
+    return np.float64(np.float32(number))
+
+
+# A float64 rounded once to a format.
+ROUND: Final = {"float16": _round_half, "bfloat16": _round_bfloat, "float32": _round_single, "float64": _load_plain}
+
+
+@apart
 def _to_half(single: Any) -> Any:
     """The bits of a float16 from those of a float32 that is exactly a float16."""
     magnitude = np.uint32(single & np.uint32(0x7FFFFFFF))
@@ -149,26 +185,20 @@ def _to_half(single: Any) -> Any:
     return np.int16(sign | (special if magnitude >= np.uint32(255 << 23) else finite))
 
 
-def store(vector: Any, index: Any, number: Any) -> None:
-    """Writes a float64 into a vector, rounded once."""
+@inlined
+def _store_plain(vector: Any, index: Any, number: Any) -> None:
+    vector[index] = number
 
 
-@overload(store, strict=False)
-def _store(vector: Any, index: Any, number: Any) -> Any:
-    if vector.dtype == types.uint16:
+@inlined
+def _store_bfloat(vector: Any, index: Any, number: Any) -> None:
+    vector[index] = np.uint16(bits(np.float32(rounded(number, _BFLOAT))) >> np.uint32(16))
 
-        def store_bfloat16(vector: Any, index: Any, number: Any) -> None:
-            vector[index] = np.uint16(bits(np.float32(rounded(number, _BFLOAT))) >> np.uint32(16))
 
-        return store_bfloat16
-    if vector.dtype == types.int16:
+@inlined
+def _store_half(vector: Any, index: Any, number: Any) -> None:
+    vector[index] = _to_half(bits(np.float32(rounded(number, _HALF))))
 
-        def store_half(vector: Any, index: Any, number: Any) -> None:
-            vector[index] = _to_half(bits(np.float32(rounded(number, _HALF))))
 
-        return store_half
-
-    def store_plain(vector: Any, index: Any, number: Any) -> None:
-        vector[index] = number
-
-    return store_plain
+# Writes a float64 into a vector, rounded once.
+STORE: Final = {"float16": _store_half, "bfloat16": _store_bfloat, "float32": _store_plain, "float64": _store_plain}

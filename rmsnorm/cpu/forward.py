@@ -3,6 +3,7 @@
     y = h / rho * (o + scale) + bias,    h = x + residual
 
 An address is an integer, and 0 if there is no such array. Rows of residual, y and h follow each other without a gap.
+What a call does not use is not compiled: numba leaves out what follows an ``if`` on a variable of ``compiled``.
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
 
@@ -12,168 +13,143 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import binding
-from numba import njit, types
-from numba.extending import overload
 
-from rmsnorm.cpu import exact, kernel
-from rmsnorm.cpu.bfloat16 import forward_row, forward_row_before
-from rmsnorm.cpu.formats import F32, F64, fma, grid, load, rounded, store, view
-from rmsnorm.cpu.parameters import gains, read
-from rmsnorm.cpu.statistic import add_rows, statistic
+from rmsnorm.cpu import exact
+from rmsnorm.cpu.bfloat16 import any_set, as_it_is, forward_row, forward_row_before, is_moderate, narrow
+from rmsnorm.cpu.formats import LOAD, ROUND, STORE, apart, fma, inlined, view
+from rmsnorm.cpu.settings import F64, FORWARD, STORAGE
+from rmsnorm.cpu.statistic import add_rows, masked_mean_square, rho_of, sum_of_squares
+from rmsnorm.cpu.system import LINE, aligned, free, malloc, settings_at, word
 
 _FMA: Final = binding.get_host_cpu_features().get("fma", True)  # only x86 names this feature
+_X, _X_STEP, _RESIDUAL, _, _BIAS, _MASK, _MASK_STEP, _MASK_STRIDE, _Y, _H, _INVERSE_RMS = range(len(FORWARD))
 
 
-@kernel
-def forward(
-    settings: Any, formats: Any, start: int, stop: int, prepared_gains: int,
-    x: int, x_step: int, residual: int, scale: int, bias: int, mask: int, mask_step: int, mask_stride: int,
-    y: int, h: int, inverse_rms: int,
-) -> None:  # fmt: skip
-    """Computes rows ``start`` to ``stop`` of y, h = x + residual and 1 / rho.
+def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
+    """The kernel for the formats of x and y, with what the options name (see machine_code.py).
 
-    ``formats`` are a number of x's type and one of y's; only the types are read. ``prepared_gains`` is the address of
-    the gains, or 0 if they are still to be computed. ``x_step`` and ``mask_step`` lead to the next row, ``mask_stride``
-    to the next element, in bytes. Without y, only the others are computed.
+    ``norm`` and ``product`` are the formats to which h / rho and the products with the gain are rounded; both are empty
+    if only y is rounded. Where x or y is float64 the kernel has error terms.
     """
-    _rows(
-        settings[0], formats, start, stop, prepared_gains, x, x_step, residual, scale, bias, mask, mask_step,
-        mask_stride, y, h, inverse_rms,
-    )  # fmt: skip
+    has_mask, has_bias = "mask" in options, "bias" in options
+    has_other = has_mask or "other" in options
+    if "float64" in (x, y):
+        return exact.compiled(x, y, norm, product, has_mask, has_other, has_bias)
+    load, store, add = LOAD[x], STORE[y], STORE[x]
+    like_x, like_y = STORAGE[x](0), STORAGE[y](0)
+    before = norm != ""
+    round_norm, round_product = ROUND[norm or "float64"], ROUND[product or "float64"]
+    in_single = before and norm == product == "float32"
+    may_be_single = x == "bfloat16" == (norm or y) and y in ("bfloat16", product) and not has_bias
+    quotient = _by_division if may_be_single else _by_reciprocal  # of few elements, or of very many
+    narrow_y = narrow if y == "bfloat16" else as_it_is
 
+    def fill(h: Any, gain: Any, b: Any, rho: float, reciprocal: float, y: Any, first: Any, last: Any) -> None:
+        """Elements ``first`` to ``last`` of a row of y: unsigned, as numba lets a signed index count from the end."""
+        for j in range(first, last):
+            if before:
+                result = round_norm(quotient(load(h[j]), rho, reciprocal))
+                if in_single and not has_bias:
+                    store(y, j, np.float64(np.float32(result) * np.float32(gain[j])))
+                    continue
+                result = round_product(result * gain[j])
+            else:  # the product comes first: it is exact up to 32 bits
+                result = quotient(load(h[j]) * gain[j], rho, reciprocal)
+            if has_bias:
+                result = round_product(result + b[j])
+            store(y, j, result)
 
-# The arguments of ``forward`` that are the caller's, in order: launch.py and xla.py pass them as one tuple.
-ARGUMENTS: Final = forward.py_func.__code__.co_varnames[5 : forward.py_func.__code__.co_argcount]
+    fill = (apart if may_be_single else inlined)(fill)  # it is called in one or in two places
 
+    def forward(settings: int, start: int, stop: int, prepared: int, _: int, arguments: int) -> int:
+        """Computes rows ``start`` to ``stop`` of y, h and 1 / rho; without y, only the others. 1 if memory is short.
 
-def _rows(
-    s: Any, formats: Any, start: int, stop: int, prepared_gains: int,
-    x: int, x_step: int, residual: int, scale: int, bias: int, mask: int, mask_step: int, mask_stride: int,
-    y: int, h: int, inverse_rms: int,
-) -> None:  # fmt: skip
-    """With error terms if x or y is float64, else without: chosen when ``forward`` is compiled."""
-
-
-@overload(_rows, strict=False)
-def _choose_rows(
-    s: Any, formats: Any, start: int, stop: int, prepared_gains: int,
-    x: int, x_step: int, residual: int, scale: int, bias: int, mask: int, mask_step: int, mask_stride: int,
-    y: int, h: int, inverse_rms: int,
-) -> Any:  # fmt: skip
-    return exact.forward_rows if types.float64 in formats.types else _rounded_rows
-
-
-def _rounded_rows(
-    s: Any, formats: Any, start: int, stop: int, prepared_gains: int,
-    x: int, x_step: int, residual: int, scale: int, bias: int, mask: int, mask_step: int, mask_stride: int,
-    y: int, h: int, inverse_rms: int,
-) -> None:  # fmt: skip
-    like_x, like_y = formats
-    n = s.n
-    gain = view(prepared_gains, n, 0.0) if prepared_gains else gains(s, scale)
-    b = read(bias, s.bias, n)
-    norm, product = grid(s.norm), grid(s.product)
-    single = s.single and y != 0 and is_moderate(gain)
-    gain32, doubt = gain[: n * single].astype(np.float32), np.zeros((n + 7) // 8 * 8 * single, np.uint8)
-    eights = doubt.view(np.uint64)
-    counts, rhos = np.zeros(2, np.int64), np.zeros(2)
-    for i in range(start - s.prefetch, stop):
-        next_i = i + s.prefetch
-        if next_i < stop:
-            h_row = view(x + next_i * x_step, n, like_x)
-            if residual:
-                residual_row = view(residual + next_i * n * s.x_bytes, n, like_x)
-                h_row = add_rows(residual_row, h_row, view(h + next_i * n * s.x_bytes, n, like_x))
-            mask_row = mask + next_i * mask_step
-            counts[next_i & 1], rhos[next_i & 1] = statistic(s, h_row, mask_row, mask_stride if mask else -1)
-            if inverse_rms:
-                view(inverse_rms, stop, 0.0)[next_i] = 1 / rhos[next_i & 1] if counts[next_i & 1] else 0.0
-        if i < start or not y:
-            continue
-        h_row = view(h + i * n * s.x_bytes if residual else x + i * x_step, n, like_x)
-        y_row = view(y + i * n * s.y_bytes, n, like_y)
-        k, rho = counts[i & 1], rhos[i & 1]
-        reciprocal = 1 / rho if _FMA and s.scale != F64 and 1e-150 < rho < 1e150 else 0.0
-        sure = single and 2.0**-20 < rho < 2.0**20
-        if k == 0:
+        ``prepared`` is the address of the gains and, behind them, the biases, in float64.
+        """
+        s = settings_at(settings)
+        n, k, prefetch, variance = s.n, s.k, s.prefetch, s.variance
+        x, x_step, y = word(arguments, _X), word(arguments, _X_STEP), word(arguments, _Y)
+        residual, h, inverse_rms = word(arguments, _RESIDUAL), word(arguments, _H), word(arguments, _INVERSE_RMS)
+        mask, mask_step = word(arguments, _MASK), word(arguments, _MASK_STEP)
+        stride = word(arguments, _MASK_STRIDE) if mask else -1
+        row_bytes, y_bytes = n * s.x_bytes, n * s.y_bytes
+        gain, b = view(prepared, n, 0.0), view(prepared + 8 * n, n, 0.0)
+        exact_by_reciprocal = _FMA and s.scale != F64
+        if may_be_single:
+            eight = (n + 7) // 8
+            memory = malloc(LINE + 4 * n + LINE + 8 * eight)
+            if memory == 0:
+                return 1
+            gain32 = view(aligned(memory), n, np.float32(0))
+            marks = aligned(aligned(memory) + 4 * n)
+            eights, doubt = view(marks, eight, np.uint64(0)), view(marks, n, np.uint8(0))
+            eights[eight - 1] = 0  # its last elements are none of the row
             for j in range(n):
-                store(y_row, j, 0.0)
-        elif sure and s.before_scale:
-            forward_row_before(h_row, gain32, np.float32(1 / rho), y_row, doubt)
-            for i8 in range(eights.size if any_set(eights) else 0):
-                if eights[i8]:
-                    _before_scale(h_row, gain, rho, reciprocal, norm, product, y_row, 8 * i8, min(8 * i8 + 8, n))
-        elif sure:
-            forward_row(h_row, gain32, np.float32(1 / rho), y_row, doubt)
-            for i8 in range(eights.size if any_set(eights) else 0):
-                if eights[i8]:
-                    _after_scale(h_row, gain, rho, reciprocal, y_row, 8 * i8, min(8 * i8 + 8, n))
-        elif s.before_scale and bias:
-            for j in range(n):
-                scaled = rounded(rounded(_quotient(load(h_row[j]), rho, reciprocal), norm) * gain[j], product)
-                store(y_row, j, rounded(scaled + b[j], product))
-        elif s.before_scale and s.norm == F32 and s.product == F32:
-            for j in range(n):
-                normalised = np.float32(_quotient(load(h_row[j]), rho, reciprocal))
-                store(y_row, j, np.float64(normalised * np.float32(gain[j])))
-        elif s.before_scale:
-            _before_scale(h_row, gain, rho, reciprocal, norm, product, y_row, 0, n)
-        elif bias:
-            for j in range(n):
-                store(y_row, j, _quotient(load(h_row[j]) * gain[j], rho, reciprocal) + b[j])
-        else:
-            _after_scale(h_row, gain, rho, reciprocal, y_row, 0, n)
+                gain32[j] = gain[j]
+            single = s.single and y != 0 and is_moderate(gain)
+        next_k, next_rho = k, 0.0
+        for i in range(start - prefetch, stop):
+            k, rho = next_k, next_rho
+            next_i = i + prefetch
+            if next_i < stop:
+                h_row = view(x + next_i * x_step, n, like_x)
+                if has_other and residual:
+                    x_row, h_row = h_row, view(h + next_i * row_bytes, n, like_x)
+                    add_rows(load, add, x_row, view(residual + next_i * row_bytes, n, like_x), h_row)
+                if has_mask:
+                    mask_row = view(mask + next_i * mask_step, n, np.uint8(0))
+                    next_k, q = masked_mean_square(load, h_row, mask_row, stride, s.k, variance)
+                else:
+                    q = sum_of_squares(load, h_row, next_k) / next_k
+                next_rho = rho_of(s, q, next_k)
+                if inverse_rms:
+                    view(inverse_rms, stop, 0.0)[next_i] = 1 / next_rho if next_k else 0.0
+            if not prefetch:
+                k, rho = next_k, next_rho
+            if i < start or not y:
+                continue
+            h_row = view(h + i * row_bytes if has_other and residual else x + i * x_step, n, like_x)
+            y_row = view(y + i * y_bytes, n, like_y)
+            if has_mask and k == 0:
+                for j in range(n):
+                    store(y_row, j, 0.0)
+                continue
+            reciprocal = 1 / rho if exact_by_reciprocal and 1e-150 < rho < 1e150 else 0.0
+            if may_be_single and single and 2.0**-20 < rho < 2.0**20:
+                if before:
+                    forward_row_before(narrow_y, h_row, gain32, np.float32(1 / rho), y_row, doubt)
+                else:
+                    forward_row(h_row, gain32, np.float32(1 / rho), y_row, doubt)
+                for i8 in range(eight if any_set(eights) else 0):
+                    if eights[i8]:
+                        last = 8 * i8 + 8 if 8 * i8 + 8 < n else n
+                        fill(h_row, gain, b, rho, 0.0, y_row, np.uint64(8 * i8), np.uint64(last))
+                continue
+            fill(h_row, gain, b, rho, reciprocal, y_row, np.uint64(0), np.uint64(n))
+        if may_be_single:
+            free(memory)
+        return 0
+
+    return forward
 
 
-@njit
-def _after_scale(h: Any, gain: Any, rho: float, reciprocal: float, y: Any, start: int, stop: int) -> None:
-    """The product with the gain comes first: it is exact up to 32 bits."""
-    if reciprocal == 0:
-        for j in range(start, stop):
-            store(y, j, load(h[j]) * gain[j] / rho)
-    else:
-        for j in range(start, stop):
-            store(y, j, _by_reciprocal(load(h[j]) * gain[j], rho, reciprocal))
+@inlined
+def _by_division(number: float, rho: float, _: float) -> Any:
+    return number / rho
 
 
-@njit
-def _before_scale(
-    h: Any, gain: Any, rho: float, reciprocal: float, norm: Any, product: Any, y: Any, start: int, stop: int
-) -> None:
-    for j in range(start, stop):
-        store(y, j, rounded(rounded(_quotient(load(h[j]), rho, reciprocal), norm) * gain[j], product))
-
-
-@njit
-def _quotient(number: float, rho: float, reciprocal: float) -> Any:
-    """number / rho, by its reciprocal unless that is 0."""
-    return number / rho if reciprocal == 0 else _by_reciprocal(number, rho, reciprocal)
-
-
-@njit
+@inlined
 def _by_reciprocal(number: float, rho: float, reciprocal: float) -> Any:
-    """number / rho by a product and its remainder.
+    """number / rho, by the reciprocal unless that is 0.
 
-    It is as exact as a division and vectorises better, if nothing finite overflows.
+    A product and its remainder are as exact as a division and vectorise better, if nothing finite overflows. The limit
+    is chosen in each row: the compiler would load a constant from memory again for each vector.
     """
-    product = number * reciprocal
-    remainder = fma(-product, rho, number)  # NaN for an infinite number, for which any remainder is right
-    return fma(remainder if remainder < 1e100 else 1e100, reciprocal, product)
-
-
-@njit
-def is_moderate(gain: Any) -> Any:
-    """Whether a product with any of these gains underflows only where the result is next to nothing, too."""
-    moderate = True
-    for j in range(gain.size):  # a loop by index is vectorised
-        size = abs(gain[j])
-        moderate &= (size == 0) | ((size > 2.0**-40) & (size < 2.0**16))
-    return moderate
-
-
-@njit
-def any_set(marks: Any) -> Any:
-    union = np.uint64(0)
-    for j in range(marks.size):
-        union |= marks[j]
-    return union != 0
+    if reciprocal == 0:
+        result = number / rho
+    else:
+        product = number * reciprocal
+        remainder = fma(-product, rho, number)  # NaN for an infinite number, for which any remainder is right
+        limit = 1e100 if rho == rho else 1e99
+        result = fma(remainder if remainder < limit else limit, reciprocal, product)
+    return result

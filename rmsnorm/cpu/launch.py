@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
-from numba import int64, typeof
 
 from rmsnorm.call import Call
-from rmsnorm.cpu import openmp, tasks
-from rmsnorm.cpu.backward import ARGUMENTS as BACKWARD
-from rmsnorm.cpu.backward import backward, backward_in_order
-from rmsnorm.cpu.formats import STORAGE
-from rmsnorm.cpu.forward import ARGUMENTS as FORWARD
-from rmsnorm.cpu.forward import forward
-from rmsnorm.cpu.parameters import combine, prepare
-from rmsnorm.cpu.settings import settings_of
+from rmsnorm.cpu import machine_code
+from rmsnorm.cpu.settings import (
+    ARGUMENTS,
+    BACKWARD,
+    CODE,
+    COMPUTE,
+    FAILED,
+    FORWARD,
+    JOB,
+    KERNEL,
+    OFFSET,
+    OPTIONS,
+    PARAMETERS,
+    PREPARED,
+    ROWS,
+    SETTINGS_OF,
+    STEP,
+    SUMS,
+    WORK,
+    settings_of,
+)
 from rmsnorm.cpu.threads import share_out
 
 _CHUNK: Final = 2**15  # elements: below, one thread is as fast as two
 POOL: Final = 2**21  # elements: likewise for threads that must be woken first
 _LARGE: Final = 2**21  # elements: from here on, huge pages are faster
 
-_FORWARD_SCALE: Final = FORWARD.index("scale")
-_BACKWARD_SCALE, _DSCALE, _DBIAS = (BACKWARD.index(name) for name in ("scale", "dscale", "dbias"))
+_RESIDUAL, _FORWARD_SCALE, _BIAS, _FORWARD_MASK = map(FORWARD.index, ("residual", "scale", "bias", "mask"))
+_DH, _BACKWARD_SCALE, _BACKWARD_MASK, _RMS = map(BACKWARD.index, ("dh", "scale", "mask", "inverse_rms"))
+_DSCALE, _DBIAS = map(BACKWARD.index, ("dscale", "dbias"))
 
 # How many threads there are, and the address of the function with which OpenMP starts them (see openmp.py), else 0.
 Threads: TypeAlias = Callable[[], tuple[int, int]]
@@ -39,38 +53,32 @@ def address(array: np.ndarray | None) -> int:
 class Plan(NamedTuple):
     """What the kernels need for a call, apart from its arrays."""
 
-    settings: Any
-    formats: tuple[Any, Any]
+    settings: np.ndarray
+    place: int  # the address of the settings
     rows: int
     n: int
     x_bytes: int  # of a row
     reduced: tuple[int, ...]  # shape of 1 / rho
     chunk: int  # rows of a backward task: it depends on the shape alone, and so does the order of the gradients' sums
     large: bool
-    forward: Callable[..., None]  # compiled for these formats
+    forward: Kernels
+    backward: Kernels
+    run: Callable[..., int]  # ``run`` of tasks.py
 
     def run_forward(self, threads: Threads, owners: object, *arguments: int) -> None:
         """Computes y, h and 1 / rho.
 
-        ``arguments`` are those of the kernel ``forward`` from x on. ``owners`` keep the memory at the addresses alive.
+        ``arguments`` are FORWARD of settings.py. ``owners`` keep the memory at the addresses alive.
         """
+        kernel = self.forward[arguments[_FORWARD_MASK] != 0, arguments[_RESIDUAL] != 0, False]
         size = self.rows * self.n
         count, gomp_parallel = threads() if size >= _CHUNK else (1, 0)
         if count < 2 or (size < POOL and not gomp_parallel):
-            self.forward(self.settings, self.formats, 0, self.rows, 0, *arguments)
-            return
-        step, scale = self.step(count), arguments[_FORWARD_SCALE]
-        if gomp_parallel:
-            openmp.forward(self.settings, self.formats, gomp_parallel, count, self.rows, step, scale, arguments)
-            return
-        gains, next_chunk = self._prepared(scale)
-
-        def task(_: int, __: object = owners) -> None:
-            tasks.forward_rows(
-                self.settings, self.formats, address(next_chunk), self.rows, step, address(gains), arguments
-            )
-
-        share_out(task, count, count)
+            self.run(kernel, 0, self.place, self.rows, self.rows, 1, 0, *arguments)
+        elif gomp_parallel:
+            self.run(kernel, 0, self.place, self.rows, self.step(count), count, gomp_parallel, *arguments)
+        else:
+            self._share_out(kernel, self.step(count), count, owners, arguments, _FORWARD_SCALE, arguments[_BIAS])
 
     def step(self, threads: int) -> int:
         """How many rows one of so many threads takes at a time in the forward pass."""
@@ -79,67 +87,141 @@ class Plan(NamedTuple):
     def run_backward(self, threads: Threads, owners: object, *arguments: int) -> None:
         """Computes dx; and dscale and dbias in the formats of the parameters, unless their addresses are 0.
 
-        ``arguments`` are those of the kernel ``backward`` from h on; ``owners`` are as in ``run_forward``.
+        ``arguments`` are BACKWARD of settings.py; ``owners`` are as in ``run_forward``.
         """
-        chunks = -(-self.rows // self.chunk)
-        if chunks == 1:
-            backward(self.settings, self.formats, 0, self.rows, 0, 0, *arguments)
-            return
-        count, gomp_parallel = threads()
+        kernel = self.backward[arguments[_BACKWARD_MASK] != 0, arguments[_DH] != 0, arguments[_RMS] == 0]
+        count, gomp_parallel = threads() if self.rows > self.chunk else (1, 0)
         if count < 2 or (self.rows * self.n < POOL and not gomp_parallel):
-            backward_in_order(self.settings, self.formats, self.rows, self.chunk, arguments)
-            return
-        sums, scale = np.empty((chunks, 2, self.n)), arguments[_BACKWARD_SCALE]
-        work = self.rows, self.chunk
-        if gomp_parallel:
-            openmp.backward(self.settings, self.formats, gomp_parallel, count, *work, scale, address(sums), arguments)
+            self.run(kernel, 1, self.place, self.rows, self.chunk, 1, 0, *arguments)
+        elif gomp_parallel:
+            self.run(kernel, 1, self.place, self.rows, self.chunk, count, gomp_parallel, *arguments)
         else:
-            gains, next_chunk = self._prepared(scale)
+            sums = np.empty((-(-self.rows // self.chunk), 2, self.n))
+            self._share_out(kernel, self.chunk, count, (owners, sums), arguments, _BACKWARD_SCALE, 0, address(sums))
+            for name, gradient, first in (("scale", _DSCALE, 0), ("bias", _DBIAS, 1)):
+                if arguments[gradient]:
+                    self._move(name, arguments[gradient], sums[0, first], len(sums))
 
-            def task(_: int, __: object = (owners, gains, sums)) -> None:
-                tasks.backward_rows(
-                    self.settings, self.formats, address(next_chunk), *work, address(gains), address(sums), arguments
-                )
+    def _share_out(
+        self, kernel: int, step: int, threads: int, owners: object, arguments: tuple[int, ...], scale: int, bias: int,
+        sums: int = 0,
+    ) -> None:  # fmt: skip
+        """A job on the threads of this package. An interrupt may leave one at work, which then owns the memory."""
+        prepared, job, work = np.ones((2, self.n)), np.zeros(JOB, np.int64), _from_c(WORK)
+        if arguments[scale]:
+            self._move("scale", arguments[scale], prepared[0])
+            if self.settings[0]["offset"]:
+                _from_c(OFFSET)(self.place, address(prepared))
+        if bias:
+            self._move("bias", bias, prepared[1])
+        words = {KERNEL: kernel, SETTINGS_OF: self.place, ROWS: self.rows, STEP: step, SUMS: sums}
+        words[PREPARED] = address(prepared)
+        job[list(words)] = list(words.values())
+        job[ARGUMENTS : ARGUMENTS + len(arguments)] = arguments
 
-            share_out(task, count, count)
-        combine(self.settings, address(sums), chunks, arguments[_DSCALE], arguments[_DBIAS])
+        def task(_: int, __: object = (self, owners, prepared)) -> None:
+            work(address(job))
 
-    def _prepared(self, scale: int) -> tuple[np.ndarray, np.ndarray]:
-        """The gains, and the counter of the chunks that threads have taken."""
-        gains = np.empty(self.n)
-        prepare(self.settings, scale, address(gains))
-        return gains, np.zeros(1, np.int64)
+        share_out(task, threads, threads)
+        if job[FAILED]:
+            raise MemoryError
+
+    def _move(self, name: str, parameter: int, values: np.ndarray, count: int = 0) -> None:
+        _from_c(PARAMETERS + int(self.settings[0][name]))(parameter, address(values), self.n, count)
+
+
+class Kernels(dict[tuple[bool, bool, bool], int]):
+    """Addresses of kernels, by whether there is a mask, a residual or dh, and no 1 / rho; compiled when first used."""
+
+    def __init__(self, kind: str, call: Call, has_bias: bool) -> None:
+        self.kind, self.call, self.has_bias = kind, call, has_bias
+
+    def __missing__(self, key: tuple[bool, bool, bool]) -> int:
+        self[key] = kernel_key(self.kind, self.call, *key, self.has_bias).address()
+        return self[key]
+
+
+def kernel_key(
+    kind: str, call: Call, has_mask: bool, has_other: bool, has_no_rms: bool, has_bias: bool
+) -> machine_code.Key:
+    """The key of the kernel for a call."""
+    if has_mask or call.variant.statistic == "variance":
+        options = {"mask": True, "bias": has_bias and kind == "forward", "no-rms": has_no_rms}
+    else:
+        options = {"other": has_other, "bias": has_bias, "no-rms": has_no_rms}
+        if kind == "backward":
+            options |= {"partial": call.k < call.n, "outside": call.variant.eps_position == "outside"}
+    named = tuple(name for name in OPTIONS if options.get(name))
+    if kind == "backward":
+        return machine_code.Key(kind, call.x, call.result, options=named)
+    product = None if call.norm is None else call.product
+    return machine_code.Key(kind, call.x, call.result, call.norm, product, named)
 
 
 @lru_cache(maxsize=1024)
 def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
     """The plan of a call that ``supports`` accepts, with parameters of these dtypes."""
     n, rows = call.n, math.prod(call.shape[: -len(call.axes)])
-    settings, like = settings_of(call, rows, scale, bias), formats(call.x, call.result)
+    settings = settings_of(call, rows, scale, bias)
+    load_parameters(call, scale, bias)
     return Plan(
         settings=settings,
-        formats=like,
+        place=address(settings),
         rows=rows,
         n=n,
         x_bytes=n * int(settings[0]["x_bytes"]),
         reduced=tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape)),
         chunk=max(-(-2 * _CHUNK // n), -(-rows // 64), min(rows, 16)),
         large=rows * n >= _LARGE,
-        forward=_compiled(forward, settings, like),
+        forward=Kernels("forward", call, bias is not None),
+        backward=Kernels("backward", call, bias is not None),
+        run=run(),
     )
 
 
-def formats(x: str, y: str) -> tuple[Any, Any]:
-    """A number of x's type and one of y's, from whose types the kernels know the formats.
+def load_parameters(call: Call, *names: str | None) -> None:
+    """Lets compiled code read and write parameters of these dtypes."""
+    for name in names:
+        if name is not None:
+            machine_code.table[PARAMETERS + CODE[name]] = machine_code.address("parameters", name)
+    if call.variant.scale_offset:
+        machine_code.table[OFFSET] = machine_code.address("parameters", "offset")
 
-    These types are part of the names of compiled functions. The type of a record is not: its name has a number that
-    the compiling process counts. So a third process would mix up what two processes left on disk for two formats.
-    """
-    return STORAGE[x](0), STORAGE[y](0)
+
+class _Method(ctypes.Structure):
+    """PyMethodDef of Python's C interface."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
 
 
-def _compiled(kernel: Any, settings: Any, formats: Any) -> Callable[..., None]:
-    """The compiled function that numba's dispatcher would call: calling it directly saves half a microsecond."""
-    addresses = kernel.py_func.__code__.co_argcount - 2
-    entry: Callable[..., None] = kernel.compile((typeof(settings), typeof(formats), *[int64] * addresses))
-    return entry
+_FASTCALL: Final = 0x80  # METH_FASTCALL
+_methods: list[_Method] = []  # Python refers to them
+
+
+@lru_cache(maxsize=1)
+def load_tasks() -> None:
+    """Lets compiled code compute a job."""
+    for index, name in ((COMPUTE, "compute"), (WORK, "work")):
+        machine_code.table[index] = machine_code.address("tasks", name)
+
+
+@lru_cache(maxsize=1)
+def run() -> Callable[..., int]:
+    """``run`` of tasks.py. As a method of Python it is called in a fifth of the time that ctypes takes."""
+    load_tasks()
+    _methods.append(_Method(b"run", machine_code.address("tasks", "run"), _FASTCALL, None))
+    new = ctypes.pythonapi.PyCFunction_NewEx
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.POINTER(_Method), ctypes.c_void_p, ctypes.c_void_p)
+    method: Callable[..., int] = new(_methods[-1], None, None)
+    return method
+
+
+def _from_c(index: int) -> Callable[..., int]:
+    """A function of the table, for Python. It runs without Python's lock."""
+    count = {WORK: 1, OFFSET: 2}.get(index, 4)
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * count)(int(machine_code.table[index]))

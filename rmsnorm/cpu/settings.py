@@ -1,4 +1,4 @@
-"""What compiled code knows of a call: a record of numbers, in place of Python's Call."""
+"""What compiled code knows of a call: a record of numbers, in place of Python's Call, and the words of a job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm.call import Call
-from rmsnorm.cpu.formats import CODE, STORAGE
+
+STORAGE: Final[dict[str, type]] = {
+    "float16": np.int16,
+    "bfloat16": np.uint16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+CODE: Final[dict[str | None, int]] = {None: 0, **{name: code for code, name in enumerate(STORAGE, 1)}}
+F16, BF16, F32, F64 = (CODE[name] for name in STORAGE)
 
 _NARROW: Final = 2**8  # elements: computing on such a row takes no longer than a square root
 _CACHED: Final = 2**20  # elements: a larger x does not stay in cache, and the kernel waits for memory alone
@@ -22,8 +30,7 @@ SETTINGS: Final = np.dtype(
         ("offset", np.float64),  # o of the gain o + scale
         ("variance", np.bool_),  # whether the statistic subtracts the mean
         ("before_scale", np.bool_),  # whether h / rho is rounded before the gain
-        ("norm", np.int64),  # the code of the format to which h / rho is rounded
-        ("product", np.int64),  # likewise for the products with the gain
+        ("product", np.int64),  # the code of the format to which the products with the gain are then rounded
         ("scale", np.int64),  # the code of the format of scale
         ("bias", np.int64),
         ("x_bytes", np.int64),  # of an element
@@ -33,6 +40,37 @@ SETTINGS: Final = np.dtype(
     ],
     align=True,
 )
+
+# The caller's arguments of a kernel, each a word: an address (0 if there is no such array) or a step in bytes. The
+# steps lead to the next row of x, h or the mask; ``mask_stride`` leads to the next element.
+FORWARD: Final = (
+    "x", "x_step", "residual", "scale", "bias", "mask", "mask_step", "mask_stride", "y", "h", "inverse_rms",
+)  # fmt: skip
+BACKWARD: Final = (
+    "h", "h_step", "scale", "mask", "mask_step", "mask_stride", "inverse_rms", "dy", "dh", "dx", "dscale", "dbias",
+)  # fmt: skip
+
+# What a kernel is compiled with if a call has it, so that others need not be compiled with it: a mask, or a variance as
+# its statistic; a residual, backward dh; a bias; backward elements that are not counted, eps outside the root, or no
+# 1 / rho from the forward pass. Kernels with a mask can compute calls with others of these, too, and are slower.
+OPTIONS: Final = ("mask", "other", "bias", "partial", "outside", "no-rms")
+
+# A table of addresses, in words, through which compiled functions call each other: what is in tasks.py; what starts
+# XLA's threads, and two messages; what adds o to the gains, what moves a parameter of the format of each code; kernels.
+COMPUTE, WORK, SPREAD, NO_MEMORY, NO_KERNEL, OFFSET, PARAMETERS = range(7)
+KERNELS: Final = PARAMETERS + 1 + len(STORAGE)
+
+# A job, in words: what to compute, on how many threads, and the function that starts them, or 0; the arguments of the
+# kernel; the gains and biases, and the sums of the parameters' gradients; the chunks that were taken, and whether
+# memory was short; for xla_handler.py, XLA's call, the threads that work on it now and those that left it.
+KERNEL, KIND, SETTINGS_OF, ROWS, STEP, THREADS, PARALLEL, ARGUMENTS = range(8)
+PREPARED, SUMS, NEXT, FAILED, FRAME, BUSY, LEFT, JOB = (ARGUMENTS + len(BACKWARD) + i for i in range(8))
+
+# The attribute of a call of XLA, in words: the kernel's place in the table, its kind, rows, rows of a chunk, threads;
+# two words for each argument of the kernel, which are what it is, and its value, or the index of the operand or result
+# whose address it is; and the settings.
+INDEX, IS_BACKWARD, ROW_COUNT, ROW_STEP, THREAD_COUNT, SOURCES = range(6)
+NUMBER, OPERAND, RESULT = range(3)
 
 
 def settings_of(call: Call, rows: int, scale: str | None, bias: str | None) -> np.ndarray:
@@ -46,7 +84,6 @@ def settings_of(call: Call, rows: int, scale: str | None, bias: str | None) -> n
         "offset": call.variant.scale_offset,
         "variance": call.variant.statistic == "variance",
         "before_scale": call.norm is not None,
-        "norm": CODE[call.norm],
         "product": CODE[call.product],
         "scale": CODE[scale],
         "bias": CODE[bias],

@@ -263,7 +263,7 @@ def _is_registered() -> bool:
     from rmsnorm.cpu import xla
 
     try:
-        jax.ffi.register_ffi_target("rmsnorm", jax.ffi.pycapsule(xla.handler().ctypes), platform="cpu")
+        jax.ffi.register_ffi_target("rmsnorm", jax.ffi.pycapsule(xla.handler()), platform="cpu")
     except jax.errors.JaxRuntimeError as error:
         warnings.warn(
             f"rmsnorm: this jaxlib does not accept the CPU kernels; XLA compiles slower code instead ({error}); "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,8 @@ from rmsnorm.variants import Variant
 numba = pytest.importorskip("numba")
 if not cpu.is_available():
     pytest.skip("RMSNORM_CPU_KERNELS=0 switches the kernels off", allow_module_level=True)
-from rmsnorm.cpu import formats  # noqa: E402
+from rmsnorm.cpu import formats, launch, machine_code  # noqa: E402
+from rmsnorm.cpu.settings import CODE  # noqa: E402
 
 ROUNDED = ("float16", "bfloat16", "float32")
 EXTREME = {  # sizes of a row: the ends of the range, subnormal numbers, and numbers whose squares are out of range
@@ -35,16 +37,20 @@ EXTREME = {  # sizes of a row: the ends of the range, subnormal numbers, and num
 }
 
 
-@numba.njit
-def _load(stored: Any, wide: Any) -> None:
-    for j in range(stored.size):
-        wide[j] = formats.load(stored[j])
+def _moved(name: str, source: Any, target: Any, count: int) -> Any:
+    """float64 from numbers of a format, or with a count of 1 the reverse, by the function that moves parameters."""
+    numbers, wide = (target, source) if count else (source, target)
+    move = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)(machine_code.address("parameters", name))
+    move(launch.address(numbers), launch.address(wide), wide.size, count)
+    return target
 
 
-@numba.njit
-def _store(wide: Any, stored: Any) -> None:
-    for j in range(wide.size):
-        formats.store(stored, j, wide[j])
+def _load(name: str, stored: Any) -> Any:
+    return _moved(name, stored, np.empty(stored.size), 0)
+
+
+def _store(name: str, wide: Any) -> Any:
+    return _moved(name, wide, np.empty(wide.size, name), 1)
 
 
 @numba.njit
@@ -83,12 +89,10 @@ def test_every_16_bit_number_loads() -> None:
         every = np.arange(2**16, dtype=np.uint16).view(name)
         with np.errstate(invalid="ignore"):  # of signalling NaN
             want = every.astype(np.float64)
-        wide = np.empty(2**16)
-        _load(every.view(formats.STORAGE[name]), wide)
+        wide = _load(name, every)
         assert np.array_equal(wide, want, equal_nan=True)
         assert np.array_equal(np.signbit(wide), np.signbit(want))
-        back = np.empty_like(every)
-        _store(wide, back.view(formats.STORAGE[name]))
+        back = _store(name, wide)
         finite = ~np.isnan(want)
         assert np.array_equal(back.view(np.uint16)[finite], every.view(np.uint16)[finite])
         assert np.isnan(back.astype(np.float64)[~finite]).all()
@@ -118,13 +122,12 @@ def test_one_rounding_to_nearest_even(name: str) -> None:
     wide = np.concatenate([anywhere, inside, _borders(name), special])
     wide = np.concatenate([wide, -wide])
     want = DoubleDouble(wide).round(name)
-    stored, results = np.empty_like(want), np.empty_like(wide)
-    _store(wide, stored.view(formats.STORAGE[name]))
-    _rounded(wide, formats.CODE[name], results)
+    stored, results = _store(name, wide), np.empty_like(wide)
+    _rounded(wide, CODE[name], results)
     for got in (stored.astype(np.float64), results):
         assert np.array_equal(got, want.astype(np.float64), equal_nan=True)
         assert np.array_equal(np.signbit(got), np.signbit(wide))
-    for code in (formats.CODE[None], formats.F64):
+    for code in (CODE[None], CODE["float64"]):
         _rounded(wide, code, results)
         assert np.array_equal(results, wide, equal_nan=True)
 
