@@ -60,6 +60,7 @@ class Plan(NamedTuple):
     x_bytes: int  # of a row
     reduced: tuple[int, ...]  # shape of 1 / rho
     chunk: int  # rows of a backward task: it depends on the shape alone, and so does the order of the gradients' sums
+    small: bool  # one thread computes it
     large: bool
     forward: Kernels
     backward: Kernels
@@ -72,7 +73,7 @@ class Plan(NamedTuple):
         """
         kernel = self.forward[arguments[_FORWARD_MASK] != 0, arguments[_RESIDUAL] != 0, False]
         size = self.rows * self.n
-        count, gomp_parallel = threads() if size >= _CHUNK else (1, 0)
+        count, gomp_parallel = (1, 0) if self.small else threads()
         if count < 2 or (size < POOL and not gomp_parallel):
             self.run(kernel, 0, self.place, self.rows, self.rows, 1, 0, *arguments)
         elif gomp_parallel:
@@ -172,6 +173,7 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
         x_bytes=n * int(settings[0]["x_bytes"]),
         reduced=tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape)),
         chunk=max(-(-2 * _CHUNK // n), -(-rows // 64), min(rows, 16)),
+        small=rows * n < _CHUNK,
         large=rows * n >= _LARGE,
         forward=Kernels("forward", call, bias is not None),
         backward=Kernels("backward", call, bias is not None),

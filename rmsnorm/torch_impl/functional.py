@@ -130,7 +130,7 @@ def rms_norm_vjp(
         dy=_spec("rms_norm_vjp", "dy", dy), dh=_spec("rms_norm_vjp", "dh", dh),
     )  # fmt: skip
     one_dtype = all(t is None or t.dtype == x.dtype for t in (residual, dh))  # else each is rounded from float64
-    if one_dtype and not is_transformed() and not _is_differentiated(dy, dh, x, residual, scale):
+    if one_dtype and not is_transformed() and not is_differentiated(dy, dh, x, residual, scale):
         results = rows.gradients(call, dy, x, residual, scale, bias, mask, dh)
         if results is not None:
             return results if residual is None else (*results, results[0].clone())
@@ -219,6 +219,14 @@ def _rms_norm(
     return tuple(outputs)
 
 
+def kept(settings: Any, axes: Any, x: Tensor, scale: Tensor | None) -> rows.Kept | None:
+    """What a layer keeps of a call with its eps, variant and axes, which was computed before, for the next one."""
+    eps, variant = settings
+    pair = None if scale is None else (scale.shape, scale.dtype)
+    call, plan = _planned(x.is_cpu, (variant, eps, None, axes, None, None), x.shape, x.dtype, pair, None, None, None)
+    return rows.keep(settings, call, plan, x, scale)
+
+
 def _computed(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any, return_inverse_rms: bool) -> Any:
     """The call, y, h and 1 / rho; h and 1 / rho may be None where they are not asked for."""
     results = _watched(options, x, residual, scale, bias, mask) if is_watched() else None
@@ -258,7 +266,7 @@ def _eager(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any
     tensors = (x, residual, scale, bias, mask)
     if plan is None and not call.has_last_axes and operators.serve(call, *tensors) and rows.is_plain(*tensors):
         return _with_axes_last(call, options, *tensors, return_inverse_rms)
-    if _is_differentiated(x, residual, scale, bias):
+    if is_differentiated(x, residual, scale, bias):
         return call, *_RMSNorm.apply(call, plan, return_inverse_rms, x, residual, scale, bias, mask)
     return call, *rows.forward(call, plan, x, residual, scale, bias, mask, return_inverse_rms)
 
@@ -277,7 +285,7 @@ def _with_axes_last(
     return own, *(t if t is None else t.permute(back) for t in results)
 
 
-def _is_differentiated(*tensors: Tensor | None) -> bool:
+def is_differentiated(*tensors: Tensor | None) -> bool:
     if forward_ad._current_level >= 0:
         return True
     if torch.is_grad_enabled():
@@ -315,9 +323,9 @@ class _RMSNorm(torch.autograd.Function):
             pass
         elif by_operators and residual in (None, x) and operators.serve(ctx.call, h, None, dy, dh, scale, mask):
             dx, dscale, dbias = operators.backward(ctx.call, dy, h, scale, bias, mask, inverse_rms, dh)
-        elif is_transformed() or _is_differentiated(dy, dh, h, scale) or residual not in (None, x):
+        elif is_transformed() or is_differentiated(dy, dh, h, scale) or residual not in (None, x):
             # a second derivative goes through 1 / rho
-            kept = None if _is_differentiated(h) else inverse_rms
+            kept = None if is_differentiated(h) else inverse_rms
             dx, dscale, dbias = gradients(ctx.call, dy, h, scale, bias, mask, dh, kept)
         else:
             dx, dscale, dbias = rows.backward(ctx.call, ctx.plan, dy, h, scale, bias, mask, inverse_rms, dh)

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn import Parameter, init
 
 from rmsnorm import errors
-from rmsnorm.torch_impl.functional import _spec, rms_norm
+from rmsnorm.torch_impl.functional import _spec, is_differentiated, kept, rms_norm
+from rmsnorm.torch_impl.rounding import is_watched
+from rmsnorm.torch_impl.rows import Kept
 from rmsnorm.variants import Variant, derive
 
 
@@ -51,6 +53,8 @@ class RMSNorm(torch.nn.RMSNorm):
         >>> RMSNorm(4, variant="gemma").weight.detach()
         tensor([0., 0., 0., 0.])
     """
+
+    _kept: Kept | None = None
 
     def __init__(
         self,
@@ -109,6 +113,17 @@ class RMSNorm(torch.nn.RMSNorm):
             >>> y, h
             (tensor([0.8485, 1.1314]), tensor([3., 4.]))
         """
+        own = self._parameters  # where Module.__getattr__ would look last, which takes a microsecond
+        weight = own["weight"] if "weight" in own else self.weight  # noqa: SIM401  (get would look it up)
+        bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
+        alone = (
+            bias is None and mask is None and residual is None
+            and type(x) is Tensor and not is_watched() and not is_differentiated(x, weight)
+        )  # fmt: skip
+        if alone:
+            settings = self.eps, self.variant
+            if self._kept is not None and (y := self._kept.forward(settings, x, weight)) is not None:
+                return y
         if not isinstance(x, Tensor):
             if isinstance(x, torch.fx.Proxy) and x.tracer.root is not self:  # one node of the graph, as the built-in is
                 options = {"mask": mask, "residual": residual}
@@ -117,12 +132,13 @@ class RMSNorm(torch.nn.RMSNorm):
         elif x.shape[self._axes[0] :] != self.normalized_shape:
             why = f"normalized_shape, x being {_spec('RMSNorm', 'x', x)}"
             raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[self._axes[0] :], self.normalized_shape, why)
-        own = self._parameters  # where Module.__getattr__ would look last, which takes a microsecond
-        weight = own["weight"] if "weight" in own else self.weight  # noqa: SIM401  (get would look it up)
-        bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
-        return rms_norm(
-            x, weight, bias, variant=self.variant, eps=self.eps, axis=self._axes, mask=mask, residual=residual
-        )
+        y = rms_norm(x, weight, bias, variant=self.variant, eps=self.eps, axis=self._axes, mask=mask, residual=residual)
+        if alone:
+            self.__dict__["_kept"] = kept(settings, self._axes, x, weight)
+        return y
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}  # of this process alone
 
     def __prepare_scriptable__(self) -> Any:
         raise errors.not_scripted("RMSNorm")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,6 +82,43 @@ def forward(
     if matrix is not x:
         y, h = _laid_out(y, x), None if h is None else _laid_out(h, x)
     return y, h, inverse_rms
+
+
+class Kept(NamedTuple):
+    """A small call that a layer makes again and again, without a graph: what was checked and planned for it once."""
+
+    settings: Any  # of the layer
+    shape: torch.Size
+    dtype: torch.dtype
+    sizes: torch.Size | None  # of the gain
+    scale: torch.dtype | None
+    plan: Any
+    job: tuple[int, ...]  # the first arguments of its ``run``
+
+    def forward(self, settings: Any, x: Tensor, scale: Tensor | None) -> Tensor | None:
+        """y; None if this is another call."""
+        if x.shape != self.shape or x.dtype is not self.dtype or settings != self.settings or not x.is_contiguous():
+            return None
+        if scale is None:
+            if self.scale is not None:
+                return None
+        elif scale.dtype is not self.scale or scale.shape != self.sizes or not scale.is_contiguous():
+            return None
+        if not is_plain(x, scale):
+            return None
+        y = torch.empty_like(x)
+        plan = self.plan
+        plan.run(*self.job, x.data_ptr(), plan.x_bytes, 0, _address(scale), 0, 0, 0, 0, y.data_ptr(), 0, 0)
+        return y
+
+
+def keep(settings: Any, call: Call, plan: Any, x: Tensor, scale: Tensor | None) -> Kept | None:
+    """A call of x and a gain that was computed; None if it is not worth it."""
+    if plan is None or not plan.small or call.result != call.x:
+        return None
+    job = plan.forward[False, False, False], 0, plan.place, plan.rows, plan.rows, 1, 0
+    sizes, dtype = (None, None) if scale is None else (scale.shape, scale.dtype)
+    return Kept(settings, x.shape, x.dtype, sizes, dtype, plan, job)
 
 
 def backward(
