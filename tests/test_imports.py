@@ -188,3 +188,20 @@ def test_a_required_framework_that_is_absent_fails_the_session(tmp_path):
     assert passed.returncode == 0, passed.stdout
     assert "jax is not installed; pip install 'rmsnorm[flax]'" in passed.stdout
     assert "1 passed, 1 skipped" in passed.stdout
+
+
+def test_a_training_step_in_pytorch_loads_no_compiler():
+    """torch._dynamo takes longer to import than all else; imported later, it knows the functions nevertheless."""
+    pytest.importorskip("torch")
+    done = _run(
+        "-c",
+        "import sys, torch\n"
+        "from rmsnorm.torch_impl import RMSNorm\n"
+        "layer, x = RMSNorm(8), torch.ones(4, 8)\n"
+        "layer(x).sum().backward()\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "import torch._dynamo\n"
+        "(graph,) = torch._dynamo.explain(lambda x: layer(x))(x).graphs\n"
+        "assert [node.target.__name__ for node in graph.graph.nodes if node.op == 'call_function'] == ['_in_graph']\n",
+    )
+    assert done.returncode == 0, done.stderr

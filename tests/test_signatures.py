@@ -33,6 +33,7 @@ EXCEPTIONS = {
     },
     "torch": {
         "onnx.py": "the operator that the exporter writes",
+        "dynamo.py": "what torch.compile must know",
         "operators.py": "the kernels in a program that is compiled or exported",
         "rows.py": "tensors in memory, by the CPU kernels or in blocks",
     },

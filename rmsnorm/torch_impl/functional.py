@@ -21,6 +21,7 @@ from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.torch_impl import arithmetic, onnx, operators, rows
 from rmsnorm.torch_impl.arithmetic import forward, gradients, statistic, tangent
+from rmsnorm.torch_impl.dynamo import in_graph
 from rmsnorm.torch_impl.rounding import NAMES, add, cast, dtype_name, is_transformed, is_watched
 from rmsnorm.variants import Variant, derive
 
@@ -191,7 +192,7 @@ def rms_norm_jvp(
     return cast(tangent(call, h, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
 
 
-@torch.compiler.allow_in_graph
+@in_graph
 def _in_graph(
     x: Tensor, scale: Any, bias: Any, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, *others: Any
 ) -> Any:

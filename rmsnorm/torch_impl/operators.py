@@ -28,6 +28,7 @@ from torch.nn import Parameter
 from rmsnorm import cpu, dtypes
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import arithmetic, rows
+from rmsnorm.torch_impl.dynamo import constant
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 from rmsnorm.variants import Variant
 
@@ -45,7 +46,7 @@ _LIBRARY.define(
     tags=torch.Tag.pt2_compliant_tag,
 )
 _forward, _backward = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
-_has_kernels = torch.compiler.assume_constant_result(lambda: cpu.is_available())
+_has_kernels = constant(lambda: cpu.is_available())
 
 
 def serve(call: Call, *tensors: Tensor | None) -> bool:
