@@ -35,6 +35,19 @@ def test_the_table_of_variants_is_what_the_command_prints():
     assert table.group(1) == printed, "run `rmsnorm variants --markdown` and put its output into README.md"
 
 
+@pytest.mark.parametrize(
+    ("page", "name"), [("README.md", "model"), ("README.md", "layers"), ("benchmarks/README.md", "all-layers")]
+)
+def test_the_tables_of_times_are_those_of_the_committed_runs(page, name):
+    mark = f"<!-- python benchmarks/tables.py {name} -->\n"
+    table = re.search(rf"{re.escape(mark)}(.*?)<!-- end -->", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    printed = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "tables.py", name], capture_output=True, text=True, check=True
+    ).stdout
+    assert table is not None
+    assert table.group(1) == printed, f"put the output of `python benchmarks/tables.py {name}` into {page}"
+
+
 def test_the_two_commands_are_targets():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^    make (\w+)", README, re.MULTILINE):

@@ -28,7 +28,7 @@ PROFILE = settings(
 )  # fmt: skip
 # XLA compiles for every shape and every call. So JAX gets few shapes and examples, and a failure is not shrunk.
 COMPILED = ((6,), (2, 5), (2, 3, 4), (0, 3), (3, 1))
-EXAMPLES = {"numpy": 40, "torch": 40, "tf": 40, "flax": 12}
+EXAMPLES = {"numpy": 40, "torch": 20, "tf": 20, "flax": 8}
 PHASES = {"flax": [Phase.generate]}
 # TensorFlow's kernels flush subnormal inputs and outputs to zero (tsl::port::ScopedFlushDenormal). This includes the
 # float32 and float64 numbers to which 16-bit numbers are converted; subnormal float16 numbers are normal there. XLA

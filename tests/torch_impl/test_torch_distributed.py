@@ -464,7 +464,7 @@ def run(rank: int, world: int, folder: Path, *names: str) -> None:
     distributed.destroy_process_group()
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[4])
 def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return said_by(request.param, tmp_path_factory.mktemp("group"), *(check.__name__ for check in CHECKS))
 

@@ -187,3 +187,29 @@ def test_second_derivatives_of_modules() -> None:
         assert torch.autograd.gradgradcheck(function, (x, *parameters))
         run += 1
     assert run == 5
+
+
+def compared_with_eager(function: Any, leaves: list[Any], backend: str = "aot_eager") -> None:
+    """A compiled function has the outputs and gradients of the function, bit for bit."""
+    torch._dynamo.reset()  # each sample is a program of its own
+    results = []
+    for run in (function, torch.compile(function, fullgraph=True, backend=backend)):
+        own = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+        y = run(*own)
+        results.append([y, *torch.autograd.grad(y.sum(), own, allow_unused=True)])
+    for got, want in zip(*results, strict=True):
+        assert (got is None) == (want is None)
+        assert got is None or (torch.equal(got, want) and got.stride() == want.stride())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # the compiler's own
+def test_samples_of_operator_and_module_in_compiled_programs() -> None:
+    """test_ops, TestCompositeCompliance and test_modules under PYTORCH_TEST_WITH_AOT_EAGER."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for sample in samples(dtype):
+            compared_with_eager(
+                lambda x, *weight, sample=sample: torch_rms_norm(x, sample.args[0], *weight, **sample.kwargs),
+                [sample.input, *sample.args[1:]],
+            )
+        for layer, args, kwargs in module_samples(dtype):
+            compared_with_eager(lambda x, layer=layer, kwargs=kwargs: layer(x, **kwargs), list(args))
