@@ -200,6 +200,8 @@ def test_a_training_step_in_pytorch_loads_no_compiler():
         "layer, x = RMSNorm(8), torch.ones(4, 8)\n"
         "layer(x).sum().backward()\n"
         "assert 'torch._dynamo' not in sys.modules\n"
+        "import importlib.util\n"
+        "assert importlib.util.find_spec('torch._dynamo')  # as one asks whether it is there\n"
         "import torch._dynamo\n"
         "(graph,) = torch._dynamo.explain(lambda x: layer(x))(x).graphs\n"
         "assert [node.target.__name__ for node in graph.graph.nodes if node.op == 'call_function'] == ['_in_graph']\n",

@@ -1,4 +1,4 @@
-"""What torch.compile must know of functions here, said when it is imported: to import it takes longer than all of this.
+"""What Dynamo, the front of torch.compile, must know of functions here, without its import, which takes a second.
 
 @in_graph       the function is one node of the graph; nothing in it is traced
 @constant       the function is called while a graph is traced, and its result is a constant there
@@ -47,13 +47,14 @@ class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _NAME:
             return None
-        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
+                if self in sys.meta_path:  # until then: somebody may only ask whether Dynamo is there
+                    sys.meta_path.remove(self)
                 while _WAITING:
                     _WAITING.pop()()
 
