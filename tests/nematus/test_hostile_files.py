@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 from nematus_models import config_of, random_parameters
 
-from rmsnorm import nematus
+from rmsnorm import files, nematus
 from rmsnorm.nematus.vocabulary import dictionaries, read_vocabulary
 
 NIGHTLY = settings().max_examples > 100  # pytest --hypothesis-profile nightly
@@ -112,8 +112,19 @@ def test_members_that_cannot_be_read(tmp_path: Path, change: tuple[int, bytes]) 
     refused(path, "model.npz is damaged")
 
 
-def test_zeros_that_expand(tmp_path: Path) -> None:
-    """A model of 4 GiB by its options and its headers, in an archive of 1 MB."""
+def test_zeros_that_expand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose arrays are all there, and compress as no weights do; what any file may expand to is set low."""
+    config = CONFIG.replace(source_vocab_sizes=(2**16,))
+    arrays = {str(row.theano): np.zeros(row.shape, "f4") for row in nematus.names.variables(config)}
+    (tmp_path / "model.npz.json").write_text(json.dumps(nematus.config.write(config, theano=True)))
+    np.savez_compressed(tmp_path / "model.npz", **arrays)
+    assert nematus.load(tmp_path).config.source_vocab_sizes == (2**16,)
+    monkeypatch.setattr(files, "FREE", 2**16)
+    refused(tmp_path / "model.npz", "bytes in memory", "save it uncompressed")
+
+
+def test_headers_of_arrays_that_are_not_there(tmp_path: Path) -> None:
+    """A model of 4 GiB by its options and its headers."""
     config = CONFIG.replace(source_vocab_sizes=(2**26,), embedding_size=16, dim_per_factor=(16,))
     path = saved(tmp_path)
     (tmp_path / "model.npz.json").write_text(json.dumps(nematus.config.write(config, theano=True)))
