@@ -14,7 +14,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Final
 
 _READER_END: Final = 10.0  # seconds; the reader takes so long only where a child of the process has the pipe open
@@ -28,9 +30,16 @@ _POLL: Final = 1.0  # seconds
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
     """Start a worker that writes to a pipe, in a group of its own: Ctrl-C in a terminal is for this process alone."""
     environment = {**os.environ, _PARENT: str(os.getpid())}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True, **options
+    begin = partial(
+        subprocess.Popen, command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True, **options
     )
+    return _starter(os.getpid()).submit(begin).result()
+
+
+@lru_cache(maxsize=1)
+def _starter(_: int) -> ThreadPoolExecutor:
+    """A thread of this process that ends with it: to Linux the parent of a process is the thread that started it."""
+    return ThreadPoolExecutor(1)
 
 
 def end_with_parent() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,18 @@ def test_no_worker_outlives_identify(tmp_path: Path, number: int) -> None:
     process.send_signal(number)
     process.communicate(timeout=30)
     waited(lambda: not is_alive(worker), 10)
+
+
+def test_a_worker_outlives_the_thread_that_asked_for_it() -> None:
+    from rmsnorm.identify.worker import identities
+
+    results, found = identities(["math:sqrt", "math:cos"], time_limit=60), []
+    thread = threading.Thread(target=lambda: found.append(next(results)))
+    thread.start()
+    thread.join()
+    found += results
+    assert [name for name, _ in found] == ["math:sqrt", "math:cos"]
+    assert not any("ended its process" in str(identity) for _, identity in found), found
 
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
