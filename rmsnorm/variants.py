@@ -18,6 +18,31 @@ from typing import Any, Final, Literal, get_args
 
 from rmsnorm import dtypes, errors
 
+Preset = Literal[
+    "standard",
+    "paper",
+    "zhang_torch",
+    "zhang_tf",
+    "theano",
+    "nematus",
+    "lasagne",
+    "zero",
+    "llama",
+    "gemma",
+    "gemma4",
+    "t5",
+    "olmo2",
+    "torch",
+    "keras",
+    "flax",
+    "equinox",
+    "onnx",
+    "apex",
+    "transformer_engine",
+    "mlx",
+    "x_transformers",
+    "keras_rms_scaling",
+]
 EpsPosition = Literal["inside", "outside", "clamp"]
 Rounding = Literal["before_scale", "after_scale", "input_dtype"]
 Statistic = Literal["mean_square", "variance"]
@@ -129,12 +154,30 @@ class Variant:
 
     @staticmethod
     def get(variant: str | Variant) -> Variant:
-        """The preset of that name; a Variant is returned unchanged.
+        """The preset of that name, which may be any str to a type checker; a Variant is returned unchanged.
 
         >>> Variant.get("standard").eps
         1e-06
         """
         return get_variant("Variant.get", variant)
+
+    @property
+    def label(self) -> str:
+        """Its name, and what differs from the preset of that name.
+
+        >>> Variant.get("llama").replace(eps=1e-5).label, Variant.get("llama").label
+        ('llama with eps=1e-05', 'llama')
+        """
+        preset = PRESETS.get(self.name)
+        if preset is None:
+            return self.name
+        changed = {
+            f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(preset, f.name)
+        }
+        texts = [
+            f"{name}={str(value) if isinstance(value, Fraction) else repr(value)}" for name, value in changed.items()
+        ]
+        return f"{self.name} with {', '.join(texts)}" if texts else self.name
 
     def eps_for(self, dtype: str) -> float:
         """Eps as a number, for x of that dtype. None becomes the machine epsilon of the arithmetic dtype.
@@ -195,7 +238,7 @@ def get_variant(op: str, variant: str | Variant) -> Variant:
     if not isinstance(variant, str):
         raise errors.wrong_type(op, "variant", variant, "a name or a Variant", "pass one such as 'llama'")
     if variant not in PRESETS:
-        near = difflib.get_close_matches(variant, PRESETS, n=1)
+        near = difflib.get_close_matches(variant.lower(), PRESETS, n=1)
         raise errors.not_a_choice(op, "variant", variant, tuple(PRESETS), near[0] if near else None)
     return PRESETS[variant]
 

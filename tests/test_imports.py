@@ -161,6 +161,21 @@ def test_a_backend_that_is_asked_for_and_absent_is_an_error(nothing_installed, b
     assert f"pip install 'rmsnorm[{backend}]'" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("statement", "package", "extra"),
+    [
+        ("import rmsnorm.torch_impl", "torch", "torch"),
+        ("from rmsnorm.tf_impl import rms_norm", "tensorflow", "tf"),
+        ("from rmsnorm.tf_impl import RMSNormalization", "keras", "tf"),
+        ("import rmsnorm; rmsnorm.flax_impl", "jax", "flax"),
+    ],
+)
+def test_the_import_of_a_wing_says_what_installs_its_framework(nothing_installed, statement, package, extra):
+    done = _run("-c", statement, path=nothing_installed)
+    assert f"{package} is not installed, expected for this backend; pip install 'rmsnorm[{extra}]'" in done.stderr
+    assert "During handling" not in done.stderr
+
+
 def test_a_required_framework_that_is_absent_fails_the_session(tmp_path):
     """A framework that is not required is skipped, with a message how to install it."""
     tests = Path(__file__).parent

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.progress import TaskID
-from rich.table import Table
 
-from rmsnorm import PRESETS, dtypes
+from rmsnorm import PRESETS, dtypes, screen
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, unusable
 
 _SLOWEST_FIRST: Final = ("flax", "numpy", "tf", "torch")
@@ -55,7 +53,7 @@ def check(
     types = choices("dtype", dtype, dtypes.FLOATS) if dtype else ()
     choices("device", [device], DEVICES)
     if list_:
-        Console().print(_listing(variants, types))
+        screen.console().print(_listing(variants, types))
         return
     for path in (json, junit, markdown):
         if path is not None and not path.parent.is_dir():
@@ -75,7 +73,7 @@ def check(
         slowest_first = {name: commands[name] for name in sorted(commands, key=_SLOWEST_FIRST.index)}
         runs = run(slowest_first, on_progress=lambda state: bars.update(tasks[state.name], completed=state.cases))
     runs.sort(key=lambda state: chosen.index(state.name))
-    Console().print(report.terminal(runs))
+    screen.console().print(report.terminal(runs))
     if json:
         report.write_json(runs, json)
     if junit:
@@ -89,13 +87,13 @@ def check(
         raise typer.Exit(UNUSABLE)
 
 
-def _listing(variants: tuple[str, ...], types: tuple[str, ...]) -> Table:
+def _listing(variants: tuple[str, ...], types: tuple[str, ...]) -> screen.Fitting:
     from rmsnorm.parity.cases import CASES, select
 
     counts = Counter(case.name for case, _, _ in select(variants, types))
-    table = Table("case", "shape", "variants", "what it can show", "runs")
+    rows = []
     for case in CASES:
         if counts[case.name]:
             names = "all" if len(case.variants) == len(PRESETS) else ", ".join(case.variants)
-            table.add_row(case.name, str(case.shape), names, case.reason, str(counts[case.name]))
-    return table
+            rows.append((case.name, str(case.shape), names, case.reason, str(counts[case.name])))
+    return screen.fitting_table(("case", "shape", "variants", "what it can show", "runs"), rows, ("variants", "shape"))

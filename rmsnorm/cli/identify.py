@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import errors
+from rmsnorm import errors, screen
 from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, progress, unusable
 from rmsnorm.files import write_text
-from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.frameworks import NAMES
 
 if TYPE_CHECKING:
     from rmsnorm.identify import Identity
 
 _COMMAND: Final = "rmsnorm identify"
-_FRAMEWORKS: Final = ", ".join(dict.fromkeys(name for row in FRAMEWORKS.values() for name in (row.package, row.layers)))
+_FRAMEWORKS: Final = ", ".join(NAMES)
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm identify torch.nn:RMSNorm\n\n"
@@ -119,7 +119,7 @@ def _arguments(init: str | None) -> dict[str, Any]:
 def _show(identity: Identity) -> None:
     from rmsnorm.identify.identity import finding_rows, nearest_rows
 
-    console = Console()
+    console = screen.console()
     console.print(Text(identity.headline, style="bold green" if identity.recognised else "bold red"))
     table = Table("finding", "value", "evidence", box=SIMPLE_HEAD, show_edge=False)
     for row in [*finding_rows(identity), *nearest_rows(identity)]:
@@ -150,7 +150,7 @@ def _sweep(package: str, options: dict[str, Any], time_limit: float, json: bool,
         table = Table("classes", "what they compute", "examples", box=SIMPLE_HEAD)
         for text, names in result.clusters:
             table.add_row(str(len(names)), Text(text), Text(", ".join(name.split(":")[1] for name in names[:3])))
-        console = Console()
+        console = screen.console()
         count = sum(len(names) for _, names in result.clusters)
         console.print(f"{count} classes of {package} {result.version}", table)
         for name, reason in result.refused:

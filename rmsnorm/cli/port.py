@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import errors
-from rmsnorm.cli.usage import DIFFERS, choices, progress, unusable
+from rmsnorm import errors, screen
+from rmsnorm.cli.usage import BACKEND_NAMES, DIFFERS, choices, progress, unusable
 from rmsnorm.frameworks import FRAMEWORKS, framework
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 )  # fmt: skip
 
 _TARGETS: Final = ("torch", "keras", "flax", "numpy", "tf", "theano")
+_FORMS: Final = {"pytorch": "torch", "tensorflow": "tf", "jax": "flax"}
 _STATUS: Final = "Exit status: 0 written, 2 bad usage, or files that are damaged or do not fit each other."
 NEMATUS_EPILOG: Final = (
     "Examples:\n\n"
@@ -64,7 +65,7 @@ Dictionary = Annotated[
 Source = Annotated[Path, typer.Option(help="Sentences, one a line, as the model takes them (BPE).")]
 Output = Annotated[Path | None, typer.Option(help="Where to write.", dir_okay=False, show_default="the terminal")]
 Backend = Annotated[
-    str | None, typer.Option(help="numpy, torch, tf or flax.", show_default="torch if it is installed, else numpy")
+    str | None, typer.Option(help=f"Backend: {BACKEND_NAMES}.", show_default="torch if it is installed, else numpy")
 ]
 Alpha = Annotated[float, typer.Option(help="Scores are divided by length^ALPHA.")]
 Batch = Annotated[int, typer.Option(help="Sentences at once.", min=1)]
@@ -80,7 +81,7 @@ def info(model: Where, config: Options = None, source_norm: SourceNorm = None) -
         table = Table.grid(padding=(0, 2))
         for name, value in facts(loaded):
             table.add_row(Text(name, style="bold"), Text(value))
-        Console().print(table)
+        screen.console().print(table)
 
 
 @app.command(epilog=NEMATUS_EPILOG)
@@ -102,7 +103,7 @@ def nematus(
     dictionaries are copied. The folder is made in the last step.
     """
     command = "rmsnorm port nematus"
-    choices("to", [to], _TARGETS, command)
+    (to,) = choices("to", [_FORMS.get(to, to)], _TARGETS, command)
     choices("norm", [norm] if norm else None, ("rms",), command)
     with _errors_as_exit():
         source = _load(model, config, source_norm)
@@ -110,7 +111,7 @@ def nematus(
 
         with _silence() as terminal, Console(file=terminal).status("converting and comparing"):
             result = convert(source, folder, to, rms_norm=norm is not None)
-    console = Console(highlight=False)
+    console = screen.console(highlight=False)
     scale = f"of logits up to {result.largest:.3g}, {SENTENCES} random sentences"
     if norm is not None:
         console.print(f"LayerNorm to RMSNorm: max error {result.exact:.2g} {scale}; gains and offsets are kept")
@@ -229,7 +230,7 @@ def _run(
     from rmsnorm.nematus.vocabulary import vocabularies
 
     default = "numpy" if FRAMEWORKS["torch"].missing else "torch"
-    key = framework(command, backend or default).key
+    key = framework(command, backend or default, "backend").key
     if output is not None and not output.parent.is_dir():
         raise FileNotFoundError(f"{command}: {output.parent} is not a folder, expected one to write {output.name} in")
     files = (dictionary[:-1], dictionary[-1]) if dictionary else ()

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from rmsnorm import PRESETS, Variant
+from rmsnorm import PRESETS, Variant, screen
 from rmsnorm.cli.usage import DIFFERS
 
 
@@ -21,10 +19,9 @@ def variants(
     if markdown:
         typer.echo("\n".join(f"| {' | '.join(row)} |" for row in (_COLUMNS, ("---",) * len(_COLUMNS), *rows)))
         return
-    table = Table(*_COLUMNS, box=SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(*(cell.replace("`", "") for cell in row))
-    Console().print(table)
+    plain = [[cell.replace("`", "") for cell in row] for row in rows]
+    dispensable = ("source", "gain's name", "partial", "bias", "offset", "dtype of y", "rounded")
+    screen.console().print(screen.fitting_table(_COLUMNS, plain, dispensable))
 
 
 _COLUMNS: Final = (
@@ -82,7 +79,7 @@ def invariances() -> None:
             f"{fact.factor:.6g}" if fact.holds else f"[red]{fact.factor:.6g}, the paper says {fact.expected:.6g}[/red]"
         )
         facts.add_row(fact.norm, fact.gradient, fact.property, times, f"{fact.change:.1e}", f"{fact.bound:.1e}")
-    Console().print(sheet, facts)
+    screen.console().print(sheet, facts)
     if any(cell.holds != cell.expected for cell in cells) or not all(fact.holds for fact in all_facts):
         raise typer.Exit(DIFFERS)
 

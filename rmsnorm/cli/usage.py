@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from rmsnorm import errors
-from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.frameworks import FRAMEWORKS, NAMES
 
 DEVICES: Final = ("cpu", "cuda")
 DIFFERS, UNUSABLE = 1, 2  # exit statuses
-BACKEND_NAMES: Final = ", ".join(FRAMEWORKS)
+BACKEND_NAMES: Final = ", ".join(NAMES)
 _KEYS: Final = {alias: row.key for row in FRAMEWORKS.values() for alias in row.aliases}
 
 
@@ -25,7 +25,12 @@ def backends(names: Sequence[str] | None, command: str, known: Sequence[str] = t
     >>> backends(["jax", "flax", "pytorch"], "rmsnorm check")
     ('flax', 'torch')
     """
-    return choices("backend", [_KEYS.get(name, name) for name in names or ()], known, command)
+    for name in names or ():
+        if _KEYS.get(name, name) not in known:
+            shown = [other for other in NAMES if _KEYS.get(other, other) in known]
+            others = [other for other in known if other not in FRAMEWORKS]
+            raise unusable(str(errors.not_a_choice(command, "backend", name, shown + others)))
+    return tuple(dict.fromkeys(_KEYS.get(name, name) for name in names or known))
 
 
 def choices(

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
-from rmsnorm import PRESETS, dtypes
+from rmsnorm import PRESETS, dtypes, screen
 from rmsnorm.cli.usage import DIFFERS, choices, progress, unusable
 
 app = typer.Typer(
@@ -72,7 +71,7 @@ def write(
     except (ValueError, OSError) as error:
         raise unusable(str(error)) from None
     size = sum(path.stat().st_size for path in folder.iterdir())
-    Console().print(f"{count} cases, {size / 1e6:.1f} MB in {folder}", highlight=False)
+    screen.console().print(f"{count} cases, {size / 1e6:.1f} MB in {folder}", highlight=False)
 
 
 @app.command(epilog=CHECK_EPILOG)
@@ -103,7 +102,7 @@ def check(
             run = vectors.check(folder, on_progress=lambda done, total: bars.update(task, completed=done, total=total))
     except ValueError as error:
         raise unusable(str(error)) from None
-    Console().print(report.terminal([run]))
+    screen.console().print(report.terminal([run]))
     for write_report, path in (
         (report.write_json, json),
         (report.write_junit, junit),

@@ -2,7 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rmsnorm.flax_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp
+from rmsnorm.frameworks import imported
+
+with imported("flax"):
+    from rmsnorm.flax_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp
 
 if TYPE_CHECKING:
     from rmsnorm.flax_impl.layers import RMSNorm
@@ -12,7 +15,8 @@ __all__ = ["RMSNorm", "rms_norm", "rms_norm_jvp", "rms_norm_vjp"]
 
 def __getattr__(name: str) -> Any:  # the functions need JAX alone
     if name == "RMSNorm":
-        from rmsnorm.flax_impl.layers import RMSNorm
+        with imported("flax"):
+            from rmsnorm.flax_impl.layers import RMSNorm
 
         return RMSNorm
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

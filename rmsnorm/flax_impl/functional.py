@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial as bind
-from typing import Any
+from typing import Any, Never
 
 import jax
 import numpy as np
@@ -23,15 +23,17 @@ from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.flax_impl import arithmetic, rows
 from rmsnorm.flax_impl.arithmetic import Across, backward, elementwise, statistic
 from rmsnorm.flax_impl.rounding import add, cast, convert
-from rmsnorm.variants import Variant, derive
+from rmsnorm.interface import forward_of, gradients_of, unknown_argument
+from rmsnorm.variants import Preset, Variant, derive
 
 
+@forward_of(jax.Array)
 def rms_norm(
     x: jax.typing.ArrayLike,
     scale: jax.typing.ArrayLike | None = None,
     bias: jax.typing.ArrayLike | None = None,
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -40,6 +42,7 @@ def rms_norm(
     residual: jax.typing.ArrayLike | None = None,
     out_dtype: Any = None,
     return_inverse_rms: bool = False,
+    **unknown: Never,
 ) -> Any:
     """Root mean square layer normalization.
 
@@ -77,6 +80,8 @@ def rms_norm(
         >>> rms_norm(jnp.array([[3.0, 4.0]]), jnp.array([1.0, 2.0]), variant="paper")
         Array([[0.84852815, 2.2627418 ]], dtype=float32)
     """
+    if unknown:
+        raise unknown_argument("rms_norm", rms_norm, unknown)
     x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
     call = _resolve(
         "rms_norm", x, scale, bias, mask, residual, out_dtype,
@@ -92,13 +97,14 @@ def rms_norm(
     return tuple(outputs) if len(outputs) > 1 else y
 
 
+@gradients_of(jax.Array)
 def rms_norm_vjp(
     dy: Any,
     x: jax.typing.ArrayLike,
     scale: jax.typing.ArrayLike | None = None,
     bias: jax.typing.ArrayLike | None = None,
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -106,6 +112,7 @@ def rms_norm_vjp(
     mask: jax.typing.ArrayLike | None = None,
     residual: jax.typing.ArrayLike | None = None,
     out_dtype: Any = None,
+    **unknown: Never,
 ) -> Any:
     """Gradients of rms_norm: the product of dy with its Jacobian.
 
@@ -132,6 +139,8 @@ def rms_norm_vjp(
         >>> dx, dscale
         (Array([ 0.04525483, -0.03394112], dtype=float32), Array([0.84852815, 1.1313709 ], dtype=float32))
     """
+    if unknown:
+        raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
     x, scale, bias, mask, residual, dy, dh = _arrays(
         "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, dh=dh
@@ -157,7 +166,7 @@ def rms_norm_jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -165,6 +174,7 @@ def rms_norm_jvp(
     mask: jax.typing.ArrayLike | None = None,
     residual: jax.typing.ArrayLike | None = None,
     out_dtype: Any = None,
+    **unknown: Never,
 ) -> jax.Array:
     """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
 
@@ -190,6 +200,8 @@ def rms_norm_jvp(
         >>> rms_norm_jvp((jnp.array([3.0, 4.0]),), (jnp.array([4.0, -3.0]),), variant="paper")
         Array([ 1.1313709 , -0.84852815], dtype=float32)
     """
+    if unknown:
+        raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
     x, scale, bias = three_of("primals", primals)
     dx, dscale, dbias = three_of("tangents", tangents)
     x, scale, bias, mask, residual, dx, dscale, dbias = _arrays(

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import partial as bind
+from numbers import Integral
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 import jax
 from flax import nnx
@@ -16,10 +17,14 @@ from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax import numpy as jnp
 from jax.nn import initializers
 
+from rmsnorm import dtypes as formats
+from rmsnorm import errors
+from rmsnorm.call import check_axis
 from rmsnorm.flax_impl.arithmetic import Across
 from rmsnorm.flax_impl.functional import _arrays, _resolve, normalise
 from rmsnorm.flax_impl.rounding import add
-from rmsnorm.variants import Variant, derive
+from rmsnorm.interface import constructor
+from rmsnorm.variants import Preset, Variant, derive
 
 
 class RMSNorm(nnx.RMSNorm):
@@ -52,7 +57,8 @@ class RMSNorm(nnx.RMSNorm):
         bias_init: zeros.
         partial: fraction of the elements (of every device's), from the first, that enter the statistic; None for the
             variant's.
-        variant: name of a preset or a Variant.
+        variant: name of a preset or a Variant. By default the layer is ``flax``, as flax.nnx.RMSNorm, and the functions
+            are ``standard``: where x has 16 bits and scale 32, y has 32 and 16.
 
     Attributes:
         scale: gain, of shape (num_features,), or None.
@@ -72,6 +78,7 @@ class RMSNorm(nnx.RMSNorm):
         Array([[0.84852815, 1.1313709 ]], dtype=float32)
     """
 
+    @constructor
     def __init__(
         self,
         num_features: int,
@@ -93,9 +100,13 @@ class RMSNorm(nnx.RMSNorm):
         bias_init: Initializer = initializers.zeros,
         bias_metadata: Mapping[str, Any] = MappingProxyType({}),
         partial: float | Fraction | None = None,
-        variant: str | Variant = "flax",
+        variant: Preset | Variant = "flax",
     ) -> None:
-        self.variant = derive("RMSNorm", variant, epsilon, partial)
+        if not isinstance(num_features, Integral):
+            want = "a size >= 0, of the feature axes of x"
+            raise errors.wrong_type("RMSNorm", "num_features", num_features, want, "pass x.shape[-1]")
+        check_options(reduction_axes, feature_axes, param_dtype)
+        self.variant: Variant = derive("RMSNorm", variant, epsilon, partial)
         super().__init__(
             num_features,
             epsilon=self.variant.eps,
@@ -119,6 +130,12 @@ class RMSNorm(nnx.RMSNorm):
         else:
             self.bias = nnx.data(None)
 
+    @overload
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None, *, residual: None = None) -> jax.Array: ...
+    @overload
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None = None, *, residual: jax.Array
+    ) -> tuple[jax.Array, jax.Array]: ...
     def __call__(self, x: jax.Array, mask: jax.Array | None = None, *, residual: jax.Array | None = None) -> Any:
         """Normalize x, or x + residual.
 
@@ -156,6 +173,14 @@ class RMSNorm(nnx.RMSNorm):
             axis=self.reduction_axes, feature_axis=self.feature_axes, out_dtype=out_dtype,
             axis_name=self.axis_name, axis_index_groups=self.axis_index_groups,
         )  # fmt: skip
+
+
+def check_options(axis: Any, feature_axis: Any, param_dtype: Any) -> None:
+    """Refuse axes that are no integers, and parameters that are no numbers with a fraction."""
+    check_axis("RMSNorm", "reduction_axes", _hashable(axis))
+    check_axis("RMSNorm", "feature_axes", _hashable(feature_axis))
+    if (name := jnp.dtype(param_dtype).name) not in formats.FLOATS:
+        raise errors.not_a_choice("RMSNorm", "param_dtype", name, formats.FLOATS)
 
 
 def normalise_over(

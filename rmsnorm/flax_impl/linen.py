@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
+from typing import Any, overload
 
-import flax.linen as nn
 import jax
-from flax.typing import Initializer
 from jax import numpy as jnp
 from jax.nn import initializers
 
-from rmsnorm.flax_impl.layers import feature_sizes, normalise_over
-from rmsnorm.variants import Variant, derive
+from rmsnorm.frameworks import imported
+from rmsnorm.interface import constructor
+from rmsnorm.variants import Preset, Variant, derive
+
+with imported("flax"):
+    import flax.linen as nn
+    from flax.typing import Initializer
+
+    from rmsnorm.flax_impl.layers import check_options, feature_sizes, normalise_over
 
 
 class RMSNorm(nn.RMSNorm):
@@ -32,7 +37,8 @@ class RMSNorm(nn.RMSNorm):
         bias_init: zeros.
         partial: fraction of the elements (of every device's), from the first, that enter the statistic; None for the
             variant's.
-        variant: name of a preset or a Variant.
+        variant: name of a preset or a Variant. By default the layer is ``flax``, as flax.linen.RMSNorm, and the
+            functions are ``standard``: where x has 16 bits and scale 32, y has 32 and 16.
 
     Raises:
         TypeError: epsilon, partial or variant is of the wrong type.
@@ -53,12 +59,23 @@ class RMSNorm(nn.RMSNorm):
     use_bias: bool | None = None
     bias_init: Initializer = initializers.zeros
     partial: float | Fraction | None = None
-    variant: str | Variant = "flax"
+    variant: Preset | Variant = "flax"
 
     def __post_init__(self) -> None:
         derive("RMSNorm", self.variant, self.epsilon, self.partial)
+        check_options(self.reduction_axes, self.feature_axes, self.param_dtype)
         super().__post_init__()
 
+    def __repr__(self) -> str:
+        eps = derive("RMSNorm", self.variant, self.epsilon, None).eps
+        return super().__repr__().replace("epsilon = None", f"epsilon = {eps}")  # the one that counts
+
+    @overload
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, residual: None = None) -> jax.Array: ...
+    @overload
+    def __call__(
+        self, x: jax.Array, *, mask: jax.Array | None = None, residual: jax.Array
+    ) -> tuple[jax.Array, jax.Array]: ...
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, residual: jax.Array | None = None) -> Any:
         """Normalize x, or x + residual.
@@ -100,3 +117,6 @@ class RMSNorm(nn.RMSNorm):
             variant=variant, axis=self.reduction_axes, feature_axis=self.feature_axes, out_dtype=self.dtype,
             axis_name=None if self.is_initializing() else self.axis_name, axis_index_groups=self.axis_index_groups,
         )  # fmt: skip
+
+
+RMSNorm.__init__ = constructor(RMSNorm.__init__)  # type: ignore[method-assign]

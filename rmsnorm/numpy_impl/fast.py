@@ -15,23 +15,25 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from rmsnorm import cpu
 from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.numpy_impl import functional as golden
 from rmsnorm.numpy_impl.functional import ArrayLike, _arrays, _dtype_name
-from rmsnorm.variants import Variant, derive
+from rmsnorm.variants import Preset, Variant, derive
 
 
+@forward_of(np.ndarray)
 def rms_norm(
     x: ArrayLike,
     scale: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -40,6 +42,7 @@ def rms_norm(
     residual: ArrayLike | None = None,
     out_dtype: Any = None,
     return_inverse_rms: bool = False,
+    **unknown: Never,
 ) -> Any:
     """Root mean square layer normalization: numpy_impl.rms_norm, its arguments, results, errors and bits.
 
@@ -48,6 +51,8 @@ def rms_norm(
         >>> rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), variant="paper").round(4)
         array([[0.8485, 2.2627]])
     """
+    if unknown:
+        raise unknown_argument("rms_norm", rms_norm, unknown)
     x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     call = _call("rms_norm", options, x, scale, bias, mask, residual)
@@ -68,13 +73,14 @@ def rms_norm(
     return tuple(outputs) if len(outputs) > 1 else y
 
 
+@gradients_of(np.ndarray)
 def rms_norm_vjp(
     dy: Any,
     x: ArrayLike,
     scale: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -82,6 +88,7 @@ def rms_norm_vjp(
     mask: ArrayLike | None = None,
     residual: ArrayLike | None = None,
     out_dtype: Any = None,
+    **unknown: Never,
 ) -> Any:
     """Gradients of rms_norm: numpy_impl.rms_norm_vjp, its arguments, results, errors and bits.
 
@@ -91,6 +98,8 @@ def rms_norm_vjp(
         >>> dx.round(4), dscale.round(4)
         (array([ 0.0453, -0.0339]), array([0.8485, 1.1314]))
     """
+    if unknown:
+        raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
     x, scale, bias, mask, residual, dy, dh = _arrays(
         "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, dh=dh

@@ -10,26 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any, Never, TypeAlias
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 
 from rmsnorm import dtypes, errors
 from rmsnorm.call import Axis, Call, Spec, resolve, three_of
+from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.numpy_impl.arithmetic import Rows, add, assign, backward, blocks, forward, tangent
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
-from rmsnorm.variants import Variant, derive
+from rmsnorm.variants import Preset, Variant, derive
 
 ArrayLike: TypeAlias = Any  # what np.asarray takes
 
 
+@forward_of(np.ndarray)
 def rms_norm(
     x: ArrayLike,
     scale: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -38,6 +40,7 @@ def rms_norm(
     residual: ArrayLike | None = None,
     out_dtype: Any = None,
     return_inverse_rms: bool = False,
+    **unknown: Never,
 ) -> Any:
     """Root mean square layer normalization.
 
@@ -75,6 +78,8 @@ def rms_norm(
         >>> rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), variant="paper").round(4)
         array([[0.8485, 2.2627]])
     """
+    if unknown:
+        raise unknown_argument("rms_norm", rms_norm, unknown)
     x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
     call = _resolve(
         "rms_norm", x, scale, bias, mask, residual, out_dtype,
@@ -96,13 +101,14 @@ def rms_norm(
     return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
 
+@gradients_of(np.ndarray)
 def rms_norm_vjp(
     dy: Any,
     x: ArrayLike,
     scale: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -110,6 +116,7 @@ def rms_norm_vjp(
     mask: ArrayLike | None = None,
     residual: ArrayLike | None = None,
     out_dtype: Any = None,
+    **unknown: Never,
 ) -> Any:
     """Gradients of rms_norm: the product of dy with its Jacobian.
 
@@ -136,6 +143,8 @@ def rms_norm_vjp(
         >>> dx.round(4), dscale.round(4)
         (array([ 0.0453, -0.0339]), array([0.8485, 1.1314]))
     """
+    if unknown:
+        raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
     x, scale, bias, mask, residual, dy, dh = _arrays(
         "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, dh=dh
@@ -170,7 +179,7 @@ def rms_norm_jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -178,6 +187,7 @@ def rms_norm_jvp(
     mask: ArrayLike | None = None,
     residual: ArrayLike | None = None,
     out_dtype: Any = None,
+    **unknown: Never,
 ) -> Array:
     """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
 
@@ -203,6 +213,8 @@ def rms_norm_jvp(
         >>> rms_norm_jvp((np.array([3.0, 4.0]),), (np.array([3.0, 4.0]),), variant="paper").round(30)
         array([0., 0.])
     """
+    if unknown:
+        raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
     x, scale, bias = three_of("primals", primals)
     dx, dscale, dbias = three_of("tangents", tangents)
     x, scale, bias, mask, residual, dx, dscale, dbias = _arrays(
@@ -229,6 +241,8 @@ def rms_norm_jvp(
 
 def _arrays(op: str, **values: Any) -> list[Any]:
     for name, value in values.items():
+        if value is None and name == "x":
+            raise errors.wrong_type(op, name, value, "an array", "convert it with np.asarray")
         if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
             fix = "pass its data, and as mask what is not masked"
             raise errors.wrong_type(op, name, type(value), "an array without a mask of its own", fix)

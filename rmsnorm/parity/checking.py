@@ -18,7 +18,7 @@ from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, fa
 from rmsnorm.parity.report import numbers
 from rmsnorm.parity.run import BackendRun, Record
 from rmsnorm.targets import Target, TargetError, open_target
-from rmsnorm.variants import Variant, get_variant
+from rmsnorm.variants import Preset, Variant, get_variant
 
 _OF_THE_WIDTH: Final = ("odd", "wide", "width 1", "no columns")
 _SHOWN: Final = 6
@@ -45,7 +45,7 @@ class Report:
     @cached_property
     def text(self) -> str:
         """One line if all comparisons held; otherwise the worst differences, and what ``identify`` says."""
-        run, name = self.run, self.variant.name
+        run, name = self.run, self.variant.label
         where = f"{run.name} {run.version} on {run.device}"
         if self.passed:
             return (
@@ -72,7 +72,7 @@ class Report:
 
 def check(
     function: Any,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     *,
     framework: str | None = None,
     gradients: bool = True,
@@ -90,7 +90,7 @@ def check(
         function: of x, or of (x, weight), (x, weight, bias) and the like; a layer of PyTorch, Keras, Flax or Equinox;
             its class; ``module:attribute``; an .onnx file.
         variant: what it should be.
-        framework: numpy, torch, tensorflow, jax or keras, for a function that does not show whose arrays it takes.
+        framework: torch, tf, keras, jax, flax or numpy, for a function that does not show whose arrays it takes.
         gradients: whether dx, dscale and dbias count, where the framework differentiates.
         dtypes: of x.
         device: cpu or cuda.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rmsnorm.variants import Variant
+from rmsnorm.variants import Preset, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ def rmsnorm_parity() -> Callable[..., Report]:
     case, the worst element, the value got and wanted, the bound, and the variant that the function really is.
     """
 
-    def parity(function: Any, variant: str | Variant = "standard", **options: Any) -> Report:
+    def parity(function: Any, variant: Preset | Variant = "standard", **options: Any) -> Report:
         __tracebackhide__ = True
         from rmsnorm.parity import check
 

@@ -21,6 +21,7 @@ from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
 from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.parity.run import BackendRun, Record
+from rmsnorm.screen import Fitting
 
 _LEGEND: Final = (
     "Cells: the largest distance to the golden in f16 bf16 f32 f64, in ulps of the terms that make the element; "
@@ -29,19 +30,19 @@ _LEGEND: Final = (
 
 
 def terminal(runs: Sequence[BackendRun], *, failures: int = 12) -> RenderableType:
-    """A table for every backend that ran, the first failures, and a line for every backend."""
-    parts: list[RenderableType] = []
+    """A line for every backend, a table for every one that ran, and the first failures."""
+    parts: list[RenderableType] = [_line(run) for run in runs]
     for run in runs:
         if run.records:
-            parts += [_table(run), _bits(run), ""]
-    if parts:
+            by_dtype = Group(*(_table(run, (dtype,)) for dtype in dtypes.FLOATS if _of(run, dtype)))
+            parts += ["", Fitting(_table(run, dtypes.FLOATS), by_dtype), _bits(run)]
+    if any(run.records for run in runs):
         parts.append(Text(_LEGEND, style="dim"))
     failed = [record for run in runs for record in run.failures]
     for record in failed[:failures]:
         parts.append(Text(f"x {_label(record)}: {numbers(record)}; {record.detail}", style="red"))
     if len(failed) > failures:
         parts.append(Text(f"x and {len(failed) - failures} more; --json FILE has them all", style="red"))
-    parts += [_line(run) for run in runs]
     return Group(*parts)
 
 
@@ -111,27 +112,35 @@ def _title(run: BackendRun) -> str:
     return FRAMEWORKS[run.name].title if run.name in FRAMEWORKS else run.name
 
 
-def _table(run: BackendRun) -> Table:
+def _of(run: BackendRun, dtype: str) -> bool:
+    return any(record.dtype == dtype for record in run.records)
+
+
+def _table(run: BackendRun, types: Sequence[str]) -> Table:
+    """One number in a cell for every dtype."""
     title = _title(run)
     if run.version:
         title += f" {run.version} on {run.device}"
+    if len(types) == 1:
+        title += f", {dtypes.short(*types)}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("variant", no_wrap=True)
     for quantity in QUANTITIES:
-        table.add_column({"inverse_rms": "1/rho"}.get(quantity, quantity), justify="right")
-    compared = [record for record in run.records if math.isfinite(record.max_ulp) or not record.passed]
+        table.add_column({"inverse_rms": "1/rho"}.get(quantity, quantity), justify="right", no_wrap=True)
+    own = [record for record in run.records if record.dtype in types]
+    compared = [record for record in own if math.isfinite(record.max_ulp) or not record.passed]
     for variant in dict.fromkeys(record.variant for record in compared):
         cells = []
         for quantity in QUANTITIES:
             records = [r for r in compared if (r.variant, r.quantity) == (variant, quantity)]
-            cells.append(_cell(records))
+            cells.append(_cell(records, types))
         table.add_row(variant, *cells)
     return table
 
 
-def _cell(records: Sequence[Record]) -> Text:
+def _cell(records: Sequence[Record], types: Sequence[str]) -> Text:
     numbers = []
-    for dtype in dtypes.FLOATS:
+    for dtype in types:
         own = [record for record in records if record.dtype == dtype]
         numbers.append("x" if any(not r.passed for r in own) else _ulps(r.parity_ratio / 2 for r in own))
     return Text(" ".join(numbers) if set(numbers) != {"-"} else "-", style="red" if "x" in numbers else "")

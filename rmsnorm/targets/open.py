@@ -47,8 +47,8 @@ def open_target(
         target: a function of x, or of (x, weight), (x, weight, bias, eps=...) and the like; a layer of PyTorch,
             Keras, Flax (nnx, linen) or Equinox; its class, or a function that makes it; a ``module:attribute`` or
             ``file.py:attribute`` that names one of these; an .onnx file; a Target, which is returned as it is.
-        framework: for a function that does not show whose arrays it takes: numpy, torch, tensorflow, keras, jax, flax,
-            or another name of rmsnorm.frameworks.
+        framework: for a function that does not show whose arrays it takes: torch, tf, keras, jax, flax, numpy, or
+            another name of rmsnorm.frameworks.
         width: size of the normalised axis to build and to call it with; None for 64, or the only size that it takes.
         init: arguments for its constructor, or options for a function.
         device: cpu or cuda.

@@ -10,25 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Never
 
 import tensorflow as tf
 
 from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve, three_of
+from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.tf_impl import eager, graph
 from rmsnorm.tf_impl.arithmetic import backward, forward, statistic, tangent, wide
 from rmsnorm.tf_impl.rounding import add, cast
-from rmsnorm.variants import Variant, derive
+from rmsnorm.variants import Preset, Variant, derive
 
 
+@forward_of(tf.Tensor)
 @tf.autograph.experimental.do_not_convert
 def rms_norm(
     x: tf.Tensor,
     scale: tf.Tensor | None = None,
     bias: tf.Tensor | None = None,
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -37,6 +39,7 @@ def rms_norm(
     residual: tf.Tensor | None = None,
     out_dtype: Any = None,
     return_inverse_rms: bool = False,
+    **unknown: Never,
 ) -> Any:
     """Root mean square layer normalization.
 
@@ -74,6 +77,8 @@ def rms_norm(
         >>> rms_norm(tf.constant([[3.0, 4.0]]), tf.constant([1.0, 2.0]), variant="paper").numpy().round(4)
         array([[0.8485, 2.2627]], dtype=float32)
     """
+    if unknown:
+        raise unknown_argument("rms_norm", rms_norm, unknown)
     call = _resolve(
         "rms_norm", x, scale, bias, mask, residual, out_dtype,
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
@@ -89,6 +94,7 @@ def rms_norm(
     return tuple(outputs) if len(outputs) > 1 else y
 
 
+@gradients_of(tf.Tensor)
 @tf.autograph.experimental.do_not_convert
 def rms_norm_vjp(
     dy: Any,
@@ -96,7 +102,7 @@ def rms_norm_vjp(
     scale: tf.Tensor | None = None,
     bias: tf.Tensor | None = None,
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -104,6 +110,7 @@ def rms_norm_vjp(
     mask: tf.Tensor | None = None,
     residual: tf.Tensor | None = None,
     out_dtype: Any = None,
+    **unknown: Never,
 ) -> Any:
     """Gradients of rms_norm: the product of dy with its Jacobian.
 
@@ -130,6 +137,8 @@ def rms_norm_vjp(
         >>> dx.numpy().round(4), dscale.numpy().round(4)
         (array([ 0.0453, -0.0339], dtype=float32), array([0.8485, 1.1314], dtype=float32))
     """
+    if unknown:
+        raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
     call = _resolve(
         "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
@@ -160,7 +169,7 @@ def rms_norm_jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -168,6 +177,7 @@ def rms_norm_jvp(
     mask: tf.Tensor | None = None,
     residual: tf.Tensor | None = None,
     out_dtype: Any = None,
+    **unknown: Never,
 ) -> tf.Tensor:
     """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
 
@@ -193,6 +203,8 @@ def rms_norm_jvp(
         >>> rms_norm_jvp((tf.constant([3.0, 4.0]),), (tf.constant([4.0, -3.0]),), variant="paper").numpy().round(4)
         array([ 1.1314, -0.8485], dtype=float32)
     """
+    if unknown:
+        raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
     x, scale, bias = three_of("primals", primals)
     dx, dscale, dbias = three_of("tangents", tangents)
     call = _resolve(

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from fractions import Fraction
 from importlib import import_module
-from typing import Any
+from typing import Any, Final, TypedDict, Unpack
 
 import keras
 
+from rmsnorm import dtypes as formats
 from rmsnorm import errors
-from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.call import Axis, Call, Spec, check_axis, resolve
 from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.interface import SIZES, check_arguments
 from rmsnorm.tf_impl import keras_ops
-from rmsnorm.variants import PRESETS, Variant, derive, get_variant
+from rmsnorm.variants import PRESETS, Preset, Variant, derive, get_variant
+
+_LAST_AXIS: Final = 7  # TensorFlow's operations have at most 8 axes
+_FUNCTION: Final = {name: f"call rmsnorm.tf_impl.rms_norm(x, scale, {name}={name})" for name in ("mask", "residual")}
+
+
+class LayerOptions(TypedDict, total=False):
+    """Arguments of keras.layers.Layer."""
+
+    name: str | None
+    dtype: Any
+    trainable: bool
+    autocast: bool
+    activity_regularizer: Any
+    input_shape: Any
+    input_dim: int
+    batch_shape: Any
+    batch_input_shape: Any
+    dynamic: Any
 
 
 @keras.saving.register_keras_serializable(package="rmsnorm")
@@ -36,7 +57,8 @@ class RMSNormalization(keras.layers.Layer):
         bias: whether there is one; None as the variant has it, which is not but for ``equinox`` and ``lasagne``.
         feature_axis: axis or axes of the weights; None for the normalised ones.
         partial: fraction of the elements, from the first, that enter the statistic; None for the variant's.
-        variant: name of a preset or a Variant.
+        variant: name of a preset or a Variant. By default the layer is ``keras``, as keras.layers.RMSNormalization; the
+            functions are ``standard``, which computes the same.
         scale_initializer: of the gain; None for 1 - o, so that the factor is 1.
         bias_initializer: of the bias.
         scale_regularizer, bias_regularizer, scale_constraint, bias_constraint: as in Keras; None for none.
@@ -74,16 +96,25 @@ class RMSNormalization(keras.layers.Layer):
         bias: bool | None = None,
         feature_axis: Axis | None = None,
         partial: float | Fraction | None = None,
-        variant: str | Variant = "keras",
+        variant: Preset | Variant = "keras",
         scale_initializer: Any = None,
         bias_initializer: Any = "zeros",
         scale_regularizer: Any = None,
         bias_regularizer: Any = None,
         scale_constraint: Any = None,
         bias_constraint: Any = None,
-        **kwargs: Any,
+        **kwargs: Unpack[LayerOptions],
     ) -> None:
+        check_arguments("RMSNormalization", kwargs, (*_ARGUMENTS, *LayerOptions.__annotations__))
+        check_axis("RMSNormalization", "axis", axis)
+        if feature_axis is not None:
+            check_axis("RMSNormalization", "feature_axis", feature_axis)
+        if isinstance(axis, int) and axis > _LAST_AXIS:
+            want = f"an axis up to {_LAST_AXIS}, no size"
+            raise errors.out_of_domain("RMSNormalization", "axis", axis, want, SIZES["dim"])
         super().__init__(**kwargs)
+        if self.compute_dtype not in formats.FLOATS:
+            raise errors.not_a_choice("RMSNormalization", "dtype", self.compute_dtype, formats.FLOATS)
         self._preset = get_variant("RMSNormalization", variant)
         self.variant = derive("RMSNormalization", variant, epsilon, partial)
         self.axis = _plain(axis)
@@ -102,6 +133,10 @@ class RMSNormalization(keras.layers.Layer):
         self.bias_constraint = keras.constraints.get(bias_constraint)
         self.scale = self.bias = None
         self.supports_masking = True
+
+    def __repr__(self) -> str:
+        built = f"built={self.built}"
+        return f"<RMSNormalization name={self.name}, epsilon={self.epsilon}, variant={self.variant.label!r}, {built}>"
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         call = self._resolve(input_shape)
@@ -128,6 +163,13 @@ class RMSNormalization(keras.layers.Layer):
             x, scale, bias, variant=self.variant, axis=_hashable(self.axis), feature_axis=_hashable(self.feature_axis),
             out_dtype=keras.backend.standardize_dtype(x.dtype),
         )  # fmt: skip
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args and args[0] is None:
+            raise errors.wrong_type("RMSNormalization", "x", None, "a tensor", "pass the output of the layer before")
+        for name in kwargs.keys() & {"mask", "residual"}:
+            raise errors.unknown_argument("RMSNormalization", name, ["x"], _FUNCTION)
+        return super().__call__(*args, **kwargs)
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         return self._resolve(input_shape).shape
@@ -168,6 +210,9 @@ class RMSNormalization(keras.layers.Layer):
             "RMSNormalization", Spec(tuple(input_shape), self.compute_dtype),
             variant=self.variant, axis=self.axis, feature_axis=self.feature_axis,
         )  # fmt: skip
+
+
+_ARGUMENTS: Final = tuple(inspect.signature(RMSNormalization.__init__).parameters)[1:-1]
 
 
 def _rms_norm_on(backend: str) -> Callable[..., Any]:

@@ -1,6 +1,9 @@
 """RMSNorm for PyTorch: functions on tensors and a module."""
 
-from rmsnorm.torch_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp
-from rmsnorm.torch_impl.layers import RMSNorm
+from rmsnorm.frameworks import imported
+
+with imported("torch"):
+    from rmsnorm.torch_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp
+    from rmsnorm.torch_impl.layers import RMSNorm
 
 __all__ = ["RMSNorm", "rms_norm", "rms_norm_jvp", "rms_norm_vjp"]

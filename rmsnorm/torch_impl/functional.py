@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -19,19 +19,21 @@ from torch.utils._pytree import tree_map_only
 
 from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve, three_of
+from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.torch_impl import arithmetic, onnx, operators, rows
 from rmsnorm.torch_impl.arithmetic import forward, gradients, statistic, tangent
 from rmsnorm.torch_impl.dynamo import in_graph
 from rmsnorm.torch_impl.rounding import NAMES, add, cast, dtype_name, is_transformed, is_watched
-from rmsnorm.variants import Variant, derive
+from rmsnorm.variants import Preset, Variant, derive
 
 
+@forward_of(Tensor)
 def rms_norm(
     x: Tensor,
     scale: Tensor | None = None,
     bias: Tensor | None = None,
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -40,6 +42,7 @@ def rms_norm(
     residual: Tensor | None = None,
     out_dtype: Any = None,
     return_inverse_rms: bool = False,
+    **unknown: Never,
 ) -> Any:
     """Root mean square layer normalization.
 
@@ -77,20 +80,24 @@ def rms_norm(
         >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), variant="paper")
         tensor([[0.8485, 2.2627]])
     """
+    if unknown:
+        raise unknown_argument("rms_norm", rms_norm, unknown)
     run: Any = _rms_norm
+    options: Any = variant, eps, partial, axis, feature_axis, mask, residual, out_dtype, return_inverse_rms
     if torch.compiler.is_dynamo_compiling() and not isinstance(partial, Fraction):
         # Dynamo would trace every check of the arguments, and compare each value that it had read in every later call
-        run, variant = _in_graph, variant.json if isinstance(variant, Variant) else variant
-    return run(x, scale, bias, variant, eps, partial, axis, feature_axis, mask, residual, out_dtype, return_inverse_rms)
+        run, options = _in_graph, (variant.json if isinstance(variant, Variant) else variant, *options[1:])
+    return run(x, scale, bias, *options)
 
 
+@gradients_of(Tensor)
 def rms_norm_vjp(
     dy: Any,
     x: Tensor,
     scale: Tensor | None = None,
     bias: Tensor | None = None,
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -98,6 +105,7 @@ def rms_norm_vjp(
     mask: Tensor | None = None,
     residual: Tensor | None = None,
     out_dtype: Any = None,
+    **unknown: Never,
 ) -> Any:
     """Gradients of rms_norm: the product of dy with its Jacobian.
 
@@ -124,6 +132,8 @@ def rms_norm_vjp(
         >>> dx, dscale
         (tensor([ 0.0453, -0.0339]), tensor([0.8485, 1.1314]))
     """
+    if unknown:
+        raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
     call = _resolve(
         "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
@@ -146,7 +156,7 @@ def rms_norm_jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
     *,
-    variant: str | Variant = "standard",
+    variant: Preset | Variant = "standard",
     eps: float | None = None,
     partial: float | Fraction | None = None,
     axis: Axis = -1,
@@ -154,6 +164,7 @@ def rms_norm_jvp(
     mask: Tensor | None = None,
     residual: Tensor | None = None,
     out_dtype: Any = None,
+    **unknown: Never,
 ) -> Tensor:
     """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
 
@@ -179,6 +190,8 @@ def rms_norm_jvp(
         >>> rms_norm_jvp((torch.tensor([3.0, 4.0]),), (torch.tensor([4.0, -3.0]),), variant="paper")
         tensor([ 1.1314, -0.8485])
     """
+    if unknown:
+        raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
     x, scale, bias = three_of("primals", primals)
     dx, dscale, dbias = three_of("tangents", tangents)
     call = _resolve(

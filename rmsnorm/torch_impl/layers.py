@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter, init
 
-from rmsnorm import errors
+from rmsnorm import dtypes, errors
+from rmsnorm.interface import constructor
 from rmsnorm.torch_impl.functional import _spec, is_differentiated, kept, rms_norm
-from rmsnorm.torch_impl.rounding import is_watched
+from rmsnorm.torch_impl.rounding import NAMES, is_watched
 from rmsnorm.torch_impl.rows import Kept
-from rmsnorm.variants import Variant, derive
+from rmsnorm.variants import Preset, Variant, derive
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -28,12 +29,14 @@ class RMSNorm(torch.nn.RMSNorm):
 
     Args:
         normalized_shape: sizes of the last axes of x, which are normalised; an integer for the last one alone.
-        eps: a number >= 0; None for the variant's: for ``torch`` the machine epsilon, of f32 for 16-bit x.
+        eps: a number >= 0; None for the variant's, which the attribute ``eps`` then is. For ``torch`` that is None: the
+            machine epsilon of x, of f32 for 16-bit x.
         elementwise_affine: whether there are parameters; without them the factor is 1 and there is no bias.
         device, dtype: of the parameters.
         bias: whether there is one; None as the variant has it, which is not but for ``equinox`` and ``lasagne``.
         partial: fraction of the elements, from the first, that enter the statistic; None for the variant's.
-        variant: name of a preset or a Variant.
+        variant: name of a preset or a Variant. By default the layer is ``torch``, as torch.nn.RMSNorm, and the
+            functions are ``standard``, with eps 1e-6.
 
     Attributes:
         weight: gain, of normalized_shape; initially 1 - o, so that the factor is 1. None without parameters.
@@ -56,6 +59,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     _kept: Kept | None = None
 
+    @constructor
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -66,14 +70,17 @@ class RMSNorm(torch.nn.RMSNorm):
         *,
         bias: bool | None = None,
         partial: float | Fraction | None = None,
-        variant: str | Variant = "torch",
+        variant: Preset | Variant = "torch",
     ) -> None:
+        if dtype is not None and NAMES.get(dtype) not in dtypes.FLOATS:
+            known = [floating for floating, name in NAMES.items() if name in dtypes.FLOATS]
+            raise errors.not_a_choice("RMSNorm", "dtype", dtype, known)
         super(torch.nn.RMSNorm, self).__init__()  # the parameters are made here, where there may be two
         derive("RMSNorm", variant, eps, None)
         self.variant = derive("RMSNorm", variant, None, partial)
         self.normalized_shape = _sizes(normalized_shape)
         self._axes = tuple(range(-len(self.normalized_shape), 0))
-        self.eps = eps
+        self.eps = self.variant.eps if eps is None else eps
         self.elementwise_affine = elementwise_affine
         has_bias = self.variant.bias if bias is None else bias
         for name, exists in (("weight", elementwise_affine), ("bias", elementwise_affine and has_bias)):
@@ -137,6 +144,14 @@ class RMSNorm(torch.nn.RMSNorm):
             self.__dict__["_kept"] = kept(settings, self._axes, x, weight)
         return y
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, x: Tensor, *, mask: Tensor | None = None, residual: None = None) -> Tensor: ...
+        @overload
+        def __call__(self, x: Tensor, *, mask: Tensor | None = None, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+        def __call__(self, x: Tensor, *, mask: Tensor | None = None, residual: Tensor | None = None) -> Any: ...
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}  # of this process alone
 
@@ -149,8 +164,8 @@ class RMSNorm(torch.nn.RMSNorm):
             shown += f", bias={self.bias is not None}"
         if self.variant.partial is not None:
             shown += f", partial={self.variant.partial}"
-        if self.variant.name != "torch":
-            shown += f", variant={self.variant.name!r}"
+        if (label := self.variant.replace(partial=None).label) != "torch":
+            shown += f", variant={label!r}"
         return shown
 
 

@@ -20,6 +20,7 @@ from rmsnorm.torch_impl import arithmetic
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
+_SPARSE: Final = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 _CPU: Final = torch.device("cpu")  # named in every allocation: the default device may be another one
 _BLOCK: Final = 2**18  # elements, whose float64 temporaries stay in cache
 
@@ -44,6 +45,17 @@ def is_plain(*tensors: Tensor | None) -> bool:
     return torch._C._len_torch_dispatch_stack() == 0
 
 
+def check_storage(**tensors: Tensor | None) -> None:
+    """Refuse sparse tensors, and parameters without numbers beside an x that has some."""
+    x = tensors["x"]
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.layout in _SPARSE:
+            got = errors.describe(tensor.shape, dtype_name(tensor.dtype))
+            raise errors.wrong_layout("rms_norm", name, got, str(tensor.layout).removeprefix("torch."))
+        if tensor is not None and x is not None and tensor.is_meta and not x.is_meta:
+            raise errors.wrong_device("rms_norm", name, "meta", str(x.device))
+
+
 def plan(call: Call, scale: str | None, bias: str | None) -> Any:
     """What the kernels need for a call; None if they cannot compute it."""
     if not cpu.supports(call):
@@ -59,6 +71,7 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64; by kernels if there is a plan."""
     if plan is None:
+        check_storage(x=x, residual=residual, scale=scale, bias=bias, mask=mask)
         h = None if residual is None else add(x, residual, call.x)
         y, inverse_rms = _forward_in_blocks(call, x if h is None else h, scale, bias, mask)
         return y, h, inverse_rms

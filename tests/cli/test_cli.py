@@ -1,13 +1,16 @@
 """The command line, run as a user runs it."""
 
+import io
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from rmsnorm import PRESETS, __version__
+from rmsnorm.cli.tables import variants
 
 
 def rmsnorm(*arguments):
@@ -48,7 +51,7 @@ def test_check_holds_and_writes_its_reports(tmp_path):
 @pytest.mark.parametrize(
     ("flag", "value", "words"),
     [
-        ("--backend", "theano", "backend is 'theano', expected 'numpy', 'torch', 'tf' or 'flax'"),
+        ("--backend", "theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"),
         ("--variant", "lama", "variant is 'lama', expected 'standard', 'paper',"),
         ("--dtype", "float8", "dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
         ("--device", "tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
@@ -93,8 +96,24 @@ def test_list_shows_cases_without_running_any():
 
 
 def test_variants_are_listed():
-    shown = rmsnorm("variants")
-    assert all(name in shown.stdout for name in PRESETS)
+    """In a pipe every row is a whole line; COLUMNS is of the terminal."""
+    lines = rmsnorm("variants").stdout.splitlines()
+    for preset in PRESETS.values():
+        (line,) = (line for line in lines if line.split()[:1] == [preset.name])
+        assert line.rstrip().endswith(preset.source.replace("`", ""))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 250])
+def test_a_table_fits_a_terminal(width, monkeypatch):
+    """By leaving out columns, never by cutting words."""
+    shown = Console(width=width, force_terminal=True, color_system=None, file=io.StringIO())
+    monkeypatch.setattr("rmsnorm.cli.tables.screen.console", lambda: shown)
+    variants()
+    lines = shown.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    assert all(any(line.split()[:1] == [name] for line in lines) for name in PRESETS)
+    assert any("also: source" in line for line in lines) == (width < 250)
 
 
 def test_invariances_prints_the_papers_table():

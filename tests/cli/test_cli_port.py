@@ -381,7 +381,7 @@ def test_other_refusals(tmp_path: Path) -> None:
     shown = run("translate", tmp_path, "--source", source, "--beam", 9, status=2)
     assert "beam_size is 9, expected at most 8, the target vocabulary" in shown
     shown = run("translate", tmp_path, "--source", source, "--backend", "mxnet", status=2)
-    assert "framework is 'mxnet', expected 'numpy', 'torch', 'tf' or 'flax'" in shown
+    assert "backend is 'mxnet', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'" in shown
     shown = run("translate", tmp_path, "--source", source, "--dictionary", tmp_path / "0.json", status=2)
     assert "expected 2 files; name all of them" in shown
     shown = run("translate", tmp_path / "nothing", "--source", source, status=2)

@@ -42,7 +42,7 @@ def test_the_command_reports_and_exits():
         (["torch.nn:RMSNorm", "--init", "{"], "init is '{', expected a JSON object"),
         ([], "expected a TARGET such as torch.nn:RMSNorm, or --sweep PACKAGE"),
         (["--sweep", "no_such_package"], "package 'no_such_package' is not installed"),
-        (["x:y", "--framework", "caffe"], "framework is 'caffe', expected 'numpy'"),
+        (["x:y", "--framework", "caffe"], "framework is 'caffe', expected 'torch'"),
     ],
     ids=str,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -179,6 +180,111 @@ def test_primals_and_tangents_are_three(wing, values):
     want = f"{values!r} ({type(values).__name__}), expected (x, scale, bias); leave trailing ones out or None"
     _raised(TypeError, f"rms_norm_jvp: primals is {want}", wing.rms_norm_jvp, values, (X,))
     _raised(TypeError, f"rms_norm_jvp: tangents is {want}", wing.rms_norm_jvp, (X,), values)
+
+
+ARGUMENTS = [
+    ("epsilon", 1e-6, "eps"), ("weight", G, "scale"), ("gamma", G, "scale"), ("dim", -1, "axis"),
+    ("varient", "llama", "variant"), ("Eps", 1e-6, "eps"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "meant"), ARGUMENTS)
+def test_an_argument_by_its_name_elsewhere(wing, name, value, meant):
+    arguments = {"rms_norm": (X,), "rms_norm_vjp": (X, X), "rms_norm_jvp": ((X,), (X,))}
+    for op, positional in arguments.items():
+        fix = "choose one" if op == "rms_norm_jvp" and meant == "scale" else f"did you mean {meant!r}"
+        with pytest.raises(TypeError, match=f"^{op}: there is no argument {name!r}, expected .*; {fix}"):
+            getattr(wing.functional, op)(*positional, **{name: value})
+
+
+def _layers():
+    """What makes a layer, and the name of its eps, gain and size; None where the size comes from the input."""
+    torch, tf, flax = (pytest.importorskip(f"rmsnorm.{wing}_impl") for wing in ("torch", "tf", "flax"))
+    nnx, linen = pytest.importorskip("flax.nnx"), pytest.importorskip("rmsnorm.flax_impl.linen")
+    return {
+        "torch": (torch.RMSNorm, {}, "eps", "elementwise_affine", "normalized_shape", 8),
+        "keras": (tf.RMSNormalization, {}, "epsilon", "scale", None, None),
+        "nnx": (flax.RMSNorm, {"rngs": nnx.Rngs(0)}, "epsilon", "use_scale", "num_features", 8),
+        "linen": (linen.RMSNorm, {}, "epsilon", "use_scale", None, None),
+    }
+
+
+def test_layers_say_which_argument_is_meant():
+    for layer, options, eps, gain, size, width in _layers().values():
+        first = () if width is None else (width,)
+        for name, meant in (("eps" if eps == "epsilon" else "epsilon", eps), ("weight", gain), ("varient", "variant")):
+            with pytest.raises(TypeError, match=f"there is no argument {name!r}, expected .*; did you mean {meant!r}"):
+                layer(*first, **options, **{name: 1})
+        fix = f"did you mean {size!r}" if size else "leave it out, as the layer takes the size from its input"
+        with pytest.raises(TypeError, match=f"there is no argument 'hidden_size', expected .*; {fix}"):
+            layer(hidden_size=8, **options)
+        with pytest.raises(ValueError, match=r"variant is 'LLaMA', expected .*; did you mean 'llama'"):
+            layer(*first, variant="LLaMA", **options)
+
+        class Derived(layer):
+            def __init__(self, hidden_size, first=first, **others):
+                super().__init__(*first, **others)
+
+        if layer.__module__ != "rmsnorm.flax_impl.linen":  # whose modules are dataclasses
+            Derived(hidden_size=8, **options)
+
+
+def test_layers_refuse_options_when_they_are_built():
+    torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
+    layers = _layers()
+    build = {name: lambda entry=entry, **o: entry[0](*[w for w in entry[5:] if w], **entry[1], **o)
+             for name, entry in layers.items()}  # fmt: skip
+    for name, wrong, sentence in (
+        ("torch", {"dtype": torch.int32}, "dtype is torch.int32, expected torch.float16, .* or torch.float64"),
+        ("keras", {"dtype": "int32"}, "dtype is 'int32', expected 'float16'"),
+        ("nnx", {"param_dtype": jnp.int32}, "param_dtype is 'int32', expected 'float16'"),
+        ("linen", {"param_dtype": jnp.int32}, "param_dtype is 'int32', expected 'float16'"),
+        ("keras", {"axis": "last"}, "axis is 'last'"),
+        ("keras", {"axis": 8}, "axis is 8, expected an axis up to 7, no size; leave it out"),
+        ("nnx", {"reduction_axes": "last"}, "reduction_axes is 'last'"),
+        ("linen", {"feature_axes": "last"}, "feature_axes is 'last'"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"^RMSNorm(alization)?: {sentence}"):
+            build[name](**wrong)
+    with pytest.raises(TypeError, match=r"num_features is '8' \(str\), expected a size"):
+        layers["nnx"][0]("8", **layers["nnx"][1])
+    with pytest.raises(TypeError, match=r"there is no argument 'mask', expected 'x'; call rmsnorm\.tf_impl\.rms_norm"):
+        build["keras"]()(X, mask=X > 0)
+    with pytest.raises(TypeError, match=r"^RMSNormalization: x is None \(NoneType\), expected a tensor"):
+        build["keras"]()(None)
+
+
+def test_what_a_layer_shows():
+    """The eps that counts, and what is not the preset's."""
+    for name, (layer, options, eps, _, _, width) in _layers().items():
+        first = () if width is None else (width,)
+        for changes in ({}, {"eps": 1e-5}, {"rounding": "after_scale"}):
+            made = layer(*first, variant=Variant.get("llama").replace(**changes), **options)
+            shown = repr(made)
+            assert re.search(rf"{eps} ?= ?{changes.get('eps', 1e-6)}\b", shown), (name, shown)
+            assert not changes or str(next(iter(changes.values()))) in shown, (name, shown)
+    torch_layer = _layers()["torch"][0]
+    assert torch_layer(8, variant="llama").eps == 1e-6
+    assert torch_layer(8).eps is None, "the machine epsilon of x, as in torch.nn.RMSNorm"
+    assert repr(torch_layer(8, eps=1e-5)) == "RMSNorm((8,), eps=1e-05, elementwise_affine=True)"
+
+
+def test_tensors_without_numbers_of_their_own():
+    torch, ours = pytest.importorskip("torch"), pytest.importorskip("rmsnorm.torch_impl")
+    x = torch.ones(4, 8)
+    for arguments, name in (((x.to_sparse(),), "x"), ((x, x[0].to_sparse()), "scale")):
+        with pytest.raises(TypeError, match=rf"^rms_norm: {name} f32\[.*8\] is sparse_coo, expected a dense tensor"):
+            ours.rms_norm(*arguments)
+    with pytest.raises(ValueError, match=r"^rms_norm: scale is on the device meta, expected cpu, where x is; load its"):
+        ours.RMSNorm(8, device="meta")(x)
+
+
+def test_an_array_is_named_by_dtype_and_shape(wing):
+    """Never printed whole."""
+    big = np.zeros((512, 1024))
+    for option, sentence in (("eps", "expected a number"), ("variant", "expected a name"), ("axis", "expected an int")):
+        with pytest.raises(TypeError, match=rf"^rms_norm: {option} is f64\[512, 1024\] \(ndarray\), {sentence}"):
+            wing.functional.rms_norm(wing.send(X), **{option: big})
 
 
 TENSOR = {

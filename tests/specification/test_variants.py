@@ -6,11 +6,13 @@ import dataclasses
 import math
 import pickle
 from fractions import Fraction
+from typing import get_args
 
 import pytest
 
 from rmsnorm import PRESETS, Variant, dtypes
 from rmsnorm.call import Spec, resolve
+from rmsnorm.variants import Preset
 
 # eps, its place, rounding, offset, bias, rounding of partial, dtype of y, name of the gain
 TABLE = {
@@ -150,3 +152,7 @@ def test_eps_of_a_dtype():
     assert all(Variant.get("equinox").eps_for(dtype) == 1e-5 for dtype in dtypes.FLOATS)
     assert math.copysign(1.0, Variant.get("paper").eps_for("float32")) == 1.0
     assert isinstance(Variant.get("paper").replace(eps=1).eps_for("float32"), float)
+
+
+def test_type_checkers_know_every_preset():
+    assert get_args(Preset) == tuple(PRESETS)

@@ -26,7 +26,9 @@ def test_a_framework_has_several_names(name, reported):
     target = open_target(lambda x: x / 2, framework=name)
     assert target.framework == reported
     assert target.forward(np.ones((2, 4), "float32"))[0, 0] == 0.5
-    with pytest.raises(NoTarget, match="framework is 'caffe', expected 'numpy', 'torch', 'tf' or 'flax'"):
+    with pytest.raises(
+        NoTarget, match="framework is 'caffe', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"
+    ):
         open_target(lambda x: x, framework="caffe")
 
 

@@ -123,7 +123,7 @@ def test_bias(arguments: Any, options: Any, bias: bool) -> None:
 def test_repr_shows_what_differs() -> None:
     shown = repr(RMSNorm((2, 8), 1e-5, bias=True, partial=0.5, variant="llama"))
     assert shown == "RMSNorm((2, 8), eps=1e-05, elementwise_affine=True, bias=True, partial=1/2, variant='llama')"
-    assert repr(RMSNorm(8, variant="equinox")) == "RMSNorm((8,), eps=None, elementwise_affine=True, variant='equinox')"
+    assert repr(RMSNorm(8, variant="equinox")) == "RMSNorm((8,), eps=1e-05, elementwise_affine=True, variant='equinox')"
 
 
 def test_state_dicts_are_interchangeable() -> None:
