@@ -167,7 +167,7 @@ def _torch(device: str) -> Implementation:
         by_formula = rms_norm_vjp(dy, *primals, residual=residual, **options)
         with torch.autograd.forward_ad.dual_level():
             dual: list[Any] = [
-                p if t is None else torch.autograd.forward_ad.make_dual(p, t)
+                p if t is None else torch.autograd.forward_ad.make_dual(p.contiguous(), t)
                 for p, t in zip(primals, tangents, strict=True)
             ]
             forward = torch.autograd.forward_ad.unpack_dual(function(*dual, residual)[0]).tangent

@@ -6,6 +6,7 @@ eps shows: with a gain of ones or an eps that vanishes, most mistakes are invisi
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,7 +38,8 @@ class Case:
         shape: of x.
         variants: names of the presets that it runs with.
         reason: what it can tell.
-        data: kind of values: rows, huge, tiny, clamped, zero_rows, constant or non_finite.
+        data: kind of values: rows (a quarter of them with an outlier), huge, tiny, clamped, zero_rows (half of them,
+            and x the same memory along its first axis), constant (and one-hot) or non_finite.
         scale, bias: whether there is one; bias None means as the variant has it.
         parameters: dtype of scale and bias, None for that of x.
         mask: some elements not counted, with NaN under the mask, and a row with none.
@@ -96,10 +98,10 @@ class Data:
 
 
 CASES: Final = (
-    Case("rows", (48, 96), _EVERY, "every variant on rows of very different norm"),
-    Case("odd", (5, 41), ("standard", "llama"), "an odd width leaves a remainder in vectorised loops"),
+    Case("rows", (48, 96), _EVERY, "every variant on rows of very different norm, some with an outlier"),
+    Case("odd", (5, 3, 41), ("standard", "llama"), "an odd width leaves a remainder in vectorised loops"),
     Case("wide", (3, 4096), ("standard", "llama"), "a long sum of squares"),
-    Case("tall", (1024, 8), ("standard", "torch"), "a long sum of parameter gradients"),
+    Case("tall", (3, 7, 5, 11, 8), ("standard", "torch"), "five axes, and a long sum of parameter gradients"),
     Case("width 1", (7, 1), ("standard", "gemma"), "the gradient cancels but for eps"),
     Case("vector", (64,), ("standard", "llama"), "no axis but the normalised one"),
     Case("no rows", (0, 16), ("standard",), "empty along the rows"),
@@ -110,8 +112,10 @@ CASES: Final = (
     Case("tiny", (8, 33), ("paper", "standard", "zhang_torch"), "squares that underflow float32", "tiny"),
     Case("clamped", (8, 33), ("x_transformers",), "norms on both sides of the clamp", "clamped",
          dtypes=("bfloat16", "float32", "float64")),
-    Case("zero rows", (6, 20), ("standard", "torch", "zhang_torch", "keras_rms_scaling"), "q = 0", "zero_rows"),
-    Case("constant", (6, 20), ("standard", "paper", "llama", "gemma"), "ties, and a gradient that cancels", "constant"),
+    Case("zero rows", (3, 2, 20), ("standard", "torch", "zhang_torch", "keras_rms_scaling"),
+         "q = 0, and an x that was expanded", "zero_rows"),
+    Case("constant", (2, 3, 5, 16), ("standard", "paper", "llama", "gemma"), "ties, and a gradient that cancels",
+         "constant"),
     Case("non-finite", (6, 20), ("standard", "llama"), "NaN and infinity propagate as in the formula", "non_finite"),
     Case("bias", (16, 48), ("standard", "llama", "gemma"), "a bias where the preset has none", bias=True),
     Case("no gain", (16, 48), ("standard", "llama", "gemma", "onnx"), "no parameters at all", scale=False),
@@ -216,20 +220,45 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
 
 def _values(case: Case, dtype: str, random: np.random.Generator) -> Array:
     x = random.normal(0.1, 1.0, case.shape)
-    rows = (case.shape[0],) + (1,) * (len(case.shape) - 1)
+    along_last = "axis" not in case.options
+    rows = (*case.shape[:-1], 1) if along_last else (case.shape[0],) + (1,) * (len(case.shape) - 1)
     if case.data in _MAGNITUDE:
         spread = 10.0 ** random.uniform(-2.0, 0.0 if case.data == "clamped" else 0.4, rows)
         limit = 6e4 if dtype == "float16" else np.inf
         x = np.clip(x * spread * _MAGNITUDE[case.data][dtype], -limit, limit)
     elif case.data == "constant":
-        x = np.broadcast_to(2.0 ** random.integers(-2, 3, rows), case.shape).copy()
+        x = np.where(_row_numbers(rows) % 2 == 1, _outliers(case.shape, 2), 1.0) * 2.0 ** random.integers(-2, 3, rows)
     else:
         x *= 10.0 ** random.uniform(-3.5, 1.5, rows) if len(case.shape) > 1 else 0.01
+    if case.data == "rows" and along_last and len(case.shape) > 1 and case.shape[-1] > 1:
+        x = _with_outliers(x)
     if case.data == "zero_rows":
-        x[::2] = 0.0
+        x[:, ::2] = 0.0
     if case.data == "non_finite":
         x[0, 3], x[1, 5], x[2, 7], x[2, 9] = np.nan, np.inf, -np.inf, np.inf
-    return x.astype(dtype)
+    x = np.clip(x, -6e4, 6e4).astype(dtype) if dtype == "float16" and case.data == "rows" else x.astype(dtype)
+    if case.data == "zero_rows":  # a view that may be written to, unlike that of broadcast_to
+        x = np.lib.stride_tricks.as_strided(x[:1].copy(), x.shape, (0, *x.strides[1:]))
+    return x
+
+
+def _with_outliers(x: Array) -> Array:
+    """Of eight rows, two have one element 1000 times the others, one is positive and one is negative."""
+    number, outliers = _row_numbers((*x.shape[:-1], 1)), _outliers(x.shape, 4)
+    largest = np.max(np.abs(x), axis=-1, keepdims=True, initial=0.0)
+    x = np.where((number % 4 == 0) & (outliers != 0), 1000 * largest * outliers, x)
+    return np.where(number % 8 == 1, np.abs(x), np.where(number % 8 == 5, -np.abs(x), x))
+
+
+def _outliers(shape: tuple[int, ...], every: int) -> Array:
+    """1 or -1 at one place of each row, else 0. The place changes with every few rows: first, last, middle, another."""
+    n, number = shape[-1], _row_numbers((*shape[:-1], 1))
+    positions = np.choose(number // every % 4, [0, n - 1, n // 2, number * 7 % max(1, n)])
+    return np.where(np.arange(n) == positions, np.where(number % 3 == 0, 1.0, -1.0), 0.0)
+
+
+def _row_numbers(rows: tuple[int, ...]) -> Array:
+    return np.arange(math.prod(rows)).reshape(rows)
 
 
 def _tangent(case: Case, x: Array, random: np.random.Generator) -> Array:

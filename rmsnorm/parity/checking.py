@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
+import numpy as np
+
 from rmsnorm import dtypes as formats
 from rmsnorm import errors
 from rmsnorm.accuracy.bounds import Bound
-from rmsnorm.identify import identify
-from rmsnorm.parity.cases import Case, Data, make, select
+from rmsnorm.identify import Identity, identify
+from rmsnorm.parity.cases import Array, Case, Data, make, select
 from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
 from rmsnorm.parity.report import numbers
 from rmsnorm.parity.run import BackendRun, Record
 from rmsnorm.targets import Target, TargetError, open_target
 from rmsnorm.variants import Preset, Variant, get_variant
 
-_OF_THE_WIDTH: Final = ("odd", "wide", "width 1", "no columns")
-_SHOWN: Final = 6
+_OF_THE_WIDTH: Final = ("wide", "width 1", "no columns")
+_WIDEST: Final = (1, 16381)  # of the case "wide": an outlier is 127 times the RMS; a Triton kernel takes up to 16384
+_SHOWN: Final = 5  # lines of failures in the text
+_FIELDS: Final = 3  # lines on what it is instead
 
 
 @dataclass(frozen=True)
@@ -54,20 +60,44 @@ class Report:
         lines = [
             f"{self.target.name} is not {name}: {len(run.failures)} of {len(run.records)} comparisons differ ({where})"
         ]
-        worst = sorted(run.failures, key=lambda record: record.quantity != "y")
-        for r in worst[:_SHOWN]:
-            line = f"  {r.case!r} {formats.short(r.dtype)} {r.quantity}: {r.detail}"
-            lines.append(f"{line}; {numbers(r)}" if r.bound else line)
-        if len(worst) > _SHOWN:
-            lines.append(f"  and {len(worst) - _SHOWN} more")
-        return "\n".join([*lines, "identify says:", *(f"  {line}" for line in self._identity())])
+        alike: dict[str, list[Record]] = {}
+        for record in sorted(run.failures, key=lambda record: record.quantity != "y"):
+            alike.setdefault(_kind(record), []).append(record)
+        shown = list(alike.values())[:_SHOWN]
+        lines += [_line(records[0]) for records in shown]
+        if len(run.failures) > len(shown):
+            lines.append(f"  and {len(run.failures) - len(shown)} more; details has them all")
+        return "\n".join([*lines, "identify says:", *(f"  {line}" for line in self._instead())])
 
-    def _identity(self) -> list[str]:
+    @cached_property
+    def details(self) -> str:
+        """Every difference, and the whole report of ``identify``."""
+        report = self._identity if isinstance(self._identity, str) else self._identity.text
+        return "\n".join([*(_line(record) for record in self.run.failures), report])
+
+    def _instead(self) -> list[str]:
+        identity = self._identity
+        if isinstance(identity, str):
+            return [identity]
+        return [*identity.differences(self.variant)[:_FIELDS], identity.headline]
+
+    @cached_property
+    def _identity(self) -> Identity | str:
         try:
-            identity = identify(self.target)
+            return identify(self.target)
         except Exception as error:  # a failure of identify must not hide the differences
-            return [f"nothing: {type(error).__name__}: {error}"]
-        return [*identity.differences(self.variant), *identity.text.splitlines()]
+            return f"nothing: {type(error).__name__}: {error}"
+
+
+def _line(record: Record) -> str:
+    line = f"  {record.case!r} {formats.short(record.dtype)} {record.quantity}: {record.detail}"
+    return f"{line}; {numbers(record)}" if record.bound else line
+
+
+def _kind(record: Record) -> str:
+    """Equal for failures that one line of the text stands for: the same case, or the same words about other shapes."""
+    words = re.sub(r"\w*\[[^]]*\]|\([^)]*\)", "", record.detail)
+    return f"{record.case} {record.quantity}" if record.bound else words
 
 
 def check(
@@ -79,12 +109,15 @@ def check(
     dtypes: Sequence[str] | str = ("float16", "bfloat16", "float32"),
     device: str = "cpu",
     extremes: bool = False,
+    compiled: bool = False,
     init: Mapping[str, Any] | None = None,
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
 
     The cases are those of ``rmsnorm check --list`` that it can be called with: with a gain, a bias, a mask or a
-    residual only if it takes one, by the name of the argument or the parameter; along the last axis.
+    residual only if it takes one, by the name of the argument or the parameter; along the last axis. x has one to five
+    axes. Each case runs twice, in NumPy and PyTorch also with x and dy transposed, sliced and channels last in memory,
+    and with a layer in training and in evaluation; the worst of these counts.
 
     Args:
         function: of x, or of (x, weight), (x, weight, bias) and the like; a layer of PyTorch, Keras, Flax or Equinox;
@@ -96,6 +129,7 @@ def check(
         device: cpu or cuda.
         extremes: whether to include rows whose squares leave the range of float32, and masks with NaN under them and
             rows in which nothing counts: few implementations pass these.
+        compiled: whether the function, as the compiler of its framework makes it, must agree as well.
         init: arguments for its constructor, or options for a function.
 
     Raises:
@@ -122,9 +156,14 @@ def check(
     began = time.monotonic()
     for fitted, data in _data(target, chosen, types, extremes):
         labels = (run.name, run.version, device, chosen.name, data.x.dtype.name, data.case.name)
-        verdicts = _verdicts(fitted, data, gradients=gradients and fitted.differentiable)
-        run.records += [Record(*labels, **asdict(verdict)) for verdict in verdicts]
+        verdicts = _verdicts(fitted, data, gradients=gradients and fitted.differentiable, compiled=compiled)
         run.cases += 1
+        if fitted.returned:
+            came, wanted = " and ".join(sorted(fitted.returned)), fitted.bridge.array
+            sentence = f"it returns {came}, expected {wanted.__module__}.{wanted.__qualname__}; return y alone"
+            run.records = [Record(*labels, **asdict(failed("y", sentence)))]
+            break
+        run.records += [Record(*labels, **asdict(verdict)) for verdict in verdicts]
     run.seconds = time.monotonic() - began
     if run.failures:
         run.status = "differs"
@@ -146,12 +185,16 @@ def _fitted(target: Target, case: Case) -> tuple[Target, Case] | None:
     asks = (("mask", case.mask), ("residual", case.residual))
     if case.options or case.strided or any(needed and argument not in target.arguments for argument, needed in asks):
         return None
+    if target.rank not in (None, len(case.shape)):
+        return None
     if target.framework == "keras" and (len(case.shape) == 1 or case.parameters == "bfloat16"):
         return None  # a Keras layer takes batches, and has variables in float32 or its own dtype
     if case.bias or not case.scale:
         return None  # other cases pass the parameters that it takes
     has_scale = "scale" in target.arguments
     case = replace(case, scale=has_scale, bias="bias" in target.arguments)
+    if case.name == "wide":
+        case = replace(case, shape=_WIDEST)
     if target.width is None:
         return target, case
     if target.resized is not None and case.shape[-1]:
@@ -163,23 +206,94 @@ def _fitted(target: Target, case: Case) -> tuple[Target, Case] | None:
     return target, replace(case, shape=(*case.shape[:-1], *sizes), options={"axis": axis})
 
 
-def _verdicts(target: Target, data: Data, *, gradients: bool) -> list[Verdict]:
+def _verdicts(target: Target, data: Data, *, gradients: bool, compiled: bool) -> list[Verdict]:
+    """A verdict on each quantity: on the first way to call the target in which it differs, else on the first way."""
     counted = ("y", "dx", "dscale", "dbias") if gradients else ("y",)
     expected = {name: _allowed(name, want, data) for name, want in expect(data).items() if name in counted}
-    try:
-        outcome = _outcome(target, data, gradients=gradients)
-    except TargetError as error:
-        return [failed(name, str(error)) for name in expected]
-    return compare(outcome, expected)
+    verdicts: dict[str, Verdict] = {}
+    first: dict[str, Array] = {}
+    for way, called, view, scope, differentiated in _ways(target, data, compiled=compiled):
+        with scope:
+            results, raised = _results(called, view, gradients=gradients and differentiated)
+        judged = [failed(name, sentence) for name, sentence in raised.items()]
+        new = {name: [y] for name, y in results.items() if name not in first or first[name].tobytes() != y.tobytes()}
+        wanted = {name: want for name, want in expected.items() if name in new or not (first or raised)}
+        for verdict in [*judged, *compare(Outcome(new), wanted)]:
+            if verdict.quantity not in verdicts or (verdicts[verdict.quantity].passed and not verdict.passed):
+                detail = f"{way}: {verdict.detail}" if way and verdict.detail else verdict.detail
+                verdicts[verdict.quantity] = replace(verdict, detail=detail)
+        first = first or results
+    if target.touched:
+        names = ", ".join(sorted(target.touched))
+        verdicts = {name: failed(name, f"inputs written to: {names}") for name in verdicts}
+    return list(verdicts.values())
 
 
-def _outcome(target: Target, data: Data, *, gradients: bool) -> Outcome:
+def _ways(
+    target: Target, data: Data, *, compiled: bool
+) -> Iterator[tuple[str, Target, Data, contextlib.AbstractContextManager[Any], bool]]:
+    """The ways to call a target that must not change what it computes: name, target, data, context, differentiated.
+
+    The first one has no name. A library that compiles would compile every derivative again.
+    """
+    same, cheap = contextlib.nullcontext(), not target.bridge.compiles
+    yield "", target, data, same, True
+    yield "called again", target, data, same, False
+    if target.training is not None:
+        yield "in training", target, data, target.training(True), cheap
+        yield "in evaluation", target, data, target.training(False), False
+    if target.bridge.strided and data.x.size:
+        for layout, view in _LAYOUTS.items():
+            x, dy = view(data.x), view(data.dy)
+            if x is not None and dy is not None and x.strides != data.x.strides:
+                yield layout, target, replace(data, x=x, dy=dy), same, True
+    if compiled:
+        yield "compiled", replace(target, function=target.bridge.compiled(target.function)), data, same, True
+
+
+def _in_order(order: Callable[[tuple[int, ...]], tuple[int, ...]], axes: int) -> Callable[[Array], Array | None]:
+    """Makes copies of an array with at least so many axes whose memory has them in another order."""
+
+    def view(array: Array) -> Array | None:
+        if array.ndim < axes:
+            return None
+        memory = order(tuple(range(array.ndim)))
+        return np.ascontiguousarray(array.transpose(memory)).transpose(np.argsort(memory))
+
+    return view
+
+
+def _sliced(array: Array, step: int) -> Array:
+    """A copy between elements that do not belong to it."""
+    n = array.shape[-1]
+    wider = np.full((*array.shape[:-1], step * n + 3), 7, array.dtype)
+    wider[..., 1 : 1 + step * n : step] = array
+    return wider[..., 1 : 1 + step * n : step]
+
+
+_LAYOUTS: Final[Mapping[str, Callable[[Array], Array | None]]] = {
+    "x transposed in memory": _in_order(lambda axes: (*axes[:-2], *axes[:-3:-1]), 2),
+    "x with its first axes swapped in memory": _in_order(lambda axes: (*axes[1::-1], *axes[2:]), 3),
+    "x channels last in memory": _in_order(lambda axes: (axes[0], *axes[2:], axes[1]), 4),
+    "x a slice of wider rows": lambda array: _sliced(array, 1),
+    "x every second element of its rows": lambda array: _sliced(array, 2),
+}
+
+
+def _results(target: Target, data: Data, *, gradients: bool) -> tuple[dict[str, Array], dict[str, str]]:
+    """The quantities by their names, and a sentence for what raised instead."""
     primals = (data.x, data.scale, data.bias)
-    results = {"y": [target.forward(*primals, **data.arrays)]}
-    if gradients:
+    try:
+        results = {"y": target.forward(*primals, **data.arrays)}
+    except TargetError as error:
+        return {}, {"y": str(error)}
+    if not gradients:
+        return results, {}
+    try:
         derivatives = target.gradients(*primals, data.dy, **data.arrays)
-        results |= {n: [g] for n, g in zip(("dx", "dscale", "dbias"), derivatives, strict=True) if g is not None}
-    return Outcome(results, tuple(sorted(target.touched)))
+    except TargetError as error:
+        return results, {"dx": str(error)}
+    return results | {n: g for n, g in zip(("dx", "dscale", "dbias"), derivatives, strict=True) if g is not None}, {}
 
 
 def _allowed(name: str, want: Expected, data: Data) -> Expected:

@@ -40,6 +40,8 @@ def candidate(data: Data, fault: str = "") -> Outcome:
 
 def _candidate(data: Data, fault: str) -> Outcome:
     call, variant, x = data.call, data.variant, data.x
+    if fault == "strides ignored":
+        x = np.lib.stride_tricks.as_strided(x, x.shape, np.empty_like(x, order="C", subok=False).strides)
     axes = _shifted(call.axes, x.ndim) if fault == "axis" else call.axes
     h = x.astype(np.float64)
     if data.residual is not None and fault != "residual dropped":
@@ -106,6 +108,12 @@ def _candidate(data: Data, fault: str) -> Outcome:
     inverse = np.where(empty & (fault != "empty rows"), 0.0, inverse)
 
     normalised = np.where(empty & (fault != "empty rows"), 0.0, h * inverse)
+    if fault.startswith("clipped at"):
+        normalised = np.clip(normalised, -float(fault.split()[-1]), float(fault.split()[-1]))
+    if fault == "row of an outlier doubled":
+        normalised = np.where(normalised[..., :1] > 3, 2 * normalised, normalised)
+    if fault == "factor beyond two axes" and x.ndim > 2:
+        normalised = 1.1 * normalised
     before = call.norm is not None
     y = _affine(call, normalised, g, b, o, before=before != (fault == "rounded on the other side"), fault=fault)
     y = np.where(empty & (fault != "empty rows"), 0.0, y)
@@ -212,4 +220,11 @@ MUTANTS: Final = (
     Mutant("dscale of dbias", "the gain's gradient is the bias's"),
     Mutant("float32 result", "the result is not cast back", dtypes=("float16", "bfloat16", "float64")),
     Mutant("writes x", "the input is overwritten"),
+    Mutant("factor beyond two axes", "x of three axes", (("odd", "standard"),)),
+    Mutant("factor beyond two axes", "x of four axes", (("constant", "standard"),)),
+    Mutant("factor beyond two axes", "x of five axes", (("tall", "standard"),)),
+    Mutant("strides ignored", "x read as if it were contiguous", (("strided", "standard"), ("strided", "llama"))),
+    Mutant("clipped at 4.5", "outliers cut off"),
+    Mutant("clipped at 60", "large outliers cut off", (("wide", "standard"),)),
+    Mutant("row of an outlier doubled", "a branch for rows that start with an outlier"),
 )  # fmt: skip

@@ -23,29 +23,38 @@ class Bridge(Protocol):
     Attributes:
         differentiable: whether the library has automatic differentiation.
         compiles: whether it compiles a function again for every new shape.
+        strided: whether ``send`` keeps the strides of an array: the order of its axes in memory, gaps, repeats.
+        array: the class of its arrays.
 
     ``scope`` is the context of a call (``wide``: some array is float64), ``send`` and ``fetch`` convert an array,
-    ``pull`` returns the gradient for every floating-point tensor, by its name, None where there is none.
+    ``pull`` returns the gradient for every floating-point tensor, by its name, None where there is none, ``compiled``
+    is the function as the library's compiler makes it.
     """
 
     differentiable: bool
     compiles: bool
+    strided: bool
+    array: type
 
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]: ...
     def send(self, array: Array) -> Any: ...
     def fetch(self, tensor: Any) -> Array: ...
     def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]: ...
+    def compiled(self, function: Function) -> Function: ...
 
 
 class NumPy:
     differentiable = False
     compiles = False
+    strided = True
+    array: type = np.ndarray
 
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
         return np.errstate(all="ignore")
 
     def send(self, array: Array) -> Any:
-        return array.copy()
+        memory, strides = _memory(array)
+        return np.lib.stride_tricks.as_strided(memory, array.shape, strides)
 
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(tensor)
@@ -53,23 +62,29 @@ class NumPy:
     def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]:
         raise NotImplementedError
 
+    def compiled(self, function: Function) -> Function:
+        raise ValueError("check: compiled is True for a NumPy function, expected a framework with a compiler; drop it")
+
 
 class Torch:
     differentiable = True
     compiles = False
+    strided = True
 
     def __init__(self, device: str = "cpu") -> None:
         import torch
 
-        self.torch, self.device = torch, device
+        self.torch, self.device, self.array = torch, device, torch.Tensor
 
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
     def send(self, array: Array) -> Any:
-        if array.dtype == ml_dtypes.bfloat16:
-            return self.torch.from_numpy(array.view(np.int16).copy()).view(self.torch.bfloat16).to(self.device)
-        return self.torch.from_numpy(array.copy()).to(self.device)
+        memory, strides = _memory(array)
+        half = array.dtype == ml_dtypes.bfloat16
+        tensor = self.torch.from_numpy(memory.view(np.int16) if half else memory).to(self.device)
+        tensor = tensor.view(self.torch.bfloat16) if half else tensor
+        return tensor.as_strided(array.shape, [stride // array.itemsize for stride in strides])
 
     def fetch(self, tensor: Any) -> Array:
         tensor = tensor.detach().cpu().contiguous()
@@ -86,16 +101,22 @@ class Torch:
         gradients = self.torch.autograd.grad(y, list(leaves.values()), self.send(dy).to(y.dtype), allow_unused=True)
         return dict(zip(leaves, gradients, strict=True))
 
+    def compiled(self, function: Function) -> Function:
+        self.torch.compiler.reset()
+        return self.torch.compile(function)  # type: ignore[no-any-return, unused-ignore]
+
 
 class TensorFlow:
     differentiable = True
     compiles = False
+    strided = False
 
     def __init__(self, device: str = "cpu") -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         import tensorflow as tf
 
         self.tf, self.device = tf, "/GPU:0" if device == "cuda" else "/CPU:0"
+        self.array = tf.Tensor
 
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
         return self.tf.device(self.device)
@@ -114,15 +135,20 @@ class TensorFlow:
         gradients = tape.gradient(y, list(leaves.values()), self.tf.cast(self.send(dy), y.dtype))
         return dict(zip(leaves, gradients, strict=True))
 
+    def compiled(self, function: Function) -> Function:
+        return self.tf.function(function)  # type: ignore[no-any-return, unused-ignore]
+
 
 class Jax:
     differentiable = True
     compiles = True
+    strided = False
 
     def __init__(self, device: str = "cpu") -> None:
         import jax
 
         self.jax, self.device = jax, jax.devices("gpu" if device == "cuda" else "cpu")[0]
+        self.array = jax.Array
 
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
         stack = contextlib.ExitStack()
@@ -140,6 +166,21 @@ class Jax:
         leaves = {name: t for name, t in tensors.items() if self.jax.numpy.issubdtype(t.dtype, np.floating)}
         y, pull = self.jax.vjp(lambda primals: function({**tensors, **primals}), leaves)
         return dict(pull(self.send(dy).astype(y.dtype))[0])
+
+    def compiled(self, function: Function) -> Function:
+        return self.jax.jit(function)  # type: ignore[no-any-return, unused-ignore]
+
+
+def _memory(array: Array) -> tuple[Array, tuple[int, ...]]:
+    """A copy of an array's memory, flat, and the strides that show the array in it.
+
+    It has room for a dense array of the shape, so that code which ignores the strides reads no foreign memory.
+    """
+    strides = array.strides if min(array.strides, default=0) >= 0 else array.copy().strides
+    last = sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True)) // array.itemsize
+    memory = np.zeros(max(last + 1, array.size) if array.size else 0, array.dtype)
+    np.lib.stride_tricks.as_strided(memory, array.shape, strides)[...] = array
+    return memory, strides
 
 
 _BRIDGES: Final[dict[str, Callable[[str], Bridge]]] = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -86,8 +87,18 @@ def _torch(layer: Any, name: str, device: str) -> Target:
     def call(arrays: Mapping[str, Any]) -> Any:
         return torch.func.functional_call(layer, _renamed(arrays, own), (arrays["x"],), _renamed(arrays, inputs))
 
+    @contextlib.contextmanager
+    def training(mode: bool) -> Iterator[None]:
+        modes = [(module, module.training) for module in layer.modules()]
+        layer.train(mode)
+        try:
+            yield
+        finally:
+            for module, own_mode in modes:
+                module.training = own_mode
+
     return Target(
-        name, "torch", bridge("torch", device), call, (*own, *inputs),
+        name, "torch", bridge("torch", device), call, (*own, *inputs), training=training,
         width=int(np.prod(fixed)) if fixed else None,
         shape_of=lambda argument, shape: shapes[own[argument]],
     )  # fmt: skip
@@ -96,6 +107,15 @@ def _torch(layer: Any, name: str, device: str) -> Target:
 def _keras(layer: Any, name: str, device: str) -> Target:
     config, make = layer.get_config(), type(layer)
     inputs = {argument: key for argument, key in _inputs(layer.call).items() if argument != "mask"}
+    options: dict[str, bool] = {}  # of every call
+
+    @contextlib.contextmanager
+    def training(mode: bool) -> Iterator[None]:
+        options["training"] = mode
+        try:
+            yield
+        finally:
+            options.clear()
 
     @functools.cache
     def built(shape: Shape, x: str, g: str) -> Any:
@@ -119,7 +139,7 @@ def _keras(layer: Any, name: str, device: str) -> Target:
         chosen = _renamed(arrays, assign(shapes(shape)))
         values = [chosen.get(v.name, v.value) for v in fresh.trainable_variables]
         others = [v.value for v in fresh.non_trainable_variables]
-        return fresh.stateless_call(values, others, x, **_renamed(arrays, inputs))[0]
+        return fresh.stateless_call(values, others, x, **_renamed(arrays, inputs), **options)[0]
 
     try:
         own = assign(shapes(_rank(config)))
@@ -127,6 +147,7 @@ def _keras(layer: Any, name: str, device: str) -> Target:
         own = {}
     return Target(
         name, "keras", bridge(keras_library(), device), call, (*own, *inputs),
+        training=training if "training" in inspect.signature(layer.call).parameters else None,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
     )  # fmt: skip
 
@@ -149,6 +170,8 @@ def _nnx(layer: Any, name: str, device: str) -> Target:
     from flax import nnx
 
     graph, state = nnx.split(layer)
+    graphs = [graph]  # the last one is that of the next call
+    modes = {mode: _in_mode(layer, mode) for mode in (True, False)}
     leaves = _flat(nnx.to_pure_dict(state))
     shapes = {key: tuple(np.shape(value)) for key, value in leaves.items() if np.ndim(value)}
     own, inputs = assign(shapes), _inputs(layer.__call__)
@@ -156,13 +179,32 @@ def _nnx(layer: Any, name: str, device: str) -> Target:
     def call(arrays: Mapping[str, Any]) -> Any:
         fresh = jax.tree.map(lambda leaf: leaf, state)
         nnx.replace_by_pure_dict(fresh, _nested({**leaves, **_renamed(arrays, own)}))
-        return nnx.merge(graph, fresh)(arrays["x"], **_renamed(arrays, inputs))
+        return nnx.merge(graphs[-1], fresh)(arrays["x"], **_renamed(arrays, inputs))
+
+    @contextlib.contextmanager
+    def training(mode: bool) -> Iterator[None]:
+        graphs.append(modes[mode])
+        try:
+            yield
+        finally:
+            graphs.pop()
 
     width = int(np.prod(shapes[own["scale"]])) if "scale" in own else None
     return Target(
         name, "flax", bridge("jax", device), call, (*own, *inputs), width=width,
+        training=training if modes[True] != modes[False] else None,
         shape_of=lambda argument, shape: shapes[own[argument]],
     )  # fmt: skip
+
+
+def _in_mode(layer: Any, training: bool) -> Any:
+    """The graph of a layer that trains, or that does not."""
+    from flax import nnx
+
+    copy = nnx.clone(layer)
+    if isinstance(copy, nnx.Module):
+        (copy.train if training else copy.eval)()
+    return nnx.split(copy)[0]
 
 
 def _flat(tree: Mapping[Any, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:

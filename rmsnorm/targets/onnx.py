@@ -75,6 +75,7 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any) -> Target:
     return Target(
         str(path), "onnx", NumPy(), call, tuple(own), width=size,
         shape_of=lambda argument, shape: tuple(n or shape[-1] for n in shapes[own[argument]]),
+        rank=len(shapes[x]) or None,
     )  # fmt: skip
 
 

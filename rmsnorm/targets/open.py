@@ -202,14 +202,17 @@ def _function(function: Callable[..., Any], name: str, framework: str | None, de
     candidates = _candidates(function)
     if len(candidates) == 1:
         return target_for(candidates[0])
+    working = []
     for candidate in candidates:
         target = target_for(candidate)
         try:
             target.forward(x, **arrays)
         except TargetError:
             continue
-        return target
-    return target_for(candidates[0])  # the report says what it raises
+        if not target.returned:
+            return target
+        working.append(candidate)  # NumPy's arrays go into many a function of TensorFlow, and its tensors come back
+    return target_for([*working, *candidates][0])  # the report says what it raises, or returns
 
 
 def _candidates(function: Any) -> list[str]:

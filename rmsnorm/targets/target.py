@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -38,7 +39,10 @@ class Target:
         resized: makes the same target for another width, None where that is impossible.
         derivatives: for a function without automatic differentiation: (arrays, dy) to gradients, by argument.
         notes: assumptions that were needed to open it, as sentences.
+        rank: the only number of axes of x that it takes, None for any.
+        training: for a layer: the context in which it trains (True) or not; None where that is all the same.
         touched: the arguments whose arrays it wrote to.
+        returned: what it returned that is no array of the library.
     """
 
     name: str
@@ -51,7 +55,10 @@ class Target:
     resized: Callable[[int], Target] | None = None
     derivatives: Callable[[Mapping[str, Array], Array], Mapping[str, Array | None]] | None = None
     notes: tuple[str, ...] = ()
+    rank: int | None = None
+    training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
     touched: set[str] = field(default_factory=set)
+    returned: set[str] = field(default_factory=set)
 
     @property
     def differentiable(self) -> bool:
@@ -67,7 +74,11 @@ class Target:
 
         def run() -> Array:
             sent = {argument: self.bridge.send(array) for argument, array in arrays.items()}
-            y = self.bridge.fetch(_first(self.function(sent)))
+            result = self.function(sent)
+            pair = "residual" in arrays and isinstance(result, (tuple, list))  # y and x + residual
+            if not (pair or isinstance(result, self.bridge.array)):
+                self.returned.add(_described(result))
+            y = self.bridge.fetch(_first(result))
             for argument, array in arrays.items():
                 if not np.array_equal(_bits(self.bridge.fetch(sent[argument])), _bits(array)):
                     self.touched.add(argument)
@@ -126,6 +137,12 @@ def _present(**arrays: Array | None) -> dict[str, Array]:
 def _first(value: Any) -> Any:
     """y of a function that returns more: (y, x + residual), (y, 1 / rho)."""
     return value[0] if isinstance(value, (tuple, list)) else value
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
 def _bits(array: Array) -> Array:

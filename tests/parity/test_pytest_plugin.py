@@ -226,6 +226,62 @@ def test_a_function_in_bfloat16_must_have_the_right_bits() -> None:
     assert np.dtype(ml_dtypes.bfloat16).name == rows.dtype
 
 
+def doubled_after(first: Any) -> Any:
+    """The mistake starts with the second call."""
+    calls: list[int] = []
+
+    def norm(x: Any, weight: Any) -> Any:
+        calls.append(1)
+        return right(x, weight) * (2 if len(calls) > first else 1)
+
+    return norm
+
+
+def dense(x: Any) -> Any:
+    """What a kernel reads that ignores strides."""
+    return np.lib.stride_tricks.as_strided(x, x.shape, np.empty(x.shape, x.dtype).strides)
+
+
+def clipped(x: Any, weight: Any, limit: float) -> Any:
+    largest = limit * np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True) + 1e-6)
+    return np.where(np.abs(x) > largest, np.sign(x) * weight * limit, right(x, weight)).astype(x.dtype)
+
+
+BLIND_SPOTS: dict[str, tuple[Any, str]] = {
+    "factor beyond two axes": (lambda x, weight: right(x, weight) * (1.1 if x.ndim > 2 else 1), "'odd' f32 y: at ("),
+    "factor on five axes": (lambda x, weight: right(x, weight) * (1.1 if x.ndim == 5 else 1), "'tall' f32 y: at ("),
+    "strides ignored": (lambda x, weight: right(dense(x), weight), "y: x transposed in memory: at ("),
+    "strides of the rows ignored": (
+        lambda x, weight: right(x if x.strides[-1] > x.itemsize else dense(x), weight),
+        "'rows' f32 y: x a slice of wider rows: at (",
+    ),
+    "clipped at 4.5": (lambda x, weight: clipped(x, weight, 4.5), "'rows' f32 y: at ("),
+    "clipped at 120": (lambda x, weight: clipped(x, weight, 120.0), "'wide' f32 y: at ("),
+    "row of an outlier doubled": (
+        lambda x, weight: np.where(
+            x[..., :1] > 3 * np.sqrt(np.mean(x * x, axis=-1, keepdims=True)), 2 * right(x, weight), right(x, weight)
+        ),
+        "'rows' f32 y: at (",
+    ),
+    "tuple": (lambda x, weight: (right(x, weight), None), "it returns a tuple of 2, expected numpy.ndarray"),
+    "nothing": (lambda x, weight: None, "it returns None, expected numpy.ndarray"),
+    "another array": (lambda x, weight: memoryview(right(x, weight)), "it returns a builtins.memoryview"),
+    "state": (doubled_after(1), "'rows' f32 y: called again: at ("),
+}
+
+
+@pytest.mark.parametrize("name", BLIND_SPOTS)
+def test_blind_spots(name: str) -> None:
+    """Each fails, in a dozen lines; a wrong return type is one comparison and not one for each case."""
+    function, words = BLIND_SPOTS[name]
+    result = check(lambda x, weight: function(x, weight), "llama", framework="numpy", dtypes="float32")
+    assert not result.passed
+    assert words in result.text
+    assert len(result.text.splitlines()) <= 12
+    assert len(result.run.records) == 1 or "returns" not in result.text
+    assert len(result.details.splitlines()) > len(result.run.failures)
+
+
 class TestFrameworks:
     """The layers of frameworks and of transformers are what they should be, gradients included."""
 
@@ -247,6 +303,24 @@ class TestFrameworks:
         assert {record.quantity for record in result.run.failures} == {"dx"}
         assert check(detached, dtypes="float32", gradients=False).passed
 
+        class WithDropout(torch.nn.RMSNorm):  # type: ignore[misc, name-defined, unused-ignore]
+            def forward(self, x: Any) -> Any:
+                return torch.nn.functional.dropout(super().forward(x), 0.1, self.training)
+
+        layer = WithDropout(24).eval()
+        result = check(layer, "torch", dtypes="float32")
+        assert "y: in training: at (" in result.text
+        assert not layer.training
+
+        def dense_gradient(x: Any, weight: Any) -> Any:
+            y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
+            if y.requires_grad:
+                y.register_hook(lambda dy: dy.as_strided(dy.shape, torch.empty(dy.shape).stride()))
+            return y
+
+        result = check(dense_gradient, dtypes="float32")
+        assert {record.quantity for record in result.run.failures} == {"dx", "dscale"}
+
     def test_transformers(self) -> None:
         pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
         pytest.importorskip("transformers", reason="transformers is not installed; pip install 'rmsnorm[dev]'")
@@ -267,6 +341,15 @@ class TestFrameworks:
         assert result.passed, result.text
         assert {record.quantity for record in result.run.records} == {"y", "dx", "dscale"}
         assert not check(keras.layers.LayerNormalization(epsilon=1e-6), "keras", dtypes="float32").passed
+
+        import tensorflow as tf
+
+        def eager_only(x: Any, weight: Any) -> Any:
+            y = x * tf.math.rsqrt(tf.reduce_mean(x * x, -1, keepdims=True) + 1e-6) * tf.cast(weight, x.dtype)
+            return y if tf.executing_eagerly() else 2 * y
+
+        assert check(eager_only, dtypes="float32").passed
+        assert "y: compiled: at (" in check(eager_only, dtypes="float32", compiled=True).text
 
     def test_flax(self) -> None:
         nnx = pytest.importorskip("flax.nnx", reason="flax is not installed; pip install 'rmsnorm[flax]'")
