@@ -24,15 +24,33 @@ def read_json(op: str, path: str | os.PathLike[str], wanted: str) -> Any:
         FileNotFoundError: there is no such file.
         ValueError: it is no regular file, too large, or not JSON.
     """
-    path = Path(path)
-    check_regular(op, path, wanted)
-    if path.stat().st_size > LARGEST_TEXT:
-        raise ValueError(f"{op}: {path} has {path.stat().st_size} bytes, expected {wanted} of {LARGEST_TEXT} at most")
+    data = _read_bytes(op, Path(path), wanted)
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(data)
     except (ValueError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else error
         raise ValueError(f"{op}: {path} is not JSON ({reason}), expected {wanted}") from None
+
+
+def read_text(op: str, path: str | os.PathLike[str], wanted: str) -> str:
+    """The text in a file, in UTF-8.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no regular file, too large, or not UTF-8.
+    """
+    data = _read_bytes(op, Path(path), wanted)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{op}: {path} is not UTF-8 ({error.reason}), expected {wanted}; convert it") from None
+
+
+def _read_bytes(op: str, path: Path, wanted: str) -> bytes:
+    check_regular(op, path, wanted)
+    if path.stat().st_size > LARGEST_TEXT:
+        raise ValueError(f"{op}: {path} has {path.stat().st_size} bytes, expected {wanted} of {LARGEST_TEXT} at most")
+    return path.read_bytes()
 
 
 def check_regular(op: str, path: Path, wanted: str) -> None:

@@ -1,4 +1,4 @@
-"""``rmsnorm port info``, ``nematus``, ``translate`` and ``score``."""
+"""``rmsnorm port info``, ``nematus``, ``zero``, ``translate`` and ``score``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rmsnorm.cli.usage import BACKEND_NAMES, DIFFERS, choices, progress, unusabl
 from rmsnorm.frameworks import FRAMEWORKS, framework
 
 app = typer.Typer(
-    name="port", help="Models of Nematus (TensorFlow and Theano): describe, convert, translate, score.",
+    name="port", help="Models of Nematus and of zero: describe, convert, translate, score.",
     no_args_is_help=True,
 )  # fmt: skip
 
@@ -32,6 +32,7 @@ NEMATUS_EPILOG: Final = (
     "Exit status: 0 written and the same numbers, 1 other numbers and nothing written, 2 bad usage, or files that are "
     "damaged or do not fit each other."
 )
+ZERO_EPILOG: Final = NEMATUS_EPILOG.replace("port nematus", "port zero").replace("model.npz-90000", "model-90000")
 TRANSLATE_EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm port translate model/ --source test.bpe.de --beam 12 --output test.bpe.en\n\n"
@@ -67,8 +68,10 @@ Output = Annotated[Path | None, typer.Option(help="Where to write.", dir_okay=Fa
 Backend = Annotated[
     str | None, typer.Option(help=f"Backend: {BACKEND_NAMES}.", show_default="torch if it is installed, else numpy")
 ]
-Alpha = Annotated[float, typer.Option(help="Scores are divided by length^ALPHA.")]
-Batch = Annotated[int, typer.Option(help="Sentences at once.", min=1)]
+Alpha = Annotated[
+    float | None, typer.Option(help="Scores are divided by length^ALPHA.", show_default="0, in zero its option")
+]
+Batch = Annotated[int | None, typer.Option(help="Sentences at once.", min=1, show_default="80, in zero its option")]
 
 
 @app.command(epilog=_STATUS.replace("written", "shown"))
@@ -84,14 +87,20 @@ def info(model: Where, config: Options = None, source_norm: SourceNorm = None) -
         screen.console().print(table)
 
 
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder for the result.")]
+To = Annotated[str, typer.Option(help=f"Form: {', '.join(_TARGETS)}.")]
+ToZero = Annotated[str, typer.Option(help=f"Form: {', '.join(_TARGETS[:-1])}.")]
+ToNorm = Annotated[
+    str | None, typer.Option(help="rms to convert LayerNorm into RMSNorm, exactly.", show_default="unchanged")
+]
+
+
 @app.command(epilog=NEMATUS_EPILOG)
 def nematus(
     model: Where,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder for the result.")],
-    to: Annotated[str, typer.Option(help=f"Form: {', '.join(_TARGETS)}.")],
-    norm: Annotated[
-        str | None, typer.Option(help="rms to convert LayerNorm into RMSNorm, exactly.", show_default="unchanged")
-    ] = None,
+    folder: Folder,
+    to: To,
+    norm: ToNorm = None,
     config: Options = None,
     source_norm: SourceNorm = None,
 ) -> None:
@@ -102,11 +111,36 @@ def nematus(
     theano an archive for Theano Nematus. These commands and rmsnorm.nematus.load read all of them. Options and
     dictionaries are copied. The folder is made in the last step.
     """
-    command = "rmsnorm port nematus"
-    (to,) = choices("to", [_FORMS.get(to, to)], _TARGETS, command)
+    _convert("nematus", _TARGETS, model, folder, to, norm, config, source_norm)
+
+
+@app.command(epilog=ZERO_EPILOG)
+def zero(model: Where, folder: Folder, to: ToZero, norm: ToNorm = None, config: Options = None) -> None:
+    """Convert a model of zero, the authors' toolkit, as rmsnorm port nematus converts one of Nematus.
+
+    tf is a checkpoint for zero, with its param.json. Where ema_decay is set, the averages become the weights.
+    """
+    _convert("zero", _TARGETS[:-1], model, folder, to, norm, config, None)
+
+
+def _convert(
+    system: str,
+    targets: tuple[str, ...],
+    model: Path,
+    folder: Path,
+    to: str,
+    norm: str | None,
+    config: Path | None,
+    source_norm: str | None,
+) -> None:
+    command = f"rmsnorm port {system}"
+    (to,) = choices("to", [_FORMS.get(to, to)], targets, command)
     choices("norm", [norm] if norm else None, ("rms",), command)
     with _errors_as_exit():
         source = _load(model, config, source_norm)
+        if (source.config.dialect == "zero") != (system == "zero"):
+            other = "nematus" if system == "zero" else "zero"
+            raise errors.out_of_domain(command, "the model", f"of {other}", system, f"use rmsnorm port {other}")
         from rmsnorm.nematus.convert import SENTENCES, convert
 
         with _silence() as terminal, Console(file=terminal).status("converting and comparing"):
@@ -131,27 +165,31 @@ def nematus(
 def translate(
     model: Where,
     source: Source,
-    beam: Annotated[int, typer.Option(help="Hypotheses kept; 1 is greedy.", min=1, max=1000)] = 5,
+    beam: Annotated[
+        int | None,
+        typer.Option(help="Hypotheses kept; 1 is greedy.", min=1, max=1000, show_default="5, in zero its option"),
+    ] = None,
     output: Output = None,
     n_best: Annotated[bool, typer.Option("--n-best", help="All hypotheses of the beam, with their scores.")] = False,
-    alpha: Alpha = 0.0,
+    alpha: Alpha = None,
     max_length: Annotated[
         int | None, typer.Option(help="Words at most, with the end.", min=1, show_default="the model's")
     ] = None,
-    batch: Batch = 80,
+    batch: Batch = None,
     backend: Backend = None,
     dictionary: Dictionary = None,
     config: Options = None,
     source_norm: SourceNorm = None,
 ) -> None:
-    """Translate a file, as Nematus does: the same search, the same words, a space before the end of each line."""
+    """Translate a file, as Nematus or zero does: the same search, the same words; Nematus ends lines with a space."""
 
     def lines(array_model: Any, settings: Any, vocabularies: Any, on_progress: Callable[[int, int], None]) -> list[str]:
         from rmsnorm.nematus.translate import translate
 
         return translate(
-            array_model, settings, _lines(source), *vocabularies, beam_size=beam, max_length=max_length, alpha=alpha,
-            n_best=n_best, batch_size=batch, on_progress=on_progress,
+            array_model, settings, _lines(source), *vocabularies, max_length=max_length, alpha=alpha, n_best=n_best,
+            beam_size=5 if beam is None and settings.dialect != "zero" else beam, batch_size=batch,
+            on_progress=on_progress,
         )  # fmt: skip
 
     with _errors_as_exit():
@@ -164,21 +202,21 @@ def score(
     source: Source,
     target: Annotated[Path, typer.Option(help="Their translations, one a line.")],
     output: Output = None,
-    alpha: Alpha = 0.0,
-    batch: Batch = 80,
+    alpha: Alpha = None,
+    batch: Batch = None,
     backend: Backend = None,
     dictionary: Dictionary = None,
     config: Options = None,
     source_norm: SourceNorm = None,
 ) -> None:
-    """Write -log p of each translation given its source, one a line, as Nematus does."""
+    """Write -log p of each translation given its source, one a line, as Nematus does; of zero divided by its length."""
 
     def lines(array_model: Any, settings: Any, vocabularies: Any, on_progress: Callable[[int, int], None]) -> list[str]:
         from rmsnorm.nematus.translate import score
 
         return score(
-            array_model, _lines(source), _lines(target), *vocabularies, alpha=alpha, batch_size=batch,
-            on_progress=on_progress,
+            array_model, settings, _lines(source), _lines(target), *vocabularies, alpha=alpha or 0.0,
+            batch_size=batch, on_progress=on_progress,
         )  # fmt: skip
 
     with _errors_as_exit():
@@ -237,8 +275,11 @@ def _run(
     words = vocabularies(model, *files, scoring=scoring)
     with progress("sentences") as bars:
         bar = bars.add_task(key, total=None)
+        config = model.config
+        if scoring and config.dialect == "zero":
+            config = config.replace(label_smoothing=0.0)
         with _silence():
-            array_model = ArrayModel(key, model.config, model.parameters)
+            array_model = ArrayModel(key, config, model.parameters)
 
         def advance(done: int, total: int) -> None:
             bars.update(bar, completed=done, total=total)

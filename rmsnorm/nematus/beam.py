@@ -1,4 +1,4 @@
-"""Nematus's two beam searches: the sampler of master, and the search of v0.3 and v0.4.
+"""Three beam searches: Nematus's sampler of master, its search of v0.3 and v0.4, and that of zero.
 
 They differ in the hypotheses that they keep. A model is a function ``step(states, ids) -> (log_p, states)``:
     ids: (rows,), the words that were just chosen; None before the first word.
@@ -10,12 +10,17 @@ Every sentence has beam_size adjacent rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rmsnorm import errors
+
+if TYPE_CHECKING:
+    from rmsnorm.nematus.config import Config
+
+ZERO_END: Final = 2  # the id that ends a sentence in zero
 
 Array: TypeAlias = npt.NDArray[Any]
 States: TypeAlias = list[Any]
@@ -28,29 +33,70 @@ _LOW = -1e7  # Nematus's score of an empty place in the beam
 class Translations(NamedTuple):
     """The hypotheses of every sentence, best first.
 
-    sequences: ids, (batch, beam, length), up to the end of sentence, which is 0, and then zeros.
-    scores: log-probabilities over length^alpha, (batch, beam).
+    sequences: ids, (batch, beam, length), up to the end of sentence, which is 0 and in zero 2, and then zeros.
+    scores: log-probabilities over length^alpha, in zero over ((5 + length) / 6)^alpha, (batch, beam).
     """
 
     sequences: Array
     scores: Array
 
 
-def check(beam_size: int, max_length: int) -> None:
-    """Raise ValueError if a search cannot be as wide or as long as this."""
+class Plan(NamedTuple):
+    """What a search does.
+
+    Attributes:
+        name: ``sampler``, ``costs`` or ``zero``.
+        lengths: how long the translations may be, of each sentence.
+        end: the id that ends a translation; only zero's is not 0.
+        temperature, noise: log-probabilities are those of (logits + Gumbel's noise) / temperature; of zero alone.
+        forbidden: what zero adds to the log-probability of an end in the place of the first word.
+    """
+
+    name: str
+    beam_size: int
+    lengths: Array
+    alpha: float
+    temperature: float
+    noise: bool
+    forbidden: float
+
+    @property
+    def steps(self) -> int:
+        """The most steps that there can be."""
+        return int(self.lengths.max())
+
+
+def plan(config: Config, words: Any, beam_size: int | None, max_length: int | None, alpha: float | None) -> Plan:
+    """What ``translate`` does with these arguments; None stands for what the config says.
+
+    words: numbers of words of the source sentences, with their ends.
+
+    Raises:
+        ValueError: a search cannot be as wide or as long.
+    """
+    beam_size = config.beam_size if beam_size is None else beam_size
+    max_length = config.translation_maxlen if max_length is None else max_length
     for name, value in (("beam_size", beam_size), ("max_length", max_length)):
         if not isinstance(value, int | np.integer) or value < 1:
             raise errors.out_of_domain("translate", name, value, "an integer >= 1", "pass 12 or so")
+    words = np.asarray(words)
+    lengths = max_length + (words if config.search == "zero" else 0 * words)
+    alpha = config.normalization_alpha if alpha is None else alpha
+    temperature, noise, forbidden = config.beam_temperature, config.beam_noise, config.masked_score
+    return Plan(config.search, beam_size, lengths, alpha, temperature, noise, forbidden)
 
 
-def search(name: str, step: Step, states: States, beam_size: int, max_length: int, alpha: float) -> Translations:
-    """Run the search ``sampler`` or ``costs`` from states with beam_size equal rows for every sentence.
+def search(plan: Plan, step: Step, states: States) -> Translations:
+    """Run a search from states with beam_size equal rows for every sentence.
 
     Raises:
         ValueError: the beam is wider than the vocabulary.
     """
-    find = _sampler if name == "sampler" else _costs
-    sequences, scores = find(step, states, len(states[0]) // beam_size, beam_size, max_length, alpha)
+    if plan.name == "zero":
+        return _zero(plan, step, states)
+    find = _sampler if plan.name == "sampler" else _costs
+    batch, size = len(plan.lengths), plan.beam_size
+    sequences, scores = find(step, states, batch, size, plan.steps, plan.alpha)
     order = np.argsort(-scores, axis=1, kind="stable")
     return Translations(_take(sequences, order), _take(scores, order))
 
@@ -127,6 +173,70 @@ def _costs(step: Step, states: States, batch: int, size: int, max_length: int, a
     lengths = sequences.shape[2] - (sequences[:, :, ::-1] != 0).argmax(axis=2) + 1
     lengths = np.where(sequences.any(axis=2), lengths, 1)
     return sequences, -np.abs(scores) / lengths**alpha
+
+
+def _zero(plan: Plan, step: Step, states: States) -> Translations:
+    """Keep alive hypotheses and finished ones in two lists, ranked by score: log p / ((5 + length) / 6)^alpha.
+
+    Stops when in no sentence an alive one can become better than the worst finished one. float32 as in zero, where
+    impossible hypotheses become minus infinity, which decides in what order they come.
+    """
+    batch, size = len(plan.lengths), plan.beam_size
+    row, low = np.arange(batch)[:, None] * size, np.float32(_NEVER)
+    rng = np.random.default_rng()
+    alive: Array = np.zeros((batch, size, 0), np.int64)
+    alive_log_p: Array = np.tile(np.array([0.0] + [low] * (size - 1), np.float32), (batch, 1))
+    alive_scores = np.zeros((batch, size), np.float32)
+    finished = alive
+    finished_scores = np.full((batch, size), low)
+    is_finished = np.zeros((batch, size), bool)
+
+    def penalty(length: Any) -> Array:
+        return np.power((5 + np.asarray(length, np.float32)) / 6, np.float32(plan.alpha)).astype(np.float32)
+
+    with np.errstate(over="ignore"):
+        for time in range(plan.steps):
+            worst = (finished_scores * is_finished).min(axis=1) + np.where(is_finished.any(axis=1), np.float32(0), low)
+            if (worst > alive_log_p[:, 0] / penalty(plan.lengths)).all():
+                break
+            log_p, states = step(states, alive[:, :, -1].ravel() if time else None)
+            log_p = _tempered(plan, log_p.astype(np.float32), rng)
+            log_p[:, ZERO_END] += np.float32(plan.forbidden if time == 0 else 0)
+            vocabulary = log_p.shape[-1]
+            log_p = log_p.reshape(batch, size, vocabulary) + alive_log_p[:, :, None]
+            scores = (log_p / penalty(time + 1)).reshape(batch, -1)
+            best = _top(scores, 2 * size)
+            parent, word = np.divmod(best, vocabulary)
+            top_scores = _take(scores, best)
+            top = np.concatenate((_take(alive, parent), word[:, :, None]), axis=2)
+            ended = (word == ZERO_END) | (plan.lengths <= time)[:, None]
+
+            kept_scores = top_scores + ended * low
+            order = _top(kept_scores, size)
+            alive, alive_scores = _take(top, order), _take(kept_scores, order)
+            alive_log_p = alive_scores * penalty(time + 1)
+            states = [state[(row + _take(parent, order)).ravel()] for state in states]
+
+            finished = np.concatenate((np.pad(finished, ((0, 0), (0, 0), (0, 1))), top), axis=1)
+            finished_scores = np.concatenate((finished_scores, top_scores + ~ended * low), axis=1)
+            is_finished = np.concatenate((is_finished, ended), axis=1)
+            order = _top(finished_scores, size)
+            finished, finished_scores = _take(finished, order), _take(finished_scores, order)
+            is_finished = _take(is_finished, order)
+    any_finished: Array = np.asarray(is_finished.any(axis=1))[:, None]
+    sequences = np.where(any_finished[:, :, None], finished, alive)
+    return Translations(sequences, np.where(any_finished, finished_scores, alive_scores))
+
+
+def _tempered(plan: Plan, log_p: Array, rng: np.random.Generator) -> Array:
+    """log softmax((log_p + noise) / temperature); log_p and logits differ by a constant."""
+    if plan.noise:
+        log_p = log_p + rng.gumbel(size=log_p.shape).astype(np.float32)
+    if plan.noise or plan.temperature != 1:
+        log_p = log_p / np.float32(plan.temperature)
+        log_p = log_p - log_p.max(axis=-1, keepdims=True)
+        log_p = log_p - np.log(np.exp(log_p).sum(axis=-1, keepdims=True))
+    return log_p
 
 
 def _top(scores: Array, size: int) -> Array:

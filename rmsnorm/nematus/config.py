@@ -5,14 +5,16 @@ Loads no array library.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 from rmsnorm import errors
+from rmsnorm.nematus import zero
 
-Dialect = Literal["tensorflow", "tensorflow-v0.3", "theano"]
+Dialect = Literal["tensorflow", "tensorflow-v0.3", "theano", "zero"]
 Norm = Literal["none", "layer", "rms"]  # of models; cells have pRMSNorm too
 Activation = Literal["tanh", "relu", "prelu", "linear"]
 Bias = Literal["input", "state", "outside", "none"]
@@ -60,15 +62,21 @@ class Config:
     Attributes:
         dialect: ``tensorflow`` for Nematus master and v0.4; ``tensorflow-v0.3``, which scores with deep decoders in
             another way than it decodes with them; ``theano``, where masked steps carry the state and the bias of
-            transitions is added outside the norm.
+            transitions is added outside the norm; ``zero`` for the authors' toolkit of that name.
         norm: read from the variable names, because no version of Nematus writes it down reliably.
         norm_offset: whether the norms add a learned offset. LayerNorm does; RMSNorm does in Theano, and where it was
             made from LayerNorm.
-        search: ``sampler`` of master, or ``costs`` of v0.3 and v0.4: two beam searches with different rules for the
-            hypotheses that they keep.
+        search: ``sampler`` of master, ``costs`` of v0.3 and v0.4, or ``zero``: beam searches with different rules for
+            the hypotheses that they keep.
+        translation_maxlen: in the dialect ``zero``, how many words more than its source a translation may have.
+        eps: of the norms, under the root.
+        masked_score: what is added to the scores of attention to padding and to later words.
+        relu_attention: whether attention is zero's ReLA: relu in place of softmax, then a gated RMSNorm.
+        beam_size, normalization_alpha, beam_temperature, beam_noise: what ``translate`` does where nothing else is
+            asked for; the last two are of zero's search alone.
         options: the content of the JSON file.
 
-    The other attributes are options of Nematus master, under its names.
+    The other attributes are options of Nematus master, under its names; ``rmsnorm.nematus.zero`` has zero's names.
 
     Raises:
         ValueError: a value is out of its domain, or two values contradict each other.
@@ -85,7 +93,7 @@ class Config:
     dialect: Dialect = "tensorflow"
     norm: Norm = "none"
     norm_offset: bool = False
-    search: Literal["sampler", "costs"] = "sampler"
+    search: Literal["sampler", "costs", "zero"] = "sampler"
     model_type: Literal["rnn", "transformer"] = "rnn"
     dim_per_factor: tuple[int, ...] = ()
     tie_decoder_embeddings: bool = False
@@ -115,6 +123,13 @@ class Config:
     transformer_dropout_relu: float = 0.1
     transformer_dropout_attn: float = 0.1
     transformer_drophead: float = 0.0
+    eps: float = 1e-5
+    masked_score: float = -1e9
+    relu_attention: bool = False
+    beam_size: int = 12
+    normalization_alpha: float = 0.0
+    beam_temperature: float = 1.0
+    beam_noise: bool = False
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -137,6 +152,10 @@ class Config:
                 rate = getattr(self, name)
                 if not isinstance(rate, int | float) or not 0 <= rate < 1:
                     raise _wrong(name, rate, "a number in [0, 1)")
+        for name, lowest in _LOWEST.items():
+            number = getattr(self, name)
+            if not isinstance(number, int | float) or not lowest <= number < math.inf:
+                raise _wrong(name, number, f"a number >= {lowest:g}")
         if self.norm == "layer":
             object.__setattr__(self, "norm_offset", True)
         if not self.dim_per_factor:
@@ -157,7 +176,7 @@ class Config:
     def _check_transformer(self) -> None:
         if self.embedding_size != self.state_size:
             raise _wrong("embedding_size", self.embedding_size, f"the state_size of {self.state_size}")
-        if self.state_size % 2 or self.state_size < 4:
+        if self.state_size % 2 > (self.dialect == "zero") or self.state_size < 4:
             raise _wrong("state_size", self.state_size, "an even number >= 4, for the sines and cosines of positions")
         if self.state_size % self.transformer_num_heads:
             raise _wrong("transformer_num_heads", self.transformer_num_heads, f"a divisor of {self.state_size}")
@@ -217,22 +236,23 @@ class Config:
 _CHOICES: Final = {
     "dialect": get_args(Dialect),
     "norm": get_args(Norm),
-    "search": ("sampler", "costs"),
+    "search": ("sampler", "costs", "zero"),
     "model_type": ("rnn", "transformer"),
     "output_hidden_activation": get_args(Activation),
 }
 _LEAST: Final = {
     **dict.fromkeys(("embedding_size", "state_size", "source_vocab_sizes", "target_vocab_size", "dim_per_factor"), 1),
-    **dict.fromkeys(("softmax_mixture_size", "translation_maxlen"), 1),
+    **dict.fromkeys(("softmax_mixture_size", "translation_maxlen", "beam_size"), 1),
     **dict.fromkeys(("rnn_enc_depth", "rnn_enc_transition_depth", "rnn_dec_depth", "rnn_dec_high_transition_depth"), 1),
     "rnn_dec_base_transition_depth": 2,  # one GRU before the attention, at least one after it
     **dict.fromkeys(("transformer_enc_depth", "transformer_dec_depth"), 1),
     **dict.fromkeys(("transformer_ffn_hidden_size", "transformer_num_heads"), 1),
 }
+_LOWEST: Final = {"eps": 0.0, "beam_temperature": 1e-9, "normalization_alpha": -1e9, "masked_score": -1e38}
 
 
 def read(options: Mapping[str, Any], **known: Any) -> Config:
-    """The config for the options of any version of Nematus.
+    """The config for the options of any version of Nematus, or of zero.
 
     Args:
         options: the content of the JSON file.
@@ -247,6 +267,8 @@ def read(options: Mapping[str, Any], **known: Any) -> Config:
         >>> config.dialect, config.rnn_enc_depth
         ('theano', 2)
     """
+    if zero.is_zero(options):
+        return Config(**zero.fields(options), **known, options=dict(options))
     _check_theano(options)
     values: dict[str, Any] = {}
     for name in _READ:
@@ -281,7 +303,7 @@ _READ: Final = (
     *(
         option.name
         for option in fields(Config)
-        if option.name not in ("dialect", "norm", "norm_offset", "search", "options")
+        if option.name not in ("dialect", "norm", "norm_offset", "search", "options", *zero.OWN_FIELDS)
     ),
     "rnn_use_dropout",
 )
@@ -299,6 +321,8 @@ def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
     >>> write(config)["layer_normalization_type"], write(config, theano=True)["dim_word"]
     ('rmsnorm', 12)
     """
+    if config.dialect == "zero":
+        return zero.options(vars(config))
     theano = theano or config.dialect == "theano"
     own = {
         **{name: getattr(config, name) for name in _READ if name != "rnn_use_dropout"},

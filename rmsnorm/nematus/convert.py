@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import warnings
@@ -13,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmsnorm.files import write_text
 from rmsnorm.nematus.backends import ArrayModel
 from rmsnorm.nematus.centring import to_rms_norm
 from rmsnorm.nematus.checkpoints.keras import save_keras
@@ -23,7 +21,7 @@ from rmsnorm.nematus.checkpoints.tensorflow import save_tensorflow
 from rmsnorm.nematus.checkpoints.theano import save_theano
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.model import Model, load
-from rmsnorm.nematus.vocabulary import dictionaries, read_entries
+from rmsnorm.nematus.vocabulary import dictionaries, read_entries, with_names, write_entries
 
 
 class Target(NamedTuple):
@@ -96,6 +94,8 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
         ValueError: the model cannot take that form.
     """
     out, target = Path(folder), TARGETS[to]
+    if source.config.dialect == "zero":
+        target = target._replace(file=target.file.replace("model.npz", "model-0"))
     _check_folder(out)
     config, parameters, wide = source.config, source.parameters, _wide(source.parameters)
     wanted = ArrayModel("numpy", config, wide).logits(*_sentences(config))
@@ -168,10 +168,7 @@ def _with_dictionaries(source: Model, config: Config, folder: Path) -> tuple[Con
         name = path.name if path.name not in names else f"{number}.{path.name}"
         names.append(name)
         if path.exists():
-            write_text(folder / name, json.dumps(read_entries(path), ensure_ascii=False, indent=2) + "\n")
+            write_entries(folder / name, read_entries(path, config.dialect), config.dialect)
         else:
             missing.append(f"{path} is missing: copy it beside the result, or translate with --dictionary")
-    if not names:
-        return config, missing
-    dictionary_options = {"dictionaries": names, "source_dicts": names[:-1], "target_dict": names[-1]}
-    return config.replace(options={**config.options, **dictionary_options}), missing
+    return (with_names(config, names) if names else config), missing

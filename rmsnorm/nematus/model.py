@@ -17,10 +17,11 @@ import numpy as np
 
 from rmsnorm import errors
 from rmsnorm.files import check_expansion, reading
+from rmsnorm.nematus import zero
 from rmsnorm.nematus.checkpoints import keras, orbax, safetensors, tensorflow, theano
 from rmsnorm.nematus.checkpoints.files import Form, Location, locate, read_options
 from rmsnorm.nematus.config import LEGACY, Config, Dialect, Norm, read
-from rmsnorm.nematus.names import VERSIONS, is_of_training, match, unused, variables
+from rmsnorm.nematus.names import VERSIONS, ZERO_AVERAGE, is_of_training, match, unused, variables
 
 # Returns shapes by name, and a function that reads a tensor.
 Reader = Callable[[Path], tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]]
@@ -90,7 +91,10 @@ def load(
     location = locate(path)
     options = _options(location, config)
     shapes, tensor = _READERS[location.form](location.path)
-    of_model = {name for name in shapes if not is_of_training(name) and not name.endswith(_SMOOTH)}
+    if zero.is_zero(options) and location.form == "tensorflow":
+        shapes, tensor = _without_scope(zero.scope(options), shapes, tensor)
+    average = ZERO_AVERAGE if zero.is_zero(options) else _SMOOTH
+    of_model = {name for name in shapes if not is_of_training(name) and not name.endswith(average)}
     if dialect is None and location.form == "theano" and not options.get("dialect"):
         dialect = "theano"
     facts = _facts_from_names(options, {name: shapes[name] for name in of_model}, norm, dialect)
@@ -114,7 +118,7 @@ def load(
 
     smoothed = settings.exponential_smoothing > 0
     if smoothed:
-        averages = {name + _SMOOTH: row for name, row in wanted.items()}
+        averages = {name + average: row for name, row in wanted.items()}
         match(
             "nematus.load",
             f"{location.path}, smoothed,",
@@ -150,6 +154,8 @@ def _facts_from_names(
 ) -> dict[str, Any]:
     """The fields of the config that follow from the names and shapes of the tensors."""
     facts: dict[str, Any] = {} if dialect is None else {"dialect": dialect}
+    if zero.is_zero(options):
+        return facts | _facts_of_zero(shapes, norm)
     ends = ("/new_mean", "/offset", "_lnb", "_ln_b"), ("/new_std", "/scale", "_lns", "_ln_s")
     facts["norm_offset"], has_gain = (any(name.endswith(end) for name in shapes) for end in ends)
     names_layer = any(name.endswith("/new_mean") or "/layer_norm/" in name for name in shapes)
@@ -178,6 +184,34 @@ def _facts_from_names(
         if untied or options.get("tie_decoder_embeddings") or options.get("tie_encoder_decoder_embeddings"):
             facts["tie_decoder_embeddings"] = not untied
     return facts
+
+
+def _facts_of_zero(shapes: Mapping[str, tuple[int, ...]], norm: Norm | None) -> dict[str, Any]:
+    """Norm and vocabularies, which zero's options do not tell."""
+    has_offset = any(name.endswith("/offset") for name in shapes)
+    is_rms = not has_offset or any("/rms_norm/" in name for name in shapes)
+    has_gain = any(name.endswith("/scale") for name in shapes)
+    facts: dict[str, Any] = {"norm": ("rms" if is_rms else "layer") if has_gain else "none", "norm_offset": has_offset}
+    if norm not in (None, facts["norm"]):
+        raise errors.out_of_domain(
+            "nematus.load", "norm", norm, f"{facts['norm']}, as its variables say", "leave it out"
+        )
+    sizes = {name: shapes[name][0] for name in ("embedding", "src_embedding", "tgt_embedding") if shapes.get(name)}
+    source, target = (sizes.get(name, sizes.get("embedding")) for name in ("src_embedding", "tgt_embedding"))
+    if source is None or target is None:
+        raise ValueError(
+            "nematus.load: the model lacks src_embedding and tgt_embedding, or embedding, expected by its options; "
+            "are they the options of another model, or is its scope_name another one?"
+        )
+    return facts | {"source_vocab_sizes": (source,), "target_vocab_size": target}
+
+
+def _without_scope(
+    scope: str, shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Any]
+) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
+    """The variables of a checkpoint of zero without the scope that begins their names; others are of the trainer."""
+    own = {name.removeprefix(f"{scope}/"): name for name in shapes}
+    return {name: shapes[full] for name, full in own.items()}, lambda name: tensor(own[name])
 
 
 _READERS: Final[Mapping[Form, Reader]] = {

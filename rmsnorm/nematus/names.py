@@ -13,6 +13,7 @@ from rmsnorm.nematus.cells import GRU, leaves
 from rmsnorm.nematus.config import Bias, Config
 
 Use: TypeAlias = Literal["encoder", "decoder", "softmax"]
+Block: TypeAlias = Literal["self_attn", "cross_attn", "ffn", "final"]
 
 
 class Variable(NamedTuple):
@@ -58,9 +59,34 @@ _V01: Final = (
     ("decoder/embedding/", "decoder/y_embeddings_layer/", ""),
 )
 
+ZERO_BIAS: Final = "bias"  # is added to the embeddings of source and target
+_NORMS: Final[dict[Block, str]] = {
+    "self_attn": "pre_self_attn_sublayer",
+    "cross_attn": "pre_cross_attn_sublayer",
+    "ffn": "pre_ffn_sublayer",
+    "final": "final_transform",
+}
+_ZERO_BLOCKS: Final[dict[Block, str]] = {
+    "self_attn": "self_attention",
+    "cross_attn": "cross_attention",
+    "ffn": "feed_forward",
+}
+_ZERO_MAPS: Final = {
+    "queries": "q_map",
+    "keys": "k_map",
+    "values": "v_map",
+    "qkv": "qkv_map",
+    "context": "o_map",
+    "in": "ffn_layer/enlarge",
+    "out": "ffn_layer/output",
+}
+
 # Tensors of the trainer: they are in a checkpoint, but not part of the model.
-_TRAINING: Final = frozenset(("time", "beta1_power", "beta2_power", "uidx", "history_errs", "zipped_params"))
-_SLOTS: Final = ("/Adam", "/Adam_1")
+_TRAINING: Final = frozenset(
+    ("time", "beta1_power", "beta2_power", "uidx", "history_errs", "zipped_params", "global_step")
+)
+ZERO_AVERAGE: Final = "/ExponentialMovingAverage"
+_SLOTS: Final = ("/Adam", "/Adam_1", "/CTrainOpReplica", "/CTrainOpBackUpReplica")
 _PREFIXES: Final = ("adam", "accum", "prior/", "loss/prior/")  # Theano's slots, sums of gradients, MAP training
 _CONSTANT: Final = "decoder_c_tt"  # added to every score before the softmax, where it has no effect
 
@@ -265,13 +291,57 @@ def transformer_table(config: Config, use: Use) -> str:
     >>> config = Config(**sizes, model_type="transformer", norm="rms", transformer_num_heads=2)
     >>> transformer_table(config.replace(tie_decoder_embeddings=True), "softmax")
     'transformer_model/decoder_embedding_layer/embedding_table'
+    >>> transformer_table(config.replace(dialect="zero"), "encoder")
+    'src_embedding'
     """
     if use == "softmax" and config.tie_decoder_embeddings:
         use = "decoder"
+    if config.dialect == "zero":
+        own = {"encoder": "src_embedding", "decoder": "tgt_embedding", "softmax": "softmax_embedding"}
+        return "embedding" if config.tie_encoder_decoder_embeddings else own[use]
     if use == "decoder" and config.tie_encoder_decoder_embeddings:
         use = "encoder"
     layer = "softmax_projection" if use == "softmax" else f"{use}_embedding"
     return f"transformer_model/{layer}_layer/embedding_table"
+
+
+def transformer_layer(config: Config, stack: str, number: int) -> str:
+    """Name of a layer of ``encoder`` or ``decoder``; the first number is 1.
+
+    >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 4}
+    >>> [transformer_layer(Config(**sizes, dialect=dialect), "encoder", 1) for dialect in ("tensorflow", "zero")]
+    ['transformer_model/encoder/layer_1', 'encoder/layer_0']
+    """
+    return f"{stack}/layer_{number - 1}" if config.dialect == "zero" else f"transformer_model/{stack}/layer_{number}"
+
+
+def transformer_norm(config: Config, block: Block) -> tuple[str, str]:
+    """Names of the gain and of the offset of the norm of a block, below the name of the layer."""
+    scope = _ZERO_BLOCKS[block] if config.dialect == "zero" else _NORMS[block]
+    norm = {"layer": "layer_norm", "rms": "rms_norm"}[config.norm]
+    return f"{scope}/{norm}/scale", f"{scope}/{norm}/offset"
+
+
+def transformer_map(config: Config, block: Block, part: str) -> tuple[str, str | None]:
+    """Names of the matrix and of the bias of a linear map of a block, below the name of the layer.
+
+    part: of attention ``queries``, ``keys``, ``values``, ``context``, in zero ``qkv`` for the first three to itself; of
+    ``ffn`` ``in`` and ``out``.
+    """
+    if config.dialect == "zero":
+        attention = "" if block == "ffn" else "dot_attention/"
+        scope = f"{_ZERO_BLOCKS[block]}/{attention}{_ZERO_MAPS[part]}"
+        return f"{scope}/W_0_0", f"{scope}/b_0"
+    if block == "ffn":
+        scope = {"in": "ff_layer_1", "out": "ff_layer_2"}[part]
+        return f"{scope}/dense_layer_weights", f"{scope}/dense_layer_biases"
+    return f"{block}_sublayer/{part}_projection/dense_layer_weights", None
+
+
+def transformer_gate(block: Block) -> tuple[str, str]:
+    """Names of the gain and of the gate of the gated RMSNorm after zero's ReLA, below the name of the layer."""
+    scope = f"{_ZERO_BLOCKS[block]}/dot_attention/post"
+    return f"{scope}/scale", f"{scope}/gate"
 
 
 def _row(name: str, shape: tuple[int, ...], theano: str | None, *, v03: str | None = None) -> Variable:
@@ -285,16 +355,6 @@ def _row(name: str, shape: tuple[int, ...], theano: str | None, *, v03: str | No
 
 def _transformer(config: Config) -> Iterator[Variable]:
     d, hidden = config.state_size, config.transformer_ffn_hidden_size
-    norm = {"layer": "layer_norm", "rms": "rms_norm"}[config.norm]
-
-    def dense(scope: str, size: int, width: int, *, bias: bool) -> Iterator[Variable]:
-        yield _row(f"{scope}/dense_layer_weights", (size, width), None)
-        if bias:
-            yield _row(f"{scope}/dense_layer_biases", (width,), None)
-
-    def norms(scope: str) -> Iterator[Variable]:
-        for leaf in ("scale", "offset")[: 1 + config.norm_offset]:
-            yield _row(f"{scope}/{norm}/{leaf}", (d,), None)
 
     def table(use: Use, size: int) -> Variable:
         return _row(transformer_table(config, use), (size, d), None)
@@ -304,16 +364,29 @@ def _transformer(config: Config) -> Iterator[Variable]:
         yield table("decoder", config.target_vocab_size)
     if not config.tie_decoder_embeddings:
         yield table("softmax", config.target_vocab_size)
+    if config.dialect == "zero":
+        yield _row(ZERO_BIAS, (d,), None)
+    of_itself = {"qkv": 3 * d} if config.dialect == "zero" else dict.fromkeys(("queries", "keys", "values"), d)
+    of_another = dict.fromkeys(("queries", "keys", "values"), d)
     depths = (("encoder", config.transformer_enc_depth), ("decoder", config.transformer_dec_depth))
     for stack, depth in depths:
-        for layer in range(1, depth + 1):
-            scope = f"transformer_model/{stack}/layer_{layer}"
-            for attention in ("self_attn", "cross_attn")[: 1 + (stack == "decoder")]:
-                yield from norms(f"{scope}/pre_{attention}_sublayer")
-                for part in ("queries", "keys", "values", "context"):
-                    yield from dense(f"{scope}/{attention}_sublayer/{part}_projection", d, d, bias=False)
-            yield from norms(f"{scope}/pre_ffn_sublayer")
-            yield from dense(f"{scope}/ff_layer_1", d, hidden, bias=True)
-            yield from dense(f"{scope}/ff_layer_2", hidden, d, bias=True)
-            if layer == depth:
-                yield from norms(f"{scope}/final_transform")
+        for number in range(1, depth + 1):
+            layer = transformer_layer(config, stack, number)
+            blocks: dict[Block, dict[str, tuple[int, int]]] = {}
+            blocks["self_attn"] = {part: (d, width) for part, width in (of_itself | {"context": d}).items()}
+            if stack == "decoder":
+                blocks["cross_attn"] = {part: (d, width) for part, width in (of_another | {"context": d}).items()}
+            blocks["ffn"] = {"in": (d, hidden), "out": (hidden, d)}
+            if number == depth and config.dialect != "zero":
+                blocks["final"] = {}
+            for block, maps in blocks.items():
+                for name in transformer_norm(config, block)[: 1 + config.norm_offset]:
+                    yield _row(f"{layer}/{name}", (d,), None)
+                for part, shape in maps.items():
+                    weight, bias = transformer_map(config, block, part)
+                    yield _row(f"{layer}/{weight}", shape, None)
+                    if bias is not None:
+                        yield _row(f"{layer}/{bias}", shape[1:], None)
+                if config.relu_attention and block != "ffn":
+                    for name in transformer_gate(block):
+                        yield _row(f"{layer}/{name}", (d,), None)

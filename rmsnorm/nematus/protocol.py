@@ -199,10 +199,10 @@ class RNNSearch(Protocol):
         self,
         x: Any,
         x_mask: Any,
-        beam_size: int = 12,
+        beam_size: int | None = None,
         max_length: int | None = None,
         *,
-        normalization_alpha: float = 0.0,
+        normalization_alpha: float | None = None,
     ) -> Translations:
         """The best translations that a beam search finds, with Nematus's rules and orders.
 
@@ -277,10 +277,10 @@ class Transformer(Protocol):
         self,
         x: Any,
         x_mask: Any,
-        beam_size: int = 12,
+        beam_size: int | None = None,
         max_length: int | None = None,
         *,
-        normalization_alpha: float = 0.0,
+        normalization_alpha: float | None = None,
     ) -> Translations:
         """As RNNSearch.translate."""
         ...

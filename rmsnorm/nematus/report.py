@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from rmsnorm.nematus import zero
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.model import Model
 from rmsnorm.nematus.names import is_of_training
@@ -54,12 +55,20 @@ def facts(model: Model) -> Iterator[tuple[str, str]]:
     yield "vocabulary", f"source {_joined(config.source_vocab_sizes)}, target {config.target_vocab_size}"
     for path, size in zip(dictionaries(model), (*config.source_vocab_sizes, config.target_vocab_size), strict=False):
         yield "", _dictionary(model, str(path), size)
+    if config.dialect == "zero":
+        yield "search", f"beam {config.beam_size}, alpha {config.normalization_alpha}, " + _search(model)
     count = sum(math.prod(array.shape) for array in model.parameters.values())
     dtypes = _joined(sorted({array.dtype.name for array in model.parameters.values()}))
     averages = ", averages of exponential smoothing" if model.smoothed else ""
     yield "parameters", f"{count:,} in {len(model.parameters)} tensors, {dtypes}{averages}"
     for why, names in _left_out(model):
         yield "left out", f"{_some(names)}: {why}"
+
+
+def _search(model: Model) -> str:
+    config = model.config
+    noise = ", with noise" if config.beam_noise else ""
+    return f"{config.translation_maxlen} words more than the source, temperature {config.beam_temperature}{noise}"
 
 
 def _framework(model: Model) -> str:
@@ -74,6 +83,8 @@ def _framework(model: Model) -> str:
 
 def _version(model: Model) -> str:
     """The version whose rules the model follows, and the version of the names in its file if that is another one."""
+    if model.config.dialect == "zero":
+        return f"zero, scope {zero.scope(model.config.options)}, eps {model.config.eps:g}"
     rules = {"tensorflow": "master", "tensorflow-v0.3": "v0.3", "theano": "Theano"}[model.config.dialect]
     if rules == "master" and model.config.search == "costs":
         rules = "v0.4"
@@ -84,7 +95,11 @@ def _version(model: Model) -> str:
 def _parts(config: Config) -> str:
     if config.model_type == "transformer":
         depths = f"{config.transformer_enc_depth} + {config.transformer_dec_depth} layers"
-        parts = [depths, f"{config.transformer_num_heads} heads", f"hidden {config.transformer_ffn_hidden_size}"]
+        parts = ["ReLA"] * config.relu_attention + [
+            depths,
+            f"{config.transformer_num_heads} heads",
+            f"hidden {config.transformer_ffn_hidden_size}",
+        ]
     else:
         depths = f"encoder depth {config.rnn_enc_depth}"
         parts = [depths, f"decoder depth {config.rnn_dec_depth}"]
@@ -97,7 +112,7 @@ def _parts(config: Config) -> str:
 
 def _dictionary(model: Model, path: str, size: int) -> str:
     try:
-        vocabulary = read_vocabulary(path, size, 0)
+        vocabulary = read_vocabulary(path, size, 0, model.config.dialect)
     except (ValueError, OSError) as error:
         return str(error).removeprefix("vocabulary: ")
     return f"{path}: {len(vocabulary.ids)} words"

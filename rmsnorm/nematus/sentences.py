@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rmsnorm import errors
 
+if TYPE_CHECKING:
+    from rmsnorm.nematus.config import Config
+
 Array: TypeAlias = npt.NDArray[Any]
 
 
-def source(op: str, x: Any, x_mask: Any, sizes: Sequence[int]) -> tuple[Array, Array]:
-    """Ids (factors, length, batch), checked against the sizes of the vocabularies, and their mask (length, batch)."""
+def source(op: str, x: Any, x_mask: Any, config: Config) -> tuple[Array, Array]:
+    """Ids (factors, length, batch), checked against the sizes of the vocabularies, and their mask (length, batch).
+
+    The dialect ``zero`` leaves out words that are padding in all sentences, but for the first.
+    """
+    sizes = config.source_vocab_sizes
     x, mask = np.asarray(x), np.asarray(x_mask, np.float64)
     if x.ndim != 3 or len(x) != len(sizes):
         raise errors.out_of_domain(
@@ -26,21 +32,29 @@ def source(op: str, x: Any, x_mask: Any, sizes: Sequence[int]) -> tuple[Array, A
         raise errors.wrong_shape(op, "x_mask", mask.shape, x.shape[1:], "length and batch of x")
     if not mask.any(axis=0).all():
         raise errors.out_of_domain(
-            op, "x_mask", 0, "at least one word in every sentence", "leave empty sentences out, or end them with 0"
+            op, "x_mask", 0, "at least one word in every sentence", "leave empty sentences out, or end them"
         )
-    return x, mask
+    return (x[:, _kept(mask)], mask[_kept(mask)]) if config.dialect == "zero" else (x, mask)
 
 
-def target(op: str, y: Any, batch: int, size: int, y_mask: Any = None) -> tuple[Array, Array]:
-    """Ids (length, batch), checked against the size of the vocabulary, and their mask."""
+def target(op: str, y: Any, batch: int, config: Config, y_mask: Any = None) -> tuple[Array, Array]:
+    """Ids (length, batch), checked against the size of the vocabulary, and their mask; as source.
+
+    Without a mask all are words; in the dialect ``zero`` those that are not 0.
+    """
     y = np.asarray(y)
     if y.ndim != 2 or y.shape[1] != batch or not len(y):
         raise errors.out_of_domain(op, "y", y.shape, f"the shape (length, {batch})", "give x and y the same sentences")
-    _check_ids(op, "y", y, size)
-    mask = np.ones(y.shape) if y_mask is None else np.asarray(y_mask, np.float64)
+    _check_ids(op, "y", y, config.target_vocab_size)
+    words = y != 0 if config.dialect == "zero" else np.ones(y.shape)
+    mask = np.asarray(words if y_mask is None else y_mask, np.float64)
     if mask.shape != y.shape:
         raise errors.wrong_shape(op, "y_mask", mask.shape, y.shape, "y")
-    return y, mask
+    return (y[_kept(mask)], mask[_kept(mask)]) if config.dialect == "zero" else (y, mask)
+
+
+def _kept(mask: Array) -> Array:
+    return np.append(True, mask[1:].any(axis=1))
 
 
 def _check_ids(op: str, name: str, ids: Array, size: int) -> None:

@@ -1,23 +1,30 @@
-"""Nematus's dictionaries: words to ids and back, and batches of sentences for its models."""
+"""Nematus's dictionaries and zero's vocabularies: words to ids and back, and batches of sentences for its models."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from io import StringIO
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rmsnorm import errors
-from rmsnorm.files import read_json
+from rmsnorm.files import read_json, read_text, write_text
+from rmsnorm.nematus.beam import ZERO_END
 
 if TYPE_CHECKING:
+    from rmsnorm.nematus.config import Config, Dialect
     from rmsnorm.nematus.model import Model
 
-END = 0  # the id that ends every sentence and fills the rows after it
+PADDING = 0  # the id that fills the rows after the end of a sentence
+_ZERO_FIRST = ("<pad>", "<unk>", "<eos>")  # the first words of every vocabulary of zero
+_ZERO_FILES = ("src_vocab_file", "tgt_vocab_file")  # zero's options
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class Vocabulary:
     Attributes:
         ids: of the words that the model knows.
         unknown: the id of all others.
+        end: the id that ends every sentence.
 
     Example:
         >>> vocabulary = Vocabulary({"<EOS>": 0, "<GO>": 1, "<UNK>": 2, "a": 3}, unknown=2)
@@ -36,6 +44,7 @@ class Vocabulary:
 
     ids: dict[str, int]
     unknown: int
+    end: int = 0
 
     @cached_property
     def named(self) -> dict[int, str]:
@@ -43,19 +52,21 @@ class Vocabulary:
         return {index: word for word, index in self.ids.items()}
 
     def words(self, sequence: Sequence[int]) -> str:
-        """The words of a sequence up to the end of sentence, with spaces between them."""
-        ids = [int(index) for index in sequence]
-        return " ".join(self.named[index] for index in ids[: ids.index(END) if END in ids else len(ids)])
+        """The words of a sequence up to the end of sentence or the padding, with spaces between them."""
+        ids = takewhile(lambda index: index not in (self.end, PADDING), map(int, sequence))
+        return " ".join(self.named[index] for index in ids)
 
 
-def read_vocabulary(path: str | os.PathLike[str], size: int, unknown: int) -> Vocabulary:
+def read_vocabulary(
+    path: str | os.PathLike[str], size: int, unknown: int, dialect: Dialect = "tensorflow"
+) -> Vocabulary:
     """The first ``size`` words of a dictionary.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is no dictionary of Nematus, or has too few words.
+        ValueError: the file is no dictionary of Nematus or zero, or has too few words.
     """
-    entries = read_entries(path)
+    entries = read_entries(path, dialect)
     ids = {word: index for word, index in entries.items() if 0 <= index < size}
     missing = sorted(set(range(size)) - set(ids.values()))
     if missing:
@@ -63,20 +74,30 @@ def read_vocabulary(path: str | os.PathLike[str], size: int, unknown: int) -> Vo
             f"vocabulary: {path} has no word for {missing[0]} and {len(missing) - 1} more, expected one for each of "
             f"the {size} ids of the model; is it the dictionary of another model?"
         )
-    return Vocabulary(ids, unknown)
+    return Vocabulary(ids, unknown, ZERO_END if dialect == "zero" else 0)
 
 
-def read_entries(path: str | os.PathLike[str]) -> dict[str, int]:
-    """All words of a dictionary with their ids.
+def read_entries(path: str | os.PathLike[str], dialect: Dialect) -> dict[str, int]:
+    """All words of a dictionary with their ids: JSON of Nematus, or lines of zero.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is no dictionary of Nematus.
+        ValueError: the file is no dictionary of Nematus or zero.
     """
+    if dialect == "zero":
+        text = read_text("vocabulary", path, "a vocabulary of zero")
+        lines = [line.strip() for line in StringIO(text, newline=None)]
+        return {word: index for index, word in enumerate(dict.fromkeys((*_ZERO_FIRST, *lines)))}
     entries = read_json("vocabulary", path, "a dictionary of Nematus")
     if not isinstance(entries, dict) or not all(type(index) is int for index in entries.values()):
         raise ValueError(f"vocabulary: {path} is no dictionary of Nematus, expected words with ids; name another")
     return entries
+
+
+def write_entries(path: Path, entries: dict[str, int], dialect: Dialect) -> None:
+    """Write a dictionary so that read_entries reads the same words."""
+    text = "\n".join(entries) if dialect == "zero" else json.dumps(entries, ensure_ascii=False, indent=2)
+    write_text(path, text + "\n")
 
 
 def vocabularies(
@@ -88,7 +109,7 @@ def vocabularies(
 ) -> tuple[list[Vocabulary], Vocabulary]:
     """The vocabularies of the factors of the source, and the vocabulary of the target.
 
-    The id of unknown words is 1 in Theano and in v0.3. Master translates with 2. It trains and scores with 2 if 2 is
+    The id of unknown words is 1 in zero, Theano and v0.3. Master translates with 2. It trains and scores with 2 if 2 is
     ``<UNK>`` in the dictionary, and otherwise with 1.
 
     Args:
@@ -109,7 +130,7 @@ def vocabularies(
             "vocabularies", "the dictionaries", list(map(str, shown)), f"{len(sizes)} files", "name all of them"
         )
     unknown = 2 if config.dialect == "tensorflow" else 1
-    read = [read_vocabulary(path, size, unknown) for path, size in zip(paths, sizes, strict=True)]
+    read = [read_vocabulary(path, size, unknown, config.dialect) for path, size in zip(paths, sizes, strict=True)]
     if scoring:
         read = [words if words.ids.get("<UNK>") == 2 else replace(words, unknown=1) for words in read]
     return read[:-1], read[-1]
@@ -130,12 +151,25 @@ def dictionaries(model: Model) -> list[Path]:
 
 
 def _in_options(model: Model) -> list[str]:
-    names = model.config.options.get("dictionaries") or []
+    options = model.config.options
+    if model.config.dialect == "zero":
+        names: Any = [options[name] for name in _ZERO_FILES if options.get(name)]
+    else:
+        names = options.get("dictionaries") or []
     if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name for name in names):
         raise errors.out_of_domain(
             "vocabularies", "dictionaries in the options", names, "a list of file names", "mend it"
         )
     return names
+
+
+def with_names(config: Config, names: list[str]) -> Config:
+    """The config whose options name these dictionaries."""
+    if config.dialect == "zero":
+        named: dict[str, Any] = dict(zip(_ZERO_FILES, names, strict=False))
+    else:
+        named = {"dictionaries": names, "source_dicts": names[:-1], "target_dict": names[-1]}
+    return config.replace(options={**config.options, **named})
 
 
 def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any, Any]:
@@ -157,8 +191,9 @@ def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any,
         raise errors.out_of_domain("batch", "sentences", [], "at least one", "is the file empty?")
     lines = [sentence.split() for sentence in sentences]
     length = 1 + max(map(len, lines))
-    x = np.full((len(factors), length, len(lines)), END, np.int64)
+    x = np.full((len(factors), length, len(lines)), PADDING, np.int64)
     for column, words in enumerate(lines):
+        x[:, len(words), column] = [vocabulary.end for vocabulary in factors]
         for row, word in enumerate(words):
             parts = word.split("|") if len(factors) > 1 else [word]
             if len(parts) != len(factors):

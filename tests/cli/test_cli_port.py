@@ -108,7 +108,16 @@ def test_batches_do_not_show(tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
     model = nematus.load(tmp_path)
     sources, target = vocabularies(model)
-    score(Recording(), lines, [""] * 20, sources, target, batch_size=8, on_progress=lambda *done: progress.append(done))
+    score(
+        Recording(),
+        model.config,
+        lines,
+        [""] * 20,
+        sources,
+        target,
+        batch_size=8,
+        on_progress=lambda *done: progress.append(done),
+    )
     assert lengths == sorted(lengths) != [len(text.split()) + 1 for text in lines]
     assert progress == [(0, 20), (8, 20), (16, 20), (20, 20)]
     best = RNNSearch(config, model.parameters).translate(*batch(lines[:1], sources), 5, 6).sequences[0, 0]

@@ -1,11 +1,13 @@
-"""Makes the archives of tests/data/nematus from runs of other programs.
+"""Makes the archives of tests/data/nematus and tests/data/zero from runs of other programs.
 
     OPENBLAS_CORETYPE=Haswell python tests/data/remake.py RUNS [OUT]
+    OPENBLAS_CORETYPE=Haswell python tests/data/remake.py --zero RUNS [OUT]
 
 RUNS has a folder for each run of Nematus: its TensorFlow checkpoint (model.npz), its options (config.json), the
 gradients of the mean loss (grads.npz), and a batch with its results (io.npz). The cells have one archive each. Needs
 NumPy and TensorFlow. The norms of the gradients are dot products in float32, whose last bit depends on the kernels of
-the BLAS library: those for Haswell give the bits of the files that stand in tests/data/nematus.
+the BLAS library: those for Haswell give the bits of the files that stand in tests/data. A run of zero has a checkpoint
+model-<step> and param.json.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ RUNS = {
     "A7b": "A7b_master_transformer_rmsnorm",
     "B": "B_v03_rmsnorm",
 }
+ZERO_RUNS = {"Z1": "Z1_transformer_rmsnorm", "Z2": "Z2_transformer_layernorm", "Z3": "Z3_rnnsearch_rmsnorm"}
 CELLS = {"gru": "gru_float64", "rlngru": "rlngru_float64", "rlnlstm": "rlnlstm_smallweights_float64"}
 OPTIONS = {
     *(field.name for field in fields(Config)), *LEGACY, *(name for names in LEGACY.values() for name in names),
@@ -37,26 +40,43 @@ OTHER_MASKS = {"prefix", "suffix", "holes"}  # of the cells; the tests use the f
 
 def nematus_run(folder: Path) -> dict[str, Any]:
     """Options, variables, probes of their gradients, a batch, its logits, losses and beams."""
+    options = json.loads((folder / "config.json").read_text())
+    arrays, results = common(folder, str(folder / "model.npz"))
+    arrays["options"] = as_bytes({name: value for name, value in options.items() if name in OPTIONS})
+    arrays |= {name: results[name] for name in ("logits", "loss_per_sentence")}
+    if (folder / "theano_io_float64.npz").exists():
+        theano = arrays_of(folder / "theano_io_float64.npz")
+        arrays |= {"theano_logits": theano["logits"], "theano_loss": theano["loss_per_sentence"]}
+    return arrays
+
+
+def zero_run(folder: Path) -> dict[str, Any]:
+    """As nematus_run; also states of the encoder, logits of single steps, losses without smoothing, norms alone."""
+    arrays, results = common(folder, str(next(folder.glob("model-*.index")).with_suffix("")))
+    arrays["options"] = as_bytes(json.loads((folder / "param.json").read_text()))
+    names = ("encoder_output", "logits", "step_logits", "loss_per_sentence", "loss_per_sentence_nosmooth", "score")
+    arrays |= {name: results[name] for name in names}
+    if (folder / "norms.npz").exists():
+        arrays |= {f"norms/{name}": array for name, array in arrays_of(folder / "norms.npz").items()}
+    return arrays
+
+
+def common(folder: Path, checkpoint: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Variables, probes of their gradients, a batch and its beams; and everything in io.npz."""
     import tensorflow as tf
 
     gradients, results = arrays_of(folder / "grads.npz"), arrays_of(folder / "io.npz")
-    checkpoint = tf.train.load_checkpoint(str(folder / "model.npz"))
-    tensors = {name: checkpoint.get_tensor(name) for name in sorted(gradients)}
-    options = json.loads((folder / "config.json").read_text())
+    reader = tf.train.load_checkpoint(checkpoint)
+    tensors = {name: reader.get_tensor(name) for name in sorted(gradients)}
     arrays = {
-        "options": as_bytes({name: value for name, value in options.items() if name in OPTIONS}),
         "names": as_bytes({name: list(tensor.shape) for name, tensor in tensors.items()}),
         "tensors": np.concatenate([tensor.ravel() for tensor in tensors.values()]),
         "gradients": np.array([probes(gradients[name]) for name in tensors], np.float32),
     }
     arrays |= {name: results[name].astype(np.int8) for name in IDS_AND_MASKS}
-    arrays |= {name: results[name] for name in ("logits", "loss_per_sentence")}
     for name in filter(lambda name: name.startswith("beam"), results):
         arrays[name] = results[name].astype(np.int8) if name.endswith("sequences") else results[name]
-    if (folder / "theano_io_float64.npz").exists():
-        theano = arrays_of(folder / "theano_io_float64.npz")
-        arrays |= {"theano_logits": theano["logits"], "theano_loss": theano["loss_per_sentence"]}
-    return arrays
+    return arrays, results
 
 
 def probes(gradient: Any) -> list[Any]:
@@ -92,8 +112,16 @@ def remake(runs: Path, out: Path) -> None:
     np.savez_compressed(out / "C1.npz", **cells(runs / "C1_cells"))
 
 
+def remake_zero(runs: Path, out: Path) -> None:
+    """Writes the archives of zero's runs to the folder ``out``."""
+    for name, folder in ZERO_RUNS.items():
+        np.savez_compressed(out / f"{name}.npz", **zero_run(runs / folder))
+
+
 if __name__ == "__main__":
-    paths = [*map(Path, sys.argv[1:]), Path(__file__).parent / "nematus"]
-    if len(sys.argv) == 1:
+    arguments = [argument for argument in sys.argv[1:] if argument != "--zero"]
+    system = "zero" if "--zero" in sys.argv else "nematus"
+    if not arguments:
         sys.exit(__doc__)
-    remake(*paths[:2])
+    paths = [*map(Path, arguments), Path(__file__).parent / system]
+    (remake_zero if system == "zero" else remake)(*paths[:2])

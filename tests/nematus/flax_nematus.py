@@ -35,9 +35,11 @@ def quick() -> Iterator[None]:
         yield
 
 
-def formula(x: Any, gain: Any, offset: Any, *, variant: str, partial: float | None) -> Any:
+def formula(
+    x: Any, gain: Any, offset: Any = None, *, variant: str = "nematus", eps: float, partial: float | None = None
+) -> Any:
     assert (variant, partial) == ("nematus", None)
-    y = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gain
+    y = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + eps) * gain
     return y if offset is None else y + offset
 
 

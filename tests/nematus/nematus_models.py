@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from rmsnorm.nematus import zero
 from rmsnorm.nematus.config import Config, read
 from rmsnorm.nematus.names import VERSIONS, variables
 
 DATA = Path(__file__).parents[1] / "data" / "nematus"
+ZERO_DATA = DATA.with_name("zero")
 
 SMALL: dict[str, Any] = {"embedding_size": 6, "state_size": 5, "source_vocab_sizes": (9,), "target_vocab_size": 8}
 DEEP: dict[str, Any] = {
@@ -70,6 +72,31 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     },
     "transformer smoothed labels": {"norm": "rms", "label_smoothing": 0.1},
 }
+SMALL_ZERO: dict[str, Any] = {
+    **SMALL_TRANSFORMER,
+    "dialect": "zero",
+    "search": "zero",
+    "norm": "rms",
+    "transformer_enc_depth": 1,
+    "transformer_dec_depth": 1,
+    "eps": 1e-8,
+    "masked_score": -1e8,
+    "beam_size": 3,
+    "normalization_alpha": 0.6,
+    "translation_maxlen": 4,
+}
+ZERO: dict[str, dict[str, Any]] = {
+    "zero rms": {"transformer_enc_depth": 2, "tie_decoder_embeddings": True, "label_smoothing": 0.1},
+    "zero layer": {"norm": "layer", "beam_temperature": 0.7},
+    "zero rela of odd size": {
+        "norm": "layer", "relu_attention": True, "embedding_size": 9, "state_size": 9, "transformer_num_heads": 3,
+        "eps": 1e-3, "label_smoothing": 0.2,
+    },
+    "zero rela tied all": {
+        "relu_attention": True, "tie_decoder_embeddings": True, "tie_encoder_decoder_embeddings": True,
+        "source_vocab_sizes": (8,),
+    },
+}  # fmt: skip
 WITHOUT_DROPOUT = dict.fromkeys(
     [f"transformer_dropout_{part}" for part in ("embeddings", "residual", "relu", "attn")], 0.0
 )
@@ -77,8 +104,11 @@ WITH_DROPOUT = {f"rnn_dropout_{part}": 0.3 for part in ("embedding", "hidden", "
 
 
 def config_of(kind: str) -> Config:
-    """The config of that kind, one of KINDS or TRANSFORMERS."""
-    return Config(**(SMALL | KINDS[kind] if kind in KINDS else SMALL_TRANSFORMER | TRANSFORMERS[kind]))
+    """The config of that kind, one of KINDS, TRANSFORMERS or ZERO."""
+    for small, kinds in ((SMALL, KINDS), (SMALL_TRANSFORMER, TRANSFORMERS), (SMALL_ZERO, ZERO)):
+        if kind in kinds:
+            return Config(**(small | kinds[kind]))
+    raise KeyError(kind)
 
 
 def random_parameters(config: Config, dtype: str = "float64", seed: int = 0) -> dict[str, Any]:
@@ -105,7 +135,7 @@ def batch(config: Config, seed: int = 0) -> tuple[Any, Any, Any, Any]:
     y_mask = (np.arange(4)[:, None] < target).astype(np.float64)
     x = np.stack([rng.integers(1, size, x_mask.shape) for size in config.source_vocab_sizes]) * x_mask.astype(int)
     y = rng.integers(1, config.target_vocab_size, y_mask.shape) * y_mask.astype(int)
-    y[target - 1, np.arange(3)] = 0
+    y[target - 1, np.arange(3)] = 2 if config.dialect == "zero" else 0
     return x, x_mask, y, y_mask
 
 
@@ -125,6 +155,12 @@ class Reference:
 
     def model(self, norm: str) -> tuple[Config, dict[str, Any], dict[str, str]]:
         """The config, the parameters by the names of master, and for each of these the name in the run."""
+        if zero.is_zero(self.options):
+            scope = zero.scope(self.options)
+            parameters = {name.removeprefix(f"{scope}/"): tensor for name, tensor in self.tensors.items()}
+            sizes = [len(parameters[f"{side}_embedding"]) for side in ("src", "tgt")]
+            config = read(self.options, norm=norm, source_vocab_sizes=(sizes[0],), target_vocab_size=sizes[1])
+            return config, parameters, {name: f"{scope}/{name}" for name in parameters}
         config = read(self.options, norm=norm)
         rows = variables(config)
         version = max(range(len(VERSIONS)), key=lambda i: sum(row.names[i] in self.tensors for row in rows))
@@ -136,7 +172,7 @@ class Reference:
 @cache
 def reference(name: str) -> Reference:
     """The run of that name in tests/data."""
-    return read_reference(DATA / f"{name}.npz")
+    return read_reference((ZERO_DATA if name.startswith("Z") else DATA) / f"{name}.npz")
 
 
 def read_reference(path: Path) -> Reference:

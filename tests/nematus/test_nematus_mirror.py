@@ -70,7 +70,7 @@ OTHER_DEFINITIONS = {
 }
 LACKING_DEFINITIONS = {
     ("numpy", "rnnsearch"): {"_base_step"},
-    ("numpy", "transformer"): {"_memory", "_decode", "_keys_and_values", "_self_attention"},
+    ("numpy", "transformer"): {"_memory", "_decode", "_self_attention"},
 }
 
 

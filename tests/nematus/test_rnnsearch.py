@@ -240,11 +240,12 @@ def test_when_the_sampler_stops() -> None:
     def step(states: list[Any], previous: Any) -> tuple[Any, list[Any]]:
         return np.tile(log_p, (len(states[0]), 1)), states
 
-    translations = beam.search("sampler", step, [np.zeros((2, 1))], 2, 10, 0.0)
+    plan = beam.plan(config_of("plain"), [3], 2, 10, 0.0)
+    translations = beam.search(plan, step, [np.zeros((2, 1))])
     np.testing.assert_array_equal(translations.sequences, [[[0], [0]]])
     np.testing.assert_allclose(translations.scores, [[log_p[0], -1e7]])
     log_p = np.log([0.3, 0.6, 0.1])
-    translations = beam.search("sampler", step, [np.zeros((2, 1))], 2, 10, 0.0)
+    translations = beam.search(plan, step, [np.zeros((2, 1))])
     np.testing.assert_array_equal(translations.sequences, [[[0, 0, 0, 0], [1, 0, 0, 0]]])  # log .3 + log .6 > 4 log .6
     np.testing.assert_allclose(translations.scores, [[log_p[0], log_p[1] + log_p[0]]])
 

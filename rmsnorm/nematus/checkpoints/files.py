@@ -13,6 +13,7 @@ from rmsnorm.files import check_regular, read_json, write_text
 from rmsnorm.nematus.config import Config, write
 
 OP: Final = "nematus.load"
+ZERO_OPTIONS: Final = "param.json"  # beside a checkpoint of zero
 
 Form = Literal["tensorflow", "theano", "safetensors", "keras", "flax"]
 
@@ -112,7 +113,7 @@ def _has_options(path: Path) -> bool:
 
 
 def read_options(model: Path, file: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """The options of a model, from this file, or by default from ``<model>.json`` or ``config.json``.
+    """The options of a model, from this file, or by default from ``<model>.json``, ``param.json`` or ``config.json``.
 
     Checkpoints that were written during training, as ``model.npz-1000`` or ``model.iter1000.npz``, have the options of
     model.npz.
@@ -122,7 +123,7 @@ def read_options(model: Path, file: str | os.PathLike[str] | None = None) -> dic
         ValueError: the file is not JSON, or does not contain an object.
     """
     final = re.sub(r"\.iter\d+(?=\.npz$)|-\d+$|(?<=\.npz)\..*$", "", model.name)
-    usual = [Path(f"{model}.json"), model.with_name(f"{final}.json"), model.with_name("config.json")]
+    usual = [Path(f"{model}.json"), *map(model.with_name, (f"{final}.json", ZERO_OPTIONS, "config.json"))]
     candidates = usual if file is None else [Path(file)]
     path = next((candidate for candidate in candidates if candidate.exists()), None)
     if path is None:
@@ -137,8 +138,9 @@ def read_options(model: Path, file: str | os.PathLike[str] | None = None) -> dic
     return options
 
 
-def write_options(model: Path, config: Config, *, theano: bool = False) -> None:
+def write_options(model: Path, config: Config, *, theano: bool = False, name: str | None = None) -> None:
     """Write the options beside the model, without exponential smoothing: the file has no averages."""
-    path = Path(f"{model}.json")
-    config = config.replace(exponential_smoothing=0.0)
-    write_text(path, json.dumps(write(config, theano=theano), indent=2, sort_keys=True))
+    path = Path(f"{model}.json") if name is None else model.with_name(name)
+    options = write(config.replace(exponential_smoothing=0.0), theano=theano)
+    indent = None if config.dialect == "zero" else 2  # zero reads the first line
+    write_text(path, json.dumps(options, indent=indent, sort_keys=True))

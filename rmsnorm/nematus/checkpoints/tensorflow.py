@@ -1,4 +1,4 @@
-"""Models in TensorFlow checkpoints, as Nematus itself writes and reads them."""
+"""Models in TensorFlow checkpoints, as Nematus and zero themselves write and read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from rmsnorm import errors
 from rmsnorm.files import reading, replacing
-from rmsnorm.nematus.checkpoints.files import OP, write_options
+from rmsnorm.nematus import zero
+from rmsnorm.nematus.checkpoints.files import OP, ZERO_OPTIONS, write_options
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import VERSIONS, check
 
@@ -39,11 +40,13 @@ def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
 def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:
     """Write a model as a TensorFlow checkpoint for the Nematus of its dialect, with its options in ``<path>.json``.
 
+    For the dialect ``zero`` it is one of zero, with its options in ``param.json``, and ``.meta``, for which zero looks.
     Names and options are those of master, of v0.4 (``config.search`` is ``costs``) or of v0.3; for the dialect
     ``theano`` they are those of version 0.1, as in Nematus's own conversion of Theano models.
 
     Args:
-        path: the prefix; Nematus uses ``model.npz``. Existing files are replaced when the new ones are complete.
+        path: the prefix; Nematus uses ``model.npz``, zero ``model-<step>``. Existing files are replaced when the new
+            ones are complete.
         config, parameters: as ``rmsnorm.nematus.load`` returns them.
 
     Raises:
@@ -56,6 +59,12 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
         raise errors.out_of_domain(
             "save_tensorflow", "norm_offset", True, "False: RMSNorm has no offset in Nematus", "save a Theano archive"
         )
+    path = Path(path)
+    if config.dialect == "zero":
+        prefix = zero.scope(config.options)
+        _save_zero(tf, path, {f"{prefix}/{row.name}": np.asarray(parameters[row.name]) for row in rows})
+        write_options(path, config, name=ZERO_OPTIONS)
+        return
     version = "master"
     if config.dialect != "tensorflow":
         version = "v0.1" if config.dialect == "theano" else "v0.3"
@@ -63,7 +72,6 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
         version = "v0.3"
     index = VERSIONS.index(version)
     names = [str(row.names[index]) for row in rows]
-    path = Path(path)
     with replacing(path) as temporary:
         tf.raw_ops.SaveV2(
             prefix=str(temporary),
@@ -74,6 +82,15 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
         state = f'model_checkpoint_path: "{path.name}"\nall_model_checkpoint_paths: "{path.name}"\n'
         temporary.with_name("checkpoint").write_text(state)
     write_options(path, config)
+
+
+def _save_zero(tf: Any, path: Path, arrays: Mapping[str, Any]) -> None:
+    """As zero writes it: by tf.train.Saver, with the graph of the variables as ``.meta``."""
+    v1 = tf.compat.v1
+    with v1.Graph().as_default(), v1.Session() as session, replacing(path) as temporary:
+        for name, array in arrays.items():
+            v1.get_variable(name, array.shape, array.dtype, use_resource=False).load(array, session)
+        v1.train.Saver(save_relative_paths=True).save(session, str(temporary))
 
 
 def _tensorflow() -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from rmsnorm import errors
 from rmsnorm.files import reading, replacing
 from rmsnorm.nematus.checkpoints.files import OP, write_options
 from rmsnorm.nematus.config import Config
@@ -89,6 +90,8 @@ def save_theano(path: str | os.PathLike[str], config: Config, parameters: Mappin
     Raises:
         ValueError: Theano Nematus has no such variable, or the parameters are not those of the config.
     """
+    if config.dialect == "zero":
+        raise errors.out_of_domain("save_theano", "dialect", "zero", "one of Nematus", "save a TensorFlow checkpoint")
     arrays: dict[str, Any] = {}
     for row in check("save_theano", config, parameters):
         if row.theano is None:

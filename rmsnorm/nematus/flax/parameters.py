@@ -43,7 +43,9 @@ class Named(Scope):
         return {"/".join(map(str, path)): value[...] for path, value in state}
 
 
-@bind(jax.tree_util.register_dataclass, data_fields=["values", "masks"], meta_fields=["norm", "partial", "scope"])
+@bind(
+    jax.tree_util.register_dataclass, data_fields=["values", "masks"], meta_fields=["norm", "partial", "eps", "scope"]
+)
 @dataclass(frozen=True)
 class Parameters:
     """Arrays below a name, as one argument of a compiled function.
@@ -55,6 +57,7 @@ class Parameters:
     values: Mapping[str, jax.Array]
     norm: CellNorm = "none"
     partial: float = PARTIAL
+    eps: float = EPS
     masks: Mapping[str, jax.Array] = field(default_factory=dict)
     scope: str = ""
 
@@ -97,21 +100,27 @@ def dropout_key(rngs: nnx.RngStream | None) -> jax.Array:
     return rngs()
 
 
-def normalise(p: Parameters, x: jax.Array, gain: str, offset: str) -> jax.Array:
-    """The norm over the last axis: x / sqrt(mean(x^2) + eps) * gain + offset; LayerNorm takes x - mean(x) as x."""
-    if p.norm == "none":
+def normalise(p: Parameters, x: jax.Array, gain: str, offset: str | None, norm: CellNorm | None = None) -> jax.Array:
+    """The norm over the last axis: x / sqrt(mean(x^2) + eps) * gain + offset; LayerNorm takes x - mean(x) as x.
+
+    norm: by default that of the model.
+    """
+    norm = norm or p.norm
+    if norm == "none":
         return x
-    if p.norm == "layer":
-        return _layer_norm(x, p[gain], p.get(offset))
-    return rms_norm(x, p[gain], p.get(offset), variant="nematus", partial=p.partial if p.norm == "prms" else None)
+    bias = None if offset is None else p.get(offset)
+    if norm == "layer":
+        return _layer_norm(x, p[gain], bias, p.eps)
+    partial = p.partial if norm == "prms" else None
+    return rms_norm(x, p[gain], bias, variant="nematus", eps=p.eps, partial=partial)
 
 
-def _layer_norm(x: jax.Array, gain: jax.Array, offset: jax.Array | None) -> jax.Array:
+def _layer_norm(x: jax.Array, gain: jax.Array, offset: jax.Array | None, eps: float) -> jax.Array:
     """LayerNorm, computed in at least float32."""
     wide = dtypes.arithmetic(x.dtype.name)
     centred = x.astype(wide)
     centred = centred - centred.mean(-1, keepdims=True)
-    y = centred * lax.rsqrt((centred * centred).mean(-1, keepdims=True) + EPS) * gain.astype(wide)
+    y = centred * lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps) * gain.astype(wide)
     return (y if offset is None else y + offset.astype(wide)).astype(x.dtype)
 
 

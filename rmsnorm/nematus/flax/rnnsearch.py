@@ -63,7 +63,7 @@ class RNNSearch(Named):
     def encode(self, x: Any, x_mask: Any) -> jax.Array:
         """See protocol.RNNSearch.encode."""
         p, config = self._parameters(), self.config
-        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes, p[target_table(config)])
+        ids, mask = sentences.source("encode", x, x_mask, config, p[target_table(config)])
         return _context(p, config, ids, mask, self._key())
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> jax.Array:
@@ -85,25 +85,24 @@ class RNNSearch(Named):
         self,
         x: Any,
         x_mask: Any,
-        beam_size: int = 12,
+        beam_size: int | None = None,
         max_length: int | None = None,
         *,
-        normalization_alpha: float = 0.0,
+        normalization_alpha: float | None = None,
     ) -> Translations:
         """See protocol.RNNSearch.translate."""
         p, config = self._parameters(), self.config
-        max_length = config.translation_maxlen if max_length is None else max_length
-        beam.check(beam_size, max_length)
         table = p[target_table(config)]
-        ids, mask = sentences.source("translate", x, x_mask, config.source_vocab_sizes, table)
-        memory, states = _begin(p, config, ids, mask, beam_size)
+        ids, mask = sentences.source("translate", x, x_mask, config, table)
+        plan = beam.plan(config, (mask != 0).sum(0), beam_size, max_length, normalization_alpha)
+        memory, states = _begin(p, config, ids, mask, plan.beam_size)
 
         def step(states: list[jax.Array], previous: Any) -> tuple[Any, list[jax.Array]]:
             ids = np.zeros(len(states[0]), np.int32) if previous is None else previous
             log_p, states = _step(p, config, memory, states, ids, previous is None)
             return np.asarray(log_p), states
 
-        return beam.search(config.search, step, states, beam_size, max_length, normalization_alpha)
+        return beam.search(plan, step, states)
 
     def _parameters(self) -> Parameters:
         return Parameters(self.by_name(), self.config.norm)
@@ -114,8 +113,8 @@ class RNNSearch(Named):
         """Ids and masks of the source and of the target."""
         config = self.config
         table = p[target_table(config)]
-        ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, table)
-        return ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
+        ids, mask = sentences.source(op, x, x_mask, config, table)
+        return ids, mask, *sentences.target(op, y, ids.shape[2], config, table, y_mask)
 
     def _key(self) -> jax.Array | None:
         """The key of the dropout masks in training; None if nothing is dropped."""

@@ -23,7 +23,16 @@ from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.flax import sentences
 from rmsnorm.nematus.flax.output import cross_entropy, log_softmax
 from rmsnorm.nematus.flax.parameters import Named, Parameters, compiled, dropout_key, multiply, normalise, project
-from rmsnorm.nematus.names import Use, transformer_table
+from rmsnorm.nematus.names import (
+    ZERO_BIAS,
+    Block,
+    Use,
+    transformer_gate,
+    transformer_layer,
+    transformer_map,
+    transformer_norm,
+    transformer_table,
+)
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -34,7 +43,7 @@ Drop: TypeAlias = Callable[..., jax.Array]
 Memory: TypeAlias = list[tuple[jax.Array, jax.Array]]
 
 _GO: Final = 1  # the id that precedes the first word
-_MASKED: Final = -1e9
+_NOTHING: Final = -1  # precedes it in zero, as a vector of zeros
 
 
 class Transformer(Named):
@@ -64,7 +73,7 @@ class Transformer(Named):
         """See protocol.Transformer.encode."""
         p, config = self._parameters(), self.config
         table = p[transformer_table(config, "encoder")]
-        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes, table)
+        ids, mask = sentences.source("encode", x, x_mask, config, table)
         return _encode(p, config, ids, mask, self._key())
 
     def logits(self, x: Any, x_mask: Any, y: Any) -> jax.Array:
@@ -87,29 +96,28 @@ class Transformer(Named):
         self,
         x: Any,
         x_mask: Any,
-        beam_size: int = 12,
+        beam_size: int | None = None,
         max_length: int | None = None,
         *,
-        normalization_alpha: float = 0.0,
+        normalization_alpha: float | None = None,
     ) -> Translations:
         """See protocol.Transformer.translate."""
         p, config = self._parameters(), self.config
-        max_length = config.translation_maxlen if max_length is None else max_length
-        beam.check(beam_size, max_length)
         table = p[transformer_table(config, "encoder")]
-        ids, mask = sentences.source("translate", x, x_mask, config.source_vocab_sizes, table)
-        memory, bias, past = _begin(p, config, ids, mask, beam_size, max_length)
+        ids, mask = sentences.source("translate", x, x_mask, config, table)
+        plan = beam.plan(config, (mask != 0).sum(0), beam_size, max_length, normalization_alpha)
+        memory, bias, past = _begin(p, config, ids, mask, plan.beam_size, plan.steps)
         times = count()
 
         def step(states: list[jax.Array], previous: Any) -> tuple[Any, list[jax.Array]]:
-            words = np.full(len(bias), _GO) if previous is None else previous
-            log_p, states = _step(p, config, words[:, None], memory, bias, states, next(times))
+            words = _before_first(config, bias) if _is_first(config, previous) else previous[:, None]
+            log_p, states = _step(p, config, words, memory, bias, states, next(times))
             return np.asarray(log_p), states
 
-        return beam.search(config.search, step, past, beam_size, max_length, normalization_alpha)
+        return beam.search(plan, step, past)
 
     def _parameters(self) -> Parameters:
-        return Parameters(self.by_name(), self.config.norm)
+        return Parameters(self.by_name(), self.config.norm, eps=self.config.eps)
 
     def _sentences(
         self, op: str, p: Parameters, x: Any, x_mask: Any, y: Any, y_mask: Any = None
@@ -117,8 +125,8 @@ class Transformer(Named):
         """Ids and masks of the source and of the target."""
         config = self.config
         table = p[transformer_table(config, "encoder")]
-        ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, table)
-        return ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
+        ids, mask = sentences.source(op, x, x_mask, config, table)
+        return ids, mask, *sentences.target(op, y, ids.shape[2], config, table, y_mask)
 
     def _key(self) -> jax.Array | None:
         """The key of dropout in training; None if nothing is dropped."""
@@ -128,7 +136,7 @@ class Transformer(Named):
 
 @bind(compiled, static_argnames="config")
 def _encode(p: Parameters, config: Config, x: jax.Array, mask: jax.Array, key: jax.Array | None) -> jax.Array:
-    return _encoder_stack(p, config, _dropout(key), x, _padding(mask))
+    return _encoder_stack(p, config, _dropout(key), x, _padding(config, mask))
 
 
 @bind(compiled, static_argnames="config")
@@ -136,9 +144,9 @@ def _score(
     p: Parameters, config: Config, x: jax.Array, mask: jax.Array, y: jax.Array, key: jax.Array | None
 ) -> jax.Array:
     """Logits of the target words."""
-    drop, bias = _dropout(key), _padding(mask)
+    drop, bias = _dropout(key), _padding(config, mask)
     memory = _memory(p, config, _encoder_stack(p, config, drop, x, bias))
-    before = jnp.pad(y[:-1], ((1, 0), (0, 0)), constant_values=_GO).T
+    before = jnp.concatenate((_before_first(config, y.T), y[:-1].T), axis=1)
     return _decode(p, config, drop, before, memory, bias, _no_words(config, bias, len(y)))[0]
 
 
@@ -156,7 +164,8 @@ def _loss(
     right, wrong = 1 - smoothing, smoothing / (config.target_vocab_size - 1)
     smallest = -right * math.log(right) - smoothing * math.log(wrong + 1e-20) if smoothing else 0.0
     losses = cross_entropy(_score(p, config, x, mask, y, key), y.T, y_mask.T, right, wrong)
-    return (losses - smallest * y_mask.T.astype(losses.dtype)).sum(1)
+    loss = (losses - smallest * y_mask.T.astype(losses.dtype)).sum(1)
+    return loss / y_mask.sum(0).astype(losses.dtype) if config.dialect == "zero" else loss
 
 
 @bind(compiled, static_argnames=("config", "beam_size", "length"))
@@ -164,7 +173,7 @@ def _begin(
     p: Parameters, config: Config, x: jax.Array, mask: jax.Array, beam_size: int, length: int
 ) -> tuple[Memory, jax.Array, list[jax.Array]]:
     """What a search needs before the first word, with beam_size rows for every sentence: memory, bias and states."""
-    bias = _padding(mask)
+    bias = _padding(config, mask)
     memory = _memory(p, config, _encoder_stack(p, config, _dropout(None), x, bias))
     memory, bias = jax.tree.map(bind(jnp.repeat, repeats=beam_size, axis=0), (memory, bias))
     return memory, bias, _no_words(config, bias, length)
@@ -193,9 +202,9 @@ def _dropout(key: jax.Array | None) -> Drop:
     return lambda x, rate, shared=(): nnx.Dropout(rate, broadcast_dims=shared, rngs=rngs)(x)
 
 
-def _padding(mask: jax.Array) -> jax.Array:
+def _padding(config: Config, mask: jax.Array) -> jax.Array:
     """What is added to the scores of attention to the source, (batch, heads, queries, keys)."""
-    return (_MASKED * (mask == 0).astype(mask.dtype)).T[:, None, None]
+    return (config.masked_score * (mask == 0).astype(mask.dtype)).T[:, None, None]
 
 
 def _no_words(config: Config, bias: jax.Array, length: int) -> list[jax.Array]:
@@ -203,37 +212,50 @@ def _no_words(config: Config, bias: jax.Array, length: int) -> list[jax.Array]:
     return [jnp.zeros((len(bias), length, config.state_size), bias.dtype)] * (2 * config.transformer_dec_depth)
 
 
+def _before_first(config: Config, like: jax.Array) -> jax.Array:
+    """What precedes the first word, one id for each row of ``like``."""
+    return jnp.full((len(like), 1), _NOTHING if config.dialect == "zero" else _GO)
+
+
+def _is_first(config: Config, previous: Any) -> bool:
+    """Whether nothing precedes the words of a step. zero thinks so, too, where 0 was chosen for all sentences."""
+    return previous is None or (config.dialect == "zero" and not previous.any())
+
+
 def _positions(length: int, size: int) -> npt.NDArray[np.float64]:
-    """sin(t w_i), then cos(t w_i), t from 0 on: w from 1 to 1/10000, in equal ratios."""
+    """sin(t w_i), then cos(t w_i), t from 0 on: w from 1 to 1/10000, in equal ratios; zeros if size is odd."""
     frequencies = np.exp(-np.arange(size // 2) * math.log(10000) / (size // 2 - 1))
     angles = np.arange(length)[:, None] * frequencies
-    return np.concatenate((np.sin(angles), np.cos(angles)), axis=1)
+    return np.concatenate((np.sin(angles), np.cos(angles), np.zeros((length, size % 2))), axis=1)
 
 
 def _embed(
     p: Parameters, config: Config, drop: Drop, use: Use, ids: jax.Array, length: int, start: Any = 0
 ) -> jax.Array:
     """Embeddings of words and positions, of which the first is ``start``, in sentences of ``length`` words."""
-    words = jnp.take(p[transformer_table(config, use)], ids, axis=0)
+    words = jnp.take(p[transformer_table(config, use)], jnp.maximum(ids, 0), axis=0) * math.sqrt(config.state_size)
+    if config.dialect == "zero":
+        words = jnp.where((ids != _NOTHING)[..., None], words + p[ZERO_BIAS], 0)
     positions = jnp.asarray(_positions(length, config.state_size), words.dtype)
     positions = lax.dynamic_slice_in_dim(positions, start, ids.shape[1])
-    return drop(words * math.sqrt(config.state_size) + positions, config.transformer_dropout_embeddings)
+    return drop(words + positions, config.transformer_dropout_embeddings)
 
 
 def _encoder_stack(p: Parameters, config: Config, drop: Drop, x: jax.Array, bias: jax.Array) -> jax.Array:
     ids = x[0].T
     h = _embed(p, config, drop, "encoder", ids, ids.shape[1])
-    for layer in range(1, config.transformer_enc_depth + 1):
-        q = p / f"transformer_model/encoder/layer_{layer}"
+    for number in range(1, config.transformer_enc_depth + 1):
+        q = p / transformer_layer(config, "encoder", number)
         h, _ = _self_attention(q, config, drop, h, bias)
-        h = _ffn_block(q, config, drop, h, final=layer == config.transformer_enc_depth)
+        h = _ffn_block(q, config, drop, h, last=number == config.transformer_enc_depth)
     return h
 
 
 def _memory(p: Parameters, config: Config, encoded: jax.Array) -> Memory:
     """Keys and values of the source for every layer of the decoder."""
-    layers = (p / f"transformer_model/decoder/layer_{i}" for i in range(1, config.transformer_dec_depth + 1))
-    return [_keys_and_values(q, "cross_attn", encoded) for q in layers]
+    layers = [p / transformer_layer(config, "decoder", i) for i in range(1, config.transformer_dec_depth + 1)]
+    maps = [[_map(q, config, "cross_attn", part, encoded) for part in ("keys", "values")] for q in layers]
+    return [(keys, values) for keys, values in maps]
 
 
 def _decode(
@@ -253,30 +275,45 @@ def _decode(
     length = past[0].shape[1]
     h = _embed(p, config, drop, "decoder", words, length, start)
     is_future = jnp.arange(length) > start + jnp.arange(words.shape[1])[:, None]
-    future = jnp.where(is_future, _MASKED, 0.0).astype(h.dtype)
+    future = jnp.where(is_future, config.masked_score, 0.0).astype(h.dtype)
     new: list[jax.Array] = []
-    for layer, of_source in enumerate(memory, start=1):
-        q = p / f"transformer_model/decoder/layer_{layer}"
-        h, own = _self_attention(q, config, drop, h, future, past[2 * layer - 2 : 2 * layer], start)
+    for number, of_source in enumerate(memory, start=1):
+        q = p / transformer_layer(config, "decoder", number)
+        h, own = _self_attention(q, config, drop, h, future, past[2 * number - 2 : 2 * number], start)
         new += own
-        normed = _normed(q, "pre_cross_attn_sublayer", h)
-        h = _attention_block(q, config, drop, "cross_attn", h, normed, of_source, bias)
-        h = _ffn_block(q, config, drop, h, final=layer == config.transformer_dec_depth)
+        queries = _map(q, config, "cross_attn", "queries", _before(q, config, "cross_attn", h))
+        h = _attention_block(q, config, drop, "cross_attn", h, queries, of_source, bias)
+        h = _ffn_block(q, config, drop, h, last=number == config.transformer_dec_depth)
     return multiply(h, p[transformer_table(config, "softmax")].T), new
 
 
-def _normed(p: Parameters, name: str, x: jax.Array) -> jax.Array:
-    scope = f"{name}/{'layer_norm' if p.norm == 'layer' else 'rms_norm'}"
-    return normalise(p, x, f"{scope}/scale", f"{scope}/offset")
+def _normed(p: Parameters, config: Config, block: Block, x: jax.Array) -> jax.Array:
+    return normalise(p, x, *transformer_norm(config, block))
 
 
-def _dense(p: Parameters, name: str, x: jax.Array) -> jax.Array:
-    return project(p, x, f"{name}_projection/dense_layer_weights", None, None)
+def _before(p: Parameters, config: Config, block: Block, x: jax.Array) -> jax.Array:
+    """What a block reads: norm(x), in zero x."""
+    return x if config.dialect == "zero" else _normed(p, config, block, x)
 
 
-def _keys_and_values(p: Parameters, name: str, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    q = p / f"{name}_sublayer"
-    return _dense(q, "keys", x), _dense(q, "values", x)
+def _after(p: Parameters, config: Config, drop: Drop, block: Block, x: jax.Array, y: jax.Array) -> jax.Array:
+    """x + y, in zero norm(x + y)."""
+    y = x + drop(y, config.transformer_dropout_residual)
+    return _normed(p, config, block, y) if config.dialect == "zero" else y
+
+
+def _map(p: Parameters, config: Config, block: Block, part: str, x: jax.Array) -> jax.Array:
+    weight, bias = transformer_map(config, block, part)
+    return project(p, x, weight, bias, None)
+
+
+def _projections(p: Parameters, config: Config, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries, keys and values of attention to itself."""
+    if config.dialect == "zero":
+        queries, keys, values = jnp.split(_map(p, config, "self_attn", "qkv", x), 3, axis=-1)
+    else:
+        queries, keys, values = (_map(p, config, "self_attn", part, x) for part in ("queries", "keys", "values"))
+    return queries, keys, values
 
 
 def _self_attention(
@@ -289,47 +326,55 @@ def _self_attention(
     start: Any = 0,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """x + attention(norm(x)) to itself and to the past keys and values; and all keys and values."""
-    normed = _normed(p, "pre_self_attn_sublayer", x)
-    keys, values = _keys_and_values(p, "self_attn", normed)
+    queries, keys, values = _projections(p, config, _before(p, config, "self_attn", x))
     if past is not None:
         keys = lax.dynamic_update_slice_in_dim(past[0], keys, start, 1)
         values = lax.dynamic_update_slice_in_dim(past[1], values, start, 1)
-    return _attention_block(p, config, drop, "self_attn", x, normed, (keys, values), bias), (keys, values)
+    return _attention_block(p, config, drop, "self_attn", x, queries, (keys, values), bias), (keys, values)
 
 
 def _attention_block(
     p: Parameters,
     config: Config,
     drop: Drop,
-    name: str,
+    block: Block,
     x: jax.Array,
-    normed: jax.Array,
+    queries: jax.Array,
     attended: tuple[jax.Array, jax.Array],
     bias: jax.Array,
 ) -> jax.Array:
-    """x + softmax(q k^T / sqrt(d) + bias) v W in every head; attended: keys and values."""
-    q = p / f"{name}_sublayer"
+    """x + softmax(q k^T / sqrt(d) + bias) v W in every head; in ReLA relu(q k^T / sqrt(d)) where bias is 0."""
 
     def heads(array: jax.Array) -> jax.Array:
         return array.reshape(*array.shape[:2], config.transformer_num_heads, -1)
 
-    queries, keys, values = heads(_dense(q, "queries", normed)), heads(attended[0]), heads(attended[1])
-    scores = _einsum("bqhd,bkhd->bhqk", queries, keys) / math.sqrt(queries.shape[-1]) + bias
-    weights = drop(jax.nn.softmax(scores), config.transformer_dropout_attn)
-    mixed = _einsum("bhqk,bkhd->bqhd", weights, values)
-    mixed = drop(mixed, config.transformer_drophead, shared=(1, 3))
-    y = _dense(q, "context", mixed.reshape(x.shape))
-    return x + drop(y, config.transformer_dropout_residual)
+    q, k, v = heads(queries), heads(attended[0]), heads(attended[1])
+    scores = _einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
+    weights = jax.nn.relu(jnp.where(bias == 0, scores, 0)) if config.relu_attention else jax.nn.softmax(scores + bias)
+    mixed = _einsum("bhqk,bkhd->bqhd", drop(weights, config.transformer_dropout_attn), v)
+    joined = drop(mixed, config.transformer_drophead, shared=(1, 3)).reshape(x.shape)
+    if config.relu_attention:
+        joined = _gated(p, block, joined)
+    return _after(p, config, drop, block, x, _map(p, config, block, "context", joined))
 
 
-def _ffn_block(p: Parameters, config: Config, drop: Drop, x: jax.Array, *, final: bool) -> jax.Array:
-    """x + relu(norm(x) W1 + b1) W2 + b2; normalised once more at the end of the stack."""
-    # Nematus applies this dropout to the input of the first layer, in spite of its name.
-    normed = drop(_normed(p, "pre_ffn_sublayer", x), config.transformer_dropout_relu)
-    hidden = jax.nn.relu(project(p / "ff_layer_1", normed, "dense_layer_weights", "dense_layer_biases", None))
-    out = project(p / "ff_layer_2", hidden, "dense_layer_weights", "dense_layer_biases", None)
-    y = x + drop(out, config.transformer_dropout_residual)
-    return _normed(p, "final_transform", y) if final else y
+def _gated(p: Parameters, block: Block, x: jax.Array) -> jax.Array:
+    """zero's gated RMSNorm: rms_norm(x) sigmoid(gate x)."""
+    gain, gate = transformer_gate(block)
+    return normalise(p, x, gain, None, "rms") * jax.nn.sigmoid(p[gate] * x)
+
+
+def _ffn_block(p: Parameters, config: Config, drop: Drop, x: jax.Array, *, last: bool) -> jax.Array:
+    """x + relu(norm(x) W1 + b1) W2 + b2; in Nematus normalised once more at the end of the stack."""
+    is_zero = config.dialect == "zero"
+    x_in = _before(p, config, "ffn", x)
+    if not is_zero:  # Nematus applies this dropout to the input of the first layer, in spite of its name.
+        x_in = drop(x_in, config.transformer_dropout_relu)
+    hidden = jax.nn.relu(_map(p, config, "ffn", "in", x_in))
+    if is_zero:
+        hidden = drop(hidden, config.transformer_dropout_relu)
+    y = _after(p, config, drop, "ffn", x, _map(p, config, "ffn", "out", hidden))
+    return _normed(p, config, "final", y) if last and not is_zero else y
 
 
 _einsum = bind(jnp.einsum, precision=lax.Precision.HIGHEST)

@@ -49,18 +49,20 @@ class Parameters:
         norm: CellNorm = "none",
         *,
         partial: float = PARTIAL,
+        eps: float = EPS,
         dropout: Dropout | None = None,
         scope: str = "",
         gradients: dict[str, Array] | None = None,
     ) -> None:
         check_norm(norm)
-        self.values, self.norm, self.partial, self.dropout, self.scope = values, norm, partial, dropout, scope
+        self.values, self.norm, self.partial, self.eps = values, norm, partial, eps
+        self.dropout, self.scope = dropout, scope
         self.gradients = {} if gradients is None else gradients
 
     def __truediv__(self, name: str) -> Parameters:
         return Parameters(
-            self.values, self.norm, partial=self.partial, dropout=self.dropout, scope=f"{self.scope}{name}/",
-            gradients=self.gradients,
+            self.values, self.norm, partial=self.partial, eps=self.eps, dropout=self.dropout,
+            scope=f"{self.scope}{name}/", gradients=self.gradients,
         )  # fmt: skip
 
     def __getitem__(self, name: str) -> Array:
@@ -74,27 +76,33 @@ class Parameters:
         self.gradients[full] = self.gradients[full] + gradient if full in self.gradients else gradient
 
 
-def normalise(p: Parameters, x: Array, gain: str, offset: str) -> tuple[Array, Pullback]:
-    """The norm over the last axis: x / sqrt(mean(x^2) + eps) * gain + offset; LayerNorm takes x - mean(x) as x."""
-    if p.norm == "none":
+def normalise(
+    p: Parameters, x: Array, gain: str, offset: str | None, norm: CellNorm | None = None
+) -> tuple[Array, Pullback]:
+    """The norm over the last axis: x / sqrt(mean(x^2) + eps) * gain + offset; LayerNorm takes x - mean(x) as x.
+
+    norm: by default that of the model.
+    """
+    norm = norm or p.norm
+    if norm == "none":
         return x, identity
     n = x.shape[-1]
-    k = Variant.get("theano").replace(partial=p.partial).counted(n) if p.norm == "prms" else n
-    centred = x - x.mean(axis=-1, keepdims=True) if p.norm == "layer" else x
-    rho = np.sqrt(np.mean(centred[..., :k] ** 2, axis=-1, keepdims=True) + np.asarray(EPS, x.dtype))
+    k = Variant.get("theano").replace(partial=p.partial).counted(n) if norm == "prms" else n
+    centred = x - x.mean(axis=-1, keepdims=True) if norm == "layer" else x
+    rho = np.sqrt(np.mean(centred[..., :k] ** 2, axis=-1, keepdims=True) + np.asarray(p.eps, x.dtype))
     xhat = centred / rho
     y = xhat * p[gain]
-    if offset in p:
+    if offset is not None and offset in p:
         y = y + p[offset]
 
     def pullback(dy: Array) -> Array:
         p.add(gain, rows(dy * xhat).sum(axis=0))
-        if offset in p:
+        if offset is not None and offset in p:
             p.add(offset, rows(dy).sum(axis=0))
         u = dy * p[gain]
         dx = u / rho
         dx[..., :k] -= xhat[..., :k] * (u * xhat).sum(axis=-1, keepdims=True) / (k * rho)
-        return dx - dx.mean(axis=-1, keepdims=True) if p.norm == "layer" else dx
+        return dx - dx.mean(axis=-1, keepdims=True) if norm == "layer" else dx
 
     return y, pullback
 

@@ -44,7 +44,7 @@ class RNNSearch:
     def encode(self, x: Any, x_mask: Any) -> Array:
         """See protocol.RNNSearch.encode."""
         p, config = self._parameters(), self.config
-        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes)
+        ids, mask = sentences.source("encode", x, x_mask, config)
         return _encode(p, config, ids, mask)[0]
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Array:
@@ -71,18 +71,17 @@ class RNNSearch:
         self,
         x: Any,
         x_mask: Any,
-        beam_size: int = 12,
+        beam_size: int | None = None,
         max_length: int | None = None,
         *,
-        normalization_alpha: float = 0.0,
+        normalization_alpha: float | None = None,
     ) -> Translations:
         """See protocol.RNNSearch.translate."""
         p, config = self._parameters(), self.config
-        max_length = config.translation_maxlen if max_length is None else max_length
-        beam.check(beam_size, max_length)
         table = p[target_table(config)]
-        ids, mask = sentences.source("translate", x, x_mask, config.source_vocab_sizes)
-        memory, states = _begin(p, config, ids, mask, beam_size)
+        ids, mask = sentences.source("translate", x, x_mask, config)
+        plan = beam.plan(config, (mask != 0).sum(axis=0), beam_size, max_length, normalization_alpha)
+        memory, states = _begin(p, config, ids, mask, plan.beam_size)
 
         def step(states: list[Array], previous: Any) -> tuple[Array, list[Array]]:
             words = np.zeros((len(states[0]), table.shape[1]))
@@ -90,7 +89,7 @@ class RNNSearch:
                 words = table[previous]
             return _step(p, config, memory, states, words)
 
-        return beam.search(config.search, step, states, beam_size, max_length, normalization_alpha)
+        return beam.search(plan, step, states)
 
     def _parameters(self, rng: np.random.Generator | None = None) -> Parameters:
         dropout = None if rng is None else Dropout(rates(self.config, self.parameters), rng)
@@ -99,8 +98,8 @@ class RNNSearch:
     def _sentences(self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any = None) -> tuple[Array, Array, Array, Array]:
         """Ids and masks of the source and of the target."""
         config = self.config
-        ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes)
-        return ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, y_mask)
+        ids, mask = sentences.source(op, x, x_mask, config)
+        return ids, mask, *sentences.target(op, y, ids.shape[2], config, y_mask)
 
 
 class _Memory(NamedTuple):

@@ -12,9 +12,18 @@ import numpy as np
 
 from rmsnorm.nematus import beam, sentences
 from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.names import Use, transformer_table
+from rmsnorm.nematus.names import (
+    ZERO_BIAS,
+    Block,
+    Use,
+    transformer_gate,
+    transformer_layer,
+    transformer_map,
+    transformer_norm,
+    transformer_table,
+)
 from rmsnorm.nematus.numpy.output import cross_entropy, embed, log_softmax
-from rmsnorm.nematus.numpy.parameters import Array, Parameters, Pullback, identity, normalise, project, rows
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, Pullback, identity, normalise, project, rows, sigmoid
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -22,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Transformer"]
 
 _GO: Final = 1  # the id that precedes the first word
-_MASKED: Final = -1e9
+_NOTHING: Final = -1  # precedes it in zero, as a vector of zeros
 
 
 class Transformer:
@@ -46,7 +55,7 @@ class Transformer:
     def encode(self, x: Any, x_mask: Any) -> Array:
         """See protocol.Transformer.encode."""
         p, config = self._parameters(), self.config
-        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes)
+        ids, mask = sentences.source("encode", x, x_mask, config)
         return _encode(p, config, ids, mask)
 
     def logits(self, x: Any, x_mask: Any, y: Any) -> Array:
@@ -73,51 +82,50 @@ class Transformer:
         self,
         x: Any,
         x_mask: Any,
-        beam_size: int = 12,
+        beam_size: int | None = None,
         max_length: int | None = None,
         *,
-        normalization_alpha: float = 0.0,
+        normalization_alpha: float | None = None,
     ) -> Translations:
         """See protocol.Transformer.translate."""
         p, config = self._parameters(), self.config
-        max_length = config.translation_maxlen if max_length is None else max_length
-        beam.check(beam_size, max_length)
-        ids, mask = sentences.source("translate", x, x_mask, config.source_vocab_sizes)
-        memory, bias, past = _begin(p, config, ids, mask, beam_size)
+        ids, mask = sentences.source("translate", x, x_mask, config)
+        plan = beam.plan(config, (mask != 0).sum(axis=0), beam_size, max_length, normalization_alpha)
+        memory, bias, past = _begin(p, config, ids, mask, plan.beam_size)
 
         def step(states: list[Array], previous: Any) -> tuple[Array, list[Array]]:
-            words = np.full((len(bias), 1), _GO) if previous is None else previous[:, None]
+            words = _before_first(config, bias) if _is_first(config, previous) else previous[:, None]
             return _step(p, config, words, memory, bias, states)
 
-        return beam.search(config.search, step, past, beam_size, max_length, normalization_alpha)
+        return beam.search(plan, step, past)
 
     def _parameters(self) -> Parameters:
-        return Parameters(self.parameters, self.config.norm)
+        return Parameters(self.parameters, self.config.norm, eps=self.config.eps)
 
     def _sentences(self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any = None) -> tuple[Array, Array, Array, Array]:
         """Ids and masks of the source and of the target."""
         config = self.config
-        ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes)
-        return ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, y_mask)
+        ids, mask = sentences.source(op, x, x_mask, config)
+        return ids, mask, *sentences.target(op, y, ids.shape[2], config, y_mask)
 
 
 def _encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
-    return _encoder_stack(p, config, x, _padding(mask))[0]
+    return _encoder_stack(p, config, x, _padding(config, mask))[0]
 
 
 def _score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> tuple[Array, Callable[[Array], None]]:
     """Logits of the target words."""
-    bias = _padding(mask)
+    bias = _padding(config, mask)
     memory, encoder_pullback = _encoder_stack(p, config, x, bias)
-    before = np.concatenate((np.full((y.shape[1], 1), _GO), y.T[:, :-1]), axis=1)
+    before = np.concatenate((_before_first(config, y.T), y.T[:, :-1]), axis=1)
     h, embed_pullback = _embed(p, config, "decoder", before)
-    future = np.triu(np.full((len(y), len(y)), _MASKED), k=1)
+    future = np.triu(np.full((len(y), len(y)), config.masked_score), k=1)
     pullbacks = []
-    for layer in range(1, config.transformer_dec_depth + 1):
-        q = p / f"transformer_model/decoder/layer_{layer}"
+    for number in range(1, config.transformer_dec_depth + 1):
+        q = p / transformer_layer(config, "decoder", number)
         h, self_pullback = _attention_block(q, config, "self_attn", h, None, future)
         h, cross_pullback = _attention_block(q, config, "cross_attn", h, memory, bias)
-        h, ffn_pullback = _ffn_block(q, h, final=layer == config.transformer_dec_depth)
+        h, ffn_pullback = _ffn_block(q, config, h, last=number == config.transformer_dec_depth)
         pullbacks.append((self_pullback, cross_pullback, ffn_pullback))
     table = transformer_table(config, "softmax")
 
@@ -141,13 +149,15 @@ def _loss(
     right, wrong = 1 - smoothing, smoothing / (config.target_vocab_size - 1)
     smallest = -right * np.log(right) - smoothing * np.log(wrong + 1e-20) if smoothing else 0.0
     losses, losses_pullback = cross_entropy(logits, y.T, y_mask.T, right, wrong)
-    loss = losses.sum(axis=1) - smallest * y_mask.sum(axis=0)
-    return loss, lambda dloss: logits_pullback(losses_pullback(dloss[:, None]))
+    words = y_mask.sum(axis=0)
+    size = words if config.dialect == "zero" else np.ones_like(words)
+    loss = (losses.sum(axis=1) - smallest * words) / size
+    return loss, lambda dloss: logits_pullback(losses_pullback((dloss / size)[:, None]))
 
 
 def _begin(p: Parameters, config: Config, x: Array, mask: Array, beam_size: int) -> tuple[Array, Array, list[Array]]:
     """What a search needs before the first word, with beam_size rows for every sentence: memory, bias and states."""
-    bias = _padding(mask)
+    bias = _padding(config, mask)
     memory = _encoder_stack(p, config, x, bias)[0]
     memory, bias = (np.repeat(array, beam_size, axis=0) for array in (memory, bias))
     return memory, bias, _no_words(config, bias)
@@ -159,24 +169,24 @@ def _step(
     """Log-probabilities of the word after the given ones, and the keys and values so far."""
     x = _embed(p, config, "decoder", words, past[0].shape[1])[0]
     new = []
-    for layer in range(1, config.transformer_dec_depth + 1):
-        q = p / f"transformer_model/decoder/layer_{layer}"
-        attention = q / "self_attn_sublayer"
-        normed, _ = _normed(q, "pre_self_attn_sublayer", x)
-        before = past[2 * layer - 2 : 2 * layer]
-        keys = np.concatenate((before[0], _dense(attention, "keys", normed)[0]), axis=1)
-        values = np.concatenate((before[1], _dense(attention, "values", normed)[0]), axis=1)
+    for number in range(1, config.transformer_dec_depth + 1):
+        q = p / transformer_layer(config, "decoder", number)
+        normed, _ = _before(q, config, "self_attn", x)
+        queries, keys, values, _ = _projections(q, config, "self_attn", normed, None)
+        keys, values = (
+            np.concatenate(both, axis=1) for both in zip(past[2 * number - 2 : 2 * number], (keys, values), strict=True)
+        )
         new += [keys, values]
-        mixed, _ = _mix(config, _dense(attention, "queries", normed)[0], keys, values, np.zeros(()))
-        x = x + _dense(attention, "context", mixed)[0]
+        mixed, _ = _mix(q, config, "self_attn", queries, keys, values, np.zeros(()))
+        x, _ = _after(q, config, "self_attn", x, _map(q, config, "self_attn", "context", mixed)[0])
         x = _attention_block(q, config, "cross_attn", x, memory, bias)[0]
-        x = _ffn_block(q, x, final=layer == config.transformer_dec_depth)[0]
+        x = _ffn_block(q, config, x, last=number == config.transformer_dec_depth)[0]
     return log_softmax(x[:, 0] @ p[transformer_table(config, "softmax")].T), new
 
 
-def _padding(mask: Array) -> Array:
+def _padding(config: Config, mask: Array) -> Array:
     """What is added to the scores of attention to the source, (batch, heads, queries, keys)."""
-    return np.where(mask == 0, _MASKED, 0.0).T[:, None, None]
+    return np.where(mask == 0, config.masked_score, 0.0).T[:, None, None]
 
 
 def _no_words(config: Config, bias: Array) -> list[Array]:
@@ -184,11 +194,21 @@ def _no_words(config: Config, bias: Array) -> list[Array]:
     return [np.zeros((len(bias), 0, config.state_size))] * (2 * config.transformer_dec_depth)
 
 
+def _before_first(config: Config, like: Array) -> Array:
+    """What precedes the first word, one id for each row of ``like``."""
+    return np.full((len(like), 1), _NOTHING if config.dialect == "zero" else _GO)
+
+
+def _is_first(config: Config, previous: Array | None) -> bool:
+    """Whether nothing precedes the words of a step. zero thinks so, too, where 0 was chosen for all sentences."""
+    return previous is None or (config.dialect == "zero" and not previous.any())
+
+
 def _positions(start: int, length: int, size: int) -> Array:
-    """sin(t w_i), then cos(t w_i), t from ``start`` on: w from 1 to 1/10000, in equal ratios."""
+    """sin(t w_i), then cos(t w_i), t from ``start`` on: w from 1 to 1/10000, in equal ratios; zeros if size is odd."""
     frequencies = np.exp(-np.arange(size // 2) * np.log(10000) / (size // 2 - 1))
     angles = np.arange(start, start + length)[:, None] * frequencies
-    return np.concatenate((np.sin(angles), np.cos(angles)), axis=1)
+    return np.concatenate((np.sin(angles), np.cos(angles), np.zeros((length, size % 2))), axis=1)
 
 
 def _embed(
@@ -196,17 +216,28 @@ def _embed(
 ) -> tuple[Array, Callable[[Array], None]]:
     """Embeddings of words and positions, of which the first is ``start``."""
     factor = np.sqrt(config.state_size)
-    words, pullback = embed(p, transformer_table(config, use), ids)
-    return words * factor + _positions(start, ids.shape[1], config.state_size), lambda dx: pullback(dx * factor)
+    is_word = (ids != _NOTHING)[..., None]
+    words, embed_pullback = embed(p, transformer_table(config, use), np.maximum(ids, 0))
+    words = words * factor
+    if config.dialect == "zero":
+        words = words + p[ZERO_BIAS]
+
+    def pullback(dx: Array) -> None:
+        dwords = dx * is_word
+        embed_pullback(dwords * factor)
+        if config.dialect == "zero":
+            p.add(ZERO_BIAS, rows(dwords).sum(axis=0))
+
+    return words * is_word + _positions(start, ids.shape[1], config.state_size), pullback
 
 
 def _encoder_stack(p: Parameters, config: Config, x: Array, bias: Array) -> tuple[Array, Callable[[Array], None]]:
     h, embed_pullback = _embed(p, config, "encoder", x[0].T)
     pullbacks = []
-    for layer in range(1, config.transformer_enc_depth + 1):
-        q = p / f"transformer_model/encoder/layer_{layer}"
+    for number in range(1, config.transformer_enc_depth + 1):
+        q = p / transformer_layer(config, "encoder", number)
         h, attention_pullback = _attention_block(q, config, "self_attn", h, None, bias)
-        h, ffn_pullback = _ffn_block(q, h, final=layer == config.transformer_enc_depth)
+        h, ffn_pullback = _ffn_block(q, config, h, last=number == config.transformer_enc_depth)
         pullbacks.append((attention_pullback, ffn_pullback))
 
     def pullback(dh: Array) -> None:
@@ -217,42 +248,68 @@ def _encoder_stack(p: Parameters, config: Config, x: Array, bias: Array) -> tupl
     return h, pullback
 
 
-def _normed(p: Parameters, name: str, x: Array) -> tuple[Array, Pullback]:
-    scope = f"{name}/{'layer_norm' if p.norm == 'layer' else 'rms_norm'}"
-    return normalise(p, x, f"{scope}/scale", f"{scope}/offset")
+def _normed(p: Parameters, config: Config, block: Block, x: Array) -> tuple[Array, Pullback]:
+    return normalise(p, x, *transformer_norm(config, block))
 
 
-def _dense(p: Parameters, name: str, x: Array) -> tuple[Array, Pullback]:
-    return project(p, x, f"{name}_projection/dense_layer_weights", None, None)
+def _before(p: Parameters, config: Config, block: Block, x: Array) -> tuple[Array, Pullback]:
+    """What a block reads: norm(x), in zero x."""
+    return (x, identity) if config.dialect == "zero" else _normed(p, config, block, x)
+
+
+def _after(p: Parameters, config: Config, block: Block, x: Array, y: Array) -> tuple[Array, Pullback]:
+    """x + y, in zero norm(x + y); the pullback returns the gradient of the sum."""
+    return _normed(p, config, block, x + y) if config.dialect == "zero" else (x + y, identity)
+
+
+def _map(p: Parameters, config: Config, block: Block, part: str, x: Array) -> tuple[Array, Pullback]:
+    weight, bias = transformer_map(config, block, part)
+    return project(p, x, weight, bias, None)
+
+
+def _projections(
+    p: Parameters, config: Config, block: Block, x: Array, memory: Array | None
+) -> tuple[Array, Array, Array, Callable[[Array, Array, Array], tuple[Array, Array]]]:
+    """Queries of x, keys and values of the memory or of x; the pullback returns the gradients of x and of these."""
+    if memory is None and config.dialect == "zero":
+        joint, joint_pullback = _map(p, config, block, "qkv", x)
+        queries, keys, values = np.split(joint, 3, axis=-1)
+        return queries, keys, values, lambda *d: (joint_pullback(np.concatenate(d, axis=-1)), np.zeros_like(x))
+    attended = x if memory is None else memory
+    queries, queries_pullback = _map(p, config, block, "queries", x)
+    keys, keys_pullback = _map(p, config, block, "keys", attended)
+    values, values_pullback = _map(p, config, block, "values", attended)
+
+    def pullback(dqueries: Array, dkeys: Array, dvalues: Array) -> tuple[Array, Array]:
+        return queries_pullback(dqueries), keys_pullback(dkeys) + values_pullback(dvalues)
+
+    return queries, keys, values, pullback
 
 
 def _attention_block(
-    p: Parameters, config: Config, name: str, x: Array, memory: Array | None, bias: Array
+    p: Parameters, config: Config, block: Block, x: Array, memory: Array | None, bias: Array
 ) -> tuple[Array, Callable[[Array], tuple[Array, Array]]]:
     """x + attention(norm(x)) to itself or to a memory; the pullback returns the gradients of x and of the memory."""
-    normed, norm_pullback = _normed(p, f"pre_{name}_sublayer", x)
-    attention = p / f"{name}_sublayer"
-    attended = normed if memory is None else memory
-    queries, queries_pullback = _dense(attention, "queries", normed)
-    keys, keys_pullback = _dense(attention, "keys", attended)
-    values, values_pullback = _dense(attention, "values", attended)
-    mixed, mix_pullback = _mix(config, queries, keys, values, bias)
-    y, context_pullback = _dense(attention, "context", mixed)
+    normed, before_pullback = _before(p, config, block, x)
+    queries, keys, values, projections_pullback = _projections(p, config, block, normed, memory)
+    mixed, mix_pullback = _mix(p, config, block, queries, keys, values, bias)
+    y, context_pullback = _map(p, config, block, "context", mixed)
+    out, after_pullback = _after(p, config, block, x, y)
 
-    def pullback(dy: Array) -> tuple[Array, Array]:
-        dqueries, dkeys, dvalues = mix_pullback(context_pullback(dy))
-        dnormed, dattended = queries_pullback(dqueries), keys_pullback(dkeys) + values_pullback(dvalues)
+    def pullback(dout: Array) -> tuple[Array, Array]:
+        dsum = after_pullback(dout)
+        dnormed, dattended = projections_pullback(*mix_pullback(context_pullback(dsum)))
         if memory is None:
             dnormed = dnormed + dattended
-        return dy + norm_pullback(dnormed), dattended
+        return dsum + before_pullback(dnormed), dattended
 
-    return x + y, pullback
+    return out, pullback
 
 
 def _mix(
-    config: Config, queries: Array, keys: Array, values: Array, bias: Array
+    p: Parameters, config: Config, block: Block, queries: Array, keys: Array, values: Array, bias: Array
 ) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
-    """softmax(q k^T / sqrt(d) + bias) v in every head."""
+    """softmax(q k^T / sqrt(d) + bias) v in every head; in ReLA relu(q k^T / sqrt(d)) v where bias is 0, normalised."""
     heads = config.transformer_num_heads
 
     def split(array: Array) -> Array:
@@ -263,30 +320,53 @@ def _mix(
 
     q, k, v = split(queries), split(keys), split(values)
     scale = 1 / np.sqrt(q.shape[-1])
-    scores = q @ k.swapaxes(2, 3) * scale + bias
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    scores = q @ k.swapaxes(2, 3) * scale
+    if config.relu_attention:
+        weights = np.maximum(scores * (bias == 0), 0)
+        mixed, gate_pullback = _gated(p, block, merge(weights @ v))
+    else:
+        weights = np.exp(scores + bias - (scores + bias).max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        mixed, gate_pullback = merge(weights @ v), identity
 
     def pullback(dy: Array) -> tuple[Array, Array, Array]:
-        dmixed = split(dy)
+        dmixed = split(gate_pullback(dy))
         dweights = dmixed @ v.swapaxes(2, 3)
-        dscores = weights * (dweights - (weights * dweights).sum(axis=-1, keepdims=True)) * scale
+        if config.relu_attention:
+            dscores = dweights * (weights > 0) * scale
+        else:
+            dscores = weights * (dweights - (weights * dweights).sum(axis=-1, keepdims=True)) * scale
         return merge(dscores @ k), merge(dscores.swapaxes(2, 3) @ q), merge(weights.swapaxes(2, 3) @ dmixed)
 
-    return merge(weights @ v), pullback
+    return mixed, pullback
 
 
-def _ffn_block(p: Parameters, x: Array, *, final: bool) -> tuple[Array, Pullback]:
-    """x + relu(norm(x) W1 + b1) W2 + b2; normalised once more at the end of the stack."""
-    normed, norm_pullback = _normed(p, "pre_ffn_sublayer", x)
-    hidden, first_pullback = project(p / "ff_layer_1", normed, "dense_layer_weights", "dense_layer_biases", None)
-    out, second_pullback = project(
-        p / "ff_layer_2", np.maximum(hidden, 0), "dense_layer_weights", "dense_layer_biases", None
-    )
-    y, final_pullback = _normed(p, "final_transform", x + out) if final else (x + out, identity)
+def _gated(p: Parameters, block: Block, x: Array) -> tuple[Array, Pullback]:
+    """zero's gated RMSNorm: rms_norm(x) sigmoid(gate x)."""
+    gain, gate = transformer_gate(block)
+    normed, norm_pullback = normalise(p, x, gain, None, "rms")
+    opened = sigmoid(p[gate] * x)
 
     def pullback(dy: Array) -> Array:
-        dy = final_pullback(dy)
-        return dy + norm_pullback(first_pullback(second_pullback(dy) * (hidden > 0)))
+        dopened = dy * normed * opened * (1 - opened)
+        p.add(gate, rows(dopened * x).sum(axis=0))
+        return norm_pullback(dy * opened) + dopened * p[gate]
+
+    return normed * opened, pullback
+
+
+def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> tuple[Array, Pullback]:
+    """x + relu(norm(x) W1 + b1) W2 + b2; in Nematus normalised once more at the end of the stack."""
+    normed, before_pullback = _before(p, config, "ffn", x)
+    hidden, in_pullback = _map(p, config, "ffn", "in", normed)
+    out, out_pullback = _map(p, config, "ffn", "out", np.maximum(hidden, 0))
+    y, after_pullback = _after(p, config, "ffn", x, out)
+    final_pullback: Pullback = identity
+    if last and config.dialect != "zero":
+        y, final_pullback = _normed(p, config, "final", y)
+
+    def pullback(dy: Array) -> Array:
+        dsum = after_pullback(final_pullback(dy))
+        return dsum + before_pullback(in_pullback(out_pullback(dsum) * (hidden > 0)))
 
     return y, pullback

@@ -70,12 +70,12 @@ class NematusModel(Named, keras.Model):
 
     def source(self, op: str, x: Any, x_mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Ids and mask of the source."""
-        return sentences.source(op, x, x_mask, self.config.source_vocab_sizes, self.variable_dtype)
+        return sentences.source(op, x, x_mask, self.config, self.variable_dtype)
 
     def sentences(
         self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any = None
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """Ids and masks of the source and of the target."""
         ids, mask = self.source(op, x, x_mask)
-        words = sentences.target(op, y, ids.shape[2], self.config.target_vocab_size, self.variable_dtype, y_mask)
+        words = sentences.target(op, y, ids.shape[2], self.config, self.variable_dtype, y_mask)
         return ids, mask, *words

@@ -56,18 +56,17 @@ class RNNSearch(NematusModel):
         self,
         x: Any,
         x_mask: Any,
-        beam_size: int = 12,
+        beam_size: int | None = None,
         max_length: int | None = None,
         *,
-        normalization_alpha: float = 0.0,
+        normalization_alpha: float | None = None,
     ) -> Translations:
         """See protocol.RNNSearch.translate."""
         config = self.config
-        max_length = config.translation_maxlen if max_length is None else max_length
-        beam.check(beam_size, max_length)
         table = self.by_name()[target_table(config)]
         ids, mask = self.source("translate", x, x_mask)
-        memory, states = self.run(_begin, ids, mask, beam_size=beam_size)
+        plan = beam.plan(config, tf.math.count_nonzero(mask, 0), beam_size, max_length, normalization_alpha)
+        memory, states = self.run(_begin, ids, mask, beam_size=plan.beam_size)
 
         def step(states: list[sentences.Rows], previous: Any) -> tuple[Any, list[sentences.Rows]]:
             words = tf.zeros((len(states[0]), table.shape[1]), table.dtype)
@@ -77,7 +76,7 @@ class RNNSearch(NematusModel):
             return log_p.numpy(), [sentences.Rows(state) for state in new]
 
         rows = [sentences.Rows(state) for state in states]
-        return beam.search(config.search, step, rows, beam_size, max_length, normalization_alpha)
+        return beam.search(plan, step, rows)
 
     def parameters_in(self, batch: tf.Tensor, training: bool) -> Parameters:
         values, config = self.tensors(), self.config

@@ -70,16 +70,19 @@ class Parameters:
         norm: CellNorm = "none",
         *,
         partial: float = PARTIAL,
+        eps: float = EPS,
         dropout: Dropout | None = None,
         scope: str = "",
     ) -> None:
         check_norm(norm)
-        self.values, self.norm, self.partial, self.dropout, self.scope = values, norm, partial, dropout, scope
+        self.values, self.norm, self.partial, self.eps = values, norm, partial, eps
+        self.dropout, self.scope = dropout, scope
 
     def __truediv__(self, name: str) -> Parameters:
         return Parameters(
-            self.values, self.norm, partial=self.partial, dropout=self.dropout, scope=f"{self.scope}{name}/"
-        )
+            self.values, self.norm, partial=self.partial, eps=self.eps, dropout=self.dropout,
+            scope=f"{self.scope}{name}/",
+        )  # fmt: skip
 
     def __getitem__(self, name: str) -> Tensor:
         return self.values[self.scope + name]
@@ -91,13 +94,19 @@ class Parameters:
         return x if self.dropout is None else self.dropout(self.scope + name, x, whole=whole)
 
 
-def normalise(p: Parameters, x: Tensor, gain: str, offset: str) -> Tensor:
-    """The norm over the last axis: x / sqrt(mean(x^2) + eps) * gain + offset; LayerNorm takes x - mean(x) as x."""
-    if p.norm == "none":
+def normalise(p: Parameters, x: Tensor, gain: str, offset: str | None, norm: CellNorm | None = None) -> Tensor:
+    """The norm over the last axis: x / sqrt(mean(x^2) + eps) * gain + offset; LayerNorm takes x - mean(x) as x.
+
+    norm: by default that of the model.
+    """
+    norm = norm or p.norm
+    if norm == "none":
         return x
-    if p.norm == "layer":
-        return functional.layer_norm(x, x.shape[-1:], p[gain], p.get(offset), EPS)
-    return rms_norm(x, p[gain], p.get(offset), variant="nematus", partial=p.partial if p.norm == "prms" else None)
+    bias = None if offset is None else p.get(offset)
+    if norm == "layer":
+        return functional.layer_norm(x, x.shape[-1:], p[gain], bias, p.eps)
+    partial = p.partial if norm == "prms" else None
+    return rms_norm(x, p[gain], bias, variant="nematus", eps=p.eps, partial=partial)
 
 
 def project(p: Parameters, x: Tensor, weight: str, bias: str | None, norm: tuple[str, str] | None) -> Tensor:

@@ -48,7 +48,7 @@ class RNNSearch(Named):
     def encode(self, x: Any, x_mask: Any) -> Tensor:
         """See protocol.RNNSearch.encode."""
         p, config = self._tensors(), self.config
-        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes, p[target_table(config)])
+        ids, mask = sentences.source("encode", x, x_mask, config, p[target_table(config)])
         return _encode(p, config, ids, mask)[0]
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Tensor:
@@ -71,18 +71,17 @@ class RNNSearch(Named):
         self,
         x: Any,
         x_mask: Any,
-        beam_size: int = 12,
+        beam_size: int | None = None,
         max_length: int | None = None,
         *,
-        normalization_alpha: float = 0.0,
+        normalization_alpha: float | None = None,
     ) -> Translations:
         """See protocol.RNNSearch.translate."""
         p, config = Parameters(self.by_name(), self.config.norm), self.config
-        max_length = config.translation_maxlen if max_length is None else max_length
-        beam.check(beam_size, max_length)
         table = p[target_table(config)]
-        ids, mask = sentences.source("translate", x, x_mask, config.source_vocab_sizes, table)
-        memory, states = _begin(p, config, ids, mask, beam_size)
+        ids, mask = sentences.source("translate", x, x_mask, config, table)
+        plan = beam.plan(config, (mask != 0).sum(0).tolist(), beam_size, max_length, normalization_alpha)
+        memory, states = _begin(p, config, ids, mask, plan.beam_size)
 
         def step(states: list[Tensor], previous: Any) -> tuple[Any, list[Tensor]]:
             words = table.new_zeros(len(states[0]), table.shape[1])
@@ -91,7 +90,7 @@ class RNNSearch(Named):
             log_p, states = _step(p, config, memory, states, words)
             return log_p.cpu().numpy(), states
 
-        return beam.search(config.search, step, states, beam_size, max_length, normalization_alpha)
+        return beam.search(plan, step, states)
 
     def _tensors(self) -> Parameters:
         """The parameters, with dropout in training. (torch.nn.Module has an attribute ``_parameters``.)"""
@@ -103,8 +102,8 @@ class RNNSearch(Named):
         """Ids and masks of the source and of the target."""
         config = self.config
         table = p[target_table(config)]
-        ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, table)
-        return ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
+        ids, mask = sentences.source(op, x, x_mask, config, table)
+        return ids, mask, *sentences.target(op, y, ids.shape[2], config, table, y_mask)
 
 
 class _Memory(NamedTuple):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,20 +10,25 @@ from torch import Tensor
 from rmsnorm.nematus import sentences
 from rmsnorm.torch_impl.rounding import is_transformed
 
+if TYPE_CHECKING:
+    from rmsnorm.nematus.config import Config
 
-def source(op: str, x: Any, x_mask: Any, sizes: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
+
+def source(op: str, x: Any, x_mask: Any, config: Config, like: Tensor) -> tuple[Tensor, Tensor]:
     """Ids (factors, length, batch), checked against the sizes of the vocabularies, and their mask (length, batch)."""
     if not is_transformed():  # in a graph there are no values to check
-        sentences.source(op, _on_host(x), _on_host(x_mask), sizes)
+        x, x_mask = sentences.source(op, _on_host(x), _on_host(x_mask), config)
     return torch.as_tensor(x, device=like.device).long(), torch.as_tensor(x_mask).to(like)
 
 
-def target(op: str, y: Any, batch: int, size: int, like: Tensor, y_mask: Any = None) -> tuple[Tensor, Tensor]:
+def target(op: str, y: Any, batch: int, config: Config, like: Tensor, y_mask: Any = None) -> tuple[Tensor, Tensor]:
     """Ids (length, batch), checked against the size of the vocabulary, and their mask."""
     if not is_transformed():
-        sentences.target(op, _on_host(y), batch, size, _on_host(y_mask))
+        y, y_mask = sentences.target(op, _on_host(y), batch, config, _on_host(y_mask))
     words = torch.as_tensor(y, device=like.device).long()
-    return words, like.new_ones(words.shape) if y_mask is None else torch.as_tensor(y_mask).to(like)
+    if y_mask is None:
+        y_mask = words != 0 if config.dialect == "zero" else torch.ones_like(words)
+    return words, torch.as_tensor(y_mask).to(like)
 
 
 def _on_host(value: Any) -> Any:

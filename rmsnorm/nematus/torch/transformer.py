@@ -15,7 +15,16 @@ from torch.nn import functional
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.names import Use, transformer_table
+from rmsnorm.nematus.names import (
+    ZERO_BIAS,
+    Block,
+    Use,
+    transformer_gate,
+    transformer_layer,
+    transformer_map,
+    transformer_norm,
+    transformer_table,
+)
 from rmsnorm.nematus.torch import sentences
 from rmsnorm.nematus.torch.output import cross_entropy, log_softmax
 from rmsnorm.nematus.torch.parameters import Named, Parameters, normalise, project
@@ -28,7 +37,7 @@ __all__ = ["Transformer"]
 Memory: TypeAlias = list[tuple[Tensor, Tensor]]
 
 _GO: Final = 1  # the id that precedes the first word
-_MASKED: Final = -1e9
+_NOTHING: Final = -1  # precedes it in zero, as a vector of zeros
 
 
 class Transformer(Named):
@@ -57,7 +66,7 @@ class Transformer(Named):
         """See protocol.Transformer.encode."""
         p, config = self._tensors(), self._config()
         table = p[transformer_table(config, "encoder")]
-        ids, mask = sentences.source("encode", x, x_mask, config.source_vocab_sizes, table)
+        ids, mask = sentences.source("encode", x, x_mask, config, table)
         return _encode(p, config, ids, mask)
 
     def logits(self, x: Any, x_mask: Any, y: Any) -> Tensor:
@@ -81,31 +90,30 @@ class Transformer(Named):
         self,
         x: Any,
         x_mask: Any,
-        beam_size: int = 12,
+        beam_size: int | None = None,
         max_length: int | None = None,
         *,
-        normalization_alpha: float = 0.0,
+        normalization_alpha: float | None = None,
     ) -> Translations:
         """See protocol.Transformer.translate."""
         p, config = self._tensors(), self._without_dropout
-        max_length = config.translation_maxlen if max_length is None else max_length
-        beam.check(beam_size, max_length)
         table = p[transformer_table(config, "encoder")]
-        ids, mask = sentences.source("translate", x, x_mask, config.source_vocab_sizes, table)
-        memory, bias, past = _begin(p, config, ids, mask, beam_size)
+        ids, mask = sentences.source("translate", x, x_mask, config, table)
+        plan = beam.plan(config, (mask != 0).sum(0).tolist(), beam_size, max_length, normalization_alpha)
+        memory, bias, past = _begin(p, config, ids, mask, plan.beam_size)
 
         def step(states: list[Tensor], previous: Any) -> tuple[Any, list[Tensor]]:
-            words = torch.full((len(bias), 1), _GO, device=bias.device)
-            if previous is not None:
+            words = _before_first(config, bias)
+            if not _is_first(config, previous):
                 words = torch.as_tensor(previous, device=bias.device)[:, None]
             log_p, states = _step(p, config, words, memory, bias, states)
             return log_p.cpu().numpy(), states
 
-        return beam.search(config.search, step, past, beam_size, max_length, normalization_alpha)
+        return beam.search(plan, step, past)
 
     def _tensors(self) -> Parameters:
         """The parameters. (torch.nn.Module has an attribute ``_parameters``.)"""
-        return Parameters(self.by_name(), self.config.norm)
+        return Parameters(self.by_name(), self.config.norm, eps=self.config.eps)
 
     def _config(self) -> Config:
         """The config; outside of training with dropout rates of 0."""
@@ -117,19 +125,19 @@ class Transformer(Named):
         """Ids and masks of the source and of the target."""
         config = self.config
         table = p[transformer_table(config, "encoder")]
-        ids, mask = sentences.source(op, x, x_mask, config.source_vocab_sizes, table)
-        return ids, mask, *sentences.target(op, y, ids.shape[2], config.target_vocab_size, table, y_mask)
+        ids, mask = sentences.source(op, x, x_mask, config, table)
+        return ids, mask, *sentences.target(op, y, ids.shape[2], config, table, y_mask)
 
 
 def _encode(p: Parameters, config: Config, x: Tensor, mask: Tensor) -> Tensor:
-    return _encoder_stack(p, config, x, _padding(mask))
+    return _encoder_stack(p, config, x, _padding(config, mask))
 
 
 def _score(p: Parameters, config: Config, x: Tensor, mask: Tensor, y: Tensor) -> Tensor:
     """Logits of the target words."""
-    bias = _padding(mask)
+    bias = _padding(config, mask)
     memory = _memory(p, config, _encoder_stack(p, config, x, bias))
-    before = functional.pad(y[:-1], (0, 0, 1, 0), value=_GO).T
+    before = torch.cat((_before_first(config, y.T), y[:-1].T), dim=1)
     return _decode(p, config, before, memory, bias, _no_words(config, bias))[0]
 
 
@@ -139,14 +147,15 @@ def _loss(
     right, wrong = 1 - smoothing, smoothing / (config.target_vocab_size - 1)
     smallest = -right * math.log(right) - smoothing * math.log(wrong + 1e-20) if smoothing else 0.0
     losses = cross_entropy(_score(p, config, x, mask, y), y.T, y_mask.T, right, wrong)
-    return (losses - smallest * y_mask.T).sum(1)
+    loss = (losses - smallest * y_mask.T).sum(1)
+    return loss / y_mask.sum(0) if config.dialect == "zero" else loss
 
 
 def _begin(
     p: Parameters, config: Config, x: Tensor, mask: Tensor, beam_size: int
 ) -> tuple[Memory, Tensor, list[Tensor]]:
     """What a search needs before the first word, with beam_size rows for every sentence: memory, bias and states."""
-    bias = _padding(mask)
+    bias = _padding(config, mask)
     encoded = _encoder_stack(p, config, x, bias)
     memory = _memory(p, config, encoded.repeat_interleave(beam_size, dim=0))
     bias = bias.repeat_interleave(beam_size, dim=0)
@@ -161,9 +170,9 @@ def _step(
     return log_softmax(logits[:, 0]), past
 
 
-def _padding(mask: Tensor) -> Tensor:
+def _padding(config: Config, mask: Tensor) -> Tensor:
     """What is added to the scores of attention to the source, (batch, heads, queries, keys)."""
-    return (_MASKED * (mask == 0).to(mask)).T[:, None, None]
+    return (config.masked_score * (mask == 0).to(mask)).T[:, None, None]
 
 
 def _no_words(config: Config, bias: Tensor) -> list[Tensor]:
@@ -171,34 +180,47 @@ def _no_words(config: Config, bias: Tensor) -> list[Tensor]:
     return [bias.new_zeros(len(bias), 0, config.state_size)] * (2 * config.transformer_dec_depth)
 
 
+def _before_first(config: Config, like: Tensor) -> Tensor:
+    """What precedes the first word, one id for each row of ``like``."""
+    return torch.full((len(like), 1), _NOTHING if config.dialect == "zero" else _GO, device=like.device)
+
+
+def _is_first(config: Config, previous: Any) -> bool:
+    """Whether nothing precedes the words of a step. zero thinks so, too, where 0 was chosen for all sentences."""
+    return previous is None or (config.dialect == "zero" and not previous.any())
+
+
 def _positions(start: int, length: int, size: int) -> Tensor:
-    """sin(t w_i), then cos(t w_i), t from ``start`` on: w from 1 to 1/10000, in equal ratios."""
+    """sin(t w_i), then cos(t w_i), t from ``start`` on: w from 1 to 1/10000, in equal ratios; zeros if size is odd."""
     half = size // 2
     frequencies = torch.exp(-torch.arange(half, dtype=torch.float64) * (math.log(10000) / (half - 1)))
     angles = torch.arange(start, start + length)[:, None] * frequencies
-    return torch.cat((angles.sin(), angles.cos()), dim=1)
+    return torch.cat((angles.sin(), angles.cos(), angles.new_zeros(length, size % 2)), dim=1)
 
 
 def _embed(p: Parameters, config: Config, use: Use, ids: Tensor, start: int = 0) -> Tensor:
     """Embeddings of words and positions, of which the first is ``start``."""
-    words = functional.embedding(ids, p[transformer_table(config, use)])
+    words = functional.embedding(ids.clamp(min=0), p[transformer_table(config, use)]) * math.sqrt(config.state_size)
+    if config.dialect == "zero":
+        words = (words + p[ZERO_BIAS]) * (ids != _NOTHING)[..., None]
     positions = _positions(start, ids.shape[1], config.state_size).to(words)
-    return functional.dropout(words * math.sqrt(config.state_size) + positions, config.transformer_dropout_embeddings)
+    return functional.dropout(words + positions, config.transformer_dropout_embeddings)
 
 
 def _encoder_stack(p: Parameters, config: Config, x: Tensor, bias: Tensor) -> Tensor:
     h = _embed(p, config, "encoder", x[0].T)
-    for layer in range(1, config.transformer_enc_depth + 1):
-        q = p / f"transformer_model/encoder/layer_{layer}"
+    for number in range(1, config.transformer_enc_depth + 1):
+        q = p / transformer_layer(config, "encoder", number)
         h, _ = _self_attention(q, config, h, bias)
-        h = _ffn_block(q, config, h, final=layer == config.transformer_enc_depth)
+        h = _ffn_block(q, config, h, last=number == config.transformer_enc_depth)
     return h
 
 
 def _memory(p: Parameters, config: Config, encoded: Tensor) -> Memory:
     """Keys and values of the source for every layer of the decoder."""
-    layers = (p / f"transformer_model/decoder/layer_{i}" for i in range(1, config.transformer_dec_depth + 1))
-    return [_keys_and_values(q, "cross_attn", encoded) for q in layers]
+    layers = [p / transformer_layer(config, "decoder", i) for i in range(1, config.transformer_dec_depth + 1)]
+    maps = [[_map(q, config, "cross_attn", part, encoded) for part in ("keys", "values")] for q in layers]
+    return [(keys, values) for keys, values in maps]
 
 
 def _decode(
@@ -210,64 +232,98 @@ def _decode(
     """
     start, count = past[0].shape[1], words.shape[1]
     h = _embed(p, config, "decoder", words, start)
-    future = h.new_full((count, start + count), _MASKED).triu(start + 1)
+    future = h.new_full((count, start + count), config.masked_score).triu(start + 1)
     new: list[Tensor] = []
-    for layer, of_source in enumerate(memory, start=1):
-        q = p / f"transformer_model/decoder/layer_{layer}"
-        h, own = _self_attention(q, config, h, future, past[2 * layer - 2 : 2 * layer])
+    for number, of_source in enumerate(memory, start=1):
+        q = p / transformer_layer(config, "decoder", number)
+        h, own = _self_attention(q, config, h, future, past[2 * number - 2 : 2 * number])
         new += own
-        normed = _normed(q, "pre_cross_attn_sublayer", h)
-        h = _attention_block(q, config, "cross_attn", h, normed, of_source, bias)
-        h = _ffn_block(q, config, h, final=layer == config.transformer_dec_depth)
+        queries = _map(q, config, "cross_attn", "queries", _before(q, config, "cross_attn", h))
+        h = _attention_block(q, config, "cross_attn", h, queries, of_source, bias)
+        h = _ffn_block(q, config, h, last=number == config.transformer_dec_depth)
     return functional.linear(h, p[transformer_table(config, "softmax")]), new
 
 
-def _normed(p: Parameters, name: str, x: Tensor) -> Tensor:
-    scope = f"{name}/{'layer_norm' if p.norm == 'layer' else 'rms_norm'}"
-    return normalise(p, x, f"{scope}/scale", f"{scope}/offset")
+def _normed(p: Parameters, config: Config, block: Block, x: Tensor) -> Tensor:
+    return normalise(p, x, *transformer_norm(config, block))
 
 
-def _dense(p: Parameters, name: str, x: Tensor) -> Tensor:
-    return project(p, x, f"{name}_projection/dense_layer_weights", None, None)
+def _before(p: Parameters, config: Config, block: Block, x: Tensor) -> Tensor:
+    """What a block reads: norm(x), in zero x."""
+    return x if config.dialect == "zero" else _normed(p, config, block, x)
 
 
-def _keys_and_values(p: Parameters, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    q = p / f"{name}_sublayer"
-    return _dense(q, "keys", x), _dense(q, "values", x)
+def _after(p: Parameters, config: Config, block: Block, x: Tensor, y: Tensor) -> Tensor:
+    """x + y, in zero norm(x + y)."""
+    y = x + functional.dropout(y, config.transformer_dropout_residual)
+    return _normed(p, config, block, y) if config.dialect == "zero" else y
+
+
+def _map(p: Parameters, config: Config, block: Block, part: str, x: Tensor) -> Tensor:
+    weight, bias = transformer_map(config, block, part)
+    return project(p, x, weight, bias, None)
+
+
+def _projections(p: Parameters, config: Config, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of attention to itself."""
+    if config.dialect == "zero":
+        queries, keys, values = _map(p, config, "self_attn", "qkv", x).chunk(3, -1)
+    else:
+        queries, keys, values = (_map(p, config, "self_attn", part, x) for part in ("queries", "keys", "values"))
+    return queries, keys, values
 
 
 def _self_attention(
     p: Parameters, config: Config, x: Tensor, bias: Tensor, past: list[Tensor] | None = None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """x + attention(norm(x)) to itself and to the past keys and values; and all keys and values."""
-    normed = _normed(p, "pre_self_attn_sublayer", x)
-    keys, values = _keys_and_values(p, "self_attn", normed)
+    queries, keys, values = _projections(p, config, _before(p, config, "self_attn", x))
     if past is not None:
         keys, values = torch.cat((past[0], keys), dim=1), torch.cat((past[1], values), dim=1)
-    return _attention_block(p, config, "self_attn", x, normed, (keys, values), bias), (keys, values)
+    return _attention_block(p, config, "self_attn", x, queries, (keys, values), bias), (keys, values)
 
 
 def _attention_block(
-    p: Parameters, config: Config, name: str, x: Tensor, normed: Tensor, attended: tuple[Tensor, Tensor], bias: Tensor
+    p: Parameters,
+    config: Config,
+    block: Block,
+    x: Tensor,
+    queries: Tensor,
+    attended: tuple[Tensor, Tensor],
+    bias: Tensor,
 ) -> Tensor:
-    """x + softmax(q k^T / sqrt(d) + bias) v W in every head; attended: keys and values."""
-    q = p / f"{name}_sublayer"
+    """x + softmax(q k^T / sqrt(d) + bias) v W in every head; in ReLA relu(q k^T / sqrt(d)) where bias is 0."""
 
     def heads(tensor: Tensor) -> Tensor:
         return tensor.unflatten(-1, (config.transformer_num_heads, -1)).transpose(1, 2)
 
-    queries, keys, values = heads(_dense(q, "queries", normed)), heads(attended[0]), heads(attended[1])
-    mixed = functional.scaled_dot_product_attention(queries, keys, values, bias, config.transformer_dropout_attn)
+    q, k, v = heads(queries), heads(attended[0]), heads(attended[1])
+    if config.relu_attention:
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) * (bias == 0)
+        mixed = functional.dropout(scores.relu(), config.transformer_dropout_attn) @ v
+    else:
+        mixed = functional.scaled_dot_product_attention(q, k, v, bias, config.transformer_dropout_attn)
     mixed = mixed * functional.dropout(torch.ones_like(mixed[..., :1, :1]), config.transformer_drophead)
-    y = _dense(q, "context", mixed.transpose(1, 2).flatten(-2))
-    return x + functional.dropout(y, config.transformer_dropout_residual)
+    joined = mixed.transpose(1, 2).flatten(-2)
+    if config.relu_attention:
+        joined = _gated(p, block, joined)
+    return _after(p, config, block, x, _map(p, config, block, "context", joined))
 
 
-def _ffn_block(p: Parameters, config: Config, x: Tensor, *, final: bool) -> Tensor:
-    """x + relu(norm(x) W1 + b1) W2 + b2; normalised once more at the end of the stack."""
-    # Nematus applies this dropout to the input of the first layer, in spite of its name.
-    normed = functional.dropout(_normed(p, "pre_ffn_sublayer", x), config.transformer_dropout_relu)
-    hidden = project(p / "ff_layer_1", normed, "dense_layer_weights", "dense_layer_biases", None).relu()
-    out = project(p / "ff_layer_2", hidden, "dense_layer_weights", "dense_layer_biases", None)
-    y = x + functional.dropout(out, config.transformer_dropout_residual)
-    return _normed(p, "final_transform", y) if final else y
+def _gated(p: Parameters, block: Block, x: Tensor) -> Tensor:
+    """zero's gated RMSNorm: rms_norm(x) sigmoid(gate x)."""
+    gain, gate = transformer_gate(block)
+    return normalise(p, x, gain, None, "rms") * (p[gate] * x).sigmoid()
+
+
+def _ffn_block(p: Parameters, config: Config, x: Tensor, *, last: bool) -> Tensor:
+    """x + relu(norm(x) W1 + b1) W2 + b2; in Nematus normalised once more at the end of the stack."""
+    is_zero = config.dialect == "zero"
+    x_in = _before(p, config, "ffn", x)
+    if not is_zero:  # Nematus applies this dropout to the input of the first layer, in spite of its name.
+        x_in = functional.dropout(x_in, config.transformer_dropout_relu)
+    hidden = _map(p, config, "ffn", "in", x_in).relu()
+    if is_zero:
+        hidden = functional.dropout(hidden, config.transformer_dropout_relu)
+    y = _after(p, config, "ffn", x, _map(p, config, "ffn", "out", hidden))
+    return _normed(p, config, "final", y) if last and not is_zero else y

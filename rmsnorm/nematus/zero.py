@@ -1,0 +1,126 @@
+"""The options of zero, the authors' toolkit (bzhangGo/zero, TensorFlow 1), as fields of Config and back.
+
+Loads no array library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rmsnorm import errors
+
+# Fields of Config that Nematus has no option for, or that this package does not read from its options.
+OWN_FIELDS: Final = (
+    *("eps", "masked_score", "relu_attention"),
+    *("beam_size", "normalization_alpha", "beam_temperature", "beam_noise"),
+)
+
+# zero's options by the fields of Config, with zero's defaults.
+_BOTH: Final = {
+    "embedding_size": ("embed_size", 620),
+    "state_size": ("hidden_size", 1000),
+    "label_smoothing": ("label_smooth", 0.1),
+    "exponential_smoothing": ("ema_decay", -1.0),
+    "tie_encoder_decoder_embeddings": ("shared_source_target_embedding", False),
+    "tie_decoder_embeddings": ("shared_target_softmax_embedding", True),
+    "translation_maxlen": ("decode_length", 50),
+    "eps": ("dtype_epsilon", 1e-8),
+    "masked_score": ("dtype_inf", 1e8),
+    "beam_size": ("beam_size", 4),
+    "normalization_alpha": ("decode_alpha", 0.6),
+    "beam_temperature": ("beam_search_temperature", 1.0),
+    "beam_noise": ("enable_noise_beam_search", False),
+}
+_TRANSFORMER: Final = {
+    "transformer_enc_depth": ("num_encoder_layer", 6),
+    "transformer_dec_depth": ("num_decoder_layer", 6),
+    "transformer_ffn_hidden_size": ("filter_size", 2048),
+    "transformer_num_heads": ("num_heads", 8),
+    "transformer_dropout_embeddings": ("dropout", 0.1),
+    "transformer_dropout_residual": ("residual_dropout", 0.1),
+    "transformer_dropout_relu": ("relu_dropout", 0.1),
+    "transformer_dropout_attn": ("attention_dropout", 0.1),
+}
+_RNN: Final = {"rnn_dropout_embedding": ("dropout", 0.1)}
+
+_MODELS: Final = ("transformer", "transformer_rela", "rnnsearch")
+# What the options of a model must be for this package, with zero's default.
+_PORTED: Final = {"default_dtype": (("float32", "float64"), "float32"), "search_mode": (("cache", "dev"), "cache")}
+_PORTED_RNN: Final = {"cell": (("gru",), "atr"), "caencoder": ((False,), True), "layer_norm": ((True,), False)}
+
+
+def is_zero(options: Mapping[str, Any]) -> bool:
+    """Whether these are options of zero.
+
+    >>> is_zero({"model_name": "transformer", "hidden_size": 512}), is_zero({"dim": 512})
+    (True, False)
+    """
+    return "model_name" in options
+
+
+def fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of Config that zero's options say; sizes of vocabularies and the norm are in none of them.
+
+    Raises:
+        ValueError: the options are of a model that this package does not have.
+
+    >>> options = {"model_name": "transformer", "hidden_size": 16, "embed_size": 16, "label_smooth": -1.0}
+    >>> [fields(options)[name] for name in ("dialect", "state_size", "label_smoothing", "eps", "masked_score")]
+    ['zero', 16, 0.0, 1e-08, -100000000.0]
+    """
+    model = options["model_name"]
+    if model not in _MODELS:
+        raise errors.not_a_choice("Config", "model_name", model, _MODELS)
+    for name, (choices, default) in (_PORTED | (_PORTED_RNN if model == "rnnsearch" else {})).items():
+        if options.get(name, default) not in choices:
+            raise errors.out_of_domain(
+                "Config", name, options.get(name, default), " or ".join(map(repr, choices)),
+                "this part of zero is not ported",
+            )  # fmt: skip
+    table = _table(model)
+    values = {name: options.get(option, default) for name, (option, default) in table.items()}
+    for name in values:
+        if name.endswith("_smoothing") or "_drop" in name:  # zero smooths, averages and drops only in (0, 1)
+            values[name] = _rate(values[name])
+    values["masked_score"] = -values["masked_score"] if isinstance(values["masked_score"], int | float) else None
+    values["tie_decoder_embeddings"] = values["tie_decoder_embeddings"] or values["tie_encoder_decoder_embeddings"]
+    kind = "rnn" if model == "rnnsearch" else "transformer"
+    return {
+        "dialect": "zero", "search": "zero", "model_type": kind, "relu_attention": model == "transformer_rela", **values
+    }  # fmt: skip
+
+
+def options(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a model under zero's names: those of its file, with what the fields of its Config say.
+
+    >>> from rmsnorm.nematus.config import Config
+    >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 3}
+    >>> config = Config(**sizes, dialect="zero", model_type="transformer", norm="rms", transformer_num_heads=2)
+    >>> written = options(vars(config))
+    >>> written["model_name"], written["num_heads"], written["ema_decay"]
+    ('transformer', 2, -1.0)
+    """
+    model = "transformer_rela" if fields["relu_attention"] else fields["model_type"].replace("rnn", "rnnsearch")
+    own = {option: fields[name] for name, (option, _) in _table(model).items()}
+    own |= {"model_name": model, "dtype_inf": -fields["masked_score"]}
+    own["ema_decay"] = own["ema_decay"] or -1.0
+    required = {name: choices[0] for name, (choices, _) in _PORTED_RNN.items()} if model == "rnnsearch" else {}
+    return {"scope_name": model, **required, **fields["options"], **own}
+
+
+def scope(options: Mapping[str, Any]) -> str:
+    """The scope of the variables, which begins all of their names.
+
+    >>> scope({"scope_name": ""}), scope({"scope_name": "rnnsearch"})
+    ('model', 'rnnsearch')
+    """
+    return options.get("scope_name", "rnnsearch") or "model"
+
+
+def _table(model: str) -> dict[str, tuple[str, Any]]:
+    return _BOTH | (_RNN if model == "rnnsearch" else _TRANSFORMER)
+
+
+def _rate(value: Any) -> Any:
+    return 0.0 if value is None or (isinstance(value, int | float) and not 0 < value < 1) else value

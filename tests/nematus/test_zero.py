@@ -1,0 +1,240 @@
+"""zero's models in every framework: against runs of zero, and against the golden; its options and its files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy_nematus
+import pytest
+from nematus_models import (
+    WITHOUT_DROPOUT,
+    ZERO,
+    Reference,
+    batch,
+    check_directions,
+    check_gradients,
+    config_of,
+    random_parameters,
+    reference,
+)
+
+from rmsnorm.nematus import beam
+from rmsnorm.nematus.config import read, write
+from rmsnorm.nematus.names import check
+from rmsnorm.nematus.numpy import Transformer
+from rmsnorm.nematus.numpy import transformer as golden
+from rmsnorm.nematus.numpy.output import log_softmax
+from rmsnorm.nematus.numpy.parameters import Parameters, normalise
+
+RELA = "zero rela of odd size"
+RUNS = {"Z1": "rms", "Z2": "layer"}
+
+
+def sentences_of(run: Reference) -> tuple[Any, Any, Any, Any]:
+    """The batch of a run, as the models take it: lengths first, and an axis for the factors of the source."""
+    x, x_mask, y, y_mask = (array.T for array in run.sentences)
+    return x[None], x_mask, y, y_mask
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("framework", "name"),
+    [*((framework, name) for framework in ("numpy", "torch") for name in RUNS), ("tf", "Z2"), ("flax", "Z1")],
+    indirect=["framework"],
+)
+def test_what_zero_computed(framework: Any, name: str) -> None:
+    """float32 of TensorFlow: logits to 2e-5, gradients to 3e-5 of their norm, translations token for token."""
+    run = reference(name)
+    config, parameters, own = run.model(RUNS[name])
+    x, x_mask, y, y_mask = sentences_of(run)
+    model = framework.Model(config, parameters)
+    assert abs(model.logits(x, x_mask, y) - run.arrays["logits"]).max() <= 2e-5
+    if framework.__name__ == "flax_nematus":  # takes half a minute for the rest
+        return
+    assert abs(model.encode(x, x_mask) - run.arrays["encoder_output"])[run.arrays["x_mask"] > 0].max() <= 2e-5
+    for wanted in ("loss_per_sentence_nosmooth", "score"):
+        np.testing.assert_allclose(model.loss(x, x_mask, y, y_mask), run.arrays[wanted], rtol=2e-5)
+    trained = framework.Model(config, parameters, training=True)
+    loss, gradients = trained.gradients(x, x_mask, y, y_mask)
+    np.testing.assert_allclose(loss, run.arrays["loss_per_sentence"], rtol=2e-5)
+    for bias in [name for name in gradients if name.endswith("k_map/b_0")]:
+        # It moves all scores of a query together, which the softmax does not see: what zero has is rounding.
+        assert np.linalg.norm(gradients.pop(bias)) <= 1e-6
+        assert run.probes[own.pop(bias)][0] <= 1e-6
+    check_gradients(gradients, own, run.probes, bound=3e-5)
+    assert check_zero_beams(run, model) == 3
+
+
+def check_zero_beams(run: Reference, model: Any) -> int:
+    """Compares every beam, best first, token for token. A score adds up the errors of some words."""
+    x, x_mask, _, _ = sentences_of(run)
+    names = [name for name in run.arrays if name.endswith("_sequences")]
+    for name in names:
+        width, alpha = name.split("_")[:2]
+        result = model.translate(
+            x, x_mask, int(width.removeprefix("beam")), 10, normalization_alpha=float(alpha.removeprefix("alpha"))
+        )
+        np.testing.assert_array_equal(result.sequences, run.arrays[name], err_msg=name)
+        np.testing.assert_allclose(result.scores, run.arrays[name.replace("sequences", "scores")], rtol=2e-5, atol=2e-5)
+    return len(names)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_single_steps_of_zero(name: str) -> None:
+    """The same words, one at a time."""
+    run = reference(name)
+    config, parameters, _ = run.model(RUNS[name])
+    x, x_mask, y, _ = sentences_of(run)
+    p = Transformer(config, parameters)._parameters()
+    memory, bias, states = golden._begin(p, config, x, x_mask, 1)
+    before = np.concatenate((golden._before_first(config, y.T), y.T), axis=1)
+    for time in range(len(y)):
+        log_p, states = golden._step(p, config, before[:, time : time + 1], memory, bias, states)
+        assert abs(log_p - log_softmax(run.arrays["step_logits"][:, time].astype(float))).max() <= 2e-5
+
+
+def test_the_norms_alone() -> None:
+    """Rows from 1e-7 to 30 and a row of zeros, where eps decides."""
+    norms = {name.removeprefix("norms/"): array for name, array in reference("Z1").arrays.items() if "norms/" in name}
+    values = {name: norms[name].astype(float) for name in ("scale", "offset")}
+    for norm, offset in (("rms_norm", None), ("layer_norm", "offset")):
+        p = Parameters(values, "rms" if offset is None else "layer", eps=float(norms["eps"]))
+        y, pullback = normalise(p, norms["x"].astype(float), "scale", offset)
+        np.testing.assert_allclose(y, norms[f"{norm}/output"], rtol=2e-5, atol=2e-5)
+        dx = pullback(norms["upstream"].astype(float))
+        sizes = np.abs(norms[f"{norm}/grad_x"]).max(axis=-1, keepdims=True)
+        assert (abs(dx - norms[f"{norm}/grad_x"]) <= 1e-4 * sizes).all()
+        for name, gradient in p.gradients.items():
+            np.testing.assert_allclose(gradient, norms[f"{norm}/grad_{name}"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("framework", "kind"),
+    [*(("torch", kind) for kind in ZERO), ("tf", RELA), ("tf", "zero rms"), ("flax", RELA)],
+    indirect=["framework"],
+)
+def test_every_framework_computes_what_the_golden_computes(framework: Any, kind: str) -> None:
+    """Scores, losses, gradients and translations in float64, of sentences with a place that is empty in all."""
+    config = config_of(kind).replace(**WITHOUT_DROPOUT)
+    parameters = random_parameters(config)
+    wanted, model = (module.Model(config, parameters, training=True) for module in (numpy_nematus, framework))
+    x, x_mask, y, y_mask = padded(batch(config))
+    for name in ("encode", "logits"):
+        arguments = (x, x_mask) if name == "encode" else (x, x_mask, y)
+        expected = wanted.call(name, *arguments)
+        assert expected.shape[1] == 4
+        np.testing.assert_allclose(model.call(name, *arguments), expected, rtol=0, atol=1e-12 * abs(expected).max())
+    wanted_loss, gradients = wanted.gradients(x, x_mask, y, y_mask)
+    loss, errors = model.gradient_errors((x, x_mask, y, y_mask), gradients)
+    np.testing.assert_allclose(loss, wanted_loss, rtol=1e-12)
+    largest = max(size for _, size in errors.values())
+    for name, (error, size) in errors.items():
+        assert error <= 1e-10 * size + 1e-14 * largest, name
+    both = [one.translate(x, x_mask, 2, 1) for one in (wanted, model)]
+    np.testing.assert_array_equal(both[0].sequences, both[1].sequences)
+    np.testing.assert_allclose(both[0].scores, both[1].scores, rtol=1e-6)
+
+
+def padded(sentences: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+    """The sentences with a word more, which is padding in all."""
+    return tuple(np.concatenate((part, np.zeros_like(part[..., :1, :])), axis=-2) for part in sentences)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", ["zero rms", "zero rela of odd size", "zero rela tied all"])
+def test_gradients_are_those_of_differences(kind: str) -> None:
+    config = config_of(kind)
+    parameters, sentences = random_parameters(config), batch(config)
+    check(kind, config, parameters)
+
+    def loss(moved: dict[str, Any]) -> Any:
+        return Transformer(config, moved).loss(*sentences, training=True).mean()
+
+    check_directions(loss, parameters, Transformer(config, parameters).gradients(*sentences, training=True))
+
+
+def test_places_that_are_empty_in_all_sentences_do_not_count() -> None:
+    """Not even in the positions of the words after them; but the first place stays."""
+    config = config_of("zero rms")
+    model = Transformer(config, random_parameters(config))
+    x, x_mask, y, _ = batch(config)
+    wanted = model.logits(x, x_mask, y)
+    spread, spread_mask = np.insert(x, 1, 0, axis=1), np.insert(x_mask, 1, 0, axis=0)
+    np.testing.assert_array_equal(model.logits(spread, spread_mask, np.insert(y, 1, 0, axis=0)), wanted)
+    first, first_mask = np.insert(x, 0, 0, axis=1), np.insert(x_mask, 0, 0, axis=0)
+    assert model.encode(first, first_mask).shape[1] == 1 + model.encode(x, x_mask).shape[1]
+
+
+OPTIONS = {"model_name": "transformer", "hidden_size": 16, "embed_size": 16, "num_heads": 4}
+KNOWN = {"norm": "rms", "source_vocab_sizes": (9,), "target_vocab_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"label_smooth": 1.5, "ema_decay": -1.0}, {"label_smoothing": 0.0, "exponential_smoothing": 0.0}),
+        ({"label_smooth": 0.3, "ema_decay": 0.99}, {"label_smoothing": 0.3, "exponential_smoothing": 0.99}),
+        ({"dropout": None, "attention_dropout": -1}, {"transformer_dropout_embeddings": 0.0}),
+        ({"dtype_inf": 1e4, "dtype_epsilon": 1e-6}, {"masked_score": -1e4, "eps": 1e-6}),
+        ({"decode_alpha": 1.0, "decode_length": 7}, {"normalization_alpha": 1.0, "translation_maxlen": 7}),
+        ({"beam_search_temperature": 2.0, "beam_size": 9}, {"beam_temperature": 2.0, "beam_size": 9}),
+        ({"shared_target_softmax_embedding": False}, {"tie_decoder_embeddings": False}),
+        ({"model_name": "transformer_rela"}, {"relu_attention": True, "eps": 1e-8, "masked_score": -1e8}),
+    ],
+)
+def test_options_of_zero(options: dict[str, Any], fields: dict[str, Any]) -> None:
+    config = read(OPTIONS | options, **KNOWN)
+    assert fields.items() <= vars(config).items()
+    assert read(write(config), **KNOWN) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model_name": "transformer_aan"}, "model_name is 'transformer_aan', expected 'transformer', 'transformer_r"),
+        ({"default_dtype": "float16"}, "default_dtype is 'float16', expected 'float32' or 'float64'.*not ported"),
+        ({"model_name": "rnnsearch", "cell": "atr"}, "cell is 'atr', expected 'gru'; this part of zero is not ported"),
+        ({"embed_size": 12}, "embedding_size is 12, expected the state_size of 16"),
+        ({"num_heads": 3}, "transformer_num_heads is 3, expected a divisor of 16"),
+        ({"dtype_epsilon": -1.0}, r"eps is -1.0, expected a number >= 0"),
+        ({"dtype_inf": "1e8"}, "masked_score is None, expected a number"),
+        ({"beam_search_temperature": 0}, "beam_temperature is 0, expected a number >= 1e-09"),
+    ],
+)
+def test_options_of_zero_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(OPTIONS | options, **KNOWN)
+
+
+def search(log_p: Any, lengths: list[int], size: int, **changes: Any) -> beam.Translations:
+    """A search in which every step has the same probabilities, of shape (sentences, vocabulary)."""
+    config = config_of("zero rms").replace(translation_maxlen=1, normalization_alpha=0.0, **changes)
+    plan = beam.plan(config, [length - 1 for length in lengths], size, None, None)
+
+    def step(states: list[Any], previous: Any) -> tuple[Any, list[Any]]:
+        return np.repeat(log_p, size, axis=0), states
+
+    return beam.search(plan, step, [np.zeros((len(lengths) * size, 1))])
+
+
+def test_the_rules_of_the_search_of_zero() -> None:
+    """No end in the first place; the shorter sentence ends by force one word later; the longest one stays alive."""
+    log_p = np.log(np.array([[0.1, 0.6, 0.0001, 0.2999]] * 2))
+    result = search(log_p, [2, 4], 1)
+    np.testing.assert_array_equal(result.sequences[:, 0], [[1, 1, 1, 0], [1, 1, 1, 1]])
+    np.testing.assert_allclose(result.scores[:, 0], np.log(0.6) * np.array([3, 4]), rtol=1e-6)
+    log_p = np.log(np.array([[0.02, 0.04, 0.9, 0.04]]))
+    result = search(log_p, [4], 2)
+    np.testing.assert_array_equal(result.sequences[0, 0], [1, 2])
+    cooler = search(log_p, [4], 2, beam_temperature=2.0)
+    p = np.sqrt([0.02, 0.04, 0.9, 0.04])
+    np.testing.assert_allclose(cooler.scores[0, 0], np.log(p[1] * p[2] / p.sum() ** 2), rtol=1e-6)
+
+
+def test_noise_makes_other_translations() -> None:
+    """With it every first word is drawn with its probability."""
+    log_p = np.log(np.array([[0.25, 0.25, 1e-30, 0.5]] * 400))
+    result = search(log_p, [1] * 400, 1, beam_noise=True)
+    share = (result.sequences[:, 0, 0] == 3).mean()
+    assert abs(share - 0.5) < 5 * (0.25 / 400) ** 0.5
