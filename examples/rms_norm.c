@@ -65,6 +65,7 @@ static void save(const char *path, size_t size, size_t n, const float *y, const 
 }
 
 int main(int count, char **paths) {
+    if (count < 2) fputs("usage: rms_norm DIR/NAME.safetensors ...   (rmsnorm vectors write DIR makes them)\n", stderr), exit(2);
     for (int i = 1; i < count; i++) {
         load(paths[i]);
         size_t size, n = (size_t)number("n");

@@ -140,6 +140,10 @@ def damaged(op: str, path: object, reason: object, want: str) -> ValueError:
     return ValueError(f"{op}: {path} is damaged ({reason}), expected {want}; copy it again")
 
 
+def unreadable(op: str, path: object, reason: object, want: str) -> ValueError:
+    return ValueError(f"{op}: {path} cannot be read ({reason}), expected {want}; check the name")
+
+
 def no_memory(op: str, shape: Shape) -> ValueError:
     fix = "bring it back first, as FSDP's summon_full_params does"
     return ValueError(f"{op}: a tensor of shape {tuple(shape)} has no memory, as its storage was resized to 0; {fix}")

@@ -1,13 +1,16 @@
-"""The benchmark as a picture: bytes per second over size, with the copies as the upper limit. Needs Matplotlib."""
+"""The benchmark as a picture: bytes per second over shapes, with the copies as the upper limit. Needs Matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from rmsnorm import dtypes
 from rmsnorm.bench.backends import BACKENDS
+from rmsnorm.bench.files import environment
 from rmsnorm.bench.run import BackendRun
 from rmsnorm.files import replacing
 
@@ -16,8 +19,13 @@ _STYLES: Final = {"": "-", "graph": "--"}  # dotted if compiled
 _COLOURS: Final = {"ours": "#d55e00", "built-in": "#0072b2", "LayerNorm": "#009e73"}  # for colour-blind readers, too
 
 
-def write_plot(runs: Sequence[BackendRun], path: Path) -> None:
+def write_plot(runs: Sequence[BackendRun], path: Path, machine: Mapping[str, Any] | None = None) -> None:
     """Draw an SVG with a panel for every backend, op and dtype, and in it a line for every candidate.
+
+    Args:
+        runs: what was measured.
+        path: of the picture.
+        machine: the ``environment`` of a file of results; None for this one.
 
     Raises:
         ValueError: nothing was timed.
@@ -41,23 +49,31 @@ def write_plot(runs: Sequence[BackendRun], path: Path) -> None:
             axis = axes[row][column]
             _panel(axis, panels.get((backend, op, dtype), []))
             axis.set_title(f"{BACKENDS[backend].title}, {op}, {dtypes.short(dtype)}", fontsize=10)
-            axis.set_xlabel("bytes of x" if row == len(rows) - 1 else "")
-            axis.set_ylabel("GB/s" if column == 0 else "")
+            axis.set_xlabel("shape of x" if row == len(rows) - 1 else "")
+            axis.set_ylabel("GB/s (higher is better)" if column == 0 else "")
         axes[row][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+    figure.suptitle(_title(runs, machine or environment()), fontsize=10)
     with matplotlib.rc_context({"svg.hashsalt": "rmsnorm", "svg.fonttype": "none"}), replacing(path) as temporary:
         figure.savefig(temporary, format="svg", metadata={"Date": None})
 
 
+def _title(runs: Sequence[BackendRun], machine: Mapping[str, Any]) -> str:
+    ran = [run for run in runs if run.records]
+    cores = max(run.cores for run in ran) or machine["cores"]
+    devices = ", ".join(dict.fromkeys(run.device for run in ran))
+    versions = ", ".join(f"{BACKENDS[run.name].title} {run.version}" for run in ran)
+    return f"{devices}, {cores} threads, {machine['date'][:10]}: {versions}, rmsnorm {version('rmsnorm')}"
+
+
 def _panel(axis: Any, records: Sequence[dict[str, Any]]) -> None:
-    axis.set_xscale("log")
     axis.set_yscale("log")
     axis.grid(True, which="major", color="0.9")
+    by_size = sorted({tuple(record["shape"]) for record in records}, key=lambda shape: (math.prod(shape), shape))
+    axis.set_xticks(range(len(by_size)), ["x".join(map(str, shape)) for shape in by_size], fontsize=8)
     for name in dict.fromkeys(record["candidate"] for record in records):
-        points = sorted(
-            (record["moved_bytes"], record["gb_per_s"]) for record in records if record["candidate"] == name
-        )
-        times = 2 if records[0]["op"] == "fwd" else 5  # how often moved_bytes counts the bytes of x
-        sizes, speeds = [moved / times for moved, _ in points], [speed for _, speed in points]
+        own = [record for record in records if record["candidate"] == name]
+        points = sorted((by_size.index(tuple(record["shape"])), record["gb_per_s"]) for record in own)
+        sizes, speeds = [place for place, _ in points], [speed for _, speed in points]
         if name in _LIMITS:
             axis.plot(sizes, speeds, _LIMITS[name], color="0.4", linewidth=2.5, label=name)
             continue

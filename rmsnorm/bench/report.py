@@ -17,19 +17,16 @@ from rmsnorm.bench.models import OPS as MODEL_OPS
 from rmsnorm.bench.run import BackendRun
 
 _COLUMNS: Final = (
-    "", "ms", "20-80 %", "built-in / it", "LayerNorm / it", "it / copy", "it / into", "GB/s", "right bits %", "max ulp",
-    "first s", "peak MB", "saved MB",
+    "", "ms", "built-in / it", "LayerNorm / it", "it / copy", "right bits %", "max ulp", "first s",
 )  # fmt: skip
-WIDTH: Final = 165  # columns of the terminal that the table needs
+WIDTH: Final = 100  # columns that the widest table needs
 _QUIET: Final = 0.1  # cores that other processes use; one busy core of two has caused ratios of hundreds
 _LEGEND: Final = (
-    "ms: median, then the 20th and the 80th percentile. built-in / it: how many times faster than the built-in layer, "
-    "run in the same way; LayerNorm / it: than LayerNorm. it / copy: how many times slower than a copy to new memory, "
-    "whose pages the system must first provide; it / into: than a copy to memory in use (on TensorFlow, NumPy's). "
-    "GB/s: of the bytes that must be moved. right bits, max ulp: of y/dx/dscale, against the right result for the "
-    "candidate's own variant; y and dx in a sample of rows. first: the first call, with its compilation. peak: memory "
-    "that a call adds, its results included. saved: what the forward pass keeps for the backward pass, x included. "
-    "-: not known."
+    "ms: median. built-in / it: how many times faster than the built-in layer, run in the same way; LayerNorm / it: "
+    "than LayerNorm. it / copy: how many times slower than a copy to new memory, whose pages the system must first "
+    "provide. right bits, max ulp: of y/dx/dscale, against the right result for the candidate's own variant; y and dx "
+    "in a sample of rows. first: the first call, with its compilation. -: not known. --summary has percentiles, a copy "
+    "to memory in use, bytes a second, and memory."
 )
 
 
@@ -111,17 +108,12 @@ def _row(record: Mapping[str, Any]) -> list[str]:
     return [
         f"  {record['candidate']}",
         _ms(timing["median"]),
-        f"{_ms(timing['p20'])}-{_ms(timing['p80'])}",
         _times(record["speedup"]),
         _times(record["layer_norm_speedup"]),
         _times(record["over_copy"]),
-        _times(record["over_copy_into"]),
-        f"{record['gb_per_s']:.3g}",
         "/".join(_percent(share) for share in record["bits"].values()) or "-",
         "/".join(f"{ulps:.0f}" if ulps < 1e6 else f"{ulps:.0e}" for ulps in record["max_ulp"].values()) or "-",
         f"{record['first_call']:.3f}",
-        _megabytes(record["peak_bytes"]),
-        _megabytes(record["saved_bytes"]),
     ]
 
 
@@ -166,7 +158,3 @@ def _three_digits(number: float) -> str:
 
 def _percent(share: float) -> str:
     return "100" if share == 1 else f"{math.floor(1000 * share) / 10:.1f}"  # 99.96 % is not 100 %
-
-
-def _megabytes(count: int | None) -> str:
-    return "-" if count is None else f"{count / 1e6:.3g}"

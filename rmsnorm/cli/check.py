@@ -37,6 +37,9 @@ def check(
     json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit report for CI.", dir_okay=False)] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the whole table as Markdown.", dir_okay=False)] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with pictures of what differs.", dir_okay=False)
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
 ) -> None:
     """Compare every backend with the golden: values, gradients and derivatives, in every variant and dtype.
@@ -55,7 +58,7 @@ def check(
     if list_:
         screen.console().print(_listing(variants, types))
         return
-    for path in (json, junit, markdown):
+    for path in (json, junit, markdown, html):
         if path is not None and not path.parent.is_dir():
             raise unusable(f"rmsnorm check: {path.parent} is not a folder, expected one to write {path.name} in")
     commands = {
@@ -80,6 +83,8 @@ def check(
         report.write_junit(runs, junit)
     if markdown:
         report.write_markdown(runs, markdown)
+    if html:
+        report.write_html(runs, html)
     states = {state.status for state in runs}
     if states & {"differs", "crashed", "hung", "stopped"}:
         raise typer.Exit(DIFFERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import errors, screen
+from rmsnorm import errors, page, screen
 from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, progress, unusable
 from rmsnorm.files import write_text
 from rmsnorm.frameworks import NAMES
@@ -55,6 +56,7 @@ def identify(
     gradients: Annotated[bool, typer.Option(help="Ask for its gradients, too.")] = True,
     time_limit: Annotated[float, typer.Option(help="Seconds for a target, without imports.", min=1.0)] = 60.0,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the evidence.", dir_okay=False)] = None,
     sweep: Annotated[
         str | None, typer.Option(metavar="PACKAGE", help="Identify every RMSNorm of a package, and count them.")
     ] = None,
@@ -73,6 +75,8 @@ def identify(
         raise unusable(f"{_COMMAND}: expected a TARGET such as torch.nn:RMSNorm, or --sweep PACKAGE")
     choices("device", [device], DEVICES, _COMMAND)
     _check_framework(framework)
+    if html is not None and not html.parent.is_dir():
+        raise unusable(f"{_COMMAND}: {html.parent} is not a folder, expected one to write {html.name} in")
     options: dict[str, Any] = {"framework": framework, "width": width, "device": device, "gradients": gradients}
     if sweep is not None:
         _sweep(sweep, {"device": device, "gradients": gradients}, time_limit, json, markdown)
@@ -88,6 +92,8 @@ def identify(
         typer.echo(json_.dumps(identity.json, indent=2))
     else:
         _show(identity)
+    if html is not None:
+        _write_page(identity, html)
     if not identity.recognised:
         raise typer.Exit(DIFFERS)
 
@@ -129,6 +135,22 @@ def _show(identity: Identity) -> None:
     for sentence in identity.defects:
         console.print(Text(f"defect: {sentence}", style="red"))
     console.print(Text(f"{identity.framework}, {identity.seconds:.1f} s", style="dim"))
+
+
+def _write_page(identity: Identity, path: Path) -> None:
+    from rmsnorm.identify.identity import finding_rows
+
+    near = [(name, distance) for name, distance in identity.nearest[:8] if math.isfinite(distance)]
+    parts = [
+        page.paragraph(identity.headline, "good" if identity.recognised else "bad"),
+        *(page.paragraph(f"defect: {sentence}", "bad") for sentence in identity.defects),
+        page.table(("finding", "value", "evidence"), [row[:3] for row in finding_rows(identity)], bad=""),
+    ]
+    if near:
+        title = "How far it is from the nearest variants: largest difference of y, as a share of its row (logarithmic)"
+        digits = [17 + math.log10(max(distance, 1e-17)) for _, distance in near]
+        parts.append(page.bars(title, [name for name, _ in near], digits, [f"{distance:.1e}" for _, distance in near]))
+    write_text(path, page.document(f"What is {identity.target}?", *parts))
 
 
 def _sweep(package: str, options: dict[str, Any], time_limit: float, json: bool, markdown: Path | None) -> None:

@@ -170,7 +170,9 @@ def translate(
         typer.Option(help="Hypotheses kept; 1 is greedy.", min=1, max=1000, show_default="5, in zero its option"),
     ] = None,
     output: Output = None,
-    n_best: Annotated[bool, typer.Option("--n-best", help="All hypotheses of the beam, with their scores.")] = False,
+    n_best: Annotated[
+        bool, typer.Option("--n-best", help="All hypotheses of the beam, with scores (5 digits as Nematus).")
+    ] = False,
     alpha: Alpha = None,
     max_length: Annotated[
         int | None, typer.Option(help="Words at most, with the end.", min=1, show_default="the model's")
@@ -295,6 +297,8 @@ def _lines(path: Path) -> list[str]:
     """The lines of a file. Only line feeds end a line: other line breaks of Unicode may be part of a sentence."""
     try:
         text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise errors.unreadable("rmsnorm port", path, error.strerror, "a text file") from None
     except UnicodeDecodeError as error:
         raise errors.out_of_domain(
             "rmsnorm port", f"byte {error.start} of {path}", error.object[error.start], "UTF-8", "convert the file"

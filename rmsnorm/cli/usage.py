@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from rmsnorm import errors
+from rmsnorm import errors, screen
 from rmsnorm.frameworks import FRAMEWORKS, NAMES
 
 DEVICES: Final = ("cpu", "cuda")
@@ -45,7 +45,7 @@ def choices(
 
 def unusable(message: str) -> typer.Exit:
     """Print what is wrong with the usage. The caller raises the result, which ends the command with status 2."""
-    Console(stderr=True).print(message, style="red", highlight=False, markup=False)
+    screen.console(stderr=True).print(message, style="red", highlight=False, markup=False)
     return typer.Exit(UNUSABLE)
 
 

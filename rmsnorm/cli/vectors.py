@@ -83,6 +83,9 @@ def check(
     json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit report for CI.", dir_okay=False)] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the whole table as Markdown.", dir_okay=False)] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with pictures of what differs.", dir_okay=False)
+    ] = None,
 ) -> None:
     """Compare the outputs that another program has written, DIR/outputs/NAME.safetensors, with the golden's.
 
@@ -91,7 +94,7 @@ def check(
     """
     from rmsnorm.parity import report, vectors
 
-    for path in (json, junit, markdown):
+    for path in (json, junit, markdown, html):
         if path is not None and not path.parent.is_dir():
             raise unusable(
                 f"rmsnorm vectors check: {path.parent} is not a folder, expected one to write {path.name} in"
@@ -107,6 +110,7 @@ def check(
         (report.write_json, json),
         (report.write_junit, junit),
         (report.write_markdown, markdown),
+        (report.write_html, html),
     ):
         if path:
             write_report([run], path)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from rmsnorm import dtypes as formats
-from rmsnorm import errors
+from rmsnorm import errors, page
 from rmsnorm.accuracy.bounds import Bound
+from rmsnorm.files import write_text
 from rmsnorm.identify import Identity, identify
 from rmsnorm.parity.cases import Array, Case, Data, make, select
 from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
-from rmsnorm.parity.report import numbers
+from rmsnorm.parity.report import html_parts, numbers
 from rmsnorm.parity.run import BackendRun, Record
 from rmsnorm.targets import Target, TargetError, open_target
 from rmsnorm.variants import Preset, Variant, get_variant
@@ -30,9 +33,9 @@ _SHOWN: Final = 5  # lines of failures in the text
 _FIELDS: Final = 3  # lines on what it is instead
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
-    """The result of ``check``.
+    """The result of ``check``: printed, its ``text``; in a notebook, the page that ``write_html`` writes.
 
     Attributes:
         target: what was checked, opened.
@@ -69,6 +72,7 @@ class Report:
             lines.append(f"  and {len(run.failures) - len(shown)} more; details has them all")
         return "\n".join([*lines, "identify says:", *(f"  {line}" for line in self._instead())])
 
+<<<<<<< HEAD
     @cached_property
     def details(self) -> str:
         """Every difference, and the whole report of ``identify``."""
@@ -83,6 +87,23 @@ class Report:
 
     @cached_property
     def _identity(self) -> Identity | str:
+=======
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return page.fragment(*self._parts)
+
+    def write_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one page: the text, the table, and a picture of where the worst results differ."""
+        write_text(Path(path), page.document(f"Is {self.target.name} {self.variant.label}?", *self._parts))
+
+    @property
+    def _parts(self) -> list[str]:
+        return [page.preformatted(self.text), *html_parts([self.run])]
+
+    def _identity(self) -> list[str]:
+>>>>>>> 4c63b7b (Reports: a page with pictures of what differs, and check that prints itself)
         try:
             return identify(self.target)
         except Exception as error:  # a failure of identify must not hide the differences

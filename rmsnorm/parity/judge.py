@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,10 @@ class Outcome:
 Implementation = Callable[[Data], Outcome]
 
 
+_POWERS: Final = 24  # of 2; distances above are counted together
+_BLOCK: Final = (16, 64)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One quantity of one case.
@@ -42,6 +46,7 @@ class Verdict:
         identical_bound: least share that is allowed.
         max_ulp: largest distance to the golden, counted in representable numbers.
         detail: why it did not pass, else empty.
+        picture: where it differs, if it did not pass and has numbers: see ``draw``.
     """
 
     quantity: str
@@ -52,6 +57,7 @@ class Verdict:
     max_ulp: float
     passed: bool
     detail: str
+    picture: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,30 @@ def _compare(name: str, got: Array, expected: Expected) -> Verdict:
     return Verdict(
         name, parity_ratio, limit.ratio, identical, limit.identical, float(distances.max(initial=0.0)), passed,
         "" if passed else _worst(got, want, ratio, distances, enough=bool(enough)),
+        None if passed or not want.size else draw(distances, ratio),
     )  # fmt: skip
+
+
+def draw(distances: Array, ratio: Array) -> dict[str, Any]:
+    """Where results differ, as numbers for a picture.
+
+    ``counts``: how many elements are 0, 1, 2 to 3, 4 to 7, ... ulps off; the last count has no upper end. ``block``:
+    the ulps of 16 rows and 64 columns around the element that is farthest off, None where that is infinite;
+    ``corner``: its first row and column. Rows are those along the last axis.
+    """
+    rows = distances.reshape(-1, distances.shape[-1]) if distances.ndim else distances.reshape(1, 1)
+    powers = np.where(np.isfinite(rows), np.frexp(rows)[1], _POWERS)  # 2^(n-1) <= ulps < 2^n
+    worst = np.unravel_index(np.argmax(ratio), rows.shape)
+    top, left = (
+        max(0, min(int(index) - size // 2, length - size))
+        for index, size, length in zip(worst, _BLOCK, rows.shape, strict=True)
+    )
+    block = rows[top : top + _BLOCK[0], left : left + _BLOCK[1]]
+    return {
+        "counts": np.bincount(np.minimum(powers, _POWERS).ravel(), minlength=_POWERS + 1).tolist(),
+        "block": [[float(ulp) if np.isfinite(ulp) else None for ulp in row] for row in block],
+        "corner": [top, left],
+    }
 
 
 def _worst(got: Array, want: Array, ratio: Array, distances: Array, *, enough: bool) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from xml.etree import ElementTree
 
 from rich.box import SIMPLE_HEAD
@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import dtypes
+from rmsnorm import dtypes, page
 from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
 from rmsnorm.frameworks import FRAMEWORKS
@@ -27,6 +27,9 @@ _LEGEND: Final = (
     "Cells: the largest distance to the golden in f16 bf16 f32 f64, in ulps of the terms that make the element; "
     "0 is bit for bit, - is not there, x is beyond the bound."
 )
+
+
+_PICTURES: Final = 6
 
 
 def terminal(runs: Sequence[BackendRun], *, failures: int = 12) -> RenderableType:
@@ -106,6 +109,50 @@ def write_markdown(runs: Sequence[BackendRun], path: Path) -> None:
                 f"{max(r.max_ulp for r in records):.0f} | {'held' if worst.passed else 'differs'} |"
             )
     write_text(path, "\n".join(lines) + "\n")
+
+
+def write_html(runs: Sequence[BackendRun], path: Path) -> None:
+    """One page with the verdicts, the tables, and a picture of where the worst comparisons differ."""
+    write_text(path, page.document("Parity with the golden", *html_parts(runs)))
+
+
+def html_parts(runs: Sequence[BackendRun]) -> list[str]:
+    """The parts of that page."""
+    parts = [page.paragraph(_line(run).plain, "good" if run.status == "held" else "bad") for run in runs]
+    for run in runs:
+        failures = sorted(run.failures, key=lambda record: (record.quantity != "y", record.picture is None))
+        for record in failures[:_PICTURES]:
+            parts += [page.heading(_label(record)), page.paragraph(f"{numbers(record)}; {record.detail}", "bad")]
+            if record.picture is not None:
+                parts += _pictures(record.picture)
+        if len(failures) > _PICTURES:
+            parts.append(page.paragraph(f"and {len(failures) - _PICTURES} more that differ"))
+    for run in runs:
+        if run.records:
+            table = _table(run, dtypes.FLOATS)
+            rows = zip(*([str(cell) for cell in column.cells] for column in table.columns), strict=True)
+            parts += [page.heading(str(table.title)), page.table([str(c.header) for c in table.columns], rows)]
+            parts.append(page.paragraph(_bits(run).plain, "faint"))
+    return [*parts, page.paragraph(_LEGEND, "faint")] if any(run.records for run in runs) else parts
+
+
+def _pictures(picture: dict[str, Any]) -> list[str]:
+    counts, (row, column) = picture["counts"], picture["corner"]
+    labels = ["same bits", "1 ulp", *(f"{2 ** (i - 1)} to {2**i - 1}" for i in range(2, len(counts) - 1))]
+    labels.append(f"{2 ** (len(counts) - 2)} or more")
+    total, some = sum(counts), [i for i, count in enumerate(counts) if count and i]
+    shown = [0, *range(some[0], some[-1] + 1)] if some else [0]
+    shares = [f"{counts[i]} ({100 * counts[i] / total:.3g} %)" for i in shown]
+    where = f"Where: ulps of rows from {row} and columns from {column}, around the largest difference"
+    return [
+        page.bars(
+            f"How many of {total} elements are how many ulps off",
+            [labels[i] for i in shown],
+            [counts[i] for i in shown],
+            shares,
+        ),
+        page.heat_map(where, picture["block"], (row, column)),
+    ]
 
 
 def _title(run: BackendRun) -> str:

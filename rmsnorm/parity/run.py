@@ -37,6 +37,7 @@ class Record:
     max_ulp: float
     passed: bool
     detail: str
+    picture: dict[str, Any] | None = None
 
 
 @dataclass

@@ -26,8 +26,11 @@ def run(*arguments):
     )  # fmt: skip
 
 
-def test_the_command_reports_and_exits():
-    shown = run("torch.nn:RMSNorm")
+def test_the_command_reports_and_exits(tmp_path):
+    shown = run("torch.nn:RMSNorm", "--html", str(tmp_path / "a.html"))
+    page = (tmp_path / "a.html").read_text()
+    assert "eps_position" in page
+    assert page.count("<rect") == 8, "a bar for each of the nearest variants"
     assert shown.returncode == 0, shown.stderr
     assert "torch.nn:RMSNorm is RMSNorm: the variant torch" in shown.stdout
     shown = run("torch.nn:LayerNorm", "--json")

@@ -5,10 +5,12 @@ import json
 import sys
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from rmsnorm.parity import report
+from rmsnorm.parity.judge import draw
 from rmsnorm.parity.run import run, worker_command
 
 HONEST = worker_command("numpy", variants=["standard"], dtypes=["float32"])
@@ -107,6 +109,25 @@ def test_the_terminal_shows_where_and_by_how_much(runs):
     text = narrow.export_text()
     assert "f32" in text, "a table for each dtype where the four numbers of a cell do not fit"
     assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_a_page_shows_where_results_differ(runs, tmp_path):
+    report.write_html(runs, tmp_path / "a.html")
+    text = (tmp_path / "a.html").read_text()
+    assert "NumPy held: all" in text
+    assert "differs llama bf16 &#x27;rows&#x27; y" in text
+    assert "http" not in text, "one file that loads nothing"
+
+
+def test_a_picture_counts_ulps_and_has_the_worst_element_in_its_block():
+    distances = np.zeros((40, 100))
+    distances[30, 90], distances[3, 2], distances[4] = 5000, 1, np.inf
+    picture = draw(distances, np.where(distances == 5000, 9.0, 0.0))
+    counts = picture["counts"]
+    assert (counts[0], counts[1], counts[13], counts[-1], sum(counts)) == (40 * 100 - 102, 1, 1, 100, 4000)
+    top, left = picture["corner"]
+    assert picture["block"][30 - top][90 - left] == 5000
+    assert draw(np.full((5, 3), np.inf), np.ones((5, 3)))["block"] == [[None] * 3] * 5
 
 
 def test_progress_is_reported_case_by_case():
