@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from rmsnorm import PRESETS, errors
+from rmsnorm import PRESETS, errors, screen
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, unusable
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def bench(
                 bars[state.name], completed=state.cells)))  # fmt: skip
             if runs[-1].status == "stopped":
                 break
-    Console(width=max(Console().width, report.WIDTH)).print(report.terminal(runs))
+    Console(width=max(screen.console().width, report.WIDTH)).print(report.terminal(runs))
     _write(runs, {"seconds": seconds, "threads": threads}, json, summary)
     if plot and any(state.records for state in runs):
         from rmsnorm.bench.plot import write_plot
@@ -174,7 +174,7 @@ def recurrent(
             runs.append(run(name, command, on_progress=lambda _: shown.advance(bar)))  # noqa: B023
             if runs[-1].status == "stopped":
                 break
-    Console(width=max(Console().width, 80)).print(report.recurrent(runs, length))
+    Console(width=max(screen.console().width, 80)).print(report.recurrent(runs, length))
     _write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
     _exit(runs, backend)
 
@@ -255,7 +255,7 @@ def model(
                 bars[state.name], completed=state.cells)))  # fmt: skip
             if runs[-1].status == "stopped":
                 break
-    Console(width=max(Console().width, report.WIDTH)).print(report.model(runs))
+    Console(width=max(screen.console().width, report.WIDTH)).print(report.model(runs))
     _write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
     _exit(runs, backend)
 

@@ -72,7 +72,6 @@ class Report:
             lines.append(f"  and {len(run.failures) - len(shown)} more; details has them all")
         return "\n".join([*lines, "identify says:", *(f"  {line}" for line in self._instead())])
 
-<<<<<<< HEAD
     @cached_property
     def details(self) -> str:
         """Every difference, and the whole report of ``identify``."""
@@ -85,9 +84,6 @@ class Report:
             return [identity]
         return [*identity.differences(self.variant)[:_FIELDS], identity.headline]
 
-    @cached_property
-    def _identity(self) -> Identity | str:
-=======
     def __repr__(self) -> str:
         return self.text
 
@@ -95,15 +91,16 @@ class Report:
         return page.fragment(*self._parts)
 
     def write_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one page: the text, the table, and a picture of where the worst results differ."""
+        """Write one page: the text, pictures of where the worst results differ, the table, the details."""
         write_text(Path(path), page.document(f"Is {self.target.name} {self.variant.label}?", *self._parts))
 
     @property
     def _parts(self) -> list[str]:
-        return [page.preformatted(self.text), *html_parts([self.run])]
+        more = [] if self.passed else [page.preformatted(self.details)]
+        return [page.preformatted(self.text), *html_parts([self.run]), *more]
 
-    def _identity(self) -> list[str]:
->>>>>>> 4c63b7b (Reports: a page with pictures of what differs, and check that prints itself)
+    @cached_property
+    def _identity(self) -> Identity | str:
         try:
             return identify(self.target)
         except Exception as error:  # a failure of identify must not hide the differences

@@ -472,7 +472,11 @@ def test_a_backend_that_is_asked_for_and_absent_exits_with_2_and_else_is_skipped
 @pytest.mark.parametrize(
     ("flag", "value", "words"),
     [
-        ("--backend", "theano", "rmsnorm bench: backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax', 'numpy',"),
+        (
+            "--backend",
+            "theano",
+            "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax', 'numpy',",
+        ),
         ("--op", "recurrent", "op is 'recurrent', expected 'fwd' or 'fwd+bwd'"),
         ("--shape", "4096,4096", "shape is '4096,4096', expected sizes > 0; write it as 4096x4096"),
         ("--shape", "0x8", "shape is '0x8', expected sizes > 0"),
