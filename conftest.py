@@ -12,7 +12,7 @@ if not find_spec("numba"):
 
 _NEEDS = {
     "numba": ["cpu/*"],
-    "torch": ["torch_impl/*", "nematus/torch/*", "conversion/replacement.py", "conversion/layer_norm/torch.py"],
+    "torch": ["torch_impl/*", "nematus/torch/*", "conversion/replacement/torch.py", "conversion/layer_norm/torch.py"],
     "tensorflow": ["tf_impl/*", "nematus/tf/*"],
     "keras": ["tf_impl/layers.py", "tf_impl/keras_ops.py", "nematus/tf/*", "conversion/layer_norm/keras.py"],
     "jax": ["flax_impl/*", "nematus/flax/*"],

@@ -80,6 +80,8 @@ def _torch(layer: Any, name: str, device: str) -> Target:
 
     layer = layer.to(device)
     shapes = {key: tuple(p.shape) for key, p in layer.named_parameters()}
+    if not assign(shapes):  # a gain that does not learn is a buffer
+        shapes |= {key: tuple(p.shape) for key, p in layer.named_buffers() if p.is_floating_point()}
     own, inputs = assign(shapes), _inputs(layer.forward)
     size = shapes[own["scale"]] if "scale" in own else shapes.get(own.get("bias", ""), ())
     fixed = size or getattr(layer, "normalized_shape", None)
@@ -98,7 +100,7 @@ def _torch(layer: Any, name: str, device: str) -> Target:
                 module.training = own_mode
 
     return Target(
-        name, "torch", bridge("torch", device), call, (*own, *inputs), training=training,
+        name, "torch", bridge("torch", device), call, (*own, *inputs), names=own, training=training,
         width=int(np.prod(fixed)) if fixed else None,
         shape_of=lambda argument, shape: shapes[own[argument]],
     )  # fmt: skip
@@ -146,7 +148,7 @@ def _keras(layer: Any, name: str, device: str) -> Target:
     except Exception:  # the call raises it again, for the report
         own = {}
     return Target(
-        name, "keras", bridge(keras_library(), device), call, (*own, *inputs),
+        name, "keras", bridge(keras_library(), device), call, (*own, *inputs), names=own,
         training=training if "training" in inspect.signature(layer.call).parameters else None,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
     )  # fmt: skip
@@ -191,7 +193,7 @@ def _nnx(layer: Any, name: str, device: str) -> Target:
 
     width = int(np.prod(shapes[own["scale"]])) if "scale" in own else None
     return Target(
-        name, "flax", bridge("jax", device), call, (*own, *inputs), width=width,
+        name, "flax", bridge("jax", device), call, (*own, *inputs), width=width, names=own,
         training=training if modes[True] != modes[False] else None,
         shape_of=lambda argument, shape: shapes[own[argument]],
     )  # fmt: skip

@@ -36,6 +36,7 @@ class Target:
         arguments: what the function takes beside x: some of scale, bias, gate, gate_vector, mask and residual.
         width: the only size of the normalised axis that it takes, None for any.
         shape_of: shape of an argument (scale, bias or gate_vector) for a shape of x.
+        names: the layer's own name of each parameter.
         resized: makes the same target for another width, None where that is impossible.
         derivatives: for a function without automatic differentiation: (arrays, dy) to gradients, by argument.
         notes: assumptions that were needed to open it, as sentences.
@@ -52,6 +53,7 @@ class Target:
     arguments: tuple[str, ...] = ()
     width: int | None = None
     shape_of: Callable[[str, Shape], Shape] = lambda argument, shape: shape[-1:]
+    names: Mapping[str, str] = field(default_factory=dict)
     resized: Callable[[int], Target] | None = None
     derivatives: Callable[[Mapping[str, Array], Array], Mapping[str, Array | None]] | None = None
     notes: tuple[str, ...] = ()

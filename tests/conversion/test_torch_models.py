@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +21,8 @@ import rmsnorm  # noqa: E402
 from rmsnorm.conversion import replace  # noqa: E402
 from rmsnorm.torch_impl import RMSNorm  # noqa: E402
 
-module = importlib.import_module("rmsnorm.conversion.replacement")
+module = importlib.import_module("rmsnorm.conversion.replacement.proof")
+Replaced = importlib.import_module("rmsnorm.conversion.replacement.torch").Replaced
 
 WIDTH = 32
 SIZES = {
@@ -103,19 +106,20 @@ def test_a_model_says_and_learns_the_same(name: str) -> None:
     model = build(name)
     mine = copy.deepcopy(model)
     parameters, norms = dict(mine.named_parameters()), norms_of(mine)
+    kinds = [type(norm) for norm in norms]
     keys = list(mine.state_dict())
     report = replace(mine)
     _, _, _, variant, count = MODELS[name]
     assert [entry.variant.name for entry in report if entry.variant] == [variant] * count
-    assert [entry.name for entry in report] == [n for n, layer in mine.named_modules() if isinstance(layer, RMSNorm)]
-    assert all(type(norm) is RMSNorm and norm.training for norm in norms)
+    assert [entry.name for entry in report] == [n for n, layer in mine.named_modules() if isinstance(layer, Replaced)]
+    assert all(isinstance(norm, kind) and norm.training for norm, kind in zip(norms, kinds, strict=True))
     assert list(mine.state_dict()) == keys
     assert all(parameter is parameters[key] for key, parameter in mine.named_parameters())
-    assert not replace(mine), "a second call has nothing to do"
+    (again,) = replace(mine)
+    assert str(again) == f"the model ({type(mine).__name__}): left; its {count} RMSNorm are replaced already"
 
-    wrong = copy.deepcopy(mine)  # the tolerance can tell one eps from another
-    for norm in norms_of(wrong):
-        norm.eps = 1e-3
+    wrong = copy.deepcopy(model)  # the tolerance can tell one eps from another
+    replace(wrong, rmsnorm.Variant.get(variant).replace(eps=1e-3))
     for measure in (logits, learned):
         want, got = measure(copy.deepcopy(model)), measure(copy.deepcopy(mine))
         tolerance = as_far_as_rounding_goes(model, measure)
@@ -143,24 +147,65 @@ def test_half_models_are_recognised_as_they_are() -> None:
         assert torch.equal(mine.generate(ids, **produce), model.generate(ids, **produce))
 
 
-class Channels(nn.Module):
-    def __init__(self) -> None:
+class OwnNorm(nn.Module):
+    """A norm with its own name and shape of the gain, along its own axis; without a gain where the shape is None."""
+
+    def __init__(self, shape: Any, axis: int = -1, name: str = "g", buffer: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
+        self.axis, self.name, self.bias = axis, name, None
+        if buffer:
+            self.register_buffer(name, torch.ones(shape), persistent=False)
+        elif shape is not None:
+            setattr(self, name, nn.Parameter(torch.ones(shape)))
+
+    def forward(self, hidden: Any) -> Any:
+        y = hidden * torch.rsqrt(hidden.square().mean(self.axis, keepdim=True) + 1e-5)
+        return y * getattr(self, self.name, 1.0)
+
+
+class Channels(OwnNorm):
+    def forward(self, hidden: Any) -> Any:
+        y = hidden * torch.rsqrt(hidden.square().mean(1, keepdim=True) + 1e-5)
+        return y * self.g.reshape(-1, *(1 for _ in hidden.shape[2:]))
+
+
+class WithResidual(LlamaRMSNorm):
+    def forward(self, hidden_states: Any, residual: Any = None, *, factor: float = 1.0) -> Any:
+        if residual is None:
+            return factor * super().forward(hidden_states)
+        return super().forward(hidden_states + residual), hidden_states + residual
+
+    @property
+    def largest(self) -> Any:
+        return self.weight.abs().max()
+
+
+class Random(LlamaRMSNorm):
+    def forward(self, x: Any) -> Any:
+        return nn.functional.dropout(super().forward(x), 0.1, self.training)
+
+
+class Counting(LlamaRMSNorm):
+    calls = 0
 
     def forward(self, x: Any) -> Any:
-        y = x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-5)
-        return y * self.weight.reshape(-1, *(1 for _ in x.shape[2:]))
+        self.calls += 1
+        return super().forward(x)
 
 
-class Named(LlamaRMSNorm):
-    def __init__(self) -> None:
-        super().__init__(8)
-        self.gamma = self.weight
-        del self.weight
-
+class PairNorm(LlamaRMSNorm):
     def forward(self, x: Any) -> Any:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.gamma
+        return super().forward(x), None
+
+
+class Training(LlamaRMSNorm):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * (1.05 if self.training else 1.0)
+
+
+class Detached(nn.RMSNorm):
+    def forward(self, x: Any) -> Any:
+        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt().detach() * self.weight
 
 
 class Doubled(LlamaRMSNorm):
@@ -184,14 +229,98 @@ LEFT = {
     "layer norm": (lambda: nn.LayerNorm(8), "it computes LayerNorm"),
     "batch norm": (lambda: nn.BatchNorm1d(8), "it holds weight, bias, running_mean"),
     "group norm": (lambda: nn.GroupNorm(2, 8), "it computes something else"),
-    "activation": (lambda: nn.PReLU(8), "it computes something else"),
-    "other axis": (Channels, "other axes than those of its weight"),
-    "other name": (Named, "it holds gamma, expected weight and perhaps bias"),
+    "dropout": (lambda: Random(8), "two calls with the same x differ in training"),
+    "counter": (lambda: Counting(8), "a call changes its calls"),
+    "tuple": (lambda: PairNorm(8), "it returns a tuple of 2"),
+    "in training": (lambda: Training(8), "y of its replacement differs by 0.05 of the largest element in training"),
+    "gradient": (lambda: Detached(8), "dx of its replacement differs"),
     "factor": (lambda: Doubled(8), "y is 2 times too large"),
     "modules": (parametrized, "it has modules of its own"),
     "method": (patched, "its forward is not that of its class"),
-    "no size": (lambda: nn.InstanceNorm1d(8), "it has neither a weight nor normalized_shape"),
+    "instance norm": (lambda: nn.InstanceNorm1d(8), "it computes LayerNorm"),
 }
+
+
+# module, shape of x
+OWN = {
+    "g": (lambda: OwnNorm((8,)), (2, 3, 8)),
+    "gamma": (lambda: OwnNorm((8,), name="gamma"), (5, 8)),
+    "buffer": (lambda: OwnNorm((8,), name="scale", buffer=True), (2, 3, 8)),
+    "no gain": (lambda: OwnNorm(None), (2, 3, 24)),
+    "channels": (lambda: Channels((8,), 1), (2, 8, 3, 5)),
+    "(C, 1, 1)": (lambda: OwnNorm((8, 1, 1), -3), (2, 8, 3, 5)),
+    "(1, C, 1, 1)": (lambda: OwnNorm((1, 8, 1, 1), 1), (2, 8, 3, 5)),
+    "(heads, 1, d)": (lambda: OwnNorm((3, 1, 8)), (2, 3, 5, 8)),
+    "(1, 1, d)": (lambda: OwnNorm((1, 1, 8)), (2, 3, 8)),
+    "one number": (lambda: OwnNorm((1,)), (2, 3, 8)),
+    "residual": (lambda: WithResidual(8), (2, 3, 8)),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_other_names_axes_and_calls(name: str) -> None:
+    """The same outputs and gradients by any call, the same state, and the class that it had."""
+    make, shape = OWN[name]
+    torch.manual_seed(0)
+    layer = make()
+    for tensor in (*layer.parameters(), *layer.buffers()):
+        tensor.data += 0.3 * torch.randn(tensor.shape)
+    mine, kind, x = copy.deepcopy(layer), type(layer), randn(*shape)
+    representation, keys = repr(mine), list(mine.state_dict())
+    (dry,) = replace(mine, dry_run=True)
+    assert type(mine) is kind
+    (entry,) = replace(mine)
+    assert entry == dry
+    assert entry.variant is not None, entry.why
+    assert isinstance(mine, Replaced)
+    assert isinstance(mine, kind)
+    assert (repr(mine), list(mine.state_dict())) == (representation, keys)
+    again = pickle.loads(pickle.dumps(mine))
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((x,), {}), ((), {entry_name(layer): x})]
+    if name == "residual":
+        calls += [((x, x), {}), ((x,), {"factor": 2.0})]
+        assert entry.why == "recognised; with residual, factor it runs its own code"
+        assert mine.largest == layer.largest
+    for inputs, named in calls:
+        results = []
+        for module in (layer, mine, again):
+            x.grad = None
+            y = module(*(entry.requires_grad_() for entry in inputs), **named)
+            y = y[0] if isinstance(y, tuple) else y
+            results.append([y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])])
+        for want, got, third in zip(*results, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+            assert torch.equal(third, got)
+
+
+def entry_name(layer: Any) -> str:
+    return next(iter(inspect.signature(layer.forward).parameters))
+
+
+def test_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = importlib.import_module("rmsnorm.conversion.replacement.torch")
+    become, layers = backend._become, [LlamaRMSNorm(8), nn.RMSNorm(8), OwnNorm((8,))]
+    model = nn.Sequential(*layers)
+    before = [(type(layer), dict(vars(layer))) for layer in layers]
+
+    def fails(layer: Any, norm: Any) -> None:
+        if layer is layers[2]:
+            raise RuntimeError("out of luck")
+        become(layer, norm)
+
+    monkeypatch.setattr(backend, "_become", fails)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        replace(model)
+    assert [(type(layer), dict(vars(layer))) for layer in layers] == before
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(TypeError, match=r"replace: model is None \(NoneType\), expected a torch.nn.Module; pass"):
+        replace(None)
+    with pytest.raises(TypeError, match=r"expected a torch.nn.Module; make an object of it first"):
+        replace(nn.Linear)
+    (entry,) = replace(nn.Linear(8, 8))
+    assert str(entry) == "the model (Linear): left; it has no module that may be a normalisation"
 
 
 @pytest.mark.parametrize("name", LEFT)
@@ -231,12 +360,13 @@ def test_a_layer_alone(make: Any) -> None:
     x = randn(5, 3, 8, dtype=dtype)
     want, representation = layer(x), repr(layer)
     (entry,) = replace(layer)
-    assert type(layer) is RMSNorm
+    assert isinstance(layer, (RMSNorm, Replaced))
     assert (entry.name, entry.why) == ("", "recognised")
     assert str(entry).startswith("the model (")
     assert ((layer(x) - want).abs() <= ulp_bound(24, dtype) * want.abs()).all()
-    if entry.kind == "RMSNorm":
-        assert repr(layer) == representation
+    assert repr(layer) == representation
+    if entry.kind != "RMSNorm":
+        return
     made = RMSNorm(layer.normalized_shape, layer.eps, layer.elementwise_affine, variant=layer.variant, dtype=dtype)
     made.load_state_dict(layer.state_dict())
     assert torch.equal(made(x), layer(x))

@@ -1,0 +1,193 @@
+"""Where a layer takes its statistic and along which axes its gain runs, measured, for x of one to five axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rmsnorm.conversion.replacement.report import NoNorm, Unproven
+from rmsnorm.identify import Target, TargetError
+from rmsnorm.variants import Variant
+
+_OTHERS: Final = (2, 3, 5, 4)  # sizes of the axes of x that have nothing to do with the gain
+_WIDTH: Final = 16  # of a layer without a gain
+_VARIES: Final = 0.03  # of the largest y / x: above the roundings of 16 bits, below what another row does
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What a replaced layer computes when it is called with x alone.
+
+    Attributes:
+        axes: the normalised axes.
+        gain_axes: the axes along which gain and bias run.
+        shapes: for each number of axes that was tried a shape of x.
+        scale, bias: the layer's names of its gain and bias, None where it has none.
+        x: its name of x.
+        variant: None as long as it is not known.
+    """
+
+    axes: Shape
+    gain_axes: Shape
+    shapes: tuple[Shape, ...]
+    scale: str | None
+    bias: str | None
+    x: str
+    variant: Variant | None = None
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        return frozenset(map(len, self.shapes))
+
+    @property
+    def known(self) -> Variant:
+        """The variant, once it was recognised."""
+        assert self.variant is not None  # noqa: S101
+        return self.variant
+
+    def with_variant(self, variant: Variant) -> Norm:
+        return replace(self, variant=variant)
+
+
+def find_layout(target: Target, x: str) -> Norm:
+    """The layout of a layer.
+
+    Raises:
+        NoNorm: it normalises no axes.
+        Unproven: it normalises others for other numbers of axes.
+    """
+    measured = {}
+    for rank in range(1, 6):
+        for shape in _shapes(target, rank):
+            axes = _normalised(target, shape)
+            if axes:
+                measured[shape] = axes
+                break
+    if not measured:
+        raise NoNorm("it computes something else")
+    for way in (_from_last, _from_first):
+        counted = {way(axes, len(shape)) for shape, axes in measured.items()}
+        if len(counted) == 1:
+            return Norm(counted.pop(), _gain_axes(target, measured, way), tuple(measured),
+                        target.names.get("scale"), target.names.get("bias"), x)  # fmt: skip
+    raise Unproven("which axes it normalises depends on their number")
+
+
+def _from_last(axes: Shape, rank: int) -> Shape:
+    return tuple(axis - rank for axis in axes)
+
+
+def _from_first(axes: Shape, rank: int) -> Shape:
+    return axes
+
+
+def _gain_axes(target: Target, measured: Mapping[Shape, Shape], way: Callable[[Shape, int], Shape]) -> Shape:
+    shape, axes = next(iter(measured.items()))
+    argument = next((entry for entry in ("scale", "bias") if entry in target.arguments), None)
+    gain = target.shape_of(argument, shape) if argument else ()
+    if math.prod(gain) <= 1:
+        return way(axes, len(shape))
+    own = [axis - len(gain) for axis, size in enumerate(gain) if size > 1]
+    if len(own) == 1 and shape[own[0]] != max(gain):  # per channel, without axes of size 1 for the others
+        return way((1,), len(shape))
+    return way(tuple(axis + len(shape) for axis in own), len(shape))
+
+
+def _shapes(target: Target, rank: int) -> Iterator[Shape]:
+    """Shapes of x that suit the gain: at the end of x, and along axis 1."""
+    argument = next((entry for entry in ("scale", "bias") if entry in target.arguments), None)
+    try:
+        gain = target.shape_of(argument, (*_OTHERS[: rank - 1], _WIDTH)) if argument else ()
+    except Exception:  # a layer may refuse a number of axes in any way
+        return
+    if math.prod(gain) <= 1:
+        gain = (target.width or _WIDTH,)
+    if len(gain) <= rank:
+        yield (*_OTHERS[: rank - len(gain)], *(size if size > 1 else 3 for size in gain))
+    if rank > 2 and sum(size > 1 for size in gain) == 1:
+        yield (2, max(gain), *_OTHERS[1 : rank - 1])
+
+
+def _normalised(target: Target, shape: Shape) -> Shape:
+    """The axes along which y / x is constant, with a constant gain: none for what is no RMSNorm."""
+    random = np.random.default_rng(len(shape))
+    x = random.uniform(0.5, 1.5, shape) * np.where(random.random(shape) < 0.5, -1, 1)
+    for axis, size in enumerate(shape):
+        sizes = [size if entry == axis else 1 for entry in range(len(shape))]
+        x = x * np.exp(random.permutation(np.linspace(-1, 1, size))).reshape(sizes)
+    x = x.astype(np.float32)
+    try:
+        y = target.forward(x, **parameters(target, x, scale=np.ones, bias=np.zeros))
+    except TargetError:
+        return ()
+    if target.returned:
+        raise NoNorm(f"it returns {' and '.join(sorted(target.returned))}")
+    if y.dtype.kind not in "fV" or y.shape != shape:
+        return ()
+    ratio = y.astype(np.float64) / x
+    largest = np.abs(ratio).max()
+    if not 0 < largest < np.inf:
+        return ()
+    constant = tuple(axis for axis in range(len(shape)) if np.ptp(ratio, axis=axis).max() <= _VARIES * largest)
+    return constant if len(constant) < len(shape) or len(shape) == 1 else ()
+
+
+def parameters(target: Target, x: Array, **make: Callable[[Shape], Any]) -> dict[str, Array]:
+    """The parameters that the layer takes, made by functions of a shape, in the dtype of x."""
+    return {
+        argument: np.asarray(function(target.shape_of(argument, x.shape))).astype(x.dtype)
+        for argument, function in make.items()
+        if argument in target.arguments
+    }
+
+
+class Rows(Target):
+    """A layer called with a matrix of rows, each normalised by itself, and with vectors as parameters."""
+
+    inner: Target
+    norm: Norm
+    shape: Shape
+
+    @classmethod
+    def of(cls, target: Target, norm: Norm) -> Rows:
+        shape = max((shape for shape in norm.shapes if len(shape) < 5), key=len, default=norm.shapes[0])
+        axes, gain = ({axis % len(shape) for axis in entry} for entry in (norm.axes, norm.gain_axes))
+        if not set(range(len(shape))) - axes - gain:
+            raise Unproven("it takes one row alone")
+        arguments = tuple(
+            entry for entry in ("scale", "bias")
+            if entry in target.arguments and axes <= gain and math.prod(target.shape_of(entry, shape)) > 1
+        )  # fmt: skip
+        width = math.prod(shape[axis] for axis in axes)
+        rows = cls(target.name, target.framework, target.bridge, target.function, arguments, width=width)
+        rows.inner, rows.norm, rows.shape = target, norm, shape
+        return rows
+
+    def forward(self, x: Array, scale: Array | None = None, bias: Array | None = None, **others: Any) -> Array:
+        rank = len(self.shape)
+        axes, gain = ([axis % rank for axis in entry] for entry in (self.norm.axes, self.norm.gain_axes))
+        outer = [axis for axis in range(rank) if axis not in axes]
+        counted = next(axis for axis in outer if axis not in gain)
+        order, sizes = [*outer, *axes], [self.shape[axis] if axis in gain else 1 for axis in outer]
+        wide = x.reshape([len(x) if axis == counted else 1 if axis in outer else self.shape[axis] for axis in order])
+        sizes[outer.index(counted)] = len(x)
+        wide = np.broadcast_to(wide, (*sizes, *wide.shape[len(outer) :]))
+        inputs = np.ascontiguousarray(wide.transpose(np.argsort(order)))
+        arrays = parameters(self.inner, inputs, scale=np.ones, bias=np.zeros)
+        for argument, vector in (("scale", scale), ("bias", bias)):
+            if vector is not None:
+                shape = arrays[argument].shape
+                if vector.size != math.prod(shape):
+                    vector = vector.reshape([size if axis in axes else 1 for axis, size in enumerate(self.shape)])
+                    vector = np.broadcast_to(vector.reshape(vector.shape[-len(shape) :]), shape)
+                arrays[argument] = np.ascontiguousarray(vector.reshape(shape))
+        y = self.inner.forward(inputs, **arrays).transpose(order)
+        return np.ascontiguousarray(y[tuple(slice(None) if axis == counted else 0 for axis in outer)]).reshape(x.shape)

@@ -1,0 +1,141 @@
+"""Decides whether a layer may be replaced: what it computes, and that its replacement does the same."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from rmsnorm.conversion.replacement.layout import Array, Norm, Rows, find_layout, parameters
+from rmsnorm.conversion.replacement.report import REASONS, NoNorm, Unproven, recognised
+from rmsnorm.identify import Identity, Target, TargetError, identify
+
+_U: Final = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}  # unit roundoffs
+_FAR: Final = 32  # roundings of each of the two results beside those of its sums
+_TIME: Final = 600.0  # seconds for identify
+
+
+def decide(target: Target, x: str, replaced: Callable[[Norm], Target]) -> tuple[Norm, Identity]:
+    """What a layer computes, if its replacement computes the same.
+
+    Args:
+        target: the layer, or a copy of it.
+        x: its name of x.
+        replaced: makes the replacement of a copy.
+
+    Raises:
+        Unproven: the layer must stay as it is, and why.
+    """
+    if "gate" in target.arguments or "gate_vector" in target.arguments:
+        raise Unproven(REASONS["rmsnorm"])
+    with target.training(False) if target.training else contextlib.nullcontext():
+        try:
+            norm = find_layout(target, x)
+        except NoNorm as error:
+            raise NoNorm(_reason(target) or str(error)) from None
+        identity = identify(Rows.of(target, norm), gradients=False, time_limit=_TIME)
+    for way, scope in _modes(target):
+        _same_twice(target, norm, way, scope)
+    norm = norm.with_variant(recognised(identity))
+    try:
+        ours = replaced(norm)
+    except Exception as error:  # of the layer's class, which may do anything when it is inherited from
+        raise Unproven(f"it cannot be replaced ({type(error).__name__}: {error})") from None
+    proven, reasons = [], []
+    for shape in norm.shapes:
+        try:
+            for dtype in ("float32", "bfloat16", "float16"):
+                _compare(target, ours, norm, shape, dtype)
+            proven.append(shape)
+        except Unproven as error:
+            reasons.append(error)
+    if not proven:
+        raise reasons[0]
+    return replace(norm, shapes=tuple(proven)), identity
+
+
+def _reason(target: Target) -> str | None:
+    """What identify calls a layer that is no RMSNorm, where it has a name."""
+    if target.returned:
+        return None
+    identity = identify(target, gradients=False, time_limit=_TIME)
+    return REASONS[identity.kind] if identity.kind in ("layernorm", "rms_scaling") else None
+
+
+def _modes(target: Target) -> Iterator[tuple[str, contextlib.AbstractContextManager[Any]]]:
+    if target.training is None:
+        yield "", contextlib.nullcontext()
+    else:
+        yield " in training", target.training(True)
+        yield " in evaluation", target.training(False)
+
+
+def _same_twice(target: Target, norm: Norm, way: str, scope: contextlib.AbstractContextManager[Any]) -> None:
+    x, _, arrays = _inputs(target, norm.shapes[-1], "float32")
+    with scope:
+        first, second = target.forward(x, **arrays), target.forward(x, **arrays)
+    if first.tobytes() != second.tobytes():
+        raise Unproven(f"two calls with the same x differ{way}: it is random, or it keeps something")
+
+
+def _compare(theirs: Target, ours: Target, norm: Norm, shape: tuple[int, ...], dtype: str) -> None:
+    x, dy, arrays = _inputs(theirs, shape, dtype)
+    views = [("", x)]
+    if theirs.bridge.strided and len(shape) > 1:
+        views += [
+            (", not contiguous", np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)),
+            (", sliced", np.concatenate([x, x], axis=-1)[..., : shape[-1]]),
+        ]
+    for (way, scope), (_, own_scope) in zip(_modes(theirs), _modes(ours), strict=True):
+        for layout, view in views:
+            where = f"{way} on {dtype}[{', '.join(map(str, shape))}]{layout}"
+            try:
+                with scope if not layout else contextlib.nullcontext():
+                    want = _results(theirs, view, dy, arrays)
+            except TargetError:
+                continue  # it does not take such an x: the replacement may
+            try:
+                with own_scope if not layout else contextlib.nullcontext():
+                    got = _results(ours, view, dy, arrays)
+            except TargetError as error:
+                raise Unproven(f"its replacement fails{where}: {error}") from None
+            for name, value in want.items():
+                difference = _difference(value, got[name], norm, x.dtype.name)
+                if difference:
+                    raise Unproven(f"{name} of its replacement {difference}{where}")
+
+
+def _results(target: Target, x: Array, dy: Array, arrays: dict[str, Array]) -> dict[str, Array | None]:
+    results: dict[str, Array | None] = {"y": target.forward(x, **arrays)}
+    if target.differentiable:
+        gradients = target.gradients(x, arrays.get("scale"), arrays.get("bias"), dy)
+        results |= dict(zip(("dx", "dscale", "dbias"), gradients, strict=True))
+    return results
+
+
+def _inputs(target: Target, shape: tuple[int, ...], dtype: str) -> tuple[Array, Array, dict[str, Array]]:
+    random = np.random.default_rng(len(shape))
+    x = (random.normal(0.1, 1.0, shape) * 10.0 ** random.uniform(-1, 1, (shape[0],) + (1,) * (len(shape) - 1))).astype(
+        dtype
+    )
+    dy = random.normal(size=shape).astype(dtype)
+    values = [functools.partial(random.normal, middle, 0.5) for middle in (1.0, 0.3)]
+    return x, dy, parameters(target, x, scale=values[0], bias=values[1])
+
+
+def _difference(want: Array | None, got: Array | None, norm: Norm, dtype: str) -> str | None:
+    """How two results differ by more than the roundings of both, each at most _FAR and those of a sum."""
+    if want is None or got is None:
+        other = want if got is None else got
+        return None if other is None or not np.any(other) else "is missing on one side"
+    if (want.shape, want.dtype) != (got.shape, got.dtype):
+        return f"is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
+    far = np.abs(got.astype(np.float64) - want.astype(np.float64)).max(initial=0.0)
+    size = np.abs(want.astype(np.float64)).max(initial=0.0)
+    allowed = (math.sqrt(want.size) + _FAR) * _U[dtype] * size
+    return None if far <= allowed else f"differs by {far / size:.1g} of the largest element" if size else "is not 0"

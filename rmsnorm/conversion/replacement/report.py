@@ -1,0 +1,71 @@
+"""What happened to a module, and what the report calls it; for models of every framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rmsnorm.identify import Identity
+from rmsnorm.variants import PRESETS, Variant
+
+REASONS: Final = {
+    "none": "it computes something else",
+    "layernorm": "it computes LayerNorm",
+    "rms_scaling": "it divides by the variance",
+    "rmsnorm": "it has a gate or groups, which RMSNorm does not support",
+}
+
+
+class Unproven(Exception):
+    """A module stays as it is; the message is the reason."""
+
+
+class NoNorm(Unproven):
+    """It normalises nothing: only a module whose class has "norm" in its name is worth a line in the report."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What happened to one module.
+
+    Attributes:
+        name: the module's name in the model; the first one if it has several.
+        kind: the name of its class before.
+        variant: the variant of the new layer, or None if the module was not replaced.
+        why: "recognised", or what differs now; or the reason why the module was not replaced.
+    """
+
+    name: str
+    kind: str
+    variant: Variant | None
+    why: str
+
+    def __str__(self) -> str:
+        result = "left" if self.variant is None else f"now RMSNorm, variant {self.variant.name}, eps {self.variant.eps}"
+        return f"{self.name or 'the model'} ({self.kind}): {result}; {self.why}"
+
+
+def nothing(kind: str, replaced: int) -> Replacement:
+    """The report on a model in which nothing is left to replace."""
+    why = f"its {replaced} RMSNorm are replaced already" if replaced else "it has no module that may be a normalisation"
+    return Replacement("", kind, None, why)
+
+
+def recognised(identity: Identity) -> Variant:
+    """The variant that a module computes.
+
+    Raises:
+        Unproven: it computes something else, or more.
+    """
+    if not identity.plain or identity.variant is None:
+        raise Unproven("; ".join(identity.defects) or REASONS[identity.kind])
+    return _named(identity.variant)
+
+
+def _named(variant: Variant) -> Variant:
+    """The variant with the name of a preset that differs at most in eps; the preset "torch" comes first."""
+    for preset in (PRESETS["torch"], *PRESETS.values()):
+        labels = {"name": preset.name, "bias": preset.bias, "scale_name": preset.scale_name, "source": preset.source}
+        if variant.replace(**labels) == preset.replace(eps=variant.eps):
+            return variant.replace(**labels)
+    return variant
