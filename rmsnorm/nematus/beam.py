@@ -86,6 +86,11 @@ def plan(config: Config, words: Any, beam_size: int | None, max_length: int | No
     return Plan(config.search, beam_size, lengths, alpha, temperature, noise, forbidden)
 
 
+def is_first(config: Config, previous: Any) -> bool:
+    """Whether nothing precedes the words of a step. zero thinks so, too, where 0 was chosen for all sentences."""
+    return previous is None or (config.dialect == "zero" and not previous.any())
+
+
 def search(plan: Plan, step: Step, states: States) -> Translations:
     """Run a search from states with beam_size equal rows for every sentence.
 

@@ -7,13 +7,21 @@ TensorFlow checkpoints converted from Theano), and in Theano archives. Any two c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from rmsnorm.nematus.cells import GRU, leaves
 from rmsnorm.nematus.config import Bias, Config
-
-Use: TypeAlias = Literal["encoder", "decoder", "softmax"]
-Block: TypeAlias = Literal["self_attn", "cross_attn", "ffn", "final"]
+from rmsnorm.nematus.transformer_names import (
+    ZERO_BIAS,
+    Block,
+    Use,
+    transformer_gate,
+    transformer_layer,
+    transformer_map,
+    transformer_norm,
+    transformer_table,
+)
+from rmsnorm.nematus.zero import recurrent_maps
 
 
 class Variable(NamedTuple):
@@ -59,28 +67,6 @@ _V01: Final = (
     ("decoder/embedding/", "decoder/y_embeddings_layer/", ""),
 )
 
-ZERO_BIAS: Final = "bias"  # is added to the embeddings of source and target
-_NORMS: Final[dict[Block, str]] = {
-    "self_attn": "pre_self_attn_sublayer",
-    "cross_attn": "pre_cross_attn_sublayer",
-    "ffn": "pre_ffn_sublayer",
-    "final": "final_transform",
-}
-_ZERO_BLOCKS: Final[dict[Block, str]] = {
-    "self_attn": "self_attention",
-    "cross_attn": "cross_attention",
-    "ffn": "feed_forward",
-}
-_ZERO_MAPS: Final = {
-    "queries": "q_map",
-    "keys": "k_map",
-    "values": "v_map",
-    "qkv": "qkv_map",
-    "context": "o_map",
-    "in": "ffn_layer/enlarge",
-    "out": "ffn_layer/output",
-}
-
 # Tensors of the trainer: they are in a checkpoint, but not part of the model.
 _TRAINING: Final = frozenset(
     ("time", "beta1_power", "beta2_power", "uidx", "history_errs", "zipped_params", "global_step")
@@ -99,8 +85,9 @@ def variables(config: Config) -> list[Variable]:
     >>> row.name, row.shape, row.theano
     ('encoder/forward-stack/level0/gru0/state_to_proposal', (16, 16), 'encoder_Ux')
     """
-    rows = _transformer(config) if config.model_type == "transformer" else _rnn(config)
-    return sorted(rows)
+    if config.model_type == "transformer":
+        return sorted(_transformer(config))
+    return sorted(_rnn(config) if config.dialect != "zero" else _rnn_of_zero(config))
 
 
 def check(op: str, config: Config, parameters: Mapping[str, Any]) -> list[Variable]:
@@ -162,7 +149,7 @@ def unused(config: Config) -> frozenset[str]:
     >>> sorted(name for name in unused(Config(**options, rnn_enc_transition_depth=2)) if "_" == name[7])
     ['encoder_b_drt_1', 'encoder_bx_drt_1', 'encoder_r_b_drt_1', 'encoder_r_bx_drt_1']
     """
-    if config.model_type == "transformer":
+    if config.model_type == "transformer" or config.dialect == "zero":
         return frozenset()
     own = {row.name for row in variables(config)}
     rows = [row for row in variables(config.replace(dialect="theano")) if row.name not in own]
@@ -281,67 +268,9 @@ def target_table(config: Config) -> str:
     >>> target_table(Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3))
     'decoder/embedding/embeddings'
     """
+    if config.dialect == "zero":
+        return transformer_table(config, "decoder")
     return f"{'encoder' if config.tie_encoder_decoder_embeddings else 'decoder'}/embedding/embeddings"
-
-
-def transformer_table(config: Config, use: Use) -> str:
-    """Name of the embeddings of a Transformer for this use; tied embeddings have the name of another use.
-
-    >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 4}
-    >>> config = Config(**sizes, model_type="transformer", norm="rms", transformer_num_heads=2)
-    >>> transformer_table(config.replace(tie_decoder_embeddings=True), "softmax")
-    'transformer_model/decoder_embedding_layer/embedding_table'
-    >>> transformer_table(config.replace(dialect="zero"), "encoder")
-    'src_embedding'
-    """
-    if use == "softmax" and config.tie_decoder_embeddings:
-        use = "decoder"
-    if config.dialect == "zero":
-        own = {"encoder": "src_embedding", "decoder": "tgt_embedding", "softmax": "softmax_embedding"}
-        return "embedding" if config.tie_encoder_decoder_embeddings else own[use]
-    if use == "decoder" and config.tie_encoder_decoder_embeddings:
-        use = "encoder"
-    layer = "softmax_projection" if use == "softmax" else f"{use}_embedding"
-    return f"transformer_model/{layer}_layer/embedding_table"
-
-
-def transformer_layer(config: Config, stack: str, number: int) -> str:
-    """Name of a layer of ``encoder`` or ``decoder``; the first number is 1.
-
-    >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 4}
-    >>> [transformer_layer(Config(**sizes, dialect=dialect), "encoder", 1) for dialect in ("tensorflow", "zero")]
-    ['transformer_model/encoder/layer_1', 'encoder/layer_0']
-    """
-    return f"{stack}/layer_{number - 1}" if config.dialect == "zero" else f"transformer_model/{stack}/layer_{number}"
-
-
-def transformer_norm(config: Config, block: Block) -> tuple[str, str]:
-    """Names of the gain and of the offset of the norm of a block, below the name of the layer."""
-    scope = _ZERO_BLOCKS[block] if config.dialect == "zero" else _NORMS[block]
-    norm = {"layer": "layer_norm", "rms": "rms_norm"}[config.norm]
-    return f"{scope}/{norm}/scale", f"{scope}/{norm}/offset"
-
-
-def transformer_map(config: Config, block: Block, part: str) -> tuple[str, str | None]:
-    """Names of the matrix and of the bias of a linear map of a block, below the name of the layer.
-
-    part: of attention ``queries``, ``keys``, ``values``, ``context``, in zero ``qkv`` for the first three to itself; of
-    ``ffn`` ``in`` and ``out``.
-    """
-    if config.dialect == "zero":
-        attention = "" if block == "ffn" else "dot_attention/"
-        scope = f"{_ZERO_BLOCKS[block]}/{attention}{_ZERO_MAPS[part]}"
-        return f"{scope}/W_0_0", f"{scope}/b_0"
-    if block == "ffn":
-        scope = {"in": "ff_layer_1", "out": "ff_layer_2"}[part]
-        return f"{scope}/dense_layer_weights", f"{scope}/dense_layer_biases"
-    return f"{block}_sublayer/{part}_projection/dense_layer_weights", None
-
-
-def transformer_gate(block: Block) -> tuple[str, str]:
-    """Names of the gain and of the gate of the gated RMSNorm after zero's ReLA, below the name of the layer."""
-    scope = f"{_ZERO_BLOCKS[block]}/dot_attention/post"
-    return f"{scope}/scale", f"{scope}/gate"
 
 
 def _row(name: str, shape: tuple[int, ...], theano: str | None, *, v03: str | None = None) -> Variable:
@@ -351,6 +280,23 @@ def _row(name: str, shape: tuple[int, ...], theano: str | None, *, v03: str | No
             first, *rest = old.removeprefix(prefix).split("/")
             return Variable(name, shape, old, older + "/".join([first + suffix, *rest]), theano)
     return Variable(name, shape, old, old, theano)
+
+
+def _rnn_of_zero(config: Config) -> Iterator[Variable]:
+    e, d = config.embedding_size, config.state_size
+    uses: dict[Use, int] = {"encoder": config.source_vocab_sizes[0]}
+    uses |= {"decoder": config.target_vocab_size, "softmax": config.target_vocab_size}
+    tables = {transformer_table(config, use): size for use, size in uses.items()}
+    yield from (_row(name, (size, e), None) for name, size in tables.items())
+    yield _row(ZERO_BIAS, (e,), None)
+    for scope, inputs, width, has_bias in recurrent_maps(e, d):
+        for i, size in enumerate(inputs):
+            yield _row(f"{scope}/W_0_{i}", (size, width), None)
+            if config.norm != "none" and not scope.endswith("feed_logits"):
+                for name in ("scale", "offset")[: 1 + config.norm_offset]:
+                    yield _row(f"{scope}/ln_0_{i}/{name}", (width,), None)
+        if has_bias:
+            yield _row(f"{scope}/b_0", (width,), None)
 
 
 def _transformer(config: Config) -> Iterator[Variable]:

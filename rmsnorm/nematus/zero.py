@@ -5,7 +5,8 @@ Loads no array library.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rmsnorm import errors
@@ -116,6 +117,34 @@ def scope(options: Mapping[str, Any]) -> str:
     ('model', 'rnnsearch')
     """
     return options.get("scope_name", "rnnsearch") or "model"
+
+
+def recurrent_maps(e: int, d: int) -> Iterator[tuple[str, tuple[int, ...], int, bool]]:
+    """The linear maps of zero's RNNSearch: name, sizes of the inputs, size of the result, whether it has a bias.
+
+    >>> next(recurrent_maps(3, 4))
+    ('encoder/forward/fetch_state_gru/gate_x', (3,), 8, False)
+    """
+    cells = (("encoder/forward", "gru", e), ("encoder/backward", "gru", e))
+    for scope, cell, size in (*cells, ("decoder", "gru_lower", e), ("decoder", "gru_higher", 2 * d)):
+        for part, width in (("gate", 2 * d), ("hide", d)):
+            yield f"{scope}/fetch_state_{cell}/{part}_x", (size,), width, False
+            yield f"{scope}/cell_{cell}/{part}_h", (d,), width, True
+    yield "decoder_initializer/gru_init", (2 * d,), d, True
+    yield "decoder/context_att", (2 * d,), 2 * d, False
+    yield "decoder/attention/feed_query", (d,), 2 * d, True
+    yield "decoder/attention/feed_logits", (2 * d,), 1, True
+    yield "pre_logits", (d, 2 * d, e), e, True
+
+
+def smoothed(rate: float, size: int) -> tuple[float, float, float]:
+    """The target of label smoothing at the right word and at others, and the smallest loss that is then possible.
+
+    >>> smoothed(0.0, 5), [round(number, 4) for number in smoothed(0.1, 5)]
+    ((1.0, 0.0, 0.0), [0.9, 0.025, 0.4637])
+    """
+    right, wrong = 1.0 - rate, rate / (size - 1)
+    return right, wrong, -right * math.log(right) - rate * math.log(wrong + 1e-20) if rate else 0.0
 
 
 def _table(model: str) -> dict[str, tuple[str, Any]]:

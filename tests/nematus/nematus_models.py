@@ -96,6 +96,11 @@ ZERO: dict[str, dict[str, Any]] = {
         "relu_attention": True, "tie_decoder_embeddings": True, "tie_encoder_decoder_embeddings": True,
         "source_vocab_sizes": (8,),
     },
+    "zero rnn": {
+        "model_type": "rnn", "embedding_size": 6, "state_size": 5, "tie_decoder_embeddings": True,
+        "label_smoothing": 0.1,
+    },
+    "zero rnn layer": {"model_type": "rnn", "embedding_size": 6, "state_size": 5, "norm": "layer"},
 }  # fmt: skip
 WITHOUT_DROPOUT = dict.fromkeys(
     [f"transformer_dropout_{part}" for part in ("embeddings", "residual", "relu", "attn")], 0.0

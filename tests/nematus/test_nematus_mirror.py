@@ -19,9 +19,9 @@ from rmsnorm.nematus import protocol
 FOLDER = Path(rmsnorm.__file__).parent / "nematus"
 FILES = {
     *("__init__.py", "parameters.py", "sentences.py", "recurrent.py", "recurrent_layers.py"),
-    *("output.py", "rnnsearch.py", "transformer.py"),
+    *("output.py", "rnnsearch.py", "transformer.py", "zero_rnnsearch.py"),
 }
-MODULES = ("recurrent", "output", "rnnsearch", "transformer")
+MODULES = ("recurrent", "output", "rnnsearch", "transformer", "zero_rnnsearch")
 CELLS = ("nematus_gru", "gru", "lstm")
 MODELS = ("RNNSearch", "Transformer")
 METHODS = ("encode", "logits", "loss", "translate")
@@ -69,6 +69,7 @@ OTHER_DEFINITIONS = {
     ("flax", "transformer"): {"_dropout"},
 }
 LACKING_DEFINITIONS = {
+    ("flax", "zero_rnnsearch"): {"_drop"},  # masks have names there
     ("numpy", "rnnsearch"): {"_base_step"},
     ("numpy", "transformer"): {"_memory", "_decode", "_self_attention"},
 }

@@ -16,6 +16,7 @@ from safetensors.numpy import save
 
 from rmsnorm import errors
 from rmsnorm.files import reading, replacing
+from rmsnorm.nematus.cells import dotted, slashed
 from rmsnorm.nematus.checkpoints.files import OP, write_options
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import check
@@ -32,7 +33,7 @@ def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
     """
     with reading(OP, path, _WANTED):
         file = safe_open(path, framework="numpy")
-        names = {name.replace(".", "/"): name for name in file.keys()}  # noqa: SIM118
+        names = {slashed(name): name for name in file.keys()}  # noqa: SIM118
         shapes = {name: tuple(file.get_slice(own).get_shape()) for name, own in names.items()}
 
     def array(name: str) -> Any:
@@ -67,7 +68,7 @@ def save_safetensors(path: str | os.PathLike[str], config: Config, parameters: M
     if path.suffix != SUFFIX:
         raise errors.out_of_domain("save_safetensors", "path", str(path), f"a name that ends in {SUFFIX}", "add it")
     rows = check("save_safetensors", config, parameters)
-    arrays = {row.name.replace("/", "."): np.ascontiguousarray(parameters[row.name]) for row in rows}
+    arrays = {dotted(row.name): np.ascontiguousarray(parameters[row.name]) for row in rows}
     with replacing(path) as temporary:
         temporary.write_bytes(save(arrays))
     write_options(path, config)

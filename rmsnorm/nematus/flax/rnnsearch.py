@@ -15,8 +15,8 @@ from jax import numpy as jnp
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.cells import TIED, rates
-from rmsnorm.nematus.flax import sentences
+from rmsnorm.nematus.cells import TIED, rates, rnn_smoothed
+from rmsnorm.nematus.flax import sentences, zero_rnnsearch
 from rmsnorm.nematus.flax.output import cross_entropy, lexical_state, log_softmax, predict
 from rmsnorm.nematus.flax.parameters import (
     Named,
@@ -31,6 +31,7 @@ from rmsnorm.nematus.flax.parameters import (
 )
 from rmsnorm.nematus.flax.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 from rmsnorm.nematus.names import source_tables, target_table
+from rmsnorm.nematus.transformer_names import ZERO_BIAS
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -98,14 +99,15 @@ class RNNSearch(Named):
         memory, states = _begin(p, config, ids, mask, plan.beam_size)
 
         def step(states: list[jax.Array], previous: Any) -> tuple[Any, list[jax.Array]]:
-            ids = np.zeros(len(states[0]), np.int32) if previous is None else previous
-            log_p, states = _step(p, config, memory, states, ids, previous is None)
+            first = beam.is_first(config, previous)
+            ids = np.zeros(len(states[0]), np.int32) if first else previous
+            log_p, states = _step(p, config, memory, states, ids, first)
             return np.asarray(log_p), states
 
         return beam.search(plan, step, states)
 
     def _parameters(self) -> Parameters:
-        return Parameters(self.by_name(), self.config.norm)
+        return Parameters(self.by_name(), self.config.norm, eps=self.config.eps)
 
     def _sentences(
         self, op: str, p: Parameters, x: Any, x_mask: Any, y: Any, y_mask: Any = None
@@ -134,7 +136,7 @@ class _Memory(NamedTuple):
 
 @bind(compiled, static_argnames="config")
 def _context(p: Parameters, config: Config, x: jax.Array, mask: jax.Array, key: jax.Array | None) -> jax.Array:
-    return _encode(_with_dropout(p, config, key, x), config, x, mask)[0]
+    return _attend_to(_with_dropout(p, config, key, x), config, x, mask)[0].context
 
 
 @bind(compiled, static_argnames=("config", "stepwise"))
@@ -150,6 +152,8 @@ def _score(
 ) -> jax.Array:
     """Logits of the target words."""
     p = _with_dropout(p, config, key, x, len(y))
+    if config.dialect == "zero":
+        return zero_rnnsearch.score(p, config, x, mask, y)
     memory, initial = _attend_to(p, config, x, mask)
     words = p.drop("target words", jnp.take(p[target_table(config)], y[:-1], axis=0))
     words = jnp.pad(words, ((1, 0), (0, 0), (0, 0)))  # a zero vector precedes the first word
@@ -169,9 +173,10 @@ def _loss(
     y_mask: jax.Array,
     key: jax.Array | None,
 ) -> jax.Array:
-    wrong = config.label_smoothing / config.target_vocab_size
-    right = 1 - config.label_smoothing + wrong
-    return cross_entropy(_score(p, config, x, mask, y, key), y, y_mask, right, wrong).sum(0)
+    right, wrong, smallest = rnn_smoothed(config)
+    losses = cross_entropy(_score(p, config, x, mask, y, key), y, y_mask, right, wrong)
+    loss = (losses - smallest * y_mask.astype(losses.dtype)).sum(0)
+    return loss / y_mask.sum(0).astype(losses.dtype) if config.dialect == "zero" else loss
 
 
 @bind(compiled, static_argnames=("config", "beam_size"))
@@ -189,8 +194,10 @@ def _step(
     p: Parameters, config: Config, memory: _Memory, states: list[jax.Array], previous: jax.Array, first: jax.Array
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Log-probabilities of the word after the previous one, and the new states."""
-    words = jnp.where(first, 0.0, jnp.take(p[target_table(config)], previous, axis=0))
-    logits, states = _decode(p, config, memory, states, words[None])
+    words = jnp.take(p[target_table(config)], previous, axis=0)
+    words = jnp.where(first, 0.0, words + p[ZERO_BIAS] if config.dialect == "zero" else words)
+    decode = zero_rnnsearch.decode if config.dialect == "zero" else _decode
+    logits, states = decode(p, config, memory, states, words[None])
     return log_softmax(logits[0]), states
 
 
@@ -201,6 +208,12 @@ def _with_dropout(
     if key is None:
         return p
     length, batch = x.shape[1:]
+    if config.dialect == "zero":
+        size, names = config.embedding_size, ("source words", "target words", "features")
+        lengths = (length, target_length, target_length)
+        of_zero = {name: (words, batch, size) for name, words in zip(names, lengths, strict=True)}
+        masks = dropout_masks(key, dict.fromkeys(names, config.rnn_dropout_embedding), of_zero, p[ZERO_BIAS].dtype)
+        return replace(p, masks=masks)
     values = {name: value for name, value in p.values.items() if value.ndim == 2}
     shapes: dict[str, tuple[int, ...]] = {name: (batch, len(value)) for name, value in values.items()}
     shapes |= {TIED: (batch, config.target_embedding_size), "decoder/lexical": (batch, config.embedding_size)}
@@ -242,6 +255,9 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: jax.Array, mask
 
 def _attend_to(p: Parameters, config: Config, x: jax.Array, mask: jax.Array) -> tuple[_Memory, jax.Array]:
     """The encoder, and what the decoder needs before its first step: memory and initial state."""
+    if config.dialect == "zero":
+        memory, initial = zero_rnnsearch.attend_to(p, config, x, mask)
+        return _Memory(*memory), initial
     context, embeddings = _encode(p, config, x, mask)
     attention = p / "decoder/base/attention"
     hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))

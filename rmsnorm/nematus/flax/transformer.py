@@ -23,7 +23,7 @@ from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.flax import sentences
 from rmsnorm.nematus.flax.output import cross_entropy, log_softmax
 from rmsnorm.nematus.flax.parameters import Named, Parameters, compiled, dropout_key, multiply, normalise, project
-from rmsnorm.nematus.names import (
+from rmsnorm.nematus.transformer_names import (
     ZERO_BIAS,
     Block,
     Use,
@@ -33,6 +33,7 @@ from rmsnorm.nematus.names import (
     transformer_norm,
     transformer_table,
 )
+from rmsnorm.nematus.zero import smoothed
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -110,7 +111,7 @@ class Transformer(Named):
         times = count()
 
         def step(states: list[jax.Array], previous: Any) -> tuple[Any, list[jax.Array]]:
-            words = _before_first(config, bias) if _is_first(config, previous) else previous[:, None]
+            words = _before_first(config, bias) if beam.is_first(config, previous) else previous[:, None]
             log_p, states = _step(p, config, words, memory, bias, states, next(times))
             return np.asarray(log_p), states
 
@@ -161,8 +162,7 @@ def _loss(
     smoothing: float,
     key: jax.Array | None,
 ) -> jax.Array:
-    right, wrong = 1 - smoothing, smoothing / (config.target_vocab_size - 1)
-    smallest = -right * math.log(right) - smoothing * math.log(wrong + 1e-20) if smoothing else 0.0
+    right, wrong, smallest = smoothed(smoothing, config.target_vocab_size)
     losses = cross_entropy(_score(p, config, x, mask, y, key), y.T, y_mask.T, right, wrong)
     loss = (losses - smallest * y_mask.T.astype(losses.dtype)).sum(1)
     return loss / y_mask.sum(0).astype(losses.dtype) if config.dialect == "zero" else loss
@@ -215,11 +215,6 @@ def _no_words(config: Config, bias: jax.Array, length: int) -> list[jax.Array]:
 def _before_first(config: Config, like: jax.Array) -> jax.Array:
     """What precedes the first word, one id for each row of ``like``."""
     return jnp.full((len(like), 1), _NOTHING if config.dialect == "zero" else _GO)
-
-
-def _is_first(config: Config, previous: Any) -> bool:
-    """Whether nothing precedes the words of a step. zero thinks so, too, where 0 was chosen for all sentences."""
-    return previous is None or (config.dialect == "zero" and not previous.any())
 
 
 def _positions(length: int, size: int) -> npt.NDArray[np.float64]:

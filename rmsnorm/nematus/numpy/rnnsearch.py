@@ -12,11 +12,13 @@ import numpy as np
 
 from rmsnorm.nematus import beam, sentences
 from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.cells import rates
+from rmsnorm.nematus.cells import rates, rnn_smoothed
 from rmsnorm.nematus.names import source_tables, target_table
+from rmsnorm.nematus.numpy import zero_rnnsearch
 from rmsnorm.nematus.numpy.output import cross_entropy, embed, lexical_state, log_softmax, predict
 from rmsnorm.nematus.numpy.parameters import Array, Dropout, Parameters, drop, feed_forward, leaves, project
 from rmsnorm.nematus.numpy.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
+from rmsnorm.nematus.transformer_names import ZERO_BIAS
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -45,7 +47,7 @@ class RNNSearch:
         """See protocol.RNNSearch.encode."""
         p, config = self._parameters(), self.config
         ids, mask = sentences.source("encode", x, x_mask, config)
-        return _encode(p, config, ids, mask)[0]
+        return _attend_to(p, config, ids, mask)[0].context
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Array:
         """See protocol.RNNSearch.logits."""
@@ -85,15 +87,15 @@ class RNNSearch:
 
         def step(states: list[Array], previous: Any) -> tuple[Array, list[Array]]:
             words = np.zeros((len(states[0]), table.shape[1]))
-            if previous is not None:
-                words = table[previous]
+            if not beam.is_first(config, previous):
+                words = table[previous] + (p[ZERO_BIAS] if config.dialect == "zero" else 0)
             return _step(p, config, memory, states, words)
 
         return beam.search(plan, step, states)
 
     def _parameters(self, rng: np.random.Generator | None = None) -> Parameters:
         dropout = None if rng is None else Dropout(rates(self.config, self.parameters), rng)
-        return Parameters(self.parameters, self.config.norm, dropout=dropout)
+        return Parameters(self.parameters, self.config.norm, eps=self.config.eps, dropout=dropout)
 
     def _sentences(self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any = None) -> tuple[Array, Array, Array, Array]:
         """Ids and masks of the source and of the target."""
@@ -124,6 +126,8 @@ def _score(
     p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, stepwise: bool = False
 ) -> tuple[Array, Callable[[Array], None]]:
     """Logits of the target words."""
+    if config.dialect == "zero":
+        return zero_rnnsearch.score(p, config, x, mask, y)
     memory, initial, source_pullback = _attend_to(p, config, x, mask)
     words, words_pullback = embed(p, target_table(config), y[:-1])
     words, drop_pullback = drop(p, "target words", words, whole=True)
@@ -146,10 +150,11 @@ def _loss(
     p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array
 ) -> tuple[Array, Callable[[Array], None]]:
     logits, logits_pullback = _score(p, config, x, mask, y)
-    wrong = config.label_smoothing / config.target_vocab_size
-    right = 1 - config.label_smoothing + wrong
-    losses, losses_pullback = cross_entropy(logits, y, y_mask, right, wrong)
-    return losses.sum(axis=0), lambda dloss: logits_pullback(losses_pullback(dloss))
+    losses, losses_pullback = cross_entropy(logits, y, y_mask, *rnn_smoothed(config)[:2])
+    words = y_mask.sum(axis=0)
+    size = words if config.dialect == "zero" else np.ones_like(words)
+    loss = (losses.sum(axis=0) - rnn_smoothed(config)[2] * words) / size
+    return loss, lambda dloss: logits_pullback(losses_pullback(dloss / size))
 
 
 def _begin(p: Parameters, config: Config, x: Array, mask: Array, beam_size: int) -> tuple[_Memory, list[Array]]:
@@ -163,7 +168,8 @@ def _step(
     p: Parameters, config: Config, memory: _Memory, states: list[Array], words: Array
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the word after the given embeddings, and the new states."""
-    logits, states, _ = _decode(p, config, memory, states, words[None])
+    decode = zero_rnnsearch.decode if config.dialect == "zero" else _decode
+    logits, states, _ = decode(p, config, memory, states, words[None])
     return log_softmax(logits[0]), states
 
 
@@ -223,6 +229,9 @@ def _attend_to(
     p: Parameters, config: Config, x: Array, mask: Array
 ) -> tuple[_Memory, Array, Callable[[_SourceGradients], None]]:
     """The encoder, and what the decoder needs before its first step: memory and initial state."""
+    if config.dialect == "zero":
+        memory, initial, _ = zero_rnnsearch.attend_to(p, config, x, mask)
+        return _Memory(*memory), initial, lambda d: None
     context, embeddings, encode_pullback = _encode(p, config, x, mask)
     attention = p / "decoder/base/attention"
     hidden, hidden_pullback = project(

@@ -12,7 +12,9 @@ import numpy as np
 
 from rmsnorm.nematus import beam, sentences
 from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.names import (
+from rmsnorm.nematus.numpy.output import cross_entropy, embed, log_softmax
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, Pullback, identity, normalise, project, rows, sigmoid
+from rmsnorm.nematus.transformer_names import (
     ZERO_BIAS,
     Block,
     Use,
@@ -22,8 +24,7 @@ from rmsnorm.nematus.names import (
     transformer_norm,
     transformer_table,
 )
-from rmsnorm.nematus.numpy.output import cross_entropy, embed, log_softmax
-from rmsnorm.nematus.numpy.parameters import Array, Parameters, Pullback, identity, normalise, project, rows, sigmoid
+from rmsnorm.nematus.zero import smoothed
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -94,7 +95,7 @@ class Transformer:
         memory, bias, past = _begin(p, config, ids, mask, plan.beam_size)
 
         def step(states: list[Array], previous: Any) -> tuple[Array, list[Array]]:
-            words = _before_first(config, bias) if _is_first(config, previous) else previous[:, None]
+            words = _before_first(config, bias) if beam.is_first(config, previous) else previous[:, None]
             return _step(p, config, words, memory, bias, states)
 
         return beam.search(plan, step, past)
@@ -146,8 +147,7 @@ def _loss(
     p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array, smoothing: float
 ) -> tuple[Array, Callable[[Array], None]]:
     logits, logits_pullback = _score(p, config, x, mask, y)
-    right, wrong = 1 - smoothing, smoothing / (config.target_vocab_size - 1)
-    smallest = -right * np.log(right) - smoothing * np.log(wrong + 1e-20) if smoothing else 0.0
+    right, wrong, smallest = smoothed(smoothing, config.target_vocab_size)
     losses, losses_pullback = cross_entropy(logits, y.T, y_mask.T, right, wrong)
     words = y_mask.sum(axis=0)
     size = words if config.dialect == "zero" else np.ones_like(words)
@@ -197,11 +197,6 @@ def _no_words(config: Config, bias: Array) -> list[Array]:
 def _before_first(config: Config, like: Array) -> Array:
     """What precedes the first word, one id for each row of ``like``."""
     return np.full((len(like), 1), _NOTHING if config.dialect == "zero" else _GO)
-
-
-def _is_first(config: Config, previous: Array | None) -> bool:
-    """Whether nothing precedes the words of a step. zero thinks so, too, where 0 was chosen for all sentences."""
-    return previous is None or (config.dialect == "zero" and not previous.any())
 
 
 def _positions(start: int, length: int, size: int) -> Array:

@@ -9,13 +9,14 @@ import tensorflow as tf
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.cells import TIED, rates
+from rmsnorm.nematus.cells import TIED, rates, rnn_smoothed
 from rmsnorm.nematus.names import source_tables, target_table
-from rmsnorm.nematus.tf import sentences
+from rmsnorm.nematus.tf import sentences, zero_rnnsearch
 from rmsnorm.nematus.tf.model import NematusModel
 from rmsnorm.nematus.tf.output import cross_entropy, lexical_state, log_softmax, predict
 from rmsnorm.nematus.tf.parameters import Dropout, Parameters, feed_forward, leaves, multiply, project
 from rmsnorm.nematus.tf.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
+from rmsnorm.nematus.transformer_names import ZERO_BIAS
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -70,8 +71,9 @@ class RNNSearch(NematusModel):
 
         def step(states: list[sentences.Rows], previous: Any) -> tuple[Any, list[sentences.Rows]]:
             words = tf.zeros((len(states[0]), table.shape[1]), table.dtype)
-            if previous is not None:
+            if not beam.is_first(config, previous):
                 words = tf.gather(table.value, previous)
+                words = words + self.by_name()[ZERO_BIAS].value if config.dialect == "zero" else words
             log_p, new = self.run(_step, memory, [state.tensor for state in states], words)
             return log_p.numpy(), [sentences.Rows(state) for state in new]
 
@@ -81,11 +83,11 @@ class RNNSearch(NematusModel):
     def parameters_in(self, batch: tf.Tensor, training: bool) -> Parameters:
         values, config = self.tensors(), self.config
         if not training:
-            return Parameters(values, config.norm)
+            return Parameters(values, config.norm, eps=config.eps)
         sizes = {name: value.shape[0] for name, value in values.items() if value.shape.rank == 2}
         sizes |= {TIED: config.target_embedding_size, "decoder/lexical": config.embedding_size}
         dropout = Dropout(rates(config, sizes), sizes, batch, self.variable_dtype, self.seed)
-        return Parameters(values, config.norm, dropout=dropout)
+        return Parameters(values, config.norm, eps=config.eps, dropout=dropout)
 
 
 class _Memory(NamedTuple):
@@ -98,13 +100,15 @@ class _Memory(NamedTuple):
 
 
 def _context(p: Parameters, config: Config, x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    return _encode(p, config, x, mask)[0]
+    return _attend_to(p, config, x, mask)[0].context
 
 
 def _score(
     p: Parameters, config: Config, x: tf.Tensor, mask: tf.Tensor, y: tf.Tensor, *, stepwise: bool = False
 ) -> tf.Tensor:
     """Logits of the target words."""
+    if config.dialect == "zero":
+        return zero_rnnsearch.score(p, config, x, mask, y)
     memory, initial = _attend_to(p, config, x, mask)
     words = p.drop("target words", tf.gather(p[target_table(config)], y[:-1]), whole=True)
     words = tf.pad(words, ((1, 0), (0, 0), (0, 0)))  # a zero vector precedes the first word
@@ -115,9 +119,10 @@ def _score(
 
 
 def _loss(p: Parameters, config: Config, x: tf.Tensor, mask: tf.Tensor, y: tf.Tensor, y_mask: tf.Tensor) -> tf.Tensor:
-    wrong = config.label_smoothing / config.target_vocab_size
-    right = 1 - config.label_smoothing + wrong
-    return tf.reduce_sum(cross_entropy(_score(p, config, x, mask, y), y, y_mask, right, wrong), 0)
+    right, wrong, smallest = rnn_smoothed(config)
+    losses = cross_entropy(_score(p, config, x, mask, y), y, y_mask, right, wrong)
+    loss = tf.reduce_sum(losses - smallest * tf.cast(y_mask, losses.dtype), 0)
+    return loss / tf.reduce_sum(tf.cast(y_mask, losses.dtype), 0) if config.dialect == "zero" else loss
 
 
 def _begin(
@@ -133,7 +138,8 @@ def _step(
     p: Parameters, config: Config, memory: _Memory, states: list[tf.Tensor], words: tf.Tensor
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Log-probabilities of the word after the given embeddings, and the new states."""
-    logits, states = _decode(p, config, memory, states, words[None])
+    decode = zero_rnnsearch.decode if config.dialect == "zero" else _decode
+    logits, states = decode(p, config, memory, states, words[None])
     return log_softmax(logits[0]), states
 
 
@@ -169,6 +175,9 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: tf.Tensor, mask
 
 def _attend_to(p: Parameters, config: Config, x: tf.Tensor, mask: tf.Tensor) -> tuple[_Memory, tf.Tensor]:
     """The encoder, and what the decoder needs before its first step: memory and initial state."""
+    if config.dialect == "zero":
+        memory, initial = zero_rnnsearch.attend_to(p, config, x, mask)
+        return _Memory(*memory), initial
     context, embeddings = _encode(p, config, x, mask)
     attention = p / "decoder/base/attention"
     hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))

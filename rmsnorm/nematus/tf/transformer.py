@@ -16,7 +16,11 @@ import tensorflow as tf
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.names import (
+from rmsnorm.nematus.tf import sentences
+from rmsnorm.nematus.tf.model import NematusModel
+from rmsnorm.nematus.tf.output import cross_entropy, log_softmax
+from rmsnorm.nematus.tf.parameters import Parameters, multiply, normalise, project
+from rmsnorm.nematus.transformer_names import (
     ZERO_BIAS,
     Block,
     Use,
@@ -26,10 +30,7 @@ from rmsnorm.nematus.names import (
     transformer_norm,
     transformer_table,
 )
-from rmsnorm.nematus.tf import sentences
-from rmsnorm.nematus.tf.model import NematusModel
-from rmsnorm.nematus.tf.output import cross_entropy, log_softmax
-from rmsnorm.nematus.tf.parameters import Parameters, multiply, normalise, project
+from rmsnorm.nematus.zero import smoothed
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -93,7 +94,7 @@ class Transformer(NematusModel):
 
         def step(states: list[sentences.Rows], previous: Any) -> tuple[Any, list[sentences.Rows]]:
             words = _before_first(config, bias)
-            if not _is_first(config, previous):
+            if not beam.is_first(config, previous):
                 words = tf.cast(previous[:, None], tf.int64)
             log_p, new = self.run(_step, words, memory, bias, [state.tensor for state in states])
             return log_p.numpy(), [sentences.Rows(state) for state in new]
@@ -139,8 +140,7 @@ def _loss(
     smoothing: float,
     drop: Drop,
 ) -> tf.Tensor:
-    right, wrong = 1 - smoothing, smoothing / (config.target_vocab_size - 1)
-    smallest = -right * math.log(right) - smoothing * math.log(wrong + 1e-20) if smoothing else 0.0
+    right, wrong, smallest = smoothed(smoothing, config.target_vocab_size)
     logits = _score(p, config, x, mask, y, drop=drop)
     losses = cross_entropy(logits, tf.transpose(y), tf.transpose(y_mask), right, wrong)
     words = tf.cast(tf.transpose(y_mask), losses.dtype)
@@ -179,11 +179,6 @@ def _no_words(config: Config, bias: tf.Tensor) -> list[tf.Tensor]:
 def _before_first(config: Config, like: tf.Tensor) -> tf.Tensor:
     """What precedes the first word, one id for each row of ``like``."""
     return tf.fill((tf.shape(like)[0], 1), tf.constant(_NOTHING if config.dialect == "zero" else _GO, tf.int64))
-
-
-def _is_first(config: Config, previous: Any) -> bool:
-    """Whether nothing precedes the words of a step. zero thinks so, too, where 0 was chosen for all sentences."""
-    return previous is None or (config.dialect == "zero" and not previous.any())
 
 
 def _positions(start: Any, length: Any, size: int) -> tf.Tensor:

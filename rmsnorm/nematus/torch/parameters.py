@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rmsnorm.nematus import cells
-from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
+from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm, dotted, slashed
 from rmsnorm.torch_impl.functional import rms_norm
 
 
@@ -27,7 +27,7 @@ class Named(Scope):
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         super().__init__()
         for name, value in parameters.items():
-            *scopes, leaf = name.split("/")
+            *scopes, leaf = dotted(name).split(".")
             module: torch.nn.Module = self
             for scope in scopes:
                 if scope not in module._modules:
@@ -37,7 +37,7 @@ class Named(Scope):
             module.register_parameter(leaf, torch.nn.Parameter(copy))
 
     def by_name(self) -> dict[str, Tensor]:
-        return {name.replace(".", "/"): value for name, value in self.named_parameters()}
+        return {slashed(name): value for name, value in self.named_parameters()}
 
 
 class Dropout:

@@ -11,12 +11,13 @@ from torch.nn import functional
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.cells import rates
+from rmsnorm.nematus.cells import rates, rnn_smoothed
 from rmsnorm.nematus.names import source_tables, target_table
-from rmsnorm.nematus.torch import sentences
+from rmsnorm.nematus.torch import sentences, zero_rnnsearch
 from rmsnorm.nematus.torch.output import cross_entropy, lexical_state, log_softmax, predict
 from rmsnorm.nematus.torch.parameters import Dropout, Named, Parameters, feed_forward, leaves, project
 from rmsnorm.nematus.torch.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
+from rmsnorm.nematus.transformer_names import ZERO_BIAS
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -49,7 +50,7 @@ class RNNSearch(Named):
         """See protocol.RNNSearch.encode."""
         p, config = self._tensors(), self.config
         ids, mask = sentences.source("encode", x, x_mask, config, p[target_table(config)])
-        return _encode(p, config, ids, mask)[0]
+        return _attend_to(p, config, ids, mask)[0].context
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Tensor:
         """See protocol.RNNSearch.logits."""
@@ -77,7 +78,7 @@ class RNNSearch(Named):
         normalization_alpha: float | None = None,
     ) -> Translations:
         """See protocol.RNNSearch.translate."""
-        p, config = Parameters(self.by_name(), self.config.norm), self.config
+        p, config = Parameters(self.by_name(), self.config.norm, eps=self.config.eps), self.config
         table = p[target_table(config)]
         ids, mask = sentences.source("translate", x, x_mask, config, table)
         plan = beam.plan(config, (mask != 0).sum(0).tolist(), beam_size, max_length, normalization_alpha)
@@ -85,8 +86,9 @@ class RNNSearch(Named):
 
         def step(states: list[Tensor], previous: Any) -> tuple[Any, list[Tensor]]:
             words = table.new_zeros(len(states[0]), table.shape[1])
-            if previous is not None:
+            if not beam.is_first(config, previous):
                 words = table[torch.as_tensor(previous, device=table.device)]
+                words = words + p[ZERO_BIAS] if config.dialect == "zero" else words
             log_p, states = _step(p, config, memory, states, words)
             return log_p.cpu().numpy(), states
 
@@ -94,7 +96,8 @@ class RNNSearch(Named):
 
     def _tensors(self) -> Parameters:
         """The parameters, with dropout in training. (torch.nn.Module has an attribute ``_parameters``.)"""
-        return Parameters(self.by_name(), self.config.norm, dropout=Dropout(self.rates) if self.training else None)
+        dropout = Dropout(self.rates) if self.training else None
+        return Parameters(self.by_name(), self.config.norm, eps=self.config.eps, dropout=dropout)
 
     def _sentences(
         self, op: str, p: Parameters, x: Any, x_mask: Any, y: Any, y_mask: Any = None
@@ -117,6 +120,8 @@ class _Memory(NamedTuple):
 
 def _score(p: Parameters, config: Config, x: Tensor, mask: Tensor, y: Tensor, *, stepwise: bool = False) -> Tensor:
     """Logits of the target words."""
+    if config.dialect == "zero":
+        return zero_rnnsearch.score(p, config, x, mask, y)
     memory, initial = _attend_to(p, config, x, mask)
     words = p.drop("target words", functional.embedding(y[:-1], p[target_table(config)]), whole=True)
     words = functional.pad(words, (0, 0, 0, 0, 1, 0))  # a zero vector precedes the first word
@@ -127,9 +132,10 @@ def _score(p: Parameters, config: Config, x: Tensor, mask: Tensor, y: Tensor, *,
 
 
 def _loss(p: Parameters, config: Config, x: Tensor, mask: Tensor, y: Tensor, y_mask: Tensor) -> Tensor:
-    wrong = config.label_smoothing / config.target_vocab_size
-    right = 1 - config.label_smoothing + wrong
-    return cross_entropy(_score(p, config, x, mask, y), y, y_mask, right, wrong).sum(0)
+    right, wrong, smallest = rnn_smoothed(config)
+    losses = cross_entropy(_score(p, config, x, mask, y), y, y_mask, right, wrong)
+    loss = (losses - smallest * y_mask).sum(0)
+    return loss / y_mask.sum(0) if config.dialect == "zero" else loss
 
 
 def _begin(p: Parameters, config: Config, x: Tensor, mask: Tensor, beam_size: int) -> tuple[_Memory, list[Tensor]]:
@@ -143,7 +149,8 @@ def _step(
     p: Parameters, config: Config, memory: _Memory, states: list[Tensor], words: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """Log-probabilities of the word after the given embeddings, and the new states."""
-    logits, states = _decode(p, config, memory, states, words[None])
+    decode = zero_rnnsearch.decode if config.dialect == "zero" else _decode
+    logits, states = decode(p, config, memory, states, words[None])
     return log_softmax(logits[0]), states
 
 
@@ -179,6 +186,9 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: Tensor, mask: T
 
 def _attend_to(p: Parameters, config: Config, x: Tensor, mask: Tensor) -> tuple[_Memory, Tensor]:
     """The encoder, and what the decoder needs before its first step: memory and initial state."""
+    if config.dialect == "zero":
+        memory, initial = zero_rnnsearch.attend_to(p, config, x, mask)
+        return _Memory(*memory), initial
     context, embeddings = _encode(p, config, x, mask)
     attention = p / "decoder/base/attention"
     hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))

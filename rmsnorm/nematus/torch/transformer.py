@@ -15,7 +15,10 @@ from torch.nn import functional
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.names import (
+from rmsnorm.nematus.torch import sentences
+from rmsnorm.nematus.torch.output import cross_entropy, log_softmax
+from rmsnorm.nematus.torch.parameters import Named, Parameters, normalise, project
+from rmsnorm.nematus.transformer_names import (
     ZERO_BIAS,
     Block,
     Use,
@@ -25,9 +28,7 @@ from rmsnorm.nematus.names import (
     transformer_norm,
     transformer_table,
 )
-from rmsnorm.nematus.torch import sentences
-from rmsnorm.nematus.torch.output import cross_entropy, log_softmax
-from rmsnorm.nematus.torch.parameters import Named, Parameters, normalise, project
+from rmsnorm.nematus.zero import smoothed
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -104,7 +105,7 @@ class Transformer(Named):
 
         def step(states: list[Tensor], previous: Any) -> tuple[Any, list[Tensor]]:
             words = _before_first(config, bias)
-            if not _is_first(config, previous):
+            if not beam.is_first(config, previous):
                 words = torch.as_tensor(previous, device=bias.device)[:, None]
             log_p, states = _step(p, config, words, memory, bias, states)
             return log_p.cpu().numpy(), states
@@ -144,8 +145,7 @@ def _score(p: Parameters, config: Config, x: Tensor, mask: Tensor, y: Tensor) ->
 def _loss(
     p: Parameters, config: Config, x: Tensor, mask: Tensor, y: Tensor, y_mask: Tensor, smoothing: float
 ) -> Tensor:
-    right, wrong = 1 - smoothing, smoothing / (config.target_vocab_size - 1)
-    smallest = -right * math.log(right) - smoothing * math.log(wrong + 1e-20) if smoothing else 0.0
+    right, wrong, smallest = smoothed(smoothing, config.target_vocab_size)
     losses = cross_entropy(_score(p, config, x, mask, y), y.T, y_mask.T, right, wrong)
     loss = (losses - smallest * y_mask.T).sum(1)
     return loss / y_mask.sum(0) if config.dialect == "zero" else loss
@@ -183,11 +183,6 @@ def _no_words(config: Config, bias: Tensor) -> list[Tensor]:
 def _before_first(config: Config, like: Tensor) -> Tensor:
     """What precedes the first word, one id for each row of ``like``."""
     return torch.full((len(like), 1), _NOTHING if config.dialect == "zero" else _GO, device=like.device)
-
-
-def _is_first(config: Config, previous: Any) -> bool:
-    """Whether nothing precedes the words of a step. zero thinks so, too, where 0 was chosen for all sentences."""
-    return previous is None or (config.dialect == "zero" and not previous.any())
 
 
 def _positions(start: int, length: int, size: int) -> Tensor:
