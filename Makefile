@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 LINT_VENV ?= .venv-lint
+DOCS_VENV ?= .venv-docs
 BIN := $(VENV)/bin
 
-.PHONY: check quick test fuzz lint types format clean
+.PHONY: check quick test fuzz lint types docs format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm check --backend numpy --backend torch --backend tf --backend flax
@@ -34,6 +35,15 @@ types: $(VENV)/ready
 	$(BIN)/mypy --config-file= --follow-imports=silent --warn-unused-ignores tests/types/user.py
 	$(BIN)/pyright -p tests/types --pythonpath $(BIN)/python
 
+# The documentation, in site/. A warning, such as a broken link, is an error.
+docs: $(DOCS_VENV)/ready
+	$(DOCS_VENV)/bin/mkdocs build --strict
+
+$(DOCS_VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.6' 'mkdocstrings[python]>=0.29'
+	touch $@
+
 format: $(LINT_VENV)/ready
 	$(LINT_VENV)/bin/ruff check --fix .
 	$(LINT_VENV)/bin/ruff format .
@@ -50,4 +60,4 @@ $(LINT_VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

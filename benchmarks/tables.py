@@ -1,7 +1,7 @@
 """The tables of README.md and benchmarks/README.md, in Markdown, from the committed runs. A test compares them.
 
 python benchmarks/tables.py model     # a Transformer with each norm
-python benchmarks/tables.py layers    # the layers, in the README's shapes; all-layers: in every shape and dtype
+python benchmarks/tables.py short     # the layers, as the README has them; all-layers: in every mode, shape and dtype
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ ROWS = {
 }
 DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 SHAPES = ("4096x4096", "8192x1024", "512x768", "32x768", "1x4096")
-SHOWN = (("4096x4096", "float32"), ("4096x4096", "bfloat16"), ("512x768", "float32"), ("1x4096", "float32"))
+SHORT = (("4096x4096", "float32"), ("4096x4096", "bfloat16"), ("512x768", "float32"))
+SHORT_ROWS = (("torch", ""), ("torch", "compiled"), ("tf", ""), ("flax", "jit"), ("numpy", ""))
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
@@ -47,7 +48,7 @@ def numbers(values: Iterable[float]) -> str:
     return "-".join([texts[0], texts[-1]][: len(texts)]) if texts else ""
 
 
-def layers(columns: Iterable[tuple[str, str]], path: Path) -> str:
+def layers(columns: Iterable[tuple[str, str]], path: Path, shown: Iterable[tuple[str, str]]) -> str:
     ours = [record for record in records(path) if record.get("ours")]
 
     def cell(backend: str, mode: str, shape: str, dtype: str) -> str:
@@ -60,10 +61,10 @@ def layers(columns: Iterable[tuple[str, str]], path: Path) -> str:
 
     columns = list(columns)
     lines = [["", *(f"{shape} {DTYPES[dtype]}" for shape, dtype in columns)], ["---"] * (len(columns) + 1)]
-    for (backend, mode), title in ROWS.items():
+    for backend, mode in shown:
         cells = [cell(backend, mode, *column) for column in columns]
         if any(text.strip(" ,;") for text in cells):
-            lines.append([title, *cells])
+            lines.append([ROWS[backend, mode], *cells])
     return markdown(lines)
 
 
@@ -96,8 +97,10 @@ def markdown(lines: Iterable[Iterable[str]]) -> str:
 def table(name: str) -> str:
     if name == "model":
         return model(RESULTS / f"{MACHINE}-model.jsonl")
-    columns = SHOWN if name == "layers" else [(shape, dtype) for dtype in DTYPES for shape in SHAPES]
-    return layers(columns, RESULTS / f"{MACHINE}-layers.jsonl")
+    path = RESULTS / f"{MACHINE}-layers.jsonl"
+    if name == "short":
+        return layers(SHORT, path, SHORT_ROWS)
+    return layers([(shape, dtype) for dtype in DTYPES for shape in SHAPES], path, ROWS)
 
 
 if __name__ == "__main__":

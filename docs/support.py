@@ -10,7 +10,8 @@ DOCS = Path(__file__).parent
 BACKENDS = {"numpy": "NumPy", "torch": "PyTorch", "keras": "Keras 3", "flax": "Flax"}
 INTRODUCTION = """# What works
 
-`yes` links to a test that shows it. **Bold** means that the framework's own RMSNorm does not have it, or has it wrong.
+✓ links to a test that shows it, whose name appears when the pointer is on it.
+**Bold** means that the framework's own RMSNorm does not have it, or has it wrong.
 `-` means that the question does not apply. `python docs/support.py` makes this page from [support.toml](support.toml).
 A test compares the two and checks that every named test exists.
 """
@@ -43,10 +44,7 @@ def _is_no(cell: str) -> bool:
 def _cell(cell: str | None, beyond: bool, notes: list[str]) -> str:
     if cell is None:
         return "-"
-    links = " ".join(
-        f"[{'yes' if index == 0 else 'and'}](../tests/{test.split('::')[0]} '{test.split('::')[1]}')"
-        for index, test in enumerate(tests(cell))
-    )
+    links = " ".join(f"[✓](../tests/{test.split('::')[0]} '{test.split('::')[1]}')" for test in tests(cell))
     text, _, remark = ("no", "", cell[3:].strip()) if _is_no(cell) else (links, *cell.partition(";")[1:])
     if beyond:
         text = f"**{text}**"

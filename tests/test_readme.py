@@ -4,6 +4,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,8 @@ def test_the_table_of_variants_is_what_the_command_prints():
 
 
 @pytest.mark.parametrize(
-    ("page", "name"), [("README.md", "model"), ("README.md", "layers"), ("benchmarks/README.md", "all-layers")]
+    ("page", "name"),
+    [("README.md", "short"), ("benchmarks/README.md", "model"), ("benchmarks/README.md", "all-layers")],
 )
 def test_the_tables_of_times_are_those_of_the_committed_runs(page, name):
     mark = f"<!-- python benchmarks/tables.py {name} -->\n"
@@ -58,3 +60,20 @@ def test_the_two_commands_are_targets():
 def test_files_that_are_named_exist():
     for path in re.findall(r"\]\((?!http)([^)]+)\)", README):
         assert (ROOT / path).exists(), path
+
+
+def test_links_of_a_release_are_addresses():
+    """A package index shows the README without the repository."""
+    spec = importlib.util.spec_from_file_location("links", ROOT / ".github" / "links.py")
+    links = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(links)
+    released = links.absolute(README, "https://host/owner/rmsnorm", "v1")
+    assert "](https://host/owner/rmsnorm/raw/v1/docs/images/torch.svg)" in released
+    assert not re.findall(r"\]\((?!https?://)([^)]+)\)", released)
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text() + links.urls("https://host/owner/rmsnorm"))
+    assert table["project"]["urls"]["Repository"] == "https://host/owner/rmsnorm"
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (ROOT / "rmsnorm" / "py.typed").is_file()
+    assert "Typing :: Typed" in (ROOT / "pyproject.toml").read_text()

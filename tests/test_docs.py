@@ -1,0 +1,101 @@
+"""The documentation: its snippets and notebooks run, its tables are generated, and the site has every page."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+ELSEWHERE = {"ci.md", "mismatches.md", "porting.md"}  # pages whose snippets other tests run
+PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name not in ELSEWHERE)
+NEEDS = {"torch": "torch", "tf_impl": "tensorflow", "jax": "jax", "flax": "flax", "transformers": "transformers"}
+NEEDS |= {"matplotlib": "matplotlib"}
+SNIPPETS = {
+    path.name: re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL) for path in PAGES
+}
+PRINTED = {
+    "index.md": "torch.Size([2, 16])",
+    "which.md": "LlamaRMSNorm is RMSNorm: the variant llama",
+    "mathematics.md": "0.707 1.0",
+    "troubleshooting.md": "there is no argument 'epsilon', expected 'normalized_shape', 'eps'",
+    "exactness.md": "of the elements are not the nearest number",
+    "coming-from.md": "1 (LlamaRMSNorm): now RMSNorm, variant llama, eps 1e-06",
+}
+
+
+def run(code, names):
+    for word, package in NEEDS.items():
+        if word in code and importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    exec(compile(code, "snippet", "exec"), names)
+
+
+@pytest.mark.parametrize("name", [name for name, snippets in SNIPPETS.items() if snippets])
+def test_snippets_run(name, capsys):
+    """One after the other, as a reader runs them."""
+    names = {"__name__": "page"}
+    for snippet in SNIPPETS[name]:
+        run(snippet, names)
+    assert PRINTED[name] in capsys.readouterr().out
+
+
+def test_every_printed_text_belongs_to_a_page():
+    assert set(PRINTED) == {name for name, snippets in SNIPPETS.items() if snippets}
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive:UserWarning")
+def test_notebooks_run(path, capsys, monkeypatch):
+    """The code that was run last is the code in the file, and it prints what the file shows, but for times."""
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    names = {"__name__": "__main__"}
+    for cell in cells:
+        run("".join(cell["source"]), names)
+        shown = "".join("".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream")
+        printed = capsys.readouterr().out
+        assert [line.split(":")[0] for line in printed.splitlines()] == [
+            line.split(":")[0] for line in shown.splitlines()
+        ]
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), [("which.md", "docs/families.py"), ("performance.md", "benchmarks/tables.py short")]
+)
+def test_tables_are_generated(page, command):
+    table = re.search(
+        rf"<!-- python {re.escape(command)} -->\n(.*?)<!-- end -->",
+        (DOCS / page).read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
+    printed = subprocess.run([sys.executable, *command.split()], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert table is not None
+    assert table.group(1) == printed.stdout, f"put the output of `python {command}` into docs/{page}"
+
+
+def test_the_families_are_many_and_their_variants_are_presets():
+    from rmsnorm import PRESETS
+
+    families = json.loads((DOCS / "families.json").read_text(encoding="utf-8"))["families"]
+    assert len(families) >= 25
+    assert {family["variant"].split(",")[0].split(" but ")[0] for family in families.values()} <= set(PRESETS)
+    assert f"lists {len(families)} families" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_site_has_every_page():
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+
+
+def test_pictures_are_described():
+    for path in DOCS.rglob("*.md"):
+        for text, picture in re.findall(r"!\[([^]]*)\]\(([^)]+)\)", path.read_text(encoding="utf-8")):
+            assert len(text) > 20, f"{path.name}: {picture} has no description"
+            assert (path.parent / picture).is_file()
