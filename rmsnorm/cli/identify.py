@@ -30,8 +30,8 @@ EPILOG: Final = (
     "    rmsnorm identify my_kernels.py:rms_norm --framework torch --init '{\"eps\": 1e-5}'\n\n"
     "    rmsnorm identify model.onnx\n\n"
     "    rmsnorm identify --sweep transformers\n\n"
-    "Exit status: 0 an RMSNorm that is recognised and has no defect, 1 another norm, a defect, or a target that raised "
-    "or hung, 2 bad usage or no such target."
+    "Exit status: 0 an RMSNorm over the last axes that is recognised and has no defect, 1 another norm or axis, a "
+    "defect, or a target that raised or hung, 2 bad usage or no such target."
 )
 
 
@@ -94,7 +94,7 @@ def identify(
         _show(identity)
     if html is not None:
         _write_page(identity, html)
-    if not identity.recognised:
+    if not (identity.recognised and identity.last_axes):
         raise typer.Exit(DIFFERS)
 
 

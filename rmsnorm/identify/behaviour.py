@@ -46,7 +46,8 @@ def solve_behaviour(session: Session, model: Model, findings: Findings) -> None:
         outcomes["underflow"][dtype] = _outcome(y[1], tiny) if visible else "right"
         for name, result in zip(_ROWS, y[2:5], strict=True):
             contents[name][dtype] = _content(result)
-        if not np.array_equal(y[5], session.unit(rows[5:], dtype)[0]):
+        rows[3:5] = row
+        if not np.array_equal(y[5], session.unit(rows, dtype)[5]):
             findings.defect(f"a row of {dtype} y depends on NaN and infinity in other rows")
     for name, sizes in (("overflow", _HUGE), ("underflow", _TINY)):
         asked = ", ".join(f"{sizes[dtype]:.0e} in {dtypes.short(dtype)}" for dtype in outcomes[name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,9 +51,16 @@ class Fresh:
             self.answers[pair] = Answer(x.astype(pair[0]), scale, bias, z, y)
 
 
-def confirm(model: Model, numerics: Numerics, fresh: Fresh, findings: Findings, *, keeps_float64: bool) -> bool:
-    """Compare with the golden, or with the model where a Variant does not say everything; True within the bounds."""
-    confirmed, comparisons = True, []
+class Confirmed(NamedTuple):
+    """Whether the model predicts y within the bounds in every dtype; and its formula, in 32 and 64 bits."""
+
+    everywhere: bool
+    formula: bool
+
+
+def confirm(model: Model, numerics: Numerics, fresh: Fresh, findings: Findings, *, keeps_float64: bool) -> Confirmed:
+    """Compare with the golden, or with the model where a Variant does not say everything."""
+    confirmed, comparisons, wide = True, [], []
     free = numerics.rounding == "input_dtype"
     for pair, answer in fresh.answers.items():
         stages = None if free else numerics.stages.get(pair[0])
@@ -65,13 +72,15 @@ def confirm(model: Model, numerics: Numerics, fresh: Fresh, findings: Findings, 
         same = float(np.mean(ulps(*(cast(part.astype(np.float64), common) for part in (answer.y, wanted))) == 0))
         within = ratio <= limit and (same >= SHARE or free or unit not in dtypes.HALF or stages is not None)
         confirmed &= within
+        if not set(pair) & set(dtypes.HALF):
+            wide.append(within)
         name = "/".join(dtypes.short(part) for part in dict.fromkeys(pair))
         comparisons.append(
             f"{name} {distance:.2g} ulp, {100 * same:.4g} % identical{'' if within else ' (beyond the bound)'}"
         )
     what = "the golden" if model.plain else "the model"
     findings.add("confirmed", confirmed, f"{what} on fresh rows, in ulps of the terms of y: " + "; ".join(comparisons))
-    return confirmed
+    return Confirmed(confirmed, all(wide) if wide else confirmed)
 
 
 def narrower(*names: str) -> str:

@@ -10,12 +10,14 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.identify.findings import Findings
+from rmsnorm.identify.form import NotRms
 from rmsnorm.identify.layout import ROWS
 from rmsnorm.identify.session import Session
 from rmsnorm.identify.statistic import EXPONENTS, Statistic, inverse_rms
 from rmsnorm.targets.bridges import Array
 from rmsnorm.variants import EpsPosition
 
+_FITS: Final = 0.5  # relative spread of eps over rows of all sizes, beside the noise: where eps is large, 0.2
 _POSITIONS: Final[tuple[EpsPosition, ...]] = ("inside", "outside", "clamp")
 _FORMULAS: Final = {"inside": "sqrt(q + eps)", "outside": "sqrt(q) + eps", "clamp": "max(sqrt(q), eps / sqrt(k))"}
 
@@ -157,6 +159,11 @@ def measure(session: Session, noise: float, k: int, *, centred: bool) -> Measure
     value = float(np.median(curves[position][far]))
     eps = {"inside": value**2, "outside": value, "clamp": value * math.sqrt(k)}[position]
     others = ", ".join(f"{name} {100 * spread[name]:.2g} %" for name in _POSITIONS if name != position)
+    if spread[position] > max(_FITS, 50 * noise):
+        raise NotRms(
+            f"x / rho depends on the size of x, but not as eps makes it: of {', '.join(_FORMULAS.values())} the best, "
+            f"{_FORMULAS[position]}, holds within {100 * spread[position]:.2g} %"
+        )
     evidence = (
         f"rho = {_FORMULAS[position]} with eps = {eps:.4g} holds within {100 * spread[position]:.2g} % on rows of ever "
         f"smaller norm ({others})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,13 @@ class Findings:
     @property
     def unobservable(self) -> frozenset[str]:
         return frozenset(name for name, finding in self.entries.items() if finding.value is None)
+
+    def withdraw(self, names: Iterable[str], defects: int, reason: str) -> None:
+        """Take back findings, and the defects after the first so many."""
+        for name in names:
+            if name in self.entries:
+                self.not_observable(name, reason)
+        del self.defects[defects:]
 
     def defect(self, sentence: str) -> None:
         if sentence not in self.defects:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 from rmsnorm.variants import PRESETS, Variant, get_variant
 
 Kind = Literal["rmsnorm", "layernorm", "rms_scaling", "none"]
+_FAMILIES: Final = ("llama", "gemma", "t5")  # the best known first: others are one of them with another eps
 _NEAR: Final = 6  # presets that are listed
 FIELDS = tuple(f.name for f in fields(Variant) if f.name not in ("name", "scale_name", "source"))
 
@@ -138,11 +139,15 @@ def headline(identity: Identity) -> str:
         return f"{identity.target} is LayerNorm{where}, not RMSNorm"
     if identity.kind == "rms_scaling":
         return f"{identity.target} is not RMSNorm: x is divided by the root of its variance, as keras_rms_scaling does"
+    where = "" if identity.last_axes else f" over axis {identity['axes']} (not the last)"
     if identity.recognised:
-        return f"{identity.target} is RMSNorm: {described(identity)}"
+        return f"{identity.target} is RMSNorm{where}: {described(identity)}"
+    if identity["confirmed"] is False and identity["rounding"] is None and identity["eps_position"] is None:
+        near = f", nearest to the variant {identity.nearest[0][0]}" if identity.nearest else ""
+        return f"{identity.target} is close to RMSNorm{where}{near}, but no model predicts its y"
     count = len(identity.defects)
     defects = "1 defect" if count == 1 else f"{count} defects"
-    return f"{identity.target} is close to RMSNorm: {described(identity)}; {defects}"
+    return f"{identity.target} is close to RMSNorm{where}: {described(identity)}; {defects}"
 
 
 def _unrecognised(identity: Identity) -> str:
@@ -154,15 +159,28 @@ def described(identity: Identity) -> str:
     """The variant by its name, or by the closest preset and the fields that differ."""
     assert identity.variant is not None  # noqa: S101  (every RMSNorm has one)
     preset = closest(identity)
+    fields = identity._different_fields(preset)
     text = f"the variant {preset.name}"
-    different = [f"{name} is {getattr(identity.variant, name)!r}" for name in identity._different_fields(preset)]
+    if not fields:
+        family = next((PRESETS[name] for name in _FAMILIES if _differs_in_eps(identity, PRESETS[name])), None)
+        if family is not None:
+            text = f"the variant {family.name} with eps {identity.variant.eps} (the same as the preset {preset.name})"
+    elif "eps" in fields and len(fields) == 1:
+        return f"{text} with eps {identity.variant.eps}{_more(identity)}"
+    different = [f"{name} is {getattr(identity.variant, name)!r}" for name in fields]
     if different:
         text += " but " + ", ".join(different)
-    if identity["group_size"]:
-        text += f", in groups of {identity['group_size']}"
-    if identity.activation:
-        text += f", with a {identity.activation} gate"
-    return text
+    return text + _more(identity)
+
+
+def _more(identity: Identity) -> str:
+    """What a variant does not say: groups and a gate."""
+    groups = f", in groups of {identity['group_size']}" if identity["group_size"] else ""
+    return groups + (f", with a {identity.activation} gate" if identity.activation else "")
+
+
+def _differs_in_eps(identity: Identity, preset: Variant) -> bool:
+    return identity._different_fields(preset) == ["eps"]
 
 
 def closest(identity: Identity) -> Variant:

@@ -118,7 +118,7 @@ def _candidates(target: Target, width: int) -> list[tuple[int | None, ...]]:
     trailing = _trailing(target, width)
     shapes: list[tuple[int | None, ...]] = [(None, *trailing)]
     if len(trailing) == 1:
-        shapes += [(None, 3, width), (None, 3, 4, width), (width, None)]
+        shapes += [(None, 3, width), (None, 3, 4, width), (width, None), (None, width, 3), (None, width, 3, 2)]
     return shapes
 
 
@@ -131,7 +131,7 @@ def _trailing(target: Target, width: int) -> Shape:
             except Exception:  # a layer for more axes may raise anything
                 continue
             if len(shape) > 1 and math.prod(shape) == width:
-                return shape
+                return tuple(size if size > 1 else 3 + axis for axis, size in enumerate(shape))
     return (width,)
 
 
@@ -170,6 +170,9 @@ def _feature_axes(target: Target, sizes: tuple[int | None, ...], axes: tuple[int
     wanted = tuple(target.shape_of(argument, shape))
     if wanted == tuple(shape[axis] for axis in axes) or math.prod(wanted) == 1:
         return axes
+    long = tuple(axis - len(wanted) + len(shape) for axis, size in enumerate(wanted) if size > 1)
+    if len(wanted) > 1 and all(shape[axis] == wanted[axis - len(shape)] for axis in long):
+        return long  # the other axes of the parameter have size 1
     rest = [axis for axis in range(len(shape)) if axis not in axes]
     for axis in (*axes, *rest):
         if wanted == (shape[axis],):

@@ -158,6 +158,9 @@ class Model:
         ones = None if gain is None or self.gain_first else np.ones(x.shape)
         g = None if gain is None else self.variant.scale_offset + gain.astype(np.float64)
         base = np.abs(wide.predict(x.astype(np.float64), g if self.gain_first else ones, None, gate, result="float64"))
+        if self.centred:  # x less its mean
+            mean = np.abs(x.astype(np.float64).mean(-1, keepdims=True))
+            base = base + 2 * mean * self.inverse_rms(x, self.eps_for(x.dtype.name)) * self.factor
         if self.gate is None or gate is None or self.gate.position == "before":
             activation: Any = 1.0
         else:

@@ -61,9 +61,18 @@ def solve_stages(session: Session, model: Model, findings: Findings) -> dict[str
         except Unexplained:
             unexplained.append(dtype)
     for dtype in unexplained:  # probably sums in the dtype of x, in an unknown order: all is said to be in that dtype
-        by_dtype[dtype] = Stages(dtype, squares=True, mean=True, inverse=True)
+        by_dtype[dtype] = _unknown(dtype)
     _report_stages(by_dtype, unexplained, findings)
     return by_dtype
+
+
+def _unknown(dtype: str) -> Stages:
+    return Stages(dtype, squares=True, mean=True, inverse=True)
+
+
+def explained(stages: Stages | None, dtype: str) -> bool:
+    """Whether narrow stages were solved that explain y for x in 32 or 64 bits: confirm rounds elsewhere."""
+    return stages is not None and dtype not in dtypes.HALF and stages != _unknown(dtype)
 
 
 def whole(stages: Stages | None, dtype: str) -> bool:

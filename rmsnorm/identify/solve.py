@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
 
+import numpy as np
+
 from rmsnorm.identify.behaviour import solve_behaviour, solve_float64
 from rmsnorm.identify.confirm import Fresh, confirm, nearest
 from rmsnorm.identify.eps import Eps, solve_eps
 from rmsnorm.identify.extras import solve_extras
 from rmsnorm.identify.findings import Findings
-from rmsnorm.identify.form import Form, NotRms, solve_form
+from rmsnorm.identify.form import Form, NotRms, close, solve_form
 from rmsnorm.identify.gradients import solve_gradients
 from rmsnorm.identify.identity import FIELDS, Identity, Kind
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.partial import Partial, solve_partial
-from rmsnorm.identify.rounding import Numerics, solve_rounding, solve_stages
-from rmsnorm.identify.session import open_session
+from rmsnorm.identify.rounding import Numerics, explained, solve_rounding, solve_stages
+from rmsnorm.identify.session import Session, open_session
 from rmsnorm.identify.statistic import Counted, Statistic, find_counted, grouped, solve_statistic
 from rmsnorm.targets.open import WIDTH, open_target
 from rmsnorm.targets.target import Target, TargetError
@@ -32,6 +35,7 @@ _KINDS: Final[dict[Kind, str]] = {
     "rmsnorm": "x divided by the root of its mean square, whatever its mean",
 }
 _STATISTIC: Final = "solved from the sum of squares and the squared sum of 32 rows"
+_OF_THE_MODEL: Final = ("eps", "eps_position", "statistic_dtype", "rounding", "divisor", "factor", "float64")
 _SOMETIMES_HIDDEN: Final = {"scale_offset", "rounding", "result_dtype", "partial_rounding", "eps_position"}
 
 
@@ -85,8 +89,12 @@ def identify_opened(
     for sentence in target.notes:
         findings.add("assumed", sentence, "needed to call it")
     try:
-        identity = _solve(target, width or target.width or WIDTH, start + time_limit, time_limit, gradients, findings)
+        with target.training(False) if target.training else contextlib.nullcontext():
+            identity = _solve(
+                target, width or target.width or WIDTH, start + time_limit, time_limit, gradients, findings
+            )
     except NotRms as reason:
+        findings.defects.clear()  # they rest on a form that is not the target's
         findings.add("kind", "none", str(reason))
         identity = _unrecognised(target, findings)
     except TargetError as error:
@@ -114,11 +122,13 @@ def _solve(
 ) -> Identity:
     # how it can be called: the shapes and dtypes that it takes, and which elements of x change one another
     session = open_session(target, width, deadline, time_limit, findings)
+    _is_a_function(session, findings)
     session = grouped(session, findings)
     counted = find_counted(session)
 
     # y = h / rho * (o + gain) + bias: first what surrounds rho, then rho on large rows, then eps on small ones
     session, form = solve_form(session, findings)
+    seen = len(findings.defects)  # those of later steps rest on the model
     statistic = solve_statistic(session, counted, centred=form.centred)
     kind = _kind(form, statistic, findings)
     partial = solve_partial(session, counted, findings)
@@ -131,16 +141,19 @@ def _solve(
     numerics = solve_rounding(session, model, stages, findings)
     model = replace(model, variant=_named(model, numerics, findings), gain_rounded=numerics.gain_rounded)
 
-    # what a variant does not say
-    solve_behaviour(session, model, findings)
+    # the model must predict y on data that were not used until here: else nothing is said that rests on it
     keeps_float64 = solve_float64(session, model, findings)
-    if gradients:
-        solve_gradients(session, model, form, findings)
-    solve_extras(session, model, findings)
-
-    # the model must predict y on data that were not used until here
     fresh = Fresh(session, numerics)
-    confirmed = confirm(model, numerics, fresh, findings, keeps_float64=keeps_float64)
+    confirmed, formula = confirm(model, numerics, fresh, findings, keeps_float64=keeps_float64)
+    if formula or model.gate or any(explained(stages, dtype) for dtype, stages in numerics.stages.items()):
+        solve_behaviour(session, model, findings)
+        if gradients:
+            solve_gradients(session, model, form, findings)
+        solve_extras(session, model, findings)
+    else:
+        findings.withdraw(_OF_THE_MODEL, seen, "no model was confirmed")
+    _ask_in_training(session, findings)
+    _ask_with_more_axes(session, findings)
     if session.target.touched:
         findings.defect(f"it writes to its arguments: {', '.join(sorted(session.target.touched))}")
     if not confirmed:
@@ -159,6 +172,56 @@ def _solve(
         last_axes=session.layout.last,
         activation=form.gate.activation if form.gate else None,
     )
+
+
+def _is_a_function(session: Session, findings: Findings) -> None:
+    """Whether the same x gives the same y, before anything is concluded from what y is.
+
+    Raises:
+        NotRms: it does not.
+    """
+    rows = np.random.default_rng(21).normal(size=(4, session.n))
+    if session.rows(rows).tobytes() != session.rows(rows).tobytes():
+        raise NotRms("two calls with the same x give different y: it is random, or it keeps something between calls")
+    findings.add("repeatable", True, "two calls with the same x give the same bits")
+
+
+def _ask_in_training(session: Session, findings: Findings) -> None:
+    """Whether a layer computes the same when it trains."""
+    if session.target.training is None:
+        return
+    rows = np.random.default_rng(22).normal(size=(4, session.n))
+    want = session.rows(rows)
+    try:
+        with session.target.training(True):
+            same = [session.rows(rows).tobytes() == want.tobytes() for _ in range(2)]
+    except TargetError as error:
+        findings.defect(f"in training: {error}")
+        return
+    findings.add("training", "the same" if all(same) else "otherwise", "y in training beside y in evaluation")
+    if not all(same):
+        findings.defect("in training, y is another one than in evaluation")
+
+
+def _ask_with_more_axes(session: Session, findings: Findings) -> None:
+    """Whether x of more axes is normalised row by row, as x of two axes is."""
+    target, layout = session.target, session.layout
+    if target.rank or target.bridge.compiles or layout.axes != (1,) or layout.sizes != (None, session.n):
+        return
+    x, arrays = session.prepare(np.random.default_rng(24).normal(size=(12, session.n)))
+    if "gate" in arrays:
+        return
+    want = session.target.forward(x, **arrays)
+    for lead in ((2, 6), (2, 3, 2), (1, 2, 3, 2)):
+        try:
+            y = session.target.forward(x.reshape(*lead, session.n), **arrays)
+        except TargetError as error:
+            findings.add("more_axes", f"up to {len(lead)}", str(error))
+            return
+        if not close(y.reshape(want.shape).astype(np.float64), want.astype(np.float64)):
+            findings.defect(f"y of x with {len(lead) + 1} axes is another one than that of its rows")
+            return
+    findings.add("more_axes", "the same", "y of x with 3, 4 and 5 axes is that of its rows")
 
 
 def _kind(form: Form, statistic: Statistic, findings: Findings) -> Kind:

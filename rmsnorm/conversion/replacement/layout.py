@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.identify import Target, TargetError
 from rmsnorm.variants import Variant
 
-_OTHERS: Final = (2, 3, 5, 4)  # sizes of the axes of x that have nothing to do with the gain
+_OTHERS: Final = (2, 3, 5, 4, 6, 7)  # sizes of the axes of x that have nothing to do with the gain
 _WIDTH: Final = 16  # of a layer without a gain
 _VARIES: Final = 0.03  # of the largest y / x: above the roundings of 16 bits, below what another row does
 
@@ -62,7 +62,6 @@ def find_layout(target: Target, x: str) -> Norm:
 
     Raises:
         NoNorm: it normalises no axes.
-        Unproven: it normalises others for other numbers of axes.
     """
     measured = {}
     for rank in range(1, 6):
@@ -73,32 +72,31 @@ def find_layout(target: Target, x: str) -> Norm:
                 break
     if not measured:
         raise NoNorm("it computes something else")
-    for way in (_from_last, _from_first):
-        counted = {way(axes, len(shape)) for shape, axes in measured.items()}
-        if len(counted) == 1:
-            return Norm(counted.pop(), _gain_axes(target, measured, way), tuple(measured),
-                        target.names.get("scale"), target.names.get("bias"), x)  # fmt: skip
-    raise Unproven("which axes it normalises depends on their number")
+    layouts: dict[tuple[Shape, Shape], list[Shape]] = {}
+    for shape, axes in measured.items():
+        gain = _gain_axes(target, shape, axes)
+        for shift in (len(shape), 0):  # counted from the last axis, and from the first
+            key = tuple(axis - shift for axis in axes), tuple(axis - shift for axis in gain)
+            layouts.setdefault(key, []).append(shape)
+    (axes, gain), shapes = max(layouts.items(), key=_likely)
+    return Norm(axes, gain, tuple(shapes), target.names.get("scale"), target.names.get("bias"), x)
 
 
-def _from_last(axes: Shape, rank: int) -> Shape:
-    return tuple(axis - rank for axis in axes)
+def _likely(entry: tuple[tuple[Shape, Shape], list[Shape]]) -> tuple[Any, ...]:
+    """The gain runs along the normalised axes; then, the layout of the most shapes."""
+    (axes, gain), shapes = entry
+    return set(axes) <= set(gain), len(shapes), len(shapes[-1]), axes[0] < 0
 
 
-def _from_first(axes: Shape, rank: int) -> Shape:
-    return axes
-
-
-def _gain_axes(target: Target, measured: Mapping[Shape, Shape], way: Callable[[Shape, int], Shape]) -> Shape:
-    shape, axes = next(iter(measured.items()))
+def _gain_axes(target: Target, shape: Shape, axes: Shape) -> Shape:
     argument = next((entry for entry in ("scale", "bias") if entry in target.arguments), None)
     gain = target.shape_of(argument, shape) if argument else ()
     if math.prod(gain) <= 1:
-        return way(axes, len(shape))
-    own = [axis - len(gain) for axis, size in enumerate(gain) if size > 1]
+        return axes
+    own = [axis - len(gain) + len(shape) for axis, size in enumerate(gain) if size > 1]
     if len(own) == 1 and shape[own[0]] != max(gain):  # per channel, without axes of size 1 for the others
-        return way((1,), len(shape))
-    return way(tuple(axis + len(shape) for axis in own), len(shape))
+        return (1,)
+    return tuple(own)
 
 
 def _shapes(target: Target, rank: int) -> Iterator[Shape]:
@@ -110,10 +108,11 @@ def _shapes(target: Target, rank: int) -> Iterator[Shape]:
         return
     if math.prod(gain) <= 1:
         gain = (target.width or _WIDTH,)
+    others = [size for size in _OTHERS if size not in gain]
     if len(gain) <= rank:
-        yield (*_OTHERS[: rank - len(gain)], *(size if size > 1 else 3 for size in gain))
+        yield (*others[: rank - len(gain)], *(size if size > 1 else others[-1] for size in gain))
     if rank > 2 and sum(size > 1 for size in gain) == 1:
-        yield (2, max(gain), *_OTHERS[1 : rank - 1])
+        yield (others[0], max(gain), *others[1 : rank - 1])
 
 
 def _normalised(target: Target, shape: Shape) -> Shape:
@@ -167,7 +166,7 @@ class Rows(Target):
             if entry in target.arguments and axes <= gain and math.prod(target.shape_of(entry, shape)) > 1
         )  # fmt: skip
         width = math.prod(shape[axis] for axis in axes)
-        rows = cls(target.name, target.framework, target.bridge, target.function, arguments, width=width)
+        rows = cls(target.name, target.framework, target.bridge, target.function, arguments, width=width, rank=2)
         rows.inner, rows.norm, rows.shape = target, norm, shape
         return rows
 

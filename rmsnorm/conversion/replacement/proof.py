@@ -64,7 +64,9 @@ def _reason(target: Target) -> str | None:
     if target.returned:
         return None
     identity = identify(target, gradients=False, time_limit=_TIME)
-    return REASONS[identity.kind] if identity.kind in ("layernorm", "rms_scaling") else None
+    return (
+        REASONS[identity.kind] if not identity["group_size"] and identity.kind in ("layernorm", "rms_scaling") else None
+    )
 
 
 def _modes(target: Target) -> Iterator[tuple[str, contextlib.AbstractContextManager[Any]]]:
