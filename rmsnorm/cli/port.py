@@ -148,7 +148,8 @@ def _convert(
     console = screen.console(highlight=False)
     scale = f"of logits up to {result.largest:.3g}, {SENTENCES} random sentences"
     if norm is not None:
-        console.print(f"LayerNorm to RMSNorm: max error {result.exact:.2g} {scale}; gains and offsets are kept")
+        kept = "gains are kept, offsets are in biases" if system == "zero" else "gains and offsets are kept"
+        console.print(f"LayerNorm to RMSNorm: max error {result.exact:.2g} {scale}; {kept}")
         dtype = next(iter(result.model.parameters.values())).dtype.name
         console.print(f"weights rounded to {dtype}: max error {result.error:.2g}")
     else:
@@ -175,7 +176,10 @@ def translate(
     ] = False,
     alpha: Alpha = None,
     max_length: Annotated[
-        int | None, typer.Option(help="Words at most, with the end.", min=1, show_default="the model's")
+        int | None,
+        typer.Option(
+            help="Words at most, with the end; of zero, more than the source has.", min=1, show_default="the model's"
+        ),
     ] = None,
     batch: Batch = None,
     backend: Backend = None,

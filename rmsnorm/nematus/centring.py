@@ -15,6 +15,7 @@ import numpy as np
 from rmsnorm import errors
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import check
+from rmsnorm.nematus.zero import recurrent_maps
 
 _MATRIX: Final = {
     "gates_state_norm": "state_to_gates",
@@ -24,13 +25,15 @@ _MATRIX: Final = {
     "hidden_state_norm": "state_to_hidden",
     "hidden_context_norm": "context_to_hidden",
 }
+_ADDED_TO: Final = re.compile(r"fetch_state_(\w+)/(gate|hide)_x$|context_att$")  # maps of zero without a bias
 _STACK: Final = re.compile(r"(encoder|base|high)/.*?gru(\d+)$")
 
 
 def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     """The same model with RMSNorm in place of LayerNorm: its config, and its parameters in their dtypes.
 
-    Gains and offsets stay. The arithmetic is float64, so the only error is the rounding to the dtype.
+    Gains and offsets stay. In zero, whose RMSNorm has no offset, the offsets become parts of the biases that are added
+    to the same sums. The arithmetic is float64, so the only error is the rounding to the dtype.
 
     Args:
         config, parameters: of an RNNSearch with LayerNorm, as ``rmsnorm.nematus.load`` returns them.
@@ -47,9 +50,13 @@ def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, 
         array([-0.5,  0.5])
     """
     if config.norm != "layer" or config.model_type != "rnn":
-        got = f"{config.model_type} with {config.norm}"
-        raise errors.out_of_domain("to_rms_norm", "the model", got, "rnn with layer", "only that can be converted")
+        got, why = f"{config.model_type} with {config.norm}", "only that can be converted"
+        if config.model_type == "transformer":
+            why = "the norms of a Transformer read sums with sinusoids of positions, whose mean is in no weight"
+        raise errors.out_of_domain("to_rms_norm", "the model", got, "rnn with layer", why)
     rows = check("to_rms_norm", config, parameters)
+    if config.dialect == "zero":
+        return config.replace(norm="rms", norm_offset=False), _centred_of_zero(config, parameters)
     centred = dict(parameters)
     for row in rows:
         scope, _, leaf = row.name.rpartition("/")
@@ -63,6 +70,24 @@ def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, 
     return new, {
         f"{scope}{slash}{renamed.get(leaf, leaf)}": centred[name] for name, (scope, slash, leaf) in parts.items()
     }
+
+
+def _centred_of_zero(config: Config, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    wide = {name: np.asarray(array, np.float64) for name, array in parameters.items()}
+    for scope, inputs, _, _ in recurrent_maps(config.embedding_size, config.state_size):
+        if scope.endswith("feed_logits"):  # which has no norm
+            continue
+        for i in range(len(inputs)):
+            matrix = wide[f"{scope}/W_0_{i}"]
+            wide[f"{scope}/W_0_{i}"] = matrix - matrix.mean(axis=-1, keepdims=True)
+            bias = f"{_ADDED_TO.sub(_other_term, scope)}/b_0"
+            wide[bias] = wide[bias] + wide.pop(f"{scope}/ln_0_{i}/offset")
+    return {name: array.astype(parameters[name].dtype) for name, array in wide.items()}
+
+
+def _other_term(scope: re.Match[str]) -> str:
+    """The map with a bias, the result of which is added to that of this map without one."""
+    return "attention/feed_query" if scope[0] == "context_att" else f"cell_{scope[1]}/{scope[2]}_h"
 
 
 def _normalised(config: Config, norm: str) -> list[str]:

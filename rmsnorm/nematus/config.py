@@ -268,7 +268,7 @@ def read(options: Mapping[str, Any], **known: Any) -> Config:
         ('theano', 2)
     """
     if zero.is_zero(options):
-        return Config(**zero.fields(options), **known, options=dict(options))
+        return Config(**{**zero.fields(options), **known}, options=dict(options))
     _check_theano(options)
     values: dict[str, Any] = {}
     for name in _READ:

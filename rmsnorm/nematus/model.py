@@ -95,6 +95,7 @@ def load(
         shapes, tensor = _without_scope(zero.scope(options), shapes, tensor)
     average = ZERO_AVERAGE if zero.is_zero(options) else _SMOOTH
     of_model = {name for name in shapes if not is_of_training(name) and not name.endswith(average)}
+    of_model = {name for name in of_model if not name.startswith("/")}  # outside of zero's scope
     if dialect is None and location.form == "theano" and not options.get("dialect"):
         dialect = "theano"
     facts = _facts_from_names(options, {name: shapes[name] for name in of_model}, norm, dialect)
@@ -209,8 +210,8 @@ def _facts_of_zero(shapes: Mapping[str, tuple[int, ...]], norm: Norm | None) -> 
 def _without_scope(
     scope: str, shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Any]
 ) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
-    """The variables of a checkpoint of zero without the scope that begins their names; others are of the trainer."""
-    own = {name.removeprefix(f"{scope}/"): name for name in shapes}
+    """The variables of a checkpoint of zero without the scope that begins their names; others have a slash before."""
+    own = {name.removeprefix(f"{scope}/") if name.startswith(f"{scope}/") else f"/{name}": name for name in shapes}
     return {name: shapes[full] for name, full in own.items()}, lambda name: tensor(own[name])
 
 

@@ -150,8 +150,12 @@ class RNNSearch(Protocol):
         parameters: arrays under the names of Nematus master, as ``rmsnorm.nematus.load`` returns them. The model has
             their dtype, and in PyTorch their device.
 
+    In the dialect ``zero`` it is the RNNSearch of that toolkit, with its names but for the scope. The loss
+    is the mean over the words of a sentence, minus the smallest loss that label smoothing leaves. Words of y that are 0
+    are padding, and places that are padding in all sentences are left out, also of the results.
+
     Source: github.com/EdinburghNLP/nematus: rnn_model.py and beam_search_sampler.py of master, model.py and
-    inference.py of v0.3, nmt.py of Theano Nematus.
+    inference.py of v0.3, nmt.py of Theano Nematus; github.com/bzhangGo/zero: rnnsearch.py, search.py.
     """
 
     def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None: ...
@@ -208,10 +212,12 @@ class RNNSearch(Protocol):
 
         Args:
             x, x_mask: as for encode.
-            beam_size: 1 is greedy.
+            beam_size: 1 is greedy; by default that of the config, which is 12 for Nematus.
             max_length: Nematus's translation_maxlen, by default that of the config. Nematus master, and every version
-                with a Transformer, stops one word earlier.
-            normalization_alpha: scores are divided by length^alpha.
+                with a Transformer, stops one word earlier. In the dialect ``zero`` its decode_length: how many words
+                more than its source, with its end, a translation may have.
+            normalization_alpha: scores are divided by length^alpha, in zero by ((5 + length) / 6)^alpha; by default
+                that of the config, which is 0 for Nematus.
 
         Returns:
             (sequences, scores), best first, as NumPy arrays.
@@ -230,7 +236,10 @@ class Transformer(Protocol):
     the smallest possible loss is subtracted; NumPy has no dropout, so ``loss`` and ``gradients`` take ``training``
     in place of ``rng``.
 
-    Source: Nematus master, transformer.py and transformer_inference.py.
+    In the dialect ``zero`` it is the Transformer of that toolkit, or its ReLA Transformer: norms follow the sums. What
+    is said of RNNSearch in that dialect holds, but labels are smoothed in training only.
+
+    Source: Nematus master, transformer.py and transformer_inference.py; zero, transformer.py and transformer_rela.py.
     """
 
     def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None: ...

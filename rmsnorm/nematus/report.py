@@ -121,7 +121,8 @@ def _dictionary(model: Model, path: str, size: int) -> str:
 def _left_out(model: Model) -> Iterator[tuple[str, list[str]]]:
     """Reasons for leaving tensors out, with the names of these tensors."""
     constant = [name for name in model.left_out if name == "decoder_c_tt"]
-    trainer = [name for name in model.left_out if is_of_training(name.replace("_smooth", "")) and name not in constant]
+    names = [name for name in model.left_out if name not in constant]
+    trainer = [name for name in names if is_of_training(name.replace("_smooth", "")) or name.startswith("/")]
     others = [name for name in model.left_out if name not in trainer and name not in constant]
     for why, names in (
         ("of the trainer", trainer),

@@ -122,8 +122,8 @@ def _batches_of_nematus(config: Config, texts: Sequence[Sequence[str]], size: in
 
 def _batches_of_zero(config: Config, texts: Sequence[Sequence[str]], size: int | None) -> Iterator[list[int]]:
     """The batches of zero, on which its translations depend: batches that are too small wait for more lines."""
-    size = size or config.options.get("eval_batch_size", 32)
-    least, buffered = size * config.options.get("data_leak_ratio", 0.5), config.options.get("buffer_size", 100)
+    size = size or int(_option(config, "eval_batch_size", 32, 1))
+    least, buffered = size * _option(config, "data_leak_ratio", 0.5, 0), _option(config, "buffer_size", 100, 1)
     lengths = [max(len(line.split()) for line in lines) for lines in zip(*texts, strict=True)]
     waiting: list[int] = []
     for row in range(len(lengths)):
@@ -133,6 +133,13 @@ def _batches_of_zero(config: Config, texts: Sequence[Sequence[str]], size: int |
             waiting = [row for rows in batches if len(rows) < least for row in rows]
             yield from (rows for rows in batches if len(rows) >= least)
     yield from _parts(sorted(waiting, key=lengths.__getitem__), size)
+
+
+def _option(config: Config, name: str, default: float, least: float) -> float:
+    value = config.options.get(name, default)
+    if not isinstance(value, int | float) or not least <= value:
+        raise errors.out_of_domain("port", f"{name} in the options", value, f"a number >= {least}", "mend it")
+    return value
 
 
 def _parts(order: list[int], size: int) -> Iterator[list[int]]:

@@ -96,12 +96,15 @@ ZERO: dict[str, dict[str, Any]] = {
         "relu_attention": True, "tie_decoder_embeddings": True, "tie_encoder_decoder_embeddings": True,
         "source_vocab_sizes": (8,),
     },
-    "zero rnn": {
-        "model_type": "rnn", "embedding_size": 6, "state_size": 5, "tie_decoder_embeddings": True,
-        "label_smoothing": 0.1,
-    },
-    "zero rnn layer": {"model_type": "rnn", "embedding_size": 6, "state_size": 5, "norm": "layer"},
 }  # fmt: skip
+SMALL_ZERO_RNN: dict[str, Any] = {
+    **SMALL,
+    **{name: SMALL_ZERO[name] for name in ("dialect", "search", "norm", "eps", "masked_score", "translation_maxlen")},
+}
+ZERO_RNN: dict[str, dict[str, Any]] = {
+    "zero rnn": {"tie_decoder_embeddings": True, "label_smoothing": 0.1},
+    "zero rnn layer": {"norm": "layer"},
+}
 WITHOUT_DROPOUT = dict.fromkeys(
     [f"transformer_dropout_{part}" for part in ("embeddings", "residual", "relu", "attn")], 0.0
 )
@@ -109,8 +112,9 @@ WITH_DROPOUT = {f"rnn_dropout_{part}": 0.3 for part in ("embedding", "hidden", "
 
 
 def config_of(kind: str) -> Config:
-    """The config of that kind, one of KINDS, TRANSFORMERS or ZERO."""
-    for small, kinds in ((SMALL, KINDS), (SMALL_TRANSFORMER, TRANSFORMERS), (SMALL_ZERO, ZERO)):
+    """The config of that kind, one of KINDS, TRANSFORMERS, ZERO or ZERO_RNN."""
+    of_zero = ((SMALL_ZERO, ZERO), (SMALL_ZERO_RNN, ZERO_RNN))
+    for small, kinds in ((SMALL, KINDS), (SMALL_TRANSFORMER, TRANSFORMERS), *of_zero):
         if kind in kinds:
             return Config(**(small | kinds[kind]))
     raise KeyError(kind)

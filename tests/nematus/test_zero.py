@@ -10,6 +10,7 @@ import pytest
 from nematus_models import (
     WITHOUT_DROPOUT,
     ZERO,
+    ZERO_RNN,
     Reference,
     batch,
     check_directions,
@@ -134,7 +135,13 @@ def test_the_norms_alone() -> None:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("framework", "kind"),
-    [*(("torch", kind) for kind in ZERO), ("tf", RELA), ("tf", "zero rms"), ("tf", "zero rnn layer"), ("flax", RELA)],
+    [
+        *(("torch", kind) for kind in (*ZERO, *ZERO_RNN)),
+        ("tf", RELA),
+        ("tf", "zero rms"),
+        ("tf", "zero rnn layer"),
+        ("flax", RELA),
+    ],
     indirect=["framework"],
 )
 def test_every_framework_computes_what_the_golden_computes(framework: Any, kind: str) -> None:

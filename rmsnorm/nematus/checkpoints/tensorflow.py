@@ -13,7 +13,7 @@ from rmsnorm import errors
 from rmsnorm.files import reading, replacing
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.checkpoints.files import OP, ZERO_OPTIONS, write_options
-from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.config import Config, write
 from rmsnorm.nematus.names import VERSIONS, check
 
 _WANTED: Final = "a whole checkpoint"
@@ -61,7 +61,7 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
         )
     path = Path(path)
     if config.dialect == "zero":
-        prefix = zero.scope(config.options)
+        prefix = zero.scope(write(config))
         _save_zero(tf, path, {f"{prefix}/{row.name}": np.asarray(parameters[row.name]) for row in rows})
         write_options(path, config, name=ZERO_OPTIONS)
         return
@@ -88,8 +88,11 @@ def _save_zero(tf: Any, path: Path, arrays: Mapping[str, Any]) -> None:
     """As zero writes it: by tf.train.Saver, with the graph of the variables as ``.meta``."""
     v1 = tf.compat.v1
     with v1.Graph().as_default(), v1.Session() as session, replacing(path) as temporary:
-        for name, array in arrays.items():
-            v1.get_variable(name, array.shape, array.dtype, use_resource=False).load(array, session)
+        assigned = {
+            v1.get_variable(name, array.shape, array.dtype, use_resource=False).initializer: array
+            for name, array in arrays.items()
+        }
+        session.run(list(assigned), {op.inputs[1]: array for op, array in assigned.items()})
         v1.train.Saver(save_relative_paths=True).save(session, str(temporary))
 
 

@@ -1,0 +1,217 @@
+"""zero's files: its checkpoints, vocabularies and options, written back for zero and in every other form."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nematus_commands import run
+from nematus_models import batch, config_of, random_parameters, reference
+
+from rmsnorm import nematus
+from rmsnorm.nematus.centring import to_rms_norm
+from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.numpy import RNNSearch
+from rmsnorm.nematus.translate import translate
+from rmsnorm.nematus.vocabulary import Vocabulary, read_entries, read_vocabulary, vocabularies, write_entries
+from rmsnorm.nematus.vocabulary import batch as batch_of
+
+RELA = "zero rela of odd size"
+WORDS = ["a", "b", "c", "a", "d", "e"]  # one twice
+in_tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+
+
+def saved(folder: Path, kind: str = "zero rms", **changes: Any) -> tuple[Config, dict[str, Any]]:
+    """A model in the files of zero, with vocabularies."""
+    config = config_of(kind).replace(**changes)
+    names = {"src_vocab_file": "/elsewhere/vocab.src", "tgt_vocab_file": "vocab.tgt", "scope_name": "nmt"}
+    config = config.replace(options={**config.options, **names})
+    parameters = random_parameters(config, "float32")
+    nematus.save_tensorflow(folder / "model-7", config, parameters)
+    for side, size in (("src", config.source_vocab_sizes[0]), ("tgt", config.target_vocab_size)):
+        (folder / f"vocab.{side}").write_text("".join(f"{side}{index}\n" for index in range(size - 3)))
+    return config, parameters
+
+
+def same(arrays: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert arrays.keys() == wanted.keys()
+    for name, array in arrays.items():
+        assert array.dtype == wanted[name].dtype
+        np.testing.assert_array_equal(array, wanted[name], err_msg=name)
+
+
+@in_tensorflow
+def test_the_saver_of_tensorflow_restores_what_is_written(tmp_path: Path) -> None:
+    """Under the scope of the options, with the graph for whose file zero looks; and options on one line."""
+    import tensorflow as tf
+
+    _, parameters = saved(tmp_path, RELA)
+    written = {"checkpoint", "model-7.data-00000-of-00001", "model-7.index", "model-7.meta", "param.json"}
+    assert {file.name for file in tmp_path.iterdir()} == written | {"vocab.src", "vocab.tgt"}
+    options = json.loads((tmp_path / "param.json").read_text())
+    assert (options["model_name"], options["hidden_size"], options["num_heads"]) == ("transformer_rela", 9, 3)
+    assert len((tmp_path / "param.json").read_text().splitlines()) == 1
+    assert (tmp_path / "checkpoint").read_text().splitlines()[0] == 'model_checkpoint_path: "model-7"'
+    v1 = tf.compat.v1
+    with v1.Graph().as_default(), v1.Session() as session:
+        variables = {name: v1.get_variable(f"nmt/{name}", value.shape) for name, value in parameters.items()}
+        v1.train.Saver().restore(session, str(tmp_path / "model-7"))
+        same(session.run(variables), parameters)
+
+
+@in_tensorflow
+@pytest.mark.parametrize("decay", [-1.0, 0.999])
+def test_what_the_trainer_of_zero_adds_is_left_out(decay: float, tmp_path: Path) -> None:
+    """Slots, backups and counters; averages are taken where ema_decay asks for them, and said."""
+    import tensorflow as tf
+
+    config, parameters = saved(tmp_path, exponential_smoothing=max(0.0, decay))
+    v1 = tf.compat.v1
+    tensors = {f"nmt/{name}": value for name, value in parameters.items()}
+    for slot in ("Adam", "Adam_1", "CTrainOpBackUpReplica", "CTrainOpReplica"):
+        tensors |= {f"nmt/{name}/{slot}": 0 * value for name, value in parameters.items()}
+    tensors |= {f"nmt/{name}/ExponentialMovingAverage": 2 * value for name, value in parameters.items()}
+    tensors |= {"global_step": np.int64(7), "beta1_power": np.float32(0.1), "loss/CTrainOpReplica": np.float32(0)}
+    with v1.Graph().as_default(), v1.Session() as session:
+        for name, value in tensors.items():
+            v1.get_variable(name, initializer=value)
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver(save_relative_paths=True).save(session, str(tmp_path / "model"), global_step=8)
+    options = json.loads((tmp_path / "param.json").read_text())
+    assert options["ema_decay"] == -1.0, "what was written has no averages"
+    (tmp_path / "param.json").write_text(json.dumps({**options, "ema_decay": decay}))
+    loaded = nematus.load(tmp_path)
+    assert loaded.path.name == "model-8"
+    assert loaded.smoothed == (decay > 0)
+    same(loaded.parameters, {name: (1 + (decay > 0)) * value for name, value in parameters.items()})
+    assert loaded.config.replace(exponential_smoothing=0.0) == config.replace(exponential_smoothing=0.0)
+    described = run("info", tmp_path)
+    assert "global_step" in described or "beta1_power" in described
+    assert ("the averages are taken" in described) == (decay > 0)
+    assert ("its options ask for no averages" in described) == (decay < 0)
+
+
+@pytest.mark.parametrize("kind", [RELA, "zero rnn"])
+def test_every_form_keeps_every_bit_and_option(kind: str, tmp_path: Path) -> None:
+    config = config_of(kind).replace(beam_size=7, masked_score=-1e7, label_smoothing=0.25)
+    parameters = random_parameters(config, "float32")
+    saves = {"model.safetensors": nematus.save_safetensors}
+    if find_spec("tensorflow") is not None:
+        saves |= {"model.keras": nematus.save_keras, "model-0": nematus.save_tensorflow}
+    if find_spec("orbax") is not None:
+        saves["model.orbax"] = nematus.save_flax
+    for file, save in saves.items():
+        folder = tmp_path / file
+        folder.mkdir()
+        save(folder / file, config, parameters)
+        loaded = nematus.load(folder)
+        assert loaded.config == config, file
+        same(loaded.parameters, parameters)
+    with pytest.raises(ValueError, match=r"save_theano: dialect is 'zero', expected one of Nematus"):
+        nematus.save_theano(tmp_path / "model.npz", config, parameters)
+
+
+@in_tensorflow
+def test_the_commands_convert_translate_and_score(tmp_path: Path) -> None:
+    """And what comes back to zero's files is what went out."""
+    (tmp_path / "model").mkdir()
+    config, parameters = saved(tmp_path / "model", "zero rnn")
+    assert "max error" in run("zero", tmp_path / "model", tmp_path / "torch", "--to", "pytorch")
+    run("zero", tmp_path / "torch", tmp_path / "back", "--to", "tf")
+    back = nematus.load(tmp_path / "back")
+    same(back.parameters, parameters)
+    assert back.config == config
+    assert back.config.options["scope_name"] == "nmt"
+    assert (tmp_path / "back" / "vocab.src").read_text().splitlines()[:4] == ["<pad>", "<unk>", "<eos>", "src0"]
+    (tmp_path / "lines").write_text("src0 src1\n\nsrc2 other src0\n")
+    translated = run("translate", tmp_path / "back", "--source", tmp_path / "lines", "--backend", "numpy").split("\n")
+    model = RNNSearch(config, parameters)
+    sources, target = vocabularies(back)
+    lines = ["src0 src1", "src2 other src0"]
+    wanted = [target.words(beam[0]) for beam in model.translate(*batch_of(lines, sources)).sequences]
+    assert translated == [wanted[0], "", wanted[1], ""]
+    (tmp_path / "target").write_text("tgt0\ntgt1 tgt1\nother\n")
+    scored = run("score", tmp_path / "torch", "--source", tmp_path / "lines", "--target", tmp_path / "target")
+    x, x_mask = batch_of(["src0 src1", "", "src2 other src0"], sources)
+    (y,), y_mask = batch_of(["tgt0", "tgt1 tgt1", "other"], [target])
+    losses = RNNSearch(config.replace(label_smoothing=0.0), parameters).loss(x, x_mask, y, y_mask)
+    np.testing.assert_allclose(list(map(float, scored.split())), losses, rtol=1e-5)
+    refused = run("nematus", tmp_path / "torch", tmp_path / "other", "--to", "torch", status=2)
+    assert "the model is 'of zero', expected nematus; use rmsnorm port zero" in " ".join(refused.split())
+
+
+def test_vocabularies_of_zero(tmp_path: Path) -> None:
+    """Three words come first, repeated ones are left out, and spaces around words too."""
+    path = tmp_path / "vocab"
+    path.write_bytes("\r\n".join([" a ", *WORDS, "<eos>", "\u2028x"]).encode() + b"\n")
+    entries = read_entries(path, "zero")
+    assert list(entries) == ["<pad>", "<unk>", "<eos>", "a", "b", "c", "d", "e", "x"]
+    write_entries(tmp_path / "again", entries, "zero")
+    assert read_entries(tmp_path / "again", "zero") == entries
+    vocabulary = read_vocabulary(path, 9, 1, "zero")
+    assert vocabulary.words([3, 0, 4]) == "a"
+    assert vocabulary.words([3, 4, 2, 4]) == "a b"
+    ids, mask = batch_of(["a other", "e"], [vocabulary])
+    np.testing.assert_array_equal(ids[0].T, [[3, 1, 2], [7, 2, 0]])
+    np.testing.assert_array_equal(mask.T, [[1, 1, 1], [1, 1, 0]])
+    with pytest.raises(ValueError, match=r"has no word for 9 and 0 more, expected one for each of the 10 ids"):
+        read_vocabulary(path, 10, 1, "zero")
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(ValueError, match=r"vocab is not UTF-8 .*, expected a vocabulary of zero; convert it"):
+        read_entries(path, "zero")
+
+
+def test_batches_are_those_of_zero() -> None:
+    """Sorted within buffers of lines; a batch that is too small waits for the next buffer, if there is one."""
+    config = config_of("zero rms").replace(options={"buffer_size": 5, "eval_batch_size": 2, "data_leak_ratio": 1.0})
+    batches = []
+
+    class Recording:
+        def translate(self, x: Any, x_mask: Any, **options: Any) -> tuple[Any, Any]:
+            batches.append(x_mask.sum(axis=0).astype(int).tolist())
+            assert options == {"beam_size": None, "max_length": None, "normalization_alpha": None}
+            return np.zeros((x.shape[2], 1, 1), int), np.zeros((x.shape[2], 1))
+
+    model: Any = Recording()
+    target = Vocabulary({"<pad>": 0, "<unk>": 1, "<eos>": 2, "w": 3}, unknown=1, end=2)
+    lines = ["w " * count for count in (5, 1, 0, 4, 2, 3, 9, 8)]
+    assert translate(model, config, lines, [target], target) == [""] * 8
+    assert batches == [[2, 3], [4, 5], [6, 9], [10]]
+
+
+def test_layer_norm_into_rms_norm_where_the_graph_allows_it() -> None:
+    """In the recurrent model, whose offsets go into biases; the sums of a Transformer have a mean of their own."""
+    config = config_of("zero rnn layer")
+    parameters, sentences = random_parameters(config), batch(config)
+    converted, new = to_rms_norm(config, parameters)
+    assert (converted.norm, converted.norm_offset) == ("rms", False)
+    wanted = RNNSearch(config, parameters).loss(*sentences)
+    np.testing.assert_allclose(RNNSearch(converted, new).loss(*sentences), wanted, rtol=1e-12)
+    config = config_of("zero layer")
+    with pytest.raises(
+        ValueError, match=r"the model is 'transformer with layer', expected rnn with layer; the norms of a T"
+    ):
+        to_rms_norm(config, random_parameters(config))
+
+
+@pytest.mark.parametrize("name", ["Z1", "Z2"])
+def test_the_norm_is_told_by_names(name: str, tmp_path: Path) -> None:
+    """Options without a switch for it, and a table of another size in every model."""
+    config, parameters, _ = reference(name).model("rms" if name == "Z1" else "layer")
+    nematus.save_safetensors(tmp_path / "model.safetensors", config, parameters)
+    loaded = nematus.load(tmp_path)
+    assert loaded.config == config
+    assert (loaded.config.norm, loaded.config.source_vocab_sizes) == ("rms" if name == "Z1" else "layer", (37,))
+    with pytest.raises(ValueError, match=f"norm is 'none', expected {config.norm}, as its variables say"):
+        nematus.load(tmp_path, norm="none")
+    nematus.save_safetensors(tmp_path / "model.safetensors", config.replace(options={}), parameters)
+    path = tmp_path / "model.safetensors.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_decoder_layer": 1}))
+    with pytest.raises(
+        ValueError, match=r"holds decoder/layer_1/.* and \d+ more .*, and the config has no such variabl"
+    ):
+        nematus.load(tmp_path)
