@@ -55,7 +55,7 @@ def progress(unit: str = "cases", *, lines: bool = False) -> Progress:
     kind = _Lines if lines and not console.is_terminal else Progress
     return kind(
         TextColumn("{task.description:>6}"), BarColumn(), TextColumn(f"{{task.completed}}/{{task.total}} {unit}"),
-        TimeElapsedColumn(), console=console, transient=True,
+        TimeElapsedColumn(), console=console, transient=True, disable=kind is Progress and not console.is_terminal,
     )  # fmt: skip
 
 
