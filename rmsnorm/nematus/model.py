@@ -210,8 +210,14 @@ def _facts_of_zero(shapes: Mapping[str, tuple[int, ...]], norm: Norm | None) -> 
 def _without_scope(
     scope: str, shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Any]
 ) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
-    """The variables of a checkpoint of zero without the scope that begins their names; others have a slash before."""
-    own = {name.removeprefix(f"{scope}/") if name.startswith(f"{scope}/") else f"/{name}": name for name in shapes}
+    """The variables of a checkpoint of zero without the scope that begins their names.
+
+    Those outside of it get a slash before their name, unless they are of the trainer: none is part of the model.
+    """
+    own: dict[str, str] = {}
+    for full in shapes:
+        outside = full if is_of_training(full) else f"/{full}"
+        own[full.removeprefix(f"{scope}/") if full.startswith(f"{scope}/") else outside] = full
     return {name: shapes[full] for name, full in own.items()}, lambda name: tensor(own[name])
 
 

@@ -166,7 +166,8 @@ def _in_options(model: Model) -> list[str]:
 def with_names(config: Config, names: list[str]) -> Config:
     """The config whose options name these dictionaries."""
     if config.dialect == "zero":
-        named: dict[str, Any] = dict(zip(_ZERO_FILES, names, strict=False))
+        options = [name for name in _ZERO_FILES if config.options.get(name)]
+        named: dict[str, Any] = dict(zip(options, names, strict=True))
     else:
         named = {"dictionaries": names, "source_dicts": names[:-1], "target_dict": names[-1]}
     return config.replace(options={**config.options, **named})

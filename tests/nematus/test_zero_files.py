@@ -17,7 +17,14 @@ from rmsnorm.nematus.centring import to_rms_norm
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.numpy import RNNSearch
 from rmsnorm.nematus.translate import translate
-from rmsnorm.nematus.vocabulary import Vocabulary, read_entries, read_vocabulary, vocabularies, write_entries
+from rmsnorm.nematus.vocabulary import (
+    Vocabulary,
+    read_entries,
+    read_vocabulary,
+    vocabularies,
+    with_names,
+    write_entries,
+)
 from rmsnorm.nematus.vocabulary import batch as batch_of
 
 RELA = "zero rela of odd size"
@@ -76,6 +83,7 @@ def test_what_the_trainer_of_zero_adds_is_left_out(decay: float, tmp_path: Path)
         tensors |= {f"nmt/{name}/{slot}": 0 * value for name, value in parameters.items()}
     tensors |= {f"nmt/{name}/ExponentialMovingAverage": 2 * value for name, value in parameters.items()}
     tensors |= {"global_step": np.int64(7), "beta1_power": np.float32(0.1), "loss/CTrainOpReplica": np.float32(0)}
+    tensors["other/bias"] = np.ones(3, np.float32)  # of no model: outside of the scope
     with v1.Graph().as_default(), v1.Session() as session:
         for name, value in tensors.items():
             v1.get_variable(name, initializer=value)
@@ -89,8 +97,8 @@ def test_what_the_trainer_of_zero_adds_is_left_out(decay: float, tmp_path: Path)
     assert loaded.smoothed == (decay > 0)
     same(loaded.parameters, {name: (1 + (decay > 0)) * value for name, value in parameters.items()})
     assert loaded.config.replace(exponential_smoothing=0.0) == config.replace(exponential_smoothing=0.0)
+    assert {"/other/bias", "global_step", "beta1_power", "bias/Adam"} <= set(loaded.left_out)
     described = run("info", tmp_path)
-    assert "global_step" in described or "beta1_power" in described
     assert ("the averages are taken" in described) == (decay > 0)
     assert ("its options ask for no averages" in described) == (decay < 0)
 
@@ -163,6 +171,13 @@ def test_vocabularies_of_zero(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\n")
     with pytest.raises(ValueError, match=r"vocab is not UTF-8 .*, expected a vocabulary of zero; convert it"):
         read_entries(path, "zero")
+
+
+def test_a_vocabulary_that_is_missing_keeps_its_place() -> None:
+    """The options name it, and not the other one in its place."""
+    config = config_of("zero rms").replace(options={"src_vocab_file": "", "tgt_vocab_file": "elsewhere/vocab.tgt"})
+    options = with_names(config, ["vocab.tgt"]).options
+    assert (options["src_vocab_file"], options["tgt_vocab_file"]) == ("", "vocab.tgt")
 
 
 def test_batches_are_those_of_zero() -> None:
