@@ -67,6 +67,11 @@ class Call:
         return None if self.n is None else self.variant.counted(self.n)
 
     @property
+    def offset(self) -> float:
+        """o of the gain o + g; -0.0 for none, which added to a number changes nothing, not even the sign of a zero."""
+        return self.variant.scale_offset or -0.0
+
+    @property
     def leading(self) -> Call | None:
         """The call on the elements that enter the statistic; None if these are all, or are no slice of the array."""
         if len(self.axes) > 1 or self.k == self.n:

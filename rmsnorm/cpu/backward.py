@@ -8,13 +8,13 @@ without a residual. Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from rmsnorm.cpu.bfloat16 import any_set, backward_row, is_moderate
 from rmsnorm.cpu.formats import LOAD, STORE, add_in_any_order, apart, inlined, view
-from rmsnorm.cpu.settings import BACKWARD, OPTIONS, STORAGE
+from rmsnorm.cpu.settings import BACKWARD, CANCELLED, OPTIONS, STORAGE
 from rmsnorm.cpu.statistic import (
     centre,
     is_counted,
@@ -24,7 +24,15 @@ from rmsnorm.cpu.statistic import (
     slope,
     sum_of_squares,
 )
-from rmsnorm.cpu.system import LINE, aligned, free, malloc, settings_at, word
+from rmsnorm.cpu.system import LINE, aligned, call_c, free, malloc, settings_at, table, word
+
+# What cancelled.py computes again: a row whose u is along h, as its first elements show, and one with an element that
+# is so small a part of its terms that its bits could be wrong, which is rare by chance.
+_SAMPLE: Final = 16
+_PARALLEL: Final = 2.0**-8
+_CANCELS: Final = 2.0**-24
+_LARGE: Final = 2.0**900  # of float64: a sum of such numbers may overflow
+_MAY_CANCEL: Final = 2.0**-16  # with a mask, where rows are not tested
 
 _H, _H_STEP, _, _MASK, _MASK_STEP, _MASK_STRIDE, _INVERSE_RMS, _DY, _DH, _DX, _, _ = range(len(BACKWARD))
 
@@ -36,14 +44,45 @@ def compiled(x: str, y: str, *options: str) -> Any:
     load_x, load_y, store = LOAD[x], LOAD[y], STORE[x]
     like_x, like_y = STORAGE[x](0), STORAGE[y](0)
     may_be_single = x == y == "bfloat16" and not (has_mask or has_other or is_partial)
+    is_wide, has_wide_dy = "float64" in (x, y), y == "float64"
 
-    def fill(h: Any, dy: Any, dh: Any, gain: Any, factor: float, share: float, dx: Any, first: Any, last: Any) -> None:
-        """Elements ``first`` to ``last`` of a row of dx: unsigned, as numba lets a signed index count from the end."""
+    def fill(
+        h: Any, dy: Any, dh: Any, gain: Any, factor: float, step: float, unit: float, dx: Any, first: Any, last: Any
+    ) -> Any:
+        """Elements ``first`` to ``last`` of a row of dx: unsigned, as numba lets a signed index count from the end.
+
+        Returns whether one of them is a small difference of large terms.
+        """
+        cancels = False
         for j in range(first, last):
-            gradient = factor * (load_y(dy[j]) * gain[j] - load_x(h[j]) * factor * share)
-            store(dx, j, gradient + load_x(dh[j]) if has_other else gradient)
+            near = load_x(h[j]) * step
+            rest = (load_y(dy[j]) / unit if has_wide_dy else load_y(dy[j])) * gain[j] - near
+            gradient = factor * rest * unit if has_wide_dy else factor * rest
+            store(dx, j, (gradient + load_x(dh[j]) if has_other else gradient) + 0.0)  # a zero becomes +0
+            if not is_wide:
+                cancels |= abs(rest) < _CANCELS * abs(near)
+        return cancels
 
     fill = (apart if may_be_single else inlined)(fill)  # it is called in one or in two places
+
+    def settle(settings: int, n: int, h: int, dy: int, dh: int, gains: int, mask: int, stride: int, dx: int) -> Any:
+        """A row of dx again, by cancelled.py. Returns 1 if memory is short."""
+        h_row, dy_row, dx_row = view(h, n, like_x), view(dy, n, like_y), view(dx, n, like_x)
+        memory = malloc(16 * n)
+        if memory == 0:
+            return 1
+        wide, row = view(memory, n, 0.0), view(memory + 8 * n, n, 0.0)
+        for j in range(n):
+            wide[j], row[j] = load_x(h_row[j]), load_y(dy_row[j])
+        call_c(word(table(), CANCELLED), settings, memory, memory + 8 * n, gains, mask, stride)
+        for j in range(n if dh else 0):
+            row[j] += load_x(view(dh, n, like_x)[j])
+        for j in range(n):
+            store(dx_row, j, row[j] + 0.0)
+        free(memory)
+        return 0
+
+    settle = apart(settle)
 
     def backward(settings: int, start: int, stop: int, prepared: int, sums: int, arguments: int) -> int:
         """Computes rows ``start`` to ``stop`` of dx, and the sums over these rows for dscale and dbias at ``sums``.
@@ -77,6 +116,7 @@ def compiled(x: str, y: str, *options: str) -> Any:
             for j in range(n):
                 gain32[j] = gain[j]
             single = s.single and is_moderate(gain)
+        failed = 0
         for i in range(start, stop):
             h_row, dy_row = view(h + i * h_step, n, like_x), view(dy + i * y_bytes, n, like_y)
             dx_row, dh_row = view(dx + i * row_bytes, n, like_x), view(dh + i * row_bytes, n, like_x)
@@ -89,30 +129,43 @@ def compiled(x: str, y: str, *options: str) -> Any:
                 factor = 1 / rho_of(s, q, k) if k else 0.0
             else:
                 factor = view(inverse_rms, stop, 0.0)[i]
+            unit = 1.0
+            if has_wide_dy:
+                for j in range(n):
+                    if abs(dy_row[j] * gain[j]) > _LARGE:
+                        unit = 2.0**500
             if has_mask:
                 k = centre(load_x, h_row, mask_row, stride, s.k, factor, variance, centred)
                 inner, length = 0.0, 0.0
                 for j in range(n if k else 0):
                     if is_counted(mask_row, stride, j):
-                        term = load_y(dy_row[j]) * (load_x(h_row[j]) * factor)
-                        dscale_sums[j] += term
-                        inner += term * gain[j]
+                        v, normalised = load_y(dy_row[j]), load_x(h_row[j]) * factor
+                        dscale_sums[j] += v * normalised
+                        inner += v / unit * gain[j] * normalised
                         if has_bias:
                             dbias_sums[j] += load_y(dy_row[j])
                 for j in range(n):
                     length = add_in_any_order(length, centred[j] * centred[j])
                 share = slope(s, k, factor, length) * inner / (k if k else 1)
+                cancels = False
                 for j in range(n if dx else 0):
                     gradient = 0.0
                     if k and is_counted(mask_row, stride, j):
-                        gradient = factor * (load_y(dy_row[j]) * gain[j] - centred[j] * share)
-                    store(dx_row, j, gradient + load_x(dh_row[j]) if dh else gradient)
+                        near = centred[j] * share if j < s.k else 0.0
+                        rest = load_y(dy_row[j]) / unit * gain[j] - near
+                        gradient = factor * rest * unit
+                        cancels |= abs(rest) < _MAY_CANCEL * abs(near)
+                    store(dx_row, j, (gradient + load_x(dh_row[j]) if dh else gradient) + 0.0)
+                if not is_wide and cancels:
+                    places = h + i * h_step, dy + i * y_bytes, dh + i * row_bytes if dh else 0
+                    mask_at, dx_at = mask + i * mask_step, dx + i * row_bytes
+                    failed |= settle(settings, n, *places, prepared, mask_at, stride, dx_at)
                 continue
             inner, length = 0.0, 0.0
             for j in range(n):
                 term = load_y(dy_row[j]) * (load_x(h_row[j]) * factor)
                 dscale_sums[j] += term
-                inner = add_in_any_order(inner, term * gain[j])
+                inner = add_in_any_order(inner, (term / unit if has_wide_dy else term) * gain[j])
             if has_bias:
                 for j in range(n):
                     dbias_sums[j] += load_y(dy_row[j])
@@ -121,20 +174,30 @@ def compiled(x: str, y: str, *options: str) -> Any:
             share = slope(s, k, factor, length) * inner / k
             if not dx:
                 continue
+            step = factor * share
+            cancels = not is_wide and abs(step) < np.inf and k > 0
+            for j in range(min(k, _SAMPLE)):
+                near = load_x(h_row[j]) * step
+                cancels &= abs(load_y(dy_row[j]) * gain[j] - near) <= _PARALLEL * abs(near)
             if may_be_single and single and 2.0**-20 < factor < 2.0**20 and abs(share) < 2.0**20:
                 backward_row(h_row, dy_row, gain32, np.float32(factor), np.float32(share), dx_row, doubt)
                 for i8 in range(eight if any_set(eights) else 0):
                     if eights[i8]:
-                        last = 8 * i8 + 8 if 8 * i8 + 8 < n else n
-                        fill(h_row, dy_row, dh_row, gain, factor, share, dx_row, np.uint64(8 * i8), np.uint64(last))
-                continue
-            fill(h_row, dy_row, dh_row, gain, factor, share, dx_row, np.uint64(0), np.uint64(k))
-            if is_partial:
-                for j in range(k, n):
-                    gradient = factor * (load_y(dy_row[j]) * gain[j])
-                    store(dx_row, j, gradient + load_x(dh_row[j]) if has_other else gradient)
+                        last = np.uint64(8 * i8 + 8 if 8 * i8 + 8 < n else n)
+                        cancels |= fill(
+                            h_row, dy_row, dh_row, gain, factor, step, unit, dx_row, np.uint64(8 * i8), last
+                        )  # fmt: skip
+            else:
+                cancels |= fill(h_row, dy_row, dh_row, gain, factor, step, unit, dx_row, np.uint64(0), np.uint64(k))
+                if is_partial:
+                    for j in range(k, n):
+                        gradient = factor * (load_y(dy_row[j]) / unit * gain[j]) * unit
+                        store(dx_row, j, (gradient + load_x(dh_row[j]) if has_other else gradient) + 0.0)
+            if cancels:
+                places = h + i * h_step, dy + i * y_bytes, dh + i * row_bytes if dh else 0
+                failed |= settle(settings, n, *places, prepared, 0, -1, dx + i * row_bytes)
         if has_mask or may_be_single:
             free(memory)
-        return 0
+        return failed
 
     return backward

@@ -1,12 +1,13 @@
 """The forward pass where x or y is float64: scaled by a power of two, with what each operation rounds off.
 
-So nothing overflows or underflows on the way, and y is within one ulp. The backward pass is that of backward.py.
+Every row is scaled for its statistic, and every element by itself for y. So nothing overflows or underflows on the way,
+and y is within one ulp. The backward pass is that of backward.py.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from rmsnorm.cpu.settings import CLAMP, FORWARD, INSIDE, OUTSIDE, PARAMETERS, ST
 from rmsnorm.cpu.statistic import add_rows, is_counted
 from rmsnorm.cpu.system import call_c, free, malloc, settings_at, table, word
 
+_LEAST: Final = -(2**20)  # below every exponent
 _X, _X_STEP, _RESIDUAL, _SCALE, _, _MASK, _MASK_STEP, _MASK_STRIDE, _Y, _H, _INVERSE_RMS = range(len(FORWARD))
 
 
@@ -76,22 +78,32 @@ def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other:
             if not y:
                 continue
             y_row = view(y + i * y_bytes, n, like_y)
-            for j in range(n):
-                value = load(h_row[j]) * power
+            unit = _exponent(power)
+            for j in range(n):  # h, the gain and the bias without their powers of two, which are in ``exponent``
+                value = load(h_row[j])
+                exponent = _exponent(value)
+                value = _fraction(value)
                 normalised = value / rho
                 lost = -_finite((fma(normalised, rho, -value) + normalised * rho_error) / rho)
+                exponent += unit
                 if before:
-                    result = round_product(round_norm(normalised + lost) * gain[j])
+                    result = round_product(round_norm(_scaled(normalised + _correction(lost), exponent)) * gain[j])
                     if has_bias:
                         result = round_product(result + b[j])
                 else:
-                    result = normalised * gain[j]
-                    lost = lost * gain[j] + normalised * gain_error[j] + fma(normalised, gain[j], -result)
+                    factor, of_gain = _fraction(gain[j]), _exponent(gain[j])
+                    result = normalised * factor
+                    lost = lost * factor + fma(normalised, factor, -result)
+                    lost += normalised * _scaled(gain_error[j], -of_gain)
+                    exponent += of_gain
                     if has_bias:
-                        scaled = result
-                        result = scaled + b[j]
-                        lost += _sum_error(scaled, b[j], result)
-                    result += _finite(lost)
+                        of_bias = _exponent(b[j]) if b[j] != 0 else _LEAST
+                        top = exponent if result != 0 and exponent > of_bias else of_bias
+                        scaled, shift = _scaled(result, exponent - top), _scaled(_fraction(b[j]), of_bias - top)
+                        result = scaled + shift
+                        lost = _scaled(lost, exponent - top) + _sum_error(scaled, shift, result)
+                        exponent = top
+                    result = _scaled(result + _correction(lost), exponent)
                 store(y_row, j, result if k else 0.0)
         free(memory)
         return 0
@@ -180,3 +192,34 @@ def _sum_error(a: float, b: float, total: float) -> Any:
 @inlined
 def _finite(error: float) -> Any:
     return error if math.isfinite(error) else 0.0
+
+
+@inlined
+def _correction(error: float) -> Any:
+    """-0.0 for none, which added to a number changes nothing, not even the sign of a zero."""
+    return error if math.isfinite(error) and error != 0 else -0.0
+
+
+@inlined
+def _exponent(number: float) -> Any:
+    """e with 2^e <= |number| < 2^(e+1), 0 where it is 0 or not finite."""
+    field = (bits(number) >> 52) & 0x7FF
+    small = ((bits(number * 2.0**64) >> 52) & 0x7FF) - 64
+    biased = field if field != 0 else small
+    return 0 if number == 0 or field == 0x7FF else biased - 1023
+
+
+@inlined
+def _fraction(number: float) -> Any:
+    """The number without that power of two."""
+    kept = number if abs(number) >= 2.0**-1022 else number * 2.0**64
+    one = bits((bits(kept) & np.int64(~0x7FF0000000000000)) | np.int64(0x3FF0000000000000))
+    return one if number != 0 and math.isfinite(number) else number
+
+
+@inlined
+def _scaled(number: float, exponent: int) -> Any:
+    """number * 2^exponent, of a number between 2^-100 and 2^100, rounded once."""
+    first = -900 if exponent < -1000 else (900 if exponent > 1000 else 0)
+    second = min(max(exponent - first, -1022), 1023)
+    return number * bits(np.int64(first + 1023) << 52) * bits(np.int64(second + 1023) << 52)

@@ -149,7 +149,7 @@ def _by_reciprocal(number: float, rho: float, reciprocal: float) -> Any:
         result = number / rho
     else:
         product = number * reciprocal
-        remainder = fma(-product, rho, number)  # NaN for an infinite number, for which any remainder is right
+        excess = fma(product, rho, -number)  # NaN for an infinite number, for which any is right; +0 for a zero
         limit = 1e100 if rho == rho else 1e99
-        result = fma(remainder if remainder < limit else limit, reciprocal, product)
+        result = fma(excess if excess < limit else limit, -reciprocal, product)
     return result

@@ -56,8 +56,9 @@ BACKWARD: Final = (
 OPTIONS: Final = ("mask", "other", "bias", "partial", "outside", "no-rms")
 
 # A table of addresses, in words, through which compiled functions call each other: what is in tasks.py; what starts
-# XLA's threads, and two messages; what adds o to the gains, what moves a parameter of the format of each code; kernels.
-COMPUTE, WORK, SPREAD, NO_MEMORY, NO_KERNEL, OFFSET, PARAMETERS = range(7)
+# XLA's threads, and two messages; what adds o to the gains; what computes a row again that cancels; what moves a
+# parameter of the format of each code; kernels.
+COMPUTE, WORK, SPREAD, NO_MEMORY, NO_KERNEL, OFFSET, CANCELLED, PARAMETERS = range(8)
 KERNELS: Final = PARAMETERS + 1 + len(STORAGE)
 
 # A job, in words: what to compute, on how many threads, and the function that starts them, or 0; the arguments of the

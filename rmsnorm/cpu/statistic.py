@@ -94,13 +94,13 @@ def centre(
 ) -> Any:
     """How many elements count. Writes into ``centred`` what the statistic squares of h / rho, 0 where not counted."""
     k, total = 0, 0.0
+    power = 2.0 ** -np.floor(np.log2(inverse_rms))
     for j in range(centred.size):
         counts = j < first and is_counted(mask, stride, j)
-        centred[j] = load(h[j]) * inverse_rms if counts else 0.0
+        centred[j] = load(h[j]) / power if counts else 0.0  # exactly: a constant row has no variance
         total += centred[j]
         k += counts
-    if variance and k:
-        for j in range(first):
-            if is_counted(mask, stride, j):
-                centred[j] -= total / k
+    for j in range(first):
+        if is_counted(mask, stride, j):
+            centred[j] = (centred[j] - total / k if variance else centred[j]) * (inverse_rms * power)
     return k

@@ -35,6 +35,7 @@ from rmsnorm.flax_impl.rounding import (
     cut,
     double,
     finite,
+    plus,
     power_of_two,
     product_error,
     rounded,
@@ -144,11 +145,11 @@ def _scaled(call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, b
     """h / rho, the gain and the bias, rounded as the variant says."""
     if _is_exact(call):
         return _scaled_exactly(call, h, row, scale, bias)
-    offset, wide = call.variant.scale_offset, elementwise(call)
+    wide = elementwise(call)
     if call.norm is None:
         y = _over_rho(h, row.inverse_rms, wide)
         if scale is not None:
-            y = y * (offset + _features(call, scale, wide))
+            y = y * _gain(call, scale, wide)
         if bias is not None:
             y = y + _features(call, bias, wide)
         return convert(y, call.result)
@@ -156,7 +157,7 @@ def _scaled(call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, b
     own = dtypes.arithmetic(call.product) if bias is None else "float64"
     y = _rounded(_over_rho(h, row.inverse_rms, wide), call.norm, own)
     if scale is not None:
-        gain = _rounded(offset + _features(call, scale, own), call.product, own)
+        gain = _rounded(_gain(call, scale, own), call.product, own)
         y = _rounded(y * gain, call.product, own)
     if bias is not None:
         y = _rounded(y + _features(call, bias, own), call.product, own)
@@ -175,25 +176,24 @@ def _scaled_exactly(
     y = cut(h / rho)
     lost: Any = finite((-product_error(y, rho, h) - y * row.rho_error) / rho)
     if call.norm is not None:
-        y = double(cast(y + lost, call.norm))
+        y = double(cast(plus(y, lost), call.norm))
         if scale is not None:
-            gain = double(cast(call.variant.scale_offset + _features(call, scale), call.product))
+            gain = double(cast(_gain(call, scale), call.product))
             product, lost = _product(y, gain)
-            y = double(cast(product + lost, call.product))
+            y = double(cast(plus(product, lost), call.product))
         if bias is not None:
             y = double(cast(y + _features(call, bias), call.product))
         return cast(y, call.result)
     if scale is not None:
-        g = _features(call, scale)
-        gain = call.variant.scale_offset + g
+        gain = _gain(call, scale)
         product, product_lost = _product(y, gain)
-        lost = lost * gain + y * sum_error(g, call.variant.scale_offset, gain) + product_lost
+        lost = lost * gain + y * sum_error(_features(call, scale), call.variant.scale_offset, gain) + product_lost
         y = product
     if bias is not None:
         b = _features(call, bias)
         product, y = y, y + b
         lost = lost + sum_error(product, b, y)
-    return cast(y + finite(lost), call.result)
+    return cast(plus(y, lost), call.result)
 
 
 def _over_rho(h: jax.Array, inverse_rms: jax.Array, dtype: str) -> jax.Array:
@@ -218,12 +218,12 @@ def backward(
         return v, _over_rho(_where(of, own), inverse, wide)
 
     v, normalised = copies(mask)
-    u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale, wide))
+    u = v if scale is None else v * _gain(call, scale, wide)
     inner = _sum(call, u * normalised, across) / _as(k, wide)
     if counted is not None:
         inner, normalised = lax.optimization_barrier(inner), copies(counted)[1]
     along = _centred(call, normalised, counted, k, across) * _slope(call, k, inverse_rms, wide)
-    dx = _over_rho(u - along * inner, inverse_rms, wide)
+    dx = _over_rho(u - _where(counted, along * inner), inverse_rms, wide)  # not 0 times infinity
     v, normalised = copies(mask)
     return dx, _over_rows(call, v * normalised), _over_rows(call, copies(mask)[0])
 
@@ -264,7 +264,7 @@ def _along_x(
         inner = lax.optimization_barrier(inner)
     dy = dh - normalised * inner
     if scale is not None:
-        dy = dy * (call.variant.scale_offset + _features(call, scale, wide))
+        dy = dy * _gain(call, scale, wide)
     return _where(_live(call, h, mask, across), dy), -inverse_rms * convert(inner, "float64")
 
 
@@ -381,6 +381,12 @@ def _sum(call: Call, terms: jax.Array, across: Across | None = None) -> jax.Arra
 
 def _across(part: Any, across: Across | None) -> Any:
     return part if across is None else lax.psum(part, across.axis_name, axis_index_groups=across.groups)
+
+
+def _gain(call: Call, scale: jax.Array, dtype: str = "float64") -> jax.Array:
+    """o + g. An o of 0 is not added: it would make +0 of a gain that is -0."""
+    gain = _features(call, scale, dtype)
+    return call.variant.scale_offset + gain if call.variant.scale_offset else gain
 
 
 def _features(call: Call, parameter: jax.Array, dtype: str = "float64") -> jax.Array:

@@ -164,6 +164,11 @@ def finite(error: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(error), error, 0.0)
 
 
+def plus(a: jax.Array, lost: Any) -> jax.Array:
+    """The sum with what was rounded off. Nothing is not added: it would make +0 of -0."""
+    return jnp.where(jnp.isfinite(lost) & (lost != 0), a + lost, a)
+
+
 def power_of_two(x: jax.Array) -> jax.Array:
     """The largest up to x > 0; infinity for NaN."""
     return _keep(x, 0x7FF0000000000000)

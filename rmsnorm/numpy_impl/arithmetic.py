@@ -9,7 +9,7 @@ Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,9 @@ class Data(NamedTuple):
     """A block of rows, with h, c and the statistic multiplied by 2^-exponent, so that no square leaves the range."""
 
     h: DoubleDouble
+    own: Array  # h as it came: beside a large element a small one may leave the range when it is scaled
     c: DoubleDouble  # what the statistic squares: h, or h less its mean; 0 where not counted
+    counted: Array
     k: DoubleDouble
     root: DoubleDouble  # sqrt(q)
     rho: DoubleDouble
@@ -36,12 +38,17 @@ class Data(NamedTuple):
     scale: Array | None
     bias: Array | None
 
-    def normalised(self) -> DoubleDouble:
-        """x^ = h / rho, 0 in empty rows."""
-        return (self.h / self.rho).where(~self.empty, 0.0)
+    def quotient(self) -> tuple[DoubleDouble, Array]:
+        """x^ = h / rho without its power of two, and that, 0 in empty rows."""
+        fraction, exponent = DoubleDouble(self.own).fraction()
+        return (fraction / self.rho).where(~self.empty, 0.0), exponent - self.exponent
 
-    def inverse_rms(self) -> DoubleDouble:
-        return (DoubleDouble(1.0) / self.rho).scaled(-self.exponent).where(~self.empty, 0.0)
+    def normalised(self) -> DoubleDouble:
+        fraction, exponent = self.quotient()
+        return fraction.scaled(exponent)
+
+    def inverse_rms(self, dtype: str) -> Array:
+        return (DoubleDouble(1.0) / self.rho).where(~self.empty, 0.0).round(dtype, -self.exponent)
 
     def directions(self) -> Iterator[tuple[DoubleDouble, DoubleDouble]]:
         """c^ and h^ of which (1 - w) P = (1 - w) c^ h^T / k, 0 where q is 0; and of which it is c^ h^T / k."""
@@ -50,9 +57,14 @@ class Data(NamedTuple):
         yield self.c / self.s, self.h / self.rho
 
     def less(self, vector: DoubleDouble, near: DoubleDouble, far: DoubleDouble) -> DoubleDouble:
-        """The vector less (1 - w) times near, which is far: in two steps where w is small, that near may equal it."""
-        large = self.radial.hi > 0.5
-        small = vector - near + self.radial * near
+        """The vector less (1 - w) times near, which is far: in two steps where w is small, that near may equal it.
+
+        What 106 bits do not tell from 0 is 0. Where a term is not finite it is what the textbook's formula gives.
+        """
+        large = (self.radial.hi > 0.5) | ~np.isfinite(near.hi)
+        rest = vector - near
+        rest = rest.where(~(np.abs(rest.hi) <= 2.0**-95 * np.abs(near.hi)), 0.0)
+        small = rest + self.radial * near
         return small.where(~large, 0.0) + (vector - far).where(large, 0.0)
 
 
@@ -89,8 +101,8 @@ def statistic(call: Call, h: Array, counted: Array, mask: Array, scale: Array | 
     radial = radial.where(rho.hi != 0, np.nan)
     gain = DoubleDouble(1.0)
     if scale is not None:
-        gain = DoubleDouble(call.variant.scale_offset) + DoubleDouble(scale)
-    return Data(scaled, c, size, root, rho, s, radial, exponent, empty, mask & ~empty, gain, scale, bias)
+        gain = DoubleDouble(call.offset) + DoubleDouble(scale)
+    return Data(scaled, h, c, counted, size, root, rho, s, radial, exponent, empty, mask & ~empty, gain, scale, bias)
 
 
 def _visible(eps: DoubleDouble, other: DoubleDouble) -> DoubleDouble:
@@ -100,25 +112,53 @@ def _visible(eps: DoubleDouble, other: DoubleDouble) -> DoubleDouble:
 
 
 def forward(call: Call, data: Data) -> Array:
-    normalised = data.normalised()
+    y, exponent = data.quotient()
     if call.norm is None:
-        y = normalised * data.gain
+        y, exponent = _product((y, exponent), data.gain.fraction())
         if data.bias is not None:
-            y = y + DoubleDouble(data.bias)
-        return y.where(~data.empty, 0.0).round(call.result)
-    y = DoubleDouble(normalised.round(call.norm))
+            y, exponent = _sum((y, exponent), DoubleDouble(data.bias).fraction())
+        return y.where(~data.empty, 0.0).round(call.result, exponent)
+    y = DoubleDouble(y.round(call.norm, exponent))
     if data.scale is not None:
-        y = DoubleDouble((y * DoubleDouble(data.gain.round(call.product))).round(call.product))
+        gain = DoubleDouble(data.gain.round(call.product))
+        y, exponent = _product(y.fraction(), gain.fraction())
+        y = DoubleDouble(y.round(call.product, exponent))
     if data.bias is not None:
         y = DoubleDouble((y + DoubleDouble(data.bias)).round(call.product))
     return y.where(~data.empty, 0.0).round(call.result)
 
 
-def backward(data: Data, u: DoubleDouble) -> DoubleDouble:
-    """R^T u = (u - (1 - w) c^ <u, h^> / k) / rho."""
-    u = u.where(data.live, 0.0)
+Scaled: TypeAlias = tuple[DoubleDouble, Array]  # a number times a power of two
+
+
+def _product(a: Scaled, b: Scaled) -> Scaled:
+    return a[0] * b[0], a[1] + b[1]
+
+
+def _sum(a: Scaled, b: Scaled) -> Scaled:
+    """In units of the larger one. What the smaller one then loses, the sum does not show."""
+    sizes = [np.where(f.hi == 0, np.iinfo(np.int32).min // 4, np.frexp(f.hi)[1] + e) for f, e in (a, b)]
+    top = np.maximum(*sizes)
+    return a[0].scaled(a[1] - top) + b[0].scaled(b[1] - top), top
+
+
+def backward(data: Data, v: Array) -> DoubleDouble:
+    """R^T u = (u - (1 - w) c^ <u, h^> / k) / rho for u = (o + g) v, both scaled so that no product leaves the range."""
+    (gain, of_gain), (factor, of_v) = _moderate(data.gain), _moderate(DoubleDouble(v))
+    u = (gain * factor).where(data.live, 0.0)
     near, far = (c * ((u * h.where(data.live, 0.0)).sum(axis=1) / data.k) for c, h in data.directions())
-    return (data.less(u, near, far) / data.rho).scaled(-data.exponent).where(data.live, 0.0)
+    rest = data.less(u, near, far)
+    rest = rest.where(data.counted, 0.0) + u.where(~data.counted, -0.0)
+    return (rest / data.rho).scaled(of_gain + of_v - data.exponent).where(data.live, 0.0)
+
+
+def _moderate(rows: DoubleDouble) -> Scaled:
+    """Rows of which the largest finite element is about 1, and the power of two of each."""
+    if rows.hi.ndim == 0:
+        return rows, np.zeros((), np.int64)
+    largest = np.max(np.abs(rows.hi), axis=1, keepdims=True, initial=0.0, where=np.isfinite(rows.hi))
+    exponent = np.frexp(largest)[1]
+    return rows.scaled(-exponent), exponent
 
 
 def tangent(data: Data, dh: Array) -> DoubleDouble:
@@ -126,6 +166,11 @@ def tangent(data: Data, dh: Array) -> DoubleDouble:
     tangent = DoubleDouble(dh).where(data.live, 0.0).scaled(-data.exponent)
     near, far = (h * ((c * tangent).sum(axis=1) / data.k) for c, h in data.directions())
     return data.less(tangent, near, far) / data.rho
+
+
+def derivative(terms: DoubleDouble) -> DoubleDouble:
+    """With every zero as +0: which sign IEEE 754 gives a sum that is 0 depends on the order of its terms."""
+    return terms + DoubleDouble(0.0)
 
 
 class Rows:
@@ -154,7 +199,7 @@ class Rows:
         sizes = [self.call.shape[axis] for axis in self.call.feature_axes]
         shared = int(np.prod([self.call.shape[axis] for axis in self.call.shared_axes], dtype=np.int64))
         matrix = terms.apply(lambda part: self.back(part).transpose(order).reshape(shared, *sizes))
-        return matrix.sum(axis=0)[0]
+        return derivative(matrix.sum(axis=0)[0])
 
 
 def blocks(

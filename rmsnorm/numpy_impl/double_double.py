@@ -57,9 +57,9 @@ class DoubleDouble:
     @staticmethod
     def _normal(hi: Array, lo: Array) -> DoubleDouble:
         s = hi + lo
-        lo = lo - (s - hi)
-        finite = np.isfinite(lo) & np.isfinite(s)
-        return DoubleDouble(np.where(finite, s, hi), np.where(finite, lo, 0.0))
+        rest = lo - (s - hi)
+        changed = (lo != 0) & np.isfinite(rest) & np.isfinite(s)  # where lo is 0, hi keeps the sign of a zero
+        return DoubleDouble(np.where(changed, s, hi), np.where(changed, rest, 0.0))
 
     def __add__(self, other: DoubleDouble) -> DoubleDouble:
         s, e = _two_sum(self.hi, other.hi)
@@ -93,6 +93,11 @@ class DoubleDouble:
         """Multiply by 2 ** exponent, exactly unless the result leaves the range."""
         return DoubleDouble(np.ldexp(self.hi, exponent), np.ldexp(self.lo, exponent))
 
+    def fraction(self) -> tuple[DoubleDouble, Array]:
+        """f and e with f * 2 ** e the number and 1/2 <= |f| < 1, e 0 where it is 0 or not finite."""
+        exponent = np.where(np.isfinite(self.hi), np.frexp(self.hi)[1], 0)
+        return self.scaled(-exponent), exponent
+
     def where(self, condition: Array, other: float) -> DoubleDouble:
         """Keep the values where the condition holds; ``other`` elsewhere."""
         return DoubleDouble(np.where(condition, self.hi, other), np.where(condition, self.lo, 0.0))
@@ -118,17 +123,18 @@ class DoubleDouble:
         """Rearrange both parts, for instance by a reshape."""
         return DoubleDouble(*(function(part) for part in np.broadcast_arrays(self.hi, self.lo)))
 
-    def round(self, dtype: str) -> Array:
-        """Round to the nearest number of a format, ties to even, once.
+    def round(self, dtype: str, exponent: npt.ArrayLike = 0) -> Array:
+        """The number times 2 ** exponent, rounded to the nearest number of a format, ties to even, once.
 
         A cast of hi alone would round twice, and ml_dtypes casts float64 to bfloat16 through float32. So the
         value goes first to float64, and for bfloat16 to float32, *to odd*: the last bit records that something was
         cut off, which makes the following rounding to nearest correct (Boldo & Melquiond 2008).
         """
-        if dtype == "float64":
-            return np.array(self.hi)
         with np.errstate(all="ignore"):  # overflow is infinity, and underflow what is nearest
-            return _narrow(_round_to_odd(self.hi, self.lo), dtype)
+            if dtype == "float64":
+                return _scaled_once(self.hi, self.lo, exponent)
+            scaled = self.scaled(exponent)
+            return _narrow(_round_to_odd(scaled.hi, scaled.lo), dtype)
 
 
 def _narrow(odd: Array, dtype: str) -> Array:
@@ -144,7 +150,19 @@ def _narrow(odd: Array, dtype: str) -> Array:
 
 
 def _finite(correction: Array) -> DoubleDouble:
-    return DoubleDouble(np.where(np.isfinite(correction), correction, 0.0))
+    """A correction, or -0.0, which added to a number changes nothing, not even the sign of a zero."""
+    return DoubleDouble(np.where(np.isfinite(correction) & (correction != 0), correction, -0.0))
+
+
+def _scaled_once(hi: Array, lo: Array, exponent: npt.ArrayLike) -> Array:
+    """(hi + lo) * 2 ** exponent, also where this is subnormal: hi alone would be rounded a second time."""
+    hi, lo = np.broadcast_arrays(hi, lo)
+    result = np.ldexp(hi, exponent)
+    units = np.ldexp(hi, np.add(exponent, 1074))  # of the smallest subnormal number
+    whole = np.rint(units)
+    half = (np.abs(units - whole) == 0.5) & (lo != 0) & (np.signbit(units - whole) == np.signbit(lo))
+    whole = np.where(half, whole + np.sign(lo), whole)
+    return np.where(np.abs(units) < 2.0**52, np.copysign(np.ldexp(whole, -1074), hi), result)
 
 
 def _round_to_odd(hi: Array, lo: Array) -> Array:

@@ -18,7 +18,7 @@ import numpy as np
 from rmsnorm import dtypes, errors
 from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
-from rmsnorm.numpy_impl.arithmetic import Rows, add, assign, backward, blocks, forward, tangent
+from rmsnorm.numpy_impl.arithmetic import Rows, add, assign, backward, blocks, derivative, forward, tangent
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -92,7 +92,7 @@ def rms_norm(
     with np.errstate(all="ignore"):
         for block, data in blocks(rows, call, h, scale, bias, mask):
             y[block] = forward(call, data)
-            inverse_rms[block] = data.inverse_rms().round(call.inverse_rms)
+            inverse_rms[block] = data.inverse_rms(call.inverse_rms)
     outputs = [rows.back(y)]
     if residual is not None:
         outputs.append(h)
@@ -163,10 +163,11 @@ def rms_norm_vjp(
         for block, data in blocks(rows, call, add(x, residual, call.x), scale, bias, mask):
             along_bias[block] = np.where(data.live, v[block], 0.0)
             upstream = DoubleDouble(along_bias[block])
-            assign(gradient, block, backward(data, data.gain * upstream))
+            assign(gradient, block, backward(data, along_bias[block]))
             assign(along_scale, block, (data.normalised() * upstream).where(data.live, 0.0))
         if dh is not None:
             gradient = gradient + DoubleDouble(rows.of(dh))
+        gradient = derivative(gradient)
         dx = rows.back(gradient.round(x.dtype.name))
         dscale = None if scale is None else rows.over_rows(along_scale).round(scale.dtype.name)
         dbias = None if bias is None else rows.over_rows(DoubleDouble(along_bias)).round(bias.dtype.name)
@@ -235,7 +236,7 @@ def rms_norm_jvp(
         for block, data in blocks(rows, call, add(x, residual, call.x), scale, bias, mask):
             along = tangent(data, dh[block]) * data.gain
             along = along + data.normalised() * DoubleDouble(dg[block]) + DoubleDouble(db[block])
-            dy[block] = along.where(data.live, 0.0).round(call.result)
+            dy[block] = derivative(along.where(data.live, 0.0)).round(call.result)
     return rows.back(dy)
 
 

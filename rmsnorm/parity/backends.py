@@ -76,7 +76,7 @@ def _numpy(device: str) -> Implementation:
             rho = np.float64(derivation.rms(row, variant=variant))
             inverse_rms[i], normalised[i] = 1 / rho / power, h[i] / power / rho
             g, b = (None if p is None else p[i].astype(np.float64) for p in spread)
-            gain = 1.0 if g is None else data.variant.scale_offset + g
+            gain = 1.0 if g is None else call.offset + g
             v, inner = np.where(unmasked[i], dy[i], 0.0), np.where(unmasked[i], normalised[i], 0.0)
             matrix = np.where(unmasked[i][:, None] & unmasked[i], matrix, 0.0)
             dx[i] = matrix.T @ (gain * v)
@@ -117,11 +117,11 @@ def round_to(x: Array, dtype: str) -> Array:
 def _affine(data: Data, normalised: Array, g: Array | None, b: Array | None) -> Array:
     call = data.call
     if call.norm is None:
-        y = normalised * (1.0 if g is None else data.variant.scale_offset + g) + (0.0 if b is None else b)
+        y = normalised * (1.0 if g is None else call.offset + g) + (-0.0 if b is None else b)
         return np.asarray(y)
     y = round_to(normalised, call.norm).astype(np.float64)
     if g is not None:
-        gain = round_to(data.variant.scale_offset + g, call.product).astype(np.float64)
+        gain = round_to(call.offset + g, call.product).astype(np.float64)
         y = round_to(y * gain, call.product).astype(np.float64)
     return y if b is None else round_to(y + b, call.product).astype(np.float64)
 

@@ -51,8 +51,8 @@ def _candidate(data: Data, fault: str) -> Outcome:
         gain_array, bias_array = bias_array, gain_array
     shape = [size if axis in call.feature_axes else 1 for axis, size in enumerate(x.shape)]
     g = 1.0 if gain_array is None else gain_array.astype(np.float64).reshape(shape)
-    b = 0.0 if bias_array is None else bias_array.astype(np.float64).reshape(shape)
-    o = variant.scale_offset if gain_array is not None and fault != "offset dropped" else 0.0
+    b = -0.0 if bias_array is None else bias_array.astype(np.float64).reshape(shape)
+    o = call.offset if gain_array is not None and fault != "offset dropped" else -0.0
 
     counted = np.broadcast_to(True, x.shape) if data.mask is None or fault == "mask ignored" else data.mask
     unmasked = np.broadcast_to(True, x.shape) if data.mask is None else np.broadcast_to(data.mask, x.shape)
@@ -158,8 +158,8 @@ def _candidate(data: Data, fault: str) -> Outcome:
 def _affine(call: Any, normalised: Array, g: Any, b: Any, o: float, *, before: bool, fault: str) -> Array:
     if fault == "gain dropped":
         g = 1.0
-    if fault == "bias dropped":
-        b = 0.0
+    if fault in ("bias dropped", "zeros without a sign"):
+        b = -0.0 if fault == "bias dropped" else 0.0
     if not before:
         return normalised * (o + g) + b
     first = _round(normalised, call.norm or call.x)
@@ -219,6 +219,7 @@ MUTANTS: Final = (
     Mutant("dscale of x", "x in position of the normalised x"),
     Mutant("dscale of dbias", "the gain's gradient is the bias's"),
     Mutant("float32 result", "the result is not cast back", dtypes=("float16", "bfloat16", "float64")),
+    Mutant("zeros without a sign", "-0 becomes +0", (("zero rows", "standard"),)),
     Mutant("writes x", "the input is overwritten"),
     Mutant("factor beyond two axes", "x of three axes", (("odd", "standard"),)),
     Mutant("factor beyond two axes", "x of four axes", (("constant", "standard"),)),

@@ -19,6 +19,7 @@ from rmsnorm.call import Call
 from rmsnorm.tf_impl.rounding import (
     cast,
     finite,
+    plus,
     power_of_two,
     product_error,
     settled,
@@ -114,13 +115,12 @@ def _scaled(call: Call, h: tf.Tensor, row: Statistic, scale: tf.Tensor | None, b
         y = h / rho
         lost = -finite((product_error(y, rho, h) + y * row.rho_error) / rho)
         lost = tf.where(tf.stop_gradient(tf.abs(y)) > _TINY, lost, 0.0)
-    rounded = None if call.norm is None else _before_scale(call, y + lost if exact else y, scale, bias)
+    rounded = None if call.norm is None else _before_scale(call, plus(y, lost) if exact else y, scale, bias)
     if scale is not None:
-        g = _features(call, scale, y)
-        gain = call.variant.scale_offset + g
+        gain = _gain(call, scale, y)
         normalised, y = y, y * gain
         if exact:
-            gain_error = sum_error(g, call.variant.scale_offset, gain)
+            gain_error = sum_error(_features(call, scale, y), call.variant.scale_offset, gain)
             lost = lost * gain + normalised * gain_error + product_error(normalised, gain, y)
             lost = tf.where(tf.stop_gradient(tf.abs(y)) > _TINY, lost, 0.0)
     if bias is not None:
@@ -130,13 +130,13 @@ def _scaled(call: Call, h: tf.Tensor, row: Statistic, scale: tf.Tensor | None, b
             lost = lost + sum_error(product, b, y)
     if rounded is not None:
         return cast(straight_through(rounded, y), call.result)
-    return cast(y + finite(lost) if exact else y, call.result)
+    return cast(plus(y, lost) if exact else y, call.result)
 
 
 def _before_scale(call: Call, y: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
     y = wide(call, cast(y, call.norm or call.x))
     if scale is not None:
-        gain = wide(call, cast(call.variant.scale_offset + _features(call, scale, y), call.product))
+        gain = wide(call, cast(_gain(call, scale, y), call.product))
         y = settled(wide(call, cast(y * gain, call.product)))
     if bias is not None:
         y = wide(call, cast(y + _features(call, bias, y), call.product))
@@ -160,9 +160,11 @@ def backward(
     if live is not None:
         v, h = tf.where(live, v, 0.0), tf.where(live, h, 0.0)
     normalised = _over_rho(h, inverse_rms)
-    u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale, v))
+    u = v if scale is None else v * _gain(call, scale, v)
     share = _slope(call, k, inverse_rms) * _sum(u * normalised, call.axes, keepdims=True) / k
-    dx = _over_rho(u - _centred(call, normalised, counted, k) * tf.cast(share, h.dtype), inverse_rms)
+    along = _centred(call, normalised, counted, k) * tf.cast(share, h.dtype)
+    along = along if counted is None else tf.where(counted, along, 0.0)  # not 0 times infinity
+    dx = _over_rho(u - along, inverse_rms)
     along_scale = v * normalised
     if live is not None:  # again: 1 / rho may be infinite
         dx, along_scale = tf.where(live, dx, 0.0), tf.where(live, along_scale, 0.0)
@@ -200,7 +202,7 @@ def tangent(
         along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
         dy = inverse_rms * (dh - normalised * (_sum(along * dh, call.axes, keepdims=True) / k))
         if scale is not None:
-            dy = dy * (call.variant.scale_offset + _features(call, scale, dy))
+            dy = dy * _gain(call, scale, dy)
     if dscale is not None:
         dy = dy + normalised * _features(call, dscale, dy)
     if dbias is not None:
@@ -306,6 +308,12 @@ def _sum(terms: tf.Tensor, axes: Sequence[int], keepdims: bool = False) -> tf.Te
     # the mean: XLA would make one sum of two
     total = _SLABS * _double(tf.reduce_sum(tf.reduce_mean(slabs, axis), axes, keepdims=keepdims))
     return total if rest is None else total + _double(tf.reduce_sum(rest, axes, keepdims=keepdims))
+
+
+def _gain(call: Call, scale: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """o + g. An o of 0 is not added: it would make +0 of a gain that is -0."""
+    gain = _features(call, scale, like)
+    return call.variant.scale_offset + gain if call.variant.scale_offset else gain
 
 
 def _features(call: Call, parameter: tf.Tensor, like: tf.Tensor) -> tf.Tensor:

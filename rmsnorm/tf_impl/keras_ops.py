@@ -41,7 +41,8 @@ def rms_norm(
     y = rounded(_normalised(call, ops.cast(x, wide)), call.norm)
     gain, shift = (None if p is None else ops.reshape(ops.cast(p, wide), call.feature_shape) for p in (scale, bias))
     if gain is not None:
-        y = rounded(y * rounded(variant.scale_offset + gain, call.product), call.product)
+        gain = variant.scale_offset + gain if variant.scale_offset else gain
+        y = rounded(y * rounded(gain, call.product), call.product)
     if shift is not None:
         y = rounded(y + shift, call.product)
     return ops.cast(y, call.result)

@@ -105,7 +105,9 @@ def _counted(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Any, tf.
 def _parameters(call: Call, scale: tf.Tensor | None, bias: tf.Tensor | None) -> list[Any]:
     """The factor and the summand, in shapes that broadcast against x."""
     gain, shift = (None if p is None else _features(call, tf.cast(p, tf.float32)) for p in (scale, bias))
-    return [None if gain is None else call.variant.scale_offset + gain, shift]
+    if gain is not None and call.variant.scale_offset:
+        gain = call.variant.scale_offset + gain
+    return [gain, shift]
 
 
 def _features(call: Call, parameter: tf.Tensor) -> tf.Tensor:

@@ -31,7 +31,7 @@ def cast(x: tf.Tensor, dtype: str) -> tf.Tensor:
     """
     if dtype in dtypes.HALF and x.dtype == tf.float64:
         step = tf.maximum(power_of_two(x) * dtypes.epsilon(dtype), dtypes.smallest_subnormal(dtype))
-        x = x - finite(x - tf.round(x / step) * step)
+        x = plus(x, tf.round(x / step) * step - x)
     return tf.cast(x, dtype)
 
 
@@ -39,7 +39,7 @@ def straight_through(value: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """The value, with the derivative of x, which is as large; in graphs, for eagerly no derivative is taken of it."""
     if tf.executing_eagerly():
         return value
-    return tf.where(tf.math.is_finite(tf.stop_gradient(value)), x - finite(x - value), value)
+    return tf.where(tf.math.is_finite(tf.stop_gradient(value)), plus(x, value - x), value)
 
 
 def product_error(a: tf.Tensor, b: tf.Tensor, product: tf.Tensor) -> tf.Tensor:
@@ -82,6 +82,12 @@ def finite(error: tf.Tensor) -> tf.Tensor:
     """What was rounded off: nothing where the value is not finite, and a constant to every derivative."""
     error = tf.stop_gradient(error)
     return tf.where(tf.math.is_finite(error), error, 0.0)
+
+
+def plus(a: tf.Tensor, lost: tf.Tensor) -> tf.Tensor:
+    """The sum with what was rounded off. Nothing is not added: it would make +0 of -0."""
+    lost = tf.stop_gradient(lost)
+    return tf.where(tf.math.is_finite(lost) & tf.not_equal(lost, 0), a + lost, a)
 
 
 def power_of_two(x: tf.Tensor) -> tf.Tensor:

@@ -21,6 +21,7 @@ from rmsnorm.torch_impl.rounding import (
     dtype_name,
     finite,
     is_transformed,
+    plus,
     power_of_two,
     product_error,
     straight_through,
@@ -122,14 +123,13 @@ def _scaled(call: Call, h: Tensor, row: Statistic, scale: Tensor | None, bias: T
         with torch.no_grad():
             product = y * rho
             lost = finite((h - product - product_error(y, rho, product) - y * row.rho_error) / rho)
-    rounded = None if call.norm is None else _before_scale(call, y + lost, scale, bias)
+    rounded = None if call.norm is None else _before_scale(call, plus(y, lost) if exact else y, scale, bias)
     if scale is not None:
-        g = _features(call, scale)
-        gain = call.variant.scale_offset + g
+        gain = _gain(call, scale)
         normalised, y = y, y * gain
         if exact:
             with torch.no_grad():
-                gain_error = sum_error(g, call.variant.scale_offset, gain)
+                gain_error = sum_error(_features(call, scale), call.variant.scale_offset, gain)
                 lost = lost * gain + normalised * gain_error + product_error(normalised, gain, y)
     if bias is not None:
         b = _features(call, bias)
@@ -139,14 +139,14 @@ def _scaled(call: Call, h: Tensor, row: Statistic, scale: Tensor | None, bias: T
                 lost = lost + sum_error(product, b, y)
     if rounded is not None:
         return cast(straight_through(rounded, y), call.result)
-    return cast(y + finite(lost) if exact else y, call.result)
+    return cast(plus(y, lost) if exact else y, call.result)
 
 
 @torch.no_grad()
 def _before_scale(call: Call, y: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     y = cast(y, call.norm or call.x).double()
     if scale is not None:
-        gain = cast(call.variant.scale_offset + _features(call, scale), call.product).double()
+        gain = cast(_gain(call, scale), call.product).double()
         y = cast(y * gain, call.product).double()
     if bias is not None:
         y = cast(y + _features(call, bias), call.product).double()
@@ -163,9 +163,10 @@ def backward(
     if live is not None:
         v, h = torch.where(live, v, 0.0), torch.where(live, h, 0.0)
     normalised = h * inverse_rms
-    u = v if scale is None else v * (call.variant.scale_offset + _features(call, scale))
+    u = v if scale is None else v * _gain(call, scale)
     along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
-    dx = inverse_rms * (u - along * (_sum(call, u * normalised) / k))
+    along = along * (_sum(call, u * normalised) / k)
+    dx = inverse_rms * (u - (along if counted is None else torch.where(counted, along, 0.0)))  # not 0 times infinity
     along_scale = v * normalised
     if live is not None:  # again: 1 / rho may be infinite
         dx, along_scale = torch.where(live, dx, 0.0), torch.where(live, along_scale, 0.0)
@@ -217,7 +218,7 @@ def tangent(
         along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
         dy = inverse_rms * (dh - normalised * (_sum(call, along * dh) / k))
         if scale is not None:
-            dy = dy * (call.variant.scale_offset + _features(call, scale))
+            dy = dy * _gain(call, scale)
     if dscale is not None:
         dy = dy + normalised * _features(call, dscale)
     if dbias is not None:
@@ -293,6 +294,12 @@ def _inverse_power(call: Call, h: Tensor, k: Any) -> Tensor:
 
 def _sum(call: Call, terms: Tensor) -> Tensor:
     return complete(terms.sum(call.axes, keepdim=True))
+
+
+def _gain(call: Call, scale: Tensor) -> Tensor:
+    """o + g. An o of 0 is not added: it would make +0 of a gain that is -0."""
+    gain = _features(call, scale)
+    return call.variant.scale_offset + gain if call.variant.scale_offset else gain
 
 
 def _features(call: Call, parameter: Tensor) -> Tensor:

@@ -94,6 +94,11 @@ def finite(error: Tensor) -> Tensor:
     return torch.where(error.isfinite(), error, 0.0)
 
 
+def plus(a: Tensor, lost: Any) -> Tensor:
+    """The sum with what was rounded off. Nothing is not added: it would make +0 of -0."""
+    return torch.where(lost.isfinite() & (lost != 0), a + lost, a)
+
+
 def power_of_two(a: Tensor) -> Tensor:
     """The largest one not above a >= 0; 0 below 2^-1022, infinity of infinity and NaN."""
     return (a.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)

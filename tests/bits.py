@@ -1,0 +1,311 @@
+"""Every wing against the golden, bit by bit, on rows that an ordinary test does not draw.
+
+    python tests/bits.py --calls 2000 --backend torch
+
+A call has 64 rows, each of a kind (KINDS), drawn as widely as its format goes; eps from 0 to 1e30; masks, partial
+statistics, residuals and mixed formats. It is made by the wing's kernels and by its plain operations: along the last
+axis, and along the first of the same rows transposed. What differs is counted by kind of row, quantity and format.
+In float64 it is counted beyond an ulp, for derivatives beyond their bound. The sign of a
+zero counts, but of a derivative of plain operations; NaN equals NaN.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from rmsnorm import dtypes, numpy_impl
+from rmsnorm.accuracy.bounds import bound
+from rmsnorm.accuracy.terms import term_sizes
+from rmsnorm.call import Spec, resolve
+from rmsnorm.variants import PRESETS
+
+Array = np.ndarray[Any, Any]
+WIDTHS = (1, 2, 3, 8, 33, 64, 257)
+ROWS = 64
+EPS = (0.0, 1e-12, 1e-6, 1e-5, 0.3, 1e30)
+
+
+def _largest(dtype: str) -> float:
+    return float(ml_dtypes.finfo(dtype).max)
+
+
+def _smallest(dtype: str) -> float:
+    return dtypes.smallest_subnormal(dtype)
+
+
+def _spread(random: np.random.Generator, n: int, dtype: str, low: float, high: float) -> Array:
+    """Numbers whose logarithms are uniform."""
+    return np.exp(random.uniform(np.log(low), np.log(high), n)) * random.choice([-1.0, 1.0], n)
+
+
+def _one_hot(random: np.random.Generator, n: int, dtype: str) -> Array:
+    row = np.where(random.random(n) < 0.5, 0.0, -0.0)
+    row[random.integers(n)] = random.normal()
+    return row
+
+
+def _heavy(random: np.random.Generator, n: int, dtype: str) -> Array:
+    row = random.normal(size=n)
+    row[random.integers(n)] *= 1e3
+    return row
+
+
+def _special(number: float) -> Callable[..., Array]:
+    def row(random: np.random.Generator, n: int, dtype: str) -> Array:
+        values = random.normal(size=n)
+        values[random.random(n) < 0.2] = number
+        return values
+
+    return row
+
+
+KINDS: dict[str, Callable[[np.random.Generator, int, str], Array]] = {
+    "ordinary": lambda random, n, dtype: random.normal(size=n),
+    "ReLU": lambda random, n, dtype: np.maximum(random.normal(size=n), 0.0),
+    "signed zeros": lambda random, n, dtype: random.normal(size=n) * random.choice([0.0, -0.0, 1.0], n),
+    "all zero": lambda random, n, dtype: random.choice([0.0, -0.0], n),
+    "constant": lambda random, n, dtype: np.full(n, random.normal()),
+    "one-hot": _one_hot,
+    "heavy tail": _heavy,
+    "large": lambda random, n, dtype: random.uniform(0.1, 0.9, n) * _largest(dtype) * random.choice([-1.0, 1.0], n),
+    "small": lambda random, n, dtype: _spread(random, n, dtype, _smallest(dtype), _smallest(dtype) * 1e4),
+    "any size": lambda random, n, dtype: _spread(random, n, dtype, _smallest(dtype), _largest(dtype) / 2),
+    "infinite": _special(np.inf),
+    "NaN": _special(np.nan),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Arrays of one call and its options."""
+
+    options: dict[str, Any]
+    arrays: dict[str, Array | None]  # x, scale, bias, residual, mask, dy, dh
+    kinds: list[str]  # of the rows of x
+    kinds_dy: list[str]
+
+
+def draw(random: np.random.Generator) -> Problem:
+    n, dtype = int(random.choice(WIDTHS)), str(random.choice(dtypes.FLOATS))
+    preset = PRESETS[str(random.choice(list(PRESETS)))]
+    eps, partial = float(random.choice(EPS)), random.choice([None, None, None, 0.3])
+    variant = preset.replace(eps=eps, partial=partial) if random.random() < 0.8 else preset
+    names = list(KINDS)
+
+    def rows(kinds: list[str]) -> Array:
+        with np.errstate(over="ignore"):
+            return np.stack([KINDS[kind](random, n, dtype) for kind in kinds]).astype(dtype)
+
+    def parameter(chance: float, width: str) -> Array | None:
+        if random.random() > chance:
+            return None
+        values = random.normal(size=n) * random.choice([1.0, 1.0, 1.0, 0.0, -0.0, 1e4], n)
+        return values.astype(width)
+
+    width = dtype if random.random() < 0.7 else str(random.choice(dtypes.FLOATS))
+    kinds = [names[i] for i in random.integers(len(names), size=ROWS)]
+    kinds_dy = [names[i] for i in random.integers(len(names), size=ROWS)]
+    x, dy = rows(kinds), rows(kinds_dy)
+    for i in range(0, ROWS, 8):  # along x: what the projection leaves is eps alone
+        dy[i], kinds_dy[i] = x[i], "as x"
+    has_residual = random.random() < 0.2
+    residual = rows(random.permutation(kinds).tolist()) if has_residual else None
+    mask = random.random((ROWS, n)) < 0.7 if random.random() < 0.2 else None
+    arrays = {
+        "x": x, "scale": parameter(0.8, width), "bias": parameter(0.3, width), "residual": residual, "mask": mask,
+        "dy": dy, "dh": rows(random.permutation(kinds).tolist()) if has_residual else None,
+    }  # fmt: skip
+    result = numpy_impl.rms_norm(*(arrays[name] for name in ("x", "scale", "bias")), variant=variant)
+    arrays["dy"] = dy.astype(result.dtype)
+    return Problem({"variant": variant}, arrays, kinds, kinds_dy)
+
+
+def run(
+    wing: Any, problem: Problem, send: Callable[[Any], Any], fetch: Callable[[Any], Array], axis: int
+) -> dict[str, Array]:
+    """The results of a wing, rows first; along the first axis if ``axis`` is 0."""
+
+    def turned(array: Array | None) -> Any:
+        if array is None or array.ndim == 1:
+            return send(array)
+        return send(array if axis else np.ascontiguousarray(array.T))
+
+    arrays = {name: turned(array) for name, array in problem.arrays.items()}
+    dy, dh = arrays.pop("dy"), arrays.pop("dh")
+    positional = [arrays.pop(name) for name in ("x", "scale", "bias")]
+    options = {**problem.options, **arrays, "axis": axis}
+    outputs = wing.rms_norm(*positional, return_inverse_rms=True, **options)
+    gradients = wing.rms_norm_vjp(dy if dh is None else (dy, dh), *positional, **options)
+    names = ["y", "inverse_rms"] if len(outputs) == 2 else ["y", "h", "inverse_rms"]
+    results = dict(zip([*names, "dx", "dscale", "dbias", "dresidual"], [*outputs, *gradients], strict=False))
+    return {
+        name: value if axis or value.ndim == 1 else value.T
+        for name, value in ((name, fetch(value)) for name, value in results.items() if value is not None)
+    }
+
+
+def wings(names: list[str]) -> Iterator[tuple[str, Any, Callable[[Any], Any], Callable[[Any], Array], tuple[int, ...]]]:
+    """Name, module, how an array goes in and comes out, and along which axes it is called."""
+    as_it_is = lambda array: array  # noqa: E731
+    if "numpy" in names:
+        from rmsnorm.numpy_impl import fast
+
+        yield "numpy", fast, as_it_is, as_it_is, (-1,)
+    if "torch" in names:
+        import torch
+
+        from rmsnorm import torch_impl
+
+        def send(array: Array | None) -> Any:
+            if array is None or array.dtype != ml_dtypes.bfloat16:
+                return None if array is None else torch.from_numpy(array)
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+
+        def fetch(tensor: Any) -> Array:
+            if tensor.dtype != torch.bfloat16:
+                return tensor.numpy()
+            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+
+        yield "torch", torch_impl, send, fetch, (-1, 0)
+    if "tf" in names:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        import tensorflow as tf
+
+        from rmsnorm import tf_impl
+
+        constant = lambda array: None if array is None else tf.constant(array)  # noqa: E731
+        yield "tf", tf_impl, constant, lambda tensor: tensor.numpy(), (-1, 0)
+    if "flax" in names:
+        import jax
+
+        from rmsnorm import flax_impl
+
+        jax.config.update("jax_enable_x64", True)
+        put = lambda array: None if array is None else jax.numpy.asarray(array)  # noqa: E731
+        yield "flax", flax_impl, put, np.asarray, (-1, 0)
+
+
+def allowed(problem: Problem, want: dict[str, Array]) -> dict[str, Any]:
+    """How far each quantity may be from the golden: 0 up to 32 bits; in f64 an ulp, and as derived for derivatives."""
+    wide = {name for name, value in want.items() if value.dtype == np.float64}
+    limits: dict[str, Any] = {name: np.spacing(np.abs(want[name])) if name in wide else 0.0 for name in want}
+    derivatives = wide & {"dx", "dscale", "dbias", "dresidual"}
+    if derivatives:
+        a, variant = problem.arrays, problem.options["variant"]
+        specs = [
+            None if a[name] is None else Spec(a[name].shape, a[name].dtype.name) for name in ("x", "scale", "bias")
+        ]
+        residual = None if a["residual"] is None else Spec(a["residual"].shape, a["residual"].dtype.name)
+        call = resolve("rms_norm", *specs, variant=variant, residual=residual)
+        options = {"variant": variant, "mask": a["mask"], "residual": a["residual"], "dy": a["dy"], "dh": a["dh"]}
+        sizes = term_sizes(a["x"], a["scale"], a["bias"], tangents=(None, None, None), **options)
+        for name in derivatives:
+            ratio = bound(name, call, "float64", residual=residual is not None).ratio
+            limits[name] = ratio * (np.broadcast_to(sizes[name], want[name].shape) * 2.0**-53 + 2.0**-1074)
+    return limits
+
+
+def compare(got: Array, want: Array, limit: Any, signs: bool) -> dict[str, Array]:
+    """Where they differ, by the sort of difference; with ``signs`` of zeros."""
+    zero = (want == 0) & (got == 0)
+    with np.errstate(all="ignore"):
+        far = ~(np.abs(got.astype(np.float64) - want.astype(np.float64)) <= limit)
+    nan = np.isnan(got) | np.isnan(want)
+    value = far & (got != want) & ~(np.isnan(got) & np.isnan(want))
+    return {
+        "sign of zero": signs & zero & (np.signbit(got) != np.signbit(want)),
+        "NaN in one": value & nan,
+        "infinity in one": value & ~nan & (np.isinf(got) | np.isinf(want)),
+        "value": value & ~nan & ~np.isinf(got) & ~np.isinf(want),
+    }
+
+
+@dataclass
+class Totals:
+    """By sort of difference, wing and axis, quantity, format, and kind of row."""
+
+    elements: collections.Counter[tuple[str, ...]]
+    differing: collections.Counter[tuple[str, ...]]
+    compared: int = 0
+
+
+def count(calls: int, seed: int, backends: list[str], examples: int = 0) -> Totals:
+    """Compares so many calls; prints so many examples of each sort of difference."""
+    totals, shown = Totals(collections.Counter(), collections.Counter()), collections.Counter[tuple[str, ...]]()
+    opened, random = list(wings(backends)), np.random.default_rng(seed)
+    for _ in track(range(calls), "calls", disable=calls < 10):
+        problem = draw(random)
+        want = run(numpy_impl, problem, lambda a: a, lambda a: a, -1)
+        limits = allowed(problem, want)
+        for name, wing, send, fetch, axes in opened:
+            for axis in axes:
+                with np.errstate(all="ignore"):
+                    results = run(wing, problem, send, fetch, axis)
+                for quantity, golden in want.items():
+                    got, place = results[quantity], f"{name} {'last' if axis else 'first'}"
+                    signs = name == "numpy" or not quantity.startswith("d")
+                    totals.compared += golden.size
+                    for sort, differs in compare(got, golden, limits[quantity], signs).items():
+                        for i, kind in _rows(problem, quantity, golden):
+                            key = (sort, place, quantity, dtypes.short(golden.dtype.name), kind)
+                            totals.elements[key] += differs[i].size
+                            totals.differing[key] += int(differs[i].sum())
+                            if differs[i].any() and shown[key[:4]] < examples:
+                                shown[key[:4]] += 1
+                                j = int(np.argmax(differs[i]))
+                                print(*key, f"got {got[i][j]!r}, want {golden[i][j]!r}", problem.options["variant"])
+    return totals
+
+
+def _rows(problem: Problem, quantity: str, golden: Array) -> Iterator[tuple[Any, str]]:
+    """The index and the kind of each row; of a parameter's gradient all are one."""
+    if golden.ndim == 1:
+        yield slice(None), "sum over rows"
+        return
+    for i, kind in enumerate(problem.kinds):
+        yield i, f"{kind}, dy {problem.kinds_dy[i]}" if quantity.startswith("d") else kind
+
+
+def table(totals: Totals) -> Table:
+    """Of what differs, by sort, wing, quantity and format."""
+    result = Table("what differs", "wing, axis", "quantity", "dtype", "elements", "of", "in rows", box=box.MARKDOWN)
+    groups: dict[tuple[str, ...], list[tuple[int, int, str]]] = collections.defaultdict(list)
+    for key, differing in totals.differing.items():
+        if differing:
+            groups[key[:4]].append((differing, totals.elements[key], key[4]))
+    for key in sorted(groups):
+        rows = sorted(groups[key], reverse=True)
+        kinds = ", ".join(f"{kind} ({n})" for n, _, kind in rows[:3]) + (", …" if len(rows) > 3 else "")
+        of = sum(size for other, size in totals.elements.items() if other[:4] == key)
+        result.add_row(*key, f"{sum(n for n, _, _ in rows):,}", f"{of:,}", kinds)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=200, help="how many calls (each on 64 rows)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", action="append", help="numpy, torch, tf or flax; may be repeated")
+    parser.add_argument("--examples", type=int, default=0, help="print so many differences of each sort")
+    arguments = parser.parse_args()
+    backends = arguments.backend or ["numpy", "torch", "tf", "flax"]
+    totals = count(arguments.calls, arguments.seed, backends, arguments.examples)
+    Console(width=None if sys.stdout.isatty() else 200).print(table(totals))
+    print(f"{sum(totals.differing.values()):,} of {totals.compared:,} elements differ, in {arguments.calls:,} calls")
+
+
+if __name__ == "__main__":
+    main()

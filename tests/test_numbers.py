@@ -1,0 +1,136 @@
+"""Zeros, infinities, the ends of the range, sums that cancel: in every wing what IEEE arithmetic of the formula gives.
+
+``bits.py`` compares many more rows; a few of its calls are made here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import bits
+import numpy as np
+import pytest
+
+from rmsnorm import PRESETS, cpu, dtypes, numpy_impl
+from rmsnorm.numpy_impl import fast
+
+needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="numba is not installed")
+STANDARD, LLAMA, GEMMA = (PRESETS[name] for name in ("standard", "llama", "gemma"))
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.parametrize("variant", ["standard", "llama", "gemma", "theano"])
+def test_a_zero_has_the_sign_of_its_product(wing, variant, dtype, axis):
+    x = np.array([[0.0, -0.0, 0.0, -0.0, 1.0, -1.0], [-0.0, -0.0, 3.0, -0.0, 0.0, 1.0]]).astype(dtype)
+    scale = np.array([2.0, 2.0, -2.0, -2.0, 0.0, -0.0]).astype(dtype)
+    bias = np.full(6, -0.0).astype(dtype)  # the sum of two negative zeros is one
+    gain = scale.astype(np.float64) + (PRESETS[variant].scale_offset or -0.0)
+    want = np.signbit(x.astype(np.float64) * gain)
+    for parameters in ((scale,), (scale, bias)):
+        rows = x if axis else np.ascontiguousarray(x.T)
+        with wing.precision(dtype == "float64"):
+            y = wing.rms_norm(rows, *parameters, variant=variant, axis=axis)
+        y = (y if axis else y.T).astype(np.float64)
+        assert np.array_equal(np.signbit(y), want)
+        assert np.array_equal(y == 0, x.astype(np.float64) * gain == 0)
+
+
+@needs_kernels
+@pytest.mark.parametrize("partial", [None, 0.3])
+@pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
+@pytest.mark.parametrize("eps", [0.0, 1e-5, 1e30])
+def test_special_numbers_in_kernels_and_golden(eps, position, partial):
+    """What is not counted does not feel the projection: there dx is u / rho, whatever the row holds."""
+    variant = STANDARD.replace(eps=eps, eps_position=position, partial=partial)
+    numbers = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1.0, -2.0)
+    rows = np.array(list(itertools.product(numbers, repeat=4)), np.float32)
+    x, dy = rows[:, :2].copy(), rows[:, 2:].copy()
+    for golden, ours in (
+        (numpy_impl.rms_norm(x, variant=variant), fast.rms_norm(x, variant=variant)),
+        (numpy_impl.rms_norm_vjp(dy, x, variant=variant)[0], fast.rms_norm_vjp(dy, x, variant=variant)[0]),
+    ):
+        assert np.array_equal(golden, ours, equal_nan=True)
+        assert np.array_equal(np.signbit(golden)[~np.isnan(golden)], np.signbit(ours)[~np.isnan(golden)])
+
+
+def test_what_is_not_counted_does_not_feel_an_infinite_sum(wing):
+    dy = np.array([[np.inf, 1.0, 2.0, 3.0]], np.float32)
+    dx = wing.rms_norm_vjp(dy, np.array([[1.0, 2.0, 3.0, 4.0]], np.float32), partial=0.5, axis=-1)[0]
+    assert np.allclose(dx[0, 2:], dy[0, 2:] / np.sqrt(2.5 + 1e-6), rtol=1e-6)
+    dx = wing.rms_norm_vjp(dy.T.copy(), np.array([[1.0, 2.0, 3.0, 4.0]], np.float32).T.copy(), partial=0.5, axis=0)[0]
+    assert np.allclose(dx[2:, 0], dy[0, 2:] / np.sqrt(2.5 + 1e-6), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_nothing_counted_is_0_also_without_eps(wing, dtype):
+    x, scale = np.ones((2, 3), dtype), np.ones(3, dtype)
+    mask = np.array([[True] * 3, [False] * 3])
+    with wing.precision(dtype == "float64"):
+        y, inverse_rms = wing.rms_norm(x, scale, mask=mask, eps=0.0, return_inverse_rms=True)
+        dx, dscale, _ = wing.rms_norm_vjp(np.ones((2, 3), dtype), x, scale, mask=mask, eps=0.0)
+    assert y.tolist() == [[1.0] * 3, [0.0] * 3]
+    assert inverse_rms.tolist() == [[1.0], [0.0]]
+    assert not dx.any()
+    assert dscale.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("function", [numpy_impl.rms_norm, pytest.param(fast.rms_norm, marks=needs_kernels)])
+def test_float64_beside_the_ends_of_the_range(function):
+    root = Fraction(math.isqrt(2 * 10**80), 10**40)
+    y = function(np.array([1e30, 1e-300]), np.array([1.0, 1e100]))
+    assert y[0] == float(root)
+    assert abs(y[1] - float(root * Fraction(1e-300) * Fraction(1e100) / Fraction(1e30))) <= np.spacing(y[1])
+    tiny = function(np.array([1e-310, 1.0]), eps=0.0)[0]
+    assert tiny == float(Fraction(1e-310) * root)  # a subnormal number, rounded once
+    y = function(np.array([1e-310, 1.0]), np.array([1e300, 1.0]), np.array([-1e-10, 0.0]), eps=0.0)
+    exact = Fraction(1e-310) * root * Fraction(1e300) + Fraction(-1e-10)
+    assert abs(y[0] - float(exact)) <= np.spacing(y[0])
+
+
+@needs_kernels
+def test_a_gradient_of_float64_that_overflows_on_the_way():
+    for function in (numpy_impl.rms_norm_vjp, fast.rms_norm_vjp):
+        dx, *_ = function(np.full(4, 1e308), np.array([1e10, 2e10, 3e10, 5e10]), np.array([1e4, 1e3, 1e4, 1e4]))
+        assert np.isfinite(dx).all()
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-6])
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_a_gradient_that_cancels_has_the_bits_of_the_golden(dtype, eps, with_mask):
+    random = np.random.default_rng(0)
+    one_hot, constant = np.zeros((4, 33)), np.repeat(random.normal(size=(4, 1)), 33, axis=1)
+    one_hot[range(4), [0, 5, 20, 32]] = random.normal(size=4)
+    ordinary = random.normal(size=(4, 33))
+    for x, dy in (
+        (random.normal(size=(8, 1)), random.normal(size=(8, 1))),
+        (ordinary, ordinary), (one_hot, ordinary), (constant, constant), (np.abs(ordinary), 3 * np.abs(ordinary)),
+    ):  # fmt: skip
+        x, dy = x.astype(dtype), dy.astype(dtype)
+        mask = random.random(x.shape) < 0.8 if with_mask else None
+        golden, ours = (f(dy, x, eps=eps, mask=mask)[0] for f in (numpy_impl.rms_norm_vjp, fast.rms_norm_vjp))
+        golden, ours = golden.astype(np.float64), ours.astype(np.float64)
+        assert np.array_equal(golden, ours, equal_nan=True)
+        assert np.array_equal(np.signbit(golden)[~np.isnan(golden)], np.signbit(ours)[~np.isnan(golden)])
+        if eps == 0 and (x.shape[1] == 1 or x is dy):
+            assert not golden.any()
+
+
+def test_a_projection_on_x_is_0(wing):
+    x, dy = np.array([[0.0, 2.0]], np.float32), np.array([[0.3, -0.7]], np.float32)
+    dx = wing.rms_norm_vjp(dy, x, eps=0.0)[0]
+    assert dx[0, 1] == 0.0
+    assert dx[0, 0] == np.float32(np.float64(dy[0, 0]) / np.sqrt(2.0))
+
+
+def test_rows_that_an_ordinary_test_does_not_draw():
+    """No zero, infinity or NaN differs up to 32 bits; a number only where it is at a tie."""
+    totals = bits.count(6, 1, ["numpy", "torch"])
+    assert totals.compared > 100_000
+    wrong = {key: n for key, n in totals.differing.items() if n and key[3] != "f64" and key[4] != "sum over rows"}
+    assert not {key: n for key, n in wrong.items() if key[0] != "value"}
+    assert sum(n for key, n in wrong.items() if key[1] == "numpy last") <= totals.compared * 2**-16
