@@ -19,10 +19,12 @@ quick: $(VENV)/ready
 		-k "not float64 and not float16" tests/specification tests/test_interface.py \
 		tests/numpy_impl/test_formula.py tests/numpy_impl/test_golden.py tests/torch_impl/test_torch.py
 
-# 2,000 compositions of transforms for each framework, 500 variants for `identify`: two hours.
+# 2,000 compositions of transforms for each framework, 500 variants for `identify`, the bits of 2,000 calls: three hours.
 fuzz: $(VENV)/ready
 	RMSNORM_IDENTIFY_VARIANTS=500 $(BIN)/python -m pytest -q -n 2 tests/test_fuzz.py tests/identify/test_identify_variants.py \
 		--timeout 14400 --hypothesis-profile nightly
+	$(BIN)/python tests/bits.py --calls 2000 --backend numpy --backend torch
+	$(BIN)/python tests/bits.py --calls 400 --backend tf --backend flax
 
 lint: $(LINT_VENV)/ready
 	$(LINT_VENV)/bin/ruff check .

@@ -91,6 +91,18 @@ def test_float64_beside_the_ends_of_the_range(function):
 
 
 @needs_kernels
+@pytest.mark.parametrize("n", [1, 16, 4096])
+def test_float64_with_a_bias_that_cancels(n):
+    """Within an ulp, or 2^-72 of the terms: the sum of squares is known to 2^-75."""
+    random = np.random.default_rng(n)
+    x, scale = random.normal(size=(20, n)) * 10.0 ** random.integers(-5, 5, (20, 1)), random.normal(size=n)
+    for row in x:
+        terms = 2 * np.abs(product := fast.rms_norm(row, scale))
+        want, y = (function(row, scale, -product) for function in (numpy_impl.rms_norm, fast.rms_norm))
+        assert (np.abs(y - want) <= np.maximum(np.spacing(np.abs(want)), 2.0**-72 * terms)).all()
+
+
+@needs_kernels
 def test_a_gradient_of_float64_that_overflows_on_the_way():
     for function in (numpy_impl.rms_norm_vjp, fast.rms_norm_vjp):
         dx, *_ = function(np.full(4, 1e308), np.array([1e10, 2e10, 3e10, 5e10]), np.array([1e4, 1e3, 1e4, 1e4]))

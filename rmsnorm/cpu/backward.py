@@ -63,7 +63,7 @@ def compiled(x: str, y: str, *options: str) -> Any:
                 cancels |= abs(rest) < _CANCELS * abs(near)
         return cancels
 
-    fill = (apart if may_be_single else inlined)(fill)  # it is called in one or in two places
+    fill = (apart if may_be_single else inlined)(fill)  # it is called in one or in two rows_at
 
     def settle(settings: int, n: int, h: int, dy: int, dh: int, gains: int, mask: int, stride: int, dx: int) -> Any:
         """A row of dx again, by cancelled.py. Returns 1 if memory is short."""
@@ -157,9 +157,9 @@ def compiled(x: str, y: str, *options: str) -> Any:
                         cancels |= abs(rest) < _MAY_CANCEL * abs(near)
                     store(dx_row, j, (gradient + load_x(dh_row[j]) if dh else gradient) + 0.0)
                 if not is_wide and cancels:
-                    places = h + i * h_step, dy + i * y_bytes, dh + i * row_bytes if dh else 0
+                    rows_at = h + i * h_step, dy + i * y_bytes, dh + i * row_bytes if dh else 0
                     mask_at, dx_at = mask + i * mask_step, dx + i * row_bytes
-                    failed |= settle(settings, n, *places, prepared, mask_at, stride, dx_at)
+                    failed |= settle(settings, n, *rows_at, prepared, mask_at, stride, dx_at)
                 continue
             inner, length = 0.0, 0.0
             for j in range(n):
@@ -194,8 +194,8 @@ def compiled(x: str, y: str, *options: str) -> Any:
                         gradient = factor * (load_y(dy_row[j]) / unit * gain[j]) * unit
                         store(dx_row, j, (gradient + load_x(dh_row[j]) if has_other else gradient) + 0.0)
             if cancels:
-                places = h + i * h_step, dy + i * y_bytes, dh + i * row_bytes if dh else 0
-                failed |= settle(settings, n, *places, prepared, 0, -1, dx + i * row_bytes)
+                rows_at = h + i * h_step, dy + i * y_bytes, dh + i * row_bytes if dh else 0
+                failed |= settle(settings, n, *rows_at, prepared, 0, -1, dx + i * row_bytes)
         if has_mask or may_be_single:
             free(memory)
         return failed

@@ -100,7 +100,12 @@ def centre(
         centred[j] = load(h[j]) / power if counts else 0.0  # exactly: a constant row has no variance
         total += centred[j]
         k += counts
+    for _ in range(2 if variance and k else 0):  # again, less what the first mean was off
+        mean, total = total / k, 0.0
+        for j in range(first):
+            if is_counted(mask, stride, j):
+                centred[j] -= mean
+                total += centred[j]
     for j in range(first):
-        if is_counted(mask, stride, j):
-            centred[j] = (centred[j] - total / k if variance else centred[j]) * (inverse_rms * power)
+        centred[j] *= inverse_rms * power
     return k

@@ -114,14 +114,14 @@ def _visible(eps: DoubleDouble, other: DoubleDouble) -> DoubleDouble:
 def forward(call: Call, data: Data) -> Array:
     y, exponent = data.quotient()
     if call.norm is None:
-        y, exponent = _product((y, exponent), data.gain.fraction())
+        y, exponent = _times((y, exponent), data.gain.fraction())
         if data.bias is not None:
-            y, exponent = _sum((y, exponent), DoubleDouble(data.bias).fraction())
+            y, exponent = _plus((y, exponent), DoubleDouble(data.bias).fraction())
         return y.where(~data.empty, 0.0).round(call.result, exponent)
     y = DoubleDouble(y.round(call.norm, exponent))
     if data.scale is not None:
         gain = DoubleDouble(data.gain.round(call.product))
-        y, exponent = _product(y.fraction(), gain.fraction())
+        y, exponent = _times(y.fraction(), gain.fraction())
         y = DoubleDouble(y.round(call.product, exponent))
     if data.bias is not None:
         y = DoubleDouble((y + DoubleDouble(data.bias)).round(call.product))
@@ -131,11 +131,11 @@ def forward(call: Call, data: Data) -> Array:
 Scaled: TypeAlias = tuple[DoubleDouble, Array]  # a number times a power of two
 
 
-def _product(a: Scaled, b: Scaled) -> Scaled:
+def _times(a: Scaled, b: Scaled) -> Scaled:
     return a[0] * b[0], a[1] + b[1]
 
 
-def _sum(a: Scaled, b: Scaled) -> Scaled:
+def _plus(a: Scaled, b: Scaled) -> Scaled:
     """In units of the larger one. What the smaller one then loses, the sum does not show."""
     sizes = [np.where(f.hi == 0, np.iinfo(np.int32).min // 4, np.frexp(f.hi)[1] + e) for f, e in (a, b)]
     top = np.maximum(*sizes)
