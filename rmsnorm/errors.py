@@ -131,9 +131,8 @@ def missing_primal(op: str, tangent: str) -> ValueError:
 
 
 def missing_framework(name: str, extra: str) -> ModuleNotFoundError:
-    return ModuleNotFoundError(
-        f"rmsnorm: {name} is not installed, expected for this backend; pip install 'rmsnorm[{extra}]'"
-    )
+    message = f"rmsnorm: {name} is not installed, expected for this backend; pip install 'rmsnorm[{extra}]'"
+    return ModuleNotFoundError(message, name=name)
 
 
 def damaged(op: str, path: object, reason: object, want: str) -> ValueError:

@@ -3,8 +3,8 @@
     from rmsnorm.numpy_impl.fast import rms_norm, rms_norm_vjp
 
 The arithmetic has the 53 bits of float64, that of the golden 106. So f16, bf16 and f32 equal the golden's results
-unless the exact result is within a few 2^-53 of the middle between two numbers, and y in f64 is within an ulp: what holds
-where, docs/numbers.md says. For other axes than the last, and without numba, these functions call the golden.
+unless the exact result is within a few 2^-53 of the middle between two numbers, and y in f64 is within an ulp:
+docs/numbers.md. For other axes than the last, and without numba, these functions call the golden.
 
 dscale and dbias are summed in float64 over chunks of rows, from the first row to the last, and then over the chunks,
 from the first to the last. The size of a chunk depends on the number and the length of the rows alone: not on how they
