@@ -159,7 +159,8 @@ def memory(send: Callable[[Any], Any], step: Step) -> None:
 
 
 if __name__ == "__main__":
-    framework, fault = sys.argv[1:]
+    framework, *faults = sys.argv[1:]
     signal.signal(signal.SIGALRM, interrupt_ours if framework == "tf" else signal.default_int_handler)
-    globals()[fault](*globals()[f"{framework}_step"]())
-    print(f"{framework} {fault}: right")
+    for fault in faults:
+        globals()[fault](*globals()[f"{framework}_step"]())
+        print(f"{framework} {fault}: right", flush=True)
