@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -84,6 +85,8 @@ def _torch(layer: Any, name: str, device: str) -> Target:
         shapes |= {key: tuple(p.shape) for key, p in layer.named_buffers() if p.is_floating_point()}
     own, inputs = assign(shapes), _inputs(layer.forward)
     size = shapes[own["scale"]] if "scale" in own else shapes.get(own.get("bias", ""), ())
+    if math.prod(size) == 1:
+        size = ()  # one number goes with any width
     fixed = size or getattr(layer, "normalized_shape", None)
 
     def call(arrays: Mapping[str, Any]) -> Any:

@@ -163,6 +163,19 @@ class OwnNorm(nn.Module):
         return y * getattr(self, self.name, 1.0)
 
 
+class FixedFactorNorm(nn.Module):
+    """As in x-transformers: nothing but the factor shows the width, and another width has the same factor."""
+
+    def __init__(self, width: int, gains: int = 0) -> None:
+        super().__init__()
+        self.factor = width**0.5
+        self.g = nn.Parameter(torch.ones(gains)) if gains else None
+
+    def forward(self, x: Any) -> Any:
+        y = nn.functional.normalize(x, dim=-1) * self.factor
+        return y if self.g is None else y * self.g
+
+
 class Channels(OwnNorm):
     def forward(self, hidden: Any) -> Any:
         y = hidden * torch.rsqrt(hidden.square().mean(1, keepdim=True) + 1e-5)
@@ -253,6 +266,9 @@ OWN = {
     "(heads, 1, d)": (lambda: OwnNorm((3, 1, 8)), (2, 3, 5, 8)),
     "(1, 1, d)": (lambda: OwnNorm((1, 1, 8)), (2, 3, 8)),
     "one number": (lambda: OwnNorm((1,)), (2, 3, 8)),
+    "factor": (lambda: FixedFactorNorm(24), (2, 3, 24)),
+    "factor, another width": (lambda: FixedFactorNorm(24), (2, 3, 8)),
+    "factor, one number": (lambda: FixedFactorNorm(32, 1), (2, 3, 32)),
     "residual": (lambda: WithResidual(8), (2, 3, 8)),
 }
 

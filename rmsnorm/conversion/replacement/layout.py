@@ -32,6 +32,7 @@ class Norm:
         shapes: for each number of axes that was tried a shape of x.
         scale, bias: the layer's names of its gain and bias, None where it has none.
         x: its name of x.
+        width: the only number of normalised elements that was proven, None for any.
         variant: None as long as it is not known.
     """
 
@@ -41,6 +42,7 @@ class Norm:
     scale: str | None
     bias: str | None
     x: str
+    width: int | None = None
     variant: Variant | None = None
 
     @property
@@ -63,7 +65,8 @@ def find_layout(target: Target, x: str) -> Norm:
     Raises:
         NoNorm: it normalises no axes.
     """
-    measured = {}
+    measured, width = {}, _implied_width(target)
+    target = replace(target, width=width or target.width)
     for rank in range(1, 6):
         for shape in _shapes(target, rank):
             axes = _normalised(target, shape)
@@ -79,7 +82,22 @@ def find_layout(target: Target, x: str) -> Norm:
             key = tuple(axis - shift for axis in axes), tuple(axis - shift for axis in gain)
             layouts.setdefault(key, []).append(shape)
     (axes, gain), shapes = max(layouts.items(), key=_likely)
-    return Norm(axes, gain, tuple(shapes), target.names.get("scale"), target.names.get("bias"), x)
+    return Norm(axes, gain, tuple(shapes), target.names.get("scale"), target.names.get("bias"), x, width)
+
+
+def _implied_width(target: Target) -> int | None:
+    """The width of a layer that multiplies by the root of a fixed one and has no vector that shows it, else None."""
+    x = np.random.default_rng(0).normal(size=(4, _WIDTH)).astype(np.float32)
+    try:
+        arrays = parameters(target, x, scale=np.ones, bias=np.zeros)
+        y = target.forward(x, **arrays)
+    except (TargetError, ValueError):
+        return None
+    if any(array.size > 1 for array in arrays.values()) or y.dtype.kind != "f":
+        return None
+    square = float(np.mean(y.astype(np.float64) ** 2))
+    width = round(_WIDTH * square) if np.isfinite(square) else 0
+    return width if 1 < width != _WIDTH and abs(_WIDTH * square / width - 1) < 1e-3 else None
 
 
 def _likely(entry: tuple[tuple[Shape, Shape], list[Shape]]) -> tuple[Any, ...]:

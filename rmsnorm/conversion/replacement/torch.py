@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -195,8 +196,9 @@ def _class_of(kind: Any, norm: Norm) -> Any:
 
     @functools.wraps(kind.forward)
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
-        x = inputs[0] if inputs else named.get(norm.x)
-        if len(inputs) + len(named) != 1 or not isinstance(x, Tensor) or x.ndim not in norm.ranks:
+        x: Any = inputs[0] if inputs else named.get(norm.x)
+        alone = len(inputs) + len(named) == 1 and isinstance(x, Tensor) and x.ndim in norm.ranks
+        if not alone or norm.width not in (None, math.prod(x.shape[axis] for axis in norm.axes)):
             return kind.forward(self, *inputs, **named)
         scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
         return rms_norm(x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes)

@@ -1,0 +1,167 @@
+"""Norms and models of other packages: what identify says of each norm, and what replace does to each model.
+
+    pip install torch transformers diffusers x-transformers xlstm flax keras tensorflow equinox
+    python benchmarks/strangers.py > benchmarks/strangers.md
+
+A package that is not installed has no row. The models are small and have random weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.metadata
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from rmsnorm.conversion import replace
+from rmsnorm.identify import identify
+
+NORMS: tuple[tuple[str, str, dict[str, Any], str], ...] = (  # package, target, init, and what its source computes
+    ("torch", "torch.nn:RMSNorm", {}, "RMSNorm, machine epsilon"),
+    ("torch", "torch.nn:LayerNorm", {}, "LayerNorm"),
+    ("transformers", "transformers.models.llama.modeling_llama:LlamaRMSNorm", {}, "cast before the gain"),
+    ("transformers", "transformers.models.gemma.modeling_gemma:GemmaRMSNorm", {}, "gain 1 + weight in float32"),
+    ("transformers", "transformers.models.t5.modeling_t5:T5LayerNorm", {}, "cast to the dtype of a 16-bit gain"),
+    ("transformers", "transformers.models.olmo2.modeling_olmo2:Olmo2RMSNorm", {}, "cast after the gain, eps 1e-6"),
+    ("transformers", "transformers.models.mamba2.modeling_mamba2:MambaRMSNormGated", {},
+     "RMSNorm in groups of x * silu(gate)"),
+    ("transformers", "transformers.models.cohere.modeling_cohere:CohereLayerNorm", {"hidden_size": 64},
+     "LayerNorm without a bias"),
+    ("diffusers", "diffusers.models.normalization:RMSNorm", {"eps": 1e-6}, "cast to the dtype of a 16-bit gain"),
+    ("diffusers", "diffusers.models.normalization:MochiRMSNorm", {"eps": 1e-6}, "cast after the gain, eps 1e-6"),
+    ("diffusers", "diffusers.models.autoencoders.autoencoder_kl_wan:WanRMS_norm", {"images": False},
+     "F.normalize over axis 1, times sqrt(n) * gamma of shape (n, 1, 1, 1)"),
+    ("diffusers", "diffusers.models.normalization:FP32LayerNorm", {}, "LayerNorm in float32"),
+    ("x-transformers", "x_transformers.x_transformers:RMSNorm", {}, "F.normalize times sqrt(n) * g"),
+    ("x-transformers", "x_transformers.x_transformers:SimpleRMSNorm", {}, "F.normalize times sqrt(n)"),
+    ("x-transformers", "x_transformers.x_transformers:ScaleNorm", {}, "F.normalize times sqrt(n) and one number"),
+    ("x-transformers", "x_transformers.x_transformers:LayerNorm", {}, "LayerNorm without a bias"),
+    ("xlstm", "xlstm.components.ln:LayerNorm", {"ndim": 64}, "LayerNorm with a gain 1 + weight, without a bias"),
+    ("flax", "flax.nnx:RMSNorm", {}, "eps 1e-6, statistic in float32, promoted with the gain"),
+    ("flax", "flax.linen:RMSNorm", {}, "the same"),
+    ("flax", "flax.nnx:LayerNorm", {}, "LayerNorm"),
+    ("keras", "keras.layers:RMSNormalization", {}, "eps 1e-6, in float32, cast after the gain"),
+    ("keras", "keras.layers:LayerNormalization", {}, "LayerNorm"),
+    ("keras", "keras.layers:UnitNormalization", {}, "x over its norm"),
+    ("equinox", "equinox.nn:RMSNorm", {}, "eps 1e-5, gain and bias"),
+    ("equinox", "equinox.nn:LayerNorm", {}, "LayerNorm"),
+)  # fmt: skip
+CAUSAL = ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "Glm4",
+          "Granite", "Mamba", "MiniMax", "Cohere2")  # fmt: skip
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # fmt: skip
+
+
+def noise(*shape: int) -> Any:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def models() -> Iterator[tuple[str, str, Any, Callable[[Any], Any]]]:
+    """Package, name, model, and a call of it."""
+    transformers = importlib.import_module("transformers")
+    ids = torch.randint(3, 64, (2, 12), generator=torch.Generator().manual_seed(0))
+    for name in CAUSAL:
+        config = getattr(transformers, f"{name}Config")(**SIZES)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        yield "transformers", name, model, lambda model: model(input_ids=ids).logits
+    x = importlib.import_module("x_transformers")
+    options: dict[str, Any]
+    for options in ({"use_rmsnorm": True}, {"use_simple_rmsnorm": True}, {"use_scalenorm": True},
+                    {"use_rmsnorm": True, "attn_qk_norm": True, "attn_qk_norm_dim_scale": True}):  # fmt: skip
+        layers = x.Decoder(dim=32, depth=2, heads=4, attn_dim_head=8, **options)
+        model = x.TransformerWrapper(num_tokens=64, max_seq_len=32, attn_layers=layers)
+        yield "x-transformers", ", ".join(options), model, lambda model: model(ids)
+    diffusers = importlib.import_module("diffusers")
+    yield "diffusers", "SD3", diffusers.SD3Transformer2DModel(
+        sample_size=8, patch_size=1, in_channels=4, num_layers=1, attention_head_dim=8, num_attention_heads=2,
+        caption_projection_dim=16, joint_attention_dim=16, pooled_projection_dim=16, out_channels=4, qk_norm="rms_norm",
+    ), lambda model: model(
+        hidden_states=noise(1, 4, 8, 8), encoder_hidden_states=noise(1, 5, 16), pooled_projections=noise(1, 16),
+        timestep=torch.tensor([3]),
+    ).sample  # fmt: skip
+    yield "diffusers", "Flux", diffusers.FluxTransformer2DModel(
+        patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[4, 4, 8],
+    ), lambda model: model(
+        hidden_states=noise(1, 16, 4), encoder_hidden_states=noise(1, 5, 32), pooled_projections=noise(1, 32),
+        timestep=torch.tensor([3.0]), img_ids=torch.zeros(16, 3), txt_ids=torch.zeros(5, 3),
+    ).sample  # fmt: skip
+    yield "diffusers", "Wan transformer", diffusers.WanTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16, out_channels=16,
+        text_dim=16, freq_dim=256, ffn_dim=32, num_layers=2, cross_attn_norm=True, qk_norm="rms_norm_across_heads",
+        rope_max_seq_len=32,
+    ), lambda model: model(
+        hidden_states=noise(1, 16, 2, 8, 8), timestep=torch.tensor([3]), encoder_hidden_states=noise(1, 5, 16)
+    ).sample  # fmt: skip
+    yield (
+        "diffusers",
+        "Wan VAE",
+        diffusers.AutoencoderKLWan(
+            base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
+        ),
+        lambda model: model(noise(1, 3, 5, 16, 16)).sample,
+    )
+
+
+def difference(a: Any, b: Any) -> float:
+    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-30))
+
+
+def trial(model: Any, call: Callable[[Any], Any]) -> tuple[str, float, float, bool]:
+    """What was replaced and left; the differences of outputs and of gradients; whether the state survives."""
+    mine = copy.deepcopy(model)
+    report = [entry for entry in replace(mine) if entry.name or entry.variant]
+    count = sum(entry.variant is not None for entry in report)
+    left = sorted({f"{entry.kind}: {entry.why}" for entry in report if entry.variant is None})
+    with torch.no_grad():
+        y = difference(call(model.eval()), call(mine.eval()))
+    gradients = []
+    for each in (model, mine):
+        torch.manual_seed(0)
+        call(each.train()).square().mean().backward()
+        gradients.append({name: p.grad for name, p in each.named_parameters() if p.grad is not None})
+    theirs, ours = gradients
+    same = list(model.state_dict()) == list(mine.state_dict()) and theirs.keys() == ours.keys()
+    model.load_state_dict(mine.state_dict())
+    mine.load_state_dict(model.state_dict())
+    memory = io.BytesIO()
+    torch.save(mine, memory)
+    memory.seek(0)
+    saved = torch.load(memory, weights_only=False)
+    with torch.no_grad():
+        same &= torch.equal(call(saved.eval()), call(mine.eval()))
+    listed = f"{count} replaced" + (f"; left: {'; '.join(left)}" if left else "")
+    return listed, y, max(difference(theirs[name], ours[name]) for name in theirs), same
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    print("# Norms and models of other packages\n\nWritten by `python benchmarks/strangers.py`.\n")
+    print("## What `rmsnorm identify` says\n\n| package | norm | its source computes | identify |\n|---|---|---|---|")
+    for package, target, init, source in NORMS:
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        identity = identify(target, init=init)
+        said = "; ".join([identity.headline.removeprefix(f"{target} "), *identity.defects])
+        print(f"| {package} {version} | `{target.rpartition(':')[2]}` | {source} | {said} |", flush=True)
+    print(
+        "\n## What `replace` does\n\nThe differences are the largest ones of an output and of a gradient, as shares of "
+        "the largest element of\neach: of a model in evaluation, and of a step in training. `state` says whether both "
+        "state dicts have the same keys and load\ninto each other, and whether the whole model is saved and loaded.\n"
+    )
+    print("| package | model | norms | output | gradient | state |\n|---|---|---|---|---|---|")
+    torch.manual_seed(0)
+    for package, name, model, call in models():
+        listed, y, gradient, same = trial(model, call)
+        print(f"| {package} | {name} | {listed} | {y:.0e} | {gradient:.0e} | {'yes' if same else 'no'} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
