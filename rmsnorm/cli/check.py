@@ -16,6 +16,7 @@ _SLOWEST_FIRST: Final = ("flax", "numpy", "tf", "torch")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm check\n\n"
+    "    rmsnorm check --all\n\n"
     "    rmsnorm check --backend torch --variant llama --dtype bfloat16\n\n"
     "    rmsnorm check --backend flax --device cuda --json parity.json --junit parity.xml\n\n"
     "Exit status: 0 everything agrees, 1 a backend differs, crashed, hung or was stopped, 2 wrong usage or a "
@@ -40,9 +41,14 @@ def check(
     html: Annotated[
         Path | None, typer.Option(help="Write a page with pictures of what differs.", dir_okay=False)
     ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Every case in every variant and dtype that it has, in place of each once.")
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
 ) -> None:
     """Compare every backend with the golden: values, gradients and derivatives, in every variant and dtype.
+
+    Every variant is compared in every dtype, and each case once; with --all, --variant or --dtype in all of theirs.
 
     The golden runs in NumPy in 106-bit arithmetic and rounds where the variant says. The parity ratio is a distance in
     units of the rounding error of the terms that add up to an element, so cancellation does not count as a defect.
@@ -55,22 +61,27 @@ def check(
     variants = choices("variant", variant, tuple(PRESETS)) if variant else ()
     types = choices("dtype", dtype, dtypes.FLOATS) if dtype else ()
     choices("device", [device], DEVICES)
+    brief = not (all_ or variants or types)
     if list_:
-        screen.console().print(_listing(variants, types))
+        screen.console().print(_listing(variants, types, brief))
         return
     for path in (json, junit, markdown, html):
         if path is not None and not path.parent.is_dir():
             raise unusable(f"rmsnorm check: {path.parent} is not a folder, expected one to write {path.name} in")
     commands = {
         name: worker_command(
-            name, variants=variants, dtypes=types, device=device if name != "numpy" or backend else "cpu"
+            name,
+            variants=variants,
+            dtypes=types,
+            device=device if name != "numpy" or backend else "cpu",
+            brief=brief,
         )
         for name in chosen
     }
     from rmsnorm.parity import report
     from rmsnorm.parity.cases import select
 
-    total = sum(1 for _ in select(variants, types))
+    total = sum(1 for _ in select(variants, types, brief=brief))
     with progress() as bars:
         tasks: dict[str, TaskID] = {name: bars.add_task(name, total=total) for name in commands}
         slowest_first = {name: commands[name] for name in sorted(commands, key=_SLOWEST_FIRST.index)}
@@ -92,10 +103,10 @@ def check(
         raise typer.Exit(UNUSABLE)
 
 
-def _listing(variants: tuple[str, ...], types: tuple[str, ...]) -> screen.Fitting:
+def _listing(variants: tuple[str, ...], types: tuple[str, ...], brief: bool) -> screen.Fitting:
     from rmsnorm.parity.cases import CASES, select
 
-    counts = Counter(case.name for case, _, _ in select(variants, types))
+    counts = Counter(case.name for case, _, _ in select(variants, types, brief=brief))
     rows = []
     for case in CASES:
         if counts[case.name]:

@@ -149,13 +149,21 @@ CASES: Final = (
 )  # fmt: skip
 
 
-def select(variants: tuple[str, ...] = (), types: tuple[str, ...] = ()) -> Iterator[tuple[Case, str, str]]:
-    """Every (case, variant, dtype) of the table, or those with these variants and dtypes."""
-    for case in CASES:
+def select(
+    variants: tuple[str, ...] = (), types: tuple[str, ...] = (), *, brief: bool = False
+) -> Iterator[tuple[Case, str, str]]:
+    """Every (case, variant, dtype) of the table, or those with these variants and dtypes.
+
+    ``brief`` is every variant in every dtype, and each case once, in one dtype after the other.
+    """
+    for i, case in enumerate(CASES):
         for variant in case.variants:
-            for dtype in case.dtypes:
-                if (not variants or variant in variants) and (not types or dtype in types):
-                    yield case, variant, dtype
+            for j, dtype in enumerate(case.dtypes):
+                if (variants and variant not in variants) or (types and dtype not in types):
+                    continue
+                if brief and case.name != "rows" and (variant, j) != (case.variants[0], i % len(case.dtypes)):
+                    continue
+                yield case, variant, dtype
 
 
 def make(case: Case, variant: str | Variant, dtype: str) -> Data:

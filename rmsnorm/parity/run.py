@@ -97,10 +97,15 @@ def run(
 
 
 def worker_command(
-    backend: str, *, variants: Sequence[str] = (), dtypes: Sequence[str] = (), device: str = "cpu"
+    backend: str,
+    *,
+    variants: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    device: str = "cpu",
+    brief: bool = False,
 ) -> list[str]:
     """The command line of a worker."""
-    options = {"variants": list(variants), "dtypes": list(dtypes), "device": device}
+    options = {"variants": list(variants), "dtypes": list(dtypes), "device": device, "brief": brief}
     return [sys.executable, "-m", "rmsnorm.parity.run", backend, json.dumps(options)]
 
 
@@ -137,7 +142,7 @@ def _work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"status": "refused", "message": str(error)}
         return
     yield {"hello": version, "device": options["device"]}
-    for case, variant, dtype in select(tuple(options["variants"]), tuple(options["dtypes"])):
+    for case, variant, dtype in select(tuple(options["variants"]), tuple(options["dtypes"]), brief=options["brief"]):
         data = make(case, variant, dtype)
         verdicts = judge(implementation, data)
         if backend == "numpy" and dtype == "float64":

@@ -23,7 +23,7 @@ def rmsnorm(*arguments):
 def test_help_teaches():
     shown = rmsnorm("check", "--help")
     assert shown.returncode == 0
-    for word in ("--backend", "--variant", "--dtype", "--device", "--json", "--junit", "--markdown", "--list"):
+    for word in ("--backend", "--variant", "--dtype", "--device", "--json", "--junit", "--markdown", "--all", "--list"):
         assert word in shown.stdout
     assert "rmsnorm check --backend torch --variant llama --dtype bfloat16" in shown.stdout
     assert "Exit status: 0 everything agrees" in shown.stdout

@@ -79,8 +79,11 @@ def test_differences_notice_a_wrong_derivative(monkeypatch):
 
 
 def test_cases_name_every_variant_and_every_dtype():
-    seen = {(variant, dtype) for _, variant, dtype in select()}
-    assert seen == set(itertools.product(PRESETS, dtypes.FLOATS))
+    for brief in (False, True):
+        chosen = list(select(brief=brief))
+        assert {(variant, dtype) for _, variant, dtype in chosen} == set(itertools.product(PRESETS, dtypes.FLOATS))
+        assert {case.name for case, _, _ in chosen} == set(BY_NAME)
+        assert brief == (len(chosen) < len(list(select())) / 3)
     assert len(BY_NAME) == len(CASES)
 
 
