@@ -90,6 +90,20 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     assert document["backends"][0]["status"] == "stopped"
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_ctrl_c_keeps_what_check_has_finished(tmp_path: Path) -> None:
+    process = started(tmp_path, "check", "--all", "--backend", "numpy", "--json", "c.json")
+    threads = Path(f"/proc/{process.pid}/task")
+    waited(lambda: any(file.read_text() for file in threads.glob("*/children")))
+    time.sleep(6)  # of the half minute that it takes
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 1
+    document = json.loads((tmp_path / "c.json").read_text())
+    assert document["records"]
+    assert document["backends"][0]["status"] == "stopped"
+
+
 def test_a_full_disk(tmp_path: Path) -> None:
     """A sentence and status 2, whichever output it is."""
     with open("/dev/full", "w") as full:

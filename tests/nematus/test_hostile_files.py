@@ -281,6 +281,39 @@ def damage(content: bytes, random: np.random.Generator) -> bytes:
     return bytes(flipped)
 
 
+def is_read_or_refused(path: Path) -> bool:
+    """Whether a damaged model is read, with the shapes that it had; else it is refused in one sentence."""
+    try:
+        model = nematus.load(path)
+    except (ValueError, TypeError) as error:
+        message = str(error)
+        assert type(error) in (ValueError, TypeError), message  # noqa: PT017
+        assert "expected" in message or "no such variable" in message, message
+        assert len(message.splitlines()) == 1, message
+        return False
+    shapes = {row: array.shape for row, array in model.parameters.items()}
+    assert shapes == {row: array.shape for row, array in PARAMETERS.items()}
+    return True
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("package", "save", "times"), [
+    ("tensorflow", nematus.save_tensorflow, 100), ("orbax.checkpoint", nematus.save_flax, 15),
+])  # fmt: skip
+def test_random_damage_of_a_checkpoint(tmp_path: Path, package: str, save: Any, times: int) -> None:
+    """Of one of its files after another."""
+    pytest.importorskip(package)
+    path, random = tmp_path / "model.npz", np.random.default_rng(0)
+    save(path, CONFIG, PARAMETERS)
+    parts = sorted(file for file in tmp_path.rglob("*") if file.is_file() and file.name != "model.npz.json")
+    for i in range(100 * times if NIGHTLY else times):
+        part = parts[i % len(parts)]
+        whole = part.read_bytes()
+        part.write_bytes(damage(whole, random))
+        is_read_or_refused(path)
+        part.write_bytes(whole)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of files that were given up
 @pytest.mark.parametrize("name", ["model.npz", "model.safetensors", "model.keras", "model.npz.json"])
 def test_random_damage(tmp_path: Path, name: str) -> None:
@@ -290,15 +323,5 @@ def test_random_damage(tmp_path: Path, name: str) -> None:
     whole, loaded = file.read_bytes(), 0
     for _ in range(20_000 if NIGHTLY else 150):
         file.write_bytes(damage(whole, random))
-        try:
-            model = nematus.load(path)
-        except (ValueError, TypeError) as error:
-            kind, message = type(error), str(error)
-        else:
-            kind, message, loaded = ValueError, "no such variable", loaded + 1
-            shapes = {row: array.shape for row, array in model.parameters.items()}
-            assert shapes == {row: array.shape for row, array in PARAMETERS.items()}
-        assert kind in (ValueError, TypeError), message
-        assert "expected" in message or "no such variable" in message, message
-        assert len(message.splitlines()) == 1, message
+        loaded += is_read_or_refused(path)
     assert loaded < 75
