@@ -21,7 +21,7 @@ _SYNONYMS: Final = (  # what the frameworks and their users call the same argume
     {"out_dtype", "dtype", "output_dtype"},
     {"x", "input", "inputs", "hidden_states", "tensor"},
 )
-_LONGEST: Final = 80  # characters of a value in a message
+_LONGEST: Final = 200  # characters of a value in a message
 
 
 def describe(shape: Shape, dtype: str) -> str:
@@ -115,7 +115,7 @@ def shown(value: Any) -> str:
     """A value in a message: an array by its dtype and shape, anything else written out if it is short.
 
     >>> shown("last"), len(shown("very " * 1000))
-    ("'last'", 80)
+    ("'last'", 200)
     """
     try:
         shape, dtype = tuple(value.shape), getattr(value.dtype, "name", str(value.dtype)).removeprefix("torch.")

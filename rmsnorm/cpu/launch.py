@@ -15,7 +15,6 @@ from rmsnorm.cpu import machine_code
 from rmsnorm.cpu.settings import (
     ARGUMENTS,
     BACKWARD,
-    CANCELLED,
     CODE,
     COMPUTE,
     FAILED,
@@ -211,7 +210,6 @@ def load_tasks() -> None:
     """Lets compiled code compute a job."""
     for index, name in ((COMPUTE, "compute"), (WORK, "work")):
         machine_code.table[index] = machine_code.address("tasks", name)
-    machine_code.table[CANCELLED] = machine_code.address("cancelled")
 
 
 @lru_cache(maxsize=1)

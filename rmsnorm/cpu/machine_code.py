@@ -16,7 +16,7 @@ import numpy as np
 from llvmlite import binding as llvm
 
 from rmsnorm.cpu import cache
-from rmsnorm.cpu.settings import CODE, KERNELS, OPTIONS, STORAGE
+from rmsnorm.cpu.settings import CANCELLED, CODE, KERNELS, OPTIONS, STORAGE
 
 KINDS: Final = ("forward", "backward")
 _SHAPE: Final = (len(KINDS), len(STORAGE), len(STORAGE), len(CODE), len(CODE), 2 ** len(OPTIONS))  # of keys of kernels
@@ -67,6 +67,7 @@ class Key(NamedTuple):
             result = address("forward", self.x, self.y, self.norm or "", self.product or "", *self.options)
         else:
             result = address("backward", self.x, self.y, *self.options)
+            table[CANCELLED] = address("cancelled")
         table[self.place] = result
         return result
 

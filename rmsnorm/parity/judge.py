@@ -133,18 +133,18 @@ def _compare(name: str, got: Array, expected: Expected) -> Verdict:
         same = (wide_got == wide_want) | (np.isnan(wide_got) & np.isnan(wide_want))
         ratio = np.where(same, 0.0, np.abs(wide_got - wide_want) / expected.unit)
         ratio = np.where(np.isfinite(ratio), ratio, np.inf)
-    distances, wrong_sign = ulps(got, want), np.zeros(got.shape, bool)
-    if name == "y":  # IEEE 754 says which sign a product has; that of a derivative, a sum, depends on its order
-        wrong_sign = (wide_got == 0) & (wide_want == 0) & (np.signbit(wide_got) != np.signbit(wide_want))
-        distances = np.where(wrong_sign, 1.0, distances)
-    identical = float(np.mean(distances == 0)) if want.size else 1.0
+    distances = ulps(got, want)
+    same = distances == 0
+    if name == "y":  # the sign of a zero is a bit, too: IEEE 754 says which one a product has
+        same &= (wide_got != 0) | (np.signbit(wide_got) == np.signbit(wide_want))
+    identical = float(np.mean(same)) if want.size else 1.0
     parity_ratio = float(ratio.max(initial=0.0))
     # The bound on the share is an expectation: three elements may differ however few there are.
     enough = np.sum(distances != 0) <= 3 + (1 - limit.identical) * want.size
-    passed = bool(parity_ratio <= limit.ratio and enough and not wrong_sign.any())
+    passed = bool(parity_ratio <= limit.ratio and enough)
     return Verdict(
         name, parity_ratio, limit.ratio, identical, limit.identical, float(distances.max(initial=0.0)), passed,
-        "" if passed else _worst(got, want, np.where(wrong_sign, limit.ratio, ratio), distances, enough=bool(enough)),
+        "" if passed else _worst(got, want, ratio, distances, enough=bool(enough)),
         None if passed or not want.size else draw(distances, ratio),
     )  # fmt: skip
 

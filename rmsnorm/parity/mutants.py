@@ -158,8 +158,8 @@ def _candidate(data: Data, fault: str) -> Outcome:
 def _affine(call: Any, normalised: Array, g: Any, b: Any, o: float, *, before: bool, fault: str) -> Array:
     if fault == "gain dropped":
         g = 1.0
-    if fault in ("bias dropped", "zeros without a sign"):
-        b = -0.0 if fault == "bias dropped" else 0.0
+    if fault == "bias dropped":
+        b = -0.0
     if not before:
         return normalised * (o + g) + b
     first = _round(normalised, call.norm or call.x)
@@ -219,7 +219,6 @@ MUTANTS: Final = (
     Mutant("dscale of x", "x in position of the normalised x"),
     Mutant("dscale of dbias", "the gain's gradient is the bias's"),
     Mutant("float32 result", "the result is not cast back", dtypes=("float16", "bfloat16", "float64")),
-    Mutant("zeros without a sign", "-0 becomes +0", (("zero rows", "standard"),)),
     Mutant("writes x", "the input is overwritten"),
     Mutant("factor beyond two axes", "x of three axes", (("odd", "standard"),)),
     Mutant("factor beyond two axes", "x of four axes", (("constant", "standard"),)),

@@ -117,7 +117,10 @@ def test_what_is_drawn_is_the_same_each_time_and_has_the_sizes() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--backend=numpy", "backend is 'numpy', expected 'torch', 'tf', 'flax', 'keras-torch' or 'keras-jax'"),
+        (
+            "--backend=numpy",
+            "backend is 'numpy', expected 'torch', 'tf', 'keras', 'jax', 'flax', 'keras-torch' or 'keras-jax'",
+        ),
         ("--op=prefill", "op is 'prefill', expected 'train' or 'decode'"),
         ("--mode=fast", "mode is 'fast', expected 'eager', 'compiled', 'graph' or 'jit'"),
         ("--backend=flax --mode=graph", "mode is 'graph', expected 'eager' or 'jit'"),

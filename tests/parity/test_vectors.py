@@ -270,7 +270,7 @@ def compiler():
 
 def test_the_example_in_c(compiler, tmp_path):
     """Runs the commands of its first comment; then the same with its deliberate mistake."""
-    assert len(SOURCE.read_text().splitlines()) < 100
+    assert len(SOURCE.read_text().splitlines()) <= 100
     folder, program = tmp_path / "vectors", tmp_path / "rms_norm"
     flags = ["--quantity", "y", "--quantity", "dx", "--quantity", "dscale"]
     done = rmsnorm("vectors", "write", folder, "--variant", "gemma", "--dtype", "float32", *flags)

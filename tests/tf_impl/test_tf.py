@@ -62,7 +62,6 @@ def check_variant(variant: str, y: Any, want: Any, x: Any, scale: Any, bias: Any
         *(("eager", dtype) for dtype in MAGNITUDES),
         ("graph", "bfloat16"),
         ("unknown sizes", "float64"),
-        ("compiled", "float64"),
         ("compiled, unknown sizes", "bfloat16"),
     ],
 )
@@ -89,7 +88,7 @@ def test_every_variant_is_the_golden(mode: str, dtype: str) -> None:
             check_variant("standard", got[0][2], golden.rms_norm(x), x, None, None, magnitude)
 
 
-@pytest.mark.parametrize("dtype", MAGNITUDES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])  # of the others test_interface has cases
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_is_the_golden(name: str, dtype: str) -> None:
     for seed, variant in three_of(("standard", "llama", "gemma", "zhang_torch", "t5"), name):
@@ -113,7 +112,7 @@ def test_every_option_is_the_golden(name: str, dtype: str) -> None:
             assert ulps(inverse_rms.numpy(), want[-1]).max() <= 1  # in float64 of a rho that is itself rounded
 
 
-@pytest.mark.parametrize("dtype", MAGNITUDES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])  # of the others test_interface has cases
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_gradient_is_the_golden(name: str, dtype: str) -> None:
     variants = ("standard", "llama", "gemma", "zhang_torch", "x_transformers", "keras_rms_scaling", "paper")
