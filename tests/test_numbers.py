@@ -107,6 +107,9 @@ def test_a_gradient_of_float64_that_overflows_on_the_way():
     for function in (numpy_impl.rms_norm_vjp, fast.rms_norm_vjp):
         dx, *_ = function(np.full(4, 1e308), np.array([1e10, 2e10, 3e10, 5e10]), np.array([1e4, 1e3, 1e4, 1e4]))
         assert np.isfinite(dx).all()
+        x = np.array([-3.0, 1.0, 0.5, 1.0])
+        dx, *_ = function(np.array([-1.6e308, 1.2e308, 0.0, 1e307]), x, np.array([0.0, 0.0, 0.01, 1e-3]))
+        assert np.isfinite(dx).all()
 
 
 @needs_kernels

@@ -165,7 +165,9 @@ def compiled(x: str, y: str, *options: str) -> Any:
             for j in range(n):
                 term = load_y(dy_row[j]) * (load_x(h_row[j]) * factor)
                 dscale_sums[j] += term
-                inner = add_in_any_order(inner, (term / unit if has_wide_dy else term) * gain[j])
+                if has_wide_dy:
+                    term = load_y(dy_row[j]) / unit * (load_x(h_row[j]) * factor)
+                inner = add_in_any_order(inner, term * gain[j])
             if has_bias:
                 for j in range(n):
                     dbias_sums[j] += load_y(dy_row[j])
