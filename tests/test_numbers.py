@@ -90,6 +90,21 @@ def test_float64_beside_the_ends_of_the_range(function):
     assert abs(y[0] - float(exact)) <= np.spacing(y[0])
 
 
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_float64_of_very_different_sizes_is_within_an_ulp(wing, axis):
+    """Plain operations, too, while h / rho and its product with the gain are between 2^-900 and 2^1000."""
+    random = np.random.default_rng(0)
+    x = np.ldexp(random.normal(size=(16, 24)), random.integers(-400, 400, (16, 24)))
+    scale = np.ldexp(random.normal(size=24), random.integers(-90, 90, 24))
+    rows = x if axis else np.ascontiguousarray(x.T)
+    with wing.precision(True):
+        y = wing.rms_norm(rows, scale, axis=axis)
+    want = numpy_impl.rms_norm(x, scale)
+    in_range = np.abs(x) / np.abs(x).max(axis=1, keepdims=True) > 2.0**-750
+    assert in_range.mean() > 0.9
+    assert (np.abs((y if axis else y.T) - want) <= np.spacing(np.abs(want)))[in_range].all()
+
+
 @needs_kernels
 @pytest.mark.parametrize("n", [1, 16, 4096])
 def test_float64_with_a_bias_that_cancels(n):
