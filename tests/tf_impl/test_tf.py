@@ -59,7 +59,8 @@ def check_variant(variant: str, y: Any, want: Any, x: Any, scale: Any, bias: Any
 @pytest.mark.parametrize(
     ("mode", "dtype"),
     [
-        *(("eager", dtype) for dtype in MAGNITUDES),
+        ("eager", "bfloat16"),
+        ("eager", "float64"),
         ("graph", "bfloat16"),
         ("unknown sizes", "float64"),
         ("compiled, unknown sizes", "bfloat16"),
