@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 
 import bits
@@ -14,6 +17,8 @@ import numpy as np
 import pytest
 
 from rmsnorm import PRESETS, cpu, dtypes, numpy_impl
+from rmsnorm.cpu import machine_code
+from rmsnorm.cpu.settings import CANCELLED
 from rmsnorm.numpy_impl import fast
 
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="numba is not installed")
@@ -148,6 +153,49 @@ def test_a_gradient_that_cancels_has_the_bits_of_the_golden(dtype, eps, with_mas
         assert np.array_equal(np.signbit(golden)[~np.isnan(golden)], np.signbit(ours)[~np.isnan(golden)])
         if eps == 0 and (x.shape[1] == 1 or x is dy):
             assert not golden.any()
+
+
+@contextlib.contextmanager
+def counted_calls(index: int) -> Iterator[list[int]]:
+    """The rows that a compiled function of the table is called for, which does nothing meanwhile."""
+    calls: list[int] = []
+    count = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(lambda *words: calls.append(words[1]) or 0)
+    compiled = int(machine_code.table[index])
+    machine_code.table[index] = ctypes.cast(count, ctypes.c_void_p).value
+    try:
+        yield calls
+    finally:
+        machine_code.table[index] = compiled
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_only_rows_that_cancel_are_computed_twice(dtype):
+    """Not rows without a gradient, as padding has them, or with zeros in front."""
+    random = np.random.default_rng(0)
+    x, dy = (random.normal(size=(64, 256)) for _ in range(2))
+    x[:8], dy[8:16] = 0, 0
+    x[16:24, :32] = dy[16:24, :32] = 0
+    rows = []
+    for last in (dy[-4:], x[-4:]):
+        dy[-4:] = last
+        fast.rms_norm_vjp(dy.astype(dtype), x.astype(dtype), eps=0.0)  # this loads the kernels
+        with counted_calls(CANCELLED) as calls:
+            fast.rms_norm_vjp(dy.astype(dtype), x.astype(dtype), eps=0.0)
+        rows.append(len(calls))
+    assert rows == [0, 4]
+
+
+@needs_kernels
+@pytest.mark.parametrize("result", ["x", "promote"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_gradient_has_the_exact_gain_where_y_rounds_it(dtype, result):
+    random = np.random.default_rng(0)
+    x, dy = (random.normal(size=(16, 48)).astype(dtype) for _ in range(2))
+    scale = (0.1 * random.normal(size=48)).astype(dtype)
+    variant = LLAMA.replace(name="llama with an offset", scale_offset=1.0, result_dtype=result)
+    golden, ours = (f(dy, x, scale, variant=variant)[0] for f in (numpy_impl.rms_norm_vjp, fast.rms_norm_vjp))
+    assert np.array_equal(golden, ours)
 
 
 def test_a_projection_on_x_is_0(wing):

@@ -26,8 +26,8 @@ from rmsnorm.cpu.statistic import (
 )
 from rmsnorm.cpu.system import LINE, aligned, call_c, free, malloc, settings_at, table, word
 
-# What cancelled.py computes again: a row whose u is along h, as its first elements show, and one with an element that
-# is so small a part of its terms that its bits could be wrong, which is rare by chance.
+# What cancelled.py computes again: a row whose u is along h, as its first elements that are not 0 show, and one with an
+# element that is so small a part of its terms that its bits could be wrong, which is rare by chance.
 _SAMPLE: Final = 16
 _PARALLEL: Final = 2.0**-8
 _CANCELS: Final = 2.0**-24
@@ -63,7 +63,7 @@ def compiled(x: str, y: str, *options: str) -> Any:
                 cancels |= abs(rest) < _CANCELS * abs(near)
         return cancels
 
-    fill = (apart if may_be_single else inlined)(fill)  # it is called in one or in two rows_at
+    fill = (apart if may_be_single else inlined)(fill)  # it is called in one or in two places
 
     def settle(settings: int, n: int, h: int, dy: int, dh: int, gains: int, mask: int, stride: int, dx: int) -> Any:
         """A row of dx again, by cancelled.py. Returns 1 if memory is short."""
@@ -177,10 +177,13 @@ def compiled(x: str, y: str, *options: str) -> Any:
             if not dx:
                 continue
             step = factor * share
-            cancels = not is_wide and abs(step) < np.inf and k > 0
-            for j in range(min(k, _SAMPLE)):
+            cancels, j, sampled = not is_wide and 0 < abs(step) < np.inf, 0, 0
+            while cancels and j < k and sampled < _SAMPLE:
                 near = load_x(h_row[j]) * step
-                cancels &= abs(load_y(dy_row[j]) * gain[j] - near) <= _PARALLEL * abs(near)
+                cancels = abs(load_y(dy_row[j]) * gain[j] - near) <= _PARALLEL * abs(near)
+                sampled += near != 0
+                j += 1
+            cancels &= sampled > 0
             if may_be_single and single and 2.0**-20 < factor < 2.0**20 and abs(share) < 2.0**20:
                 backward_row(h_row, dy_row, gain32, np.float32(factor), np.float32(share), dx_row, doubt)
                 for i8 in range(eight if any_set(eights) else 0):

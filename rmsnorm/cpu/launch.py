@@ -112,7 +112,7 @@ class Plan(NamedTuple):
         if arguments[scale]:
             self._move("scale", arguments[scale], prepared[0])
             if self.settings[0]["offset"]:
-                _from_c(OFFSET)(self.place, address(prepared))
+                _from_c(OFFSET)(self.place, address(prepared), int(sums != 0))
         if bias:
             self._move("bias", bias, prepared[1])
         words = {KERNEL: kernel, SETTINGS_OF: self.place, ROWS: self.rows, STEP: step, SUMS: sums}
@@ -225,5 +225,5 @@ def run() -> Callable[..., int]:
 
 def _from_c(index: int) -> Callable[..., int]:
     """A function of the table, for Python. It runs without Python's lock."""
-    count = {WORK: 1, OFFSET: 2}.get(index, 4)
+    count = {WORK: 1, OFFSET: 3}.get(index, 4)
     return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * count)(int(machine_code.table[index]))

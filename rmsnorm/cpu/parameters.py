@@ -38,14 +38,14 @@ def _mover(name: str) -> Any:
     return move
 
 
-def _offset(settings: int, gains: int) -> int:
-    """Adds o to scale, rounded if the variant rounds each operation."""
+def _offset(settings: int, gains: int, is_backward: int) -> int:
+    """Adds o to scale: rounded if the variant rounds each operation, but the gradients are those of the formula."""
     s = settings_at(settings)
     n, offset = s.n, s.offset
     gain = view(gains, n, 0.0)
     for j in range(n):
         gain[j] += offset
-    if s.before_scale:
+    if s.before_scale and not is_backward:
         product = grid(s.product)
         for j in range(n):
             gain[j] = rounded(gain[j], product)

@@ -98,7 +98,7 @@ def compute(job: int) -> int:
     if scale:
         call_c(word(table(), PARAMETERS + s.scale), scale, prepared, n, 0)
         if s.offset != 0:
-            call_c(word(table(), OFFSET), settings, prepared)
+            call_c(word(table(), OFFSET), settings, prepared, is_backward)
     else:
         gain = view(prepared, n, 0.0)
         for j in range(n):
