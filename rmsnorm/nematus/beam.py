@@ -106,6 +106,34 @@ def search(plan: Plan, step: Step, states: States) -> Translations:
     return Translations(_take(sequences, order), _take(scores, order))
 
 
+class _Finished:
+    """The best hypotheses of every sentence that have ended. ``low`` is the score of an empty place."""
+
+    def __init__(self, batch: int, size: int, low: np.floating[Any]) -> None:
+        self.words: Array = np.zeros((batch, size, 0), np.int64)
+        self.scores: Array = np.full((batch, size), low)
+        self.is_ended: Array = np.zeros((batch, size), bool)
+        self.size, self.low = size, low
+
+    def worst(self) -> Array:
+        """The lowest score in every sentence of what has ended; low if nothing has."""
+        lowest: Array = (self.scores * self.is_ended).min(axis=1)
+        return lowest + ~self.is_ended.any(axis=1) * self.low
+
+    def add(self, words: Array, scores: Array, ended: Array) -> None:
+        """Takes what has ended of hypotheses that are one word longer, and keeps the best."""
+        words = np.concatenate((np.pad(self.words, ((0, 0), (0, 0), (0, 1))), words), axis=1)
+        scores = np.concatenate((self.scores, scores + ~ended * self.low), axis=1)
+        ended = np.concatenate((self.is_ended, ended), axis=1)
+        order = _top(scores, self.size)
+        self.words, self.scores, self.is_ended = _take(words, order), _take(scores, order), _take(ended, order)
+
+    def or_else(self, alive: Array, scores: Array) -> tuple[Array, Array]:
+        """Words and scores; those of the others in a sentence in which none has ended."""
+        any_ended: Array = np.asarray(self.is_ended.any(axis=1))[:, None]
+        return np.where(any_ended[:, :, None], self.words, alive), np.where(any_ended, self.scores, scores)
+
+
 def _sampler(step: Step, states: States, batch: int, size: int, max_length: int, alpha: float) -> tuple[Array, Array]:
     """Keep finished hypotheses in a list of their own.
 
@@ -114,12 +142,9 @@ def _sampler(step: Step, states: States, batch: int, size: int, max_length: int,
     row: Array = np.arange(batch)[:, None] * size
     alive: Array = np.zeros((batch, size, 0), np.int64)
     alive_scores = np.zeros((batch, size))
-    finished = np.zeros((batch, size, 0), np.int64)
-    finished_scores = np.full((batch, size), _LOW)
-    is_finished: Array = np.zeros((batch, size), bool)
+    finished = _Finished(batch, size, np.float64(_LOW))
     for time in range(1, max_length):
-        worst = (finished_scores * is_finished).min(axis=1) + np.where(is_finished.any(axis=1), 0, _LOW)
-        if (worst > alive_scores[:, 0]).all():
+        if (finished.worst() > alive_scores[:, 0]).all():
             break
         previous = None if time == 1 else alive[:, :, -1].ravel()
         log_p, states = step(states, previous)
@@ -138,18 +163,11 @@ def _sampler(step: Step, states: States, batch: int, size: int, max_length: int,
         order = _top(top_scores + ended * _LOW, size)
         alive, alive_scores = _take(top, order), _take(top_scores, order)
         states = [state[(row + _take(parent, order)).ravel()] for state in states]
-
-        finished = np.concatenate((np.pad(finished, ((0, 0), (0, 0), (0, 1))), top), axis=1)
-        finished_scores = np.concatenate((finished_scores, top_scores + ~ended * _LOW), axis=1)
-        is_finished = np.concatenate((is_finished, ended), axis=1)
-        order = _top(finished_scores, size)
-        finished, finished_scores = _take(finished, order), _take(finished_scores, order)
-        is_finished = _take(is_finished, order)
-    any_finished: Array = np.asarray(is_finished.any(axis=1))[:, None]
-    sequences = np.where(any_finished[:, :, None], finished, alive)
+        finished.add(top, top_scores, ended)
+    sequences, scores = finished.or_else(alive, alive_scores)
     ends = np.concatenate((sequences == 0, np.ones((batch, size, 1), bool)), axis=2)
     lengths = ends.argmax(axis=2) + 1  # the end of sentence counts, even if the search did not reach it
-    return sequences, np.where(any_finished, finished_scores, alive_scores) / lengths**alpha
+    return sequences, scores / lengths**alpha
 
 
 def _costs(step: Step, states: States, batch: int, size: int, max_length: int, alpha: float) -> tuple[Array, Array]:
@@ -192,17 +210,14 @@ def _zero(plan: Plan, step: Step, states: States) -> Translations:
     alive: Array = np.zeros((batch, size, 0), np.int64)
     alive_log_p: Array = np.tile(np.array([0.0] + [low] * (size - 1), np.float32), (batch, 1))
     alive_scores = np.zeros((batch, size), np.float32)
-    finished = alive
-    finished_scores = np.full((batch, size), low)
-    is_finished = np.zeros((batch, size), bool)
+    finished = _Finished(batch, size, low)
 
     def penalty(length: Any) -> Array:
         return np.power((5 + np.asarray(length, np.float32)) / 6, np.float32(plan.alpha)).astype(np.float32)
 
     with np.errstate(over="ignore"):
         for time in range(plan.steps):
-            worst = (finished_scores * is_finished).min(axis=1) + np.where(is_finished.any(axis=1), np.float32(0), low)
-            if (worst > alive_log_p[:, 0] / penalty(plan.lengths)).all():
+            if (finished.worst() > alive_log_p[:, 0] / penalty(plan.lengths)).all():
                 break
             log_p, states = step(states, alive[:, :, -1].ravel() if time else None)
             log_p = _tempered(plan, log_p.astype(np.float32), rng)
@@ -221,16 +236,8 @@ def _zero(plan: Plan, step: Step, states: States) -> Translations:
             alive, alive_scores = _take(top, order), _take(kept_scores, order)
             alive_log_p = alive_scores * penalty(time + 1)
             states = [state[(row + _take(parent, order)).ravel()] for state in states]
-
-            finished = np.concatenate((np.pad(finished, ((0, 0), (0, 0), (0, 1))), top), axis=1)
-            finished_scores = np.concatenate((finished_scores, top_scores + ~ended * low), axis=1)
-            is_finished = np.concatenate((is_finished, ended), axis=1)
-            order = _top(finished_scores, size)
-            finished, finished_scores = _take(finished, order), _take(finished_scores, order)
-            is_finished = _take(is_finished, order)
-    any_finished: Array = np.asarray(is_finished.any(axis=1))[:, None]
-    sequences = np.where(any_finished[:, :, None], finished, alive)
-    return Translations(sequences, np.where(any_finished, finished_scores, alive_scores))
+            finished.add(top, top_scores, ended)
+    return Translations(*finished.or_else(alive, alive_scores))
 
 
 def _tempered(plan: Plan, log_p: Array, rng: np.random.Generator) -> Array:
