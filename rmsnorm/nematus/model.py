@@ -19,7 +19,7 @@ from rmsnorm import errors
 from rmsnorm.files import check_expansion, reading
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.checkpoints import keras, orbax, safetensors, tensorflow, theano
-from rmsnorm.nematus.checkpoints.files import Form, Location, locate, read_options
+from rmsnorm.nematus.checkpoints.files import Form, Location, finite, locate, read_options
 from rmsnorm.nematus.config import LEGACY, Config, Dialect, Norm, read
 from rmsnorm.nematus.names import VERSIONS, ZERO_AVERAGE, is_of_training, match, unused, variables
 
@@ -129,7 +129,7 @@ def load(
         wanted = averages
     with reading("nematus.load", location.path, "a model of the size of its file"):
         check_expansion(4 * sum(math.prod(row.shape) for row in wanted.values()), location.size)
-    parameters = {row.name: _finite(location.path, name, tensor(name)) for name, row in wanted.items()}
+    parameters = {row.name: finite("nematus.load", location.path, name, tensor(name)) for name, row in wanted.items()}
     return Model(
         config=settings,
         parameters={row.name: parameters[row.name] for row in rows},
@@ -228,15 +228,3 @@ _READERS: Final[Mapping[Form, Reader]] = {
     "keras": keras.read,
     "flax": orbax.read,
 }
-
-
-def _finite(path: Path, name: str, array: Any) -> np.ndarray[Any, Any]:
-    if array.dtype.name not in ("float32", "float64"):
-        raise errors.wrong_dtype("nematus.load", f"{name} in {path}", array.dtype.name, ["float32", "float64"])
-    bad = int((~np.isfinite(array)).sum())
-    if bad:
-        raise ValueError(
-            f"nematus.load: {name} in {path} holds {bad} NaN or infinite values of {array.size}, expected finite "
-            "weights; take a checkpoint from before training went wrong"
-        )
-    return array

@@ -27,7 +27,7 @@ def source(op: str, x: Any, x_mask: Any, config: Config) -> tuple[Array, Array]:
             op, "x", x.shape, f"the shape ({len(sizes)}, length, batch)", "give each factor a row of its own"
         )
     for factor, size in zip(x, sizes, strict=True):
-        _check_ids(op, "x", factor, size)
+        check_ids(op, "x", factor, size)
     if mask.shape != x.shape[1:]:
         raise errors.wrong_shape(op, "x_mask", mask.shape, x.shape[1:], "length and batch of x")
     if not mask.any(axis=0).all():
@@ -45,7 +45,7 @@ def target(op: str, y: Any, batch: int, config: Config, y_mask: Any = None) -> t
     y = np.asarray(y)
     if y.ndim != 2 or y.shape[1] != batch or not len(y):
         raise errors.out_of_domain(op, "y", y.shape, f"the shape (length, {batch})", "give x and y the same sentences")
-    _check_ids(op, "y", y, config.target_vocab_size)
+    check_ids(op, "y", y, config.target_vocab_size)
     words = y != 0 if config.dialect == "zero" else np.ones(y.shape)
     mask = np.asarray(words if y_mask is None else y_mask, np.float64)
     if mask.shape != y.shape:
@@ -57,7 +57,8 @@ def _kept(mask: Array) -> Array:
     return np.append(True, mask[1:].any(axis=1))
 
 
-def _check_ids(op: str, name: str, ids: Array, size: int) -> None:
+def check_ids(op: str, name: str, ids: Array, size: int) -> None:
+    """Raise TypeError unless these are integers, ValueError unless they are ids of a vocabulary of this size."""
     if ids.dtype.kind not in "iu":
         raise errors.wrong_type(op, name, ids.dtype, "an array of integers", "pass ids of the vocabulary")
     if ids.size and not (ids.min() >= 0 and ids.max() < size):

@@ -9,6 +9,9 @@ import re
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
+import numpy as np
+
+from rmsnorm import errors
 from rmsnorm.files import check_regular, read_json, write_text
 from rmsnorm.nematus.config import Config, write
 
@@ -144,3 +147,21 @@ def write_options(model: Path, config: Config, *, theano: bool = False, name: st
     options = write(config.replace(exponential_smoothing=0.0), theano=theano)
     indent = None if config.dialect == "zero" else 2  # zero reads the first line
     write_text(path, json.dumps(options, indent=indent, sort_keys=True))
+
+
+def finite(op: str, path: Path, name: str, array: Any) -> Any:
+    """The array, if it holds finite floating-point numbers.
+
+    Raises:
+        TypeError: it has another dtype.
+        ValueError: it holds NaN or infinite values.
+    """
+    if array.dtype.name not in ("float32", "float64"):
+        raise errors.wrong_dtype(op, f"{name} in {path}", array.dtype.name, ["float32", "float64"])
+    bad = int((~np.isfinite(array)).sum())
+    if bad:
+        raise ValueError(
+            f"{op}: {name} in {path} holds {bad} NaN or infinite values of {array.size}, expected finite "
+            "weights; take a checkpoint from before training went wrong"
+        )
+    return array

@@ -24,7 +24,7 @@ _SUFFIX: Final = ".npy"
 _WANTED: Final = "an npz archive"
 
 
-def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
+def read(path: Path, op: str = OP) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
     """Shapes of the arrays by name, and a function that reads one array.
 
     Arrays of Python objects, which only unpickling could read, are left out if they belong to the trainer.
@@ -32,7 +32,7 @@ def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
     Raises:
         ValueError: the file is no archive, is incomplete, or has such an array as a part of the model.
     """
-    with reading(OP, path, _WANTED):
+    with reading(op, path, _WANTED):
         if not zipfile.is_zipfile(path):
             raise zipfile.BadZipFile("its end is missing")
         arrays: dict[str, _Header] = {}
@@ -47,12 +47,12 @@ def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
     for name, header in arrays.items():
         if header.dtype.hasobject and not is_of_training(name):
             raise ValueError(
-                f"{OP}: {name} in {path} is an array of Python objects, expected numbers; "
+                f"{op}: {name} in {path} is an array of Python objects, expected numbers; "
                 "it is never unpickled: save it as numbers, or leave it out"
             )
 
     def array(name: str) -> Any:
-        with reading(OP, path, _WANTED), zipfile.ZipFile(path) as archive, archive.open(name + _SUFFIX) as file:
+        with reading(op, path, _WANTED), zipfile.ZipFile(path) as archive, archive.open(name + _SUFFIX) as file:
             return np.lib.format.read_array(file, allow_pickle=False)
 
     return {name: header.shape for name, header in arrays.items() if not header.dtype.hasobject}, array
