@@ -12,11 +12,11 @@ if not find_spec("numba"):
 
 _NEEDS = {
     "numba": ["cpu/*"],
-    "torch": ["torch_impl/*", "nematus/torch/*", "conversion/replacement/torch.py", "conversion/layer_norm/torch.py"],
+    "torch": ["torch_impl/*", "nematus/torch/*", "conversion/*/torch.py"],
     "tensorflow": ["tf_impl/*", "nematus/tf/*"],
-    "keras": ["tf_impl/layers.py", "tf_impl/keras_ops.py", "nematus/tf/*", "conversion/layer_norm/keras.py"],
+    "keras": ["tf_impl/layers.py", "tf_impl/keras_ops.py", "nematus/tf/*", "conversion/*/keras.py"],
     "jax": ["flax_impl/*", "nematus/flax/*"],
-    "flax": ["flax_impl/layers.py", "flax_impl/linen.py", "nematus/flax/*", "conversion/layer_norm/flax.py"],
+    "flax": ["flax_impl/layers.py", "flax_impl/linen.py", "nematus/flax/*", "conversion/*/flax.py"],
 }
 _NEEDS["torch"].append("conversion/layer_norm/__init__.py")  # its example uses PyTorch
 _PROGRAMS = {  # that tests run or import

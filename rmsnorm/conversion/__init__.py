@@ -2,8 +2,10 @@
 
 from rmsnorm.conversion import replace, to_rms_norm
 
-replace(model)      # PyTorch: turns the model's own RMSNorm modules into rmsnorm.torch_impl.RMSNorm, same weights
-to_rms_norm(model)  # PyTorch, Keras, Flax: replaces LayerNorm by RMSNorm, with the same outputs
+replace(model)      # the model's own RMSNorm modules compute by rmsnorm, with the same weights
+to_rms_norm(model)  # replaces LayerNorm by RMSNorm, with the same outputs
+
+Both take models of PyTorch, Keras and Flax NNX.
 """
 
 from __future__ import annotations

@@ -109,7 +109,8 @@ def _torch(layer: Any, name: str, device: str) -> Target:
     )  # fmt: skip
 
 
-def _keras(layer: Any, name: str, device: str) -> Target:
+def open_keras(layer: Any, name: str, device: str, change: Callable[[Any], None] = lambda fresh: None) -> Target:
+    """A Keras layer: new ones are built from its config, for each shape and policy, and changed by ``change``."""
     config, make = layer.get_config(), type(layer)
     inputs = {argument: key for argument, key in _inputs(layer.call).items() if argument != "mask"}
     options: dict[str, bool] = {}  # of every call
@@ -131,6 +132,7 @@ def _keras(layer: Any, name: str, device: str) -> Target:
             raise TypeError(f"a Keras layer that computes in {x} has no {g} variables")
         fresh = make.from_config({**config, "dtype": keras.DTypePolicy(policy)})
         fresh.build(shape)
+        change(fresh)
         return fresh
 
     def shapes(shape: Shape) -> dict[str, Shape]:
@@ -291,7 +293,7 @@ def _equinox(layer: Any, name: str, device: str) -> Target:
 # by the module and the name of the base class of all layers: a framework is recognised without importing it
 _OPENERS: Final[dict[tuple[str, str], Opener]] = {
     ("torch.nn.modules.module", "Module"): _torch,
-    ("keras.src.layers.layer", "Layer"): _keras,
+    ("keras.src.layers.layer", "Layer"): open_keras,
     ("flax.nnx.pytreelib", "Pytree"): _nnx,
     ("flax.linen.module", "Module"): _linen,
     ("equinox._module._module", "Module"): _equinox,

@@ -159,7 +159,7 @@ class RMSNormalization(keras.layers.Layer):
         if isinstance(x, keras.KerasTensor):  # of somebody who calls this in place of the layer
             return self(x)
         scale, bias = (None if w is None else w.value for w in (self.scale, self.bias))
-        return _rms_norm(
+        return compute(
             x, scale, bias, variant=self.variant, axis=_hashable(self.axis), feature_axis=_hashable(self.feature_axis),
             out_dtype=keras.backend.standardize_dtype(x.dtype),
         )  # fmt: skip
@@ -224,7 +224,7 @@ def _rms_norm_on(backend: str) -> Callable[..., Any]:
     return function
 
 
-_rms_norm = _rms_norm_on(keras.backend.backend())
+compute = _rms_norm_on(keras.backend.backend())  # rms_norm on the arrays of that backend
 
 
 def _hashable(axis: Any) -> Any:

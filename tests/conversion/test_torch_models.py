@@ -22,7 +22,7 @@ from rmsnorm.conversion import replace  # noqa: E402
 from rmsnorm.torch_impl import RMSNorm  # noqa: E402
 
 module = importlib.import_module("rmsnorm.conversion.replacement.proof")
-Replaced = importlib.import_module("rmsnorm.conversion.replacement.torch").Replaced
+Replaced = importlib.import_module("rmsnorm.conversion.replacement.change").Replaced
 
 WIDTH = 32
 SIZES = {
@@ -315,7 +315,7 @@ def entry_name(layer: Any) -> str:
 
 def test_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = importlib.import_module("rmsnorm.conversion.replacement.torch")
-    become, layers = backend._become, [LlamaRMSNorm(8), nn.RMSNorm(8), OwnNorm((8,))]
+    become, layers = backend.become, [LlamaRMSNorm(8), nn.RMSNorm(8), OwnNorm((8,))]
     model = nn.Sequential(*layers)
     before = [(type(layer), dict(vars(layer))) for layer in layers]
 
@@ -324,16 +324,18 @@ def test_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("out of luck")
         become(layer, norm)
 
-    monkeypatch.setattr(backend, "_become", fails)
+    monkeypatch.setattr(backend, "become", fails)
     with pytest.raises(RuntimeError, match="out of luck"):
         replace(model)
     assert [(type(layer), dict(vars(layer))) for layer in layers] == before
 
 
 def test_what_is_no_model() -> None:
-    with pytest.raises(TypeError, match=r"replace: model is None \(NoneType\), expected a torch.nn.Module; pass"):
+    with pytest.raises(
+        TypeError, match=r"model is None \(NoneType\), expected a torch.nn.Module, keras.Model or .*; pass"
+    ):
         replace(None)
-    with pytest.raises(TypeError, match=r"expected a torch.nn.Module; make an object of it first"):
+    with pytest.raises(TypeError, match=r"flax.nnx.Module; make an object of it first"):
         replace(nn.Linear)
     (entry,) = replace(nn.Linear(8, 8))
     assert str(entry) == "the model (Linear): left; it has no module that may be a normalisation"

@@ -31,7 +31,7 @@ from rmsnorm.conversion.layer_norm.streams import (
     spread,
     sum_of,
 )
-from rmsnorm.conversion.replacement.torch import become
+from rmsnorm.conversion.replacement.torch import become_layer
 from rmsnorm.variants import get_variant
 
 _SAME: Final = {"alias", "clone", "detach", "lift_fresh", "neg", "_to_copy"}
@@ -277,7 +277,7 @@ def _apply(model: nn.Module, plan: Plan) -> list[str]:
         notes.append(f"{first_names(sorted(names))}: rounded to {str(dtype).removeprefix('torch.')} once more")
     for name in plan.converted:
         layer: Any = modules[name]
-        become(layer, get_variant("to_rms_norm", "torch"), layer.eps)
+        become_layer(layer, get_variant("to_rms_norm", "torch"), layer.eps)
     return notes
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import Any, Final
 
 from rmsnorm import errors
-from rmsnorm.conversion.replacement.report import Replacement
+from rmsnorm.conversion.replacement.change import change
+from rmsnorm.conversion.replacement.layout import Norm
+from rmsnorm.conversion.replacement.report import NoNorm, Replacement, Unproven, nothing
+from rmsnorm.identify import Identity
 from rmsnorm.variants import Variant, get_variant
 
 __all__ = ["Replacement", "replace"]
 
-_CLASSES = (("torch", "torch.nn", "Module"),)
+_CLASSES: Final = (("keras", "keras", "Layer"), ("torch", "torch.nn", "Module"), ("flax", "flax.nnx", "Module"))
+_MODELS: Final = "a torch.nn.Module, keras.Model or flax.nnx.Module"
 
 
 def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool = False) -> tuple[Replacement, ...]:
@@ -23,15 +27,16 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
     Each module stays the same object and an instance of its class: its parameters, their names, devices and dtypes, its
     attributes and methods, its hooks, its mode and all references to it stay valid. Only its call with x alone is
     computed anew, and only for numbers of axes that were tried; any other call runs the code that it ran before. A
-    torch.nn.RMSNorm becomes rmsnorm.torch_impl.RMSNorm. Call this before the model is compiled or sharded.
+    torch.nn.RMSNorm becomes rmsnorm.torch_impl.RMSNorm. Call this before the model is compiled or sharded, and again
+    after a Keras model is copied or loaded, which makes its layers by the classes that they had.
 
     Nothing changes before everything is decided. A module is replaced if its copy with random parameters gives the same
     outputs and gradients as the replacement: in training and in evaluation, called twice, on x of one to five axes, not
     contiguous ones too, in every dtype that it takes.
 
     Args:
-        model: a torch.nn.Module. Candidates are modules with at most two parameters or buffers, whatever their names,
-            and no module inside.
+        model: a torch.nn.Module, keras.Model or flax.nnx.Module. Candidates are modules with at most two parameters or
+            buffers, whatever their names, and no module inside.
         variant: name of a preset, or a Variant, which every replaced module gets, together with its eps. None keeps
             the variant that each module computes.
         dry_run: whether only the report is made.
@@ -41,7 +46,7 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
         its variant, or why it was not replaced. One entry on the model where there are none.
 
     Raises:
-        TypeError: the model is none.
+        TypeError: the model is none; a flax.linen.Module is none, as it makes its modules anew in each call.
         TypeError, ValueError: the variant does not exist.
 
     Example:
@@ -53,10 +58,67 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
         1 (LayerNorm): left; it computes LayerNorm
     """
     chosen = None if variant is None else get_variant("replace", variant)
+    backend = _backend(model)
+    known: dict[Any, tuple[Norm, Identity] | Unproven] = {}
+    report: list[Replacement] = []
+    changes: list[tuple[Any, Norm]] = []
+    replaced = 0
+    for name, module in list(backend.modules(model)):
+        if backend.is_replaced(module):
+            replaced += 1
+            continue
+        if not backend.is_candidate(module):
+            continue
+        kind = type(module).__name__
+        try:
+            norm, identity = _proven(backend, module, known)
+        except Unproven as error:
+            if "norm" in kind.lower() or not isinstance(error, NoNorm):
+                report.append(Replacement(name, kind, None, str(error)))
+            continue
+        differences = () if chosen is None else identity.differences(chosen)
+        norm = norm if chosen is None else norm.with_variant(chosen)
+        report.append(Replacement(name, kind, norm.variant, "; ".join(differences) or _remark(backend.others(module))))
+        changes.append((module, norm))
+    if changes and not dry_run:
+        change(changes, backend.become)
+        backend.forget_traces(model)
+    return tuple(report) or (nothing(type(model).__name__, replaced),)
+
+
+def _proven(backend: Any, module: Any, known: dict[Any, tuple[Norm, Identity] | Unproven]) -> tuple[Norm, Identity]:
+    """What a module computes; one answer for all modules with the same key.
+
+    Raises:
+        Unproven: the module must stay as it is, and why.
+    """
+    key = backend.key_of(module)
+    if key not in known:
+        try:
+            known[key] = backend.prove(module)
+        except Unproven as error:
+            known[key] = error
+    decision = known[key]
+    if isinstance(decision, Unproven):
+        raise decision
+    backend.require_as_proven(module, decision[0])
+    return decision
+
+
+def _backend(model: Any) -> Any:
+    """The file for the model's framework.
+
+    Raises:
+        TypeError: there is none.
+    """
     for name, module, kind in _CLASSES:
         if module in sys.modules and isinstance(model, getattr(sys.modules[module], kind)):
-            backend = importlib.import_module(f"rmsnorm.conversion.replacement.{name}")
-            report: tuple[Replacement, ...] = backend.replace(model, chosen, dry_run=dry_run)
-            return report
+            return importlib.import_module(f"rmsnorm.conversion.replacement.{name}")
     fix = "make an object of it first" if isinstance(model, type) else "pass the model itself"
-    raise errors.wrong_type("replace", "model", model, "a torch.nn.Module", fix)
+    if "flax.linen" in sys.modules and isinstance(model, sys.modules["flax.linen"].Module):
+        fix = "a linen model makes its norms in each call; name rmsnorm.flax_impl.linen.RMSNorm in its code instead"
+    raise errors.wrong_type("replace", "model", model, _MODELS, fix)
+
+
+def _remark(others: list[str]) -> str:
+    return f"recognised; with {', '.join(others)} it runs its own code" if others else "recognised"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -45,9 +45,10 @@ class Norm:
     width: int | None = None
     variant: Variant | None = None
 
-    @property
-    def ranks(self) -> frozenset[int]:
-        return frozenset(map(len, self.shapes))
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether x has a number of axes that was tried, and as many normalised elements as were."""
+        ranks = map(len, self.shapes)
+        return len(shape) in ranks and self.width in (None, math.prod(shape[axis] for axis in self.axes))
 
     @property
     def known(self) -> Variant:
@@ -158,12 +159,16 @@ def _normalised(target: Target, shape: Shape) -> Shape:
 
 
 def parameters(target: Target, x: Array, **make: Callable[[Shape], Any]) -> dict[str, Array]:
-    """The parameters that the layer takes, made by functions of a shape, in the dtype of x."""
-    return {
-        argument: np.asarray(function(target.shape_of(argument, x.shape))).astype(x.dtype)
-        for argument, function in make.items()
-        if argument in target.arguments
-    }
+    """The parameters that the layer takes, made by functions of a shape, in the dtype of x.
+
+    Raises:
+        TargetError: it has none for such an x.
+    """
+    try:
+        shapes = {argument: target.shape_of(argument, x.shape) for argument in make if argument in target.arguments}
+    except Exception as error:  # a layer may refuse a number of axes in any way
+        raise TargetError(f"{target.name} has no parameters for x of shape {x.shape}") from error
+    return {argument: np.asarray(make[argument](shape)).astype(x.dtype) for argument, shape in shapes.items()}
 
 
 class Rows(Target):

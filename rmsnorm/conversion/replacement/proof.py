@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,18 +16,22 @@ from rmsnorm.conversion.replacement.layout import Array, Norm, Rows, find_layout
 from rmsnorm.conversion.replacement.report import REASONS, NoNorm, Unproven, recognised
 from rmsnorm.identify import Identity, Target, TargetError, identify
 
-_U: Final = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}  # unit roundoffs
+_U: Final = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}  # unit roundoffs
+_DTYPES: Final = tuple(_U)
 _FAR: Final = 32  # roundings of each of the two results beside those of its sums
 _TIME: Final = 600.0  # seconds for identify
 
 
-def decide(target: Target, x: str, replaced: Callable[[Norm], Target]) -> tuple[Norm, Identity]:
+def decide(
+    target: Target, x: str, replaced: Callable[[Norm], Target], asked: Target | None = None
+) -> tuple[Norm, Identity]:
     """What a layer computes, if its replacement computes the same.
 
     Args:
         target: the layer, or a copy of it.
         x: its name of x.
         replaced: makes the replacement of a copy.
+        asked: the same layer without what no variant says, such as another dtype of y; None for the layer itself.
 
     Raises:
         Unproven: the layer must stay as it is, and why.
@@ -35,10 +40,10 @@ def decide(target: Target, x: str, replaced: Callable[[Norm], Target]) -> tuple[
         raise Unproven(REASONS["rmsnorm"])
     with target.training(False) if target.training else contextlib.nullcontext():
         try:
-            norm = find_layout(target, x)
+            norm = find_layout(_quick(target), x)
         except NoNorm as error:
             raise NoNorm(_reason(target) or str(error)) from None
-        identity = identify(Rows.of(target, norm), gradients=False, time_limit=_TIME)
+        identity = identify(Rows.of(asked or target, norm), gradients=False, time_limit=_TIME)
     for way, scope in _modes(target):
         _same_twice(target, norm, way, scope)
     norm = norm.with_variant(recognised(identity))
@@ -49,7 +54,8 @@ def decide(target: Target, x: str, replaced: Callable[[Norm], Target]) -> tuple[
     proven, reasons = [], []
     for shape in norm.shapes:
         try:
-            for dtype in ("float32", "bfloat16", "float16"):
+            every = not target.bridge.compiles or shape is norm.shapes[-1]  # compilers take seconds
+            for dtype in _DTYPES if every else _DTYPES[:1]:
                 _compare(target, ours, norm, shape, dtype)
             proven.append(shape)
         except Unproven as error:
@@ -57,6 +63,11 @@ def decide(target: Target, x: str, replaced: Callable[[Norm], Target]) -> tuple[
     if not proven:
         raise reasons[0]
     return replace(norm, shapes=tuple(proven)), identity
+
+
+def first_parameter(call: Callable[..., Any]) -> str:
+    """Its name of x."""
+    return next(iter(inspect.signature(call).parameters), "")
 
 
 def _reason(target: Target) -> str | None:
@@ -106,14 +117,19 @@ def _compare(theirs: Target, ours: Target, norm: Norm, shape: tuple[int, ...], d
                     got = _results(ours, view, dy, arrays)
             except TargetError as error:
                 raise Unproven(f"its replacement fails{where}: {error}") from None
+            narrow = max(dtype, want["y"].dtype.name, key=lambda name: _U.get(name, 0.0))
             for name, value in want.items():
-                difference = _difference(value, got[name], norm, x.dtype.name)
-                if difference:
-                    raise Unproven(f"{name} of its replacement {difference}{where}")
+                require_same(name, value, got[name], narrow, where)
 
 
-def _results(target: Target, x: Array, dy: Array, arrays: dict[str, Array]) -> dict[str, Array | None]:
-    results: dict[str, Array | None] = {"y": target.forward(x, **arrays)}
+def _quick(target: Target) -> Target:
+    """The target as one program in place of one for each operation, in the mode of now, where shapes are compiled."""
+    return replace(target, function=target.bridge.compiled(target.function)) if target.bridge.compiles else target
+
+
+def _results(target: Target, x: Array, dy: Array, arrays: dict[str, Array]) -> dict[str, Any]:
+    target = _quick(target)
+    results: dict[str, Any] = {"y": target.forward(x, **arrays)}
     if target.differentiable:
         gradients = target.gradients(x, arrays.get("scale"), arrays.get("bias"), dy)
         results |= dict(zip(("dx", "dscale", "dbias"), gradients, strict=True))
@@ -130,7 +146,18 @@ def _inputs(target: Target, shape: tuple[int, ...], dtype: str) -> tuple[Array, 
     return x, dy, parameters(target, x, scale=values[0], bias=values[1])
 
 
-def _difference(want: Array | None, got: Array | None, norm: Norm, dtype: str) -> str | None:
+def require_same(name: str, want: Array | None, got: Array | None, dtype: str, where: str) -> None:
+    """Two results must be the same up to roundings to a dtype.
+
+    Raises:
+        Unproven: they are not.
+    """
+    difference = _difference(want, got, dtype)
+    if difference:
+        raise Unproven(f"{name} of its replacement {difference}{where}")
+
+
+def _difference(want: Array | None, got: Array | None, dtype: str) -> str | None:
     """How two results differ by more than the roundings of both, each at most _FAR and those of a sum."""
     if want is None or got is None:
         other = want if got is None else got

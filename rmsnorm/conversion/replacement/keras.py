@@ -1,0 +1,152 @@
+"""Replaces RMSNorm in Keras. New layers from a layer's config show what it computes, and that ours does the same."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any, Final
+
+import keras
+import numpy as np
+
+from rmsnorm.conversion.replacement.layout import Norm
+from rmsnorm.conversion.replacement.proof import decide, first_parameter, require_same
+from rmsnorm.conversion.replacement.report import NoNorm, Unproven
+from rmsnorm.identify import Identity, Target
+from rmsnorm.targets.layers import open_keras
+from rmsnorm.tf_impl.layers import RMSNormalization, compute
+
+_MODES: Final = ("training", "mask")  # Keras passes these; both modes were tried
+
+
+def modules(model: Any) -> Iterator[tuple[str, Any]]:
+    """Each layer once, with its path."""
+    for layer in model._flatten_layers():
+        yield (layer.path or layer.name) if layer is not model else "", layer
+
+
+def is_replaced(layer: Any) -> bool:
+    return isinstance(layer, RMSNormalization) or hasattr(vars(layer).get("call"), "norm")
+
+
+def is_candidate(layer: Any) -> bool:
+    """Whether a layer may be a norm: by its name, or as it has a gain at most and is not one of Keras's own."""
+    if "norm" in type(layer).__name__.lower():
+        return True
+    own = type(layer).__module__.startswith("keras.")
+    return not own and 1 <= len(layer.weights) <= 2 and len(list(layer._flatten_layers())) == 1
+
+
+def prove(layer: Any) -> tuple[Norm, Identity]:
+    if len(list(layer._flatten_layers())) > 1:
+        raise Unproven("it has layers of its own")
+    if "call" in vars(layer):
+        raise Unproven("its call is not that of its class")
+    if not layer.built:
+        raise Unproven("it is not built; call the model first")
+    if getattr(layer, "quantization_mode", None):
+        raise Unproven("it is quantised; call replace before that")
+    try:
+        target = open_keras(layer, layer.name, "cpu")
+    except Exception as error:  # get_config may raise anything
+        raise Unproven(f"its config cannot be read ({type(error).__name__})") from None
+    weights = [weight.name for weight in layer.weights]
+    if set(weights) - set(target.names.values()):
+        raise NoNorm(f"it holds {', '.join(weights)}, expected a gain and perhaps a bias")
+
+    def replacement(norm: Norm) -> Target:
+        return open_keras(layer, layer.name, "cpu", lambda fresh: become(fresh, norm))
+
+    norm, identity = decide(target, first_parameter(layer.call), replacement)
+    changed = _changed(layer, norm)
+    if changed:
+        raise Unproven(f"a call changes its {', '.join(changed)}")
+    return norm, identity
+
+
+def _changed(layer: Any, norm: Norm) -> list[str]:
+    """The names of the attributes that two calls of a new layer change; the first one may set some."""
+    fresh, x = type(layer).from_config(layer.get_config()), np.ones(norm.shapes[-1], "float32")
+    fresh(x)
+    before = _attributes(fresh)
+    fresh(x)
+    return sorted({name for name, _ in before.items() ^ _attributes(fresh).items()})
+
+
+def _attributes(layer: Any) -> dict[str, Any]:
+    return {name: repr(value) for name, value in vars(layer).items() if isinstance(value, (int, float, str, tuple))}
+
+
+def require_as_proven(layer: Any, norm: Norm) -> None:
+    """The layer itself, with its own weights, must compute what the proven one from its config does.
+
+    Raises:
+        Unproven: it does not.
+    """
+    built = next(iter((layer._build_shapes_dict or {}).values()), None) or norm.shapes[-1]
+    if not norm.takes(built):
+        raise Unproven(f"it was built for x of {len(built)} axes, for which nothing was proven")
+    shape = [3 if size is None else size for size in built]
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    fresh = type(layer).from_config(layer.get_config())
+    try:
+        fresh.build(shape)
+        fresh.set_weights(layer.get_weights())
+    except ValueError:
+        raise Unproven("a layer from its config has other weights") from None
+    become(fresh, norm)
+    want, got = (keras.ops.convert_to_numpy(keras.ops.cast(made(x), "float32")) for made in (layer, fresh))
+    require_same("y", want, got, layer.compute_dtype, " with its own weights")
+
+
+def key_of(layer: Any) -> Any:
+    """A key that is equal for layers that differ only in their names and in the values of their weights."""
+    try:
+        config = {name: value for name, value in layer.get_config().items() if name != "name"}
+    except Exception:  # of the layer's class
+        return id(layer)
+    weights = tuple((weight.name, tuple(weight.shape)) for weight in layer.weights)
+    return type(layer), repr(config), "call" in vars(layer), layer.built, weights
+
+
+def others(layer: Any) -> list[str]:
+    """What the call takes beside x."""
+    return [name for name in list(inspect.signature(layer.call).parameters)[1:] if name not in _MODES]
+
+
+def become(layer: Any, norm: Norm) -> None:
+    """Gives a layer another call; its class stays, and so do its config and what is saved of it."""
+    own = layer.call
+
+    @functools.wraps(own)
+    def call(*inputs: Any, **named: Any) -> Any:
+        x: Any = inputs[0] if inputs else named.get(norm.x)
+        more = [name for name, value in named.items() if name not in ("training", norm.x) and value is not None]
+        shape = getattr(x, "shape", None)
+        if len(inputs) > 1 or more or shape is None or not norm.takes(shape):
+            return own(*inputs, **named)
+        scale, bias = (_vector(layer, name, x, norm) for name in (norm.scale, norm.bias))
+        dtype = keras.backend.standardize_dtype(x.dtype)
+        return compute(x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes, out_dtype=dtype)
+
+    call.norm = norm  # type: ignore[attr-defined]
+    object.__setattr__(layer, "call", call)
+
+
+def _vector(layer: Any, name: str | None, x: Any, norm: Norm) -> Any:
+    """A weight without its axes of size 1; one number at every element."""
+    weight = next((weight.value for weight in layer.weights if weight.name == name), None)
+    if weight is None:
+        return None
+    sizes = [x.shape[axis] for axis in norm.gain_axes]
+    if all(size == 1 for size in weight.shape):
+        return keras.ops.broadcast_to(keras.ops.reshape(weight, [1] * len(sizes)), sizes)
+    return weight if len(weight.shape) == len(sizes) else keras.ops.reshape(weight, [s for s in weight.shape if s > 1])
+
+
+def forget_traces(model: Any) -> None:
+    """Functions that were traced before the layers changed are traced again."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.Model):
+            layer.train_function = layer.test_function = layer.predict_function = None

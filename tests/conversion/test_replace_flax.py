@@ -1,0 +1,100 @@
+"""replace in Flax NNX: modules keep their class and state, compiled and copied, and learn the same."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmsnorm.conversion import replace
+
+jax = pytest.importorskip("jax")
+nnx = pytest.importorskip("flax.nnx")
+linen = pytest.importorskip("flax.linen")
+jnp = jax.numpy
+
+
+@pytest.fixture(autouse=True)
+def promotion() -> Iterator[None]:
+    """That of JAX by default, which nnx.RMSNorm with a dtype needs."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
+
+
+class OwnNorm(nnx.Module):
+    def __init__(self, width: int) -> None:
+        self.g = nnx.Param(jnp.linspace(0.5, 2, width))
+
+    def __call__(self, hidden: Any, extra: float = 1.0) -> Any:
+        return hidden * jax.lax.rsqrt(jnp.square(hidden).mean(-1, keepdims=True) + 1e-5) * self.g[...] * extra
+
+
+class Counting(OwnNorm):
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.calls = 0
+
+    def __call__(self, hidden: Any) -> Any:
+        self.calls += 1
+        return super().__call__(hidden)
+
+
+class Net(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.dense = nnx.Linear(8, 8, rngs=rngs)
+        self.norms = nnx.List([OwnNorm(8), nnx.RMSNorm(8, dtype=jnp.bfloat16, rngs=rngs)])
+        self.others = nnx.List([nnx.BatchNorm(8, rngs=rngs), Counting(8)])
+
+    def __call__(self, x: Any) -> Any:
+        x = self.norms[0](self.dense(x))
+        return x + self.norms[1](x).astype(x.dtype)
+
+
+def measured(model: Any) -> list[Any]:
+    """y and the gradients, compiled."""
+
+    def loss(model: Any) -> Any:
+        return jnp.square(model(X)).sum()
+
+    results = nnx.jit(lambda model: (model(X), nnx.grad(loss)(model)))(model)
+    results = jax.tree.leaves(results)
+    return [np.asarray(result, np.float64) for result in results]
+
+
+def test_a_model_says_and_learns_the_same() -> None:
+    model, mine = Net(), Net()
+    norms, kinds, want = list(mine.norms), [type(norm) for norm in mine.norms], measured(model)
+    state = nnx.state(mine)
+    report = {entry.name: entry for entry in replace(mine)}
+    assert {name: entry.why for name, entry in report.items() if entry.variant is None} == {
+        "others/0": "it holds bias, mean, scale, var, expected a gain and perhaps a bias",
+        "others/1": "a call changes its state",
+    }
+    assert [report[f"norms/{i}"].variant.eps for i in range(2)] == [1e-5, 1e-6]
+    assert report["norms/0"].why == "recognised; with extra it runs its own code"
+    assert all(norm is own for norm, own in zip(mine.norms, norms, strict=True))
+    assert all(isinstance(norm, kind) and type(norm) is not kind for norm, kind in zip(norms, kinds, strict=True))
+    assert jax.tree.structure(nnx.state(mine)) == jax.tree.structure(state)
+    nnx.update(mine, nnx.state(model))
+    for other in (mine, nnx.clone(mine), copy.deepcopy(mine), pickle.loads(pickle.dumps(mine))):
+        assert [type(norm) for norm in other.norms] == [type(norm) for norm in norms]
+        y = other(X)
+        np.testing.assert_allclose(np.asarray(y, np.float64), want[0], rtol=0.01, atol=0.01)
+    for got, expected in zip(measured(mine), want, strict=True):
+        assert np.abs(got - expected).max() <= 2.0**-7 * np.abs(expected).max()  # two roundings to bfloat16
+    own = mine.norms[0]
+    assert np.array_equal(own(X, 2.0), OwnNorm.__call__(own, X, 2.0))
+    assert not np.array_equal(own(X), OwnNorm.__call__(own, X))  # ours is exact
+
+
+def test_linen_makes_its_modules_in_each_call() -> None:
+    with pytest.raises(TypeError, match=r"a linen model makes its norms in each call; name rmsnorm.flax_impl.linen"):
+        replace(linen.RMSNorm())

@@ -1,0 +1,139 @@
+"""replace in Keras: layers keep their class and what is saved of them, and models say and learn the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmsnorm.conversion import replace
+
+pytest.importorskip("tensorflow")
+keras = pytest.importorskip("keras")
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+# what Keras is warned of by NumPy when it saves
+
+
+@keras.saving.register_keras_serializable("tests")
+class OwnNorm(keras.layers.Layer):
+    """A norm with its own name of the gain, which drops some of y in training if it is asked to."""
+
+    def __init__(self, eps: float = 1e-5, rate: float = 0.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.eps, self.rate = eps, rate
+
+    def build(self, shape: Any) -> None:
+        self.gain = self.add_weight(shape=(shape[-1],), initializer="ones", name="g")
+
+    def call(self, hidden: Any, training: bool = False) -> Any:
+        q = keras.ops.mean(keras.ops.square(hidden), -1, keepdims=True)
+        y = hidden * keras.ops.rsqrt(q + self.eps) * self.gain
+        return y * (1 - self.rate) if training else y
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "eps": self.eps, "rate": self.rate}
+
+
+@keras.saving.register_keras_serializable("tests")
+class Block(keras.layers.Layer):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.norm, self.dense = keras.layers.RMSNormalization(epsilon=1e-5), keras.layers.Dense(8)
+
+    def build(self, shape: Any) -> None:
+        self.norm.build(shape)
+        self.dense.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return x + self.dense(self.norm(x))
+
+
+class Counting(OwnNorm):
+    def call(self, hidden: Any) -> Any:
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().call(hidden)
+
+
+def model_of(*layers: Any) -> Any:
+    keras.utils.set_random_seed(0)
+    x = keras.Input((5, 8))
+    h = keras.layers.Dense(8)(x)
+    for layer in layers:
+        h = layer(h)
+    model = keras.Model(x, h)
+    for weight in model.trainable_weights:
+        weight.assign(weight + 0.3 * keras.random.normal(weight.shape, seed=1))
+    return model
+
+
+X = np.random.default_rng(0).normal(size=(4, 5, 8)).astype("float32")
+
+
+def learned(model: Any) -> Any:
+    """Outputs before and after two steps."""
+    model.compile("sgd", "mse")
+    before = model.predict(X, verbose=0)
+    model.fit(X, np.ones_like(X), epochs=2, verbose=0)
+    return np.stack([before, model.predict(X, verbose=0)])
+
+
+def test_a_model_says_and_learns_the_same(tmp_path: Path) -> None:
+    """A functional model, with a Sequential and a layer of layers in it."""
+
+    def build() -> Any:
+        inner = keras.Sequential([Block(), keras.layers.RMSNormalization(axis=(1, 2))], name="inner")
+        return model_of(OwnNorm(), inner)
+
+    model, mine = build(), build()
+    model.set_weights(mine.get_weights())
+    mine.predict(X, verbose=0)  # traced before
+    kinds = [type(layer) for layer in mine.layers]
+    report = replace(mine)
+    assert {(entry.kind, entry.name.count("/"), entry.variant and entry.variant.eps) for entry in report} == {
+        ("OwnNorm", 0, 1e-5), ("RMSNormalization", 2, 1e-5), ("RMSNormalization", 1, 1e-6),
+    }  # fmt: skip
+    assert [type(layer) for layer in mine.layers] == kinds
+    (again,) = replace(mine)
+    assert again.why == "its 3 RMSNorm are replaced already"
+    mine.save(tmp_path / "mine.keras")
+    loaded = keras.models.load_model(tmp_path / "mine.keras")
+    want = learned(model)
+    for other in (mine, loaded):
+        np.testing.assert_allclose(learned(other), want, rtol=1e-4, atol=1e-5)
+    assert len(replace(loaded)) == 3
+
+
+def test_what_is_computed_is_ours() -> None:
+    """An own call with another variant: eps shows that the layer's code no longer runs, but where it is asked more."""
+    mine = model_of(OwnNorm(), Block())
+    want = mine(X)
+    (first, second) = replace(mine, "keras_rms_scaling")
+    assert first.why.startswith("eps is 1e-05")
+    assert second.variant.name == "keras_rms_scaling"
+    assert float(keras.ops.max(keras.ops.abs(mine(X) - want))) > 1e-3
+    own = mine.layers[2]
+    assert np.array_equal(own(X[None, None, None]), OwnNorm.call(own, X[None, None, None]))  # six axes
+
+
+def test_what_is_left_alone_and_why() -> None:
+    changed, unbuilt = OwnNorm(), OwnNorm()
+    layers = [changed, OwnNorm(rate=0.1), Counting(), keras.layers.LayerNormalization(),
+              keras.layers.BatchNormalization(), keras.layers.UnitNormalization()]  # fmt: skip
+    model = model_of(*layers)
+    changed.eps = 0.1
+    changed.get_config = lambda: {"eps": 1e-5}  # is not what it computes
+    model.extra = unbuilt
+    before = [dict(vars(layer)) for layer in layers]
+    reasons = [entry.why.partition(" differs ")[0] for entry in replace(model)]
+    assert reasons == [
+        "y of its replacement",
+        "y of its replacement",
+        "a call changes its calls",
+        "it computes LayerNorm",
+        "it holds gamma, beta, moving_mean, moving_variance, expected a gain and perhaps a bias",
+        "the sum of squares is divided by 1: the norm, not the root of the mean",
+        "it is not built; call the model first",
+    ]
+    assert [dict(vars(layer)) for layer in layers] == before
