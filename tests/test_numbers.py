@@ -69,6 +69,17 @@ def test_what_is_not_counted_does_not_feel_an_infinite_sum(wing):
     assert np.allclose(dx[2:, 0], dy[0, 2:] / np.sqrt(2.5 + 1e-6), rtol=1e-6)
 
 
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_masked_elements_beside_a_nan_have_no_gradient(wing, axis):
+    x, mask = np.ones((2, 3), np.float32), np.array([[True] * 3, [True, False, True]])
+    x[1, 0] = np.nan
+    x, mask = (x, mask) if axis else (x.T.copy(), mask.T.copy())
+    dx, dscale, _ = wing.rms_norm_vjp(np.ones_like(x), x, np.ones(3, np.float32), mask=mask, eps=0.0, axis=axis)
+    dx = dx if axis else dx.T
+    assert not dx[0].any() and dx[1, 1] == 0.0 and dscale[1] == 1.0
+    assert np.isnan(dx[1, [0, 2]]).all() and np.isnan(dscale[[0, 2]]).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_nothing_counted_is_0_also_without_eps(wing, dtype):
     x, scale = np.ones((2, 3), dtype), np.ones(3, dtype)

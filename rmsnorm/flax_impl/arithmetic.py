@@ -223,9 +223,10 @@ def backward(
     if counted is not None:
         inner, normalised = lax.optimization_barrier(inner), copies(counted)[1]
     along = _centred(call, normalised, counted, k, across) * _slope(call, k, inverse_rms, wide)
-    dx = _over_rho(u - _where(counted, along * inner), inverse_rms, wide)  # not 0 times infinity
+    # again only where live: 1 / rho may be infinite or NaN
+    dx = _where(live, _over_rho(u - _where(counted, along * inner), inverse_rms, wide))
     v, normalised = copies(mask)
-    return dx, _over_rows(call, v * normalised), _over_rows(call, copies(mask)[0])
+    return dx, _over_rows(call, _where(live, v * normalised)), _over_rows(call, copies(mask)[0])
 
 
 def tangent(
