@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "rmsnorm"
+ROOT = Path(__file__).parents[1]
+FILES = [path for folder in ("rmsnorm", "experiments") for path in sorted((ROOT / folder).rglob("*.py"))]
 AVOIDED = {
     *("found", "given", "each", "told", "held", "ahead", "ready", "places", "at", "here", "there", "mine", "taken"),
     *("brain", "crew", "team", "notebook", "opening", "roles", "yardstick", "foreign"),
@@ -32,7 +33,7 @@ def avoided(tree: ast.AST) -> set[str]:
     return {name for name in bound(tree) if name.strip("_").lower() in AVOIDED}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_names_say_what_they_hold(path):
     assert path.stem not in AVOIDED
     assert not avoided(ast.parse(path.read_text(encoding="utf-8")))

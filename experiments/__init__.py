@@ -1,0 +1,1 @@
+"""The paper's experiments: python -m experiments NAME --help. They are no part of the package and use its norms."""
