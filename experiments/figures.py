@@ -12,7 +12,7 @@ from rmsnorm.files import replacing
 
 # For colour-blind readers, too.
 _COLOURS: Final = {"none": "0.4", "batch": "#e69f00", "weight": "#cc79a7", "layer": "#009e73", "rms": "#d55e00",
-                   "prms": "#0072b2"}  # fmt: skip
+                   "prms": "#0072b2", "rms-channels": "#0072b2"}  # fmt: skip
 FIGURES: Final = {  # file: row of x, row of y; None for the quality
     "loss-steps.svg": ("step", "loss"),
     "loss-seconds.svg": ("seconds", "loss"),

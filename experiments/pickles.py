@@ -46,7 +46,16 @@ def read_pickle(
     with reading(op, path, wanted):
         if path.stat().st_size > LARGEST_TEXT:
             raise ValueError(f"it has {path.stat().st_size} bytes, more than {LARGEST_TEXT}")
-        return _Unpickler(io.BytesIO(path.read_bytes()), classes, encoding).load()
+        return load_pickle(path.read_bytes(), classes, encoding)
+
+
+def load_pickle(data: bytes, classes: Mapping[str, Any], encoding: str = "utf-8") -> Any:
+    """The value in a pickle: see read_pickle.
+
+    Raises:
+        ValueError, or what a damaged pickle makes Python raise.
+    """
+    return _Unpickler(io.BytesIO(data), classes, encoding).load()
 
 
 class _Operations(dict[int, Callable[..., None]]):

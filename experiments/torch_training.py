@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.parametrizations import weight_norm
 
 from experiments.experiment import State
+from rmsnorm import errors
 from rmsnorm.nematus.cells import PARTIAL
 from rmsnorm.torch_impl import RMSNorm
 
@@ -78,6 +79,12 @@ class TorchTrainer:
 
 def _tensor(array: Any) -> Tensor:
     return torch.from_numpy(np.array(array))
+
+
+def check_batch(size: int, count: int) -> None:
+    """Raise ValueError if a batch is larger than the training set."""
+    if size > count:
+        raise errors.out_of_domain("experiments", "batch_size", size, f"at most {count}, all of the data", "take less")
 
 
 def batch_of(count: int, size: int, seed: int, number: int) -> np.ndarray[Any, Any]:

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from experiments.images import CLASSES, Images
-from experiments.torch_training import TorchTrainer, batch_of, norm_layer, seeded, weighted
-from rmsnorm import errors
+from experiments.torch_training import TorchTrainer, batch_of, check_batch, norm_layer, seeded, weighted
 
 if TYPE_CHECKING:
     from experiments.mlp import MLPOptions
@@ -28,9 +27,7 @@ class MLPTask:
 
     def __init__(self, options: MLPOptions, images: Images) -> None:
         self.options, self.images = options, Images(*map(torch.from_numpy, images))
-        if options.batch_size > len(images.train):
-            want = f"at most the {len(images.train)} training images"
-            raise errors.out_of_domain("experiments", "batch_size", options.batch_size, want, "take less")
+        check_batch(options.batch_size, len(images.train))
         self.facts = {"training images": len(images.train), "test images": len(images.test)}
 
     def trainer(self, norm: str, seed: int) -> MLPTrainer:

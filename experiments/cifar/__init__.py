@@ -1,0 +1,43 @@
+"""Images of 32×32 by ConvPool-CNN-C, as the paper has it on CIFAR-10 after Salimans and Kingma 2016."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.experiment import NORMS, Experiment, Options, Task, option
+
+CHANNELS = "rms-channels"  # over the channels of every pixel; rms is over the pixels of every channel, as the authors'
+
+
+@dataclass(frozen=True)
+class CIFAROptions(Options):
+    """The paper's are width 96, batches of 100, 100,000 steps (200 epochs) and whitening 1e-5."""
+
+    steps: int = option(300, "Training steps; the paper has 100,000.", least=1)
+    every: int = option(100, "Steps from one evaluation to the next.", least=1)
+    batch_size: int = option(50, "Images in a batch; the paper has 100.", least=2)
+    rate: float = option(0.003, "Learning rate of Adam, which falls to 0 in the second half.", least=0)
+    width: int = option(
+        16, "Channels of the first convolutions, half of those of the others; the paper has 96.", least=1
+    )
+    noise: float = option(0.15, "Standard deviation of the noise on training images.", least=0)
+    whitening: float = option(0.1, "Added to the variances before whitening; the paper has 1e-5.", least=1e-12)
+    images: int = option(1437, "Training images of the default data.", least=2)
+
+
+def _open(options: CIFAROptions, data: Path | None) -> Task:
+    from experiments.cifar.data import cifar, digits_in_colour
+    from experiments.cifar.torch import CIFARTask
+
+    return CIFARTask(options, cifar(data) if data else digits_in_colour(options.images))
+
+
+EXPERIMENT = Experiment(
+    name="cifar",
+    title="images of 32 by 32 by ConvPool-CNN-C",
+    quality="accuracy",
+    norms=(*NORMS[:-1], CHANNELS),
+    options=CIFAROptions,
+    open=_open,
+)
