@@ -16,7 +16,7 @@ import numpy as np
 
 from rmsnorm import errors
 
-NAMES: Final = ("mlp", "cifar")
+NAMES: Final = ("mlp", "reader", "retrieval", "cifar")
 NORMS: Final = ("none", "batch", "weight", "layer", "rms", "prms")
 
 State = Mapping[str, np.ndarray[Any, Any]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.parametrizations import weight_norm
 
+from experiments.batches import generator
 from experiments.experiment import State
-from rmsnorm import errors
 from rmsnorm.nematus.cells import PARTIAL
 from rmsnorm.torch_impl import RMSNorm
 
@@ -30,11 +29,6 @@ def norm_layer(norm: str, size: int) -> torch.nn.Module:
 def weighted(norm: str, layer: torch.nn.Module) -> torch.nn.Module:
     """The layer with weight normalisation where that is the norm."""
     return weight_norm(layer) if norm == "weight" else layer
-
-
-def generator(seed: int, *numbers: int) -> np.random.Generator:
-    """What a step draws from: the same for every norm."""
-    return np.random.default_rng([seed, *numbers])
 
 
 def seeded(seed: int, *numbers: int) -> None:
@@ -79,20 +73,3 @@ class TorchTrainer:
 
 def _tensor(array: Any) -> Tensor:
     return torch.from_numpy(np.array(array))
-
-
-def check_batch(size: int, count: int) -> None:
-    """Raise ValueError if a batch is larger than the training set."""
-    if size > count:
-        raise errors.out_of_domain("experiments", "batch_size", size, f"at most {count}, all of the data", "take less")
-
-
-def batch_of(count: int, size: int, seed: int, number: int) -> np.ndarray[Any, Any]:
-    """The rows of a batch: every epoch takes them in another order, and leaves out what is less than a batch."""
-    epoch, batch = divmod(number, count // size)
-    return _order(count, seed, epoch)[batch * size : (batch + 1) * size]
-
-
-@lru_cache(maxsize=2)
-def _order(count: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
-    return generator(seed, epoch).permutation(count)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from experiments.batches import batch_of, check_batch
 from experiments.cifar import CHANNELS
 from experiments.cifar.data import whitened
 from experiments.images import CLASSES, Images
-from experiments.torch_training import TorchTrainer, batch_of, check_batch, norm_layer, seeded, weighted
+from experiments.torch_training import TorchTrainer, norm_layer, seeded, weighted
 from rmsnorm.torch_impl import rms_norm
 
 if TYPE_CHECKING:

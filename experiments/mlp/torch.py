@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from experiments.batches import batch_of, check_batch
 from experiments.images import CLASSES, Images
-from experiments.torch_training import TorchTrainer, batch_of, check_batch, norm_layer, seeded, weighted
+from experiments.torch_training import TorchTrainer, norm_layer, seeded, weighted
 
 if TYPE_CHECKING:
     from experiments.mlp import MLPOptions

@@ -1,0 +1,80 @@
+"""The attentive reader in training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.batches import batch_of, check_batch
+from experiments.reader import cloze
+from experiments.reader.config import LAYERS, Config
+from experiments.reader.model import AttentiveReader
+from experiments.torch_training import TorchTrainer, seeded
+from experiments.weights import initial
+
+if TYPE_CHECKING:
+    from experiments.reader import ReaderOptions
+
+EVALUATED = 64  # questions at once
+
+
+class ReaderTask:
+    """See experiments.experiment.Task.
+
+    Raises:
+        FileNotFoundError, ValueError: the data are missing or damaged, or a batch is larger than they are.
+    """
+
+    def __init__(self, options: ReaderOptions, data: Path | None) -> None:
+        self.options = options
+        torch.set_num_threads(options.threads)
+        sizes = options.questions, options.tested
+        self.data = cloze.read(data, *sizes, options.longest, options.vocabulary) if data else cloze.generated(*sizes)
+        check_batch(options.batch_size, len(self.data.train))
+        sizes = len(self.data.train), len(self.data.test)
+        self.facts = {"training questions": sizes[0], "test questions": sizes[1], "words": self.data.words}
+
+    def trainer(self, norm: str, seed: int) -> ReaderTrainer:
+        return ReaderTrainer(self.options, self.data, norm, seed)
+
+
+class ReaderTrainer(TorchTrainer):
+    """The paper's options: both directions, learned first states, similarities, the mean of the document; Adam."""
+
+    def __init__(self, options: ReaderOptions, data: cloze.Cloze, norm: str, seed: int) -> None:
+        self.options, self.data = options, data
+        layer = next(name for name, own in LAYERS.items() if own == norm)
+        config = Config(
+            n_words_q=data.words, n_words_ans=data.words, dim=options.width, dim_word_desc=options.width,
+            dim_word_ans=options.width, encoder_desc_word=layer, encoder_q=layer, use_bidir=True, use_dq_sims=True,
+            use_desc_skip_c_g=True, learn_h0=True, use_dropout=options.keep < 1, dropout_rate=options.keep,
+        )  # fmt: skip
+        model = AttentiveReader(config, initial(config.shapes(), seed)).train()
+        super().__init__(model, torch.optim.Adam(model.parameters(), lr=options.rate), seed)
+
+    def loss(self, number: int) -> Tensor:
+        seeded(self.seed, number)
+        rows = batch_of(len(self.data.train), self.options.batch_size, self.seed, number)
+        return self.model.cost(*cloze.batch([self.data.train[row] for row in rows]))
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Of all words, and of the entities in the document, as the authors' program counts errors."""
+        self.model.eval()
+        right: list[Any] = []
+        for start in range(0, len(self.data.test), EVALUATED):
+            desc, *rest, answers = cloze.batch(self.data.test[start : start + EVALUATED])
+            probs = self.model(desc, *rest).probs.numpy()
+            seen = np.zeros(probs.shape, bool)
+            seen[np.arange(len(answers)), desc] = True
+            allowed = np.zeros(probs.shape[1], bool)
+            allowed[self.data.entities] = True
+            of_entities = np.where(seen & allowed, probs, 0).argmax(axis=1)
+            right.append((probs.argmax(axis=1) == answers, of_entities == answers))
+        self.model.train()
+        of_words, of_entities = np.concatenate(right, axis=1).mean(axis=1).tolist()
+        return {"accuracy": of_words, "accuracy of entities": of_entities}

@@ -1,0 +1,135 @@
+"""The order embeddings in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import optax
+from jax import numpy as jnp
+
+from experiments.batches import batch_of, check_batch, generator
+from experiments.experiment import State
+from experiments.retrieval import captions
+from experiments.retrieval.config import LAYERS, Config
+from experiments.retrieval.model import OrderEmbedding
+from experiments.retrieval.ranks import FOLDS, over_folds
+from experiments.weights import initial
+from rmsnorm import errors
+
+if TYPE_CHECKING:
+    from experiments.retrieval import RetrievalOptions
+
+LARGEST = 2.0  # norm of a gradient of a parameter; larger ones are scaled down, as in the authors' program
+EVALUATED = 500  # captions or images at once
+
+
+class RetrievalTask:
+    """See experiments.experiment.Task.
+
+    Raises:
+        FileNotFoundError, ValueError: the data are missing or damaged, or do not suffice.
+    """
+
+    def __init__(self, options: RetrievalOptions, data: Path | None) -> None:
+        self.options = options
+        self.data = (
+            captions.read(data) if data else captions.generated(options.images, options.tested, options.features)
+        )
+        train, test = (len(pairs.images) for pairs in self.data[:2])
+        check_batch(options.batch_size, train)
+        if test < FOLDS:
+            want = f"at least {FOLDS}, one for every fold"
+            raise errors.out_of_domain("experiments", "number of test images", test, want, "take more")
+        self.facts = {"training images": train, "test images": test, "words": self.data.words}
+        self.compiled: dict[str, tuple[Any, ...]] = {}
+
+    def trainer(self, norm: str, seed: int) -> RetrievalTrainer:
+        if norm not in self.compiled:  # once for all seeds
+            options = self.options
+            layer = next(name for name, own in LAYERS.items() if own == norm)
+            config = Config(
+                n_words=self.data.words, dim=options.width, dim_word=options.embedding,
+                dim_image=self.data.train.images.shape[1], encoder=layer, margin=options.margin,
+            )  # fmt: skip
+            self.compiled[norm] = config, *_functions(config, optax.adam(options.rate))
+        return RetrievalTrainer(self.options, self.data, seed, *self.compiled[norm])
+
+
+def _functions(config: Config, optimizer: Any) -> tuple[Any, Callable[..., Any], dict[str, Callable[..., Any]]]:
+    """The optimizer, a step, and what computes embeddings and errors."""
+
+    def cost(parameters: Any, *batch: Any) -> jax.Array:
+        return OrderEmbedding(config, parameters).cost(*batch)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(parameters: Any, slots: Any, *batch: Any) -> Any:
+        loss, gradients = jax.value_and_grad(cost)(parameters, *batch)
+        gradients = jax.tree.map(lambda g: g * jnp.minimum(1, LARGEST / jnp.linalg.norm(g.ravel())), gradients)
+        with jax.numpy_dtype_promotion("standard"):  # Optax multiplies numbers of other dtypes
+            updates, slots = optimizer.update(gradients, slots)
+        return loss, optax.apply_updates(parameters, updates), slots
+
+    def method(name: str) -> Callable[..., Any]:
+        return jax.jit(lambda parameters, *batch: getattr(OrderEmbedding(config, parameters), name)(*batch))
+
+    return optimizer, step, {name: method(name) for name in ("sentences", "images", "errors")}
+
+
+class RetrievalTrainer:
+    """See experiments.experiment.Trainer. Adam; a batch has one of the captions of every image."""
+
+    def __init__(
+        self,
+        options: RetrievalOptions,
+        data: captions.Dataset,
+        seed: int,
+        config: Config,
+        optimizer: Any,
+        step: Callable[..., Any],
+        methods: dict[str, Callable[..., Any]],
+    ) -> None:
+        self.options, self.data, self.seed = options, data, seed
+        self.update, self.methods = step, methods
+        self.weights = {name: jnp.asarray(value) for name, value in initial(config.shapes(), seed).items()}
+        self.slots = optimizer.init(self.weights)
+        self.parameters = sum(value.size for value in self.weights.values())
+
+    def step(self, number: int) -> float:
+        count, size = len(self.data.train.images), self.options.batch_size
+        rng = generator(self.seed, number)
+        rows = batch_of(count, size, self.seed, number)
+        chosen = captions.CAPTIONS * rows + rng.integers(captions.CAPTIONS, size=size)
+        batch = *captions.batch([self.data.train.captions[row] for row in chosen]), self.data.train.images[rows]
+        loss, self.weights, self.slots = jax.block_until_ready(self.update(self.weights, self.slots, *batch))
+        return float(loss)
+
+    def evaluate(self) -> dict[str, float]:
+        """Means over five folds of the test images."""
+        images, texts = self.data.test
+        folds = np.array_split(np.arange(len(images)), FOLDS)
+        return over_folds([self._errors(images[rows], texts, rows) for rows in folds])
+
+    def _errors(self, images: np.ndarray, texts: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
+        """Errors (captions, images) of a fold."""
+        own = [texts[captions.CAPTIONS * row + index] for row in rows for index in range(captions.CAPTIONS)]
+        sentences = [
+            self.methods["sentences"](self.weights, *captions.batch(own[start : start + EVALUATED]))
+            for start in range(0, len(own), EVALUATED)
+        ]
+        embedded = self.methods["images"](self.weights, images)
+        return np.asarray(self.methods["errors"](self.weights, jnp.concatenate(sentences), embedded))
+
+    def state(self) -> State:
+        slots = {f"slots/{index}": leaf for index, leaf in enumerate(jax.tree.leaves(self.slots))}
+        weights = {f"weights/{name}": value for name, value in self.weights.items()}
+        return {name: np.array(value) for name, value in (weights | slots).items()}
+
+    def restore(self, state: State) -> None:
+        self.weights = {name: jnp.array(state[f"weights/{name}"]) for name in self.weights}
+        leaves = [jnp.array(state[f"slots/{index}"]) for index in range(len(jax.tree.leaves(self.slots)))]
+        self.slots = jax.tree.unflatten(jax.tree.structure(self.slots), leaves)
