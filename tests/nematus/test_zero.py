@@ -31,7 +31,7 @@ from rmsnorm.nematus.numpy.output import log_softmax
 from rmsnorm.nematus.numpy.parameters import Parameters, normalise
 
 RELA = "zero rela of odd size"
-OTHER_RUNS = [("tf", "Z2"), ("tf", "Z3"), ("flax", "Z1"), ("flax", "Z3")]  # TensorFlow and JAX are slow to start
+OTHER_RUNS = [("tf", "Z2"), ("tf", "Z3"), ("flax", "Z2"), ("flax", "Z3")]  # TensorFlow and JAX are slow to start
 RUNS = {"Z1": "rms", "Z2": "layer", "Z3": "rms"}
 
 
@@ -65,7 +65,7 @@ def check_run(framework: Any, name: str) -> None:
     model = framework.Model(config, parameters)
     logits = model.logits(x, x_mask, y)
     assert abs((logits if is_transformer else logits.swapaxes(0, 1)) - run.arrays["logits"]).max() <= 2e-5
-    if framework.__name__ == "flax_nematus":  # takes half a minute for the rest
+    if framework.__name__ == "flax_nematus" and not is_transformer:  # takes a quarter of a minute for the rest
         return
     states = model.encode(x, x_mask) if is_transformer else model.encode(x, x_mask).swapaxes(0, 1)
     assert abs(states - run.arrays["encoder_output"])[run.arrays["x_mask"] > 0].max() <= 2e-5
@@ -84,7 +84,7 @@ def check_run(framework: Any, name: str) -> None:
 
 
 def check_zero_beams(run: Reference, model: Any) -> int:
-    """Compares every beam, best first, token for token. A score adds up the errors of some words."""
+    """Compares every beam, best first, token for token; scores to 2e-5, and the rounding of the recorded one."""
     x, x_mask, _, _ = sentences_of(run)
     names = [name for name in run.arrays if name.endswith("_sequences")]
     for name in names:
@@ -93,7 +93,7 @@ def check_zero_beams(run: Reference, model: Any) -> int:
             x, x_mask, int(width.removeprefix("beam")), 10, normalization_alpha=float(alpha.removeprefix("alpha"))
         )
         np.testing.assert_array_equal(result.sequences, run.arrays[name], err_msg=name)
-        np.testing.assert_allclose(result.scores, run.arrays[name.replace("sequences", "scores")], rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(result.scores, run.arrays[name.replace("sequences", "scores")], rtol=2**-24, atol=2e-5)
     return len(names)
 
 

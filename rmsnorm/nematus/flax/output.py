@@ -63,6 +63,16 @@ def log_softmax(logits: jax.Array) -> jax.Array:
     return jax.nn.log_softmax(logits.astype(dtypes.arithmetic(logits.dtype.name)))
 
 
+def softmax(scores: jax.Array, axis: int = -1) -> jax.Array:
+    """Weights, divided by their sum once more.
+
+    That it is 1 up to a rounding is not enough for the gradient: it is a difference, in which what all values have in
+    common must cancel.
+    """
+    weights = jax.nn.softmax(scores, axis)
+    return weights / weights.sum(axis, keepdims=True)
+
+
 def _activate(q: Parameters, config: Config, x: jax.Array) -> jax.Array:
     if config.output_hidden_activation == "tanh":
         return jnp.tanh(x)

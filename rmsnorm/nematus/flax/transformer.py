@@ -21,7 +21,7 @@ from jax import numpy as jnp
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.flax import sentences
-from rmsnorm.nematus.flax.output import cross_entropy, log_softmax
+from rmsnorm.nematus.flax.output import cross_entropy, log_softmax, softmax
 from rmsnorm.nematus.flax.parameters import Named, Parameters, compiled, dropout_key, multiply, normalise, project
 from rmsnorm.nematus.transformer_names import (
     ZERO_BIAS,
@@ -345,7 +345,7 @@ def _attention_block(
 
     q, k, v = heads(queries), heads(attended[0]), heads(attended[1])
     scores = _einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
-    weights = jax.nn.relu(jnp.where(bias == 0, scores, 0)) if config.relu_attention else jax.nn.softmax(scores + bias)
+    weights = jax.nn.relu(jnp.where(bias == 0, scores, 0)) if config.relu_attention else softmax(scores + bias)
     mixed = _einsum("bhqk,bkhd->bqhd", drop(weights, config.transformer_dropout_attn), v)
     joined = drop(mixed, config.transformer_drophead, shared=(1, 3)).reshape(x.shape)
     if config.relu_attention:

@@ -11,6 +11,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
+from rmsnorm.nematus.flax.output import softmax
 from rmsnorm.nematus.flax.parameters import Parameters, multiply, project
 from rmsnorm.nematus.transformer_names import ZERO_BIAS, Use, transformer_table
 
@@ -77,7 +78,7 @@ def _attend(p: Parameters, config: Config, s: jax.Array, memory: Memory) -> jax.
     hidden = jnp.tanh(of_context + _linear(p / "feed_query", [s]))
     feed = p / "feed_logits"
     scores = multiply(hidden, feed["W_0_0"])[..., 0] + feed["b_0"] + (1 - mask) * config.masked_score
-    return (context * jax.nn.softmax(scores, axis=0)[..., None]).sum(0)
+    return (context * softmax(scores, axis=0)[..., None]).sum(0)
 
 
 def _level(p: Parameters, config: Config, x: jax.Array, mask: jax.Array, *, reverse: bool = False) -> jax.Array:

@@ -59,6 +59,16 @@ def log_softmax(logits: tf.Tensor) -> tf.Tensor:
     return tf.nn.log_softmax(_wide(logits))
 
 
+def softmax(scores: tf.Tensor, axis: int = -1) -> tf.Tensor:
+    """Weights, divided by their sum once more.
+
+    That it is 1 up to a rounding is not enough for the gradient: it is a difference, in which what all values have in
+    common must cancel.
+    """
+    weights = tf.nn.softmax(scores, axis)
+    return weights / tf.reduce_sum(weights, axis, keepdims=True)
+
+
 def _wide(logits: tf.Tensor) -> tf.Tensor:
     return logits if logits.dtype == tf.float64 else tf.cast(logits, tf.float32)
 

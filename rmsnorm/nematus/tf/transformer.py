@@ -18,7 +18,7 @@ from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.tf import sentences
 from rmsnorm.nematus.tf.model import NematusModel
-from rmsnorm.nematus.tf.output import cross_entropy, log_softmax
+from rmsnorm.nematus.tf.output import cross_entropy, log_softmax, softmax
 from rmsnorm.nematus.tf.parameters import Parameters, multiply, normalise, project
 from rmsnorm.nematus.transformer_names import (
     ZERO_BIAS,
@@ -303,7 +303,7 @@ def _attention_block(
     if config.relu_attention:
         weights = tf.nn.relu(scores * tf.cast(tf.equal(bias, 0), scores.dtype))
     else:
-        weights = tf.nn.softmax(scores + bias)
+        weights = softmax(scores + bias)
     mixed = drop(weights, config.transformer_dropout_attn) @ v
     mixed = mixed * drop(tf.ones_like(mixed[..., :1, :1]), config.transformer_drophead)
     joined = tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), tf.shape(x))

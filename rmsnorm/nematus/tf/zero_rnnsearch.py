@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from rmsnorm.nematus.tf.output import softmax
 from rmsnorm.nematus.tf.parameters import Parameters, multiply, project
 from rmsnorm.nematus.transformer_names import ZERO_BIAS, Use, transformer_table
 
@@ -72,7 +73,7 @@ def _attend(p: Parameters, config: Config, s: tf.Tensor, memory: Memory) -> tf.T
     hidden = tf.tanh(of_context + _linear(p / "feed_query", [s]))
     feed = p / "feed_logits"
     scores = multiply(hidden, feed["W_0_0"])[..., 0] + feed["b_0"] + (1 - mask) * config.masked_score
-    return tf.reduce_sum(context * tf.nn.softmax(scores, 0)[..., None], 0)
+    return tf.reduce_sum(context * softmax(scores, axis=0)[..., None], 0)
 
 
 def _level(p: Parameters, config: Config, x: tf.Tensor, mask: tf.Tensor, *, reverse: bool = False) -> tf.Tensor:
