@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.experiment import Experiment, Options, Task, option
+from experiments.reader.config import Config, load, save
+
+__all__ = ["EXPERIMENT", "Config", "load", "save"]
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,16 @@ def load(
         FileNotFoundError: there is no archive, or there are no options.
         TypeError: an array is not floating-point.
         ValueError: the files are damaged, contain objects, or do not fit each other.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from experiments.reader.golden import AttentiveReader
+        >>> config = Config(n_words_q=9, n_words_ans=5, dim=4, dim_word_desc=3, dim_word_ans=2, encoder_q="rlnlstm")
+        >>> with TemporaryDirectory() as folder:
+        ...     save(f"{folder}/lstm_s1.npz", config, {name: np.ones(shape) for name, shape in config.shapes().items()})
+        ...     model = AttentiveReader(*load(f"{folder}/lstm_s1.npz"))
+        >>> model(np.ones((6, 1), int), np.ones((6, 1)), np.ones((2, 1), int), np.ones((2, 1))).probs.round(2)
+        array([[0.2, 0.2, 0.2, 0.2, 0.2]])
     """
     op = "reader.load"
     archive = archives.read(op, path, options)

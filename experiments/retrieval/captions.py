@@ -54,7 +54,7 @@ def generated(images: int, tested: int, features: int) -> Dataset:
         for _ in range(CAPTIONS):
             named = rng.permutation(concepts)[: len(concepts) - rng.integers(2)]
             captions.append(2 + named * _WORDS + rng.integers(_WORDS, size=len(named)))
-    values = (shown @ directions + 0.3 * rng.standard_normal((len(shown), features))).astype(np.float32)
+    values = (shown @ directions + 1.0 * rng.standard_normal((len(shown), features))).astype(np.float32)
     train = Pairs(values[:images], captions[: CAPTIONS * images])
     return Dataset(train, Pairs(values[images:], captions[CAPTIONS * images :]), words=2 + _CONCEPTS * _WORDS)
 

@@ -97,6 +97,16 @@ def load(
         FileNotFoundError: there is no archive, or there are no options.
         TypeError: an array is not floating-point.
         ValueError: the files are damaged, contain objects, or do not fit each other.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from experiments.retrieval.golden import OrderEmbedding
+        >>> config = Config(n_words=9, dim=4, dim_word=3, dim_image=2, encoder="rlngru")
+        >>> with TemporaryDirectory() as folder:
+        ...     save(f"{folder}/order.npz", config, {name: np.ones(shape) for name, shape in config.shapes().items()})
+        ...     model = OrderEmbedding(*load(f"{folder}/order.npz"))
+        >>> model.sentences(np.ones((6, 1), int), np.ones((6, 1)))
+        array([[0.5, 0.5, 0.5, 0.5]])
     """
     op = "retrieval.load"
     archive = archives.read(op, path, options)
