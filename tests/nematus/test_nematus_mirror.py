@@ -70,6 +70,7 @@ OTHER_DEFINITIONS = {
 }
 LACKING_DEFINITIONS = {
     ("flax", "zero_rnnsearch"): {"_drop"},  # masks have names there
+    ("numpy", "output"): {"softmax"},  # written out where its gradient is
     ("numpy", "rnnsearch"): {"_base_step"},
     ("numpy", "transformer"): {"_memory", "_decode", "_self_attention"},
 }

@@ -93,7 +93,8 @@ def check_zero_beams(run: Reference, model: Any) -> int:
             x, x_mask, int(width.removeprefix("beam")), 10, normalization_alpha=float(alpha.removeprefix("alpha"))
         )
         np.testing.assert_array_equal(result.sequences, run.arrays[name], err_msg=name)
-        np.testing.assert_allclose(result.scores, run.arrays[name.replace("sequences", "scores")], rtol=2**-24, atol=2e-5)
+        wanted = run.arrays[name.replace("sequences", "scores")]
+        np.testing.assert_allclose(result.scores, wanted, rtol=2**-24, atol=2e-5)
     return len(names)
 
 

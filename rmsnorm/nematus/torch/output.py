@@ -54,6 +54,16 @@ def log_softmax(logits: Tensor) -> Tensor:
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
+def softmax(scores: Tensor, axis: int = -1) -> Tensor:
+    """Weights, divided by their sum once more.
+
+    That it is 1 up to a rounding is not enough for the gradient: it is a difference, in which what all values have in
+    common must cancel.
+    """
+    weights = scores.softmax(axis)
+    return weights / weights.sum(axis, keepdim=True)
+
+
 def _activate(q: Parameters, config: Config, x: Tensor) -> Tensor:
     if config.output_hidden_activation == "tanh":
         return x.tanh()

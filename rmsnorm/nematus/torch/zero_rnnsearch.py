@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rmsnorm.nematus.torch.output import softmax
 from rmsnorm.nematus.torch.parameters import Parameters, project
 from rmsnorm.nematus.transformer_names import ZERO_BIAS, Use, transformer_table
 
@@ -69,7 +70,7 @@ def _attend(p: Parameters, config: Config, s: Tensor, memory: Memory) -> Tensor:
     hidden = (of_context + _linear(p / "feed_query", [s])).tanh()
     feed = p / "feed_logits"
     scores = (hidden @ feed["W_0_0"])[..., 0] + feed["b_0"] + (1 - mask) * config.masked_score
-    return (context * scores.softmax(0)[..., None]).sum(0)
+    return (context * softmax(scores, axis=0)[..., None]).sum(0)
 
 
 def _level(p: Parameters, config: Config, x: Tensor, mask: Tensor) -> Tensor:
