@@ -7,6 +7,7 @@ from pathlib import Path
 
 from experiments.experiment import Experiment, Options, Task, option
 from experiments.reader.config import Config, load, save
+from rmsnorm import errors
 
 __all__ = ["EXPERIMENT", "Config", "load", "save"]
 
@@ -26,6 +27,11 @@ class ReaderOptions(Options):
     threads: int = option(1, "Threads of PyTorch; small matrices are fastest on one.", least=1)
     longest: int = option(2000, "Words of a document that are read with --data.", least=1)
     vocabulary: int = option(50_000, "Words that are known with --data, the most frequent ones.", least=3)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep > 1:
+            raise errors.out_of_domain("experiments", "keep", self.keep, "a probability", "choose 1 or less")
 
 
 def _open(options: ReaderOptions, data: Path | None) -> Task:

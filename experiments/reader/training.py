@@ -15,6 +15,7 @@ from experiments.reader.config import LAYERS, Config
 from experiments.reader.model import AttentiveReader
 from experiments.torch_training import TorchTrainer, seeded
 from experiments.weights import initial
+from rmsnorm import errors
 
 if TYPE_CHECKING:
     from experiments.reader import ReaderOptions
@@ -35,6 +36,8 @@ class ReaderTask:
         sizes = options.questions, options.tested
         self.data = cloze.read(data, *sizes, options.longest, options.vocabulary) if data else cloze.generated(*sizes)
         check_batch(options.batch_size, len(self.data.train))
+        if not self.data.test:
+            raise errors.out_of_domain("experiments", "tested", options.tested, "1 or more without --data", "take more")
         sizes = len(self.data.train), len(self.data.test)
         self.facts = {"training questions": sizes[0], "test questions": sizes[1], "words": self.data.words}
 

@@ -98,15 +98,21 @@ class RetrievalTrainer:
         self.weights = {name: jnp.asarray(value) for name, value in initial(config.shapes(), seed).items()}
         self.slots = optimizer.init(self.weights)
         self.parameters = sum(value.size for value in self.weights.values())
+        copies = jax.tree.map(jnp.copy, (self.weights, self.slots))
+        jax.block_until_ready(self.update(*copies, *self._batch(0)))  # XLA compiles before the first step is timed
 
     def step(self, number: int) -> float:
+        loss, self.weights, self.slots = jax.block_until_ready(
+            self.update(self.weights, self.slots, *self._batch(number))
+        )
+        return float(loss)
+
+    def _batch(self, number: int) -> tuple[np.ndarray, ...]:
         count, size = len(self.data.train.images), self.options.batch_size
         rng = generator(self.seed, number)
         rows = batch_of(count, size, self.seed, number)
         chosen = captions.CAPTIONS * rows + rng.integers(captions.CAPTIONS, size=size)
-        batch = *captions.batch([self.data.train.captions[row] for row in chosen]), self.data.train.images[rows]
-        loss, self.weights, self.slots = jax.block_until_ready(self.update(self.weights, self.slots, *batch))
-        return float(loss)
+        return *captions.batch([self.data.train.captions[row] for row in chosen]), self.data.train.images[rows]
 
     def evaluate(self) -> dict[str, float]:
         """Means over five folds of the test images."""

@@ -138,6 +138,15 @@ def test_batches_larger_than_the_data(experiment: Any) -> None:
         experiment.open(experiment.options(**{**SMALL[experiment.name], "batch_size": 99}), None)
 
 
+def test_options_of_the_reader() -> None:
+    pytest.importorskip("torch")
+    reader = get("reader")
+    with pytest.raises(ValueError, match=r"keep is 2\.0, expected a probability"):
+        reader.options(keep=2.0)
+    with pytest.raises(ValueError, match="tested is 0, expected 1 or more"):
+        reader.open(reader.options(questions=99, tested=0), None)
+
+
 def test_ranks_as_the_authors_count_them() -> None:
     errors = np.random.default_rng(0).standard_normal((30, 6))
     image_of, caption_of = ranks(errors)
