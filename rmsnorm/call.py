@@ -185,8 +185,9 @@ def _roundings(variant: Variant, t: str, g: str | None) -> tuple[str | None, str
     if variant.result_dtype == "half_scale" and g is not None:
         result = g if g in dtypes.HALF else dtypes.promote(promoted, "float32")
         return (result if before and g in dtypes.HALF else None), result, result
-    result = {"x": t, "promote": promoted, "scale": g or t, "half_scale": t}[variant.result_dtype]
-    return (t if before else None), promoted, result
+    norm = promoted if variant.result_dtype == "promote_first" else t
+    result = {"x": t, "scale": g or t, "half_scale": t}.get(variant.result_dtype, promoted)
+    return (norm if before else None), promoted, result
 
 
 def _check_float(op: str, name: str, array: Spec) -> None:

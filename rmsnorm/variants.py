@@ -47,7 +47,7 @@ EpsPosition = Literal["inside", "outside", "clamp"]
 Rounding = Literal["before_scale", "after_scale", "input_dtype"]
 Statistic = Literal["mean_square", "variance"]
 PartialRounding = Literal["ceil", "floor"]
-ResultDtype = Literal["x", "scale", "promote", "half_scale"]
+ResultDtype = Literal["x", "scale", "promote", "promote_first", "half_scale"]
 _CHOICES: Final = {
     "eps_position": get_args(EpsPosition),
     "statistic": get_args(Statistic),
@@ -78,8 +78,9 @@ class Variant:
         bias: whether layers of this variant have a bias by default.
         partial: fraction p of the elements, from the first, that enter q; None for all of them.
         partial_rounding: k = ceil(n p) or floor(n p), exact, and at least 1.
-        result_dtype: the dtype of y: ``x`` T; ``scale`` G; ``promote`` promote(T, G); ``half_scale`` G if that is
-            a 16-bit format (and only then h / rho is rounded, to G), else at least float32. Without parameters T.
+        result_dtype: the dtype of y: ``x`` T; ``scale`` G; ``promote`` promote(T, G); ``promote_first`` the same, to
+            which ``before_scale`` rounds h / rho, too; ``half_scale`` G if that is a 16-bit format (and only then
+            h / rho is rounded, to G), else at least float32. Without parameters T.
         scale_name: the name of the gain in this variant's checkpoints.
         source: where it is defined.
 
@@ -312,9 +313,9 @@ _PRESETS: Final = (
         name="mlx",
         eps=1e-5,
         rounding="before_scale",
-        result_dtype="promote",
+        result_dtype="promote_first",
         scale_name="weight",
-        source="mx.fast.rms_norm",
+        source="MLX 0.32, mlx/fast.cpp: mx.fast.rms_norm",
     ),
     Variant(
         name="x_transformers",

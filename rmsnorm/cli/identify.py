@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rmsnorm.identify import Identity
 
 _COMMAND: Final = "rmsnorm identify"
+_SIZES: Final = "sizes such as 4x64"
 _FRAMEWORKS: Final = ", ".join(NAMES)
 EPILOG: Final = (
     "Examples:\n\n"
@@ -30,8 +31,8 @@ EPILOG: Final = (
     "    rmsnorm identify my_kernels.py:rms_norm --framework torch --init '{\"eps\": 1e-5}'\n\n"
     "    rmsnorm identify model.onnx\n\n"
     "    rmsnorm identify --sweep transformers\n\n"
-    "Exit status: 0 an RMSNorm over the last axes that is recognised and has no defect, 1 another norm or axis, a "
-    "defect, or a target that raised or hung, 2 bad usage or no such target."
+    "Exit status: 0 an RMSNorm over the axes of --axis (the last ones) that is recognised and has no defect, 1 another "
+    "norm or axis, a defect, or a target that raised or hung, 2 bad usage or no such target."
 )
 
 
@@ -51,6 +52,14 @@ def identify(
     ] = None,
     width: Annotated[
         int | None, typer.Option(help="Size of the normalised axis.", min=1, show_default="64, or its only size")
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="Shape of x, such as 4x64x8x8.", show_default="tries some")] = None,
+    axis: Annotated[
+        str | None, typer.Option(help="Axes that it must normalise, such as 1 or -2,-1.", show_default="the last")
+    ] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(help="Another argument of its call, such as condition=4x64, or scale=1:2 for a value beside 0."),
     ] = None,
     device: Annotated[str, typer.Option(help=f"Where it runs: {' or '.join(DEVICES)}.")] = "cpu",
     gradients: Annotated[bool, typer.Option(help="Ask for its gradients, too.")] = True,
@@ -77,6 +86,12 @@ def identify(
     _check_framework(framework)
     if html is not None and not html.parent.is_dir():
         raise unusable(f"{_COMMAND}: {html.parent} is not a folder, expected one to write {html.name} in")
+    wanted = None if axis is None else _numbers("axis", axis, ",", "integers such as -2,-1")
+    asked: dict[str, Any] = {
+        "shape": None if shape is None else _numbers("shape", shape, "x", _SIZES),
+        "axis": [-1] if wanted is None else wanted,
+        "args": dict(map(_argument, arg or [])),
+    }
     options: dict[str, Any] = {"framework": framework, "width": width, "device": device, "gradients": gradients}
     if sweep is not None:
         _sweep(sweep, {"device": device, "gradients": gradients}, time_limit, json, markdown)
@@ -85,7 +100,7 @@ def identify(
 
     assert target is not None  # noqa: S101  (checked above)
     with Console(stderr=True).status(f"asking {target}"):
-        identity = next(identities([target], time_limit=time_limit, init=_arguments(init), **options))[1]
+        identity = next(identities([target], time_limit=time_limit, init=_arguments(init), **asked, **options))[1]
     if isinstance(identity, str):
         raise unusable(identity)
     if json:
@@ -94,7 +109,7 @@ def identify(
         _show(identity)
     if html is not None:
         _write_page(identity, html)
-    if not (identity.recognised and identity.last_axes):
+    if not (identity.recognised and identity.is_over(wanted)):
         raise typer.Exit(DIFFERS)
 
 
@@ -120,6 +135,26 @@ def _arguments(init: str | None) -> dict[str, Any]:
             str(errors.out_of_domain(_COMMAND, "init", init, "a JSON object", "write it as '{\"dim\": 64}'"))
         )
     return arguments
+
+
+def _numbers(name: str, text: str, separator: str, want: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(separator)]
+    except ValueError:
+        numbers = []
+    if not numbers or (name != "axis" and min(numbers) < 1):
+        raise unusable(str(errors.out_of_domain(_COMMAND, name, text, want, "write it so")))
+    return numbers
+
+
+def _argument(text: str) -> tuple[str, tuple[list[int], float]]:
+    """The name, the shape and the value of NAME=SHAPE or NAME=SHAPE:VALUE."""
+    name, _, rest = text.partition("=")
+    sizes, _, value = rest.partition(":")
+    try:
+        return name, (_numbers("arg", sizes, "x", _SIZES), float(value or 0))
+    except ValueError:
+        raise unusable(str(errors.out_of_domain(_COMMAND, "arg", text, "NAME=SHAPE:VALUE", "see --help"))) from None
 
 
 def _show(identity: Identity) -> None:

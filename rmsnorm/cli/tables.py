@@ -39,7 +39,8 @@ _COLUMNS: Final = (
 
 def _describe(variant: Variant) -> tuple[str, ...]:
     rounded = {"after_scale": "once, at the end", "before_scale": "before the gain", "input_dtype": "all in T"}
-    result = {"x": "T", "scale": "G", "promote": "promote(T, G)", "half_scale": "G if 16-bit, else float32"}
+    result = {"x": "T", "scale": "G", "promote": "promote(T, G)", "half_scale": "G if 16-bit, else float32",
+              "promote_first": "promote(T, G), x / rho too"}  # fmt: skip
     return (
         f"`{variant.name}`",
         f"{'machine eps' if variant.eps is None else f'{variant.eps:g}'.replace('e-0', 'e-')}, {variant.eps_position}",

@@ -41,12 +41,18 @@ class Gain:
 
 @dataclass(frozen=True)
 class Form:
-    """How y is made of the normalised row; ``centred``: the mean leaves the numerator."""
+    """How y is made of the normalised row.
+
+    Attributes:
+        centred: the mean leaves the numerator.
+        factor: a parameter of one number multiplies it, beside the gain.
+    """
 
     gain: Gain
     bias: bool
     centred: bool
     gate: Gate | None
+    factor: bool
 
 
 def solve_form(session: Session, findings: Findings) -> tuple[Session, Form]:
@@ -56,14 +62,30 @@ def solve_form(session: Session, findings: Findings) -> tuple[Session, Form]:
         NotRms: y is not a row divided by one number, times a gain, plus a bias.
     """
     x = _spread_rows(np.random.default_rng(2), session.n)
-    session = session.with_neutral(scale=1.0, bias=0.0, gate_vector=0.0, gate=2.0)
+    session = session.with_neutral(scale=1.0, bias=0.0, factor=1.0, gate_vector=0.0, gate=2.0)
     if _swapped(session, x):
         session = replace(session, target=_exchanged(session.target))
         findings.defect("gain and bias are swapped: the bias multiplies and the gain is added")
     session, gate = _gate(session, findings, x)
     session, gain = _gain(session, findings, x)
     session, bias = _bias(session, findings, x)
-    return session, Form(gain, bias, _centred(session, findings, x), gate)
+    return session, Form(gain, bias, _centred(session, findings, x), gate, _factor(session, findings, x))
+
+
+def _factor(session: Session, findings: Findings, x: Array) -> bool:
+    """Whether a parameter of one number multiplies x / rho.
+
+    Raises:
+        NotRms: it acts in another way.
+    """
+    if not session.takes("factor"):
+        return False
+    name = session.target.names["factor"]
+    one, two = session.unit(x), session.unit(x, factor=2.0)
+    if not close(two, 2 * one):
+        raise NotRms(f"y is not proportional to its parameter {name}, which is one number")
+    findings.add("learned_factor", name, "y doubles with it; all else was asked with 1 in its place")
+    return True
 
 
 def _spread_rows(random: np.random.Generator, n: int) -> Array:
@@ -200,7 +222,7 @@ def _bias(session: Session, findings: Findings, x: Array) -> tuple[Session, bool
         findings.defect("the bias is not applied")
         return session.with_neutral(bias=0.0), False
     if not close(added, session.spread(vector, len(x))):
-        raise NotRms("the bias is not added to y")
+        raise NotRms(f"{session.target.names.get('bias', 'the bias')} is not added to y")
     findings.add("bias", True, "y changes by the bias")
     return session, True
 

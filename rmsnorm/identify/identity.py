@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any, Final, Literal, NamedTuple
@@ -12,7 +12,9 @@ from typing import Any, Final, Literal, NamedTuple
 from rmsnorm.variants import PRESETS, Variant, get_variant
 
 Kind = Literal["rmsnorm", "layernorm", "rms_scaling", "none"]
-_FAMILIES: Final = ("llama", "gemma", "t5")  # the best known first: others are one of them with another eps
+_FAMILIES: Final = ("llama", "gemma", "t5", "standard")  # the best known first: others are one with another eps
+_MODERN: Final = ("standard", "llama", "gemma", "t5", "torch", "flax", "mlx", "onnx", "apex",
+                  "transformer_engine", "equinox")  # fmt: skip
 _NEAR: Final = 6  # presets that are listed
 FIELDS = tuple(f.name for f in fields(Variant) if f.name not in ("name", "scale_name", "source"))
 
@@ -49,6 +51,7 @@ class Identity:
         nearest: (preset, distance), nearest first: largest relative difference of y over rows of many sizes.
         seconds: how long it took.
         last_axes: whether the normalised axes are the last ones.
+        axes, rank: the normalised axes, from the first one, and the number of axes of x.
         activation: the function of its gate, None without a gate.
     """
 
@@ -63,6 +66,8 @@ class Identity:
     nearest: tuple[tuple[str, float], ...]
     seconds: float = 0.0
     last_axes: bool = True
+    axes: tuple[int, ...] = ()
+    rank: int = 0
     activation: str | None = None
 
     def __getitem__(self, name: str) -> Any:
@@ -92,6 +97,13 @@ class Identity:
         observed = {finding.name for finding in self.findings if finding.value is not None}
         return [name for name in FIELDS if name in observed and getattr(self.variant, name) != getattr(wanted, name)]
 
+    def is_over(self, axis: int | Sequence[int] | None) -> bool:
+        """Whether it normalises these axes; None for the last ones."""
+        if axis is None:
+            return self.last_axes
+        wanted = (axis,) if isinstance(axis, int) else axis
+        return tuple(sorted(entry % max(self.rank, 1) for entry in wanted)) == self.axes
+
     @property
     def json(self) -> dict[str, Any]:
         """Everything, as values that json.dumps takes; an infinite distance is None."""
@@ -106,6 +118,7 @@ class Identity:
             "variant": None if variant is None else Variant(**variant),
             "findings": tuple(Finding(**finding) for finding in data["findings"]),
             "defects": tuple(data["defects"]),
+            "axes": tuple(data["axes"]),
             "nearest": tuple((name, math.inf if d is None else d) for name, d in data["nearest"]),
         })  # fmt: skip
 
@@ -156,41 +169,54 @@ def _unrecognised(identity: Identity) -> str:
 
 
 def described(identity: Identity) -> str:
-    """The variant by its name, or by the closest preset and the fields that differ."""
+    """The variant by its name, or by the nearest preset and the fields that differ; all of them where several fit."""
     assert identity.variant is not None  # noqa: S101  (every RMSNorm has one)
-    preset = closest(identity)
-    fields = identity._different_fields(preset)
-    text = f"the variant {preset.name}"
-    if not fields:
-        family = next((PRESETS[name] for name in _FAMILIES if _differs_in_eps(identity, PRESETS[name])), None)
+    presets = _nearest_presets(identity)
+    fields = identity._different_fields(presets[0])
+    names = [preset.name for preset in presets]
+    text = f"the variant {names[0]}"
+    if len(names) > 1:
+        text = f"one of {', '.join(names[:_NEAR])}"
+    if fields == ["eps"]:
+        text += f" with eps {identity.variant.eps}"
+    elif fields:
+        text += " but " + ", ".join(f"{name} is {getattr(identity.variant, name)!r}" for name in fields)
+    elif len(names) == 1 and identity.variant.eps is not None:
+        family = next((name for name in _FAMILIES if identity._different_fields(PRESETS[name]) == ["eps"]), None)
         if family is not None:
-            text = f"the variant {family.name} with eps {identity.variant.eps} (the same as the preset {preset.name})"
-    elif "eps" in fields and len(fields) == 1:
-        return f"{text} with eps {identity.variant.eps}{_more(identity)}"
-    different = [f"{name} is {getattr(identity.variant, name)!r}" for name in fields]
-    if different:
-        text += " but " + ", ".join(different)
-    return text + _more(identity)
+            text = f"the variant {family} with eps {identity.variant.eps} (the same as the preset {names[0]})"
+    unsure = ": these cannot be told apart by what was asked" if len(names) > 1 else ""
+    return text + unsure + _more(identity)
+
+
+def _nearest_presets(identity: Identity) -> list[Variant]:
+    """The presets that differ in the fewest observable fields: one of them unless they differ in eps at most.
+
+    An old preset is no name for what it does not describe completely.
+    """
+    ranked: dict[tuple[int, bool], list[Variant]] = {}
+    for name in (*_MODERN, *(name for name in PRESETS if name not in _MODERN)):
+        fields = identity._different_fields(PRESETS[name])
+        if not fields or name in _MODERN:
+            ranked.setdefault((len(set(fields) - {"eps"}), "eps" in fields), []).append(PRESETS[name])
+    count, _ = best = min(ranked)
+    if count:
+        return ranked[best][:1]
+    hidden = {"eps", "bias"}
+    if identity["gain"] is False and not identity["bias"]:
+        hidden |= {"scale_offset", "rounding", "result_dtype"}  # of what it does not have
+    if identity["partial"] is None:
+        hidden.add("partial_rounding")
+    kinds = {tuple(getattr(preset, name) for name in FIELDS if name not in hidden): preset
+             for preset in reversed(ranked[best])}  # fmt: skip
+    return [preset for preset in ranked[best] if preset in kinds.values()]
 
 
 def _more(identity: Identity) -> str:
-    """What a variant does not say: groups and a gate."""
+    """What a variant does not say: groups, a factor and a gate."""
     groups = f", in groups of {identity['group_size']}" if identity["group_size"] else ""
+    groups += ", times a number that it learns" if identity["learned_factor"] else ""
     return groups + (f", with a {identity.activation} gate" if identity.activation else "")
-
-
-def _differs_in_eps(identity: Identity, preset: Variant) -> bool:
-    return identity._different_fields(preset) == ["eps"]
-
-
-def closest(identity: Identity) -> Variant:
-    """The preset that differs in the fewest observable fields; of several the nearest one."""
-    order = {name: position for position, (name, _) in enumerate(identity.nearest)}
-    own = identity.variant.name if identity.variant else ""
-    return min(
-        PRESETS.values(),
-        key=lambda preset: (len(identity.differences(preset)), preset.name != own, order.get(preset.name, len(order))),
-    )
 
 
 class Row(NamedTuple):

@@ -13,7 +13,7 @@ from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import Shape, Target, TargetError
 
 ROWS: Final = 80  # in one call, so that a library compiles for one shape
-ORDINARY: Final[Mapping[str, float]] = {"scale": 0.5, "bias": 0.25, "gate_vector": 0.0, "gate": 2.0}
+ORDINARY: Final[Mapping[str, float]] = {"scale": 0.5, "bias": 0.25, "factor": 1.0, "gate_vector": 0.0, "gate": 2.0}
 _CHANGED: Final = 0.05  # of the largest |y|: far above rounding, far below what a tenfold statistic does
 
 
@@ -108,13 +108,16 @@ def find_layout(target: Target, width: int, dtype: str) -> Layout:
             failure = failure or error
             continue
         axes = changed or (len(sizes) - 1,)
-        fixed = tuple(size or 16 for size in sizes) if any(sizes[axis] is None for axis in axes) else sizes
+        count = target.x_shape[0] if target.x_shape else 16
+        fixed = tuple(size or count for size in sizes) if any(sizes[axis] is None for axis in axes) else sizes
         return Layout(fixed, axes, _feature_axes(target, fixed, axes))
     assert failure is not None  # noqa: S101  (there is always a candidate)
     raise failure
 
 
 def _candidates(target: Target, width: int) -> list[tuple[int | None, ...]]:
+    if target.x_shape is not None:
+        return [(None, *target.x_shape[1:]) if len(target.x_shape) > 1 else target.x_shape]
     trailing = _trailing(target, width)
     shapes: list[tuple[int | None, ...]] = [(None, *trailing)]
     if len(trailing) == 1:

@@ -192,7 +192,7 @@ def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | No
         findings.add("rounding", "input_dtype", "every operation is rounded to the dtype of x")
         return Numerics(stages, "input_dtype", rule, results)
 
-    def score(model: Model) -> Scores:
+    def score(model: Model, rule: ResultDtype | None = rule) -> Scores:
         scores: Scores = {}
         for rounding in ("before_scale", "after_scale"):
             trial = replace(model, variant=model.variant.replace(rounding=rounding, result_dtype=rule or "x"))
@@ -209,6 +209,12 @@ def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | No
         if _best(narrow) >= SHARE:
             findings.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
             return replace(_decide(session, stages, rule, results, narrow, findings), gain_rounded=True)
+    if rule == "promote" and _best(scores) < SHARE:
+        first = score(model, "promote_first")
+        if _best(first) >= SHARE:
+            evidence = f"{findings.entries['result_dtype'].evidence}; x / rho is rounded to the dtype of y, too"
+            findings.add("result_dtype", "promote_first", evidence)
+            return _decide(session, stages, "promote_first", results, first, findings)
     return _decide(session, stages, rule, results, scores, findings)
 
 

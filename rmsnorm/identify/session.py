@@ -116,7 +116,7 @@ class Session:
         dtype = dtype or self.wide
         x = self.layout.to_x(rows.astype(dtype))
         arrays: dict[str, Array] = {}
-        for argument in ("scale", "bias", "gate_vector", "gate"):
+        for argument in ("scale", "bias", "factor", "gate_vector", "gate"):
             value = values.get(argument, self.neutral.get(argument))
             if not self.takes(argument) or value is None:
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
@@ -48,6 +48,9 @@ def identify(
     gradients: bool = True,
     device: str = "cpu",
     time_limit: float = TIME_LIMIT,
+    shape: Sequence[int] | None = None,
+    axis: int | Sequence[int] = -1,
+    args: Mapping[str, tuple[Sequence[int], float]] | None = None,
 ) -> Identity:
     """Find out which normalisation a callable computes, as a black box, with the evidence.
 
@@ -60,6 +63,7 @@ def identify(
         gradients: whether to ask for dx, dscale and dbias, too.
         device: cpu or cuda.
         time_limit: in seconds, checked before every call; only the command line can end a target that hangs.
+        shape, axis, args: the shape of x, the axes of its parameters and other arguments, as of open_target.
 
     Returns:
         The identity. A target that raises, returns another shape or takes too long has kind ``none`` and a sentence
@@ -76,7 +80,9 @@ def identify(
         >>> identity.kind, identity.variant.eps, identity.variant.eps_position
         ('rmsnorm', 1e-05, 'inside')
     """
-    opened = open_target(target, framework=framework, width=width, init=init, device=device)
+    opened = open_target(
+        target, framework=framework, width=width, init=init, device=device, shape=shape, axis=axis, args=args
+    )
     return identify_opened(opened, width=width, gradients=gradients, time_limit=time_limit)
 
 
@@ -165,11 +171,13 @@ def _solve(
         kind=kind,
         variant=model.variant if kind != "layernorm" else None,
         recognised=recognised,
-        plain=recognised and model.plain and not session.layout.group,
+        plain=recognised and model.plain and not (session.layout.group or form.factor),
         findings=tuple(findings.entries.values()),
         defects=tuple(findings.defects),
         nearest=nearest(fresh, model.variant, form.bias),
         last_axes=session.layout.last,
+        axes=session.layout.axes,
+        rank=len(session.layout.sizes),
         activation=form.gate.activation if form.gate else None,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import Any, Final
 
@@ -47,10 +47,12 @@ def argument_named(name: str) -> str | None:
     return None
 
 
-def arguments_of(function: Callable[..., Any]) -> tuple[dict[str, str], dict[str, Any]]:
+def arguments_of(
+    function: Callable[..., Any], axis: Any = -1, others: Collection[str] = ()
+) -> tuple[dict[str, str], dict[str, Any]]:
     """The function's own name of x and of each argument that it takes, and values for what else it requires.
 
-    The name of a positional-only argument is empty.
+    The name of a positional-only argument is empty. An axis that it requires is ``axis``; ``others`` are left out.
 
     Raises:
         Unguessable: something else is required.
@@ -69,6 +71,8 @@ def arguments_of(function: Callable[..., Any]) -> tuple[dict[str, str], dict[str
     names = {"x": _key(parameters[0])}
     values: dict[str, Any] = {}
     for parameter in parameters[1:]:
+        if parameter.name in others:
+            continue
         argument, required = argument_named(parameter.name), parameter.default is parameter.empty
         if argument and argument not in names and (required or parameter.default is None):
             names[argument] = _key(parameter)
@@ -77,7 +81,7 @@ def arguments_of(function: Callable[..., Any]) -> tuple[dict[str, str], dict[str
         elif required and parameter.name == "normalized_shape":
             values[_key(parameter)] = FromCall.GAIN_SHAPE
         elif required and parameter.name in ("axis", "dim", "axes", "reduction_axes"):
-            values[_key(parameter)] = -1
+            values[_key(parameter)] = axis
         elif required and parameter.name in _WIDTHS:
             values[_key(parameter)] = FromCall.WIDTH
         elif required:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -15,11 +15,12 @@ from rmsnorm.targets.arguments import argument_named
 from rmsnorm.targets.bridges import bridge
 from rmsnorm.targets.target import Shape, Target
 
-Opener = Callable[[Any, str, str], Target]
+Others = Collection[str]
+Opener = Callable[[Any, str, str, Others], Target]
 
 
 def opener(thing: Any) -> Opener | None:
-    """What opens a layer or its class, as (layer, name, device) -> target; None where it is no layer."""
+    """What opens a layer or its class, as (layer, name, device, other inputs) -> target; None where it is no layer."""
     kind = thing if isinstance(thing, type) else type(thing)
     for base in kind.__mro__:
         if (base.__module__, base.__name__) in _OPENERS:
@@ -37,7 +38,8 @@ def keras_library() -> str:
 def assign(shapes: Mapping[str, Shape]) -> dict[str, str]:
     """The layer's own parameter for each argument, by their names and shapes.
 
-    A vector called gate is gate_vector; the only parameter of a layer is the gain, whatever its name.
+    A vector called gate is gate_vector; the only parameter of a layer is the gain, whatever its name; one number
+    beside the gain is factor.
 
     >>> assign({"norm.weight": (8,), "bias": (8,)})
     {'scale': 'norm.weight', 'bias': 'bias'}
@@ -53,20 +55,23 @@ def assign(shapes: Mapping[str, Shape]) -> dict[str, str]:
             own[argument] = name
     if not own and len(shapes) == 1:
         own["scale"] = next(iter(shapes))
+    others = [name for name, shape in shapes.items() if name not in own.values() and math.prod(shape) == 1]
+    if own and len(others) == 1:
+        own["factor"] = others[0]
     return own
 
 
-def _inputs(call: Callable[..., Any]) -> dict[str, str]:
-    """The own names of gate, mask and residual where a layer's call takes them after x."""
+def _inputs(call: Callable[..., Any], others: Others) -> dict[str, str]:
+    """The own names of gate, mask and residual where a layer's call takes them after x; others keep their names."""
     try:
         parameters = list(inspect.signature(call).parameters.values())[1:]
     except (TypeError, ValueError):
         return {}
-    inputs: dict[str, str] = {}
+    inputs = {name: name for name in others}
     for parameter in parameters:
         argument = argument_named(parameter.name)
         by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if by_name and argument in ("gate", "mask", "residual"):
+        if by_name and parameter.name not in others and argument in ("gate", "mask", "residual"):
             inputs.setdefault(argument, parameter.name)
     return inputs
 
@@ -76,14 +81,14 @@ def _renamed(arrays: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any
     return {name: arrays[argument] for argument, name in own.items() if argument in arrays}
 
 
-def _torch(layer: Any, name: str, device: str) -> Target:
+def _torch(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     import torch
 
     layer = layer.to(device)
     shapes = {key: tuple(p.shape) for key, p in layer.named_parameters()}
     if not assign(shapes):  # a gain that does not learn is a buffer
         shapes |= {key: tuple(p.shape) for key, p in layer.named_buffers() if p.is_floating_point()}
-    own, inputs = assign(shapes), _inputs(layer.forward)
+    own, inputs = assign(shapes), _inputs(layer.forward, others)
     size = shapes[own["scale"]] if "scale" in own else shapes.get(own.get("bias", ""), ())
     if math.prod(size) == 1:
         size = ()  # one number goes with any width
@@ -109,10 +114,12 @@ def _torch(layer: Any, name: str, device: str) -> Target:
     )  # fmt: skip
 
 
-def open_keras(layer: Any, name: str, device: str, change: Callable[[Any], None] = lambda fresh: None) -> Target:
+def open_keras(
+    layer: Any, name: str, device: str, others: Others = (), change: Callable[[Any], None] = lambda fresh: None
+) -> Target:
     """A Keras layer: new ones are built from its config, for each shape and policy, and changed by ``change``."""
     config, make = layer.get_config(), type(layer)
-    inputs = {argument: key for argument, key in _inputs(layer.call).items() if argument != "mask"}
+    inputs = {argument: key for argument, key in _inputs(layer.call, others).items() if argument != "mask"}
     options: dict[str, bool] = {}  # of every call
 
     @contextlib.contextmanager
@@ -141,7 +148,7 @@ def open_keras(layer: Any, name: str, device: str, change: Callable[[Any], None]
     def call(arrays: Mapping[str, Any]) -> Any:
         x = arrays["x"]
         shape = tuple(int(size) for size in x.shape)
-        parameters = [arrays[argument] for argument in ("scale", "bias", "gate_vector") if argument in arrays]
+        parameters = [arrays[argument] for argument in ("scale", "bias", "factor", "gate_vector") if argument in arrays]
         fresh = built(shape, _dtype(x), _dtype(parameters[0]) if parameters else _dtype(x))
         chosen = _renamed(arrays, assign(shapes(shape)))
         values = [chosen.get(v.name, v.value) for v in fresh.trainable_variables]
@@ -172,7 +179,7 @@ def _dtype(tensor: Any) -> str:
     return name.rsplit(".", 1)[-1]
 
 
-def _nnx(layer: Any, name: str, device: str) -> Target:
+def _nnx(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     import jax
     from flax import nnx
 
@@ -181,7 +188,7 @@ def _nnx(layer: Any, name: str, device: str) -> Target:
     modes = {mode: _in_mode(layer, mode) for mode in (True, False)}
     leaves = _flat(nnx.to_pure_dict(state))
     shapes = {key: tuple(np.shape(value)) for key, value in leaves.items() if np.ndim(value)}
-    own, inputs = assign(shapes), _inputs(layer.__call__)
+    own, inputs = assign(shapes), _inputs(layer.__call__, others)
 
     def call(arrays: Mapping[str, Any]) -> Any:
         fresh = jax.tree.map(lambda leaf: leaf, state)
@@ -235,10 +242,10 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _linen(layer: Any, name: str, device: str) -> Target:
+def _linen(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     import jax
 
-    inputs = _inputs(type(layer).__call__)
+    inputs = _inputs(type(layer).__call__, others)
 
     @functools.cache
     def shapes(shape: Shape) -> dict[str, Shape]:
@@ -267,7 +274,7 @@ def _linen(layer: Any, name: str, device: str) -> Target:
     )  # fmt: skip
 
 
-def _equinox(layer: Any, name: str, device: str) -> Target:
+def _equinox(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     import jax
 
     leaves, tree = jax.tree_util.tree_flatten_with_path(layer)
@@ -280,9 +287,11 @@ def _equinox(layer: Any, name: str, device: str) -> Target:
         chosen = _renamed(arrays, own)
         values = [chosen.get(key, leaf) for key, (_, leaf) in zip(keys, leaves, strict=True)]
         function = jax.tree_util.tree_unflatten(tree, values)
+        more = {name: arrays[name] for name in others}
+        call = functools.partial(function, **more)
         for _ in range(arrays["x"].ndim - max(1, len(example))):
-            function = jax.vmap(function)  # an Equinox layer takes one example
-        return function(arrays["x"])
+            call = jax.vmap(call)  # an Equinox layer takes one example
+        return call(arrays["x"])
 
     return Target(
         name, "equinox", bridge("jax", device), call, tuple(own), width=int(np.prod(example)) if example else None,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import math
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +42,9 @@ def open_target(
     width: int | None = None,
     init: Mapping[str, Any] | None = None,
     device: str = "cpu",
+    shape: Sequence[int] | None = None,
+    axis: int | Sequence[int] = -1,
+    args: Mapping[str, tuple[Sequence[int], float]] | None = None,
 ) -> Target:
     """Make a Target of a function, a layer or a model.
 
@@ -52,6 +57,10 @@ def open_target(
         width: size of the normalised axis to build and to call it with; None for 64, or the only size that it takes.
         init: arguments for its constructor, or options for a function.
         device: cpu or cuda.
+        shape: of x; None for the first one that it takes.
+        axis: the axes of x along which a function's parameters run; their sizes are the width of a layer.
+        args: other arguments of its call by name: a shape and the value of every element. A first size that is that
+            of ``shape`` follows x.
 
     Raises:
         NoTarget (a ValueError): there is no target of that name, no such framework, or an argument that it requires
@@ -73,7 +82,54 @@ def open_target(
         return open_onnx(Path(target))
     name = target if isinstance(target, str) else _name(target)
     thing = locate(target) if isinstance(target, str) else target
-    return _open(thing, name, framework, width, dict(init or {}), device)
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    if shape is not None:
+        if not all(-len(shape) <= entry < len(shape) for entry in axes):
+            raise NoTarget(f"identify: axis is {axis}, expected axes of shape {tuple(shape)}")
+        width = width or math.prod(shape[entry] for entry in axes)
+    call = _Call(framework, device, axes, tuple(args or {}))
+    opened = _open(thing, name, width, dict(init or {}), call)
+    return _with_arguments(opened, None if shape is None else tuple(shape), args or {})
+
+
+@dataclass(frozen=True)
+class _Call:
+    """How to call what is opened: the axes of a function's parameters, and the names of its other arguments."""
+
+    framework: str | None
+    device: str
+    axes: tuple[int, ...]
+    others: tuple[str, ...]
+
+
+def _with_arguments(
+    target: Target, shape: tuple[int, ...] | None, args: Mapping[str, tuple[Sequence[int], float]]
+) -> Target:
+    """The target with a shape of x, and with other arguments that are constant."""
+
+    function, resized = target.function, target.resized
+
+    def call(arrays: Mapping[str, Any]) -> Any:
+        x, more = arrays["x"], {}
+        for name, (sizes, value) in args.items():
+            lead = x.shape[:1] if shape and tuple(sizes[:1]) == shape[:1] else sizes[:1]
+            more[name] = target.bridge.send(np.full((*lead, *sizes[1:]), value, np.dtype(_dtype(x))))
+        return function({**arrays, **more})
+
+    target.x_shape = shape
+    if args:
+        target.function = call
+        target.arguments = tuple(entry for entry in target.arguments if entry not in args)
+        listed = (f"{name}={value:g} of shape {tuple(sizes)}" for name, (sizes, value) in args.items())
+        target.notes = (*target.notes, f"{', '.join(listed)} was passed")
+    if resized is not None:
+        target.resized = lambda size: _with_arguments(resized(size), None, args)
+    return target
+
+
+def _dtype(tensor: Any) -> str:
+    name = str(getattr(tensor.dtype, "name", None) or tensor.dtype)
+    return name.rsplit(".", 1)[-1]
 
 
 def framework_name(op: str, name: str) -> str:
@@ -130,24 +186,22 @@ def _from_file(path: Path) -> types.ModuleType:
     return module
 
 
-def _open(thing: Any, name: str, framework: str | None, width: int | None, init: dict[str, Any], device: str) -> Target:
+def _open(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
     open_layer = opener(thing)
     if isinstance(thing, type) or (open_layer is None and not init and makes_layers(thing)):
-        return _built(thing, name, framework, width, init, device)
+        return _built(thing, name, width, init, call)
     if open_layer is not None and init:
         raise NoTarget(f"identify: {name} is a layer that is built already, expected no init; pass its class")
     if open_layer is not None:
-        return open_layer(thing, name, device)
+        return open_layer(thing, name, call.device, call.others)
     if not callable(thing):
         raise NoTarget(
             f"identify: {name} is of type {type(thing).__name__}, expected a function, a layer or a class of layers"
         )
-    return _function(functools.partial(thing, **init) if init else thing, name, framework, device)
+    return _function(functools.partial(thing, **init) if init else thing, name, call)
 
 
-def _built(
-    make: Callable[..., Any], name: str, framework: str | None, width: int | None, init: dict[str, Any], device: str
-) -> Target:
+def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
     """A layer from its class or from a function that makes it; ``resized`` builds it again for another width."""
     own_width = width_argument(init)
     size = width or (init[own_width] if own_width else WIDTH)
@@ -163,40 +217,50 @@ def _built(
             lines = str(error).strip().splitlines() or ["without a message"]
             shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())[:120]
             raise NoTarget(f"identify: {name}({shown}) raised {type(error).__name__}: {lines[0]}; pass init") from error
-        target = _open(made, name, framework, None, {}, device)
+        target = _open(made, name, None, {}, call)
         target.resized = build
         return target
 
     return build(size)
 
 
-def _function(function: Callable[..., Any], name: str, framework: str | None, device: str) -> Target:
+def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
+    one = how.axes[0] if len(how.axes) == 1 else how.axes
     try:
-        names, values = arguments_of(function)
+        names, values = arguments_of(function, one, how.others)
     except Unguessable as error:
-        raise NoTarget(f"identify: {name} {error}; pass it in init, such as --init '{{\"eps\": 1e-6}}'") from None
+        raise NoTarget(
+            f"identify: {name} {error}; pass an option in init, such as --init '{{\"eps\": 1e-6}}', or the shape of an "
+            "array, such as --arg condition=4x64"
+        ) from None
     arguments = tuple(argument for argument in names if argument != "x")
 
     def call(arrays: Mapping[str, Any]) -> Any:
         x, scale = arrays["x"], arrays.get("scale")
+        more = {other: arrays[other] for other in how.others}
         positional = [x, *(arrays[a] for a in arguments if a in arrays and not names[a])]
-        named = {names[a]: arrays[a] for a in arguments if a in arrays and names[a]}
+        named = more | {names[a]: arrays[a] for a in arguments if a in arrays and names[a]}
         for key, value in values.items():
             if value is FromCall.GAIN_SHAPE:
-                named[key] = tuple(x.shape[-1:] if scale is None else scale.shape)
+                named[key] = shape_of("scale", x.shape) if scale is None else tuple(scale.shape)
             elif value is FromCall.WIDTH:
-                named[key] = int(x.shape[-1])
+                named[key] = math.prod(shape_of("scale", x.shape))
             else:
                 named[key] = value
         return function(*positional, **named)
 
     def target_for(candidate: str) -> Target:
         library = keras_library() if candidate == "keras" else _BEYOND.get(candidate, candidate)
-        return Target(name, candidate, bridge(library, device), call, arguments, notes=notes)
+        opened = bridge(library, how.device)
+        return Target(name, candidate, opened, call, arguments, notes=notes, shape_of=shape_of)
+
+    def shape_of(argument: str, shape: Sequence[int]) -> tuple[int, ...]:
+        axes = sorted(entry % len(shape) for entry in how.axes)
+        return tuple(int(shape[entry]) for entry in axes)
 
     notes = tuple(f"{key}={value!r} was passed" for key, value in values.items() if not isinstance(value, FromCall))
-    if framework:
-        return target_for(framework)
+    if how.framework:
+        return target_for(how.framework)
     x = np.linspace(0.5, 2, 32, dtype=np.float32).reshape(4, 8)
     arrays = {a: x if a == "gate" else x[0] for a in arguments if a in ("scale", "bias", "gate")}
     candidates = _candidates(function)

@@ -33,14 +33,15 @@ class Target:
         name, framework: as in reports.
         bridge: to the library.
         function: takes the library's arrays by the name of the argument: x, and some of ``arguments``.
-        arguments: what the function takes beside x: some of scale, bias, gate, gate_vector, mask and residual.
+        arguments: what the function takes beside x: some of scale, bias, factor, gate, gate_vector, mask and residual.
         width: the only size of the normalised axis that it takes, None for any.
-        shape_of: shape of an argument (scale, bias or gate_vector) for a shape of x.
+        shape_of: shape of an argument (scale, bias, factor or gate_vector) for a shape of x.
         names: the layer's own name of each parameter.
         resized: makes the same target for another width, None where that is impossible.
         derivatives: for a function without automatic differentiation: (arrays, dy) to gradients, by argument.
         notes: assumptions that were needed to open it, as sentences.
         rank: the only number of axes of x that it takes, None for any.
+        x_shape: the shape of x to ask with, whose first size counts examples unless it is normalised; None to try some.
         training: for a layer: the context in which it trains (True) or not; None where that is all the same.
         touched: the arguments whose arrays it wrote to.
         returned: what it returned that is no array of the library.
@@ -58,6 +59,7 @@ class Target:
     derivatives: Callable[[Mapping[str, Array], Array], Mapping[str, Array | None]] | None = None
     notes: tuple[str, ...] = ()
     rank: int | None = None
+    x_shape: Shape | None = None
     training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
     touched: set[str] = field(default_factory=set)
     returned: set[str] = field(default_factory=set)

@@ -222,6 +222,121 @@ def test_what_is_no_rmsnorm_is_not_recognised(make, kind, words):
     assert not identity.recognised
 
 
+class ClippedY(Plain):
+    def norm(self, x):
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return y.clamp(-4.5, 4.5) * self.weight.float()
+
+
+class ClippedX(Plain):
+    def norm(self, x):
+        return super().norm(x.clamp(-50, 50))
+
+
+class Power(Plain):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.power = torch.nn.Parameter(torch.tensor(1.0))
+
+    def norm(self, x):
+        return super().norm(x) ** self.power.float()
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (ClippedY, "an element of y that is larger than 4.5 is cut off there"),
+        (ClippedX, "x is cut off somewhere between 16 and 64"),
+        (Power, "y is not proportional to its parameter power, which is one number"),
+    ],
+)
+def test_why_it_is_not_recognised_is_an_experiment(module, words):
+    identity = identify(module)
+    assert words in identity.headline
+    assert not identity.defects
+
+
+class Learned(Plain):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.factor = torch.nn.Parameter(torch.tensor(0.5))
+
+    def norm(self, x):
+        return super().norm(x) * self.factor.float()
+
+
+def test_a_number_that_it_learns_is_no_defect():
+    identity = identify(Learned)
+    assert identity.headline.endswith("is RMSNorm: the variant standard, times a number that it learns")
+    assert identity.recognised
+    assert not identity.plain
+
+
+def numpy32(x, weight):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-5)) * weight
+
+
+class Apart(Plain):
+    eps, wide = 1e-5, True
+
+    def forward(self, x):
+        h = x.float() if self.wide else x
+        y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)
+        return (self.weight * y.type_as(x)) if self.wide else y * self.weight
+
+
+class Keras5(Apart):
+    eps, wide = 1e-6, False
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (Apart, "the variant llama with eps 1e-05"),
+        (Keras5, "the variant llama but rounding is 'input_dtype'"),
+        (torch.nn.RMSNorm, "the variant torch"),
+    ],
+)
+def test_the_nearest_name_is_of_a_family(module, name):
+    assert identify(module, gradients=False).headline.endswith(f"is RMSNorm: {name}")
+
+
+def only_float32(x, weight):
+    if x.dtype != np.float32:
+        raise TypeError("float32, please")
+    return numpy32(x, weight)
+
+
+def test_names_that_cannot_be_told_apart_are_all_said():
+    headline = identify(only_float32, framework="numpy").headline
+    assert headline.endswith(
+        "one of mlx, onnx, apex, transformer_engine, theano: these cannot be told apart by what was asked"
+    )
+
+
+def channels(x: torch.Tensor, weight, condition):
+    h = x.float()
+    y = h * torch.rsqrt(h.square().mean(1, keepdim=True) + 1e-6) * (1 + condition[:, None, None, None])
+    return (y * weight.float()[:, None, None]).type_as(x)
+
+
+def test_shape_axis_and_other_arguments_are_as_asked():
+    with pytest.raises(ValueError, match="requires 'condition', whose value cannot be guessed"):
+        identify(channels)
+    identity = identify(channels, framework="torch", shape=(4, 64, 3, 2), axis=1, args={"condition": ((4,), 0.0)})
+    assert "is RMSNorm over axis 1 of 4 (not the last): the variant standard" in identity.headline
+    assert identity.recognised
+    assert [identity.is_over(axis) for axis in (None, 1, -3, (1,), 2, (1, 2))] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert identity["assumed"] == "condition=0 of shape (4,) was passed"
+
+
 def raises(x):
     raise RuntimeError("no kernel image\nwith a long story")
 

@@ -18,6 +18,11 @@ def hangs(x):
     time.sleep(1000)
 
 
+def first_axis(x):
+    h = x.float()
+    return (h * (h.square().mean(0, keepdim=True) + 1e-6).rsqrt()).type_as(x)
+
+
 def run(*arguments):
     code = "import typer; from rmsnorm.cli.identify import identify; typer.run(identify)"
     return subprocess.run(
@@ -33,6 +38,9 @@ def test_the_command_reports_and_exits(tmp_path):
     assert page.count("<rect") == 8, "a bar for each of the nearest variants"
     assert shown.returncode == 0, shown.stderr
     assert "torch.nn:RMSNorm is RMSNorm: the variant torch" in shown.stdout
+    shown = run(f"{__file__}:first_axis", "--shape", "64x3", "--axis", "0", "--framework", "torch")
+    assert shown.returncode == 0, shown.stderr
+    assert "is RMSNorm over axis 0 of 2 (not the last): the variant standard" in shown.stdout
     shown = run("torch.nn:LayerNorm", "--json")
     assert shown.returncode == 1
     assert json.loads(shown.stdout)["kind"] == "layernorm"
@@ -46,6 +54,8 @@ def test_the_command_reports_and_exits(tmp_path):
         ([], "expected a TARGET such as torch.nn:RMSNorm, or --sweep PACKAGE"),
         (["--sweep", "no_such_package"], "package 'no_such_package' is not installed"),
         (["x:y", "--framework", "caffe"], "framework is 'caffe', expected 'torch'"),
+        (["x:y", "--shape", "4,64"], "shape is '4,64', expected sizes such as 4x64"),
+        (["x:y", "--arg", "condition=4x64:one"], "arg is 'condition=4x64:one', expected NAME=SHAPE:VALUE"),
     ],
     ids=str,
 )
@@ -81,7 +91,7 @@ def test_a_sweep_counts_by_what_is_computed(tmp_path):
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
     result = json.loads(shown.stdout)
     assert [(part["count"], part["computes"]) for part in result["clusters"]] == [
-        (2, "the variant torch"), (1, "the variant paper but rounding is 'input_dtype', without a gain"),
+        (2, "the variant torch"), (1, "the variant standard but eps is 0.0, rounding is 'input_dtype', without a gain"),
     ]  # fmt: skip
     assert [entry["class"] for entry in result["refused"]] == ["zoo.norms:OddRMSNorm"]
     assert "requires 'secret'" in result["refused"][0]["why"]

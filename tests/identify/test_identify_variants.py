@@ -43,8 +43,10 @@ def random_variant(seed):
         bias=bool(random.random() < 0.3),
         partial=partial,
         partial_rounding=str(random.choice(["ceil", "floor"])),
-        result_dtype=str(random.choice(["x", "scale", "promote", "half_scale"])),
+        result_dtype=str(random.choice(["x", "scale", "promote", "promote_first", "half_scale"])),
     )
+    if variant.rounding != "before_scale" and variant.result_dtype == "promote_first":
+        variant = variant.replace(result_dtype="promote")  # which is the same
     gain = random.random() < 0.85
     axes = [(-1,), (0,), (-2, -1)][random.choice(3, p=[0.7, 0.15, 0.15])] if partial is None else (-1,)
     if axes == (-2, -1) and not (gain or variant.bias):
@@ -163,7 +165,7 @@ def test_the_draw_meets_every_value():
         "eps_position": {"inside", "outside", "clamp"},
         "statistic": {"mean_square", "variance"},
         "rounding": {"before_scale", "after_scale", "input_dtype"},
-        "result_dtype": {"x", "scale", "promote", "half_scale"},
+        "result_dtype": {"x", "scale", "promote", "promote_first", "half_scale"},
         "partial_rounding": {"ceil", "floor"},
         "bias": {True, False},
         "scale_offset": {0.0, 0.5, 1.0},

@@ -75,6 +75,8 @@ def roundings(variant: Any, t: str, g: str | None) -> tuple[str | None, str, str
         half = g in ("float16", "bfloat16")
         result = g if half else promote(both, "float32")
         return (g if half and before else None), result, result
+    if variant.result_dtype == "promote_first":  # MLX: x / rho is cast to what the product with the gain is in
+        return (both if before else None), both, both
     result = {"x": t, "promote": both, "scale": g or t, "half_scale": t}[variant.result_dtype]
     return (t if before else None), both, result
 

@@ -46,7 +46,7 @@ VARIANTS = st.builds(
     bias=st.booleans(),
     partial=st.none() | st.sampled_from([0.07, 0.29, 0.5, Fraction(1, 3), 1.0]),
     partial_rounding=st.sampled_from(["ceil", "floor"]),
-    result_dtype=st.sampled_from(["x", "scale", "promote", "half_scale"]),
+    result_dtype=st.sampled_from(["x", "scale", "promote", "promote_first", "half_scale"]),
 )
 
 

@@ -330,7 +330,7 @@ def test_a_list_is_no_tensor(wing):
         ({"partial_rounding": "round"}, ValueError,
          "partial_rounding is 'round', expected 'ceil' or 'floor'; choose one of these"),
         ({"result_dtype": "y"}, ValueError,
-         "result_dtype is 'y', expected 'x', 'scale', 'promote' or 'half_scale'; choose one of these"),
+         "result_dtype is 'y', expected 'x', 'scale', 'promote', 'promote_first' or 'half_scale'; choose one of these"),
         ({"scale_offset": math.nan}, ValueError, "scale_offset is nan, expected a finite number; use 0 or 1"),
         ({"scale_offset": math.inf}, ValueError, "scale_offset is inf, expected a finite number; use 0 or 1"),
         ({"bias": 1}, TypeError, "bias is 1 (int), expected a bool; use True or False"),

@@ -36,7 +36,7 @@ TABLE = {
     "onnx": (1e-5, "inside", "before_scale", 0, False, "ceil", "scale", "scale"),
     "apex": (1e-5, "inside", "before_scale", 0, False, "ceil", "x", "weight"),
     "transformer_engine": (1e-5, "inside", "after_scale", 0, False, "ceil", "x", "weight"),
-    "mlx": (1e-5, "inside", "before_scale", 0, False, "ceil", "promote", "weight"),
+    "mlx": (1e-5, "inside", "before_scale", 0, False, "ceil", "promote_first", "weight"),
     "x_transformers": (1e-12, "clamp", "input_dtype", 0, False, "ceil", "promote", "g"),
     "keras_rms_scaling": (1e-3, "inside", "after_scale", 0, False, "ceil", "x", "gamma"),
 }

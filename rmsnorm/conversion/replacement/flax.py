@@ -43,7 +43,7 @@ def prove(module: nnx.Module) -> tuple[Norm, Identity]:
         raise Unproven("it has modules of its own")
     target = open_target(nnx.clone(module))
     names = list(_variables(module))
-    if set(names) - set(target.names.values()):
+    if set(names) - set(target.names.values()) or "factor" in target.names:
         raise NoNorm(f"it holds {', '.join(names)}, expected a gain and perhaps a bias")
 
     def replacement(norm: Norm) -> Target:

@@ -52,11 +52,11 @@ def prove(layer: Any) -> tuple[Norm, Identity]:
     except Exception as error:  # get_config may raise anything
         raise Unproven(f"its config cannot be read ({type(error).__name__})") from None
     weights = [weight.name for weight in layer.weights]
-    if set(weights) - set(target.names.values()):
+    if set(weights) - set(target.names.values()) or "factor" in target.names:
         raise NoNorm(f"it holds {', '.join(weights)}, expected a gain and perhaps a bias")
 
     def replacement(norm: Norm) -> Target:
-        return open_keras(layer, layer.name, "cpu", lambda fresh: become(fresh, norm))
+        return open_keras(layer, layer.name, "cpu", change=lambda fresh: become(fresh, norm))
 
     norm, identity = decide(target, first_parameter(layer.call), replacement)
     changed = _changed(layer, norm)

@@ -55,7 +55,7 @@ def prove(module: nn.Module) -> tuple[Norm, Identity]:
     before = copy.deepcopy(probe)
     target = open_target(probe)
     tensors = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
-    if set(tensors) - set(target.names.values()):
+    if set(tensors) - set(target.names.values()) or "factor" in target.names:
         raise NoNorm(f"it holds {', '.join(tensors)}, expected a gain and perhaps a bias")
 
     def replacement(norm: Norm) -> Target:
