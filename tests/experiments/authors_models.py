@@ -88,10 +88,11 @@ def outputs_of(model: Any, batch: Any) -> dict[str, Any]:
     return own | {"errors": model.errors(sentences, images)}
 
 
-def recorded(kind: Any) -> Any:
+def recorded(kind: Any, name: str = "") -> Any:
     """What the authors' program wrote: config, parameters, a batch, and what it computed for it in float64."""
-    config, parameters = kind.config.load(DATA / f"{kind.name}.npz")
-    with np.load(DATA / f"{kind.name}_results.npz", allow_pickle=False) as archive:
+    name = name or kind.name
+    config, parameters = kind.config.load(DATA / f"{name}.npz")
+    with np.load(DATA / f"{name}_results.npz", allow_pickle=False) as archive:
         results = dict(archive)
     batch = [results[name] for name in kind.batch]
     return SimpleNamespace(config=config, parameters=parameters, batch=batch, results=results)

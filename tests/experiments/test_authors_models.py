@@ -45,6 +45,20 @@ def test_what_the_authors_programs_computed(kind: Any, model: str, dtype: str) -
     check(gradients, {name.removeprefix("grad_"): value for name, value in run.results.items()}, dtype)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Reader, "reader_elu"), (Reader, "reader_sentences"), (Retrieval, "retrieval_cosine")]
+)
+def test_what_the_authors_programs_computed_with_other_options(kind: Any, name: str) -> None:
+    run = recorded(kind, name)
+    parameters = {name: value.astype("f8") for name, value in run.parameters.items()}
+    outputs, gradients = kind.golden(run.config, parameters, run.batch)
+    recorded_outputs = outputs.keys() & run.results.keys()
+    assert len(recorded_outputs) >= 3
+    check({name: outputs[name] for name in recorded_outputs}, run.results, "float64")
+    assert gradients.keys() == run.parameters.keys()
+    check(gradients, {name.removeprefix("grad_"): value for name, value in run.results.items()}, "float64")
+
+
 def test_the_errors_of_answers() -> None:
     """Of all words, and of those that the entities of the document allow."""
     run = recorded(Reader)
