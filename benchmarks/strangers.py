@@ -1,6 +1,7 @@
 """Norms and models of other packages: what identify says of each norm, and what replace does to each model.
 
-    pip install torch transformers diffusers x-transformers xlstm flax keras tensorflow equinox
+    pip install torch transformers diffusers x-transformers xlstm flax keras tensorflow equinox timm vit-pytorch \
+        denoising-diffusion-pytorch hyper-connections dm-haiku dm-sonnet
     python benchmarks/strangers.py > benchmarks/strangers.md
 
 A package that is not installed has no row. The models are small and have random weights.
@@ -42,6 +43,21 @@ NORMS: tuple[tuple[str, str, dict[str, Any], str], ...] = (  # package, target, 
     ("x-transformers", "x_transformers.x_transformers:ScaleNorm", {}, "F.normalize times sqrt(n) and one number"),
     ("x-transformers", "x_transformers.x_transformers:LayerNorm", {}, "LayerNorm without a bias"),
     ("xlstm", "xlstm.components.ln:LayerNorm", {"ndim": 64}, "LayerNorm with a gain 1 + weight, without a bias"),
+    ("timm", "timm.layers.norm:RmsNorm", {}, "F.rms_norm, eps 1e-6"),
+    ("timm", "timm.layers.norm:RmsNormFp32", {}, "F.rms_norm in float32"),
+    ("timm", "timm.layers.norm:RmsNorm2d", {}, "mean square over axis 1, in the dtype of x"),
+    ("timm", "timm.layers.norm:SimpleNorm", {}, "x over the root of its variance: not RMSNorm"),
+    ("timm", "timm.layers.norm:LayerNorm2d", {"num_channels": 64}, "LayerNorm over axis 1"),
+    ("vit-pytorch", "vit_pytorch.na_vit:RMSNorm", {"heads": 4, "dim": 16},
+     "F.normalize times sqrt(n) and a gain (heads, 1, n)"),
+    ("vit-pytorch", "vit_pytorch.vit_5:RMSNorm", {"dim": 64}, "F.normalize times sqrt(n) * gamma"),
+    ("vit-pytorch", "vit_pytorch.cvt:LayerNorm", {"dim": 64}, "LayerNorm over axis 1"),
+    ("denoising-diffusion-pytorch", "denoising_diffusion_pytorch.denoising_diffusion_pytorch:RMSNorm", {"dim": 64},
+     "F.normalize over axis 1, times sqrt(n) * g"),
+    ("hyper-connections", "hyper_connections.hyper_connections:RMSNorm", {}, "F.normalize times sqrt(n) * (gamma + 1)"),
+    ("dm-haiku", "haiku:RMSNorm", {}, "eps 1e-5, in the dtype of x, rsqrt(mean square + eps) * scale first"),
+    ("dm-haiku", "haiku:LayerNorm", {}, "LayerNorm"),
+    ("dm-sonnet", "sonnet:LayerNorm", {}, "LayerNorm"),
     ("flax", "flax.nnx:RMSNorm", {}, "eps 1e-6, statistic in float32, promoted with the gain"),
     ("flax", "flax.linen:RMSNorm", {}, "the same"),
     ("flax", "flax.nnx:LayerNorm", {}, "LayerNorm"),
@@ -76,6 +92,7 @@ def models() -> Iterator[tuple[str, str, Any, Callable[[Any], Any]]]:
         layers = x.Decoder(dim=32, depth=2, heads=4, attn_dim_head=8, **options)
         model = x.TransformerWrapper(num_tokens=64, max_seq_len=32, attn_layers=layers)
         yield "x-transformers", ", ".join(options), model, lambda model: model(ids)
+    yield from images()
     diffusers = importlib.import_module("diffusers")
     yield "diffusers", "SD3", diffusers.SD3Transformer2DModel(
         sample_size=8, patch_size=1, in_channels=4, num_layers=1, attention_head_dim=8, num_attention_heads=2,
@@ -106,6 +123,27 @@ def models() -> Iterator[tuple[str, str, Any, Callable[[Any], Any]]]:
         ),
         lambda model: model(noise(1, 3, 5, 16, 16)).sample,
     )
+
+
+def images() -> Iterator[tuple[str, str, Any, Callable[[Any], Any]]]:
+    """Models that take images."""
+    timm, norm = importlib.import_module("timm.models"), importlib.import_module("timm.layers")
+    image = noise(2, 3, 32, 32)
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+    vit = timm.vision_transformer.VisionTransformer
+    yield "timm", "ViT, RmsNorm, qk_norm", vit(**sizes, norm_layer=norm.RmsNorm, qk_norm=True), lambda m: m(image)
+    yield "timm", "ViT, SimpleNorm", vit(**sizes, norm_layer=norm.SimpleNorm), lambda m: m(image)
+    yield "timm", "EVA, RmsNorm", timm.eva.Eva(**sizes, norm_layer=norm.RmsNorm), lambda m: m(image)
+    convnext = timm.convnext.ConvNeXt(
+        depths=(1, 1, 1, 1), dims=(8, 16, 16, 16), num_classes=5, norm_layer=norm.RmsNorm2d, conv_mlp=True
+    )
+    yield "timm", "ConvNeXt, RmsNorm2d", convnext, lambda m: m(image)
+    simple = importlib.import_module("vit_pytorch.simple_vit_with_qk_norm").SimpleViT(
+        image_size=32, patch_size=8, num_classes=5, dim=32, depth=2, heads=2, mlp_dim=32, dim_head=16
+    )
+    yield "vit-pytorch", "SimpleViT, qk_norm", simple, lambda m: m(image)
+    unet = importlib.import_module("denoising_diffusion_pytorch").Unet(dim=8, dim_mults=(1, 2))
+    yield "denoising-diffusion-pytorch", "Unet", unet, lambda m: m(image, torch.tensor([1, 2]))
 
 
 def difference(a: Any, b: Any) -> float:
@@ -149,7 +187,8 @@ def main() -> None:
         except importlib.metadata.PackageNotFoundError:
             continue
         identity = identify(target, init=init)
-        said = "; ".join([identity.headline.removeprefix(f"{target} "), *identity.defects])
+        defects = identity.defects if identity.kind == "rmsnorm" else ()
+        said = "; ".join([identity.headline.removeprefix(f"{target} "), *defects])
         print(f"| {package} {version} | `{target.rpartition(':')[2]}` | {source} | {said} |", flush=True)
     print(
         "\n## What `replace` does\n\nThe differences are the largest ones of an output and of a gradient, as shares of "

@@ -13,7 +13,7 @@ from rmsnorm.variants import PRESETS, Variant, get_variant
 
 Kind = Literal["rmsnorm", "layernorm", "rms_scaling", "none"]
 _FAMILIES: Final = ("llama", "gemma", "t5", "standard")  # the best known first: others are one with another eps
-_MODERN: Final = ("standard", "llama", "gemma", "t5", "torch", "flax", "mlx", "onnx", "apex",
+_MODERN: Final = ("standard", "llama", "gemma", "t5", "torch", "flax", "mlx", "onnx", "apex", "x_transformers",
                   "transformer_engine", "equinox")  # fmt: skip
 _NEAR: Final = 6  # presets that are listed
 FIELDS = tuple(f.name for f in fields(Variant) if f.name not in ("name", "scale_name", "source"))

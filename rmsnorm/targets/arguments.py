@@ -139,6 +139,10 @@ def constructor_arguments(make: Callable[..., Any], init: Mapping[str, Any], wid
             chosen[name] = width
         elif required and name in _EPS:
             chosen[name] = 1e-6
+        elif required and name in ("axis", "axes"):
+            chosen[name] = -1
+        elif required and name.startswith("create_"):  # Haiku and Sonnet: create_scale, create_offset
+            chosen[name] = True
         elif required and name == "group_size":
             chosen[name] = max(1, width // 4)
         elif required and re.search("config|cfg|args", name):

@@ -1,9 +1,11 @@
-"""Layers of PyTorch, Keras, Flax and Equinox as targets: their parameters become arguments, and nothing is written."""
+"""Layers of any framework as targets: their parameters become arguments, and nothing is written."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import importlib
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -211,6 +213,11 @@ def _nnx(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     )  # fmt: skip
 
 
+def is_haiku(kind: Any) -> bool:
+    """Whether that is a class of modules of Haiku."""
+    return any((base.__module__, base.__name__) == ("haiku._src.module", "Module") for base in kind.__mro__)
+
+
 def _in_mode(layer: Any, training: bool) -> Any:
     """The graph of a layer that trains, or that does not."""
     from flax import nnx
@@ -299,6 +306,68 @@ def _equinox(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     )  # fmt: skip
 
 
+def open_haiku(make: Callable[[], Any], name: str, device: str, others: Others = ()) -> Target:
+    """A module of Haiku, which lives only inside of a function that hk.transform takes: ``make`` makes it there."""
+    import jax
+
+    haiku: Any = importlib.import_module("haiku")
+    pure = haiku.without_apply_rng(haiku.transform(lambda x, **more: make()(x, **more)))
+
+    @functools.cache
+    def shapes(shape: Shape) -> dict[str, Shape]:
+        made = jax.eval_shape(pure.init, jax.random.key(0), jax.ShapeDtypeStruct(shape, np.float32))
+        return {key: tuple(leaf.shape) for key, leaf in _flat(made).items()}
+
+    def call(arrays: Mapping[str, Any]) -> Any:
+        x = arrays["x"]
+        chosen = _renamed(arrays, assign(shapes(tuple(x.shape))))
+        initial = {} if len(chosen) == len(shapes(tuple(x.shape))) else pure.init(jax.random.key(0), x)
+        return pure.apply(_nested({**_flat(initial), **chosen}), x, **{key: arrays[key] for key in others})
+
+    try:
+        own = assign(shapes((4, 8)))
+    except Exception:  # the call raises it again, for the report
+        own = {}
+    return Target(
+        name, "haiku", bridge("jax", device), call, tuple(own), names=own,
+        shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
+    )  # fmt: skip
+
+
+def _tf_module(layer: Any, name: str, device: str, others: Others = ()) -> Target:
+    """A tf.Module, as those of Sonnet: tensors take the place of the variables among its attributes."""
+    import tensorflow as tf
+
+    inputs = _inputs(layer.__call__, others)
+
+    @functools.cache
+    def built(width: int) -> Any:
+        """A copy; a module may make its variables in its first call, for the width of that x."""
+        fresh = copy.deepcopy(layer)
+        fresh(tf.zeros((2, width)))
+        return fresh
+
+    def variables(width: int) -> dict[str, Any]:
+        return {key: value for key, value in vars(built(width)).items() if isinstance(value, tf.Variable)}
+
+    made = {key: tuple(value.shape) for key, value in vars(layer).items() if isinstance(value, tf.Variable)}
+    example = math.prod(next(iter(made.values()))) if made else None
+    try:
+        own = assign(made or {key: tuple(value.shape) for key, value in variables(8).items()})
+    except Exception:  # the call raises it again, for the report
+        own = {}
+
+    def call(arrays: Mapping[str, Any]) -> Any:
+        fresh = copy.copy(built(int(arrays["x"].shape[-1])))
+        vars(fresh).update(_renamed(arrays, own))
+        return fresh(arrays["x"], **_renamed(arrays, inputs))
+
+    return Target(
+        name, "tensorflow", bridge("tensorflow", device), call, (*own, *inputs), width=example, names=own,
+        shape_of=lambda argument, shape: tuple(variables(shape[-1])[own[argument]].shape),
+    )  # fmt: skip
+
+
 # by the module and the name of the base class of all layers: a framework is recognised without importing it
 _OPENERS: Final[dict[tuple[str, str], Opener]] = {
     ("torch.nn.modules.module", "Module"): _torch,
@@ -306,4 +375,5 @@ _OPENERS: Final[dict[tuple[str, str], Opener]] = {
     ("flax.nnx.pytreelib", "Pytree"): _nnx,
     ("flax.linen.module", "Module"): _linen,
     ("equinox._module._module", "Module"): _equinox,
+    ("tensorflow.python.module.module", "Module"): _tf_module,
 }

@@ -26,13 +26,17 @@ from rmsnorm.targets.arguments import (
     width_argument,
 )
 from rmsnorm.targets.bridges import bridge
-from rmsnorm.targets.layers import keras_library, opener
+from rmsnorm.targets.layers import is_haiku, keras_library, open_haiku, opener
 from rmsnorm.targets.onnx import open_onnx
 from rmsnorm.targets.target import NoTarget, Target, TargetError
 
 WIDTH: Final = 64
-_BEYOND: Final = {"equinox": "jax", "onnx": "numpy"}  # frameworks without an RMSNorm here, and whose arrays they take
-_PACKAGES: Final = {name for row in FRAMEWORKS.values() for name in (row.package, row.layers)} | {"equinox"}
+_BEYOND: Final = {
+    "equinox": "jax",
+    "haiku": "jax",
+    "onnx": "numpy",
+}  # frameworks without an RMSNorm here, and whose arrays they take
+_PACKAGES: Final = {name for row in FRAMEWORKS.values() for name in (row.package, row.layers)} | {"equinox", "haiku"}
 
 
 def open_target(
@@ -211,6 +215,8 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
             arguments = constructor_arguments(make, {**init, own_width: size} if own_width else init, size)
         except Unguessable as error:
             raise NoTarget(f"identify: {name} {error}; pass it in init, such as --init '{{\"dim\": 64}}'") from None
+        if isinstance(make, type) and is_haiku(make):
+            return open_haiku(functools.partial(make, **arguments), name, call.device, call.others)
         try:
             made = make(**arguments)
         except Exception as error:  # a constructor may raise anything

@@ -45,6 +45,7 @@ class Target:
         training: for a layer: the context in which it trains (True) or not; None where that is all the same.
         touched: the arguments whose arrays it wrote to.
         returned: what it returned that is no array of the library.
+        second: the second array of its last call with a residual, None where it returned no pair.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Target:
     training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
     touched: set[str] = field(default_factory=set)
     returned: set[str] = field(default_factory=set)
+    second: Array | None = None
 
     @property
     def differentiable(self) -> bool:
@@ -83,6 +85,11 @@ class Target:
             if not (pair or isinstance(result, self.bridge.array)):
                 self.returned.add(_described(result))
             y = self.bridge.fetch(_first(result))
+            other = result[1] if pair and len(result) > 1 else None
+            if pair and not isinstance(other, self.bridge.array):
+                self.returned.add(f"{_described(result)} whose second entry is {_described(other)}")
+                other = None
+            self.second = None if other is None else self.bridge.fetch(other)
             for argument, array in arrays.items():
                 if not np.array_equal(_bits(self.bridge.fetch(sent[argument])), _bits(array)):
                     self.touched.add(argument)

@@ -328,8 +328,8 @@ def refusals() -> dict[str, tuple[Any, Any, str, str]]:
                               "aten.relu"),
         "one feature": (nn.Sequential(nn.Linear(3, 1), nn.LayerNorm(1)), x, "1", "normalises a single feature"),
         "not reached": (net(lambda m, p, x: m.a(x), a=a, norm=norm), x, "m.norm", "sample inputs do not reach it"),
-        "a function": (net(lambda m, p, x: nn.functional.layer_norm(m.a(x), (4,)), a=a), x, "", "not torch.nn.Layer"),
-        "a subclass": (nn.Sequential(a, Own(4)), x, "1", "it calls layer_norm, but is not torch.nn.LayerNorm"),
+        "a function": (net(lambda m, p, x: nn.functional.layer_norm(m.a(x), (4,)), a=a), x, "", "does not compute what torch.nn.Layer"),
+        "a subclass": (nn.Sequential(a, Own(4)), x, "1", "it calls layer_norm, but does not compute what"),
         "a buffer not saved": (Buffers(), x, "norm", "shift is a buffer that is not saved with the model"),
         "int8": (Int8(), x, "norm", "takes features from an array that is not floating-point"),
         "detached": (
@@ -451,3 +451,24 @@ def test_loads_no_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_class_is_known_by_what_it_computes():
+    """As timm's and diffusers' classes: LayerNorm with a forward of its own."""
+    from torch import nn
+
+    from rmsnorm.torch_impl import RMSNorm
+
+    class Own(nn.LayerNorm):
+        def forward(self, x):
+            return nn.functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    class Channels(nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(x.transpose(1, -1)).transpose(1, -1)
+
+    model = nn.Sequential(nn.Linear(3, 4), Own(4), nn.ReLU(), nn.Linear(4, 4), Channels(4))
+    result = to_rms_norm(model, sample(2, 3))
+    assert [layer.converted for layer in result.layers] == [True, False]
+    assert type(result.model[1]) is RMSNorm
+    assert "but does not compute what torch.nn.LayerNorm does" in result.layers[1].why

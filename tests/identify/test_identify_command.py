@@ -91,7 +91,7 @@ def test_a_sweep_counts_by_what_is_computed(tmp_path):
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
     result = json.loads(shown.stdout)
     assert [(part["count"], part["computes"]) for part in result["clusters"]] == [
-        (2, "the variant torch"), (1, "the variant standard but eps is 0.0, rounding is 'input_dtype', without a gain"),
+        (2, "the variant torch"), (1, "the variant x_transformers with eps 0.0, without a gain"),
     ]  # fmt: skip
     assert [entry["class"] for entry in result["refused"]] == ["zoo.norms:OddRMSNorm"]
     assert "requires 'secret'" in result["refused"][0]["why"]

@@ -159,6 +159,19 @@ def test_parameters_follow_the_signature() -> None:
     result = check(with_residual, **options)
     assert result.passed, result.text
     assert "residual" in {record.case for record in result.run.records}
+    for second, words in (
+        (lambda x, h: x, "the second result is another f32[16, 48], expected x + residual, f32[16, 48]"),
+        (lambda x, h: h.astype("float64"), "the second result is another f64[16, 48], expected x + residual, f32"),
+        (lambda x, h: None, "it returns a tuple of 2 whose second entry is None, expected numpy.ndarray"),
+    ):
+
+        def wrong_sum(x: Any, weight: Any, residual: Any = None, second: Any = second) -> Any:
+            y = numpy_impl.rms_norm(x, weight, residual=residual)
+            return y if residual is None else (y[0], second(x, y[1]))
+
+        result = check(wrong_sum, **options)
+        assert not result.passed
+        assert words in result.text
     result = check(numpy_impl.rms_norm, extremes=True, **options)
     assert result.passed, result.text
     assert {"mask", "huge", "residual"} <= {record.case for record in result.run.records}

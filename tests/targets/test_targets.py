@@ -48,3 +48,32 @@ def test_a_framework_has_several_names(name, reported):
 def test_no_target_is_bad_usage(target, init, words):
     with pytest.raises(NoTarget, match=words.replace("(", r"\(")):
         open_target(target, init=init)
+
+
+def test_a_tf_module_may_make_its_variables_in_its_first_call():
+    tf = pytest.importorskip("tensorflow")
+
+    class Norm(tf.Module):
+        gamma = None
+
+        def __call__(self, x):
+            if self.gamma is None:
+                self.gamma = tf.Variable(tf.ones(x.shape[-1]))
+            h = tf.cast(x, tf.float32)
+            y = h * tf.math.rsqrt(tf.reduce_mean(h * h, -1, keepdims=True)) * tf.cast(self.gamma, tf.float32)
+            return tf.cast(y, x.dtype)
+
+    layer = Norm()
+    target = open_target(layer)
+    x, gain = np.full((2, 5), 3, "float16"), np.arange(5).astype("float16")
+    assert np.array_equal(target.forward(x, gain), np.tile(gain, (2, 1)))
+    _, dscale, _ = target.gradients(x, gain, None, np.ones_like(x))
+    assert np.array_equal(dscale, np.full(5, 2, "float16"))
+    assert (target.framework, target.shape_of("scale", (2, 5)), layer.gamma) == ("tensorflow", (5,), None)
+
+
+def test_a_module_of_haiku_is_made_inside_of_a_function():
+    pytest.importorskip("haiku")
+    target = open_target("haiku:RMSNorm")
+    x, gain = np.full((2, 5), 3, "float32"), np.arange(5).astype("float32")
+    np.testing.assert_allclose(target.forward(x, gain), np.tile(gain, (2, 1)), rtol=1e-5)

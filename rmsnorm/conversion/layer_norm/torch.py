@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
 import ml_dtypes
@@ -107,9 +108,11 @@ class _Trace(TorchDispatchMode):
     def _find_obstacles(self) -> None:
         """Finds the layers that stay whatever they read."""
         reached = {node.norm.layer for node in self.nodes if node.norm}
-        self.obstacles |= dict.fromkeys(reached, "it calls layer_norm, but is not torch.nn.LayerNorm")
+        self.obstacles |= dict.fromkeys(
+            reached, "it calls layer_norm, but does not compute what torch.nn.LayerNorm does"
+        )
         for name, module in self._modules.items():
-            if type(module).forward is nn.LayerNorm.forward and "forward" not in vars(module):
+            if _computes_layer_norm(module):
                 self.obstacles.pop(name, None)
                 if name not in reached:
                     self.obstacles[name] = "the sample inputs do not reach it"
@@ -279,6 +282,28 @@ def _apply(model: nn.Module, plan: Plan) -> list[str]:
         layer: Any = modules[name]
         become_layer(layer, get_variant("to_rms_norm", "torch"), layer.eps)
     return notes
+
+
+def _computes_layer_norm(module: nn.Module) -> bool:
+    """Whether it is torch.nn.LayerNorm, or a class of it with the same results."""
+    if not isinstance(module, nn.LayerNorm) or "forward" in vars(module) or list(module.children()):
+        return False
+    if type(module).forward is nn.LayerNorm.forward:
+        return True
+    probe, random = copy.copy(module), torch.Generator().manual_seed(0)
+    parameters = {name: None if p is None else torch.randn(p.shape, generator=random, dtype=torch.float64)
+                  for name, p in module._parameters.items()}  # fmt: skip
+    vars(probe).update(_parameters=parameters, _forward_hooks={}, _forward_pre_hooks={})
+    for lead, training in product(((3,), (2, 3), (2, 3, 4)), (True, False)):
+        x = torch.randn(*lead, *module.normalized_shape, generator=random, dtype=torch.float64)
+        probe.training = training
+        try:
+            same = torch.equal(probe(x), nn.LayerNorm.forward(probe, x))
+        except Exception:  # it takes other x than torch.nn.LayerNorm does
+            same = False
+        if not same:
+            return False
+    return True
 
 
 def _forget_ties(modules: Mapping[str, nn.Module]) -> None:
