@@ -16,7 +16,7 @@ import numpy as np
 
 from rmsnorm import errors
 
-NAMES: Final = ("mlp", "reader", "retrieval", "cifar")
+NAMES: Final = ("mlp", "translation", "transformer", "reader", "retrieval", "cifar")
 NORMS: Final = ("none", "batch", "weight", "layer", "rms", "prms")
 
 State = Mapping[str, np.ndarray[Any, Any]]

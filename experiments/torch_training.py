@@ -37,10 +37,15 @@ def seeded(seed: int, *numbers: int) -> None:
 
 
 class TorchTrainer:
-    """A model in training: see experiments.experiment.Trainer. Experiments add ``loss`` and ``evaluate``."""
+    """A model in training: see experiments.experiment.Trainer. Experiments add ``loss`` and ``evaluate``.
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
-        self.model, self.optimizer, self.seed = model, optimizer, seed
+    clip: the largest norm of the gradient.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int = 0, *, clip: float | None = None
+    ) -> None:
+        self.model, self.optimizer, self.seed, self.clip = model, optimizer, seed, clip
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
 
     def loss(self, number: int) -> Tensor:
@@ -48,9 +53,14 @@ class TorchTrainer:
         raise NotImplementedError
 
     def step(self, number: int) -> float:
-        loss = self.loss(number)
+        return self.descend(self.loss(number))
+
+    def descend(self, loss: Tensor) -> float:
+        """One step of the optimizer."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         return loss.item()
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Final, NamedTuple, TypeAlias, get_args
 
 from rmsnorm import errors
 from rmsnorm.nematus.config import Bias, Config, Norm
 from rmsnorm.nematus.zero import smoothed
 
-CellNorm: TypeAlias = Norm | Literal["prms"]
+CellNorm: TypeAlias = Norm
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
-NORMS: Final = (*get_args(Norm), "prms")
+NORMS: Final = get_args(Norm)
 EPS: Final = 1e-5  # of Nematus and of the authors' layers.py
 PARTIAL: Final = 0.0625  # of pRMSNorm in the paper
 

@@ -15,7 +15,8 @@ from rmsnorm import errors
 from rmsnorm.nematus import zero
 
 Dialect = Literal["tensorflow", "tensorflow-v0.3", "theano", "zero"]
-Norm = Literal["none", "layer", "rms"]  # of models; cells have pRMSNorm too
+Norm = Literal["none", "layer", "rms", "prms"]
+RMS: Final = ("rms", "prms")
 Activation = Literal["tanh", "relu", "prelu", "linear"]
 Bias = Literal["input", "state", "outside", "none"]
 
@@ -63,7 +64,8 @@ class Config:
         dialect: ``tensorflow`` for Nematus master and v0.4; ``tensorflow-v0.3``, which scores with deep decoders in
             another way than it decodes with them; ``theano``, where masked steps carry the state and the bias of
             transitions is added outside the norm; ``zero`` for the authors' toolkit of that name.
-        norm: read from the variable names, because no version of Nematus writes it down reliably.
+        norm: read from the variable names, because no version of Nematus writes it down reliably. ``prms``, over the
+            first 6.25 % of the features, has the names of ``rms``; this package writes it down.
         norm_offset: whether the norms add a learned offset. LayerNorm does; RMSNorm does in Theano, and where it was
             made from LayerNorm.
         search: ``sampler`` of master, ``costs`` of v0.3 and v0.4, or ``zero``: beam searches with different rules for
@@ -182,8 +184,6 @@ class Config:
             raise _wrong("transformer_num_heads", self.transformer_num_heads, f"a divisor of {self.state_size}")
         if len(self.source_vocab_sizes) > 1 or self.softmax_mixture_size > 1:
             raise _wrong("model_type", "transformer", "rnn where there are source factors or a mixture of softmaxes")
-        if self.norm == "none":
-            raise _wrong("norm", "none", "layer or rms in a transformer")
 
     @property
     def layers(self) -> int:
@@ -338,13 +338,14 @@ def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
     elif config.dialect == "tensorflow-v0.3":
         old = {name: LEGACY[name][0] for name in LEGACY if name.startswith("rnn_")}
         own = {old.get(name, name): value for name, value in own.items()}
-    spellings = {spelling for name, names in LEGACY.items() for spelling in (name, *names)}
+    spellings = {"norm", *(spelling for name, names in LEGACY.items() for spelling in (name, *names))}
     options = {
         "factors": len(config.dim_per_factor),
         **{name: value for name, value in config.options.items() if name not in spellings},
         **own,
         "model_version": 0.1 if theano else 0.2,
-        "layer_normalization_type": "rmsnorm" if config.norm == "rms" else "layernorm",
+        "layer_normalization_type": "rmsnorm" if config.norm in RMS else "layernorm",
+        **zero.partial_norm(config.norm),
     }
     if config.search == "sampler":
         options.setdefault("translation_strategy", "beam_search")

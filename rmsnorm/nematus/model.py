@@ -69,7 +69,8 @@ def load(
     Args:
         path: a directory, the prefix of a checkpoint, an archive, or a file of another form.
         config: the options, or the JSON file with them, if they are not in ``<path>.json`` or ``config.json``.
-        norm: ``rms`` for a Theano archive of RMSNorm that still adds its offsets: its names are those of LayerNorm.
+        norm: ``prms`` for pRMSNorm, whose names are those of RMSNorm, in a file of another program; ``rms`` for an
+            archive of Theano of RMSNorm that still adds its offsets, whose names are those of LayerNorm.
         dialect: replaces the dialect that follows from file and options.
 
     Raises:
@@ -156,7 +157,7 @@ def _facts_from_names(
     """The fields of the config that follow from the names and shapes of the tensors."""
     facts: dict[str, Any] = {} if dialect is None else {"dialect": dialect}
     if zero.is_zero(options):
-        return facts | _facts_of_zero(shapes, norm)
+        return facts | _facts_of_zero(options, shapes, norm)
     ends = ("/new_mean", "/offset", "_lnb", "_ln_b"), ("/new_std", "/scale", "_lns", "_ln_s")
     facts["norm_offset"], has_gain = (any(name.endswith(end) for name in shapes) for end in ends)
     names_layer = any(name.endswith("/new_mean") or "/layer_norm/" in name for name in shapes)
@@ -165,7 +166,7 @@ def _facts_from_names(
     if not has_gain:
         facts["norm"] = "none"
     elif names_rms or not facts["norm_offset"] or (says_rms and not names_layer):
-        facts["norm"] = "rms"
+        facts["norm"] = _rms(options, norm)
     else:
         facts["norm"] = norm or "layer"
     spellings = ("rnn_layer_normalization", *LEGACY["rnn_layer_normalization"])
@@ -187,12 +188,22 @@ def _facts_from_names(
     return facts
 
 
-def _facts_of_zero(shapes: Mapping[str, tuple[int, ...]], norm: Norm | None) -> dict[str, Any]:
+def _rms(options: Mapping[str, Any], norm: Norm | None) -> Norm:
+    """RMSNorm or pRMSNorm: their variables have the same names."""
+    return "prms" if (norm or options.get("norm")) == "prms" else "rms"
+
+
+def _facts_of_zero(
+    options: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], norm: Norm | None
+) -> dict[str, Any]:
     """Norm and vocabularies, which zero's options do not tell."""
     has_offset = any(name.endswith("/offset") for name in shapes)
     is_rms = not has_offset or any("/rms_norm/" in name for name in shapes)
     has_gain = any(name.endswith("/scale") for name in shapes)
-    facts: dict[str, Any] = {"norm": ("rms" if is_rms else "layer") if has_gain else "none", "norm_offset": has_offset}
+    facts: dict[str, Any] = {
+        "norm": (_rms(options, norm) if is_rms else "layer") if has_gain else "none",
+        "norm_offset": has_offset,
+    }
     if norm not in (None, facts["norm"]):
         raise errors.out_of_domain(
             "nematus.load", "norm", norm, f"{facts['norm']}, as its variables say", "leave it out"

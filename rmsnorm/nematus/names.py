@@ -326,7 +326,8 @@ def _transformer(config: Config) -> Iterator[Variable]:
             if number == depth and config.dialect != "zero":
                 blocks["final"] = {}
             for block, maps in blocks.items():
-                for name in transformer_norm(config, block)[: 1 + config.norm_offset]:
+                names = () if config.norm == "none" else transformer_norm(config, block)[: 1 + config.norm_offset]
+                for name in names:
                     yield _row(f"{layer}/{name}", (d,), None)
                 for part, shape in maps.items():
                     weight, bias = transformer_map(config, block, part)

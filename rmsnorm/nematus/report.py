@@ -49,7 +49,12 @@ def facts(model: Model) -> Iterator[tuple[str, str]]:
     layer = "LayerNorm"
     if model.names == "theano" and "layer_normalization_type" not in config.options:
         layer += ", or RMSNorm that adds offsets: in Theano their names are the same"
-    yield "norm", {"none": "none", "layer": layer, "rms": f"RMSNorm, {offsets} offsets"}[config.norm]
+    yield (
+        "norm",
+        {"none": "none", "layer": layer}.get(
+            config.norm, f"{'p' if config.norm == 'prms' else ''}RMSNorm, {offsets} offsets"
+        ),
+    )
     factors = f", in factors of {_joined(config.dim_per_factor)}" if len(config.dim_per_factor) > 1 else ""
     yield "sizes", f"embedding {config.embedding_size}{factors}, state {config.state_size}, " + _parts(config)
     yield "vocabulary", f"source {_joined(config.source_vocab_sizes)}, target {config.target_vocab_size}"

@@ -66,7 +66,7 @@ def transformer_layer(config: Config, stack: str, number: int) -> str:
 def transformer_norm(config: Config, block: Block) -> tuple[str, str]:
     """Names of the gain and of the offset of the norm of a block, below the name of the layer."""
     scope = _ZERO_BLOCKS[block] if config.dialect == "zero" else _NORMS[block]
-    norm = {"layer": "layer_norm", "rms": "rms_norm"}[config.norm]
+    norm = "layer_norm" if config.norm == "layer" else "rms_norm"
     return f"{scope}/{norm}/scale", f"{scope}/{norm}/offset"
 
 

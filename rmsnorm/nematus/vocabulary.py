@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rmsnorm.nematus.model import Model
 
 PADDING = 0  # the id that fills the rows after the end of a sentence
-_ZERO_FIRST = ("<pad>", "<unk>", "<eos>")  # the first words of every vocabulary of zero
+ZERO_FIRST = ("<pad>", "<unk>", "<eos>")  # the first words of every vocabulary of zero
 _ZERO_FILES = ("src_vocab_file", "tgt_vocab_file")  # zero's options
 
 
@@ -87,7 +87,7 @@ def read_entries(path: str | os.PathLike[str], dialect: Dialect) -> dict[str, in
     if dialect == "zero":
         text = read_text("vocabulary", path, "a vocabulary of zero")
         lines = [line.strip() for line in StringIO(text, newline=None)]
-        return {word: index for index, word in enumerate(dict.fromkeys((*_ZERO_FIRST, *lines)))}
+        return {word: index for index, word in enumerate(dict.fromkeys((*ZERO_FIRST, *lines)))}
     entries = read_json("vocabulary", path, "a dictionary of Nematus")
     if not isinstance(entries, dict) or not all(type(index) is int for index in entries.values()):
         raise ValueError(f"vocabulary: {path} is no dictionary of Nematus, expected words with ids; name another")

@@ -107,7 +107,17 @@ def options(fields: Mapping[str, Any]) -> dict[str, Any]:
     own |= {"model_name": model, "dtype_inf": -fields["masked_score"]}
     own["ema_decay"] = own["ema_decay"] or -1.0
     required = {name: choices[0] for name, (choices, _) in _PORTED_RNN.items()} if model == "rnnsearch" else {}
-    return {"scope_name": model, **required, **fields["options"], **own}
+    kept = {name: value for name, value in fields["options"].items() if name != "norm"}
+    return {"scope_name": model, **required, **kept, **own, **partial_norm(fields["norm"])}
+
+
+def partial_norm(norm: str) -> dict[str, str]:
+    """The option of this package for what no name of a variable shows, in Nematus's files, too.
+
+    >>> partial_norm("rms"), partial_norm("prms")
+    ({}, {'norm': 'prms'})
+    """
+    return {"norm": norm} if norm == "prms" else {}
 
 
 def scope(options: Mapping[str, Any]) -> str:

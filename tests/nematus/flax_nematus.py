@@ -19,6 +19,7 @@ from jax import numpy as jnp
 from rmsnorm.nematus import flax as nematus
 from rmsnorm.nematus.flax import parameters as nematus_parameters
 from rmsnorm.nematus.flax.parameters import Parameters
+from rmsnorm.variants import Variant
 
 
 @contextmanager
@@ -38,8 +39,9 @@ def quick() -> Iterator[None]:
 def formula(
     x: Any, gain: Any, offset: Any = None, *, variant: str = "nematus", eps: float, partial: float | None = None
 ) -> Any:
-    assert (variant, partial) == ("nematus", None)
-    y = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + eps) * gain
+    assert variant == "nematus"
+    counted = x[..., : Variant.get(variant).replace(partial=partial).counted(x.shape[-1])]
+    y = x / jnp.sqrt((counted * counted).mean(-1, keepdims=True) + eps) * gain
     return y if offset is None else y + offset
 
 

@@ -26,6 +26,7 @@ DEEP: dict[str, Any] = {
     "rnn_dec_high_transition_depth": 2,
 }
 FACTORS: dict[str, Any] = {"source_vocab_sizes": (8, 4), "dim_per_factor": (4, 2)}
+PARTIAL: dict[str, Any] = {"norm": "prms", "embedding_size": 20, "state_size": 20}  # a statistic of two features
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "layer": {"norm": "layer"},
@@ -38,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "deep theano": {"norm": "rms", **DEEP, "dialect": "theano"},
     "deep theano with offset": {"norm": "layer", **DEEP, "rnn_dec_deep_context": True, "dialect": "theano"},
     "factors": {"norm": "rms", **FACTORS},
-    "tied decoder": {"tie_decoder_embeddings": True},
+    "tied decoder": {**PARTIAL, "tie_decoder_embeddings": True},
     "tied encoder": {"tie_encoder_decoder_embeddings": True, **FACTORS},
     "tied all": {"tie_decoder_embeddings": True, "tie_encoder_decoder_embeddings": True, **FACTORS},
     "relu": {"output_hidden_activation": "relu"},
@@ -62,7 +63,7 @@ SMALL_TRANSFORMER: dict[str, Any] = {
 TRANSFORMERS: dict[str, dict[str, Any]] = {
     "transformer rms": {"norm": "rms"},
     "transformer layer": {"norm": "layer"},
-    "transformer tied decoder": {"norm": "rms", "tie_decoder_embeddings": True},
+    "transformer tied decoder": {**PARTIAL, "tie_decoder_embeddings": True},
     "transformer tied encoder": {"norm": "rms", "tie_encoder_decoder_embeddings": True, "source_vocab_sizes": (8,)},
     "transformer tied all": {
         "norm": "layer",

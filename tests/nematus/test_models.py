@@ -109,6 +109,17 @@ def check_everything(framework: Any, kind: str, dtype: str, **changes: Any) -> t
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_transformer_without_norms(framework: Any) -> None:
+    """Of small weights: without norms the sums grow from layer to layer."""
+    config = config_of("transformer rms").replace(norm="none")
+    parameters = {name: value / 4 for name, value in random_parameters(config).items()}
+    golden, model = numpy_nematus.Model(config, parameters), framework.Model(config, parameters)
+    x, x_mask, y, _ = batch(config)
+    check_close(model.logits(x, x_mask, y), golden.logits(x, x_mask, y))
+    assert abs(golden.logits(x, x_mask, y)).max() > 0.1
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("framework", "dtype", "beams"),
     [

@@ -133,6 +133,19 @@ def test_an_archive_of_rmsnorm_with_offsets_must_be_called_so(tmp_path: Path) ->
         nematus.load(tmp_path, norm="layer")
 
 
+def test_prmsnorm_is_in_the_options_as_its_names_are_those_of_rmsnorm(tmp_path: Path) -> None:
+    save(tmp_path, "tied decoder")
+    loaded = nematus.load(tmp_path)
+    assert loaded.config.norm == "prms"
+    assert "norm" not in write(loaded.config.replace(norm="rms"))
+    reoption(tmp_path, norm=None)
+    assert nematus.load(tmp_path).config.norm == "rms"
+    assert nematus.load(tmp_path, norm="prms").config.norm == "prms"
+    zero = config_of("zero rms").replace(norm="prms")
+    assert write(zero)["norm"] == "prms"
+    assert "norm" not in write(zero.replace(norm="rms", options=write(zero)))
+
+
 def test_options_of_every_version() -> None:
     old = {
         "embedding_size": 12, "state_size": 16, "source_vocab_sizes": [37], "target_vocab_size": 41, "enc_depth": 2,

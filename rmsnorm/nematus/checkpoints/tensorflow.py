@@ -13,7 +13,7 @@ from rmsnorm import errors
 from rmsnorm.files import reading, replacing
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.checkpoints.files import OP, ZERO_OPTIONS, write_options
-from rmsnorm.nematus.config import Config, write
+from rmsnorm.nematus.config import RMS, Config, write
 from rmsnorm.nematus.names import VERSIONS, check
 
 _WANTED: Final = "a whole checkpoint"
@@ -55,7 +55,7 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
     """
     tf = _tensorflow()
     rows = check("save_tensorflow", config, parameters)
-    if config.norm == "rms" and config.norm_offset:
+    if config.norm in RMS and config.norm_offset:
         raise errors.out_of_domain(
             "save_tensorflow", "norm_offset", True, "False: RMSNorm has no offset in Nematus", "save a Theano archive"
         )

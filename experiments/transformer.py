@@ -1,0 +1,38 @@
+"""Translation by the Transformer: with norms before its blocks, as Nematus has it, or after them, as zero has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.experiment import Experiment, option
+from experiments.translation import NORMS, TranslationOptions, open_task
+
+
+@dataclass(frozen=True)
+class TransformerOptions(TranslationOptions):
+    """Sizes of the Transformer."""
+
+    place: str = option("pre", "Norms before the blocks (Nematus) or after them (zero):", choices=("pre", "post"))
+    state: int = option(64, "Size of the states; the paper has 512.", least=4)
+    inner: int = option(256, "Size of the inner layers; the paper has 2048.", least=1)
+    heads: int = option(4, "Heads of attention; the paper has 8.", least=1)
+    depth: int = option(2, "Layers of the encoder and of the decoder; the paper has 6.", least=1)
+
+    def model(self) -> dict[str, Any]:
+        sizes = {"embedding_size": self.state, "state_size": self.state, "transformer_ffn_hidden_size": self.inner}
+        depths = {"transformer_enc_depth": self.depth, "transformer_dec_depth": self.depth}
+        own = {**sizes, **depths, "model_type": "transformer", "transformer_num_heads": self.heads}
+        of_zero = {"dialect": "zero", "search": "zero", "eps": 1e-8, "masked_score": -1e8, "normalization_alpha": 0.6}
+        return own | (of_zero if self.place == "post" else {})
+
+
+EXPERIMENT = Experiment(
+    name="transformer",
+    title="translation by the Transformer",
+    quality="BLEU",
+    norms=NORMS,
+    options=TransformerOptions,
+    open=open_task,
+    paper={"rms": -6.9, "prms": -9.3},
+)
