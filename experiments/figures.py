@@ -13,6 +13,7 @@ from rmsnorm.files import replacing
 # For colour-blind readers, too.
 _COLOURS: Final = {"none": "0.4", "batch": "#e69f00", "weight": "#cc79a7", "layer": "#009e73", "rms": "#d55e00",
                    "prms": "#0072b2", "rms-channels": "#0072b2"}  # fmt: skip
+_FEW: Final = 25  # points, which are marked
 FIGURES: Final = {  # file: row of x, row of y; None for the quality
     "loss-steps.svg": ("step", "loss"),
     "loss-seconds.svg": ("seconds", "loss"),
@@ -33,7 +34,15 @@ def draw(folder: Path, rows: Sequence[Mapping[str, Any]], result: Mapping[str, A
             lines = [[row for row in rows if row["norm"] == norm and row["seed"] == s and y in row]
                      for s in result["seeds"]]  # fmt: skip
             across, up = (np.mean([[row[column] for row in line] for line in lines], axis=0) for column in (x, y))
-            axis.plot(across, up, color=_COLOURS[norm], label=norm, linewidth=1.2)
+            axis.plot(
+                across,
+                up,
+                color=_COLOURS[norm],
+                label=norm,
+                linewidth=1.2,
+                marker="o" if len(up) < _FEW else None,
+                markersize=3,
+            )
         axis.set_xlabel({"step": "steps", "seconds": "seconds of training"}[x])
         axis.set_ylabel(y)
         axis.grid(True, color="0.9")

@@ -93,7 +93,7 @@ def _finite(value: Any) -> Any:
 
 def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows: quality, time of a step, its ratios to those of no norm and of LayerNorm, and the paper's."""
-    columns = ["norm", result["quality"], "ms a step", "of none", "of layer", "the paper's of layer", "parameters"]
+    columns = ["norm", result["quality"], "ms a step", "of none", "of layer", "of layer in the paper", "parameters"]
     rows = []
     for norm, own in result["norms"].items():
         quality = _number(own["mean"]) + ("" if own["sd"] is None else f" ± {_number(own['sd'])}")
