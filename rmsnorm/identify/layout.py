@@ -120,13 +120,21 @@ def _candidates(target: Target, width: int) -> list[tuple[int | None, ...]]:
         return [(None, *target.x_shape[1:]) if len(target.x_shape) > 1 else target.x_shape]
     trailing = _trailing(target, width)
     shapes: list[tuple[int | None, ...]] = [(None, *trailing)]
+    if _parameter_shape(target, width)[:1] == (1,) and len(trailing) > 1:  # its first axis is that of examples
+        shapes.insert(0, (None, *trailing[1:]))
     if len(trailing) == 1:
         shapes += [(None, 3, width), (None, 3, 4, width), (width, None), (None, width, 3), (None, width, 3, 2)]
     return shapes
 
 
 def _trailing(target: Target, width: int) -> Shape:
-    """The shape of the parameters where they have several axes."""
+    """The shape of the parameters where they have several axes, with other sizes than 1."""
+    shape = _parameter_shape(target, width)
+    return tuple(size if size > 1 else 3 + axis for axis, size in enumerate(shape)) or (width,)
+
+
+def _parameter_shape(target: Target, width: int) -> Shape:
+    """The shape of the gain or bias where it has several axes, else none."""
     for argument in ("scale", "bias"):
         if argument in target.arguments:
             try:
@@ -134,8 +142,8 @@ def _trailing(target: Target, width: int) -> Shape:
             except Exception:  # a layer for more axes may raise anything
                 continue
             if len(shape) > 1 and math.prod(shape) == width:
-                return tuple(size if size > 1 else 3 + axis for axis, size in enumerate(shape))
-    return (width,)
+                return shape
+    return ()
 
 
 def _axes(target: Target, sizes: tuple[int | None, ...], dtype: str) -> tuple[int, ...]:

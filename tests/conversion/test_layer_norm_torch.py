@@ -328,7 +328,7 @@ def refusals() -> dict[str, tuple[Any, Any, str, str]]:
                               "aten.relu"),
         "one feature": (nn.Sequential(nn.Linear(3, 1), nn.LayerNorm(1)), x, "1", "normalises a single feature"),
         "not reached": (net(lambda m, p, x: m.a(x), a=a, norm=norm), x, "m.norm", "sample inputs do not reach it"),
-        "a function": (net(lambda m, p, x: nn.functional.layer_norm(m.a(x), (4,)), a=a), x, "", "does not compute what torch.nn.Layer"),
+        "a function": (net(lambda m, p, x: nn.functional.layer_norm(m.a(x), (4,)), a=a), x, "", "does not compute"),
         "a subclass": (nn.Sequential(a, Own(4)), x, "1", "it calls layer_norm, but does not compute what"),
         "a buffer not saved": (Buffers(), x, "norm", "shift is a buffer that is not saved with the model"),
         "int8": (Int8(), x, "norm", "takes features from an array that is not floating-point"),

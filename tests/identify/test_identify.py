@@ -314,6 +314,23 @@ def test_names_that_cannot_be_told_apart_are_all_said():
     )
 
 
+class Image(torch.nn.Module):
+    """As in denoising-diffusion-pytorch: the gain says the number of axes, the factor says which one is normalised."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.g = torch.nn.Parameter(torch.ones(1, dim, 1, 1))
+
+    def forward(self, x):
+        return torch.nn.functional.normalize(x, dim=1) * self.g * 8
+
+
+def test_a_gain_with_an_axis_for_examples_says_the_number_of_axes():
+    identity = identify(Image, gradients=False)
+    assert identity.headline.endswith("is RMSNorm over axis 1 of 4 (not the last): the variant x_transformers")
+    assert not identity.defects
+
+
 def channels(x: torch.Tensor, weight, condition):
     h = x.float()
     y = h * torch.rsqrt(h.square().mean(1, keepdim=True) + 1e-6) * (1 + condition[:, None, None, None])
