@@ -415,6 +415,24 @@ def test_identity_hooks_and_devices_are_kept() -> None:
     assert copy.deepcopy(model)[0](randn(2, 8)).shape == (2, 8)
 
 
+def test_a_small_call_again_is_that_of_our_layer() -> None:
+    """What it keeps of a call is of that shape and of this process, and sees the weight of now."""
+    layer, ours = LlamaRMSNorm(8), RMSNorm(8, variant="llama")
+    replace(layer)
+    with torch.no_grad():
+        for shape in ((2, 8), (2, 8), (3, 2, 8), (2, 8)):
+            layer.weight.add_(0.5)
+            ours.weight.copy_(layer.weight)
+            x = randn(*shape)
+            assert torch.equal(layer(x), ours(x))
+            assert (vars(layer).get("_kept") is None) == (vars(ours).get("_kept") is None)
+        again = pickle.loads(pickle.dumps(layer))
+    assert "_kept" not in vars(again) | vars(copy.deepcopy(layer))
+    assert torch.equal(again(x), ours(x))
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+
+
 def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     identify = module.identify

@@ -20,7 +20,10 @@ def subclass(make: Callable[[Any, Norm], Any], kind: Any, norm: Norm, method: st
     """A class like ``kind`` with another method, which pickles and calls itself by its name; ``make`` makes it."""
 
     def __reduce_ex__(self: Any, protocol: int) -> Any:
-        return _made_again, (make, kind, norm), self.__getstate__()
+        state = self.__getstate__()
+        if isinstance(state, dict):
+            state = {name: value for name, value in state.items() if name != "_kept"}  # of this process alone
+        return _made_again, (make, kind, norm), state
 
     names = {method: functools.wraps(getattr(kind, method))(call), "__reduce_ex__": __reduce_ex__, "norm": norm,
              "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}  # fmt: skip

@@ -16,8 +16,9 @@ from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import decide, first_parameter
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.identify import Identity, Target, open_target
-from rmsnorm.torch_impl.functional import rms_norm
+from rmsnorm.torch_impl.functional import is_differentiated, kept, rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
+from rmsnorm.torch_impl.rounding import is_watched
 from rmsnorm.variants import PRESETS, Variant
 
 _COMPARABLE: Final = (bool, int, float, str, tuple, type(None), torch.dtype)
@@ -149,12 +150,24 @@ def become_layer(module: Any, variant: Variant, eps: float | None) -> None:
 def class_of(kind: Any, norm: Norm) -> Any:
     """A class whose call with x alone is that of rms_norm; all else is inherited."""
 
+    settings, last = (norm.known.eps, norm.known), tuple(range(-len(norm.axes), 0))
+    may_keep = norm.axes == norm.gain_axes == last
+
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
         x: Any = inputs[0] if inputs else named.get(norm.x)
-        if len(inputs) + len(named) != 1 or not isinstance(x, Tensor) or not norm.takes(x.shape):
+        if len(inputs) + len(named) != 1 or not isinstance(x, Tensor):
             return kind.forward(self, *inputs, **named)
+        own = self.__dict__.get("_kept")  # of the last call, as in rmsnorm.torch_impl.RMSNorm
         scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
-        return rms_norm(x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes)
+        alone = may_keep and bias is None and type(x) is Tensor and not is_watched() and not is_differentiated(x, scale)
+        if alone and own is not None and (y := own.forward(settings, x, scale)) is not None:
+            return y
+        if not norm.takes(x.shape):
+            return kind.forward(self, *inputs, **named)
+        y = rms_norm(x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes)
+        if alone:
+            self.__dict__["_kept"] = kept(settings, last, x, scale)
+        return y
 
     return subclass(class_of, kind, norm, "forward", forward)
 
