@@ -176,6 +176,11 @@ class FixedFactorNorm(nn.Module):
         return y if self.g is None else y * self.g
 
 
+class OffsetNumber(FixedFactorNorm):
+    def forward(self, x: Any) -> Any:
+        return nn.functional.normalize(x, dim=-1) * self.factor * (self.g + 1)
+
+
 class Channels(OwnNorm):
     def forward(self, hidden: Any) -> Any:
         y = hidden * torch.rsqrt(hidden.square().mean(1, keepdim=True) + 1e-5)
@@ -250,6 +255,7 @@ LEFT = {
     "factor": (lambda: Doubled(8), "y is 2 times too large"),
     "modules": (parametrized, "it has modules of its own"),
     "method": (patched, "its forward is not that of its class"),
+    "offset": (lambda: OffsetNumber(8, 1), "it adds to its gain, which is one number"),
     "instance norm": (lambda: nn.InstanceNorm1d(8), "it computes LayerNorm"),
 }
 
@@ -268,6 +274,7 @@ OWN = {
     "one number": (lambda: OwnNorm((1,)), (2, 3, 8)),
     "factor": (lambda: FixedFactorNorm(24), (2, 3, 24)),
     "factor, another width": (lambda: FixedFactorNorm(24), (2, 3, 8)),
+    "factor, the width of the trial": (lambda: FixedFactorNorm(16), (2, 3, 8)),
     "factor, one number": (lambda: FixedFactorNorm(32, 1), (2, 3, 32)),
     "residual": (lambda: WithResidual(8), (2, 3, 8)),
 }

@@ -87,18 +87,29 @@ def find_layout(target: Target, x: str) -> Norm:
 
 
 def _implied_width(target: Target) -> int | None:
-    """The width of a layer that multiplies by the root of a fixed one and has no vector that shows it, else None."""
-    x = np.random.default_rng(0).normal(size=(4, _WIDTH)).astype(np.float32)
+    """The width of a layer that multiplies by the root of a fixed one and has no vector that shows it, else None.
+
+    Raises:
+        Unproven: to a gain of one number it adds another one.
+    """
+    widths = {width: _measured_width(target, width) for width in (_WIDTH, 24)}
+    return next((width for asked, width in widths.items() if width not in (None, asked)), None)
+
+
+def _measured_width(target: Target, width: int) -> int | None:
+    x = np.random.default_rng(0).normal(size=(4, width)).astype(np.float32)
     try:
         arrays = parameters(target, x, scale=np.ones, bias=np.zeros)
         y = target.forward(x, **arrays)
+        if any(array.size > 1 for array in arrays.values()) or y.dtype.kind != "f":
+            return None
+        if "scale" in arrays and np.any(target.forward(x, **{**arrays, "scale": 0 * arrays["scale"]})):
+            raise Unproven("it adds to its gain, which is one number: RMSNorm does not support that")
     except (TargetError, ValueError):
         return None
-    if any(array.size > 1 for array in arrays.values()) or y.dtype.kind != "f":
-        return None
     square = float(np.mean(y.astype(np.float64) ** 2))
-    width = round(_WIDTH * square) if np.isfinite(square) else 0
-    return width if 1 < width != _WIDTH and abs(_WIDTH * square / width - 1) < 1e-3 else None
+    implied = round(width * square) if np.isfinite(square) else 0
+    return implied if implied > 1 and abs(width * square / implied - 1) < 1e-3 else None
 
 
 def _likely(entry: tuple[tuple[Shape, Shape], list[Shape]]) -> tuple[Any, ...]:
