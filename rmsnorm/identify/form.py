@@ -193,6 +193,9 @@ def _gain(session: Session, findings: Findings, x: Array) -> tuple[Session, Gain
         findings.add("gain", False, "y does not change with the gain")
         findings.not_observable("scale_offset", "the gain is not applied")
         findings.defect("the gain is not applied")
+        if "scale" in session.target.names:  # a layer keeps its own, and the model has none
+            arguments = tuple(entry for entry in session.target.arguments if entry != "scale")
+            session = replace(session, target=replace(session.target, arguments=arguments))
         return session.with_neutral(scale=1.0), Gain(applied=False)
     if not close(y, zero + wide * slope) or np.max(np.abs(slope)) < 1e-3 * np.max(np.abs(one)):
         for o in (0.0, 1.0):
