@@ -14,7 +14,7 @@ import numpy as np
 
 from rmsnorm.cpu.bfloat16 import any_set, backward_row, is_moderate
 from rmsnorm.cpu.formats import LOAD, STORE, add_in_any_order, apart, inlined, view
-from rmsnorm.cpu.settings import BACKWARD, CANCELLED, OPTIONS, STORAGE
+from rmsnorm.cpu.settings import BACKWARD, CANCELLED, OUTSIDE, STORAGE
 from rmsnorm.cpu.statistic import (
     centre,
     is_counted,
@@ -34,16 +34,15 @@ _CANCELS: Final = 2.0**-24
 _LARGE: Final = 2.0**900  # of float64: a sum of such numbers may overflow
 _MAY_CANCEL: Final = 2.0**-16  # with a mask, where rows are not tested
 
-_H, _H_STEP, _, _MASK, _MASK_STEP, _MASK_STRIDE, _INVERSE_RMS, _DY, _DH, _DX, _, _ = range(len(BACKWARD))
+_H, _H_STEP, _, _MASK, _MASK_STEP, _MASK_STRIDE, _INVERSE_RMS, _DY, _DH, _DX, _, _DBIAS = range(len(BACKWARD))
 
 
 def compiled(x: str, y: str, *options: str) -> Any:
     """The kernel for the formats of x and y, with what the options name (see machine_code.py)."""
-    has_mask, has_other, has_bias, is_partial, is_outside, has_no_rms = (name in options for name in OPTIONS)
-    has_bias = has_bias or has_mask
+    has_mask, has_other = "mask" in options, "other" in options
     load_x, load_y, store = LOAD[x], LOAD[y], STORE[x]
     like_x, like_y = STORAGE[x](0), STORAGE[y](0)
-    may_be_single = x == y == "bfloat16" and not (has_mask or has_other or is_partial)
+    may_be_single = x == y == "bfloat16" and not (has_mask or has_other)
     is_wide, has_wide_dy = "float64" in (x, y), y == "float64"
 
     def fill(
@@ -97,6 +96,7 @@ def compiled(x: str, y: str, *options: str) -> Any:
         row_bytes, y_bytes = n * s.x_bytes, n * s.y_bytes
         gain, dscale_sums = view(prepared, n, 0.0), view(sums, n, 0.0)
         dbias_sums = view(sums + 8 * n, n, 0.0)
+        has_bias, has_rms = word(arguments, _DBIAS) != 0, inverse_rms != 0
         for j in range(2 * n if has_bias else n):
             dscale_sums[j] = 0.0
         if has_mask:
@@ -115,20 +115,20 @@ def compiled(x: str, y: str, *options: str) -> Any:
             eights[eight - 1] = 0  # its last elements are none of the row
             for j in range(n):
                 gain32[j] = gain[j]
-            single = s.single and is_moderate(gain)
+            single = s.single and k == n and is_moderate(gain)
         failed = 0
         for i in range(start, stop):
             h_row, dy_row = view(h + i * h_step, n, like_x), view(dy + i * y_bytes, n, like_y)
             dx_row, dh_row = view(dx + i * row_bytes, n, like_x), view(dh + i * row_bytes, n, like_x)
             mask_row = view(mask + i * mask_step, n, np.uint8(0))
-            if has_no_rms:
+            if has_rms:
+                factor = view(inverse_rms, stop, 0.0)[i]
+            else:
                 if has_mask:
                     k, q = masked_mean_square(load_x, h_row, mask_row, stride, s.k, variance)
                 else:
                     q = sum_of_squares(load_x, h_row, k) / k
                 factor = 1 / rho_of(s, q, k) if k else 0.0
-            else:
-                factor = view(inverse_rms, stop, 0.0)[i]
             unit = 1.0
             if has_wide_dy:
                 for j in range(n):
@@ -171,7 +171,7 @@ def compiled(x: str, y: str, *options: str) -> Any:
             if has_bias:
                 for j in range(n):
                     dbias_sums[j] += load_y(dy_row[j])
-            if is_outside:
+            if s.position == OUTSIDE:
                 length = scaled_sum_of_squares(load_x, h_row, k, factor)
             share = slope(s, k, factor, length) * inner / k
             if not dx:
@@ -194,10 +194,9 @@ def compiled(x: str, y: str, *options: str) -> Any:
                         )  # fmt: skip
             else:
                 cancels |= fill(h_row, dy_row, dh_row, gain, factor, step, unit, dx_row, np.uint64(0), np.uint64(k))
-                if is_partial:
-                    for j in range(k, n):
-                        gradient = factor * (load_y(dy_row[j]) / unit * gain[j]) * unit
-                        store(dx_row, j, (gradient + load_x(dh_row[j]) if has_other else gradient) + 0.0)
+                for j in range(np.uint64(k), np.uint64(n)):  # unsigned as in fill
+                    gradient = factor * (load_y(dy_row[j]) / unit * gain[j]) * unit
+                    store(dx_row, j, (gradient + load_x(dh_row[j]) if has_other else gradient) + 0.0)
             if cancels:
                 rows_at = h + i * h_step, dy + i * y_bytes, dh + i * row_bytes if dh else 0
                 failed |= settle(settings, n, *rows_at, prepared, 0, -1, dx + i * row_bytes)

@@ -39,7 +39,7 @@ POOL: Final = 2**21  # elements: likewise for threads that must be woken first
 _LARGE: Final = 2**21  # elements: from here on, huge pages are faster
 
 _RESIDUAL, _FORWARD_SCALE, _BIAS, _FORWARD_MASK = map(FORWARD.index, ("residual", "scale", "bias", "mask"))
-_DH, _BACKWARD_SCALE, _BACKWARD_MASK, _RMS = map(BACKWARD.index, ("dh", "scale", "mask", "inverse_rms"))
+_DH, _BACKWARD_SCALE, _BACKWARD_MASK = map(BACKWARD.index, ("dh", "scale", "mask"))
 _DSCALE, _DBIAS = map(BACKWARD.index, ("dscale", "dbias"))
 
 # How many threads there are, and the address of the function with which OpenMP starts them (see openmp.py), else 0.
@@ -71,7 +71,7 @@ class Plan(NamedTuple):
 
         ``arguments`` are FORWARD of settings.py. ``owners`` keep the memory at the addresses alive.
         """
-        kernel = self.forward[arguments[_FORWARD_MASK] != 0, arguments[_RESIDUAL] != 0, False]
+        kernel = self.forward[arguments[_FORWARD_MASK] != 0, arguments[_RESIDUAL] != 0]
         size = self.rows * self.n
         count, gomp_parallel = (1, 0) if self.small else threads()
         if count < 2 or (size < POOL and not gomp_parallel):
@@ -90,7 +90,7 @@ class Plan(NamedTuple):
 
         ``arguments`` are BACKWARD of settings.py; ``owners`` are as in ``run_forward``.
         """
-        kernel = self.backward[arguments[_BACKWARD_MASK] != 0, arguments[_DH] != 0, arguments[_RMS] == 0]
+        kernel = self.backward[arguments[_BACKWARD_MASK] != 0, arguments[_DH] != 0]
         count, gomp_parallel = threads() if self.rows > self.chunk else (1, 0)
         if count < 2 or (self.rows * self.n < POOL and not gomp_parallel):
             self.run(kernel, 1, self.place, self.rows, self.chunk, 1, 0, *arguments)
@@ -131,28 +131,22 @@ class Plan(NamedTuple):
         _from_c(PARAMETERS + int(self.settings[0][name]))(parameter, address(values), self.n, count)
 
 
-class Kernels(dict[tuple[bool, bool, bool], int]):
-    """Addresses of kernels, by whether there is a mask, a residual or dh, and no 1 / rho; compiled when first used."""
+class Kernels(dict[tuple[bool, bool], int]):
+    """Addresses of kernels, by whether there is a mask, and a residual or dh; compiled when first used."""
 
     def __init__(self, kind: str, call: Call, has_bias: bool) -> None:
         self.kind, self.call, self.has_bias = kind, call, has_bias
 
-    def __missing__(self, key: tuple[bool, bool, bool]) -> int:
+    def __missing__(self, key: tuple[bool, bool]) -> int:
         self[key] = kernel_key(self.kind, self.call, *key, self.has_bias).address()
         return self[key]
 
 
-def kernel_key(
-    kind: str, call: Call, has_mask: bool, has_other: bool, has_no_rms: bool, has_bias: bool
-) -> machine_code.Key:
+def kernel_key(kind: str, call: Call, has_mask: bool, has_other: bool, has_bias: bool) -> machine_code.Key:
     """The key of the kernel for a call."""
-    if has_mask or call.variant.statistic == "variance":
-        options = {"mask": True, "bias": has_bias and kind == "forward", "no-rms": has_no_rms}
-    else:
-        options = {"other": has_other, "bias": has_bias, "no-rms": has_no_rms}
-        if kind == "backward":
-            options |= {"partial": call.k < call.n, "outside": call.variant.eps_position == "outside"}
-    named = tuple(name for name in OPTIONS if options.get(name))
+    masked = has_mask or call.variant.statistic == "variance"
+    options = masked, has_other and not masked, has_bias and kind == "forward"
+    named = tuple(name for name, is_set in zip(OPTIONS, options, strict=True) if is_set)
     if kind == "backward":
         return machine_code.Key(kind, call.x, call.result, options=named)
     product = None if call.norm is None else call.product

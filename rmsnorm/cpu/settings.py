@@ -51,9 +51,9 @@ BACKWARD: Final = (
 )  # fmt: skip
 
 # What a kernel is compiled with if a call has it, so that others need not be compiled with it: a mask, or a variance as
-# its statistic; a residual, backward dh; a bias; backward elements that are not counted, eps outside the root, or no
-# 1 / rho from the forward pass. Kernels with a mask can compute calls with others of these, too, and are slower.
-OPTIONS: Final = ("mask", "other", "bias", "partial", "outside", "no-rms")
+# its statistic; a residual, backward dh; forward a bias. Kernels with a mask are slower, and can compute calls with a
+# residual, too.
+OPTIONS: Final = ("mask", "other", "bias")
 
 # A table of addresses, in words, through which compiled functions call each other: what is in tasks.py; what starts
 # XLA's threads, and two messages; what adds o to the gains; what computes a row again that cancels; what moves a

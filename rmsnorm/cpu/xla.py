@@ -33,7 +33,7 @@ def forward(call: Call, scale: str | None, bias: str | None, mask: tuple[int, in
     y, inverse_rms = _buffers(RESULT, True, True)
     steps = map(_number, mask or (0, 0))
     sources = [x, _number(launched.x_bytes), _number(0), gain, shift, mask_data, *steps, y, _number(0), inverse_rms]
-    key = kernel_key("forward", call, mask is not None, False, False, bias is not None)
+    key = kernel_key("forward", call, mask is not None, False, bias is not None)
     return _attribute(key, launched, launched.step(available()), sources)
 
 
@@ -47,7 +47,7 @@ def backward(
     gradients = _buffers(RESULT, *wanted)
     steps = map(_number, mask or (0, 0))
     sources = [h, _number(launched.x_bytes), gain, mask_data, *steps, factors, dy, dh_data, *gradients]
-    key = kernel_key("backward", call, mask is not None, dh, not inverse_rms, bias is not None)
+    key = kernel_key("backward", call, mask is not None, dh, bias is not None)
     return _attribute(key, launched, launched.chunk, sources)
 
 

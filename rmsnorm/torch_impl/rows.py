@@ -129,7 +129,7 @@ def keep(settings: Any, call: Call, plan: Any, x: Tensor, scale: Tensor | None) 
     """A call of x and a gain that was computed; None if it is not worth it."""
     if plan is None or not plan.small or call.result != call.x:
         return None
-    job = plan.forward[False, False, False], 0, plan.place, plan.rows, plan.rows, 1, 0
+    job = plan.forward[False, False], 0, plan.place, plan.rows, plan.rows, 1, 0
     sizes, dtype = (None, None) if scale is None else (scale.shape, scale.dtype)
     return Kept(settings, x.shape, x.dtype, sizes, dtype, plan, job)
 
