@@ -136,7 +136,7 @@ def test_one_rounding_to_nearest_even(name: str) -> None:
 def test_the_whole_table(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """f16, bf16 and f32 equal the golden in every bit; f64 is within an ulp in y, and within the kit's bounds."""
     with_kernels = 0
-    for case, variant, _ in select(types=(dtype,), brief=dtype == "float16"):  # whose kernels take longest to compile
+    for case, variant, _ in select(types=(dtype,), brief=dtype != "float32"):  # test_interface has all cases in PyTorch
         data = make(case, variant, dtype)
         if not cpu.supports(data.call):
             continue
@@ -149,7 +149,7 @@ def test_the_whole_table(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
             continue
         for name, (got,) in _outcome(data).results.items():
             check_same(got, want[name])
-    assert with_kernels > (25 if dtype == "float16" else 60)
+    assert with_kernels > (60 if dtype == "float32" else 25)
 
 
 def _outcome(data: Any) -> judge.Outcome:

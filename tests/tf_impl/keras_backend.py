@@ -103,7 +103,8 @@ def check_outputs(function: Callable[[Any, Any], Any], policies: Sequence[str] =
     for index, (policy, variant, (options, shape)) in enumerate(
         itertools.product(policies, rmsnorm.PRESETS, SHAPES.values())
     ):
-        if BACKEND != "numpy" and index % len(SHAPES) != index // len(SHAPES) % len(SHAPES):
+        pair = index // len(SHAPES)  # of a policy and a variant
+        if BACKEND != "numpy" and (index % len(SHAPES) != pair % len(SHAPES) or pair % len(POLICIES)):
             continue  # the wings have tests of their own
         layer = RMSNormalization(**options, variant=variant, bias=variant == "llama" or None, dtype=policy)
         layer.build(shape)

@@ -165,7 +165,7 @@ def test_half_gradients_are_rounded_once(dtype: str) -> None:
             assert (apart > 0).sum() <= max(2, apart.size * 10 * 2.0**-13)
 
 
-@pytest.mark.parametrize("dtype", MAGNITUDES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])  # of the others test_interface has cases
 @pytest.mark.parametrize("name", OPTIONS)
 def test_tangents_are_the_golden(name: str, dtype: str) -> None:
     for seed, variant in three_of(("standard", "llama", "gemma", "zhang_torch", "keras_rms_scaling"), name):

@@ -68,7 +68,7 @@ def test_every_option_is_the_golden(name: str, dtype: str) -> None:
             check_values(g, w, share=0.999 if carried else 0.9)
 
 
-@pytest.mark.parametrize("dtype", MAGNITUDES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])  # of the others test_interface has cases
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_gradient_is_the_golden(name: str, dtype: str) -> None:
     """By the analytic product, by the Function and by the composite that torch.func derives."""
