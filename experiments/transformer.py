@@ -14,10 +14,10 @@ class TransformerOptions(TranslationOptions):
     """Sizes of the Transformer."""
 
     place: str = option("pre", "Norms before the blocks (Nematus) or after them (zero):", choices=("pre", "post"))
-    state: int = option(64, "Size of the states; the paper has 512.", least=4)
-    inner: int = option(256, "Size of the inner layers; the paper has 2048.", least=1)
-    heads: int = option(4, "Heads of attention; the paper has 8.", least=1)
-    depth: int = option(2, "Layers of the encoder and of the decoder; the paper has 6.", least=1)
+    state: int = option(64, "Size of the states; Nematus has 512.", least=4)
+    inner: int = option(256, "Size of the inner layers; Nematus has 2048.", least=1)
+    heads: int = option(4, "Heads of attention; Nematus has 8.", least=1)
+    depth: int = option(2, "Layers of the encoder and of the decoder; Nematus has 6.", least=1)
 
     def model(self) -> dict[str, Any]:
         sizes = {"embedding_size": self.state, "state_size": self.state, "transformer_ffn_hidden_size": self.inner}

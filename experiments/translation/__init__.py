@@ -18,14 +18,14 @@ class TranslationOptions(Options):
     steps: int = option(600, "Training steps; the paper's figures have 10,000 and more.", least=1)
     every: int = option(200, "Steps from one evaluation to the next.", least=1)
     framework: str = option("torch", "Framework:", choices=("torch", "keras", "flax"))
-    batch_size: int = option(32, "Sentences in a batch; the paper has 80.", least=1)
+    batch_size: int = option(32, "Sentences in a batch; Nematus has 80.", least=1)
     rate: float = option(0.002, "Learning rate of Adam; Nematus has 1e-4.", least=0)
     clip: float = option(1.0, "Largest norm of the gradient, as in Nematus.", least=1e-9)
     init_center: float = option(0.0, "Added to every matrix at the beginning; the paper has 0.2 for its robustness.")
     longest: int = option(50, "Words of a sentence for training; longer ones are left out.", least=1)
     words: int = option(30_000, "Words of a vocabulary that is made.", least=4)
     tested: int = option(100, "Sentences of the test, the first ones.", least=1)
-    beam_size: int = option(1, "Hypotheses of a search; the paper has 12.", least=1)
+    beam_size: int = option(1, "Hypotheses of a search; Nematus has 12.", least=1)
     sentences: int = option(4000, "Sentences of the default data for training.", least=1)
 
     def model(self) -> dict[str, Any]:
@@ -37,8 +37,8 @@ class TranslationOptions(Options):
 class RNNSearchOptions(TranslationOptions):
     """Sizes of RNNSearch."""
 
-    embedding: int = option(64, "Size of the embeddings; the paper has 512.", least=1)
-    state: int = option(128, "Size of the states; the paper has 1024.", least=1)
+    embedding: int = option(64, "Size of the embeddings; Nematus has 512.", least=1)
+    state: int = option(128, "Size of the states; Nematus has 1000.", least=1)
 
     def model(self) -> dict[str, Any]:
         return {"embedding_size": self.embedding, "state_size": self.state}
