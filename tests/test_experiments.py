@@ -291,12 +291,17 @@ def test_mnist_is_read(mnist_folder):
     [
         ("t10k-images-idx3-ubyte.gz", None, "t10k-images-idx3-ubyte.gz is missing, expected the IDX file"),
         ("t10k-images-idx3-ubyte.gz", b"no gzip", r"is damaged \(Not a gzipped file"),
-        ("t10k-images-idx3-ubyte.gz", gzip.compress(bytes(999))[:-9], r"is damaged \("),
+        ("t10k-images-idx3-ubyte.gz", gzip.compress(bytes(999), mtime=0)[:-9], r"is damaged \("),
         ("t10k-labels-idx1-ubyte", idx(np.arange(3, dtype=np.uint8))[:-1], "is damaged .10 bytes that begin with"),
         ("t10k-labels-idx1-ubyte", idx(np.arange(4, dtype=np.uint8)), "is 3, expected 4 as there are classes"),
         ("t10k-labels-idx1-ubyte", idx(np.arange(8, 11, dtype=np.uint8)), "class 10.*expected classes from 0 to 9"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(idx(np.zeros((6, 3, 3), np.uint8))), "expected .3, 3. as for"),
+        (
+            "train-images-idx3-ubyte.gz",
+            gzip.compress(idx(np.zeros((6, 3, 3), np.uint8)), mtime=0),
+            "expected .3, 3. as for",
+        ),
     ],
+    ids=["missing", "no gzip", "cut off", "too short", "too many", "another class", "another size"],
 )
 def test_mnist_that_is_damaged(mnist_folder, name, data, message):
     (mnist_folder / name).unlink()
