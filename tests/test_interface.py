@@ -48,8 +48,14 @@ def _hold(wing, implementation, combinations):
             assert different <= 0.001 * count, seen
 
 
-@pytest.mark.parametrize("wing", ["torch", "tf", "flax"], indirect=True)
-@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.parametrize(
+    ("wing", "dtype"),
+    [  # float16 goes through the code of bfloat16; TensorFlow and JAX compile it again
+        *(("torch", dtype) for dtype in dtypes.FLOATS),
+        *((wing, dtype) for wing in ("tf", "flax") for dtype in ("bfloat16", "float32", "float64")),
+    ],
+    indirect=["wing"],
+)
 def test_automatic_differentiation_and_formulas_agree_with_the_golden_on_every_case(wing, dtype):
     """16 and 64 bits: at least 99.9 % of y bit-identical in every variant, never more than 1 ulp; 32 bits: 2 ulp.
 
@@ -179,12 +185,12 @@ def test_primals_and_tangents_may_be_left_out(wing):
 def test_dtypes_of_every_argument_combine_as_in_the_golden(wing, variant):
     """x, parameters, residual and out_dtype of every format, each result in the dtype that is right for it."""
     names = dtypes.FLOATS if wing.name != "flax" else ("bfloat16", "float32")
-    for x_dtype in names:
-        for g_dtype in names:
+    for i, x_dtype in enumerate(names):
+        for j, g_dtype in enumerate(names):
             x, _, v, _, t, g, b, dg, db = _drawn(x_dtype, g_dtype)
-            for r_dtype in (None, "bfloat16", "float32"):
+            for r_dtype in (None, ("bfloat16", "float32")[(i + j) % 2]):
                 r = None if r_dtype is None else _drawn(r_dtype, seed=1)[1]
-                for out in (None, "float16") if r_dtype is None else (None,):
+                for out in (None, "float16") if r_dtype is None and (i + j) % 2 else (None,):
                     options = {"variant": variant, "residual": r, "out_dtype": out}
                     _same(wing.rms_norm(x, g, b, **options), rms_norm(x, g, b, **options))
                     pulled, want = (f(v, x, g, b, **options) for f in (wing.rms_norm_vjp, rms_norm_vjp))

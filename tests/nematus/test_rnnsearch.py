@@ -165,7 +165,7 @@ def test_parts_that_are_others_in_disguise() -> None:
 
     tied = model_of("tied decoder")
     matrix = {"decoder/next_word_predictor/hidden_to_logits/W": tied.parameters["decoder/embedding/embeddings"].T}
-    untied = RNNSearch(config_of("plain"), {**tied.parameters, **matrix})
+    untied = RNNSearch(tied.config.replace(tie_decoder_embeddings=False), {**tied.parameters, **matrix})
     np.testing.assert_allclose(tied.logits(x, x_mask, y), untied.logits(x, x_mask, y), rtol=0, atol=EXACT)
 
     mixture = model_of("mixture")
