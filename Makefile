@@ -52,7 +52,7 @@ format: $(LINT_VENV)/ready
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[all,dev,peers,experiments]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev,peers,experiments]'
 	touch $@
 
 # ruff and mypy, with what rmsnorm needs itself and no framework: 30 seconds, not 10 minutes.
