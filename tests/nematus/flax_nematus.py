@@ -30,10 +30,23 @@ def wide() -> Iterator[None]:
 
 @contextmanager
 def quick() -> Iterator[None]:
-    """In float64, with the formula in place of rms_norm, which is some hundred operations there."""
+    """In float64, with the formula in place of rms_norm, which is some hundred operations there.
+
+    So is a random number: what draws is compiled.
+    """
     with wide(), jax.disable_jit(), pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(nematus_parameters, "rms_norm", formula)
+        for name in ("bernoulli", "split", "fold_in"):
+            monkeypatch.setattr(jax.random, name, compiled(getattr(jax.random, name)))
         yield
+
+
+def compiled(function: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
+        with jax.disable_jit(False):
+            return function(*arguments, **options)
+
+    return call
 
 
 def formula(

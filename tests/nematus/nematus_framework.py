@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from nematus_models import WITH_DROPOUT, config_of, random_parameters
+from nematus_models import WITH_DROPOUT, random_parameters
 
 
 class Model:
@@ -72,12 +72,13 @@ class Model:
         return self.own.translate(*arguments, **options)
 
 
-def lose_words(framework: Any, kind: str, masks: dict[str, Any]) -> tuple[Any, Any, int]:
+def lose_words(framework: Any, config: Any, masks: dict[str, Any]) -> tuple[Any, Any, int]:
     """A model with dropout, one sentence that lost some words on both sides, and the seed of that.
 
+    config: of the model without dropout.
     masks: as ``masks(monkeypatch)`` of the framework fills it; then of this sentence.
     """
-    config = config_of(kind).replace(**WITH_DROPOUT)
+    config = config.replace(**WITH_DROPOUT)
     words = np.array([1, 2, 3, 0])
     x, y = np.stack([words] * len(config.source_vocab_sizes))[..., None], words[:, None]
     sentences = (x, np.ones((4, 1)), y, np.ones((4, 1)))

@@ -181,12 +181,12 @@ def test_without_the_framework(
         nematus.load(path, config=write(config_of("rms")))
 
 
-@pytest.mark.parametrize("kind", ["deep theano with offset", "tied all"])
-def test_once_around(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "dialect"), [("layer", "theano"), ("tied all", "tensorflow")])
+def test_once_around(kind: str, dialect: str, tmp_path: Path) -> None:
     """TensorFlow to PyTorch to Theano to Flax to TensorFlow to Keras and back: each tensor, option and dictionary."""
     for form in ("tf", "torch", "flax", "keras"):
         skip_without(form)
-    config = config_of(kind)
+    config = config_of(kind).replace(dialect=dialect)
     config = with_dictionaries(tmp_path, config)
     parameters = random_parameters(config, "float32")
     nematus.save_tensorflow(tmp_path / "model.npz", config, parameters)

@@ -253,7 +253,7 @@ def test_when_the_sampler_stops() -> None:
 @pytest.mark.parametrize("kind", ["deep", "mixture", "factors", "lexical", "tied decoder"])
 def test_gradients_with_dropout_are_those_of_differences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     masks = numpy_nematus.masks(monkeypatch)
-    model, sentences, seed = lose_words(numpy_nematus, kind, masks)
+    model, sentences, seed = lose_words(numpy_nematus, config_of(kind), masks)
     config, parameters = model.own.config, model.own.parameters
     check_directions(
         lambda moved: RNNSearch(config, moved).loss(*sentences, rng=np.random.default_rng(seed)).mean(),
