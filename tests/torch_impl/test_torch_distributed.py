@@ -150,10 +150,6 @@ def check_functions(leaves: Any, x: Any, scale: Any, bias: Any, dy: Any, options
     check_gradient(whole(got), want, np.broadcast_to(bound, x.shape), 2 * x.size + 32)
 
 
-def float16() -> None:
-    spread_over_features("float16")
-
-
 def bfloat16() -> None:
     spread_over_features("bfloat16")
 
@@ -175,7 +171,9 @@ def mixed_placements() -> None:
         residual, x = (2 * dy.roll(1)).to(torch.float32), x.to(dtype)
         want, h = one_process(x, scale, bias, residual, dy)
         places = (Shard(0), Shard(1), Shard(2), Replicate())
-        for at_x, at_scale, at_residual in itertools.product((*places, Partial()), (Shard(0), Replicate()), places):
+        combinations = itertools.product((*places, Partial()), (Shard(0), Replicate()), places)
+        # of the second dtype every third, which has each placement of each tensor
+        for at_x, at_scale, at_residual in list(combinations)[:: 1 + 2 * seed]:
             leaves = [
                 pending(x, mesh) if at_x.is_partial() else distribute_tensor(x, mesh, [at_x]),
                 distribute_tensor(scale, mesh, [at_scale]),
@@ -444,7 +442,7 @@ def feature_parallel_layer() -> None:
 
 
 CHECKS = (
-    float16, bfloat16, float32, float64, mixed_placements, two_dimensions, second_derivatives,
+    bfloat16, float32, float64, mixed_placements, two_dimensions, second_derivatives,
     data_parallel, fully_sharded, sequence_parallel, feature_parallel_layer,
 )  # fmt: skip
 
