@@ -23,6 +23,10 @@ from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.judge import Implementation, Outcome
 
+# OpenMP reads this when PyTorch loads it: a thread that waits for work sleeps. Where more processes with threads run than
+# there are cores, as with pytest -n, one that spins takes the cores from the others.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 _REQUIRED = [name for name in os.environ.get("RMSNORM_REQUIRE", "").split(",") if name]
 
 
