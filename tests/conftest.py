@@ -23,8 +23,8 @@ from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.judge import Implementation, Outcome
 
-# OpenMP reads this when PyTorch loads it: a thread that waits for work sleeps. Where more processes with threads run than
-# there are cores, as with pytest -n, one that spins takes the cores from the others.
+# OpenMP reads this when PyTorch loads it: a thread that waits for work sleeps. One that spins takes a core from others
+# where there are more such threads than cores, as with pytest -n.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _REQUIRED = [name for name in os.environ.get("RMSNORM_REQUIRE", "").split(",") if name]
