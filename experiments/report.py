@@ -15,13 +15,16 @@ _WANTED = "a summary of python -m experiments"
 
 
 def page(folders: Sequence[Path], beside: Path) -> str:
-    """The page; its links to figures begin at the folder ``beside``.
+    """The page, whole: what stands in a file of its name is lost. Links to figures begin at the folder ``beside``.
 
     Raises:
         FileNotFoundError: a folder has no summary.
         ValueError: a summary is damaged.
     """
-    parts = ["# The paper's experiments"]
+    parts = [
+        "# The paper's experiments",
+        "Written by `python -m experiments report`; another run of it replaces this page.",
+    ]
     for folder in folders:
         path = folder / "summary.json"
         result = read_json("report", path, _WANTED)
@@ -33,7 +36,7 @@ def page(folders: Sequence[Path], beside: Path) -> str:
 def _section(result: Mapping[str, Any], folder: Path) -> Iterator[str]:
     options, machine = result["options"], result["environment"]
     columns, rows = table(result)
-    yield f"## {result['experiment']}: {result['title']}"
+    yield f"## {folder.name}: {result['title']}"
     yield "\n".join(_line(row) for row in (columns, ["---"] * len(columns), *rows))
     yield (
         f"{result['quality']} after {options['steps']:,} steps, mean ± standard deviation over the seeds "

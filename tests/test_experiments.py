@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -188,6 +189,15 @@ def test_the_report_has_the_papers_ratios_beside_ours(tmp_path):
     summary.write_text("{}")
     with pytest.raises(ValueError, match=r"summary.json is damaged \('options'\), expected a summary"):
         page([tmp_path / "line"], tmp_path)
+
+
+def test_the_committed_report_is_what_the_program_writes():
+    """Without a line by hand, which the next report would lose."""
+    path = ROOT / "experiments" / "RESULTS.md"
+    text = path.read_text()
+    names = re.findall(r"^## ([\w-]+): ", text, re.MULTILINE)
+    assert sorted(names) == sorted(folder.name for folder in (path.parent / "results").iterdir())
+    assert text == page([path.parent / "results" / name for name in names], path.parent)
 
 
 def test_options_are_checked():
