@@ -12,6 +12,7 @@ if not find_spec("numba"):
 
 _NEEDS = {
     "numba": ["cpu/*"],
+    "triton": ["gpu/triton_*"],
     "torch": ["torch_impl/*", "nematus/torch/*", "conversion/*/torch.py"],
     "tensorflow": ["tf_impl/*", "nematus/tf/*"],
     "keras": ["tf_impl/layers.py", "tf_impl/keras_ops.py", "nematus/tf/*", "conversion/*/keras.py"],

@@ -237,7 +237,7 @@ def kept(settings: Any, axes: Any, x: Tensor, scale: Tensor | None) -> rows.Kept
     """What a layer keeps of a call with its eps, variant and axes, which was computed before, for the next one."""
     eps, variant = settings
     pair = None if scale is None else (scale.shape, scale.dtype)
-    call, plan = _planned(x.is_cpu, (variant, eps, None, axes, None, None), x.shape, x.dtype, pair, None, None, None)
+    call, plan = _planned(x.device, (variant, eps, None, axes, None, None), x.shape, x.dtype, pair, None, None, None)
     return rows.keep(settings, call, plan, x, scale)
 
 
@@ -266,7 +266,7 @@ def _watched(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: A
 def _eager(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any, return_inverse_rms: bool) -> Any:
     try:
         call, plan = _planned(
-            x.is_cpu, options, x.shape, x.dtype,
+            x.device, options, x.shape, x.dtype,
             None if scale is None else (scale.shape, scale.dtype),
             None if bias is None else (bias.shape, bias.dtype),
             None if mask is None else (mask.shape, mask.dtype),
@@ -275,10 +275,10 @@ def _eager(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any
     except (AttributeError, KeyError, TypeError):  # not such a tensor, or an option that cannot be looked up
         specs = _specs("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
         call, plan = _call(*options, *specs), None
-    if plan is not None and not rows.is_plain(x, residual, scale, bias, mask):
+    if plan is not None and not rows.can_read(x.device, x, residual, scale, bias, mask):
         plan = None
     tensors = (x, residual, scale, bias, mask)
-    if plan is None and not call.has_last_axes and operators.serve(call, *tensors) and rows.is_plain(*tensors):
+    if not call.has_last_axes and operators.serve(call, *tensors) and rows.can_read(x.device, *tensors):
         return _with_axes_last(call, options, *tensors, return_inverse_rms)
     if is_differentiated(x, residual, scale, bias):
         return call, *_RMSNorm.apply(call, plan, return_inverse_rms, x, residual, scale, bias, mask)
@@ -400,10 +400,10 @@ def _call(variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, ou
 
 
 @lru_cache(maxsize=4096)
-def _planned(is_cpu: bool, options: Any, shape: Any, dtype: Any, *others: Any) -> tuple[Call, Any]:
-    """The call and its plan for the CPU kernels, from shape and dtype of x and pairs of these for the others."""
+def _planned(device: torch.device, options: Any, shape: Any, dtype: Any, *others: Any) -> tuple[Call, Any]:
+    """The call and its plan for the kernels, from shape and dtype of x and pairs of these for the others."""
     pairs = ((shape, dtype), *others)
     specs = [None if pair is None else Spec(pair[0], NAMES[pair[1]]) for pair in pairs]
     call = _call(*options, *specs)
-    _, scale, bias, _, _ = specs
-    return call, rows.plan(call, scale and scale.dtype, bias and bias.dtype) if is_cpu else None
+    _, scale, bias, mask, _ = specs
+    return call, rows.plan(device, call, scale and scale.dtype, bias and bias.dtype, mask is not None)

@@ -25,10 +25,12 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from rmsnorm import cpu, dtypes
+from rmsnorm import cpu, dtypes, gpu
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import arithmetic, rows
+from rmsnorm.torch_impl import gpu as gpu_rows
 from rmsnorm.torch_impl.dynamo import constant
+from rmsnorm.torch_impl.memory import is_plain
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 from rmsnorm.variants import Variant
 
@@ -47,17 +49,23 @@ _LIBRARY.define(
 )
 _forward, _backward = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
 _has_kernels = constant(lambda: cpu.is_available())
+_is_usable = constant(gpu_rows.is_usable)
 
 
 def serve(call: Call, *tensors: Tensor | None) -> bool:
     """Whether the operators can compute a call with these tensors, x and the residual first, once its axes are last."""
     x, residual, *_ = tensors
-    return (
-        call.axes == call.feature_axes
-        and all(t is None or (type(t) in _TYPES and t.is_cpu and t.layout is torch.strided) for t in tensors)
-        and (residual is None or x is None or residual.dtype == x.dtype)
-        and _has_kernels()
-    )
+    present = [t for t in tensors if t is not None]
+    if (
+        call.axes != call.feature_axes
+        or not all(type(t) in _TYPES and t.layout is torch.strided for t in present)
+        or (residual is not None and x is not None and residual.dtype != x.dtype)
+    ):
+        return False
+    if all(t.is_cpu for t in present):
+        return _has_kernels()
+    formats = (dtype_name(t.dtype) for t in present)
+    return all(t.is_cuda for t in present) and gpu.supports(call, *formats) and _is_usable(present[0].device)
 
 
 def forward(
@@ -107,9 +115,10 @@ def _call(shape: torch.Size, dtype: torch.dtype, settings: str, k: Any) -> Call:
 
 
 @lru_cache(maxsize=4096)
-def _planned(shape: Any, dtype: Any, scale: Any, bias: Any, *settings: Any) -> tuple[Call, Any]:
+def _planned(device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, has_mask: bool, *settings: Any) -> Any:
+    """The call and its plan for the kernels."""
     call = _call(shape, dtype, *settings)
-    return call, rows.plan(call, scale and dtype_name(scale), bias and dtype_name(bias))
+    return call, rows.plan(device, call, scale and dtype_name(scale), bias and dtype_name(bias), has_mask)
 
 
 def _dtype(tensor: Tensor | None) -> torch.dtype | None:
@@ -119,7 +128,7 @@ def _dtype(tensor: Tensor | None) -> torch.dtype | None:
 def _run_forward(
     x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    call, plan = _planned(x.shape, x.dtype, _dtype(scale), _dtype(bias), *settings)
+    call, plan = _planned(x.device, x.shape, x.dtype, _dtype(scale), _dtype(bias), mask is not None, *settings)
     y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask)
     return y, x.new_empty(0) if h is None else h, inverse_rms
 
@@ -128,7 +137,7 @@ def _run_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, mask: Tensor | None,
     bias: torch.dtype | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    call, plan = _planned(h.shape, h.dtype, _dtype(scale), bias, *settings)
+    call, plan = _planned(h.device, h.shape, h.dtype, _dtype(scale), bias, mask is not None, *settings)
     return _present(h, *rows.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh))
 
 
@@ -247,7 +256,7 @@ def _differentiated(function: Any, plain: Callable[..., Any], run_on_cpu: Callab
             return plain(*arguments)
         if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return function.apply(*arguments)
-        if rows.is_plain(*(t for t in arguments if isinstance(t, Tensor))):
+        if is_plain(*(t for t in arguments if isinstance(t, Tensor))):
             return run_on_cpu(*arguments)  # the dispatcher would take as long as a small kernel
         return function.forward(*arguments)
 
@@ -323,6 +332,7 @@ for _name, _run, _types, _function, _plain_operations, _batched in (
     ("backward", _run_backward, _backward_types, _Backward, _plain_backward, _batched_backward),
 ):
     _LIBRARY.impl(_name, _run, "CPU")
+    _LIBRARY.impl(_name, _run, "CUDA")
     _LIBRARY.impl(_name, _differentiated(_function, _plain_operations, _run), "Autograd")
     torch.library.register_fake(f"rmsnorm::{_name}", _types, lib=_LIBRARY)
     torch.library.register_vmap(f"rmsnorm::{_name}", _batched, lib=_LIBRARY)

@@ -1,6 +1,6 @@
 """Forward and backward of tensors in memory, without a graph: by the compiled kernels, else block after block of rows.
 
-Any other tensor (on a device, of a subclass, traced) is passed to arithmetic.py as a whole.
+Tensors on a GPU go to gpu.py; any other one (on another device, of a subclass, traced) to arithmetic.py as a whole.
 """
 
 from __future__ import annotations
@@ -11,58 +11,33 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from rmsnorm import cpu, dtypes, errors
+from rmsnorm import cpu, dtypes
 from rmsnorm.call import Call
 from rmsnorm.cpu.memory import advise
-from rmsnorm.torch_impl import arithmetic
+from rmsnorm.torch_impl import arithmetic, gpu
+from rmsnorm.torch_impl.memory import check_storage, gapless, is_plain, is_plain_on_gpu, laid_out, rows_of
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
-_SPARSE: Final = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 _CPU: Final = torch.device("cpu")  # named in every allocation: the default device may be another one
 _BLOCK: Final = 2**18  # elements, whose float64 temporaries stay in cache
 
 
-def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether all are ordinary tensors whose numbers are in memory as they are, and no operation on them is traced.
-
-    Only these have an address that a kernel may read: the numbers of a tensor with the negative bit are stored with the
-    other sign, those of a tensor of zeros that autograd makes are not stored at all.
-    """
-    for tensor in tensors:
-        if tensor is not None:
-            if (type(tensor) is not Tensor and type(tensor) is not Parameter) or not tensor.is_cpu or tensor.is_neg():
-                return False
-            try:
-                if not tensor.data_ptr() and tensor.numel():
-                    if not tensor._is_zerotensor() and not tensor.untyped_storage().nbytes():
-                        raise errors.no_memory("rms_norm", tuple(tensor.shape))
-                    return False
-            except RuntimeError:  # sparse, or a batch of gradients
-                return False
-    return torch._C._len_torch_dispatch_stack() == 0
-
-
-def check_storage(**tensors: Tensor | None) -> None:
-    """Refuse sparse tensors, and parameters without numbers beside an x that has some."""
-    x = tensors["x"]
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.layout in _SPARSE:
-            got = errors.describe(tensor.shape, dtype_name(tensor.dtype))
-            raise errors.wrong_layout("rms_norm", name, got, str(tensor.layout).removeprefix("torch."))
-        if tensor is not None and x is not None and tensor.is_meta and not x.is_meta:
-            raise errors.wrong_device("rms_norm", name, "meta", str(x.device))
-
-
-def plan(call: Call, scale: str | None, bias: str | None) -> Any:
-    """What the kernels need for a call; None if they cannot compute it."""
-    if not cpu.supports(call):
+def plan(device: torch.device, call: Call, scale: str | None, bias: str | None, has_mask: bool) -> Any:
+    """What the kernels for a device need for a call; None if they cannot compute it."""
+    if gpu.is_usable(device):
+        return None if has_mask else gpu.plan(call, scale, bias)
+    if device.type != "cpu" or not cpu.supports(call):
         return None
     from rmsnorm.cpu import launch
 
     return launch.plan(call, scale, bias)
+
+
+def can_read(device: torch.device, *tensors: Tensor | None) -> bool:
+    """Whether the kernels for a device may read the memory of all tensors."""
+    return (is_plain if device.type == "cpu" else is_plain_on_gpu)(*tensors)
 
 
 def forward(
@@ -75,15 +50,17 @@ def forward(
         h = None if residual is None else add(x, residual, call.x)
         y, inverse_rms = _forward_in_blocks(call, x if h is None else h, scale, bias, mask)
         return y, h, inverse_rms
+    if type(plan) is gpu.Plan:
+        return gpu.forward(plan, x, residual, scale, bias)
     y = torch.empty(*x.shape, dtype=_DTYPES[call.result], device=_CPU)  # faster with separate sizes than with a shape
     inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=_CPU) if with_inverse_rms else None
     h = other = None
     if residual is not None:
         h, t = _empty(x.shape, call.x), _DTYPES[call.x]
         x, other = x.to(t), residual.to(t).contiguous()
-    matrix = x if x.is_contiguous() else _rows(x, plan.n)
+    matrix = x if x.is_contiguous() else rows_of(x, plan.n)
     mask_rows, mask_step, mask_stride = _masked(mask, x, plan.n)
-    scale, bias = _gapless(scale), _gapless(bias)
+    scale, bias = gapless(scale), gapless(bias)
     if plan.large:
         advise(y.data_ptr(), y.nbytes)
     plan.run_forward(
@@ -93,7 +70,7 @@ def forward(
         y.data_ptr(), _address(h), _address(inverse_rms),
     )  # fmt: skip
     if matrix is not x:
-        y, h = _laid_out(y, x), None if h is None else _laid_out(h, x)
+        y, h = laid_out(y, x), None if h is None else laid_out(h, x)
     return y, h, inverse_rms
 
 
@@ -139,7 +116,7 @@ def backward(
     inverse_rms: Tensor, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
-    if plan is None or not is_plain(dy, dh):
+    if plan is None or not can_read(h.device, dy, dh):
         return _backward_in_blocks(call, dy, h, scale, bias, mask, inverse_rms, dh)
     return _backward_by_kernels(call, plan, dy, h, scale, bias, mask, inverse_rms, dh)
 
@@ -149,16 +126,17 @@ def gradients(
     mask: Tensor | None, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:  # fmt: skip
     """As backward, by kernels and without a forward pass before; None if no kernel can compute with these tensors."""
-    if not is_plain(dy, x, residual, scale, bias, mask, dh):
+    if not can_read(x.device, dy, x, residual, scale, bias, mask, dh):
         return None
-    parameters = (None if p is None else dtype_name(p.dtype) for p in (scale, bias))
-    kernels = plan(replace(call, result=dtype_name(dy.dtype)), *parameters)
+    g, b = (None if p is None else dtype_name(p.dtype) for p in (scale, bias))
+    kernels = plan(x.device, replace(call, result=dtype_name(dy.dtype)), g, b, mask is not None)
     if kernels is None:
         return None
     h = x if residual is None else x + residual  # of one dtype: rounded once
-    inverse_rms = None  # the kernels compute it again, but not for float64
-    if h.dtype == torch.float64:
-        inverse_rms = forward(call, plan(call, None, None), h, None, None, None, mask)[2]
+    inverse_rms = None  # the kernels for the CPU compute it again, but not for float64
+    if h.dtype == torch.float64 or type(kernels) is gpu.Plan:
+        statistic = plan(x.device, call, None, None, mask is not None)
+        inverse_rms = forward(call, statistic, h, None, None, None, mask)[2]
     dtype = None if bias is None else bias.dtype
     return _backward_by_kernels(call, kernels, dy, h, scale, dtype, mask, inverse_rms, dh)
 
@@ -167,13 +145,15 @@ def _backward_by_kernels(
     call: Call, plan: Any, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
     inverse_rms: Tensor | None, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    if inverse_rms is not None and type(plan) is gpu.Plan:
+        return gpu.backward(plan, dy, h, scale, bias, inverse_rms, dh)
     dx = torch.empty(*h.shape, dtype=h.dtype, device=_CPU)
     sizes = h.shape[-len(call.axes) :]
     dscale = None if scale is None else torch.empty(*sizes, dtype=scale.dtype, device=_CPU)
     dbias = None if bias is None else torch.empty(*sizes, dtype=bias, device=_CPU)
-    matrix = h if h.is_contiguous() else _rows(h, plan.n)
+    matrix = h if h.is_contiguous() else rows_of(h, plan.n)
     mask_rows, mask_step, mask_stride = _masked(mask, h, plan.n)
-    dy, dh, gain = dy.contiguous(), _gapless(dh), _gapless(scale)
+    dy, dh, gain = dy.contiguous(), gapless(dh), gapless(scale)
     if plan.large:
         advise(dx.data_ptr(), dx.nbytes)
     plan.run_backward(
@@ -182,7 +162,7 @@ def _backward_by_kernels(
         _address(gain), _address(mask_rows), mask_step, mask_stride,
         _address(inverse_rms), dy.data_ptr(), _address(dh), dx.data_ptr(), _address(dscale), _address(dbias),
     )  # fmt: skip
-    return dx if matrix is h else _laid_out(dx, h), dscale, dbias
+    return dx if matrix is h else laid_out(dx, h), dscale, dbias
 
 
 def openmp_threads() -> tuple[int, int]:
@@ -246,17 +226,6 @@ def _empty(shape: Any, dtype: str) -> Tensor:
     return tensor
 
 
-def _laid_out(result: Tensor, x: Tensor) -> Tensor:
-    """The result in the memory format of x."""
-    return torch.empty_like(x, dtype=result.dtype).copy_(result)
-
-
-def _rows(x: Tensor, n: int) -> Tensor:
-    """A matrix whose rows have no gap: a view of x if that is possible, else a copy."""
-    x = x.reshape(-1, n)
-    return x if x.stride(1) == 1 else x.contiguous()
-
-
 def _masked(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int, int]:
     """The mask in rows, and the steps to the next row and the next element."""
     if mask is None:
@@ -267,10 +236,6 @@ def _masked(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int,
 
 def _flat(parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else parameter.reshape(-1)
-
-
-def _gapless(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -1,0 +1,58 @@
+"""RMSNorm on the GPU, compiled just in time: Triton kernels for PyTorch, Pallas kernels for JAX.
+
+    plan                            how an array is divided between the programs of a GPU
+    pairs, triton_kernels           for PyTorch: arithmetic in pairs of float32, and the kernels
+
+On a machine without a GPU the kernels run in their interpreters, on arrays of the CPU: RMSNORM_GPU_KERNELS=interpret
+does that, in place of the kernels for the CPU. RMSNORM_GPU_KERNELS=0 switches them off.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import lru_cache
+from importlib.util import find_spec
+
+from rmsnorm.call import Call
+
+
+def is_interpreted() -> bool:
+    """Whether arrays of the CPU are computed by the kernels for GPUs, interpreted."""
+    return os.environ.get("RMSNORM_GPU_KERNELS") == "interpret"
+
+
+if is_interpreted():
+    os.environ["TRITON_INTERPRET"] = "1"  # which Triton reads when it is imported
+
+
+def is_switched_off() -> bool:
+    return os.environ.get("RMSNORM_GPU_KERNELS") == "0"
+
+
+@lru_cache(maxsize=1)
+def has_triton() -> bool:
+    """Whether Triton is installed. If it is not, a warning says so, unless the kernels are switched off."""
+    if is_switched_off():
+        return False
+    if find_spec("triton") is None:
+        warnings.warn(
+            "rmsnorm: triton is not installed; on the GPU slower code computes the same results; "
+            "pip install triton, or set RMSNORM_GPU_KERNELS=0 to hide this warning",
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+def supports(call: Call, *formats: str | None) -> bool:
+    """Whether the kernels can compute a call, once its axes are last, with more arrays of these dtypes.
+
+    They have no float64 but for their sums, no mask and no variance; plain operations have all of these.
+    """
+    formats = (call.x, call.result, call.product, *formats)
+    return (
+        call.axes == call.feature_axes
+        and all(name in (None, "float16", "bfloat16", "float32") for name in formats)
+        and call.variant.statistic != "variance"
+    )

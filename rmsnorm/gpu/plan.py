@@ -1,0 +1,83 @@
+"""How the kernels divide an array between the programs of a GPU: from its shape alone, not from the card.
+
+So every card adds in the same order, and gives the same bits in every run. A program is what GPUs call a block of
+threads. It computes a tile of some rows by ``block`` elements in registers, and then the next one:
+
+    row     n up to                  tile         why
+    many    1024; backward 512       2048; 1024   16 elements a thread; backward 8, as it keeps sums
+    one     16384; backward 8192     one row      x is read once and stays in registers
+    split   more                     8192; 4096   programs share a row: one kernel adds up, the next reads x again
+
+Source of the sizes: what Liger, quack and flash-attn do, and the registers that the compiler reports (docs/gpu.md).
+None has been measured here yet.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class _Limits(NamedTuple):
+    a_thread: int  # elements of a row that a thread has in registers, where the threads suffice
+    widest: int  # elements of a row that a program has in registers
+    chunk: int  # elements of a tile where a row is wider
+    most_warps: int  # of a program; with more, a thread has too few registers
+
+
+_LIMITS: Final = {"forward": _Limits(16, 2**14, 2**13, 32), "backward": _Limits(8, 2**13, 2**12, 16)}
+_WARP: Final = 32  # threads
+_FEWEST_WARPS: Final = 4
+_MOST_ROWS: Final = 32  # of a tile
+# Programs of the backward pass: enough for several on each processor of the largest card, and so few that their sums
+# of the gain's gradient, 8 bytes an element to write and to read, are a small part of what is read and written.
+_PROGRAMS: Final = ((2**10, 1024), (2**11, 512), (2**20, 256))
+_ALL_AT_ONCE: Final = 64  # tiles of rows, which have a program each: there is nothing to save
+_TILES_EACH: Final = 8  # of a program that computes several
+
+
+class Tiles(NamedTuple):
+    """The division of rows of n elements.
+
+    Attributes:
+        rows: rows of a tile.
+        block: elements of a row in a tile, a power of two.
+        chunks: tiles in a row; more than one if the row is split.
+        programs: programs that share the rows; one computes tiles i, i + programs, i + 2 programs ...
+        warps: of 32 threads, in a program.
+    """
+
+    rows: int
+    block: int
+    chunks: int
+    programs: int
+    warps: int
+
+
+def tiles(kind: str, rows: int, n: int) -> Tiles:
+    """The division for a kind of pass, forward or backward.
+
+    Example:
+        >>> tiles("forward", 4096, 128)
+        Tiles(rows=16, block=128, chunks=1, programs=256, warps=4)
+        >>> tiles("backward", 4096, 4096)
+        Tiles(rows=1, block=4096, chunks=1, programs=256, warps=16)
+        >>> tiles("forward", 64, 262144).chunks
+        32
+    """
+    limits = _LIMITS[kind]
+    whole = power_of_two(n)
+    block = whole if whole <= limits.widest else limits.chunk
+    a_warp = limits.a_thread * _WARP
+    rows_each = max(1, min(_MOST_ROWS, _FEWEST_WARPS * a_warp // block))
+    tiles_of_rows = -(-rows // rows_each)
+    warps = min(limits.most_warps, max(_FEWEST_WARPS, block // a_warp))
+    programs = tiles_of_rows
+    if kind == "backward" and tiles_of_rows > _ALL_AT_ONCE:
+        most = next(number for width, number in _PROGRAMS if block <= width)
+        programs = min(most, max(_ALL_AT_ONCE, tiles_of_rows // _TILES_EACH))
+    return Tiles(rows_each, block, -(-n // block), programs, warps)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest one that is not below n, and not below 16: a tile with fewer elements has idle threads."""
+    return max(16, 1 << (n - 1).bit_length())

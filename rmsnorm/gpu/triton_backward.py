@@ -1,0 +1,215 @@
+"""The backward pass in Triton.
+
+    dx = (u - h / s <u, h / rho> / k) / rho + dh,    u = (o + scale) dy
+
+with drho / dh = h / (k s). The inner products, and the sums for the gain and the bias, are float64; all else is pairs
+of float32, rounded once. A tile with a number out of their range, or with a difference that cancels too much, is
+computed again in pairs of float64, in steps, as cpu/cancelled.py does.
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
+"""
+
+import triton
+import triton.language as tl
+
+from rmsnorm.gpu.triton_pairs import (
+    LEAST,
+    LEAST_RHO,
+    MOST,
+    MOST_RHO,
+    STEP,
+    gains,
+    is_outside,
+    over,
+    plus,
+    rho_of,
+    rounded,
+    rounded_wide,
+    single,
+    split,
+    times,
+    two_sum,
+    wide_gains,
+)
+
+_CANCELS_32: tl.constexpr = tl.constexpr(2.0**-20)  # of the terms of a difference: what 48 bits leave for float32
+_CANCELS_16: tl.constexpr = tl.constexpr(2.0**-30)
+_ZERO: tl.constexpr = tl.constexpr(2.0**-95)  # of the terms of a difference of pairs of float64
+
+
+@triton.jit
+def sum_parts(dy, h, scale, parts, n, h_step, CHUNKS, OFFSET: tl.constexpr, BLOCK: tl.constexpr):
+    """Into ``parts``, of rows by CHUNKS: the inner product of u and h in a chunk of a row."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = chunk * BLOCK + tl.arange(0, BLOCK)
+    u = single(tl.load(dy + row * n + columns, mask=columns < n, other=0.0)).to(tl.float64)
+    if scale is not None:
+        u *= wide_gains(scale, columns, columns < n, OFFSET)
+    v = single(tl.load(h + row * h_step + columns, mask=columns < n, other=0.0)).to(tl.float64)
+    tl.store(parts + row * CHUNKS + chunk, tl.sum(u * v, 0))
+
+
+@triton.jit
+def _gain_and_u(dy, scale, offsets, columns, inside, n, OFFSET: tl.constexpr):
+    v = single(tl.load(dy + offsets, mask=inside, other=0.0)).to(tl.float64)
+    gain = tl.full(v.shape, 1.0, tl.float64)
+    if scale is not None:
+        gain = wide_gains(scale, columns, columns < n, OFFSET) + tl.zeros(v.shape, tl.float64)
+    return gain, v
+
+
+@triton.jit
+def _again(
+    h, dy, dh, scale, dx, row, inside_rows, first, last, n, k, h_step, r,
+    EPS: tl.constexpr, FLOOR: tl.constexpr, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Elements ``first`` to ``last`` of rows of dx, in pairs of float64."""
+    WIDTH: tl.constexpr = STEP // ROWS
+    j = tl.arange(0, WIDTH)[None, :]
+    zero = tl.zeros((ROWS, WIDTH), tl.float64)
+    plain, inner, inner_error, square, square_error = zero, zero, zero, zero, zero
+    for start in range(0, n, WIDTH):
+        columns = start + j
+        inside = inside_rows & (columns < n)
+        v = single(tl.load(h + row * h_step + columns, mask=inside, other=0.0)).to(tl.float64)
+        gain, cotangent = _gain_and_u(dy, scale, row * n + columns, columns, inside, n, OFFSET)
+        u = cotangent * gain
+        plain += u * v  # in which an infinite number stays one
+        product, error = times(u, tl.fma(cotangent, gain, -u), v, 0.0)
+        inner, inner_error = plus(inner, inner_error, product, error)
+        product, error = times(v, 0.0, v, 0.0)
+        counts = columns < k
+        square, square_error = plus(square, square_error, tl.where(counts, product, 0), tl.where(counts, error, 0))
+    plain = tl.sum(plain, 1)[:, None]
+    inner, inner_error = tl.reduce((inner, inner_error), 1, plus)
+    square, square_error = tl.reduce((square, square_error), 1, plus)
+    q = square[:, None] / k
+    rho = rho_of(q, EPS, FLOOR, POSITION)
+    slope = tl.full(q.shape, 1.0, tl.float64)
+    if POSITION == "inside":
+        share = EPS / (q + EPS)
+    elif POSITION == "outside":
+        share = EPS / rho
+        slope = tl.where(q > 0, rho / tl.sqrt(q), 0.0)
+    else:
+        share = tl.where(tl.sqrt(q) < rho, 1.0, 0.0)
+        slope = 1 - share
+    along, along_error = over(inner, inner_error, square, square_error)
+    along, along_error = along[:, None], along_error[:, None]
+    step = r * r * slope * plain / k
+    by_pairs = (step != 0) & (tl.abs(step) < float("inf"))
+    for start in range(first, last, WIDTH):
+        columns = start + j
+        inside = inside_rows & (columns < last)
+        v = single(tl.load(h + row * h_step + columns, mask=inside, other=0.0)).to(tl.float64)
+        gain, cotangent = _gain_and_u(dy, scale, row * n + columns, columns, inside, n, OFFSET)
+        u = cotangent * gain
+        near, near_error = times(v, 0.0, along, along_error)
+        rest, _ = plus(u, tl.fma(cotangent, gain, -u), -near, -near_error)
+        rest = tl.where(tl.abs(rest) <= _ZERO * tl.abs(near), 0.0, rest) + share * near
+        counts = columns < k
+        rest = tl.where(counts, rest, u)
+        by_formula = r * (u - tl.where(counts, r * v * slope * (r * plain / k), 0.0))
+        gradient = tl.where(by_pairs, rest / rho, by_formula)
+        if dh is not None:
+            gradient += single(tl.load(dh + row * n + columns, mask=inside, other=0.0)).to(tl.float64)
+        gradient = tl.where(gradient == 0, 0.0, gradient)  # a zero becomes +0
+        tl.store(dx + row * n + columns, rounded_wide(gradient, FORMAT), mask=inside)
+
+
+@triton.jit
+def backward(
+    h, dy, dh, scale, parts, inverse_rms, dx, dscale, dbias, rows, n, k, h_step, PROGRAMS, CHUNKS,
+    EPS: tl.constexpr, FLOOR: tl.constexpr, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """Tiles i, i + PROGRAMS ... of dx, and of dscale and dbias, of PROGRAMS by n, the sums over these rows in float64.
+
+    ``parts``: what sum_parts has written, if rows are split; a tile then is a chunk of one row. ALL: a power of two
+    that is not below CHUNKS.
+    """
+    program, chunk = tl.program_id(0), tl.program_id(1)
+    columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
+    counts = columns < k
+    if scale is not None:
+        gain, gain_error = gains(scale, columns, columns < n, OFFSET)
+    dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
+    dbias_sum = tl.zeros((ROWS, BLOCK), tl.float64)
+    for tile in range(program, tl.cdiv(rows, ROWS), PROGRAMS):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        inside = (row < rows) & (columns < n)
+        r = tl.load(inverse_rms + row, mask=row < rows, other=0.0)
+        v = single(tl.load(h + row * h_step + columns, mask=inside, other=0.0))
+        cotangent = single(tl.load(dy + row * n + columns, mask=inside, other=0.0))
+        normalised = v.to(tl.float64) * r
+        if dscale is not None:
+            dscale_sum += cotangent.to(tl.float64) * normalised
+        if dbias is not None:
+            dbias_sum += cotangent.to(tl.float64)
+        u, u_error = cotangent, 0.0
+        bad = is_outside(u, u, u)
+        if scale is not None:
+            u = cotangent * gain
+            if dy.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
+                u_error = tl.fma(cotangent, gain, -u)  # which is 0 of 16 bits
+            if OFFSET != 0:
+                u_error += cotangent * gain_error
+            bad = is_outside(u, cotangent, gain)
+        if parts is None:
+            inner = tl.sum((u.to(tl.float64) + u_error) * v.to(tl.float64), 1)[:, None]
+        else:
+            all_chunks = tl.arange(0, ALL)[None, :]
+            inner = tl.load(parts + row * CHUNKS + all_chunks, mask=all_chunks < CHUNKS, other=0.0)
+            inner = tl.sum(inner, 1)[:, None]
+        outside = ((r >= 1 / MOST_RHO) & (r <= 1 / LEAST_RHO)) == 0
+        slope = tl.full(r.shape, 1.0, tl.float64)
+        if POSITION == "outside":
+            slope = 1 / (1 - EPS * r)
+            outside = outside | (EPS * r > 0.5)
+        elif POSITION == "clamp":
+            slope = tl.where(r * FLOOR < 1 - 2.0**-50, 1.0, 0.0)  # 1 / rho is rounded
+        step = r * r * slope * inner / k
+        outside = outside | ((step != 0) & (((tl.abs(step) >= LEAST) & (tl.abs(step) <= MOST)) == 0))
+        step_high, step_low = split(step)
+        near = v * step_high
+        bad = bad | (counts & is_outside(near, v, step_high))
+        near_error = tl.where(counts, tl.fma(v, step_high, -near) + v * step_low, 0.0)
+        near = tl.where(counts, near, 0.0)
+        rest, rest_error = two_sum(u, -near)
+        cancels = _CANCELS_32 if FORMAT == "float32" else _CANCELS_16
+        bad = bad | (tl.abs(rest) < cancels * tl.abs(near))
+        rest_error += u_error - near_error
+        high, low = split(r)
+        gradient = rest * high
+        error = tl.fma(rest, high, -gradient) + (rest * low + rest_error * high)
+        if dh is not None:
+            other = single(tl.load(dh + row * n + columns, mask=inside, other=0.0))
+            bad = bad | is_outside(other, other, other)
+            gradient, sum_error = two_sum(gradient, other)
+            error += sum_error
+        gradient = rounded(tl.where(gradient == 0, 0.0, gradient), error, FORMAT)  # a zero becomes +0
+        bad = (bad & inside) | (outside & (row < rows))
+        tl.store(dx + row * n + columns, gradient, mask=inside)  # now, so that no register keeps it
+        if tl.max(bad.to(tl.int32)) > 0:
+            tl.debug_barrier()
+            _again(
+                h, dy, dh, scale, dx, row, row < rows, chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, k, h_step,
+                r, EPS, FLOOR, POSITION, OFFSET, FORMAT, ROWS,
+            )  # fmt: skip
+    columns = chunk * BLOCK + tl.arange(0, BLOCK)
+    if dscale is not None:
+        tl.store(dscale + program * n + columns, tl.sum(dscale_sum, 0), mask=columns < n)
+    if dbias is not None:
+        tl.store(dbias + program * n + columns, tl.sum(dbias_sum, 0), mask=columns < n)
+
+
+@triton.jit
+def add_up(sums, total, programs, n, FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of the rows of ``sums``, of programs by n, rounded once."""
+    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    result = tl.zeros((ROWS, BLOCK), tl.float64)
+    for start in range(0, programs, ROWS):
+        row = start + tl.arange(0, ROWS)[:, None]
+        result += tl.load(sums + row * n + columns, mask=(row < programs) & (columns < n), other=0.0)
+    result = tl.sum(result, 0)[None, :]
+    tl.store(total + columns, rounded_wide(result, FORMAT), mask=columns < n)

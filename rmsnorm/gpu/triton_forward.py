@@ -1,0 +1,140 @@
+"""The forward pass in Triton.
+
+    y = h / rho * (o + scale) + bias,    h = x + residual
+
+The statistic is float64, one fused multiplication an element. All else is pairs of float32, rounded once wherever the
+variant rounds; a tile in which some number is out of their range is computed again in float64, in steps.
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
+"""
+
+import triton
+import triton.language as tl
+
+from rmsnorm.gpu.triton_pairs import (
+    LEAST_RHO,
+    MOST_RHO,
+    STEP,
+    gains,
+    is_outside,
+    rho_of,
+    rounded,
+    rounded_wide,
+    single,
+    split,
+    to_format,
+    two_sum,
+    wide_gains,
+)
+
+
+@triton.jit
+def load_sum(x, residual, offsets, residual_offsets, inside, FORMAT: tl.constexpr):
+    """h, which is x or x + residual rounded once, in the format of x."""
+    h = tl.load(x + offsets, mask=inside, other=0.0)
+    if residual is not None:
+        other = tl.load(residual + residual_offsets, mask=inside, other=0.0)
+        total, error = two_sum(single(h), single(other))
+        exact = tl.abs(error) < float("inf")  # not of an infinite sum
+        h = rounded(total, tl.where(exact, error, 0.0), FORMAT)
+    return h
+
+
+@triton.jit
+def sum_parts(x, residual, parts, n, k, x_step, CHUNKS, FORMAT: tl.constexpr, BLOCK: tl.constexpr):
+    """Into ``parts``, of rows by CHUNKS: the sum of squares in a chunk of a row."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = chunk * BLOCK + tl.arange(0, BLOCK)
+    h = load_sum(x, residual, row * x_step + columns, row * n + columns, columns < k, FORMAT)
+    h = single(h).to(tl.float64)
+    tl.store(parts + row * CHUNKS + chunk, tl.sum(h * h, 0))
+
+
+@triton.jit
+def forward(
+    x, residual, scale, bias, parts, y, h_out, inverse_rms, rows, n, k, x_step, CHUNKS,
+    EPS: tl.constexpr, FLOOR: tl.constexpr, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
+    NORM: tl.constexpr, PRODUCT: tl.constexpr, RESULT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ALL: tl.constexpr,
+):  # fmt: skip
+    """A tile of y, h and 1 / rho.
+
+    ``parts``: what sum_parts has written, if rows are split; a program then has a chunk of one row. NORM, PRODUCT:
+    the formats to which h / rho and the products with the parameters are rounded; NORM is empty if only y is. ALL: a
+    power of two that is not below CHUNKS.
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    chunk = tl.program_id(1)
+    columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows) & (columns < n)
+    h = load_sum(x, residual, row * x_step + columns, row * n + columns, inside, FORMAT)
+    if residual is not None:
+        tl.store(h_out + row * n + columns, h, mask=inside)
+    h = single(h)
+    if parts is None:
+        wide = h.to(tl.float64)
+        total = tl.sum(tl.where(columns < k, wide * wide, 0.0), 1)[:, None]
+    else:
+        chunks = tl.arange(0, ALL)[None, :]
+        total = tl.sum(tl.load(parts + row * CHUNKS + chunks, mask=chunks < CHUNKS, other=0.0), 1)[:, None]
+    rho = rho_of(total / k, EPS, FLOOR, POSITION)
+    if chunk == 0:
+        tl.store(inverse_rms + row, 1 / rho, mask=row < rows)
+    high, low = split(1 / rho)
+
+    outside = ((rho >= LEAST_RHO) & (rho <= MOST_RHO)) == 0
+    t = h * high
+    error = tl.fma(h, high, -t) + h * low
+    bad = is_outside(h, h, h)
+    if NORM != "":
+        v = single(rounded(t, error, NORM))
+        if scale is not None:
+            gain, gain_error = gains(scale, columns, columns < n, OFFSET)
+            gain = single(rounded(gain, gain_error, PRODUCT))
+            product = v * gain
+            bad = bad | is_outside(product, v, gain)
+            v = single(to_format(product, PRODUCT))
+        if bias is not None:
+            total, error = two_sum(v, single(tl.load(bias + columns, mask=columns < n, other=0.0)))
+            v = single(rounded(total, error, PRODUCT))
+        result = to_format(v, RESULT)
+    else:
+        if scale is not None:
+            gain, gain_error = gains(scale, columns, columns < n, OFFSET)
+            product = h * gain
+            bad = is_outside(product, h, gain)
+            product_error = 0.0
+            if x.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
+                product_error = tl.fma(h, gain, -product)  # which is 0 of 16 bits
+            if OFFSET != 0:
+                product_error += h * gain_error
+            t = product * high
+            error = tl.fma(product, high, -t) + (product * low + product_error * high)
+        if bias is not None:
+            t, sum_error = two_sum(t, single(tl.load(bias + columns, mask=columns < n, other=0.0)))
+            error += sum_error
+            bad = bad | is_outside(t, 0.0, 0.0)
+        result = rounded(t, error, RESULT)
+    bad = (bad & inside) | (outside & (row < rows))
+    tl.store(y + row * n + columns, result, mask=inside)
+    if tl.max(bad.to(tl.int32)) > 0:
+        tl.debug_barrier()
+        for start in range(chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), STEP // ROWS):
+            j = start + tl.arange(0, STEP // ROWS)[None, :]
+            within = (row < rows) & (j < n)
+            v = load_sum(x, residual, row * x_step + j, row * n + j, within, FORMAT)
+            v = single(v).to(tl.float64)
+            if NORM != "":
+                v = single(rounded_wide(v / rho, NORM)).to(tl.float64)
+                if scale is not None:
+                    factor = single(rounded_wide(wide_gains(scale, j, j < n, OFFSET), PRODUCT)).to(tl.float64)
+                    v = single(rounded_wide(v * factor, PRODUCT)).to(tl.float64)
+                if bias is not None:
+                    v += single(tl.load(bias + j, mask=j < n, other=0.0)).to(tl.float64)
+                    v = single(rounded_wide(v, PRODUCT)).to(tl.float64)
+            else:
+                if scale is not None:
+                    v = v * wide_gains(scale, j, j < n, OFFSET)
+                v = v / rho
+                if bias is not None:
+                    v += single(tl.load(bias + j, mask=j < n, other=0.0)).to(tl.float64)
+            tl.store(y + row * n + j, rounded_wide(v, RESULT), mask=within)

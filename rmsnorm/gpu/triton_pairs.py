@@ -1,0 +1,162 @@
+"""Numbers as unevaluated sums of two, a + a_error, in Triton: of float32 they have 48 bits, of float64 106.
+
+The errors are exact only if no product of two numbers leaves the range, which the kernels check (``is_outside``), and
+if the compiler neither contracts nor reorders anything: kernels are compiled without contraction (``OPTIONS``), and
+every fused multiplication is written as one. Source: Dekker 1971; Boldo & Melquiond 2008 for rounding to odd.
+"""
+
+# Triton compiles this source: its annotations are objects, so that `from __future__ import annotations` is left out.
+from typing import Any, Final
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+OPTIONS: Final[dict[str, Any]] = {"enable_fp_fusion": False}
+INTERPRETED: Final = tl.constexpr(knobs.runtime.interpret)
+
+STEP: Final = tl.constexpr(256)  # elements of a tile that are computed in float64 at once, where that is needed
+
+# Where pairs of float32 are as exact as they should be: products, and rho.
+LEAST: Final = tl.constexpr(2.0**-90)
+MOST: Final = tl.constexpr(2.0**90)
+LEAST_RHO: Final = tl.constexpr(2.0**-30)
+MOST_RHO: Final = tl.constexpr(2.0**30)
+
+
+@triton.jit
+def two_sum(a, b):
+    """a + b, and what that rounds off."""
+    total = a + b
+    t = total - a
+    return total, (a - (total - t)) + (b - t)
+
+
+@triton.jit
+def plus(a, a_error, b, b_error):
+    total, error = two_sum(a, b)
+    error += a_error + b_error
+    result = total + error
+    return result, error - (result - total)
+
+
+@triton.jit
+def times(a, a_error, b, b_error):
+    product = a * b
+    error = tl.fma(a, b, -product) + (a * b_error + a_error * b)
+    result = product + error
+    return result, error - (result - product)
+
+
+@triton.jit
+def over(a, a_error, b, b_error):
+    quotient = a / b
+    rest = tl.fma(-quotient, b, a) + (a_error - quotient * b_error)
+    return quotient, rest / b
+
+
+@triton.jit
+def split(number):
+    """A float64 as a pair of float32."""
+    high = number.to(tl.float32)
+    return high, (number - high.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def is_outside(product, a, b):
+    """Whether the error of the product a b may be inexact, or it is not finite."""
+    size = tl.abs(product)
+    return ((size <= MOST) == 0) | ((size < LEAST) & (a != 0) & (b != 0))
+
+
+@triton.jit
+def single(number):
+    """A number of at most 32 bits as a float32."""
+    if INTERPRETED and number.dtype == tl.bfloat16:  # the interpreter takes subnormal numbers for other ones
+        return (number.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return number.to(tl.float32)
+
+
+@triton.jit
+def to_format(number, FORMAT: tl.constexpr):
+    """A float32 rounded once to a format."""
+    if FORMAT == "bfloat16":
+        if INTERPRETED:  # where the conversion cuts off
+            bits = number.to(tl.uint32, bitcast=True)
+            nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.uint16)
+            nearest = tl.where(number != number, 0x7FC0, nearest).to(tl.uint16)
+            return nearest.to(tl.bfloat16, bitcast=True)
+        else:
+            return number.to(tl.bfloat16)
+    elif FORMAT == "float16":
+        return number.to(tl.float16)
+    else:
+        return number
+
+
+@triton.jit
+def _to_odd(nearest, is_inexact, is_less):
+    """A float32, or the odd one of the two around a number that it is not: so the next rounding is that of the number.
+
+    ``is_less``: whether the number is nearer to 0.
+    """
+    bits = nearest.to(tl.int32, bitcast=True)
+    odd = (bits - is_less.to(tl.int32)) | 1
+    return tl.where(is_inexact, odd, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rounded(a, a_error, FORMAT: tl.constexpr):
+    """A pair of float32 rounded once to a format."""
+    total, error = two_sum(a, a_error)
+    total = tl.where(a_error == 0, a, total)  # a sum would make +0 of -0
+    if FORMAT == "float32":
+        return total
+    else:
+        is_inexact = (error != 0) & (tl.abs(total) < float("inf"))
+        return to_format(_to_odd(total, is_inexact, (error < 0) != (total < 0)), FORMAT)
+
+
+@triton.jit
+def rounded_wide(number, FORMAT: tl.constexpr):
+    """A float64 rounded once to a format."""
+    nearest = number.to(tl.float32)
+    if FORMAT == "float32":
+        return nearest
+    else:
+        wide = nearest.to(tl.float64)
+        is_inexact = (wide != number) & (tl.abs(wide) < float("inf"))
+        return to_format(_to_odd(nearest, is_inexact, tl.abs(number) < tl.abs(wide)), FORMAT)
+
+
+@triton.jit
+def rho_of(q, EPS: tl.constexpr, FLOOR: tl.constexpr, POSITION: tl.constexpr):
+    """rho in float64 of a mean square; FLOOR is the least rho of a clamp."""
+    if POSITION == "inside":
+        rho = tl.sqrt(q + EPS)
+    elif POSITION == "outside":
+        rho = tl.sqrt(q) + EPS
+    else:
+        rho = tl.sqrt(q)
+        rho = tl.where(rho < FLOOR, FLOOR, rho)
+    return rho
+
+
+@triton.jit
+def gains(scale, columns, inside, OFFSET: tl.constexpr):
+    """o + scale as a pair of float32."""
+    gain = single(tl.load(scale + columns, mask=inside, other=0.0))
+    if OFFSET != 0:
+        return two_sum(gain, tl.full(gain.shape, OFFSET, tl.float32))
+    else:
+        return gain, tl.zeros(gain.shape, tl.float32)
+
+
+@triton.jit
+def wide_gains(scale, columns, inside, OFFSET: tl.constexpr):
+    """o + scale in float64."""
+    gain = single(tl.load(scale + columns, mask=inside, other=0.0)).to(tl.float64)
+    if OFFSET != 0:
+        gain += OFFSET
+    return gain

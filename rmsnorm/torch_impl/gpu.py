@@ -1,0 +1,157 @@
+"""Forward and backward of tensors on a GPU, by the Triton kernels.
+
+    y = h / rho * (o + scale) + bias,    h = x + residual
+
+The arithmetic is in rmsnorm/gpu. Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rmsnorm import gpu
+from rmsnorm.call import Call
+from rmsnorm.gpu.plan import power_of_two, tiles
+from rmsnorm.torch_impl.memory import gapless, laid_out, rows_of
+from rmsnorm.torch_impl.rounding import dtype_name
+
+_OLDEST: Final = 8, 0  # the first compute capability that converts to bfloat16
+_ADD_UP: Final = {"ROWS": 32, "BLOCK": 64}  # the tile of ``add_up``
+
+
+class Plan(NamedTuple):
+    """What the kernels need of a call beside the tensors."""
+
+    n: int
+    k: int
+    rows: int
+    settings: dict[str, Any]  # of both kernels
+    roundings: dict[str, str]  # of the forward pass
+    reduced: tuple[int, ...]  # the shape of 1 / rho
+    sizes: tuple[int, ...]  # of the parameters
+    small: bool = False  # of a plan for the CPU: whether a layer keeps it
+
+
+def plan(call: Call, scale: str | None, bias: str | None) -> Plan | None:
+    """None if the kernels cannot compute the call."""
+    if not (call.has_last_axes and gpu.supports(call, scale, bias)) or 0 in call.shape:
+        return None
+    n, k, variant = call.n, call.k, call.variant
+    kept = len(call.shape) - len(call.axes)
+    return Plan(
+        n, k, math.prod(call.shape[:kept]),
+        {
+            "EPS": call.eps, "FLOOR": call.eps / k**0.5, "POSITION": variant.eps_position,
+            "OFFSET": variant.scale_offset, "FORMAT": call.x,
+        },
+        {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result},
+        (*call.shape[:kept], *(1 for _ in call.axes)),
+        call.shape[kept:],
+    )  # fmt: skip
+
+
+@lru_cache
+def is_usable(device: torch.device) -> bool:
+    """Whether the kernels run on a device; for a GPU that is too old, or not Nvidia's, a warning says that they do not.
+
+    An interpreter runs them on the CPU.
+    """
+    if device.type == "cpu":
+        return gpu.is_interpreted()
+    if device.type != "cuda" or not gpu.has_triton():
+        return False
+    if torch.version.hip is not None:
+        why = "the kernels have not been tried on AMD's GPUs"
+    elif (capability := torch.cuda.get_device_capability(device)) < _OLDEST:
+        why = f"its compute capability is {capability}, and the kernels need {_OLDEST}"
+    else:
+        return True
+    warnings.warn(f"rmsnorm: on {device} slower code computes the same results: {why}", stacklevel=2)
+    return False
+
+
+def forward(
+    plan: Plan, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """y, h = x + residual (None without one) and 1 / rho in float64."""
+    from rmsnorm.gpu import triton_forward as kernels
+    from rmsnorm.gpu.triton_pairs import OPTIONS
+
+    dtype = getattr(torch, plan.settings["FORMAT"])
+    y = torch.empty(x.shape, dtype=getattr(torch, plan.roundings["RESULT"]), device=x.device)
+    inverse_rms = torch.empty(plan.reduced, dtype=torch.float64, device=x.device)
+    h = None
+    if residual is not None:
+        h, x, residual = torch.empty(x.shape, dtype=dtype, device=x.device), x.to(dtype), residual.to(dtype)
+        residual = residual.contiguous()
+    matrix = rows_of(x, plan.n)
+    parts, tile = None, tiles("forward", plan.rows, plan.n)
+    with _on(x):
+        if tile.chunks > 1:
+            parts = torch.empty(plan.rows, tile.chunks, dtype=torch.float64, device=x.device)
+            kernels.sum_parts[plan.rows, tile.chunks](
+                matrix, residual, parts, plan.n, plan.k, matrix.stride(0), tile.chunks,
+                FORMAT=plan.settings["FORMAT"], BLOCK=tile.block, num_warps=tile.warps, **OPTIONS,
+            )  # fmt: skip
+        kernels.forward[tile.programs, tile.chunks](
+            matrix, residual, gapless(scale), gapless(bias), parts, y, h, inverse_rms,
+            plan.rows, plan.n, plan.k, matrix.stride(0), tile.chunks, **plan.settings, **plan.roundings,
+            ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks), num_warps=tile.warps, **OPTIONS,
+        )  # fmt: skip
+    if not x.is_contiguous():
+        y, h = laid_out(y, x), None if h is None else laid_out(h, x)
+    return y, h, inverse_rms
+
+
+def backward(
+    plan: Plan, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, inverse_rms: Tensor,
+    dh: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
+    from rmsnorm.gpu import triton_backward as kernels
+    from rmsnorm.gpu.triton_pairs import OPTIONS
+
+    tile = tiles("backward", plan.rows, plan.n)
+    dx = torch.empty(h.shape, dtype=h.dtype, device=h.device)
+    sums = [
+        None if dtype is None else torch.empty(tile.programs, plan.n, dtype=torch.float64, device=h.device)
+        for dtype in (None if scale is None else scale.dtype, bias)
+    ]
+    matrix, dy, gain = rows_of(h, plan.n), dy.contiguous(), gapless(scale)
+    parts = None
+    with _on(h):
+        if tile.chunks > 1:
+            parts = torch.empty(plan.rows, tile.chunks, dtype=torch.float64, device=h.device)
+            kernels.sum_parts[plan.rows, tile.chunks](
+                dy, matrix, gain, parts, plan.n, matrix.stride(0), tile.chunks,
+                OFFSET=plan.settings["OFFSET"], BLOCK=tile.block, num_warps=tile.warps, **OPTIONS,
+            )  # fmt: skip
+        kernels.backward[tile.programs, tile.chunks](
+            matrix, dy, gapless(dh), gain, parts, inverse_rms, dx, *sums,
+            plan.rows, plan.n, plan.k, matrix.stride(0), tile.programs, tile.chunks, **plan.settings,
+            ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks), num_warps=tile.warps, **OPTIONS,
+        )  # fmt: skip
+        results: list[Tensor | None] = []
+        for total, dtype in zip(sums, (None if scale is None else scale.dtype, bias), strict=True):
+            if total is None or dtype is None:
+                results.append(None)
+                continue
+            result = torch.empty(plan.sizes, dtype=dtype, device=h.device)
+            kernels.add_up[(-(-plan.n // _ADD_UP["BLOCK"]),)](
+                total, result, tile.programs, plan.n, FORMAT=dtype_name(dtype), **_ADD_UP, num_warps=4, **OPTIONS
+            )
+            results.append(result)
+    dscale, dbias = results
+    return dx if h.is_contiguous() else laid_out(dx, h), dscale, dbias
+
+
+def _on(x: Tensor) -> Any:
+    """The device of x as the current one, on which Triton starts kernels."""
+    return torch.cuda.device_of(x) if x.is_cuda else nullcontext()

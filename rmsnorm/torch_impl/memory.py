@@ -1,0 +1,73 @@
+"""Where the numbers of a tensor are: what a kernel may read, and rows without gaps."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from rmsnorm import errors
+from rmsnorm.torch_impl.rounding import dtype_name
+
+_SPARSE: Final = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether all are ordinary tensors on the CPU, whose numbers are in memory as they are, and no operation is traced.
+
+    Only these have an address that a kernel may read: the numbers of a tensor with the negative bit are stored with the
+    other sign, those of a tensor of zeros that autograd makes are not stored at all.
+    """
+    for tensor in tensors:
+        if tensor is not None:
+            if (type(tensor) is not Tensor and type(tensor) is not Parameter) or not tensor.is_cpu or tensor.is_neg():
+                return False
+            try:
+                if not tensor.data_ptr() and tensor.numel():
+                    if not tensor._is_zerotensor() and not tensor.untyped_storage().nbytes():
+                        raise errors.no_memory("rms_norm", tuple(tensor.shape))
+                    return False
+            except RuntimeError:  # sparse, or a batch of gradients
+                return False
+    return torch._C._len_torch_dispatch_stack() == 0
+
+
+def is_plain_on_gpu(*tensors: Tensor | None) -> bool:
+    """As ``is_plain``, on one GPU."""
+    devices = set()
+    for tensor in tensors:
+        if tensor is not None:
+            if (type(tensor) is not Tensor and type(tensor) is not Parameter) or not tensor.is_cuda or tensor.is_neg():
+                return False
+            if tensor.layout is not torch.strided or tensor._is_zerotensor():
+                return False
+            devices.add(tensor.device)
+    return len(devices) == 1 and torch._C._len_torch_dispatch_stack() == 0
+
+
+def check_storage(**tensors: Tensor | None) -> None:
+    """Refuse sparse tensors, and parameters without numbers beside an x that has some."""
+    x = tensors["x"]
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.layout in _SPARSE:
+            got = errors.describe(tensor.shape, dtype_name(tensor.dtype))
+            raise errors.wrong_layout("rms_norm", name, got, str(tensor.layout).removeprefix("torch."))
+        if tensor is not None and x is not None and tensor.is_meta and not x.is_meta:
+            raise errors.wrong_device("rms_norm", name, "meta", str(x.device))
+
+
+def rows_of(x: Tensor, n: int) -> Tensor:
+    """A matrix whose rows have no gap: a view of x if that is possible, else a copy."""
+    x = x.reshape(-1, n)
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def laid_out(result: Tensor, x: Tensor) -> Tensor:
+    """The result in the memory format of x."""
+    return torch.empty_like(x, dtype=result.dtype).copy_(result)
+
+
+def gapless(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()

@@ -1,0 +1,189 @@
+"""The Triton kernels against the golden, on a GPU, or else in Triton's interpreter, which test_triton.py starts.
+
+RMSNORM_GPU_KERNELS=interpret python -m pytest tests/gpu/torch_kernels.py     # without a GPU
+python -m pytest tests/gpu/torch_kernels.py                                   # with one
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import rmsnorm.gpu
+from rmsnorm import numpy_impl
+from rmsnorm.gpu import plan
+from rmsnorm.torch_impl import RMSNorm, gpu, rms_norm, rms_norm_vjp, rows
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinite numbers in the interpreter
+
+DEVICE = "cpu" if rmsnorm.gpu.is_interpreted() else "cuda"
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+VARIANTS = ("llama", "gemma", "paper", "zhang_torch", "x_transformers", "lasagne", "olmo2", "nematus", "mlx")
+# The widest rows that a program has in registers, and the rows of a tile: the division of rows of 80 elements.
+BRANCHES = {"many": (2**13, 32), "one": (2**13, 1), "split": (64, 32)}
+WIDTH = 80
+CASES = [("many", list(DTYPES)[i % 3], variant) for i, variant in enumerate(VARIANTS)]
+CASES += [(branch, dtype, "llama") for branch in ("one", "split") for dtype in ("bfloat16", "float32")]
+CASES += [("split", "float32", "zhang_torch"), ("many", "float16", "gemma"), ("many", "float32", "gemma")]
+
+
+def tensor(array):
+    bits = np.ascontiguousarray(array)
+    if bits.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).to(DEVICE)
+    return torch.from_numpy(bits).to(DEVICE)
+
+
+def array(tensor):
+    tensor = tensor.detach().cpu()
+    return (
+        tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    )
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """Which passes the kernels computed."""
+    calls = []
+    for name in ("forward", "backward"):
+        own = getattr(gpu, name)
+        monkeypatch.setattr(gpu, name, lambda *args, own=own, name=name: (calls.append(name), own(*args))[1])
+    return calls
+
+
+def choose(branch, monkeypatch):
+    widest, most_rows = BRANCHES[branch]
+    few = {kind: limits._replace(widest=widest, chunk=32) for kind, limits in plan._LIMITS.items()}
+    for name, value in {"_LIMITS": few, "_MOST_ROWS": most_rows, "_ALL_AT_ONCE": 2, "_TILES_EACH": 3}.items():
+        monkeypatch.setattr(plan, name, value)  # a program has several tiles, too
+
+
+def same_bits(got, want):
+    bits = f"u{want.dtype.itemsize}"
+    equal = np.ascontiguousarray(got).view(bits) == np.ascontiguousarray(want).view(bits)
+    return equal | (np.isnan(got.astype(float)) & np.isnan(want.astype(float)))
+
+
+def draw(random, shape, dtype):
+    """Rows of ordinary numbers, and of those that need the slow way: zeros, the ends of the range, infinity, NaN."""
+    x = random.normal(size=shape).astype(dtype)
+    x[0, ::2] = (random.normal(size=shape[1] // 2) * 2.0**-125).astype(dtype)  # beside ordinary ones
+    x[1] = 0
+    x[2] *= dtype(2.0**-14)
+    x[3, 0] = np.inf
+    x[4, -1] = np.nan
+    x[5] = random.uniform(-1, 1, shape[1]) * float(ml_dtypes.finfo(dtype).max)
+    x[6] = np.where(random.random(shape[1]) < 0.5, 0.0, ml_dtypes.finfo(dtype).smallest_subnormal)
+    x[7] = -0.0
+    x[7, :1] = 1
+    return x
+
+
+@pytest.mark.parametrize(("branch", "dtype", "variant"), CASES)
+def test_values_and_gradients_are_the_goldens(branch, dtype, variant, used, monkeypatch):
+    """In 16 bits bit for bit, in float32 within an ulp, and bit for bit in all but one element in 100,000."""
+    choose(branch, monkeypatch)
+    random = np.random.default_rng(len(variant))
+    kind, shape = DTYPES[dtype], (10, WIDTH)
+    x, residual, dy, dh = (
+        draw(random, shape, kind) if i < 1 else random.normal(size=shape).astype(kind) for i in range(4)
+    )
+    dy[8] = x[8]  # whose gradient cancels
+    dy[9] = 0
+    dy[0, 3] = np.inf
+    parameters = [random.normal(size=WIDTH).astype(kind) for _ in range(2 if variant == "lasagne" else 1)]
+    second = residual if variant in ("llama", "gemma", "zhang_torch") else None
+    options = {"variant": variant, "partial": 0.25 if variant in ("paper", "mlx") else None}
+    cotangent = dy.astype(DTYPES.get(str(numpy_impl.rms_norm(x, *parameters, **options).dtype), kind))
+    results = numpy_impl.rms_norm(x, *parameters, residual=second, return_inverse_rms=True, **options)
+    cotangents = cotangent if second is None else (cotangent, dh)
+    wanted = numpy_impl.rms_norm_vjp(cotangents, x, *parameters, residual=second, **options)
+
+    leaves = [tensor(a).requires_grad_() for a in (x, *parameters)]
+    other = None if second is None else tensor(second).requires_grad_()
+    outputs = rms_norm(*leaves, residual=other, return_inverse_rms=True, **options)
+    inputs = [*leaves, *([other] if second is not None else [])]
+    pulled = [tensor(cotangent), *([tensor(dh)] if second is not None else [])]
+    gradients = torch.autograd.grad(outputs[: len(pulled)], inputs, pulled)
+    assert used == ["forward", "backward"]
+    by_formula = rms_norm_vjp(
+        tuple(pulled) if second is not None else pulled[0],
+        *(leaf.detach() for leaf in leaves), residual=None if other is None else other.detach(), **options,
+    )  # fmt: skip
+    wanted_gradients = [w for w in wanted if w is not None]
+    for name, got, want in [
+        *zip(("y", "h", "1 / rho") if second is not None else ("y", "1 / rho"), outputs, results, strict=True),
+        *zip(("dx", "dscale", "dbias or dresidual", "dresidual"), gradients, wanted_gradients, strict=False),
+        *zip(("dx", "dscale", "dbias or dresidual", "dresidual"),
+             [g for g in by_formula if g is not None], wanted_gradients, strict=False),
+    ]:  # fmt: skip
+        got = array(got)
+        equal = same_bits(got, want)
+        if want.dtype == np.float32:
+            bound = np.spacing(np.abs(want)) * (1 if name != "dscale" else 4)
+            with np.errstate(invalid="ignore"):
+                near = equal | (np.abs(got.astype(float) - want.astype(float)) <= bound)
+            assert near.all(), name
+            assert (~equal).mean() <= 1e-5 + (0.02 if name in ("dscale", "dbias or dresidual") else 0), name
+        else:
+            assert equal.all(), (name, np.argwhere(~equal)[:3], got[~equal][:3], want[~equal][:3])
+
+
+@pytest.mark.parametrize(("dtype", "half"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
+def test_a_number_beside_the_middle_of_two_is_rounded_once(dtype, half):
+    """What is nearer to the middle than float32 can say."""
+    steps = np.tile([1, 1, 3, 3, -1, -1], 4)
+    bias = (steps * half * (1 + np.tile([1, -1], 12) * 2.0**-22)).astype(np.float32)
+    x = np.ones((2, 24), DTYPES[dtype])
+    options = {"variant": "paper", "eps": 0.0, "out_dtype": dtype}
+    got = rms_norm(tensor(x), None, tensor(bias), **{**options, "out_dtype": getattr(torch, dtype)})
+    assert same_bits(array(got), numpy_impl.rms_norm(x, None, bias, **options)).all()
+
+
+def test_rows_with_a_step_are_read_where_they_are(used):
+    x = torch.randn(4, 6, 96, device=DEVICE)[:, ::2, :80]
+    y = rms_norm(x, variant="paper")
+    assert torch.equal(y, rms_norm(x.contiguous(), variant="paper"))
+    across = torch.randn(80, 10, device=DEVICE).T
+    assert torch.equal(rms_norm(across), rms_norm(across.contiguous()))
+    assert torch.equal(rms_norm(across.T, axis=0), rms_norm(across).T)
+    assert used == ["forward"] * 6
+
+
+def test_a_layer_a_mask_and_float64():
+    """What no kernel computes is computed by plain operations, with the same results."""
+    layer = RMSNorm(32, variant="llama", device=DEVICE)
+    x = torch.randn(5, 32, device=DEVICE)
+    mask = torch.ones(5, 32, dtype=torch.bool, device=DEVICE)
+    assert torch.equal(layer(x), layer(x, mask=mask))
+    assert torch.allclose(layer.double()(x.double()), layer.float()(x).double(), atol=1e-6)
+    assert layer.float()(x[:0]).shape == (0, 32)
+
+
+def test_the_saved_tensors_are_x_the_gain_and_a_number_a_row(used):
+    x = torch.randn(64, 128, device=DEVICE, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.nbytes), t)[1], lambda t: t):
+        rms_norm(x, torch.ones(128, device=DEVICE))
+    assert sorted(kept) == [128 * 4, 64 * 8, x.nbytes]
+    assert used == ["forward"]
+
+
+def test_sums_have_one_order():
+    """The gain's gradient has the same bits in every run."""
+    runs = 100 if DEVICE == "cuda" else 2
+    x, dy = torch.randn(2, 100, 64, device=DEVICE)
+    first = rms_norm_vjp(dy, x, torch.ones(64, device=DEVICE))
+    for _ in range(runs):
+        for got, want in zip(rms_norm_vjp(dy, x, torch.ones(64, device=DEVICE))[:2], first[:2], strict=True):
+            assert torch.equal(got, want)
+
+
+def test_tensors_that_are_no_memory_do_not_reach_the_kernels(used):
+    x = torch.randn(4, 32, dtype=torch.complex64, device=DEVICE).conj().imag
+    assert x.is_neg()
+    assert torch.equal(rms_norm(x), rms_norm(x.resolve_neg()))
+    assert rows.is_plain(x) is False
+    assert used == ["forward"]
