@@ -183,12 +183,15 @@ def test_primals_and_tangents_may_be_left_out(wing):
 
 @pytest.mark.parametrize("variant", ["standard", "llama"])
 def test_dtypes_of_every_argument_combine_as_in_the_golden(wing, variant):
-    """x, parameters, residual and out_dtype of every format, each result in the dtype that is right for it."""
+    """x, parameters, residual and out_dtype of every format, each result in the dtype that is right for it.
+
+    Each residual with each x, and with parameters of two formats: each kernel is compiled.
+    """
     names = dtypes.FLOATS if wing.name != "flax" else ("bfloat16", "float32")
     for i, x_dtype in enumerate(names):
         for j, g_dtype in enumerate(names):
             x, _, v, _, t, g, b, dg, db = _drawn(x_dtype, g_dtype)
-            for r_dtype in (None, ("bfloat16", "float32")[(i + j) % 2]):
+            for r_dtype in (None, ("bfloat16", "float32")[(i + j) % 2])[: 2 if (j - i) % len(names) < 2 else 1]:
                 r = None if r_dtype is None else _drawn(r_dtype, seed=1)[1]
                 for out in (None, "float16") if r_dtype is None and (i + j) % 2 else (None,):
                     options = {"variant": variant, "residual": r, "out_dtype": out}
