@@ -1,0 +1,323 @@
+"""``rmsnorm bench``: a worker for each backend, its outcome, and what the command prints, writes and refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import runpy
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from rmsnorm.bench import files, report
+from rmsnorm.bench.backends import BACKENDS
+from rmsnorm.bench.measure import LEAST_TURNS
+from rmsnorm.bench.problem import OPS
+from rmsnorm.bench.run import BackendRun, run
+from rmsnorm.cli import app
+from rmsnorm.cli.usage import backends
+from rmsnorm.frameworks import FRAMEWORKS
+
+
+def _python(code):
+    return [sys.executable, "-c", code]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "message"),
+    [
+        ("raise RuntimeError('no library')", "crashed", "exit status 1; RuntimeError: no library"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crashed", "signal 9; no output"),
+        ("print('chatter'); print(3); print('{\"status\": \"done\"}')", "done", ""),
+        ('print(\'{"status": "absent", "message": "pip install it"}\')', "absent", "pip install it"),
+        ("import time; time.sleep(600)", "hung", "no output for 2 s after 0 cells"),
+    ],
+)
+def test_the_outcome_of_a_worker_is_reported(code, status, message):
+    state = run("numpy", _python(code), patience=2.0)
+    assert (state.status, state.message) == (status, message)
+
+
+def _bench(*arguments, path=None, **environment):
+    environment = {**os.environ, "COLUMNS": "100", **environment}
+    if path is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return subprocess.run(
+        [sys.executable, "-m", "rmsnorm.cli", "bench", *map(str, arguments)],
+        capture_output=True, text=True, timeout=500, env=environment, check=False,
+    )  # fmt: skip
+
+
+MODES = {
+    "numpy": ("",),
+    "torch": ("", " compiled"),
+    "tf": ("", " graph", " jit"),
+    "flax": ("", " jit"),
+    "keras-torch": ("", " compiled"),
+    "keras-jax": ("", " jit"),
+}
+SHORTER = {"torch": "fwd+bwd", "keras-torch": "fwd", "keras-jax": "fwd"}  # compiling takes long; the rest is shared
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_times_a_small_shape(backend, tmp_path):
+    missing = [package for package in BACKENDS[backend].packages if find_spec(package) is None]
+    if missing:
+        pytest.skip(f"{missing[0]} is not installed; pip install 'rmsnorm[{BACKENDS[backend].extra}]'")
+    ops = [SHORTER[backend]] if backend in SHORTER else list(OPS)
+    layers = [kind + mode for kind in ("ours", "built-in", "LayerNorm") for mode in MODES[backend]]
+    target = tmp_path / "bench.json"
+    done = _bench(
+        "--backend", backend, "--shape", "3x40", "--dtype", "bfloat16", "--seconds", "0", "--threads", "1",
+        "--json", target, *(f"--op={op}" for op in ops), TORCHINDUCTOR_FORCE_DISABLE_CACHES="0",
+            TORCHDYNAMO_DISABLE=str(int(backend == "keras-torch")),  # as with PyTorch's own layers, and compiled there
+            JAX_NUMPY_DTYPE_PROMOTION="standard",  # Flax's own layers do not run under the strict one of the tests
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(target.read_text())
+    assert [(run["status"], run["cores"]) for run in document["backends"]] == [("done", 1)]
+    records = document["records"]
+    for op in ops:
+        by_name = {record["candidate"]: record for record in records if record["op"] == op}
+        assert list(by_name) == [*layers, "copy", "copy into"]
+        for record in by_name.values():
+            if record["candidate"].endswith("compiled") and record["status"] == "failed":
+                continue  # no C++ compiler on this machine
+            assert record["status"] == "timed", record
+            assert record["timing"]["turns"] >= LEAST_TURNS
+        for name in ("ours", "built-in"):
+            assert tuple(by_name[name]["bits"]) == OPS[op]
+            assert by_name[name]["bits"]["y"] > 0.9, "one rounding of float32 arithmetic: few differ"
+        for name in (name for name in layers[: len(MODES[backend])] if by_name[name]["status"] == "timed"):
+            assert by_name[name]["speedup"] > 0
+            assert by_name[name]["layer_norm_speedup"] > 0
+            assert by_name[name]["over_copy"] > 0
+    assert {record["backend"] for record in records} == {backend}
+    if backend in ("torch", "flax"):
+        assert by_name["ours"]["saved_bytes"] >= 3 * 40 * 2, "x at least"
+        assert by_name["built-in"]["saved_bytes"] >= 3 * 40 * 2
+
+
+RECORD = {
+    "op": "fwd", "shape": [32, 768], "dtype": "bfloat16", "variant": "torch", "candidate": "ours", "ours": True,
+    "status": "timed", "detail": "", "bits": {"y": 0.99999}, "max_ulp": {"y": 1.0}, "first_call": 0.5,
+    "timing": {"median": 2e-5, "p20": 1e-5, "p80": 4e-5, "turns": 5, "calls": 50}, "peak_bytes": None,
+    "saved_bytes": None, "moved_bytes": 98304, "speedup": 1234.5, "layer_norm_speedup": 1.5, "over_copy": 2.25,
+    "over_copy_into": 0.5, "gb_per_s": 4.9152, "others": 0.02,
+}  # fmt: skip
+WRONG = {
+    **RECORD,
+    "status": "wrong",
+    "detail": "y has parity ratio 9",
+    "timing": None,
+    "gb_per_s": None,
+    "others": None,
+}
+
+
+def _runs():
+    slower = {**RECORD, "others": 1.25, "timing": {**RECORD["timing"], "median": 4e-5}, "gb_per_s": 2.4576}
+    sizes = [{**record, "shape": [64, 768], "moved_bytes": 196608} for record in (RECORD, slower)]
+    named = [{**record, "candidate": name, "ours": False}
+             for record, name in ((slower, "built-in jit"), (sizes[1], "built-in jit"), (RECORD, "copy"))]  # fmt: skip
+    return [
+        BackendRun(
+            "torch", "done", version="9.9", device="a machine", cells=2, records=[RECORD, sizes[0], *named, WRONG]
+        ),
+        BackendRun("tf", "absent", "pip install it"),
+    ]
+
+
+def test_the_table_says_what_was_measured():
+    console = Console(width=report.WIDTH, file=io.StringIO())
+    console.print(report.terminal(_runs()))
+    shown = " ".join(console.file.getvalue().split())
+    assert "PyTorch 9.9 on a machine" in shown
+    assert "fwd 32x768 bf16 ours 0.0200 1234 1.50 2.25 99.9 1 0.500" in shown
+    assert "ours wrong, fwd 32x768 bf16: y has parity ratio 9" in shown
+    assert "TensorFlow absent: pip install it" in shown
+    assert "other processes used up to 1.2 cores; measure again on a quiet machine: fwd 32x768 bf16" in shown
+
+
+def test_json_has_every_record_and_the_machine(tmp_path):
+    files.write_json(_runs(), {"seconds": 2.0}, tmp_path / "bench.json")
+    document = json.loads((tmp_path / "bench.json").read_text())
+    assert document["settings"] == {"seconds": 2.0}
+    assert document["records"][0] == {"backend": "torch", **RECORD}
+    assert [entry["status"] for entry in document["backends"]] == ["done", "absent"]
+    environment = document["environment"]
+    assert environment["versions"]["numpy"] == np.__version__
+    assert environment["cores"] == os.cpu_count()
+    assert {"date", "python", "system", "processor"} <= set(environment)
+
+
+def test_the_summary_has_a_line_for_every_record(tmp_path):
+    files.write_json(_runs(), {"seconds": 2.0}, tmp_path / "bench.json")
+    files.write_summary(_runs(), {"seconds": 2.0}, tmp_path / "bench.jsonl")
+    document = json.loads((tmp_path / "bench.json").read_text())
+    head, *lines = [json.loads(line) for line in (tmp_path / "bench.jsonl").read_text().splitlines()]
+    date = document["environment"].pop("date")
+    assert head["environment"].pop("date") >= date
+    assert head == {name: value for name, value in document.items() if name != "records"}
+    assert len(lines) == len(document["records"])
+    first = {"backend": "torch", **RECORD, "bits": {"y": 0.99999}, "speedup": 1234.0, "gb_per_s": 4.915}
+    first["timing"] = {name: value for name, value in RECORD["timing"].items() if name != "calls"}
+    assert lines[0] == {name: value for name, value in first.items() if value not in (None, "")}
+    assert {"timing", "gb_per_s", "others"}.isdisjoint(lines[-1]), "wrong, and not timed"
+    assert (lines[-1]["status"], lines[-1]["detail"]) == ("wrong", "y has parity ratio 9")
+
+
+def test_the_committed_results_are_summaries():
+    results = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json*"))
+    assert results
+    for path in results:
+        runs: list[list[dict[str, Any]]] = []
+        for line in map(json.loads, path.read_text().splitlines()):
+            if "environment" in line:  # the first line of a run; a file may have several
+                runs.append([])
+            runs[-1].append(line)
+        for head, *records in runs:
+            assert {"rmsnorm", "environment", "settings", "backends"} == set(head)
+            assert all(record["status"] == "timed" and record["timing"]["median"] > 0 for record in records), path
+            assert {record["backend"] for record in records} == {backend["name"] for backend in head["backends"]}
+
+
+def test_the_plot_is_svg_with_a_line_for_each_candidate(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'rmsnorm[plot]'")
+    from rmsnorm.bench.plot import write_plot
+
+    write_plot(_runs(), tmp_path / "bench.svg")
+    root = ElementTree.parse(tmp_path / "bench.svg").getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    text = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    for words in (
+        "PyTorch, fwd, bf16",
+        "ours",
+        "built-in jit",
+        "copy",
+        "shape of x",
+        "32x768",
+        "GB/s (higher is better)",
+    ):
+        assert text.count(words) == 1, text
+    assert any(words.startswith("a machine, ") and "PyTorch 9.9" in words for words in text), text
+    with pytest.raises(ValueError, match="nothing was timed"):
+        write_plot([BackendRun("torch", "done", records=[WRONG])], tmp_path / "none.svg")
+
+
+def test_ours_that_is_wrong_exits_with_1(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import rmsnorm.numpy_impl.fast as fast\n"
+        "true = fast.rms_norm\n"
+        "fast.rms_norm = lambda *args, **options: true(*args, **options) * (1 + 1e-2)\n"
+    )
+    done = _bench("--backend", "numpy", "--op", "fwd", "--shape", "4x64", "--dtype", "float32", "--seconds", "0",
+                  path=tmp_path)  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "ours wrong, fwd 4x64 f32: y" in done.stdout
+
+
+def test_a_backend_that_is_asked_for_and_absent_exits_with_2_and_else_is_skipped(tmp_path):
+    for package in ("torch", "tensorflow", "keras", "jax", "flax"):
+        (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('no {package}', name='{package}')\n")
+    small = ("--op", "fwd", "--shape", "2x8", "--dtype", "float32", "--seconds", "0")
+    asked = _bench("--backend", "flax", *small, path=tmp_path)
+    assert asked.returncode == 2
+    assert "pip install 'rmsnorm[flax]'" in asked.stdout
+    skipped = _bench(*small, path=tmp_path)
+    assert skipped.returncode == 0, skipped.stdout + skipped.stderr
+    assert "NumPy done: 1 cells" in skipped.stdout
+    assert all(f"pip install 'rmsnorm[{extra}]'" in skipped.stdout for extra in ("torch", "tf", "flax"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        (
+            "--backend",
+            "theano",
+            "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax', 'numpy',",
+        ),
+        ("--op", "recurrent", "op is 'recurrent', expected 'fwd' or 'fwd+bwd'"),
+        ("--shape", "4096,4096", "shape is '4096,4096', expected sizes > 0; write it as 4096x4096"),
+        ("--shape", "0x8", "shape is '0x8', expected sizes > 0"),
+        ("--dtype", "float64", "dtype is 'float64', expected 'float16', 'bfloat16' or 'float32'"),
+        ("--variant", "lama", "variant is 'lama', expected 'standard', 'paper',"),
+        ("--device", "tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
+        ("--threads", "4096", "threads is 4096, expected at most"),
+        ("--threads", "0", "Invalid value for '--threads'"),
+        ("--seconds", "-1", "Invalid value for '--seconds'"),
+        ("--json", "/no/such/folder/x.json", "/no/such/folder is not a folder"),
+        ("--plot", "/no/such/folder/x.svg", "/no/such/folder is not a folder"),
+        ("--frobnicate", "1", "No such option"),
+    ],
+)
+def test_bad_usage_exits_with_2_and_says_what_is_valid(flag, value, words):
+    done = CliRunner().invoke(app, ["bench", flag, value], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert words in " ".join(done.stderr.split())
+
+
+def test_a_plot_without_matplotlib_says_how_to_install_it(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\n_find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'matplotlib' else _find(name, *rest)\n"
+    )
+    done = _bench("--backend", "numpy", "--plot", tmp_path / "x.svg", path=tmp_path, COLUMNS="300")
+    assert done.returncode == 2
+    assert "matplotlib is not installed, expected for --plot; pip install 'rmsnorm[plot]'" in done.stderr
+
+
+def test_a_backend_has_the_names_of_the_frameworks():
+    """An alias is its backend, and two names of one backend are one run."""
+    small = ("--op", "fwd", "--shape", "2x8", "--dtype", "float32", "--seconds", "0")
+    done = _bench("--backend", "np", "--backend", "numpy", *small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("NumPy done: 1 cells") == 1
+    for row in FRAMEWORKS.values():
+        for alias in row.aliases:
+            assert backends([alias, row.key], "rmsnorm bench") == (row.key,)
+    assert backends(None, "rmsnorm bench") == tuple(FRAMEWORKS)
+
+
+def test_numpy_on_a_gpu_is_refused():
+    done = _bench("--backend", "numpy", "--device", "cuda")
+    assert done.returncode == 2
+    assert "NumPy refused: numpy: device is 'cuda', expected 'cpu'" in done.stdout
+
+
+def test_help_teaches():
+    shown = _bench("--help", COLUMNS="160")
+    assert shown.returncode == 0
+    flags = "backend op shape dtype variant device seconds threads json summary plot"
+    for word in flags.split():
+        assert f"--{word}" in shown.stdout
+    words = " ".join(shown.stdout.replace("│", " ").split())
+    assert all(name in words for name in BACKENDS)
+    assert "rmsnorm bench --backend torch --shape 512x768 --dtype float32" in shown.stdout
+    assert "Exit status: 0 all timed" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"), [("kernels", "numba"), ("torch", "torch"), ("tf", "tensorflow"), ("flax", "jax")]
+)
+def test_the_script_for_partial_statistics(name, needs, capsys, monkeypatch):
+    pytest.importorskip("numba")
+    pytest.importorskip(needs)
+    script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "partial.py"))
+    monkeypatch.setitem(script["main"].__globals__, "SHAPES", ((8, 64),))
+    monkeypatch.setitem(script["main"].__globals__, "TURNS", 2)
+    script["main"]([name])
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.endswith("the least in brackets")
+    assert [line.split("  ")[0] for line in lines] == [f"{name} float32 8x64", f"{name} bfloat16 8x64"]
+    assert all(line.count("x   p = ") == 2 for line in lines)
