@@ -1,0 +1,454 @@
+"""The checks of a group of PyTorch's processes, and one of these; test_torch_distributed starts and reads all."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch_arrays import to_torch
+from torch_checks import check_gradient, check_values, magnitudes_of_terms
+
+import rmsnorm
+from rmsnorm import numpy_impl as golden
+from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_jvp, rms_norm_vjp
+
+ROWS = (3, 2, 4)
+WIDTHS = {2: (8, 9), 4: (9,)}  # 9 on four processes is 3, 3, 3 and nothing
+VARIANTS = ("standard", "gemma", "t5", "zhang_torch", "x_transformers", "keras_rms_scaling")
+
+
+class Traffic(CommDebugMode):
+    """Name and number of elements of what every collective takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = super().__torch_dispatch__(func, types, args, kwargs)
+        name = func.__name__.split(".")[0]
+        if func.namespace == "_c10d_functional" and name not in ("wait_tensor", "_wrap_tensor_autograd"):
+            self.sent.append((name, args[0].numel()))
+        return found
+
+
+def mesh_of(*sizes: int) -> Any:
+    return init_device_mesh("cpu", sizes)
+
+
+def whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def draw(width: int, dtype: str, seed: int = 0, rows: tuple[int, ...] = (6, 4)) -> list[Any]:
+    """x, dy, scale and bias, as NumPy arrays."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((*rows, width)) * np.exp(rng.standard_normal((*rows, 1)))
+    dy, scale, bias = (rng.standard_normal(shape) for shape in (x.shape, width, width))
+    return [each.astype("float16").astype(dtype) for each in (x, dy, scale, bias)]  # exact in every format but bf16
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "partial": {"partial": 0.3},
+    "mask": {"mask": (*ROWS, 1)},
+    "mask of features": {"mask": (*ROWS, 0)},
+    "partial mask": {"mask": (*ROWS, 0), "partial": 0.6},
+}
+
+
+def spread_over_features(dtype: str) -> None:
+    """Shard(-1): values, gradients and tangents are the golden's, and only sums over the devices travel."""
+    mesh = mesh_of(distributed.get_world_size())
+    calls = [(name, "plain") for name in (rmsnorm.PRESETS if dtype == "float32" else VARIANTS)]
+    calls += [("llama", name) for name in list(OPTIONS)[1:]]
+    for seed, ((variant, name), width) in enumerate(itertools.product(calls, WIDTHS[mesh.size()])):
+        x, dy, scale, bias = draw(width, dtype, seed, ROWS)
+        if dtype == "float64" and variant == "keras_rms_scaling":
+            continue  # its rounded mean shows, differently wherever it is added up
+        options = dict(OPTIONS[name])
+        if "mask" in options:
+            mask = np.random.default_rng(seed).random((*ROWS, options["mask"][-1] or width)) > 0.4
+            mask[0, 0] = False
+            options["mask"] = mask
+        leaves = [
+            distribute_tensor(to_torch(each), mesh, [Shard(each.ndim - 1)]).requires_grad_()
+            for each in (x, scale, bias)
+        ]
+        spread = dict(options, variant=variant)
+        if "mask" in options:
+            at = Shard(3) if options["mask"].shape[-1] == width else Replicate()
+            spread["mask"] = distribute_tensor(torch.from_numpy(mask), mesh, [at])
+        with Traffic() as forward:
+            y = rms_norm(*leaves, **spread)
+        with Traffic() as backward:
+            y.backward(distribute_tensor(to_torch(dy).to(y.dtype), mesh, [Shard(3)]))
+        sums = np.prod(ROWS)  # one number a row
+        for traffic in (forward, backward):
+            assert traffic.sent, "nothing travelled"
+            assert all(each == ("all_reduce", sums) for each in traffic.sent), traffic.sent
+        if (variant, dtype) == ("llama", "float32") and name == "plain":
+            assert len(forward.sent) == len(backward.sent) == 1
+        assert y.placements == leaves[0].grad.placements == (Shard(3),)
+        assert all(leaf.grad.placements == (Shard(0),) for leaf in leaves[1:])
+        want = golden.rms_norm(x, scale, bias, variant=variant, **options)
+        carried = variant != "x_transformers" or dtype != "float64"
+        check_values(whole(y), want, share=0.99 if carried else 0.6)
+        dy = dy.astype(want.dtype)
+        gradients = golden.rms_norm_vjp(dy, x, scale, bias, variant=variant, **options)
+        terms = magnitudes_of_terms(x, scale, dy, variant, options)
+        for leaf, gradient, term in zip(leaves, gradients, terms, strict=True):
+            check_gradient(whole(leaf.grad), gradient, term, 2 * x.size + 32)
+        if seed % 5 == 0:
+            check_functions(leaves, x, scale, bias, dy, options, spread, terms)
+
+
+def check_functions(leaves: Any, x: Any, scale: Any, bias: Any, dy: Any, options: Any, spread: Any, terms: Any) -> None:
+    """rms_norm_vjp and rms_norm_jvp take distributed tensors, too."""
+    mesh, variant = leaves[0].device_mesh, spread["variant"]
+    primals = [leaf.detach() for leaf in leaves]
+    moved = distribute_tensor(to_torch(dy), mesh, [Shard(3)])
+    for got, want, term in zip(
+        rms_norm_vjp(moved, *primals, **spread),
+        golden.rms_norm_vjp(dy, x, scale, bias, variant=variant, **options),
+        terms, strict=True,
+    ):  # fmt: skip
+        check_gradient(whole(got), want, term, 2 * x.size + 32)
+    tangents = (dy.astype(x.dtype), bias, scale)
+    got = rms_norm_jvp(
+        primals, [distribute_tensor(to_torch(each), mesh, [Shard(each.ndim - 1)]) for each in tangents], **spread
+    )
+    want = golden.rms_norm_jvp((x, scale, bias), tangents, variant=variant, **options)
+    # every term is at most |tangent| times a slope of at most n (o + |scale|) / rho
+    slope = x.shape[-1] * (2 + np.abs(scale.astype(float)).max())
+    inverse = golden.rms_norm(x.astype(float), variant=variant, return_inverse_rms=True, **options)[1]
+    bound = slope * (1 + inverse) * sum(np.abs(each.astype(float)).max() for each in tangents)
+    check_gradient(whole(got), want, np.broadcast_to(bound, x.shape), 2 * x.size + 32)
+
+
+def bfloat16() -> None:
+    spread_over_features("bfloat16")
+
+
+def float32() -> None:
+    spread_over_features("float32")
+
+
+def float64() -> None:
+    spread_over_features("float64")
+
+
+def mixed_placements() -> None:
+    """Whatever lies where, pending sums among it: y, h and the gradients are those of one process."""
+    world = distributed.get_world_size()
+    mesh = mesh_of(world)
+    for seed, dtype in enumerate((torch.float32, torch.bfloat16)):
+        x, dy, scale, bias = map(to_torch, draw(9, "float32", seed))
+        residual, x = (2 * dy.roll(1)).to(torch.float32), x.to(dtype)
+        want, h = one_process(x, scale, bias, residual, dy)
+        places = (Shard(0), Shard(1), Shard(2), Replicate())
+        combinations = itertools.product((*places, Partial()), (Shard(0), Replicate()), places)
+        # of the second dtype every third, which has each placement of each tensor
+        for at_x, at_scale, at_residual in list(combinations)[:: 1 + 2 * seed]:
+            leaves = [
+                pending(x, mesh) if at_x.is_partial() else distribute_tensor(x, mesh, [at_x]),
+                distribute_tensor(scale, mesh, [at_scale]),
+                distribute_tensor(bias, mesh, [Replicate()]),
+                distribute_tensor(residual, mesh, [at_residual]),
+            ]
+            leaves = [leaf.requires_grad_() for leaf in leaves]
+            y, carried = rms_norm(*leaves[:3], residual=leaves[3], variant="llama")
+            assert torch.equal(whole(carried), h)
+            gradient = pending(dy.to(y.dtype), mesh) if seed else distribute_tensor(dy.to(y.dtype), mesh, [Replicate()])
+            torch.autograd.backward([y, carried], [gradient, torch.ones_like(carried)])
+            # float64 added up in another order: next to a tie it may round to the other neighbour
+            for got, expected in zip([y, *(leaf.grad for leaf in leaves)], want, strict=True):
+                close(whole(got), expected, 1)
+
+
+def pending(tensor: Any, mesh: Any) -> Any:
+    """A DTensor of that value: two processes hold half of it, whose sum is exact in any order, the others nothing."""
+    return DTensor.from_local(tensor / 2 if mesh.get_local_rank() < 2 else 0 * tensor, mesh, [Partial()])
+
+
+def one_process(x: Any, scale: Any, bias: Any, residual: Any, dy: Any) -> Any:
+    leaves = [each.clone().requires_grad_() for each in (x, scale, bias, residual)]
+    y, h = rms_norm(*leaves[:3], residual=leaves[3], variant="llama")
+    torch.autograd.backward([y, h], [dy.to(y.dtype), torch.ones_like(h)])
+    return [y, *(leaf.grad for leaf in leaves)], h.detach()
+
+
+def close(got: Any, want: Any, steps: int) -> None:
+    """At most so many roundings of the format apart."""
+    assert got.dtype == want.dtype
+    assert ((got - want).abs() <= steps * torch.finfo(want.dtype).eps * want.abs()).all(), (got - want).abs().max()
+
+
+def two_dimensions() -> None:
+    """Rows over one dimension of the mesh, features over the other; several axes; an axis that is not the last."""
+    mesh = mesh_of(2, distributed.get_world_size() // 2)
+    x, dy, scale, _ = map(to_torch, draw(9, "float32"))
+    cases = [
+        ({}, scale, [Shard(0), Shard(2)], [Replicate(), Shard(0)]),
+        ({}, scale, [Shard(2), Shard(2)], [Shard(0), Shard(0)]),
+        ({"axis": (1, 2)}, dy[0].clone(), [Shard(0), Shard(2)], [Replicate(), Shard(1)]),
+        ({"axis": (1, 2)}, dy[1].clone(), [Shard(1), Shard(2)], [Shard(0), Shard(1)]),
+        ({"axis": 1}, scale[:4].clone(), [Shard(0), Shard(1)], [Replicate(), Shard(0)]),
+        ({"axis": (0, 2), "feature_axis": 2}, scale, [Shard(0), Shard(2)], [Replicate(), Shard(0)]),
+    ]
+    for options, gain, at_x, at_gain in cases:
+        plain = [each.clone().requires_grad_() for each in (x, gain)]
+        want = rms_norm(*plain, **options)
+        want.backward(dy)
+        leaves = [distribute_tensor(each, mesh, at).requires_grad_() for each, at in ((x, at_x), (gain, at_gain))]
+        with Traffic() as traffic:
+            y = rms_norm(*leaves, **options)
+            y.backward(distribute_tensor(dy, mesh, at_x))
+        assert {name for name, _ in traffic.sent} == {"all_reduce"}, traffic.sent
+        for got, expected in zip(
+            [y, *(leaf.grad for leaf in leaves)], [want, *(leaf.grad for leaf in plain)], strict=True
+        ):
+            close(whole(got), expected, 1)
+
+
+def second_derivatives() -> None:
+    """The gradient of |dx|^2, features spread."""
+    mesh = mesh_of(distributed.get_world_size())
+    x, dy, scale, _ = map(to_torch, draw(9, "float64"))
+
+    def product(x: Any, scale: Any, dy: Any) -> Any:
+        y = rms_norm(x, scale, variant="gemma")
+        (dx,) = torch.autograd.grad(y, x, dy, create_graph=True)
+        return torch.autograd.grad(dx.square().sum(), (x, scale))
+
+    want = product(*(each.clone().requires_grad_() for each in (x, scale)), dy)
+    leaves = [distribute_tensor(each, mesh, [Shard(each.ndim - 1)]).requires_grad_() for each in (x, scale)]
+    got = product(*leaves, distribute_tensor(dy, mesh, [Shard(2)]))
+    for g, w in zip(got, want, strict=True):  # some hundred operations of 2^-53 on terms of the size of the largest
+        assert (whole(g) - w).abs().max() <= 2.0**-44 * w.abs().max()
+
+
+def compiled() -> None:
+    """torch.compile takes distributed tensors through the composite, and in its graphs only sums travel, too."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    sent: list[set[tuple[str, int]]] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        found = [node for node in graph.graph.nodes if "_c10d_functional" in str(node.target)]
+        sent.append({(str(node.target), node.args[0].meta["val"].numel()) for node in found})
+        return make_boxed_func(graph)
+
+    mesh = mesh_of(distributed.get_world_size())
+    x, dy, scale, _ = map(to_torch, draw(9, "float32"))
+    layer = RMSNorm(9, 1e-5, variant="gemma")
+    layer.weight = nn.Parameter(distribute_tensor(scale, mesh, [Shard(0)]))
+    plain = [each.clone().requires_grad_() for each in (x, scale)]
+    want = rms_norm(*plain, variant="gemma", eps=1e-5)
+    want.backward(dy)
+    leaf = distribute_tensor(x, mesh, [Shard(2)]).requires_grad_()
+    y = torch.compile(lambda x: layer(x), fullgraph=True, backend=aot_autograd(fw_compiler=keep))(leaf)
+    y.backward(distribute_tensor(dy, mesh, [Shard(2)]))
+    rows = x[..., 0].numel()
+    travels = {("_c10d_functional.all_reduce.default", rows), ("_c10d_functional.wait_tensor.default", rows)}
+    assert sent == [travels, travels], sent
+    for got, expected in zip((y, leaf.grad, layer.weight.grad), (want, *(each.grad for each in plain)), strict=True):
+        # autograd of the composite: a dozen operations in float64 more, and terms up to n times dx
+        assert (whole(got) - expected).abs().max() <= 2.0**-23 * expected.abs().max()
+
+
+class Block(nn.Module):
+    def __init__(self, cls: Any) -> None:
+        super().__init__()
+        self.norm, self.up, self.down, self.last = cls(8, 1e-5), nn.Linear(8, 12), nn.Linear(12, 8), cls(8, 1e-5)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(x + self.down(self.up(self.norm(x)).relu()))
+
+
+def block(cls: Any = RMSNorm, seed: int = 0, dtype: Any = torch.float64) -> Any:
+    torch.manual_seed(seed)
+    model = Block(cls)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    return model.to(dtype)
+
+
+def batch(seed: int, dtype: Any = torch.float64) -> Any:
+    return torch.randn((8, 4, 8), generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def train(model: Any, steps: int = 3, shard: Any = lambda x: x, seed: int = 0) -> list[float]:
+    """Losses of a few steps of Adam, each on another batch."""
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.05), []
+    for step in range(steps):
+        loss = (model(shard(batch(seed + step))) - shard(batch(seed + step).roll(1, 0))).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(whole(loss).item())
+    return losses
+
+
+def same_parameters(model: Any, other: Any) -> None:
+    """Float64 in another order; Adam takes steps of 0.05 whatever the size of a gradient, so a wrong one would show."""
+    found, wanted = dict(model.named_parameters()), dict(other.named_parameters())
+    assert [name.removeprefix("module.") for name in found] == list(wanted)
+    for (name, got), want in zip(found.items(), wanted.values(), strict=True):
+        assert (whole(got) - want).abs().max() <= 1e-9, name
+
+
+def rows_of_this_process(x: Any) -> Any:
+    return x.chunk(distributed.get_world_size())[distributed.get_rank()]
+
+
+def data_parallel() -> None:
+    """DDP: each process has its rows; the parameters become those of one process with all of them."""
+    for options in ({}, {"find_unused_parameters": True}, {"static_graph": True, "gradient_as_bucket_view": True}):
+        want, model = block(), block(seed=distributed.get_rank())  # DDP sends those of process 0 to the others
+        train(want)
+        spread = nn.parallel.DistributedDataParallel(model, **options)
+        train(spread, shard=rows_of_this_process)
+        same_parameters(spread, want)
+
+
+def fully_sharded() -> None:
+    """FSDP2: parameters lie in parts, are gathered for a layer's turn, and its gradients are scattered again."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = mesh_of(distributed.get_world_size())
+    for reshard in (True, False):
+        want, model = block(), block()
+        train(want)
+        for layer in (model.norm, model.last):
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model, mesh=mesh)
+        assert isinstance(model.norm.weight, DTensor)
+        train(model, shard=rows_of_this_process)
+        same_parameters(model, want)
+        assert isinstance(model.norm, RMSNorm)
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    found = []
+    for cls in (RMSNorm, nn.RMSNorm):
+        model = block(cls, dtype=torch.float32)
+        fully_shard(model, mesh=mesh, mp_policy=half)
+        y = model(rows_of_this_process(batch(0, torch.float32)))
+        y.square().mean().backward()
+        found.append(
+            (y.dtype, model.norm.weight.dtype, model.norm.weight.grad.dtype, model.norm.weight.grad.placements)
+        )
+    assert found[0] == found[1]
+    assert found[0][0] == torch.bfloat16
+    with torch.device("meta"):
+        model = Block(RMSNorm)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device="cpu")
+    model.norm.reset_parameters()
+    assert torch.equal(whole(model.norm.weight), torch.ones(8))
+
+
+def sequence_parallel() -> None:
+    """Tensor parallel linear layers, and rows of a sequence spread where the norms are; over it FSDP2."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        PrepareModuleOutput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    world = distributed.get_world_size()
+    grid = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("rows", "parts"))
+    for mesh, over in ((mesh_of(world), None), (grid["parts"], grid["rows"])):
+        want, model = block(), block()
+        train(want)
+        plan = {
+            "": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1)),
+            "norm": SequenceParallel(),
+            "up": ColwiseParallel(input_layouts=Shard(1)),
+            "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+            "last": SequenceParallel(),
+        }
+        parallelize_module(model, mesh, plan)
+        parallelize_module(
+            model, mesh, PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
+        )
+        assert isinstance(model.norm.weight, DTensor)
+        if over is None:
+            train(model)
+        else:
+            fully_shard(model, mesh=over)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
+                train(model, shard=lambda x, over=over: x.chunk(over.size())[over.get_local_rank()])
+        same_parameters(model, want)
+
+
+def feature_parallel_layer() -> None:
+    """A layer whose weight distribute_module has spread; its state dict goes to and from an ordinary one."""
+    from torch.distributed import checkpoint
+    from torch.distributed.tensor import distribute_module
+
+    mesh = mesh_of(distributed.get_world_size())
+
+    def partition(name: str, module: Any, mesh: Any) -> None:
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            module.register_parameter(key, nn.Parameter(distribute_tensor(parameter.data, mesh, [Shard(0)])))
+
+    x, dy, scale, _ = map(to_torch, draw(9, "float32"))
+    plain = RMSNorm(9, variant="llama")
+    plain.load_state_dict({"weight": scale})
+    layer = distribute_module(copy.deepcopy(plain), mesh, partition)
+    assert layer.weight.placements == (Shard(0),)
+    want, got = plain(x), layer(distribute_tensor(x, mesh, [Shard(2)]))
+    want.backward(dy)
+    got.backward(distribute_tensor(dy, mesh, [Shard(2)]))
+    assert torch.equal(whole(got), want)
+    close(whole(layer.weight.grad), plain.weight.grad, 1)
+    folder = Path(sys.argv[3]) / "checkpoint"
+    checkpoint.save({"weight": layer.state_dict()["weight"]}, checkpoint_id=folder)
+    empty = {"weight": torch.zeros(9)}
+    checkpoint.load(empty, checkpoint_id=folder)
+    theirs = nn.RMSNorm(9)
+    theirs.load_state_dict(empty)
+    assert torch.equal(theirs.weight, scale)
+
+
+CHECKS = (
+    bfloat16, float32, float64, mixed_placements, two_dimensions, second_derivatives,
+    data_parallel, fully_sharded, sequence_parallel, feature_parallel_layer,
+)  # fmt: skip
+
+
+def run(rank: int, world: int, folder: Path, *names: str) -> None:
+    """All checks in one group. A process that fails leaves, and the others lose it; they are ended from outside."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    for name in names:
+        try:
+            globals()[name]()
+        except BaseException:
+            (folder / f"{name}.{rank}").write_text(traceback.format_exc())
+            os._exit(1)
+        distributed.barrier()
+        (folder / f"{name}.{rank}").write_text("holds")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
