@@ -4,8 +4,10 @@ VENV ?= .venv
 LINT_VENV ?= .venv-lint
 DOCS_VENV ?= .venv-docs
 BIN := $(VENV)/bin
+# In a folder of its own, for processes of its own: imported after TensorFlow it ends the process.
+TRITON := 'triton==3.9.0; sys_platform == "linux"'
 
-.PHONY: check quick test fuzz lint types docs format clean
+.PHONY: check quick test gpu-check fuzz lint types docs format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm check --backend numpy --backend torch --backend tf --backend flax
@@ -25,6 +27,13 @@ fuzz: $(VENV)/ready
 		--timeout 14400 --hypothesis-profile nightly
 	$(BIN)/python tests/bits.py --calls 2000 --backend numpy --backend torch
 	$(BIN)/python tests/bits.py --calls 400 --backend tf --backend flax
+
+# The kernels for GPUs on a machine without one: interpreted in every case of the parity kit, and compiled. Ten minutes.
+gpu-check: $(VENV)/ready
+	PYTHONPATH=$(VENV)/triton RMSNORM_GPU_KERNELS=interpret $(BIN)/python -W ignore $(BIN)/rmsnorm check --all \
+		--backend torch --dtype float16 --dtype bfloat16 --dtype float32
+	$(BIN)/python -m pytest -q tests/gpu
+	PYTHONPATH=$(VENV)/triton $(BIN)/python benchmarks/gpu_kernels.py
 
 lint: $(LINT_VENV)/ready
 	$(LINT_VENV)/bin/ruff check .
@@ -53,6 +62,7 @@ format: $(LINT_VENV)/ready
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev,peers,experiments]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/triton $(TRITON)
 	touch $@
 
 # ruff and mypy, with what rmsnorm needs itself and no framework: 30 seconds, not 10 minutes.

@@ -35,6 +35,7 @@ EXCEPTIONS = {
         "onnx.py": "the operator that the exporter writes",
         "dynamo.py": "what torch.compile must know",
         "operators.py": "the kernels in a program that is compiled or exported",
+        "autograd.py": "a torch.autograd.Function",
         "gpu.py": "the Triton kernels",
         "memory.py": "which tensors a kernel may read",
         "rows.py": "tensors in memory, by the CPU kernels or in blocks",

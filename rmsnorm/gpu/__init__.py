@@ -10,6 +10,7 @@ does that, in place of the kernels for the CPU. RMSNORM_GPU_KERNELS=0 switches t
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from functools import lru_cache
 from importlib.util import find_spec
@@ -32,17 +33,21 @@ def is_switched_off() -> bool:
 
 @lru_cache(maxsize=1)
 def has_triton() -> bool:
-    """Whether Triton is installed. If it is not, a warning says so, unless the kernels are switched off."""
+    """Whether Triton can be imported. If it cannot, a warning says so, unless the kernels are switched off."""
     if is_switched_off():
         return False
     if find_spec("triton") is None:
-        warnings.warn(
-            "rmsnorm: triton is not installed; on the GPU slower code computes the same results; "
-            "pip install triton, or set RMSNORM_GPU_KERNELS=0 to hide this warning",
-            stacklevel=2,
-        )
-        return False
-    return True
+        why, fix = "triton is not installed", "pip install triton"
+    elif "tensorflow" in sys.modules and "triton" not in sys.modules:  # seen with tensorflow 2.21 and triton 3.9
+        why, fix = "tensorflow was imported before triton, which would end the process", "import triton first"
+    else:
+        return True
+    warnings.warn(
+        f"rmsnorm: {why}; on the GPU slower code computes the same results; "
+        f"{fix}, or set RMSNORM_GPU_KERNELS=0 to hide this warning",
+        stacklevel=2,
+    )
+    return False
 
 
 def supports(call: Call, *formats: str | None) -> bool:

@@ -10,21 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Never
+from typing import Any, Final, Never
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
 from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
-from rmsnorm.torch_impl import arithmetic, onnx, operators, rows
+from rmsnorm.torch_impl import onnx, operators, rows
 from rmsnorm.torch_impl.arithmetic import forward, gradients, statistic, tangent
+from rmsnorm.torch_impl.autograd import RMSNormFunction, is_differentiated
 from rmsnorm.torch_impl.dynamo import in_graph
+from rmsnorm.torch_impl.memory import is_plain, is_plain_on_gpu
 from rmsnorm.torch_impl.rounding import NAMES, add, cast, dtype_name, is_transformed, is_watched
 from rmsnorm.variants import Preset, Variant, derive
+
+_CPU: Final = torch.device("cpu")
 
 
 @forward_of(Tensor)
@@ -237,7 +240,9 @@ def kept(settings: Any, axes: Any, x: Tensor, scale: Tensor | None) -> rows.Kept
     """What a layer keeps of a call with its eps, variant and axes, which was computed before, for the next one."""
     eps, variant = settings
     pair = None if scale is None else (scale.shape, scale.dtype)
-    call, plan = _planned(x.device, (variant, eps, None, axes, None, None), x.shape, x.dtype, pair, None, None, None)
+    call, plan = _planned(
+        x.is_cpu or x.device, (variant, eps, None, axes, None, None), x.shape, x.dtype, pair, None, None, None
+    )
     return rows.keep(settings, call, plan, x, scale)
 
 
@@ -266,7 +271,7 @@ def _watched(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: A
 def _eager(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any, return_inverse_rms: bool) -> Any:
     try:
         call, plan = _planned(
-            x.device, options, x.shape, x.dtype,
+            x.is_cpu or x.device, options, x.shape, x.dtype,
             None if scale is None else (scale.shape, scale.dtype),
             None if bias is None else (bias.shape, bias.dtype),
             None if mask is None else (mask.shape, mask.dtype),
@@ -275,13 +280,17 @@ def _eager(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any
     except (AttributeError, KeyError, TypeError):  # not such a tensor, or an option that cannot be looked up
         specs = _specs("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
         call, plan = _call(*options, *specs), None
-    if plan is not None and not rows.can_read(x.device, x, residual, scale, bias, mask):
+    if plan is not None and not (is_plain if x.is_cpu else is_plain_on_gpu)(x, residual, scale, bias, mask):
         plan = None
     tensors = (x, residual, scale, bias, mask)
-    if not call.has_last_axes and operators.serve(call, *tensors) and rows.can_read(x.device, *tensors):
+    if (
+        not call.has_last_axes
+        and operators.serve(call, *tensors)
+        and (is_plain if x.is_cpu else is_plain_on_gpu)(*tensors)
+    ):
         return _with_axes_last(call, options, *tensors, return_inverse_rms)
     if is_differentiated(x, residual, scale, bias):
-        return call, *_RMSNorm.apply(call, plan, return_inverse_rms, x, residual, scale, bias, mask)
+        return call, *RMSNormFunction.apply(call, plan, return_inverse_rms, x, residual, scale, bias, mask)
     return call, *rows.forward(call, plan, x, residual, scale, bias, mask, return_inverse_rms)
 
 
@@ -297,76 +306,6 @@ def _with_axes_last(
     options = (variant, eps, partial, tuple(range(-len(call.axes), 0)), None, out_dtype)
     own, *results = _computed(options, x, residual, scale, bias, mask, return_inverse_rms)
     return own, *(t if t is None else t.permute(back) for t in results)
-
-
-def is_differentiated(*tensors: Tensor | None) -> bool:
-    if forward_ad._current_level >= 0:
-        return True
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return True
-    return False
-
-
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, call: Call, plan: Any, return_inverse_rms: bool, x: Tensor, residual: Tensor | None,
-        scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-        y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask)
-        ctx.call, ctx.plan = call, plan
-        ctx.dtypes = x.dtype, None if residual is None else residual.dtype, None if bias is None else bias.dtype
-        ctx.save_for_backward(x if h is None else h, scale, mask, inverse_rms)
-        if forward_ad._current_level >= 0:
-            ctx.save_for_forward(x, residual, scale, mask)
-        ctx.set_materialize_grads(False)
-        if not return_inverse_rms:  # every output costs a microsecond
-            return y, h, None
-        ctx.mark_non_differentiable(inverse_rms)
-        return y, h, inverse_rms
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _: Any) -> tuple[Any, ...]:
-        h, scale, mask, inverse_rms = ctx.saved_tensors
-        x, residual, bias = ctx.dtypes
-        dx, dscale, dbias = dh, None, None
-        by_operators = is_watched() and ctx.call.has_last_axes
-        if dy is None:
-            pass
-        elif by_operators and residual in (None, x) and operators.serve(ctx.call, h, None, dy, dh, scale, mask):
-            dx, dscale, dbias = operators.backward(ctx.call, dy, h, scale, bias, mask, inverse_rms, dh)
-        elif is_transformed() or is_differentiated(dy, dh, h, scale) or residual not in (None, x):
-            # a second derivative goes through 1 / rho
-            kept = None if is_differentiated(h) else inverse_rms
-            dx, dscale, dbias = gradients(ctx.call, dy, h, scale, bias, mask, dh, kept)
-        else:
-            dx, dscale, dbias = rows.backward(ctx.call, ctx.plan, dy, h, scale, bias, mask, inverse_rms, dh)
-        _, _, _, needs_x, needs_residual, needs_scale, needs_bias, _ = ctx.needs_input_grad
-        return (
-            None,
-            None,
-            None,
-            _to(dx, x) if needs_x else None,
-            _to(dx, residual) if needs_residual else None,
-            dscale if needs_scale else None,
-            dbias if needs_bias else None,
-            None,
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        _, _, _, dx, dresidual, dscale, dbias, _ = tangents
-        x, residual, scale, mask = ctx.saved_tensors
-        dy, dh = arithmetic.tangents(ctx.call, x, residual, scale, mask, dx, dresidual, dscale, dbias)
-        return dy, dh, None
-
-
-def _to(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
-    if gradient is None or dtype is None:
-        return None
-    return gradient if gradient.dtype == dtype else cast(gradient, dtype_name(dtype))
 
 
 def _spec(op: str, name: str, x: Any) -> Spec | None:
@@ -400,10 +339,12 @@ def _call(variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, ou
 
 
 @lru_cache(maxsize=4096)
-def _planned(device: torch.device, options: Any, shape: Any, dtype: Any, *others: Any) -> tuple[Call, Any]:
-    """The call and its plan for the kernels, from shape and dtype of x and pairs of these for the others."""
+def _planned(device: Any, options: Any, shape: Any, dtype: Any, *others: Any) -> tuple[Call, Any]:
+    """The call and its plan for a device, True for the CPU, from shape and dtype of x and pairs of these for others."""
     pairs = ((shape, dtype), *others)
     specs = [None if pair is None else Spec(pair[0], NAMES[pair[1]]) for pair in pairs]
     call = _call(*options, *specs)
     _, scale, bias, mask, _ = specs
-    return call, rows.plan(device, call, scale and scale.dtype, bias and bias.dtype, mask is not None)
+    return call, rows.plan(
+        _CPU if device is True else device, call, scale and scale.dtype, bias and bias.dtype, mask is not None
+    )

@@ -13,7 +13,8 @@ from torch.nn import Parameter, init
 
 from rmsnorm import dtypes, errors
 from rmsnorm.interface import constructor
-from rmsnorm.torch_impl.functional import _spec, is_differentiated, kept, rms_norm
+from rmsnorm.torch_impl.autograd import is_differentiated
+from rmsnorm.torch_impl.functional import _spec, kept, rms_norm
 from rmsnorm.torch_impl.rounding import NAMES, is_watched
 from rmsnorm.torch_impl.rows import Kept
 from rmsnorm.variants import Preset, Variant, derive

@@ -35,11 +35,6 @@ def plan(device: torch.device, call: Call, scale: str | None, bias: str | None, 
     return launch.plan(call, scale, bias)
 
 
-def can_read(device: torch.device, *tensors: Tensor | None) -> bool:
-    """Whether the kernels for a device may read the memory of all tensors."""
-    return (is_plain if device.type == "cpu" else is_plain_on_gpu)(*tensors)
-
-
 def forward(
     call: Call, plan: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
     mask: Tensor | None, with_inverse_rms: bool = True,
@@ -116,7 +111,7 @@ def backward(
     inverse_rms: Tensor, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
-    if plan is None or not can_read(h.device, dy, dh):
+    if plan is None or not (is_plain if h.is_cpu else is_plain_on_gpu)(dy, dh):
         return _backward_in_blocks(call, dy, h, scale, bias, mask, inverse_rms, dh)
     return _backward_by_kernels(call, plan, dy, h, scale, bias, mask, inverse_rms, dh)
 
@@ -126,7 +121,7 @@ def gradients(
     mask: Tensor | None, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:  # fmt: skip
     """As backward, by kernels and without a forward pass before; None if no kernel can compute with these tensors."""
-    if not can_read(x.device, dy, x, residual, scale, bias, mask, dh):
+    if not (is_plain if x.is_cpu else is_plain_on_gpu)(dy, x, residual, scale, bias, mask, dh):
         return None
     g, b = (None if p is None else dtype_name(p.dtype) for p in (scale, bias))
     kernels = plan(x.device, replace(call, result=dtype_name(dy.dtype)), g, b, mask is not None)

@@ -11,18 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="Triton is for Linux alone")
-from gpu_kernels import CARDS, compiled, predicted
-
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux alone")
 ROOT = Path(__file__).parents[2]
+TRITON = Path(sys.prefix, "triton")  # where the Makefile installs it
 
 
-def interpreted(tests, package=ROOT, *options):
-    """The tests of torch_kernels.py in a process of its own, as Triton chooses its interpreter when it is imported."""
+def run(tests, *options, package=ROOT, kernels="interpret"):
+    """Tests in a process of its own: Triton reads its options when it is imported, and aborts after TensorFlow."""
     environment = {
         **os.environ,
-        "RMSNORM_GPU_KERNELS": "interpret",
-        "PYTHONPATH": os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")]),
+        "RMSNORM_GPU_KERNELS": kernels,
+        "PYTHONPATH": os.pathsep.join([str(package), str(TRITON), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, *options]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -30,20 +29,20 @@ def interpreted(tests, package=ROOT, *options):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch_kernels.py runs on the GPU")
 def test_the_kernels_compute_the_goldens_numbers_in_the_interpreter():
-    done = interpreted("tests/gpu/torch_kernels.py")
-    assert done.returncode == 0, done.stdout[-5000:]
+    done = run("tests/gpu/torch_kernels.py")
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
     assert "skipped" not in done.stdout
 
 
-MANY = "test_values_and_gradients_are_the_goldens"
+GOLDEN = "test_values_and_gradients_are_the_goldens"
 MIDDLE = "test_a_number_beside_the_middle_of_two_is_rounded_once"
 # A line of triton_pairs.py, what stands in its place, and a test that must notice it.
 MUTANTS = {
     "1 / rho of 24 bits": (
-        "(number - high.to(tl.float64)).to(tl.float32)", "high * 0", f"{MANY}[many-float32-paper"
+        "(number - high.to(tl.float64)).to(tl.float32)", "high * 0", f"{GOLDEN}[one-float32-paper"
     ),
     "rounded twice": ("tl.where(is_inexact, odd, bits)", "tl.where(is_inexact, bits, bits)", f"{MIDDLE}[bfloat16-"),
-    "the range is not checked": ("((size <= MOST) == 0) |", "(size != size) &", f"{MANY}[many-float32-paper"),
+    "the range is not checked": ("((size <= MOST) == 0) |", "(size != size) &", f"{GOLDEN}[one-float32-paper"),
 }  # fmt: skip
 
 
@@ -56,38 +55,21 @@ def test_a_mistake_in_the_arithmetic_is_noticed(mutant, tmp_path):
     source = pairs.read_text(encoding="utf-8")
     assert source.count(right) == 1
     pairs.write_text(source.replace(right, wrong), encoding="utf-8")
-    done = interpreted("tests/gpu/torch_kernels.py", tmp_path, "-k", test)
+    done = run("tests/gpu/torch_kernels.py", "-k", test, package=tmp_path)
     assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-3000:]
     assert "AssertionError" in done.stdout
 
 
-# kernel, dtype, n, capability; the most registers that may not fit, in bytes
-CASES = [
-    ("forward", "bfloat16", 128, 90, 0),
-    ("forward", "float32", 16384, 80, 0),
-    ("backward", "bfloat16", 4096, 90, 0),
-    ("backward", "float32", 768, 100, 0),
-    ("backward", "bfloat16", 8192, 90, 256),
-    ("forward", "bfloat16", 65536, 90, 0),
-]
-MOST_FLOAT64 = {"forward": 4, "backward": 9}  # operations an element: the sums, and the conversions for them
-MOST_32_BITS = {"forward": 33, "backward": 50}
+def test_what_the_compiler_makes_of_the_kernels():
+    done = run("tests/gpu/triton_machine_code.py", kernels="")
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize(("kernel", "dtype", "n", "capability", "spilled"), CASES)
-def test_what_the_compiler_makes_of_a_kernel(kernel, dtype, n, capability, spilled):
-    """Machine code is all that a machine without a GPU can know of a kernel's speed."""
-    made = compiled(kernel, dtype, n, capability)
-    assert made.spilled <= spilled
-    assert made.access == 16
-    assert made.reads == {"forward": 1, "backward": 2}[kernel] + (made.tile.rows == 1)
-    assert made.float64 <= MOST_FLOAT64[kernel]
-    assert made.float32 <= MOST_32_BITS[kernel]
-
-
-def test_the_model_of_time_knows_what_limits_a_kernel():
-    made = compiled("backward", "bfloat16", 4096)
-    time, limit = predicted(made, 2**15, CARDS["RTX 4090"])
-    assert limit == "float64"  # which that card has for each 64 of float32
-    assert time == pytest.approx(2**27 * made.float64 / CARDS["RTX 4090"].float64)
-    assert predicted(made, 2**15, CARDS["H100 SXM"])[1] == "memory"
+def test_after_tensorflow_triton_is_not_imported():
+    """It would end the process."""
+    code = "import sys, types; sys.modules['tensorflow'] = types.ModuleType('tensorflow')\n"
+    code += "from rmsnorm import gpu; print(gpu.has_triton())"
+    environment = {**os.environ, "PYTHONPATH": str(TRITON)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "False\n"
+    assert "import triton first, or set RMSNORM_GPU_KERNELS=0" in done.stderr

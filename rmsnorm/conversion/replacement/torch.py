@@ -16,7 +16,8 @@ from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import decide, first_parameter
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.identify import Identity, Target, open_target
-from rmsnorm.torch_impl.functional import is_differentiated, kept, rms_norm
+from rmsnorm.torch_impl.autograd import is_differentiated
+from rmsnorm.torch_impl.functional import kept, rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
 from rmsnorm.torch_impl.rounding import is_watched
 from rmsnorm.variants import PRESETS, Variant

@@ -1,0 +1,37 @@
+"""What the compiler makes of the Triton kernels, for cards that are not there. test_triton.py runs this."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_kernels import CARDS, compiled, predicted
+
+# kernel, dtype, n, capability; the most registers that may not fit, in bytes
+CASES = [
+    ("forward", "bfloat16", 128, 90, 0),
+    ("forward", "float32", 16384, 80, 0),
+    ("backward", "bfloat16", 4096, 90, 0),
+    ("backward", "float32", 768, 100, 0),
+    ("backward", "bfloat16", 8192, 90, 256),
+    ("forward", "bfloat16", 65536, 90, 0),
+]
+MOST_FLOAT64 = {"forward": 4, "backward": 9}  # operations an element: the sums, and the conversions for them
+MOST_32_BITS = {"forward": 33, "backward": 50}
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "n", "capability", "spilled"), CASES)
+def test_what_the_compiler_makes_of_a_kernel(kernel, dtype, n, capability, spilled):
+    """Machine code is all that a machine without a GPU can know of a kernel's speed."""
+    made = compiled(kernel, dtype, n, capability)
+    assert made.spilled <= spilled
+    assert made.access == 16
+    assert made.reads == {"forward": 1, "backward": 2}[kernel] + (made.tile.rows == 1)
+    assert made.float64 <= MOST_FLOAT64[kernel]
+    assert made.float32 <= MOST_32_BITS[kernel]
+
+
+def test_the_model_of_time_knows_what_limits_a_kernel():
+    made = compiled("backward", "bfloat16", 4096)
+    time, limit = predicted(made, 2**15, CARDS["RTX 4090"])
+    assert limit == "float64"  # which that card has for each 64 of float32
+    assert time == pytest.approx(2**27 * made.float64 / CARDS["RTX 4090"].float64)
+    assert predicted(made, 2**15, CARDS["H100 SXM"])[1] == "memory"
