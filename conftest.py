@@ -16,7 +16,7 @@ _NEEDS = {
     "torch": ["torch_impl/*", "nematus/torch/*", "conversion/*/torch.py"],
     "tensorflow": ["tf_impl/*", "nematus/tf/*"],
     "keras": ["tf_impl/layers.py", "tf_impl/keras_ops.py", "nematus/tf/*", "conversion/*/keras.py"],
-    "jax": ["flax_impl/*", "nematus/flax/*"],
+    "jax": ["gpu/pallas_*", "flax_impl/*", "nematus/flax/*"],
     "flax": ["flax_impl/layers.py", "flax_impl/linen.py", "nematus/flax/*", "conversion/*/flax.py"],
 }
 _NEEDS["torch"].append("conversion/layer_norm/__init__.py")  # its example uses PyTorch

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import re
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,8 @@ KIT = [  # case, variant, dtype; every rounding point, place of eps and format
 # The widest row that a program has in registers, and the rows of a tile: the division of rows of 80 elements.
 BRANCHES = {"many": (2**13, 4), "one": (2**13, 1), "split": (64, 4)}
 CUDA = "__gpu$xla.gpu.triton"
+ROOT = Path(__file__).parents[2]
+TRITON = Path(sys.prefix, "triton")  # where the Makefile installs it
 
 
 @pytest.fixture
@@ -175,49 +179,12 @@ def test_an_old_gpu_has_plain_operations_and_a_warning(monkeypatch: pytest.Monke
     gpu._is_usable.cache_clear()
 
 
-def triton_kernels(program: Any) -> Iterator[tuple[str, int, str]]:
-    """Name, warps and text of the kernels in a lowered program."""
-    from jax._src.pallas.triton.lowering import _new_ir_context
-    from jaxlib.mlir import ir
-
-    def calls(operation: Any) -> Iterator[Any]:
-        for region in operation.regions:
-            for block in region:
-                for own in block:
-                    if own.name == "stablehlo.custom_call" and CUDA in str(own.attributes["call_target_name"]):
-                        yield ir.DictAttr(own.attributes["mhlo.backend_config"])
-                    yield from calls(own.operation)
-
-    for config in calls(program.compiler_ir().operation):
-        name, warps = ir.StringAttr(config["name"]).value, ir.IntegerAttr(config["num_warps"]).value
-        code = ir.StringAttr(config["ir"]).value_bytes
-        with _new_ir_context():
-            yield name, warps, ir.Module.parse(code).operation.get_asm()
-
-
-def test_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels for 4096 elements in bfloat16: no register spilled, accesses of 16 bytes, and the pairs as meant."""
-    triton = pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # as XLA has it
-    jax.clear_caches()
-    program = lowered(gradient, jnp.ones((2048, 4096), jnp.bfloat16), jnp.ones(4096, jnp.bfloat16))
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    pairs = {}
-    for name, warps, text in triton_kernels(program):
-        (tmp_path / "kernel.ttir").write_text(text, encoding="utf-8")
-        options = {"num_warps": warps, "num_stages": 1}
-        kernel = triton.compile(str(tmp_path / "kernel.ttir"), target=GPUTarget("cuda", 90, 32), options=options)
-        (tmp_path / "kernel.cubin").write_bytes(kernel.asm["cubin"])
-        command = [tools / "cuobjdump", "-res-usage", tmp_path / "kernel.cubin"]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert re.findall(r"STACK:(\d+)", usage) == ["0"], (name, usage)
-        ptx = kernel.asm["ptx"]
-        assert "ld.global.v4" in ptx or name == "rms_norm_add_up"
-        pairs[name] = [len(re.findall(rf"{word}\.rn\.f32", ptx)) for word in ("mul", "fma")]
-    # Of 16 elements a thread forward: h g, and that by 1 / rho, with their errors. Backward, of 8: also h by the step.
-    assert pairs["rms_norm_forward"][0] == 32
-    assert pairs["rms_norm_backward"][0] == 24
-    assert all(mul <= fma for mul, fma in (pairs["rms_norm_forward"], pairs["rms_norm_backward"]))
+@pytest.mark.skipif(not (TRITON.is_dir() or find_spec("triton")), reason="Triton is not installed")
+def test_machine_code() -> None:
+    """In a process of its own: Triton aborts after TensorFlow."""
+    path = os.pathsep.join([str(TRITON), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu/pallas_machine_code.py"]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
+    assert "1 passed" in done.stdout
