@@ -73,3 +73,12 @@ def test_after_tensorflow_triton_is_not_imported():
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout == "False\n"
     assert "import triton first, or set RMSNORM_GPU_KERNELS=0" in done.stderr
+
+
+def test_the_script_for_a_machine_with_a_gpu_runs_dry(tmp_path):
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(TRITON), "BACKENDS": "torch"}
+    command = [ROOT / "benchmarks/gpu.sh", "--dry-run", tmp_path / "results"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {"machine.txt", "parity-torch.json"}
+    assert "torch" in (tmp_path / "results/machine.txt").read_text()
