@@ -24,7 +24,7 @@ _PROGRAMS = {  # that tests run or import
     "keras": "tests/**/keras_*.py",
     "jax": "tests/**/flax_*.py",
     "torch": "tests/**/torch_*.py",
-    "triton": "tests/gpu/triton_*.py",
+    "triton": "tests/gpu/*_machine_code.py",
     "tensorflow": "tests/**/tf_*.py",
 }
 if find_spec("hypothesis"):

@@ -1,7 +1,9 @@
 """RMSNorm on the GPU, compiled just in time: Triton kernels for PyTorch, Pallas kernels for JAX.
 
     plan                            how an array is divided between the programs of a GPU
-    pairs, triton_kernels           for PyTorch: arithmetic in pairs of float32, and the kernels
+    triton_pairs                    for PyTorch: arithmetic in pairs of float32,
+    triton_forward, _backward       and the kernels
+    pallas_pairs, _forward, _backward   the same for JAX
 
 On a machine without a GPU the kernels run in their interpreters, on arrays of the CPU: RMSNORM_GPU_KERNELS=interpret
 does that, in place of the kernels for the CPU. RMSNORM_GPU_KERNELS=0 switches them off.
