@@ -70,31 +70,9 @@ class Compiled(NamedTuple):
 
 def compiled(kernel: str, dtype: str, n: int, capability: int = 90, rows: int = 4096, **options: Any) -> Compiled:
     """A kernel (forward or backward) of rows of n elements, with a gain, compiled; options are arguments of it."""
-    function = {"forward": triton_forward.forward, "backward": triton_backward.backward}[kernel]
     tile = tiles(kernel, rows, n)
-    own, parts = POINTERS[dtype], POINTERS["float64"] if tile.chunks > 1 else None
-    values: dict[str, Any] = {
-        "x": own, "residual": None, "scale": own, "bias": None, "parts": parts, "y": own, "h_out": None,
-        "inverse_rms": POINTERS["float64"], "h": own, "dy": own, "dh": None, "dx": own,
-        "dscale": POINTERS["float64"], "dbias": None,
-        "rows": rows, "n": n, "k": n, "x_step": n, "h_step": n, "CHUNKS": tile.chunks, "PROGRAMS": tile.programs,
-        "EPS": 1e-6, "FLOOR": 1e-6, "POSITION": "inside", "OFFSET": 0.0, "FORMAT": dtype, "NORM": "",
-        "PRODUCT": dtype, "RESULT": dtype, "ROWS": tile.rows, "BLOCK": tile.block, "ALL": power_of_two(tile.chunks),
-    }  # fmt: skip
-    values |= options
-    signature, constants, attributes = {}, {}, {}
-    for i, name in enumerate(function.arg_names):
-        value = values[name]
-        is_pointer = isinstance(value, str) and value.startswith("*")
-        if is_pointer or (type(value) is int and value != 1 and not name.isupper()):
-            signature[name] = value if is_pointer else "i32"
-            if is_pointer or value % 16 == 0:
-                attributes[(i,)] = [["tt.divisibility", 16]]
-        else:
-            signature[name], constants[(i,)] = "constexpr", value
-    source = ASTSource(function, signature=signature, constexprs=constants, attrs=attributes)
-    target = GPUTarget("cuda", capability, 32)
-    made = triton.compile(source, target=target, options={"num_warps": tile.warps, **OPTIONS})
+    function = {"forward": triton_forward.forward, "backward": triton_backward.backward}[kernel]
+    made = _compile(function, dtype, n, capability, rows, tile, options)
     registers, spilled = _resources(made.asm["cubin"])
     tile_text = f"{tile.rows}x{tile.block}x"
     usual = "\n".join(_usual_lines(made.asm["ttir"]))
@@ -105,6 +83,45 @@ def compiled(kernel: str, dtype: str, n: int, capability: int = 90, rows: int = 
         _operations(usual, tile_text + "f64"), _operations(usual, f"{tile_text}(?:f32|i32|f16|bf16)"),
         len(re.findall(rf"= tt\.load .*tensor<{tile_text}!tt.ptr", usual)),
     )  # fmt: skip
+
+
+def compiled_sums(dtype: str, n: int, capability: int = 90, rows: int = 4096, **options: Any) -> list[Any]:
+    """The kernels that add up: parts of a row, forward and backward, and what programs have summed for the gain."""
+    forward, backward = tiles("forward", rows, n), tiles("backward", rows, n)
+    add_up = backward._replace(warps=4)
+    return [
+        _compile(triton_forward.sum_parts, dtype, n, capability, rows, forward, options),
+        _compile(triton_backward.sum_parts, dtype, n, capability, rows, backward, options),
+        _compile(triton_backward.add_up, dtype, n, capability, rows, add_up, {**options, "ROWS": 32, "BLOCK": 64}),
+    ]
+
+
+def _compile(function: Any, dtype: str, n: int, capability: int, rows: int, tile: Tiles, options: Any) -> Any:
+    """With the arguments that torch_impl/gpu.py passes, specialised as Triton does it: a 1 is a constant."""
+    own, parts = POINTERS[dtype], POINTERS["float64"] if tile.chunks > 1 else None
+    values: dict[str, Any] = {
+        "x": own, "residual": None, "scale": own, "bias": None, "parts": parts, "y": own, "h_out": None,
+        "inverse_rms": POINTERS["float64"], "h": own, "dy": own, "dh": None, "dx": own,
+        "dscale": POINTERS["float64"], "dbias": None,
+        "rows": rows, "n": n, "k": n, "x_step": n, "h_step": n, "CHUNKS": tile.chunks, "PROGRAMS": tile.programs,
+        "EPS": 1e-6, "FLOOR": 1e-6, "POSITION": "inside", "OFFSET": 0.0, "FORMAT": dtype, "NORM": "",
+        "PRODUCT": dtype, "RESULT": dtype, "ROWS": tile.rows, "BLOCK": tile.block, "ALL": power_of_two(tile.chunks),
+        "sums": POINTERS["float64"], "total": own, "programs": tile.programs,
+    }  # fmt: skip
+    values |= options
+    signature, constants, attributes = {}, {}, {}
+    for i, name in enumerate(function.arg_names):
+        value = values[name]
+        is_pointer = isinstance(value, str) and value.startswith("*")
+        if is_pointer or (type(value) is int and value != 1 and not function.params[i].is_constexpr):
+            signature[name] = value if is_pointer else "i32"
+            if is_pointer or value % 16 == 0:
+                attributes[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name], constants[(i,)] = "constexpr", value
+    source = ASTSource(function, signature=signature, constexprs=constants, attrs=attributes)
+    target = GPUTarget("cuda", capability, 32)
+    return triton.compile(source, target=target, options={"num_warps": tile.warps, **OPTIONS})
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

@@ -95,6 +95,7 @@ def forward(
             v = single(to_format(product, PRODUCT))
         if bias is not None:
             total, error = two_sum(v, single(tl.load(bias + columns, mask=columns < n, other=0.0)))
+            bad = bad | is_outside(total, 0.0, 0.0)
             v = single(rounded(total, error, PRODUCT))
         result = to_format(v, RESULT)
     else:
@@ -121,20 +122,20 @@ def forward(
         for start in range(chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), STEP // ROWS):
             j = start + tl.arange(0, STEP // ROWS)[None, :]
             within = (row < rows) & (j < n)
-            v = load_sum(x, residual, row * x_step + j, row * n + j, within, FORMAT)
-            v = single(v).to(tl.float64)
+            own = load_sum(x, residual, row * x_step + j, row * n + j, within, FORMAT)
+            w = single(own).to(tl.float64)
             if NORM != "":
-                v = single(rounded_wide(v / rho, NORM)).to(tl.float64)
+                w = single(rounded_wide(w / rho, NORM)).to(tl.float64)
                 if scale is not None:
                     factor = single(rounded_wide(wide_gains(scale, j, j < n, OFFSET), PRODUCT)).to(tl.float64)
-                    v = single(rounded_wide(v * factor, PRODUCT)).to(tl.float64)
+                    w = single(rounded_wide(w * factor, PRODUCT)).to(tl.float64)
                 if bias is not None:
-                    v += single(tl.load(bias + j, mask=j < n, other=0.0)).to(tl.float64)
-                    v = single(rounded_wide(v, PRODUCT)).to(tl.float64)
+                    w += single(tl.load(bias + j, mask=j < n, other=0.0)).to(tl.float64)
+                    w = single(rounded_wide(w, PRODUCT)).to(tl.float64)
             else:
                 if scale is not None:
-                    v = v * wide_gains(scale, j, j < n, OFFSET)
-                v = v / rho
+                    w = w * wide_gains(scale, j, j < n, OFFSET)
+                w = w / rho
                 if bias is not None:
-                    v += single(tl.load(bias + j, mask=j < n, other=0.0)).to(tl.float64)
-            tl.store(y + row * n + j, rounded_wide(v, RESULT), mask=within)
+                    w += single(tl.load(bias + j, mask=j < n, other=0.0)).to(tl.float64)
+            tl.store(y + row * n + j, rounded_wide(w, RESULT), mask=within)

@@ -147,6 +147,20 @@ def test_a_number_beside_the_middle_of_two_is_rounded_once(dtype, half):
     assert same_bits(array(got), numpy_impl.rms_norm(x, None, bias, **options)).all()
 
 
+@pytest.mark.parametrize("variant", ["llama", "paper", "gemma"])
+def test_parameters_at_the_ends_of_the_range(variant):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(3, 16)).astype(np.float32)
+    ends = np.array(
+        [0, -0.0, np.inf, -np.inf, np.nan, 3e38, -3e38, 1e-45, 1e-38, 1, *random.normal(size=6)], np.float32
+    )
+    for scale, bias in ((ends, None), (None, ends), (ends, ends[::-1].copy())):
+        with np.errstate(all="ignore"):
+            want = numpy_impl.rms_norm(x, scale, bias, variant=variant)
+        got = rms_norm(tensor(x), *(None if p is None else tensor(p) for p in (scale, bias)), variant=variant)
+        assert same_bits(array(got), want).all()
+
+
 def test_rows_with_a_step_are_read_where_they_are(used):
     x = torch.randn(4, 6, 96, device=DEVICE)[:, ::2, :80]
     y = rms_norm(x, variant="paper")

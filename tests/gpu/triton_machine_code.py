@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gpu_kernels import CARDS, compiled, predicted
+from gpu_kernels import CARDS, POINTERS, compiled, compiled_sums, predicted
 
 # kernel, dtype, n, capability; the most registers that may not fit, in bytes
 CASES = [
@@ -27,6 +27,32 @@ def test_what_the_compiler_makes_of_a_kernel(kernel, dtype, n, capability, spill
     assert made.reads == {"forward": 1, "backward": 2}[kernel] + (made.tile.rows == 1)
     assert made.float64 <= MOST_FLOAT64[kernel]
     assert made.float32 <= MOST_32_BITS[kernel]
+
+
+SINGLE, SUMS = POINTERS["float32"], POINTERS["float64"]
+MIXED = {"scale": SINGLE, "bias": SINGLE, "PRODUCT": "float32", "RESULT": "float32", "y": SINGLE}
+OPTIONS = [  # each branch of a kernel, which the interpreter does not compile
+    ("forward", "float16", 80, {"NORM": "float16", "bias": POINTERS["float16"]}),
+    ("forward", "bfloat16", 80, {"residual": POINTERS["bfloat16"], "h_out": POINTERS["bfloat16"], "OFFSET": 1.0}),
+    ("forward", "bfloat16", 80, {"NORM": "bfloat16", **MIXED}),
+    ("forward", "float16", 80, {"POSITION": "outside", "OFFSET": 1.0, **MIXED}),
+    ("forward", "float32", 80, {"POSITION": "clamp", "scale": None, "NORM": "float32", "k": 1}),
+    ("forward", "float32", 1, {"rows": 1}),
+    ("backward", "bfloat16", 80, {"dh": POINTERS["bfloat16"], "dbias": SUMS, "dy": SINGLE, "scale": SINGLE}),
+    ("backward", "float16", 80, {"POSITION": "outside", "OFFSET": 1.0, "k": 40}),
+    ("backward", "float32", 80, {"POSITION": "clamp", "scale": None, "dscale": None, "k": 1}),
+    ("backward", "float32", 1, {"rows": 1}),
+]
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "n", "options"), OPTIONS)
+def test_every_branch_is_machine_code(kernel, dtype, n, options):
+    assert compiled(kernel, dtype, n, **options).spilled == 0
+
+
+@pytest.mark.parametrize(("dtype", "n", "options"), [("float32", 65536, {}), ("bfloat16", 40000, {"OFFSET": 1.0})])
+def test_the_kernels_that_add_up_are_machine_code(dtype, n, options):
+    assert all(made.asm["cubin"] for made in compiled_sums(dtype, n, **options))
 
 
 def test_the_model_of_time_knows_what_limits_a_kernel():
