@@ -37,6 +37,9 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 WIDTHS = (64, 128, 768, 1024, 4096, 8192, 16384, 65536)
 
 
+_LOOSE = r"\b(?:(?:mul|add|sub|fma|div|sqrt|rcp)\.(?!rn\.f)[\w.]*f(?:32|64)|[\w.]*(?:ftz|approx)[\w.]*)"
+
+
 class Card(NamedTuple):
     """Rates a second, from the makers' data sheets: bytes from memory, and operations, of which an FMA is one."""
 
@@ -66,6 +69,7 @@ class Compiled(NamedTuple):
     float64: int
     float32: int
     reads: int  # of an element: x, or h and dy; also the gain, if a tile is one row
+    loose: tuple[str, ...]  # instructions that the assembler may contract, or that flush or approximate
 
 
 def compiled(kernel: str, dtype: str, n: int, capability: int = 90, rows: int = 4096, **options: Any) -> Compiled:
@@ -82,6 +86,7 @@ def compiled(kernel: str, dtype: str, n: int, capability: int = 90, rows: int = 
         max(int(vector or 1) * int(bits) // 8 for vector, bits in wide),
         _operations(usual, tile_text + "f64"), _operations(usual, f"{tile_text}(?:f32|i32|f16|bf16)"),
         len(re.findall(rf"= tt\.load .*tensor<{tile_text}!tt.ptr", usual)),
+        tuple(sorted(set(re.findall(_LOOSE, made.asm["ptx"])))),
     )  # fmt: skip
 
 
@@ -153,9 +158,10 @@ def _usual_lines(text: str) -> Iterator[str]:
 
 
 def _operations(text: str, tensor: str) -> int:
-    """Operations of arithmetic whose result or operand is such a tensor, without comparisons and constants."""
+    """Operations of arithmetic whose result or operand is such a tensor, and sums of it, without comparisons."""
     arithmetic = r"(?:arith\.(?!constant|cmp|select|extui|ori|andi|xori)\w+|math\.\w+)"
-    return len(re.findall(rf"= {arithmetic} .*tensor<{tensor}>", text))
+    sums = len(re.findall(rf"\(tensor<{tensor}>\) -> ", text)) if tensor.endswith("f64") else 0
+    return sums + len(re.findall(rf"= {arithmetic} .*tensor<{tensor}>", text))
 
 
 def predicted(made: Compiled, rows: int, card: Card) -> tuple[float, str]:

@@ -2,7 +2,7 @@
 
     y = h / rho * (o + scale) + bias,    h = x + residual
 
-The statistic is float64, one fused multiplication an element. All else is pairs of float32, rounded once wherever the
+The statistic is float64, a product and an addition an element. All else is pairs of float32, rounded once wherever the
 variant rounds; a tile in which some number is out of their range is computed again in float64, in steps.
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
