@@ -143,24 +143,26 @@ def backward(
         cotangent = single(tl.load(dy + row * n + columns, mask=inside, other=0.0))
         normalised = v.to(tl.float64) * r
         if dscale is not None:
-            dscale_sum += cotangent.to(tl.float64) * normalised
+            dscale_sum = tl.fma(cotangent.to(tl.float64), normalised, dscale_sum)
         if dbias is not None:
             dbias_sum += cotangent.to(tl.float64)
-        u, u_error = cotangent, 0.0
+        u, u_error, wide_u = cotangent, 0.0, cotangent.to(tl.float64)
         bad = is_outside(u, u, u)
         if scale is not None:
             u = cotangent * gain
-            if dy.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
-                u_error = tl.fma(cotangent, gain, -u)  # which is 0 of 16 bits
-            if OFFSET != 0:
-                u_error += cotangent * gain_error
+            wide_u = u.to(tl.float64)
+            if OFFSET != 0 or dy.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
+                u_error = tl.fma(cotangent, gain, -u)  # else 0
+                if OFFSET != 0:
+                    u_error += cotangent * gain_error
+                wide_u += u_error
             bad = is_outside(u, cotangent, gain)
         if parts is None:
-            inner = tl.sum((u.to(tl.float64) + u_error) * v.to(tl.float64), 1)[:, None]
+            inner = tl.sum(wide_u * normalised, 1)[:, None]
         else:
             all_chunks = tl.arange(0, ALL)[None, :]
             inner = tl.load(parts + row * CHUNKS + all_chunks, mask=all_chunks < CHUNKS, other=0.0)
-            inner = tl.sum(inner, 1)[:, None]
+            inner = tl.sum(inner, 1)[:, None] * r
         outside = ((r >= 1 / MOST_RHO) & (r <= 1 / LEAST_RHO)) == 0
         slope = tl.full(r.shape, 1.0, tl.float64)
         if POSITION == "outside":
@@ -168,7 +170,7 @@ def backward(
             outside = outside | (EPS * r > 0.5)
         elif POSITION == "clamp":
             slope = tl.where(r * FLOOR < 1 - 2.0**-50, 1.0, 0.0)  # 1 / rho is rounded
-        step = r * r * slope * inner / k
+        step = r * slope * inner / k
         outside = outside | ((step != 0) & (((tl.abs(step) >= LEAST) & (tl.abs(step) <= MOST)) == 0))
         step_high, step_low = split(step)
         near = v * step_high

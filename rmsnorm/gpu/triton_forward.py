@@ -103,13 +103,13 @@ def forward(
             gain, gain_error = gains(scale, columns, columns < n, OFFSET)
             product = h * gain
             bad = is_outside(product, h, gain)
-            product_error = 0.0
-            if x.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
-                product_error = tl.fma(h, gain, -product)  # which is 0 of 16 bits
-            if OFFSET != 0:
-                product_error += h * gain_error
             t = product * high
-            error = tl.fma(product, high, -t) + (product * low + product_error * high)
+            error = tl.fma(product, high, -t) + product * low
+            if OFFSET != 0 or x.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
+                product_error = tl.fma(h, gain, -product)  # else 0
+                if OFFSET != 0:
+                    product_error += h * gain_error
+                error += product_error * high
         if bias is not None:
             t, sum_error = two_sum(t, single(tl.load(bias + columns, mask=columns < n, other=0.0)))
             error += sum_error

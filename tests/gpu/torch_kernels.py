@@ -147,6 +147,17 @@ def test_a_number_beside_the_middle_of_two_is_rounded_once(dtype, half):
     assert same_bits(array(got), numpy_impl.rms_norm(x, None, bias, **options)).all()
 
 
+def test_a_gain_with_an_offset_is_exact():
+    """h (1 + w) has more bits than float32: without the last ones, one float16 in about 2^16 would be wrong."""
+    random = np.random.default_rng(0)
+    x, dy = (random.normal(size=(64, 4096)).astype(np.float16) for _ in range(2))
+    scale = (0.001 * random.normal(size=4096)).astype(np.float16)
+    y = rms_norm(tensor(x), tensor(scale), variant="gemma")
+    assert same_bits(array(y), numpy_impl.rms_norm(x, scale, variant="gemma")).all()
+    dx, *_ = rms_norm_vjp(tensor(dy), tensor(x), tensor(scale), variant="gemma")
+    assert same_bits(array(dx), numpy_impl.rms_norm_vjp(dy, x, scale, variant="gemma")[0]).all()
+
+
 @pytest.mark.parametrize("variant", ["llama", "paper", "gemma"])
 def test_parameters_at_the_ends_of_the_range(variant):
     random = np.random.default_rng(0)
