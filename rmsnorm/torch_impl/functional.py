@@ -271,7 +271,7 @@ def _watched(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: A
 def _eager(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any, return_inverse_rms: bool) -> Any:
     try:
         call, plan = _planned(
-            x.is_cpu or x.device, options, x.shape, x.dtype,
+            x.is_cpu is True or x.device, options, x.shape, x.dtype,  # of a Proxy, is_cpu is a Proxy
             None if scale is None else (scale.shape, scale.dtype),
             None if bias is None else (bias.shape, bias.dtype),
             None if mask is None else (mask.shape, mask.dtype),
