@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
@@ -193,17 +193,7 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         room = np.zeros([2 * size + 1 for size in case.shape], x.dtype)
         room[1::2, 1::2] = x
         x = room[1::2, 1::2]
-    call = resolve(
-        "make",
-        Spec(case.shape, dtype),
-        Spec(sizes, width) if scale is not None else None,
-        Spec(sizes, width) if bias is not None else None,
-        variant=chosen,
-        axis=axis,
-        feature_axis=feature_axis,
-        residual=Spec(case.shape, dtype) if case.residual else None,
-        out_dtype=case.options.get("out_dtype"),
-    )
+    call = _call(case, chosen, dtype, scale, bias)
     return Data(
         case=case,
         variant=chosen,
@@ -222,6 +212,27 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         residual=residual,
         axis=axis,
         feature_axis=feature_axis,
+        out_dtype=case.options.get("out_dtype"),
+    )
+
+
+def recast(data: Data, variant: Variant) -> Data:
+    """The same arrays for another variant, with the options of the case."""
+    options = data.case.options
+    chosen = derive("recast", variant, options.get("eps"), options.get("partial"))
+    return replace(data, variant=chosen, call=_call(data.case, chosen, data.x.dtype.name, data.scale, data.bias))
+
+
+def _call(case: Case, variant: Variant, dtype: str, scale: Array | None, bias: Array | None) -> Call:
+    return resolve(
+        "make",
+        Spec(case.shape, dtype),
+        None if scale is None else Spec(scale.shape, scale.dtype.name),
+        None if bias is None else Spec(bias.shape, bias.dtype.name),
+        variant=variant,
+        axis=case.options.get("axis", -1),
+        feature_axis=case.options.get("feature_axis"),
+        residual=Spec(case.shape, dtype) if case.residual else None,
         out_dtype=case.options.get("out_dtype"),
     )
 

@@ -229,7 +229,7 @@ def _fitted(target: Target, case: Case) -> tuple[Target, Case] | None:
 def _verdicts(target: Target, data: Data, *, gradients: bool, compiled: bool) -> list[Verdict]:
     """A verdict on each quantity: on the first way to call the target in which it differs, else on the first way."""
     counted = ("y", "dx", "dscale", "dbias") if gradients else ("y",)
-    expected = {name: _allowed(name, want, data) for name, want in expect(data).items() if name in counted}
+    expected = {name: _allowed(name, want, data) for name, want in expect(data, counted).items()}
     verdicts: dict[str, Verdict] = {}
     first: dict[str, Array] = {}
     for way, called, view, scope, differentiated in _ways(target, data, compiled=compiled):

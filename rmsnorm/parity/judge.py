@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ Implementation = Callable[[Data], Outcome]
 
 _POWERS: Final = 24  # of 2; distances above are counted together
 _BLOCK: Final = (16, 64)
+_GRADIENTS: Final = ("dx", "dscale", "dbias", "dresidual")
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,13 @@ def compare(outcome: Outcome, expected: Mapping[str, Expected]) -> list[Verdict]
     return verdicts
 
 
-def expect(data: Data) -> dict[str, Expected]:
-    """Every quantity of a case, by the golden, with the unit and the bound of its comparison."""
+def expect(data: Data, quantities: Sequence[str] = QUANTITIES) -> dict[str, Expected]:
+    """The quantities of a case, by the golden, with the unit and the bound of their comparison."""
     sizes = term_sizes(
         data.x, data.scale, data.bias, dy=data.dy, dh=data.dh, tangents=data.tangents, **data.options, **data.arrays
     )
     expected = {}
-    for name, value in golden(data).items():
+    for name, value in golden(data, quantities).items():
         dtype = value.dtype.name
         unit = np.broadcast_to(sizes[name], value.shape) * dtypes.unit_roundoff(dtype)
         unit = np.maximum(unit, dtypes.smallest_subnormal(dtype) / 2)
@@ -111,16 +112,20 @@ def expect(data: Data) -> dict[str, Expected]:
     return expected
 
 
-def golden(data: Data) -> dict[str, Array]:
-    """Every quantity of a case, by the golden."""
+def golden(data: Data, quantities: Sequence[str] = QUANTITIES) -> dict[str, Array]:
+    """The quantities of a case, by the golden: those that it has."""
     options = {**data.options, **data.arrays}
-    y, *_, inverse_rms = rms_norm(data.x, data.scale, data.bias, return_inverse_rms=True, **options)
-    dy = data.dy if data.dh is None else (data.dy, data.dh)
-    gradients = rms_norm_vjp(dy, data.x, data.scale, data.bias, **options)
-    jvp = rms_norm_jvp((data.x, data.scale, data.bias), data.tangents, **options)
-    names = ("dx", "dscale", "dbias", "dresidual")
-    results = {"y": y, "inverse_rms": inverse_rms, **dict(zip(names, gradients, strict=False)), "jvp": jvp}
-    return {name: results[name] for name in QUANTITIES if results.get(name) is not None}
+    results: dict[str, Any] = {}
+    if {"y", "inverse_rms"} & {*quantities}:
+        y, *_, inverse_rms = rms_norm(data.x, data.scale, data.bias, return_inverse_rms=True, **options)
+        results |= {"y": y, "inverse_rms": inverse_rms}
+    if {*_GRADIENTS} & {*quantities}:
+        dy = data.dy if data.dh is None else (data.dy, data.dh)
+        gradients = rms_norm_vjp(dy, data.x, data.scale, data.bias, **options)
+        results |= zip(_GRADIENTS, gradients, strict=False)
+    if "jvp" in quantities:
+        results["jvp"] = rms_norm_jvp((data.x, data.scale, data.bias), data.tangents, **options)
+    return {name: results[name] for name in quantities if results.get(name) is not None}
 
 
 def _compare(name: str, got: Array, expected: Expected) -> Verdict:

@@ -212,9 +212,10 @@ def _bits(run: BackendRun) -> Text:
 def _line(run: BackendRun) -> Text:
     name = _title(run)
     passed = len(run.records) - len(run.failures)
+    instead = f"; {run.message}" if run.message else ""
     words = {
         "held": (f"held: all {len(run.records)} comparisons of {run.cases} cases", "green"),
-        "differs": (f"differs: {len(run.failures)} of {len(run.records)} comparisons", "red"),
+        "differs": (f"differs: {len(run.failures)} of {len(run.records)} comparisons{instead}", "red"),
         "absent": (f"absent: {run.message}", "yellow"),
         "refused": (f"refused: {run.message}", "red"),
         "crashed": (f"crashed after {run.cases} cases ({passed} comparisons held): {run.message}", "red"),

@@ -42,6 +42,7 @@ from rmsnorm import errors
 from rmsnorm.accuracy.bounds import QUANTITIES, Bound
 from rmsnorm.files import check_regular, read_json, reading, replacing
 from rmsnorm.parity.cases import Array, Data, make, select
+from rmsnorm.parity.instead import Output, instead
 from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
 from rmsnorm.parity.run import BackendRun, Record
 
@@ -107,7 +108,7 @@ def _write(
     files = []
     for done, (case, variant, dtype) in enumerate(chosen, start=1):
         data = make(case, variant, dtype)
-        expected = {name: want for name, want in expect(data).items() if name in quantities}
+        expected = expect(data, quantities)
         tensors = _inputs(data)
         for name, want in expected.items():
             tensors |= {f"expected.{name}": want.value, f"unit.{name}": want.unit}
@@ -144,17 +145,24 @@ def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done
     run = BackendRun(folder.resolve().name, status="held")
     began = time.monotonic()
     files = _manifest(folder)
+    outputs: dict[str, dict[bool, list[Output]]] = {}  # of each variant, by whether they passed
     for done, entry in enumerate(files, start=1):
         expected = _expected(folder, entry)
         metadata = entry["metadata"]
         labels = [metadata[name] for name in ("variant", "dtype", "case")]
-        verdicts = _verdicts(folder / "outputs" / entry["file"], expected)
+        results, verdicts = _verdicts(folder / "outputs" / entry["file"], expected)
+        for verdict in verdicts:
+            if verdict.quantity == "y" and "y" in results:
+                output = Output(metadata["case"], metadata["dtype"], results["y"], expected["y"].value)
+                outputs.setdefault(metadata["variant"], {True: [], False: []})[verdict.passed].append(output)
         run.records += [Record(run.name, "", "", *labels, **asdict(verdict)) for verdict in verdicts]
         run.cases += 1
         on_progress(done, len(files))
-    run.seconds = time.monotonic() - began
     if run.failures:
         run.status = "differs"
+        wrong = {name: [*own[False], *own[True]] for name, own in outputs.items() if own[False]}
+        run.message = "; ".join(f"{name}: {text}" for name, own in wrong.items() if (text := instead(name, own)))
+    run.seconds = time.monotonic() - began
     return run
 
 
@@ -255,16 +263,17 @@ def _expected(folder: Path, entry: Mapping[str, Any]) -> dict[str, Expected]:
     return expected
 
 
-def _verdicts(path: Path, expected: Mapping[str, Expected]) -> list[Verdict]:
+def _verdicts(path: Path, expected: Mapping[str, Expected]) -> tuple[Mapping[str, Array], list[Verdict]]:
+    """What the other program computed, and a verdict on each quantity."""
     try:
         if path.exists():
             check_regular(_OP, path, "outputs")
         outputs = _deserialized(path.read_bytes())
     except OSError as error:
-        return [failed(name, f"{path} cannot be read: {error.strerror}") for name in expected]
+        return {}, [failed(name, f"{path} cannot be read: {error.strerror}") for name in expected]
     except ValueError as error:
-        return [failed(name, f"{path} is {error}") for name in expected]
-    return compare(Outcome({name: [array] for name, array in outputs.items()}), expected)
+        return {}, [failed(name, f"{path} is {error}") for name in expected]
+    return outputs, compare(Outcome({name: [array] for name, array in outputs.items()}), expected)
 
 
 def _digest(content: bytes) -> str:

@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -15,8 +16,9 @@ import pytest
 import safetensors
 from safetensors.numpy import save_file
 
-from rmsnorm.parity import vectors
-from rmsnorm.parity.cases import make, select
+from rmsnorm import Variant
+from rmsnorm.parity import instead, report, vectors
+from rmsnorm.parity.cases import make, recast, select
 from rmsnorm.parity.judge import golden, judge
 from rmsnorm.parity.mutants import candidate
 
@@ -130,7 +132,16 @@ def test_the_goldens_own_outputs_pass(folder):
     assert {record.quantity for record in run.records} == {"y", "inverse_rms", "dx", "dscale", "dresidual", "jvp"}
 
 
-@pytest.mark.parametrize("fault", ["", "eps on the other side", "rounded on the other side"])
+_INSTEAD = {
+    "": "",
+    "eps on the other side": "standard: y is that of standard with eps_position='outside'; "
+    "llama: y is that of llama with eps_position='outside'",
+    "rounded on the other side": "standard: y is that of standard with rounding='before_scale'; "
+    "llama: y is that of flax",
+}
+
+
+@pytest.mark.parametrize("fault", _INSTEAD)
 def test_the_verdicts_are_those_of_check(folder, fault):
     """For a right implementation and for wrong ones, every number is the same."""
     direct = {}
@@ -144,7 +155,9 @@ def test_the_verdicts_are_those_of_check(folder, fault):
         name = f"{variant}.{dtype}.{case.name.replace(' ', '-')}.safetensors"
         outputs = {quantity: np.ascontiguousarray(results[0]) for quantity, results in outcome.results.items()}
         (folder / "outputs" / name).write_bytes(vectors._serialized(outputs, {}))
-    records = vectors.check(folder).records
+    run = vectors.check(folder)
+    assert run.message == _INSTEAD[fault]
+    records = run.records
     assert len(records) == len(direct) > 100
     for record in records:
         want = direct[record.variant, record.dtype, record.case, record.quantity]
@@ -179,6 +192,24 @@ def test_the_report_says_what_is_wrong_with_an_output(folder):
     assert len(_failures(folder)) == 5
     path.unlink()
     assert set(_failures(folder).values()) == {f"{path} cannot be read: No such file or directory"}
+
+
+def test_it_says_of_which_variant_outputs_of_another_are(tmp_path, monkeypatch):
+    """All its cases count, also those that pass. On vectors that this version does not make it says nothing."""
+    vectors.write(tmp_path, variants=["llama"], types=["bfloat16"], cases=["rows", "gain f32"], quantities=["y"])
+    (tmp_path / "outputs").mkdir()
+    for case, variant, dtype in select(("llama",), ("bfloat16",)):
+        if case.name in ("rows", "gain f32"):
+            data = recast(make(case, variant, dtype), Variant.get("gemma"))
+            name = f"llama.bfloat16.{case.name.replace(' ', '-')}.safetensors"
+            save_file(golden(data, ["y"]), tmp_path / "outputs" / name)
+    run = vectors.check(tmp_path)
+    assert run.message == "llama: y is that of gemma"
+    page = tmp_path / "a.html"
+    report.write_html([run], page)
+    assert "comparisons; llama: y is that of gemma" in page.read_text()
+    monkeypatch.setattr(instead, "_CASES", {"rows": replace(instead._CASES["rows"], shape=(48, 97))})
+    assert vectors.check(tmp_path).message == ""
 
 
 def test_the_share_of_identical_bits_counts(folder):
