@@ -70,12 +70,13 @@ class Expected:
     bound: Bound
 
 
-def judge(implementation: Implementation, data: Data) -> list[Verdict]:
+def judge(implementation: Implementation, data: Data, expected: Mapping[str, Expected] | None = None) -> list[Verdict]:
     """Run an implementation on a case and compare every quantity that the case has.
 
-    If the implementation raises an exception, no quantity passes.
+    If the implementation raises an exception, no quantity passes. ``expected`` is ``expect(data)`` where the caller
+    has it already.
     """
-    expected = expect(data)
+    expected = expect(data) if expected is None else expected
     try:
         outcome = implementation(data)
     except Exception as error:  # user code may raise anything; the report says what
