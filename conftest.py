@@ -13,13 +13,13 @@ if not find_spec("numba"):
 _NEEDS = {
     "numba": ["cpu/*"],
     "triton": ["gpu/triton_*"],
-    "torch": ["torch_impl/*", "nematus/torch/*", "conversion/*/torch.py"],
-    "tensorflow": ["tf_impl/*", "nematus/tf/*"],
-    "keras": ["tf_impl/layers.py", "tf_impl/keras_ops.py", "nematus/tf/*", "conversion/*/keras.py"],
-    "jax": ["gpu/pallas_*", "flax_impl/*", "nematus/flax/*"],
-    "flax": ["flax_impl/layers.py", "flax_impl/linen.py", "nematus/flax/*", "conversion/*/flax.py"],
+    "torch": ["torch_impl/*", "nematus/torch/*", "*/torch.py"],
+    "tensorflow": ["tf_impl/*", "nematus/tf/*", "*/tf.py"],
+    "keras": ["tf_impl/layers.py", "tf_impl/keras_ops.py", "nematus/tf/*", "*/keras.py"],
+    "jax": ["gpu/pallas_*", "flax_impl/*", "nematus/flax/*", "*/flax.py"],
+    "flax": ["flax_impl/layers.py", "flax_impl/linen.py", "nematus/flax/*", "*/flax.py"],
 }
-_NEEDS["torch"].append("conversion/layer_norm/__init__.py")  # its example uses PyTorch
+_NEEDS["torch"] += ["conversion/layer_norm/__init__.py", "conversion/replacement/__init__.py"]  # whose examples use it
 _PROGRAMS = {  # that tests run or import
     "keras": "tests/**/keras_*.py",
     "jax": "tests/**/flax_*.py",

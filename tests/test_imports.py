@@ -16,15 +16,16 @@ import rmsnorm
 from rmsnorm.frameworks import FRAMEWORKS
 
 PACKAGES = ("torch", "tensorflow", "keras", "jax", "flax")
+ROOT = Path(__file__).parents[1]
 WINGS = ("numpy", "torch", "tf", "flax")
 
 
-def _run(*arguments, path=None):
+def _run(*arguments, path=None, cwd=None):
     environment = {**os.environ, "COLUMNS": "200", "TF_CPP_MIN_LOG_LEVEL": "3"}
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, env=environment, check=False
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, env=environment, cwd=cwd, check=False
     )
 
 
@@ -125,6 +126,28 @@ def nothing_installed(tmp_path):
             f"raise ModuleNotFoundError(\"No module named '{package}'\", name='{package}')\n"
         )
     return tmp_path
+
+
+COLLECT = """
+import importlib.util, sys, pytest
+missing = {"torch", "tensorflow", "keras", "jax", "flax", "equinox", "transformers", "onnx", "matplotlib", "sklearn"}
+find_spec = importlib.util.find_spec
+
+class Missing:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing)
+importlib.util.find_spec = lambda name, *package: None if name in missing else find_spec(name, *package)
+sys.exit(pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider"]))
+"""
+
+
+def test_the_tests_load_with_numpy_alone():
+    """As in CI's jobs with one framework or none: a file that imports another one would end the session."""
+    done = _run("-c", COLLECT, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def _check(path, *arguments):
