@@ -15,6 +15,14 @@ Axis: TypeAlias = int | Sequence[int]
 Shape: TypeAlias = tuple[Any, ...]  # of int, None for an unknown size, or symbols of a compiler
 
 
+class Roundings(NamedTuple):
+    """Dtypes of a ``Call``, as ``out_dtype`` of another call that is to round as it does."""
+
+    norm: str | None
+    product: str
+    result: str
+
+
 class Spec(NamedTuple):
     """Shape and dtype name of an array. A size is None if it is not known yet."""
 
@@ -40,6 +48,7 @@ class Call:
         product: dtype of the operations with the parameters if ``norm`` is set.
         result: dtype of y.
         inverse_rms: dtype of the returned 1 / rho.
+        gate: dtype of the product with the gate; None without one.
     """
 
     variant: Variant
@@ -52,6 +61,7 @@ class Call:
     product: str
     result: str
     inverse_rms: str
+    gate: str | None = None
 
     def __hash__(self) -> int:
         return hash((self.variant, self.shape, self.x))  # fewer fields, to be fast: plans are looked up by it
@@ -81,6 +91,26 @@ class Call:
         return replace(self, shape=shape, variant=self.variant.replace(partial=None))
 
     @property
+    def without_gate(self) -> Call:
+        """The norm alone: of x * f(z) before, and after with y in the dtype of the product."""
+        assert self.gate is not None  # noqa: S101
+        if self.is_gated_before:
+            return replace(self, x=self.gate, gate=None)
+        return replace(self, result=self.gate, gate=None)
+
+    @property
+    def inside_gate(self) -> dict[str, Any]:
+        """The options of rms_norm for that call."""
+        return {
+            "variant": self.variant, "eps": self.eps, "axis": self.axes, "feature_axis": self.feature_axes,
+            "out_dtype": Roundings(self.norm, self.product, self.without_gate.result),
+        }  # fmt: skip
+
+    @property
+    def is_gated_before(self) -> bool:
+        return self.gate is not None and self.variant.gate_position == "before"
+
+    @property
     def has_last_axes(self) -> bool:
         """Whether the normalised axes are the last ones."""
         return self.axes == tuple(range(len(self.shape) - len(self.axes), len(self.shape)))
@@ -107,7 +137,8 @@ def resolve(
     feature_axis: Axis | None = None,
     mask: Spec | None = None,
     residual: Spec | None = None,
-    out_dtype: str | None = None,
+    gate: Spec | None = None,
+    out_dtype: str | Roundings | None = None,
     dscale: Spec | None = None,
     dbias: Spec | None = None,
     **like_x: Spec | None,
@@ -140,23 +171,26 @@ def resolve(
             _check_parameter(op, name, parameter, x, axis if feature_axis is None else feature_axis, feature_axes)
     if like_x.get("dy", x) is None:
         raise errors.wrong_type(op, "dy", None, "an array shaped as x", "pass the gradient with respect to y")
-    for name, array in {"residual": residual, **like_x}.items():
+    for name, array in {"residual": residual, "gate": gate, **like_x}.items():
         if array is not None:
             _check_float(op, name, array)
             if not _agree(array.shape, x.shape):
                 raise errors.wrong_shape(op, name, array.shape, x.shape, f"x {x}")
+    for name, other in (("mask", mask), ("residual", residual)):
+        if gate is not None and other is not None:
+            raise errors.gate_and(op, name)
     if mask is not None:
         if mask.dtype != "bool":
             raise errors.wrong_dtype(op, "mask", mask.dtype, ["bool"])
         if not _broadcasts(mask.shape, x.shape):
             raise errors.wrong_mask_shape(op, mask.shape, str(x))
-    if out_dtype is not None and out_dtype not in dtypes.FLOATS:
+    if isinstance(out_dtype, str) and out_dtype not in dtypes.FLOATS:
         raise errors.not_a_choice(op, "out_dtype", out_dtype, dtypes.FLOATS)
 
     t = dtypes.promote(x.dtype, residual.dtype if residual else None)
     parameters = [parameter.dtype for parameter in (scale, bias) if parameter is not None]
     g = dtypes.promote(*parameters) if parameters else None
-    norm, product, result = _roundings(variant, t, g)
+    norm, product, result = out_dtype if isinstance(out_dtype, Roundings) else _roundings(variant, t, g)
     return Call(
         variant=variant,
         shape=x.shape,
@@ -166,8 +200,9 @@ def resolve(
         x=t,
         norm=norm,
         product=product,
-        result=out_dtype or result,
+        result=out_dtype if isinstance(out_dtype, str) else result,
         inverse_rms=dtypes.arithmetic(t),
+        gate=None if gate is None else dtypes.arithmetic(dtypes.promote(t, gate.dtype, product)),
     )
 
 
@@ -178,16 +213,16 @@ def three_of(name: str, values: Sequence[Any]) -> list[Any]:
     return [*values, None, None][:3]
 
 
-def _roundings(variant: Variant, t: str, g: str | None) -> tuple[str | None, str, str]:
+def _roundings(variant: Variant, t: str, g: str | None) -> Roundings:
     """Dtypes of h / rho (None: not rounded), of the products with the parameters, and of y."""
     promoted = dtypes.promote(t, g)
     before = variant.rounding == "before_scale"
     if variant.result_dtype == "half_scale" and g is not None:
         result = g if g in dtypes.HALF else dtypes.promote(promoted, "float32")
-        return (result if before and g in dtypes.HALF else None), result, result
+        return Roundings(result if before and g in dtypes.HALF else None, result, result)
     norm = promoted if variant.result_dtype == "promote_first" else t
     result = {"x": t, "scale": g or t, "half_scale": t}.get(variant.result_dtype, promoted)
-    return (norm if before else None), promoted, result
+    return Roundings(norm if before else None, promoted, result)
 
 
 def _check_float(op: str, name: str, array: Spec) -> None:

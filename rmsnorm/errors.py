@@ -130,6 +130,11 @@ def missing_primal(op: str, tangent: str) -> ValueError:
     return ValueError(f"{op}: {tangent} is given without {primal}, expected both or neither; pass {primal} too")
 
 
+def gate_and(op: str, name: str) -> ValueError:
+    fix = "add it to x first" if name == "residual" else "multiply by f(gate) outside"
+    return ValueError(f"{op}: there is a gate and a {name}, expected one of the two; {fix}")
+
+
 def missing_framework(name: str, extra: str) -> ModuleNotFoundError:
     message = f"rmsnorm: {name} is not installed, expected for this backend; pip install 'rmsnorm[{extra}]'"
     return ModuleNotFoundError(message, name=name)

@@ -41,32 +41,37 @@ class Forward(Protocol[In_contra, Out_co]):
     @overload
     def __call__(
         self, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: None = None, return_inverse_rms: Literal[False] = False, **options: Unpack[Options],
+        residual: None = None, gate: In_contra | None = None, return_inverse_rms: Literal[False] = False,
+        **options: Unpack[Options],
     ) -> Out_co: ...  # fmt: skip
     @overload
     def __call__(
         self, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: In_contra, return_inverse_rms: Literal[False] = False, **options: Unpack[Options],
+        residual: In_contra, gate: None = None, return_inverse_rms: Literal[False] = False,
+        **options: Unpack[Options],
     ) -> tuple[Out_co, Out_co]: ...  # fmt: skip
     @overload
     def __call__(
         self, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: None = None, return_inverse_rms: Literal[True], **options: Unpack[Options],
+        residual: None = None, gate: In_contra | None = None, return_inverse_rms: Literal[True],
+        **options: Unpack[Options],
     ) -> tuple[Out_co, Out_co]: ...  # fmt: skip
     @overload
     def __call__(
         self, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: In_contra, return_inverse_rms: Literal[True], **options: Unpack[Options],
+        residual: In_contra, gate: None = None, return_inverse_rms: Literal[True],
+        **options: Unpack[Options],
     ) -> tuple[Out_co, Out_co, Out_co]: ...  # fmt: skip
     @overload
     def __call__(
         self, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: In_contra | None = None, return_inverse_rms: bool = False, **options: Unpack[Options],
+        residual: In_contra | None = None, gate: In_contra | None = None, return_inverse_rms: bool = False,
+        **options: Unpack[Options],
     ) -> Any: ...  # fmt: skip
 
 
 class Gradients(Protocol[In_contra, Out_co]):
-    """``rms_norm_vjp`` of a framework: (dx, dscale, dbias), and dresidual where there is a residual.
+    """``rms_norm_vjp`` of a framework: (dx, dscale, dbias), and dresidual or dgate where there is one.
 
     The gradients of parameters are Any, as they are None without the parameter.
     """
@@ -74,17 +79,22 @@ class Gradients(Protocol[In_contra, Out_co]):
     @overload
     def __call__(
         self, dy: Any, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: None = None, **options: Unpack[Options],
+        residual: None = None, gate: None = None, **options: Unpack[Options],
     ) -> tuple[Out_co, Any, Any]: ...  # fmt: skip
     @overload
     def __call__(
         self, dy: Any, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: In_contra, **options: Unpack[Options],
+        residual: In_contra, gate: None = None, **options: Unpack[Options],
     ) -> tuple[Out_co, Any, Any, Out_co]: ...  # fmt: skip
     @overload
     def __call__(
         self, dy: Any, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: In_contra | None = None, **options: Unpack[Options],
+        residual: None = None, gate: In_contra, **options: Unpack[Options],
+    ) -> tuple[Out_co, Any, Any, Out_co]: ...  # fmt: skip
+    @overload
+    def __call__(
+        self, dy: Any, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
+        residual: In_contra | None = None, gate: In_contra | None = None, **options: Unpack[Options],
     ) -> Any: ...  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 q = mean of h_i^2 over the counted elements
 rho = sqrt(q + eps) | sqrt(q) + eps | max(sqrt(q), eps / sqrt(k))
 y = h / rho * (scale_offset + scale) + bias
+and with a gate z, which is an argument of the call: y * f(z), or h = x * f(z)
 """
 
 from __future__ import annotations
@@ -48,12 +49,16 @@ Rounding = Literal["before_scale", "after_scale", "input_dtype"]
 Statistic = Literal["mean_square", "variance"]
 PartialRounding = Literal["ceil", "floor"]
 ResultDtype = Literal["x", "scale", "promote", "promote_first", "half_scale"]
+GateFunction = Literal["silu", "sigmoid"]
+GatePosition = Literal["after", "before"]
 _CHOICES: Final = {
     "eps_position": get_args(EpsPosition),
     "statistic": get_args(Statistic),
     "rounding": get_args(Rounding),
     "partial_rounding": get_args(PartialRounding),
     "result_dtype": get_args(ResultDtype),
+    "gate_function": get_args(GateFunction),
+    "gate_position": get_args(GatePosition),
 }
 
 
@@ -81,6 +86,10 @@ class Variant:
         result_dtype: the dtype of y: ``x`` T; ``scale`` G; ``promote`` promote(T, G); ``promote_first`` the same, to
             which ``before_scale`` rounds h / rho, too; ``half_scale`` G if that is a 16-bit format (and only then
             h / rho is rounded, to G), else at least float32. Without parameters T.
+        gate_function: f of a gate z, where a call has one: ``sigmoid`` 1 / (1 + exp(-z)), or ``silu``, z times that.
+        gate_position: ``after`` multiplies y by f(z) before its last rounding; ``before`` normalises x * f(z), which is
+            not rounded to T. The product is taken in promote(T, the dtype of z, that of the products with the
+            parameters), in float32 at least.
         scale_name: the name of the gain in this variant's checkpoints.
         source: where it is defined.
 
@@ -102,6 +111,8 @@ class Variant:
     partial: float | Fraction | None = None
     partial_rounding: PartialRounding = "ceil"
     result_dtype: ResultDtype = "x"
+    gate_function: GateFunction = "silu"
+    gate_position: GatePosition = "after"
     scale_name: str = "scale"
     source: str = ""
 

@@ -18,7 +18,7 @@ from rmsnorm.frameworks import FRAMEWORKS
 PACKAGE = Path(rmsnorm.__file__).parent
 WINGS = tuple(FRAMEWORKS)
 FUNCTIONS = ("rms_norm", "rms_norm_vjp", "rms_norm_jvp")
-FILES = {"__init__.py", "functional.py", "arithmetic.py", "rounding.py", "layers.py"}
+FILES = {"__init__.py", "functional.py", "arithmetic.py", "gate.py", "rounding.py", "layers.py"}
 # The additional and missing files of each folder, and why. An entry that is no longer needed fails.
 EXCEPTIONS = {
     "numpy": {

@@ -19,9 +19,10 @@ from jax import numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from rmsnorm import dtypes, errors
-from rmsnorm.call import Axis, Call, Spec, resolve, three_of
+from rmsnorm.call import Axis, Call, Roundings, Spec, resolve, three_of
 from rmsnorm.flax_impl import arithmetic, rows
 from rmsnorm.flax_impl.arithmetic import Across, backward, elementwise, statistic
+from rmsnorm.flax_impl.gate import factor, slope
 from rmsnorm.flax_impl.rounding import add, cast, convert
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.variants import Preset, Variant, derive
@@ -40,6 +41,7 @@ def rms_norm(
     feature_axis: Axis | None = None,
     mask: jax.typing.ArrayLike | None = None,
     residual: jax.typing.ArrayLike | None = None,
+    gate: jax.typing.ArrayLike | None = None,
     out_dtype: Any = None,
     return_inverse_rms: bool = False,
     **unknown: Never,
@@ -62,6 +64,8 @@ def rms_norm(
         mask: bool, broadcasts to x: True counts in the statistic. Elsewhere y is normalised, too, but every derivative
             takes it as a constant, so values under the mask reach no gradient. A row with nothing counted gives 0.
         residual: added to x first, in promote(x, residual); the sum h is returned beside y.
+        gate: z, floating-point, shaped as x, in a call without mask and residual: y is multiplied by f(z), or x is
+            before it is normalised, as ``gate_function`` and ``gate_position`` of the variant say.
         out_dtype: dtype of y; None for the variant's rule.
         return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; derivatives take it as a constant.
 
@@ -70,7 +74,7 @@ def rms_norm(
         size 1, its dtype is float32, or float64 for f64.
 
     Raises:
-        TypeError: x, a parameter or the residual is not floating-point, the mask is not bool.
+        TypeError: x, a parameter, the residual or the gate is not floating-point, the mask is not bool.
         ValueError: a shape does not fit, an axis is out of range or repeated, eps, partial or variant is not valid.
 
     Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
@@ -82,13 +86,18 @@ def rms_norm(
     """
     if unknown:
         raise unknown_argument("rms_norm", rms_norm, unknown)
-    x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
+    x, scale, bias, mask, residual, gate = _arrays(
+        "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
+    )
     call = _resolve(
-        "rms_norm", x, scale, bias, mask, residual, out_dtype,
+        "rms_norm", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
-    h = add(x, residual, call.x)
-    y, inverse_rms = normalise(call, None, h, scale, bias, mask)
+    if gate is not None:
+        y, inverse_rms = gated(call, None, x, scale, bias, gate)
+    else:
+        h = add(x, residual, call.x)
+        y, inverse_rms = normalise(call, None, h, scale, bias, mask)
     outputs = [y]
     if residual is not None:
         outputs.append(h)
@@ -111,6 +120,7 @@ def rms_norm_vjp(
     feature_axis: Axis | None = None,
     mask: jax.typing.ArrayLike | None = None,
     residual: jax.typing.ArrayLike | None = None,
+    gate: jax.typing.ArrayLike | None = None,
     out_dtype: Any = None,
     **unknown: Never,
 ) -> Any:
@@ -126,7 +136,7 @@ def rms_norm_vjp(
 
     Returns:
         (dx, dscale, dbias), each in the dtype of its argument, None where that is None; with ``residual``
-        (dx, dscale, dbias, dresidual).
+        (dx, dscale, dbias, dresidual), and with ``gate`` (dx, dscale, dbias, dgate).
 
     Raises:
         TypeError, ValueError: as rms_norm; also when dy has another shape than x.
@@ -142,14 +152,16 @@ def rms_norm_vjp(
     if unknown:
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
-    x, scale, bias, mask, residual, dy, dh = _arrays(
-        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, dh=dh
+    x, scale, bias, mask, residual, gate, dy, dh = _arrays(
+        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
     )
     call = _resolve(
-        "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
+        "rms_norm_vjp", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dy=_spec(dy), dh=_spec(dh),
     )  # fmt: skip
+    if gate is not None:
+        return _gated_vjp(call, dy, x, scale, bias, gate)
     h = add(x, residual, call.x)
     if all(t is None or t.dtype == x.dtype for t in (residual, dh)):  # else each is rounded from float64
         gradients = _gradients(call, dy, h, scale, bias, mask, dh)
@@ -173,6 +185,7 @@ def rms_norm_jvp(
     feature_axis: Axis | None = None,
     mask: jax.typing.ArrayLike | None = None,
     residual: jax.typing.ArrayLike | None = None,
+    gate: jax.typing.ArrayLike | None = None,
     out_dtype: Any = None,
     **unknown: Never,
 ) -> jax.Array:
@@ -185,7 +198,7 @@ def rms_norm_jvp(
     Args:
         primals: (x, scale, bias); the last ones may be None or left out.
         tangents: (dx, dscale, dbias), each shaped as its primal; None is zero.
-        options: as for rms_norm; the residual is a constant.
+        options: as for rms_norm; the residual and the gate are constants.
 
     Returns:
         dy, shaped as x, in the dtype of y.
@@ -204,16 +217,51 @@ def rms_norm_jvp(
         raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
     x, scale, bias = three_of("primals", primals)
     dx, dscale, dbias = three_of("tangents", tangents)
-    x, scale, bias, mask, residual, dx, dscale, dbias = _arrays(
-        "rms_norm_jvp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dx=dx, dscale=dscale, dbias=dbias
-    )
+    x, scale, bias, mask, residual, gate, dx, dscale, dbias = _arrays(
+        "rms_norm_jvp",
+        x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dx=dx, dscale=dscale, dbias=dbias,
+    )  # fmt: skip
     call = _resolve(
-        "rms_norm_jvp", x, scale, bias, mask, residual, out_dtype,
+        "rms_norm_jvp", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dx=_spec(dx), dscale=_spec(dscale), dbias=_spec(dbias),
     )  # fmt: skip
+    if gate is not None:
+        return _gated_jvp(call, [x, scale, bias], [dx, dscale, dbias], gate)
     h = add(x, residual, call.x)
     return _push_forward(call, h, scale, mask, dx, dscale, dbias)
+
+
+def gated(
+    call: Call, across: Across | None, x: jax.Array, scale: jax.Array | None, bias: jax.Array | None, gate: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """y and 1 / rho of a checked call with a gate."""
+    f, inner = factor(call, gate), call.without_gate
+    y, inverse_rms = normalise(inner, across, x.astype(f.dtype) * f if call.is_gated_before else x, scale, bias, None)
+    return y if call.is_gated_before else convert(y * f, call.result), inverse_rms
+
+
+def _gated_vjp(
+    call: Call, dy: jax.Array, x: jax.Array, scale: jax.Array | None, bias: jax.Array | None, gate: jax.Array
+) -> tuple[Any, ...]:
+    f = factor(call, gate)
+    wide = x.astype(f.dtype)
+    if call.is_gated_before:
+        dh, dscale, dbias = rms_norm_vjp(dy, wide * f, scale, bias, **call.inside_gate)
+        dx, dgate = dh * f, dh * wide
+    else:
+        dx, dscale, dbias = rms_norm_vjp(dy.astype(f.dtype) * f, x, scale, bias, **call.inside_gate)
+        dgate = dy.astype(f.dtype) * rms_norm(x, scale, bias, **call.inside_gate)
+    dgate = convert(dgate * slope(call, gate), _name(gate))
+    return convert(dx, _name(x)), dscale, dbias, dgate
+
+
+def _gated_jvp(call: Call, primals: list[Any], tangents: list[Any], gate: jax.Array) -> jax.Array:
+    f = factor(call, gate)
+    if not call.is_gated_before:
+        return convert(rms_norm_jvp(primals, tangents, **call.inside_gate) * f, call.result)
+    x, dx = (None if t is None else t.astype(f.dtype) * f for t in (primals[0], tangents[0]))
+    return rms_norm_jvp([x, *primals[1:]], [dx, *tangents[1:]], **call.inside_gate)
 
 
 # x64 is enabled here and not by the caller: a transformation may trace these again long after rms_norm has returned.
@@ -274,9 +322,9 @@ def _spec(array: jax.Array | None) -> Spec | None:
     return None if array is None else Spec(array.shape, _name(array))
 
 
-def _dtype_name(op: str, dtype: Any) -> str | None:
-    if dtype is None:
-        return None
+def _dtype_name(op: str, dtype: Any) -> Any:
+    if dtype is None or isinstance(dtype, Roundings):
+        return dtype
     try:
         name = jnp.dtype(dtype).name
     except TypeError:
@@ -286,7 +334,9 @@ def _dtype_name(op: str, dtype: Any) -> str | None:
     return name
 
 
-def _resolve(op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, out_dtype: Any, **options: Any) -> Call:
-    arrays = {"scale": scale, "bias": bias, "mask": mask, "residual": residual}
+def _resolve(
+    op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, out_dtype: Any, **options: Any
+) -> Call:
+    arrays = {"scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate}
     specs: dict[str, Any] = {name: _spec(value) for name, value in arrays.items()}
     return resolve(op, Spec(x.shape, _name(x)), out_dtype=_dtype_name(op, out_dtype), **specs, **options)

@@ -21,7 +21,7 @@ from rmsnorm import dtypes as formats
 from rmsnorm import errors
 from rmsnorm.call import check_axis
 from rmsnorm.flax_impl.arithmetic import Across
-from rmsnorm.flax_impl.functional import _arrays, _resolve, normalise
+from rmsnorm.flax_impl.functional import _arrays, _resolve, gated, normalise
 from rmsnorm.flax_impl.rounding import add
 from rmsnorm.interface import constructor
 from rmsnorm.variants import Preset, Variant, derive
@@ -131,12 +131,21 @@ class RMSNorm(nnx.RMSNorm):
             self.bias = nnx.data(None)
 
     @overload
-    def __call__(self, x: jax.Array, mask: jax.Array | None = None, *, residual: None = None) -> jax.Array: ...
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None = None, *, residual: None = None, gate: jax.Array | None = None
+    ) -> jax.Array: ...
     @overload
     def __call__(
         self, x: jax.Array, mask: jax.Array | None = None, *, residual: jax.Array
     ) -> tuple[jax.Array, jax.Array]: ...
-    def __call__(self, x: jax.Array, mask: jax.Array | None = None, *, residual: jax.Array | None = None) -> Any:
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: jax.Array | None = None,
+        *,
+        residual: jax.Array | None = None,
+        gate: jax.Array | None = None,
+    ) -> Any:
         """Normalize x, or x + residual.
 
             y = h / rho * (o + scale) + bias,    h = x + residual
@@ -146,13 +155,15 @@ class RMSNorm(nnx.RMSNorm):
             mask: bool, broadcasting to x: True counts in the statistic. Elsewhere y is normalised likewise but constant
                 to every derivative, and a row with nothing counted gives 0.
             residual: added to x first, in promote(x, residual).
+            gate: z, shaped as x, without mask and residual: y is multiplied by f(z), or x is before it is normalised,
+                as ``gate_function`` and ``gate_position`` of the variant say.
 
         Returns:
             y, shaped as x; with ``residual`` (y, x + residual).
 
         Raises:
-            TypeError: x or the residual is not floating-point, the mask is not bool.
-            ValueError: the parameters, the mask or the residual do not fit x, or an axis does not.
+            TypeError: x, the residual or the gate is not floating-point, the mask is not bool.
+            ValueError: the parameters, the mask, the residual or the gate do not fit x, or an axis does not.
 
         Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
 
@@ -169,7 +180,7 @@ class RMSNorm(nnx.RMSNorm):
             promote = bind(self.promote_dtype, dtype=self.dtype)
             out_dtype = jax.eval_shape(promote, (x, scale))[0].dtype
         return normalise_over(
-            x, scale, bias, mask, residual, variant=derive("RMSNorm", self.variant, self.epsilon, None),
+            x, scale, bias, mask, residual, gate, variant=derive("RMSNorm", self.variant, self.epsilon, None),
             axis=self.reduction_axes, feature_axis=self.feature_axes, out_dtype=out_dtype,
             axis_name=self.axis_name, axis_index_groups=self.axis_index_groups,
         )  # fmt: skip
@@ -184,11 +195,13 @@ def check_options(axis: Any, feature_axis: Any, param_dtype: Any) -> None:
 
 
 def normalise_over(
-    x: Any, scale: Any, bias: Any, mask: Any, residual: Any, *, variant: Variant, axis: Any, feature_axis: Any,
-    out_dtype: Any, axis_name: Any, axis_index_groups: Any,
+    x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, *, variant: Variant, axis: Any,
+    feature_axis: Any, out_dtype: Any, axis_name: Any, axis_index_groups: Any,
 ) -> Any:  # fmt: skip
     """rms_norm, with rows that may be spread over devices, and parameters of one axis for several feature axes."""
-    x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
+    x, scale, bias, mask, residual, gate = _arrays(
+        "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
+    )
     axis, feature_axis = _hashable(axis), _hashable(feature_axis)
     out_dtype = None if out_dtype is None else jax.dtypes.canonicalize_dtype(out_dtype)
     sizes = feature_sizes(x, variant, axis, feature_axis)
@@ -198,9 +211,12 @@ def normalise_over(
             for parameter in (scale, bias)
         )
     call = _resolve(
-        "rms_norm", x, scale, bias, mask, residual, out_dtype, variant=variant, axis=axis, feature_axis=feature_axis
-    )
+        "rms_norm", x, scale, bias, mask, residual, gate, out_dtype,
+        variant=variant, axis=axis, feature_axis=feature_axis,
+    )  # fmt: skip
     across = None if axis_name is None else Across(_hashable(axis_name), _hashable(axis_index_groups))
+    if gate is not None:
+        return gated(call, across, x, scale, bias, gate)[0]
     h = add(x, residual, call.x)
     y, _ = normalise(call, across, h, scale, bias, mask)
     return y if residual is None else (y, h)
@@ -210,7 +226,9 @@ def feature_sizes(x: Any, variant: Variant, axis: Any, feature_axis: Any) -> tup
     """Sizes of x along the feature axes, in the order of x."""
     (x,) = _arrays("rms_norm", x=x)
     axis, feature_axis = _hashable(axis), _hashable(feature_axis)
-    call = _resolve("rms_norm", x, None, None, None, None, None, variant=variant, axis=axis, feature_axis=feature_axis)
+    call = _resolve(
+        "rms_norm", x, None, None, None, None, None, None, variant=variant, axis=axis, feature_axis=feature_axis
+    )
     return tuple(x.shape[entry] for entry in call.feature_axes)
 
 

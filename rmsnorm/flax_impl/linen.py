@@ -71,13 +71,22 @@ class RMSNorm(nn.RMSNorm):
         return super().__repr__().replace("epsilon = None", f"epsilon = {eps}")  # the one that counts
 
     @overload
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, residual: None = None) -> jax.Array: ...
+    def __call__(
+        self, x: jax.Array, *, mask: jax.Array | None = None, residual: None = None, gate: jax.Array | None = None
+    ) -> jax.Array: ...
     @overload
     def __call__(
         self, x: jax.Array, *, mask: jax.Array | None = None, residual: jax.Array
     ) -> tuple[jax.Array, jax.Array]: ...
     @nn.compact
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, residual: jax.Array | None = None) -> Any:
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        residual: jax.Array | None = None,
+        gate: jax.Array | None = None,
+    ) -> Any:
         """Normalize x, or x + residual.
 
             y = h / rho * (o + scale) + bias,    h = x + residual
@@ -87,13 +96,15 @@ class RMSNorm(nn.RMSNorm):
             mask: broadcasting to x, cast to bool as flax.linen.RMSNorm does: True counts in the statistic. Elsewhere y
                 is normalised likewise but constant to every derivative, and a row with nothing counted gives 0.
             residual: added to x first, in promote(x, residual).
+            gate: z, shaped as x, without mask and residual: y is multiplied by f(z), or x is before it is normalised,
+                as ``gate_function`` and ``gate_position`` of the variant say.
 
         Returns:
             y, shaped as x; with ``residual`` (y, x + residual).
 
         Raises:
-            TypeError: x or the residual is not floating-point.
-            ValueError: the mask or the residual do not fit x, or an axis does not.
+            TypeError: x, the residual or the gate is not floating-point.
+            ValueError: the mask, the residual or the gate do not fit x, or an axis does not.
 
         Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
 
@@ -113,7 +124,7 @@ class RMSNorm(nn.RMSNorm):
         if variant.bias if self.use_bias is None else self.use_bias:
             bias = self.param("bias", self.bias_init, shape, self.param_dtype)
         return normalise_over(
-            x, scale, bias, None if mask is None else jnp.asarray(mask, bool), residual,
+            x, scale, bias, None if mask is None else jnp.asarray(mask, bool), residual, gate,
             variant=variant, axis=self.reduction_axes, feature_axis=self.feature_axes, out_dtype=self.dtype,
             axis_name=None if self.is_initializing() else self.axis_name, axis_index_groups=self.axis_index_groups,
         )  # fmt: skip

@@ -111,12 +111,15 @@ def _visible(eps: DoubleDouble, other: DoubleDouble) -> DoubleDouble:
     return DoubleDouble(np.maximum(eps.hi, least), np.where(eps.hi >= least, eps.lo, 0.0))
 
 
-def forward(call: Call, data: Data) -> Array:
+def forward(call: Call, data: Data, factor: DoubleDouble | None = None) -> Array:
+    """y, times the factor of a gate if there is one."""
     y, exponent = data.quotient()
     if call.norm is None:
         y, exponent = _times((y, exponent), data.gain.fraction())
         if data.bias is not None:
             y, exponent = _plus((y, exponent), DoubleDouble(data.bias).fraction())
+        if factor is not None:
+            y, exponent = _times((y, exponent), factor.fraction())
         return y.where(~data.empty, 0.0).round(call.result, exponent)
     y = DoubleDouble(y.round(call.norm, exponent))
     if data.scale is not None:
@@ -125,6 +128,8 @@ def forward(call: Call, data: Data) -> Array:
         y = DoubleDouble(y.round(call.product, exponent))
     if data.bias is not None:
         y = DoubleDouble((y + DoubleDouble(data.bias)).round(call.product))
+    if factor is not None:
+        y = y * factor
     return y.where(~data.empty, 0.0).round(call.result)
 
 
@@ -142,9 +147,9 @@ def _plus(a: Scaled, b: Scaled) -> Scaled:
     return a[0].scaled(a[1] - top) + b[0].scaled(b[1] - top), top
 
 
-def backward(data: Data, v: Array) -> DoubleDouble:
+def backward(data: Data, v: DoubleDouble) -> DoubleDouble:
     """R^T u = (u - (1 - w) c^ <u, h^> / k) / rho for u = (o + g) v, both scaled so that no product leaves the range."""
-    (gain, of_gain), (factor, of_v) = _moderate(data.gain), _moderate(DoubleDouble(v))
+    (gain, of_gain), (factor, of_v) = _moderate(data.gain), _moderate(v)
     u = (gain * factor).where(data.live, 0.0)
     near, far = (c * ((u * h.where(data.live, 0.0)).sum(axis=1) / data.k) for c, h in data.directions())
     rest = data.less(u, near, far)
@@ -161,9 +166,9 @@ def _moderate(rows: DoubleDouble) -> Scaled:
     return rows.scaled(-exponent), exponent
 
 
-def tangent(data: Data, dh: Array) -> DoubleDouble:
+def tangent(data: Data, dh: DoubleDouble) -> DoubleDouble:
     """R dh = (dh - (1 - w) h^ <c^, dh> / k) / rho."""
-    tangent = DoubleDouble(dh).where(data.live, 0.0).scaled(-data.exponent)
+    tangent = dh.where(data.live, 0.0).scaled(-data.exponent)
     near, far = (h * ((c * tangent).sum(axis=1) / data.k) for c, h in data.directions())
     return data.less(tangent, near, far) / data.rho
 

@@ -4,7 +4,7 @@
 
 The arithmetic has the 53 bits of float64, that of the golden 106. So f16, bf16 and f32 equal the golden's results
 unless the exact result is within a few 2^-53 of the middle between two numbers, and y in f64 is within an ulp:
-docs/numbers.md. For other axes than the last, and without numba, these functions call the golden.
+docs/numbers.md. For other axes than the last, with a gate, and without numba, these functions call the golden.
 
 dscale and dbias are summed in float64 over chunks of rows, from the first row to the last, and then over the chunks,
 from the first to the last. The size of a chunk depends on the number and the length of the rows alone: not on how they
@@ -41,6 +41,7 @@ def rms_norm(
     feature_axis: Axis | None = None,
     mask: ArrayLike | None = None,
     residual: ArrayLike | None = None,
+    gate: ArrayLike | None = None,
     out_dtype: Any = None,
     return_inverse_rms: bool = False,
     **unknown: Never,
@@ -55,6 +56,11 @@ def rms_norm(
     if unknown:
         raise unknown_argument("rms_norm", rms_norm, unknown)
     x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
+    if gate is not None:
+        return golden.rms_norm(
+            x, scale, bias, variant=variant, eps=eps, partial=partial, axis=axis, feature_axis=feature_axis, mask=mask,
+            residual=residual, gate=gate, out_dtype=out_dtype, return_inverse_rms=return_inverse_rms,
+        )  # fmt: skip
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     call = _call("rms_norm", options, x, scale, bias, mask, residual)
     if not _is_compiled() or not cpu.supports(call):
@@ -88,6 +94,7 @@ def rms_norm_vjp(
     feature_axis: Axis | None = None,
     mask: ArrayLike | None = None,
     residual: ArrayLike | None = None,
+    gate: ArrayLike | None = None,
     out_dtype: Any = None,
     **unknown: Never,
 ) -> Any:
@@ -105,6 +112,11 @@ def rms_norm_vjp(
     x, scale, bias, mask, residual, dy, dh = _arrays(
         "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, dh=dh
     )
+    if gate is not None:
+        return golden.rms_norm_vjp(
+            dy, x, scale, bias, variant=variant, eps=eps, partial=partial, axis=axis, feature_axis=feature_axis,
+            mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
+        )  # fmt: skip
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     call = _call("rms_norm_vjp", options, x, scale, bias, mask, residual, dy, dh)
     if not _is_compiled() or not cpu.supports(call) or (residual is not None and residual.dtype != x.dtype):

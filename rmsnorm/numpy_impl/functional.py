@@ -9,6 +9,7 @@ fast.py has the same functions, with the same bits in f16, bf16 and f32, hundred
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Never, TypeAlias
 
@@ -20,6 +21,7 @@ from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.numpy_impl.arithmetic import Rows, add, assign, backward, blocks, derivative, forward, tangent
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
+from rmsnorm.numpy_impl.gate import factor, slope
 from rmsnorm.variants import Preset, Variant, derive
 
 ArrayLike: TypeAlias = Any  # what np.asarray takes
@@ -38,6 +40,7 @@ def rms_norm(
     feature_axis: Axis | None = None,
     mask: ArrayLike | None = None,
     residual: ArrayLike | None = None,
+    gate: ArrayLike | None = None,
     out_dtype: Any = None,
     return_inverse_rms: bool = False,
     **unknown: Never,
@@ -60,6 +63,8 @@ def rms_norm(
         mask: bool, broadcasts to x: True counts in the statistic. Elsewhere y is normalised, too, but every derivative
             takes it as a constant, so values under the mask reach no gradient. A row with nothing counted gives 0.
         residual: added to x first, in promote(x, residual); the sum h is returned beside y.
+        gate: z, floating-point, shaped as x, in a call without mask and residual: y is multiplied by f(z), or x is
+            before it is normalised, as ``gate_function`` and ``gate_position`` of the variant say.
         out_dtype: dtype of y; None for the variant's rule.
         return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; derivatives take it as a constant.
 
@@ -68,7 +73,7 @@ def rms_norm(
         size 1, its dtype is float32, or float64 for f64.
 
     Raises:
-        TypeError: x, a parameter or the residual is not floating-point, the mask is not bool.
+        TypeError: x, a parameter, the residual or the gate is not floating-point, the mask is not bool.
         ValueError: a shape does not fit, an axis is out of range or repeated, eps, partial or variant is not valid.
 
     Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
@@ -80,18 +85,24 @@ def rms_norm(
     """
     if unknown:
         raise unknown_argument("rms_norm", rms_norm, unknown)
-    x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
+    x, scale, bias, mask, residual, gate = _arrays(
+        "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
+    )
     call = _resolve(
-        "rms_norm", x, scale, bias, mask, residual, out_dtype,
+        "rms_norm", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
     rows = Rows(call)
     h = add(x, residual, call.x)
+    f = None if gate is None else factor(call, gate)
+    if f is not None and call.is_gated_before:
+        h, f = (DoubleDouble(x) * f).round("float64"), None
+    along_rows = None if f is None else f.apply(rows.of)
     y = np.empty((rows.count, rows.n), call.result)
     inverse_rms = np.zeros((rows.count, 1), call.inverse_rms)
     with np.errstate(all="ignore"):
         for block, data in blocks(rows, call, h, scale, bias, mask):
-            y[block] = forward(call, data)
+            y[block] = forward(call, data, None if along_rows is None else along_rows[block])
             inverse_rms[block] = data.inverse_rms(call.inverse_rms)
     outputs = [rows.back(y)]
     if residual is not None:
@@ -115,6 +126,7 @@ def rms_norm_vjp(
     feature_axis: Axis | None = None,
     mask: ArrayLike | None = None,
     residual: ArrayLike | None = None,
+    gate: ArrayLike | None = None,
     out_dtype: Any = None,
     **unknown: Never,
 ) -> Any:
@@ -130,7 +142,7 @@ def rms_norm_vjp(
 
     Returns:
         (dx, dscale, dbias), each in the dtype of its argument, None where that is None; with ``residual``
-        (dx, dscale, dbias, dresidual).
+        (dx, dscale, dbias, dresidual), and with ``gate`` (dx, dscale, dbias, dgate).
 
     Raises:
         TypeError, ValueError: as rms_norm; also when dy has another shape than x.
@@ -146,34 +158,44 @@ def rms_norm_vjp(
     if unknown:
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
-    x, scale, bias, mask, residual, dy, dh = _arrays(
-        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, dh=dh
+    x, scale, bias, mask, residual, gate, dy, dh = _arrays(
+        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
     )
     call = _resolve(
-        "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
+        "rms_norm_vjp", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dy=_spec(dy), dh=_spec(dh),
     )  # fmt: skip
     rows = Rows(call)
-    v = rows.of(dy)
-    gradient = DoubleDouble(np.empty((rows.count, rows.n)), np.empty((rows.count, rows.n)))
-    along_scale = DoubleDouble(np.empty_like(gradient.hi), np.empty_like(gradient.hi))
-    along_bias = np.empty_like(gradient.hi)
+    h, v = add(x, residual, call.x), DoubleDouble(dy)
     with np.errstate(all="ignore"):
-        for block, data in blocks(rows, call, add(x, residual, call.x), scale, bias, mask):
-            along_bias[block] = np.where(data.live, v[block], 0.0)
-            upstream = DoubleDouble(along_bias[block])
-            assign(gradient, block, backward(data, along_bias[block]))
+        if gate is not None:
+            f, wide = factor(call, gate), DoubleDouble(x)
+            h, v = ((wide * f).round("float64"), v) if call.is_gated_before else (h, v * f)
+        v = v.apply(rows.of)
+        gradient, along_scale, along_bias = (_empty(rows) for _ in range(3))
+        ungated = np.empty((rows.count, rows.n))  # y that the factor multiplies, as the variant rounds it
+        for block, data in blocks(rows, call, h, scale, bias, mask):
+            upstream = v[block].where(data.live, 0.0)
+            assign(along_bias, block, upstream)
+            assign(gradient, block, backward(data, upstream))
             assign(along_scale, block, (data.normalised() * upstream).where(data.live, 0.0))
+            if gate is not None:
+                ungated[block] = forward(replace(call, result="float64"), data)
         if dh is not None:
             gradient = gradient + DoubleDouble(rows.of(dh))
-        gradient = derivative(gradient)
-        dx = rows.back(gradient.round(x.dtype.name))
-        dscale = None if scale is None else rows.over_rows(along_scale).round(scale.dtype.name)
-        dbias = None if bias is None else rows.over_rows(DoubleDouble(along_bias)).round(bias.dtype.name)
+        dx = derivative(gradient).apply(rows.back)
+        results = [
+            None if scale is None else rows.over_rows(along_scale).round(scale.dtype.name),
+            None if bias is None else rows.over_rows(along_bias).round(bias.dtype.name),
+        ]
+        if gate is not None:
+            dgate = dx * wide if call.is_gated_before else DoubleDouble(dy) * DoubleDouble(rows.back(ungated))
+            results.append(derivative(dgate * slope(call, gate)).round(gate.dtype.name))
+            dx = derivative(dx * f) if call.is_gated_before else dx
         if residual is not None:
-            return dx, dscale, dbias, rows.back(gradient.round(residual.dtype.name))
-    return dx, dscale, dbias
+            results.append(dx.round(residual.dtype.name))
+        return dx.round(x.dtype.name), *results
 
 
 def rms_norm_jvp(
@@ -187,6 +209,7 @@ def rms_norm_jvp(
     feature_axis: Axis | None = None,
     mask: ArrayLike | None = None,
     residual: ArrayLike | None = None,
+    gate: ArrayLike | None = None,
     out_dtype: Any = None,
     **unknown: Never,
 ) -> Array:
@@ -199,7 +222,7 @@ def rms_norm_jvp(
     Args:
         primals: (x, scale, bias); the last ones may be None or left out.
         tangents: (dx, dscale, dbias), each shaped as its primal; None is zero.
-        options: as for rms_norm; the residual is a constant.
+        options: as for rms_norm; the residual and the gate are constants.
 
     Returns:
         dy, shaped as x, in the dtype of y.
@@ -218,26 +241,37 @@ def rms_norm_jvp(
         raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
     x, scale, bias = three_of("primals", primals)
     dx, dscale, dbias = three_of("tangents", tangents)
-    x, scale, bias, mask, residual, dx, dscale, dbias = _arrays(
-        "rms_norm_jvp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dx=dx, dscale=dscale, dbias=dbias
-    )
+    x, scale, bias, mask, residual, gate, dx, dscale, dbias = _arrays(
+        "rms_norm_jvp",
+        x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dx=dx, dscale=dscale, dbias=dbias,
+    )  # fmt: skip
     call = _resolve(
-        "rms_norm_jvp", x, scale, bias, mask, residual, out_dtype,
+        "rms_norm_jvp", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dx=_spec(dx), dscale=_spec(dscale), dbias=_spec(dbias),
     )  # fmt: skip
     rows = Rows(call)
     zero = np.zeros(())
-    dh = rows.of(zero if dx is None else dx)
+    h, dh = add(x, residual, call.x), DoubleDouble(zero if dx is None else dx)
+    f = None if gate is None else factor(call, gate)
+    if f is not None and call.is_gated_before:
+        h, dh, f = (DoubleDouble(x) * f).round("float64"), dh * f, None
+    along_rows = None if f is None else f.apply(rows.of)
+    dh = dh.apply(rows.of)
     dg = rows.of(zero if dscale is None else dscale.reshape(call.feature_shape))
     db = rows.of(zero if dbias is None else dbias.reshape(call.feature_shape))
     dy = np.empty((rows.count, rows.n), call.result)
     with np.errstate(all="ignore"):
-        for block, data in blocks(rows, call, add(x, residual, call.x), scale, bias, mask):
+        for block, data in blocks(rows, call, h, scale, bias, mask):
             along = tangent(data, dh[block]) * data.gain
             along = along + data.normalised() * DoubleDouble(dg[block]) + DoubleDouble(db[block])
+            along = along if along_rows is None else along * along_rows[block]
             dy[block] = derivative(along.where(data.live, 0.0)).round(call.result)
     return rows.back(dy)
+
+
+def _empty(rows: Rows) -> DoubleDouble:
+    return DoubleDouble(np.empty((rows.count, rows.n)), np.empty((rows.count, rows.n)))
 
 
 def _arrays(op: str, **values: Any) -> list[Any]:
@@ -270,6 +304,7 @@ def _resolve(
     bias: Array | None,
     mask: Array | None,
     residual: Array | None,
+    gate: Array | None,
     out_dtype: Any,
     **options: Any,
 ) -> Call:
@@ -280,6 +315,7 @@ def _resolve(
         _spec(bias),
         mask=_spec(mask),
         residual=_spec(residual),
+        gate=_spec(gate),
         out_dtype=_dtype_name(op, out_dtype),
         **options,
     )

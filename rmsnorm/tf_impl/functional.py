@@ -19,6 +19,7 @@ from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.tf_impl import eager, graph
 from rmsnorm.tf_impl.arithmetic import backward, forward, statistic, tangent, wide
+from rmsnorm.tf_impl.gate import factor, slope
 from rmsnorm.tf_impl.rounding import add, cast
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -37,6 +38,7 @@ def rms_norm(
     feature_axis: Axis | None = None,
     mask: tf.Tensor | None = None,
     residual: tf.Tensor | None = None,
+    gate: tf.Tensor | None = None,
     out_dtype: Any = None,
     return_inverse_rms: bool = False,
     **unknown: Never,
@@ -59,6 +61,8 @@ def rms_norm(
         mask: bool, broadcasts to x: True counts in the statistic. Elsewhere y is normalised, too, but every derivative
             takes it as a constant, so values under the mask reach no gradient. A row with nothing counted gives 0.
         residual: added to x first, in promote(x, residual); the sum h is returned beside y.
+        gate: z, floating-point, shaped as x, in a call without mask and residual: y is multiplied by f(z), or x is
+            before it is normalised, as ``gate_function`` and ``gate_position`` of the variant say.
         out_dtype: dtype of y; None for the variant's rule.
         return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; derivatives take it as a constant.
 
@@ -67,7 +71,7 @@ def rms_norm(
         size 1, its dtype is float32, or float64 for f64.
 
     Raises:
-        TypeError: x, a parameter or the residual is not floating-point, the mask is not bool.
+        TypeError: x, a parameter, the residual or the gate is not floating-point, the mask is not bool.
         ValueError: a shape does not fit, an axis is out of range or repeated, eps, partial or variant is not valid.
 
     Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
@@ -80,10 +84,12 @@ def rms_norm(
     if unknown:
         raise unknown_argument("rms_norm", rms_norm, unknown)
     call = _resolve(
-        "rms_norm", x, scale, bias, mask, residual, out_dtype,
+        "rms_norm", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
-    x, scale, bias, mask, residual = _tensors(x, scale, bias, mask, residual)
+    x, scale, bias, mask, residual, gate = _tensors(x, scale, bias, mask, residual, gate)
+    if gate is not None:
+        return _gated(call, x, scale, bias, gate, return_inverse_rms)
     h = add(x, residual, call.x)
     y, inverse_rms = _rms_norm(call, h, scale, bias, mask)
     outputs = [y]
@@ -109,6 +115,7 @@ def rms_norm_vjp(
     feature_axis: Axis | None = None,
     mask: tf.Tensor | None = None,
     residual: tf.Tensor | None = None,
+    gate: tf.Tensor | None = None,
     out_dtype: Any = None,
     **unknown: Never,
 ) -> Any:
@@ -124,7 +131,7 @@ def rms_norm_vjp(
 
     Returns:
         (dx, dscale, dbias), each in the dtype of its argument, None where that is None; with ``residual``
-        (dx, dscale, dbias, dresidual).
+        (dx, dscale, dbias, dresidual), and with ``gate`` (dx, dscale, dbias, dgate).
 
     Raises:
         TypeError, ValueError: as rms_norm; also when dy has another shape than x.
@@ -141,11 +148,13 @@ def rms_norm_vjp(
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
     call = _resolve(
-        "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
+        "rms_norm_vjp", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dy=_spec("rms_norm_vjp", "dy", dy), dh=_spec("rms_norm_vjp", "dh", dh),
     )  # fmt: skip
-    x, scale, bias, mask, residual, dy, dh = _tensors(x, scale, bias, mask, residual, dy, dh)
+    x, scale, bias, mask, residual, gate, dy, dh = _tensors(x, scale, bias, mask, residual, gate, dy, dh)
+    if gate is not None:
+        return _gated_vjp(call, dy, x, scale, bias, gate)
     h = add(x, residual, call.x)
     one_dtype = all(t is None or t.dtype == x.dtype for t in (residual, dh))  # else each is rounded from float64
     if one_dtype and tf.executing_eagerly() and not eager.is_recording():
@@ -176,6 +185,7 @@ def rms_norm_jvp(
     feature_axis: Axis | None = None,
     mask: tf.Tensor | None = None,
     residual: tf.Tensor | None = None,
+    gate: tf.Tensor | None = None,
     out_dtype: Any = None,
     **unknown: Never,
 ) -> tf.Tensor:
@@ -188,7 +198,7 @@ def rms_norm_jvp(
     Args:
         primals: (x, scale, bias); the last ones may be None or left out.
         tangents: (dx, dscale, dbias), each shaped as its primal; None is zero.
-        options: as for rms_norm; the residual is a constant.
+        options: as for rms_norm; the residual and the gate are constants.
 
     Returns:
         dy, shaped as x, in the dtype of y.
@@ -208,15 +218,51 @@ def rms_norm_jvp(
     x, scale, bias = three_of("primals", primals)
     dx, dscale, dbias = three_of("tangents", tangents)
     call = _resolve(
-        "rms_norm_jvp", x, scale, bias, mask, residual, out_dtype,
+        "rms_norm_jvp", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dx=_spec("rms_norm_jvp", "dx", dx),
         dscale=_spec("rms_norm_jvp", "dscale", dscale), dbias=_spec("rms_norm_jvp", "dbias", dbias),
     )  # fmt: skip
-    x, scale, bias, mask, residual, dx, dscale, dbias = _tensors(x, scale, bias, mask, residual, dx, dscale, dbias)
+    x, scale, bias, mask, residual, gate = _tensors(x, scale, bias, mask, residual, gate)
+    dx, dscale, dbias = _tensors(dx, dscale, dbias)
+    if gate is not None:
+        return _gated_jvp(call, [x, scale, bias], [dx, dscale, dbias], gate)
     h = tf.cast(add(x, residual, call.x), tf.float64)
     inverse_rms = statistic(call, h, mask).inverse_rms
     return cast(tangent(call, h, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
+
+
+def _gated(
+    call: Call, x: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, gate: tf.Tensor, return_inverse_rms: bool
+) -> Any:
+    f = factor(call, gate)
+    x = tf.cast(x, f.dtype) * f if call.is_gated_before else x
+    y, inverse_rms = rms_norm(x, scale, bias, return_inverse_rms=True, **call.inside_gate)
+    y = y if call.is_gated_before else cast(y * f, call.result)
+    return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
+
+
+def _gated_vjp(
+    call: Call, dy: tf.Tensor, x: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, gate: tf.Tensor
+) -> tuple[Any, ...]:
+    f = factor(call, gate)
+    wide = tf.cast(x, f.dtype)
+    if call.is_gated_before:
+        dh, dscale, dbias = rms_norm_vjp(dy, wide * f, scale, bias, **call.inside_gate)
+        dx, dgate = dh * f, dh * wide
+    else:
+        dx, dscale, dbias = rms_norm_vjp(tf.cast(dy, f.dtype) * f, x, scale, bias, **call.inside_gate)
+        dgate = tf.cast(dy, f.dtype) * rms_norm(x, scale, bias, **call.inside_gate)
+    dgate = cast(dgate * slope(call, gate), _name(gate))
+    return cast(dx, _name(x)), dscale, dbias, dgate
+
+
+def _gated_jvp(call: Call, primals: list[Any], tangents: list[Any], gate: tf.Tensor) -> tf.Tensor:
+    f = factor(call, gate)
+    if not call.is_gated_before:
+        return cast(rms_norm_jvp(primals, tangents, **call.inside_gate) * f, call.result)
+    x, dx = (None if t is None else tf.cast(t, f.dtype) * f for t in (primals[0], tangents[0]))
+    return rms_norm_jvp([x, *primals[1:]], [dx, *tangents[1:]], **call.inside_gate)
 
 
 def _rms_norm(
@@ -263,8 +309,10 @@ def _spec(op: str, name: str, x: Any) -> Spec | None:
     return Spec(tuple(x.shape.as_list()), _name(x))
 
 
-def _resolve(op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, out_dtype: Any, **options: Any) -> Call:
-    arrays = {"scale": scale, "bias": bias, "mask": mask, "residual": residual}
+def _resolve(
+    op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, out_dtype: Any, **options: Any
+) -> Call:
+    arrays = {"scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate}
     specs: dict[str, Any] = {name: _spec(op, name, value) for name, value in arrays.items()}
     if isinstance(out_dtype, tf.DType):
         out_dtype = out_dtype.name

@@ -24,13 +24,21 @@ def rms_norm(
     variant: Variant,
     axis: Axis = -1,
     feature_axis: Axis | None = None,
-    out_dtype: str | None = None,
+    gate: Any = None,
+    out_dtype: Any = None,
 ) -> Any:
     """As tf_impl.functional.rms_norm, with the arguments that the layer has."""
     call = resolve(
         "rms_norm", _spec(x), *(None if p is None else _spec(p) for p in (scale, bias)),
-        variant=variant, axis=axis, feature_axis=feature_axis, out_dtype=out_dtype,
+        variant=variant, axis=axis, feature_axis=feature_axis, gate=None if gate is None else _spec(gate),
+        out_dtype=out_dtype,
     )  # fmt: skip
+    if gate is not None:
+        z = ops.cast(gate, call.gate)
+        f = ops.silu(z) if variant.gate_function == "silu" else ops.sigmoid(z)
+        x = ops.cast(x, call.gate) * f if call.is_gated_before else x
+        y = rms_norm(x, scale, bias, **call.inside_gate)
+        return y if call.is_gated_before else ops.cast(y * f, call.result)
     if 0 in call.shape:
         return ops.cast(x, call.result)
     wide = dtypes.promote("float32", call.x, call.result)

@@ -66,15 +66,17 @@ class RMSNormalization(keras.layers.Layer):
 
     Call arguments:
         x: floating-point, any shape of at least one axis, cast to the compute dtype by Keras.
+        gate: z, shaped as x: y is multiplied by f(z), or x is before it is normalised, as ``gate_function`` and
+            ``gate_position`` of the variant say.
 
     Returns:
         y, shaped as x and in its dtype, the compute dtype, whatever the variant. Weights keep their own dtype:
         under a mixed policy the gain is float32, and is not rounded.
 
     Raises:
-        TypeError: epsilon, partial, variant or an axis is of the wrong type; x is not floating-point.
+        TypeError: epsilon, partial, variant or an axis is of the wrong type; x or the gate is not floating-point.
         ValueError: an axis is out of range or repeated; the size of one that has weights is unknown; epsilon, partial
-            or variant is not valid.
+            or variant is not valid; the gate has another shape than x.
 
     Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
 
@@ -155,20 +157,20 @@ class RMSNormalization(keras.layers.Layer):
                 regularizer=self.bias_regularizer, constraint=self.bias_constraint,
             )  # fmt: skip
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Any, gate: Any = None) -> Any:
         if isinstance(x, keras.KerasTensor):  # of somebody who calls this in place of the layer
-            return self(x)
+            return self(x, gate=gate)
         scale, bias = (None if w is None else w.value for w in (self.scale, self.bias))
         return compute(
             x, scale, bias, variant=self.variant, axis=_hashable(self.axis), feature_axis=_hashable(self.feature_axis),
-            out_dtype=keras.backend.standardize_dtype(x.dtype),
+            gate=gate, out_dtype=keras.backend.standardize_dtype(x.dtype),
         )  # fmt: skip
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args and args[0] is None:
             raise errors.wrong_type("RMSNormalization", "x", None, "a tensor", "pass the output of the layer before")
         for name in kwargs.keys() & {"mask", "residual"}:
-            raise errors.unknown_argument("RMSNormalization", name, ["x"], _FUNCTION)
+            raise errors.unknown_argument("RMSNormalization", name, ["x", "gate"], _FUNCTION)
         return super().__call__(*args, **kwargs)
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:

@@ -23,6 +23,7 @@ from rmsnorm.torch_impl import onnx, operators, rows
 from rmsnorm.torch_impl.arithmetic import forward, gradients, statistic, tangent
 from rmsnorm.torch_impl.autograd import RMSNormFunction, is_differentiated
 from rmsnorm.torch_impl.dynamo import in_graph
+from rmsnorm.torch_impl.gate import factor, slope
 from rmsnorm.torch_impl.memory import is_plain, is_plain_on_gpu
 from rmsnorm.torch_impl.rounding import NAMES, add, cast, dtype_name, is_transformed, is_watched
 from rmsnorm.variants import Preset, Variant, derive
@@ -43,6 +44,7 @@ def rms_norm(
     feature_axis: Axis | None = None,
     mask: Tensor | None = None,
     residual: Tensor | None = None,
+    gate: Tensor | None = None,
     out_dtype: Any = None,
     return_inverse_rms: bool = False,
     **unknown: Never,
@@ -65,6 +67,8 @@ def rms_norm(
         mask: bool, broadcasts to x: True counts in the statistic. Elsewhere y is normalised, too, but every derivative
             takes it as a constant, so values under the mask reach no gradient. A row with nothing counted gives 0.
         residual: added to x first, in promote(x, residual); the sum h is returned beside y.
+        gate: z, floating-point, shaped as x, in a call without mask and residual: y is multiplied by f(z), or x is
+            before it is normalised, as ``gate_function`` and ``gate_position`` of the variant say.
         out_dtype: dtype of y; None for the variant's rule.
         return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; derivatives take it as a constant.
 
@@ -73,7 +77,7 @@ def rms_norm(
         size 1, its dtype is float32, or float64 for f64.
 
     Raises:
-        TypeError: x, a parameter or the residual is not floating-point, the mask is not bool.
+        TypeError: x, a parameter, the residual or the gate is not floating-point, the mask is not bool.
         ValueError: a shape does not fit, an axis is out of range or repeated, eps, partial or variant is not valid.
 
     Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
@@ -86,7 +90,7 @@ def rms_norm(
     if unknown:
         raise unknown_argument("rms_norm", rms_norm, unknown)
     run: Any = _rms_norm
-    options: Any = variant, eps, partial, axis, feature_axis, mask, residual, out_dtype, return_inverse_rms
+    options: Any = variant, eps, partial, axis, feature_axis, mask, residual, gate, out_dtype, return_inverse_rms
     if torch.compiler.is_dynamo_compiling() and not isinstance(partial, Fraction):
         # Dynamo would trace every check of the arguments, and compare each value that it had read in every later call
         run, options = _in_graph, (variant.json if isinstance(variant, Variant) else variant, *options[1:])
@@ -107,6 +111,7 @@ def rms_norm_vjp(
     feature_axis: Axis | None = None,
     mask: Tensor | None = None,
     residual: Tensor | None = None,
+    gate: Tensor | None = None,
     out_dtype: Any = None,
     **unknown: Never,
 ) -> Any:
@@ -122,7 +127,7 @@ def rms_norm_vjp(
 
     Returns:
         (dx, dscale, dbias), each in the dtype of its argument, None where that is None; with ``residual``
-        (dx, dscale, dbias, dresidual).
+        (dx, dscale, dbias, dresidual), and with ``gate`` (dx, dscale, dbias, dgate).
 
     Raises:
         TypeError, ValueError: as rms_norm; also when dy has another shape than x.
@@ -139,10 +144,12 @@ def rms_norm_vjp(
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
     call = _resolve(
-        "rms_norm_vjp", x, scale, bias, mask, residual, out_dtype,
+        "rms_norm_vjp", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dy=_spec("rms_norm_vjp", "dy", dy), dh=_spec("rms_norm_vjp", "dh", dh),
     )  # fmt: skip
+    if gate is not None:
+        return _gated_vjp(call, dy, x, scale, bias, gate)
     one_dtype = all(t is None or t.dtype == x.dtype for t in (residual, dh))  # else each is rounded from float64
     if one_dtype and not is_transformed() and not is_differentiated(dy, dh, x, residual, scale):
         results = rows.gradients(call, dy, x, residual, scale, bias, mask, dh)
@@ -166,6 +173,7 @@ def rms_norm_jvp(
     feature_axis: Axis | None = None,
     mask: Tensor | None = None,
     residual: Tensor | None = None,
+    gate: Tensor | None = None,
     out_dtype: Any = None,
     **unknown: Never,
 ) -> Tensor:
@@ -178,7 +186,7 @@ def rms_norm_jvp(
     Args:
         primals: (x, scale, bias); the last ones may be None or left out.
         tangents: (dx, dscale, dbias), each shaped as its primal; None is zero.
-        options: as for rms_norm; the residual is a constant.
+        options: as for rms_norm; the residual and the gate are constants.
 
     Returns:
         dy, shaped as x, in the dtype of y.
@@ -198,14 +206,49 @@ def rms_norm_jvp(
     x, scale, bias = three_of("primals", primals)
     dx, dscale, dbias = three_of("tangents", tangents)
     call = _resolve(
-        "rms_norm_jvp", x, scale, bias, mask, residual, out_dtype,
+        "rms_norm_jvp", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dx=_spec("rms_norm_jvp", "dx", dx),
         dscale=_spec("rms_norm_jvp", "dscale", dscale), dbias=_spec("rms_norm_jvp", "dbias", dbias),
     )  # fmt: skip
+    if gate is not None:
+        return _gated_jvp(call, [x, scale, bias], [dx, dscale, dbias], gate)
     h = add(x, residual, call.x).double()
     inverse_rms = statistic(call, h, mask).inverse_rms
     return cast(tangent(call, h, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
+
+
+def _gated(
+    call: Call, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor, return_inverse_rms: bool
+) -> Any:
+    f = factor(call, gate)
+    x = x.to(f.dtype) * f if call.is_gated_before else x
+    y, inverse_rms = rms_norm(x, scale, bias, return_inverse_rms=True, **call.inside_gate)
+    y = y if call.is_gated_before else cast(y * f, call.result)
+    return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
+
+
+def _gated_vjp(
+    call: Call, dy: Tensor, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor
+) -> tuple[Any, ...]:
+    f = factor(call, gate)
+    wide = x.to(f.dtype)
+    if call.is_gated_before:
+        dh, dscale, dbias = rms_norm_vjp(dy, wide * f, scale, bias, **call.inside_gate)
+        dx, dgate = dh * f, dh * wide
+    else:
+        dx, dscale, dbias = rms_norm_vjp(dy * f, x, scale, bias, **call.inside_gate)
+        dgate = dy * rms_norm(x, scale, bias, **call.inside_gate)
+    dgate = cast(dgate * slope(call, gate), dtype_name(gate.dtype))
+    return cast(dx, dtype_name(x.dtype)), dscale, dbias, dgate
+
+
+def _gated_jvp(call: Call, primals: list[Any], tangents: list[Any], gate: Tensor) -> Tensor:
+    f = factor(call, gate)
+    if not call.is_gated_before:
+        return cast(rms_norm_jvp(primals, tangents, **call.inside_gate) * f, call.result)
+    x, dx = (None if t is None else t.to(f.dtype) * f for t in (primals[0], tangents[0]))
+    return rms_norm_jvp([x, *primals[1:]], [dx, *tangents[1:]], **call.inside_gate)
 
 
 @in_graph
@@ -222,8 +265,15 @@ def _in_graph(
 
 def _rms_norm(
     x: Tensor, scale: Tensor | None, bias: Tensor | None, variant: Any, eps: Any, partial: Any, axis: Any,
-    feature_axis: Any, mask: Tensor | None, residual: Tensor | None, out_dtype: Any, return_inverse_rms: bool,
+    feature_axis: Any, mask: Tensor | None, residual: Tensor | None, gate: Tensor | None, out_dtype: Any,
+    return_inverse_rms: bool,
 ) -> Any:  # fmt: skip
+    if gate is not None:
+        checked = _resolve(
+            "rms_norm", x, scale, bias, mask, residual, gate, out_dtype,
+            variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
+        )  # fmt: skip
+        return _gated(checked, x, scale, bias, gate, return_inverse_rms)
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     call, y, h, inverse_rms = _computed(options, x, residual, scale, bias, mask, return_inverse_rms)
     if residual is None and not return_inverse_rms:
@@ -322,9 +372,11 @@ def _specs(op: str, **tensors: Any) -> list[Any]:
     return [_spec(op, name, x) for name, x in tensors.items()]
 
 
-def _resolve(op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, out_dtype: Any, **options: Any) -> Call:
+def _resolve(
+    op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, out_dtype: Any, **options: Any
+) -> Call:
     specs = _specs(op, x=x, scale=scale, bias=bias, mask=mask, residual=residual)
-    return _resolved(op, out_dtype, *specs, **options)
+    return _resolved(op, out_dtype, *specs, gate=_spec(op, "gate", gate), **options)
 
 
 def _resolved(op: str, out_dtype: Any, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, **options: Any) -> Call:

@@ -95,7 +95,9 @@ class RMSNorm(torch.nn.RMSNorm):
         if self.bias is not None:
             init.zeros_(self.bias)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, residual: Tensor | None = None) -> Any:
+    def forward(
+        self, x: Tensor, *, mask: Tensor | None = None, residual: Tensor | None = None, gate: Tensor | None = None
+    ) -> Any:
         """Normalize x, or x + residual.
 
             y = h / rho * (o + weight) + bias,    h = x + residual
@@ -105,13 +107,15 @@ class RMSNorm(torch.nn.RMSNorm):
             mask: bool, broadcasting to x: True counts in the statistic. Elsewhere y is normalised likewise but constant
                 to every derivative, and a row with nothing counted gives 0.
             residual: added to x first, in promote(x, residual).
+            gate: z, shaped as x, without mask and residual: y is multiplied by f(z), or x is before it is normalised,
+                as ``gate_function`` and ``gate_position`` of the variant say.
 
         Returns:
             y, shaped as x; with ``residual`` (y, x + residual).
 
         Raises:
-            TypeError: x or the residual is not floating-point, the mask is not bool.
-            ValueError: x does not end in normalized_shape, a mask or residual does not fit x.
+            TypeError: x, the residual or the gate is not floating-point, the mask is not bool.
+            ValueError: x does not end in normalized_shape, a mask, residual or gate does not fit x.
 
         Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
 
@@ -125,7 +129,7 @@ class RMSNorm(torch.nn.RMSNorm):
         weight = own["weight"] if "weight" in own else self.weight  # noqa: SIM401  (get would look it up)
         bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
         alone = (
-            bias is None and mask is None and residual is None
+            bias is None and mask is None and residual is None and gate is None
             and type(x) is Tensor and not is_watched() and not is_differentiated(x, weight)
         )  # fmt: skip
         if alone:
@@ -134,13 +138,23 @@ class RMSNorm(torch.nn.RMSNorm):
                 return y
         if not isinstance(x, Tensor):
             if isinstance(x, torch.fx.Proxy) and x.tracer.root is not self:  # one node of the graph, as the built-in is
-                options = {"mask": mask, "residual": residual}
+                options = {"mask": mask, "residual": residual, "gate": gate}
                 tensors = {name: tensor for name, tensor in options.items() if tensor is not None}
                 return x.tracer.create_proxy("call_module", x.tracer.path_of_module(self), (x,), tensors)
         elif x.shape[self._axes[0] :] != self.normalized_shape:
             why = f"normalized_shape, x being {_spec('RMSNorm', 'x', x)}"
             raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[self._axes[0] :], self.normalized_shape, why)
-        y = rms_norm(x, weight, bias, variant=self.variant, eps=self.eps, axis=self._axes, mask=mask, residual=residual)
+        y = rms_norm(
+            x,
+            weight,
+            bias,
+            variant=self.variant,
+            eps=self.eps,
+            axis=self._axes,
+            mask=mask,
+            residual=residual,
+            gate=gate,
+        )
         if alone:
             self.__dict__["_kept"] = kept(settings, self._axes, x, weight)
         return y
@@ -148,10 +162,12 @@ class RMSNorm(torch.nn.RMSNorm):
     if TYPE_CHECKING:
 
         @overload
-        def __call__(self, x: Tensor, *, mask: Tensor | None = None, residual: None = None) -> Tensor: ...
+        def __call__(
+            self, x: Tensor, *, mask: Tensor | None = None, residual: None = None, gate: Tensor | None = None
+        ) -> Tensor: ...
         @overload
         def __call__(self, x: Tensor, *, mask: Tensor | None = None, residual: Tensor) -> tuple[Tensor, Tensor]: ...
-        def __call__(self, x: Tensor, *, mask: Tensor | None = None, residual: Tensor | None = None) -> Any: ...
+        def __call__(self, x: Tensor, **options: Any) -> Any: ...
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}  # of this process alone

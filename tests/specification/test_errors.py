@@ -248,7 +248,9 @@ def test_layers_refuse_options_when_they_are_built():
             build[name](**wrong)
     with pytest.raises(TypeError, match=r"num_features is '8' \(str\), expected a size"):
         layers["nnx"][0]("8", **layers["nnx"][1])
-    with pytest.raises(TypeError, match=r"there is no argument 'mask', expected 'x'; call rmsnorm\.tf_impl\.rms_norm"):
+    with pytest.raises(
+        TypeError, match=r"there is no argument 'mask', expected 'x' or 'gate'; call rmsnorm\.tf_impl\.rms_norm"
+    ):
         build["keras"]()(X, mask=X > 0)
     with pytest.raises(TypeError, match=r"^RMSNormalization: x is None \(NoneType\), expected a tensor"):
         build["keras"]()(None)

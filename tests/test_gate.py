@@ -1,0 +1,201 @@
+"""A gate, y * f(z) or the norm of x * f(z): the golden against the equations, and every wing against the golden."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+
+import ml_dtypes
+import mpmath
+import numpy as np
+import pytest
+
+from rmsnorm import dtypes, numpy_impl
+from rmsnorm.call import Spec, resolve
+from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.numpy_impl import fast
+from rmsnorm.numpy_impl.gate import factor, slope
+from rmsnorm.variants import Variant
+
+FUNCTIONS, POSITIONS = ("silu", "sigmoid"), ("after", "before")
+GATES = list(itertools.product(FUNCTIONS, POSITIONS))
+
+
+def gated(variant, function, position):
+    return Variant.get(variant).replace(gate_function=function, gate_position=position)
+
+
+def arrays(dtype, parameters="float32"):
+    random = np.random.default_rng(3)
+    x, z = (random.normal(size=(2, 5, 24)) * 3).astype(dtype), (random.normal(size=(2, 5, 24)) * 3).astype(dtype)
+    gain, bias = random.normal(0.3, 1.0, 24).astype(parameters), random.normal(-0.2, 0.5, 24).astype(parameters)
+    return x, gain, bias, z
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_factor_and_its_slope_have_90_bits(function):
+    """2^-94 of the exponential, and five operations of 2^-104; 1 + z s(-z) is at least 0.2 of its largest term."""
+    z = np.concatenate([np.linspace(-600, 600, 41), [0.0, 1e-300, -1e-20, 1.5, -1.25]])
+    call = resolve("test", Spec(z.shape, "float64"), variant=gated("standard", function, "after"),
+                   gate=Spec(z.shape, "float64"))  # fmt: skip
+    with mpmath.workprec(2000):  # of 1 - s(z), too
+        silu = function == "silu"
+        for got, equation in (
+            (factor(call, z), lambda t, s: t * s if silu else s),
+            (slope(call, z), lambda t, s: s * (1 + t * (1 - s)) if silu else s * (1 - s)),
+        ):
+            for number, hi, lo in zip(z, got.hi, got.lo, strict=True):
+                t = mpmath.mpf(float(number))
+                want = equation(t, 1 / (1 + mpmath.exp(-t)))
+                assert abs(mpmath.mpf(float(hi)) + mpmath.mpf(float(lo)) - want) <= abs(want) * mpmath.mpf(2) ** -90
+
+
+@pytest.mark.parametrize(("function", "position"), GATES)
+def test_golden_is_the_equation_with_the_roundings_of_the_variant(function, position):
+    for variant, dtype in (("standard", "bfloat16"), ("llama", "bfloat16"), ("apex", "bfloat16"), ("gemma", "float64")):
+        chosen = gated(variant, function, position)
+        x, gain, bias, z = arrays(dtype)
+        wide = z.astype(float)
+        f = 1 / (1 + np.exp(-wide)) * (wide if function == "silu" else 1)
+        h = x.astype(float) * (f if position == "before" else 1)
+        y = h / np.sqrt(np.mean(h * h, -1, keepdims=True) + chosen.eps)
+        y = y.astype(dtype).astype(float) if chosen.rounding == "before_scale" else y
+        y = y * (chosen.scale_offset + gain.astype(float))
+        y = y.astype("float32").astype(float) if chosen.rounding == "before_scale" else y
+        y = y + bias
+        y = y.astype("float32").astype(float) if chosen.rounding == "before_scale" else y
+        y = y * (f if position == "after" else 1)
+        got = numpy_impl.rms_norm(x, gain, bias, variant=chosen, gate=z)
+        assert got.dtype == {"llama": "float32"}.get(variant, dtype)
+        np.testing.assert_allclose(got.astype(float), y.astype(got.dtype).astype(float), rtol=1e-13, atol=1e-13)
+        assert np.array_equal(fast.rms_norm(x, gain, bias, variant=chosen, gate=z), got)
+
+
+@pytest.mark.parametrize(("function", "position"), GATES)
+def test_golden_gradients_are_the_slopes_of_the_golden(function, position):
+    variant = gated("gemma", function, position)
+    primals = list(arrays("float64", "float64"))
+    random = np.random.default_rng(4)
+    dy, tangents = random.normal(size=(2, 5, 24)), [random.normal(size=p.shape) for p in primals]
+
+    def loss(step, moved):
+        moves = [t if i in moved else 0.0 for i, t in enumerate(tangents)]
+        x, gain, bias, z = (p + step * t for p, t in zip(primals, moves, strict=True))
+        return np.sum(dy * numpy_impl.rms_norm(x, gain, bias, variant=variant, gate=z))
+
+    x, gain, bias, z = primals
+    gradients = numpy_impl.rms_norm_vjp(dy, x, gain, bias, variant=variant, gate=z)
+    for i, (gradient, tangent) in enumerate(zip(gradients, tangents, strict=True)):
+        slope = (loss(1e-5, [i]) - loss(-1e-5, [i])) / 2e-5  # its square and what it rounds off: both about 1e-10
+        np.testing.assert_allclose(np.sum(gradient * tangent), slope, rtol=1e-7)
+    along = numpy_impl.rms_norm_jvp((x, gain, bias), tangents[:3], variant=variant, gate=z)
+    pairs = zip(gradients[:3], tangents, strict=False)
+    np.testing.assert_allclose(np.sum(dy * along), sum(np.sum(g * t) for g, t in pairs), rtol=1e-12)
+
+
+def _torch():
+    import torch
+
+    from rmsnorm.torch_impl import RMSNorm
+
+    def send(array):
+        if array.dtype == ml_dtypes.bfloat16:
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
+    def fetch(tensor):
+        tensor = tensor.detach()
+        if tensor.dtype == torch.bfloat16:
+            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.numpy()
+
+    def pull(function, dy, *primals):
+        leaves = [p.clone().requires_grad_() for p in primals]
+        return torch.autograd.grad(function(*leaves), leaves, dy)
+
+    return send, fetch, pull, lambda variant, x, z: RMSNorm(24, variant=variant)(x, gate=z)
+
+
+def _tf():
+    import tensorflow as tf
+
+    from rmsnorm.tf_impl import RMSNormalization
+
+    def pull(function, dy, *primals):
+        with tf.GradientTape() as tape:
+            tape.watch(primals)
+            y = tf.function(function)(*primals)
+        return tape.gradient(y, primals, dy)
+
+    def layer(variant, x, z):
+        return RMSNormalization(variant=variant, dtype="mixed_bfloat16" if x.dtype == tf.bfloat16 else "float32")(
+            x, gate=z
+        )
+
+    return tf.constant, np.asarray, pull, layer
+
+
+def _flax():
+    import jax
+    from flax import nnx
+
+    from rmsnorm.flax_impl import RMSNorm
+
+    def pull(function, dy, *primals):
+        return jax.vjp(jax.jit(function), *primals)[1](dy)
+
+    return jax.numpy.asarray, np.asarray, pull, lambda variant, x, z: RMSNorm(
+        24, variant=variant, rngs=nnx.Rngs(0))(x, gate=z)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["torch", "tf", "flax"])
+def test_wings_agree_with_the_golden(key):
+    """Within the roundings of float32, u, and one of the result's dtype; terms are at most 4 times the largest result.
+
+    f errs by 5 u (the exponential by 2; sum, quotient and product by 1 each), the product with it by 1, the norm by 1
+    and by what x, 1 / rho and the sum of a gradient bring from x * f: 3 times 6 u. So 25 u of the largest term.
+    """
+    pytest.importorskip(FRAMEWORKS[key].package)
+    wing = importlib.import_module(f"rmsnorm.{FRAMEWORKS[key].folder}")
+    send, fetch, pull, layer = {"torch": _torch, "tf": _tf, "flax": _flax}[key]()
+    variants = [("apex", "bfloat16"), ("standard", "float32")]
+    for (function, position), (variant, dtype) in zip(GATES, variants + variants[::-1], strict=True):
+        chosen = gated(variant, function, position)
+        x, gain, bias, z = arrays(dtype)
+        dy = (np.arange(240).reshape(2, 5, 24) % 7 - 3.0).astype(dtype)
+        sent = [send(a) for a in (x, gain, bias, z)]
+        options = {"variant": chosen}
+
+        def call(x, gain, bias, z, options=options):
+            return wing.rms_norm(x, gain, bias, gate=z, **options)
+
+        want = numpy_impl.rms_norm(x, gain, bias, gate=z, **options)
+        gradients = numpy_impl.rms_norm_vjp(dy, x, gain, bias, gate=z, **options)
+        by_formula = wing.rms_norm_vjp(send(dy), *sent[:3], gate=sent[3], **options)
+        tangent = wing.rms_norm_jvp(sent[:3], [sent[3], *sent[1:3]], gate=sent[3], **options)
+        pairs = [
+            (call(*sent), want),
+            *zip(by_formula, gradients, strict=True),
+            *zip(pull(call, send(dy), *sent), gradients, strict=True),
+            (tangent, numpy_impl.rms_norm_jvp((x, gain, bias), (z, gain, bias), gate=z, **options)),
+            (layer(chosen, sent[0], sent[3]),
+             numpy_impl.rms_norm(x, np.ones(24, "float32"), gate=z, variant=chosen)),
+        ]  # fmt: skip
+        for got, golden in pairs:
+            array = fetch(got)
+            assert array.dtype == golden.dtype
+            assert array.shape == golden.shape
+            u = 100 * dtypes.unit_roundoff("float32") + 2 * dtypes.unit_roundoff(golden.dtype.name)
+            assert np.abs(array.astype(float) - golden.astype(float)).max() <= u * np.abs(golden.astype(float)).max()
+
+
+def test_what_is_no_gate_is_refused():
+    x, gain, _, z = arrays("float32")
+    for wrong, sentence in (
+        ({"gate": z[:1]}, r"gate has shape \(1, 5, 24\), expected \(2, 5, 24\)"),
+        ({"gate": z > 0}, "gate has dtype bool"),
+        ({"gate": z, "mask": z > 0}, "there is a gate and a mask, expected one of the two"),
+        ({"gate": z, "residual": x}, "there is a gate and a residual, expected one of the two; add it to x first"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"rms_norm: {sentence}"):
+            numpy_impl.rms_norm(x, gain, **wrong)
