@@ -137,7 +137,7 @@ def forward(
         inverse_rms = apart(inverse_rms)
     y = _scaled(call, h, row._replace(inverse_rms=inverse_rms), scale, bias)
     if row.empty is not None:
-        y = jnp.where(row.empty, jnp.zeros_like(y), y)
+        y = jnp.where(row.empty, jnp.zeros((), y.dtype), y)
     return y, row.inverse_rms
 
 
@@ -237,7 +237,7 @@ def tangent(
 
     What checkpoint keeps for the transpose is what goes in: nothing of x's size but x.
     """
-    terms, dinverse_rms = [jnp.zeros_like(h, wide)], jnp.zeros_like(inverse_rms)
+    terms, dinverse_rms = [_zeros(h, wide)], _zeros(inverse_rms, inverse_rms.dtype)
     if dh is not None:
         along_x = jax.checkpoint(bind(_along_x, call, wide, across))
         terms[0], dinverse_rms = along_x(h, scale, mask, inverse_rms, dh)
@@ -273,7 +273,7 @@ def _along_parameters(
     call: Call, wide: str, across: Across | None, h: Any, mask: Any, inverse_rms: Any, dscale: Any, dbias: Any
 ) -> jax.Array:
     # spread over the rows in float64, so that the transpose sums in float64
-    dy = convert(jnp.zeros_like(h, "float64") + _features(call, dbias if dscale is None else dscale), wide)
+    dy = convert(_zeros(h, "float64") + _features(call, dbias if dscale is None else dscale), wide)
     if dscale is not None:
         dy = _over_rho(_where(mask, h), inverse_rms, wide) * dy
     return _where(_live(call, h, mask, across), dy)
@@ -323,7 +323,12 @@ def _live(call: Call, h: jax.Array, mask: jax.Array | None, across: Across | Non
 
 
 def _where(mask: jax.Array | None, h: jax.Array) -> jax.Array:
-    return h if mask is None else jnp.where(mask, h, jnp.zeros_like(h))
+    return h if mask is None else jnp.where(mask, h, jnp.zeros((), h.dtype))
+
+
+def _zeros(x: jax.Array, dtype: Any) -> jax.Array:
+    """0 in the shape of x, on the devices on which x lies: jnp.zeros_like leaves these out, from JAX 0.12 on."""
+    return (x < x).astype(dtype)
 
 
 def _centred(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across: Across | None = None) -> jax.Array:

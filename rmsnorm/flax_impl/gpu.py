@@ -10,10 +10,13 @@ rmsnorm/gpu. Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final
 
 import jax
+from jax import numpy as jnp
 
 from rmsnorm import gpu
 from rmsnorm.call import Call
@@ -50,22 +53,46 @@ def backward(
         return backward(call, wanted, dy, h, inverse_rms, scale, dh, is_interpreted=is_interpreted)
 
 
+@contextmanager
+def without_notice() -> Iterator[None]:
+    """JAX 0.12 says at each call of Pallas that it will compile by Triton no longer. Then plain operations compute."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
+        yield
+
+
 @lru_cache
 def _is_usable() -> bool:
-    """Whether the kernels run on the GPUs. If one of them or JAX itself is too old, a warning says so."""
+    """Whether JAX compiles the kernels for the GPUs. If it does not, a warning says why."""
     if gpu.is_switched_off():
         return False
-    try:
-        import rmsnorm.gpu.pallas_backward  # noqa: F401
-    except ImportError as error:
-        why = f"this version of JAX has no Pallas for them ({error})"
-    else:
-        oldest = min((float(d.compute_capability) for d in _gpus()), default=_OLDEST)
-        if oldest >= _OLDEST:
-            return True
+    oldest = min((float(d.compute_capability) for d in _gpus()), default=_OLDEST)
+    if oldest < _OLDEST:
         why = f"the compute capability of a GPU is {oldest}, and the kernels need {_OLDEST}"
+    else:
+        try:
+            _compile_nothing()
+            return True
+        except Exception as error:  # JAX has no Pallas for GPUs, does not know this GPU, or compiles only where one is
+            why = f"JAX does not compile kernels for it: {str(error).splitlines()[0]}"
     warnings.warn(f"rmsnorm: slower code computes the same results on the GPU: {why}", stacklevel=2)
     return False
+
+
+def _compile_nothing() -> None:
+    """Raises what a kernel would raise that is compiled for a GPU."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    import rmsnorm.gpu.pallas_backward  # noqa: F401
+
+    def copy(x: Any, y: Any) -> None:
+        y[...] = x[...]
+
+    like = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    run = pl.pallas_call(copy, out_shape=like, compiler_params=triton.CompilerParams())
+    with without_notice():
+        jax.jit(run).trace(like).lower(lowering_platforms=("cuda",))
 
 
 def _gpus() -> list[Any]:

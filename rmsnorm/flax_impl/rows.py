@@ -316,12 +316,13 @@ def _primitive(
         if chosen is not None and count == 1:
             # Both also for what the lowering itself traces: float64, and on one device of a shard_map no types of it.
             plain_types = [jax.core.ShapedArray(x.shape, x.dtype) for x in context.avals_in]
-            with jax.enable_x64(True):
+            with jax.enable_x64(True), gpu.without_notice():
                 own = context.replace(avals_in=plain_types)
                 return mlir.lower_fun(chosen, multiple_results=True)(own, *operands, **params)
         if chosen is not None:
             whole, part = bind(plain, **params), bind(_PARTS[primitive], **params)
-            results = partitions.lower(context, operands, params["call"], platform, whole, part)
+            with gpu.without_notice():
+                results = partitions.lower(context, operands, params["call"], platform, whole, part)
         return in_operations(context, *operands, **params) if results is None else results
 
     for platform in ("cpu", "cuda") if kernel is not None else ():

@@ -26,6 +26,7 @@ from rmsnorm.gpu.pallas_forward import (
     gains,
     indices,
     load,
+    parts_of,
     start,
     store,
     sum_of_chunks,
@@ -49,6 +50,7 @@ from rmsnorm.gpu.plan import Tiles, tiles
 
 _CANCELS: Final = {"float32": 2.0**-20}  # of the terms of a difference: what 48 bits leave for float32
 _CANCELS_16: Final = 2.0**-30
+_ROWS_TO_ADD: Final = 16  # at once, of the sums of each program
 _ZERO: Final = 2.0**-95  # of the terms of a difference of pairs of float64
 
 
@@ -64,8 +66,9 @@ def backward(
     if tile.chunks > 1:
         every = tile._replace(programs=rows)
         kernel = bind(_sum_parts, call, every)
-        parts = start(every, is_interpreted, kernel, [((rows, tile.chunks), "float64")], dy, h, scale)[0]
-    sums = [None if name is None else ((tile.programs, n), "float64") for name in wanted[1:]]
+        parts = start(every, is_interpreted, kernel, [parts_of(rows, tile)], dy, h, scale)[0]
+    height = -(-tile.programs // _ROWS_TO_ADD) * _ROWS_TO_ADD
+    sums = [None if name is None else ((height, n), "float64") for name in wanted[1:]]
     kernel = bind(_backward, call, tile, rows)
     operands = dy, h, dh, scale, parts, inverse_rms.reshape(rows, 1)
     dx = wanted[0] and ((rows, n), wanted[0])
@@ -73,7 +76,7 @@ def backward(
     own = [results[0] if dx is None else results[0].reshape(call.shape)]
     for part, name in zip(results[1:], wanted[1:], strict=True):
         if part is not None and name is not None:
-            part = _over_programs(part, name, is_interpreted)
+            part = _over_programs(part, tile.programs, name, is_interpreted)
             part = part.reshape([call.shape[axis] for axis in call.feature_axes])
         own.append(part)
     return [result for result in own if result is not None]
@@ -89,11 +92,11 @@ class _Row(NamedTuple):
     inner: Any
 
 
-def _over_programs(sums: jax.Array, name: str, is_interpreted: bool) -> jax.Array:
-    """The sum of the rows of a matrix, in one order on every card, rounded once."""
-    programs, n = sums.shape
+def _over_programs(sums: jax.Array, programs: int, name: str, is_interpreted: bool) -> jax.Array:
+    """The sum of so many rows of a matrix, in one order on every card, rounded once."""
+    n = sums.shape[1]
     width = min(128, tiles("backward", programs, n).block)
-    tile = Tiles(16, width, 1, pl.cdiv(n, width), 4)
+    tile = Tiles(_ROWS_TO_ADD, width, 1, pl.cdiv(n, width), 4)
     return start(tile, is_interpreted, bind(_add_up, tile, programs, n), [((1, n), name)], sums)[0]
 
 
@@ -152,7 +155,7 @@ def _backward(
             if parts is None:
                 inner = total((machine.wide(u) + machine.wide(u_error)) * wide_x)
             else:
-                inner = sum_of_chunks(parts, row, rows)
+                inner = sum_of_chunks(parts, row, rows, tile.chunks)
             own = _Row(row, rows, r, _slope(call, r), inner)
             _fill(call, tile, machine, own, (dy, h, dh, scale), dx, column, x, (u, u_error), bad)
         return of_scale, of_bias

@@ -45,7 +45,7 @@ def _run(call: Call, y: str | None, h: Any, scale: Any, bias: Any, is_interprete
     parts = None
     if tile.chunks > 1:
         every = tile._replace(programs=rows)
-        (parts,) = start(every, is_interpreted, bind(_sum_parts, call, every), [((rows, tile.chunks), "float64")], h)
+        (parts,) = start(every, is_interpreted, bind(_sum_parts, call, every), [parts_of(rows, tile)], h)
     results = [y and ((rows, n), y), ((rows, 1), "float64")]
     filled, inverse_rms = start(tile, is_interpreted, bind(_forward, call, tile, rows), results, h, scale, bias, parts)
     return filled, inverse_rms.reshape([1 if axis in call.axes else size for axis, size in enumerate(call.shape)])
@@ -124,9 +124,15 @@ def wide_gains(machine: Machine, call: Call, scale: Any, column: Any, inside: ja
     return gain + call.offset if call.variant.scale_offset else gain
 
 
-def sum_of_chunks(parts: Any, row: Any, rows: jax.Array) -> jax.Array:
-    chunks = parts.shape[1]
-    return total(load(parts, row, 0, rows & (indices(0, power_of_two(chunks), 1) < chunks)))
+def parts_of(rows: int, tile: Tiles) -> tuple[tuple[int, int], str]:
+    """The type of the sums over the chunks of each row, which are loaded at once. Pallas wants all that is loaded to be
+    inside of the array, also what a mask leaves out.
+    """
+    return (rows, power_of_two(tile.chunks)), "float64"
+
+
+def sum_of_chunks(parts: Any, row: Any, rows: jax.Array, chunks: int) -> jax.Array:
+    return total(load(parts, row, 0, rows & (indices(0, parts.shape[1], 1) < chunks)))
 
 
 def _sum_parts(call: Call, tile: Tiles, machine: Machine, h: Any, parts: Any) -> None:
@@ -151,7 +157,7 @@ def _forward(
         wide = machine.wide(x)
         q = total(jnp.where(indices(column, tile.block, 1) < call.k, wide * wide, 0.0))
     else:
-        q = sum_of_chunks(parts, row, rows)
+        q = sum_of_chunks(parts, row, rows, tile.chunks)
     rho = machine.rho_of(call, q / call.k)
     store(inverse_rms, row, 0, 1 / rho, rows if parts is None else rows & (column == 0))
     if y is None:

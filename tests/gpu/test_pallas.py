@@ -135,6 +135,9 @@ def test_most_of_float32_is_as_the_golden(used: list[str], monkeypatch: pytest.M
         assert_near(np.asarray(rms_norm(x, scale)), want)
 
 
+needs_no_gpu = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="JAX compiles for GPUs only where one is")
+
+
 def lowered(function: Any, *arrays: Any) -> Any:
     return jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",))
 
@@ -144,6 +147,7 @@ def gradient(x: Any, scale: Any, variant: str = "standard", **options: Any) -> A
     return y, pull(jnp.ones_like(y))
 
 
+@needs_no_gpu
 def test_programs_for_a_gpu_call_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     jax.clear_caches()
     x, scale = jnp.ones((4, 96), jnp.bfloat16), jnp.ones(96)
@@ -179,6 +183,23 @@ def test_an_old_gpu_has_plain_operations_and_a_warning(monkeypatch: pytest.Monke
     gpu._is_usable.cache_clear()
 
 
+def test_where_jax_does_not_compile_for_the_gpu_operations_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on GPUs that Pallas does not know, or without its compiler, which JAX 0.12 says will be removed."""
+    x, scale = jnp.ones((4, 96), jnp.bfloat16), jnp.ones(96)
+
+    def compile_nothing() -> None:
+        raise RuntimeError("No supported GPU devices found\nand more")
+
+    monkeypatch.setattr(gpu, "_compile_nothing", compile_nothing)
+    gpu._is_usable.cache_clear()
+    jax.clear_caches()
+    with pytest.warns(UserWarning, match=r"JAX does not compile kernels for it: No supported GPU devices found$"):
+        program = lowered(gradient, x, scale).as_text()
+    assert CUDA not in program
+    gpu._is_usable.cache_clear()
+
+
+@needs_no_gpu
 @pytest.mark.skipif(not (TRITON.is_dir() or find_spec("triton")), reason="Triton is not installed")
 def test_machine_code() -> None:
     """In a process of its own: Triton aborts after TensorFlow."""
