@@ -21,11 +21,11 @@ _NEEDS = {
 }
 _NEEDS["torch"] += ["conversion/layer_norm/__init__.py", "conversion/replacement/__init__.py"]  # whose examples use it
 _PROGRAMS = {  # that tests run or import
-    "keras": "tests/**/keras_*.py",
-    "jax": "tests/**/flax_*.py",
-    "torch": "tests/**/torch_*.py",
-    "triton": "tests/gpu/*_machine_code.py",
-    "tensorflow": "tests/**/tf_*.py",
+    "keras": ["tests/**/keras_*.py"],
+    "jax": ["tests/**/flax_*.py", "tests/gpu/pallas_*.py"],
+    "torch": ["tests/**/torch_*.py"],
+    "triton": ["tests/gpu/*_machine_code.py"],
+    "tensorflow": ["tests/**/tf_*.py"],
 }
 if find_spec("hypothesis"):
     from hypothesis import settings
@@ -34,4 +34,4 @@ if find_spec("hypothesis"):
 
 collect_ignore_glob = [
     f"rmsnorm/{pattern}" for package, patterns in _NEEDS.items() if not find_spec(package) for pattern in patterns
-] + [pattern for package, pattern in _PROGRAMS.items() if not find_spec(package)]
+] + [pattern for package, patterns in _PROGRAMS.items() if not find_spec(package) for pattern in patterns]

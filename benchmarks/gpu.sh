@@ -35,7 +35,9 @@ has() { "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_s
 {
     date -u
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo "no GPU"
-    "$python" -m pip list 2>/dev/null | grep -i -E '^(torch|triton|jax|jaxlib|flax|numpy|liger|quack)' || true
+    "$python" -c 'from importlib.metadata import distributions
+for name, version in sorted({(d.name, d.version) for d in distributions()}):
+    if name.lower().startswith(("torch", "triton", "jax", "flax", "numpy", "liger", "quack")): print(name, version)'
 } | tee "$out/machine.txt"
 for backend in ${BACKENDS:-torch flax}; do
     has $backend || { echo "== $backend is not installed"; continue; }

@@ -24,13 +24,13 @@ def open_onnx(path: Path) -> Target:
         NoTarget: there is no such file, or it is no ONNX model.
         ModuleNotFoundError: onnx or onnxruntime is not installed.
     """
+    if not path.is_file():
+        raise NoTarget(f"identify: there is no file {path}, expected an ONNX model; check the name")
     try:
         import onnx
         import onnxruntime  # type: ignore[import-untyped, unused-ignore]
     except ModuleNotFoundError as error:
         raise errors.missing_framework(str(error.name), "onnx") from None
-    if not path.is_file():
-        raise NoTarget(f"identify: there is no file {path}, expected an ONNX model; check the name")
     try:
         return _opened(path, onnx, onnxruntime)
     except Exception as error:  # of many types: a file from outside can make its reader raise anything

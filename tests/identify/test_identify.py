@@ -140,7 +140,7 @@ KNOWN = [
 
 @pytest.mark.parametrize(("name", "preset", "findings"), KNOWN, ids=[name for name, *_ in KNOWN])
 def test_it_is_recognised_with_no_hint(name, preset, findings):
-    package = name.split(".")[0]
+    package = {"rmsnorm.tf_impl:RMSNormalization": "keras"}.get(name, name.split(".")[0])
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     identity = identify(name)
