@@ -15,7 +15,7 @@ from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import Target, TargetError
 
 _COARSE: Final = 2.0**-6  # mistakes of form are of the size of y; roundings to bfloat16 are a quarter of this
-_NEUTRAL_GATE: Final = {"identity": 1.0, "sigmoid": 64.0, "silu": 32.0, "gelu": 32.0, "gelu (tanh)": 32.0, "relu": 1.0,
+_NEUTRAL_GATE: Final = {"identity": 1.0, "sigmoid": 64.0, "silu": 64.0, "gelu": 32.0, "gelu (tanh)": 32.0, "relu": 1.0,
                         "tanh": 64.0, "softplus": 64.0}  # fmt: skip
 _SWAPPED: Final = {"scale": "bias", "bias": "scale"}
 

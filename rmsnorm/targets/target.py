@@ -109,7 +109,11 @@ class Target:
         Raises:
             TargetError: the target, or its differentiation, raised.
         """
-        arrays = _present(x=x, scale=scale, bias=bias, **others)
+        gradients = self.all_gradients(dy, **_present(x=x, scale=scale, bias=bias, **others))
+        return gradients.get("x"), gradients.get("scale"), gradients.get("bias")
+
+    def all_gradients(self, dy: Array, **arrays: Array) -> Mapping[str, Array | None]:
+        """The gradient for each of the arrays, by its name, as ``gradients``."""
 
         def run() -> Mapping[str, Array | None]:
             if self.derivatives is not None:
@@ -118,8 +122,8 @@ class Target:
             gradients = self.bridge.pull(lambda tensors: _first(self.function(tensors)), sent, dy)
             return {argument: None if g is None else self.bridge.fetch(g) for argument, g in gradients.items()}
 
-        gradients = self._guarded(run, arrays)
-        return gradients.get("x"), gradients.get("scale"), gradients.get("bias")
+        gradients: Mapping[str, Array | None] = self._guarded(run, arrays)
+        return gradients
 
     def _guarded(self, run: Callable[[], Any], arrays: Mapping[str, Array]) -> Any:
         wide = any(array.dtype == np.float64 for array in arrays.values())

@@ -361,10 +361,61 @@ def test_what_is_left_alone_and_why(name: str) -> None:
     assert vars(layer) == state
 
 
-def test_gates_and_groups_are_left_alone() -> None:
-    mamba = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
-    (entry,) = replace(mamba.MambaRMSNormGated(32, 8))
-    assert (entry.variant, entry.why) == (None, "it has a gate or groups, which RMSNorm does not support")
+GATED = {
+    "mamba2.MambaRMSNormGated": ((32, 8), "llama", "silu gate before the norm, in groups of 8"),
+    "qwen3_next.Qwen3NextRMSNormGated": ((16,), "apex", "silu gate after the norm"),
+    "kimi_linear.KimiLinearRMSNormGated": ((16,), "torch", "sigmoid gate after the norm"),
+    "falcon_h1.FalconH1RMSNormGated": ((32, 1e-5, 4, False), "torch", "silu gate before the norm, in groups of 8"),
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_gates_and_groups(name: str) -> None:
+    """The gate keeps its place and name; without one, or with one of another shape, the module runs its own code."""
+    model, kind = name.split(".")
+    arguments, variant, form = GATED[name]
+    module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
+    old = randomised(getattr(module, kind)(*arguments))
+    new = copy.deepcopy(old)
+    (entry,) = replace(new)
+    assert (entry.variant.name, entry.why) == (variant, f"recognised, with a {form}")
+    assert type(new) is not type(old)
+    x, gate = randn(3, 2, arguments[0]), randn(3, 2, arguments[0])
+    results = []
+    for layer in (old, new):
+        leaves = [x.clone().requires_grad_(), gate.clone().requires_grad_(), layer.weight]
+        y = layer(leaves[0], gate=leaves[1])
+        results.append([y, *torch.autograd.grad((y * y.detach().cos()).sum(), leaves)])
+    for want, got in zip(*results, strict=True):
+        assert ((got - want).abs() <= ulp_bound(64, torch.float32) * want.abs().max()).all()
+    assert not torch.equal(results[0][0], results[1][0]), "it is the same code"
+    assert torch.equal(new(x, gate), results[1][0])
+    assert torch.equal(new(x, gate.flip(0)), new(hidden_states=x, gate=gate.flip(0)))
+    if model in ("mamba2", "falcon_h1"):
+        assert torch.equal(new(x), old(x))
+    assert torch.equal(new(x, gate[:, :1]), old(x, gate[:, :1]))
+    half = [layer.bfloat16()(x.bfloat16(), gate.bfloat16()) for layer in (old, new)]
+    assert torch.equal(*half)
+    assert torch.equal(pickle.loads(pickle.dumps(new))(x.bfloat16(), gate.bfloat16()), half[0])
+
+
+class DummyGain(nn.Module):
+    def __init__(self, in_training: bool) -> None:
+        super().__init__()
+        self.weight = nn.Buffer(torch.ones(8), persistent=False)
+        self.in_training = in_training
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return y * self.weight if self.in_training and self.training else y
+
+
+def test_a_gain_that_is_not_applied() -> None:
+    unused, used = DummyGain(False), DummyGain(True)
+    assert [entry.variant is not None for entry in replace(nn.Sequential(unused, used))] == [True, False]
+    unused.weight.fill_(3.0)
+    x = randn(4, 8)
+    assert torch.allclose(unused(x), nn.functional.rms_norm(x, (8,), eps=1e-6))
 
 
 @pytest.mark.parametrize(
@@ -455,6 +506,20 @@ def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(report) == 26
     assert len(asked) == 5
     assert [entry.variant.eps for entry in report] == [1e-6] * 8 + [1e-5] * 8 + [None] * 8 + [1e-6] * 2
+
+
+class CentredL2(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.zeros(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.normalize(x, dim=-1) * 4 * (self.gamma + 1)
+
+
+def test_a_variant_that_is_no_preset_is_named_by_the_nearest() -> None:
+    (entry,) = replace(CentredL2())
+    assert str(entry).startswith("the model (CentredL2): now RMSNorm, variant x_transformers but scale_offset is 1.0, ")
 
 
 def test_another_variant_for_all() -> None:

@@ -26,7 +26,8 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
 
     Each module stays the same object and an instance of its class: its parameters, their names, devices and dtypes, its
     attributes and methods, its hooks, its mode and all references to it stay valid. Only its call with x alone is
-    computed anew, and only for numbers of axes that were tried; any other call runs the code that it ran before. A
+    computed anew (in PyTorch, of a norm with a gate, the call with both), and only for numbers of axes that were tried;
+    any other call runs the code that it ran before. A
     torch.nn.RMSNorm becomes rmsnorm.torch_impl.RMSNorm. Call this before the model is compiled or sharded, and again
     after a Keras model is copied or loaded, which makes its layers by the classes that they had.
 
@@ -78,7 +79,9 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
             continue
         differences = () if chosen is None else identity.differences(chosen)
         norm = norm if chosen is None else norm.with_variant(chosen)
-        report.append(Replacement(name, kind, norm.variant, "; ".join(differences) or _remark(backend.others(module))))
+        report.append(
+            Replacement(name, kind, norm.variant, "; ".join(differences) or _remark(backend.others(module), norm))
+        )
         changes.append((module, norm))
     if changes and not dry_run:
         change(changes, backend.become)
@@ -120,5 +123,10 @@ def _backend(model: Any) -> Any:
     raise errors.wrong_type("replace", "model", model, _MODELS, fix)
 
 
-def _remark(others: list[str]) -> str:
-    return f"recognised; with {', '.join(others)} it runs its own code" if others else "recognised"
+def _remark(others: list[str], norm: Norm) -> str:
+    others = [name for name in others if name != norm.gate]
+    form = "recognised"
+    if norm.gate:
+        groups = f", in groups of {norm.group}" if norm.group else ""
+        form += f", with a {norm.known.gate_function} gate {norm.known.gate_position} the norm{groups}"
+    return f"{form}; with {', '.join(others)} it runs its own code" if others else form

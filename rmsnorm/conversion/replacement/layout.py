@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Norm:
-    """What a replaced layer computes when it is called with x alone.
+    """What a replaced layer computes when it is called with x alone, or with x and a gate if it has one.
 
     Attributes:
         axes: the normalised axes.
@@ -34,6 +34,8 @@ class Norm:
         x: its name of x.
         width: the only number of normalised elements that was proven, None for any.
         variant: None as long as it is not known.
+        gate: its name of the gate, which follows x.
+        group: the number of neighbours along the last axis that are normalised together, None for all.
     """
 
     axes: Shape
@@ -44,6 +46,8 @@ class Norm:
     x: str
     width: int | None = None
     variant: Variant | None = None
+    gate: str | None = None
+    group: int | None = None
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether x has a number of axes that was tried, and as many normalised elements as were."""
@@ -57,6 +61,10 @@ class Norm:
         return self.variant
 
     def with_variant(self, variant: Variant) -> Norm:
+        """With another variant, but what the layer does with its gate."""
+        if self.variant is not None and self.gate is not None:
+            gate = {"gate_function": self.variant.gate_function, "gate_position": self.variant.gate_position}
+            variant = variant.replace(**gate)
         return replace(self, variant=variant)
 
 
@@ -84,6 +92,21 @@ def find_layout(target: Target, x: str) -> Norm:
             layouts.setdefault(key, []).append(shape)
     (axes, gain), shapes = max(layouts.items(), key=_likely)
     return Norm(axes, gain, tuple(shapes), target.names.get("scale"), target.names.get("bias"), x, width)
+
+
+def gated_layout(target: Target, x: str, gate: str, group: int | None) -> Norm:
+    """The layout of a layer with a gate, over the last axis or groups of it: for the shapes of x that it takes."""
+    shapes = []
+    for rank in range(1, 6):
+        shape = (*_OTHERS[: rank - 1], target.width or _WIDTH)
+        ones = np.ones(shape, np.float32)
+        try:
+            target.forward(ones, gate=ones, **parameters(target, ones, scale=np.ones, bias=np.zeros))
+        except TargetError:
+            continue
+        shapes.append(shape)
+    names = target.names
+    return Norm((-1,), (-1,), tuple(shapes), names.get("scale"), names.get("bias"), x, gate=gate, group=group)
 
 
 def _implied_width(target: Target) -> int | None:

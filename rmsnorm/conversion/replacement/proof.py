@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.conversion.replacement.layout import Array, Norm, Rows, find_layout, parameters
-from rmsnorm.conversion.replacement.report import REASONS, NoNorm, Unproven, recognised
+from rmsnorm.conversion.replacement.layout import Array, Norm, Rows, find_layout, gated_layout, parameters
+from rmsnorm.conversion.replacement.report import REASONS, NoNorm, Unproven, recognised, recognised_gate
 from rmsnorm.identify import Identity, Target, TargetError, identify
 
 _U: Final = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}  # unit roundoffs
@@ -23,7 +23,7 @@ _TIME: Final = 600.0  # seconds for identify
 
 
 def decide(
-    target: Target, x: str, replaced: Callable[[Norm], Target], asked: Target | None = None
+    target: Target, x: str, replaced: Callable[[Norm], Target], asked: Target | None = None, gate: str | None = None
 ) -> tuple[Norm, Identity]:
     """What a layer computes, if its replacement computes the same.
 
@@ -32,21 +32,17 @@ def decide(
         x: its name of x.
         replaced: makes the replacement of a copy.
         asked: the same layer without what no variant says, such as another dtype of y; None for the layer itself.
+        gate: its name of the gate where the replacement takes one; None refuses it.
 
     Raises:
         Unproven: the layer must stay as it is, and why.
     """
-    if "gate" in target.arguments or "gate_vector" in target.arguments:
+    if "gate_vector" in target.arguments or ("gate" in target.arguments and gate is None):
         raise Unproven(REASONS["rmsnorm"])
     with target.training(False) if target.training else contextlib.nullcontext():
-        try:
-            norm = find_layout(_quick(target), x)
-        except NoNorm as error:
-            raise NoNorm(_reason(target) or str(error)) from None
-        identity = identify(Rows.of(asked or target, norm), gradients=False, time_limit=_TIME)
+        norm, identity = _identified(target, x, asked or target) if gate is None else _gated(target, x, gate)
     for way, scope in _modes(target):
         _same_twice(target, norm, way, scope)
-    norm = norm.with_variant(recognised(identity))
     try:
         ours = replaced(norm)
     except Exception as error:  # of the layer's class, which may do anything when it is inherited from
@@ -63,6 +59,21 @@ def decide(
     if not proven:
         raise reasons[0]
     return replace(norm, shapes=tuple(proven)), identity
+
+
+def _identified(target: Target, x: str, asked: Target) -> tuple[Norm, Identity]:
+    try:
+        norm = find_layout(_quick(target), x)
+    except NoNorm as error:
+        raise NoNorm(_reason(target) or str(error)) from None
+    identity = identify(Rows.of(asked, norm), gradients=False, time_limit=_TIME)
+    return norm.with_variant(recognised(identity)), identity
+
+
+def _gated(target: Target, x: str, gate: str) -> tuple[Norm, Identity]:
+    identity = identify(target, gradients=False, time_limit=_TIME)
+    variant = recognised_gate(identity)
+    return gated_layout(target, x, gate, identity["group_size"]).with_variant(variant), identity
 
 
 def first_parameter(call: Callable[..., Any]) -> str:
@@ -119,7 +130,7 @@ def _compare(theirs: Target, ours: Target, norm: Norm, shape: tuple[int, ...], d
                 raise Unproven(f"its replacement fails{where}: {error}") from None
             narrow = max(dtype, want["y"].dtype.name, key=lambda name: _U.get(name, 0.0))
             for name, value in want.items():
-                require_same(name, value, got[name], narrow, where)
+                require_same(name, value, got.get(name), narrow, where)
 
 
 def _quick(target: Target) -> Target:
@@ -131,8 +142,7 @@ def _results(target: Target, x: Array, dy: Array, arrays: dict[str, Array]) -> d
     target = _quick(target)
     results: dict[str, Any] = {"y": target.forward(x, **arrays)}
     if target.differentiable:
-        gradients = target.gradients(x, arrays.get("scale"), arrays.get("bias"), dy)
-        results |= dict(zip(("dx", "dscale", "dbias"), gradients, strict=True))
+        results |= {f"d{name}": gradient for name, gradient in target.all_gradients(dy, x=x, **arrays).items()}
     return results
 
 
@@ -143,7 +153,10 @@ def _inputs(target: Target, shape: tuple[int, ...], dtype: str) -> tuple[Array, 
     )
     dy = random.normal(size=shape).astype(dtype)
     values = [functools.partial(random.normal, middle, 0.5) for middle in (1.0, 0.3)]
-    return x, dy, parameters(target, x, scale=values[0], bias=values[1])
+    arrays = parameters(target, x, scale=values[0], bias=values[1])
+    if "gate" in target.arguments:
+        arrays["gate"] = random.normal(0.5, 2.0, shape).astype(dtype)
+    return x, dy, arrays
 
 
 def require_same(name: str, want: Array | None, got: Array | None, dtype: str, where: str) -> None:

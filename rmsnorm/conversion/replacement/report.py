@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 from rmsnorm.identify import Identity
-from rmsnorm.variants import PRESETS, Variant
+from rmsnorm.identify.identity import described
+from rmsnorm.variants import PRESETS, GateFunction, GatePosition, Variant
 
 REASONS: Final = {
     "none": "it computes something else",
     "layernorm": "it computes LayerNorm",
     "rms_scaling": "it divides by the variance",
-    "rmsnorm": "it has a gate or groups, which RMSNorm does not support",
+    "rmsnorm": "it has a gate or groups that replace does not support there",
 }
 
 
@@ -59,13 +60,28 @@ def recognised(identity: Identity) -> Variant:
     """
     if not identity.plain or identity.variant is None:
         raise Unproven("; ".join(identity.defects) or REASONS[identity.kind])
-    return _named(identity.variant)
+    return _named(identity)
 
 
-def _named(variant: Variant) -> Variant:
-    """The variant with the name of a preset that differs at most in eps; the preset "torch" comes first."""
+def recognised_gate(identity: Identity) -> Variant:
+    """The variant that a module with a gate computes, with what it does with the gate.
+
+    Raises:
+        Unproven: it computes something else, or more.
+    """
+    function, _, position = str(identity["gate"]).partition(", ")
+    known = function in get_args(GateFunction) and position in get_args(GatePosition) and not identity["learned_factor"]
+    if not (identity.recognised and identity.last_axes and known):
+        raise Unproven("; ".join(identity.defects) or REASONS[identity.kind])
+    return _named(identity).replace(gate_function=function, gate_position=position)
+
+
+def _named(identity: Identity) -> Variant:
+    """The variant with the name of a preset that differs at most in eps, "torch" first; or named by the nearest one."""
+    variant = identity.variant
+    assert variant is not None  # noqa: S101  (of every RMSNorm)
     for preset in (PRESETS["torch"], *PRESETS.values()):
         labels = {"name": preset.name, "bias": preset.bias, "scale_name": preset.scale_name, "source": preset.source}
         if variant.replace(**labels) == preset.replace(eps=variant.eps):
             return variant.replace(**labels)
-    return variant
+    return variant.replace(name=described(identity).removeprefix("the variant "))

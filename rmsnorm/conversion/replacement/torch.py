@@ -6,8 +6,10 @@ import copy
 import functools
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +17,8 @@ from rmsnorm.conversion.replacement.change import Replaced, subclass
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import decide, first_parameter
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
-from rmsnorm.identify import Identity, Target, open_target
+from rmsnorm.identify import Identity, Target, TargetError, open_target
+from rmsnorm.targets.arguments import argument_named
 from rmsnorm.torch_impl.autograd import is_differentiated
 from rmsnorm.torch_impl.functional import kept, rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
@@ -60,17 +63,44 @@ def prove(module: nn.Module) -> tuple[Norm, Identity]:
     if set(tensors) - set(target.names.values()) or "factor" in target.names:
         raise NoNorm(f"it holds {', '.join(tensors)}, expected a gain and perhaps a bias")
 
+    target = _without_dummies(target)
+
     def replacement(norm: Norm) -> Target:
         ours = copy.deepcopy(before)
         become(ours, norm)
-        return open_target(ours)
+        return replace(open_target(ours), arguments=target.arguments)
 
     with torch.random.fork_rng(devices=[]):
-        decision = decide(target, first_parameter(module.forward), replacement)
+        decision = decide(target, first_parameter(module.forward), replacement, gate=_gate(module))
     changed = _changed(before, probe)
     if changed:
         raise Unproven(f"a call changes its {', '.join(changed)}")
     return decision
+
+
+def _gate(module: nn.Module) -> str | None:
+    """The name of the second argument of its forward, if that is a gate."""
+    second = list(inspect.signature(module.forward).parameters)[1:2]
+    return next((name for name in second if argument_named(name) == "gate"), None)
+
+
+def _without_dummies(target: Target) -> Target:
+    """The target without a gain that y does not depend on, in training and in evaluation."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2, 3, target.width or 8)).astype(np.float32)
+    others = {"gate": np.ones_like(x)} if "gate" in target.arguments else {}
+    for mode in (True, False):
+        assert target.training is not None  # noqa: S101  (of every module)
+        with target.training(mode):
+            try:
+                gains = random.uniform(0.5, 2.0, (2, *target.shape_of("scale", x.shape))).astype(np.float32)
+                one, other = (target.forward(x, scale=gain, **others) for gain in gains)
+            except (KeyError, TargetError):  # it has no gain, or takes no such x
+                return target
+        if not np.array_equal(one, other):
+            return target
+    names = {argument: name for argument, name in target.names.items() if argument != "scale"}
+    return replace(target, arguments=tuple(entry for entry in target.arguments if entry != "scale"), names=names)
 
 
 def _probe(module: nn.Module) -> nn.Module:
@@ -149,8 +179,9 @@ def become_layer(module: Any, variant: Variant, eps: float | None) -> None:
 
 @functools.cache
 def class_of(kind: Any, norm: Norm) -> Any:
-    """A class whose call with x alone is that of rms_norm; all else is inherited."""
-
+    """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
+    if norm.gate is not None:
+        return subclass(class_of, kind, norm, "forward", _gated_forward(kind, norm))
     settings, last = (norm.known.eps, norm.known), tuple(range(-len(norm.axes), 0))
     may_keep = norm.axes == norm.gain_axes == last
 
@@ -171,6 +202,25 @@ def class_of(kind: Any, norm: Norm) -> Any:
         return y
 
     return subclass(class_of, kind, norm, "forward", forward)
+
+
+def _gated_forward(kind: Any, norm: Norm) -> Any:
+    def forward(self: Any, *inputs: Any, **named: Any) -> Any:
+        x: Any = inputs[0] if inputs else named.get(norm.x)
+        gate: Any = inputs[1] if len(inputs) == 2 else named.get(str(norm.gate))
+        tensors = isinstance(x, Tensor) and isinstance(gate, Tensor) and gate.is_floating_point()
+        if len(inputs) + len(named) != 2 or not tensors or x.shape != gate.shape or not norm.takes(x.shape):
+            return kind.forward(self, *inputs, **named)
+        scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
+        if norm.group is None:
+            return rms_norm(x, scale, bias, variant=norm.known, gate=gate)
+        x, gate, scale, bias = (
+            None if tensor is None else tensor.unflatten(-1, (-1, norm.group)) for tensor in (x, gate, scale, bias)
+        )
+        y = rms_norm(x, scale, bias, variant=norm.known, axis=-1, feature_axis=(-2, -1), gate=gate)
+        return y.flatten(-2)
+
+    return forward
 
 
 def _vector(module: Any, name: str | None, x: Tensor, norm: Norm) -> Tensor | None:
