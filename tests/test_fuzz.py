@@ -24,7 +24,7 @@ from rmsnorm.frameworks import FRAMEWORKS
 Function = Callable[[Any, Any], Any]  # of x and the gain
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 NIGHTLY = settings().max_examples > 100  # pytest --hypothesis-profile nightly
-EXAMPLES = 8
+EXAMPLES = 5
 BOUND = 1000  # units of the largest element: at most some hundred operations in a row, on numbers about 1
 PROFILE = settings(
     deadline=None, stateful_step_count=4, derandomize=not NIGHTLY, database=None,

@@ -45,7 +45,9 @@ class Form:
 
     Attributes:
         centred: the mean leaves the numerator.
+        gate: what multiplies in every call.
         factor: a parameter of one number multiplies it, beside the gain.
+        optional_gate: what multiplies if it is passed.
     """
 
     gain: Gain
@@ -53,6 +55,7 @@ class Form:
     centred: bool
     gate: Gate | None
     factor: bool
+    optional_gate: Gate | None = None
 
 
 def solve_form(session: Session, findings: Findings) -> tuple[Session, Form]:
@@ -67,9 +70,13 @@ def solve_form(session: Session, findings: Findings) -> tuple[Session, Form]:
         session = replace(session, target=_exchanged(session.target))
         findings.defect("gain and bias are swapped: the bias multiplies and the gain is added")
     session, gate = _gate(session, findings, x)
+    optional = None
+    if gate is not None and session.neutral["gate"] is None:  # what follows asks the norm without it
+        arguments = tuple(name for name in session.target.arguments if name != "gate")
+        session, gate, optional = replace(session, target=replace(session.target, arguments=arguments)), None, gate
     session, gain = _gain(session, findings, x)
     session, bias = _bias(session, findings, x)
-    return session, Form(gain, bias, _centred(session, findings, x), gate, _factor(session, findings, x))
+    return session, Form(gain, bias, _centred(session, findings, x), gate, _factor(session, findings, x), optional)
 
 
 def _factor(session: Session, findings: Findings, x: Array) -> bool:

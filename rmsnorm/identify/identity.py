@@ -45,7 +45,7 @@ class Identity:
         variant: the solved fields; those that are not observable are the standard variant's. None where no
             variant describes it.
         recognised: it is an RMSNorm, fresh data confirmed every finding, and it has no defect.
-        plain: recognised, and the variant describes it completely: no gate, no groups.
+        plain: recognised, and the variant describes it completely: no groups, and no gate that must be passed.
         findings: one for each question, in the order of the report.
         defects: sentences.
         nearest: (preset, distance), nearest first: largest relative difference of y over rows of many sizes.
@@ -216,7 +216,8 @@ def _more(identity: Identity) -> str:
     """What a variant does not say: groups, a factor and a gate."""
     groups = f", in groups of {identity['group_size']}" if identity["group_size"] else ""
     groups += ", times a number that it learns" if identity["learned_factor"] else ""
-    return groups + (f", with a {identity.activation} gate" if identity.activation else "")
+    optional = "an optional" if identity.plain else "a"
+    return groups + (f", with {optional} {identity.activation} gate" if identity.activation else "")
 
 
 class Row(NamedTuple):

@@ -178,7 +178,7 @@ def _solve(
         last_axes=session.layout.last,
         axes=session.layout.axes,
         rank=len(session.layout.sizes),
-        activation=form.gate.activation if form.gate else None,
+        activation=gate.activation if (gate := form.gate or form.optional_gate) else None,
     )
 
 
