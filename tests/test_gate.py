@@ -150,11 +150,7 @@ def _flax():
 
 @pytest.mark.parametrize("key", ["torch", "tf", "flax"])
 def test_wings_agree_with_the_golden(key):
-    """Within the roundings of float32, u, and one of the result's dtype; terms are at most 4 times the largest result.
-
-    f errs by 5 u (the exponential by 2; sum, quotient and product by 1 each), the product with it by 1, the norm by 1
-    and by what x, 1 / rho and the sum of a gradient bring from x * f: 3 times 6 u. So 25 u of the largest term.
-    """
+    """y, the gradients by formula and by automatic differentiation, the derivative along tangents, and the layer."""
     pytest.importorskip(FRAMEWORKS[key].package)
     wing = importlib.import_module(f"rmsnorm.{FRAMEWORKS[key].folder}")
     send, fetch, pull, layer = {"torch": _torch, "tf": _tf, "flax": _flax}[key]()
@@ -182,11 +178,43 @@ def test_wings_agree_with_the_golden(key):
              numpy_impl.rms_norm(x, np.ones(24, "float32"), gate=z, variant=chosen)),
         ]  # fmt: skip
         for got, golden in pairs:
-            array = fetch(got)
-            assert array.dtype == golden.dtype
-            assert array.shape == golden.shape
-            u = 100 * dtypes.unit_roundoff("float32") + 2 * dtypes.unit_roundoff(golden.dtype.name)
-            assert np.abs(array.astype(float) - golden.astype(float)).max() <= u * np.abs(golden.astype(float)).max()
+            assert is_near(fetch(got), golden)
+
+
+def is_near(got, golden):
+    """Within the roundings of float32, u, and one of the result's dtype; terms are at most 4 times the largest result.
+
+    f errs by 5 u (the exponential by 2; sum, quotient and product by 1 each), the product with it by 1, the norm by 1
+    and by what x, 1 / rho and the sum of a gradient bring from x * f: 3 times 6 u. So 25 u of the largest term.
+    """
+    assert (got.dtype, got.shape) == (golden.dtype, golden.shape)
+    u = 100 * dtypes.unit_roundoff("float32") + 2 * dtypes.unit_roundoff(golden.dtype.name)
+    wide = golden.astype(float)
+    return np.abs(got.astype(float) - wide).max() <= u * np.abs(wide).max()
+
+
+@pytest.mark.parametrize(("function", "position"), GATES)
+def test_another_gate_is_not_near(function, position):
+    """Before for after, SiLU for sigmoid, and a gate that is a constant to the gradient."""
+    x, gain, bias, z = arrays("bfloat16")
+    chosen = gated("apex", function, position)
+    other = {"silu": "sigmoid", "sigmoid": "silu", "after": "before", "before": "after"}
+    mutants = [
+        chosen.replace(gate_function=other[function]),
+        chosen.replace(gate_position=other[position]),
+    ]
+    dy = x[::-1]
+    for compute in (
+        lambda variant: [numpy_impl.rms_norm(x, gain, bias, gate=z, variant=variant)],
+        lambda variant: numpy_impl.rms_norm_vjp(dy, x, gain, bias, gate=z, variant=variant)[::3],
+    ):
+        want = compute(chosen)
+        assert all(is_near(got, golden) for got, golden in zip(want, want, strict=True))
+        for mutant in mutants:
+            pairs = zip(compute(mutant), want, strict=True)
+            assert not any(is_near(got, golden) for got, golden in pairs), mutant.label
+    dgate = numpy_impl.rms_norm_vjp(dy, x, gain, bias, gate=z, variant=chosen)[3]
+    assert not is_near(np.zeros_like(dgate), dgate)
 
 
 def test_what_is_no_gate_is_refused():

@@ -188,6 +188,20 @@ def _write_page(identity: Identity, path: Path) -> None:
     write_text(path, page.document(f"What is {identity.target}?", *parts))
 
 
+def _why_left(name: str) -> str | None:
+    """Why replace leaves a layer of that class; None where it does not."""
+    from rmsnorm.conversion import replace
+    from rmsnorm.targets.open import make_layer
+    from rmsnorm.targets.target import NoTarget
+
+    try:
+        report = replace(make_layer(name), dry_run=True)
+    except (TypeError, NoTarget) as error:
+        return str(error)
+    own = next((entry for entry in report if not entry.name), None)
+    return "it is not asked" if own is None else own.why if own.variant is None else None
+
+
 def _sweep(package: str, options: dict[str, Any], time_limit: float, json: bool, markdown: Path | None) -> None:
     from rmsnorm.identify.sweep import sweep
     from rmsnorm.targets.target import NoTarget
@@ -213,6 +227,6 @@ def _sweep(package: str, options: dict[str, Any], time_limit: float, json: bool,
         for name, reason in result.refused:
             console.print(Text(f"not called: {name}: {reason}", style="dim"))
     if markdown is not None:
-        write_text(markdown, result.markdown)
+        write_text(markdown, result.markdown({name: _why_left(name) for name in result.classes}))
     if not result.clusters:
         raise typer.Exit(DIFFERS)

@@ -16,6 +16,7 @@ from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
 
 _COARSE: Final = 2.0**-6
+_UNEVEN: Final = "x_j changes some y_i of its row and not others"
 # powers of two by which rows are multiplied, the largest (eps and roundings are small beside it) and the smallest
 EXPONENTS: Final = {"float16": (3, -13), "bfloat16": (20, -58), "float32": (20, -58), "float64": (20, -220)}
 
@@ -94,14 +95,14 @@ def _group(session: Session) -> int | None:
         members = np.union1d(np.flatnonzero(changed), [j])
         if changed.any():
             if members[-1] - members[0] + 1 != len(members):
-                raise NotRms("the elements that are normalised together are not adjacent")
+                raise NotRms(_UNEVEN)
             groups.add((len(members), int(members[0]) % len(members)))
     if len(groups) == 1:
         ((size, start),) = groups
         if size < n and start == 0 and n % size == 0:
             return size
     if any(size != n for size, _ in groups):
-        raise NotRms("x_j changes some y_i of its row and not others")
+        raise NotRms(_UNEVEN)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
@@ -52,25 +53,35 @@ class Sweep:
         }
 
     @property
-    def markdown(self) -> str:
-        """The counts as a table."""
-        count = sum(len(names) for _, names in self.clusters)
+    def classes(self) -> list[str]:
+        """Those of all clusters."""
+        return [name for _, names in self.clusters for name in names]
+
+    def markdown(self, left: Mapping[str, str | None]) -> str:
+        """The counts as a table, with what replace does with each class: None, or why it leaves it."""
+        count, replaced = len(self.classes), sum(left[name] is None for name in self.classes)
         rows = [
             f"# The RMSNorms of {self.package} {self.version}",
             "",
             f"Written by `rmsnorm identify --sweep {self.package} --markdown docs/identify.md`: {count} classes are",
             f"RMSNorm or have its name, in {len(self.clusters)} clusters.",
-            "All were built small and asked as black boxes.",
+            f"All were built small and asked as black boxes. `rmsnorm.conversion.replace` takes {replaced} of them.",
             "",
-            "| classes | what they compute | examples |",
-            "| ---: | --- | --- |",
+            "| classes | what they compute | examples | replace |",
+            "| ---: | --- | --- | --- |",
         ]
         for text, names in self.clusters:
             examples = ", ".join(f"`{name.split(':')[1]}`" for name in names[:3])
-            rows.append(f"| {len(names)} | {text} | {examples} |")
+            rows.append(f"| {len(names)} | {text} | {examples} | {_outcomes([left[name] for name in names])} |")
         rows += ["", f"Not called: {len(self.refused)}.", ""] if self.refused else [""]
         rows += [f"- `{name.split(':')[1]}`: {reason.replace(name, 'it')}" for name, reason in self.refused]
         return "\n".join(rows).rstrip() + "\n"
+
+
+def _outcomes(left: list[str | None]) -> str:
+    """Of a cluster: yes, or why not, with the number where there are several."""
+    counts = Counter("yes" if why is None else f"no: {why}" for why in left)
+    return "; ".join(outcome if count == len(left) else f"{count} {outcome}" for outcome, count in counts.most_common())
 
 
 def find(package: str) -> tuple[list[str], list[str]]:

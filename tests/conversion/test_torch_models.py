@@ -508,6 +508,31 @@ def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [entry.variant.eps for entry in report] == [1e-6] * 8 + [1e-5] * 8 + [None] * 8 + [1e-6] * 2
 
 
+class CutGate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        y = nn.functional.rms_norm(x.float(), (16,), self.weight.float(), 1e-6)
+        return (y if gate is None else y * nn.functional.silu(gate.float().clamp(-9, 9))).to(x.dtype)
+
+
+def test_a_gate_that_is_cut_off_is_another_one() -> None:
+    (entry,) = replace(CutGate())
+    assert entry.variant is None
+    assert "y of its replacement differs by" in entry.why
+
+
+def test_a_replaced_module_is_compiled_in_one_graph() -> None:
+    mamba = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
+    x = randn(2, 3, 16)
+    for layer, inputs in ((LlamaRMSNorm(16), (x,)), (mamba.MambaRMSNormGated(16, 8), (x, x))):
+        replace(layer)
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(*inputs), layer(*inputs))
+
+
 class CentredL2(nn.Module):
     def __init__(self) -> None:
         super().__init__()

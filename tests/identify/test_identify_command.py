@@ -78,17 +78,17 @@ def test_a_sweep_counts_by_what_is_computed(tmp_path):
     (package / "norms.py").write_text(
         "import torch\n"
         "class ARMSNorm(torch.nn.RMSNorm):\n    def forward(self, x): return super().forward(x)\n"
-        "class BRMSNorm(ARMSNorm):\n    def forward(self, x): return super().forward(x)\n"
+        "class BRMSNorm(ARMSNorm):\n    def __init__(self, dim):\n        super().__init__(dim)\n"
+        "        self.forward = self.forward\n    def forward(self, x): return super().forward(x)\n"
         "class OtherLayerNorm(torch.nn.Module):\n    def forward(self, x): return x * x.pow(2).mean(-1, True).rsqrt()\n"
         "class TrueLayerNorm(torch.nn.LayerNorm):\n    def forward(self, x): return super().forward(x) * 1**-0.5\n"
         "class OddRMSNorm(torch.nn.Module):\n    def __init__(self, secret): super().__init__()\n"
         "    def forward(self, x): return x\n"
     )
-    code = (
-        f"import sys, os, json; sys.path.insert(0, {str(tmp_path)!r}); os.environ['PYTHONPATH'] = {str(tmp_path)!r}\n"
-        "from rmsnorm.identify.sweep import sweep\nprint(json.dumps(sweep('zoo', time_limit=30).json))"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
+    page = tmp_path / "page.md"
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "rmsnorm.cli", "identify", "--sweep", "zoo", "--json", "--markdown", str(page)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, env=own)
     result = json.loads(shown.stdout)
     assert [(part["count"], part["computes"]) for part in result["clusters"]] == [
         (2, "the variant torch"), (1, "the variant x_transformers with eps 0.0, without a gain"),
@@ -96,6 +96,13 @@ def test_a_sweep_counts_by_what_is_computed(tmp_path):
     assert [entry["class"] for entry in result["refused"]] == ["zoo.norms:OddRMSNorm"]
     assert "requires 'secret'" in result["refused"][0]["why"]
     assert result["others"] == 1
+    written = page.read_text()
+    assert "`rmsnorm.conversion.replace` takes 2 of them." in written
+    assert (
+        "| 2 | the variant torch | `ARMSNorm`, `BRMSNorm` | 1 yes; 1 no: its forward is not that of its class |"
+        in written
+    )
+    assert "| `OtherLayerNorm` | yes |" in written
 
 
 def test_no_framework_is_loaded():

@@ -51,8 +51,8 @@ class Norm:
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether x has a number of axes that was tried, and as many normalised elements as were."""
-        ranks = map(len, self.shapes)
-        return len(shape) in ranks and self.width in (None, math.prod(shape[axis] for axis in self.axes))
+        ranks, sizes = map(len, self.shapes), [shape[axis] for axis in self.axes]  # a list: Dynamo takes no generator
+        return len(shape) in ranks and self.width in (None, math.prod(sizes))
 
     @property
     def known(self) -> Variant:
