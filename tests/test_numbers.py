@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from rmsnorm import PRESETS, cpu, dtypes, numpy_impl
-from rmsnorm.cpu import machine_code
 from rmsnorm.cpu.settings import CANCELLED
 from rmsnorm.numpy_impl import fast
 
@@ -170,6 +169,8 @@ def test_a_gradient_that_cancels_has_the_bits_of_the_golden(dtype, eps, with_mas
 @contextlib.contextmanager
 def counted_calls(index: int) -> Iterator[list[int]]:
     """The rows that a compiled function of the table is called for, which does nothing meanwhile."""
+    from rmsnorm.cpu import machine_code
+
     calls: list[int] = []
     count = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(lambda *words: calls.append(words[1]) or 0)
     compiled = int(machine_code.table[index])
