@@ -21,7 +21,7 @@ import pytest
 from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import Data
-from rmsnorm.parity.judge import Implementation, Outcome
+from rmsnorm.parity.judge import Implementation, Outcome, named_gradients
 
 # OpenMP reads this when PyTorch loads it: a thread that waits for work sleeps. One that spins takes a core from others
 # where there are more such threads than cores, as with pytest -n.
@@ -63,7 +63,7 @@ class Wing:
     def direct(self, data: Data) -> Outcome:
         """Calls every public function on a case, with each option of the call as its own argument."""
         options = {
-            "variant": data.variant.name if data.case.variants else data.variant,
+            "variant": data.variant if data.case.gate or not data.case.variants else data.variant.name,
             "eps": data.case.options.get("eps"),
             "partial": data.case.options.get("partial"),
             "axis": data.axis,
@@ -71,15 +71,16 @@ class Wing:
             "out_dtype": data.out_dtype,
             "mask": data.mask,
             "residual": data.residual,
+            "gate": data.gate,
         }
         primals = (data.x, data.scale, data.bias)
-        before = [None if array is None else array.tobytes() for array in (*primals, data.residual, data.mask)]
+        before = [None if array is None else array.tobytes() for array in (*primals, *data.arrays.values())]
         y, *_, inverse_rms = self.rms_norm(*primals, return_inverse_rms=True, **options)
         dy = data.dy if data.dh is None else (data.dy, data.dh)
         gradients = self.rms_norm_vjp(dy, *primals, **options)
         named = {"y": y, "inverse_rms": inverse_rms, "jvp": self.rms_norm_jvp(primals, data.tangents, **options)}
-        named |= dict(zip(("dx", "dscale", "dbias", "dresidual"), gradients, strict=False))
-        after = [None if array is None else array.tobytes() for array in (*primals, data.residual, data.mask)]
+        named |= named_gradients(data, gradients)
+        after = [None if array is None else array.tobytes() for array in (*primals, *data.arrays.values())]
         results = {name: [value] for name, value in named.items() if value is not None}
         return Outcome(results, () if before == after else ("an input",))
 

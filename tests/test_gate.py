@@ -93,6 +93,26 @@ def test_golden_gradients_are_the_slopes_of_the_golden(function, position):
     np.testing.assert_allclose(np.sum(dy * along), sum(np.sum(g * t) for g, t in pairs), rtol=1e-12)
 
 
+@pytest.mark.parametrize(("function", "position"), GATES)
+def test_what_is_not_finite_propagates_as_in_the_equation(function, position):
+    x, z = np.ones((5, 8)), np.random.default_rng(0).normal(size=(5, 8))
+    x[0, 1], x[1, 2], x[2, 3], x[3, 1] = np.inf, -np.inf, np.nan, 1e308
+    z[3], z[4, :3] = 700, (np.inf, -np.inf, np.nan)
+    with np.errstate(all="ignore"):
+        s = 1 / (1 + np.exp(-z))
+        f = z * s if function == "silu" else s
+        h, after = (x * f, 1.0) if position == "before" else (x, f)
+        want = h / np.sqrt((h * h).mean(-1, keepdims=True) + 1e-6) * after
+    variant = gated("standard", function, position)
+    y = numpy_impl.rms_norm(x, variant=variant, gate=z)
+    assert np.array_equal(np.isnan(y), np.isnan(want))
+    for derivative in (
+        numpy_impl.rms_norm_vjp(x, x, variant=variant, gate=z)[0],
+        numpy_impl.rms_norm_jvp((x,), (x,), variant=variant, gate=z),
+    ):
+        assert np.isnan(derivative[:3]).any(axis=1).all()
+
+
 def _torch():
     import torch
 

@@ -24,8 +24,19 @@ Every bound is  roundings + w * operations:
 | jvp         | 2                           | as dx, with two products and sums for the parameters: 4                  |
 | dscale      | 2                           | 1/rho; sqrt(rows) of the sum; two products: 2                            |
 | dbias       | 2                           | sqrt(rows) of the sum                                                    |
+| dgate       | as dx, or 2 more than y [2] | as dx, or y; f' and two products: 14                                     |
 
 [1] automatic differentiation rounds the gradient through y before it adds the one through x + residual.
+[2] after the norm: dy y f'(z), of y before the gate; before it: dh x f'(z), with dh the gradient for x f(z).
+
+A gate brings operations to each. An exponential errs by 2, so s(z) = 1 / (1 + exp(-z)) by 4, z s(z) by 5, and the
+product with f(z) by 6. f' = s (1 + z (1 - s)) errs by 12 of its terms s (1 + |z| (1 + s)): s twice by 4, and four
+operations.
+
+    after the norm    y is rounded to the format of the product, and multiplied: y and jvp 7. dy f(z) stands for dy: 6
+                      in dx, dscale and dbias. dgate: 1 for y.
+    before it         h = x f(z) errs by 6, so 1/rho by 6 and h / rho by 12: inverse_rms 6, y and dscale 12. The second
+                      term of dh and of jvp has h / rho twice, and 1/rho: 30. In jvp and dx another product with f: 36.
 
 Bits: in 16 bits a correct implementation gives the bits of the golden's y, except where its own error carries a value
 across the border between two roundings; there it gives the neighbouring number. The share of such elements is at most
@@ -38,11 +49,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from rmsnorm import dtypes
 from rmsnorm.call import Call
 
-QUANTITIES = ("y", "inverse_rms", "dx", "dscale", "dbias", "dresidual", "jvp")
+QUANTITIES = ("y", "inverse_rms", "dx", "dscale", "dbias", "dresidual", "dgate", "jvp")
+_GATE: Final = {
+    "after": {"y": 7, "dx": 6, "dscale": 6, "dbias": 6, "dgate": 1, "jvp": 7},
+    "before": {"y": 12, "inverse_rms": 6, "dx": 36, "dscale": 12, "dgate": 30, "jvp": 36},
+}
 
 
 @dataclass(frozen=True)
@@ -78,11 +94,16 @@ def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False) -> B
         "jvp": 2 * inverse + math.sqrt(n) + 12,
         "dscale": inverse + math.sqrt(rows) + 2,
         "dbias": math.sqrt(rows),
+        "dgate": (2 * inverse + math.sqrt(n) + 8 if call.is_gated_before else inverse + 4) + 14,
     }[quantity]
+    if call.gate is not None:
+        operations += _GATE[call.variant.gate_position].get(quantity, 0)
     free = call.variant.rounding == "input_dtype"
-    arithmetic = call.x if free else dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result))
+    arithmetic = call.x if free else dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
     w = dtypes.unit_roundoff(arithmetic) / dtypes.unit_roundoff(dtype)
     roundings = 2 * _named_roundings(call) if quantity == "y" else 2
+    if quantity == "dgate" and not call.is_gated_before:
+        roundings += 2 * _named_roundings(call)
     if residual and quantity in ("dx", "dresidual"):
         roundings += 1
     exact_bits = quantity == "y" and dtype in dtypes.HALF and not free
@@ -93,4 +114,4 @@ def _named_roundings(call: Call) -> int:
     """Of h / rho, the gain and its product, the bias, the result."""
     if call.norm is None:
         return 1
-    return 3 + (call.variant.scale_offset != 0) + (call.product != call.result)
+    return 3 + (call.variant.scale_offset != 0) + (call.product != call.result or call.gate is not None)

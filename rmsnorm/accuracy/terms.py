@@ -29,6 +29,7 @@ def term_sizes(
     feature_axis: Axis | None = None,
     mask: Array | None = None,
     residual: Array | None = None,
+    gate: Array | None = None,
     out_dtype: str | None = None,
 ) -> dict[str, Array]:
     """Sums of the absolute values of the terms of every result.
@@ -37,7 +38,13 @@ def term_sizes(
         dx: |u| / rho + m |x^| sum_i |u_i x^_i| / (k s) + |dh|
         dscale: sum over rows of |dy x^|        dbias: sum over rows of |dy|
 
-    and likewise for the derivative along the tangents, ``jvp``.
+    and likewise for the derivative along the tangents, ``jvp``. With a gate z, x^ is that of x f(z) or these are
+    multiplied by |f|, as the variant says; and
+
+        dgate: |dy y f'(z)|, or |dh x f'(z)| with dh the gradient for x f(z)
+
+    of the terms of y and dh, where f' = s(z) (1 + z (1 - s(z))), or s(z) (1 - s(z)) for a sigmoid, has the terms
+    s (1 + |z| (1 + s)), or s (1 + s).
 
     Args:
         x, scale, bias and options: as for rms_norm.
@@ -67,22 +74,38 @@ def term_sizes(
         axis=axis,
         feature_axis=feature_axis,
         residual=None if residual is None else Spec(residual.shape, residual.dtype.name),
+        gate=None if gate is None else Spec(gate.shape, gate.dtype.name),
         out_dtype=out_dtype,
     )
     with np.errstate(all="ignore"):
-        return _term_sizes(call, x, scale, bias, dy, tangents, dh, mask, residual)
+        if gate is None:
+            return _term_sizes(call, add(x, residual, call.x), scale, bias, dy, tangents, dh, mask)
+        return _gated(call, x.astype(np.float64), scale, bias, dy, tangents, gate.astype(np.float64))
+
+
+def _gated(
+    call: Call, x: Array, scale: Array | None, bias: Array | None, dy: Array, tangents: Sequence[Array | None], z: Array
+) -> dict[str, Array]:
+    s = np.exp(np.minimum(z, 0)) / (1 + np.exp(-np.abs(z)))
+    f, slope = (z * s, s * (1 + np.abs(z) * (1 + s))) if call.variant.gate_function == "silu" else (s, s * (1 + s))
+    if call.is_gated_before:
+        moved = [None if tangents[0] is None else tangents[0] * f, *tangents[1:]]
+        sizes = _term_sizes(call, x * f, scale, bias, dy, moved, None, None)
+        return sizes | {"dx": sizes["dx"] * np.abs(f), "dgate": sizes["dx"] * np.abs(x) * slope}
+    sizes = _term_sizes(call, x, scale, bias, dy * f, tangents, None, None)
+    gated = {"y": sizes["y"] * np.abs(f), "jvp": sizes["jvp"] * np.abs(f)}
+    return sizes | gated | {"dgate": np.abs(dy.astype(np.float64)) * sizes["y"] * slope}
 
 
 def _term_sizes(
     call: Call,
-    x: Array,
+    h: Array,
     scale: Array | None,
     bias: Array | None,
     dy: Array,
     tangents: Sequence[Array | None],
     dh: Array | None,
     mask: Array | None,
-    residual: Array | None,
 ) -> dict[str, Array]:
     def wide(array: Array) -> Array:
         return np.abs(array.astype(np.float64))
@@ -96,11 +119,11 @@ def _term_sizes(
     def over_rows(array: Array) -> Array:
         return np.sum(array, axis=call.shared_axes)
 
-    unmasked = np.broadcast_to(True if mask is None else mask, x.shape)
-    first = (np.arange(call.n) < call.k).reshape([s if a in call.axes else 1 for a, s in enumerate(x.shape)])
+    unmasked = np.broadcast_to(True if mask is None else mask, h.shape)
+    first = (np.arange(call.n) < call.k).reshape([s if a in call.axes else 1 for a, s in enumerate(h.shape)])
     counted = unmasked & first
     k = np.maximum(counted.sum(axis=call.axes, keepdims=True), 1)
-    h = add(x, residual, call.x).astype(np.float64)
+    h = h.astype(np.float64)
     power = np.max(np.abs(h), axis=call.axes, keepdims=True, initial=max(call.eps, 2.0**-1000), where=counted)
     power = np.where(np.isfinite(power), 2.0 ** np.floor(np.log2(power)), 1.0)
     c = np.where(counted, h / power, 0.0)
@@ -126,7 +149,7 @@ def _term_sizes(
     u = v * gain
     ratio = rho / s
     dx = (u + direction * ratio * mean(u * inner)) / rho / power
-    tangent = np.where(live, wide(tangents[0]) / power, 0.0) if tangents[0] is not None else np.zeros(x.shape)
+    tangent = np.where(live, wide(tangents[0]) / power, 0.0) if tangents[0] is not None else np.zeros(h.shape)
     jvp = (tangent + inner * ratio * mean(direction * tangent)) / rho * gain
     jvp = jvp + inner * parameter(tangents[1]) + parameter(tangents[2])
     dx = dx + (0.0 if dh is None else wide(dh))
@@ -137,5 +160,5 @@ def _term_sizes(
         "dresidual": dx,
         "dscale": over_rows(v * inner),
         "dbias": over_rows(v),
-        "jvp": np.broadcast_to(jvp, x.shape),
+        "jvp": np.broadcast_to(jvp, h.shape),
     }

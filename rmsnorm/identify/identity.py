@@ -88,9 +88,12 @@ class Identity:
         wanted = get_variant("Identity.differences", variant)
         if self.variant is None:
             return (f"kind is {self.kind!r}, {wanted.name} is RMSNorm",)
+        values = {name: getattr(self.variant, name) for name in self._different_fields(wanted)}
+        if isinstance(self["gate"], str):
+            gate = dict(zip(("gate_function", "gate_position"), self["gate"].split(", "), strict=False))
+            values |= {name: value for name, value in gate.items() if value != getattr(wanted, name)}
         return tuple(
-            f"{name} is {getattr(self.variant, name)!r}, {wanted.name} has {getattr(wanted, name)!r}"
-            for name in self._different_fields(wanted)
+            f"{name} is {value!r}, {wanted.name} has {getattr(wanted, name)!r}" for name, value in values.items()
         )
 
     def _different_fields(self, wanted: Variant) -> list[str]:

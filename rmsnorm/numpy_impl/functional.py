@@ -94,13 +94,13 @@ def rms_norm(
     )  # fmt: skip
     rows = Rows(call)
     h = add(x, residual, call.x)
-    f = None if gate is None else factor(call, gate)
-    if f is not None and call.is_gated_before:
-        h, f = (DoubleDouble(x) * f).round("float64"), None
-    along_rows = None if f is None else f.apply(rows.of)
     y = np.empty((rows.count, rows.n), call.result)
     inverse_rms = np.zeros((rows.count, 1), call.inverse_rms)
     with np.errstate(all="ignore"):
+        f = None if gate is None else factor(call, gate)
+        if f is not None and call.is_gated_before:
+            h, f = (DoubleDouble(x) * f).round("float64"), None
+        along_rows = None if f is None else f.apply(rows.of)
         for block, data in blocks(rows, call, h, scale, bias, mask):
             y[block] = forward(call, data, None if along_rows is None else along_rows[block])
             inverse_rms[block] = data.inverse_rms(call.inverse_rms)
@@ -253,9 +253,10 @@ def rms_norm_jvp(
     rows = Rows(call)
     zero = np.zeros(())
     h, dh = add(x, residual, call.x), DoubleDouble(zero if dx is None else dx)
-    f = None if gate is None else factor(call, gate)
-    if f is not None and call.is_gated_before:
-        h, dh, f = (DoubleDouble(x) * f).round("float64"), dh * f, None
+    with np.errstate(all="ignore"):
+        f = None if gate is None else factor(call, gate)
+        if f is not None and call.is_gated_before:
+            h, dh, f = (DoubleDouble(x) * f).round("float64"), dh * f, None
     along_rows = None if f is None else f.apply(rows.of)
     dh = dh.apply(rows.of)
     dg = rows.of(zero if dscale is None else dscale.reshape(call.feature_shape))

@@ -20,7 +20,7 @@ from rmsnorm import errors
 from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.numpy_impl.double_double import DoubleDouble
 from rmsnorm.parity.cases import Array, Data
-from rmsnorm.parity.judge import Implementation, Outcome
+from rmsnorm.parity.judge import GRADIENTS, Implementation, Outcome, named_gradients
 
 
 def open_backend(key: str, device: str) -> tuple[str, Implementation]:
@@ -47,14 +47,18 @@ def _numpy(device: str) -> Implementation:
 
     def run(data: Data) -> Outcome:
         call, rows = data.call, Rows(data.call)
-        h = rows.of(add(data.x, data.residual, call.x)).astype(np.float64)
+        f, slope = (rows.of(part) for part in _gate(data))
+        on_x, on_y = (f, np.ones(())) if call.is_gated_before else (np.ones(()), f)
+        h = rows.of(add(data.x, data.residual, call.x)).astype(np.float64) * on_x
         spread = [None if p is None else rows.of(p.reshape(call.feature_shape)) for p in (data.scale, data.bias)]
         unmasked = rows.of(np.asarray(True if data.mask is None else data.mask))
         dy, dh = (rows.of(v).astype(np.float64) for v in (data.dy, np.zeros(()) if data.dh is None else data.dh))
+        own_dy, dy = dy, dy * on_y
         da, dg, db = (
             rows.of(np.zeros(()) if t is None else t if i == 0 else t.reshape(call.feature_shape)).astype(np.float64)
             for i, t in enumerate(data.tangents)
         )
+        da = da * on_x
         y, normalised, dx, jvp = np.zeros((4, rows.count, rows.n))
         inverse_rms = np.zeros((rows.count, 1))
         for i in range(rows.count if rows.n else 0):
@@ -86,13 +90,14 @@ def _numpy(device: str) -> Implementation:
             dy[i], normalised[i], y[i] = v, inner, _affine(data, normalised[i], g, b)
         if rows.n:
             dy[~(unmasked & (np.arange(rows.n) < call.k)).any(axis=1)] = 0.0
-        dx = rows.back(dx + dh)
+        dgate = dx * rows.of(data.x).astype(np.float64) if call.is_gated_before else own_dy * y
+        dgate, dx = rows.back(dgate * slope), rows.back(dx * on_x + dh)
         over = {"dscale": rows.back(dy * normalised), "dbias": rows.back(dy)}
         results = {
-            "y": round_to(rows.back(y), call.result),
+            "y": round_to(rows.back(y * on_y), call.result),
             "inverse_rms": round_to(rows.back(inverse_rms), call.inverse_rms),
             "dx": round_to(dx, data.x.dtype.name),
-            "jvp": round_to(rows.back(jvp), call.result),
+            "jvp": round_to(rows.back(jvp * on_y), call.result),
         }
         for name, parameter in (("dscale", data.scale), ("dbias", data.bias)):
             if parameter is not None:
@@ -100,6 +105,8 @@ def _numpy(device: str) -> Implementation:
                 results[name] = round_to(results[name], parameter.dtype.name)
         if data.residual is not None:
             results["dresidual"] = round_to(dx, data.residual.dtype.name)
+        if data.gate is not None:
+            results["dgate"] = round_to(dgate, data.gate.dtype.name)
         return Outcome({name: [value] for name, value in results.items()})
 
     def quietly(data: Data) -> Outcome:
@@ -112,6 +119,15 @@ def _numpy(device: str) -> Implementation:
 def round_to(x: Array, dtype: str) -> Array:
     """float64 to a format, in one rounding."""
     return DoubleDouble(x).round(dtype)
+
+
+def _gate(data: Data) -> tuple[Array, Array]:
+    """f(z) and its derivative; 1 and 0 without a gate."""
+    if data.gate is None:
+        return np.ones(()), np.zeros(())
+    z = data.gate.astype(np.float64)
+    s, rest = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))
+    return (z * s, s * (1 + z * rest)) if data.variant.gate_function == "silu" else (s, s * rest)
 
 
 def _affine(data: Data, normalised: Array, g: Array | None, b: Array | None) -> Array:
@@ -148,15 +164,15 @@ def _torch(device: str) -> Implementation:
 
     def run(data: Data) -> Outcome:
         options = {**data.options, "mask": send(data.mask)}
-        inputs = [send(p) for p in (data.x, data.scale, data.bias, data.residual)]
-        *primals, residual = inputs
+        inputs = [send(getattr(data, name)) for name in _INPUTS]
+        *primals, residual, gate = inputs
         tangents = [send(t) for t in data.tangents]
         cotangents = (send(data.dy), send(data.dh))
         before = [None if p is None else p.clone() for p in inputs]
 
         def function(*inputs: Any) -> Any:
-            *primals, residual = inputs
-            return rms_norm(*primals, residual=residual, return_inverse_rms=True, **options)
+            *primals, residual, gate = inputs
+            return rms_norm(*primals, residual=residual, gate=gate, return_inverse_rms=True, **options)
 
         leaves = [None if p is None else p.detach().requires_grad_() for p in inputs]
         *outputs, inverse_rms = function(*leaves)
@@ -164,20 +180,20 @@ def _torch(device: str) -> Implementation:
         gradients = iter(torch.autograd.grad(outputs, wanted, cotangents[: len(outputs)]))
         by_tape = [None if leaf is None else next(gradients) for leaf in leaves]
         dy = cotangents[0] if data.dh is None else cotangents
-        by_formula = rms_norm_vjp(dy, *primals, residual=residual, **options)
+        by_formula = rms_norm_vjp(dy, *primals, residual=residual, gate=gate, **options)
         with torch.autograd.forward_ad.dual_level():
             dual: list[Any] = [
                 p if t is None else torch.autograd.forward_ad.make_dual(p.contiguous(), t)
                 for p, t in zip(primals, tangents, strict=True)
             ]
-            forward = torch.autograd.forward_ad.unpack_dual(function(*dual, residual)[0]).tangent
-        jvp = rms_norm_jvp(primals, tangents, residual=residual, **options)
+            forward = torch.autograd.forward_ad.unpack_dual(function(*dual, *inputs[3:])[0]).tangent
+        jvp = rms_norm_jvp(primals, tangents, residual=residual, gate=gate, **options)
         changed = [
             name
             for name, was, now in zip(_INPUTS, before, inputs, strict=True)
             if was is not None and not np.array_equal(_bits(fetch(was)), _bits(fetch(now)))
         ]
-        return _outcome(fetch, outputs[0], inverse_rms, by_tape, by_formula, (forward, jvp), changed)
+        return _outcome(data, fetch, outputs[0], inverse_rms, by_tape, by_formula, (forward, jvp), changed)
 
     return run
 
@@ -197,15 +213,16 @@ def _tf(device: str) -> Implementation:
     def run(data: Data) -> Outcome:
         with tf.device(device_name):
             options = {**data.options, "mask": send(data.mask)}
-            inputs = [send(p) for p in (data.x, data.scale, data.bias, data.residual)]
-            *primals, residual = inputs
+            inputs = [send(getattr(data, name)) for name in _INPUTS]
+            *primals, residual, gate = inputs
             tangents = [send(t) for t in data.tangents]
             cotangents = [send(v) for v in (data.dy, data.dh)]
             wanted = [p for p in inputs if p is not None]
             before = [None if p is None else p.numpy().copy() for p in inputs]
 
-            def function(x: Any, scale: Any, bias: Any, residual: Any) -> Any:
-                return rms_norm(x, scale, bias, residual=residual, return_inverse_rms=True, **options)
+            def function(*inputs: Any) -> Any:
+                *primals, residual, gate = inputs
+                return rms_norm(*primals, residual=residual, gate=gate, return_inverse_rms=True, **options)
 
             with tf.GradientTape() as tape:
                 tape.watch(wanted)
@@ -213,18 +230,18 @@ def _tf(device: str) -> Implementation:
             gradients = iter(tape.gradient(outputs, wanted, cotangents[: len(outputs)]))
             by_tape = [None if p is None else next(gradients) for p in inputs]
             dy = cotangents[0] if data.dh is None else tuple(cotangents)
-            by_formula = rms_norm_vjp(dy, *primals, residual=residual, **options)
+            by_formula = rms_norm_vjp(dy, *primals, residual=residual, gate=gate, **options)
             pairs = [(p, t) for p, t in zip(primals, tangents, strict=True) if t is not None]
             with tf.autodiff.ForwardAccumulator(*zip(*pairs, strict=True)) as accumulator:
                 y = function(*inputs)[0]
-            jvp = rms_norm_jvp(primals, tangents, residual=residual, **options)
+            jvp = rms_norm_jvp(primals, tangents, residual=residual, gate=gate, **options)
             changed = [
                 name
                 for name, was, now in zip(_INPUTS, before, inputs, strict=True)
                 if was is not None and not np.array_equal(_bits(was), _bits(now.numpy()))
             ]
             derivatives = (accumulator.jvp(y), jvp)
-            return _outcome(lambda t: t.numpy(), outputs[0], inverse_rms, by_tape, by_formula, derivatives, changed)
+            return _outcome(data, np.asarray, outputs[0], inverse_rms, by_tape, by_formula, derivatives, changed)
 
     return run
 
@@ -249,14 +266,14 @@ def _flax(device: str) -> Implementation:
     def run(data: Data) -> Outcome:
         wide = any(a is not None and a.dtype == np.float64 for a in (data.x, data.scale, data.bias, data.dy))
         with jax.enable_x64(wide):
-            inputs = [send(p) for p in (data.x, data.scale, data.bias, data.residual)]
+            inputs = [send(getattr(data, name)) for name in _INPUTS]
             arrays = {name: p for name, p in zip(_INPUTS, inputs, strict=True) if p is not None}
             along = dict(zip(_INPUTS, (send(t) for t in data.tangents), strict=False))
             cotangents = [send(v) for v in (data.dy, data.dh) if v is not None]
             y, inverse_rms, by_tape, by_formula, derivatives = everything(
                 data, arrays, along, cotangents, send(data.mask)
             )
-            return _outcome(np.asarray, y, inverse_rms, by_tape, by_formula, derivatives, changed=())
+            return _outcome(data, np.asarray, y, inverse_rms, by_tape, by_formula, derivatives, changed=())
 
     def everything(data: Data, arrays: Any, along: Any, cotangents: Any, mask: Any) -> Any:
         # one function for the compiler, as in a user's training step
@@ -265,19 +282,21 @@ def _flax(device: str) -> Implementation:
             options = {**data.options, "mask": mask}
 
             def function(arrays: Any) -> Any:
-                x, scale, bias, residual = (arrays.get(name) for name in _INPUTS)
-                *outputs, inverse_rms = rms_norm(x, scale, bias, residual=residual, return_inverse_rms=True, **options)
+                *primals, residual, gate = (arrays.get(name) for name in _INPUTS)
+                more = {**options, "return_inverse_rms": True}
+                *outputs, inverse_rms = rms_norm(*primals, residual=residual, gate=gate, **more)
                 return outputs, inverse_rms
 
-            primals, residual = tuple(arrays.get(name) for name in _INPUTS[:3]), arrays.get("residual")
+            *primals, residual, gate = (arrays.get(name) for name in _INPUTS)
             outputs, pull, inverse_rms = jax.vjp(function, arrays, has_aux=True)
             (gradients,) = pull(cotangents)
-            dy = cotangents[0] if residual is None else tuple(cotangents)
-            by_formula = rms_norm_vjp(dy, *primals, residual=residual, **options)
+            dy = cotangents[0] if data.residual is None else tuple(cotangents)
+            by_formula = rms_norm_vjp(dy, *primals, residual=residual, gate=gate, **options)
             tangents = {name: jax.numpy.zeros_like(p) if along.get(name) is None else along[name]
                         for name, p in arrays.items()}  # fmt: skip
             (forward, *_), _ = jax.jvp(function, (arrays,), (tangents,))[1]
-            jvp = rms_norm_jvp(primals, tuple(along.get(n) for n in _INPUTS[:3]), residual=residual, **options)
+            directions = [along.get(name) for name in _INPUTS[:3]]
+            jvp = rms_norm_jvp(primals, directions, residual=residual, gate=gate, **options)
             by_tape = [gradients.get(name) for name in _INPUTS]
             return outputs[0], inverse_rms, by_tape, by_formula, (forward, jvp)
 
@@ -292,10 +311,11 @@ _LOAD: Final[Mapping[str, Callable[[str], Implementation]]] = {
     "tf": _tf,
     "flax": _flax,
 }
-_INPUTS: Final = ("x", "scale", "bias", "residual")
+_INPUTS: Final = ("x", "scale", "bias", "residual", "gate")
 
 
 def _outcome(
+    data: Data,
     fetch: Callable[[Any], Array],
     y: Any,
     inverse_rms: Any,
@@ -305,9 +325,10 @@ def _outcome(
     changed: Sequence[str],
 ) -> Outcome:
     results = {"y": [fetch(y)], "inverse_rms": [fetch(inverse_rms)], "jvp": [fetch(d) for d in derivatives]}
-    by_formula = [*by_formula, None][:4]
-    for name, *gradients in zip(("dx", "dscale", "dbias", "dresidual"), by_tape, by_formula, strict=True):
-        results[name] = [fetch(gradient) for gradient in gradients if gradient is not None]
+    formulas = named_gradients(data, by_formula)
+    for name, gradient in zip(GRADIENTS, by_tape, strict=True):
+        ways = (gradient, formulas.get(name))
+        results[name] = [fetch(gradient) for gradient in ways if gradient is not None]
     return Outcome(results, tuple(changed))
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rmsnorm import dtypes
 from rmsnorm.call import Axis, Call, Spec, resolve
-from rmsnorm.variants import PRESETS, Variant, derive
+from rmsnorm.variants import PRESETS, GateFunction, GatePosition, Variant, derive
 
 Array = npt.NDArray[Any]
 _EVERY: Final = tuple(PRESETS)
@@ -44,6 +44,7 @@ class Case:
         parameters: dtype of scale and bias, None for that of x.
         mask: some elements not counted, with NaN under the mask, and a row with none.
         residual, strided: whether there is a residual; whether x is a strided view.
+        gate: gate_function and gate_position of the variant that it runs with; None for no gate.
         options: further arguments of the call.
     """
 
@@ -58,6 +59,7 @@ class Case:
     mask: bool = False
     residual: bool = False
     strided: bool = False
+    gate: tuple[GateFunction, GatePosition] | None = None
     dtypes: tuple[str, ...] = dtypes.FLOATS
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -77,6 +79,7 @@ class Data:
     tangents: tuple[Array, Array | None, Array | None]
     mask: Array | None
     residual: Array | None
+    gate: Array | None
     axis: Axis
     feature_axis: Axis | None
     out_dtype: str | None
@@ -94,7 +97,7 @@ class Data:
     @property
     def arrays(self) -> dict[str, Any]:
         """Keyword arguments of rms_norm that are arrays."""
-        return {"mask": self.mask, "residual": self.residual}
+        return {"mask": self.mask, "residual": self.residual, "gate": self.gate}
 
 
 CASES: Final = (
@@ -146,6 +149,13 @@ CASES: Final = (
          options={"out_dtype": "float32"}),
     Case("out bf16", (24, 48), ("standard", "apex"), "bfloat16 results asked for", dtypes=("float32", "float64"),
          options={"out_dtype": "bfloat16"}),
+    Case("gate", (16, 48), ("standard", "apex"), "y f(z): Kimi Linear, Falcon-H1; Qwen3-Next rounds y before it",
+         gate=("silu", "after")),
+    Case("gate of x", (6, 4, 12), ("llama",), "the norm of x f(z) in groups: Mamba-2", gate=("silu", "before"),
+         options={"axis": -1, "feature_axis": (-2, -1)}),
+    Case("sigmoid gate", (16, 48), ("standard",), "another f, which is not 0 for z = 0", bias=True,
+         gate=("sigmoid", "after")),
+    Case("sigmoid gate of x", (16, 48), ("standard",), "and before the norm", gate=("sigmoid", "before")),
 )  # fmt: skip
 
 
@@ -173,7 +183,7 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         >>> make(CASES[0], "llama", "bfloat16").x.shape
         (48, 96)
     """
-    chosen = derive("make", variant, case.options.get("eps"), case.options.get("partial"))
+    chosen = _gated(case, derive("make", variant, case.options.get("eps"), case.options.get("partial")))
     random = np.random.default_rng(zlib.crc32(f"{case.name}/{chosen.name}/{dtype}".encode()))
     axis, feature_axis = case.options.get("axis", -1), case.options.get("feature_axis")
     layout = resolve("make", Spec(case.shape, dtype), variant=chosen, axis=axis, feature_axis=feature_axis)
@@ -193,6 +203,7 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         room = np.zeros([2 * size + 1 for size in case.shape], x.dtype)
         room[1::2, 1::2] = x
         x = room[1::2, 1::2]
+    gate = _gate(case.shape, dtype, random) if case.gate else None
     call = _call(case, chosen, dtype, scale, bias)
     return Data(
         case=case,
@@ -210,6 +221,7 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         ),
         mask=mask,
         residual=residual,
+        gate=gate,
         axis=axis,
         feature_axis=feature_axis,
         out_dtype=case.options.get("out_dtype"),
@@ -233,8 +245,27 @@ def _call(case: Case, variant: Variant, dtype: str, scale: Array | None, bias: A
         axis=case.options.get("axis", -1),
         feature_axis=case.options.get("feature_axis"),
         residual=Spec(case.shape, dtype) if case.residual else None,
+        gate=Spec(case.shape, dtype) if case.gate else None,
         out_dtype=case.options.get("out_dtype"),
     )
+
+
+def _gated(case: Case, variant: Variant) -> Variant:
+    if case.gate is None:
+        return variant
+    function, position = case.gate
+    return variant.replace(gate_function=function, gate_position=position)
+
+
+def _gate(shape: tuple[int, ...], dtype: str, random: np.random.Generator) -> Array:
+    """Of both signs; every row has a 0, and what somebody may cut off.
+
+    For z = 13.7 float32 can still tell f(z) from z, so that y is no tie; in float16 dy f(z) stays a normal number.
+    """
+    z = random.normal(0.5, 3.0, shape)
+    for column, value in enumerate((0.0, 13.7, -20.0), start=1):
+        z[..., column : column + 1] = value
+    return np.clip(z, -4.0 if dtype == "float16" else None, 13.7).astype(dtype)
 
 
 def _values(case: Case, dtype: str, random: np.random.Generator) -> Array:

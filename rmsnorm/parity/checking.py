@@ -31,6 +31,8 @@ from rmsnorm.variants import Preset, Variant, get_variant
 _OF_THE_WIDTH: Final = ("wide", "width 1", "no columns")
 _WIDEST: Final = (1, 16381)  # of the case "wide": an outlier is 127 times the RMS; a Triton kernel takes up to 16384
 _SHOWN: Final = 5  # lines of failures in the text
+_GATED: Final = "gate"  # the case for an optional gate; what the gate does is said by the variant
+_GRADIENTS: Final = {"x": "dx", "scale": "dscale", "bias": "dbias", "gate": "dgate"}
 _FIELDS: Final = 3  # lines on what it is instead
 
 
@@ -133,17 +135,18 @@ def check(
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
 
-    The cases are those of ``rmsnorm check --list`` that it can be called with: with a gain, a bias, a mask or a
-    residual only if it takes one, by the name of the argument or the parameter; along the last axis. x has one to five
-    axes. Each case runs twice, in NumPy and PyTorch also with x and dy transposed, sliced and channels last in memory,
-    and with a layer in training and in evaluation; the worst of these counts.
+    The cases are those of ``rmsnorm check --list`` that it can be called with: with a gain, a bias, a mask, a residual
+    or a gate only if it takes one, by the name of the argument or the parameter; along the last axis. If it must have
+    a gate, every case has one, and the variant says what becomes of it. x has one to five axes. Each case runs twice,
+    in NumPy and PyTorch also with x and dy transposed, sliced and channels last in memory, and with a layer in training
+    and in evaluation; the worst of these counts.
 
     Args:
         function: of x, or of (x, weight), (x, weight, bias) and the like; a layer of PyTorch, Keras, Flax or Equinox;
             its class; ``module:attribute``; an .onnx file.
         variant: what it should be.
         framework: torch, tf, keras, jax, flax or numpy, for a function that does not show whose arrays it takes.
-        gradients: whether dx, dscale and dbias count, where the framework differentiates.
+        gradients: whether dx, dscale, dbias and dgate count, where the framework differentiates.
         dtypes: of x.
         device: cpu or cuda.
         extremes: whether to include rows whose squares leave the range of float32, and masks with NaN under them and
@@ -192,18 +195,41 @@ def check(
 
 def _data(target: Target, variant: Variant, types: tuple[str, ...], extremes: bool) -> Iterator[tuple[Target, Data]]:
     pairs = {(case.name, dtype): case for case, _, dtype in select((variant.name, "standard"), types)}
+    gate, required = (variant.gate_function, variant.gate_position), None if "gate" in target.arguments else False
     for (_, dtype), case in pairs.items():
         extreme = case.mask or (case.data in ("huge", "tiny") and dtype != "float16")
         fitted = _fitted(target, case) if extremes or not extreme else None
-        if fitted is not None:
-            resized, case = fitted
-            yield resized, replace(make(case, variant, dtype), dh=None)
+        if fitted is None:
+            continue
+        resized, case = fitted
+        required = _requires_gate(resized, make(case, variant, dtype)) if required is None else required
+        if required and (case.mask or case.residual):
+            continue  # beside a gate there is neither
+        case = replace(case, gate=gate if case.gate or required else None)
+        yield resized, replace(make(case, variant, dtype), dh=None)
+
+
+def _requires_gate(target: Target, data: Data) -> bool:
+    """Whether it answers with a gate, and not without one."""
+    primals, gate = (data.x, data.scale, data.bias), {"gate": np.ones_like(data.x)}
+    for others, answer in ((data.arrays, False), (gate, True)):
+        try:
+            target.forward(*primals, **others)
+        except TargetError:
+            continue
+        return answer
+    return False
 
 
 def _fitted(target: Target, case: Case) -> tuple[Target, Case] | None:
     """The target and the case, each as the other needs it; None where they do not fit."""
-    asks = (("mask", case.mask), ("residual", case.residual))
-    if case.options or case.strided or any(needed and argument not in target.arguments for argument, needed in asks):
+    asks = (("mask", case.mask), ("residual", case.residual), ("gate", case.gate))
+    if (
+        case.options
+        or case.strided
+        or (case.gate and case.name != _GATED)
+        or any(needed and argument not in target.arguments for argument, needed in asks)
+    ):
         return None
     if target.rank not in (None, len(case.shape)):
         return None
@@ -228,7 +254,7 @@ def _fitted(target: Target, case: Case) -> tuple[Target, Case] | None:
 
 def _verdicts(target: Target, data: Data, *, gradients: bool, compiled: bool) -> list[Verdict]:
     """A verdict on each quantity: on the first way to call the target in which it differs, else on the first way."""
-    counted = ("y", "dx", "dscale", "dbias") if gradients else ("y",)
+    counted = ("y", *_GRADIENTS.values()) if gradients else ("y",)
     expected = {name: _allowed(name, want, data) for name, want in expect(data, counted).items()}
     verdicts: dict[str, Verdict] = {}
     first: dict[str, Array] = {}
@@ -264,9 +290,9 @@ def _ways(
         yield "in evaluation", target, data, target.training(False), False
     if target.bridge.strided and data.x.size:
         for layout, view in _LAYOUTS.items():
-            x, dy = view(data.x), view(data.dy)
+            x, dy, gate = view(data.x), view(data.dy), None if data.gate is None else view(data.gate)
             if x is not None and dy is not None and x.strides != data.x.strides:
-                yield layout, target, replace(data, x=x, dy=dy), same, True
+                yield layout, target, replace(data, x=x, dy=dy, gate=gate), same, True
     if compiled:
         yield "compiled", replace(target, function=target.bridge.compiled(target.function)), data, same, True
 
@@ -311,10 +337,11 @@ def _results(target: Target, data: Data, *, gradients: bool) -> tuple[dict[str, 
     if not gradients:
         return results, wrong
     try:
-        derivatives = target.gradients(*primals, data.dy, **data.arrays)
+        inputs = {**dict(zip(("x", "scale", "bias"), primals, strict=True)), **data.arrays}
+        derivatives = target.all_gradients(data.dy, **{name: a for name, a in inputs.items() if a is not None})
     except TargetError as error:
         return results, wrong | {"dx": str(error)}
-    results |= {n: g for n, g in zip(("dx", "dscale", "dbias"), derivatives, strict=True) if g is not None}
+    results |= {d: g for name, d in _GRADIENTS.items() if (g := derivatives.get(name)) is not None}
     return results, wrong
 
 
@@ -331,13 +358,16 @@ def _allowed(name: str, want: Expected, data: Data) -> Expected:
     """The bound for a target that may compute in float32 and differentiate automatically.
 
     Where h / rho is rounded before the gain, automatic differentiation rounds what the formulas do not: dy * gain for
-    dx, and for dscale h / rho and its product with dy. Each errs by at most 1 in units of the terms. The share of
-    identical bits counts on values that are not alike, and so not on rows that are constant.
+    dx, and for dscale h / rho and its product with dy. Each errs by at most 1 in units of the terms. A gate after the
+    norm adds dy f(z) to each, and before it what there is for dx to dgate. The share of identical bits counts on values
+    that are not alike, and so not on rows that are constant.
     """
     ratio, identical = want.bound.ratio, want.bound.identical
     if data.call.norm is not None:
         u = formats.unit_roundoff(data.call.norm) / formats.unit_roundoff(want.value.dtype.name)
         ratio += {"dx": 1.0, "dscale": 2.0}.get(name, 0.0) * u
+        if data.gate is not None:
+            ratio += u * (name == "dgate" if data.call.is_gated_before else name in ("dx", "dscale", "dbias"))
     return replace(want, bound=Bound(ratio, 0.0 if data.case.data == "constant" else identical))
 
 

@@ -16,6 +16,8 @@ _OTHERS: Final = {
     "statistic": ("mean_square", "variance"),
     "rounding": ("before_scale", "after_scale"),
     "scale_offset": (0.0, 1.0),
+    "gate_function": ("silu", "sigmoid"),
+    "gate_position": ("after", "before"),
     "result_dtype": ("x", "scale", "promote"),
     "eps": (0.0, *(float(f"1e-{power}") for power in range(12, 0, -1)), None),
 }
@@ -30,13 +32,13 @@ class Output(NamedTuple):
     golden: Array
 
 
-def instead(variant: str, outputs: Sequence[Output]) -> str:
+def instead(variant: Variant, outputs: Sequence[Output]) -> str:
     """A sentence on which variant's y these are, by the bounds of the parity kit.
 
     The candidates are the presets; then the variant with one field changed; then the presets with its eps.
 
     Args:
-        variant: name of the preset that should have computed them.
+        variant: the preset that should have computed them, with what it does with a gate in these cases.
         outputs: some that differ from the variant's first, as these rule most candidates out; then the others.
 
     Returns:
@@ -47,13 +49,13 @@ def instead(variant: str, outputs: Sequence[Output]) -> str:
         >>> from rmsnorm.numpy_impl import rms_norm
         >>> data = make(_CASES["rows"], "llama", "float32")
         >>> want, got = (rms_norm(data.x, data.scale, variant=name) for name in ("llama", "gemma"))
-        >>> instead("llama", [Output("rows", "float32", got, want)])
+        >>> instead(PRESETS["llama"], [Output("rows", "float32", got, want)])
         'y is that of gemma'
     """
     cases = [(data, output.y) for output in outputs if (data := _data(variant, output)) is not None]
     if not cases:
         return ""
-    for candidates in _candidates(PRESETS[variant]):
+    for candidates in _candidates(variant):
         if names := [candidate.label for candidate in candidates if _computes(candidate, cases)]:
             more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
             alike = "" if len(names) == 1 else ", which these cases do not tell apart"
@@ -61,22 +63,24 @@ def instead(variant: str, outputs: Sequence[Output]) -> str:
     return "y is that of no preset, and of no variant that differs from this one in one field"
 
 
-def _data(variant: str, output: Output) -> Data | None:
+def _data(variant: Variant, output: Output) -> Data | None:
     """The inputs of an output, if this version makes the same ones."""
-    if variant not in PRESETS or output.case not in _CASES or output.dtype not in _CASES[output.case].dtypes:
+    if output.case not in _CASES or output.dtype not in _CASES[output.case].dtypes:
         return None
-    data = make(_CASES[output.case], variant, output.dtype)
+    data = make(_CASES[output.case], variant.name, output.dtype)
     same = golden(data, ["y"])["y"].tobytes() == output.golden.tobytes() and output.y.shape == data.x.shape
     return data if same else None
 
 
 def _candidates(asked: Variant) -> Iterator[list[Variant]]:
     """The simplest answers first; last what may round anywhere, whose bounds let others pass."""
-    exact = [preset for preset in PRESETS.values() if preset.rounding != "input_dtype"]
+    gate = {"gate_function": asked.gate_function, "gate_position": asked.gate_position}
+    presets = [preset.replace(**gate) for preset in PRESETS.values()]
+    exact = [preset for preset in presets if preset.rounding != "input_dtype"]
     yield exact
     yield [asked.replace(**{name: value}) for name, values in _OTHERS.items() for value in values]
     yield [preset.replace(eps=asked.eps) for preset in exact]
-    yield [preset for preset in PRESETS.values() if preset not in exact]
+    yield [preset for preset in presets if preset not in exact]
 
 
 def _computes(candidate: Variant, cases: Sequence[tuple[Data, Array]]) -> bool:

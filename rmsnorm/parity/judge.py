@@ -33,7 +33,7 @@ Implementation = Callable[[Data], Outcome]
 
 _POWERS: Final = 24  # of 2; distances above are counted together
 _BLOCK: Final = (16, 64)
-_GRADIENTS: Final = ("dx", "dscale", "dbias", "dresidual")
+GRADIENTS: Final = ("dx", "dscale", "dbias", "dresidual", "dgate")
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,12 @@ def expect(data: Data, quantities: Sequence[str] = QUANTITIES) -> dict[str, Expe
     return expected
 
 
+def named_gradients(data: Data, gradients: Sequence[Any]) -> dict[str, Any]:
+    """What rms_norm_vjp returns for a case, by name."""
+    last = "dresidual" if data.gate is None else "dgate"
+    return dict(zip(("dx", "dscale", "dbias", last), gradients, strict=False))
+
+
 def golden(data: Data, quantities: Sequence[str] = QUANTITIES) -> dict[str, Array]:
     """The quantities of a case, by the golden: those that it has."""
     options = {**data.options, **data.arrays}
@@ -120,10 +126,10 @@ def golden(data: Data, quantities: Sequence[str] = QUANTITIES) -> dict[str, Arra
     if {"y", "inverse_rms"} & {*quantities}:
         y, *_, inverse_rms = rms_norm(data.x, data.scale, data.bias, return_inverse_rms=True, **options)
         results |= {"y": y, "inverse_rms": inverse_rms}
-    if {*_GRADIENTS} & {*quantities}:
+    if {*GRADIENTS} & {*quantities}:
         dy = data.dy if data.dh is None else (data.dy, data.dh)
         gradients = rms_norm_vjp(dy, data.x, data.scale, data.bias, **options)
-        results |= zip(_GRADIENTS, gradients, strict=False)
+        results |= named_gradients(data, gradients)
     if "jvp" in quantities:
         results["jvp"] = rms_norm_jvp((data.x, data.scale, data.bias), data.tangents, **options)
     return {name: results[name] for name in quantities if results.get(name) is not None}

@@ -43,7 +43,12 @@ def _candidate(data: Data, fault: str) -> Outcome:
     if fault == "strides ignored":
         x = np.lib.stride_tricks.as_strided(x, x.shape, np.empty_like(x, order="C", subok=False).strides)
     axes = _shifted(call.axes, x.ndim) if fault == "axis" else call.axes
-    h = x.astype(np.float64)
+    axes = call.feature_axes if fault == "groups ignored" else axes
+    f, slope = _gate(data, fault)
+    on_x, on_y = (f, 1.0) if call.is_gated_before != (fault == "gate on the other side") else (1.0, f)
+    h = x.astype(np.float64) * on_x
+    if fault == "x f(z) rounded":
+        h = _round(h, call.x)
     if data.residual is not None and fault != "residual dropped":
         h = _round(h + data.residual.astype(np.float64), call.x)
     gain_array, bias_array = data.scale, data.bias
@@ -115,26 +120,35 @@ def _candidate(data: Data, fault: str) -> Outcome:
     if fault == "factor beyond two axes" and x.ndim > 2:
         normalised = 1.1 * normalised
     before = call.norm is not None
-    y = _affine(call, normalised, g, b, o, before=before != (fault == "rounded on the other side"), fault=fault)
-    y = np.where(empty & (fault != "empty rows"), 0.0, y)
+    late, b = (b, -0.0) if fault == "bias after the gate" else (-0.0, b)
+    ungated = _affine(call, normalised, g, b, o, before=before != (fault == "rounded on the other side"), fault=fault)
+    if fault == "y rounded before the gate":
+        ungated = _round(ungated, call.x)
+    y = np.where(empty & (fault != "empty rows"), 0.0, ungated * on_y + late)
 
-    v = np.where(unmasked & ~empty, data.dy.astype(np.float64), 0.0)
+    v = np.where(unmasked & ~empty, data.dy.astype(np.float64) * (1.0 if fault == "no gate in dx" else on_y), 0.0)
     inside = np.where(unmasked, normalised, 0.0) if fault != "NaN under the mask" else normalised
     u = v if fault == "gain dropped from dx" else v * (o + g)
     direction = np.where(counted, np.where(s == 0, 0.0, c * inverse / np.where(s == 0, 1.0, s)), 0.0)
     along = np.sum(u * inside, axis=axes, keepdims=True) / size
     if fault == "no second term in dx":
         along = 0.0
-    slope = np.where(np.isfinite(s), direction, 0.0) * along
+    along_h = np.where(np.isfinite(s), direction, 0.0) * along
     if fault == "eps forgotten in dx":
-        slope = np.where(counted & (q > 0), c * inverse / np.where(q > 0, q * inverse, 1.0) * along, 0.0)
-    dx = np.where(unmasked & ~empty, u * inverse - slope, 0.0)
+        along_h = np.where(counted & (q > 0), c * inverse / np.where(q > 0, q * inverse, 1.0) * along, 0.0)
+    dx = np.where(unmasked & ~empty, u * inverse - along_h, 0.0)
+    dgate = (dx * x.astype(np.float64) if call.is_gated_before else data.dy.astype(np.float64) * ungated) * slope
+    dx = dx if fault == "no gate in dx" else dx * on_x
     if data.dh is not None and fault != "gradient of the residual branch dropped":
         dx = dx + data.dh.astype(np.float64)
     da, dg, db = (np.zeros(()) if t is None else t.astype(np.float64) for t in data.tangents)
-    da, dg, db = np.where(unmasked, da, 0.0), dg.reshape(shape) if dg.ndim else dg, db.reshape(shape) if db.ndim else db
+    da, dg, db = (
+        np.where(unmasked, da * on_x, 0.0),
+        dg.reshape(shape) if dg.ndim else dg,
+        db.reshape(shape) if db.ndim else db,
+    )
     jvp = da * inverse - inside * np.sum(np.where(np.isfinite(s), direction, 0.0) * da, axis=axes, keepdims=True) / size
-    jvp = np.where(unmasked & ~empty, jvp * (o + g) + inside * dg + db, 0.0)
+    jvp = np.where(unmasked & ~empty, jvp * (o + g) + inside * dg + db, 0.0) * on_y
 
     over = call.shared_axes
     result = "float32" if fault == "float32 result" else call.result
@@ -152,7 +166,24 @@ def _candidate(data: Data, fault: str) -> Outcome:
         results["dbias"] = _cast(np.sum(v, axis=over), data.bias.dtype.name)
     if data.residual is not None:
         results["dresidual"] = _cast(dx, data.residual.dtype.name)
+    if data.gate is not None:
+        results["dgate"] = _cast(np.zeros_like(dgate) if fault == "no dgate" else dgate, data.gate.dtype.name)
     return Outcome({name: [value] for name, value in results.items()}, ("x",) if fault == "writes x" else ())
+
+
+def _gate(data: Data, fault: str) -> tuple[Any, Any]:
+    """f(z) and its derivative; 1 and 0 without a gate."""
+    if data.gate is None or fault == "gate forgotten":
+        return 1.0, 0.0
+    z = data.gate.astype(np.float64)
+    if fault == "z cut off":
+        z = np.clip(z, -10, 10)
+    s, rest = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))
+    silu = (data.variant.gate_function == "silu") != (fault == "another function of the gate")
+    f, slope = (z * s, s * (1 + z * rest)) if silu else (s, s * rest)
+    if fault == "f(z) rounded":
+        f = _round(f, data.call.x)
+    return f, {"f for f' in dgate": f, "s(z) for f' in dgate": s}.get(fault, slope)
 
 
 def _affine(call: Any, normalised: Array, g: Any, b: Any, o: float, *, before: bool, fault: str) -> Array:
@@ -227,4 +258,21 @@ MUTANTS: Final = (
     Mutant("clipped at 4.5", "outliers cut off"),
     Mutant("clipped at 60", "large outliers cut off", (("wide", "standard"),)),
     Mutant("row of an outlier doubled", "a branch for rows that start with an outlier"),
+    Mutant("gate forgotten", "y alone", (("gate", "standard"), ("sigmoid gate", "standard"))),
+    Mutant("gate forgotten", "the norm of x alone", (("gate of x", "llama"), ("sigmoid gate of x", "standard"))),
+    Mutant("gate on the other side", "of x for of y", (("gate", "standard"), ("sigmoid gate", "standard"))),
+    Mutant("gate on the other side", "of y for of x", (("gate of x", "llama"), ("sigmoid gate of x", "standard"))),
+    Mutant("another function of the gate", "sigmoid for SiLU", (("gate", "apex"), ("gate of x", "llama"))),
+    Mutant("another function of the gate", "SiLU for sigmoid", (("sigmoid gate", "standard"),)),
+    Mutant("f(z) rounded", "SiLU in 16 bits", (("gate", "standard"), ("gate of x", "llama")), dtypes.HALF),
+    Mutant("y rounded before the gate", "two roundings", (("gate", "standard"),), dtypes.HALF),
+    Mutant("x f(z) rounded", "to the dtype of x", (("gate of x", "llama"),), dtypes.HALF),
+    Mutant("z cut off", "exponentials are feared", (("gate", "standard"), ("gate of x", "llama"))),
+    Mutant("bias after the gate", "y f(z) + b", (("sigmoid gate", "standard"),)),
+    Mutant("groups ignored", "one statistic for all groups", (("gate of x", "llama"),)),
+    Mutant("no gate in dx", "dy for dy f(z)", (("gate", "standard"),)),
+    Mutant("no gate in dx", "dh for dh f(z)", (("gate of x", "llama"),)),
+    Mutant("no dgate", "no gradient for the gate", (("gate", "standard"), ("gate of x", "llama"))),
+    Mutant("f for f' in dgate", "the gate itself", (("gate", "standard"), ("sigmoid gate of x", "standard"))),
+    Mutant("s(z) for f' in dgate", "z is a constant in z s(z)", (("gate", "standard"), ("gate of x", "llama"))),
 )  # fmt: skip

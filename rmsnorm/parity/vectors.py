@@ -3,15 +3,16 @@
 A folder holds a safetensors file for every case, and ``manifest.json``. Format 1:
 
     VARIANT.DTYPE.CASE.safetensors
-        inputs       x, scale, bias, residual, mask (BOOL, True counts), dy, dh (gradients with respect to y and to
-                     x + residual), tangent.x, tangent.scale, tangent.bias; only those that the case has
+        inputs       x, scale, bias, residual, gate, mask (BOOL, True counts), dy, dh (gradients with respect to y and
+                     to x + residual), tangent.x, tangent.scale, tangent.bias; only those that the case has
         expected.Q   the golden's value of the quantity Q, in the dtype that Q must have: y, inverse_rms, dx, dscale,
-                     dbias, dresidual, jvp
+                     dbias, dresidual, dgate, jvp
         unit.Q       F64, in the same shape: the unit of the parity ratio, |got - expected| / unit
         metadata     strings: variant, dtype, case, what the call means (eps, eps_position, statistic, scale_offset, n,
                      k, axes and feature_axes counted from 0 with commas; norm: dtype to which x / rho is rounded before
-                     the gain, or empty; product: dtype of the operations with the parameters, where norm is not empty),
-                     and for every quantity bound.Q and identical.Q
+                     the gain, or empty; product: dtype of the operations with the parameters, where norm is not empty;
+                     gate_function and gate_position, where there is a gate), and for every quantity bound.Q and
+                     identical.Q
     outputs/VARIANT.DTYPE.CASE.safetensors
         Q            what the other program computed
 
@@ -45,6 +46,7 @@ from rmsnorm.parity.cases import Array, Data, make, select
 from rmsnorm.parity.instead import Output, instead
 from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
 from rmsnorm.parity.run import BackendRun, Record
+from rmsnorm.variants import PRESETS, Variant
 
 FORMAT: Final = 1
 _KIND: Final = "rmsnorm vectors"
@@ -145,31 +147,39 @@ def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done
     run = BackendRun(folder.resolve().name, status="held")
     began = time.monotonic()
     files = _manifest(folder)
-    outputs: dict[str, dict[bool, list[Output]]] = {}  # of each variant, by whether they passed
+    outputs: dict[Variant, dict[bool, list[Output]]] = {}  # by whether they passed
     for done, entry in enumerate(files, start=1):
         expected = _expected(folder, entry)
         metadata = entry["metadata"]
         labels = [metadata[name] for name in ("variant", "dtype", "case")]
         results, verdicts = _verdicts(folder / "outputs" / entry["file"], expected)
         for verdict in verdicts:
-            if verdict.quantity == "y" and "y" in results:
+            variant = _variant(metadata)
+            if verdict.quantity == "y" and "y" in results and variant is not None:
                 output = Output(metadata["case"], metadata["dtype"], results["y"], expected["y"].value)
-                outputs.setdefault(metadata["variant"], {True: [], False: []})[verdict.passed].append(output)
+                outputs.setdefault(variant, {True: [], False: []})[verdict.passed].append(output)
         run.records += [Record(run.name, "", "", *labels, **asdict(verdict)) for verdict in verdicts]
         run.cases += 1
         on_progress(done, len(files))
     if run.failures:
         run.status = "differs"
-        wrong = {name: [*own[False], *own[True]] for name, own in outputs.items() if own[False]}
-        run.message = "; ".join(f"{name}: {text}" for name, own in wrong.items() if (text := instead(name, own)))
+        wrong = {variant: [*own[False], *own[True]] for variant, own in outputs.items() if own[False]}
+        run.message = "; ".join(f"{v.label}: {text}" for v, own in wrong.items() if (text := instead(v, own)))
     run.seconds = time.monotonic() - began
     return run
+
+
+def _variant(metadata: Mapping[str, str]) -> Variant | None:
+    """The variant of a case, None where this version has none of that name."""
+    gate = {name: metadata[name] for name in ("gate_function", "gate_position") if name in metadata}
+    preset = PRESETS.get(metadata["variant"])
+    return None if preset is None else preset.replace(**gate)
 
 
 def _inputs(data: Data) -> dict[str, Array]:
     tangents = dict(zip(("tangent.x", "tangent.scale", "tangent.bias"), data.tangents, strict=True))
     arrays = {"x": data.x, "scale": data.scale, "bias": data.bias, "residual": data.residual, "mask": data.mask,
-             "dy": data.dy, "dh": data.dh, **tangents}  # fmt: skip
+             "gate": data.gate, "dy": data.dy, "dh": data.dh, **tangents}  # fmt: skip
     return {name: array for name, array in arrays.items() if array is not None}
 
 
@@ -181,6 +191,8 @@ def _metadata(data: Data, expected: Mapping[str, Expected]) -> dict[str, str]:
         "n": call.n, "k": call.k, "axes": ",".join(map(str, call.axes)),
         "feature_axes": ",".join(map(str, call.feature_axes)), "norm": call.norm or "", "product": call.product,
     }  # fmt: skip
+    if data.gate is not None:
+        metadata |= {"gate_function": variant.gate_function, "gate_position": variant.gate_position}
     for name, want in expected.items():
         metadata |= {f"bound.{name}": want.bound.ratio, f"identical.{name}": want.bound.identical}
     return {name: str(value) for name, value in metadata.items()}

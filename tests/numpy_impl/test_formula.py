@@ -14,7 +14,7 @@ PLAIN = [
     case
     for case in CASES
     if "standard" in case.variants and "float64" in case.dtypes and case.data in ("rows", "constant", "zero_rows")
-    if case.scale and 0 not in case.shape and not (case.mask or case.residual or case.options)
+    if case.scale and 0 not in case.shape and not (case.mask or case.residual or case.gate or case.options)
 ]
 
 

@@ -340,6 +340,41 @@ class TestFrameworks:
         result = check(dense_gradient, dtypes="float32")
         assert {record.quantity for record in result.run.failures} == {"dx", "dscale"}
 
+    def test_a_gate(self) -> None:
+        """Optional in Mamba-2's class, so that one case has it, and required in Qwen3-Next's, where all have."""
+        torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+
+        class Mamba2(torch.nn.RMSNorm):  # type: ignore[misc, name-defined, unused-ignore]
+            def forward(self, x: Any, gate: Any = None) -> Any:
+                wide = x.float() if gate is None else x.float() * torch.nn.functional.silu(gate.float())
+                wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+                return self.weight * wide.to(x.dtype)
+
+        class Qwen3Next(Mamba2):
+            def forward(self, x: Any, gate: Any) -> Any:
+                return (super().forward(x) * self.act(gate.float())).to(x.dtype)
+
+            def act(self, gate: Any) -> Any:
+                return torch.nn.functional.silu(gate)
+
+        class CutOff(Qwen3Next):
+            def act(self, gate: Any) -> Any:
+                return super().act(gate.clamp(-10, 10))
+
+        class Constant(Qwen3Next):
+            def act(self, gate: Any) -> Any:
+                return super().act(gate.detach())
+
+        before, apex = Variant.get("llama").replace(gate_position="before"), Variant.get("apex").replace(eps=1e-6)
+        optional, required = check(Mamba2, before, dtypes="bfloat16"), check(Qwen3Next, apex, dtypes="bfloat16")
+        for result, cases in ((optional, 1), (required, required.run.cases)):
+            assert result.passed, result.text
+            assert len({r.case for r in result.run.records if r.quantity == "dgate"}) == cases
+        assert {r.case for r in check(Mamba2, "llama", dtypes="bfloat16").run.failures} == {"gate"}
+        assert "gate_position is 'after', llama has 'before'" in check(Qwen3Next, before, dtypes="bfloat16").text
+        assert not check(CutOff, apex, dtypes="bfloat16", gradients=False).passed
+        assert {r.quantity for r in check(Constant, apex, dtypes="float32").run.failures} == {"dgate"}
+
     def test_transformers(self) -> None:
         pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
         pytest.importorskip("transformers", reason="transformers is not installed; pip install 'rmsnorm[dev]'")

@@ -25,7 +25,10 @@ from rmsnorm.parity.mutants import candidate
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "examples" / "rms_norm.c"
 TYPES = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_}
-FEW = {"cases": ["rows", "odd", "gain f32", "mask", "residual", "no rows"], "variants": ["standard", "llama"]}
+FEW = {
+    "cases": ["rows", "odd", "gain f32", "mask", "residual", "no rows", "gate of x"],
+    "variants": ["standard", "llama"],
+}
 
 
 def read(path):
@@ -44,7 +47,7 @@ def read(path):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("written") / "vectors"
-    assert vectors.write(folder, **FEW) == 40
+    assert vectors.write(folder, **FEW) == 44
     return folder
 
 
@@ -72,10 +75,10 @@ def _failures(folder):
 
 
 def test_two_runs_write_the_same_bytes(written, tmp_path):
-    assert vectors.write(tmp_path / "again", **FEW) == 40
+    assert vectors.write(tmp_path / "again", **FEW) == 44
     names = sorted(path.name for path in written.iterdir())
     assert names == sorted(path.name for path in (tmp_path / "again").iterdir())
-    assert len(names) == 41
+    assert len(names) == 45
     for name in names:
         assert (written / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
@@ -83,7 +86,7 @@ def test_two_runs_write_the_same_bytes(written, tmp_path):
 def test_the_manifest_says_what_is_there(written):
     manifest = json.loads((written / "manifest.json").read_text())
     assert manifest["format"] == vectors.FORMAT
-    assert len({entry["file"] for entry in manifest["files"]}) == 40
+    assert len({entry["file"] for entry in manifest["files"]}) == 44
     for entry in manifest["files"]:
         path = written / entry["file"]
         assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
@@ -109,12 +112,12 @@ def test_the_files_hold_the_cases_of_the_kit(written):
     manifest = json.loads((written / "manifest.json").read_text())
     by_case = {(e["metadata"]["variant"], e["metadata"]["dtype"], e["metadata"]["case"]): e for e in manifest["files"]}
     chosen = [(c, v, d) for c, v, d in select(tuple(FEW["variants"])) if c.name in FEW["cases"]]
-    assert len(by_case) == len(chosen) == 40
+    assert len(by_case) == len(chosen) == 44
     for case, variant, dtype in chosen:
         data = make(case, variant, dtype)
         _, tensors = read(written / by_case[variant, dtype, case.name]["file"])
         inputs = {"x": data.x, "scale": data.scale, "bias": data.bias, "mask": data.mask, "residual": data.residual,
-                  "dy": data.dy, "dh": data.dh}  # fmt: skip
+                  "gate": data.gate, "dy": data.dy, "dh": data.dh}  # fmt: skip
         inputs |= dict(zip(("tangent.x", "tangent.scale", "tangent.bias"), data.tangents, strict=True))
         want = {name: array for name, array in inputs.items() if array is not None}
         want |= {f"expected.{name}": array for name, array in golden(data).items()}
@@ -127,17 +130,29 @@ def test_the_files_hold_the_cases_of_the_kit(written):
 def test_the_goldens_own_outputs_pass(folder):
     run = vectors.check(folder)
     assert run.status == "held"
-    assert run.cases == 40
+    assert run.cases == 44
     assert {record.parity_ratio for record in run.records} == {0.0}
-    assert {record.quantity for record in run.records} == {"y", "inverse_rms", "dx", "dscale", "dresidual", "jvp"}
+    assert {record.quantity for record in run.records} == {
+        "y",
+        "inverse_rms",
+        "dx",
+        "dscale",
+        "dresidual",
+        "dgate",
+        "jvp",
+    }
 
 
 _INSTEAD = {
     "": "",
     "eps on the other side": "standard: y is that of standard with eps_position='outside'; "
-    "llama: y is that of llama with eps_position='outside'",
+    "llama: y is that of llama with eps_position='outside'; llama with gate_position='before': y is that of llama with "
+    "eps_position='outside', gate_position='before'",
     "rounded on the other side": "standard: y is that of standard with rounding='before_scale'; "
-    "llama: y is that of flax",
+    "llama: y is that of flax; llama with gate_position='before': y is that of standard with gate_position='before' or "
+    "gemma4 with gate_position='before' or olmo2 with gate_position='before' or keras with gate_position='before' and 1 "
+    "more, which these cases do not tell apart",
+    "gate on the other side": "llama with gate_position='before': y is that of llama",
 }
 
 
