@@ -50,6 +50,9 @@ REPORTED = {
     "row of an outlier doubled": "kind is 'none', {name} is RMSNorm",
     "mask ignored": "the mask is ignored",
     "residual dropped": "the residual is not added",
+    "gate forgotten": "the gate is not applied",
+    "gate on the other side": "gate_position is '",
+    "another function of the gate": "gate_function is '",
 }
 FINDINGS = {
     "squares in float32": ("overflow", "0"),
@@ -72,15 +75,17 @@ def target_of(fault, case_name, variant_name):
         variant = variant.replace(partial=partial)
     if "eps" in case.options:
         variant = variant.replace(eps=case.options["eps"])
+    if case.gate:
+        variant = variant.replace(gate_function=case.gate[0], gate_position=case.gate[1])
 
     def data(arrays, dy=None):
         x, scale, bias = (arrays.get(argument) for argument in ("x", "scale", "bias"))
         spec = [None if p is None else Spec(p.shape, p.dtype.name) for p in (scale, bias)]
-        residual = arrays.get("residual")
-        call = resolve("mutant", Spec(x.shape, x.dtype.name), *spec, variant=variant,
-                       residual=None if residual is None else Spec(residual.shape, residual.dtype.name))  # fmt: skip
+        others = {name: arrays.get(name) for name in ("residual", "gate")}
+        specs = {name: None if a is None else Spec(a.shape, a.dtype.name) for name, a in others.items()}
+        call = resolve("mutant", Spec(x.shape, x.dtype.name), *spec, variant=variant, **specs)
         return dataclasses.replace(
-            _PLAIN, variant=variant, call=call, x=x, scale=scale, bias=bias, mask=arrays.get("mask"), residual=residual,
+            _PLAIN, variant=variant, call=call, x=x, scale=scale, bias=bias, mask=arrays.get("mask"), **others,
             dy=np.zeros_like(x) if dy is None else dy, dh=None, tangents=(None, None, None), axis=-1,
             feature_axis=None,
         )  # fmt: skip
@@ -95,18 +100,24 @@ def target_of(fault, case_name, variant_name):
         results = candidate(data(arrays, dy), fault).results
         return {
             argument: results[name][0]
-            for argument, name in (("x", "dx"), ("scale", "dscale"), ("bias", "dbias"))
+            for argument, name in (("x", "dx"), ("scale", "dscale"), ("bias", "dbias"), ("gate", "dgate"))
             if name in results
         }
 
     arguments = ["scale"]
     if case.bias or variant.bias:
         arguments.append("bias")
-    arguments += [name for name, present in (("mask", case.mask), ("residual", case.residual)) if present]
+    asked = {"mask": case.mask, "residual": case.residual, "gate": case.gate}
+    arguments += [name for name, present in asked.items() if present]
     return variant, Target(fault or "honest", "numpy", NumPy(), function, tuple(arguments), derivatives=derivatives)
 
 
-PAIRS = [(mutant.fault, case, variant) for mutant in MUTANTS for case, variant in mutant.pairs]
+PAIRS = [
+    (mutant.fault, case, variant)
+    for mutant in MUTANTS
+    for case, variant in mutant.pairs
+    if "gate" not in case or mutant.fault in REPORTED
+]
 
 
 @pytest.mark.parametrize(("fault", "case", "name"), sorted(set(PAIRS)), ids=str)

@@ -150,8 +150,8 @@ _INSTEAD = {
     "eps_position='outside', gate_position='before'",
     "rounded on the other side": "standard: y is that of standard with rounding='before_scale'; "
     "llama: y is that of flax; llama with gate_position='before': y is that of standard with gate_position='before' or "
-    "gemma4 with gate_position='before' or olmo2 with gate_position='before' or keras with gate_position='before' and 1 "
-    "more, which these cases do not tell apart",
+    "gemma4 with gate_position='before' or olmo2 with gate_position='before' or keras with gate_position='before' and "
+    "1 more, which these cases do not tell apart",
     "gate on the other side": "llama with gate_position='before': y is that of llama",
 }
 
