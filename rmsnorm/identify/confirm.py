@@ -58,8 +58,10 @@ class Confirmed(NamedTuple):
     formula: bool
 
 
-def confirm(model: Model, numerics: Numerics, fresh: Fresh, findings: Findings, *, keeps_float64: bool) -> Confirmed:
-    """Compare with the golden, or with the model where a Variant does not say everything."""
+def confirm(
+    model: Model, numerics: Numerics, fresh: Fresh, findings: Findings, *, keeps_float64: bool, name: str = "confirmed"
+) -> Confirmed:
+    """Compare with the golden, or with the model where a Variant does not say everything: the finding of that name."""
     confirmed, comparisons, wide = True, [], []
     free = numerics.rounding == "input_dtype"
     for pair, answer in fresh.answers.items():
@@ -74,12 +76,12 @@ def confirm(model: Model, numerics: Numerics, fresh: Fresh, findings: Findings, 
         confirmed &= within
         if not set(pair) & set(dtypes.HALF):
             wide.append(within)
-        name = "/".join(dtypes.short(part) for part in dict.fromkeys(pair))
+        types = "/".join(dtypes.short(part) for part in dict.fromkeys(pair))
         comparisons.append(
-            f"{name} {distance:.2g} ulp, {100 * same:.4g} % identical{'' if within else ' (beyond the bound)'}"
+            f"{types} {distance:.2g} ulp, {100 * same:.4g} % identical{'' if within else ' (beyond the bound)'}"
         )
     what = "the golden" if model.plain else "the model"
-    findings.add("confirmed", confirmed, f"{what} on fresh rows, in ulps of the terms of y: " + "; ".join(comparisons))
+    findings.add(name, confirmed, f"{what} on fresh rows, in ulps of the terms of y: " + "; ".join(comparisons))
     return Confirmed(confirmed, all(wide) if wide else confirmed)
 
 
@@ -105,6 +107,9 @@ def _ratio(
     call = model.call(x, scale, bias)
     if narrow:
         call = replace(call, x="float32", product="float32", result="float32")
+    if model.gate is not None:
+        position = model.variant.replace(gate_position=model.gate.position)
+        call = replace(call, variant=position, gate=dtypes.arithmetic(dtypes.promote(call.x, call.product)))
     if model.variant.rounding == "input_dtype":
         call = replace(call, x=narrower(*pair))
     dtype = "float32" if narrow else narrower(y.dtype.name, call.norm or y.dtype.name)
@@ -114,8 +119,7 @@ def _ratio(
     unit = np.maximum(terms * dtypes.unit_roundoff(dtype), dtypes.smallest_subnormal(dtype) / 2)
     with np.errstate(all="ignore"):
         ratio = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0.0, np.abs(got - want) / unit)
-    limit = bound("y", call, dtype).ratio
-    return float(np.max(np.nan_to_num(ratio, nan=math.inf))), limit + (4 if model.gate else 0), dtype
+    return float(np.max(np.nan_to_num(ratio, nan=math.inf))), bound("y", call, dtype).ratio, dtype
 
 
 def nearest(fresh: Fresh, variant: Variant, bias: bool) -> tuple[tuple[str, float], ...]:

@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Findings
-from rmsnorm.identify.form import NotRms
+from rmsnorm.identify.findings import Findings, NotRms
 from rmsnorm.identify.layout import ROWS
 from rmsnorm.identify.session import Session
 from rmsnorm.identify.statistic import EXPONENTS, Statistic, inverse_rms

@@ -9,6 +9,10 @@ from typing import Any
 from rmsnorm.identify.identity import Finding
 
 
+class NotRms(Exception):
+    """The target computes something else: the message says what was seen."""
+
+
 @dataclass
 class Findings:
     """Findings by name, in the order of the report, and defects."""

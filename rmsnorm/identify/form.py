@@ -8,20 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.identify.findings import Findings
-from rmsnorm.identify.model import ACTIVATIONS, Gate, Position
+from rmsnorm.identify.findings import Findings, NotRms
+from rmsnorm.identify.gate import solve_gate
+from rmsnorm.identify.model import Gate
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
-from rmsnorm.targets.target import Target, TargetError
+from rmsnorm.targets.target import Target
 
 _COARSE: Final = 2.0**-6  # mistakes of form are of the size of y; roundings to bfloat16 are a quarter of this
-_NEUTRAL_GATE: Final = {"identity": 1.0, "sigmoid": 64.0, "silu": 64.0, "gelu": 32.0, "gelu (tanh)": 32.0, "relu": 1.0,
-                        "tanh": 64.0, "softplus": 64.0}  # fmt: skip
 _SWAPPED: Final = {"scale": "bias", "bias": "scale"}
-
-
-class NotRms(Exception):
-    """The target computes something else: the message says what was seen."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ def solve_form(session: Session, findings: Findings) -> tuple[Session, Form]:
     if _swapped(session, x):
         session = replace(session, target=_exchanged(session.target))
         findings.defect("gain and bias are swapped: the bias multiplies and the gain is added")
-    session, gate = _gate(session, findings, x)
+    session, gate = solve_gate(session, findings, x)
     optional = None
     if gate is not None and session.neutral["gate"] is None:  # what follows asks the norm without it
         arguments = tuple(name for name in session.target.arguments if name != "gate")
@@ -128,62 +123,6 @@ def _exchanged(target: Target) -> Target:
         derivatives=None if derivatives is None else lambda arrays, dy: exchange(derivatives(exchange(arrays), dy)),
         shape_of=lambda argument, shape: target.shape_of(_SWAPPED.get(argument, argument), shape),
     )
-
-
-def _gate(session: Session, findings: Findings, x: Array) -> tuple[Session, Gate | None]:
-    if session.takes("gate_vector"):
-        return _gate_vector(session, findings, x)
-    if not session.takes("gate"):
-        findings.add("gate", False, "y is the normalised row except for gain and bias, at every element")
-        return session, None
-    z = np.random.default_rng(3).uniform(-3, 3, x.shape)
-    base, y = session.rows(x, gate=2.0).astype(np.float64), session.rows(x, gate=z).astype(np.float64)
-    optional = _answers_without_gate(session, x)
-    if close(y, base):
-        findings.add("gate", False, "y does not change with the gate")
-        findings.defect("the gate is not applied")
-        return session.with_neutral(gate=None if optional else 1.0), None
-    for name, act in ACTIVATIONS.items():
-        share = act(z) / act(np.asarray(2.0))
-        before = session.rows(x * share, gate=2.0).astype(np.float64)
-        predictions: dict[Position, Array] = {"after": base * share, "before": before}
-        for position, predicted in predictions.items():
-            if close(y, predicted):
-                where = "x, before the statistic" if position == "before" else "the normalised row"
-                findings.add("gate", f"{name}, {position}", f"an input: {name}(gate) multiplies {where}")
-                return _neutral_gate(session, name, position, optional=optional), Gate(name, position)
-    raise NotRms("the gate acts in no known way")
-
-
-def _neutral_gate(session: Session, name: str, position: Position, *, optional: bool) -> Session:
-    """The session without the gate, or with one that multiplies every element by the same power of two."""
-    if optional:
-        return session.with_neutral(gate=None)
-    neutral = _NEUTRAL_GATE[name]
-    size = float(round(float(ACTIVATIONS[name](np.asarray(neutral)))))
-    lift, factor = (size, 1.0) if position == "before" else (1.0, size)
-    return replace(session.with_neutral(gate=neutral), lift=lift, factor=factor)
-
-
-def _answers_without_gate(session: Session, x: Array) -> bool:
-    try:
-        return bool(np.all(np.isfinite(session.rows(x, gate=None).astype(np.float64))))
-    except TargetError:
-        return False
-
-
-def _gate_vector(session: Session, findings: Findings, x: Array) -> tuple[Session, Gate]:
-    small = x / 8
-    base = session.rows(small, gate_vector=0.0).astype(np.float64)
-    vector = session.parameter("gate_vector", np.random.default_rng(4), -2, 2)
-    y = session.rows(small, gate_vector=vector).astype(np.float64)
-    argument = session.spread(vector, len(x)) * small
-    for name, act in ACTIVATIONS.items():
-        start = float(act(np.zeros(())))
-        if start and close(y, base * act(argument) / start):
-            findings.add("gate", f"{name} of gate * x, after", f"a parameter: {name}(gate * x) multiplies y")
-            return replace(session, factor=start), Gate(name, "after", vector=True)
-    raise NotRms("the gate acts in no known way")
 
 
 def _gain(session: Session, findings: Findings, x: Array) -> tuple[Session, Gain]:

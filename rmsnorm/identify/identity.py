@@ -219,8 +219,8 @@ def _more(identity: Identity) -> str:
     """What a variant does not say: groups, a factor and a gate."""
     groups = f", in groups of {identity['group_size']}" if identity["group_size"] else ""
     groups += ", times a number that it learns" if identity["learned_factor"] else ""
-    optional = "an optional" if identity.plain else "a"
-    return groups + (f", with {optional} {identity.activation} gate" if identity.activation else "")
+    article = "an optional" if identity.plain else "an" if str(identity.activation)[0] in "aeiou" else "a"
+    return groups + (f", with {article} {identity.activation} gate" if identity.activation else "")
 
 
 class Row(NamedTuple):

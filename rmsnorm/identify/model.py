@@ -26,7 +26,8 @@ def _gelu(z: Array) -> Array:
     return 0.5 * z * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
 
 
-ACTIVATIONS: Final[dict[str, Callable[[Array], Array]]] = {
+Activation = Callable[[Array], Array]
+ACTIVATIONS: Final[dict[str, Activation]] = {
     "identity": lambda z: z,
     "sigmoid": _sigmoid,
     "silu": lambda z: z * _sigmoid(z),
@@ -40,14 +41,19 @@ ACTIVATIONS: Final[dict[str, Callable[[Array], Array]]] = {
 
 @dataclass(frozen=True)
 class Gate:
-    """A factor act(gate) of x or of y; the gate is an input, or for ``vector`` a parameter times x."""
+    """A factor act(gate) of x or of y; the gate is an input, or for ``vector`` a parameter times x.
+
+    Beyond ``low`` and ``high`` the gate is cut off.
+    """
 
     activation: str
     position: Position
     vector: bool = False
+    low: float = -math.inf
+    high: float = math.inf
 
     def __call__(self, x: Array, gate: Array) -> Array:
-        return ACTIVATIONS[self.activation](gate * x if self.vector else gate)
+        return ACTIVATIONS[self.activation](np.clip(gate * x if self.vector else gate, self.low, self.high))
 
 
 @dataclass(frozen=True)

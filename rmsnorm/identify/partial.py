@@ -10,8 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from rmsnorm.identify.findings import Findings
-from rmsnorm.identify.form import NotRms
+from rmsnorm.identify.findings import Findings, NotRms
 from rmsnorm.identify.session import Session
 from rmsnorm.identify.statistic import Counted, find_counted
 from rmsnorm.targets.bridges import Array

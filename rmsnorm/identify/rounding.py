@@ -55,6 +55,9 @@ def solve_stages(session: Session, model: Model, findings: Findings) -> dict[str
     """For each dtype of x: the fewest narrow stages of 1 / rho that explain y."""
     by_dtype: dict[str, Stages | None] = {}
     unexplained: list[str] = []
+    if math.frexp(session.lift * session.factor)[0] != 0.5:
+        findings.not_observable("statistic_dtype", "no gate that is not cut off multiplies by a power of two")
+        return dict.fromkeys(session.accepts)
     for dtype in session.accepts:
         try:
             by_dtype[dtype] = _stages(session, model, dtype)

@@ -37,7 +37,7 @@ class Session:
         wide: the widest dtype in which it computes.
         accepts: dtypes of x with parameters of the same dtype.
         neutral: for each argument the value that leaves x / rho; None where the argument is left out.
-        lift, factor: what the neutral gate multiplies x and y by, powers of two.
+        lift, factor: what the neutral gate multiplies x and y by, powers of two if the gate is not cut off.
     """
 
     target: Target

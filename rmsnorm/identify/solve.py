@@ -15,8 +15,8 @@ from rmsnorm.identify.behaviour import solve_behaviour, solve_float64
 from rmsnorm.identify.confirm import Fresh, confirm, nearest
 from rmsnorm.identify.eps import Eps, solve_eps
 from rmsnorm.identify.extras import solve_extras
-from rmsnorm.identify.findings import Findings
-from rmsnorm.identify.form import Form, NotRms, close, solve_form
+from rmsnorm.identify.findings import Findings, NotRms
+from rmsnorm.identify.form import Form, close, solve_form
 from rmsnorm.identify.gradients import solve_gradients
 from rmsnorm.identify.identity import FIELDS, Identity, Kind
 from rmsnorm.identify.model import Model
@@ -162,6 +162,8 @@ def _solve(
     _ask_with_more_axes(session, findings)
     if session.target.touched:
         findings.defect(f"it writes to its arguments: {', '.join(sorted(session.target.touched))}")
+    if form.optional_gate is not None and confirmed:
+        _ask_with_gate(session, replace(model, gate=form.optional_gate), numerics, findings, keeps_float64)
     if not confirmed:
         findings.defect("the solved model does not predict y on fresh data within the bounds")
     recognised = confirmed and kind == "rmsnorm" and not findings.defects
@@ -180,6 +182,15 @@ def _solve(
         rank=len(session.layout.sizes),
         activation=gate.activation if (gate := form.gate or form.optional_gate) else None,
     )
+
+
+def _ask_with_gate(session: Session, model: Model, numerics: Numerics, findings: Findings, keeps_float64: bool) -> None:
+    """Whether the model predicts y with a gate, too, which all else was asked without."""
+    target = replace(session.target, arguments=(*session.target.arguments, "gate"))
+    fresh = Fresh(replace(session, target=target), numerics)
+    everywhere, _ = confirm(model, numerics, fresh, findings, keeps_float64=keeps_float64, name="confirmed_gate")
+    if not everywhere:
+        findings.defect("with a gate, y is not what the model predicts within the bounds")
 
 
 def _is_a_function(session: Session, findings: Findings) -> None:

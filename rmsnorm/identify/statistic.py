@@ -9,8 +9,7 @@ from typing import Final, Literal
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Findings
-from rmsnorm.identify.form import NotRms
+from rmsnorm.identify.findings import Findings, NotRms
 from rmsnorm.identify.model import Divisor
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array

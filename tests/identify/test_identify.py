@@ -119,6 +119,21 @@ class Constant(Plain):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6).detach() * self.weight.float()
 
 
+class Required(Plain):
+    """A forward that must have a gate, as Qwen3-Next's; before the norm as in Mamba-2."""
+
+    before = False
+
+    def forward(self, x, gate):
+        f, ones = self.act(gate.float()), torch.ones(())
+        on_x, on_y = (f, ones) if self.before else (ones, f)
+        h = x.float() * on_x
+        return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight.float() * on_y).to(x.dtype)
+
+    def act(self, z):
+        return torch.nn.functional.silu(z)
+
+
 # target, preset, and findings that the report must have
 KNOWN = [
     ("torch.nn:RMSNorm", "torch", {"eps": "machine epsilon", "overflow": "right in f16; 0 in bf16, f32, f64"}),
@@ -436,3 +451,32 @@ def test_an_onnx_model(tmp_path):
     assert identity.recognised, identity.text
     assert (identity["eps"], identity["eps_position"], identity["scale_offset"]) == (3e-4, "inside", 0.0)
     assert identity["rounding"] is None, "it takes float32 only"
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(
+    ("act", "defects"),
+    [
+        (lambda z: z.sigmoid(), []),
+        (
+            lambda z: torch.nn.functional.silu(z.clamp(-3, 3)),
+            ["a gate above 3 is cut off", "a gate below -3 is cut off"],
+        ),
+        (lambda z: torch.nn.functional.silu(z.clamp(max=10)), ["a gate above 10 is cut off"]),
+        (lambda z: torch.nn.functional.silu(z).clamp(max=6), ["a gate above 6.015 is cut off"]),
+        (lambda z: torch.nn.functional.relu6(z), ["a gate above 6 is cut off"]),
+        (lambda z: torch.nn.functional.hardswish(z), None),
+        (lambda z: z * torch.sigmoid(1.702 * z), None),
+    ],
+    ids=["sigmoid", "silu of [-3, 3]", "silu up to 10", "silu, cut off at 6", "relu6", "hardswish", "quick gelu"],
+)
+def test_a_gate_that_is_cut_off_or_unknown_says_nothing_false_of_the_norm(act, defects, before):
+    kind = type("Norm", (Required,), {"before": before, "act": lambda self, z: act(z)})
+    identity = identify(kind)
+    if defects is None:
+        assert identity.kind == "none"
+        assert "the gate acts in no known way" in identity.text
+        return
+    assert len(identity.defects) == len(defects), identity.text
+    assert all(sentence.startswith(words) for sentence, words in zip(identity.defects, defects, strict=True))
+    assert not [words for words in identity.differences("standard") if not words.startswith("gate_")], identity.text

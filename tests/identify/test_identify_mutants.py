@@ -53,6 +53,11 @@ REPORTED = {
     "gate forgotten": "the gate is not applied",
     "gate on the other side": "gate_position is '",
     "another function of the gate": "gate_function is '",
+    "z cut off": "a gate above 10 is cut off there",
+    "bias after the gate": "with a gate, y is not what the model predicts",
+    "f(z) rounded": "with a gate, y is not what the model predicts",
+    "x f(z) rounded": "with a gate, y is not what the model predicts",
+    "y rounded before the gate": "with a gate, y is not what the model predicts",
 }
 FINDINGS = {
     "squares in float32": ("overflow", "0"),
