@@ -18,6 +18,7 @@ from rmsnorm.identify.rounding import SHARE, Numerics
 from rmsnorm.identify.session import Answer, Session
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import TargetError
 from rmsnorm.variants import PRESETS, Variant
 
 
@@ -42,7 +43,12 @@ class Fresh:
             x = rounded(rows if pair[0] != "float16" else rows / sizes * np.clip(sizes, 0.1, 4.0), pair[0])
             if gate is not None:
                 values["gate"] = rounded(gate, pair[0])
-            y = session.rows(x, *pair, **values)
+            try:
+                y = session.rows(x, *pair, **values)
+            except TargetError:  # an optional gate may not go with every pair that it answers without one
+                if gate is None:
+                    raise
+                continue
             scale, bias, vector = (
                 session.spread(values[argument].astype(pair[1]), count) if argument in values else None
                 for argument in ("scale", "bias", "gate_vector")

@@ -189,7 +189,7 @@ def _ask_with_gate(session: Session, model: Model, numerics: Numerics, findings:
     target = replace(session.target, arguments=(*session.target.arguments, "gate"))
     fresh = Fresh(replace(session, target=target), numerics)
     everywhere, _ = confirm(model, numerics, fresh, findings, keeps_float64=keeps_float64, name="confirmed_gate")
-    if not everywhere:
+    if not (everywhere and fresh.answers):
         findings.defect("with a gate, y is not what the model predicts within the bounds")
 
 

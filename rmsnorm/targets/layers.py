@@ -8,7 +8,7 @@ import functools
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -140,7 +140,7 @@ def open_keras(
         if policy is None:
             raise TypeError(f"a Keras layer that computes in {x} has no {g} variables")
         fresh = make.from_config({**config, "dtype": keras.DTypePolicy(policy)})
-        fresh.build(shape)
+        build(fresh, shape)
         change(fresh)
         return fresh
 
@@ -166,6 +166,11 @@ def open_keras(
         training=training if "training" in inspect.signature(layer.call).parameters else None,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
     )  # fmt: skip
+
+
+def build(layer: Any, shape: Sequence[int]) -> None:
+    """Builds a Keras layer for x of a shape; a gate, if ``build`` asks for its shape, too, has the same one."""
+    layer.build(*[shape] * max(1, len(inspect.signature(layer.build).parameters)))
 
 
 def _rank(config: Mapping[str, Any]) -> Shape:

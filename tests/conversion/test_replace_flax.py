@@ -46,6 +46,16 @@ class Counting(OwnNorm):
         return super().__call__(hidden)
 
 
+class Gated(OwnNorm):
+    """Mamba-2's, in groups of 4."""
+
+    def __call__(self, hidden: Any, gate: Any = None) -> Any:
+        h = hidden if gate is None else hidden * jax.nn.silu(gate)
+        wide = h.reshape(*h.shape[:-1], -1, 4)
+        y = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-5)
+        return y.reshape(h.shape) * self.g[...]
+
+
 class Net(nnx.Module):
     def __init__(self) -> None:
         rngs = nnx.Rngs(0)
@@ -98,3 +108,21 @@ def test_a_model_says_and_learns_the_same() -> None:
 def test_linen_makes_its_modules_in_each_call() -> None:
     with pytest.raises(TypeError, match=r"a linen model makes its norms in each call; name rmsnorm.flax_impl.linen"):
         replace(linen.RMSNorm())
+
+
+def test_a_norm_with_a_gate() -> None:
+    layer, mine = Gated(8), Gated(8)
+    (entry,) = replace(mine)
+    assert entry.why == "recognised, with a silu gate before the norm, in groups of 4"
+    z = jnp.asarray(X[::-1])
+
+    def grads(layer: Any) -> Any:
+        loss = nnx.grad(lambda layer, x, z: jnp.sin(layer(x, gate=z)).sum(), argnums=(0, 1, 2))
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.jit(loss)(layer, jnp.asarray(X), z))]
+
+    for got, want in zip(grads(mine), grads(layer), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    y = layer(X, z)
+    np.testing.assert_allclose(mine(X, z), y, rtol=1e-5, atol=1e-6)
+    assert not np.array_equal(mine(hidden=X, gate=z), y)  # ours is not its code
+    assert np.array_equal(mine(X), layer(X)), "without a gate it runs its own"

@@ -56,6 +56,28 @@ class Counting(OwnNorm):
         return super().call(hidden)
 
 
+class Gated(keras.layers.Layer):
+    """Mamba-2's in groups of 4, or with a sigmoid after the norm; the gate may be left out."""
+
+    def __init__(self, group: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.group = group
+
+    def build(self, hidden_shape: Any, gate_shape: Any) -> None:
+        self.gain = self.add_weight(shape=(hidden_shape[-1],), initializer="ones", name="weight")
+
+    def call(self, hidden: Any, gate: Any = None) -> Any:
+        ops = keras.ops
+        f = 1.0 if gate is None else ops.silu(gate) if self.group else ops.sigmoid(gate)
+        h = hidden * f if self.group else hidden
+        wide = ops.reshape(h, (*ops.shape(h)[:-1], -1, self.group or h.shape[-1]))
+        y = wide * ops.rsqrt(ops.mean(ops.square(wide), -1, keepdims=True) + 1e-5)
+        return ops.reshape(y, ops.shape(h)) * self.gain * (1.0 if self.group else f)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "group": self.group}
+
+
 def model_of(*layers: Any) -> Any:
     keras.utils.set_random_seed(0)
     x = keras.Input((5, 8))
@@ -137,3 +159,24 @@ def test_what_is_left_alone_and_why() -> None:
         "it is not built; call the model first",
     ]
     assert [dict(vars(layer)) for layer in layers] == before
+
+
+def test_a_norm_with_a_gate() -> None:
+    def build() -> Any:
+        keras.utils.set_random_seed(0)
+        x = keras.Input((None, 8))
+        z = keras.layers.Dense(8)(x)
+        h = Gated(4)(keras.layers.Dense(8)(x), z)
+        return keras.Model(x, Gated()(hidden=h, gate=z))
+
+    model, mine = build(), build()
+    assert [entry.why for entry in replace(mine)] == [
+        "recognised, with a silu gate before the norm, in groups of 4",
+        "recognised, with a sigmoid gate after the norm",
+    ]
+    np.testing.assert_allclose(learned(mine), learned(model), rtol=1e-4, atol=1e-5)
+    layer = mine.layers[-1]
+    assert np.array_equal(layer(X), Gated.call(layer, X)), "without a gate it runs its own code"
+    other = build()
+    replace(other, "keras_rms_scaling")
+    assert float(keras.ops.max(keras.ops.abs(other(X) - build()(X)))) > 1e-3, "with one it does not"

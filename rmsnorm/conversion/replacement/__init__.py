@@ -26,10 +26,10 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
 
     Each module stays the same object and an instance of its class: its parameters, their names, devices and dtypes, its
     attributes and methods, its hooks, its mode and all references to it stay valid. Only its call with x alone is
-    computed anew (in PyTorch, of a norm with a gate, the call with both), and only for numbers of axes that were tried;
-    any other call runs the code that it ran before. A
-    torch.nn.RMSNorm becomes rmsnorm.torch_impl.RMSNorm. Call this before the model is compiled or sharded, and again
-    after a Keras model is copied or loaded, which makes its layers by the classes that they had.
+    computed anew (of a norm with a gate, the call with both), and only for numbers of axes that were tried; any other
+    call runs the code that it ran before. A torch.nn.RMSNorm becomes rmsnorm.torch_impl.RMSNorm. Call this before the
+    model is compiled or sharded, and again after a Keras model is copied or loaded, which makes its layers by the
+    classes that they had.
 
     Nothing changes before everything is decided. A module is replaced if its copy with random parameters gives the same
     outputs and gradients as the replacement: in training and in evaluation, called twice, on x of one to five axes, not

@@ -13,7 +13,7 @@ from flax import nnx
 
 from rmsnorm.conversion.replacement.change import Replaced, subclass
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import decide, first_parameter
+from rmsnorm.conversion.replacement.proof import decide, first_parameter, gate_parameter
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.flax_impl.functional import rms_norm
 from rmsnorm.flax_impl.layers import RMSNorm
@@ -54,15 +54,16 @@ def prove(module: nnx.Module) -> tuple[Norm, Identity]:
     asked = nnx.clone(module)
     if type(asked) is nnx.RMSNorm:
         asked.dtype = None
-    if _changes(nnx.clone(module), (2, target.width or 8)):
+    gate = gate_parameter(module.__call__)
+    if _changes(nnx.clone(module), *[jax.numpy.ones((2, target.width or 8))] * (2 if gate else 1)):
         raise Unproven("a call changes its state")
-    return decide(target, first_parameter(module.__call__), replacement, open_target(asked))
+    return decide(target, first_parameter(module.__call__), replacement, open_target(asked), gate)
 
 
-def _changes(module: nnx.Module, shape: tuple[int, ...]) -> bool:
+def _changes(module: nnx.Module, *inputs: Any) -> bool:
     before = _state(module)
     with contextlib.suppress(Exception):  # it may not take such an x; the comparison says so
-        module(jax.numpy.ones(shape))
+        module(*inputs)
     return bool(_state(module) != before)
 
 
@@ -107,7 +108,9 @@ def become(module: Any, norm: Norm) -> None:
 
 @functools.cache
 def class_of(kind: Any, norm: Norm) -> Any:
-    """A class whose call with x alone is that of rms_norm; all else is inherited."""
+    """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
+    if norm.gate is not None:
+        return subclass(class_of, kind, norm, "__call__", _gated_call(kind, norm))
 
     def __call__(self: Any, *inputs: Any, **named: Any) -> Any:
         x: Any = inputs[0] if inputs else named.get(norm.x)
@@ -117,6 +120,26 @@ def class_of(kind: Any, norm: Norm) -> Any:
         return rms_norm(x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes)
 
     return subclass(class_of, kind, norm, "__call__", __call__)
+
+
+def _gated_call(kind: Any, norm: Norm) -> Any:
+    def __call__(self: Any, *inputs: Any, **named: Any) -> Any:
+        x: Any = inputs[0] if inputs else named.get(norm.x)
+        gate: Any = inputs[1] if len(inputs) == 2 else named.get(str(norm.gate))
+        arrays = all(hasattr(value, "shape") and jax.numpy.isdtype(value.dtype, "real floating") for value in (x, gate))
+        if len(inputs) + len(named) != 2 or not arrays or x.shape != gate.shape or not norm.takes(x.shape):
+            return kind.__call__(self, *inputs, **named)
+        scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
+        if norm.group is None:
+            return rms_norm(x, scale, bias, variant=norm.known, gate=gate)
+        x, gate, scale, bias = (
+            None if value is None else value.reshape(*value.shape[:-1], -1, norm.group)
+            for value in (x, gate, scale, bias)
+        )
+        y = rms_norm(x, scale, bias, variant=norm.known, axis=-1, feature_axis=(-2, -1), gate=gate)
+        return y.reshape(*y.shape[:-2], -1)
+
+    return __call__
 
 
 def _vector(module: Any, name: str | None, x: Any, norm: Norm) -> Any:

@@ -11,10 +11,10 @@ import keras
 import numpy as np
 
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import decide, first_parameter, require_same
+from rmsnorm.conversion.replacement.proof import decide, first_parameter, gate_parameter, require_same
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.identify import Identity, Target
-from rmsnorm.targets.layers import open_keras
+from rmsnorm.targets.layers import build, open_keras
 from rmsnorm.tf_impl.layers import RMSNormalization, compute
 
 _MODES: Final = ("training", "mask")  # Keras passes these; both modes were tried
@@ -58,7 +58,7 @@ def prove(layer: Any) -> tuple[Norm, Identity]:
     def replacement(norm: Norm) -> Target:
         return open_keras(layer, layer.name, "cpu", change=lambda fresh: become(fresh, norm))
 
-    norm, identity = decide(target, first_parameter(layer.call), replacement)
+    norm, identity = decide(target, first_parameter(layer.call), replacement, gate=gate_parameter(layer.call))
     changed = _changed(layer, norm)
     if changed:
         raise Unproven(f"a call changes its {', '.join(changed)}")
@@ -67,11 +67,16 @@ def prove(layer: Any) -> tuple[Norm, Identity]:
 
 def _changed(layer: Any, norm: Norm) -> list[str]:
     """The names of the attributes that two calls of a new layer change; the first one may set some."""
-    fresh, x = type(layer).from_config(layer.get_config()), np.ones(norm.shapes[-1], "float32")
-    fresh(x)
+    fresh, inputs = type(layer).from_config(layer.get_config()), _inputs(norm, np.ones(norm.shapes[-1], "float32"))
+    fresh(**inputs)
     before = _attributes(fresh)
-    fresh(x)
+    fresh(**inputs)
     return sorted({name for name, _ in before.items() ^ _attributes(fresh).items()})
+
+
+def _inputs(norm: Norm, x: Any) -> dict[str, Any]:
+    """x, and the same numbers as a gate where the layer has one, under its names of them."""
+    return {name: x for name in (norm.x, norm.gate) if name is not None}
 
 
 def _attributes(layer: Any) -> dict[str, Any]:
@@ -91,12 +96,13 @@ def require_as_proven(layer: Any, norm: Norm) -> None:
     x = np.random.default_rng(0).normal(size=shape).astype("float32")
     fresh = type(layer).from_config(layer.get_config())
     try:
-        fresh.build(shape)
+        build(fresh, shape)
         fresh.set_weights(layer.get_weights())
     except ValueError:
         raise Unproven("a layer from its config has other weights") from None
     become(fresh, norm)
-    want, got = (keras.ops.convert_to_numpy(keras.ops.cast(made(x), "float32")) for made in (layer, fresh))
+    inputs = _inputs(norm, x)
+    want, got = (keras.ops.convert_to_numpy(keras.ops.cast(made(**inputs), "float32")) for made in (layer, fresh))
     require_same("y", want, got, layer.compute_dtype, " with its own weights")
 
 
@@ -117,21 +123,41 @@ def others(layer: Any) -> list[str]:
 
 def become(layer: Any, norm: Norm) -> None:
     """Gives a layer another call; its class stays, and so do its config and what is saved of it."""
-    own = layer.call
+    own, names = layer.call, [name for name in (norm.x, norm.gate) if name is not None]
 
     @functools.wraps(own)
     def call(*inputs: Any, **named: Any) -> Any:
-        x: Any = inputs[0] if inputs else named.get(norm.x)
-        more = [name for name, value in named.items() if name not in ("training", norm.x) and value is not None]
+        arrays = {**named, **dict(zip(names, inputs, strict=False))}
+        more = [name for name, value in arrays.items() if name not in ("training", *names) and value is not None]
+        x: Any = arrays.get(norm.x)
+        gate: list[Any] = [arrays.get(name) for name in names[1:]]
         shape = getattr(x, "shape", None)
-        if len(inputs) > 1 or more or shape is None or not norm.takes(shape):
+        fits = all(_is_floating(z) and tuple(z.shape) == tuple(shape or ()) for z in gate)
+        if len(inputs) > len(names) or more or shape is None or not fits or not norm.takes(shape):
             return own(*inputs, **named)
         scale, bias = (_vector(layer, name, x, norm) for name in (norm.scale, norm.bias))
+        if gate:
+            return _gated(norm, x, scale, bias, *gate)
         dtype = keras.backend.standardize_dtype(x.dtype)
         return compute(x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes, out_dtype=dtype)
 
     call.norm = norm  # type: ignore[attr-defined]
     object.__setattr__(layer, "call", call)
+
+
+def _is_floating(value: Any) -> bool:
+    return hasattr(value, "dtype") and keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
+
+
+def _gated(norm: Norm, x: Any, scale: Any, bias: Any, gate: Any) -> Any:
+    options = {"variant": norm.known, "out_dtype": keras.backend.standardize_dtype(x.dtype)}
+    if norm.group is None:
+        return compute(x, scale, bias, gate=gate, **options)
+    whole = keras.ops.shape(x)
+    x, gate = (keras.ops.reshape(value, [*whole[:-1], x.shape[-1] // norm.group, norm.group]) for value in (x, gate))
+    scale, bias = (None if value is None else keras.ops.reshape(value, [-1, norm.group]) for value in (scale, bias))
+    y = compute(x, scale, bias, axis=-1, feature_axis=(-2, -1), gate=gate, **options)
+    return keras.ops.reshape(y, whole)
 
 
 def _vector(layer: Any, name: str | None, x: Any, norm: Norm) -> Any:

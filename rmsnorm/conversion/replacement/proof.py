@@ -15,6 +15,7 @@ import numpy as np
 from rmsnorm.conversion.replacement.layout import Array, Norm, Rows, find_layout, gated_layout, parameters
 from rmsnorm.conversion.replacement.report import REASONS, NoNorm, Unproven, recognised, recognised_gate
 from rmsnorm.identify import Identity, Target, TargetError, identify
+from rmsnorm.targets.arguments import argument_named
 
 _U: Final = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}  # unit roundoffs
 _DTYPES: Final = tuple(_U)
@@ -79,6 +80,12 @@ def _gated(target: Target, x: str, gate: str) -> tuple[Norm, Identity]:
 def first_parameter(call: Callable[..., Any]) -> str:
     """Its name of x."""
     return next(iter(inspect.signature(call).parameters), "")
+
+
+def gate_parameter(call: Callable[..., Any]) -> str | None:
+    """The name of its second parameter, if that is a gate."""
+    second = list(inspect.signature(call).parameters)[1:2]
+    return next((name for name in second if argument_named(name) == "gate"), None)
 
 
 def _reason(target: Target) -> str | None:

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from rmsnorm.conversion.replacement.change import Replaced, subclass
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import decide, first_parameter
+from rmsnorm.conversion.replacement.proof import decide, first_parameter, gate_parameter
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.identify import Identity, Target, TargetError, open_target
-from rmsnorm.targets.arguments import argument_named
 from rmsnorm.torch_impl.autograd import is_differentiated
 from rmsnorm.torch_impl.functional import kept, rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
@@ -71,17 +70,11 @@ def prove(module: nn.Module) -> tuple[Norm, Identity]:
         return replace(open_target(ours), arguments=target.arguments)
 
     with torch.random.fork_rng(devices=[]):
-        decision = decide(target, first_parameter(module.forward), replacement, gate=_gate(module))
+        decision = decide(target, first_parameter(module.forward), replacement, gate=gate_parameter(module.forward))
     changed = _changed(before, probe)
     if changed:
         raise Unproven(f"a call changes its {', '.join(changed)}")
     return decision
-
-
-def _gate(module: nn.Module) -> str | None:
-    """The name of the second argument of its forward, if that is a gate."""
-    second = list(inspect.signature(module.forward).parameters)[1:2]
-    return next((name for name in second if argument_named(name) == "gate"), None)
 
 
 def _without_dummies(target: Target) -> Target:
