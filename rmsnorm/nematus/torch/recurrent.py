@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rmsnorm.nematus.cells import PARTIAL, CellNorm, gru_names
 from rmsnorm.nematus.config import Bias
+from rmsnorm.nematus.torch import compiled
 from rmsnorm.nematus.torch.parameters import Parameters, leaves, normalise, project
 
 __all__ = ["gru", "lstm", "nematus_gru"]
@@ -66,18 +67,26 @@ def nematus_level(
     reverse: bool = False,
 ) -> Tensor:
     """A level of GRUs over a sequence."""
+    from_input = nematus_input(p / "gru0", x, biases[0])
+    mask = None if mask is None else mask.to(x.dtype)
+    return compiled.gru(_nematus_steps, p, from_input, h0, mask, biases, masking == "carry", reverse)
+
+
+def _nematus_steps(
+    p: Parameters, from_input: tuple[Tensor, Tensor], h0: Tensor, mask: Tensor | None, biases: Sequence[Bias],
+    carries: bool, reverse: bool,
+) -> Tensor:  # fmt: skip
     # unbind, because the gradient of picking out one step has the length of the whole sequence.
-    gates, proposal = nematus_input(p / "gru0", x, biases[0])
-    steps = list(zip(gates.unbind(), proposal.unbind(), strict=True))
-    masks = None if mask is None else mask.to(x.dtype)[..., None].unbind()
+    steps = list(zip(*(part.unbind() for part in from_input), strict=True))
+    masks = None if mask is None else mask[..., None].unbind()
     h, states = h0, []
     for t in range(len(steps))[:: -1 if reverse else 1]:
         new = nematus_deep_step(p, h, steps[t], biases)
         if masks is not None:
-            new = masks[t] * new + (1 - masks[t]) * h if masking == "carry" else masks[t] * new
+            new = masks[t] * new + (1 - masks[t]) * h if carries else masks[t] * new
         h = new
         states.append(h)
-    return torch.stack(states[:: -1 if reverse else 1])
+    return torch.stack(states[:: -1 if reverse else 1]) if states else from_input[1]
 
 
 def nematus_gru(
@@ -149,12 +158,18 @@ def lstm(
 
 
 def _lstm(p: Parameters, x: Tensor, h0: Tensor, c0: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    below = project(p, x, "W", "b", ("s1", "b1")).unbind()
-    masks = [None] * len(x) if mask is None else mask.to(x.dtype)[..., None].unbind()
+    below = project(p, x, "W", "b", ("s1", "b1"))
+    return compiled.lstm(_lstm_steps, p, below, h0, c0, None if mask is None else mask.to(x.dtype))
+
+
+def _lstm_steps(p: Parameters, below: Tensor, h0: Tensor, c0: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    masks = [None] * len(below) if mask is None else mask[..., None].unbind()
     h, c, states = h0, c0, []
-    for from_input, m in zip(below, masks, strict=True):
+    for from_input, m in zip(below.unbind(), masks, strict=True):
         h, c = lstm_step(p, h, c, from_input, m)
         states.append((h, c))
+    if not states:
+        return below[..., : h.shape[-1]], below[..., : c.shape[-1]]
     hs, cs = zip(*states, strict=True)
     return torch.stack(hs), torch.stack(cs)
 
