@@ -301,8 +301,14 @@ def test_gates_over_the_whole_range() -> None:
         v, bits = torch.tensor(some, dtype=dtype), torch.finfo(dtype).eps
         own = [weight.to(dtype) for weight in weights]
         r, h0 = torch.zeros_like(v), torch.ones_like(v)
-        u = compiled.computed(cell, None, torch.cat((r, v), 1)[None], r[None], h0, None, *own)[0]
-        c = compiled.computed(cell, None, torch.cat((r, r - 800), 1)[None], v[None], 0 * h0, None, *own)[0]
+
+        def states(gates: Any, proposal: Any, h0: Any, own: Any = own) -> Any:
+            parts = [part.expand(1, 2, -1) for part in (torch.cat((r, gates), 1), proposal)]  # two rows that are one
+            one, other = compiled.computed(cell, None, *parts, h0.expand(2, -1), None, *own)[0]
+            assert torch.equal(one, other)
+            return one[None]
+
+        u, c = states(v, r, h0), states(r - 800, v, 0 * h0)
         wide = v.double().numpy()
         with np.errstate(over="ignore"):
             wanted = 1 / (1 + np.exp(-wide))
