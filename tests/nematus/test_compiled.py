@@ -6,6 +6,7 @@ test_cells.py, where compiled steps are used: the first test of this file.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -124,7 +125,14 @@ def _in_autocast(call: Any, leaves: Any) -> Any:
         return call(*leaves)
 
 
+def _traced(call: Any, leaves: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the trace has the length of this sequence
+        return torch.jit.trace(call, tuple(leaf.detach() for leaf in leaves))(*(leaf / 2 for leaf in leaves))
+
+
 WATCHED = {
+    "trace": _traced,
     "torch.func": lambda call, leaves: torch.func.grad(
         lambda *a: sum(y.sum() for y in call(*a)), tuple(range(len(leaves)))
     )(*leaves),
@@ -302,7 +310,7 @@ def test_gates_over_the_whole_range() -> None:
         own = [weight.to(dtype) for weight in weights]
         r, h0 = torch.zeros_like(v), torch.ones_like(v)
 
-        def states(gates: Any, proposal: Any, h0: Any, own: Any = own) -> Any:
+        def states(gates: Any, proposal: Any, h0: Any, own: Any = own, r: Any = r) -> Any:
             parts = [part.expand(1, 2, -1) for part in (torch.cat((r, gates), 1), proposal)]  # two rows that are one
             one, other = compiled.computed(cell, None, *parts, h0.expand(2, -1), None, *own)[0]
             assert torch.equal(one, other)
