@@ -128,7 +128,9 @@ def _in_autocast(call: Any, leaves: Any) -> Any:
 def _traced(call: Any, leaves: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the trace has the length of this sequence
-        return torch.jit.trace(call, tuple(leaf.detach() for leaf in leaves))(*(leaf / 2 for leaf in leaves))
+        # the check of the trace would call the function itself
+        traced = torch.jit.trace(call, tuple(leaf.detach() for leaf in leaves), check_trace=False)
+    return traced(*(leaf / 2 for leaf in leaves))
 
 
 WATCHED = {
