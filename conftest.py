@@ -13,7 +13,7 @@ if not find_spec("numba"):
 _NEEDS = {
     "numba": ["cpu/*"],
     "triton": ["gpu/triton_*"],
-    "torch": ["torch_impl/*", "nematus/torch/*", "*/torch.py"],
+    "torch": ["torch_impl/*", "nematus/torch/*", "*/torch.py", "*/torch_*.py"],
     "tensorflow": ["tf_impl/*", "nematus/tf/*", "*/tf.py"],
     "keras": ["tf_impl/layers.py", "tf_impl/keras_ops.py", "nematus/tf/*", "*/keras.py"],
     "jax": ["gpu/pallas_*", "flax_impl/*", "nematus/flax/*", "*/flax.py"],

@@ -124,3 +124,37 @@ def test_nnx(name):
 
 def test_nnx_names_are_all():
     assert set(NNX_MODELS) == set(nnx_models())
+
+
+def test_a_class_that_is_no_layer_norm_of_the_framework_is_known_by_what_it_computes():
+    import jax
+    from jax import numpy as jnp
+
+    rngs = nnx.Rngs(0)
+
+    class Own(nnx.Module):
+        def __init__(self) -> None:
+            self.g, self.b = nnx.Param(jnp.linspace(0.5, 2, 4)), nnx.Param(jnp.ones(4))
+
+        def __call__(self, h: Any, factor: float | None = None) -> Any:
+            c = h - h.mean(-1, keepdims=True)
+            y = c * jax.lax.rsqrt(jnp.square(c).mean(-1, keepdims=True) + 0.1) * self.g[...] + self.b[...]
+            return y if factor is None else factor * y
+
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            self.linear, self.norm, self.same = nnx.Linear(3, 4, rngs=rngs), Own(), nnx.Linear(4, 4, rngs=rngs)
+            self.other = Own()
+
+        def __call__(self, x: Any) -> Any:
+            return self.other(self.same(self.norm(h=self.linear(x))), 2.0)
+
+    model, x = Net(), jax.random.normal(jax.random.key(0), (2, 3))
+    result = to_rms_norm(model, x)
+    assert {layer.name: (layer.converted, layer.why) for layer in result.layers} == {
+        "norm": (True, "eps 0.1, centred linear/bias, linear/kernel"),
+        "other": (False, "it is called with more than x"),
+    }
+    assert isinstance(result.model.norm, Own)
+    assert result.exact <= ROUNDING
+    assert not np.allclose(result.model.norm(x[:, :1] + jnp.arange(4.0)), model.norm(x[:, :1] + jnp.arange(4.0)))

@@ -158,3 +158,30 @@ def test_a_keras_model_that_hides_its_graph():
 
     with pytest.raises(ValueError, match="class of the model is 'Net', expected a functional or Sequential model"):
         to_rms_norm(Net(), np.ones((2, 3), "float32"))
+
+
+def test_a_class_that_is_no_layer_norm_of_the_framework_is_known_by_what_it_computes():
+    keras = keras_of()
+
+    class Own(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.g = self.add_weight(shape=(shape[-1],), initializer="ones", name="g")
+            self.b = self.add_weight(shape=(shape[-1],), initializer="ones", name="b")
+
+        def call(self, h: Any) -> Any:
+            c = h - keras.ops.mean(h, -1, keepdims=True)
+            return c * keras.ops.rsqrt(keras.ops.mean(c * c, -1, keepdims=True) + 0.1) * self.g + self.b
+
+    x = keras.Input((3,))
+    hidden = Own(name="norm")(h=keras.layers.Dense(4, name="linear")(x))
+    model = keras.Model(x, Own(name="other")(keras.layers.Activation("exponential", name="bend")(hidden)))
+    row = np.random.default_rng(0).standard_normal((2, 3)).astype("float32")
+    result = to_rms_norm(keras_randomised(model, row), row)
+    assert {layer.name: (layer.kind, layer.converted, layer.why) for layer in result.layers} == {
+        "norm": ("Own", True, "eps 0.1, centred linear/bias, linear/kernel"),
+        "other": ("Own", False, "bend (Activation) is not linear"),
+    }
+    assert result.exact <= ROUNDING
+    shifted = np.arange(4, dtype="float32")[None]
+    norms = [one.get_layer("norm") for one in (model, result.model)]
+    assert not np.allclose(*(norm(shifted) for norm in norms))

@@ -472,3 +472,48 @@ def test_a_class_is_known_by_what_it_computes():
     assert [layer.converted for layer in result.layers] == [True, False]
     assert type(result.model[1]) is RMSNorm
     assert "but does not compute what torch.nn.LayerNorm does" in result.layers[1].why
+
+
+def test_a_class_that_is_no_layer_norm_of_the_framework_is_known_by_what_it_computes():
+    """By its formula in float64: its own gain, offset, bias and eps stay. One call is by name, one has more than x."""
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+
+    class Own(nn.Module):
+        """As in x-transformers, with the gain less 1; a buffer as bias, as in the repositories of lucidrains."""
+
+        def __init__(self, eps=1e-6):
+            super().__init__()
+            self.gamma = nn.Parameter(torch.linspace(-0.5, 0.5, 4))
+            self.register_buffer("beta", torch.zeros(4))
+            self.eps = eps
+
+        def forward(self, h, divisor=0):
+            c = h - h.mean(-1, keepdim=True)
+            root = (c.pow(2).sum(-1, keepdim=True) / (4 - divisor) + self.eps).sqrt()
+            return c / root * (self.gamma + 1) + self.beta
+
+    class Unbiased(Own):
+        def forward(self, h):
+            return super().forward(h, 1)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.norm, self.same, self.other = nn.Linear(3, 4), Own(0.1), nn.Linear(4, 4), Own()
+            self.unbiased = Unbiased()
+
+        def forward(self, x):
+            return self.unbiased(self.same(self.norm(h=self.linear(x)))), self.other(self.same(x @ x.mT @ x @ x.mT), 0)
+
+    model = Net()
+    result = to_rms_norm(model, sample(4, 3))
+    assert {layer.name: (layer.converted, layer.why) for layer in result.layers} == {
+        "norm": (True, "eps 0.1, centred linear.bias, linear.weight"),
+        "other": (False, "it is called with more than x"),
+    }
+    assert isinstance(result.model.norm, Own)
+    assert result.model.state_dict().keys() == model.state_dict().keys()
+    assert result.exact < ROUNDING
+    shifted = sample(2, 4) + 3  # no mean is subtracted from what is not centred
+    assert not torch.allclose(result.model.norm(shifted), model.norm(shifted))

@@ -24,6 +24,9 @@ _CLASSES = (("keras", "keras", "Model"), ("torch", "torch.nn", "Module"), ("flax
 def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
     """Copies a model and replaces every LayerNorm by RMSNorm where that is exact.
 
+    A LayerNorm is a layer of the framework's class, or of any class that computes one over the last axis, in float64
+    for float64 x; one of another class keeps it, and its call with x alone is computed anew.
+
     It is exact under two conditions. What the LayerNorm reads is a sum of results of linear, dense and convolution
     layers, embeddings and parameters; the residual stream of a pre-norm Transformer is such a sum. And only LayerNorms
     read it. All other LayerNorms stay, and the result gives the reason for each. If a tied embedding must be centred,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from jax import numpy as jnp
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import batching, mlir
 
+from rmsnorm.conversion.layer_norm.behaviour import own_norms
 from rmsnorm.conversion.layer_norm.conversion import Conversion, Layer, difference, first_names, require_exact
 from rmsnorm.conversion.layer_norm.streams import (
     Node,
@@ -27,7 +28,11 @@ from rmsnorm.conversion.layer_norm.streams import (
     spread,
     sum_of,
 )
+from rmsnorm.conversion.replacement.flax import become, is_candidate, is_replaced, key_of
+from rmsnorm.conversion.replacement.layout import Norm as Layout
+from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.flax_impl.layers import RMSNorm
+from rmsnorm.identify import Target, open_target
 from rmsnorm.variants import derive
 
 _INLINE: Final = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
@@ -39,7 +44,7 @@ _MOVES: Final = {
 
 
 def to_rms_norm(model: nnx.Module, *inputs: Any, **options: Any) -> Conversion:
-    """Clones a module and replaces every nnx.LayerNorm by rmsnorm.flax_impl.RMSNorm where that is exact.
+    """Clones a module and replaces every LayerNorm, whatever its class, by RMSNorm where that is exact.
 
     Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
 
@@ -49,19 +54,20 @@ def to_rms_norm(model: nnx.Module, *inputs: Any, **options: Any) -> Conversion:
         >>> print(to_rms_norm(model, jnp.ones((2, 3))).layers[0])
         layers/1 (LayerNorm): now RMSNorm; eps 1e-06, centred layers/0/bias, layers/0/kernel
     """
-    trace = _Trace(model, inputs, options)
+    own = own_norms(_candidates(model), key_of, _opened)
+    trace = _Trace(model, inputs, options, own)
     plan = make_plan(trace.nodes, trace.obstacles)
     result = nnx.clone(model)
-    layers = tuple(_layers(model, plan))
+    layers = tuple(_layers(model, plan, own))
     if not plan.converted:
         return Conversion(result, layers, (), (), 0.0, 0.0)
-    notes = (*_apply(result, plan), *trace.notes(plan))
+    notes = (*_apply(result, plan, own), *trace.notes(plan))
     error = difference(_outputs(model, inputs, options), _outputs(result, inputs, options))
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         inputs, options = jax.tree.map(_widen, (inputs, options))
         wide = _wide(model)
         before = _outputs(wide, inputs, options)
-        _apply(wide, plan)
+        _apply(wide, plan, own)
         exact = require_exact(difference(before, _outputs(wide, inputs, options)))
     return Conversion(result, layers, tuple(sorted(plan.centred)), notes, exact, error)
 
@@ -95,29 +101,40 @@ _define(_dropout_p, lambda x, path: x)
 class _Call:
     """The LayerNorm at a path, as a function of its parameters. It is hashed by identity, as jax requires a hash."""
 
-    def __init__(self, path: str, layer: nnx.LayerNorm) -> None:
-        self.path = path
-        self.names = [name for name in ("scale", "bias") if getattr(layer, name) is not None]
+    def __init__(self, path: str, layer: Any, own: Layout | None) -> None:
+        self.path, self.kind = path, type(layer)
         self.graphdef, self.state = nnx.split(layer)
-        axes, self.axis_name = layer.reduction_axes, layer.axis_name
-        self.axes = [axes] if isinstance(axes, int) else list(axes)
-        self.masked = False
-        self.same_axes = layer.feature_axes == layer.reduction_axes
+        self.x = "x" if own is None else own.x
+        self.more = ""  # what else it is called with
+        self.axes, self.axis_name, self.same_axes = [-1], None, True
+        names = ("scale", "bias") if own is None else (own.scale, own.bias)
+        pairs = zip(("scale", "bias"), names, strict=True)
+        self.names = {parameter: name for parameter, name in pairs if name and getattr(layer, name) is not None}
+        if own is None:
+            axes, self.axis_name = layer.reduction_axes, layer.axis_name
+            self.axes = [axes] if isinstance(axes, int) else list(axes)
+            self.same_axes = layer.feature_axes == layer.reduction_axes
 
     def call(self, x: Any, *parameters: Any) -> Any:
         layer = nnx.merge(self.graphdef, self.state)
-        for name, value in zip(self.names, parameters, strict=True):
+        for name, value in zip(self.names.values(), parameters, strict=True):
             setattr(layer, name, nnx.Param(value))
-        return nnx.LayerNorm.__call__(layer, x)
+        return self.kind.__call__(layer, x)
 
 
-class _Norm(nnx.LayerNorm):
-    def __call__(self, x: Any, *, mask: Any = None) -> Any:
-        if mask is not None:
-            self.marked.masked = True
-            return super().__call__(x, mask=mask)
-        parameters = [getattr(self, name)[...] for name in self.marked.names]
+def _marked(kind: Any) -> Any:
+    """A class whose call is one operation of the jaxpr; with more than x it is that of ``kind``."""
+
+    def __call__(self: Any, *inputs: Any, **named: Any) -> Any:
+        named = {name: value for name, value in named.items() if value is not None}
+        if len(inputs) + len(named) != 1 or not (inputs or self.marked.x in named):
+            self.marked.more = "a mask" if "mask" in named else "more than x"
+            return kind.__call__(self, *inputs, **named)
+        x = inputs[0] if inputs else named[self.marked.x]
+        parameters = [getattr(self, name)[...] for name in self.marked.names.values()]
         return _norm_p.bind(x, *parameters, module=self.marked)
+
+    return type(kind)(kind.__name__, (kind,), {"__call__": __call__, "__module__": kind.__module__})
 
 
 class _Dropout(nnx.Dropout):
@@ -128,14 +145,15 @@ class _Dropout(nnx.Dropout):
 class _Trace:
     """The graph of a run in evaluation mode on the sample inputs: every operation of the jaxpr."""
 
-    def __init__(self, model: nnx.Module, inputs: Any, options: Any) -> None:
+    def __init__(self, model: nnx.Module, inputs: Any, options: Any, own: Mapping[str, Layout]) -> None:
         self.nodes: list[Node] = []
         self.obstacles: dict[str, str] = {}
         self._dropouts: list[tuple[str, Value]] = []
         marked = nnx.clone(model)
         marked.eval()
         for path, module in list(nnx.iter_modules(marked)):
-            self._mark("/".join(map(str, path)), module)
+            name = "/".join(map(str, path))
+            self._mark(name, module, own.get(name))
         graphdef, state = nnx.split(marked)
         flat = nnx.to_flat_state(state)
         leaves, treedef = jax.tree.flatten((inputs, options))
@@ -160,9 +178,10 @@ class _Trace:
         reached = {node.norm.layer for node in self.nodes if node.norm}
         for path, module in nnx.iter_modules(marked):
             name = "/".join(map(str, path))
-            if type(module) is _Norm and module.marked.masked:
-                self.obstacles[name] = "it is called with a mask"
-            elif type(module) is _Norm and name not in reached:
+            norm = getattr(module, "marked", None)
+            if isinstance(norm, _Call) and norm.more:
+                self.obstacles[name] = f"it is called with {norm.more}"
+            elif isinstance(norm, _Call) and name not in reached:
                 self.obstacles.setdefault(name, "the sample inputs do not reach it, or only within a scan or vmap")
 
     def notes(self, plan: Plan) -> Iterator[str]:
@@ -170,11 +189,12 @@ class _Trace:
         if names:
             yield f"dropout in {first_names(names)}: its output is not centred; the models agree only in evaluation"
 
-    def _mark(self, path: str, module: Any) -> None:
-        if type(module) is nnx.LayerNorm:
-            module.marked = _Call(path, module)
-            module.__class__ = _Norm
-            if module.axis_name is not None:
+    def _mark(self, path: str, module: Any, own: Layout | None) -> None:
+        if type(module) is nnx.LayerNorm or own is not None:
+            call = _Call(path, module, own)
+            module.__class__ = _marked(type(module))
+            module.marked = call
+            if call.axis_name is not None:
                 self.obstacles[path] = "its rows are spread over devices"
         elif isinstance(module, nnx.LayerNorm):
             self.obstacles[path] = f"it is {type(module).__name__}, not flax.nnx.LayerNorm"
@@ -280,7 +300,7 @@ def _move(eqn: Any, operands: Sequence[tuple[Any, Value | None]], numbers: list[
     return [np.asarray(array, np.int64) for array in (out if eqn.primitive.multiple_results else [out])]
 
 
-def _apply(model: nnx.Module, plan: Plan) -> list[str]:
+def _apply(model: nnx.Module, plan: Plan, own: Mapping[str, Layout]) -> list[str]:
     """Centres the parameters of the plan and turns its layers into RMSNorm, in place. Returns notes."""
     coarse: dict[str, list[str]] = defaultdict(list)
     for path, variable in nnx.to_flat_state(nnx.state(model)):
@@ -293,19 +313,35 @@ def _apply(model: nnx.Module, plan: Plan) -> list[str]:
             if array.dtype.itemsize < 4:
                 coarse[array.dtype.name].append(name)
     for path, module in list(nnx.iter_modules(model)):
-        if "/".join(map(str, path)) in plan.converted:
+        name = "/".join(map(str, path))
+        if name in plan.converted and name in own:
+            become(module, own[name])
+        elif name in plan.converted:
             layer: Any = module
             layer.variant = derive("to_rms_norm", "flax", layer.epsilon, None)
             layer.__class__ = RMSNorm
     return [f"{first_names(names)}: rounded to {dtype} once more" for dtype, names in coarse.items()]
 
 
-def _layers(model: nnx.Module, plan: Plan) -> Iterator[Layer]:
+def _candidates(model: nnx.Module) -> Iterator[tuple[str, nnx.Module]]:
+    """Modules that may be a LayerNorm of another class than Flax's."""
+    for path, module in nnx.iter_modules(model):
+        plain = not is_replaced(module) and len(list(nnx.iter_modules(module))) == 1
+        if plain and not type(module).__module__.startswith("flax.") and is_candidate(module):
+            yield "/".join(map(str, path)), module
+
+
+def _opened(module: nnx.Module) -> tuple[Target, str]:
+    return open_target(nnx.clone(module)), first_parameter(module.__call__)
+
+
+def _layers(model: nnx.Module, plan: Plan, own: Mapping[str, Layout]) -> Iterator[Layer]:
     for path, module in nnx.iter_modules(model):
         name = "/".join(map(str, path))
         if name in plan.converted:
             weights = first_names(sorted(plan.converted[name]))
-            yield Layer(name, type(module).__name__, True, f"eps {module.epsilon}, centred {weights or 'nothing'}")
+            eps = own[name].known.eps if name in own else module.epsilon
+            yield Layer(name, type(module).__name__, True, f"eps {eps}, centred {weights or 'nothing'}")
         elif name in plan.left:
             yield Layer(name, type(module).__name__, False, plan.left[name])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from rmsnorm import errors
+from rmsnorm.conversion.layer_norm.behaviour import own_norms
 from rmsnorm.conversion.layer_norm.conversion import (
     BOUND,
     BOUND_OF_FLOAT32,
@@ -33,6 +34,11 @@ from rmsnorm.conversion.layer_norm.streams import (
     spread,
     sum_of,
 )
+from rmsnorm.conversion.replacement.keras import become, is_candidate, is_replaced, key_of
+from rmsnorm.conversion.replacement.layout import Norm as Layout
+from rmsnorm.conversion.replacement.proof import first_parameter
+from rmsnorm.identify import Target
+from rmsnorm.targets.layers import open_keras
 from rmsnorm.tf_impl.layers import RMSNormalization
 
 _SAME: Final = {
@@ -56,7 +62,7 @@ _WEIGHTS: Final = (
 
 
 def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
-    """Clones a functional or Sequential model and replaces LayerNormalization by RMSNormalization where that is exact.
+    """Clones a functional or Sequential model and replaces LayerNorm, whatever its class, where that is exact.
 
     Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
 
@@ -71,15 +77,16 @@ def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
         fix = "build it with keras.Model(inputs, outputs)"
         raise errors.out_of_domain("to_rms_norm", "the class of the model", type(model).__name__, want, fix)
     before = _outputs(model, inputs, options)  # this call builds the model, too
-    trace = _Trace(model, inputs)
+    own = own_norms(_candidates(model), key_of, _opened)
+    trace = _Trace(model, inputs, own)
     plan = make_plan(trace.nodes, trace.obstacles)
-    result = _apply(model, plan)
-    layers = tuple(_layers(model, plan))
+    result = _apply(model, plan, own)
+    layers = tuple(_layers(model, plan, own))
     if not plan.converted:
         return Conversion(result, layers, (), (), 0.0, 0.0)
     error = difference(before, _outputs(result, inputs, options))
     dtype, bound = ("float64", BOUND) if keras.backend.backend() == "tensorflow" else ("float32", BOUND_OF_FLOAT32)
-    wide = [_evaluate(_apply(model, edit, dtype), *inputs) for edit in (None, plan)]
+    wide = [_evaluate(_apply(model, edit, own, dtype), *inputs) for edit in (None, plan)]
     exact = require_exact(difference(*([*map(_array, keras.tree.flatten(outputs))] for outputs in wide)), bound)
     return Conversion(result, layers, tuple(sorted(plan.centred)), tuple(trace.notes(plan)), exact, error)
 
@@ -87,7 +94,8 @@ def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
 class _Trace:
     """The graph of a run on the sample inputs: every layer and operation."""
 
-    def __init__(self, model: Any, inputs: Any) -> None:
+    def __init__(self, model: Any, inputs: Any, own: Mapping[str, Layout]) -> None:
+        self._own = own
         self.nodes: list[Node] = []
         self.obstacles: dict[str, str] = {}
         self._paths: dict[int, str] = {}
@@ -134,6 +142,8 @@ class _Trace:
             node.norm = _norm(path, operation, leaves, args[0])
             if operation.rms_scaling:
                 self.obstacles[path] = "rms_scaling=True divides by the variance"
+        elif path in self._own and len(inputs) == 1:
+            node.norm = _own_norm(path, operation, self._own[path], leaves, arguments[0])
         elif outputs:
             node.rule = _rule(operation, args, kwargs, inputs, leaves, outputs[0])
             self._find_hidden_norms(path, operation)
@@ -176,6 +186,20 @@ def _norm(path: str, layer: Any, leaves: dict[int, Value], x: Any) -> Norm:
     centred = beta is None or float(_array(beta).astype(np.float64).mean()) == 0
     normalized = frozenset(axis % len(x.shape) for axis in axes if x.shape[axis] > 1)
     return Norm(path, normalized, constant, None if beta is None else leaves[id(beta)], centred)
+
+
+def _own_norm(path: str, layer: Any, own: Layout, leaves: dict[int, Value], x: Any) -> Norm:
+    gain, bias = (next((v for v in layer.weights if v.name == name), None) for name in (own.scale, own.bias))
+    constant = gain is None or bool((_array(gain) == _array(gain).flat[0]).all())
+    centred = bias is None or float(_array(bias).astype(np.float64).mean()) == 0
+    last = len(x.shape) - 1
+    return Norm(
+        path,
+        frozenset({last} if x.shape[last] > 1 else ()),
+        constant,
+        None if bias is None else leaves[id(bias)],
+        centred,
+    )
 
 
 def _rule(
@@ -262,7 +286,20 @@ def _move(operation: Any, args: Any, kwargs: Any, numbers: list[np.ndarray]) -> 
     return [_array(tensor).astype(np.int64) for tensor in keras.tree.flatten(operation(*args, **kwargs))]
 
 
-def _apply(model: Any, plan: Plan | None, dtype: str | None = None) -> Any:
+def _candidates(model: Any) -> Iterator[tuple[str, Any]]:
+    """Layers that may be a LayerNorm of another class than Keras's."""
+    for path, layer in _walk(model):
+        plain = isinstance(layer, keras.layers.Layer) and not is_replaced(layer) and "call" not in vars(layer)
+        own = plain and not type(layer).__module__.startswith("keras.") and len(list(layer._flatten_layers())) == 1
+        if own and layer.built and is_candidate(layer):
+            yield path, layer
+
+
+def _opened(layer: Any) -> tuple[Target, str]:
+    return open_keras(layer, layer.name, "cpu"), first_parameter(layer.call)
+
+
+def _apply(model: Any, plan: Plan | None, own: Mapping[str, Layout], dtype: str | None = None) -> Any:
     """A clone of the model, in ``dtype`` if given, with the plan's RMSNorm layers and centred weights if given."""
     names = {id(layer): path for path, layer in _walk(model)}
 
@@ -272,9 +309,12 @@ def _apply(model: Any, plan: Plan | None, dtype: str | None = None) -> Any:
         config = layer.get_config()
         if dtype is not None:
             config["dtype"] = dtype
-        if plan is not None and names[id(layer)] in plan.converted:
+        converted = plan is not None and names[id(layer)] in plan.converted
+        if converted and names[id(layer)] not in own:
             return _rms_norm(layer, config["dtype"])
         copy = type(layer).from_config(config)
+        if converted:
+            become(copy, own[names[id(layer)]])
         copy.name = layer.name  # not in the config that Keras makes for a class without get_config
         return copy
 
@@ -301,14 +341,16 @@ def _rms_norm(layer: Any, dtype: Any) -> RMSNormalization:
     )  # fmt: skip
 
 
-def _layers(model: Any, plan: Plan) -> Iterator[Layer]:
+def _layers(model: Any, plan: Plan, own: Mapping[str, Layout]) -> Iterator[Layer]:
     for path, layer in _walk(model):
         if path in plan.converted:
             weights = first_names(sorted(plan.converted[path]))
-            yield Layer(path, type(layer).__name__, True, f"eps {layer.epsilon}, centred {weights or 'nothing'}")
+            eps = own[path].known.eps if path in own else layer.epsilon
+            yield Layer(path, type(layer).__name__, True, f"eps {eps}, centred {weights or 'nothing'}")
         for name in plan.left:
             if name == path or name.startswith(f"{path}/"):
-                yield Layer(name, "LayerNormalization", False, plan.left[name])
+                kind = type(layer).__name__ if name in own else "LayerNormalization"
+                yield Layer(name, kind, False, plan.left[name])
 
 
 def _walk(model: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from itertools import product
@@ -18,35 +18,30 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from rmsnorm.conversion.layer_norm.behaviour import own_norms
 from rmsnorm.conversion.layer_norm.conversion import Conversion, Layer, difference, first_names, require_exact
 from rmsnorm.conversion.layer_norm.streams import (
     Axes,
     Node,
     Norm,
-    Operand,
     Plan,
-    Rule,
     Value,
     make_plan,
-    moved,
-    spread,
-    sum_of,
 )
-from rmsnorm.conversion.replacement.torch import become_layer
+from rmsnorm.conversion.layer_norm.torch_rules import is_float, rule_of
+from rmsnorm.conversion.replacement.layout import Norm as Layout
+from rmsnorm.conversion.replacement.proof import first_parameter
+from rmsnorm.conversion.replacement.torch import become, become_layer, is_candidate, is_replaced, key_of
+from rmsnorm.identify import Target, open_target
 from rmsnorm.variants import get_variant
 
-_SAME: Final = {"alias", "clone", "detach", "lift_fresh", "neg", "_to_copy"}
-_MOVES: Final = {
-    "_unsafe_view", "cat", "embedding", "expand", "flip", "index", "index_select", "permute", "repeat", "roll",
-    "select", "slice", "split", "split_with_sizes", "squeeze", "stack", "t", "transpose", "unbind", "unsqueeze", "view",
-}  # fmt: skip
 _SHAPES: Final = {
     "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like",
 }  # fmt: skip
 
 
 def to_rms_norm(model: nn.Module, *inputs: Any, **options: Any) -> Conversion:
-    """Copies a module and replaces every torch.nn.LayerNorm by RMSNorm where that is exact.
+    """Copies a module and replaces every LayerNorm, whatever its class, by RMSNorm where that is exact.
 
     Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
 
@@ -58,18 +53,19 @@ def to_rms_norm(model: nn.Module, *inputs: Any, **options: Any) -> Conversion:
         1 (LayerNorm): now RMSNorm; eps 1e-05, centred 0.bias, 0.weight
         3 (LayerNorm): left; aten.relu in 2 is not linear
     """
-    trace = _Trace(copy.deepcopy(model).eval(), inputs, options)
+    own = own_norms(_candidates(model), key_of, _opened)
+    trace = _Trace(copy.deepcopy(model).eval(), inputs, options, own)
     plan = make_plan(trace.nodes, trace.obstacles)
     result = copy.deepcopy(model)
-    layers = tuple(_layers(model, plan))
+    layers = tuple(_layers(model, plan, own))
     if not plan.converted:
         return Conversion(result, layers, (), (), 0.0, 0.0)
-    notes = (*_apply(result, plan), *trace.notes(plan))
+    notes = (*_apply(result, plan, own), *trace.notes(plan))
     error = difference(_outputs(model, inputs, options), _outputs(result, inputs, options))
-    inputs, options = tree_map(lambda value: value.double() if _is_float(value) else value, (inputs, options))
+    inputs, options = tree_map(lambda value: value.double() if is_float(value) else value, (inputs, options))
     wide = copy.deepcopy(model).double()
     before = _outputs(wide, inputs, options)
-    _apply(wide, plan)
+    _apply(wide, plan, own)
     exact = require_exact(difference(before, _outputs(wide, inputs, options)))
     return Conversion(result, layers, tuple(sorted(plan.centred)), notes, exact, error)
 
@@ -77,8 +73,11 @@ def to_rms_norm(model: nn.Module, *inputs: Any, **options: Any) -> Conversion:
 class _Trace(TorchDispatchMode):
     """The graph of a run: every operation below autograd, and the module that is running."""
 
-    def __init__(self, model: nn.Module, inputs: Any, options: Any) -> None:
+    def __init__(self, model: nn.Module, inputs: Any, options: Any, own: Mapping[str, Layout]) -> None:
         super().__init__()
+        self._own = own  # LayerNorms of other classes: each call is one operation
+        self._inside: list[Tensor] = []  # what the one that is running was called with
+        self._otherwise: set[str] = set()  # those that are called with more than x
         self.nodes: list[Node] = []
         self.obstacles: dict[str, str] = {}
         self._modules = dict(model.named_modules())
@@ -91,12 +90,12 @@ class _Trace(TorchDispatchMode):
         self._dropouts: list[tuple[str, Value]] = []
         for tensor in [*model.parameters(), *model.buffers()]:
             self._views[_storage(tensor)].append(tensor)
-        for tensor in filter(_is_float, _tensors((inputs, options))):
+        for tensor in filter(is_float, _tensors((inputs, options))):
             self._enter(tensor, Value(tuple(tensor.shape), "the model's input", obstacle="has a mean of its own"))
         for name, module in self._modules.items():
-            module.register_forward_pre_hook(partial(self._begin, name))
+            module.register_forward_pre_hook(partial(self._begin, name), with_kwargs=True)
             module.register_forward_hook(self._end, always_call=True)
-        for tensor in filter(_is_float, _run(model, inputs, options, self)):
+        for tensor in filter(is_float, _run(model, inputs, options, self)):
             self._value(tensor).is_output = True
         self._find_obstacles()
 
@@ -112,21 +111,25 @@ class _Trace(TorchDispatchMode):
             reached, "it calls layer_norm, but does not compute what torch.nn.LayerNorm does"
         )
         for name, module in self._modules.items():
-            if _computes_layer_norm(module):
+            if name in self._own or _computes_layer_norm(module):
                 self.obstacles.pop(name, None)
-                if name not in reached:
+                if name in self._otherwise:
+                    self.obstacles[name] = "it is called with more than x"
+                elif name not in reached:
                     self.obstacles[name] = "the sample inputs do not reach it"
             elif "layernorm" in type(module).__name__.lower() and name not in reached:
                 self.obstacles[name] = "it does not call layer_norm on the sample inputs"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._inside:
+            return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
-        arguments = [tensor for tensor in tree_leaves((args, kwargs)) if _is_float(tensor)]
+        arguments = [tensor for tensor in tree_leaves((args, kwargs)) if is_float(tensor)]
         values = {id(tensor): self._value(tensor) for tensor in arguments}
         out = func(*args, **kwargs)
         written = _written(func, args, kwargs)
-        results = {id(tensor): tensor for tensor in [*written, *tree_leaves(out)] if _is_float(tensor)}
+        results = {id(tensor): tensor for tensor in [*written, *tree_leaves(out)] if is_float(tensor)}
         if results and results.keys() <= values.keys() and not written:
             return out
         inputs = [] if name in _SHAPES else [values[id(tensor)] for tensor in arguments]
@@ -137,7 +140,7 @@ class _Trace(TorchDispatchMode):
             norm = _norm(layer, values, *args[:4])
             self.nodes.append(Node(f"aten.{name}{where}", inputs, outputs[:1], norm=norm))
         else:
-            rule = _rule(func, args, kwargs, values, inputs, outputs)
+            rule = rule_of(func, args, kwargs, values, inputs, outputs)
             self.nodes.append(Node(f"aten.{name}{where}", inputs, outputs, rule))
         for tensor in written:
             for view in self._views[_storage(tensor)]:
@@ -146,13 +149,28 @@ class _Trace(TorchDispatchMode):
             self._enter(tensor, value)
         return out
 
-    def _begin(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def _begin(self, name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._running.append(name)
-        if isinstance(module, _DropoutNd) and module.p > 0 and args and _is_float(args[0]):
+        if isinstance(module, _DropoutNd) and module.p > 0 and args and is_float(args[0]):
             self._dropouts.append((name, self._value(args[0])))
+        if name in self._own:
+            x: Any = args[0] if args else named.get(self._own[name].x)
+            if len(args) + len(named) == 1 and is_float(x):
+                self._inside.append(x)
+            else:
+                self._otherwise.add(name)
 
-    def _end(self, *_: Any) -> None:
-        self._running.pop()
+    def _end(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        name = self._running.pop()
+        if self._inside and name in self._own:
+            x = self._inside.pop()
+            names = self._own[name].scale, self._own[name].bias
+            weight, bias = (None if entry is None else getattr(module, entry) for entry in names)
+            values = {id(tensor): self._value(tensor) for tensor in (x, weight, bias) if tensor is not None}
+            y = Value(tuple(out.shape), obstacle="is in no weight")
+            norm = _norm(name, values, x, x.shape[-1:], weight, bias)
+            self.nodes.append(Node(f"{type(module).__name__} {name}", list(values.values()), [y], norm=norm))
+            self._enter(out, y)
 
     def _enter(self, tensor: Tensor, value: Value) -> None:
         self._values[id(tensor)] = value
@@ -195,64 +213,7 @@ def _norm(layer: str, values: Mapping[int, Value], x: Tensor, sizes: Any, weight
     return Norm(layer, axes, constant, None if bias is None else values[id(bias)], centred)
 
 
-def _rule(
-    func: Any, args: Any, kwargs: Any, values: Mapping[int, Value], inputs: Sequence[Value], outputs: Sequence[Value]
-) -> Rule | None:
-    """The rule of an operation; None if it is not linear."""
-    name = func._schema.name.removeprefix("aten::").removesuffix("_")
-    shape = outputs[0].shape if outputs else ()
-
-    def broadcast(tensor: Tensor, linear: bool = True) -> Operand:
-        return spread(values.get(id(tensor)), tensor.shape, shape, linear)
-
-    def along(tensor: Tensor, axes: dict[int, int]) -> Operand:
-        return Operand(values.get(id(tensor)), axes)
-
-    tensors = [operand for operand in args if isinstance(operand, Tensor)]
-    if name in _SAME:
-        return sum_of([broadcast(args[0])])
-    if name in _MOVES:
-        return moved(inputs, partial(_move, func, args, kwargs))
-    if name in ("add", "sub", "rsub"):
-        return sum_of(*([broadcast(term)] if isinstance(term, Tensor) else [] for term in args[:2]))
-    if name == "mul":
-        return sum_of(map(broadcast, tensors))
-    if name == "div" and not kwargs:
-        return sum_of([broadcast(tensors[0]), *(broadcast(divisor, False) for divisor in tensors[1:])])
-    if name == "masked_fill" and not isinstance(args[2], Tensor) and args[2] == 0:
-        return sum_of([broadcast(args[0]), broadcast(args[1])])
-    if name in ("mm", "addmm"):
-        factors = [along(args[-2], {0: 0}), along(args[-1], {1: 1})]
-        return sum_of(factors, *([broadcast(term)] for term in args[:-2]))
-    if name in ("bmm", "baddbmm"):
-        factors = [along(args[-2], {0: 0, 1: 1}), along(args[-1], {0: 0, 2: 2})]
-        return sum_of(factors, *([broadcast(term)] for term in args[:-2]))
-    if name == "linear":
-        last = len(shape) - 1
-        factors = [along(args[0], {axis: axis for axis in range(last)}), along(args[1], {last: 0})]
-        return sum_of(factors, *([broadcast(term)] for term in tensors[2:]))
-    if name == "convolution" and args[8] == 1:  # one group: every output channel reads all input channels
-        factors = [along(args[0], {0: 0}), along(args[1], {1: 1 if args[6] else 0})]
-        return sum_of(factors, *([along(bias, {1: 0})] for bias in tensors[2:]))
-    if name in ("mean", "sum") and len(args) > 1 and args[1]:
-        summed = {axis % args[0].ndim for axis in args[1]}
-        remaining = [axis for axis in range(args[0].ndim) if axis not in summed]
-        result_axes = remaining if len(shape) == args[0].ndim else range(len(shape))
-        return sum_of([along(args[0], dict(zip(result_axes, remaining, strict=True)))])
-    if name in ("_embedding_bag", "_embedding_bag_forward_only") and (len(args) < 5 or args[4] != 2):  # 2: the maximum
-        return sum_of([along(args[0], {1: 1})])
-    return None
-
-
-def _move(func: Any, args: Any, kwargs: Any, numbers: list[np.ndarray]) -> list[np.ndarray]:
-    rest = iter(numbers)
-    args, kwargs = tree_map(lambda leaf: torch.from_numpy(next(rest)) if _is_float(leaf) else leaf, (args, kwargs))
-    with torch.no_grad():
-        out = func(*args, **kwargs)
-    return [tensor.numpy() for tensor in tree_leaves(out)]
-
-
-def _apply(model: nn.Module, plan: Plan) -> list[str]:
+def _apply(model: nn.Module, plan: Plan, own: Mapping[str, Layout]) -> list[str]:
     """Centres the parameters of the plan and turns its layers into RMSNorm, in place. Returns notes."""
     modules, slots, notes = dict(model.named_modules()), _slots(model), []
     centred: dict[tuple[int, Axes], list[str]] = defaultdict(list)
@@ -280,8 +241,26 @@ def _apply(model: nn.Module, plan: Plan) -> list[str]:
         notes.append(f"{first_names(sorted(names))}: rounded to {str(dtype).removeprefix('torch.')} once more")
     for name in plan.converted:
         layer: Any = modules[name]
+        if name in own:
+            become(layer, own[name])
+            continue
         become_layer(layer, get_variant("to_rms_norm", "torch"), layer.eps)
     return notes
+
+
+def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules that may be a LayerNorm of another class than PyTorch's."""
+    for name, module in model.named_modules():
+        plain = "forward" not in vars(module) and not list(module.children()) and not is_replaced(module)
+        known = isinstance(module, nn.LayerNorm) or type(module).__module__.startswith("torch.")
+        if plain and not known and is_candidate(module):
+            yield name, module
+
+
+def _opened(module: nn.Module) -> tuple[Target, str]:
+    probe = copy.deepcopy(module).cpu().double()
+    vars(probe).update(_forward_hooks={}, _forward_pre_hooks={})
+    return open_target(probe), first_parameter(module.forward)
 
 
 def _computes_layer_norm(module: nn.Module) -> bool:
@@ -314,11 +293,12 @@ def _forget_ties(modules: Mapping[str, nn.Module]) -> None:
             config.tie_word_embeddings = False
 
 
-def _layers(model: nn.Module, plan: Plan) -> Iterator[Layer]:
+def _layers(model: nn.Module, plan: Plan, own: Mapping[str, Layout]) -> Iterator[Layer]:
     for name, module in model.named_modules():
         if name in plan.converted:
             weights = first_names(sorted(plan.converted[name]))
-            yield Layer(name, type(module).__name__, True, f"eps {module.eps}, centred {weights or 'nothing'}")
+            eps = own[name].known.eps if name in own else module.eps
+            yield Layer(name, type(module).__name__, True, f"eps {eps}, centred {weights or 'nothing'}")
         elif name in plan.left:
             yield Layer(name, type(module).__name__, False, plan.left[name])
 
@@ -355,7 +335,7 @@ def _slots(model: nn.Module) -> dict[int, list[str]]:
     slots: dict[int, list[str]] = defaultdict(list)
     for module_name, module in model.named_modules():
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-            if tensor is not None and _is_float(tensor):
+            if tensor is not None and is_float(tensor):
                 slots[id(tensor)].append(f"{module_name}.{name}" if module_name else name)
     return slots
 
@@ -397,7 +377,3 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()

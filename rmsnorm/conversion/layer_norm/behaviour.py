@@ -1,0 +1,105 @@
+"""Layers that compute LayerNorm, whatever their class: recognised by what they compute, in float64."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rmsnorm.conversion.replacement.layout import Norm
+from rmsnorm.identify import Target, TargetError
+from rmsnorm.identify.eps import nice
+from rmsnorm.variants import Variant
+
+_SAME: Final = 1e-12  # of the largest element: the formula in float64, a few hundred roundings of 1e-16
+_LEADS: Final = ((3,), (2, 3), (2, 3, 4))
+
+Array = npt.NDArray[Any]
+
+
+def layer_norm(target: Target, x: str) -> Norm | None:
+    """What takes the place of a layer after centred weights: its gain, bias and eps, without the mean.
+
+    Args:
+        target: the layer, or a copy of it.
+        x: its name of x.
+
+    Returns:
+        None if it is no LayerNorm over the last axis, computed in float64 for float64 x, in training and in evaluation.
+    """
+    width = target.width or 16
+    variant = _solved(target, width)
+    shapes = [(*lead, width) for lead in _LEADS if variant is not None and _agrees(target, variant, (*lead, width))]
+    if len(shapes) < len(_LEADS):
+        return None
+    names = target.names
+    return Norm((-1,), (-1,), tuple(shapes), names.get("scale"), names.get("bias"), x, variant=variant)
+
+
+def _solved(target: Target, width: int) -> Variant | None:
+    """eps and the offset of the gain, if it is LayerNorm: from rows beside whose variance eps is large."""
+    x = np.random.default_rng(0).normal(size=(3, width)) * 1e-12
+    c = x - x.mean(-1, keepdims=True)
+    try:
+        zero, one = (_called(target, x, value) for value in (0.0, 1.0))
+    except (TargetError, KeyError):
+        return None
+    slope = one - zero if "scale" in target.arguments else one
+    with np.errstate(all="ignore"):
+        offset = float(np.median(zero / slope)) if "scale" in target.arguments else 0.0
+        eps = float(((c * c).sum() / (slope * c).sum()) ** 2 - np.median((c * c).mean(-1)))
+    if not (math.isfinite(offset) and math.isfinite(eps)):
+        return None
+    return Variant(name="to_rms_norm", eps=nice(max(eps, 0.0), 0.0) if eps > 1e-20 else 0.0, scale_offset=round(offset))
+
+
+def _called(target: Target, x: Array, value: float) -> Array:
+    """y with a gain of equal numbers and no bias."""
+    values = {"scale": value, "bias": 0.0}
+    arrays = {name: np.full(target.shape_of(name, x.shape), number) for name, number in values.items()
+              if name in target.arguments}  # fmt: skip
+    return target.forward(x, **arrays).astype(np.float64)
+
+
+def _agrees(target: Target, variant: Variant, shape: tuple[int, ...]) -> bool:
+    """Whether it is that LayerNorm for rows of any size, with random parameters."""
+    random = np.random.default_rng(len(shape))
+    x = random.normal(0.5, 1.0, shape) * 10.0 ** random.uniform(-4, 1, (*shape[:-1], 1))
+    arrays = {name: random.normal(0.5, 1.0, target.shape_of(name, shape))
+              for name in ("scale", "bias") if name in target.arguments}  # fmt: skip
+    c = x - x.mean(-1, keepdims=True)
+    want = c / np.sqrt((c * c).mean(-1, keepdims=True) + variant.eps_for("float64"))
+    want = want * (variant.scale_offset + arrays.get("scale", 1.0 - variant.scale_offset)) + arrays.get("bias", 0.0)
+    for mode in (True, False):
+        try:
+            with target.training(mode) if target.training else contextlib.nullcontext():
+                y = target.forward(x, **arrays)
+        except (TargetError, KeyError):
+            return False
+        if y.dtype != np.float64 or not np.max(np.abs(y - want)) <= _SAME * np.max(np.abs(want)):
+            return False
+    return True
+
+
+def own_norms(
+    layers: Iterable[tuple[str, Any]], key_of: Callable[[Any], Any], opened: Callable[[Any], tuple[Target, str]]
+) -> dict[str, Norm]:
+    """Of these layers, by name, those that are a LayerNorm.
+
+    Args:
+        layers: candidates.
+        key_of: a key that is equal for layers which differ in the values of their parameters alone.
+        opened: the target of a copy of a layer, and its name of x.
+    """
+    known: dict[Any, Norm | None] = {}
+    for _, layer in (layers := list(layers)):
+        if (key := key_of(layer)) not in known:
+            try:
+                known[key] = layer_norm(*opened(layer))
+            except Exception:  # of the layer's class, which may refuse to be copied or opened in any way
+                known[key] = None
+    return {name: norm for name, layer in layers if (norm := known[key_of(layer)]) is not None}
