@@ -54,7 +54,7 @@ def gru(
         values = Parameters(dict(zip(shapes, weights, strict=True)), p.norm, partial=p.partial, eps=p.eps)
         return cast(Tensor, plain(values, (gates, proposal), h0, mask, own, carries, reverse))
 
-    cell = GRU(own, norm_of(p, 2 * n, n), carries, reverse)
+    cell = GRU(own, norm_of(p.norm, p.partial, p.eps, 2 * n, n), carries, reverse)
     return cast(Tensor, computed(cell, again, gates, proposal, h0, mask, *(p[name] for name in shapes)))
 
 
@@ -76,7 +76,8 @@ def lstm(
         values = dict(zip(shapes, weights, strict=True)) | {"b": below.new_zeros(4 * n)}
         return plain(Parameters(values, p.norm, partial=p.partial, eps=p.eps), below, h0, c0, mask)
 
-    results = computed(LSTM(norm_of(p, 4 * n, n)), again, below + p["b"], h0, c0, mask, *(p[name] for name in shapes))
+    cell = LSTM(norm_of(p.norm, p.partial, p.eps, 4 * n, n))
+    results = computed(cell, again, below + p["b"], h0, c0, mask, *(p[name] for name in shapes))
     return cast(tuple[Tensor, Tensor], results)
 
 
@@ -153,10 +154,11 @@ class Norm(NamedTuple):
     eps: float
 
 
-def norm_of(p: Parameters, n: int, m: int) -> Norm:
+@lru_cache
+def norm_of(norm: CellNorm, partial: float, eps: float, n: int, m: int) -> Norm:
     """The norm of rows of n and of m numbers."""
-    variant = Variant.get("nematus").replace(partial=p.partial if p.norm == "prms" else None)
-    return Norm((0, 0) if p.norm == "none" else (variant.counted(n), variant.counted(m)), p.eps)
+    variant = Variant.get("nematus").replace(partial=partial if norm == "prms" else None)
+    return Norm((0, 0) if norm == "none" else (variant.counted(n), variant.counted(m)), eps)
 
 
 @lru_cache
@@ -205,7 +207,7 @@ class GRU(NamedTuple):
                 start=before if last and self.carries else None,
             )  # fmt: skip
             steps.append((inputs[index].unbind(), part, a.unbind() if keeps else a.unbind() * length, job))
-            kept += [a, saved, inverse]
+            kept += [a, saved, inverse, part.matrix, part.gain]
         for t in range(length)[:: -1 if self.reverse else 1]:
             for xs, part, products, job in steps:
                 if part.inside is None:
@@ -217,24 +219,24 @@ class GRU(NamedTuple):
         return states.clone() if keeps else states, [chain, *between, *kept]
 
     def backward(self, tensors: Sequence[Any], kept: Sequence[Tensor], dstates: Tensor) -> list[Tensor | None]:
-        _, _, h0, mask, *weights = tensors
+        _, _, h0, mask, *_ = tensors
         mask = _contiguous(mask)
         length, rows, n = dstates.shape
         new, depth = _maker(h0), len(self.biases)
         inputs, kept = [self._ends(kept[0])[0], *kept[1:depth]], kept[depth:]
         dh, carried = new(rows, n).zero_(), new(rows, n) if self.carries and mask is not None else None
         steps, results = [], []
-        for index, part in enumerate(self._parts(weights, h0)):
-            a, saved, inverse = kept[3 * index : 3 * index + 3]
+        for index in range(depth):
+            a, saved, inverse, matrix, gain = kept[5 * index : 5 * index + 5]
             da, dgates, dproposal = new(length, rows, 3 * n), new(length, rows, 2 * n), new(length, rows, n)
             dgain, last = _sums(rows, 3 * n), index == depth - 1
             job = _Job(
-                "gru_backward", h0, 3 * n, self.norm, a=a, saved=saved, inverse=inverse, gain=part.gain,
+                "gru_backward", h0, 3 * n, self.norm, a=a, saved=saved, inverse=inverse, gain=gain,
                 before=inputs[index], mask=mask if last else None, dstates=dstates if last else None, dh=dh,
                 to_carried=carried if last else None, from_carried=None if index else carried, da=da, dgates=dgates,
                 dproposal=dproposal, dgain=dgain,
             )  # fmt: skip
-            steps.append((da.unbind(), part.matrix.t(), job))
+            steps.append((da.unbind(), matrix.t(), job))
             results.append((da, dgates, dproposal, dgain))
         for t in range(length)[:: 1 if self.reverse else -1]:
             for das, transposed, job in reversed(steps):
