@@ -212,6 +212,7 @@ def test_without_numba_the_warning_says_how_slow_and_points_to_the_caller(tmp_pa
     user.write_text(f"import numpy as np\nfrom rmsnorm.numpy_impl.fast import rms_norm\n{calls}")
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment.pop("RMSNORM_CPU_KERNELS", None)
     done = subprocess.run([sys.executable, user], capture_output=True, text=True, timeout=100, env=environment)
     (warning,) = (line for line in done.stderr.splitlines() if "Warning" in line)
     assert warning.startswith(f"{user}:3: UserWarning: rmsnorm: numba is not installed")
