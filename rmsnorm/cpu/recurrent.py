@@ -33,7 +33,7 @@ def compiled(name: str, x: str = "") -> Any:
     """``run`` and ``work``; or the kernel of that name in STEP_ARGUMENTS, for rows of that format."""
     if not x:
         return {"run": run, "work": work}[name]
-    return {"gru": _gru, "lstm": _lstm}[name.partition("_")[0]](name, x)
+    return {"gru": _gru, "lstm": _lstm, "norm": _norm}[name.partition("_")[0]](name, x)
 
 
 def run(_: int, arguments: int, count: int) -> int:
@@ -361,6 +361,53 @@ def _lstm(name: str, x: str) -> Any:
                 da[j] = dbelow[j]
             if word(job, _FIRST):
                 pull_back(da_at, row, gain, totals, 4 * n, word(job, _FIRST), inverse[0])
+        return 0
+
+    return backward
+
+
+def _norm(name: str, x: str) -> Any:
+    """Norms alone: what stands between two cells."""
+    (_, _, inverse_rms, pull_back), piece = _arithmetic(x), _piece(x)
+    load, size = LOAD[x], np.dtype(STORAGE[x]).itemsize
+    if name == "norm_forward":
+        a_, y_, inverse_, gain_, left_, right_ = _arguments(name)
+
+        def forward(job: int, first: int, last: int, _: int) -> int:
+            n, right, eps = word(job, left_), word(job, right_), bits(word(job, _EPS))
+            gain, other_gain = piece(job, gain_, 0, n), piece(job, gain_, n, right)
+            for i in range(first, last):
+                index = word(job, _TIME) * word(job, _ROWS) + i
+                start = index * (n + right)
+                a, b = piece(job, a_, start, n), piece(job, a_, start + n, right)
+                y, z = piece(job, y_, start, n), piece(job, y_, start + n, right)
+                inverse = view(word(job, inverse_) + 16 * index, 2, 0.0)
+                factor, other = inverse_rms(a, word(job, _FIRST), eps), 1.0
+                for j in range(n):
+                    y[j] = load(a[j]) * factor * gain[j]
+                if right:
+                    other = inverse_rms(b, word(job, _SECOND), eps)
+                for j in range(right):
+                    z[j] = load(b[j]) * other * other_gain[j]
+                inverse[0], inverse[1] = factor, other
+            return 0
+
+        return forward
+    a_, v_, inverse_, gain_, left_, right_, dgain_ = _arguments(name)
+
+    def backward(job: int, first: int, last: int, part: int) -> int:
+        n, right, gain = word(job, left_), word(job, right_), word(job, gain_)
+        totals = word(job, dgain_) + 8 * (n + right) * part
+        for i in range(first, last):
+            index = word(job, _TIME) * word(job, _ROWS) + i
+            start = index * (n + right) * size
+            inverse, v = view(word(job, inverse_) + 16 * index, 2, 0.0), word(job, v_) + start
+            row = word(job, a_) + start
+            if word(job, _FIRST):
+                pull_back(v, row, gain, totals, n, word(job, _FIRST), inverse[0])
+                if right:
+                    v, row = v + n * size, row + n * size
+                    pull_back(v, row, gain + n * size, totals + 8 * n, right, word(job, _SECOND), inverse[1])
         return 0
 
     return backward

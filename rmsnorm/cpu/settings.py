@@ -87,6 +87,7 @@ STEP_HEAD: Final = (
 # next step or row of that array. ``before`` are the states that enter the step, ``start`` those to which a mask
 # returns, ``states`` the new ones. The last GRU of a step writes what a mask lets through of the gradient of the states
 # to ``to_carried``, the first adds it from ``from_carried``. ``dgain`` are sums, of each part of the rows by itself.
+# Norms alone are of so many numbers to the ``left``, and of others to the ``right``; ``v`` becomes a gradient in place.
 STEP_ARGUMENTS: Final = {
     "gru_forward": (
         "a", "saved", "inverse", "kept", "gain", "gates", "gates_time", "gates_row", "proposal", "proposal_time",
@@ -103,6 +104,8 @@ STEP_ARGUMENTS: Final = {
         "a", "saved", "inverse", "gain", "cells_before", "cells", "mask", "dstates", "dcells", "dh", "dc", "da",
         "dbelow", "dgain",
     ),
+    "norm_forward": ("a", "y", "inverse", "gain", "left", "right"),
+    "norm_backward": ("a", "v", "inverse", "gain", "left", "right", "dgain"),
 }  # fmt: skip
 
 

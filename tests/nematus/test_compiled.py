@@ -185,7 +185,7 @@ def test_dropout_of_the_state_is_not_lost(uses: list[str]) -> None:
         config = config_of("rms").replace(rnn_dropout_hidden=rate)
         model = RNNSearch(config, random_parameters(config)).train()
         model.loss(*batch(config))
-        assert uses == ([] if rate else ["GRU"] * 2), rate
+        assert uses == ([] if rate else ["GRU"] * 3), rate  # two encoders and the decoder
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -300,13 +300,46 @@ def test_on_several_threads(uses: list[str], cell: str, dtype: Any) -> None:
     assert uses == [cell.upper()] * 2
 
 
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize(("norm", "size", "rows"), [("none", 5, 3), ("rms", 400, 30), ("prms", 40, 3)])
+def test_the_decoder(
+    monkeypatch: pytest.MonkeyPatch, uses: list[str], norm: str, size: int, rows: int, dtype: Any
+) -> None:
+    """Also on several threads: loss and gradients of the plain operations, whose golden is in test_models.py."""
+    config = config_of("rms").replace(norm=norm, state_size=size, rnn_dec_base_transition_depth=3)
+    name = str(dtype).removeprefix("torch.")
+    model = RNNSearch(config, random_parameters(config, name)).train()
+    rng = np.random.default_rng(0)
+    words = rng.integers(1, 8, (1, 3, rows)), rng.integers(1, 8, (2, rows))
+    mask = np.ones((3, rows)) * (np.arange(3)[:, None] < rng.integers(1, 4, rows))
+
+    def run() -> Any:
+        loss = model.loss(words[0], mask, words[1], np.ones((2, rows)))
+        return [loss.detach(), *torch.autograd.grad(loss.sum(), list(model.parameters()))]
+
+    results = run()
+    assert uses == ["GRU"] * 3
+    close(results, plainly(monkeypatch, run))
+    if size < 40 and dtype is torch.float64:
+
+        def second() -> Any:
+            own = list(model.parameters())
+            once = torch.autograd.grad(
+                model(words[0], mask, words[1], np.ones((2, rows))).sum(), own, create_graph=True
+            )
+            return torch.autograd.grad(sum(part.square().sum() for part in once), own)
+
+        close(second(), plainly(monkeypatch, second))
+
+
 def test_gates_over_the_whole_range() -> None:
     """h' = u for h = 1 and no proposal, h' = tanh(proposal) for u = 0: each to 4 units in the last place."""
     some = np.concatenate([np.logspace(-300, 2.8, 150), -np.logspace(-300, 2.8, 150), [0.0]])[None]
     n = some.shape[1]
     zeros = torch.zeros(n, n, dtype=torch.float64)
     weights = (torch.cat((zeros, zeros), 1), zeros)
-    cell = compiled.GRU(("none",), compiled.Norm((0, 0), 1e-5), False, False)
+    names = tuple(compiled.gru_shapes(n, ("none",), "none"))
+    cell = compiled.GRU(names, ("none",), compiled.Norm((0, 0), 1e-5))
     for dtype in EXACT:
         v, bits = torch.tensor(some, dtype=dtype), torch.finfo(dtype).eps
         own = [weight.to(dtype) for weight in weights]

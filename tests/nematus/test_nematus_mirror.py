@@ -32,6 +32,7 @@ OTHER_FILES = {
     ("numpy", "recurrent_layers.py"): "NumPy has functions only",
     ("tf", "model.py"): "the base class of the two Keras models",
     ("tf", "layers.py"): "layers for Nematus's own graphs",
+    ("torch", "attention.py"): "the steps of the decoder, likewise",
     ("torch", "compiled.py"): "steps of cells by compiled kernels, as PyTorch's operators take longer to call",
 }
 # Arguments that a framework has in addition to the protocol, by method, and why. All are keyword-only.
@@ -61,6 +62,7 @@ OTHER_DEFINITIONS = {
     ("numpy", "transformer"): {"_mix"},
     # The loop over the steps is what compiled steps replace.
     ("torch", "recurrent"): {"_nematus_steps", "_lstm_steps"},
+    ("torch", "rnnsearch"): {"_base_steps"},
     # Functions become graphs, and get parameters and dropout there.
     ("tf", "recurrent"): {"_run", "_nematus_gru"},
     ("tf", "output"): {"_wide"},

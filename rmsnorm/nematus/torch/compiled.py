@@ -54,7 +54,7 @@ def gru(
         values = Parameters(dict(zip(shapes, weights, strict=True)), p.norm, partial=p.partial, eps=p.eps)
         return cast(Tensor, plain(values, (gates, proposal), h0, mask, own, carries, reverse))
 
-    cell = GRU(own, norm_of(p.norm, p.partial, p.eps, 2 * n, n), carries, reverse)
+    cell = GRU(tuple(shapes), own, norm_of(p.norm, p.partial, p.eps, 2 * n, n), carries, reverse)
     return cast(Tensor, computed(cell, again, gates, proposal, h0, mask, *(p[name] for name in shapes)))
 
 
@@ -139,12 +139,13 @@ class _Sequence(torch.autograd.Function):
         tensors, kept = saved[: ctx.count], saved[ctx.count :]
         if not (torch.is_grad_enabled() or is_watched()) and is_plain(*cotangents):
             return None, None, *ctx.cell.backward(tensors, kept, *(c.contiguous() for c in cotangents))
-        needed = [tensor for tensor, needs in zip(tensors, ctx.needs_input_grad[2:], strict=True) if needs]
-        creates = torch.is_grad_enabled()
-        with torch.enable_grad():
-            outputs = ctx.plain(*tensors)
-        gradients = iter(torch.autograd.grad(outputs, needed, cotangents, None, creates, allow_unused=True))
-        return None, None, *(next(gradients) if needs else None for needs in ctx.needs_input_grad[2:])
+        creates, needs = torch.is_grad_enabled(), ctx.needs_input_grad[2:]
+        with torch.enable_grad():  # with names of their own: one of the tensors may have been computed from another one
+            own = [t.view_as(t) if needed else t for t, needed in zip(tensors, needs, strict=True)]
+            outputs = ctx.plain(*own)
+        wanted = [t for t, needed in zip(own, needs, strict=True) if needed]
+        gradients = iter(torch.autograd.grad(outputs, wanted, cotangents, None, creates, allow_unused=True))
+        return None, None, *(next(gradients) if needed else None for needed in needs)
 
 
 class Norm(NamedTuple):
@@ -172,20 +173,24 @@ def gru_shapes(n: int, biases: tuple[Bias, ...], norm: CellNorm) -> Shapes:
 class GRU(NamedTuple):
     """GRUs one after another, each with the state of the one before, as nematus_deep_step of recurrent.py.
 
-    Tensors: gates and proposal of the input, the first state, the mask, and the parameters of ``gru_shapes``. Results:
-    the states.
+    Tensors: gates and proposal of the input, the first state, the mask, and the parameters of these names; before the
+    parameters those of what is between the first GRU and the second, if there is something. Results: the states, and
+    then those of what is between.
     """
 
+    names: tuple[str, ...]
     biases: tuple[Bias, ...]  # ``state``: inside the norm; ``outside``; or ``none``, as where it belongs to the input
     norm: Norm
-    carries: bool
-    reverse: bool
+    carries: bool = False
+    reverse: bool = False
+    middle: Any = None  # an Attention of attention.py
 
-    def forward(self, tensors: Sequence[Any], *, keeps: bool) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, tensors: Sequence[Any], *, keeps: bool) -> tuple[Any, list[Tensor]]:
         gates, proposal, h0, mask, *weights = tensors
+        others, weights = (weights[:3], weights[3:]) if self.middle else ([], weights)
         mask = _contiguous(mask)
         length, rows, n = proposal.shape
-        new, width = _maker(h0), n * h0.element_size()
+        new, width = maker(h0), n * h0.element_size()
         chain = new(length + 1, rows, n)  # the first state and the states, in their order in time
         chain[length if self.reverse else 0] = h0
         before, states = self._ends(chain)
@@ -194,14 +199,19 @@ class GRU(NamedTuple):
         room = length if keeps else min(length, 1)
         below: Sequence[Tensor] = (gates.contiguous(), proposal.contiguous())
         once = width
-        for index, part in enumerate(self._parts(weights, h0)):
+        p = dict(zip(self.names, weights, strict=True))
+        middle = self.middle and self.middle.forward(self, others, p, outputs[0])
+        for index, part in enumerate(self._parts(p, h0)):
+            rest = 1
             if part.outside is not None:  # the same in all steps and rows
                 below, once = part.outside, 0
+            if index == 1 and middle:
+                below, once, rest = middle.below, 3 * width, 0
             a, saved, inverse = new(room, rows, 3 * n), new(room, rows, 3 * n), new(room, rows, 2, dtype=torch.float64)
             last = outputs[index] is states
-            job = _Job(
+            job = Job(
                 "gru_forward", h0, 3 * n, self.norm, a=a, saved=saved, inverse=inverse, kept=int(keeps), gain=part.gain,
-                gates=below[0], gates_time=2 * rows * once, gates_row=2 * once,
+                gates=below[0], gates_time=(1 + rest) * rows * once, gates_row=(1 + rest) * once,
                 proposal=below[1], proposal_time=rows * once, proposal_row=once,
                 before=inputs[index], states=outputs[index], mask=mask if last else None,
                 start=before if last and self.carries else None,
@@ -209,28 +219,36 @@ class GRU(NamedTuple):
             steps.append((inputs[index].unbind(), part, a.unbind() if keeps else a.unbind() * length, job))
             kept += [a, saved, inverse, part.matrix, part.gain]
         for t in range(length)[:: -1 if self.reverse else 1]:
-            for xs, part, products, job in steps:
+            for index, (xs, part, products, job) in enumerate(steps):
+                if index == 1 and middle:
+                    middle.step(t, xs[t])
                 if part.inside is None:
                     torch.mm(xs[t], part.matrix, out=products[t])
                 else:
                     torch.addmm(part.inside, xs[t], part.matrix, out=products[t])
                 job.run(t)
         # a view of memory that a function of autograd keeps could not be changed in place
-        return states.clone() if keeps else states, [chain, *between, *kept]
+        results = states.clone() if keeps else states
+        if middle:
+            return (results, middle.attended.clone()), [chain, *between, *kept, *middle.kept]
+        return results, [chain, *between, *kept]
 
-    def backward(self, tensors: Sequence[Any], kept: Sequence[Tensor], dstates: Tensor) -> list[Tensor | None]:
-        _, _, h0, mask, *_ = tensors
+    def backward(
+        self, tensors: Sequence[Any], kept: Sequence[Tensor], dstates: Tensor, *dothers: Tensor
+    ) -> list[Tensor | None]:
+        _, _, h0, mask, *weights = tensors
+        others, weights = (weights[:3], weights[3:]) if self.middle else ([], weights)
         mask = _contiguous(mask)
         length, rows, n = dstates.shape
-        new, depth = _maker(h0), len(self.biases)
+        new, depth = maker(h0), len(self.biases)
         inputs, kept = [self._ends(kept[0])[0], *kept[1:depth]], kept[depth:]
         dh, carried = new(rows, n).zero_(), new(rows, n) if self.carries and mask is not None else None
         steps, results = [], []
         for index in range(depth):
             a, saved, inverse, matrix, gain = kept[5 * index : 5 * index + 5]
             da, dgates, dproposal = new(length, rows, 3 * n), new(length, rows, 2 * n), new(length, rows, n)
-            dgain, last = _sums(rows, 3 * n), index == depth - 1
-            job = _Job(
+            dgain, last = sums(rows, 3 * n), index == depth - 1
+            job = Job(
                 "gru_backward", h0, 3 * n, self.norm, a=a, saved=saved, inverse=inverse, gain=gain,
                 before=inputs[index], mask=mask if last else None, dstates=dstates if last else None, dh=dh,
                 to_carried=carried if last else None, from_carried=None if index else carried, da=da, dgates=dgates,
@@ -238,11 +256,17 @@ class GRU(NamedTuple):
             )  # fmt: skip
             steps.append((da.unbind(), matrix.t(), job))
             results.append((da, dgates, dproposal, dgain))
+        middle = None
+        if self.middle:
+            p = dict(zip(self.names, weights, strict=True))
+            middle = self.middle.backward(self, others, p, inputs[1], kept[5 * depth :], results[1][1:3], *dothers)
         for t in range(length)[:: 1 if self.reverse else -1]:
-            for das, transposed, job in reversed(steps):
+            for index, (das, transposed, job) in reversed(list(enumerate(steps))):
                 job.run(t)
                 dh.addmm_(das[t], transposed)
-        by_name: dict[str, Tensor] = {}
+                if index == 1 and middle:
+                    middle.step(t, dh)
+        by_name: dict[str, Tensor] = middle.gradients() if middle else {}
         for index, (xs, (da, dgates, dproposal, dgain)) in enumerate(zip(inputs, results, strict=True)):
             dweight, dbias = xs.reshape(-1, n).t() @ da.view(-1, 3 * n), (dgates, dproposal)
             if self.biases[index] == "state":
@@ -254,18 +278,15 @@ class GRU(NamedTuple):
                 by_name[f"gru{index}/{side}_state_norm/scale"] = gain.to(h0.dtype)
                 if self.biases[index] != "none":
                     by_name[f"gru{index}/{side}_bias"] = bias.sum((0, 1))
-        return [*results[0][1:3], dh, None, *(by_name[name] for name in self._names(n))]
+        of_others = middle.of_others() if middle else ()
+        return [*results[0][1:3], dh, None, *of_others, *(by_name[name] for name in self.names)]
 
     def _ends(self, chain: Tensor) -> tuple[Tensor, Tensor]:
         """The states before and after each step."""
         return (chain[1:], chain[:-1]) if self.reverse else (chain[:-1], chain[1:])
 
-    def _names(self, n: int) -> Shapes:
-        return gru_shapes(n, self.biases, "rms" if self.norm.counted[0] else "none")
-
-    def _parts(self, weights: Sequence[Tensor], h0: Tensor) -> list[_Part]:
+    def _parts(self, p: Mapping[str, Tensor], h0: Tensor) -> list[_Part]:
         n, parts = h0.shape[1], []
-        p = dict(zip(self._names(n), weights, strict=True))
         for index, bias in enumerate(self.biases):
             names = f"gru{index}/gates", f"gru{index}/proposal"
             matrix = torch.cat([p[name.replace("/", "/state_to_")] for name in names], 1)
@@ -291,11 +312,11 @@ class LSTM(NamedTuple):
     def forward(self, tensors: Sequence[Any], *, keeps: bool) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
         below, h0, c0, mask, matrix, *gains = tensors
         (rows, n), length = h0.shape, len(below)
-        new, room = _maker(h0), length if keeps else min(length, 1)
+        new, room = maker(h0), length if keeps else min(length, 1)
         chain, cells = new(length + 1, rows, n), new(length + 1, rows, n)  # the first ones, and those after each step
         chain[0], cells[0] = h0, c0
         a, saved, inverse = new(room, rows, 4 * n), new(room, rows, 5 * n), new(room, rows, 2, dtype=torch.float64)
-        job = _Job(
+        job = Job(
             "lstm_forward", h0, 4 * n, self.norm, a=a, saved=saved, inverse=inverse, kept=int(keeps),
             gain=self._gain(gains, h0), below=below.contiguous(), before=chain, states=chain[1:], cells_before=cells,
             cells=cells[1:], mask=_contiguous(mask),
@@ -313,10 +334,10 @@ class LSTM(NamedTuple):
         _, h0, _, mask, matrix, *gains = tensors
         chain, cells, a, saved, inverse = kept
         length, rows, n = dstates.shape
-        new = _maker(h0)
+        new = maker(h0)
         dh, dc, da, dbelow = new(rows, n).zero_(), new(rows, n).zero_(), torch.empty_like(a), torch.empty_like(a)
-        dgain = _sums(rows, 5 * n)
-        job = _Job(
+        dgain = sums(rows, 5 * n)
+        job = Job(
             "lstm_backward", h0, 4 * n, self.norm, a=a, saved=saved, inverse=inverse, gain=self._gain(gains, h0),
             cells_before=cells, cells=cells[1:], mask=_contiguous(mask), dstates=dstates,
             dcells=dcells, dh=dh, dc=dc, da=da, dbelow=dbelow, dgain=dgain,
@@ -342,7 +363,7 @@ class _Part(NamedTuple):
     outside: Sequence[Tensor] | None
 
 
-class _Job:
+class Job:
     """A kernel of cpu/recurrent.py on tensors, which it keeps alive; rows of so many numbers in ``a``."""
 
     def __init__(self, kernel: str, like: Tensor, width: int, norm: Norm, **arguments: Tensor | int | None) -> None:
@@ -361,7 +382,7 @@ def _contiguous(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.contiguous()
 
 
-def _maker(like: Tensor) -> Callable[..., Tensor]:
+def maker(like: Tensor) -> Callable[..., Tensor]:
     """What makes tensors on the CPU, also if the default device is another one."""
 
     def new(*shape: int, dtype: torch.dtype = like.dtype) -> Tensor:
@@ -370,7 +391,7 @@ def _maker(like: Tensor) -> Callable[..., Tensor]:
     return new
 
 
-def _sums(rows: int, width: int) -> Tensor:
+def sums(rows: int, width: int) -> Tensor:
     """Zeros for the sums of the gains' gradients, for all parts of the rows."""
     from rmsnorm.cpu import steps
 

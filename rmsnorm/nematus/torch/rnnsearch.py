@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,14 +13,14 @@ from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.cells import rates, rnn_smoothed
 from rmsnorm.nematus.names import source_tables, target_table
-from rmsnorm.nematus.torch import sentences, zero_rnnsearch
+from rmsnorm.nematus.torch import attention, sentences, zero_rnnsearch
 from rmsnorm.nematus.torch.output import cross_entropy, lexical_state, log_softmax, predict
 from rmsnorm.nematus.torch.parameters import Dropout, Named, Parameters, feed_forward, leaves, project
 from rmsnorm.nematus.torch.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 from rmsnorm.nematus.transformer_names import ZERO_BIAS
 
 if TYPE_CHECKING:
-    from rmsnorm.nematus.config import Config
+    from rmsnorm.nematus.config import Bias, Config
 
 __all__ = ["RNNSearch"]
 
@@ -190,8 +190,9 @@ def _attend_to(p: Parameters, config: Config, x: Tensor, mask: Tensor) -> tuple[
         memory, initial = zero_rnnsearch.attend_to(p, config, x, mask)
         return _Memory(*memory), initial
     context, embeddings = _encode(p, config, x, mask)
-    attention = p / "decoder/base/attention"
-    hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))
+    hidden = project(
+        p / "decoder/base/attention", context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/")
+    )
     share = (mask / mask.sum(0))[..., None]
     initial = feed_forward(p / "decoder/initial_state_constructor", (context * share).sum(0)).tanh()
     return _Memory(context, hidden, embeddings, mask), initial
@@ -205,11 +206,22 @@ def _decode(
     old: the rules by which v0.3 scores: no residual connection around the first high level.
     """
     base, *highs = states
-    steps = []
-    for from_word in zip(*nematus_input(p / "decoder/base/gru0", words, config.gru_bias("base", 0)), strict=True):
-        base, attended, weights = _base_step(p, config, memory, base, from_word)
-        steps.append((base, attended, weights))
-    top, attended, weights = (torch.stack(tensors) for tensors in zip(*steps, strict=True))
+    from_words = nematus_input(p / "decoder/base/gru0", words, config.gru_bias("base", 0))
+    biases = [config.gru_bias("base", index) for index in range(config.rnn_dec_base_transition_depth)]
+
+    def plain(own: Parameters, from_words: Any, state: Tensor, of_source: Any, biases: Any) -> tuple[Tensor, Tensor]:
+        hidden, context, mask = of_source
+        of_source = memory._replace(hidden=hidden, context=context, mask=mask)
+        return _base_steps(own, of_source, state, from_words, ["none", *biases])[:2]
+
+    lexical = None
+    if config.rnn_lexical_model:
+        top, attended, weights = _base_steps(p / "decoder/base", memory, base, from_words, biases)
+        lexical = lexical_state(p, weights, memory.embeddings)
+    else:
+        of_source = memory.hidden, memory.context, memory.mask
+        top, attended = attention.decoder(plain, p / "decoder/base", from_words, base, of_source, biases[1:])
+    base = top[-1]
 
     new = [base]
     biases = [config.gru_bias("high", index) for index in range(config.rnn_dec_high_transition_depth)]
@@ -219,19 +231,28 @@ def _decode(
         new.append(high[-1])
         top = high if old and level == 0 else top + high
 
-    lexical = lexical_state(p, weights, memory.embeddings) if config.rnn_lexical_model else None
     return predict(p, config, words, top, attended, lexical), new
 
 
+def _base_steps(
+    p: Parameters, memory: _Memory, state: Tensor, from_words: tuple[Tensor, Tensor], biases: Sequence[Bias]
+) -> tuple[Tensor, Tensor, Tensor]:
+    steps = []
+    for from_word in zip(*from_words, strict=True):
+        state, attended, weights = _base_step(p, memory, state, from_word, biases)
+        steps.append((state, attended, weights))
+    top, attended, weights = (torch.stack(tensors) for tensors in zip(*steps, strict=True))
+    return top, attended, weights
+
+
 def _base_step(
-    p: Parameters, config: Config, memory: _Memory, state: Tensor, from_word: tuple[Tensor, Tensor]
+    p: Parameters, memory: _Memory, state: Tensor, from_word: tuple[Tensor, Tensor], biases: Sequence[Bias]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of the conditional GRU with attention: state, attended context, attention weights."""
-    state = nematus_step(p / "decoder/base/gru0", state, from_word, config.gru_bias("base", 0))
-    attended, weights = _attend(p / "decoder/base/attention", state, memory)
-    biases = [config.gru_bias("base", index) for index in range(1, config.rnn_dec_base_transition_depth)]
-    from_context = nematus_input(p / "decoder/base/gru1", attended, biases[0])
-    return nematus_deep_step(p / "decoder/base", state, from_context, biases, first=1), attended, weights
+    state = nematus_step(p / "gru0", state, from_word, biases[0])
+    attended, weights = _attend(p / "attention", state, memory)
+    from_context = nematus_input(p / "gru1", attended, biases[1])
+    return nematus_deep_step(p, state, from_context, biases[1:], first=1), attended, weights
 
 
 def _attend(p: Parameters, state: Tensor, memory: _Memory) -> tuple[Tensor, Tensor]:
