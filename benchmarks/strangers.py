@@ -1,7 +1,7 @@
 """Norms and models of other packages: what identify says of each norm, and what replace does to each model.
 
     pip install torch transformers diffusers x-transformers xlstm flax keras tensorflow equinox timm vit-pytorch \
-        denoising-diffusion-pytorch hyper-connections dm-haiku dm-sonnet
+        denoising-diffusion-pytorch hyper-connections dm-haiku dm-sonnet 'mlx[cpu]'
     python benchmarks/strangers.py > benchmarks/strangers.md
 
 A package that is not installed has no row. The models are small and have random weights.
@@ -67,6 +67,8 @@ NORMS: tuple[tuple[str, str, dict[str, Any], str], ...] = (  # package, target, 
     ("keras", "keras.layers:UnitNormalization", {}, "x over its norm"),
     ("equinox", "equinox.nn:RMSNorm", {}, "eps 1e-5, gain and bias"),
     ("equinox", "equinox.nn:LayerNorm", {}, "LayerNorm"),
+    ("mlx", "mlx.nn:RMSNorm", {}, "mx.fast.rms_norm: eps 1e-5, cast to the common dtype before the gain"),
+    ("mlx", "mlx.nn:LayerNorm", {}, "LayerNorm"),
 )  # fmt: skip
 CAUSAL = ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "Glm4",
           "Granite", "Mamba", "MiniMax", "Cohere2")  # fmt: skip

@@ -69,25 +69,35 @@ def solve_form(session: Session, findings: Findings) -> tuple[Session, Form]:
     if gate is not None and session.neutral["gate"] is None:  # what follows asks the norm without it
         arguments = tuple(name for name in session.target.arguments if name != "gate")
         session, gate, optional = replace(session, target=replace(session.target, arguments=arguments)), None, gate
+    session, factor = _factor(session, findings, x)
     session, gain = _gain(session, findings, x)
     session, bias = _bias(session, findings, x)
-    return session, Form(gain, bias, _centred(session, findings, x), gate, _factor(session, findings, x), optional)
+    return session, Form(gain, bias, _centred(session, findings, x), gate, factor, optional)
 
 
-def _factor(session: Session, findings: Findings, x: Array) -> bool:
-    """Whether a parameter of one number multiplies x / rho.
+def _factor(session: Session, findings: Findings, x: Array) -> tuple[Session, bool]:
+    """Whether a parameter of one number, or that and an offset, multiplies x / rho; and the session where it is 1.
 
     Raises:
         NotRms: it acts in another way.
     """
     if not session.takes("factor"):
-        return False
+        return session, False
     name = session.target.names["factor"]
-    one, two = session.unit(x), session.unit(x, factor=2.0)
-    if not close(two, 2 * one):
-        raise NotRms(f"y is not proportional to its parameter {name}, which is one number")
-    findings.add("learned_factor", name, "y doubles with it; all else was asked with 1 in its place")
-    return True
+    zero, one, two = (session.unit(x, factor=factor) for factor in (0.0, 1.0, 2.0))
+    slope = one - zero
+    middle = np.abs(slope) > 0.1 * np.max(np.abs(slope))
+    if not np.any(slope) or not close(two, one + slope):
+        raise NotRms(f"y is not linear in its parameter {name}, which is one number")
+    ratio = zero[middle] / slope[middle]
+    offset = nearest_number(float(np.median(ratio)), 1e-3)
+    if not close(zero, offset * slope):
+        raise NotRms(f"y is not proportional to its parameter {name}, or to that and an offset")
+    evidence = (
+        f"y is proportional to {name}{f' + {offset:g}' if offset else ''}; all else was asked with 1 in its place"
+    )
+    findings.add("learned_factor", name, evidence)
+    return session.with_neutral(factor=1.0 - offset), True
 
 
 def _spread_rows(random: np.random.Generator, n: int) -> Array:

@@ -103,7 +103,8 @@ class Session:
     def unit(self, rows: Array, dtype: str | None = None, **values: Value) -> Array:
         """rows / rho in float64: y with neutral parameters, without the factors of a gate."""
         y = self.rows(rows / self.lift, dtype, None, **values)
-        return y.astype(np.float64) / self.factor
+        with np.errstate(invalid="ignore"):  # of a NaN that signals
+            return y.astype(np.float64) / self.factor
 
     def check_time(self) -> None:
         if time.monotonic() > self.deadline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
@@ -171,6 +172,44 @@ class Jax:
         return self.jax.jit(function)  # type: ignore[no-any-return, unused-ignore]
 
 
+class Mlx:
+    differentiable = True
+    compiles = False
+    strided = False
+
+    def __init__(self, device: str = "cpu") -> None:
+        mx: Any = importlib.import_module("mlx.core")
+        self.mx, self.device, self.array = mx, mx.Device(mx.gpu if device == "cuda" else mx.cpu), mx.array
+
+    def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
+        return self.mx.stream(self.device)  # type: ignore[no-any-return, unused-ignore]
+
+    def send(self, array: Array) -> Any:
+        if array.dtype == ml_dtypes.bfloat16:
+            return self.mx.array(np.ascontiguousarray(array).view(np.uint16)).view(self.mx.bfloat16)
+        return self.mx.array(
+            np.ascontiguousarray(array), dtype=getattr(self.mx, array.dtype.name.replace("bool", "bool_"))
+        )
+
+    def fetch(self, tensor: Any) -> Array:
+        if tensor.dtype == self.mx.bfloat16:
+            return np.array(tensor.view(self.mx.uint16)).view(ml_dtypes.bfloat16)
+        return np.array(tensor)
+
+    def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]:
+        names = [name for name, t in tensors.items() if self.mx.issubdtype(t.dtype, self.mx.floating)]
+        dtype = function(tensors).dtype
+
+        def of_arrays(*arrays: Any) -> Any:
+            return function({**tensors, **dict(zip(names, arrays, strict=True))})
+
+        _, gradients = self.mx.vjp(of_arrays, [tensors[name] for name in names], [self.send(dy).astype(dtype)])
+        return dict(zip(names, gradients, strict=True))
+
+    def compiled(self, function: Function) -> Function:
+        return self.mx.compile(function)  # type: ignore[no-any-return, unused-ignore]
+
+
 def _memory(array: Array) -> tuple[Array, tuple[int, ...]]:
     """A copy of an array's memory, flat, and the strides that show the array in it.
 
@@ -188,13 +227,14 @@ _BRIDGES: Final[dict[str, Callable[[str], Bridge]]] = {
     "torch": Torch,
     "tf": TensorFlow,
     "flax": Jax,
+    "mlx": Mlx,
 }
 
 
 def bridge(name: str, device: str = "cpu") -> Bridge:
-    """The bridge to the arrays of a framework, by its key or an alias: numpy, torch, tensorflow, jax, ...
+    """The bridge to the arrays of a framework, by its key or an alias: numpy, torch, tensorflow, jax, ..., or of mlx.
 
     Raises:
         ValueError: there is no such framework.
     """
-    return _BRIDGES[framework("identify", name).key](device)
+    return _BRIDGES[name if name in _BRIDGES else framework("identify", name).key](device)

@@ -373,6 +373,35 @@ def _tf_module(layer: Any, name: str, device: str, others: Others = ()) -> Targe
     )  # fmt: skip
 
 
+def _mlx(layer: Any, name: str, device: str, others: Others = ()) -> Target:
+    fresh, initial = copy.deepcopy(layer), _flat(layer.parameters())
+    shapes = {key: tuple(value.shape) for key, value in initial.items()}
+    own, inputs = assign(shapes), _inputs(type(layer).__call__, others)
+
+    def call(arrays: Mapping[str, Any]) -> Any:
+        fresh.update(_nested({**initial, **_renamed(arrays, own)}))
+        try:
+            return fresh(arrays["x"], **_renamed(arrays, inputs))
+        finally:
+            fresh.update(_nested(initial))
+
+    @contextlib.contextmanager
+    def training(mode: bool) -> Iterator[None]:
+        before = fresh.training
+        fresh.train(mode)
+        try:
+            yield
+        finally:
+            fresh.train(before)
+
+    size = shapes[own["scale"]] if "scale" in own else ()
+    return Target(
+        name, "mlx", bridge("mlx", device), call, (*own, *inputs), names=own, training=training,
+        width=math.prod(size) if math.prod(size) > 1 else getattr(layer, "dims", None),
+        shape_of=lambda argument, shape: shapes[own[argument]],
+    )  # fmt: skip
+
+
 # by the module and the name of the base class of all layers: a framework is recognised without importing it
 _OPENERS: Final[dict[tuple[str, str], Opener]] = {
     ("torch.nn.modules.module", "Module"): _torch,
@@ -381,4 +410,5 @@ _OPENERS: Final[dict[tuple[str, str], Opener]] = {
     ("flax.linen.module", "Module"): _linen,
     ("equinox._module._module", "Module"): _equinox,
     ("tensorflow.python.module.module", "Module"): _tf_module,
+    ("mlx.nn.layers.base", "Module"): _mlx,
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import math
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,9 +35,14 @@ WIDTH: Final = 64
 _BEYOND: Final = {
     "equinox": "jax",
     "haiku": "jax",
+    "mlx": "mlx",
     "onnx": "numpy",
 }  # frameworks without an RMSNorm here, and whose arrays they take
-_PACKAGES: Final = {name for row in FRAMEWORKS.values() for name in (row.package, row.layers)} | {"equinox", "haiku"}
+_PACKAGES: Final = {name for row in FRAMEWORKS.values() for name in (row.package, row.layers)} | {
+    "equinox",
+    "haiku",
+    "mlx",
+}
 
 
 def open_target(
@@ -54,7 +60,7 @@ def open_target(
 
     Args:
         target: a function of x, or of (x, weight), (x, weight, bias, eps=...) and the like; a layer of PyTorch,
-            Keras, Flax (nnx, linen) or Equinox; its class, or a function that makes it; a ``module:attribute`` or
+            Keras, Flax (nnx, linen), Equinox or MLX; its class, or a function that makes it; a ``module:attribute`` or
             ``file.py:attribute`` that names one of these; an .onnx file; a Target, which is returned as it is.
         framework: for a function that does not show whose arrays it takes: torch, tf, keras, jax, flax, numpy, or
             another name of rmsnorm.frameworks.
@@ -308,9 +314,17 @@ def _candidates(function: Any) -> list[str]:
         return [own]
     code, space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     used = [_package(space[word]) for word in getattr(code, "co_names", ()) if word in space]
+    used += [_package(value) for value in _closure(function) if isinstance(value, types.ModuleType)]
     near = sorted({_package(value) for value in space.values() if isinstance(value, types.ModuleType)} & others)
     loaded = [row.package for row in FRAMEWORKS.values() if row.package in sys.modules]
     return list(dict.fromkeys([*(package for package in used if package in _PACKAGES), *near, "numpy", *loaded]))
+
+
+def _closure(function: Any) -> Iterator[Any]:
+    """The values of variables of the functions around it."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # it has no value yet
+            yield cell.cell_contents
 
 
 def _package(value: Any) -> str:

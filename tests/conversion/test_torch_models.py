@@ -181,6 +181,11 @@ class OffsetNumber(FixedFactorNorm):
         return nn.functional.normalize(x, dim=-1) * self.factor * (self.g + 1)
 
 
+class SquaredNumber(FixedFactorNorm):
+    def forward(self, x: Any) -> Any:
+        return nn.functional.normalize(x, dim=-1) * self.factor * (self.g - 2).square()
+
+
 class Channels(OwnNorm):
     def forward(self, hidden: Any) -> Any:
         y = hidden * torch.rsqrt(hidden.square().mean(1, keepdim=True) + 1e-5)
@@ -255,7 +260,7 @@ LEFT = {
     "factor": (lambda: Doubled(8), "y is 2 times too large"),
     "modules": (parametrized, "it has modules of its own"),
     "method": (patched, "its forward is not that of its class"),
-    "offset": (lambda: OffsetNumber(8, 1), "it adds to its gain, which is one number"),
+    "number": (lambda: SquaredNumber(8, 1), "y is not proportional to its gain, which is one number"),
     "instance norm": (lambda: nn.InstanceNorm1d(8), "it computes LayerNorm"),
 }
 
@@ -263,6 +268,7 @@ LEFT = {
 # module, shape of x
 OWN = {
     "g": (lambda: OwnNorm((8,)), (2, 3, 8)),
+    "one number, less 1": (lambda: OffsetNumber(8, 1), (2, 3, 8)),
     "gamma": (lambda: OwnNorm((8,), name="gamma"), (5, 8)),
     "buffer": (lambda: OwnNorm((8,), name="scale", buffer=True), (2, 3, 8)),
     "no gain": (lambda: OwnNorm(None), (2, 3, 24)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import math
@@ -262,7 +263,7 @@ class Power(Plain):
     [
         (ClippedY, "an element of y that is larger than 4.5 is cut off there"),
         (ClippedX, "x is cut off somewhere between 16 and 64"),
-        (Power, "y is not proportional to its parameter power, which is one number"),
+        (Power, "y is not linear in its parameter power, which is one number"),
     ],
 )
 def test_why_it_is_not_recognised_is_an_experiment(module, words):
@@ -280,11 +281,35 @@ class Learned(Plain):
         return super().norm(x) * self.factor.float()
 
 
-def test_a_number_that_it_learns_is_no_defect():
-    identity = identify(Learned)
+class LearnedLessOne(Learned):
+    def norm(self, x):
+        return Plain.norm(self, x) * (1 + self.factor.float())
+
+
+@pytest.mark.parametrize("module", [Learned, LearnedLessOne])
+def test_a_number_that_it_learns_is_no_defect(module):
+    identity = identify(module)
     assert identity.headline.endswith("is RMSNorm: the variant standard, times a number that it learns")
     assert identity.recognised
     assert not identity.plain
+
+
+def test_mlx():
+    """Its layers, and functions of its arrays, which it differentiates."""
+    mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'mlx[cpu]'")
+    nn = importlib.import_module("mlx.nn")
+
+    def llama(x, weight):
+        wide = x.astype(mx.float32)
+        return weight * (wide * mx.rsqrt(mx.mean(mx.square(wide), -1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+    for target, preset in ((nn.RMSNorm, "mlx"), (nn.RMSNorm(24), "mlx"), (llama, "llama")):
+        identity = identify(target)
+        assert identity.framework == "mlx"
+        assert identity.recognised, identity.text
+        assert not identity.differences(preset)
+        assert identity["gradients"] == "agree"
+    assert identify(nn.LayerNorm).kind == "layernorm"
 
 
 def numpy32(x, weight):

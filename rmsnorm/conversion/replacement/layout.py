@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ class Norm:
         variant: None as long as it is not known.
         gate: its name of the gate, which follows x.
         group: the number of neighbours along the last axis that are normalised together, None for all.
+        offset: what is added to a gain that is one number.
     """
 
     axes: Shape
@@ -48,6 +50,7 @@ class Norm:
     variant: Variant | None = None
     gate: str | None = None
     group: int | None = None
+    offset: float = 0.0
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether x has a number of axes that was tried, and as many normalised elements as were."""
@@ -61,10 +64,12 @@ class Norm:
         return self.variant
 
     def with_variant(self, variant: Variant) -> Norm:
-        """With another variant, but what the layer does with its gate."""
+        """With another variant, but what the layer does with its gate and adds to a gain of one number."""
         if self.variant is not None and self.gate is not None:
             gate = {"gate_function": self.variant.gate_function, "gate_position": self.variant.gate_position}
             variant = variant.replace(**gate)
+        if self.offset:
+            variant = variant.replace(scale_offset=self.offset)
         return replace(self, variant=variant)
 
 
@@ -74,7 +79,8 @@ def find_layout(target: Target, x: str) -> Norm:
     Raises:
         NoNorm: it normalises no axes.
     """
-    measured, width = {}, _implied_width(target)
+    offset = _offset(target)
+    measured, width = {}, _implied_width(target, offset)
     target = replace(target, width=width or target.width)
     for rank in range(1, 6):
         for shape in _shapes(target, rank):
@@ -91,7 +97,8 @@ def find_layout(target: Target, x: str) -> Norm:
             key = tuple(axis - shift for axis in axes), tuple(axis - shift for axis in gain)
             layouts.setdefault(key, []).append(shape)
     (axes, gain), shapes = max(layouts.items(), key=_likely)
-    return Norm(axes, gain, tuple(shapes), target.names.get("scale"), target.names.get("bias"), x, width)
+    scale, bias = (target.names.get(argument) for argument in ("scale", "bias"))
+    return Norm(axes, gain, tuple(shapes), scale, bias, x, width, offset=offset)
 
 
 def gated_layout(target: Target, x: str, gate: str, group: int | None) -> Norm:
@@ -109,30 +116,47 @@ def gated_layout(target: Target, x: str, gate: str, group: int | None) -> Norm:
     return Norm((-1,), (-1,), tuple(shapes), names.get("scale"), names.get("bias"), x, gate=gate, group=group)
 
 
-def _implied_width(target: Target) -> int | None:
-    """The width of a layer that multiplies by the root of a fixed one and has no vector that shows it, else None.
-
-    Raises:
-        Unproven: to a gain of one number it adds another one.
-    """
-    widths = {width: _measured_width(target, width) for width in (_WIDTH, 24)}
+def _implied_width(target: Target, offset: float) -> int | None:
+    """The width of a layer that multiplies by the root of a fixed one and has no vector that shows it, else None."""
+    widths = {width: _measured_width(target, width, offset) for width in (_WIDTH, 24)}
     return next((width for asked, width in widths.items() if width not in (None, asked)), None)
 
 
-def _measured_width(target: Target, width: int) -> int | None:
-    x = np.random.default_rng(0).normal(size=(4, width)).astype(np.float32)
-    try:
-        arrays = parameters(target, x, scale=np.ones, bias=np.zeros)
-        y = target.forward(x, **arrays)
-        if any(array.size > 1 for array in arrays.values()) or y.dtype.kind != "f":
-            return None
-        if "scale" in arrays and np.any(target.forward(x, **{**arrays, "scale": 0 * arrays["scale"]})):
-            raise Unproven("it adds to its gain, which is one number: RMSNorm does not support that")
-    except (TargetError, ValueError):
-        return None
-    square = float(np.mean(y.astype(np.float64) ** 2))
+def _measured_width(target: Target, width: int, offset: float) -> int | None:
+    y = _of_one_number(target, width, 1.0 - offset)
+    square = math.inf if y is None else float(np.mean(y**2))
     implied = round(width * square) if np.isfinite(square) else 0
     return implied if implied > 1 and abs(width * square / implied - 1) < 1e-3 else None
+
+
+def _offset(target: Target) -> float:
+    """What the layer adds to a gain of one number, 0 for another gain or none.
+
+    Raises:
+        Unproven: y is not proportional to the sum.
+    """
+    zero, one = (_of_one_number(target, _WIDTH, gain) for gain in (0.0, 1.0))
+    if "scale" not in target.arguments or zero is None or one is None or not np.any(zero):
+        return 0.0
+    slope = one - zero
+    with np.errstate(all="ignore"):
+        ratio = float(np.median(zero / slope))
+    if not (math.isfinite(ratio) and np.allclose(zero, round(ratio) * slope, rtol=1e-3, atol=1e-6)):
+        raise Unproven("y is not proportional to its gain, which is one number, or to that and an offset")
+    return float(round(ratio))
+
+
+def _of_one_number(target: Target, width: int, gain: float) -> npt.NDArray[Any] | None:
+    """y for a gain of one number, without a bias; None where the layer has a vector, or takes no such x."""
+    x = np.random.default_rng(0).normal(size=(4, width)).astype(np.float32)
+    try:
+        arrays = parameters(target, x, scale=lambda shape: np.full(shape, gain), bias=np.zeros)
+        if any(array.size > 1 for array in arrays.values()):
+            return None
+        y = target.forward(x, **arrays)
+    except (TargetError, ValueError):
+        return None
+    return y.astype(np.float64) if y.dtype.kind == "f" else None
 
 
 def _likely(entry: tuple[tuple[Shape, Shape], list[Shape]]) -> tuple[Any, ...]:
@@ -237,7 +261,8 @@ class Rows(Target):
         sizes[outer.index(counted)] = len(x)
         wide = np.broadcast_to(wide, (*sizes, *wide.shape[len(outer) :]))
         inputs = np.ascontiguousarray(wide.transpose(np.argsort(order)))
-        arrays = parameters(self.inner, inputs, scale=np.ones, bias=np.zeros)
+        neutral = functools.partial(np.full, fill_value=1.0 - self.norm.offset)
+        arrays = parameters(self.inner, inputs, scale=neutral, bias=np.zeros)
         for argument, vector in (("scale", scale), ("bias", bias)):
             if vector is not None:
                 shape = arrays[argument].shape
