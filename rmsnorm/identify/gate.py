@@ -60,11 +60,12 @@ def solve_gate(session: Session, findings: Findings, x: Array) -> tuple[Session,
 
 
 def _wide_gate(x: Array) -> Array:
-    """Ordinary numbers, and in each row one of the levels of each sign, at different elements."""
+    """Ordinary numbers, and in each row 0 and one of the levels of each sign, at different elements."""
     z = np.random.default_rng(3).uniform(-3, 3, x.shape)
     rows, n = np.arange(len(x)), x.shape[1]
     for sign, shift in ((1, 0), (-1, n // 2)):
         z[rows, (rows + shift) % n] = sign * np.resize(_LEVELS, len(x))
+    z[rows, (rows + n // 4) % n] = 0.0
     return z
 
 

@@ -47,6 +47,9 @@ class Numerics:
     gain_rounded: bool = False
 
 
+_INEXACT: Final = "no gate that is not cut off multiplies by a power of two"
+
+
 class Unexplained(Exception):
     """No choice of narrow stages gives the y that was seen."""
 
@@ -55,8 +58,8 @@ def solve_stages(session: Session, model: Model, findings: Findings) -> dict[str
     """For each dtype of x: the fewest narrow stages of 1 / rho that explain y."""
     by_dtype: dict[str, Stages | None] = {}
     unexplained: list[str] = []
-    if math.frexp(session.lift * session.factor)[0] != 0.5:
-        findings.not_observable("statistic_dtype", "no gate that is not cut off multiplies by a power of two")
+    if not session.exact:
+        findings.not_observable("statistic_dtype", _INEXACT)
         return dict.fromkeys(session.accepts)
     for dtype in session.accepts:
         try:
@@ -293,6 +296,10 @@ def _decide(
             f"of y rounded {words[best]}; rounded {words[other]}: {100 * scores[other][pair]:.3g} %",
         )  # fmt: skip
         return Numerics(stages, best, rule, results)
+    if not session.exact:
+        findings.not_observable("rounding", _INEXACT)
+        wide = {pair: result for pair, result in results.items() if not set(pair) & set(dtypes.HALF)}
+        return Numerics(stages, None, rule, wide)
     most = f"{100 * least[best]:.3g} %"
     findings.not_observable("rounding", f"neither before nor after the gain explains the bits: {most} at most")
     findings.defect(f"16-bit y is rounded in an unknown way: at most {most} of it can be predicted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,11 @@ class Session:
         """Rows in one call."""
         rows = self.layout.rows_per_example
         return max(ROWS, rows) if self.layout.unlimited else rows
+
+    @property
+    def exact(self) -> bool:
+        """Whether the neutral gate multiplies by a power of two, which leaves every bit as it is."""
+        return math.frexp(self.lift * self.factor)[0] == 0.5
 
     @property
     def n(self) -> int:

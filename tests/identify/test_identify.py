@@ -492,8 +492,9 @@ def test_an_onnx_model(tmp_path):
         (lambda z: torch.nn.functional.relu6(z), ["a gate above 6 is cut off"]),
         (lambda z: torch.nn.functional.hardswish(z), None),
         (lambda z: z * torch.sigmoid(1.702 * z), None),
+        (lambda z: torch.where(z == 0, 1.0, torch.nn.functional.silu(z)), None),
     ],
-    ids=["sigmoid", "silu of [-3, 3]", "silu up to 10", "silu, cut off at 6", "relu6", "hardswish", "quick gelu"],
+    ids=["sigmoid", "silu of [-3, 3]", "silu up to 10", "silu, cut off at 6", "relu6", "hardswish", "quick gelu", "0"],
 )
 def test_a_gate_that_is_cut_off_or_unknown_says_nothing_false_of_the_norm(act, defects, before):
     kind = type("Norm", (Required,), {"before": before, "act": lambda self, z: act(z)})
@@ -505,3 +506,15 @@ def test_a_gate_that_is_cut_off_or_unknown_says_nothing_false_of_the_norm(act, d
     assert len(identity.defects) == len(defects), identity.text
     assert all(sentence.startswith(words) for sentence, words in zip(identity.defects, defects, strict=True))
     assert not [words for words in identity.differences("standard") if not words.startswith("gate_")], identity.text
+
+
+def test_a_gate_that_is_cut_off_in_16_bits_says_nothing_of_roundings():
+    """No gate below 30 makes the factor a power of two, so that y is x / rho in one rounding."""
+
+    def norm(x, weight, gate):
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+        return y * torch.nn.functional.silu(gate.clamp(-30, 30))
+
+    identity = identify(norm)
+    assert identity.defects == ("a gate above 30 is cut off there", "a gate below -30 is cut off there")
+    assert identity["rounding"] is None

@@ -163,7 +163,8 @@ def _inputs(target: Target, shape: tuple[int, ...], dtype: str) -> tuple[Array, 
     arrays = parameters(target, x, scale=values[0], bias=values[1])
     if "gate" in target.arguments:
         arrays["gate"] = random.normal(0.5, 2.0, shape).astype(dtype)
-        arrays["gate"][..., :2] = 20.0, -20.0  # beyond what somebody may cut off
+        for column, value in enumerate((20.0, -20.0, 0.0)):  # beyond what somebody may cut off, and nothing
+            arrays["gate"][..., column : column + 1] = value
     return x, dy, arrays
 
 
