@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import arithmetic, operators, rows
 from rmsnorm.torch_impl.arithmetic import gradients
+from rmsnorm.torch_impl.memory import is_plain
 from rmsnorm.torch_impl.rounding import cast, dtype_name, is_transformed, is_watched
 
 
@@ -52,17 +53,9 @@ class RMSNormFunction(torch.autograd.Function):
         h, scale, mask, inverse_rms = ctx.saved_tensors
         x, residual, bias = ctx.dtypes
         dx, dscale, dbias = dh, None, None
-        by_operators = is_watched() and ctx.call.has_last_axes
-        if dy is None:
-            pass
-        elif by_operators and residual in (None, x) and operators.serve(ctx.call, h, None, dy, dh, scale, mask):
-            dx, dscale, dbias = operators.backward(ctx.call, dy, h, scale, bias, mask, inverse_rms, dh)
-        elif is_transformed() or is_differentiated(dy, dh, h, scale) or residual not in (None, x):
-            # a second derivative goes through 1 / rho
-            kept = None if is_differentiated(h) else inverse_rms
-            dx, dscale, dbias = gradients(ctx.call, dy, h, scale, bias, mask, dh, kept)
-        else:
-            dx, dscale, dbias = rows.backward(ctx.call, ctx.plan, dy, h, scale, bias, mask, inverse_rms, dh)
+        if dy is not None:
+            one_dtype = residual in (None, x)
+            dx, dscale, dbias = _backward(ctx.call, ctx.plan, dy, dh, h, scale, bias, mask, inverse_rms, one_dtype)
         _, _, _, needs_x, needs_residual, needs_scale, needs_bias, _ = ctx.needs_input_grad
         return (
             None,
@@ -81,6 +74,50 @@ class RMSNormFunction(torch.autograd.Function):
         x, residual, scale, mask = ctx.saved_tensors
         dy, dh = arithmetic.tangents(ctx.call, x, residual, scale, mask, dx, dresidual, dscale, dbias)
         return dy, dh, None
+
+
+class KeptFunction(torch.autograd.Function):
+    """A small call that was made before: little but the kernels, as every argument and result costs time."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: rows.Kept, x: Tensor, scale: Tensor | None) -> Tensor:
+        y, inverse_rms = kept.forward(x, scale, with_inverse_rms=True)
+        ctx.kept = kept
+        ctx.save_for_backward(x, scale, inverse_rms)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        x, scale, inverse_rms = ctx.saved_tensors
+        kept = ctx.kept
+        if not torch.is_grad_enabled() and dy.is_contiguous() and is_plain(dy):
+            return None, *kept.backward(dy, x, scale, inverse_rms)
+        dx, dscale, _ = _backward(kept.call, kept.plan, dy, None, x, scale, None, None, inverse_rms, True)
+        return None, _to(dx, x.dtype), dscale
+
+
+def again(kept: rows.Kept | None, settings: Any, x: Tensor, scale: Tensor | None) -> Tensor | None:
+    """y of a small call that was made before, and has no tangents; None if it is another one."""
+    if kept is None or not kept.fits(settings, x, scale):
+        return None
+    return _apply(kept, x, scale) if is_differentiated(x, scale) else kept.forward(x, scale)[0]
+
+
+# Function.apply looks for torch.func first, which is no call that a layer keeps, for a microsecond and a half
+_apply: Any = super(torch.autograd.Function, KeptFunction).apply
+
+
+def _backward(
+    call: Call, plan: Any, dy: Tensor, dh: Tensor | None, h: Tensor, scale: Tensor | None, bias: torch.dtype | None,
+    mask: Tensor | None, inverse_rms: Tensor, one_dtype: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """dx + dh, dscale and dbias. ``one_dtype``: that of the residual, if there is one, is that of x."""
+    if one_dtype and is_watched() and call.has_last_axes and operators.serve(call, h, None, dy, dh, scale, mask):
+        return operators.backward(call, dy, h, scale, bias, mask, inverse_rms, dh)
+    if is_transformed() or is_differentiated(dy, dh, h, scale) or not one_dtype:
+        # a second derivative goes through 1 / rho
+        return gradients(call, dy, h, scale, bias, mask, dh, None if is_differentiated(h) else inverse_rms)
+    return rows.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh)
 
 
 def _to(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter, init
 
 from rmsnorm import dtypes, errors
 from rmsnorm.interface import constructor
-from rmsnorm.torch_impl.autograd import is_differentiated
+from rmsnorm.torch_impl.autograd import again
 from rmsnorm.torch_impl.functional import _spec, kept, rms_norm
 from rmsnorm.torch_impl.rounding import NAMES, is_watched
 from rmsnorm.torch_impl.rows import Kept
@@ -130,11 +131,11 @@ class RMSNorm(torch.nn.RMSNorm):
         bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
         alone = (
             bias is None and mask is None and residual is None and gate is None
-            and type(x) is Tensor and not is_watched() and not is_differentiated(x, weight)
+            and type(x) is Tensor and not is_watched() and forward_ad._current_level < 0
         )  # fmt: skip
         if alone:
             settings = self.eps, self.variant
-            if self._kept is not None and (y := self._kept.forward(settings, x, weight)) is not None:
+            if (y := again(self._kept, settings, x, weight)) is not None:
                 return y
         if not isinstance(x, Tensor):
             if isinstance(x, torch.fx.Proxy) and x.tracer.root is not self:  # one node of the graph, as the built-in is

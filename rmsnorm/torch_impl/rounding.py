@@ -21,11 +21,12 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     """Round once; the identity to every derivative.
 
     PyTorch casts float64 to 16 bits through float32 and so rounds twice. Rounding to odd first (cut off, then set the
-    last bit if anything was lost) makes the second rounding right: Boldo & Melquiond 2008.
+    last bit if anything was lost) makes the second rounding right: Boldo & Melquiond 2008. Not in a batch of gradients
+    (``is_grads_batched``), where no bits can be read: there one value in some 65,000 may be the other neighbour.
     """
     target: torch.dtype = getattr(torch, dtype)
     x = complete(x)
-    if dtype not in dtypes.HALF or x.dtype != torch.float64:
+    if dtype not in dtypes.HALF or x.dtype != torch.float64 or torch._C._functorch.is_legacy_batchedtensor(x):
         return x.to(target)
     single = x.float()
     with torch.no_grad():

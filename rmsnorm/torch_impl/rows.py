@@ -70,9 +70,10 @@ def forward(
 
 
 class Kept(NamedTuple):
-    """A small call that a layer makes again and again, without a graph: what was checked and planned for it once."""
+    """A small call that a layer makes again and again: what was checked and planned for it once."""
 
     settings: Any  # of the layer
+    call: Call
     shape: torch.Size
     dtype: torch.dtype
     sizes: torch.Size | None  # of the gain
@@ -80,21 +81,38 @@ class Kept(NamedTuple):
     plan: Any
     job: tuple[int, ...]  # the first arguments of its ``run``
 
-    def forward(self, settings: Any, x: Tensor, scale: Tensor | None) -> Tensor | None:
-        """y; None if this is another call."""
+    def fits(self, settings: Any, x: Tensor, scale: Tensor | None) -> bool:
+        """Whether a call is this one, so that ``forward`` computes it."""
         if x.shape != self.shape or x.dtype is not self.dtype or settings != self.settings or not x.is_contiguous():
-            return None
+            return False
         if scale is None:
             if self.scale is not None:
-                return None
+                return False
         elif scale.dtype is not self.scale or scale.shape != self.sizes or not scale.is_contiguous():
-            return None
-        if not is_plain(x, scale):
-            return None
-        y = torch.empty_like(x)
-        plan = self.plan
-        plan.run(*self.job, x.data_ptr(), plan.x_bytes, 0, _address(scale), 0, 0, 0, 0, y.data_ptr(), 0, 0)
-        return y
+            return False
+        return is_plain(x, scale)
+
+    def forward(self, x: Tensor, scale: Tensor | None, with_inverse_rms: bool = False) -> tuple[Tensor, Tensor | None]:
+        """y and, if asked for, 1 / rho in float64."""
+        plan, y = self.plan, torch.empty_like(x)
+        inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=_CPU) if with_inverse_rms else None
+        plan.run(
+            *self.job, x.data_ptr(), plan.x_bytes, 0, _address(scale), 0, 0, 0, 0, y.data_ptr(), 0,
+            _address(inverse_rms),
+        )  # fmt: skip
+        return y, inverse_rms
+
+    def backward(
+        self, dy: Tensor, x: Tensor, scale: Tensor | None, inverse_rms: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """dx and dscale, of a plain dy without gaps: small as it is, one thread computes them."""
+        plan, dx, dscale = self.plan, torch.empty_like(x), None if scale is None else torch.empty_like(scale)
+        plan.run(
+            plan.backward[False, False], 1, plan.place, plan.rows, plan.chunk, 1, 0,
+            x.data_ptr(), plan.x_bytes, _address(scale), 0, 0, 0,
+            inverse_rms.data_ptr(), dy.data_ptr(), 0, dx.data_ptr(), _address(dscale), 0,
+        )  # fmt: skip
+        return dx, dscale
 
 
 def keep(settings: Any, call: Call, plan: Any, x: Tensor, scale: Tensor | None) -> Kept | None:
@@ -103,7 +121,7 @@ def keep(settings: Any, call: Call, plan: Any, x: Tensor, scale: Tensor | None) 
         return None
     job = plan.forward[False, False], 0, plan.place, plan.rows, plan.rows, 1, 0
     sizes, dtype = (None, None) if scale is None else (scale.shape, scale.dtype)
-    return Kept(settings, x.shape, x.dtype, sizes, dtype, plan, job)
+    return Kept(settings, call, x.shape, x.dtype, sizes, dtype, plan, job)
 
 
 def backward(

@@ -327,7 +327,7 @@ def test_errors() -> None:
 @pytest.mark.parametrize("backend", ["jax", "torch", "numpy"])
 def test_other_backends(backend: str, tmp_path: Path) -> None:
     """In a process of its own, where there is no TensorFlow."""
-    pytest.importorskip("scipy" if backend == "numpy" else backend)  # which the NumPy backend of Keras imports
+    pytest.importorskip("jax" if backend == "numpy" else backend)  # which the NumPy backend of Keras imports
     layer = RMSNormalization(1, variant="gemma", partial=0.3, bias=True, dtype="mixed_bfloat16")
     model = keras.Sequential([keras.Input((6, 5)), layer])
     filled(layer, (None, 6, 5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,14 @@ from rmsnorm.accuracy.ulps import ulps
 
 torch = pytest.importorskip("torch")
 from torch.autograd import forward_ad  # noqa: E402
-from torch_arrays import to_numpy  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from torch_arrays import randn, to_numpy  # noqa: E402
 from torch_gradients import by_autograd  # noqa: E402
+from torch_layers import randomised  # noqa: E402
 
-from rmsnorm.torch_impl import arithmetic, rms_norm, rms_norm_jvp  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, arithmetic, rms_norm, rms_norm_jvp  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 
@@ -203,3 +208,72 @@ def test_only_what_is_asked_for() -> None:
     leaf = values[0].clone().requires_grad_()
     _, inverse_rms = rms_norm(leaf, return_inverse_rms=True)
     assert not inverse_rms.requires_grad
+
+
+def _second_derivative(layer: Any, x: Any, dy: Any) -> Any:
+    (dx,) = torch.autograd.grad(layer(x), x, dy, create_graph=True)
+    return torch.autograd.grad(dx.square().sum(), (x, layer.weight))
+
+
+def _tangent(layer: Any, x: Any, dy: Any) -> Any:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(layer(forward_ad.make_dual(x.detach(), dy)))
+
+
+def _batches_of_gradients(layer: Any, x: Any, dy: Any) -> Any:
+    return torch.autograd.grad(layer(x), x, torch.stack([dy, 2 * dy]), is_grads_batched=True)
+
+
+def _checkpointed(layer: Any, x: Any, dy: Any) -> Any:
+    return torch.autograd.grad(checkpoint(layer, x, use_reentrant=False), (x, layer.weight), dy)
+
+
+def _operators_seen(layer: Any, x: Any, dy: Any) -> Any:
+    y = layer(x)
+    with FlopCounterMode(display=False):
+        return torch.autograd.grad(y, (x, layer.weight), dy)
+
+
+def _changed_in_place(layer: Any, x: Any, dy: Any) -> Any:
+    x = x * 1
+    y = layer(x)
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(dy)
+    return y
+
+
+USES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "y": lambda layer, x, dy: layer(x),
+    "gradients": lambda layer, x, dy: torch.autograd.grad(layer(x), (x, layer.weight), dy),
+    "of the weight alone": lambda layer, x, dy: torch.autograd.grad(layer(x.detach()), layer.weight, dy),
+    "of x alone": lambda layer, x, dy: torch.autograd.grad(layer.requires_grad_(False)(x), x, dy),
+    "of a sum": lambda layer, x, dy: torch.autograd.grad(layer(x).sum(), (x, layer.weight)),
+    "of columns": lambda layer, x, dy: torch.autograd.grad(layer(x).T, (x, layer.weight), dy.T.contiguous()),
+    "of minus y": lambda layer, x, dy: torch.autograd.grad(layer(x), (x, layer.weight), torch._neg_view(dy)),
+    "of no result": lambda layer, x, dy: torch.autograd.grad(
+        torch.unbind(torch.stack([layer(x), x]))[1].sum(), (x, layer.weight)
+    ),
+    "twice": _second_derivative,
+    "forward mode": _tangent,
+    "torch.func": lambda layer, x, dy: torch.func.vjp(layer, x.detach())[1](dy),
+    "vmap of the gradients": _batches_of_gradients,
+    "checkpoint": _checkpointed,
+    "a mode": _operators_seen,
+    "changed in place": _changed_in_place,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_small_call_again_has_the_derivatives_of_the_first(use: str, dtype: Any) -> None:
+    results = []
+    for calls in (0, 2):
+        layer, x = randomised(RMSNorm(24, dtype=dtype)), randn(5, 24, dtype=dtype).requires_grad_()
+        for _ in range(calls):
+            layer(x.detach() + 1).sum().backward()
+        assert (layer._kept is None) == (calls == 0)
+        results.append(tree_leaves(USES[use](layer, x, randn(5, 24, dtype=dtype, seed=1))))
+    assert len(results[0]) == len(results[1]) > 0
+    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(*results, strict=True))
+    assert all(t.dtype == dtype for t in results[0])

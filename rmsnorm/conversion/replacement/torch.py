@@ -12,13 +12,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from rmsnorm.conversion.replacement.change import Replaced, subclass
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import decide, first_parameter, gate_parameter
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.identify import Identity, Target, TargetError, open_target
-from rmsnorm.torch_impl.autograd import is_differentiated
+from rmsnorm.torch_impl.autograd import again
 from rmsnorm.torch_impl.functional import kept, rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
 from rmsnorm.torch_impl.rounding import is_watched
@@ -184,8 +185,10 @@ def class_of(kind: Any, norm: Norm) -> Any:
             return kind.forward(self, *inputs, **named)
         own = self.__dict__.get("_kept")  # of the last call, as in rmsnorm.torch_impl.RMSNorm
         scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
-        alone = may_keep and bias is None and type(x) is Tensor and not is_watched() and not is_differentiated(x, scale)
-        if alone and own is not None and (y := own.forward(settings, x, scale)) is not None:
+        alone = (
+            may_keep and bias is None and type(x) is Tensor and not is_watched() and forward_ad._current_level < 0
+        )  # fmt: skip
+        if alone and (y := again(own, settings, x, scale)) is not None:
             return y
         if not norm.takes(x.shape):
             return kind.forward(self, *inputs, **named)
