@@ -30,14 +30,21 @@ EXACT = {torch.float64: 1e-12, torch.float32: 2e-5}  # as in test_cells.py
 
 
 @pytest.fixture
-def uses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def results() -> list[Any]:
+    """What they computed."""
+    return []
+
+
+@pytest.fixture
+def uses(monkeypatch: pytest.MonkeyPatch, results: list[Any]) -> list[str]:
     """The names of the cells that were computed by compiled steps."""
     names: list[str] = []
     computed = compiled.computed
 
     def record(cell: Any, *arguments: Any) -> Any:
         names.append(type(cell).__name__)
-        return computed(cell, *arguments)
+        results.append(computed(cell, *arguments))
+        return results[-1]
 
     monkeypatch.setattr(compiled, "computed", record)
     return names
@@ -188,6 +195,20 @@ def test_dropout_of_the_state_is_not_lost(uses: list[str]) -> None:
         assert uses == ([] if rate else ["GRU"] * 3), rate  # two encoders and the decoder
 
 
+def test_a_bias_outside_of_the_norms_of_the_first_gru(uses: list[str]) -> None:
+    """No model has it; the golden of the function does."""
+    (x, h0, mask), biases = sequence(), ("outside", "state")
+    weights = nematus_weights("rms", biases)
+    dh = np.random.default_rng(0).standard_normal((LENGTH, BATCH, STATE))
+    options: Any = {"biases": biases, "norm": "rms"}
+    dx, dh0, gradients = golden.nematus_gru_vjp(dh, x, h0, weights, mask=mask, **options)
+    leaves = [tensors(x), tensors(h0), *tensors(weights).values()]
+    y = nematus_gru(*leaves[:2], dict(zip(weights, leaves[2:], strict=True)), mask=tensors(mask).detach(), **options)
+    assert uses == ["GRU"]
+    wanted = [dx, dh0, *(gradients[name] for name in weights)]
+    close(torch.autograd.grad(y, leaves, torch.tensor(dh)), [torch.tensor(value) for value in wanted])
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_derivatives(monkeypatch: pytest.MonkeyPatch, norm: str) -> None:
     """Against differences; of the gradients, in batches, again from the same graph, and from a checkpoint."""
@@ -303,7 +324,7 @@ def test_on_several_threads(uses: list[str], cell: str, dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", EXACT)
 @pytest.mark.parametrize(("norm", "size", "rows"), [("none", 5, 3), ("rms", 400, 30), ("prms", 40, 3)])
 def test_the_decoder(
-    monkeypatch: pytest.MonkeyPatch, uses: list[str], norm: str, size: int, rows: int, dtype: Any
+    monkeypatch: pytest.MonkeyPatch, uses: list[str], results: list[Any], norm: str, size: int, rows: int, dtype: Any
 ) -> None:
     """Also on several threads: loss and gradients of the plain operations, whose golden is in test_models.py."""
     config = config_of("rms").replace(norm=norm, state_size=size, rnn_dec_base_transition_depth=3)
@@ -317,9 +338,9 @@ def test_the_decoder(
         loss = model.loss(words[0], mask, words[1], np.ones((2, rows)))
         return [loss.detach(), *torch.autograd.grad(loss.sum(), list(model.parameters()))]
 
-    results = run()
+    by_steps = run()
     assert uses == ["GRU"] * 3
-    close(results, plainly(monkeypatch, run))
+    close(by_steps, plainly(monkeypatch, run))
     if size < 40 and dtype is torch.float64:
 
         def second() -> Any:
@@ -330,6 +351,10 @@ def test_the_decoder(
             return torch.autograd.grad(sum(part.square().sum() for part in once), own)
 
         close(second(), plainly(monkeypatch, second))
+        model.loss(words[0], mask, words[1], np.ones((2, rows)))
+        ones = [torch.ones_like(part) for part in results[-1]]
+        torch.autograd.grad(results[-1], list(model.parameters()), ones, allow_unused=True)
+        assert all(bool((part == 1).all()) for part in ones), "what autograd passes is not written to"
 
 
 def test_gates_over_the_whole_range() -> None:
