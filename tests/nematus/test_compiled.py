@@ -6,6 +6,7 @@ test_cells.py, where compiled steps are used: the first test of this file.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,9 @@ from nematus_models import batch, config_of, random_parameters
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
+
+if os.environ.get("RMSNORM_CPU_KERNELS") == "0":
+    pytest.skip("RMSNORM_CPU_KERNELS=0 switches the kernels off", allow_module_level=True)
 
 from rmsnorm import cpu  # noqa: E402
 from rmsnorm.nematus.cells import gru_shapes, lstm_shapes  # noqa: E402
