@@ -497,21 +497,30 @@ def test_a_class_that_is_no_layer_norm_of_the_framework_is_known_by_what_it_comp
         def forward(self, h):
             return super().forward(h, 1)
 
+    class Narrow(Own):
+        """As Cohere's, in float32 whatever x is."""
+
+        def forward(self, h):
+            return (nn.functional.layer_norm(h.float(), (4,), eps=1e-6) * (self.gamma + 1).float()).to(h.dtype)
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
             self.linear, self.norm, self.same, self.other = nn.Linear(3, 4), Own(0.1), nn.Linear(4, 4), Own()
-            self.unbiased = Unbiased()
+            self.unbiased, self.narrow = Unbiased(), nn.Sequential(Narrow())
 
         def forward(self, x):
-            return self.unbiased(self.same(self.norm(h=self.linear(x)))), self.other(self.same(x @ x.mT @ x @ x.mT), 0)
+            y = self.narrow(self.unbiased(self.same(self.norm(h=self.linear(x)))))
+            return y, self.other(self.same(x @ x.mT @ x @ x.mT), 0)
 
     model = Net()
     result = to_rms_norm(model, sample(4, 3))
     assert {layer.name: (layer.converted, layer.why) for layer in result.layers} == {
         "norm": (True, "eps 0.1, centred linear.bias, linear.weight"),
         "other": (False, "it is called with more than x"),
+        "narrow.0": (False, result.layers[-1].why),
     }
+    assert result.layers[-1].why.startswith("it computes LayerNorm in less than float64")
     assert isinstance(result.model.norm, Own)
     assert result.model.state_dict().keys() == model.state_dict().keys()
     assert result.exact < ROUNDING

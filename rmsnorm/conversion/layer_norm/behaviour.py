@@ -11,11 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rmsnorm.conversion.replacement.layout import Norm
+from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Target, TargetError
 from rmsnorm.identify.eps import nice
 from rmsnorm.variants import Variant
 
 _SAME: Final = 1e-12  # of the largest element: the formula in float64, a few hundred roundings of 1e-16
+_NEARLY: Final = 1e-4  # the same in float32, and of eps, which is solved from there
+_NARROW: Final = "it computes LayerNorm in less than float64, where nothing shows that its replacement is exact"
 _LEADS: Final = ((3,), (2, 3), (2, 3, 4))
 
 Array = npt.NDArray[Any]
@@ -29,12 +32,19 @@ def layer_norm(target: Target, x: str) -> Norm | None:
         x: its name of x.
 
     Returns:
-        None if it is no LayerNorm over the last axis, computed in float64 for float64 x, in training and in evaluation.
+        None if it is no LayerNorm over the last axis, in training and in evaluation.
+
+    Raises:
+        Unproven: it is one, but not in float64 for float64 x.
     """
     width = target.width or 16
     variant = _solved(target, width)
-    shapes = [(*lead, width) for lead in _LEADS if variant is not None and _agrees(target, variant, (*lead, width))]
-    if len(shapes) < len(_LEADS):
+    if variant is None:
+        return None
+    shapes = [(*lead, width) for lead in _LEADS]
+    if not all(_agrees(target, variant, shape, _SAME) for shape in shapes):
+        if all(_agrees(target, variant, shape, _NEARLY) for shape in shapes):
+            raise Unproven(_NARROW)
         return None
     names = target.names
     return Norm((-1,), (-1,), tuple(shapes), names.get("scale"), names.get("bias"), x, variant=variant)
@@ -65,7 +75,7 @@ def _called(target: Target, x: Array, value: float) -> Array:
     return target.forward(x, **arrays).astype(np.float64)
 
 
-def _agrees(target: Target, variant: Variant, shape: tuple[int, ...]) -> bool:
+def _agrees(target: Target, variant: Variant, shape: tuple[int, ...], tolerance: float) -> bool:
     """Whether it is that LayerNorm for rows of any size, with random parameters."""
     random = np.random.default_rng(len(shape))
     x = random.normal(0.5, 1.0, shape) * 10.0 ** random.uniform(-4, 1, (*shape[:-1], 1))
@@ -80,26 +90,30 @@ def _agrees(target: Target, variant: Variant, shape: tuple[int, ...]) -> bool:
                 y = target.forward(x, **arrays)
         except (TargetError, KeyError):
             return False
-        if y.dtype != np.float64 or not np.max(np.abs(y - want)) <= _SAME * np.max(np.abs(want)):
+        if not np.max(np.abs(y.astype(np.float64) - want)) <= tolerance * np.max(np.abs(want)):
             return False
     return True
 
 
 def own_norms(
     layers: Iterable[tuple[str, Any]], key_of: Callable[[Any], Any], opened: Callable[[Any], tuple[Target, str]]
-) -> dict[str, Norm]:
-    """Of these layers, by name, those that are a LayerNorm.
+) -> tuple[dict[str, Norm], dict[str, str]]:
+    """Of these layers, by name, those that are a LayerNorm; and why others that are one stay as they are.
 
     Args:
         layers: candidates.
         key_of: a key that is equal for layers which differ in the values of their parameters alone.
         opened: the target of a copy of a layer, and its name of x.
     """
-    known: dict[Any, Norm | None] = {}
+    known: dict[Any, Norm | str | None] = {}
     for _, layer in (layers := list(layers)):
         if (key := key_of(layer)) not in known:
             try:
                 known[key] = layer_norm(*opened(layer))
+            except Unproven as error:
+                known[key] = str(error)
             except Exception:  # of the layer's class, which may refuse to be copied or opened in any way
                 known[key] = None
-    return {name: norm for name, layer in layers if (norm := known[key_of(layer)]) is not None}
+    answers = [(name, known[key_of(layer)]) for name, layer in layers]
+    norms = {name: answer for name, answer in answers if isinstance(answer, Norm)}
+    return norms, {name: answer for name, answer in answers if isinstance(answer, str)}

@@ -54,9 +54,9 @@ def to_rms_norm(model: nnx.Module, *inputs: Any, **options: Any) -> Conversion:
         >>> print(to_rms_norm(model, jnp.ones((2, 3))).layers[0])
         layers/1 (LayerNorm): now RMSNorm; eps 1e-06, centred layers/0/bias, layers/0/kernel
     """
-    own = own_norms(_candidates(model), key_of, _opened)
+    own, left = own_norms(_candidates(model), key_of, _opened)
     trace = _Trace(model, inputs, options, own)
-    plan = make_plan(trace.nodes, trace.obstacles)
+    plan = make_plan(trace.nodes, {**trace.obstacles, **left})
     result = nnx.clone(model)
     layers = tuple(_layers(model, plan, own))
     if not plan.converted:

@@ -77,9 +77,9 @@ def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
         fix = "build it with keras.Model(inputs, outputs)"
         raise errors.out_of_domain("to_rms_norm", "the class of the model", type(model).__name__, want, fix)
     before = _outputs(model, inputs, options)  # this call builds the model, too
-    own = own_norms(_candidates(model), key_of, _opened)
+    own, left = own_norms(_candidates(model), key_of, _opened)
     trace = _Trace(model, inputs, own)
-    plan = make_plan(trace.nodes, trace.obstacles)
+    plan = make_plan(trace.nodes, {**trace.obstacles, **left})
     result = _apply(model, plan, own)
     layers = tuple(_layers(model, plan, own))
     if not plan.converted:
@@ -349,7 +349,7 @@ def _layers(model: Any, plan: Plan, own: Mapping[str, Layout]) -> Iterator[Layer
             yield Layer(path, type(layer).__name__, True, f"eps {eps}, centred {weights or 'nothing'}")
         for name in plan.left:
             if name == path or name.startswith(f"{path}/"):
-                kind = type(layer).__name__ if name in own else "LayerNormalization"
+                kind = type(layer).__name__ if name == path else "LayerNormalization"
                 yield Layer(name, kind, False, plan.left[name])
 
 

@@ -53,9 +53,9 @@ def to_rms_norm(model: nn.Module, *inputs: Any, **options: Any) -> Conversion:
         1 (LayerNorm): now RMSNorm; eps 1e-05, centred 0.bias, 0.weight
         3 (LayerNorm): left; aten.relu in 2 is not linear
     """
-    own = own_norms(_candidates(model), key_of, _opened)
+    own, left = own_norms(_candidates(model), key_of, _opened)
     trace = _Trace(copy.deepcopy(model).eval(), inputs, options, own)
-    plan = make_plan(trace.nodes, trace.obstacles)
+    plan = make_plan(trace.nodes, {**trace.obstacles, **left})
     result = copy.deepcopy(model)
     layers = tuple(_layers(model, plan, own))
     if not plan.converted:
@@ -117,7 +117,7 @@ class _Trace(TorchDispatchMode):
                     self.obstacles[name] = "it is called with more than x"
                 elif name not in reached:
                     self.obstacles[name] = "the sample inputs do not reach it"
-            elif "layernorm" in type(module).__name__.lower() and name not in reached:
+            elif "layernorm" in type(module).__name__.lower() and name not in reached and not list(module.children()):
                 self.obstacles[name] = "it does not call layer_norm on the sample inputs"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
