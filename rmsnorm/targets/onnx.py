@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rmsnorm import errors
+from rmsnorm.targets.arguments import argument_named
 from rmsnorm.targets.bridges import NumPy
 from rmsnorm.targets.layers import assign
 from rmsnorm.targets.target import NoTarget, Target
@@ -52,7 +53,9 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any) -> Target:
     ]
     shapes = {value.name: _sizes(value) for value in graph.input}
     types = {value.name: _DTYPES.get(value.type.tensor_type.elem_type, "float32") for value in graph.input}
-    own = assign({name: tuple(size or 0 for size in shapes[name]) for name in others})
+    gates = [name for name in others if name not in constants and argument_named(name) == "gate"]
+    gate = dict(zip(["gate"], gates, strict=False))
+    own = assign({name: tuple(size or 0 for size in shapes[name]) for name in others if name not in gate.values()})
     if not graph.output:
         raise ValueError("it has no output")
     options = onnxruntime.SessionOptions()
@@ -63,7 +66,10 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any) -> Target:
         return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def call(arrays: Mapping[str, Any]) -> Any:
-        feeds = {x: arrays["x"], **{name: arrays[argument] for argument, name in own.items() if argument in arrays}}
+        feeds = {
+            x: arrays["x"],
+            **{name: arrays[argument] for argument, name in (own | gate).items() if argument in arrays},
+        }
         for name, array in feeds.items():
             if array.dtype.name != types[name]:
                 raise TypeError(f"{name} is {types[name]} in the model")
@@ -73,7 +79,7 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any) -> Target:
     fixed = next((shapes[own[argument]] for argument in ("scale", "bias") if argument in own), ())
     size = last or (int(np.prod([n or 1 for n in fixed])) if fixed and all(fixed) else None)
     return Target(
-        str(path), "onnx", NumPy(), call, tuple(own), width=size,
+        str(path), "onnx", NumPy(), call, (*own, *gate), width=size,
         shape_of=lambda argument, shape: tuple(n or shape[-1] for n in shapes[own[argument]]),
         rank=len(shapes[x]) or None,
     )  # fmt: skip

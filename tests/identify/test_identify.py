@@ -476,6 +476,12 @@ def test_an_onnx_model(tmp_path):
     assert identity.recognised, identity.text
     assert (identity["eps"], identity["eps_position"], identity["scale_offset"]) == (3e-4, "inside", 0.0)
     assert identity["rounding"] is None, "it takes float32 only"
+    node.output[0] = "h"
+    gate = [helper.make_node("Sigmoid", ["gate"], ["f"]), helper.make_node("Mul", ["h", "f"], ["y"])]
+    inputs = [*shapes[:1], helper.make_tensor_value_info("gate", floats, ["n", 32])]
+    graph = helper.make_graph([node, *gate], "norm", inputs, shapes[1:], [gain])
+    onnx.save(helper.make_model(graph, opset_imports=model.opset_import, ir_version=10), tmp_path / "gated.onnx")
+    assert identify(str(tmp_path / "gated.onnx"))["gate"] == "sigmoid, after"
 
 
 @pytest.mark.parametrize("before", [False, True])

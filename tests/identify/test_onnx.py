@@ -107,6 +107,8 @@ def _chosen(dtype: str) -> list[Any]:
             continue  # the runtime's CPU provider has no arithmetic in it
         if case.name in F32_RANGE and dtype == "float32":
             continue
+        if case.gate:
+            continue  # the runtime's Sigmoid errs by more: for z = -20 it is 0
         v = Variant.get(name)
         kind: tuple[Any, ...] = (case.name, v.rounding)
         if case.name == "rows":
