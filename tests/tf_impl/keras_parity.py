@@ -84,7 +84,7 @@ def check_parity(folder: Path) -> None:
     chosen = [
         (replace(case, options={**case.options, "out_dtype": dtype}), variant, dtype)
         for case, variant, dtype in cases.select()
-        if not (case.mask or case.residual or "out_dtype" in case.options or case.parameters == "bfloat16")
+        if not (case.mask or case.residual or case.gate or "out_dtype" in case.options or case.parameters == "bfloat16")
         and (dtype == "float64" if again else dtype != "float64" or has_double())
     ]
     assert len(chosen) > (50 if again else 150)
