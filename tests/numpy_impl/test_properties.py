@@ -136,7 +136,7 @@ def calls(draw: Any, wing: str) -> Data:
         dy=draw(arrays(shape, call.result, **ordinary)),
         dh=None if residual is None else draw(arrays(shape, dtype, **ordinary)),
         tangents=(tangent, *(None if p is None else random.normal(size=sizes).astype(p.dtype) for p in (scale, bias))),
-        mask=mask, residual=residual, axis=axis, feature_axis=feature_axis, out_dtype=out_dtype,
+        mask=mask, residual=residual, gate=None, axis=axis, feature_axis=feature_axis, out_dtype=out_dtype,
     )  # fmt: skip
 
 
