@@ -80,27 +80,28 @@ class KeptFunction(torch.autograd.Function):
     """A small call that was made before: little but the kernels, as every argument and result costs time."""
 
     @staticmethod
-    def forward(ctx: Any, kept: rows.Kept, x: Tensor, scale: Tensor | None) -> Tensor:
-        y, inverse_rms = kept.forward(x, scale, with_inverse_rms=True)
+    def forward(ctx: Any, kept: rows.Kept, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+        y, inverse_rms = kept.forward(x, scale, bias, with_inverse_rms=True)
         ctx.kept = kept
         ctx.save_for_backward(x, scale, inverse_rms)
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, scale, inverse_rms = ctx.saved_tensors
         kept = ctx.kept
         if not torch.is_grad_enabled() and dy.is_contiguous() and is_plain(dy):
             return None, *kept.backward(dy, x, scale, inverse_rms)
-        dx, dscale, _ = _backward(kept.call, kept.plan, dy, None, x, scale, None, None, inverse_rms, True)
-        return None, _to(dx, x.dtype), dscale
+        bias = None if kept.bias is None else kept.bias[1]
+        dx, *others = _backward(kept.call, kept.plan, dy, None, x, scale, bias, None, inverse_rms, True)
+        return None, _to(dx, x.dtype), *others
 
 
-def again(kept: rows.Kept | None, settings: Any, x: Tensor, scale: Tensor | None) -> Tensor | None:
+def again(kept: rows.Kept | None, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """y of a small call that was made before, and has no tangents; None if it is another one."""
-    if kept is None or not kept.fits(settings, x, scale):
+    if kept is None or not kept.fits(settings, x, scale, bias):
         return None
-    return _apply(kept, x, scale) if is_differentiated(x, scale) else kept.forward(x, scale)[0]
+    return _apply(kept, x, scale, bias) if is_differentiated(x, scale, bias) else kept.forward(x, scale, bias)[0]
 
 
 # Function.apply looks for torch.func first, which is no call that a layer keeps, for a microsecond and a half

@@ -286,14 +286,13 @@ def _rms_norm(
     return tuple(outputs)
 
 
-def kept(settings: Any, axes: Any, x: Tensor, scale: Tensor | None) -> rows.Kept | None:
+def kept(settings: Any, axes: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> rows.Kept | None:
     """What a layer keeps of a call with its eps, variant and axes, which was computed before, for the next one."""
     eps, variant = settings
-    pair = None if scale is None else (scale.shape, scale.dtype)
-    call, plan = _planned(
-        x.is_cpu or x.device, (variant, eps, None, axes, None, None), x.shape, x.dtype, pair, None, None, None
-    )
-    return rows.keep(settings, call, plan, x, scale)
+    parameters = [None if p is None else (p.shape, p.dtype) for p in (scale, bias)]
+    options = variant, eps, None, axes, None, None
+    call, plan = _planned(x.is_cpu or x.device, options, x.shape, x.dtype, *parameters, None, None)
+    return rows.keep(settings, call, plan, x.shape, x.dtype, *parameters)
 
 
 def _computed(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any, return_inverse_rms: bool) -> Any:

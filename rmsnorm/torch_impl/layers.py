@@ -130,12 +130,12 @@ class RMSNorm(torch.nn.RMSNorm):
         weight = own["weight"] if "weight" in own else self.weight  # noqa: SIM401  (get would look it up)
         bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
         alone = (
-            bias is None and mask is None and residual is None and gate is None
+            mask is None and residual is None and gate is None
             and type(x) is Tensor and not is_watched() and forward_ad._current_level < 0
         )  # fmt: skip
         if alone:
             settings = self.eps, self.variant
-            if (y := again(self._kept, settings, x, weight)) is not None:
+            if (y := again(self._kept, settings, x, weight, bias)) is not None:
                 return y
         if not isinstance(x, Tensor):
             if isinstance(x, torch.fx.Proxy) and x.tracer.root is not self:  # one node of the graph, as the built-in is
@@ -157,7 +157,7 @@ class RMSNorm(torch.nn.RMSNorm):
             gate=gate,
         )
         if alone:
-            self.__dict__["_kept"] = kept(settings, self._axes, x, weight)
+            self.__dict__["_kept"] = kept(settings, self._axes, x, weight, bias)
         return y
 
     if TYPE_CHECKING:

@@ -76,52 +76,56 @@ class Kept(NamedTuple):
     call: Call
     shape: torch.Size
     dtype: torch.dtype
-    sizes: torch.Size | None  # of the gain
-    scale: torch.dtype | None
+    scale: tuple[torch.Size, torch.dtype] | None
+    bias: tuple[torch.Size, torch.dtype] | None
     plan: Any
     job: tuple[int, ...]  # the first arguments of its ``run``
 
-    def fits(self, settings: Any, x: Tensor, scale: Tensor | None) -> bool:
+    def fits(self, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> bool:
         """Whether a call is this one, so that ``forward`` computes it."""
-        if x.shape != self.shape or x.dtype is not self.dtype or settings != self.settings or not x.is_contiguous():
-            return False
-        if scale is None:
-            if self.scale is not None:
-                return False
-        elif scale.dtype is not self.scale or scale.shape != self.sizes or not scale.is_contiguous():
-            return False
-        return is_plain(x, scale)
+        return (
+            x.shape == self.shape and x.dtype is self.dtype and settings == self.settings and x.is_contiguous()
+            and _fits(scale, self.scale) and _fits(bias, self.bias) and is_plain(x, scale, bias)
+        )  # fmt: skip
 
-    def forward(self, x: Tensor, scale: Tensor | None, with_inverse_rms: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, scale: Tensor | None, bias: Tensor | None, with_inverse_rms: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """y and, if asked for, 1 / rho in float64."""
         plan, y = self.plan, torch.empty_like(x)
         inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=_CPU) if with_inverse_rms else None
         plan.run(
-            *self.job, x.data_ptr(), plan.x_bytes, 0, _address(scale), 0, 0, 0, 0, y.data_ptr(), 0,
+            *self.job, x.data_ptr(), plan.x_bytes, 0, _address(scale), _address(bias), 0, 0, 0, y.data_ptr(), 0,
             _address(inverse_rms),
         )  # fmt: skip
         return y, inverse_rms
 
     def backward(
         self, dy: Tensor, x: Tensor, scale: Tensor | None, inverse_rms: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """dx and dscale, of a plain dy without gaps: small as it is, one thread computes them."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """dx, dscale and dbias, of a plain dy without gaps: small as it is, one thread computes them."""
         plan, dx, dscale = self.plan, torch.empty_like(x), None if scale is None else torch.empty_like(scale)
+        dbias = None if self.bias is None else torch.empty(self.bias[0], dtype=self.bias[1], device=_CPU)
         plan.run(
             plan.backward[False, False], 1, plan.place, plan.rows, plan.chunk, 1, 0,
             x.data_ptr(), plan.x_bytes, _address(scale), 0, 0, 0,
-            inverse_rms.data_ptr(), dy.data_ptr(), 0, dx.data_ptr(), _address(dscale), 0,
+            inverse_rms.data_ptr(), dy.data_ptr(), 0, dx.data_ptr(), _address(dscale), _address(dbias),
         )  # fmt: skip
-        return dx, dscale
+        return dx, dscale, dbias
 
 
-def keep(settings: Any, call: Call, plan: Any, x: Tensor, scale: Tensor | None) -> Kept | None:
-    """A call of x and a gain that was computed; None if it is not worth it."""
+def _fits(parameter: Tensor | None, kept: tuple[torch.Size, torch.dtype] | None) -> bool:
+    if parameter is None or kept is None:
+        return parameter is kept
+    return parameter.shape == kept[0] and parameter.dtype is kept[1] and parameter.is_contiguous()
+
+
+def keep(settings: Any, call: Call, plan: Any, x: torch.Size, dtype: torch.dtype, scale: Any, bias: Any) -> Kept | None:
+    """A call that was computed, of x of that shape and dtype and such parameters; None if it is not worth it."""
     if plan is None or not plan.small or call.result != call.x:
         return None
     job = plan.forward[False, False], 0, plan.place, plan.rows, plan.rows, 1, 0
-    sizes, dtype = (None, None) if scale is None else (scale.shape, scale.dtype)
-    return Kept(settings, call, x.shape, x.dtype, sizes, dtype, plan, job)
+    return Kept(settings, call, x, dtype, scale, bias, plan, job)
 
 
 def backward(

@@ -225,13 +225,13 @@ def _batches_of_gradients(layer: Any, x: Any, dy: Any) -> Any:
 
 
 def _checkpointed(layer: Any, x: Any, dy: Any) -> Any:
-    return torch.autograd.grad(checkpoint(layer, x, use_reentrant=False), (x, layer.weight), dy)
+    return torch.autograd.grad(checkpoint(layer, x, use_reentrant=False), (x, *layer.parameters()), dy)
 
 
 def _operators_seen(layer: Any, x: Any, dy: Any) -> Any:
     y = layer(x)
     with FlopCounterMode(display=False):
-        return torch.autograd.grad(y, (x, layer.weight), dy)
+        return torch.autograd.grad(y, (x, *layer.parameters()), dy)
 
 
 def _changed_in_place(layer: Any, x: Any, dy: Any) -> Any:
@@ -245,14 +245,14 @@ def _changed_in_place(layer: Any, x: Any, dy: Any) -> Any:
 
 USES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "y": lambda layer, x, dy: layer(x),
-    "gradients": lambda layer, x, dy: torch.autograd.grad(layer(x), (x, layer.weight), dy),
+    "gradients": lambda layer, x, dy: torch.autograd.grad(layer(x), (x, *layer.parameters()), dy),
     "of the weight alone": lambda layer, x, dy: torch.autograd.grad(layer(x.detach()), layer.weight, dy),
     "of x alone": lambda layer, x, dy: torch.autograd.grad(layer.requires_grad_(False)(x), x, dy),
-    "of a sum": lambda layer, x, dy: torch.autograd.grad(layer(x).sum(), (x, layer.weight)),
-    "of columns": lambda layer, x, dy: torch.autograd.grad(layer(x).T, (x, layer.weight), dy.T.contiguous()),
-    "of minus y": lambda layer, x, dy: torch.autograd.grad(layer(x), (x, layer.weight), torch._neg_view(dy)),
+    "of a sum": lambda layer, x, dy: torch.autograd.grad(layer(x).sum(), (x, *layer.parameters())),
+    "of columns": lambda layer, x, dy: torch.autograd.grad(layer(x).T, (x, *layer.parameters()), dy.T.contiguous()),
+    "of minus y": lambda layer, x, dy: torch.autograd.grad(layer(x), (x, *layer.parameters()), torch._neg_view(dy)),
     "of no result": lambda layer, x, dy: torch.autograd.grad(
-        torch.unbind(torch.stack([layer(x), x]))[1].sum(), (x, layer.weight)
+        torch.unbind(torch.stack([layer(x), x]))[1].sum(), (x, *layer.parameters())
     ),
     "twice": _second_derivative,
     "forward mode": _tangent,
@@ -265,11 +265,12 @@ USES: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_a_small_call_again_has_the_derivatives_of_the_first(use: str, dtype: Any) -> None:
+def test_a_small_call_again_has_the_derivatives_of_the_first(use: str, dtype: Any, bias: bool) -> None:
     results = []
     for calls in (0, 2):
-        layer, x = randomised(RMSNorm(24, dtype=dtype)), randn(5, 24, dtype=dtype).requires_grad_()
+        layer, x = randomised(RMSNorm(24, dtype=dtype, bias=bias)), randn(5, 24, dtype=dtype).requires_grad_()
         for _ in range(calls):
             layer(x.detach() + 1).sum().backward()
         assert (layer._kept is None) == (calls == 0)

@@ -185,16 +185,14 @@ def class_of(kind: Any, norm: Norm) -> Any:
             return kind.forward(self, *inputs, **named)
         own = self.__dict__.get("_kept")  # of the last call, as in rmsnorm.torch_impl.RMSNorm
         scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
-        alone = (
-            may_keep and bias is None and type(x) is Tensor and not is_watched() and forward_ad._current_level < 0
-        )  # fmt: skip
-        if alone and (y := again(own, settings, x, scale)) is not None:
+        alone = may_keep and type(x) is Tensor and not is_watched() and forward_ad._current_level < 0
+        if alone and (y := again(own, settings, x, scale, bias)) is not None:
             return y
         if not norm.takes(x.shape):
             return kind.forward(self, *inputs, **named)
         y = rms_norm(x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes)
         if alone:
-            self.__dict__["_kept"] = kept(settings, last, x, scale)
+            self.__dict__["_kept"] = kept(settings, last, x, scale, bias)
         return y
 
     return subclass(class_of, kind, norm, "forward", forward)
