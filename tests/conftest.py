@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ from rmsnorm.parity.judge import Implementation, Outcome, named_gradients
 # OpenMP reads this when PyTorch loads it: a thread that waits for work sleeps. One that spins takes a core from others
 # where there are more such threads than cores, as with pytest -n.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A script's job in the background ignores Ctrl-C, and so would every program that a test starts and then interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _REQUIRED = [name for name in os.environ.get("RMSNORM_REQUIRE", "").split(",") if name]
 
