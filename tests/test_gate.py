@@ -168,6 +168,66 @@ def _flax():
         24, variant=variant, rngs=nnx.Rngs(0))(x, gate=z)  # fmt: skip
 
 
+KERNELS = [  # the kernels of the parity kit; and a gate of another dtype, and eps beside the root
+    *itertools.product(("standard", "llama"), ("float32", "bfloat16", "float16"), ("silu",), ("after", "before")),
+    ("zhang_torch", "bfloat16", "sigmoid", "after"), ("standard", "float32", "sigmoid", "before"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize(("name", "dtype", "function", "position"), KERNELS)
+def test_kernels_have_the_bits_of_the_golden(framework, name, dtype, function, position, monkeypatch):
+    """Both kernels, in groups or not, on rows with gaps; with large gates, which no other elements of the row have."""
+    pytest.importorskip("numba")
+    variant, random = gated(name, function, position), np.random.default_rng(6)
+    x, z = random.normal(size=(2, 6, 5, 4, 24)) * 10.0 ** random.uniform(-3, 1, (2, 6, 5, 4, 1))
+    z[0, 0, 0, :8] = (0.0, -0.0, 90, -90, -700, 1e3, -1e4, 30)
+    x, z = x.astype(dtype)[1:4], z.astype("float32" if name == "zhang_torch" else dtype)[::2, ::2]
+    x, gain = x[:, 1:4], random.normal(0.3, 1.0, (4, 24)).astype(dtype)
+    if framework == "torch":
+        pytest.importorskip("torch")
+        from rmsnorm.torch_impl import functional
+
+        monkeypatch.setattr(functional, "factor", None)  # of plain operations
+        compute = _kernels_of_torch
+    else:
+        monkeypatch.setattr(fast, "golden", None)
+        compute = _kernels_of_numpy
+    for axes in ({"axis": -1, "feature_axis": (-2, -1)}, {"axis": (-2, -1)}):
+        options = {**axes, "variant": variant, "gate": z}
+        y, inverse_rms = numpy_impl.rms_norm(x, gain, return_inverse_rms=True, **options)
+        dy = random.normal(size=y.shape).astype(y.dtype)
+        want = [y, inverse_rms, *numpy_impl.rms_norm_vjp(dy, x, gain, **options)]
+        got = compute(dy, x, gain, **options)
+        for quantity, ours, golden in zip(("y", "1 / rho", "dx", "dscale", "dbias", "dgate"), got, want, strict=True):
+            assert (ours is golden is None) or (ours.dtype, ours.shape) == (golden.dtype, golden.shape)
+            assert golden is None or np.array_equal(ours, golden), quantity
+
+
+def _kernels_of_numpy(dy, x, gain, **options):
+    return [
+        *fast.rms_norm(x, gain, return_inverse_rms=True, **options),
+        *fast.rms_norm_vjp(dy, x, gain, **options),
+    ]
+
+
+def _kernels_of_torch(dy, x, gain, *, gate, **options):
+    """By formula and by the tape; the outputs with and without a tape are the same."""
+    import torch
+
+    from rmsnorm.torch_impl import rms_norm, rms_norm_vjp
+
+    send, fetch, pull, _ = _torch()
+    dy, x, gain, gate = (send(array) for array in (dy, x, gain, gate))
+    outputs = rms_norm(x, gain, gate=gate, return_inverse_rms=True, **options)
+    dx, dscale, _, dgate = rms_norm_vjp(dy, x, gain, gate=gate, **options)
+    by_tape = pull(lambda x, gain, gate: rms_norm(x, gain, gate=gate, **options), dy, x, gain, gate)
+    assert all(map(torch.equal, by_tape, (dx, dscale, dgate)))
+    y = rms_norm(x.clone().requires_grad_(), gain, gate=gate, return_inverse_rms=True, **options)
+    assert all(map(torch.equal, y, outputs))
+    return [*map(fetch, outputs), fetch(dx), fetch(dscale), None, fetch(dgate)]
+
+
 @pytest.mark.parametrize("key", ["torch", "tf", "flax"])
 def test_wings_agree_with_the_golden(key):
     """y, the gradients by formula and by automatic differentiation, the derivative along tangents, and the layer."""

@@ -29,8 +29,8 @@ def forward(
 ) -> tuple[Array, Array | None, Array | None]:
     """y, h = x + residual (None without one), and 1 / rho in float64 if asked for, of a call that is supported."""
     if residual is not None:
-        x, residual = x.astype(call.x, copy=False), _rows(call, residual.astype(call.x, copy=False))
-    scale, bias, x = _native(scale), _native(bias), _rows(call, x)
+        x, residual = x.astype(call.x, copy=False), _rows(call.n, residual.astype(call.x, copy=False))
+    scale, bias, x = _native(scale), _native(bias), _rows(call.n, x)
     y = np.empty(call.shape, call.result)
     h = None if residual is None else np.empty(call.shape, call.x)
     plan = launch.plan(call, _name(scale), _name(bias))
@@ -56,7 +56,7 @@ def backward(
 ) -> tuple[Array, Array | None, Array | None]:
     """dx + dh, dscale and dbias, each in the dtype of its argument."""
     factors = inverse_rms(call, h, mask) if call.x == "float64" else None
-    scale, bias, h = _native(scale), _native(bias), _rows(call, h)
+    scale, bias, h = _native(scale), _native(bias), _rows(call.n, h)
     dy = np.ascontiguousarray(_native(dy))
     dh = None if dh is None else np.ascontiguousarray(dh, dtype=call.x)
     dx = np.empty(call.shape, call.x)
@@ -73,11 +73,42 @@ def backward(
     return dx, dscale, dbias
 
 
+def gated_forward(
+    call: Call, x: Array, scale: Array | None, gate: Array, *, with_inverse_rms: bool
+) -> tuple[Array, Array | None]:
+    """y, and 1 / rho in float64 if asked for, of a call with a gate that is supported."""
+    plan = launch.gated_plan(call, _named(gate.dtype), _name(scale))
+    scale, x, gate = _native(scale), _rows(plan.n, x), _rows(plan.n, gate)
+    y, inverse_rms = np.empty(call.shape, call.result), np.empty(plan.reduced) if with_inverse_rms else None
+    plan.run_forward(
+        own_threads, (x, gate, scale, y, inverse_rms),
+        address(x), x.strides[0], address(gate), address(scale), 0, 0, gate.strides[0], 0, address(y), 0,
+        address(inverse_rms),
+    )  # fmt: skip
+    return y, inverse_rms
+
+
+def gated_backward(
+    call: Call, dy: Array, x: Array, scale: Array | None, gate: Array
+) -> tuple[Array, Array | None, None, Array]:
+    """dx, dscale, dbias and dgate, each in the dtype of its argument."""
+    plan = launch.gated_plan(replace(call, result=_named(dy.dtype)), _named(gate.dtype), _name(scale))
+    dx, dgate = np.empty(call.shape, call.x), np.empty(call.shape, gate.dtype.newbyteorder("="))
+    dscale = None if scale is None else np.empty(scale.shape, scale.dtype.newbyteorder("="))
+    scale, x, gate, dy = _native(scale), _rows(plan.n, x), _rows(plan.n, gate), _native(dy)
+    plan.run_backward(
+        own_threads, (x, gate, scale, dy, dx, dgate, dscale),
+        address(x), x.strides[0], address(scale), address(gate), gate.strides[0], 0, 0, address(dy), address(dgate),
+        address(dx), address(dscale), 0,
+    )  # fmt: skip
+    return dx, dscale, None, dgate
+
+
 def inverse_rms(call: Call, h: Array, mask: Array | None) -> Array:
     """1 / rho in float64."""
     plan = launch.plan(call, None, None)
     result = np.empty(plan.reduced)
-    h = _rows(call, h)
+    h = _rows(call.n, h)
     mask_rows, mask_arguments = _masked(call, mask)
     plan.run_forward(
         own_threads, (h, mask_rows, result), address(h), h.strides[0], 0, 0, 0, *mask_arguments, 0, 0, address(result)
@@ -89,10 +120,10 @@ def _native(array: Array | None) -> Any:
     return array if array is None else np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
-def _rows(call: Call, x: Array) -> Array:
-    """A matrix whose rows are normalised, each without a gap: a view of x if that is possible, else a copy."""
-    matrix = x.reshape(-1, call.n)
-    if (matrix.strides[1] != matrix.itemsize and call.n > 1) or not matrix.dtype.isnative:
+def _rows(n: int, x: Array) -> Array:
+    """A matrix of rows of n, each without a gap: a view of x if that is possible, else a copy."""
+    matrix = x.reshape(-1, n)
+    if (matrix.strides[1] != matrix.itemsize and n > 1) or not matrix.dtype.isnative:
         return np.ascontiguousarray(matrix, matrix.dtype.newbyteorder("="))
     return matrix
 

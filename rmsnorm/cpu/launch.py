@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
@@ -62,8 +63,8 @@ class Plan(NamedTuple):
     chunk: int  # rows of a backward task: it depends on the shape alone, and so does the order of the gradients' sums
     small: bool  # one thread computes it
     large: bool
-    forward: Kernels
-    backward: Kernels
+    forward: Kernels | GatedKernels
+    backward: Kernels | GatedKernels
     run: Callable[..., int]  # ``run`` of tasks.py
 
     def run_forward(self, threads: Threads, owners: object, *arguments: int) -> None:
@@ -172,6 +173,35 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
         forward=Kernels("forward", call, bias is not None),
         backward=Kernels("backward", call, bias is not None),
         run=run(),
+    )
+
+
+class GatedKernels(dict[tuple[bool, bool], int]):
+    """The address of the one kernel for a norm with a gate of a dtype, compiled when first used."""
+
+    def __init__(self, kind: str, call: Call, gate: str) -> None:
+        product = None if call.norm is None else call.product
+        formats = call.x, call.result, gate
+        variant = call.variant.gate_function, call.variant.gate_position
+        self.key = (kind, *formats, *variant, call.norm or "", product or "")
+
+    def __missing__(self, key: tuple[bool, bool]) -> int:
+        self[key] = machine_code.address("gated", *self.key)
+        return self[key]
+
+
+@lru_cache(maxsize=1024)
+def gated_plan(call: Call, gate: str, scale: str | None) -> Plan:
+    """The plan of a call that ``supports_gated`` accepts, with a gate and a gain of these dtypes."""
+    whole = plan(replace(call, axes=call.feature_axes, gate=None), scale, None)
+    settings = whole.settings.copy()
+    settings["k"] = call.n  # of a group
+    return whole._replace(
+        settings=settings,
+        place=address(settings),
+        reduced=tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape)),
+        forward=GatedKernels("forward", call, gate),
+        backward=GatedKernels("backward", call, gate),
     )
 
 

@@ -4,7 +4,8 @@
 
 The arithmetic has the 53 bits of float64, that of the golden 106. So f16, bf16 and f32 equal the golden's results
 unless the exact result is within a few 2^-53 of the middle between two numbers, and y in f64 is within an ulp:
-docs/numbers.md. For other axes than the last, with a gate, and without numba, these functions call the golden.
+docs/numbers.md. For other axes than the last, for a gate in float64 or with a bias, and without numba, these functions
+call the golden.
 
 dscale and dbias are summed in float64 over chunks of rows, from the first row to the last, and then over the chunks,
 from the first to the last. The size of a chunk depends on the number and the length of the rows alone: not on how they
@@ -55,22 +56,23 @@ def rms_norm(
     """
     if unknown:
         raise unknown_argument("rms_norm", rms_norm, unknown)
-    x, scale, bias, mask, residual = _arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual)
-    if gate is not None:
-        return golden.rms_norm(
-            x, scale, bias, variant=variant, eps=eps, partial=partial, axis=axis, feature_axis=feature_axis, mask=mask,
-            residual=residual, gate=gate, out_dtype=out_dtype, return_inverse_rms=return_inverse_rms,
-        )  # fmt: skip
+    x, scale, bias, mask, residual, gate = _arrays(
+        "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
+    )
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    call = _call("rms_norm", options, x, scale, bias, mask, residual)
-    if not _is_compiled() or not cpu.supports(call):
+    call = _call("rms_norm", options, x, scale, bias, mask, residual, gate)
+    if not _is_compiled() or not _is_supported(call, bias, gate):
         return golden.rms_norm(
             x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis, mask=mask, residual=residual,
-            out_dtype=out_dtype, return_inverse_rms=return_inverse_rms,
+            gate=gate, out_dtype=out_dtype, return_inverse_rms=return_inverse_rms,
         )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
-    y, h, inverse_rms = kernels.forward(call, x, scale, bias, mask, residual, with_inverse_rms=return_inverse_rms)
+    if gate is None:
+        y, h, inverse_rms = kernels.forward(call, x, scale, bias, mask, residual, with_inverse_rms=return_inverse_rms)
+    else:
+        y, inverse_rms = kernels.gated_forward(call, x, scale, gate, with_inverse_rms=return_inverse_rms)
+        h = None
     outputs = [y]
     if h is not None:
         outputs.append(h)
@@ -109,23 +111,21 @@ def rms_norm_vjp(
     if unknown:
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
-    x, scale, bias, mask, residual, dy, dh = _arrays(
-        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, dy=dy, dh=dh
+    x, scale, bias, mask, residual, gate, dy, dh = _arrays(
+        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
     )
-    if gate is not None:
-        return golden.rms_norm_vjp(
-            dy, x, scale, bias, variant=variant, eps=eps, partial=partial, axis=axis, feature_axis=feature_axis,
-            mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
-        )  # fmt: skip
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    call = _call("rms_norm_vjp", options, x, scale, bias, mask, residual, dy, dh)
-    if not _is_compiled() or not cpu.supports(call) or (residual is not None and residual.dtype != x.dtype):
+    call = _call("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
+    one_dtype = residual is None or residual.dtype == x.dtype
+    if not _is_compiled() or not one_dtype or not _is_supported(call, bias, gate, dy):
         return golden.rms_norm_vjp(
             dy if dh is None else (dy, dh), x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis,
-            mask=mask, residual=residual, out_dtype=out_dtype,
+            mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
         )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
+    if gate is not None:
+        return kernels.gated_backward(call, dy, x, scale, gate)
     with np.errstate(all="ignore"):
         h = x if residual is None else x + residual  # both have one dtype: the sum is rounded once
     gradients = kernels.backward(call, dy, h, scale, bias, mask, dh)
@@ -146,6 +146,13 @@ def _is_compiled() -> bool:
     return available
 
 
+def _is_supported(call: Call, bias: Any, gate: Any, dy: Any = None) -> bool:
+    if gate is None:
+        return cpu.supports(call)
+    has_wide = any(array is not None and array.dtype == np.float64 for array in (gate, dy))
+    return bias is None and not has_wide and cpu.supports_gated(call, gate.dtype.name)
+
+
 def _call(op: str, options: tuple[Any, ...], *arrays: Any) -> Call:
     """The checked call, from a cache if the same was checked before."""
     shapes = [None if array is None else (array.shape, array.dtype) for array in arrays]
@@ -160,8 +167,8 @@ def _cached_call(
     op: str, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, *shapes: Any
 ) -> Call:
     specs: list[Any] = [None if entry is None else Spec(entry[0], entry[1].name) for entry in shapes]
-    x, scale, bias, mask, residual, dy, dh = [*specs, specs[0], None] if len(specs) == 5 else specs
+    x, scale, bias, mask, residual, gate, dy, dh = [*specs, specs[0], None] if len(specs) == 6 else specs
     return resolve(
-        op, x, scale, bias, mask=mask, residual=residual, out_dtype=_dtype_name(op, out_dtype), dy=dy, dh=dh,
+        op, x, scale, bias, mask=mask, residual=residual, gate=gate, out_dtype=_dtype_name(op, out_dtype), dy=dy, dh=dh,
         variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
+from rmsnorm.torch_impl import gate as gates
 from rmsnorm.torch_impl import onnx, operators, rows
 from rmsnorm.torch_impl.arithmetic import forward, gradients, statistic, tangent
 from rmsnorm.torch_impl.autograd import RMSNormFunction, is_differentiated
@@ -219,8 +220,16 @@ def rms_norm_jvp(
 
 
 def _gated(
-    call: Call, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor, return_inverse_rms: bool
-) -> Any:
+    options: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, residual: Tensor | None,
+    gate: Tensor, return_inverse_rms: bool,
+) -> Any:  # fmt: skip
+    call, plan = _gated_call(options, x, scale, bias, mask, residual, gate)
+    if plan is not None and gates.is_served(x, scale, gate):
+        if is_differentiated(x, scale, gate):
+            y, inverse_rms = gates.GatedFunction.apply(call, plan, _gated_vjp, return_inverse_rms, x, scale, gate)
+        else:
+            y, inverse_rms = gates.forward(call, plan, x, scale, gate, return_inverse_rms)
+        return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
     f = factor(call, gate)
     x = x.to(f.dtype) * f if call.is_gated_before else x
     y, inverse_rms = rms_norm(x, scale, bias, return_inverse_rms=True, **call.inside_gate)
@@ -231,6 +240,8 @@ def _gated(
 def _gated_vjp(
     call: Call, dy: Tensor, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor
 ) -> tuple[Any, ...]:
+    if bias is None and (results := gates.gradients(call, dy, x, scale, gate)) is not None:
+        return results
     f = factor(call, gate)
     wide = x.to(f.dtype)
     if call.is_gated_before:
@@ -268,13 +279,9 @@ def _rms_norm(
     feature_axis: Any, mask: Tensor | None, residual: Tensor | None, gate: Tensor | None, out_dtype: Any,
     return_inverse_rms: bool,
 ) -> Any:  # fmt: skip
-    if gate is not None:
-        checked = _resolve(
-            "rms_norm", x, scale, bias, mask, residual, gate, out_dtype,
-            variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        )  # fmt: skip
-        return _gated(checked, x, scale, bias, gate, return_inverse_rms)
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
+    if gate is not None:
+        return _gated(options, x, scale, bias, mask, residual, gate, return_inverse_rms)
     call, y, h, inverse_rms = _computed(options, x, residual, scale, bias, mask, return_inverse_rms)
     if residual is None and not return_inverse_rms:
         return y
@@ -343,6 +350,19 @@ def _eager(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any
     return call, *rows.forward(call, plan, x, residual, scale, bias, mask, return_inverse_rms)
 
 
+def _gated_call(options: Any, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any) -> tuple[Call, Any]:
+    """The call, and its plan where there may be one."""
+    tensors = (x, scale, bias, mask, residual, gate)
+    if not is_watched():
+        try:
+            *pairs, z = (None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors[1:])
+            return _planned(x.is_cpu is True or x.device, options, x.shape, x.dtype, *pairs, gate=z)
+        except (AttributeError, KeyError, TypeError):
+            pass
+    specs = _specs("rms_norm", **dict(zip(("x", "scale", "bias", "mask", "residual", "gate"), tensors, strict=True)))
+    return _call(*options, *specs[:5], gate=specs[5]), None
+
+
 def _with_axes_last(
     call: Call, options: Any, x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Tensor | None,
     return_inverse_rms: bool,
@@ -384,18 +404,21 @@ def _resolved(op: str, out_dtype: Any, x: Any, scale: Any, bias: Any, mask: Any,
     return resolve(op, x, scale, bias, mask=mask, residual=residual, out_dtype=out_dtype, **options)
 
 
-def _call(variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, *specs: Any) -> Call:
+def _call(
+    variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, *specs: Any, gate: Any = None
+) -> Call:
     chosen = derive("rms_norm", variant, eps, partial)
-    return _resolved("rms_norm", out_dtype, *specs, variant=chosen, axis=axis, feature_axis=feature_axis)
+    return _resolved("rms_norm", out_dtype, *specs, gate=gate, variant=chosen, axis=axis, feature_axis=feature_axis)
 
 
 @lru_cache(maxsize=4096)
-def _planned(device: Any, options: Any, shape: Any, dtype: Any, *others: Any) -> tuple[Call, Any]:
+def _planned(device: Any, options: Any, shape: Any, dtype: Any, *others: Any, gate: Any = None) -> tuple[Call, Any]:
     """The call and its plan for a device, True for the CPU, from shape and dtype of x and pairs of these for others."""
-    pairs = ((shape, dtype), *others)
-    specs = [None if pair is None else Spec(pair[0], NAMES[pair[1]]) for pair in pairs]
-    call = _call(*options, *specs)
+    pairs = ((shape, dtype), *others, gate)
+    *specs, z = [None if pair is None else Spec(pair[0], NAMES[pair[1]]) for pair in pairs]
+    call = _call(*options, *specs, gate=z)
     _, scale, bias, mask, _ = specs
-    return call, rows.plan(
-        _CPU if device is True else device, call, scale and scale.dtype, bias and bias.dtype, mask is not None
-    )
+    where = _CPU if device is True else device
+    if z is not None:
+        return call, gates.plan(where, call, scale and scale.dtype, bias, z.dtype)
+    return call, rows.plan(where, call, scale and scale.dtype, bias and bias.dtype, mask is not None)

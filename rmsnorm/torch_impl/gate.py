@@ -2,15 +2,30 @@
 
 sigmoid: f = s(z),    f' = s(z) s(-z)            s(z) = 1 / (1 + exp(-z))
 silu:    f = z s(z),  f' = s(z) (1 + z s(-z))
+
+And the norm with its gate by one kernel, for rows in the memory of a CPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 
+from rmsnorm import cpu
 from rmsnorm.call import Call
+from rmsnorm.cpu.memory import advise
+from rmsnorm.torch_impl.autograd import is_differentiated
+from rmsnorm.torch_impl.memory import gapless, is_plain, laid_out, rows_of
+from rmsnorm.torch_impl.rounding import dtype_name, is_watched
+from rmsnorm.torch_impl.rows import openmp_threads
+
+_CPU: Final = torch.device("cpu")  # named in every allocation: the default device may be another one
 
 
 def factor(call: Call, gate: Tensor) -> Tensor:
@@ -22,3 +37,89 @@ def slope(call: Call, gate: Tensor) -> Tensor:
     z = gate.to(getattr(torch, str(call.gate)))
     below = (-z).sigmoid()
     return z.sigmoid() * (1 + z * below if call.variant.gate_function == "silu" else below)
+
+
+def plan(device: torch.device, call: Call, scale: str | None, bias: object, gate: str) -> Any:
+    """What the kernels need for a call with a gain and a gate of these dtypes; None if they cannot compute it."""
+    if device.type != "cpu" or bias is not None or not cpu.supports_gated(call, gate):
+        return None
+    from rmsnorm.cpu import launch
+
+    return launch.gated_plan(call, gate, scale)
+
+
+def is_served(*tensors: Tensor | None) -> bool:
+    """Whether the kernels may read the tensors, and nothing sees the operations."""
+    return not is_watched() and forward_ad._current_level < 0 and is_plain(*tensors)
+
+
+def forward(
+    call: Call, plan: Any, x: Tensor, scale: Tensor | None, gate: Tensor, with_inverse_rms: bool
+) -> tuple[Tensor, Tensor | None]:
+    """y and, if asked for, 1 / rho in float64."""
+    y = torch.empty(*x.shape, dtype=getattr(torch, call.result), device=_CPU)
+    inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=_CPU) if with_inverse_rms else None
+    matrix, gates, gain = rows_of(x, plan.n), rows_of(gate, plan.n), gapless(scale)
+    if plan.large:
+        advise(y.data_ptr(), y.nbytes)
+    plan.run_forward(
+        openmp_threads, (matrix, gates, gain, y, inverse_rms),
+        matrix.data_ptr(), matrix.stride(0) * x.element_size(), gates.data_ptr(), _address(gain), 0,
+        0, gates.stride(0) * gate.element_size(), 0, y.data_ptr(), 0, _address(inverse_rms),
+    )  # fmt: skip
+    return y if x.is_contiguous() else laid_out(y, x), inverse_rms
+
+
+def gradients(
+    call: Call, dy: Tensor, x: Tensor, scale: Tensor | None, gate: Tensor
+) -> tuple[Tensor, Tensor | None, None, Tensor] | None:
+    """dx, dscale, dbias and dgate, without a forward pass before; None if the kernels cannot compute them."""
+    if not is_served(dy, x, scale, gate) or is_differentiated(dy, x, scale, gate):
+        return None
+    gain = None if scale is None else dtype_name(scale.dtype)
+    own = plan(_CPU, replace(call, result=dtype_name(dy.dtype)), gain, None, dtype_name(gate.dtype))
+    if own is None:
+        return None
+    dx = torch.empty(*x.shape, dtype=x.dtype, device=_CPU)
+    dgate = torch.empty(*x.shape, dtype=gate.dtype, device=_CPU)
+    dscale = None if scale is None else torch.empty(*scale.shape, dtype=scale.dtype, device=_CPU)
+    matrix, gates, gains, dy = rows_of(x, own.n), rows_of(gate, own.n), gapless(scale), dy.contiguous()
+    for result in (dx, dgate) if own.large else ():
+        advise(result.data_ptr(), result.nbytes)
+    own.run_backward(
+        openmp_threads, (matrix, gates, gains, dy, dx, dgate, dscale),
+        matrix.data_ptr(), matrix.stride(0) * x.element_size(), _address(gains),
+        gates.data_ptr(), gates.stride(0) * gate.element_size(), 0,
+        0, dy.data_ptr(), dgate.data_ptr(), dx.data_ptr(), _address(dscale), 0,
+    )  # fmt: skip
+    dx, dgate = (d if t.is_contiguous() else laid_out(d, t) for d, t in ((dx, x), (dgate, gate)))
+    return dx, dscale, None, dgate
+
+
+class GatedFunction(torch.autograd.Function):
+    """The kernels for PyTorch's autograd. What is kept is x, the gain and the gate."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: Call, plan: Any, vjp: Callable[..., Any], return_inverse_rms: bool, x: Tensor,
+        scale: Tensor | None, gate: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        y, inverse_rms = forward(call, plan, x, scale, gate, return_inverse_rms)
+        ctx.call, ctx.vjp = call, vjp
+        ctx.save_for_backward(x, scale, gate)
+        ctx.set_materialize_grads(False)
+        if inverse_rms is not None:
+            ctx.mark_non_differentiable(inverse_rms)
+        return y, inverse_rms
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Any, ...]:
+        if dy is None:
+            return (None,) * 7
+        x, scale, gate = ctx.saved_tensors
+        dx, dscale, _, dgate = ctx.vjp(ctx.call, dy, x, scale, None, gate)
+        return None, None, None, None, dx, dscale, dgate
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -1,0 +1,82 @@
+"""Gated norms of transformers: the class's own code, and what replace makes of it, in turns in one process.
+
+    python benchmarks/gate.py
+
+``operations`` is the same replacement without the kernels for gates. The least of each in milliseconds, on the CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from typing import Any
+from unittest import mock
+
+import torch
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
+
+from rmsnorm.conversion import replace
+from rmsnorm.torch_impl import gate as gates
+
+SHAPES = ((512, 768), (4096, 4096))
+SECONDS = 3.0  # of a cell
+NORMS = {
+    "Qwen3NextRMSNormGated": Qwen3NextRMSNormGated,
+    "MambaRMSNormGated, 8 groups": lambda width: MambaRMSNormGated(width, width // 8),
+}
+
+
+def main() -> None:
+    print(f"{torch.get_num_threads()} threads, PyTorch {torch.__version__}")
+    print("| norm | x | | the class | operations | kernels | class / kernels |\n|---|---|---|---|---|---|---|")
+    order = random.Random(0)
+    for name, build in NORMS.items():
+        for shape in SHAPES:
+            for dtype in (torch.float32, torch.bfloat16):
+                for trains in (False, True):
+                    times = _cell(build, shape, dtype, trains, order)
+                    least = [min(times[key]) for key in ("class", "operations", "kernels")]
+                    numbers = " | ".join(f"{number:.2f}" for number in least)
+                    title = f"{shape[0]}x{shape[1]} {str(dtype).removeprefix('torch.')}"
+                    what = "with gradients" if trains else "forward"
+                    print(f"| {name} | {title} | {what} | {numbers} | {least[0] / least[2]:.1f} |", flush=True)
+
+
+def _cell(build: Any, shape: tuple[int, int], dtype: torch.dtype, trains: bool, order: random.Random) -> dict[str, Any]:
+    torch.manual_seed(0)
+    own = build(shape[1])
+    torch.nn.init.normal_(own.weight, 1.0, 0.2)
+    ours = torch.nn.Sequential(copy.deepcopy(own))
+    replace(ours)
+    own, ours = own.to(dtype), ours[0].to(dtype)
+    x, gate, dy = torch.randn(3, *shape).to(dtype)
+
+    def call(module: Any) -> None:
+        if not trains:
+            with torch.no_grad():
+                module(x, gate)
+            return
+        leaves = [x.detach().requires_grad_(), gate.detach().requires_grad_(), module.weight]
+        torch.autograd.grad(module(*leaves[:2]), leaves, dy)
+
+    def operations() -> None:
+        with mock.patch.object(gates, "is_served", return_value=False):
+            call(ours)
+
+    calls = {"class": lambda: call(own), "operations": operations, "kernels": lambda: call(ours)}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.perf_counter() + SECONDS
+    for name in calls:
+        calls[name]()
+    while time.perf_counter() < end or len(times["class"]) < 7:
+        for name in order.sample(list(calls), len(calls)):
+            start = time.perf_counter()
+            calls[name]()
+            times[name].append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+if __name__ == "__main__":
+    main()
