@@ -134,13 +134,38 @@ def test_float64_with_a_bias_that_cancels(n):
 
 
 @needs_kernels
-def test_a_gradient_of_float64_that_overflows_on_the_way():
-    for function in (numpy_impl.rms_norm_vjp, fast.rms_norm_vjp):
-        dx, *_ = function(np.full(4, 1e308), np.array([1e10, 2e10, 3e10, 5e10]), np.array([1e4, 1e3, 1e4, 1e4]))
-        assert np.isfinite(dx).all()
-        x = np.array([-3.0, 1.0, 0.5, 1.0])
-        dx, *_ = function(np.array([-1.6e308, 1.2e308, 0.0, 1e307]), x, np.array([0.0, 0.0, 0.01, 1e-3]))
-        assert np.isfinite(dx).all()
+@pytest.mark.parametrize("with_mask", [False, True])
+@pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
+@pytest.mark.parametrize("eps", [0.0, 1e-6, 1e30])
+def test_float64_gradients_beside_the_ends_of_the_range(eps, position, with_mask):
+    """h, dy and the gain are anywhere in the range, and so is what is made of them, or not. Nothing is summed."""
+    random = np.random.default_rng(0)
+    variant = STANDARD.replace(eps=eps, eps_position=position)
+    for i in range(40):
+        x, dy, scale = np.ldexp(random.normal(size=(3, 1, 3)), random.integers(-1074, 1023, (3, 1, 3)))
+        x, dy = (x * 2.0**-1060, dy) if i % 4 == 1 else (x, dy * 2.0**-1060) if i % 4 == 2 else (x, dy)
+        mask = random.random((1, 3)) < 0.8 if with_mask else None
+        arrays = {"x": x, "scale": None if i % 2 else scale[0], "mask": mask, "dy": dy}
+        arrays |= dict.fromkeys(("bias", "residual", "dh"))
+        problem = bits.Problem({"variant": variant}, arrays, [], [])
+        want, got = (bits.run(module, problem, lambda a: a, lambda a: a, -1) for module in (numpy_impl, fast))
+        for name, limit in bits.allowed(problem, want).items():
+            differences = bits.compare(got[name], want[name], limit, signs=True)
+            assert not any(part.any() for part in differences.values()), (name, got[name], want[name])
+
+
+@needs_kernels
+def test_a_gain_of_float64_beyond_the_range_of_its_products():
+    random = np.random.default_rng(0)
+    x, dy = (random.normal(size=(8, 4)).astype(np.float32) for _ in range(2))
+    dy[:4] *= 1e-30
+    dy[4:] *= 1e30
+    for scale in (np.full(4, 1e290), np.array([1e-310, 1e-320, -1e-310, 1e-310]) * 1e30):
+        golden, ours = (
+            f(dy * np.float32(1e-7), x * np.float32(1e38), scale)[0]
+            for f in (numpy_impl.rms_norm_vjp, fast.rms_norm_vjp)
+        )
+        assert np.array_equal(golden, ours, equal_nan=True)
 
 
 @needs_kernels
@@ -223,6 +248,7 @@ def test_rows_that_an_ordinary_test_does_not_draw():
     pytest.importorskip("torch")
     totals = bits.count(6, 1, ["numpy", "torch"])
     assert totals.compared > 100_000
-    wrong = {key: n for key, n in totals.differing.items() if n and key[3] != "f64" and key[4] != "sum over rows"}
-    assert not {key: n for key, n in wrong.items() if key[0] != "value"}
+    wrong = {key: n for key, n in totals.differing.items() if n and key[4] != "sum over rows"}
+    wrong = {key: n for key, n in wrong.items() if key[3] != "f64" or key[1] != "torch first"}
+    assert not {key: n for key, n in wrong.items() if key[0] != "value" or key[3] == "f64"}
     assert sum(n for key, n in wrong.items() if key[1] == "numpy last") <= totals.compared * 2**-16

@@ -146,9 +146,21 @@ def _term_sizes(
     inner = np.where(live, normalised, 0.0)
     v = np.where(live, wide(dy), 0.0)
     gain = np.ones(()) if scale is None else np.abs(call.variant.scale_offset) + parameter(scale)
-    u = v * gain
-    ratio = rho / s
-    dx = (u + direction * ratio * mean(u * inner)) / rho / power
+    ratio, unit = rho / s, np.frexp(power)[1] - 1
+    # dx may be in range where products of what makes it are not: c, u and h go without their powers of two
+    (of_v, v_exponent), (of_gain, gain_exponent), (of_h, h_exponent) = map(np.frexp, (v, gain, np.abs(h)))
+    of_c, c_exponent = np.where(counted, of_h, 0.0), h_exponent
+    if call.variant.statistic == "variance":
+        of_c, c_exponent = np.abs(c), np.broadcast_to(unit, c.shape)
+    size = np.max(c_exponent, axis=call.axes, keepdims=True, initial=-10000, where=of_c > 0)
+    if position != "inside":
+        of_c, c_exponent = of_c / np.sqrt(mean(np.ldexp(of_c, c_exponent - size) ** 2)), c_exponent - size + unit
+    of_c = np.where(of_c > 0, of_c / (rho if position == "inside" else 1), 0.0)
+    u, exponent = of_v * of_gain, v_exponent + gain_exponent
+    inner_terms, top = np.where(u > 0, u * of_h, 0.0), exponent + h_exponent
+    largest = np.max(top, axis=call.axes, keepdims=True, initial=-10000, where=inner_terms > 0)
+    along = np.where(of_c > 0, of_c * mean(np.ldexp(inner_terms, top - largest)), 0.0) / rho**2
+    dx = np.ldexp(u / rho, exponent - unit) + np.ldexp(along, largest + c_exponent - 3 * unit)
     tangent = np.where(live, wide(tangents[0]) / power, 0.0) if tangents[0] is not None else np.zeros(h.shape)
     jvp = (tangent + inner * ratio * mean(direction * tangent)) / rho * gain
     jvp = jvp + inner * parameter(tangents[1]) + parameter(tangents[2])
@@ -158,7 +170,7 @@ def _term_sizes(
         "inverse_rms": np.where(has_counted, 1.0 / rho / power, 0.0),
         "dx": dx,
         "dresidual": dx,
-        "dscale": over_rows(v * inner),
+        "dscale": over_rows(np.where(v > 0, np.ldexp(of_v * of_h / rho, v_exponent + h_exponent - unit), 0.0)),
         "dbias": over_rows(v),
         "jvp": np.broadcast_to(jvp, h.shape),
     }

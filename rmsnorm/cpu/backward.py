@@ -13,8 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm.cpu.bfloat16 import any_set, backward_row, is_moderate
-from rmsnorm.cpu.formats import LOAD, STORE, add_in_any_order, apart, inlined, view
-from rmsnorm.cpu.settings import BACKWARD, CANCELLED, OUTSIDE, STORAGE
+from rmsnorm.cpu.exact import _exponent
+from rmsnorm.cpu.formats import LOAD, STORE, add_in_any_order, apart, bits, inlined, view
+from rmsnorm.cpu.settings import BACKWARD, CANCELLED, F64, OUTSIDE, STORAGE
 from rmsnorm.cpu.statistic import (
     centre,
     is_counted,
@@ -27,11 +28,13 @@ from rmsnorm.cpu.statistic import (
 from rmsnorm.cpu.system import LINE, aligned, call_c, free, malloc, settings_at, table, word
 
 # What cancelled.py computes again: a row whose u is along h, as its first elements that are not 0 show, and one with an
-# element that is so small a part of its terms that its bits could be wrong, which is rare by chance.
+# element that is so small a part of its terms that its bits could be wrong, which is rare by chance. It also computes
+# rows of float64, or with a gain of it, whose numbers are so large or small that a product may leave the range.
 _SAMPLE: Final = 16
 _PARALLEL: Final = 2.0**-8
 _CANCELS: Final = 2.0**-24
-_LARGE: Final = 2.0**900  # of float64: a sum of such numbers may overflow
+_FAR: Final = 400  # of exponents: so far from 0 a product of two such numbers is within the range
+_INFINITE: Final = np.int64(0x7FF0000000000000)
 _MAY_CANCEL: Final = 2.0**-16  # with a mask, where rows are not tested
 
 _H, _H_STEP, _, _MASK, _MASK_STEP, _MASK_STRIDE, _INVERSE_RMS, _DY, _DH, _DX, _, _DBIAS = range(len(BACKWARD))
@@ -43,11 +46,9 @@ def compiled(x: str, y: str, *options: str) -> Any:
     load_x, load_y, store = LOAD[x], LOAD[y], STORE[x]
     like_x, like_y = STORAGE[x](0), STORAGE[y](0)
     may_be_single = x == y == "bfloat16" and not (has_mask or has_other)
-    is_wide, has_wide_dy = "float64" in (x, y), y == "float64"
+    is_wide = "float64" in (x, y)
 
-    def fill(
-        h: Any, dy: Any, dh: Any, gain: Any, factor: float, step: float, unit: float, dx: Any, first: Any, last: Any
-    ) -> Any:
+    def fill(h: Any, dy: Any, dh: Any, gain: Any, factor: float, step: float, dx: Any, first: Any, last: Any) -> Any:
         """Elements ``first`` to ``last`` of a row of dx: unsigned, as numba lets a signed index count from the end.
 
         Returns whether one of them is a small difference of large terms.
@@ -55,8 +56,8 @@ def compiled(x: str, y: str, *options: str) -> Any:
         cancels = False
         for j in range(first, last):
             near = load_x(h[j]) * step
-            rest = (load_y(dy[j]) / unit if has_wide_dy else load_y(dy[j])) * gain[j] - near
-            gradient = factor * rest * unit if has_wide_dy else factor * rest
+            rest = load_y(dy[j]) * gain[j] - near
+            gradient = factor * rest
             store(dx, j, (gradient + load_x(dh[j]) if has_other else gradient) + 0.0)  # a zero becomes +0
             if not is_wide:
                 cancels |= abs(rest) < _CANCELS * abs(near)
@@ -64,8 +65,10 @@ def compiled(x: str, y: str, *options: str) -> Any:
 
     fill = (apart if may_be_single else inlined)(fill)  # it is called in one or in two places
 
-    def settle(settings: int, n: int, h: int, dy: int, dh: int, gains: int, mask: int, stride: int, dx: int) -> Any:
-        """A row of dx again, by cancelled.py. Returns 1 if memory is short."""
+    def settle(
+        settings: int, n: int, h: int, dy: int, dh: int, gains: int, mask: int, stride: int, dx: int, sums: int
+    ) -> Any:
+        """A row by cancelled.py: of dx, and added to the sums for dscale. Returns 1 if memory is short."""
         h_row, dy_row, dx_row = view(h, n, like_x), view(dy, n, like_y), view(dx, n, like_x)
         memory = malloc(16 * n)
         if memory == 0:
@@ -74,14 +77,29 @@ def compiled(x: str, y: str, *options: str) -> Any:
         for j in range(n):
             wide[j], row[j] = load_x(h_row[j]), load_y(dy_row[j])
         call_c(word(table(), CANCELLED), settings, memory, memory + 8 * n, gains, mask, stride)
+        for j in range(n if sums else 0):
+            view(sums, n, 0.0)[j] += wide[j]
         for j in range(n if dh else 0):
             row[j] += load_x(view(dh, n, like_x)[j])
-        for j in range(n):
+        for j in range(n if dx else 0):
             store(dx_row, j, row[j] + 0.0)
         free(memory)
         return 0
 
     settle = apart(settle)
+
+    def span(load: Any, numbers: Any, mask: Any, stride: int) -> Any:
+        """The exponents of the smallest number that is not 0 and of the largest one, of those that count."""
+        low, high = _INFINITE, np.int64(0)
+        for j in range(numbers.size):
+            if not has_mask or is_counted(mask, stride, j):
+                size = bits(abs(load(numbers[j])))
+                high = size if size > high else high
+                size = size if size != 0 else _INFINITE
+                low = size if size < low else low
+        return ((low >> 52) - 1023, (high >> 52) - 1023) if high else (np.int64(0), np.int64(0))
+
+    span = inlined(span)
 
     def backward(settings: int, start: int, stop: int, prepared: int, sums: int, arguments: int) -> int:
         """Computes rows ``start`` to ``stop`` of dx, and the sums over these rows for dscale and dbias at ``sums``.
@@ -116,11 +134,23 @@ def compiled(x: str, y: str, *options: str) -> Any:
             for j in range(n):
                 gain32[j] = gain[j]
             single = s.single and k == n and is_moderate(gain)
-        failed = 0
+        failed, least, most = 0, np.int64(0), np.int64(0)
+        is_wild: Any = False
+        if s.scale == F64:
+            for j in range(n):
+                of_gain = _exponent(gain[j])
+                least = of_gain if of_gain < least else least
+                most = of_gain if of_gain > most else most
+                if not abs(gain[j]) < np.inf:
+                    is_wild = True
+            is_wild = is_wild or least < -_FAR or most > _FAR
         for i in range(start, stop):
             h_row, dy_row = view(h + i * h_step, n, like_x), view(dy + i * y_bytes, n, like_y)
             dx_row, dh_row = view(dx + i * row_bytes, n, like_x), view(dh + i * row_bytes, n, like_x)
             mask_row = view(mask + i * mask_step, n, np.uint8(0))
+            h_at, dy_at, mask_at = h + i * h_step, dy + i * y_bytes, mask + i * mask_step
+            dh_at = dh + i * row_bytes if dh else 0
+            dx_at = dx + i * row_bytes if dx else 0
             if has_rms:
                 factor = view(inverse_rms, stop, 0.0)[i]
             else:
@@ -129,19 +159,27 @@ def compiled(x: str, y: str, *options: str) -> Any:
                 else:
                     q = sum_of_squares(load_x, h_row, k) / k
                 factor = 1 / rho_of(s, q, k) if k else 0.0
-            unit = 1.0
-            if has_wide_dy:
-                for j in range(n):
-                    if abs(dy_row[j] * gain[j]) > _LARGE:
-                        unit = 2.0**500
+            if is_wide:
+                low, high = span(load_x, h_row, mask_row, stride)
+                of_factor = (bits(factor) >> 52) - 1023
+                low, high = low + of_factor, high + of_factor
+                least_dy, most_dy = span(load_y, dy_row, mask_row, stride)
+                least_dy += least + min(of_factor, 0) + 2 * min(low, 0)
+                most_dy += most + max(of_factor, 0) + 2 * max(high, 0)
+                is_wild = low < -_FAR or least_dy < -2 * _FAR or most_dy > 2 * _FAR or abs(of_factor) > 2 * _FAR
             if has_mask:
                 k = centre(load_x, h_row, mask_row, stride, s.k, factor, variance, centred)
+                if is_wide and is_wild and k:
+                    for j in range(n if has_bias else 0):
+                        dbias_sums[j] += load_y(dy_row[j]) if is_counted(mask_row, stride, j) else 0.0
+                    failed |= settle(settings, n, h_at, dy_at, dh_at, prepared, mask_at, stride, dx_at, sums)
+                    continue
                 inner, length = 0.0, 0.0
                 for j in range(n if k else 0):
                     if is_counted(mask_row, stride, j):
                         v, normalised = load_y(dy_row[j]), load_x(h_row[j]) * factor
                         dscale_sums[j] += v * normalised
-                        inner += v / unit * gain[j] * normalised
+                        inner += v * gain[j] * normalised
                         if has_bias:
                             dbias_sums[j] += load_y(dy_row[j])
                 for j in range(n):
@@ -152,25 +190,24 @@ def compiled(x: str, y: str, *options: str) -> Any:
                     gradient = 0.0
                     if k and is_counted(mask_row, stride, j):
                         near = centred[j] * share if j < s.k else 0.0
-                        rest = load_y(dy_row[j]) / unit * gain[j] - near
-                        gradient = factor * rest * unit
+                        rest = load_y(dy_row[j]) * gain[j] - near
+                        gradient = factor * rest
                         cancels |= abs(rest) < _MAY_CANCEL * abs(near)
                     store(dx_row, j, (gradient + load_x(dh_row[j]) if dh else gradient) + 0.0)
-                if not is_wide and cancels:
-                    rows_at = h + i * h_step, dy + i * y_bytes, dh + i * row_bytes if dh else 0
-                    mask_at, dx_at = mask + i * mask_step, dx + i * row_bytes
-                    failed |= settle(settings, n, *rows_at, prepared, mask_at, stride, dx_at)
+                if not is_wide and dx and (cancels or (is_wild and k)):
+                    failed |= settle(settings, n, h_at, dy_at, dh_at, prepared, mask_at, stride, dx_at, 0)
+                continue
+            if has_bias:
+                for j in range(n):
+                    dbias_sums[j] += load_y(dy_row[j])
+            if is_wide and is_wild:
+                failed |= settle(settings, n, h_at, dy_at, dh_at, prepared, 0, -1, dx_at, sums)
                 continue
             inner, length = 0.0, 0.0
             for j in range(n):
                 term = load_y(dy_row[j]) * (load_x(h_row[j]) * factor)
                 dscale_sums[j] += term
-                if has_wide_dy:
-                    term = load_y(dy_row[j]) / unit * (load_x(h_row[j]) * factor)
                 inner = add_in_any_order(inner, term * gain[j])
-            if has_bias:
-                for j in range(n):
-                    dbias_sums[j] += load_y(dy_row[j])
             if s.position == OUTSIDE:
                 length = scaled_sum_of_squares(load_x, h_row, k, factor)
             share = slope(s, k, factor, length) * inner / k
@@ -189,17 +226,14 @@ def compiled(x: str, y: str, *options: str) -> Any:
                 for i8 in range(eight if any_set(eights) else 0):
                     if eights[i8]:
                         last = np.uint64(8 * i8 + 8 if 8 * i8 + 8 < n else n)
-                        cancels |= fill(
-                            h_row, dy_row, dh_row, gain, factor, step, unit, dx_row, np.uint64(8 * i8), last
-                        )  # fmt: skip
+                        cancels |= fill(h_row, dy_row, dh_row, gain, factor, step, dx_row, np.uint64(8 * i8), last)
             else:
-                cancels |= fill(h_row, dy_row, dh_row, gain, factor, step, unit, dx_row, np.uint64(0), np.uint64(k))
+                cancels |= fill(h_row, dy_row, dh_row, gain, factor, step, dx_row, np.uint64(0), np.uint64(k))
                 for j in range(np.uint64(k), np.uint64(n)):  # unsigned as in fill
-                    gradient = factor * (load_y(dy_row[j]) / unit * gain[j]) * unit
+                    gradient = factor * (load_y(dy_row[j]) * gain[j])
                     store(dx_row, j, (gradient + load_x(dh_row[j]) if has_other else gradient) + 0.0)
-            if cancels:
-                rows_at = h + i * h_step, dy + i * y_bytes, dh + i * row_bytes if dh else 0
-                failed |= settle(settings, n, *rows_at, prepared, 0, -1, dx + i * row_bytes)
+            if cancels or is_wild:
+                failed |= settle(settings, n, h_at, dy_at, dh_at, prepared, 0, -1, dx_at, 0)
         if has_mask or may_be_single:
             free(memory)
         return failed

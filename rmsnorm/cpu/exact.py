@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.cpu.formats import LOAD, ROUND, STORE, apart, bits, fma, inlined, view
+from rmsnorm.cpu.formats import LOAD, ROUND, STORE, apart, bits, finite, fma, inlined, sum_error, view
 from rmsnorm.cpu.settings import CLAMP, FORWARD, INSIDE, OUTSIDE, PARAMETERS, STORAGE
 from rmsnorm.cpu.statistic import add_rows, is_counted
 from rmsnorm.cpu.system import call_c, free, malloc, settings_at, table, word
@@ -45,7 +45,7 @@ def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other:
             if scale:
                 call_c(word(table(), PARAMETERS + s.scale), scale, memory + 8 * n, n, 0)
             for j in range(n):
-                gain_error[j] = _sum_error(offset, gain_error[j], gain[j]) if scale else 0.0
+                gain_error[j] = sum_error(offset, gain_error[j], gain[j]) if scale else 0.0
         for i in range(start, stop):
             h_row = view(x + i * x_step, n, like_x)
             if has_other and residual:
@@ -58,7 +58,7 @@ def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other:
                     size = abs(load(h_row[j]))
                     largest = size if size > largest else largest
                     k += 1
-            power = _scaling(s, largest, k)
+            power = _inverse_power(_longest(s, largest, k))  # neither squares nor eps then leave the range
             total, centring_error = 0.0, 0.0  # an error in the mean itself changes q by its square alone
             for j in range(n):
                 centred[j] = load(h_row[j]) * power if j < first and counts(mask_row, stride, j) else 0.0
@@ -69,11 +69,11 @@ def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other:
                     if counts(mask_row, stride, j):
                         value = centred[j]
                         centred[j] = value - mean
-                        centring_error += 2 * centred[j] * _sum_error(value, -mean, centred[j])
+                        centring_error += 2 * centred[j] * sum_error(value, -mean, centred[j])
             rho, rho_error = _rho(s, centred, k, power, centring_error)
             if inverse_rms:
                 reciprocal = 1 / rho
-                reciprocal -= _finite((fma(reciprocal, rho, -1.0) + reciprocal * rho_error) / rho)
+                reciprocal -= finite((fma(reciprocal, rho, -1.0) + reciprocal * rho_error) / rho)
                 view(inverse_rms, stop, 0.0)[i] = reciprocal * power if k else 0.0
             if not y:
                 continue
@@ -84,7 +84,7 @@ def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other:
                 exponent = _exponent(value)
                 value = _fraction(value)
                 normalised = value / rho
-                lost = -_finite((fma(normalised, rho, -value) + normalised * rho_error) / rho)
+                lost = -finite((fma(normalised, rho, -value) + normalised * rho_error) / rho)
                 exponent += unit
                 if before:
                     result = round_product(round_norm(_scaled(normalised + _correction(lost), exponent)) * gain[j])
@@ -101,7 +101,7 @@ def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other:
                         top = exponent if result != 0 and exponent > of_bias else of_bias
                         scaled, shift = _scaled(result, exponent - top), _scaled(_fraction(b[j]), of_bias - top)
                         result = scaled + shift
-                        lost = _scaled(lost, exponent - top) + _sum_error(scaled, shift, result)
+                        lost = _scaled(lost, exponent - top) + sum_error(scaled, shift, result)
                         exponent = top
                     result = _scaled(result + _correction(lost), exponent)
                 store(y_row, j, result if k else 0.0)
@@ -117,14 +117,20 @@ def _every_one(mask: Any, stride: int, j: int) -> Any:
 
 
 @inlined
-def _scaling(s: Any, largest: float, k: int) -> Any:
-    """A power of two by which a row is multiplied, so that neither squares nor eps are out of range."""
+def _longest(s: Any, largest: float, k: int) -> Any:
+    """The largest element, or what eps adds to rho where that is more."""
     length = s.eps
     if s.position == INSIDE:
         length = np.sqrt(s.eps)
     elif s.position == CLAMP:
         length = s.eps / np.sqrt(float(k if k else 1))
-    size = _power_of_two(length if length > largest else largest)
+    return length if length > largest else largest
+
+
+@inlined
+def _inverse_power(length: float) -> Any:
+    """A power of two that makes it about 1."""
+    size = _power_of_two(length)
     size = 2.0**-1022 if size < 2.0**-1022 else size
     return 1 / (2.0**1022 if size > 2.0**1022 else size)
 
@@ -136,14 +142,14 @@ def _rho(s: Any, centred: Any, k: int, power: float, centring_error: float) -> A
     total, total_error = _sum_of_squares(centred)
     total_error += centring_error
     q = total / size
-    q_error = _finite((total_error - fma(q, size, -total)) / size)
+    q_error = finite((total_error - fma(q, size, -total)) / size)
     inside = s.eps * power * power if s.position == INSIDE else 0.0
     outside = s.eps * power if s.position == OUTSIDE else 0.0
     radicand = q + inside
     root = np.sqrt(radicand)
     rho = root + outside
-    lost = _sum_error(q, inside, radicand) + q_error - fma(root, root, -radicand)
-    rho_error = _finite(lost / (2 * root)) + _sum_error(root, outside, rho)
+    lost = sum_error(q, inside, radicand) + q_error - fma(root, root, -radicand)
+    rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
     if s.position == CLAMP:
         size_root = np.sqrt(size)
         floor = s.eps * power / size_root
@@ -173,25 +179,13 @@ def _sum_of_squares(numbers: Any) -> Any:
         upper += part
         lower += (square - part) + (numbers[j] - half) * (numbers[j] + half)
     total = upper + lower if math.isfinite(upper) else upper
-    return total, _finite(lower - (total - upper))
+    return total, finite(lower - (total - upper))
 
 
 @inlined
 def _power_of_two(number: float) -> Any:
     """2^e with 2^e <= number < 2^(e+1), 0 below the normal numbers, infinity for what is not finite."""
     return bits(bits(number) & np.int64(0x7FF0000000000000))
-
-
-@inlined
-def _sum_error(a: float, b: float, total: float) -> Any:
-    """a + b - total, exactly: Knuth."""
-    t = total - a
-    return _finite((a - (total - t)) + (b - t))
-
-
-@inlined
-def _finite(error: float) -> Any:
-    return error if math.isfinite(error) else 0.0
 
 
 @inlined

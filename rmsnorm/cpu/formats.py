@@ -101,6 +101,18 @@ def widen(_: Any, half: Any) -> Any:
 
 
 @inlined
+def sum_error(a: float, b: float, total: float) -> Any:
+    """a + b - total, exactly: Knuth."""
+    t = total - a
+    return finite((a - (total - t)) + (b - t))
+
+
+@inlined
+def finite(error: float) -> Any:
+    return error if math.isfinite(error) else 0.0
+
+
+@inlined
 def _load_plain(number: Any) -> Any:
     return np.float64(number)
 

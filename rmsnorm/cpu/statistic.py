@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm.cpu.formats import add_in_any_order, inlined
+from rmsnorm.cpu.formats import add_in_any_order, fma, inlined, sum_error
 from rmsnorm.cpu.settings import INSIDE, OUTSIDE
 
 
@@ -59,15 +59,15 @@ def masked_mean_square(load: Any, h: Any, mask: Any, stride: int, first: int, va
 
 
 @inlined
-def rho_of(s: Any, q: float, k: int) -> Any:
-    """rho of the mean square of k elements."""
+def rho_of(s: Any, q: float, k: int, power: float = 1.0) -> Any:
+    """rho of the mean square of k elements, all of them multiplied by a power of two."""
     if s.position == INSIDE:
-        root = np.sqrt(q + s.eps)
+        root = np.sqrt(q + s.eps * power * power)
     elif s.position == OUTSIDE:
-        root = np.sqrt(q) + s.eps
+        root = np.sqrt(q) + s.eps * power
     else:
         root = np.sqrt(q)
-        floor = s.eps / np.sqrt(k if k else 1)
+        floor = s.eps * power / np.sqrt(k if k else 1)
         if root < floor:
             root = floor
     return root
@@ -93,19 +93,21 @@ def centre(
     load: Any, h: Any, mask: Any, stride: int, first: int, inverse_rms: float, variance: bool, centred: Any
 ) -> Any:
     """How many elements count. Writes into ``centred`` what the statistic squares of h / rho, 0 where not counted."""
-    k, total = 0, 0.0
+    k, total, lost = 0, 0.0, 0.0
     power = 2.0 ** -np.floor(np.log2(inverse_rms))
     for j in range(centred.size):
         counts = j < first and is_counted(mask, stride, j)
-        centred[j] = load(h[j]) / power if counts else 0.0  # exactly: a constant row has no variance
-        total += centred[j]
+        centred[j] = value = load(h[j]) / power if counts else 0.0  # exactly: a constant row has no variance
+        lost += sum_error(total, value, total + value)
+        total += value
         k += counts
-    for _ in range(2 if variance and k else 0):  # again, less what the first mean was off
-        mean, total = total / k, 0.0
+    if variance and k:  # what is left of an element near the mean is a difference: the mean is a pair
+        mean = total / k
+        lost = (fma(-mean, float(k), total) + lost) / k
         for j in range(first):
             if is_counted(mask, stride, j):
-                centred[j] -= mean
-                total += centred[j]
+                difference = centred[j] - mean
+                centred[j] = difference + (sum_error(centred[j], -mean, difference) - lost)
     for j in range(first):
         centred[j] *= inverse_rms * power
     return k

@@ -17,74 +17,88 @@ from rmsnorm.call import Call
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 
 _BLOCK = 2**15  # elements: the temporaries of a block of rows stay in cache
+_LEAST = -(2**20)  # below every exponent
+
+
+Scaled: TypeAlias = tuple[DoubleDouble, Array]  # a number times a power of two
 
 
 class Data(NamedTuple):
-    """A block of rows, with h, c and the statistic multiplied by 2^-exponent, so that no square leaves the range."""
+    """A block of rows. No square leaves the range: c and root are multiplied by 2^-size, rho by 2^-exponent."""
 
-    h: DoubleDouble
-    own: Array  # h as it came: beside a large element a small one may leave the range when it is scaled
+    h: Array  # as it came: beside a large element a small one may leave the range when it is scaled
     c: DoubleDouble  # what the statistic squares: h, or h less its mean; 0 where not counted
     counted: Array
     k: DoubleDouble
     root: DoubleDouble  # sqrt(q)
     rho: DoubleDouble
-    s: DoubleDouble  # d rho / d h = c / (k s)
+    s: Scaled  # d rho / d h = c / (k s)
     radial: DoubleDouble  # w, the share of eps in rho
+    size: Array
     exponent: Array
+    is_variance: bool
     empty: Array  # rows with nothing counted
     live: Array  # elements that take part in derivatives
     gain: DoubleDouble  # o + g
     scale: Array | None
     bias: Array | None
 
-    def quotient(self) -> tuple[DoubleDouble, Array]:
-        """x^ = h / rho without its power of two, and that, 0 in empty rows."""
-        fraction, exponent = DoubleDouble(self.own).fraction()
+    def quotient(self) -> Scaled:
+        """x^ = h / rho, 0 in empty rows."""
+        fraction, exponent = DoubleDouble(self.h).fraction()
         return (fraction / self.rho).where(~self.empty, 0.0), exponent - self.exponent
 
-    def normalised(self) -> DoubleDouble:
-        fraction, exponent = self.quotient()
-        return fraction.scaled(exponent)
+    def elements(self) -> tuple[Scaled, Scaled]:
+        """c and h, 0 where they take no part in derivatives."""
+        h = DoubleDouble(np.where(self.live, self.h, 0.0)).fraction()
+        fraction, exponent = self.c.fraction()
+        if self.is_variance:
+            return (fraction, exponent + self.size), h
+        return (h[0].where(self.counted, 0.0), h[1]), h
 
     def inverse_rms(self, dtype: str) -> Array:
         return (DoubleDouble(1.0) / self.rho).where(~self.empty, 0.0).round(dtype, -self.exponent)
 
-    def directions(self) -> Iterator[tuple[DoubleDouble, DoubleDouble]]:
-        """c^ and h^ of which (1 - w) P = (1 - w) c^ h^T / k, 0 where q is 0; and of which it is c^ h^T / k."""
-        seen = self.root.hi != 0
-        yield (self.c / self.root).where(seen, 0.0), (self.h / self.root).where(seen, 0.0)
-        yield self.c / self.s, self.h / self.rho
+    def less(self, vector: Scaled, along: Scaled, inner: Scaled) -> Scaled:
+        """The vector less (1 - w) a <b, v> / (k q), in which a and b are c and h, given the inner product over k.
 
-    def less(self, vector: DoubleDouble, near: DoubleDouble, far: DoubleDouble) -> DoubleDouble:
-        """The vector less (1 - w) times near, which is far: in two steps where w is small, that near may equal it.
-
-        What 106 bits do not tell from 0 is 0. Where a term is not finite it is what the textbook's formula gives.
+        In two steps where w is small, that the second term may equal the vector. What 106 bits do not tell from 0 is 0.
+        Where a term is not finite it is what the textbook's formula gives: a <b, v> / (k s rho).
         """
+        seen = self.root.hi != 0
+        near = (along[0] / self.root).where(seen, 0.0) * (inner[0] / self.root).where(seen, 0.0)
+        far = (along[0] / self.s[0]) * (inner[0] / self.rho)
+        exponent = along[1] + inner[1]
+        of_near, of_far = exponent - 2 * self.size, exponent - self.s[1] - self.exponent
         large = (self.radial.hi > 0.5) | ~np.isfinite(near.hi)
-        rest = vector - near
+        top = np.maximum(_top(*vector), np.where(large, _top(far, of_far), _top(near, of_near)))
+        moved, near, far = vector[0].scaled(vector[1] - top), near.scaled(of_near - top), far.scaled(of_far - top)
+        rest = moved - near
         rest = rest.where(~(np.abs(rest.hi) <= 2.0**-95 * np.abs(near.hi)), 0.0)
         small = rest + self.radial * near
-        return small.where(~large, 0.0) + (vector - far).where(large, 0.0)
+        return small.where(~large, 0.0) + (moved - far).where(large, 0.0), top
 
 
 def statistic(call: Call, h: Array, counted: Array, mask: Array, scale: Array | None, bias: Array | None) -> Data:
     k = counted.sum(axis=1, keepdims=True)
     empty = k == 0
-    size = DoubleDouble(np.maximum(k, 1))
+    count = DoubleDouble(np.maximum(k, 1))
     position = call.variant.eps_position
+    is_variance = call.variant.statistic == "variance"
     eps = DoubleDouble(call.eps)
-    length = {"inside": eps.sqrt(), "outside": eps, "clamp": eps / size.sqrt()}[position]
+    length = {"inside": eps.sqrt(), "outside": eps, "clamp": eps / count.sqrt()}[position]
     largest = np.max(np.abs(h), axis=1, keepdims=True, initial=0.0, where=counted)
-    largest = np.maximum(largest, length.hi)
-    exponent = np.where(np.isfinite(largest), np.frexp(largest)[1], 0)
+    size = np.where(np.isfinite(largest), np.frexp(largest)[1], 0)
+    c = DoubleDouble(h).scaled(-size).where(counted, 0.0)
+    if is_variance:
+        c = (c - c.sum(axis=1) / count).where(counted, 0.0)
+        c, size = _moderate(c, size)
+    size = np.where(c.hi.any(axis=1, keepdims=True), size, _LEAST)
+    exponent = np.maximum(size, np.where(length.hi > 0, np.frexp(length.hi)[1], _LEAST))
 
-    scaled = DoubleDouble(h).scaled(-exponent)
-    c = scaled.where(counted, 0.0)
-    if call.variant.statistic == "variance":
-        c = (c - c.sum(axis=1) / size).where(counted, 0.0)
-    q = (c * c).sum(axis=1) / size
-    root = q.sqrt()
+    own_q = (c * c).sum(axis=1) / count
+    own = own_q.sqrt()
+    q, root = own_q.scaled(2 * (size - exponent)), own.scaled(size - exponent)
     clamped = np.zeros(k.shape, bool)
     if position == "inside":
         shift = eps.scaled(-2 * exponent)
@@ -97,12 +111,13 @@ def statistic(call: Call, h: Array, counted: Array, mask: Array, scale: Array | 
         clamped = (root.hi < floor.hi) | ((root.hi == floor.hi) & (root.lo < floor.lo))
         rho = DoubleDouble(np.where(clamped, floor.hi, root.hi), np.where(clamped, floor.lo, root.lo))
         radial = DoubleDouble(np.where(clamped, 1.0, 0.0))
-    s = rho if position == "inside" else root.where((root.hi != 0) & ~clamped, np.inf)
+    s = (rho, exponent) if position == "inside" else (own.where((own.hi != 0) & ~clamped, np.inf), size)
     radial = radial.where(rho.hi != 0, np.nan)
     gain = DoubleDouble(1.0)
     if scale is not None:
         gain = DoubleDouble(call.offset) + DoubleDouble(scale)
-    return Data(scaled, h, c, counted, size, root, rho, s, radial, exponent, empty, mask & ~empty, gain, scale, bias)
+    live = mask & ~empty
+    return Data(h, c, counted, count, own, rho, s, radial, size, exponent, is_variance, empty, live, gain, scale, bias)
 
 
 def _visible(eps: DoubleDouble, other: DoubleDouble) -> DoubleDouble:
@@ -115,16 +130,16 @@ def forward(call: Call, data: Data, factor: DoubleDouble | None = None) -> Array
     """y, times the factor of a gate if there is one."""
     y, exponent = data.quotient()
     if call.norm is None:
-        y, exponent = _times((y, exponent), data.gain.fraction())
+        y, exponent = times((y, exponent), data.gain.fraction())
         if data.bias is not None:
-            y, exponent = _plus((y, exponent), DoubleDouble(data.bias).fraction())
+            y, exponent = plus((y, exponent), DoubleDouble(data.bias).fraction())
         if factor is not None:
-            y, exponent = _times((y, exponent), factor.fraction())
+            y, exponent = times((y, exponent), factor.fraction())
         return y.where(~data.empty, 0.0).round(call.result, exponent)
     y = DoubleDouble(y.round(call.norm, exponent))
     if data.scale is not None:
         gain = DoubleDouble(data.gain.round(call.product))
-        y, exponent = _times(y.fraction(), gain.fraction())
+        y, exponent = times(y.fraction(), gain.fraction())
         y = DoubleDouble(y.round(call.product, exponent))
     if data.bias is not None:
         y = DoubleDouble((y + DoubleDouble(data.bias)).round(call.product))
@@ -133,44 +148,52 @@ def forward(call: Call, data: Data, factor: DoubleDouble | None = None) -> Array
     return y.where(~data.empty, 0.0).round(call.result)
 
 
-Scaled: TypeAlias = tuple[DoubleDouble, Array]  # a number times a power of two
-
-
-def _times(a: Scaled, b: Scaled) -> Scaled:
+def times(a: Scaled, b: Scaled) -> Scaled:
     return a[0] * b[0], a[1] + b[1]
 
 
-def _plus(a: Scaled, b: Scaled) -> Scaled:
+def plus(a: Scaled, b: Scaled) -> Scaled:
     """In units of the larger one. What the smaller one then loses, the sum does not show."""
-    sizes = [np.where(f.hi == 0, np.iinfo(np.int32).min // 4, np.frexp(f.hi)[1] + e) for f, e in (a, b)]
-    top = np.maximum(*sizes)
+    top = np.maximum(_top(*a), _top(*b))
     return a[0].scaled(a[1] - top) + b[0].scaled(b[1] - top), top
 
 
-def backward(data: Data, v: DoubleDouble) -> DoubleDouble:
-    """R^T u = (u - (1 - w) c^ <u, h^> / k) / rho for u = (o + g) v, both scaled so that no product leaves the range."""
-    (gain, of_gain), (factor, of_v) = _moderate(data.gain), _moderate(v)
-    u = (gain * factor).where(data.live, 0.0)
-    near, far = (c * ((u * h.where(data.live, 0.0)).sum(axis=1) / data.k) for c, h in data.directions())
-    rest = data.less(u, near, far)
-    rest = rest.where(data.counted, 0.0) + u.where(~data.counted, -0.0)
-    return (rest / data.rho).scaled(of_gain + of_v - data.exponent).where(data.live, 0.0)
+def _top(number: DoubleDouble, exponent: Array) -> Array:
+    """e with 2^e the next power of two above a number."""
+    return np.where(number.hi == 0, _LEAST, np.frexp(number.hi)[1] + exponent)
 
 
-def _moderate(rows: DoubleDouble) -> Scaled:
-    """Rows of which the largest finite element is about 1, and the power of two of each."""
-    if rows.hi.ndim == 0:
-        return rows, np.zeros((), np.int64)
-    largest = np.max(np.abs(rows.hi), axis=1, keepdims=True, initial=0.0, where=np.isfinite(rows.hi))
-    exponent = np.frexp(largest)[1]
-    return rows.scaled(-exponent), exponent
+def _moderate(c: DoubleDouble, exponent: Array) -> Scaled:
+    """Rows of which the largest element is about 1."""
+    own = np.frexp(np.max(np.abs(c.hi), axis=1, keepdims=True, initial=0.0))[1]
+    return c.scaled(-own), exponent + own
 
 
-def tangent(data: Data, dh: DoubleDouble) -> DoubleDouble:
-    """R dh = (dh - (1 - w) h^ <c^, dh> / k) / rho."""
-    tangent = dh.where(data.live, 0.0).scaled(-data.exponent)
-    near, far = (h * ((c * tangent).sum(axis=1) / data.k) for c, h in data.directions())
-    return data.less(tangent, near, far) / data.rho
+def _total(terms: Scaled, axis: int) -> Scaled:
+    """Their sum, in units of the largest."""
+    top = np.max(_top(*terms), axis=axis, keepdims=True, initial=_LEAST)
+    return terms[0].scaled(terms[1] - top).sum(axis), top
+
+
+def backward(data: Data, v: DoubleDouble) -> Scaled:
+    """R^T u = (u - (1 - w) c <u, h> / (k q)) / rho for u = (o + g) v."""
+    c, h = data.elements()
+    u = times(data.gain.fraction(), v.fraction())
+    u = u[0].where(data.live, 0.0), u[1]
+    inner, exponent = _total(times(u, h), 1)
+    rest, top = data.less(u, c, (inner / data.k, exponent))
+    rest = rest.where(data.counted, 0.0) + u[0].where(~data.counted, -0.0)
+    top = np.where(data.counted, top, u[1])
+    return (rest / data.rho).where(data.live, 0.0), top - data.exponent
+
+
+def tangent(data: Data, dh: DoubleDouble) -> Scaled:
+    """R dh = (dh - (1 - w) h <c, dh> / (k q)) / rho."""
+    c, h = data.elements()
+    along = dh.where(data.live, 0.0).fraction()
+    inner, exponent = _total(times(c, along), 1)
+    rest, top = data.less(along, h, (inner / data.k, exponent))
+    return rest / data.rho, top - data.exponent
 
 
 def derivative(terms: DoubleDouble) -> DoubleDouble:
@@ -204,7 +227,8 @@ class Rows:
         sizes = [self.call.shape[axis] for axis in self.call.feature_axes]
         shared = int(np.prod([self.call.shape[axis] for axis in self.call.shared_axes], dtype=np.int64))
         matrix = terms.apply(lambda part: self.back(part).transpose(order).reshape(shared, *sizes))
-        return derivative(matrix.sum(axis=0)[0])
+        total, exponent = _total(matrix.fraction(), 0)
+        return derivative(total[0]).scaled(exponent[0])
 
 
 def blocks(

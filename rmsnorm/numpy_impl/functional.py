@@ -19,7 +19,18 @@ import numpy as np
 from rmsnorm import dtypes, errors
 from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
-from rmsnorm.numpy_impl.arithmetic import Rows, add, assign, backward, blocks, derivative, forward, tangent
+from rmsnorm.numpy_impl.arithmetic import (
+    Rows,
+    add,
+    assign,
+    backward,
+    blocks,
+    derivative,
+    forward,
+    plus,
+    tangent,
+    times,
+)
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 from rmsnorm.numpy_impl.gate import factor, slope
 from rmsnorm.variants import Preset, Variant, derive
@@ -178,8 +189,10 @@ def rms_norm_vjp(
         for block, data in blocks(rows, call, h, scale, bias, mask):
             upstream = v[block].where(data.live, 0.0)
             assign(along_bias, block, upstream)
-            assign(gradient, block, backward(data, upstream))
-            assign(along_scale, block, (data.normalised() * upstream).where(data.live, 0.0))
+            along, exponent = times(data.quotient(), upstream.fraction())
+            assign(along_scale, block, along.scaled(exponent).where(data.live, 0.0))
+            along, exponent = backward(data, upstream)
+            assign(gradient, block, along.scaled(exponent))
             if gate is not None:
                 ungated[block] = forward(replace(call, result="float64"), data)
         if dh is not None:
@@ -264,10 +277,11 @@ def rms_norm_jvp(
     dy = np.empty((rows.count, rows.n), call.result)
     with np.errstate(all="ignore"):
         for block, data in blocks(rows, call, h, scale, bias, mask):
-            along = tangent(data, dh[block]) * data.gain
-            along = along + data.normalised() * DoubleDouble(dg[block]) + DoubleDouble(db[block])
-            along = along if along_rows is None else along * along_rows[block]
-            dy[block] = derivative(along.where(data.live, 0.0)).round(call.result)
+            along = times(tangent(data, dh[block]), data.gain.fraction())
+            along = plus(along, times(data.quotient(), DoubleDouble(dg[block]).fraction()))
+            along = plus(along, DoubleDouble(db[block]).fraction())
+            along = along if along_rows is None else times(along, along_rows[block].fraction())
+            dy[block] = derivative(along[0].where(data.live, 0.0)).round(call.result, along[1])
     return rows.back(dy)
 
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from mpmath import mp
-from oracle import BITS, FORMATS, check
+from oracle import BITS, FORMATS, Row, check, exact, nearest
 
 from rmsnorm import PRESETS, Variant, dtypes
 from rmsnorm.accuracy.terms import term_sizes
@@ -28,6 +28,42 @@ def test_every_quantity_is_the_nearest_number(case, dtype):
         missed = {variant: check(make(case, variant, dtype)) for variant in case.variants}
     # 2^-104 of relative error and a border every ulp: one element in 2^50 may miss the nearest float64
     assert not any(missed.values()), missed
+
+
+@pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
+@pytest.mark.parametrize("eps", [0.0, 1e-6, 1e30])
+@pytest.mark.parametrize("statistic", ["mean_square", "variance"])
+def test_derivatives_beside_the_ends_of_the_range(statistic, eps, position):
+    """Where dx is in range, though h, dy or what is made of them is not: within an ulp, or 2^-90 of the terms."""
+    random = np.random.default_rng(0)
+    variant = PRESETS["standard"].replace(eps=eps, eps_position=position, statistic=statistic)
+    for n in (2, 3, 17):
+        x, v, g = np.ldexp(random.normal(size=(3, n)), random.integers(-1074, 1023, (3, n)))
+        with mp.workprec(8000):
+            row, t, gain = Row(variant, eps, [exact(e) for e in x], [True] * n), [*map(exact, v)], [*map(exact, g)]
+            normalised, u = row.normalised(), [a * b for a, b in zip(t, gain, strict=True)]
+            inner, along = (
+                mp.fsum(abs(a * b) for a, b in zip(*vectors, strict=True)) / row.rho
+                for vectors in ((u, normalised), (row.slope, t))
+            )
+            wanted = {
+                "dx": (
+                    row.pull_back(u),
+                    [abs(a) / row.rho + abs(s) * inner for a, s in zip(u, row.slope, strict=True)],
+                ),
+                "dscale": ([a * b for a, b in zip(t, normalised, strict=True)], [0] * n),
+                "jvp": (
+                    [a * b for a, b in zip(row.push_forward(t), gain, strict=True)],
+                    [(abs(a) / row.rho + abs(b) * along) * abs(c) for a, b, c in zip(t, normalised, gain, strict=True)],
+                ),
+            }
+            got = dict(zip(("dx", "dscale"), rms_norm_vjp(v, x, g, variant=variant), strict=False))
+            got["jvp"] = rms_norm_jvp((x, g), (v, None), variant=variant)
+            for name, (want, terms) in wanted.items():
+                for one, true, size in zip(got[name], want, terms, strict=True):
+                    close = nearest(true, "float64")
+                    allowed = np.spacing(abs(close)) + mp.mpf(2) ** -90 * size
+                    assert one == close or abs(one - true) <= allowed, name
 
 
 def _plain(x, g, v, eps):
