@@ -1,22 +1,30 @@
 """Every wing against the golden, bit by bit, on rows that an ordinary test does not draw.
 
     python tests/bits.py --calls 2000 --backend torch
+    python tests/bits.py --minutes 480 --out bits.md      # one wing after the other, each for the same time
 
 A call has 64 rows, each of a kind (KINDS), drawn as widely as its format goes; eps from 0 to 1e30; masks, partial
 statistics, residuals and mixed formats. It is made by the wing's kernels and by its plain operations: along the last
 axis, and along the first of the same rows transposed. What differs is counted by kind of row, quantity and format.
 In float64 it is counted beyond an ulp, for derivatives beyond their bound. The sign of a
-zero counts, but of a derivative of plain operations; NaN equals NaN.
+zero counts, but of a derivative of plain operations; NaN equals NaN. Two classes are counted by themselves: rows with
+subnormal numbers in TensorFlow and JAX, and sums over rows whose terms leave the range of float64 when added.
+
+With --out the summary is written every minute; it also is when the program is interrupted or terminated.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import io
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -199,24 +207,26 @@ def wings(names: list[str]) -> Iterator[tuple[str, Any, Callable[[Any], Any], Ca
         yield "flax", flax_impl, put, np.asarray, (-1, 0)
 
 
-def allowed(problem: Problem, want: dict[str, Array]) -> dict[str, Any]:
-    """How far each quantity may be from the golden: 0 up to 32 bits; in f64 an ulp, and as derived for derivatives."""
+def allowed(problem: Problem, want: dict[str, Array]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How far each quantity may be from the golden: 0 up to 32 bits; in f64 an ulp, and as derived for derivatives.
+
+    And which sums over rows have terms that may leave the range of float64 when they are added.
+    """
     wide = {name for name, value in want.items() if value.dtype == np.float64}
     limits: dict[str, Any] = {name: np.spacing(np.abs(want[name])) if name in wide else 0.0 for name in want}
-    derivatives = wide & {"dx", "dscale", "dbias", "dresidual"}
-    if derivatives:
-        a, variant = problem.arrays, problem.options["variant"]
-        specs = [
-            None if a[name] is None else Spec(a[name].shape, a[name].dtype.name) for name in ("x", "scale", "bias")
-        ]
-        residual = None if a["residual"] is None else Spec(a["residual"].shape, a["residual"].dtype.name)
-        call = resolve("rms_norm", *specs, variant=variant, residual=residual)
-        options = {"variant": variant, "mask": a["mask"], "residual": a["residual"], "dy": a["dy"], "dh": a["dh"]}
-        sizes = term_sizes(a["x"], a["scale"], a["bias"], tangents=(None, None, None), **options)
-        for name in derivatives:
-            ratio = bound(name, call, "float64", residual=residual is not None).ratio
-            limits[name] = ratio * (np.broadcast_to(sizes[name], want[name].shape) * 2.0**-53 + 2.0**-1074)
-    return limits
+    a, variant = problem.arrays, problem.options["variant"]
+    if not wide and a["dy"].dtype != np.float64:
+        return limits, {}
+    specs = [None if a[name] is None else Spec(a[name].shape, a[name].dtype.name) for name in ("x", "scale", "bias")]
+    residual = None if a["residual"] is None else Spec(a["residual"].shape, a["residual"].dtype.name)
+    call = resolve("rms_norm", *specs, variant=variant, residual=residual)
+    options = {"variant": variant, "mask": a["mask"], "residual": a["residual"], "dy": a["dy"], "dh": a["dh"]}
+    sizes = term_sizes(a["x"], a["scale"], a["bias"], tangents=(None, None, None), **options)
+    for name in wide & {"dx", "dscale", "dbias", "dresidual"}:
+        ratio = bound(name, call, "float64", residual=residual is not None).ratio
+        limits[name] = ratio * (np.broadcast_to(sizes[name], want[name].shape) * 2.0**-53 + 2.0**-1074)
+    sums = {"dscale", "dbias"} & want.keys()
+    return limits, {name: ~np.isnan(want[name]) & (sizes[name] >= 2.0**1023) for name in sums}
 
 
 def compare(got: Array, want: Array, limit: Any, signs: bool) -> dict[str, Array]:
@@ -234,24 +244,61 @@ def compare(got: Array, want: Array, limit: Any, signs: bool) -> dict[str, Array
     }
 
 
+def has_subnormal(problem: Problem, quantity: str, golden: Array) -> Array:
+    """Where an argument that enters the row, or the exact result, is subnormal and wider than float16."""
+    names = ["x", "residual", "scale", "bias", *(["dy", "dh"] if quantity.startswith("d") else [])]
+    result = _is_subnormal(golden)
+    for array in (problem.arrays[name] for name in names):
+        if array is not None:
+            found = _is_subnormal(array)
+            result = result | (found.any(axis=1, keepdims=True) if min(found.ndim, golden.ndim) == 2 else found.any())
+    return result
+
+
+def _is_subnormal(array: Array) -> Array:
+    least = (
+        0.0 if array.dtype == np.float16 else float(ml_dtypes.finfo(array.dtype).smallest_normal)
+    )  # exact in float32
+    return (array != 0) & (np.abs(array.astype(np.float64)) < least)
+
+
 @dataclass
 class Totals:
     """By sort of difference, wing and axis, quantity, format, and kind of row."""
 
-    elements: collections.Counter[tuple[str, ...]]
-    differing: collections.Counter[tuple[str, ...]]
+    elements: collections.Counter[tuple[str, ...]] = field(default_factory=collections.Counter)
+    differing: collections.Counter[tuple[str, ...]] = field(default_factory=collections.Counter)
     compared: int = 0
+    calls: int = 0
 
 
-def count(calls: int, seed: int, backends: list[str], examples: int = 0) -> Totals:
-    """Compares so many calls; prints so many examples of each sort of difference."""
-    totals, shown = Totals(collections.Counter(), collections.Counter()), collections.Counter[tuple[str, ...]]()
+def count(
+    calls: int,
+    seed: int,
+    backends: list[str],
+    examples: int = 0,
+    minutes: float = 0.0,
+    totals: Totals | None = None,
+    report: Callable[[], None] = lambda: None,
+) -> Totals:
+    """Compares so many calls, or for so many minutes; prints so many examples of each sort of difference."""
+    totals = totals or Totals()
+    shown = collections.Counter[tuple[str, ...]]()
     opened, random = list(wings(backends)), np.random.default_rng(seed)
-    for _ in track(range(calls), "calls", disable=calls < 10):
+    spent, start = dict.fromkeys((wing[0] for wing in opened), 0.0), time.monotonic()
+    reported = start
+    for _ in track(range(sys.maxsize if minutes else calls), "calls", disable=bool(minutes) or calls < 10):
+        now = time.monotonic()
+        if minutes and now - start > 60 * minutes:
+            break
+        if now - reported > 60:
+            report()
+            reported = now
         problem = draw(random)
         want = run(numpy_impl, problem, lambda a: a, lambda a: a, -1)
-        limits = allowed(problem, want)
-        for name, wing, send, fetch, axes in opened:
+        limits, beyond = allowed(problem, want)
+        totals.calls += 1
+        for name, wing, send, fetch, axes in [min(opened, key=lambda wing: spent[wing[0]])] if minutes else opened:
             for axis in axes:
                 with np.errstate(all="ignore"):
                     results = run(wing, problem, send, fetch, axis)
@@ -259,7 +306,13 @@ def count(calls: int, seed: int, backends: list[str], examples: int = 0) -> Tota
                     got, place = results[quantity], f"{name} {'last' if axis else 'first'}"
                     signs = name == "numpy" or not quantity.startswith("d")
                     totals.compared += golden.size
-                    for sort, differs in compare(got, golden, limits[quantity], signs).items():
+                    sorts = compare(got, golden, limits[quantity], signs)
+                    classes = {"subnormal": name in ("tf", "flax") and has_subnormal(problem, quantity, golden)}
+                    classes["sum beyond range"] = beyond.get(quantity, False)
+                    for special, where in classes.items():
+                        sorts[special] = np.logical_or.reduce([differs & where for differs in sorts.values()])
+                        sorts |= {sort: d & ~sorts[special] for sort, d in sorts.items() if sort != special}
+                    for sort, differs in sorts.items():
                         for i, kind in _rows(problem, quantity, golden):
                             key = (sort, place, quantity, dtypes.short(golden.dtype.name), kind)
                             totals.elements[key] += differs[i].size
@@ -268,6 +321,9 @@ def count(calls: int, seed: int, backends: list[str], examples: int = 0) -> Tota
                                 shown[key[:4]] += 1
                                 j = int(np.argmax(differs[i]))
                                 print(*key, f"got {got[i][j]!r}, want {golden[i][j]!r}", problem.options["variant"])
+            spent[name] += time.monotonic() - now
+            if name == "flax" and minutes:
+                sys.modules["jax"].clear_caches()  # programs of shapes that do not come again
     return totals
 
 
@@ -298,14 +354,37 @@ def table(totals: Totals) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=200, help="how many calls (each on 64 rows)")
+    parser.add_argument("--minutes", type=float, default=0.0, help="for so long, in place of so many calls")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", action="append", help="numpy, torch, tf or flax; may be repeated")
     parser.add_argument("--examples", type=int, default=0, help="print so many differences of each sort")
+    parser.add_argument("--out", type=Path, help="write the summary to this file, not to the terminal")
     arguments = parser.parse_args()
     backends = arguments.backend or ["numpy", "torch", "tf", "flax"]
-    totals = count(arguments.calls, arguments.seed, backends, arguments.examples)
-    Console(width=None if sys.stdout.isatty() else 200).print(table(totals))
-    print(f"{sum(totals.differing.values()):,} of {totals.compared:,} elements differ, in {arguments.calls:,} calls")
+    totals = Totals()
+
+    def report() -> None:
+        text = io.StringIO()
+        Console(file=text, width=200).print(table(totals))
+        text.write(f"{sum(totals.differing.values()):,} of {totals.compared:,} elements differ, ")
+        text.write(f"in {totals.calls:,} calls, seed {arguments.seed}\n")
+        if arguments.out:
+            own = arguments.out.with_name(arguments.out.name + ".new")
+            own.write_text(text.getvalue())
+            own.replace(arguments.out)
+        else:
+            print(text.getvalue(), end="")
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    every_minute = report if arguments.out else lambda: None
+    try:
+        count(
+            arguments.calls, arguments.seed, backends, arguments.examples, arguments.minutes, totals, every_minute
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        report()
 
 
 if __name__ == "__main__":

@@ -106,7 +106,8 @@ class DoubleDouble:
 
     def scaled(self, exponent: npt.ArrayLike) -> DoubleDouble:
         """Multiply by 2 ** exponent, exactly unless the result leaves the range."""
-        return DoubleDouble(np.ldexp(self.hi, exponent), np.ldexp(self.lo, exponent))
+        hi, lo = np.ldexp(self.hi, exponent), np.ldexp(self.lo, exponent)
+        return DoubleDouble(hi, np.where(np.isfinite(hi), lo, 0.0))
 
     def fraction(self) -> tuple[DoubleDouble, Array]:
         """f and e with f * 2 ** e the number and 1/2 <= |f| < 1, e 0 where it is 0 or not finite."""
