@@ -1,4 +1,4 @@
-"""Gradients: do dx, dscale and dbias agree with the analytic ones, and if not, which mistake explains them?"""
+"""Gradients: do dx, dscale, dbias and dgate agree with those of the model, and if not, which mistake explains them?"""
 
 from __future__ import annotations
 
@@ -74,6 +74,58 @@ def solve_gradients(session: Session, model: Model, form: Form, findings: Findin
         _by_golden(session, model, form, problem, gradients, findings)
 
 
+def solve_gate_gradient(session: Session, model: Model, findings: Findings) -> None:
+    """Compare the gradients for a gate that is an input, and for x beside it, with differences of the model."""
+    target, gate = session.target, model.gate
+    if not target.differentiable or gate is None or gate.vector:
+        return
+    dtype = "float32" if "float32" in session.accepts else session.accepts[0]
+    problem = _pose(session, dtype, with_gate=True)
+    parameters = {name: p for name, p in (("scale", problem.scale), ("bias", problem.bias)) if p is not None}
+    try:
+        gradients = target.all_gradients(problem.dy, x=problem.x, **parameters, **problem.others)
+    except TargetError as error:
+        findings.defect(f"with a gate, its gradient cannot be taken: {error}")
+        return
+    mistakes = []
+    for name, words in (("gate", "the gate"), ("x", "x")):
+        got = gradients.get(name)
+        if got is None:
+            mistakes.append(f"there is no gradient for {words}")
+        elif not np.any(got):
+            mistakes.append(f"the gradient for {words} is 0")
+        elif (off := _off(name, got, session, model, problem)) > max(_WRONG, 4 * dtypes.unit_roundoff(dtype)):
+            if not _is_its_own(f"d{name}", got, session, problem):
+                mistakes.append(
+                    _known_mistake(name, got, gradients.get("x"), session, model, problem)
+                    or f"the gradient for {words} is wrong by {100 * off:.2g} %, against differences with a gate"
+                )
+    for mistake in mistakes:
+        findings.defect(mistake)
+    evidence = f"{dtypes.short(dtype)}: dgate and dx against differences, for gates from -3 to 3"
+    findings.add("gate_gradient", "wrong" if mistakes else "agrees", "; ".join([evidence, *mistakes]))
+
+
+def _known_mistake(
+    name: str, got: Array, dx: Array | None, session: Session, model: Model, problem: Problem
+) -> str | None:
+    """Whether something else than the derivative of the gate's function multiplies the rest of dgate."""
+    gate, layout, count = model.gate, session.layout, problem.x.size // session.n
+    if name != "gate" or gate is None or dx is None:
+        return None
+    x, v, z, along, dz = (
+        layout.to_rows(t.astype(np.float64), count) for t in (problem.x, problem.dy, problem.others["gate"], dx, got)
+    )
+    f = gate(x, z)
+    spread = [None if p is None else layout.spread(p.astype(np.float64), count) for p in (problem.scale, problem.bias)]
+    with np.errstate(all="ignore"):
+        rest = along / f * x if gate.position == "before" else v * model.predict(x, spread[0], spread[1], None)
+        for words, factor in ((f"{gate.activation}(gate)", f), ("sigmoid(gate)", 1 / (1 + np.exp(-z)))):
+            if _close(dz, rest * factor, "dx"):
+                return f"the gradient for the gate takes {words} for the derivative of {gate.activation}"
+    return None
+
+
 def _by_golden(
     session: Session, model: Model, form: Form, problem: Problem, gradients: Gradients, findings: Findings
 ) -> None:
@@ -109,8 +161,8 @@ def _by_golden(
     findings.add("gradients", "agree" if agree else "wrong", compared)
 
 
-def _pose(session: Session, dtype: str) -> Problem:
-    """Rows of very different size, so that eps matters, with random parameters and dy."""
+def _pose(session: Session, dtype: str, *, with_gate: bool = False) -> Problem:
+    """Rows of very different size, so that eps matters, with random parameters and dy, and a random or neutral gate."""
     random = np.random.default_rng(14)
     count = session.row_count(24)
     rows = random.normal(0.1, 1.0, (count, session.n)) * 10.0 ** random.uniform(-3.5, 1.5, (count, 1))
@@ -122,7 +174,9 @@ def _pose(session: Session, dtype: str) -> Problem:
         values["scale"] = session.parameter("scale", random, -1.5, 1.5)
     if session.takes("bias"):
         values["bias"] = session.parameter("bias", random, -1, 1)
-    x, others = session.prepare(rows / session.lift, dtype, None, **values)
+    if with_gate:
+        values["gate"] = random.uniform(-3, 3, rows.shape)
+    x, others = session.prepare(rows if with_gate else rows / session.lift, dtype, None, **values)
     scale, bias = others.pop("scale", None), others.pop("bias", None)
     dy = cast(random.normal(0.1, 1.0, x.shape), dtype)
     return Problem(x, scale, bias, dy, others)
@@ -130,14 +184,15 @@ def _pose(session: Session, dtype: str) -> Problem:
 
 def _is_its_own(name: str, got: Array, session: Session, problem: Problem) -> bool:
     """Whether a gradient is that of what the target computes, by central differences of the target, row by row."""
-    values = {"dx": problem.x, "dscale": problem.scale, "dbias": problem.bias}
+    values = {"dx": problem.x, "dscale": problem.scale, "dbias": problem.bias, "dgate": problem.others.get("gate")}
     value = values[name]
     if value is None or got.shape != value.shape or not np.all(np.isfinite(got.astype(np.float64))):
         return False
     layout, count = session.layout, problem.x.size // session.n
 
     def summed(terms: Array) -> Array:
-        return layout.to_rows(terms, count).sum(-1) if name == "dx" else np.sum(terms, keepdims=True).reshape(1)
+        in_rows = name in ("dx", "dgate")
+        return layout.to_rows(terms, count).sum(-1) if in_rows else np.sum(terms, keepdims=True).reshape(1)
 
     random = np.random.default_rng(23)
     for direction in (
@@ -244,24 +299,7 @@ def _by_differences(
         findings.defect("there is no gradient for x")
         findings.add("gradients", "wrong", "dx is missing")
         return
-    model = replace(model, variant=model.variant.replace(eps=model.eps_for(problem.x.dtype.name)))
-    layout, count = session.layout, problem.x.size // session.n
-    x, v, dx = (layout.to_rows(t.astype(np.float64), count) for t in (problem.x, problem.dy, got))
-    spread = [None if p is None else layout.spread(p.astype(np.float64), count) for p in (problem.scale, problem.bias)]
-    z = problem.others.get("gate")
-    gate = None if z is None else layout.to_rows(z.astype(np.float64), count)
-    if "gate_vector" in problem.others:
-        gate = layout.spread(problem.others["gate_vector"].astype(np.float64), count)
-    size = np.sqrt(np.mean(x**2, axis=-1, keepdims=True))
-    random = np.random.default_rng(15)
-    worst = 0.0
-    for _ in range(4):
-        t = random.uniform(-1, 1, x.shape) * size
-        step = 2.0**-17
-        moved = [model.predict(x + sign * step * t, spread[0], spread[1], gate) for sign in (1, -1)]
-        along = (v * (moved[0] - moved[1])).sum(-1) / (2 * step)
-        terms = np.abs(dx * t).sum(-1) + np.abs(along)
-        worst = max(worst, float(np.max(np.abs((dx * t).sum(-1) - along) / np.maximum(terms, 1e-30))))
+    worst = _off("x", got, session, model, problem)
     missing = [
         words
         for words, gradient, applied in (("the gain", dscale, form.gain.applied), ("the bias", dbias, form.bias))
@@ -279,3 +317,29 @@ def _by_differences(
     if own:
         evidence = f"{dtype}: dx within {_OWN:.0%} of differences of the target itself"
     findings.add("gradients", "wrong" if wrong else "agree", evidence)
+
+
+def _off(name: str, gradient: Array, session: Session, model: Model, problem: Problem) -> float:
+    """How far the gradient for x or for the gate is from differences of the model along directions, as a share."""
+    model = replace(model, variant=model.variant.replace(eps=model.eps_for(problem.x.dtype.name)))
+    layout, count = session.layout, problem.x.size // session.n
+    x, v, got = (layout.to_rows(t.astype(np.float64), count) for t in (problem.x, problem.dy, gradient))
+    spread = [None if p is None else layout.spread(p.astype(np.float64), count) for p in (problem.scale, problem.bias)]
+    z = problem.others.get("gate")
+    gate = None if z is None else layout.to_rows(z.astype(np.float64), count)
+    if "gate_vector" in problem.others:
+        gate = layout.spread(problem.others["gate_vector"].astype(np.float64), count)
+    size = np.sqrt(np.mean(x**2, axis=-1, keepdims=True)) if name == "x" else 1.0
+    random = np.random.default_rng(15)
+    worst = 0.0
+    for _ in range(4):
+        t = random.uniform(-1, 1, x.shape) * size
+        step = 2.0**-17
+        ends = []
+        for sign in (step, -step):
+            moved = (x, gate if gate is None else gate + sign * t) if name == "gate" else (x + sign * t, gate)
+            ends.append(model.predict(moved[0], spread[0], spread[1], moved[1]))
+        along = (v * (ends[0] - ends[1])).sum(-1) / (2 * step)
+        terms = np.abs(got * t).sum(-1) + np.abs(along)
+        worst = max(worst, float(np.max(np.abs((got * t).sum(-1) - along) / np.maximum(terms, 1e-30))))
+    return worst

@@ -17,7 +17,7 @@ from rmsnorm.identify.eps import Eps, solve_eps
 from rmsnorm.identify.extras import solve_extras
 from rmsnorm.identify.findings import Findings, NotRms
 from rmsnorm.identify.form import Form, close, solve_form
-from rmsnorm.identify.gradients import solve_gradients
+from rmsnorm.identify.gradients import solve_gate_gradient, solve_gradients
 from rmsnorm.identify.identity import FIELDS, Identity, Kind
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.partial import Partial, solve_partial
@@ -155,6 +155,8 @@ def _solve(
         solve_behaviour(session, model, findings)
         if gradients:
             solve_gradients(session, model, form, findings)
+            if confirmed:
+                solve_gate_gradient(session, model, findings)
         solve_extras(session, model, findings)
     else:
         findings.withdraw(_OF_THE_MODEL, seen, "no model was confirmed")
@@ -163,7 +165,8 @@ def _solve(
     if session.target.touched:
         findings.defect(f"it writes to its arguments: {', '.join(sorted(session.target.touched))}")
     if form.optional_gate is not None and confirmed:
-        _ask_with_gate(session, replace(model, gate=form.optional_gate), numerics, findings, keeps_float64)
+        with_gate = replace(model, gate=form.optional_gate)
+        _ask_with_gate(session, with_gate, numerics, findings, keeps_float64, gradients=gradients)
     if not confirmed:
         findings.defect("the solved model does not predict y on fresh data within the bounds")
     recognised = confirmed and kind == "rmsnorm" and not findings.defects
@@ -184,13 +187,17 @@ def _solve(
     )
 
 
-def _ask_with_gate(session: Session, model: Model, numerics: Numerics, findings: Findings, keeps_float64: bool) -> None:
-    """Whether the model predicts y with a gate, too, which all else was asked without."""
-    target = replace(session.target, arguments=(*session.target.arguments, "gate"))
-    fresh = Fresh(replace(session, target=target), numerics)
+def _ask_with_gate(
+    session: Session, model: Model, numerics: Numerics, findings: Findings, keeps_float64: bool, *, gradients: bool
+) -> None:
+    """Whether the model predicts y and its gradients with a gate, too, which all else was asked without."""
+    session = replace(session, target=replace(session.target, arguments=(*session.target.arguments, "gate")))
+    fresh = Fresh(session, numerics)
     everywhere, _ = confirm(model, numerics, fresh, findings, keeps_float64=keeps_float64, name="confirmed_gate")
     if not (everywhere and fresh.answers):
         findings.defect("with a gate, y is not what the model predicts within the bounds")
+    elif gradients:
+        solve_gate_gradient(session, model, findings)
 
 
 def _is_a_function(session: Session, findings: Findings) -> None:

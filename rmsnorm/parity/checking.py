@@ -233,6 +233,8 @@ def _fitted(target: Target, case: Case) -> tuple[Target, Case] | None:
         return None
     if target.rank not in (None, len(case.shape)):
         return None
+    if target.framework == "onnx" and case.parameters:
+        return None  # a file has its own dtypes, of which the others take one
     if target.framework == "keras" and (len(case.shape) == 1 or case.parameters == "bfloat16"):
         return None  # a Keras layer takes batches, and has variables in float32 or its own dtype
     if case.bias or not case.scale:

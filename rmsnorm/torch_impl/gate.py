@@ -20,6 +20,7 @@ from torch.nn import functional
 from rmsnorm import cpu
 from rmsnorm.call import Call
 from rmsnorm.cpu.memory import advise
+from rmsnorm.torch_impl import onnx
 from rmsnorm.torch_impl.autograd import is_differentiated
 from rmsnorm.torch_impl.memory import gapless, is_plain, laid_out, rows_of
 from rmsnorm.torch_impl.rounding import dtype_name, is_watched
@@ -30,6 +31,8 @@ _CPU: Final = torch.device("cpu")  # named in every allocation: the default devi
 
 def factor(call: Call, gate: Tensor) -> Tensor:
     z = gate.to(getattr(torch, str(call.gate)))
+    if onnx.is_exported():
+        return z * onnx.sigmoid(z) if call.variant.gate_function == "silu" else onnx.sigmoid(z)
     return functional.silu(z) if call.variant.gate_function == "silu" else z.sigmoid()
 
 

@@ -58,6 +58,12 @@ def forward(
     return y, h, inverse_rms
 
 
+def sigmoid(z: Tensor) -> Tensor:
+    """By the exponential of -|z|: onnxruntime's operator Sigmoid (1.31) is 0 below -15.9 in float32."""
+    power = (-z.abs()).exp()
+    return torch.where(z < 0, power, 1.0) / (1 + power)
+
+
 def _rho(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Of every row, and which rows have nothing counted, None where none can."""
     call, h = _part(call, h, mask)
