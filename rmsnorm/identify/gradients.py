@@ -87,19 +87,20 @@ def solve_gate_gradient(session: Session, model: Model, findings: Findings) -> N
     except TargetError as error:
         findings.defect(f"with a gate, its gradient cannot be taken: {error}")
         return
-    mistakes = []
+    mistakes, allowed = [], max(_WRONG, 4 * dtypes.unit_roundoff(dtype))
     for name, words in (("gate", "the gate"), ("x", "x")):
         got = gradients.get(name)
         if got is None:
             mistakes.append(f"there is no gradient for {words}")
         elif not np.any(got):
             mistakes.append(f"the gradient for {words} is 0")
-        elif (off := _off(name, got, session, model, problem)) > max(_WRONG, 4 * dtypes.unit_roundoff(dtype)):
-            if not _is_its_own(f"d{name}", got, session, problem):
-                mistakes.append(
-                    _known_mistake(name, got, gradients.get("x"), session, model, problem)
-                    or f"the gradient for {words} is wrong by {100 * off:.2g} %, against differences with a gate"
-                )
+        elif (off := _off(name, got, session, model, problem)) > allowed and not _is_its_own(
+            f"d{name}", got, session, problem
+        ):
+            mistakes.append(
+                _known_mistake(name, got, gradients.get("x"), session, model, problem)
+                or f"the gradient for {words} is wrong by {100 * off:.2g} %, against differences with a gate"
+            )
     for mistake in mistakes:
         findings.defect(mistake)
     evidence = f"{dtypes.short(dtype)}: dgate and dx against differences, for gates from -3 to 3"

@@ -141,6 +141,8 @@ CASES: Final = (
          options={"axis": (-1, -2)}),
     Case("apart", (5, 4, 6), ("flax",), "two normalised axes, one of parameters",
          options={"axis": (1, 2), "feature_axis": -1}),
+    Case("groups", (6, 4, 12), ("standard", "llama"), "a statistic of each group of features",
+         options={"axis": -1, "feature_axis": (-2, -1)}),
     Case("gain f32", (24, 48), _EVERY, "16-bit activations with a float32 gain", parameters="float32",
          dtypes=dtypes.HALF),
     Case("gain bf16", (24, 48), ("t5", "llama", "onnx", "mlx", "standard", "apex"), "wide activations, 16-bit gain",

@@ -21,7 +21,7 @@ from rmsnorm.accuracy.bounds import Bound
 from rmsnorm.files import write_text
 from rmsnorm.identify import Identity, identify
 from rmsnorm.numpy_impl.arithmetic import add
-from rmsnorm.parity.cases import Array, Case, Data, make, select
+from rmsnorm.parity.cases import Array, Case, Data, make, recast, select
 from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
 from rmsnorm.parity.report import html_parts, numbers
 from rmsnorm.parity.run import BackendRun, Record
@@ -131,6 +131,7 @@ def check(
     device: str = "cpu",
     extremes: bool = False,
     compiled: bool = False,
+    group_size: int | None = None,
     init: Mapping[str, Any] | None = None,
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
@@ -151,11 +152,12 @@ def check(
         device: cpu or cuda.
         extremes: whether to include rows whose squares leave the range of float32, and masks with NaN under them and
             rows in which nothing counts: few implementations pass these.
+        group_size: how many elements of the last axis are normalised together, as in Mamba-2; None for all of them.
         compiled: whether the function, as the compiler of its framework makes it, must agree as well.
         init: arguments for its constructor, or options for a function.
 
     Raises:
-        ValueError: there is no such function, variant or dtype.
+        ValueError: there is no such function, variant or dtype, or its width is not a multiple of ``group_size``.
 
     Example:
         >>> import numpy as np
@@ -174,11 +176,14 @@ def check(
         if entry not in formats.FLOATS:
             raise errors.not_a_choice("check", "dtype", entry, formats.FLOATS)
     target = open_target(function, framework=framework, init=init, device=device)
+    if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):
+        want = "a positive divisor of the width" if group_size > 0 else "a positive number"
+        raise errors.out_of_domain("check", "group_size", group_size, want, "pass the size that the norm was made with")
     run = BackendRun(target.framework, "held", version=_version(target.framework), device=device)
     began = time.monotonic()
-    for fitted, data in _data(target, chosen, types, extremes):
+    for fitted, data in _data(target, chosen, types, extremes, group_size):
         labels = (run.name, run.version, device, chosen.name, data.x.dtype.name, data.case.name)
-        verdicts = _verdicts(fitted, data, gradients=gradients and fitted.differentiable, compiled=compiled)
+        verdicts = _verdicts(fitted, data, group_size, gradients=gradients and fitted.differentiable, compiled=compiled)
         run.cases += 1
         if fitted.returned:
             came, wanted = " and ".join(sorted(fitted.returned)), fitted.bridge.array
@@ -193,12 +198,14 @@ def check(
     return Report(target, chosen, run)
 
 
-def _data(target: Target, variant: Variant, types: tuple[str, ...], extremes: bool) -> Iterator[tuple[Target, Data]]:
+def _data(
+    target: Target, variant: Variant, types: tuple[str, ...], extremes: bool, group_size: int | None
+) -> Iterator[tuple[Target, Data]]:
     pairs = {(case.name, dtype): case for case, _, dtype in select((variant.name, "standard"), types)}
     gate, required = (variant.gate_function, variant.gate_position), None if "gate" in target.arguments else False
     for (_, dtype), case in pairs.items():
         extreme = case.mask or (case.data in ("huge", "tiny") and dtype != "float16")
-        fitted = _fitted(target, case) if extremes or not extreme else None
+        fitted = _fitted(target, case, group_size) if extremes or not extreme else None
         if fitted is None:
             continue
         resized, case = fitted
@@ -221,7 +228,7 @@ def _requires_gate(target: Target, data: Data) -> bool:
     return False
 
 
-def _fitted(target: Target, case: Case) -> tuple[Target, Case] | None:
+def _fitted(target: Target, case: Case, group_size: int | None) -> tuple[Target, Case] | None:
     """The target and the case, each as the other needs it; None where they do not fit."""
     asks = (("mask", case.mask), ("residual", case.residual), ("gate", case.gate))
     if (
@@ -243,6 +250,10 @@ def _fitted(target: Target, case: Case) -> tuple[Target, Case] | None:
     case = replace(case, scale=has_scale, bias="bias" in target.arguments)
     if case.name == "wide":
         case = replace(case, shape=_WIDEST)
+    if group_size is not None:  # at least two groups in each row
+        if not case.shape[-1]:
+            return None
+        case = replace(case, shape=(*case.shape[:-1], group_size * max(2, case.shape[-1] // group_size)))
     if target.width is None:
         return target, case
     if target.resized is not None and case.shape[-1]:
@@ -254,10 +265,34 @@ def _fitted(target: Target, case: Case) -> tuple[Target, Case] | None:
     return target, replace(case, shape=(*case.shape[:-1], *sizes), options={"axis": axis})
 
 
-def _verdicts(target: Target, data: Data, *, gradients: bool, compiled: bool) -> list[Verdict]:
+def _in_groups(data: Data, size: int) -> Data:
+    """The same call with the groups along an axis of their own, as the golden takes them."""
+
+    def split(array: Array | None) -> Any:
+        return None if array is None else array.reshape(*array.shape[:-1], array.shape[-1] // size, size)
+
+    arrays = {name: split(getattr(data, name)) for name in ("x", "scale", "bias", "dy", "mask", "residual", "gate")}
+    tangents = tuple(map(split, data.tangents))
+    case = replace(data.case, shape=arrays["x"].shape, options={"axis": -1, "feature_axis": (-2, -1)})
+    return recast(replace(data, case=case, axis=-1, feature_axis=(-2, -1), tangents=tangents, **arrays), data.variant)
+
+
+def _expected(data: Data, quantities: Sequence[str], group_size: int | None) -> dict[str, Expected]:
+    asked = data if group_size is None else _in_groups(data, group_size)
+    expected = {name: _allowed(name, want, asked) for name, want in expect(asked, quantities).items()}
+    if group_size is None:
+        return expected
+
+    def flat(array: Array) -> Array:
+        return array.reshape(*array.shape[:-2], array.shape[-2] * array.shape[-1])
+
+    return {name: Expected(flat(want.value), flat(want.unit), want.bound) for name, want in expected.items()}
+
+
+def _verdicts(target: Target, data: Data, group_size: int | None, *, gradients: bool, compiled: bool) -> list[Verdict]:
     """A verdict on each quantity: on the first way to call the target in which it differs, else on the first way."""
     counted = ("y", *_GRADIENTS.values()) if gradients else ("y",)
-    expected = {name: _allowed(name, want, data) for name, want in expect(data, counted).items()}
+    expected = _expected(data, counted, group_size)
     verdicts: dict[str, Verdict] = {}
     first: dict[str, Array] = {}
     for way, called, view, scope, differentiated in _ways(target, data, compiled=compiled):

@@ -248,7 +248,27 @@ def patched() -> Any:
     return layer
 
 
+class OddGate(nn.Module):
+    """A gate that must be passed. What comes after it is ``rest``; x / rho is clipped at what one row in many has."""
+
+    def __init__(self, rest: Any = lambda y, gate: y, limit: float = 1e9) -> None:
+        super().__init__()
+        self.weight, self.rest, self.limit = nn.Parameter(torch.ones(64)), rest, limit
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> Any:
+        y = nn.functional.rms_norm(x.float(), (64,), None, 1e-6).clamp(-self.limit, self.limit)
+        return self.rest((y * self.weight.float() * nn.functional.silu(gate.float())).to(x.dtype), gate)
+
+
+class MaskNorm(OwnNorm):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # type: ignore[override, unused-ignore]
+        return super().forward(x) * mask
+
+
 LEFT = {
+    "clipped, with a gate": (lambda: OddGate(limit=7.5), "y of its replacement differs by 0.07 of the largest element"),
+    "tuple, with a gate": (lambda: OddGate(lambda y, gate: (y, gate)), "it returns a tuple of 2"),
+    "mask": (lambda: MaskNorm((8,)), "its call needs mask, expected x alone, or x and a gate"),
     "layer norm": (lambda: nn.LayerNorm(8), "it computes LayerNorm"),
     "batch norm": (lambda: nn.BatchNorm1d(8), "it holds weight, bias, running_mean"),
     "group norm": (lambda: nn.GroupNorm(2, 8), "it computes something else"),
@@ -528,6 +548,17 @@ def test_a_gate_that_is_cut_off_is_another_one() -> None:
     (entry,) = replace(CutGate())
     assert entry.variant is None
     assert entry.why == "a gate above 9 is cut off there; a gate below -9 is cut off there"
+
+
+def test_what_a_norm_with_a_gate_computes_for_some_axes_only_stays() -> None:
+    torch.manual_seed(0)
+    layer = OddGate(lambda y, gate: 1.1 * y if y.ndim == 3 else y)
+    mine = copy.deepcopy(layer)
+    (entry,) = replace(mine)
+    assert entry.variant is not None, entry.why
+    for shape in ((3, 64), (2, 3, 64), (2, 2, 3, 64)):
+        x, gate = randn(2, *shape)
+        torch.testing.assert_close(mine(x, gate), layer(x, gate))
 
 
 def test_a_replaced_module_is_compiled_in_one_graph() -> None:

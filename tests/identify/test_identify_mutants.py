@@ -73,7 +73,8 @@ FINDINGS = {
 # at every width below 1000; nor about strides, or rows so wide that an outlier is 60 times their RMS; the target of a
 # case in groups has one group
 NOT_OBSERVABLE = {("gradient of the residual branch dropped", "residual"), ("floor for ceil", "partial 0.001"),
-                  ("clipped at 60", "wide"), ("strides ignored", "strided"), ("groups ignored", "gate of x")}  # fmt: skip
+                  ("clipped at 60", "wide"), ("strides ignored", "strided"), ("groups ignored", "gate of x"),
+                  ("groups ignored", "groups")}  # fmt: skip
 
 
 def target_of(fault, case_name, variant_name):

@@ -375,6 +375,37 @@ class TestFrameworks:
         assert not check(CutOff, apex, dtypes="bfloat16", gradients=False).passed
         assert {r.quantity for r in check(Constant, apex, dtypes="float32").run.failures} == {"dgate"}
 
+    def test_groups(self) -> None:
+        """Of 16 elements, of 8, of all, and every fourth element: each is right for itself alone."""
+        torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+
+        class Grouped(torch.nn.RMSNorm):  # type: ignore[misc, name-defined, unused-ignore]
+            size, axis = 16, -1
+
+            def forward(self, x: Any, gate: Any = None) -> Any:
+                wide = x.float() if gate is None else x.float() * torch.nn.functional.silu(gate.float())
+                wide = wide.unflatten(-1, (-1, self.size) if self.axis == -1 else (self.size, -1))
+                wide = wide * torch.rsqrt(wide.pow(2).mean(self.axis, keepdim=True) + 1e-6)
+                return self.weight * wide.flatten(-2).to(x.dtype)
+
+        class Eight(Grouped):
+            size = 8
+
+        class Apart(Grouped):
+            axis = -2
+
+        variant = Variant.get("llama").replace(gate_position="before")
+        options: dict[str, Any] = {"dtypes": "bfloat16", "group_size": 16}
+        right = check(Grouped, variant, **options)
+        assert right.passed, right.text
+        assert {"gate", "rows", "odd", "tall", "constant", "wide"} <= {record.case for record in right.run.records}
+        for wrong in (Eight, Apart, torch.nn.RMSNorm):
+            failures = check(wrong, variant, **options).run.failures
+            assert {"y", "dx"} <= {record.quantity for record in failures}
+        assert check(Grouped(48), variant, **options).passed
+        with pytest.raises(ValueError, match="group_size is 7, expected a positive divisor of the width"):
+            check(Grouped(48), variant, group_size=7)
+
     def test_transformers(self) -> None:
         pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
         pytest.importorskip("transformers", reason="transformers is not installed; pip install 'rmsnorm[dev]'")

@@ -57,6 +57,8 @@ def decide(
             proven.append(shape)
         except Unproven as error:
             reasons.append(error)
+    if target.returned:
+        raise Unproven(f"it returns {' and '.join(sorted(target.returned))}")
     if not proven:
         raise reasons[0]
     return replace(norm, shapes=tuple(proven)), identity
@@ -83,9 +85,18 @@ def first_parameter(call: Callable[..., Any]) -> str:
 
 
 def gate_parameter(call: Callable[..., Any]) -> str | None:
-    """The name of its second parameter, if that is a gate."""
-    second = list(inspect.signature(call).parameters)[1:2]
-    return next((name for name in second if argument_named(name) == "gate"), None)
+    """The name of its second parameter, if that is a gate.
+
+    Raises:
+        NoNorm: a call with x alone, or with x and a gate, is not enough.
+    """
+    others = list(inspect.signature(call).parameters.values())[1:]
+    gate = next((entry.name for entry in others[:1] if argument_named(entry.name) == "gate"), None)
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = [p.name for p in others if p.kind in named and p.default is p.empty and p.name != gate]
+    if required:
+        raise NoNorm(f"its call needs {', '.join(required)}, expected x alone, or x and a gate")
+    return gate
 
 
 def _reason(target: Target) -> str | None:
@@ -122,6 +133,7 @@ def _compare(theirs: Target, ours: Target, norm: Norm, shape: tuple[int, ...], d
             (", not contiguous", np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)),
             (", sliced", np.concatenate([x, x], axis=-1)[..., : shape[-1]]),
         ]
+    views.append((", with outliers", _with_outliers(x, norm.axes)))
     for (way, scope), (_, own_scope) in zip(_modes(theirs), _modes(ours), strict=True):
         for layout, view in views:
             where = f"{way} on {dtype}[{', '.join(map(str, shape))}]{layout}"
@@ -166,6 +178,17 @@ def _inputs(target: Target, shape: tuple[int, ...], dtype: str) -> tuple[Array, 
         for column, value in enumerate((20.0, -20.0, 0.0)):  # beyond what somebody may cut off, and nothing
             arrays["gate"][..., column : column + 1] = value
     return x, dy, arrays
+
+
+def _with_outliers(x: Array, axes: tuple[int, ...]) -> Array:
+    """Each row has one element of about 3000 times the others, of either sign: x / rho is as large as it can be."""
+    order = [axis for axis in range(x.ndim) if axis - x.ndim not in axes and axis not in axes]
+    order += [axis for axis in range(x.ndim) if axis not in order]
+    size = math.prod(x.shape[axis] for axis in order[x.ndim - len(axes) :])
+    rows = np.ascontiguousarray(x.transpose(order)).reshape(-1, size) / x.dtype.type(100)
+    numbers = np.arange(len(rows))
+    rows[numbers, numbers % size] = np.where(numbers % 2, -30, 30)
+    return rows.reshape([x.shape[axis] for axis in order]).transpose(np.argsort(order))
 
 
 def require_same(name: str, want: Array | None, got: Array | None, dtype: str, where: str) -> None:
