@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from rmsnorm import PRESETS, cpu, dtypes, numpy_impl
-from rmsnorm.cpu.settings import CANCELLED
+from rmsnorm.cpu.settings import cancelled_place
 from rmsnorm.numpy_impl import fast
 
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="numba is not installed")
@@ -206,7 +206,7 @@ def counted_calls(index: int) -> Iterator[list[int]]:
     from rmsnorm.cpu import machine_code
 
     calls: list[int] = []
-    count = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(lambda *words: calls.append(words[1]) or 0)
+    count = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 9)(lambda *words: calls.append(words[1]) or 0)
     compiled = int(machine_code.table[index])
     machine_code.table[index] = ctypes.cast(count, ctypes.c_void_p).value
     try:
@@ -227,7 +227,7 @@ def test_only_rows_that_cancel_are_computed_twice(dtype):
     for last in (dy[-4:], x[-4:]):
         dy[-4:] = last
         fast.rms_norm_vjp(dy.astype(dtype), x.astype(dtype), eps=0.0)  # this loads the kernels
-        with counted_calls(CANCELLED) as calls:
+        with counted_calls(cancelled_place(dtype, dtype)) as calls:
             fast.rms_norm_vjp(dy.astype(dtype), x.astype(dtype), eps=0.0)
         rows.append(len(calls))
     assert rows == [0, 4]

@@ -14,8 +14,8 @@ import numpy as np
 
 from rmsnorm.cpu.bfloat16 import any_set, backward_row, is_moderate
 from rmsnorm.cpu.exact import _exponent
-from rmsnorm.cpu.formats import LOAD, STORE, add_in_any_order, apart, bits, inlined, view
-from rmsnorm.cpu.settings import BACKWARD, CANCELLED, F64, OUTSIDE, STORAGE
+from rmsnorm.cpu.formats import LOAD, STORE, add_product_in_any_order, apart, bits, inlined, multiply_add, view
+from rmsnorm.cpu.settings import BACKWARD, F64, OUTSIDE, STORAGE, cancelled_place
 from rmsnorm.cpu.statistic import (
     centre,
     is_counted,
@@ -47,6 +47,7 @@ def compiled(x: str, y: str, *options: str) -> Any:
     like_x, like_y = STORAGE[x](0), STORAGE[y](0)
     may_be_single = x == y == "bfloat16" and not (has_mask or has_other)
     is_wide = "float64" in (x, y)
+    settle = cancelled_place(x, y)
 
     def fill(h: Any, dy: Any, dh: Any, gain: Any, factor: float, step: float, dx: Any, first: Any, last: Any) -> Any:
         """Elements ``first`` to ``last`` of a row of dx: unsigned, as numba lets a signed index count from the end.
@@ -56,37 +57,14 @@ def compiled(x: str, y: str, *options: str) -> Any:
         cancels = False
         for j in range(first, last):
             near = load_x(h[j]) * step
-            rest = load_y(dy[j]) * gain[j] - near
-            gradient = factor * rest
-            store(dx, j, (gradient + load_x(dh[j]) if has_other else gradient) + 0.0)  # a zero becomes +0
+            rest = multiply_add(load_y(dy[j]), gain[j], -near)
+            gradient = multiply_add(factor, rest, 0.0)  # a zero becomes +0
+            store(dx, j, gradient + load_x(dh[j]) + 0.0 if has_other else gradient)
             if not is_wide:
                 cancels |= abs(rest) < _CANCELS * abs(near)
         return cancels
 
     fill = (apart if may_be_single else inlined)(fill)  # it is called in one or in two places
-
-    def settle(
-        settings: int, n: int, h: int, dy: int, dh: int, gains: int, mask: int, stride: int, dx: int, sums: int
-    ) -> Any:
-        """A row by cancelled.py: of dx, and added to the sums for dscale. Returns 1 if memory is short."""
-        h_row, dy_row, dx_row = view(h, n, like_x), view(dy, n, like_y), view(dx, n, like_x)
-        memory = malloc(16 * n)
-        if memory == 0:
-            return 1
-        wide, row = view(memory, n, 0.0), view(memory + 8 * n, n, 0.0)
-        for j in range(n):
-            wide[j], row[j] = load_x(h_row[j]), load_y(dy_row[j])
-        call_c(word(table(), CANCELLED), settings, memory, memory + 8 * n, gains, mask, stride)
-        for j in range(n if sums else 0):
-            view(sums, n, 0.0)[j] += wide[j]
-        for j in range(n if dh else 0):
-            row[j] += load_x(view(dh, n, like_x)[j])
-        for j in range(n if dx else 0):
-            store(dx_row, j, row[j] + 0.0)
-        free(memory)
-        return 0
-
-    settle = apart(settle)
 
     def span(load: Any, numbers: Any, mask: Any, stride: int) -> Any:
         """The exponents of the smallest number that is not 0 and of the largest one, of those that count."""
@@ -172,7 +150,9 @@ def compiled(x: str, y: str, *options: str) -> Any:
                 if is_wide and is_wild and k:
                     for j in range(n if has_bias else 0):
                         dbias_sums[j] += load_y(dy_row[j]) if is_counted(mask_row, stride, j) else 0.0
-                    failed |= settle(settings, n, h_at, dy_at, dh_at, prepared, mask_at, stride, dx_at, sums)
+                    failed |= call_c(
+                        word(table(), settle), settings, h_at, dy_at, dh_at, prepared, mask_at, stride, dx_at, sums
+                    )
                     continue
                 inner, length = 0.0, 0.0
                 for j in range(n if k else 0):
@@ -183,7 +163,7 @@ def compiled(x: str, y: str, *options: str) -> Any:
                         if has_bias:
                             dbias_sums[j] += load_y(dy_row[j])
                 for j in range(n):
-                    length = add_in_any_order(length, centred[j] * centred[j])
+                    length = add_product_in_any_order(centred[j], centred[j], length)
                 share = slope(s, k, factor, length) * inner / (k if k else 1)
                 cancels = False
                 for j in range(n if dx else 0):
@@ -195,19 +175,27 @@ def compiled(x: str, y: str, *options: str) -> Any:
                         cancels |= abs(rest) < _MAY_CANCEL * abs(near)
                     store(dx_row, j, (gradient + load_x(dh_row[j]) if dh else gradient) + 0.0)
                 if not is_wide and dx and (cancels or (is_wild and k)):
-                    failed |= settle(settings, n, h_at, dy_at, dh_at, prepared, mask_at, stride, dx_at, 0)
+                    failed |= call_c(
+                        word(table(), settle), settings, h_at, dy_at, dh_at, prepared, mask_at, stride, dx_at, 0
+                    )
                 continue
             if has_bias:
                 for j in range(n):
                     dbias_sums[j] += load_y(dy_row[j])
             if is_wide and is_wild:
-                failed |= settle(settings, n, h_at, dy_at, dh_at, prepared, 0, -1, dx_at, sums)
+                failed |= call_c(word(table(), settle), settings, h_at, dy_at, dh_at, prepared, 0, -1, dx_at, sums)
                 continue
             inner, length = 0.0, 0.0
             for j in range(n):
-                term = load_y(dy_row[j]) * (load_x(h_row[j]) * factor)
-                dscale_sums[j] += term
-                inner = add_in_any_order(inner, term * gain[j])
+                if is_wide:
+                    term = load_y(dy_row[j]) * (load_x(h_row[j]) * factor)
+                    dscale_sums[j] += term
+                    inner = add_product_in_any_order(term, gain[j], inner)
+                else:  # the product is exact
+                    product = load_y(dy_row[j]) * load_x(h_row[j])
+                    dscale_sums[j] = multiply_add(product, factor, dscale_sums[j])
+                    inner = add_product_in_any_order(product, gain[j], inner)
+            inner *= 1.0 if is_wide else factor
             if s.position == OUTSIDE:
                 length = scaled_sum_of_squares(load_x, h_row, k, factor)
             share = slope(s, k, factor, length) * inner / k
@@ -233,7 +221,7 @@ def compiled(x: str, y: str, *options: str) -> Any:
                     gradient = factor * (load_y(dy_row[j]) * gain[j])
                     store(dx_row, j, (gradient + load_x(dh_row[j]) if has_other else gradient) + 0.0)
             if cancels or is_wild:
-                failed |= settle(settings, n, h_at, dy_at, dh_at, prepared, 0, -1, dx_at, 0)
+                failed |= call_c(word(table(), settle), settings, h_at, dy_at, dh_at, prepared, 0, -1, dx_at, 0)
         if has_mask or may_be_single:
             free(memory)
         return failed

@@ -4,7 +4,7 @@ The sums were computed in float64 before. What is left has so few roundings that
 of the terms: if both ends of that interval round to the same bfloat16, so does the exact result. If they do not, which
 happens to one element in some thousands, or if an element is out of range, it is marked in ``doubt``, and the caller
 computes it in float64. 1 / rho and share must be between 2^-20 and 2^20, the size of a gain between 2^-40 and 2^16, or
-0: then no result shows that a product underflowed on the way.
+0: then no result shows that a product underflowed on the way. An h that is not in the statistic must be below 2^60.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -30,7 +30,7 @@ def forward_row(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None
     for j in range(h.size):
         result = (bits(widen(h[j])) * inverse_rms) * gain[j]
         y[j] = narrow(result)
-        doubt[j] = _is_near_tie(result) | _is_far_out(result)
+        doubt[j] = _is_near_tie(result) | _is_tiny(result)
 
 
 @inlined
@@ -40,7 +40,7 @@ def forward_row_before(narrow_y: Any, h: Any, gain: Any, inverse_rms: Any, y: An
         normalised = bits(widen(h[j])) * inverse_rms
         result = bits(widen(narrow(normalised))) * gain[j]  # exact, or rounded as the variant says
         y[j] = narrow_y(result)
-        doubt[j] = _is_near_tie(normalised) | _is_far_out(normalised) | _is_far_out(result)
+        doubt[j] = _is_near_tie(normalised) | _is_tiny(normalised) | _is_tiny(result)
 
 
 @inlined
@@ -52,7 +52,7 @@ def backward_row(h: Any, dy: Any, gain: Any, inverse_rms: Any, share: Any, dx: A
         gradient = inverse_rms * (first - second)
         size = inverse_rms * (abs(first) + abs(second))
         dx[j] = narrow(gradient)
-        doubt[j] = _is_split(gradient, size * _BACKWARD) | _is_far_out(size) | (size == 0)
+        doubt[j] = _is_split(gradient, size * _BACKWARD) | _is_far_out(size)
 
 
 @inlined
@@ -63,6 +63,15 @@ def is_moderate(gain: Any) -> Any:
         size = abs(gain[j])
         moderate &= (size == 0) | ((size > 2.0**-40) & (size < 2.0**16))
     return moderate
+
+
+@inlined
+def is_small(h: Any, first: int) -> Any:
+    """Whether the elements from ``first`` on are finite and below 2^60."""
+    small = True
+    for j in range(first, h.size):
+        small &= abs(bits(widen(h[j]))) < np.float32(2.0**60)
+    return small
 
 
 @inlined
@@ -82,10 +91,23 @@ def as_it_is(single: Any) -> Any:
 _WORD: Final = ir.IntType(32)
 
 
-@intrinsic
-def narrow(_: Any, single: Any) -> Any:
-    """The bits of the nearest bfloat16, to even, of a finite float32."""
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite does not name."""
 
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+@intrinsic
+def _narrow(_: Any, single: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(args[0], _BFloat()), ir.IntType(16))
+
+    return types.uint16(types.float32), generate
+
+
+@intrinsic
+def narrow_in_software(_: Any, single: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = builder.bitcast(args[0], _WORD)
         odd = builder.and_(builder.lshr(word, ir.Constant(_WORD, 16)), ir.Constant(_WORD, 1))
@@ -93,6 +115,10 @@ def narrow(_: Any, single: Any) -> Any:
         return builder.trunc(builder.lshr(up, ir.Constant(_WORD, 16)), ir.IntType(16))
 
     return types.uint16(types.float32), generate
+
+
+# The bits of the nearest bfloat16, to even, of a finite float32 that is 0 or above 2^-126.
+narrow: Final = _narrow if binding.get_host_cpu_features().get("avx512bf16") else narrow_in_software
 
 
 @intrinsic
@@ -122,14 +148,18 @@ def _is_split(_: Any, middle: Any, error: Any) -> Any:
 
 
 @intrinsic
-def _is_far_out(_: Any, single: Any) -> Any:
-    """Whether a number is not finite, or is outside 2^-80 to 2^80 and not 0."""
+def _is_tiny(_: Any, single: Any) -> Any:
+    """Whether a number is below 2^-80 and not 0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         magnitude = builder.and_(builder.bitcast(args[0], _WORD), ir.Constant(_WORD, 0x7FFFFFFF))
-        large = builder.icmp_unsigned(">", magnitude, ir.Constant(_WORD, (127 + 80) << 23))
         below = builder.sub(magnitude, ir.Constant(_WORD, 1))  # 0 becomes the largest number
-        small = builder.icmp_unsigned("<", below, ir.Constant(_WORD, (127 - 80) << 23))
-        return builder.or_(large, small)
+        return builder.icmp_unsigned("<", below, ir.Constant(_WORD, (127 - 80) << 23))
 
     return types.boolean(types.float32), generate
+
+
+@inlined
+def _is_far_out(size: Any) -> Any:
+    """Whether a size is not between 2^-80 and 2^80: 0, infinite or NaN, too."""
+    return not (np.float32(2.0**-80) < size < np.float32(2.0**80))

@@ -15,22 +15,51 @@ from typing import Any
 import numpy as np
 
 from rmsnorm.cpu.exact import _LEAST, _exponent, _fraction, _inverse_power, _longest, _scaled
-from rmsnorm.cpu.formats import finite, fma, inlined, sum_error, view
-from rmsnorm.cpu.settings import INSIDE, OUTSIDE
+from rmsnorm.cpu.formats import LOAD, STORE, apart, finite, fma, inlined, sum_error, view
+from rmsnorm.cpu.settings import INSIDE, OUTSIDE, STORAGE
 from rmsnorm.cpu.statistic import is_counted, rho_of
-from rmsnorm.cpu.system import settings_at
+from rmsnorm.cpu.system import free, malloc, settings_at
 
 
-def compiled() -> Any:
-    return row
+def compiled(x: str, y: str) -> Any:
+    load_x, load_y, store = LOAD[x], LOAD[y], STORE[x]
+    like_x, like_y = STORAGE[x](0), STORAGE[y](0)
+
+    def cancelled(
+        settings: int, h_row: int, dy_row: int, dh_row: int, gains: int, mask: int, stride: int, dx_row: int, sums: int
+    ) -> int:
+        """A row of dx, and its terms added to the sums for dscale, of those addresses that are not 0.
+
+        Returns 1 if memory is short.
+        """
+        n = settings_at(settings).n
+        h, dy, dh, dx = (
+            view(h_row, n, like_x),
+            view(dy_row, n, like_y),
+            view(dh_row, n, like_x),
+            view(dx_row, n, like_x),
+        )
+        memory, dscale = malloc(16 * n), view(sums, n, 0.0)
+        if memory == 0:
+            return 1
+        wide, row = view(memory, n, 0.0), view(memory + 8 * n, n, 0.0)
+        for j in range(n):
+            wide[j], row[j] = load_x(h[j]), load_y(dy[j])
+        _row(settings_at(settings), wide, row, view(gains, n, 0.0), view(mask, n, np.uint8(0)), stride)
+        for j in range(n if sums else 0):
+            dscale[j] += wide[j]
+        for j in range(n if dx_row else 0):
+            store(dx, j, (row[j] + load_x(dh[j]) if dh_row else row[j]) + 0.0)
+        free(memory)
+        return 0
+
+    return cancelled
 
 
-def row(settings: int, h_row: int, v_row: int, gains: int, mask_row: int, stride: int) -> int:
-    """Writes dx in place of dy, and the terms of dscale in place of h; all are float64."""
-    s = settings_at(settings)
+@apart
+def _row(s: Any, h: Any, v: Any, gain: Any, mask: Any, stride: int) -> None:
+    """Writes dx in place of dy, ``v``, and the terms of dscale in place of h; all are float64."""
     n, first = s.n, s.k
-    h, v, gain = view(h_row, n, 0.0), view(v_row, n, 0.0), view(gains, n, 0.0)
-    mask = view(mask_row, n, np.uint8(0))
     k, largest, top, plain = 0, 0.0, _LEAST, True
     for j in range(n):
         if is_counted(mask, stride, j):
@@ -114,7 +143,6 @@ def row(settings: int, h_row: int, v_row: int, gains: int, mask_row: int, stride
                     rest += share * near
             v[j] = _moved(rest / rho, of_rest + unit_of_rho, plain)
             h[j] = term
-    return 0
 
 
 @inlined
@@ -138,21 +166,21 @@ def _moved(number: float, exponent: int, plain: bool) -> Any:
     return number if plain else _scaled(number, exponent)
 
 
-@inlined
+@apart
 def _plus(a: float, a_error: float, b: float, b_error: float) -> Any:
     total = a + b
     error = sum_error(a, b, total) + (a_error + b_error)
     return total + error, finite(error - ((total + error) - total))
 
 
-@inlined
+@apart
 def _times(a: float, a_error: float, b: float, b_error: float) -> Any:
     product = a * b
     error = finite(fma(a, b, -product) + (a * b_error + a_error * b))
     return product + error, finite(error - ((product + error) - product))
 
 
-@inlined
+@apart
 def _over(a: float, a_error: float, b: float, b_error: float) -> Any:
     quotient = a / b
     return quotient, finite((fma(-quotient, b, a) + (a_error - quotient * b_error)) / b)

@@ -1,7 +1,7 @@
 """The four formats in compiled code: read to float64, rounded once, written. f16 is stored as int16, bf16 as uint16.
 
 What is ``inlined`` becomes part of the function that calls it before anything is compiled. That is quicker than to
-compile it ``apart`` if it is small, or called once.
+compile it ``apart`` if it is small; large functions are compiled in less time if their parts are apart.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from typing import Any, Final
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import njit, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
@@ -20,6 +20,10 @@ from rmsnorm.cpu.settings import BF16, F16, F32
 
 inlined: Final = njit(inline="always")
 apart: Final = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+# Whether the processor converts f16 to f32 and back, as nearly every one does: on x86, on ARM.
+_FEATURES: Final = binding.get_host_cpu_features()
+_HAS_HALF: Final = bool(_FEATURES.get("f16c") or _FEATURES.get("fp-armv8"))
 
 _EXPONENT: Final = np.int64(0x7FF0000000000000)
 _OVERFLOW: Final = {
@@ -64,13 +68,24 @@ def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @intrinsic
-def add_in_any_order(_: Any, total: Any, term: Any) -> Any:
-    """total + term, as one of many such sums that the compiler may add in another order: only so can it vectorise."""
+def multiply_add(_: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, in one rounding if the processor has an instruction for it."""
+    return types.float64(types.float64, types.float64, types.float64), _multiply_add()
 
+
+@intrinsic
+def add_product_in_any_order(_: Any, a: Any, b: Any, total: Any) -> Any:
+    """Likewise, as one of many such sums that the compiler may add in another order: only so can it vectorise."""
+    return types.float64(types.float64, types.float64, types.float64), _multiply_add("reassoc")
+
+
+def _multiply_add(*flags: str) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fadd(*args, flags=("reassoc",))
+        number = ir.DoubleType()
+        function = builder.module.declare_intrinsic("llvm.fmuladd", (number,), ir.FunctionType(number, [number] * 3))
+        return builder.call(function, args, fastmath=flags)
 
-    return types.float64(types.float64, types.float64), generate
+    return generate
 
 
 @intrinsic
@@ -122,8 +137,24 @@ def _load_bfloat(number: Any) -> Any:
     return np.float64(bits(widen(number)))
 
 
+@intrinsic
+def _half_to_single(_: Any, half: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.int16), generate
+
+
+@intrinsic
+def _single_to_half(_: Any, single: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.int16(types.float32), generate
+
+
 @apart
-def _load_half(number: Any) -> Any:
+def half_to_single_in_software(number: Any) -> Any:
     half = np.uint32(number)
     magnitude = np.uint32(half & np.uint32(0x7FFF))
     sign = np.uint32((half & np.uint32(0x8000)) << np.uint32(16))
@@ -132,11 +163,16 @@ def _load_half(number: Any) -> Any:
     special = np.uint32(shifted | np.uint32(255 << 23))
     tiny = bits(np.float32(np.int32(magnitude)) * np.float32(2.0**-24))
     pattern = special if magnitude >= np.uint32(0x7C00) else (normal if magnitude >= np.uint32(0x400) else tiny)
-    return np.float64(bits(np.uint32(pattern | sign)))
+    return bits(np.uint32(pattern | sign))
+
+
+@inlined
+def _load_half(number: Any) -> Any:
+    return np.float64(_half_to_single(number) if _HAS_HALF else half_to_single_in_software(number))
 
 
 # A stored number as float64.
-LOAD: Final = {"float16": _load_half, "bfloat16": _load_bfloat, "float32": _load_plain, "float64": _load_plain}
+LOAD: Final = {"float16": _load_half, "bfloat16": _load_bfloat, "float32": np.float64, "float64": np.float64}
 
 
 @inlined
@@ -186,8 +222,9 @@ ROUND: Final = {"float16": _round_half, "bfloat16": _round_bfloat, "float32": _r
 
 
 @apart
-def _to_half(single: Any) -> Any:
+def single_to_half_in_software(number: Any) -> Any:
     """The bits of a float16 from those of a float32 that is exactly a float16."""
+    single = bits(number)
     magnitude = np.uint32(single & np.uint32(0x7FFFFFFF))
     sign = np.uint32((single >> np.uint32(16)) & np.uint32(0x8000))
     normal = np.uint32((magnitude - np.uint32(112 << 23)) >> np.uint32(13))
@@ -209,7 +246,8 @@ def _store_bfloat(vector: Any, index: Any, number: Any) -> None:
 
 @inlined
 def _store_half(vector: Any, index: Any, number: Any) -> None:
-    vector[index] = _to_half(bits(np.float32(rounded(number, _HALF))))
+    nearest = np.float32(rounded(number, _HALF))
+    vector[index] = _single_to_half(nearest) if _HAS_HALF else single_to_half_in_software(nearest)
 
 
 # Writes a float64 into a vector, rounded once.

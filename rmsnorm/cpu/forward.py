@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import binding
 
 from rmsnorm.cpu import exact
-from rmsnorm.cpu.bfloat16 import any_set, as_it_is, forward_row, forward_row_before, is_moderate, narrow
+from rmsnorm.cpu.bfloat16 import any_set, as_it_is, forward_row, forward_row_before, is_moderate, is_small, narrow
 from rmsnorm.cpu.formats import LOAD, ROUND, STORE, apart, fma, inlined, view
 from rmsnorm.cpu.settings import F64, FORWARD, STORAGE
 from rmsnorm.cpu.statistic import add_rows, masked_mean_square, rho_of, sum_of_squares
@@ -44,22 +44,22 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
     quotient = _by_division if may_be_single else _by_reciprocal  # of few elements, or of very many
     narrow_y = narrow if y == "bfloat16" else as_it_is
 
-    def fill(h: Any, gain: Any, b: Any, rho: float, reciprocal: float, y: Any, first: Any, last: Any) -> None:
+    def fill(h: Any, gain: Any, b: Any, rho: float, inverse: float, rest: float, y: Any, first: Any, last: Any) -> None:
         """Elements ``first`` to ``last`` of a row of y: unsigned, as numba lets a signed index count from the end."""
         for j in range(first, last):
             if before:
-                result = round_norm(quotient(load(h[j]), rho, reciprocal))
+                result = round_norm(quotient(load(h[j]), rho, inverse, rest))
                 if in_single and not has_bias:
                     store(y, j, np.float64(np.float32(result) * np.float32(gain[j])))
                     continue
                 result = round_product(result * gain[j])
             else:  # the product comes first: it is exact up to 32 bits
-                result = quotient(load(h[j]) * gain[j], rho, reciprocal)
+                result = quotient(load(h[j]) * gain[j], rho, inverse, rest)
             if has_bias:
                 result = round_product(result + b[j])
             store(y, j, result)
 
-    fill = (apart if may_be_single else inlined)(fill)  # it is called in one or in two places
+    fill = apart(fill)  # it is called in one or in two places
 
     def forward(settings: int, start: int, stop: int, prepared: int, _: int, arguments: int) -> int:
         """Computes rows ``start`` to ``stop`` of y, h and 1 / rho; without y, only the others. 1 if memory is short.
@@ -114,8 +114,16 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
                 for j in range(n):
                     store(y_row, j, 0.0)
                 continue
-            reciprocal = 1 / rho if exact_by_reciprocal and 1e-150 < rho < 1e150 else 0.0
-            if may_be_single and single and 2.0**-20 < rho < 2.0**20:
+            inverse, rest = 0.0, 0.0
+            if exact_by_reciprocal and 1e-150 < rho < 1e150:  # so that nothing finite overflows
+                inverse = 1 / rho * (1 - 2.0**-52)
+                rest = fma(-inverse, rho, 1.0) * inverse
+            if (
+                may_be_single
+                and single
+                and 2.0**-20 < rho < 2.0**20
+                and (k == n or is_small(h_row, 0 if has_mask else k))
+            ):
                 if before:
                     forward_row_before(narrow_y, h_row, gain32, np.float32(1 / rho), y_row, doubt)
                 else:
@@ -123,9 +131,9 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
                 for i8 in range(eight if any_set(eights) else 0):
                     if eights[i8]:
                         last = 8 * i8 + 8 if 8 * i8 + 8 < n else n
-                        fill(h_row, gain, b, rho, 0.0, y_row, np.uint64(8 * i8), np.uint64(last))
+                        fill(h_row, gain, b, rho, 0.0, 0.0, y_row, np.uint64(8 * i8), np.uint64(last))
                 continue
-            fill(h_row, gain, b, rho, reciprocal, y_row, np.uint64(0), np.uint64(n))
+            fill(h_row, gain, b, rho, inverse, rest, y_row, np.uint64(0), np.uint64(n))
         if may_be_single:
             free(memory)
         return 0
@@ -134,22 +142,14 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
 
 
 @inlined
-def _by_division(number: float, rho: float, _: float) -> Any:
+def _by_division(number: float, rho: float, _: float, __: float) -> Any:
     return number / rho
 
 
 @inlined
-def _by_reciprocal(number: float, rho: float, reciprocal: float) -> Any:
-    """number / rho, by the reciprocal unless that is 0.
+def _by_reciprocal(number: float, rho: float, inverse: float, rest: float) -> Any:
+    """number / rho, by 1 / rho = inverse + rest unless inverse is 0: as exact as a division, and much faster.
 
-    A product and its remainder are as exact as a division and vectorise better, if nothing finite overflows. The limit
-    is chosen in each row: the compiler would load a constant from memory again for each vector.
+    ``rest`` is above 0: so it leaves a zero its sign and an infinite number as it is.
     """
-    if reciprocal == 0:
-        result = number / rho
-    else:
-        product = number * reciprocal
-        excess = fma(product, rho, -number)  # NaN for an infinite number, for which any is right; +0 for a zero
-        limit = 1e100 if rho == rho else 1e99
-        result = fma(excess if excess < limit else limit, -reciprocal, product)
-    return result
+    return number / rho if inverse == 0 else fma(number, inverse, number * rest)

@@ -13,10 +13,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from llvmlite import binding
 
-from rmsnorm.cpu import formats
-from rmsnorm.cpu.formats import LOAD, ROUND, STORE, add_in_any_order, bits, inlined, view
+from rmsnorm.cpu.formats import LOAD, ROUND, STORE, add_product_in_any_order, bits, inlined, view
+from rmsnorm.cpu.formats import multiply_add as fma
 from rmsnorm.cpu.settings import BACKWARD, FORWARD, OUTSIDE, STORAGE
 from rmsnorm.cpu.statistic import rho_of, slope
 from rmsnorm.cpu.system import LINE, aligned, free, malloc, settings_at, word
@@ -31,14 +30,6 @@ _LN2_HIGH: Final = 0.6931471803691238  # of 33 bits: its product with a small in
 _LN2_LOW: Final = 1.9082149292705877e-10
 _ROUNDS: Final = 1.5 * 2.0**52  # a sum with it has no fraction
 _LAST: Final = 708.0  # the exponential of -z is a normal number up to here, and then 0
-
-
-@inlined
-def _in_two_roundings(a: float, b: float, c: float) -> Any:
-    return a * b + c
-
-
-fma: Final = formats.fma if binding.get_host_cpu_features().get("fma", True) else _in_two_roundings
 
 
 def compiled(kind: str, x: str, y: str, z: str, function: str, position: str, norm: str, product: str) -> Any:
@@ -109,7 +100,7 @@ def compiled(kind: str, x: str, y: str, z: str, function: str, position: str, no
             for j in range(k):
                 f[j] = factor(load_z(z[j]))
                 h = load_x(x_row[j]) * f[j] if on_x else load_x(x_row[j])
-                total = add_in_any_order(total, h * h)
+                total = add_product_in_any_order(h, h, total)
             rho = rho_of(s, total / k, k)
             if inverse_rms:
                 view(inverse_rms, i + 1, 0.0)[i] = 1 / rho
@@ -151,9 +142,9 @@ def compiled(kind: str, x: str, y: str, z: str, function: str, position: str, no
                 f[j] = number * share if is_silu else share
                 derivative[j] = share * (1 + number * rest) if is_silu else share * rest
                 h = load_x(x_row[j]) * f[j] if on_x else load_x(x_row[j])
-                total = add_in_any_order(total, h * h)
+                total = add_product_in_any_order(h, h, total)
                 # f(z) is a factor of dy or of h
-                inner = add_in_any_order(inner, load_x(x_row[j]) * f[j] * (load_y(v[j]) * gain[j]))
+                inner = add_product_in_any_order(load_x(x_row[j]) * f[j], load_y(v[j]) * gain[j], inner)
             rho = rho_of(s, total / k, k)
             inverse = 1 / rho
             if s.position == OUTSIDE:

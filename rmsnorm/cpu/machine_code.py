@@ -5,8 +5,10 @@ To import numba takes longer than to load all that a program needs. The code of 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import sys
 from functools import lru_cache
 from importlib import import_module
 from threading import RLock
@@ -16,7 +18,7 @@ import numpy as np
 from llvmlite import binding as llvm
 
 from rmsnorm.cpu import cache
-from rmsnorm.cpu.settings import CANCELLED, CODE, KERNELS, OPTIONS, STORAGE
+from rmsnorm.cpu.settings import CODE, KERNELS, OPTIONS, STORAGE, cancelled_place
 
 KINDS: Final = ("forward", "backward")
 _SHAPE: Final = (len(KINDS), len(STORAGE), len(STORAGE), len(CODE), len(CODE), 2 ** len(OPTIONS))  # of keys of kernels
@@ -26,6 +28,7 @@ table: Final = np.zeros(KERNELS + int(np.prod(_SHAPE)), np.int64)
 llvm.add_symbol("rmsnorm_table", table.ctypes.data)
 
 _addresses: dict[str, int] = {}
+_stubs: list[object] = []  # compiled code refers to them
 _lock = RLock()
 
 
@@ -67,9 +70,28 @@ class Key(NamedTuple):
             result = address("forward", self.x, self.y, self.norm or "", self.product or "", *self.options)
         else:
             result = address("backward", self.x, self.y, *self.options)
-            table[CANCELLED] = address("cancelled")
+            _later(cancelled_place(self.x, self.y), "cancelled", self.x, self.y)
         table[self.place] = result
         return result
+
+
+def _later(place: int, module: str, *key: str) -> None:
+    """Puts into the table a function that compiles the real one when it is first called, and takes its place: most
+    programs never call it."""
+    if table[place]:
+        return
+
+    def first(*arguments: int) -> int:
+        try:
+            table[place] = address(module, *key)
+            return signature(int(table[place]))(*arguments)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())  # compiled code has called this, and knows no exceptions
+            return 1
+
+    signature = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 9)
+    _stubs.append(signature(first))
+    table[place] = ctypes.cast(_stubs[-1], ctypes.c_void_p).value
 
 
 def _compile(name: str, module: str, key: tuple[object, ...]) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.cpu.formats import LOAD, add_in_any_order, apart, bits, inlined, view
+from rmsnorm.cpu.formats import LOAD, add_product_in_any_order, apart, bits, inlined, view
 from rmsnorm.cpu.settings import STEP_ARGUMENTS, STEP_HEAD, STORAGE
 from rmsnorm.cpu.statistic import scaled_sum_of_squares, sum_of_squares
 from rmsnorm.cpu.system import call_c, fetch_add, set_word, word
@@ -120,7 +120,7 @@ def _arithmetic(x: str) -> tuple[Any, Any, Any, Any]:
         for j in range(n):
             total[j] += v[j] * (h[j] * factor)
         for j in range(n):
-            inner = add_in_any_order(inner, load(v[j]) * gain[j] * (h[j] * factor))
+            inner = add_product_in_any_order(load(v[j]) * gain[j], h[j] * factor, inner)
         share = inner / counted
         for j in range(counted):
             v[j] = factor * (load(v[j]) * gain[j] - h[j] * factor * share)

@@ -56,10 +56,17 @@ BACKWARD: Final = (
 OPTIONS: Final = ("mask", "other", "bias")
 
 # A table of addresses, in words, through which compiled functions call each other: what is in tasks.py; what starts
-# XLA's threads, and two messages; what adds o to the gains; what computes a row again that cancels; what moves a
-# parameter of the format of each code; kernels.
-COMPUTE, WORK, SPREAD, NO_MEMORY, NO_KERNEL, OFFSET, CANCELLED, PARAMETERS = range(8)
-KERNELS: Final = PARAMETERS + 1 + len(STORAGE)
+# XLA's threads, and two messages; what adds o to the gains; what moves a parameter of the format of each code; what
+# computes a row again that cancels, for formats of x and y; kernels.
+COMPUTE, WORK, SPREAD, NO_MEMORY, NO_KERNEL, OFFSET, PARAMETERS = range(7)
+_CANCELLED: Final = PARAMETERS + 1 + len(STORAGE)
+KERNELS: Final = _CANCELLED + len(STORAGE) ** 2
+
+
+def cancelled_place(x: str, y: str) -> int:
+    """The place in the table of what computes a row of such formats again."""
+    return _CANCELLED + (CODE[x] - 1) * len(STORAGE) + CODE[y] - 1
+
 
 # A job, in words: what to compute, on how many threads, and the function that starts them, or 0; the arguments of the
 # kernel; the gains and biases, and the sums of the parameters' gradients; the chunks that were taken, and whether

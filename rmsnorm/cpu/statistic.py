@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm.cpu.formats import add_in_any_order, fma, inlined, sum_error
+from rmsnorm.cpu.formats import add_product_in_any_order, apart, fma, inlined, sum_error
 from rmsnorm.cpu.settings import INSIDE, OUTSIDE
 
 
@@ -25,19 +25,19 @@ def is_counted(mask: Any, stride: int, j: int) -> Any:
     return stride < 0 or mask[j * stride] != 0
 
 
-@inlined
+@apart
 def sum_of_squares(load: Any, h: Any, k: int) -> Any:
     total = 0.0
     for j in range(k):
-        total = add_in_any_order(total, load(h[j]) * load(h[j]))
+        total = add_product_in_any_order(load(h[j]), load(h[j]), total)
     return total
 
 
-@inlined
+@apart
 def scaled_sum_of_squares(load: Any, h: Any, k: int, factor: float) -> Any:
     total = 0.0
     for j in range(k):
-        total = add_in_any_order(total, (load(h[j]) * factor) * (load(h[j]) * factor))
+        total = add_product_in_any_order(load(h[j]) * factor, load(h[j]) * factor, total)
     return total
 
 
@@ -58,7 +58,7 @@ def masked_mean_square(load: Any, h: Any, mask: Any, stride: int, first: int, va
     return k, total / size
 
 
-@inlined
+@apart
 def rho_of(s: Any, q: float, k: int, power: float = 1.0) -> Any:
     """rho of the mean square of k elements, all of them multiplied by a power of two."""
     if s.position == INSIDE:
@@ -73,7 +73,7 @@ def rho_of(s: Any, q: float, k: int, power: float = 1.0) -> Any:
     return root
 
 
-@inlined
+@apart
 def slope(s: Any, k: int, inverse_rms: float, length: float) -> Any:
     """rho / s with s = k rho drho / dh: 1 for eps inside, 1 or 0 for a clamp.
 

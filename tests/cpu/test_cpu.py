@@ -25,7 +25,7 @@ from rmsnorm.variants import Variant
 numba = pytest.importorskip("numba")
 if not cpu.is_available():
     pytest.skip("RMSNORM_CPU_KERNELS=0 switches the kernels off", allow_module_level=True)
-from rmsnorm.cpu import formats, launch, machine_code  # noqa: E402
+from rmsnorm.cpu import bfloat16, formats, launch, machine_code  # noqa: E402
 from rmsnorm.cpu.settings import CODE  # noqa: E402
 
 ROUNDED = ("float16", "bfloat16", "float32")
@@ -96,6 +96,28 @@ def test_every_16_bit_number_loads() -> None:
         finite = ~np.isnan(want)
         assert np.array_equal(back.view(np.uint16)[finite], every.view(np.uint16)[finite])
         assert np.isnan(back.astype(np.float64)[~finite]).all()
+
+
+@numba.njit
+def _by_software(halves: Any, singles: Any, back: Any, narrowed: Any) -> None:
+    for j in range(halves.size):
+        singles[j] = formats.half_to_single_in_software(halves[j])
+        back[j] = formats.single_to_half_in_software(singles[j])
+    for j in range(narrowed.size):
+        narrowed[j] = bfloat16.narrow_in_software(narrowed.view(np.float32)[j])
+
+
+def test_processors_without_16_bit_conversions() -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(np.int16)
+    singles, back = np.empty(2**16, np.float32), np.empty(2**16, np.int16)
+    numbers = np.random.default_rng(0).integers(1 << 23, 255 << 23, 2**16, np.uint32)
+    narrowed = numbers.copy()
+    _by_software(every, singles, back, narrowed)
+    want = every.view(np.float16)
+    assert np.array_equal(singles, want.astype(np.float32), equal_nan=True)
+    assert np.array_equal(back[~np.isnan(want)], every[~np.isnan(want)])
+    assert np.isnan(back.view(np.float16)[np.isnan(want)]).all()
+    assert np.array_equal(narrowed, numbers.view(np.float32).astype("bfloat16").view(np.uint16))
 
 
 def _borders(name: str) -> Any:
