@@ -265,7 +265,13 @@ class MaskNorm(OwnNorm):
         return super().forward(x) * mask
 
 
+class DriverNorm(OwnNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("0 active drivers")
+
+
 LEFT = {
+    "driver": (lambda: DriverNorm((8,)), "RuntimeError: 0 active drivers"),
     "clipped, with a gate": (lambda: OddGate(limit=7.5), "y of its replacement differs by 0.07 of the largest element"),
     "tuple, with a gate": (lambda: OddGate(lambda y, gate: (y, gate)), "it returns a tuple of 2"),
     "mask": (lambda: MaskNorm((8,)), "its call needs mask, expected x alone, or x and a gate"),
