@@ -19,6 +19,8 @@ from rmsnorm.torch_impl.rounding import (
     cast,
     complete,
     dtype_name,
+    excess,
+    exponent_of,
     finite,
     is_transformed,
     plus,
@@ -27,6 +29,7 @@ from rmsnorm.torch_impl.rounding import (
     straight_through,
     sum_error,
     sum_of_squares,
+    two_to,
 )
 
 
@@ -163,10 +166,23 @@ def backward(
     if live is not None:
         v, h = torch.where(live, v, 0.0), torch.where(live, h, 0.0)
     normalised = h * inverse_rms
-    u = v if scale is None else v * _gain(call, scale)
+    u, gain, exponents = v, None if scale is None else _gain(call, scale), [exponent_of(inverse_rms)]
+    if _is_exact(call):  # within the range while they are multiplied
+        exponents.append(excess(exponent_of(_sum(call, v.abs() / call.n)), 850))
+        u = v * two_to(-exponents[-1])
+        if gain is not None:
+            exponents.append(excess(exponent_of(complete(gain.abs().mean())), 100))
+            gain = gain * two_to(-exponents[-1])
+    u = u if gain is None else u * gain
     along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
     along = along * (_sum(call, u * normalised) / k)
-    dx = inverse_rms * (u - (along if counted is None else torch.where(counted, along, 0.0)))  # not 0 times infinity
+    dx = u - (along if counted is None else torch.where(counted, along, 0.0))  # not 0 times infinity
+    if len(exponents) == 1:
+        dx = inverse_rms * dx
+    else:
+        total: Any = sum(exponents)
+        half = total >> 1
+        dx = (inverse_rms * two_to(-exponents[0])) * dx * two_to(half) * two_to(total - half)
     along_scale = v * normalised
     if live is not None:  # again: 1 / rho may be infinite
         dx, along_scale = torch.where(live, dx, 0.0), torch.where(live, along_scale, 0.0)

@@ -103,3 +103,20 @@ def plus(a: Tensor, lost: Any) -> Tensor:
 def power_of_two(a: Tensor) -> Tensor:
     """The largest one not above a >= 0; 0 below 2^-1022, infinity of infinity and NaN."""
     return (a.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
+
+
+@torch.no_grad()
+def exponent_of(a: Tensor) -> Tensor:
+    """e with 2^e the largest power of two not above a >= 0, among normal numbers; 0 where a is not finite."""
+    exponent = (a.view(torch.int64) >> 52) - 1023
+    return torch.where(exponent > 1023, 0, exponent.clamp(-1022, 1022))
+
+
+def excess(exponent: Tensor, limit: int) -> Tensor:
+    """How far beyond a limit it is. Most often 0: small numbers beside large ones are not lost."""
+    return exponent - exponent.clamp(-limit, limit)
+
+
+@torch.no_grad()
+def two_to(exponent: Tensor) -> Tensor:
+    return ((exponent.clamp(-1022, 1023) + 1023) << 52).view(torch.float64)
