@@ -244,11 +244,12 @@ def compare(got: Array, want: Array, limit: Any, signs: bool) -> dict[str, Array
     }
 
 
-def has_subnormal(problem: Problem, quantity: str, golden: Array) -> Array:
-    """Where an argument that enters the row, or the exact result, is subnormal and wider than float16."""
+def has_subnormal(problem: Problem, quantity: str, want: dict[str, Array]) -> Array:
+    """Where an argument that enters the row, 1 / rho in float64, or the exact result is subnormal; not in float16."""
     names = ["x", "residual", "scale", "bias", *(["dy", "dh"] if quantity.startswith("d") else [])]
-    result = _is_subnormal(golden)
-    for array in (problem.arrays[name] for name in names):
+    golden, result = want[quantity], _is_subnormal(want[quantity])
+    saved = want["inverse_rms"] if want["inverse_rms"].dtype == np.float64 else None
+    for array in (saved, *(problem.arrays[name] for name in names)):
         if array is not None:
             found = _is_subnormal(array)
             result = result | (found.any(axis=1, keepdims=True) if min(found.ndim, golden.ndim) == 2 else found.any())
@@ -307,7 +308,7 @@ def count(
                     signs = name == "numpy" or not quantity.startswith("d")
                     totals.compared += golden.size
                     sorts = compare(got, golden, limits[quantity], signs)
-                    classes = {"subnormal": name in ("tf", "flax") and has_subnormal(problem, quantity, golden)}
+                    classes = {"subnormal": name in ("tf", "flax") and has_subnormal(problem, quantity, want)}
                     classes["sum beyond range"] = beyond.get(quantity, False)
                     for special, where in classes.items():
                         sorts[special] = np.logical_or.reduce([differs & where for differs in sorts.values()])

@@ -34,6 +34,8 @@ from rmsnorm.flax_impl.rounding import (
     convert,
     cut,
     double,
+    excess,
+    exponent_of,
     finite,
     plus,
     power_of_two,
@@ -42,6 +44,7 @@ from rmsnorm.flax_impl.rounding import (
     sum_error,
     sum_of_squares,
     total,
+    two_to,
 )
 
 
@@ -218,13 +221,25 @@ def backward(
         return v, _over_rho(_where(of, own), inverse, wide)
 
     v, normalised = copies(mask)
-    u = v if scale is None else v * _gain(call, scale, wide)
+    gain, exponents = None if scale is None else _gain(call, scale, wide), []
+    if _is_exact(call):  # within the range while they are multiplied
+        exponents = [exponent_of(inverse_rms), excess(exponent_of(_sum(call, abs(v) / call.n, across)), 850)]
+        v = v * two_to(-exponents[-1])
+        if gain is not None:
+            exponents.append(excess(exponent_of(jnp.max(abs(gain))), 100))
+            gain = gain * two_to(-exponents[-1])
+    u = v if gain is None else v * gain
     inner = _sum(call, u * normalised, across) / _as(k, wide)
     if counted is not None:
         inner, normalised = lax.optimization_barrier(inner), copies(counted)[1]
     along = _centred(call, normalised, counted, k, across) * _slope(call, k, inverse_rms, wide)
-    # again only where live: 1 / rho may be infinite or NaN
-    dx = _where(live, _over_rho(u - _where(counted, along * inner), inverse_rms, wide))
+    dx = u - _where(counted, along * inner)
+    if not exponents:
+        dx = _over_rho(dx, inverse_rms, wide)
+    else:
+        power = sum(exponents)
+        dx = dx * (inverse_rms * two_to(-exponents[0])) * two_to(power >> 1) * two_to(power - (power >> 1))
+    dx = _where(live, dx)  # again: 1 / rho may be infinite or NaN
     v, normalised = copies(mask)
     return dx, _over_rows(call, _where(live, v * normalised)), _over_rows(call, copies(mask)[0])
 

@@ -174,5 +174,20 @@ def power_of_two(x: jax.Array) -> jax.Array:
     return _keep(x, 0x7FF0000000000000)
 
 
+def exponent_of(a: jax.Array) -> jax.Array:
+    """e with 2^e the largest power of two up to a >= 0, among normal numbers; 0 where a is not finite."""
+    exponent = (lax.bitcast_convert_type(a, jnp.int64) >> 52) - 1023
+    return jnp.where(exponent > 1023, 0, jnp.clip(exponent, -1022, 1022))
+
+
+def excess(exponent: jax.Array, limit: int) -> jax.Array:
+    """How far beyond a limit it is. Most often 0: small numbers beside large ones are not lost."""
+    return exponent - jnp.clip(exponent, -limit, limit)
+
+
+def two_to(exponent: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type((jnp.clip(exponent, -1022, 1023) + 1023) << 52, jnp.float64)
+
+
 def _keep(x: jax.Array, bits: int) -> jax.Array:
     return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int64) & bits, jnp.float64)

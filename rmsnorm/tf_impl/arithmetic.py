@@ -18,6 +18,8 @@ from rmsnorm import dtypes
 from rmsnorm.call import Call
 from rmsnorm.tf_impl.rounding import (
     cast,
+    excess,
+    exponent_of,
     finite,
     plus,
     power_of_two,
@@ -26,6 +28,7 @@ from rmsnorm.tf_impl.rounding import (
     straight_through,
     sum_error,
     sum_of_squares,
+    two_to,
 )
 
 # Comparisons are of constants to every derivative: in graphs, a ForwardAccumulator in another one fails on any other.
@@ -160,11 +163,27 @@ def backward(
     if live is not None:
         v, h = tf.where(live, v, 0.0), tf.where(live, h, 0.0)
     normalised = _over_rho(h, inverse_rms)
-    u = v if scale is None else v * _gain(call, scale, v)
+    gain, exponents = None if scale is None else _gain(call, scale, v), []
+    u = v
+    if _is_exact(call):  # within the range while they are multiplied
+        exponents = [
+            exponent_of(inverse_rms),
+            excess(exponent_of(tf.reduce_max(tf.abs(v), call.axes, keepdims=True)), 850),
+        ]
+        u = v * two_to(-exponents[-1])
+        if gain is not None:
+            exponents.append(excess(exponent_of(tf.reduce_max(tf.abs(gain))), 100))
+            gain = gain * two_to(-exponents[-1])
+    u = u if gain is None else u * gain
     share = _slope(call, k, inverse_rms) * _sum(u * normalised, call.axes, keepdims=True) / k
     along = _centred(call, normalised, counted, k) * tf.cast(share, h.dtype)
     along = along if counted is None else tf.where(counted, along, 0.0)  # not 0 times infinity
-    dx = _over_rho(u - along, inverse_rms)
+    if not exponents:
+        dx = _over_rho(u - along, inverse_rms)
+    else:
+        power: Any = sum(exponents)
+        half = power // 2
+        dx = (u - along) * (inverse_rms * two_to(-exponents[0])) * two_to(half) * two_to(power - half)
     along_scale = v * normalised
     if live is not None:  # again: 1 / rho may be infinite
         dx, along_scale = tf.where(live, dx, 0.0), tf.where(live, along_scale, 0.0)

@@ -95,6 +95,22 @@ def power_of_two(x: tf.Tensor) -> tf.Tensor:
     return _cut(x, 0x7FF0000000000000)
 
 
+def exponent_of(a: tf.Tensor) -> tf.Tensor:
+    """e with 2^e the largest power of two up to a >= 0, among normal numbers; 0 where a is not finite."""
+    exponent = tf.bitwise.right_shift(tf.bitcast(tf.stop_gradient(a), tf.int64), tf.constant(52, tf.int64)) - 1023
+    return tf.where(exponent > 1023, tf.zeros_like(exponent), tf.clip_by_value(exponent, -1022, 1022))
+
+
+def excess(exponent: tf.Tensor, limit: int) -> tf.Tensor:
+    """How far beyond a limit it is. Most often 0: small numbers beside large ones are not lost."""
+    return exponent - tf.clip_by_value(exponent, -limit, limit)
+
+
+def two_to(exponent: tf.Tensor) -> tf.Tensor:
+    biased = tf.clip_by_value(exponent, -1022, 1023) + 1023
+    return tf.bitcast(tf.bitwise.left_shift(biased, tf.constant(52, tf.int64)), tf.float64)
+
+
 def _cut(x: tf.Tensor, bits: int) -> tf.Tensor:
     mask = tf.constant(bits, tf.int64)
     return tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(tf.stop_gradient(x), tf.int64), mask), tf.float64)

@@ -166,9 +166,9 @@ def backward(
     if live is not None:
         v, h = torch.where(live, v, 0.0), torch.where(live, h, 0.0)
     normalised = h * inverse_rms
-    u, gain, exponents = v, None if scale is None else _gain(call, scale), [exponent_of(inverse_rms)]
+    u, gain, exponents = v, None if scale is None else _gain(call, scale), []
     if _is_exact(call):  # within the range while they are multiplied
-        exponents.append(excess(exponent_of(_sum(call, v.abs() / call.n)), 850))
+        exponents = [exponent_of(inverse_rms), excess(exponent_of(_sum(call, v.abs() / call.n)), 850)]
         u = v * two_to(-exponents[-1])
         if gain is not None:
             exponents.append(excess(exponent_of(complete(gain.abs().mean())), 100))
@@ -177,7 +177,7 @@ def backward(
     along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
     along = along * (_sum(call, u * normalised) / k)
     dx = u - (along if counted is None else torch.where(counted, along, 0.0))  # not 0 times infinity
-    if len(exponents) == 1:
+    if not exponents:
         dx = inverse_rms * dx
     else:
         total: Any = sum(exponents)
