@@ -48,9 +48,11 @@ def read_text(op: str, path: str | os.PathLike[str], wanted: str) -> str:
 
 def _read_bytes(op: str, path: Path, wanted: str) -> bytes:
     check_regular(op, path, wanted)
-    if path.stat().st_size > LARGEST_TEXT:
-        raise ValueError(f"{op}: {path} has {path.stat().st_size} bytes, expected {wanted} of {LARGEST_TEXT} at most")
-    return path.read_bytes()
+    size = path.stat().st_size
+    if size > LARGEST_TEXT:
+        raise ValueError(f"{op}: {path} has {size} bytes, expected {wanted} of {LARGEST_TEXT} at most")
+    with path.open("rb") as file:
+        return file.read(size)  # no more, if it grows meanwhile
 
 
 def check_regular(op: str, path: Path, wanted: str) -> None:

@@ -92,6 +92,10 @@ def load(
     location = locate(path)
     options = _options(location, config)
     shapes, tensor = _READERS[location.form](location.path)
+    with reading("nematus.load", location.path, "names of variables"):
+        for name in shapes:
+            if not name.isprintable():  # it would be printed
+                raise ValueError(f"a variable has the name {name!r:.80}")
     if zero.is_zero(options) and location.form == "tensorflow":
         shapes, tensor = _without_scope(zero.scope(options), shapes, tensor)
     average = ZERO_AVERAGE if zero.is_zero(options) else _SMOOTH

@@ -181,7 +181,7 @@ def backward(
         dx = inverse_rms * dx
     else:
         total: Any = sum(exponents)
-        half = total >> 1
+        half = (total / 2).floor()
         dx = (inverse_rms * two_to(-exponents[0])) * dx * two_to(half) * two_to(total - half)
     along_scale = v * normalised
     if live is not None:  # again: 1 / rho may be infinite

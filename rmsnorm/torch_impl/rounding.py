@@ -107,9 +107,9 @@ def power_of_two(a: Tensor) -> Tensor:
 
 @torch.no_grad()
 def exponent_of(a: Tensor) -> Tensor:
-    """e with 2^e the largest power of two not above a >= 0, among normal numbers; 0 where a is not finite."""
-    exponent = (a.view(torch.int64) >> 52) - 1023
-    return torch.where(exponent > 1023, 0, exponent.clamp(-1022, 1022))
+    """About log2 of a >= 0, a whole number; 0 where a is 0 or not finite. Views of bits have no batched gradients."""
+    exponent = a.log2().floor().clamp(-1022, 1022)
+    return torch.where((a > 0) & (a < torch.inf), exponent, 0.0)
 
 
 def excess(exponent: Tensor, limit: int) -> Tensor:
@@ -119,4 +119,4 @@ def excess(exponent: Tensor, limit: int) -> Tensor:
 
 @torch.no_grad()
 def two_to(exponent: Tensor) -> Tensor:
-    return ((exponent.clamp(-1022, 1023) + 1023) << 52).view(torch.float64)
+    return exponent.clamp(-1022, 1023).exp2()

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from nematus_models import config_of, random_parameters
+from safetensors.numpy import save_file
 
 from rmsnorm import files, nematus
 from rmsnorm.nematus.vocabulary import dictionaries, read_vocabulary
@@ -217,6 +218,12 @@ def rewritten_weights(path: Path, change: Callable[[Any], None]) -> None:
     rezipped(path, **{"model__weights.h5": weights.getvalue()})
 
 
+def test_names_that_a_terminal_would_obey(tmp_path: Path) -> None:
+    path = saved(tmp_path, ".safetensors")
+    save_file({"decoder\x1b[2J\n": np.zeros(2, "f4")}, path)
+    assert refused(path, "model.safetensors is damaged", r"\x1b[2J\n").isprintable()
+
+
 def test_weights_of_keras_that_are_elsewhere(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     path = saved(tmp_path, ".keras")
@@ -251,6 +258,19 @@ def test_weights_of_keras_that_are_elsewhere(tmp_path: Path) -> None:
         path.write_bytes(whole)
         rewritten_weights(path, change)
         refused(path, "model.keras is damaged", "is kept outside of it")
+
+    def large_chunk(file: Any) -> None:
+        name, dataset = next(iter(file["vars"].items()))
+        del file["vars"][name]
+        file["vars"].create_dataset(name, dataset.shape, "f4", (2**12, 2**12), maxshape=(None, None), compression=1)
+
+    def group(file: Any) -> None:
+        file["vars"].create_group("encoder.embedding")
+
+    for change, reason in ((large_chunk, "chunks that are larger"), (group, "a Group of HDF5")):
+        path.write_bytes(whole)
+        rewritten_weights(path, change)
+        refused(path, "model.keras is damaged", reason)
 
     def sparse(file: Any) -> None:
         file["vars"].create_dataset("encoder.embedding", (2**30,), "f4", chunks=(2**20,))

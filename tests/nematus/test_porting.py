@@ -395,6 +395,19 @@ def test_nothing_is_left_where_writing_fails(tmp_path: Path, monkeypatch: pytest
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.npz", "model.npz.json"]
 
 
+def test_tensorflow_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    def fail(**arguments: Any) -> None:
+        raise tf.errors.ResourceExhaustedError(None, None, "a file; No space left on device")
+
+    monkeypatch.setattr(tf.raw_ops, "SaveV2", fail)
+    config = config_of("rms")
+    with pytest.raises(OSError, match="No space left on device"):
+        nematus.save_tensorflow(tmp_path / "model.npz", config, random_parameters(config, "float32"))
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_checkpoint_without_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of("rms")
     (tmp_path / "model.npz.index").touch()

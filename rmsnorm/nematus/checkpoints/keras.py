@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import zipfile
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from rmsnorm.nematus.names import check
 SUFFIX: Final = ".keras"
 WEIGHTS: Final = ".weights.h5"
 _WANTED: Final = "a model of rmsnorm in a file of Keras"
+_CHUNK: Final = 2**20  # numbers: HDF5 reads whole chunks, which compressed take hardly any room in a file
 
 
 def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
@@ -55,14 +57,18 @@ def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
 def _datasets(h5py: Any, file: Any) -> dict[str, Any]:
     """The arrays by name. None may be a link or be kept in another file, which the file from outside would choose."""
 
-    def own(group: Any, name: str) -> Any:
+    def own(group: Any, name: str, kind: Any) -> Any:
         part = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
         if part is None or (isinstance(part, h5py.Dataset) and (part.external or part.is_virtual)):
             raise ValueError(f"{name} is kept outside of it")
+        if not isinstance(part, kind):
+            raise ValueError(f"{name} is a {type(part).__name__} of HDF5, not a {kind.__name__}")
+        if kind is h5py.Dataset and math.prod(part.chunks or ()) > max(part.size, _CHUNK):
+            raise ValueError(f"{name} is stored in chunks that are larger than it: {part.chunks}")
         return part
 
-    variables = own(file, "vars")
-    return {name.replace(".", "/"): own(variables, name) for name in variables}
+    variables = own(file, "vars", h5py.Group)
+    return {name.replace(".", "/"): own(variables, name, h5py.Dataset) for name in variables}
 
 
 def read_options(path: Path) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,7 +74,7 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
         version = "v0.3"
     index = VERSIONS.index(version)
     names = [str(row.names[index]) for row in rows]
-    with replacing(path) as temporary:
+    with _writing(tf, path), replacing(path) as temporary:
         tf.raw_ops.SaveV2(
             prefix=str(temporary),
             tensor_names=names,
@@ -87,13 +89,22 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
 def _save_zero(tf: Any, path: Path, arrays: Mapping[str, Any]) -> None:
     """As zero writes it: by tf.train.Saver, with the graph of the variables as ``.meta``."""
     v1 = tf.compat.v1
-    with v1.Graph().as_default(), v1.Session() as session, replacing(path) as temporary:
+    with v1.Graph().as_default(), v1.Session() as session, _writing(tf, path), replacing(path) as temporary:
         assigned = {
             v1.get_variable(name, array.shape, array.dtype, use_resource=False).initializer: array
             for name, array in arrays.items()
         }
         session.run(list(assigned), {op.inputs[1]: array for op, array in assigned.items()})
         v1.train.Saver(save_relative_paths=True).save(session, str(temporary))
+
+
+@contextmanager
+def _writing(tf: Any, path: Path) -> Iterator[None]:
+    """Turns TensorFlow's error on a full disk, say, into that of the system."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise OSError(errno.EIO, error.message.splitlines()[-1], str(path)) from error
 
 
 def _tensorflow() -> Any:
