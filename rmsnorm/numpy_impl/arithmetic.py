@@ -92,6 +92,7 @@ def statistic(call: Call, h: Array, counted: Array, mask: Array, scale: Array | 
     c = DoubleDouble(h).scaled(-size).where(counted, 0.0)
     if is_variance:
         c = (c - c.sum(axis=1) / count).where(counted, 0.0)
+        c = c.where(~(np.abs(c.hi) <= 2.0**-95), 0.0)  # of the largest: what 106 bits do not tell from 0
         c, size = _moderate(c, size)
     size = np.where(c.hi.any(axis=1, keepdims=True), size, _LEAST)
     exponent = np.maximum(size, np.where(length.hi > 0, np.frexp(length.hi)[1], _LEAST))
