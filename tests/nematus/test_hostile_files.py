@@ -262,7 +262,8 @@ def test_weights_of_keras_that_are_elsewhere(tmp_path: Path) -> None:
     def large_chunk(file: Any) -> None:
         name, dataset = next(iter(file["vars"].items()))
         del file["vars"][name]
-        file["vars"].create_dataset(name, dataset.shape, "f4", (2**12, 2**12), maxshape=(None, None), compression=1)
+        sizes = {"chunks": (2**12, 2**12), "maxshape": (None, None)}
+        file["vars"].create_dataset(name, dataset.shape, "f4", compression=1, **sizes)
 
     def group(file: Any) -> None:
         file["vars"].create_group("encoder.embedding")
