@@ -11,9 +11,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.cpu.formats import LOAD, ROUND, STORE, apart, bits, finite, fma, inlined, sum_error, view
+from rmsnorm.cpu.formats import (
+    LOAD,
+    ROUND,
+    STORE,
+    add_product_in_any_order,
+    apart,
+    bits,
+    finite,
+    fma,
+    inlined,
+    sum_error,
+    view,
+)
 from rmsnorm.cpu.settings import CLAMP, FORWARD, INSIDE, OUTSIDE, PARAMETERS, STORAGE
-from rmsnorm.cpu.statistic import add_rows, is_counted
+from rmsnorm.cpu.statistic import add_rows, is_counted, span
 from rmsnorm.cpu.system import call_c, free, malloc, settings_at, table, word
 
 _LEAST: Final = -(2**20)  # below every exponent
@@ -27,6 +39,30 @@ def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other:
     before = norm != ""
     counts = is_counted if has_mask else _every_one
     round_norm, round_product = ROUND[norm or "float64"], ROUND[product or "float64"]
+
+    def fill(h: Any, gain: Any, gain_error: Any, b: Any, inverse: float, rest: float, y: Any) -> None:
+        """A row of y of ordinary numbers, of which no product leaves the range: 1 / rho = inverse + rest."""
+        for j in range(h.size):
+            number, lost = load(h[j]), 0.0
+            if not before:  # the product with the gain comes first
+                product = number * gain[j]
+                lost = fma(number, gain[j], -product) + number * gain_error[j]
+                number = product
+            result = number * inverse
+            lost = fma(number, inverse, -result) + (number * rest + lost * inverse)
+            if before:
+                result = round_product(round_norm(result + _correction(lost)) * gain[j])
+                if has_bias:
+                    result = round_product(result + b[j])
+            elif has_bias:
+                total = result + b[j]
+                lost += sum_error(result, b[j], total)
+                result = total + _correction(lost)
+            else:
+                result += _correction(lost)
+            store(y, j, result)
+
+    fill = apart(fill)
 
     def forward(settings: int, start: int, stop: int, prepared: int, _: int, arguments: int) -> int:
         s = settings_at(settings)
@@ -46,18 +82,28 @@ def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other:
                 call_c(word(table(), PARAMETERS + s.scale), scale, memory + 8 * n, n, 0)
             for j in range(n):
                 gain_error[j] = sum_error(offset, gain_error[j], gain[j]) if scale else 0.0
+        low, high = span(np.float64, gain, n)
+        moderate = low > 2.0**-200 and high < 2.0**200
+        if has_bias:
+            low, high = span(np.float64, b, n)
+            moderate = moderate and low > 2.0**-200 and high < 2.0**200
         for i in range(start, stop):
             h_row = view(x + i * x_step, n, like_x)
             if has_other and residual:
                 x_row, h_row = h_row, view(h + i * row_bytes, n, like_x)
                 add_rows(load, add, x_row, view(residual + i * row_bytes, n, like_x), h_row)
             mask_row = view(mask + i * mask_step, n, np.uint8(0))
-            k, largest = 0, 0.0
-            for j in range(first):
-                if counts(mask_row, stride, j):
-                    size = abs(load(h_row[j]))
-                    largest = size if size > largest else largest
-                    k += 1
+            low, high = span(load, h_row, n)
+            k, largest = first, high
+            if has_mask:
+                k, largest = 0, 0.0
+                for j in range(first):
+                    if is_counted(mask_row, stride, j):
+                        size = abs(load(h_row[j]))
+                        largest = size if size > largest else largest
+                        k += 1
+            elif first < n:
+                _, largest = span(load, h_row, first)
             power = _inverse_power(_longest(s, largest, k))  # neither squares nor eps then leave the range
             total, centring_error = 0.0, 0.0  # an error in the mean itself changes q by its square alone
             for j in range(n):
@@ -70,7 +116,10 @@ def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other:
                         value = centred[j]
                         centred[j] = value - mean
                         centring_error += 2 * centred[j] * sum_error(value, -mean, centred[j])
-            rho, rho_error = _rho(s, centred, k, power, centring_error)
+            largest *= power
+            if has_mask and variance:
+                _, largest = span(np.float64, centred, n)
+            rho, rho_error = _rho(s, centred, largest, k, power, centring_error)
             if inverse_rms:
                 reciprocal = 1 / rho
                 reciprocal -= finite((fma(reciprocal, rho, -1.0) + reciprocal * rho_error) / rho)
@@ -78,6 +127,11 @@ def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other:
             if not y:
                 continue
             y_row = view(y + i * y_bytes, n, like_y)
+            if moderate and k and low > 2.0**-200 and high < 2.0**200 and 2.0**-200 < rho / power < 2.0**200:
+                inverse = power / rho
+                rest = (fma(-inverse, rho / power, 1.0) - inverse * (rho_error / power)) * inverse
+                fill(h_row, gain, gain_error, b, inverse, rest, y_row)
+                continue
             unit = _exponent(power)
             for j in range(n):  # h, the gain and the bias without their powers of two, which are in ``exponent``
                 value = load(h_row[j])
@@ -136,10 +190,10 @@ def _inverse_power(length: float) -> Any:
 
 
 @inlined
-def _rho(s: Any, centred: Any, k: int, power: float, centring_error: float) -> Any:
+def _rho(s: Any, centred: Any, largest: float, k: int, power: float, centring_error: float) -> Any:
     """rho of a row that was multiplied by a power of two, and its rounding error."""
     size = float(k if k else 1)
-    total, total_error = _sum_of_squares(centred)
+    total, total_error = _sum_of_squares(centred, largest)
     total_error += centring_error
     q = total / size
     q_error = finite((total_error - fma(q, size, -total)) / size)
@@ -161,14 +215,11 @@ def _rho(s: Any, centred: Any, k: int, power: float, centring_error: float) -> A
 
 
 @apart
-def _sum_of_squares(numbers: Any) -> Any:
+def _sum_of_squares(numbers: Any, largest: float) -> Any:
     """The sum of squares, and what that rounded off, to 2^-75 of it: Rump, Ogita & Oishi 2008.
 
     The squares of the upper halves, which are exact, are cut at a grid so coarse that their sum is exact, too.
     """
-    largest = 0.0
-    for j in range(numbers.size):
-        largest = abs(numbers[j]) if abs(numbers[j]) > largest else largest
     coarse = _power_of_two(largest * largest) * _power_of_two(float(numbers.size)) * 8
     coarse = 2.0**1000 if coarse > 2.0**1000 else coarse
     upper, lower = 0.0, 0.0
@@ -176,8 +227,8 @@ def _sum_of_squares(numbers: Any) -> Any:
         half = bits(bits(numbers[j]) & np.int64(-(2**27)))
         square = half * half
         part = (coarse + square) - coarse
-        upper += part
-        lower += (square - part) + (numbers[j] - half) * (numbers[j] + half)
+        upper = add_product_in_any_order(1.0, part, upper)
+        lower = add_product_in_any_order(1.0, (square - part) + (numbers[j] - half) * (numbers[j] + half), lower)
     total = upper + lower if math.isfinite(upper) else upper
     return total, finite(lower - (total - upper))
 

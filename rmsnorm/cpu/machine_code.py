@@ -28,7 +28,7 @@ table: Final = np.zeros(KERNELS + int(np.prod(_SHAPE)), np.int64)
 llvm.add_symbol("rmsnorm_table", table.ctypes.data)
 
 _addresses: dict[str, int] = {}
-_stubs: list[object] = []  # compiled code refers to them
+_stubs: list[Any] = []  # compiled code refers to them
 _lock = RLock()
 
 
@@ -84,14 +84,15 @@ def _later(place: int, module: str, *key: str) -> None:
     def first(*arguments: int) -> int:
         try:
             table[place] = address(module, *key)
-            return signature(int(table[place]))(*arguments)
+            result: int = signature(int(table[place]))(*arguments)
+            return result
         except BaseException:
             sys.excepthook(*sys.exc_info())  # compiled code has called this, and knows no exceptions
             return 1
 
     signature = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 9)
     _stubs.append(signature(first))
-    table[place] = ctypes.cast(_stubs[-1], ctypes.c_void_p).value
+    table[place] = ctypes.cast(_stubs[-1], ctypes.c_void_p).value or 0
 
 
 def _compile(name: str, module: str, key: tuple[object, ...]) -> bytes:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.cpu.formats import add_product_in_any_order, apart, fma, inlined, sum_error
+from rmsnorm.cpu.formats import add_product_in_any_order, apart, bits, fma, inlined, sum_error
 from rmsnorm.cpu.settings import INSIDE, OUTSIDE
+
+_INFINITE: Final = np.int64(0x7FF0000000000000)
 
 
 @inlined
@@ -23,6 +25,18 @@ def add_rows(load: Any, store: Any, x: Any, residual: Any, h: Any) -> None:
 def is_counted(mask: Any, stride: int, j: int) -> Any:
     """Whether an element counts. A negative stride means that there is no mask."""
     return stride < 0 or mask[j * stride] != 0
+
+
+@apart
+def span(load: Any, numbers: Any, k: int) -> Any:
+    """The least of the first k numbers that is not 0, else infinity, and the largest; both without their signs."""
+    low, high = _INFINITE, np.int64(0)
+    for j in range(k):
+        size = bits(abs(load(numbers[j])))  # in the same order as the numbers
+        high = size if size > high else high
+        size = size if size != 0 else _INFINITE
+        low = size if size < low else low
+    return bits(low), bits(high)
 
 
 @apart
