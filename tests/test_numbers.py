@@ -234,6 +234,20 @@ def test_only_rows_that_cancel_are_computed_twice(dtype):
 
 
 @needs_kernels
+@pytest.mark.parametrize("n", [1, 33])
+def test_a_constant_row_of_float64_has_no_variance(n):
+    random = np.random.default_rng(0)
+    x = np.repeat([[0.1], [1e300], [1e-300], [3e200], [1e155]], n, axis=1)
+    scale, dy, mask = random.normal(size=n), random.normal(size=x.shape), random.random(x.shape) < 0.7
+    for eps, counted in itertools.product([1e-12, 1e-6, 0.3], [None, mask]):
+        options = {"variant": PRESETS["keras_rms_scaling"].replace(eps=eps), "mask": counted}
+        got, want = (f.rms_norm(x, scale, **options) for f in (fast, numpy_impl))
+        assert np.array_equal(got, want)
+        got, want = (f.rms_norm_vjp(dy, x, scale, **options)[0] for f in (fast, numpy_impl))
+        assert np.allclose(got, want, rtol=2.0**-50, atol=0)
+
+
+@needs_kernels
 @pytest.mark.parametrize("result", ["x", "promote"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_a_gradient_has_the_exact_gain_where_y_rounds_it(dtype, result):

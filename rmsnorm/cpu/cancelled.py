@@ -73,10 +73,7 @@ def _row(s: Any, h: Any, v: Any, gain: Any, mask: Any, stride: int) -> None:
             top = exponent if exponent > top else top
     top = 0 if plain else top
     # c and, by another power, rho are near 1
-    power, power_of_rho = 1.0, 1.0
-    if not plain:
-        power, power_of_rho = _inverse_power(largest), _inverse_power(_longest(s, largest, k))
-    unit, unit_of_rho = _power(power, plain), _power(power_of_rho, plain)
+    power = 1.0 if plain else _inverse_power(largest)
     size = float(k if k else 1)
     mean, mean_error = 0.0, 0.0
     if s.variance:
@@ -84,6 +81,14 @@ def _row(s: Any, h: Any, v: Any, gain: Any, mask: Any, stride: int) -> None:
             if is_counted(mask, stride, j):
                 mean, mean_error = _plus(mean, mean_error, h[j] * power, 0.0)
         mean, mean_error = _over(mean, mean_error, size, 0.0)
+        largest = 0.0
+        for j in range(first):
+            if is_counted(mask, stride, j):
+                c, _ = _plus(h[j] * power, 0.0, -mean, -mean_error)
+                largest = abs(c) if abs(c) > largest else largest
+        largest /= power
+    power_of_rho = 1.0 if plain else _inverse_power(_longest(s, largest, k))
+    unit, unit_of_rho = _power(power, plain), _power(power_of_rho, plain)
     inner, inner_error, square, square_error = 0.0, 0.0, 0.0, 0.0
     for j in range(n):
         if is_counted(mask, stride, j):

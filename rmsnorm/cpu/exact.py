@@ -105,20 +105,28 @@ def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other:
             elif first < n:
                 _, largest = span(load, h_row, first)
             power = _inverse_power(_longest(s, largest, k))  # neither squares nor eps then leave the range
-            total, centring_error = 0.0, 0.0  # an error in the mean itself changes q by its square alone
+            total, lost, centring_error = 0.0, 0.0, 0.0
             for j in range(n):
-                centred[j] = load(h_row[j]) * power if j < first and counts(mask_row, stride, j) else 0.0
-                total += centred[j]
-            if has_mask and variance:
-                mean = total / float(k if k else 1)
+                centred[j] = value = load(h_row[j]) * power if j < first and counts(mask_row, stride, j) else 0.0
+                lost += sum_error(total, value, total + value) if has_mask else 0.0
+                total += value
+            largest *= power
+            if has_mask and variance:  # the mean is a pair: a constant row has no variance
+                size = float(k if k else 1)
+                mean = total / size
+                lost = (fma(-mean, size, total) + lost) / size
                 for j in range(first):
                     if counts(mask_row, stride, j):
-                        value = centred[j]
-                        centred[j] = value - mean
-                        centring_error += 2 * centred[j] * sum_error(value, -mean, centred[j])
-            largest *= power
-            if has_mask and variance:
+                        value = centred[j] - mean
+                        error = sum_error(centred[j], -mean, value) - lost
+                        centred[j] = value + error
+                        centring_error += 2 * centred[j] * sum_error(value, error, centred[j])
                 _, largest = span(np.float64, centred, n)
+                again = _inverse_power(_longest(s, largest / power, k)) / power  # for what is left, so that eps counts
+                again = again if again < 2.0**1000 else 2.0**1000
+                for j in range(n):
+                    centred[j] *= again
+                largest, power, centring_error = largest * again, power * again, centring_error * again * again
             rho, rho_error = _rho(s, centred, largest, k, power, centring_error)
             if inverse_rms:
                 reciprocal = 1 / rho

@@ -189,7 +189,8 @@ def check(data: Any, slack: float = 0.0) -> int:
     axes = tuple(sorted(axis % rank for axis in axes))
     features = axes
     if data.feature_axis is not None:
-        features = (data.feature_axis % rank,)
+        named = data.feature_axis if isinstance(data.feature_axis, tuple) else (data.feature_axis,)
+        features = tuple(axis % rank for axis in named)
     outer = [axis for axis in range(rank) if axis not in axes]
     n = math.prod(shape[axis] for axis in axes)
     rows = np.arange(data.x.size).reshape(shape).transpose([*outer, *axes]).reshape(-1, n)
