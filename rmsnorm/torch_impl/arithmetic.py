@@ -170,8 +170,8 @@ def backward(
     if _is_exact(call):  # within the range while they are multiplied
         exponents = [exponent_of(inverse_rms), excess(exponent_of(_sum(call, v.abs() / call.n)), 850)]
         u = v * two_to(-exponents[-1])
-        if gain is not None:
-            exponents.append(excess(exponent_of(complete(gain.abs().mean())), 100))
+        if gain is not None and not hasattr(gain, "placements"):  # of a DTensor it would have to be sent
+            exponents.append(excess(exponent_of(gain.abs().mean()), 100))
             gain = gain * two_to(-exponents[-1])
     u = u if gain is None else u * gain
     along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
