@@ -27,15 +27,15 @@ MODULES: Final = {"numpy": "numpy", "torch": "torch", "flax": "flax", "tf": "ten
 
 _STEPS: Final = {
     "numpy": """
-x, large = (np.ones(shape, np.float32).astype(dtype) for shape in shapes)
+x, large = (random.normal(size=shape).astype(dtype) for shape in shapes)
 mark()
 from rmsnorm.numpy_impl.fast import rms_norm, rms_norm_vjp
 def forward(x): return rms_norm(x, np.ones(x.shape[1], x.dtype))
-def gradients(x): return rms_norm_vjp(x, x, np.ones(x.shape[1], x.dtype))
+def gradients(x): return rms_norm_vjp(x[::-1].copy(), x, np.ones(x.shape[1], x.dtype))
 """,
     "torch": """
 import torch
-x, large = (torch.ones(shape, dtype=getattr(torch, dtype)) for shape in shapes)
+x, large = (torch.tensor(random.normal(size=shape), dtype=getattr(torch, dtype)) for shape in shapes)
 def gradients(x):
     x = x.clone().requires_grad_()
     layer(x.shape[1], dtype=x.dtype)(x).sum().backward()
@@ -48,7 +48,7 @@ def forward(x): layer(x.shape[1], dtype=x.dtype)(x)
     "flax": """
 import jax, jax.numpy as jnp
 from flax import nnx
-x, large = (jnp.ones(shape, dtype) for shape in shapes)
+x, large = (jnp.asarray(random.normal(size=shape), dtype) for shape in shapes)
 def step(layer, x): return layer(x).sum()
 def new(x): return layer(x.shape[1], param_dtype=dtype, rngs=nnx.Rngs(0))
 def gradients(x): jax.block_until_ready(nnx.jit(nnx.grad(step, argnums=(0, 1)))(new(x), x))
@@ -60,7 +60,7 @@ def forward(x): jax.block_until_ready(nnx.jit(lambda layer, x: layer(x))(new(x),
 """,
     "tf": """
 import tensorflow as tf, keras
-x, large = (tf.ones(shape, dtype) for shape in shapes)
+x, large = (tf.constant(random.normal(size=shape), dtype) for shape in shapes)
 def gradients(x):
     ours = layer(dtype=dtype)
     with tf.GradientTape() as tape:
@@ -78,6 +78,7 @@ def forward(x): layer(dtype=dtype)(x)
 _PROCESS: Final = """
 import json, sys, time
 import numpy as np, ml_dtypes
+random = np.random.default_rng(0)  # a row of ones has a gradient that cancels, which compiles more
 dtype, shapes, times = sys.argv[1], ((32, 768), (4096, 4096)), []
 def mark(): times.append(time.process_time())
 {step}

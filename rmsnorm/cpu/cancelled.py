@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rmsnorm.cpu.exact import _LEAST, _exponent, _fraction, _inverse_power, _longest, _scaled
-from rmsnorm.cpu.formats import LOAD, STORE, apart, finite, fma, inlined, sum_error, view
+from rmsnorm.cpu.formats import LOAD, STORE, apart, finite, fma, sum_error, view
 from rmsnorm.cpu.settings import INSIDE, OUTSIDE, STORAGE
 from rmsnorm.cpu.statistic import is_counted, rho_of
 from rmsnorm.cpu.system import free, malloc, settings_at
@@ -150,23 +150,23 @@ def _row(s: Any, h: Any, v: Any, gain: Any, mask: Any, stride: int) -> None:
             h[j] = term
 
 
-@inlined
+@apart
 def _is_moderate(number: float) -> Any:
     """So near to 1 that no product of five such numbers leaves the range."""
     return number == 0 or 2.0**-200 < abs(number) < 2.0**200
 
 
-@inlined
+@apart
 def _power(number: float, plain: bool) -> Any:
     return 0 if plain else _exponent(number)
 
 
-@inlined
+@apart
 def _without(number: float, plain: bool) -> Any:
     return number if plain else _fraction(number)
 
 
-@inlined
+@apart
 def _moved(number: float, exponent: int, plain: bool) -> Any:
     return number if plain else _scaled(number, exponent)
 
