@@ -234,6 +234,15 @@ def test_only_rows_that_cancel_are_computed_twice(dtype):
 
 
 @needs_kernels
+def test_an_element_of_bfloat16_far_above_its_variance():
+    """In float32 h / rho is infinite, and infinity times 0 is NaN."""
+    x, scale = np.full((1, 4), -2.66e38, "bfloat16"), np.array([-0.0, 0.0, 1e-3, 1.0], "bfloat16")
+    options = {"variant": PRESETS["keras_rms_scaling"].replace(eps=1e-5)}
+    got, want = (f.rms_norm(x, scale, **options) for f in (fast, numpy_impl))
+    assert np.array_equal(got.view(np.uint16), want.view(np.uint16))
+
+
+@needs_kernels
 @pytest.mark.parametrize("n", [1, 33])
 def test_a_constant_row_of_float64_has_no_variance(n):
     random = np.random.default_rng(0)

@@ -4,7 +4,7 @@ The sums were computed in float64 before. What is left has so few roundings that
 of the terms: if both ends of that interval round to the same bfloat16, so does the exact result. If they do not, which
 happens to one element in some thousands, or if an element is out of range, it is marked in ``doubt``, and the caller
 computes it in float64. 1 / rho and share must be between 2^-20 and 2^20, the size of a gain between 2^-40 and 2^16, or
-0: then no result shows that a product underflowed on the way. An h that is not in the statistic must be below 2^60.
+0: then no result shows that a product underflowed on the way. An h must be below 2^60, unless rho bounds it.
 """
 
 from __future__ import annotations

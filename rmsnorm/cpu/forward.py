@@ -122,7 +122,7 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
                 may_be_single
                 and single
                 and 2.0**-20 < rho < 2.0**20
-                and (k == n or is_small(h_row, 0 if has_mask else k))
+                and ((k == n and not variance) or is_small(h_row, 0 if has_mask else k))
             ):
                 if before:
                     forward_row_before(narrow_y, h_row, gain32, np.float32(1 / rho), y_row, doubt)
