@@ -234,6 +234,26 @@ def test_only_rows_that_cancel_are_computed_twice(dtype):
 
 
 @needs_kernels
+def test_a_row_whose_code_cannot_be_compiled_fails_its_call(monkeypatch, capsys):
+    from rmsnorm.cpu import machine_code
+
+    def fail(*_: object) -> int:
+        raise OSError("no room")
+
+    x = np.ones((4, 8), np.float32)
+    want = fast.rms_norm_vjp(x, x)[0]  # this compiles the rest
+    place = cancelled_place("float32", "float32")
+    with monkeypatch.context() as patch:
+        machine_code.table[place] = 0  # as in a new process
+        machine_code._later(place, "cancelled", "float32", "float32")
+        patch.setattr(machine_code, "address", fail)
+        with pytest.raises(MemoryError, match=r"^$"):  # the reason is printed by then
+            fast.rms_norm_vjp(x, x)
+    assert "OSError: no room" in capsys.readouterr().err
+    assert np.array_equal(fast.rms_norm_vjp(x, x)[0], want)  # the next call compiles it
+
+
+@needs_kernels
 def test_an_element_of_bfloat16_far_above_its_variance():
     """In float32 h / rho is infinite, and infinity times 0 is NaN."""
     x, scale = np.full((1, 4), -2.66e38, "bfloat16"), np.array([-0.0, 0.0, 1e-3, 1.0], "bfloat16")

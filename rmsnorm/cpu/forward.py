@@ -59,7 +59,7 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
                 result = round_product(result + b[j])
             store(y, j, result)
 
-    fill = apart(fill)  # it is called in one or in two places
+    fill = apart(fill)
 
     def forward(settings: int, start: int, stop: int, prepared: int, _: int, arguments: int) -> int:
         """Computes rows ``start`` to ``stop`` of y, h and 1 / rho; without y, only the others. 1 if memory is short.
