@@ -34,6 +34,7 @@ EXCEPTIONS = {
     "torch": {
         "onnx.py": "the operator that the exporter writes",
         "dynamo.py": "what torch.compile must know",
+        "inductor.py": "what it writes for the operators",
         "operators.py": "the kernels in a program that is compiled or exported",
         "autograd.py": "a torch.autograd.Function",
         "gpu.py": "the Triton kernels",

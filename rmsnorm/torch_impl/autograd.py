@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import arithmetic, operators, rows
 from rmsnorm.torch_impl.arithmetic import gradients
+from rmsnorm.torch_impl.dynamo import untraced
 from rmsnorm.torch_impl.memory import is_plain
 from rmsnorm.torch_impl.rounding import cast, dtype_name, is_transformed, is_watched
 
@@ -97,6 +98,7 @@ class KeptFunction(torch.autograd.Function):
         return None, _to(dx, x.dtype), *others
 
 
+@untraced
 def again(kept: rows.Kept | None, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """y of a small call that was made before, and has no tangents; None if it is another one."""
     if kept is None or not kept.fits(settings, x, scale, bias):

@@ -20,16 +20,18 @@ from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.torch_impl import gate as gates
-from rmsnorm.torch_impl import onnx, operators, rows
+from rmsnorm.torch_impl import inductor, onnx, operators, rows
 from rmsnorm.torch_impl.arithmetic import forward, gradients, statistic, tangent
 from rmsnorm.torch_impl.autograd import RMSNormFunction, is_differentiated
-from rmsnorm.torch_impl.dynamo import in_graph
+from rmsnorm.torch_impl.dynamo import in_graph, untraced
 from rmsnorm.torch_impl.gate import factor, slope
 from rmsnorm.torch_impl.memory import is_plain, is_plain_on_gpu
 from rmsnorm.torch_impl.rounding import NAMES, add, cast, dtype_name, is_transformed, is_watched
 from rmsnorm.variants import Preset, Variant, derive
 
 _CPU: Final = torch.device("cpu")
+
+inductor.register()
 
 
 @forward_of(Tensor)
@@ -274,6 +276,7 @@ def _in_graph(
     return _rms_norm(x, scale, bias, variant, eps, partial, axis, feature_axis, *others)
 
 
+@untraced
 def _rms_norm(
     x: Tensor, scale: Tensor | None, bias: Tensor | None, variant: Any, eps: Any, partial: Any, axis: Any,
     feature_axis: Any, mask: Tensor | None, residual: Tensor | None, gate: Tensor | None, out_dtype: Any,
@@ -293,6 +296,7 @@ def _rms_norm(
     return tuple(outputs)
 
 
+@untraced
 def kept(settings: Any, axes: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> rows.Kept | None:
     """What a layer keeps of a call with its eps, variant and axes, which was computed before, for the next one."""
     eps, variant = settings

@@ -29,7 +29,7 @@ from rmsnorm import cpu, dtypes, gpu
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import arithmetic, rows
 from rmsnorm.torch_impl import gpu as gpu_rows
-from rmsnorm.torch_impl.dynamo import constant
+from rmsnorm.torch_impl.dynamo import constant, untraced
 from rmsnorm.torch_impl.memory import is_plain
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 from rmsnorm.variants import Variant
@@ -92,15 +92,20 @@ def _settings(call: Call) -> tuple[str, Any]:
         "axes": len(call.axes), "eps": call.eps, "eps_position": variant.eps_position, "statistic": variant.statistic,
         "scale_offset": variant.scale_offset, "norm": call.norm, "product": call.product, "result": call.result,
     }  # fmt: skip
-    return json.dumps(fields), None if variant.partial is None else call.k
+    text = json.dumps(fields).replace('"', "'")  # the C++ that Inductor writes has strings without escapes
+    return text, None if variant.partial is None else call.k
 
 
-_fields = lru_cache(maxsize=1024)(json.loads)
+@lru_cache(maxsize=1024)
+def decoded(settings: str) -> dict[str, Any]:
+    """The fields of such a text."""
+    fields: dict[str, Any] = json.loads(settings.replace("'", '"'))
+    return fields
 
 
 def _call(shape: torch.Size, dtype: torch.dtype, settings: str, k: Any) -> Call:
     """The call that has these settings, on x of that shape and dtype."""
-    fields = _fields(settings)
+    fields = decoded(settings)
     axes = tuple(range(len(shape) - fields["axes"], len(shape)))
     n = math.prod(shape[axis] for axis in axes)
     return Call(
@@ -115,7 +120,7 @@ def _call(shape: torch.Size, dtype: torch.dtype, settings: str, k: Any) -> Call:
 
 
 @lru_cache(maxsize=4096)
-def _planned(device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, has_mask: bool, *settings: Any) -> Any:
+def planned(device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, has_mask: bool, *settings: Any) -> Any:
     """The call and its plan for the kernels."""
     call = _call(shape, dtype, *settings)
     return call, rows.plan(device, call, scale and dtype_name(scale), bias and dtype_name(bias), has_mask)
@@ -125,19 +130,21 @@ def _dtype(tensor: Tensor | None) -> torch.dtype | None:
     return None if tensor is None else tensor.dtype
 
 
+@untraced
 def _run_forward(
     x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    call, plan = _planned(x.device, x.shape, x.dtype, _dtype(scale), _dtype(bias), mask is not None, *settings)
+    call, plan = planned(x.device, x.shape, x.dtype, _dtype(scale), _dtype(bias), mask is not None, *settings)
     y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask)
     return y, x.new_empty(0) if h is None else h, inverse_rms
 
 
+@untraced
 def _run_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, mask: Tensor | None,
     bias: torch.dtype | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    call, plan = _planned(h.device, h.shape, h.dtype, _dtype(scale), bias, mask is not None, *settings)
+    call, plan = planned(h.device, h.shape, h.dtype, _dtype(scale), bias, mask is not None, *settings)
     return _present(h, *rows.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh))
 
 
@@ -149,7 +156,7 @@ def _present(like: Tensor, *tensors: Tensor | None) -> Any:
 def _forward_types(
     x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Any, settings: str, k: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    axes, result = _fields(settings)["axes"], getattr(torch, _fields(settings)["result"])
+    axes, result = decoded(settings)["axes"], getattr(torch, decoded(settings)["result"])
     reduced = [*x.shape[:-axes], *(1 for _ in range(axes))]
     y, inverse_rms = torch.empty_like(x, dtype=result), x.new_empty(reduced, dtype=torch.float64)
     return y, x.new_empty(0) if residual is None else torch.empty_like(x), inverse_rms
@@ -159,7 +166,7 @@ def _backward_types(
     dy: Tensor, dh: Any, h: Tensor, inverse_rms: Any, scale: Tensor | None, mask: Any, bias: torch.dtype | None,
     settings: str, k: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    features = h.shape[-_fields(settings)["axes"] :]
+    features = h.shape[-decoded(settings)["axes"] :]
     dscale, dbias = (None if dtype is None else h.new_empty(features, dtype=dtype) for dtype in (_dtype(scale), bias))
     return _present(h, torch.empty_like(h), dscale, dbias)
 
@@ -251,6 +258,7 @@ def _plain(ctx: Any, dy: Any, dh: Any, h: Any, scale: Any, mask: Any) -> tuple[C
 def _differentiated(function: Any, plain: Callable[..., Any], run_on_cpu: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel of an operator for autograd; plain operations under torch.func, as a Function does not nest there."""
 
+    @untraced
     def run(*arguments: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return plain(*arguments)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -20,7 +22,12 @@ from rmsnorm.torch_impl.memory import check_storage, gapless, is_plain, is_plain
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
-_CPU: Final = torch.device("cpu")  # named in every allocation: the default device may be another one
+CPU: Final = torch.device("cpu")  # named in every allocation: the default device may be another one
+_empty_strided: Final = getattr(  # for half of what torch.empty takes
+    torch._C._dynamo.guards,
+    "_empty_strided_cpu",
+    lambda *memory: torch.empty_strided(*memory[:2], dtype=memory[2], device=CPU),
+)
 _BLOCK: Final = 2**18  # elements, whose float64 temporaries stay in cache
 
 
@@ -47,8 +54,8 @@ def forward(
         return y, h, inverse_rms
     if type(plan) is gpu.Plan:
         return gpu.forward(plan, x, residual, scale, bias)
-    y = torch.empty(*x.shape, dtype=_DTYPES[call.result], device=_CPU)  # faster with separate sizes than with a shape
-    inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=_CPU) if with_inverse_rms else None
+    y = torch.empty(*x.shape, dtype=_DTYPES[call.result], device=CPU)  # faster with separate sizes than with a shape
+    inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=CPU) if with_inverse_rms else None
     h = other = None
     if residual is not None:
         h, t = _empty(x.shape, call.x), _DTYPES[call.x]
@@ -70,7 +77,7 @@ def forward(
 
 
 class Kept(NamedTuple):
-    """A small call that a layer makes again and again: what was checked and planned for it once."""
+    """A call that a layer or a compiled program makes again and again: what was checked and planned for it once."""
 
     settings: Any  # of the layer
     call: Call
@@ -79,7 +86,12 @@ class Kept(NamedTuple):
     scale: tuple[torch.Size, torch.dtype] | None
     bias: tuple[torch.Size, torch.dtype] | None
     plan: Any
-    job: tuple[int, ...]  # the first arguments of its ``run``
+    job: tuple[int, ...]  # the first arguments of its ``run``, if it is small
+    y: tuple[Any, ...]  # sizes, strides and dtype, likewise of what follows
+    inverse_rms: tuple[Any, ...]
+    dx: tuple[Any, ...]
+    dscale: tuple[Any, ...] | None
+    dbias: tuple[Any, ...] | None
 
     def fits(self, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> bool:
         """Whether a call is this one, so that ``forward`` computes it."""
@@ -92,25 +104,36 @@ class Kept(NamedTuple):
         self, x: Tensor, scale: Tensor | None, bias: Tensor | None, with_inverse_rms: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """y and, if asked for, 1 / rho in float64."""
-        plan, y = self.plan, torch.empty_like(x)
-        inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=_CPU) if with_inverse_rms else None
-        plan.run(
-            *self.job, x.data_ptr(), plan.x_bytes, 0, _address(scale), _address(bias), 0, 0, 0, y.data_ptr(), 0,
+        plan, y = self.plan, _empty_strided(*self.y)
+        inverse_rms = _empty_strided(*self.inverse_rms) if with_inverse_rms else None
+        addresses = (
+            x.data_ptr(), plan.x_bytes, 0, _address(scale), _address(bias), 0, 0, 0, y.data_ptr(), 0,
             _address(inverse_rms),
         )  # fmt: skip
+        if plan.small:
+            plan.run(*self.job, *addresses)
+        else:
+            if plan.large:
+                advise(y.data_ptr(), y.nbytes)
+            plan.run_forward(openmp_threads, (x, scale, bias, y, inverse_rms), *addresses)
         return y, inverse_rms
 
     def backward(
         self, dy: Tensor, x: Tensor, scale: Tensor | None, inverse_rms: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """dx, dscale and dbias, of a plain dy without gaps: small as it is, one thread computes them."""
-        plan, dx, dscale = self.plan, torch.empty_like(x), None if scale is None else torch.empty_like(scale)
-        dbias = None if self.bias is None else torch.empty(self.bias[0], dtype=self.bias[1], device=_CPU)
-        plan.run(
-            plan.backward[False, False], 1, plan.place, plan.rows, plan.chunk, 1, 0,
+        """dx, dscale and dbias, of a plain dy without gaps."""
+        plan, dx = self.plan, _empty_strided(*self.dx)
+        dscale, dbias = (None if p is None else _empty_strided(*p) for p in (self.dscale, self.dbias))
+        addresses = (
             x.data_ptr(), plan.x_bytes, _address(scale), 0, 0, 0,
             inverse_rms.data_ptr(), dy.data_ptr(), 0, dx.data_ptr(), _address(dscale), _address(dbias),
         )  # fmt: skip
+        if plan.small:
+            plan.run(plan.backward[False, False], 1, plan.place, plan.rows, plan.chunk, 1, 0, *addresses)
+        else:
+            if plan.large:
+                advise(dx.data_ptr(), dx.nbytes)
+            plan.run_backward(openmp_threads, (x, scale, inverse_rms, dy, dx, dscale, dbias), *addresses)
         return dx, dscale, dbias
 
 
@@ -121,11 +144,20 @@ def _fits(parameter: Tensor | None, kept: tuple[torch.Size, torch.dtype] | None)
 
 
 def keep(settings: Any, call: Call, plan: Any, x: torch.Size, dtype: torch.dtype, scale: Any, bias: Any) -> Kept | None:
-    """A call that was computed, of x of that shape and dtype and such parameters; None if it is not worth it."""
-    if plan is None or not plan.small or call.result != call.x:
+    """A call that was computed, of x of that shape and dtype and such parameters; None if no kernel on the CPU can."""
+    if plan is None or type(plan) is gpu.Plan:
         return None
-    job = plan.forward[False, False], 0, plan.place, plan.rows, plan.rows, 1, 0
-    return Kept(settings, call, x, dtype, scale, bias, plan, job)
+    job = (plan.forward[False, False], 0, plan.place, plan.rows, plan.rows, 1, 0) if plan.small else ()
+    y, dx = _contiguous(x, _DTYPES[call.result]), _contiguous(x, dtype)
+    gradients = (None if p is None else _contiguous(*p) for p in (scale, bias))
+    reduced = _contiguous(plan.reduced, torch.float64)
+    return Kept(settings, call, x, dtype, scale, bias, plan, job, y, reduced, dx, *gradients)
+
+
+def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:
+    """What ``_empty_strided`` needs for a tensor without gaps."""
+    strides = list(accumulate([1, *(max(size, 1) for size in sizes[:0:-1])], mul))
+    return tuple(sizes), tuple(strides[::-1]), dtype
 
 
 def backward(
@@ -164,10 +196,10 @@ def _backward_by_kernels(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     if inverse_rms is not None and type(plan) is gpu.Plan:
         return gpu.backward(plan, dy, h, scale, bias, inverse_rms, dh)
-    dx = torch.empty(*h.shape, dtype=h.dtype, device=_CPU)
+    dx = torch.empty(*h.shape, dtype=h.dtype, device=CPU)
     sizes = h.shape[-len(call.axes) :]
-    dscale = None if scale is None else torch.empty(*sizes, dtype=scale.dtype, device=_CPU)
-    dbias = None if bias is None else torch.empty(*sizes, dtype=bias, device=_CPU)
+    dscale = None if scale is None else torch.empty(*sizes, dtype=scale.dtype, device=CPU)
+    dbias = None if bias is None else torch.empty(*sizes, dtype=bias, device=CPU)
     matrix = h if h.is_contiguous() else rows_of(h, plan.n)
     mask_rows, mask_step, mask_stride = _masked(mask, h, plan.n)
     dy, dh, gain = dy.contiguous(), gapless(dh), gapless(scale)
@@ -211,7 +243,7 @@ def _backward_in_blocks(
         dx, dscale, dbias = arithmetic.gradients(call, dy, h, scale, bias, mask, dh, inverse_rms)
         return cast(dx, call.x), dscale, dbias
     dx = _empty(h.shape, call.x)
-    dscale, dbias = torch.zeros(2, call.n, dtype=torch.float64, device=_CPU).unbind()
+    dscale, dbias = torch.zeros(2, call.n, dtype=torch.float64, device=CPU).unbind()
     out, v, factors, g = dx.view(-1, call.n), dy.reshape(-1, call.n), inverse_rms.view(-1, 1), _flat(scale)
     dh_rows = None if dh is None else dh.reshape(-1, call.n)
     for block, part, rows, mask_rows in _blocks(call, h, mask):
@@ -238,7 +270,7 @@ def _blocks(call: Call, h: Tensor, mask: Tensor | None) -> Iterator[tuple[slice,
 
 
 def _empty(shape: Any, dtype: str) -> Tensor:
-    tensor = torch.empty(shape, dtype=_DTYPES[dtype], device=_CPU)
+    tensor = torch.empty(shape, dtype=_DTYPES[dtype], device=CPU)
     advise(tensor.data_ptr(), tensor.nbytes)
     return tensor
 

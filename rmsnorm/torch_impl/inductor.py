@@ -1,0 +1,124 @@
+"""What Inductor writes for the operators in a program for the CPU: calls of the kernels, planned once for each shape.
+
+PyTorch's dispatcher, and checks that were made when the program was traced, take several times as long as a small
+kernel. The operators are called where a tensor has gaps or there is a mask or a residual; where Inductor writes C++;
+and in versions of PyTorch whose Inductor cannot be told what to write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rmsnorm.torch_impl import operators, rows
+from rmsnorm.torch_impl.dynamo import once_imported
+from rmsnorm.torch_impl.rounding import dtype_name
+
+_FORWARD: Final = torch.ops.rmsnorm.forward.default
+_BACKWARD: Final = torch.ops.rmsnorm.backward.default
+_REGISTRY: Final = "torch._inductor.codegen.custom_extern_kernel_codegen"
+
+
+@lru_cache(maxsize=4096)
+def _kept(shape: torch.Size, key: str) -> rows.Kept | None:
+    x, scale, bias, *settings = json.loads(key)
+    g, b = (None if p is None else (torch.Size(p[0]), _dtype(p[1])) for p in (scale, bias))
+    call, plan = operators.planned(rows.CPU, shape, _dtype(x), g and g[1], b and b[1], False, *settings)
+    return rows.keep(None, call, plan, shape, _dtype(x), g, b)
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _forward(key: str, x: Tensor, scale: Tensor | None, bias: Tensor | None, with_inverse_rms: bool) -> Any:
+    """The results of the operator, in a compiled program that uses no h, and perhaps no 1 / rho."""
+    kept = _kept(x.shape, key)
+    if kept is None:
+        return _FORWARD(x, None, scale, bias, None, *json.loads(key)[3:])
+    y, inverse_rms = kept.forward(x, scale, bias, with_inverse_rms)
+    return y, None, inverse_rms
+
+
+def _backward(key: str, dy: Tensor, h: Tensor, inverse_rms: Tensor, scale: Tensor | None) -> Any:
+    """The results of the operator; None for the gradient of a parameter that is None."""
+    kept = _kept(h.shape, key)
+    if kept is None:
+        _, _, bias, *settings = json.loads(key)
+        return _BACKWARD(dy, None, h, inverse_rms, scale, None, bias and _dtype(bias[1]), *settings)
+    return kept.backward(dy, h, scale, inverse_rms)
+
+
+def _write_forward(node: Any, write_line: Callable[[str], None]) -> None:
+    (x, residual, scale, bias, mask, *settings), _ = node.unflatten_args(node.inputs, node.constant_args)
+    _, h, inverse_rms = _used(node)
+    served = residual is None and mask is None and not h and _have_no_gaps(x, scale, bias)
+    key = _key(x, scale, bias and (bias.get_size(), bias.get_dtype()), settings)
+    _write(node, write_line, served and key, x, scale, bias, inverse_rms)
+
+
+def _write_backward(node: Any, write_line: Callable[[str], None]) -> None:
+    (dy, dh, h, inverse_rms, scale, mask, bias, *settings), _ = node.unflatten_args(node.inputs, node.constant_args)
+    _, dscale, dbias = _used(node)
+    served = dh is None and mask is None and _have_no_gaps(dy, h, inverse_rms, scale)
+    served = served and dscale <= (scale is not None) and dbias <= (bias is not None)
+    features = h.get_size()[-operators.decoded(settings[0])["axes"] :]
+    key = _key(h, scale, bias and (features, bias), settings)
+    _write(node, write_line, served and key, dy, h, inverse_rms, scale)
+
+
+def _used(node: Any) -> tuple[bool, ...]:
+    """Which results of the operator the program uses."""
+    from torch._inductor.virtualized import V
+
+    return tuple(output.get_name() not in V.graph.removed_buffers for output in node.outputs)
+
+
+def _have_no_gaps(*tensors: Any) -> bool:
+    for tensor in tensors:
+        step = 1
+        for size, stride in (
+            () if tensor is None else zip(tensor.get_size()[::-1], tensor.get_stride()[::-1], strict=True)
+        ):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+    return True
+
+
+def _key(x: Any, scale: Any, bias: tuple[Any, torch.dtype] | None, settings: list[Any]) -> str | None:
+    """What ``_kept`` must know of a call, apart from the shape of x; None if there are symbols in it."""
+    gain = None if scale is None else (scale.get_size(), scale.get_dtype())
+    try:
+        parameters = [p and (list(map(int, p[0])), dtype_name(p[1])) for p in (gain, bias)]
+        return json.dumps([dtype_name(x.get_dtype()), *parameters, *settings])
+    except TypeError:
+        return None
+
+
+def _write(node: Any, write_line: Callable[[str], None], key: Any, *arguments: Any) -> None:
+    if key:
+        function = f"{node.python_kernel_name}.in_program"
+        texts = [repr(key), *(t.codegen_reference() if hasattr(t, "codegen_reference") else str(t) for t in arguments)]
+    else:
+        function, texts = node.python_kernel_name, [*node.codegen_args(), *node.codegen_kwargs()]
+    write_line(f"{node.get_name()} = {function}({', '.join(texts)})")
+
+
+def register() -> None:
+    """Let Inductor, when it is imported, write the calls of the operators so."""
+    _FORWARD.in_program, _BACKWARD.in_program = _forward, _backward  # by these names the written code calls them
+    once_imported(_REGISTRY, _register)
+
+
+def _register() -> None:
+    from torch._inductor.codegen import custom_extern_kernel_codegen as codegen
+
+    for operator, write in ((_FORWARD, _write_forward), (_BACKWARD, _write_backward)):
+        codegen.CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.{operator}"] = codegen.CustomCodegen(python=write)
