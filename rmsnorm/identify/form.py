@@ -165,6 +165,8 @@ def _gain(session: Session, findings: Findings, x: Array) -> tuple[Session, Gain
     ratio = zero[middle] / slope[middle]
     measured = float(np.median(ratio))
     offset = nearest_number(measured, max(1e-6, float(np.percentile(np.abs(ratio - measured), 90))))
+    if not close(zero, measured * slope):
+        raise NotRms("y has a part that the gain does not multiply, and that is no multiple of the normalised row")
     findings.add("gain", True, "y is linear in it")
     findings.add("scale_offset", offset, f"with a gain of 0, y is {measured:.4g} times the normalised row")
     return session.with_neutral(scale=1.0 - offset), Gain(applied=True, offset=offset)

@@ -108,7 +108,7 @@ def find_layout(target: Target, width: int, dtype: str) -> Layout:
             failure = failure or error
             continue
         axes = changed or (len(sizes) - 1,)
-        count = target.x_shape[0] if target.x_shape else 16
+        count = target.x_shape[0] if target.x_shape else 16 + (16 in sizes)  # no size of another axis
         fixed = tuple(size or count for size in sizes) if any(sizes[axis] is None for axis in axes) else sizes
         return Layout(fixed, axes, _feature_axes(target, fixed, axes))
     assert failure is not None  # noqa: S101  (there is always a candidate)
@@ -173,7 +173,7 @@ def call(target: Target, x: Array, dtype: str) -> Array:
 
 
 def _feature_axes(target: Target, sizes: tuple[int | None, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes along which the gain, or the bias, runs: the axes of its sizes, normalised ones first."""
+    """The axes along which the gain, or the bias, runs: those of its sizes, normalised ones first, later ones first."""
     argument = next((argument for argument in ("scale", "bias") if argument in target.arguments), None)
     if argument is None:
         return axes
@@ -185,7 +185,7 @@ def _feature_axes(target: Target, sizes: tuple[int | None, ...], axes: tuple[int
     if len(wanted) > 1 and all(shape[axis] == wanted[axis - len(shape)] for axis in long):
         return long  # the other axes of the parameter have size 1
     rest = [axis for axis in range(len(shape)) if axis not in axes]
-    for axis in (*axes, *rest):
+    for axis in (*axes[::-1], *rest[::-1]):
         if wanted == (shape[axis],):
             return (axis,)
     raise TargetError(

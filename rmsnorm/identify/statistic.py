@@ -163,6 +163,8 @@ def solve_statistic(session: Session, counted: Counted, *, centred: bool) -> Sta
     fitted = used @ solved
     if np.any(fitted <= 0) or np.max(np.abs(rho / np.sqrt(np.maximum(fitted, 1e-300)) - 1)) > _COARSE:
         raise NotRms(_clipped(session) or "the denominator is no function of the row's sum of squares and sum")
+    if np.max(np.abs(used[:, :2] @ solved[:2]) / fitted) < _COARSE:
+        raise NotRms("the denominator is the largest |x| of a row, not its root mean square")
     noise = float(max(np.sqrt(np.mean((rho / np.sqrt(fitted) - 1) ** 2)), dtypes.unit_roundoff("float64")))
     variance = -minus / per > 0.5
     if not (abs(minus / per) < 0.05 or abs(minus / per + 1) < 0.05):

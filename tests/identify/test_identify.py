@@ -258,9 +258,34 @@ class Power(Plain):
         return super().norm(x) ** self.power.float()
 
 
+class Largest(Plain):
+    def norm(self, x):
+        return x / x.abs().amax(-1, keepdim=True) * self.weight.float()
+
+
+class Mixed(Plain):
+    def norm(self, x):
+        return 0.5 * x + super().norm(x)
+
+
+class Jointly(Plain):
+    """All of x, with a gain along the last of two axes that may have one size."""
+
+    def norm(self, x):
+        return x * torch.rsqrt(x.pow(2).mean() + 1e-6) * self.weight.float()
+
+
+@pytest.mark.parametrize("width", [16, 24])
+def test_a_gain_runs_along_the_last_axis_of_its_size(width):
+    identity = identify(Jointly, width=width)
+    assert "is RMSNorm over axis 0, 1 of 2" in identity.headline
+
+
 @pytest.mark.parametrize(
     ("module", "words"),
     [
+        (Largest, "the denominator is the largest |x| of a row, not its root mean square"),
+        (Mixed, "y has a part that the gain does not multiply, and that is no multiple of the normalised row"),
         (ClippedY, "an element of y that is larger than 4.5 is cut off there"),
         (ClippedX, "x is cut off somewhere between 16 and 64"),
         (Power, "y is not linear in its parameter power, which is one number"),
