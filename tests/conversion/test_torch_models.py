@@ -377,7 +377,8 @@ def test_what_is_no_model() -> None:
     with pytest.raises(TypeError, match=r"flax.nnx.Module; make an object of it first"):
         replace(nn.Linear)
     (entry,) = replace(nn.Linear(8, 8))
-    assert str(entry) == "the model (Linear): left; it has no module that may be a normalisation"
+    why = 'no class of its modules has "norm" in its name, and none with a gain or a bias alone is RMSNorm'
+    assert str(entry) == f"the model (Linear): left; {why}"
 
 
 @pytest.mark.parametrize("name", LEFT)

@@ -48,7 +48,9 @@ class Replacement:
 
 def nothing(kind: str, replaced: int) -> Replacement:
     """The report on a model in which nothing is left to replace."""
-    why = f"its {replaced} RMSNorm are replaced already" if replaced else "it has no module that may be a normalisation"
+    why = 'no class of its modules has "norm" in its name, and none with a gain or a bias alone is RMSNorm'
+    if replaced:
+        why = f"its {replaced} RMSNorm are replaced already"
     return Replacement("", kind, None, why)
 
 
