@@ -47,7 +47,7 @@ def sentences_of(run: Reference) -> tuple[Any, Any, Any, Any]:
     indirect=["framework"],
 )
 def test_what_zero_computed(framework: Any, name: str) -> None:
-    """float32 of TensorFlow: logits to 2e-5, gradients to 3e-5 of their norm, translations token for token."""
+    """float32 of TensorFlow: logits to 2e-5, gradients to 1.5e-5 of their norm, translations token for token."""
     with eager_in_tensorflow(framework):
         check_run(framework, name)
 
@@ -79,7 +79,7 @@ def check_run(framework: Any, name: str) -> None:
         # It moves all scores of a query together, which the softmax does not see: what zero has is rounding.
         assert np.linalg.norm(gradients.pop(bias)) <= 1e-6
         assert run.probes[own.pop(bias)][0] <= 1e-6
-    check_gradients(gradients, own, run.probes, bound=3e-5)
+    check_gradients(gradients, own, run.probes, bound=1.5e-5)
     assert check_zero_beams(run, model) == 3
 
 

@@ -297,6 +297,7 @@ def _attention_block(
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) * (bias == 0)
         mixed = functional.dropout(scores.relu(), config.transformer_dropout_attn) @ v
     else:
+        k = k - k.mean(-2, keepdim=True)  # softmax does not see it; in gradients it would have to cancel exactly
         mixed = functional.scaled_dot_product_attention(q, k, v, bias, config.transformer_dropout_attn)
     mixed = mixed * functional.dropout(torch.ones_like(mixed[..., :1, :1]), config.transformer_drophead)
     joined = mixed.transpose(1, 2).flatten(-2)
