@@ -6,14 +6,14 @@ import json
 import sys
 from pathlib import Path
 
-from tables import MACHINE, RESULTS
+from tables import LAYERS
 
 from rmsnorm.bench.plot import write_plot
 from rmsnorm.bench.run import BackendRun
 
 
 def main(backend: str, path: Path) -> None:
-    lines = (RESULTS / f"{MACHINE}-layers.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = LAYERS.read_text(encoding="utf-8").splitlines()
     for head in map(json.loads, lines):
         for entry in head.get("backends", ()):
             if entry["name"] == backend:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-MACHINE = "cpu-2core-zen5-2026-11-22"
+MODEL = RESULTS / "cpu-2core-zen5-2026-11-22-model.jsonl"
+LAYERS = RESULTS / "cpu-2core-zen3-2026-11-23-layers.jsonl"
 ROWS = {
     ("torch", ""): "PyTorch",
     ("torch", "compiled"): "PyTorch, `torch.compile`",
@@ -96,11 +97,10 @@ def markdown(lines: Iterable[Iterable[str]]) -> str:
 
 def table(name: str) -> str:
     if name == "model":
-        return model(RESULTS / f"{MACHINE}-model.jsonl")
-    path = RESULTS / f"{MACHINE}-layers.jsonl"
+        return model(MODEL)
     if name == "short":
-        return layers(SHORT, path, SHORT_ROWS)
-    return layers([(shape, dtype) for dtype in DTYPES for shape in SHAPES], path, ROWS)
+        return layers(SHORT, LAYERS, SHORT_ROWS)
+    return layers([(shape, dtype) for dtype in DTYPES for shape in SHAPES], LAYERS, ROWS)
 
 
 if __name__ == "__main__":
