@@ -2,7 +2,8 @@
 
     python benchmarks/gate.py
 
-``operations`` is the same replacement without the kernels for gates. The least of each in milliseconds, on the CPU.
+``operations`` is the same replacement without the kernels for gates. The last three columns are of torch.compile. The
+least of each in milliseconds, on the CPU.
 """
 
 from __future__ import annotations
@@ -30,22 +31,28 @@ NORMS = {
 
 def main() -> None:
     print(f"{torch.get_num_threads()} threads, PyTorch {torch.__version__}")
-    print("| norm | x | | the class | operations | kernels | class / kernels |\n|---|---|---|---|---|---|---|")
+    print("| norm | x | | the class | operations | kernels | class / kernels | the class | ours | class / ours |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     order = random.Random(0)
     for name, build in NORMS.items():
         for shape in SHAPES:
             for dtype in (torch.float32, torch.bfloat16):
                 for trains in (False, True):
                     times = _cell(build, shape, dtype, trains, order)
-                    least = [min(times[key]) for key in ("class", "operations", "kernels")]
-                    numbers = " | ".join(f"{number:.2f}" for number in least)
+                    least = [min(own) for own in times.values()]
+                    eager, compiled = (" | ".join(f"{ms:.2f}" for ms in part) for part in (least[:3], least[3:]))
                     title = f"{shape[0]}x{shape[1]} {str(dtype).removeprefix('torch.')}"
                     what = "with gradients" if trains else "forward"
-                    print(f"| {name} | {title} | {what} | {numbers} | {least[0] / least[2]:.1f} |", flush=True)
+                    print(
+                        f"| {name} | {title} | {what} | {eager} | {least[0] / least[2]:.1f} "
+                        f"| {compiled} | {least[3] / least[4]:.1f} |",
+                        flush=True,
+                    )
 
 
 def _cell(build: Any, shape: tuple[int, int], dtype: torch.dtype, trains: bool, order: random.Random) -> dict[str, Any]:
     torch.manual_seed(0)
+    torch.compiler.reset()
     own = build(shape[1])
     torch.nn.init.normal_(own.weight, 1.0, 0.2)
     ours = torch.nn.Sequential(copy.deepcopy(own))
@@ -65,7 +72,11 @@ def _cell(build: Any, shape: tuple[int, int], dtype: torch.dtype, trains: bool, 
         with mock.patch.object(gates, "is_served", return_value=False):
             call(ours)
 
-    calls = {"class": lambda: call(own), "operations": operations, "kernels": lambda: call(ours)}
+    compiled_class, compiled = torch.compile(own), torch.compile(ours)
+    calls = {
+        "class": lambda: call(own), "operations": operations, "kernels": lambda: call(ours),
+        "class, compiled": lambda: call(compiled_class), "compiled": lambda: call(compiled),
+    }  # fmt: skip
     times: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + SECONDS
     for name in calls:

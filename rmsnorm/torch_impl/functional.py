@@ -20,7 +20,7 @@ from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.torch_impl import gate as gates
-from rmsnorm.torch_impl import inductor, onnx, operators, rows
+from rmsnorm.torch_impl import gated_operators, inductor, onnx, operators, rows
 from rmsnorm.torch_impl.arithmetic import forward, gradients, statistic, tangent
 from rmsnorm.torch_impl.autograd import RMSNormFunction, is_differentiated
 from rmsnorm.torch_impl.dynamo import in_graph, untraced
@@ -232,6 +232,9 @@ def _gated(
         else:
             y, inverse_rms = gates.forward(call, plan, x, scale, gate, return_inverse_rms)
         return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
+    if _is_gated_operator(call, x, scale, bias, gate):
+        y, inverse_rms = gated_operators.forward(call, x, scale, gate)
+        return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
     f = factor(call, gate)
     x = x.to(f.dtype) * f if call.is_gated_before else x
     y, inverse_rms = rms_norm(x, scale, bias, return_inverse_rms=True, **call.inside_gate)
@@ -239,11 +242,21 @@ def _gated(
     return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
 
 
+def _is_gated_operator(call: Call, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor) -> bool:
+    return is_watched() and not onnx.is_exported() and gated_operators.serve(call, x, scale, bias, gate)
+
+
 def _gated_vjp(
     call: Call, dy: Tensor, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor
 ) -> tuple[Any, ...]:
-    if bias is None and (results := gates.gradients(call, dy, x, scale, gate)) is not None:
-        return results
+    results = None
+    if bias is None and gates.is_served(dy, x, scale, gate) and not is_differentiated(dy, x, scale, gate):
+        results = gates.gradients(call, dy, x, scale, gate)
+    elif _is_gated_operator(call, x, scale, bias, gate):
+        results = gated_operators.gradients(call, dy, x, scale, gate)
+    if results is not None:
+        dx, dscale, dgate = results
+        return dx, dscale, None, dgate
     f = factor(call, gate)
     wide = x.to(f.dtype)
     if call.is_gated_before:
@@ -426,3 +439,6 @@ def _planned(device: Any, options: Any, shape: Any, dtype: Any, *others: Any, ga
     if z is not None:
         return call, gates.plan(where, call, scale and scale.dtype, bias, z.dtype)
     return call, rows.plan(where, call, scale and scale.dtype, bias and bias.dtype, mask is not None)
+
+
+gated_operators.register(rms_norm, rms_norm_vjp)

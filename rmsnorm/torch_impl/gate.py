@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +22,9 @@ from rmsnorm import cpu
 from rmsnorm.call import Call
 from rmsnorm.cpu.memory import advise
 from rmsnorm.torch_impl import onnx
-from rmsnorm.torch_impl.autograd import is_differentiated
 from rmsnorm.torch_impl.memory import gapless, is_plain, laid_out, rows_of
 from rmsnorm.torch_impl.rounding import dtype_name, is_watched
-from rmsnorm.torch_impl.rows import openmp_threads
-
-_CPU: Final = torch.device("cpu")  # named in every allocation: the default device may be another one
+from rmsnorm.torch_impl.rows import CPU, openmp_threads
 
 
 def factor(call: Call, gate: Tensor) -> Tensor:
@@ -42,6 +40,7 @@ def slope(call: Call, gate: Tensor) -> Tensor:
     return z.sigmoid() * (1 + z * below if call.variant.gate_function == "silu" else below)
 
 
+@lru_cache(maxsize=4096)
 def plan(device: torch.device, call: Call, scale: str | None, bias: object, gate: str) -> Any:
     """What the kernels need for a call with a gain and a gate of these dtypes; None if they cannot compute it."""
     if device.type != "cpu" or bias is not None or not cpu.supports_gated(call, gate):
@@ -60,8 +59,8 @@ def forward(
     call: Call, plan: Any, x: Tensor, scale: Tensor | None, gate: Tensor, with_inverse_rms: bool
 ) -> tuple[Tensor, Tensor | None]:
     """y and, if asked for, 1 / rho in float64."""
-    y = torch.empty(*x.shape, dtype=getattr(torch, call.result), device=_CPU)
-    inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=_CPU) if with_inverse_rms else None
+    y = torch.empty(*x.shape, dtype=getattr(torch, call.result), device=CPU)
+    inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=CPU) if with_inverse_rms else None
     matrix, gates, gain = rows_of(x, plan.n), rows_of(gate, plan.n), gapless(scale)
     if plan.large:
         advise(y.data_ptr(), y.nbytes)
@@ -75,17 +74,15 @@ def forward(
 
 def gradients(
     call: Call, dy: Tensor, x: Tensor, scale: Tensor | None, gate: Tensor
-) -> tuple[Tensor, Tensor | None, None, Tensor] | None:
-    """dx, dscale, dbias and dgate, without a forward pass before; None if the kernels cannot compute them."""
-    if not is_served(dy, x, scale, gate) or is_differentiated(dy, x, scale, gate):
-        return None
+) -> tuple[Tensor, Tensor | None, Tensor] | None:
+    """dx, dscale and dgate, without a forward pass before; None if the kernels cannot compute them."""
     gain = None if scale is None else dtype_name(scale.dtype)
-    own = plan(_CPU, replace(call, result=dtype_name(dy.dtype)), gain, None, dtype_name(gate.dtype))
+    own = plan(CPU, replace(call, result=dtype_name(dy.dtype)), gain, None, dtype_name(gate.dtype))
     if own is None:
         return None
-    dx = torch.empty(*x.shape, dtype=x.dtype, device=_CPU)
-    dgate = torch.empty(*x.shape, dtype=gate.dtype, device=_CPU)
-    dscale = None if scale is None else torch.empty(*scale.shape, dtype=scale.dtype, device=_CPU)
+    dx = torch.empty(*x.shape, dtype=x.dtype, device=CPU)
+    dgate = torch.empty(*x.shape, dtype=gate.dtype, device=CPU)
+    dscale = None if scale is None else torch.empty(*scale.shape, dtype=scale.dtype, device=CPU)
     matrix, gates, gains, dy = rows_of(x, own.n), rows_of(gate, own.n), gapless(scale), dy.contiguous()
     for result in (dx, dgate) if own.large else ():
         advise(result.data_ptr(), result.nbytes)
@@ -96,7 +93,7 @@ def gradients(
         0, dy.data_ptr(), dgate.data_ptr(), dx.data_ptr(), _address(dscale), 0,
     )  # fmt: skip
     dx, dgate = (d if t.is_contiguous() else laid_out(d, t) for d, t in ((dx, x), (dgate, gate)))
-    return dx, dscale, None, dgate
+    return dx, dscale, dgate
 
 
 class GatedFunction(torch.autograd.Function):

@@ -34,15 +34,15 @@ from rmsnorm.torch_impl.memory import is_plain
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 from rmsnorm.variants import Variant
 
-_TYPES: Final = (Tensor, Parameter, FakeTensor, FunctionalTensor)  # others, a DTensor say, do not know the operators
+TYPES: Final = (Tensor, Parameter, FakeTensor, FunctionalTensor)  # others, a DTensor say, do not know the operators
 
-_LIBRARY: Final = torch.library.Library("rmsnorm", "DEF")
-_LIBRARY.define(
+LIBRARY: Final = torch.library.Library("rmsnorm", "DEF")
+LIBRARY.define(
     "forward(Tensor x, Tensor? residual, Tensor? scale, Tensor? bias, Tensor? mask, str settings, SymInt? k) "
     "-> (Tensor y, Tensor h, Tensor inverse_rms)",
     tags=torch.Tag.pt2_compliant_tag,
 )
-_LIBRARY.define(
+LIBRARY.define(
     "backward(Tensor dy, Tensor? dh, Tensor h, Tensor inverse_rms, Tensor? scale, Tensor? mask, ScalarType? bias, "
     "str settings, SymInt? k) -> (Tensor dx, Tensor dscale, Tensor dbias)",
     tags=torch.Tag.pt2_compliant_tag,
@@ -58,7 +58,7 @@ def serve(call: Call, *tensors: Tensor | None) -> bool:
     present = [t for t in tensors if t is not None]
     if (
         call.axes != call.feature_axes
-        or not all(type(t) in _TYPES and t.layout is torch.strided for t in present)
+        or not all(type(t) in TYPES and t.layout is torch.strided for t in present)
         or (residual is not None and x is not None and residual.dtype != x.dtype)
     ):
         return False
@@ -72,7 +72,7 @@ def forward(
     call: Call, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """y, h = x + residual (None without one) and 1 / rho in float64."""
-    y, h, inverse_rms = _forward(x, residual, scale, bias, mask, *_settings(call))
+    y, h, inverse_rms = _forward(x, residual, scale, bias, mask, *settings_of(call))
     return y, None if residual is None else h, inverse_rms
 
 
@@ -81,17 +81,22 @@ def backward(
     inverse_rms: Tensor, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
-    dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, mask, bias, *_settings(call))
+    dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, mask, bias, *settings_of(call))
     return dx, None if scale is None else dscale, None if bias is None else dbias
 
 
-def _settings(call: Call) -> tuple[str, Any]:
+def settings_of(call: Call) -> tuple[str, Any]:
     """What the operators know of a call: a text, as every argument takes half a microsecond, and k if it is not n."""
     variant = call.variant
     fields = {
         "axes": len(call.axes), "eps": call.eps, "eps_position": variant.eps_position, "statistic": variant.statistic,
         "scale_offset": variant.scale_offset, "norm": call.norm, "product": call.product, "result": call.result,
     }  # fmt: skip
+    if call.gate is not None:
+        fields |= {
+            "features": len(call.feature_axes), "gate": call.gate, "gate_function": variant.gate_function,
+            "gate_position": variant.gate_position,
+        }  # fmt: skip
     text = json.dumps(fields).replace('"', "'")  # the C++ that Inductor writes has strings without escapes
     return text, None if variant.partial is None else call.k
 
@@ -100,29 +105,30 @@ def _settings(call: Call) -> tuple[str, Any]:
 def decoded(settings: str) -> dict[str, Any]:
     """The fields of such a text."""
     fields: dict[str, Any] = json.loads(settings.replace("'", '"'))
-    return fields
+    return {"features": fields["axes"], "gate": None, "gate_function": "silu", "gate_position": "after", **fields}
 
 
-def _call(shape: torch.Size, dtype: torch.dtype, settings: str, k: Any) -> Call:
+def call_of(shape: torch.Size, dtype: torch.dtype, settings: str, k: Any) -> Call:
     """The call that has these settings, on x of that shape and dtype."""
     fields = decoded(settings)
-    axes = tuple(range(len(shape) - fields["axes"], len(shape)))
+    axes, feature_axes = (tuple(range(len(shape) - fields[name], len(shape))) for name in ("axes", "features"))
     n = math.prod(shape[axis] for axis in axes)
     return Call(
         variant=Variant(
             name="", eps=fields["eps"], eps_position=fields["eps_position"], statistic=fields["statistic"],
             scale_offset=fields["scale_offset"], partial=None if k is None else Fraction(int(k), int(n)),
+            gate_function=fields["gate_function"], gate_position=fields["gate_position"],
         ),
-        shape=tuple(shape), axes=axes, feature_axes=axes, eps=fields["eps"], x=dtype_name(dtype),
+        shape=tuple(shape), axes=axes, feature_axes=feature_axes, eps=fields["eps"], x=dtype_name(dtype),
         norm=fields["norm"], product=fields["product"], result=fields["result"],
-        inverse_rms=dtypes.arithmetic(dtype_name(dtype)),
+        inverse_rms=dtypes.arithmetic(dtype_name(dtype)), gate=fields["gate"],
     )  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
 def planned(device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, has_mask: bool, *settings: Any) -> Any:
     """The call and its plan for the kernels."""
-    call = _call(shape, dtype, *settings)
+    call = call_of(shape, dtype, *settings)
     return call, rows.plan(device, call, scale and dtype_name(scale), bias and dtype_name(bias), has_mask)
 
 
@@ -145,10 +151,10 @@ def _run_backward(
     bias: torch.dtype | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     call, plan = planned(h.device, h.shape, h.dtype, _dtype(scale), bias, mask is not None, *settings)
-    return _present(h, *rows.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh))
+    return present(h, *rows.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh))
 
 
-def _present(like: Tensor, *tensors: Tensor | None) -> Any:
+def present(like: Tensor, *tensors: Tensor | None) -> Any:
     """The tensors, with one of no elements where there is none."""
     return tuple(like.new_empty(0) if tensor is None else tensor for tensor in tensors)
 
@@ -168,7 +174,7 @@ def _backward_types(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     features = h.shape[-decoded(settings)["axes"] :]
     dscale, dbias = (None if dtype is None else h.new_empty(features, dtype=dtype) for dtype in (_dtype(scale), bias))
-    return _present(h, torch.empty_like(h), dscale, dbias)
+    return present(h, torch.empty_like(h), dscale, dbias)
 
 
 class _Forward(torch.autograd.Function):
@@ -202,7 +208,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, dx: Any, dresidual: Any, dscale: Any, dbias: Any, *_: Any) -> Any:
         x, residual, scale, mask = ctx.saved_tensors
-        call = _call(x.shape, x.dtype, *ctx.settings)
+        call = call_of(x.shape, x.dtype, *ctx.settings)
         dy, dh = arithmetic.tangents(call, x, residual, scale, mask, dx, dresidual, dscale, dbias)
         return dy, dh, None
 
@@ -255,7 +261,7 @@ def _plain(ctx: Any, dy: Any, dh: Any, h: Any, scale: Any, mask: Any) -> tuple[C
     return gradients, tuple(p for p in (dy, dh, h, scale) if p is not None)
 
 
-def _differentiated(function: Any, plain: Callable[..., Any], run_on_cpu: Callable[..., Any]) -> Callable[..., Any]:
+def differentiated(function: Any, plain: Callable[..., Any], run_on_cpu: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel of an operator for autograd; plain operations under torch.func, as a Function does not nest there."""
 
     @untraced
@@ -272,18 +278,18 @@ def _differentiated(function: Any, plain: Callable[..., Any], run_on_cpu: Callab
 
 
 def _plain_forward(x: Any, residual: Any, scale: Any, bias: Any, mask: Any, *settings: Any) -> Any:
-    call = _call(x.shape, x.dtype, *settings)
+    call = call_of(x.shape, x.dtype, *settings)
     h = add(x, residual, call.x)
     y, inverse_rms = arithmetic.forward(call, h, scale, bias, mask)
-    return _present(x, y, None if residual is None else h, inverse_rms.detach())
+    return present(x, y, None if residual is None else h, inverse_rms.detach())
 
 
 def _plain_backward(
     dy: Any, dh: Any, h: Any, inverse_rms: Any, scale: Any, mask: Any, bias: Any, *settings: Any
 ) -> Any:
-    call = _call(h.shape, h.dtype, *settings)
+    call = call_of(h.shape, h.dtype, *settings)
     dx, *others = arithmetic.gradients(call, dy, h, scale, bias, mask, dh)
-    return _present(h, cast(dx, call.x), *others)
+    return present(h, cast(dx, call.x), *others)
 
 
 def _batched_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -297,7 +303,7 @@ def _batched_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
     call = _call_on_batch(x, settings)
     h = add(x, residual, call.x)
     y, inverse_rms = arithmetic.forward(call, h, scale, bias, mask)
-    return _present(x, y, None if residual is None else h, inverse_rms), (0, None if residual is None else 0, 0)
+    return present(x, y, None if residual is None else h, inverse_rms), (0, None if residual is None else 0, 0)
 
 
 def _batched_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -310,7 +316,7 @@ def _batched_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
     call = _call_on_batch(h, settings)
     dx, *others = arithmetic.gradients(call, dy, h, gain, bias, mask, dh)  # an outer derivative goes through 1 / rho
     dims = (0, None if scale is None else 0, None if bias is None else 0)
-    return _present(h, cast(dx, call.x), *others), dims
+    return present(h, cast(dx, call.x), *others), dims
 
 
 def _with_batches(info: Any, in_dims: Any, *tensors: Tensor | None) -> list[Any]:
@@ -323,7 +329,7 @@ def _with_batches(info: Any, in_dims: Any, *tensors: Tensor | None) -> list[Any]
 
 def _call_on_batch(x: Tensor, settings: Any) -> Call:
     """The call on a batch in which each element has parameters of its own."""
-    call = _call(x.shape, x.dtype, *settings)
+    call = call_of(x.shape, x.dtype, *settings)
     return replace(call, feature_axes=(0, *call.axes))
 
 
@@ -339,8 +345,8 @@ for _name, _run, _types, _function, _plain_operations, _batched in (
     ("forward", _run_forward, _forward_types, _Forward, _plain_forward, _batched_forward),
     ("backward", _run_backward, _backward_types, _Backward, _plain_backward, _batched_backward),
 ):
-    _LIBRARY.impl(_name, _run, "CPU")
-    _LIBRARY.impl(_name, _run, "CUDA")
-    _LIBRARY.impl(_name, _differentiated(_function, _plain_operations, _run), "Autograd")
-    torch.library.register_fake(f"rmsnorm::{_name}", _types, lib=_LIBRARY)
-    torch.library.register_vmap(f"rmsnorm::{_name}", _batched, lib=_LIBRARY)
+    LIBRARY.impl(_name, _run, "CPU")
+    LIBRARY.impl(_name, _run, "CUDA")
+    LIBRARY.impl(_name, differentiated(_function, _plain_operations, _run), "Autograd")
+    torch.library.register_fake(f"rmsnorm::{_name}", _types, lib=LIBRARY)
+    torch.library.register_vmap(f"rmsnorm::{_name}", _batched, lib=LIBRARY)

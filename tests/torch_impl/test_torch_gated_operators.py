@@ -1,0 +1,135 @@
+"""The operators rmsnorm::gated_forward and rmsnorm::gated_backward: norms in groups with a gate, in traced programs."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch_arrays import randn  # noqa: E402
+
+from rmsnorm.torch_impl import gated_operators, rms_norm, rms_norm_vjp  # noqa: E402
+from rmsnorm.variants import Variant  # noqa: E402
+
+pytest.importorskip("numba", reason="without the kernels a program has plain operations")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
+
+FORWARD, BACKWARD = torch.ops.rmsnorm.gated_forward.default, torch.ops.rmsnorm.gated_backward.default
+GROUPS = {"axis": -1, "feature_axis": (-2, -1)}
+BF16, F32 = torch.bfloat16, torch.float32
+# Float32, on numbers of the size of 1, second derivatives: some 100 operations and sums over 6 elements, on either side
+NEAR = 2.0**-24 * 2 * (100 + 6) * 2**4
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def variant(function: str = "silu", position: str = "after") -> Any:
+    return Variant.get("llama").replace(gate_function=function, gate_position=position)
+
+
+def problem(dtype: Any = F32, rows: int = 3) -> tuple[list[Any], Any]:
+    """x, gain and gate in two groups of 6, and dy."""
+    shapes = ((rows, 2, 6), (2, 6), (rows, 2, 6), (rows, 2, 6))
+    *tensors, dy = (randn(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes))
+    return [t.requires_grad_() for t in tensors], dy
+
+
+def settings(tensors: Any, **chosen: Any) -> str:
+    """The text of a call that was traced."""
+    program = make_fx(lambda x, scale, gate: rms_norm(x, scale, gate=gate, variant=variant(**chosen), **GROUPS))(
+        *tensors
+    )
+    (text,) = (node.args[-1] for node in program.graph.nodes if node.target is FORWARD)
+    return str(text)
+
+
+def test_opcheck() -> None:
+    (x, scale, gate), dy = problem(BF16)
+    text = settings((x, scale, gate))
+    for gain in (scale, None):
+        torch.library.opcheck(FORWARD, (x, gain, gate, text))
+        torch.library.opcheck(BACKWARD, (dy, x, gain, gate, text))
+
+
+@pytest.mark.parametrize(("function", "position"), list(itertools.product(("silu", "sigmoid"), ("after", "before"))))
+def test_every_derivative_is_that_of_plain_operations(function: str, position: str) -> None:
+    """First and second derivatives, tangents and batches."""
+    tensors, dy = problem()
+    text = settings(tensors, function=function, position=position)
+
+    def plain(*tensors: Any) -> Any:
+        return gated_operators._plain_forward(*tensors, text)[0]
+
+    def by_operator(*tensors: Any) -> Any:
+        return FORWARD(*tensors, text)[0]
+
+    def derivatives(function: Any) -> list[Any]:
+        y = function(*tensors)
+        first = torch.autograd.grad(y, tensors, dy.requires_grad_(), create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), (dy, *tensors))
+        with torch.autograd.forward_ad.dual_level():
+            dual = [torch.autograd.forward_ad.make_dual(t.detach(), t.detach() / 2) for t in tensors]
+            tangent = torch.autograd.forward_ad.unpack_dual(function(*dual)).tangent
+        batch = torch.vmap(function, (0, None, 0))(*(t[:, None] if t.ndim == 3 else t for t in tensors))
+        return [y, *first, *second, tangent, batch]
+
+    results = derivatives(by_operator)
+    with mock.patch.object(gated_operators, "serve", return_value=False):
+        wanted = derivatives(plain)
+    assert len(results) == len(wanted) == 10
+    moved = torch.func.jvp(lambda x: BACKWARD(dy, x, *tensors[1:], text), (tensors[0],), (dy,))[1]
+    wanted_moved = torch.func.jvp(
+        lambda x: gated_operators._plain_backward(dy, x, *tensors[1:], text), (tensors[0],), (dy,)
+    )[1]
+    for result, want in zip([*results, *moved], [*wanted, *wanted_moved], strict=True):
+        assert result.shape == want.shape
+        assert (result - want).abs().max() <= NEAR * max(1.0, float(want.detach().abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_compiled_programs_have_the_bits_of_eager_calls(dtype: Any) -> None:
+    """With gradients, also for unknown sizes, rows with gaps and no rows."""
+    compiled = torch.compile(rms_norm, fullgraph=True, dynamic=True)
+    options = {"variant": variant(), **GROUPS}
+    for rows in (3, 5, 0):
+        tensors, dy = problem(dtype, rows)
+        results = []
+        for function in (rms_norm, compiled):
+            y = function(*tensors[:2], gate=tensors[2], **options)
+            results.append((y, *torch.autograd.grad(y, tensors, dy)))
+        assert all(map(torch.equal, *results))
+    x, gate = (randn(3, 2, 12, dtype=dtype, seed=seed)[..., ::2] for seed in (0, 1))
+    assert torch.equal(compiled(x, gate=gate, **options), rms_norm(x, gate=gate, **options))
+
+
+def test_one_node_each() -> None:
+    tensors, dy = problem()
+
+    def step(*tensors: Any) -> Any:
+        x, scale, gate = tensors
+        y = rms_norm(x, scale, gate=gate, variant=variant(), **GROUPS)
+        return torch.autograd.grad(y, tensors, dy)
+
+    program = make_fx(step)(*tensors)
+    assert [n.target for n in program.graph.nodes if getattr(n.target, "namespace", "") == "rmsnorm"] == [
+        FORWARD,
+        BACKWARD,
+    ]
+    assert all(map(torch.equal, program(*tensors), step(*tensors)))
+    gradients = make_fx(lambda dy, x, scale, gate: rms_norm_vjp(dy, x, scale, gate=gate, variant=variant(), **GROUPS))
+    assert BACKWARD in [node.target for node in gradients(dy, *(t.detach() for t in tensors)).graph.nodes]
+
+
+def test_without_groups_the_norm_has_its_own_operator() -> None:
+    x, gate = randn(3, 6), randn(3, 6, seed=1)
+    program = make_fx(lambda x, gate: rms_norm(x, gate=gate))(x, gate)
+    assert torch.ops.rmsnorm.forward.default in [node.target for node in program.graph.nodes]
