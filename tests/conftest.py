@@ -28,9 +28,12 @@ from rmsnorm.parity.judge import Implementation, Outcome, named_gradients
 # where there are more such threads than cores, as with pytest -n.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# A script's job in the background ignores Ctrl-C, and so would every program that a test starts and then interrupts.
+# A script's job in the background ignores Ctrl-C, one under nohup the end of its terminal, and so would every program
+# that a test starts and then ends so.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _REQUIRED = [name for name in os.environ.get("RMSNORM_REQUIRE", "").split(",") if name]
 

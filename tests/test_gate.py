@@ -228,6 +228,41 @@ def _kernels_of_torch(dy, x, gain, *, gate, **options):
     return [*map(fetch, outputs), fetch(dx), fetch(dscale), None, fetch(dgate)]
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("name", ["standard", "llama", "gemma"])
+def test_kernels_of_groups_have_the_bits_of_the_golden(framework, name, monkeypatch):
+    """Without a gate, on rows with gaps, with one axis of groups and with two."""
+    pytest.importorskip("numba")
+    random = np.random.default_rng(7)
+    for dtype, axes in itertools.product(("float32", "bfloat16", "float16"), ((-2, -1), (-3, -2, -1))):
+        x = (random.normal(size=(6, 5, 4, 24)) * 10.0 ** random.uniform(-3, 1, (6, 5, 4, 1))).astype(dtype)[::2]
+        gain = random.normal(0.3, 1.0, x.shape[axes[0] :]).astype(dtype)
+        options = {"axis": -1, "feature_axis": axes, "variant": name}
+        y, inverse_rms = numpy_impl.rms_norm(x, gain, return_inverse_rms=True, **options)
+        dy = random.normal(size=y.shape).astype(y.dtype)
+        want = [y, inverse_rms, *numpy_impl.rms_norm_vjp(dy, x, gain, **options)[:2]]
+        with monkeypatch.context() as patch:
+            if framework == "torch":
+                pytest.importorskip("torch")
+                from rmsnorm.torch_impl import functional, rms_norm, rms_norm_vjp
+
+                for plain in ("forward", "gradients"):
+                    patch.setattr(functional, plain, None)
+                send, fetch, pull, _ = _torch()
+                x, gain, dy = map(send, (x, gain, dy))
+                got = [*rms_norm(x, gain, return_inverse_rms=True, **options)]
+                got += rms_norm_vjp(dy, x, gain, **options)[:2]
+                by_tape = pull(lambda x, gain, options=options: rms_norm(x, gain, **options), dy, x, gain)
+                got = [fetch(t) for t in (*got, *by_tape)]
+                want += want[2:]
+            else:
+                patch.setattr(fast, "golden", None)
+                got = _kernels_of_numpy(dy, x, gain, **options)[:4]
+        for ours, golden in zip(got, want, strict=True):
+            assert (ours.dtype, ours.shape) == (golden.dtype, golden.shape)
+            assert np.array_equal(ours, golden)
+
+
 @pytest.mark.parametrize("key", ["torch", "tf", "flax"])
 def test_wings_agree_with_the_golden(key):
     """y, the gradients by formula and by automatic differentiation, the derivative along tangents, and the layer."""

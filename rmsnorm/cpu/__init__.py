@@ -11,7 +11,7 @@ The first call compiles what it needs in a second or two; later processes load t
 The rest is what numba compiles, and is imported for nothing else:
 
     forward, backward               the kernels; they are made of statistic and formats
-    gated                           the kernels for norms with a gate
+    gated                           the kernels for norms in groups, or with a gate
     bfloat16, exact                 the same rows in float32 arithmetic, and with error terms for float64
     parameters, tasks, system       gains and their gradients; what each thread does; memory and processor
     xla_handler, xla_api            what XLA calls, without Python
@@ -59,15 +59,16 @@ def in_rows(call: Call) -> bool:
     return call.has_last_axes and call.axes == call.feature_axes and 0 not in call.shape
 
 
-def supports_gated(call: Call, gate: str) -> bool:
-    """Whether the kernels for gates can compute a call without a bias: at most 32 bits, and plain statistics of groups.
+def supports_gated(call: Call, gate: str | None) -> bool:
+    """Whether the kernels for gates and groups can compute a call without a bias: at most 32 bits, plain statistics.
 
     The last axes are normalised, and the parameters are along these, or along more of the last axes.
     """
     last = tuple(range(len(call.shape) - len(call.feature_axes), len(call.shape)))
     rounded_offset = call.norm is not None and bool(call.variant.scale_offset)
     return (
-        call.has_last_axes and call.feature_axes == last and len(call.axes) <= len(last) and 0 not in call.shape
+        (gate is not None or call.axes != call.feature_axes)
+        and call.has_last_axes and call.feature_axes == last and len(call.axes) <= len(last) and 0 not in call.shape
         and "float64" not in (call.x, call.result, gate)
         and call.k == call.n and call.variant.statistic != "variance" and not rounded_offset
         and is_available()

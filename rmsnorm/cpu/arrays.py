@@ -74,34 +74,35 @@ def backward(
 
 
 def gated_forward(
-    call: Call, x: Array, scale: Array | None, gate: Array, *, with_inverse_rms: bool
+    call: Call, x: Array, scale: Array | None, gate: Array | None, *, with_inverse_rms: bool
 ) -> tuple[Array, Array | None]:
-    """y, and 1 / rho in float64 if asked for, of a call with a gate that is supported."""
-    plan = launch.gated_plan(call, _named(gate.dtype), _name(scale))
-    scale, x, gate = _native(scale), _rows(plan.n, x), _rows(plan.n, gate)
+    """y, and 1 / rho in float64 if asked for, of a call with a gate or in groups that is supported."""
+    plan = launch.gated_plan(call, _name(gate), _name(scale))
+    scale, x, (gate, gate_step) = _native(scale), _rows(plan.n, x), _gates(plan.n, gate)
     y, inverse_rms = np.empty(call.shape, call.result), np.empty(plan.reduced) if with_inverse_rms else None
     plan.run_forward(
         own_threads, (x, gate, scale, y, inverse_rms),
-        address(x), x.strides[0], address(gate), address(scale), 0, 0, gate.strides[0], 0, address(y), 0,
+        address(x), x.strides[0], address(gate), address(scale), 0, 0, gate_step, 0, address(y), 0,
         address(inverse_rms),
     )  # fmt: skip
     return y, inverse_rms
 
 
 def gated_backward(
-    call: Call, dy: Array, x: Array, scale: Array | None, gate: Array
-) -> tuple[Array, Array | None, None, Array]:
-    """dx, dscale, dbias and dgate, each in the dtype of its argument."""
-    plan = launch.gated_plan(replace(call, result=_named(dy.dtype)), _named(gate.dtype), _name(scale))
-    dx, dgate = np.empty(call.shape, call.x), np.empty(call.shape, gate.dtype.newbyteorder("="))
+    call: Call, dy: Array, x: Array, scale: Array | None, gate: Array | None
+) -> tuple[Array, Array | None, Array | None]:
+    """dx, dscale and dgate, each in the dtype of its argument."""
+    plan = launch.gated_plan(replace(call, result=_named(dy.dtype)), _name(gate), _name(scale))
+    dx = np.empty(call.shape, call.x)
+    dgate = None if gate is None else np.empty(call.shape, gate.dtype.newbyteorder("="))
     dscale = None if scale is None else np.empty(scale.shape, scale.dtype.newbyteorder("="))
-    scale, x, gate, dy = _native(scale), _rows(plan.n, x), _rows(plan.n, gate), _native(dy)
+    scale, x, (gate, gate_step), dy = _native(scale), _rows(plan.n, x), _gates(plan.n, gate), _native(dy)
     plan.run_backward(
         own_threads, (x, gate, scale, dy, dx, dgate, dscale),
-        address(x), x.strides[0], address(scale), address(gate), gate.strides[0], 0, 0, address(dy), address(dgate),
+        address(x), x.strides[0], address(scale), address(gate), gate_step, 0, 0, address(dy), address(dgate),
         address(dx), address(dscale), 0,
     )  # fmt: skip
-    return dx, dscale, None, dgate
+    return dx, dscale, dgate
 
 
 def inverse_rms(call: Call, h: Array, mask: Array | None) -> Array:
@@ -126,6 +127,14 @@ def _rows(n: int, x: Array) -> Array:
     if (matrix.strides[1] != matrix.itemsize and n > 1) or not matrix.dtype.isnative:
         return np.ascontiguousarray(matrix, matrix.dtype.newbyteorder("="))
     return matrix
+
+
+def _gates(n: int, gate: Array | None) -> tuple[Array | None, int]:
+    """The gate in rows of n, and the bytes from one to the next."""
+    if gate is None:
+        return None, 0
+    matrix = _rows(n, gate)
+    return matrix, matrix.strides[0]
 
 
 def _masked(call: Call, mask: Array | None) -> tuple[Array | None, tuple[int, int, int]]:

@@ -1,11 +1,12 @@
-"""A norm with a gate z on rows in memory, compiled, in one pass over each row: float64 inside, rounded once.
+"""A norm in groups, or with a gate z, on rows in memory, compiled, in one pass over each row: float64 inside.
 
     y = h / rho * (o + scale) * f(z)  of h = x, with the gate after the norm; y = h / rho * (o + scale)  of h = x f(z)
     sigmoid: f = s(z),    f' = s(z) s(-z)            s(z) = 1 / (1 + exp(-z))
     silu:    f = z s(z),  f' = s(z) (1 + z s(-z))
 
 A row has the n numbers that the gains have, and groups of k of them with a statistic each. The formats have at most 32
-bits. The gate stands where forward.py and backward.py have the residual and the mask, dgate where they have dh.
+bits. Without a gate f is 1. The gate stands where forward.py and backward.py have the residual and the mask, dgate
+where they have dh.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def compiled(kind: str, x: str, y: str, z: str, function: str, position: str, no
     """The kernel for the formats of x, y and z, and for what the variant does with the gate.
 
     ``norm`` and ``product`` are the formats to which h / rho and its product with the gain are rounded, both empty if
-    they are not.
+    they are not. z, ``function`` and ``position`` are empty if there is no gate.
     """
+    has_gate, z = z != "", z or x
     load_x, load_y, load_z = LOAD[x], LOAD[y], LOAD[z]
     store_x, store_y, store_z = STORE[x], STORE[y], STORE[z]
     like_x, like_y, like_z = STORAGE[x](0), STORAGE[y](0), STORAGE[z](0)
@@ -98,7 +100,7 @@ def compiled(kind: str, x: str, y: str, z: str, function: str, position: str, no
             z, gain = view(gate + row * gate_step + first * z_bytes, k, like_z), view(prepared + 8 * first, k, 0.0)
             total = 0.0
             for j in range(k):
-                f[j] = factor(load_z(z[j]))
+                f[j] = factor(load_z(z[j])) if has_gate else 1.0
                 h = load_x(x_row[j]) * f[j] if on_x else load_x(x_row[j])
                 total = add_product_in_any_order(h, h, total)
             rho = rho_of(s, total / k, k)
@@ -137,10 +139,12 @@ def compiled(kind: str, x: str, y: str, z: str, function: str, position: str, no
             dscale = view(sums + 8 * first, k, 0.0)
             total, inner, length = 0.0, 0.0, 0.0
             for j in range(k):
-                number = load_z(z[j])
-                share, rest = shares(number)
-                f[j] = number * share if is_silu else share
-                derivative[j] = share * (1 + number * rest) if is_silu else share * rest
+                f[j] = 1.0
+                if has_gate:
+                    number = load_z(z[j])
+                    share, rest = shares(number)
+                    f[j] = number * share if is_silu else share
+                    derivative[j] = share * (1 + number * rest) if is_silu else share * rest
                 h = load_x(x_row[j]) * f[j] if on_x else load_x(x_row[j])
                 total = add_product_in_any_order(h, h, total)
                 # f(z) is a factor of dy or of h
@@ -158,7 +162,7 @@ def compiled(kind: str, x: str, y: str, z: str, function: str, position: str, no
                 if on_x:
                     store_z(dz, j, gradient * load_x(x_row[j]) * derivative[j] + 0.0)
                     gradient = gradient * f[j]
-                else:
+                elif has_gate:
                     store_z(dz, j, load_y(v[j]) * affine(h, rho, gain[j]) * derivative[j] + 0.0)
                 store_x(dx_row, j, gradient + 0.0)
         free(memory)

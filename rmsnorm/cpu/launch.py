@@ -177,13 +177,12 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
 
 
 class GatedKernels(dict[tuple[bool, bool], int]):
-    """The address of the one kernel for a norm with a gate of a dtype, compiled when first used."""
+    """The address of the one kernel for a norm with a gate of a dtype, or None; compiled when first used."""
 
-    def __init__(self, kind: str, call: Call, gate: str) -> None:
+    def __init__(self, kind: str, call: Call, gate: str | None) -> None:
         product = None if call.norm is None else call.product
-        formats = call.x, call.result, gate
-        variant = call.variant.gate_function, call.variant.gate_position
-        self.key = (kind, *formats, *variant, call.norm or "", product or "")
+        gated = (gate, call.variant.gate_function, call.variant.gate_position) if gate else ("", "", "")
+        self.key = (kind, call.x, call.result, *gated, call.norm or "", product or "")
 
     def __missing__(self, key: tuple[bool, bool]) -> int:
         self[key] = machine_code.address("gated", *self.key)
@@ -191,7 +190,7 @@ class GatedKernels(dict[tuple[bool, bool], int]):
 
 
 @lru_cache(maxsize=1024)
-def gated_plan(call: Call, gate: str, scale: str | None) -> Plan:
+def gated_plan(call: Call, gate: str | None, scale: str | None) -> Plan:
     """The plan of a call that ``supports_gated`` accepts, with a gate and a gain of these dtypes."""
     whole = plan(replace(call, axes=call.feature_axes, gate=None), scale, None)
     settings = whole.settings.copy()

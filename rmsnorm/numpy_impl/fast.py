@@ -4,8 +4,8 @@
 
 The arithmetic has the 53 bits of float64, that of the golden 106. So f16, bf16 and f32 equal the golden's results
 unless the exact result is within a few 2^-53 of the middle between two numbers, and y in f64 is within an ulp:
-docs/numbers.md. For other axes than the last, for a gate in float64 or with a bias, and without numba, these functions
-call the golden.
+docs/numbers.md. For other axes than the last, for a gate or groups in float64, with a bias, a mask or a residual, and
+without numba, these functions call the golden.
 
 dscale and dbias are summed in float64 over chunks of rows, from the first row to the last, and then over the chunks,
 from the first to the last. The size of a chunk depends on the number and the length of the rows alone: not on how they
@@ -61,14 +61,14 @@ def rms_norm(
     )
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     call = _call("rms_norm", options, x, scale, bias, mask, residual, gate)
-    if not _is_compiled() or not _is_supported(call, bias, gate):
+    if not _is_compiled() or not _is_supported(call, bias, mask, residual, gate):
         return golden.rms_norm(
             x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis, mask=mask, residual=residual,
             gate=gate, out_dtype=out_dtype, return_inverse_rms=return_inverse_rms,
         )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
-    if gate is None:
+    if gate is None and call.axes == call.feature_axes:
         y, h, inverse_rms = kernels.forward(call, x, scale, bias, mask, residual, with_inverse_rms=return_inverse_rms)
     else:
         y, inverse_rms = kernels.gated_forward(call, x, scale, gate, with_inverse_rms=return_inverse_rms)
@@ -117,15 +117,16 @@ def rms_norm_vjp(
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     call = _call("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
     one_dtype = residual is None or residual.dtype == x.dtype
-    if not _is_compiled() or not one_dtype or not _is_supported(call, bias, gate, dy):
+    if not _is_compiled() or not one_dtype or not _is_supported(call, bias, mask, residual, gate, dy):
         return golden.rms_norm_vjp(
             dy if dh is None else (dy, dh), x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis,
             mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
         )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
-    if gate is not None:
-        return kernels.gated_backward(call, dy, x, scale, gate)
+    if gate is not None or call.axes != call.feature_axes:
+        dx, dscale, dgate = kernels.gated_backward(call, dy, x, scale, gate)
+        return (dx, dscale, None) if gate is None else (dx, dscale, None, dgate)
     with np.errstate(all="ignore"):
         h = x if residual is None else x + residual  # both have one dtype: the sum is rounded once
     gradients = kernels.backward(call, dy, h, scale, bias, mask, dh)
@@ -146,11 +147,12 @@ def _is_compiled() -> bool:
     return available
 
 
-def _is_supported(call: Call, bias: Any, gate: Any, dy: Any = None) -> bool:
-    if gate is None:
+def _is_supported(call: Call, bias: Any, mask: Any, residual: Any, gate: Any, dy: Any = None) -> bool:
+    if gate is None and call.axes == call.feature_axes:
         return cpu.supports(call)
     has_wide = any(array is not None and array.dtype == np.float64 for array in (gate, dy))
-    return bias is None and not has_wide and cpu.supports_gated(call, gate.dtype.name)
+    is_plain = not has_wide and all(array is None for array in (bias, mask, residual))
+    return is_plain and cpu.supports_gated(call, None if gate is None else gate.dtype.name)
 
 
 def _call(op: str, options: tuple[Any, ...], *arrays: Any) -> Call:

@@ -151,7 +151,7 @@ def rms_norm_vjp(
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dy=_spec("rms_norm_vjp", "dy", dy), dh=_spec("rms_norm_vjp", "dh", dh),
     )  # fmt: skip
-    if gate is not None:
+    if gate is not None or (call.axes != call.feature_axes and mask is None and residual is None):
         return _gated_vjp(call, dy, x, scale, bias, gate)
     one_dtype = all(t is None or t.dtype == x.dtype for t in (residual, dh))  # else each is rounded from float64
     if one_dtype and not is_transformed() and not is_differentiated(dy, dh, x, residual, scale):
@@ -223,8 +223,9 @@ def rms_norm_jvp(
 
 def _gated(
     options: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, residual: Tensor | None,
-    gate: Tensor, return_inverse_rms: bool,
+    gate: Tensor | None, return_inverse_rms: bool,
 ) -> Any:  # fmt: skip
+    """The results of a call with a gate or in groups; None without a gate where there is no kernel."""
     call, plan = _gated_call(options, x, scale, bias, mask, residual, gate)
     if plan is not None and gates.is_served(x, scale, gate):
         if is_differentiated(x, scale, gate):
@@ -235,6 +236,8 @@ def _gated(
     if _is_gated_operator(call, x, scale, bias, gate):
         y, inverse_rms = gated_operators.forward(call, x, scale, gate)
         return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
+    if gate is None:
+        return None
     f = factor(call, gate)
     x = x.to(f.dtype) * f if call.is_gated_before else x
     y, inverse_rms = rms_norm(x, scale, bias, return_inverse_rms=True, **call.inside_gate)
@@ -242,12 +245,12 @@ def _gated(
     return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
 
 
-def _is_gated_operator(call: Call, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor) -> bool:
+def _is_gated_operator(call: Call, x: Tensor, scale: Any, bias: Any, gate: Tensor | None) -> bool:
     return is_watched() and not onnx.is_exported() and gated_operators.serve(call, x, scale, bias, gate)
 
 
 def _gated_vjp(
-    call: Call, dy: Tensor, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor
+    call: Call, dy: Tensor, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None
 ) -> tuple[Any, ...]:
     results = None
     if bias is None and gates.is_served(dy, x, scale, gate) and not is_differentiated(dy, x, scale, gate):
@@ -256,7 +259,10 @@ def _gated_vjp(
         results = gated_operators.gradients(call, dy, x, scale, gate)
     if results is not None:
         dx, dscale, dgate = results
-        return dx, dscale, None, dgate
+        return (dx, dscale, None) if gate is None else (dx, dscale, None, dgate)
+    if gate is None:
+        dx, dscale, dbias = gradients(call, dy, x, scale, None if bias is None else bias.dtype, None, None)
+        return cast(dx, dtype_name(x.dtype)), dscale, dbias
     f = factor(call, gate)
     wide = x.to(f.dtype)
     if call.is_gated_before:
@@ -296,8 +302,10 @@ def _rms_norm(
     return_inverse_rms: bool,
 ) -> Any:  # fmt: skip
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    if gate is not None:
-        return _gated(options, x, scale, bias, mask, residual, gate, return_inverse_rms)
+    if gate is not None or (feature_axis is not None and mask is None and residual is None):
+        results = _gated(options, x, scale, bias, mask, residual, gate, return_inverse_rms)
+        if results is not None:
+            return results
     call, y, h, inverse_rms = _computed(options, x, residual, scale, bias, mask, return_inverse_rms)
     if residual is None and not return_inverse_rms:
         return y
@@ -373,7 +381,7 @@ def _gated_call(options: Any, x: Any, scale: Any, bias: Any, mask: Any, residual
     if not is_watched():
         try:
             *pairs, z = (None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors[1:])
-            return _planned(x.is_cpu is True or x.device, options, x.shape, x.dtype, *pairs, gate=z)
+            return _gated_planned(x.is_cpu is True or x.device, options, x.shape, x.dtype, *pairs, gate=z)
         except (AttributeError, KeyError, TypeError):
             pass
     specs = _specs("rms_norm", **dict(zip(("x", "scale", "bias", "mask", "residual", "gate"), tensors, strict=True)))
@@ -429,16 +437,24 @@ def _call(
 
 
 @lru_cache(maxsize=4096)
-def _planned(device: Any, options: Any, shape: Any, dtype: Any, *others: Any, gate: Any = None) -> tuple[Call, Any]:
+def _planned(device: Any, options: Any, shape: Any, dtype: Any, *others: Any) -> tuple[Call, Any]:
     """The call and its plan for a device, True for the CPU, from shape and dtype of x and pairs of these for others."""
+    specs = [None if pair is None else Spec(pair[0], NAMES[pair[1]]) for pair in ((shape, dtype), *others)]
+    call = _call(*options, *specs)
+    _, scale, bias, mask, _ = specs
+    where = _CPU if device is True else device
+    return call, rows.plan(where, call, scale and scale.dtype, bias and bias.dtype, mask is not None)
+
+
+@lru_cache(maxsize=4096)
+def _gated_planned(device: Any, options: Any, shape: Any, dtype: Any, *others: Any, gate: Any) -> tuple[Call, Any]:
+    """Likewise, for the kernels for gates and groups."""
     pairs = ((shape, dtype), *others, gate)
     *specs, z = [None if pair is None else Spec(pair[0], NAMES[pair[1]]) for pair in pairs]
     call = _call(*options, *specs, gate=z)
-    _, scale, bias, mask, _ = specs
+    _, scale, bias, *_ = specs
     where = _CPU if device is True else device
-    if z is not None:
-        return call, gates.plan(where, call, scale and scale.dtype, bias, z.dtype)
-    return call, rows.plan(where, call, scale and scale.dtype, bias and bias.dtype, mask is not None)
+    return call, gates.plan(where, call, scale and scale.dtype, bias, z and z.dtype)
 
 
 gated_operators.register(rms_norm, rms_norm_vjp)

@@ -1,11 +1,12 @@
-"""The kernels for gated norms in groups as operators of PyTorch: one node each in a program that is compiled.
+"""The kernels for norms in groups, with a gate or not, as operators of PyTorch: a node each in compiled programs.
 
     rmsnorm::gated_forward     y, 1 / rho
     rmsnorm::gated_backward    dx, dscale, dgate
 
 They compute what gate.py plans, on the CPU. Without groups a compiler does better: it joins the gate with what is
-beside it, and calls the norm's own kernel. dscale without a gain is a tensor of no elements, as a schema has no
-optional results. Derivatives of the gradients, tangents and batches are those of plain operations.
+beside it, and calls the norm's own kernel. dscale without a gain, or dgate without a gate, is a tensor of no
+elements, as a schema has no optional results. Derivatives of the gradients, tangents and batches are those of plain
+operations.
 """
 
 from __future__ import annotations
@@ -21,23 +22,33 @@ from rmsnorm import cpu
 from rmsnorm.call import Call, Roundings
 from rmsnorm.torch_impl import gate as gates
 from rmsnorm.torch_impl.dynamo import untraced
-from rmsnorm.torch_impl.operators import LIBRARY, TYPES, call_of, decoded, differentiated, present, settings_of
+from rmsnorm.torch_impl.operators import (
+    LIBRARY,
+    TYPES,
+    call_of,
+    decoded,
+    differentiated,
+    dtype_of,
+    present,
+    settings_of,
+)
 from rmsnorm.torch_impl.rounding import dtype_name
 from rmsnorm.torch_impl.rows import CPU
 
 LIBRARY.define(
-    "gated_forward(Tensor x, Tensor? scale, Tensor gate, str settings) -> (Tensor y, Tensor inverse_rms)",
+    "gated_forward(Tensor x, Tensor? scale, Tensor? gate, str settings) -> (Tensor y, Tensor inverse_rms)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 LIBRARY.define(
-    "gated_backward(Tensor dy, Tensor x, Tensor? scale, Tensor gate, str settings) "
+    "gated_backward(Tensor dy, Tensor x, Tensor? scale, Tensor? gate, str settings) "
     "-> (Tensor dx, Tensor dscale, Tensor dgate)",
     tags=torch.Tag.pt2_compliant_tag,
 )
-_forward, _backward = torch.ops.rmsnorm.gated_forward.default, torch.ops.rmsnorm.gated_backward.default
+FORWARD: Final = torch.ops.rmsnorm.gated_forward.default
+BACKWARD: Final = torch.ops.rmsnorm.gated_backward.default
 
 
-def serve(call: Call, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor) -> bool:
+def serve(call: Call, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None) -> bool:
     """Whether the operators can compute a call with these tensors. torch.func takes plain operations, which nest."""
     tensors = [t for t in (x, scale, gate) if t is not None]
     return (
@@ -45,45 +56,45 @@ def serve(call: Call, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate
         and bias is None
         and all(type(t) in TYPES and t.layout is torch.strided and t.is_cpu for t in tensors)
         and not torch._C._are_functorch_transforms_active()
-        and cpu.supports_gated(call, dtype_name(gate.dtype))
+        and cpu.supports_gated(call, None if gate is None else dtype_name(gate.dtype))
     )
 
 
-def forward(call: Call, x: Tensor, scale: Tensor | None, gate: Tensor) -> tuple[Tensor, Tensor]:
+def forward(call: Call, x: Tensor, scale: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor]:
     """y, and 1 / rho in float64."""
-    y, inverse_rms = _forward(x, scale, gate, settings_of(call)[0])
+    y, inverse_rms = FORWARD(x, scale, gate, settings_of(call)[0])
     return y, inverse_rms
 
 
 def gradients(
-    call: Call, dy: Tensor, x: Tensor, scale: Tensor | None, gate: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor]:
+    call: Call, dy: Tensor, x: Tensor, scale: Tensor | None, gate: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dx, dscale and dgate."""
-    dx, dscale, dgate = _backward(dy, x, scale, gate, settings_of(call)[0])
-    return dx, None if scale is None else dscale, dgate
+    dx, dscale, dgate = BACKWARD(dy, x, scale, gate, settings_of(call)[0])
+    return dx, None if scale is None else dscale, None if gate is None else dgate
 
 
 @lru_cache(maxsize=4096)
 def _planned(
-    shape: Any, x: torch.dtype, scale: torch.dtype | None, gate: torch.dtype, settings: str
+    shape: Any, x: torch.dtype, scale: torch.dtype | None, gate: torch.dtype | None, settings: str
 ) -> tuple[Call, Any]:
     call = call_of(shape, x, settings, None)
-    return call, gates.plan(CPU, call, scale and dtype_name(scale), None, dtype_name(gate))
+    return call, gates.plan(CPU, call, scale and dtype_name(scale), None, gate and dtype_name(gate))
 
 
 @untraced
-def _run_forward(x: Tensor, scale: Tensor | None, gate: Tensor, settings: str) -> tuple[Tensor, Tensor]:
-    call, plan = _planned(x.shape, x.dtype, None if scale is None else scale.dtype, gate.dtype, settings)
+def run_forward(x: Tensor, scale: Tensor | None, gate: Tensor | None, settings: str) -> tuple[Tensor, Tensor]:
+    call, plan = _planned(x.shape, x.dtype, dtype_of(scale), dtype_of(gate), settings)
     y, inverse_rms = gates.forward(call, plan, x, scale, gate, with_inverse_rms=True)
     assert inverse_rms is not None  # noqa: S101
     return y, inverse_rms
 
 
 @untraced
-def _run_backward(
-    dy: Tensor, x: Tensor, scale: Tensor | None, gate: Tensor, settings: str
+def run_backward(
+    dy: Tensor, x: Tensor, scale: Tensor | None, gate: Tensor | None, settings: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    call, _ = _planned(x.shape, x.dtype, None if scale is None else scale.dtype, gate.dtype, settings)
+    call, _ = _planned(x.shape, x.dtype, dtype_of(scale), dtype_of(gate), settings)
     results = gates.gradients(call, dy, x, scale, gate)
     if results is None:  # dy in float64
         return _plain_backward(dy, x, scale, gate, settings)
@@ -97,10 +108,10 @@ def _forward_types(x: Tensor, scale: Any, gate: Any, settings: str) -> tuple[Ten
 
 
 def _backward_types(
-    dy: Tensor, x: Tensor, scale: Tensor | None, gate: Tensor, settings: str
+    dy: Tensor, x: Tensor, scale: Tensor | None, gate: Tensor | None, settings: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     dscale = None if scale is None else torch.empty_like(scale, memory_format=torch.contiguous_format)
-    return present(x, torch.empty_like(x), dscale, torch.empty_like(gate))
+    return present(x, torch.empty_like(x), dscale, None if gate is None else torch.empty_like(gate))
 
 
 _PLAIN: Final[dict[str, Callable[..., Any]]] = {}  # functions that take plain operations under torch.func
@@ -112,8 +123,8 @@ def _plain_forward(x: Any, scale: Any, gate: Any, settings: str) -> tuple[Tensor
 
 
 def _plain_backward(dy: Any, x: Any, scale: Any, gate: Any, settings: str) -> Any:
-    dx, dscale, _, dgate = _PLAIN["rms_norm_vjp"](dy, x, scale, gate=gate, **_options(x, settings))
-    return present(x, dx, dscale, dgate)
+    dx, dscale, _, *dgate = _PLAIN["rms_norm_vjp"](dy, x, scale, gate=gate, **_options(x, settings))
+    return present(x, dx, dscale, *(dgate or (None,)))
 
 
 def _options(x: Tensor, settings: str) -> dict[str, Any]:
@@ -138,7 +149,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            return _forward(*arguments)
+            return FORWARD(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -153,8 +164,8 @@ class _Forward(torch.autograd.Function):
         if dy is None:
             return (None,) * 4
         x, scale, gate = ctx.saved_tensors
-        dx, dscale, dgate = _backward(dy, x, scale, gate, ctx.settings)
-        return dx, None if scale is None else dscale, dgate, None
+        dx, dscale, dgate = BACKWARD(dy, x, scale, gate, ctx.settings)
+        return dx, None if scale is None else dscale, None if gate is None else dgate, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -166,14 +177,14 @@ class _Backward(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            return _backward(*arguments)
+            return BACKWARD(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         *tensors, ctx.settings = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
-        ctx.mark_non_differentiable(*(output[1:2] if tensors[2] is None else ()))
+        ctx.mark_non_differentiable(*(d for d, t in zip(output, tensors[1:], strict=True) if t is None))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
@@ -184,8 +195,8 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        ddx, ddscale, ddgate = _push_forward(partial(_plain_backward, settings=ctx.settings), ctx, tangents)
-        return ddx, None if ctx.saved_tensors[2] is None else ddscale, ddgate
+        moved = _push_forward(partial(_plain_backward, settings=ctx.settings), ctx, tangents)
+        return tuple(None if t is None else d for d, t in zip(moved, ctx.saved_tensors[1:], strict=True))
 
 
 def _push_forward(function: Callable[..., Any], ctx: Any, tangents: Any) -> Any:
@@ -217,8 +228,8 @@ def register(rms_norm: Callable[..., Any], rms_norm_vjp: Callable[..., Any]) -> 
     """Give the operators their kernels, and these functions for derivatives of gradients, and for tangents."""
     _PLAIN.update(rms_norm=rms_norm, rms_norm_vjp=rms_norm_vjp)
     for name, operator, run, types, function, plain in (
-        ("gated_forward", _forward, _run_forward, _forward_types, _Forward, _plain_forward),
-        ("gated_backward", _backward, _run_backward, _backward_types, _Backward, _plain_backward),
+        ("gated_forward", FORWARD, run_forward, _forward_types, _Forward, _plain_forward),
+        ("gated_backward", BACKWARD, run_backward, _backward_types, _Backward, _plain_backward),
     ):
         LIBRARY.impl(name, run, "CPU")
         LIBRARY.impl(name, differentiated(function, plain, run), "Autograd")

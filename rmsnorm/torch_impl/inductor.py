@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rmsnorm.torch_impl import operators, rows
+from rmsnorm.torch_impl import gated_operators, operators, rows
 from rmsnorm.torch_impl.dynamo import once_imported
 from rmsnorm.torch_impl.rounding import dtype_name
 
@@ -111,14 +111,24 @@ def _write(node: Any, write_line: Callable[[str], None], key: Any, *arguments: A
     write_line(f"{node.get_name()} = {function}({', '.join(texts)})")
 
 
+def _write_in_groups(node: Any, write_line: Callable[[str], None]) -> None:
+    arguments = ", ".join([*node.codegen_args(), *node.codegen_kwargs()])
+    write_line(f"{node.get_name()} = {node.python_kernel_name}.in_program({arguments})")
+
+
 def register() -> None:
     """Let Inductor, when it is imported, write the calls of the operators so."""
     _FORWARD.in_program, _BACKWARD.in_program = _forward, _backward  # by these names the written code calls them
+    gated_operators.FORWARD.in_program = gated_operators.run_forward
+    gated_operators.BACKWARD.in_program = gated_operators.run_backward
     once_imported(_REGISTRY, _register)
 
 
 def _register() -> None:
     from torch._inductor.codegen import custom_extern_kernel_codegen as codegen
 
-    for operator, write in ((_FORWARD, _write_forward), (_BACKWARD, _write_backward)):
+    for operator, write in (
+        (_FORWARD, _write_forward), (_BACKWARD, _write_backward),
+        (gated_operators.FORWARD, _write_in_groups), (gated_operators.BACKWARD, _write_in_groups),
+    ):  # fmt: skip
         codegen.CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.{operator}"] = codegen.CustomCodegen(python=write)

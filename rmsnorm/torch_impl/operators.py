@@ -92,7 +92,7 @@ def settings_of(call: Call) -> tuple[str, Any]:
         "axes": len(call.axes), "eps": call.eps, "eps_position": variant.eps_position, "statistic": variant.statistic,
         "scale_offset": variant.scale_offset, "norm": call.norm, "product": call.product, "result": call.result,
     }  # fmt: skip
-    if call.gate is not None:
+    if call.gate is not None or call.axes != call.feature_axes:
         fields |= {
             "features": len(call.feature_axes), "gate": call.gate, "gate_function": variant.gate_function,
             "gate_position": variant.gate_position,
@@ -132,7 +132,7 @@ def planned(device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, has_mask
     return call, rows.plan(device, call, scale and dtype_name(scale), bias and dtype_name(bias), has_mask)
 
 
-def _dtype(tensor: Tensor | None) -> torch.dtype | None:
+def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
     return None if tensor is None else tensor.dtype
 
 
@@ -140,7 +140,7 @@ def _dtype(tensor: Tensor | None) -> torch.dtype | None:
 def _run_forward(
     x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    call, plan = planned(x.device, x.shape, x.dtype, _dtype(scale), _dtype(bias), mask is not None, *settings)
+    call, plan = planned(x.device, x.shape, x.dtype, dtype_of(scale), dtype_of(bias), mask is not None, *settings)
     y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask)
     return y, x.new_empty(0) if h is None else h, inverse_rms
 
@@ -150,7 +150,7 @@ def _run_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, mask: Tensor | None,
     bias: torch.dtype | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    call, plan = planned(h.device, h.shape, h.dtype, _dtype(scale), bias, mask is not None, *settings)
+    call, plan = planned(h.device, h.shape, h.dtype, dtype_of(scale), bias, mask is not None, *settings)
     return present(h, *rows.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh))
 
 
@@ -173,7 +173,7 @@ def _backward_types(
     settings: str, k: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     features = h.shape[-decoded(settings)["axes"] :]
-    dscale, dbias = (None if dtype is None else h.new_empty(features, dtype=dtype) for dtype in (_dtype(scale), bias))
+    dscale, dbias = (None if dtype is None else h.new_empty(features, dtype=dtype) for dtype in (dtype_of(scale), bias))
     return present(h, torch.empty_like(h), dscale, dbias)
 
 
@@ -187,7 +187,7 @@ class _Forward(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, residual, scale, bias, mask, *ctx.settings = inputs
         _, h, inverse_rms = output
-        ctx.bias = _dtype(bias)
+        ctx.bias = dtype_of(bias)
         ctx.save_for_backward(x if residual is None else h, scale, mask, inverse_rms)
         ctx.save_for_forward(x, residual, scale, mask)
         ctx.mark_non_differentiable(*((h, inverse_rms) if residual is None else (inverse_rms,)))

@@ -1,4 +1,4 @@
-"""The operators rmsnorm::gated_forward and rmsnorm::gated_backward: norms in groups with a gate, in traced programs."""
+"""The operators rmsnorm::gated_forward and rmsnorm::gated_backward: norms in groups in traced programs."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def settings(tensors: Any, **chosen: Any) -> str:
 
 def test_opcheck() -> None:
     (x, scale, gate), dy = problem(BF16)
-    text = settings((x, scale, gate))
-    for gain in (scale, None):
-        torch.library.opcheck(FORWARD, (x, gain, gate, text))
-        torch.library.opcheck(BACKWARD, (dy, x, gain, gate, text))
+    for gain, z in ((scale, gate), (None, gate), (scale, None)):
+        text = settings((x, gain, z))
+        torch.library.opcheck(FORWARD, (x, gain, z, text))
+        torch.library.opcheck(BACKWARD, (dy, x, gain, z, text))
 
 
 @pytest.mark.parametrize(("function", "position"), list(itertools.product(("silu", "sigmoid"), ("after", "before"))))
@@ -105,7 +105,9 @@ def test_compiled_programs_have_the_bits_of_eager_calls(dtype: Any) -> None:
         results = []
         for function in (rms_norm, compiled):
             y = function(*tensors[:2], gate=tensors[2], **options)
-            results.append((y, *torch.autograd.grad(y, tensors, dy)))
+            ungated = function(*tensors[:2], **options)
+            gradients = (torch.autograd.grad(o, leaves, dy) for o, leaves in ((y, tensors), (ungated, tensors[:2])))
+            results.append((y, ungated, *itertools.chain(*gradients)))
         assert all(map(torch.equal, *results))
     x, gate = (randn(3, 2, 12, dtype=dtype, seed=seed)[..., ::2] for seed in (0, 1))
     assert torch.equal(compiled(x, gate=gate, **options), rms_norm(x, gate=gate, **options))
