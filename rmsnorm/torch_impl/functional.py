@@ -8,6 +8,7 @@ Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmeti
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Final, Never
@@ -236,6 +237,16 @@ def _gated(
     if _is_gated_operator(call, x, scale, bias, gate):
         y, inverse_rms = gated_operators.forward(call, x, scale, gate)
         return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
+    order = (*call.shared_axes, *call.feature_axes)
+    if plan is None and order != tuple(range(len(order))) and not is_watched():
+        own = _moved(call, order)
+        if gated_operators.serve(own, x, scale, bias, gate):
+            x, gate = (None if t is None else t.permute(order) for t in (x, gate))
+            variant, eps, partial, _, _, out_dtype = options
+            options = (variant, eps, partial, own.axes, own.feature_axes, out_dtype)
+            back = sorted(range(len(order)), key=order.__getitem__)
+            y = _gated(options, x, scale, bias, mask, residual, gate, return_inverse_rms)
+            return tuple(t.permute(back) for t in y) if return_inverse_rms else y.permute(back)
     if gate is None:
         return None
     f = factor(call, gate)
@@ -243,6 +254,12 @@ def _gated(
     y, inverse_rms = rms_norm(x, scale, bias, return_inverse_rms=True, **call.inside_gate)
     y = y if call.is_gated_before else cast(y * f, call.result)
     return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
+
+
+def _moved(call: Call, order: tuple[int, ...]) -> Call:
+    """The call on x with its axes in that order."""
+    axes, feature_axes = (tuple(sorted(map(order.index, part))) for part in (call.axes, call.feature_axes))
+    return replace(call, shape=tuple(call.shape[axis] for axis in order), axes=axes, feature_axes=feature_axes)
 
 
 def _is_gated_operator(call: Call, x: Tensor, scale: Any, bias: Any, gate: Tensor | None) -> bool:

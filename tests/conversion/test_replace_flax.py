@@ -56,6 +56,13 @@ class Gated(OwnNorm):
         return y.reshape(h.shape) * self.g[...]
 
 
+class Groups(Gated):
+    """Without a gate."""
+
+    def __call__(self, hidden: Any) -> Any:
+        return super().__call__(hidden)
+
+
 class Net(nnx.Module):
     def __init__(self) -> None:
         rngs = nnx.Rngs(0)
@@ -108,6 +115,15 @@ def test_a_model_says_and_learns_the_same() -> None:
 def test_linen_makes_its_modules_in_each_call() -> None:
     with pytest.raises(TypeError, match=r"a linen model makes its norms in each call; name rmsnorm.flax_impl.linen"):
         replace(linen.RMSNorm())
+
+
+def test_groups_without_a_gate() -> None:
+    layer, mine = Groups(8), Groups(8)
+    (entry,) = replace(mine)
+    assert (entry.why, entry.variant.eps) == ("recognised, in groups of 4", 1e-5)
+    got, want = (np.asarray(nnx.jit(norm)(X)) for norm in (mine, layer))
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert not np.array_equal(got, want)  # ours is exact
 
 
 def test_a_norm_with_a_gate() -> None:

@@ -78,6 +78,14 @@ class Gated(keras.layers.Layer):
         return {**super().get_config(), "group": self.group}
 
 
+class GroupsAlone(Gated):
+    def build(self, hidden_shape: Any) -> None:
+        super().build(hidden_shape, hidden_shape)
+
+    def call(self, hidden: Any) -> Any:
+        return super().call(hidden)
+
+
 def model_of(*layers: Any) -> Any:
     keras.utils.set_random_seed(0)
     x = keras.Input((5, 8))
@@ -166,11 +174,12 @@ def test_a_norm_with_a_gate() -> None:
         keras.utils.set_random_seed(0)
         x = keras.Input((None, 8))
         z = keras.layers.Dense(8)(x)
-        h = Gated(4)(keras.layers.Dense(8)(x), z)
+        h = Gated(4)(keras.layers.Dense(8)(GroupsAlone(4)(x)), z)
         return keras.Model(x, Gated()(hidden=h, gate=z))
 
     model, mine = build(), build()
     assert [entry.why for entry in replace(mine)] == [
+        "recognised, in groups of 4",
         "recognised, with a silu gate before the norm, in groups of 4",
         "recognised, with a sigmoid gate after the norm",
     ]

@@ -432,6 +432,39 @@ def test_gates_and_groups(name: str) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(new))(x.bfloat16(), gate.bfloat16()), half[0])
 
 
+class GroupedNorm(nn.Module):
+    """Of so many features, or so many groups."""
+
+    def __init__(self, size: int = -1, count: int = -1, width: int | None = 32) -> None:
+        super().__init__()
+        self.sizes = (count, size)
+        self.weight = None if width is None else nn.Parameter(torch.rand(width) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.unflatten(-1, self.sizes)
+        y = (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).flatten(-2)
+        return y if self.weight is None else y * self.weight
+
+
+@pytest.mark.parametrize("old", [GroupedNorm(size=8), GroupedNorm(count=2), GroupedNorm(count=2, width=None)])
+def test_groups_without_a_gate(old: GroupedNorm) -> None:
+    """A module without a gain may have a number of groups: at another width it runs its own code."""
+    new = copy.deepcopy(old)
+    (entry,) = replace(new)
+    size = 32 if old.weight is None else 16 if old.sizes[0] == 2 else 8
+    assert (entry.why, entry.variant.eps) == (f"recognised, in groups of {size}", pytest.approx(1e-6, rel=1e-3))
+    for width in (2 * size, 4 * size) if old.weight is None else (32,):
+        results = []
+        for layer in (old, new):
+            x = randn(3, 2, width).requires_grad_()
+            y = layer(x)
+            leaves = [x, *layer.parameters()]
+            results.append([y, *torch.autograd.grad((y * y.detach().cos()).sum(), leaves)])
+        for want, got in zip(*results, strict=True):
+            assert ((got - want).abs() <= ulp_bound(64, torch.float32) * want.abs().max()).all()
+        assert torch.equal(results[0][0], results[1][0]) == (old.weight is None and width == 4 * size)
+
+
 class DummyGain(nn.Module):
     def __init__(self, in_training: bool) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch_arrays import randn  # noqa: E402
 
-from rmsnorm.torch_impl import gated_operators, rms_norm, rms_norm_vjp  # noqa: E402
+from rmsnorm.torch_impl import functional, gated_operators, rms_norm, rms_norm_vjp  # noqa: E402
 from rmsnorm.variants import Variant  # noqa: E402
 
 pytest.importorskip("numba", reason="without the kernels a program has plain operations")
@@ -129,6 +129,26 @@ def test_one_node_each() -> None:
     assert all(map(torch.equal, program(*tensors), step(*tensors)))
     gradients = make_fx(lambda dy, x, scale, gate: rms_norm_vjp(dy, x, scale, gate=gate, variant=variant(), **GROUPS))
     assert BACKWARD in [node.target for node in gradients(dy, *(t.detach() for t in tensors)).graph.nodes]
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_a_gain_for_each_head_before_the_positions(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The axes of the gain are not the last ones: the kernels compute it on another view, in the layout of x."""
+    x, dy = (randn(2, 3, 5, 8, dtype=dtype, seed=seed) for seed in (0, 1))
+    scale, gate = randn(3, 8, dtype=dtype, seed=2), randn(2, 3, 5, 8, dtype=dtype, seed=3)
+    for tensors in ([x, scale], [x, scale, gate]):
+        results = []
+        for last in (False, True):
+            leaves = [t.clone().requires_grad_() for t in tensors]
+            moved = [t.transpose(1, 2) if last and t.ndim == 4 else t for t in leaves]
+            options = {"variant": variant(), "axis": -1, "feature_axis": (-2, -1) if last else (1, -1)}
+            with monkeypatch.context() as patch:
+                patch.setattr(functional, "forward", None)  # of plain operations
+                y = rms_norm(*moved[:2], gate=dict(enumerate(moved)).get(2), **options)
+            y = y.transpose(1, 2) if last else y
+            assert y.is_contiguous()
+            results.append((y, *torch.autograd.grad(y, leaves, dy)))
+        assert all(map(torch.equal, *results))
 
 
 def test_without_groups_the_norm_has_its_own_operator() -> None:

@@ -125,8 +125,6 @@ def _backend(model: Any) -> Any:
 
 def _remark(others: list[str], norm: Norm) -> str:
     others = [name for name in others if name != norm.gate]
-    form = "recognised"
-    if norm.gate:
-        groups = f", in groups of {norm.group}" if norm.group else ""
-        form += f", with a {norm.known.gate_function} gate {norm.known.gate_position} the norm{groups}"
+    gate = f", with a {norm.known.gate_function} gate {norm.known.gate_position} the norm" if norm.gate else ""
+    form = f"recognised{gate}{f', in groups of {norm.group}' if norm.group else ''}"
     return f"{form}; with {', '.join(others)} it runs its own code" if others else form

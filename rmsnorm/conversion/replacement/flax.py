@@ -117,7 +117,7 @@ def class_of(kind: Any, norm: Norm) -> Any:
         if len(inputs) + len(named) != 1 or not hasattr(x, "shape") or not norm.takes(x.shape):
             return kind.__call__(self, *inputs, **named)
         scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
-        return rms_norm(x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes)
+        return _computed(norm, x, scale, bias)
 
     return subclass(class_of, kind, norm, "__call__", __call__)
 
@@ -130,16 +130,21 @@ def _gated_call(kind: Any, norm: Norm) -> Any:
         if len(inputs) + len(named) != 2 or not arrays or x.shape != gate.shape or not norm.takes(x.shape):
             return kind.__call__(self, *inputs, **named)
         scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
-        if norm.group is None:
-            return rms_norm(x, scale, bias, variant=norm.known, gate=gate)
-        x, gate, scale, bias = (
-            None if value is None else value.reshape(*value.shape[:-1], -1, norm.group)
-            for value in (x, gate, scale, bias)
-        )
-        y = rms_norm(x, scale, bias, variant=norm.known, axis=-1, feature_axis=(-2, -1), gate=gate)
-        return y.reshape(*y.shape[:-2], -1)
+        return _computed(norm, x, scale, bias, gate)
 
     return __call__
+
+
+def _computed(norm: Norm, x: Any, scale: Any, bias: Any, gate: Any = None) -> Any:
+    if norm.group is None:
+        return rms_norm(
+            x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes, gate=gate
+        )  # fmt: skip
+    x, gate, scale, bias = (
+        None if value is None else value.reshape(*value.shape[:-1], -1, norm.group) for value in (x, gate, scale, bias)
+    )
+    y = rms_norm(x, scale, bias, variant=norm.known, axis=-1, feature_axis=(-2, -1), gate=gate)
+    return y.reshape(*y.shape[:-2], -1)
 
 
 def _vector(module: Any, name: str | None, x: Any, norm: Norm) -> Any:

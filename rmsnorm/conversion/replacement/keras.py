@@ -136,10 +136,7 @@ def become(layer: Any, norm: Norm) -> None:
         if len(inputs) > len(names) or more or shape is None or not fits or not norm.takes(shape):
             return own(*inputs, **named)
         scale, bias = (_vector(layer, name, x, norm) for name in (norm.scale, norm.bias))
-        if gate:
-            return _gated(norm, x, scale, bias, *gate)
-        dtype = keras.backend.standardize_dtype(x.dtype)
-        return compute(x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes, out_dtype=dtype)
+        return _computed(norm, x, scale, bias, *gate)
 
     call.norm = norm  # type: ignore[attr-defined]
     object.__setattr__(layer, "call", call)
@@ -149,12 +146,13 @@ def _is_floating(value: Any) -> bool:
     return hasattr(value, "dtype") and keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
 
 
-def _gated(norm: Norm, x: Any, scale: Any, bias: Any, gate: Any) -> Any:
+def _computed(norm: Norm, x: Any, scale: Any, bias: Any, gate: Any = None) -> Any:
     options = {"variant": norm.known, "out_dtype": keras.backend.standardize_dtype(x.dtype)}
     if norm.group is None:
-        return compute(x, scale, bias, gate=gate, **options)
+        return compute(x, scale, bias, gate=gate, axis=norm.axes, feature_axis=norm.gain_axes, **options)
     whole = keras.ops.shape(x)
-    x, gate = (keras.ops.reshape(value, [*whole[:-1], x.shape[-1] // norm.group, norm.group]) for value in (x, gate))
+    groups = [*whole[:-1], x.shape[-1] // norm.group, norm.group]
+    x, gate = (None if value is None else keras.ops.reshape(value, groups) for value in (x, gate))
     scale, bias = (None if value is None else keras.ops.reshape(value, [-1, norm.group]) for value in (scale, bias))
     y = compute(x, scale, bias, axis=-1, feature_axis=(-2, -1), gate=gate, **options)
     return keras.ops.reshape(y, whole)

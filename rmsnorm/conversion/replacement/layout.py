@@ -85,7 +85,7 @@ def find_layout(target: Target, x: str) -> Norm:
     for rank in range(1, 6):
         for shape in _shapes(target, rank):
             axes = _normalised(target, shape)
-            if axes:
+            if axes and _is_so_at_twice_the_size(target, shape, axes):
                 measured[shape] = axes
                 break
     if not measured:
@@ -101,19 +101,21 @@ def find_layout(target: Target, x: str) -> Norm:
     return Norm(axes, gain, tuple(shapes), scale, bias, x, width, offset=offset)
 
 
-def gated_layout(target: Target, x: str, gate: str, group: int | None) -> Norm:
-    """The layout of a layer with a gate, over the last axis or groups of it: for the shapes of x that it takes."""
-    shapes = []
+def grouped_layout(target: Target, x: str, gate: str | None, group: int | None) -> Norm:
+    """The layout of a layer over the last axis or groups of it, with a gate or not, for the shapes of x it takes."""
+    shapes, width = [], target.width or (2 * group if group else _WIDTH)  # it may have a size of groups, or a number
     for rank in range(1, 6):
-        shape = (*_OTHERS[: rank - 1], target.width or _WIDTH)
-        ones = np.ones(shape, np.float32)
+        ones = np.ones(shape := (*_OTHERS[: rank - 1], width), np.float32)
+        gates = {} if gate is None else {"gate": ones}
         try:
-            target.forward(ones, gate=ones, **parameters(target, ones, scale=np.ones, bias=np.zeros))
+            target.forward(ones, **gates, **parameters(target, ones, scale=np.ones, bias=np.zeros))
         except TargetError:
             continue
         shapes.append(shape)
-    names = target.names
-    return Norm((-1,), (-1,), tuple(shapes), names.get("scale"), names.get("bias"), x, gate=gate, group=group)
+    if not shapes:
+        raise Unproven(f"it takes no x of {width} features")
+    scale, bias = (target.names.get(argument) for argument in ("scale", "bias"))
+    return Norm((-1,), (-1,), tuple(shapes), scale, bias, x, width if group else None, gate=gate, group=group)
 
 
 def _implied_width(target: Target, offset: float) -> int | None:
@@ -214,6 +216,17 @@ def _normalised(target: Target, shape: Shape) -> Shape:
         return ()
     constant = tuple(axis for axis in range(len(shape)) if np.ptp(ratio, axis=axis).max() <= _VARIES * largest)
     return constant if len(constant) < len(shape) or len(shape) == 1 else ()
+
+
+def _is_so_at_twice_the_size(target: Target, shape: Shape, axes: Shape) -> bool:
+    """Whether all elements along these axes count where there are more of them; True where it takes no more."""
+    longer = tuple(2 * size if axis in axes else size for axis, size in enumerate(shape))
+    ones = np.ones(longer, np.float32)
+    try:
+        target.forward(ones, **parameters(target, ones, scale=np.ones, bias=np.zeros))
+    except TargetError:
+        return True
+    return _normalised(target, longer) == axes
 
 
 def parameters(target: Target, x: Array, **make: Callable[[Shape], Any]) -> dict[str, Array]:

@@ -12,8 +12,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.conversion.replacement.layout import Array, Norm, Rows, find_layout, gated_layout, parameters
-from rmsnorm.conversion.replacement.report import REASONS, NoNorm, Unproven, recognised, recognised_gate
+from rmsnorm.conversion.replacement.layout import Array, Norm, Rows, find_layout, grouped_layout, parameters
+from rmsnorm.conversion.replacement.report import (
+    REASONS,
+    NoNorm,
+    Unproven,
+    recognised,
+    recognised_gate,
+    recognised_groups,
+)
 from rmsnorm.identify import Identity, Target, TargetError, identify
 from rmsnorm.targets.arguments import argument_named
 
@@ -68,7 +75,11 @@ def _identified(target: Target, x: str, asked: Target) -> tuple[Norm, Identity]:
     try:
         norm = find_layout(_quick(target), x)
     except NoNorm as error:
-        raise NoNorm(_reason(target) or _failure(target) or str(error)) from None
+        identity = None if target.returned else identify(target, gradients=False, time_limit=_TIME)
+        variant = None if identity is None else recognised_groups(identity)
+        if identity is None or variant is None:
+            raise NoNorm(_reason(identity) or _failure(target) or str(error)) from None
+        return grouped_layout(target, x, None, identity["group_size"]).with_variant(variant), identity
     identity = identify(Rows.of(asked, norm), gradients=False, time_limit=_TIME)
     return norm.with_variant(recognised(identity)), identity
 
@@ -76,7 +87,7 @@ def _identified(target: Target, x: str, asked: Target) -> tuple[Norm, Identity]:
 def _gated(target: Target, x: str, gate: str) -> tuple[Norm, Identity]:
     identity = identify(target, gradients=False, time_limit=_TIME)
     variant = recognised_gate(identity)
-    return gated_layout(target, x, gate, identity["group_size"]).with_variant(variant), identity
+    return grouped_layout(target, x, gate, identity["group_size"]).with_variant(variant), identity
 
 
 def first_parameter(call: Callable[..., Any]) -> str:
@@ -99,14 +110,10 @@ def gate_parameter(call: Callable[..., Any]) -> str | None:
     return gate
 
 
-def _reason(target: Target) -> str | None:
+def _reason(identity: Identity | None) -> str | None:
     """What identify calls a layer that is no RMSNorm, where it has a name."""
-    if target.returned:
-        return None
-    identity = identify(target, gradients=False, time_limit=_TIME)
-    return (
-        REASONS[identity.kind] if not identity["group_size"] and identity.kind in ("layernorm", "rms_scaling") else None
-    )
+    has_name = identity is not None and not identity["group_size"] and identity.kind in ("layernorm", "rms_scaling")
+    return REASONS[identity.kind] if identity is not None and has_name else None
 
 
 def _failure(target: Target) -> str | None:

@@ -78,6 +78,12 @@ def recognised_gate(identity: Identity) -> Variant:
     return _named(identity).replace(gate_function=function, gate_position=position)
 
 
+def recognised_groups(identity: Identity) -> Variant | None:
+    """The variant of a module that normalises groups of the last axis and has no gate; None if it is none."""
+    is_one = identity.recognised and identity.last_axes and identity["group_size"]
+    return _named(identity) if is_one and not identity["gate"] and not identity["learned_factor"] else None
+
+
 def _named(identity: Identity) -> Variant:
     """The variant with the name of a preset that differs at most in eps, "torch" first; or named by the nearest one."""
     variant = identity.variant

@@ -177,7 +177,7 @@ def class_of(kind: Any, norm: Norm) -> Any:
     if norm.gate is not None:
         return subclass(class_of, kind, norm, "forward", _gated_forward(kind, norm))
     settings, last = (norm.known.eps, norm.known), tuple(range(-len(norm.axes), 0))
-    may_keep = norm.axes == norm.gain_axes == last
+    may_keep = norm.axes == norm.gain_axes == last and norm.group is None
 
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
         x: Any = inputs[0] if inputs else named.get(norm.x)
@@ -190,7 +190,7 @@ def class_of(kind: Any, norm: Norm) -> Any:
             return y
         if not norm.takes(x.shape):
             return kind.forward(self, *inputs, **named)
-        y = rms_norm(x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes)
+        y = _computed(norm, x, scale, bias)
         if alone:
             self.__dict__["_kept"] = kept(settings, last, x, scale, bias)
         return y
@@ -206,15 +206,20 @@ def _gated_forward(kind: Any, norm: Norm) -> Any:
         if len(inputs) + len(named) != 2 or not tensors or x.shape != gate.shape or not norm.takes(x.shape):
             return kind.forward(self, *inputs, **named)
         scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
-        if norm.group is None:
-            return rms_norm(x, scale, bias, variant=norm.known, gate=gate)
-        x, gate, scale, bias = (
-            None if tensor is None else tensor.unflatten(-1, (-1, norm.group)) for tensor in (x, gate, scale, bias)
-        )
-        y = rms_norm(x, scale, bias, variant=norm.known, axis=-1, feature_axis=(-2, -1), gate=gate)
-        return y.flatten(-2)
+        return _computed(norm, x, scale, bias, gate)
 
     return forward
+
+
+def _computed(norm: Norm, x: Any, scale: Any, bias: Any, gate: Any = None) -> Any:
+    if norm.group is None:
+        return rms_norm(
+            x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes, gate=gate
+        )  # fmt: skip
+    x, gate, scale, bias = (
+        None if tensor is None else tensor.unflatten(-1, (-1, norm.group)) for tensor in (x, gate, scale, bias)
+    )
+    return rms_norm(x, scale, bias, variant=norm.known, axis=-1, feature_axis=(-2, -1), gate=gate).flatten(-2)
 
 
 def _vector(module: Any, name: str | None, x: Tensor, norm: Norm) -> Tensor | None:
