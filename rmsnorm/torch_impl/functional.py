@@ -238,7 +238,7 @@ def _gated(
         y, inverse_rms = gated_operators.forward(call, x, scale, gate)
         return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
     order = (*call.shared_axes, *call.feature_axes)
-    if plan is None and order != tuple(range(len(order))) and not is_watched():
+    if plan is None and order != tuple(range(len(order))) and gates.is_served(x, scale, gate):
         own = _moved(call, order)
         if gated_operators.serve(own, x, scale, bias, gate):
             x, gate = (None if t is None else t.permute(order) for t in (x, gate))
@@ -319,7 +319,7 @@ def _rms_norm(
     return_inverse_rms: bool,
 ) -> Any:  # fmt: skip
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    if gate is not None or (feature_axis is not None and mask is None and residual is None):
+    if gate is not None or (feature_axis not in (None, axis) and mask is None and residual is None):
         results = _gated(options, x, scale, bias, mask, residual, gate, return_inverse_rms)
         if results is not None:
             return results

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch_arrays import randn  # noqa: E402
 
-from rmsnorm.torch_impl import functional, gated_operators, rms_norm, rms_norm_vjp  # noqa: E402
+from rmsnorm.torch_impl import functional, gated_operators, rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
 from rmsnorm.variants import Variant  # noqa: E402
 
 pytest.importorskip("numba", reason="without the kernels a program has plain operations")
@@ -149,6 +149,20 @@ def test_a_gain_for_each_head_before_the_positions(dtype: Any, monkeypatch: pyte
             assert y.is_contiguous()
             results.append((y, *torch.autograd.grad(y, leaves, dy)))
         assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("axes", [(1, -1), (-2, -1)])
+def test_what_the_kernels_cannot_read_takes_plain_operations(axes: Any) -> None:
+    """Tangents, and numbers that are stored with the other sign."""
+    shapes = {(1, -1): (2, 3, 5, 8), (-2, -1): (2, 5, 3, 8)}
+    x, scale = randn(*shapes[axes]), randn(3, 8, seed=1)
+    options = {"axis": -1, "feature_axis": axes, "variant": variant()}
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x / 2)
+        tangent = torch.autograd.forward_ad.unpack_dual(rms_norm(dual, scale, **options)).tangent
+    wanted = rms_norm_jvp((x, scale), (x / 2, None), **options)
+    assert (tangent - wanted).abs().max() <= NEAR
+    assert torch.equal(rms_norm(torch._neg_view(x), scale, **options), rms_norm(-x, scale, **options))
 
 
 def test_without_groups_the_norm_has_its_own_operator() -> None:
