@@ -319,7 +319,7 @@ def _rms_norm(
     return_inverse_rms: bool,
 ) -> Any:  # fmt: skip
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    if gate is not None or (feature_axis not in (None, axis) and mask is None and residual is None):
+    if gate is not None or (feature_axis is not None and mask is None and residual is None):
         results = _gated(options, x, scale, bias, mask, residual, gate, return_inverse_rms)
         if results is not None:
             return results

@@ -85,6 +85,8 @@ def _planned(
 @untraced
 def run_forward(x: Tensor, scale: Tensor | None, gate: Tensor | None, settings: str) -> tuple[Tensor, Tensor]:
     call, plan = _planned(x.shape, x.dtype, dtype_of(scale), dtype_of(gate), settings)
+    if plan is None:  # no rows, or a program from a process with kernels in one without
+        return _plain_forward(x, scale, gate, settings)
     y, inverse_rms = gates.forward(call, plan, x, scale, gate, with_inverse_rms=True)
     assert inverse_rms is not None  # noqa: S101
     return y, inverse_rms
@@ -96,7 +98,7 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     call, _ = _planned(x.shape, x.dtype, dtype_of(scale), dtype_of(gate), settings)
     results = gates.gradients(call, dy, x, scale, gate)
-    if results is None:  # dy in float64
+    if results is None:  # likewise, or dy in float64
         return _plain_backward(dy, x, scale, gate, settings)
     return present(x, *results)
 

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -163,6 +164,30 @@ def test_what_the_kernels_cannot_read_takes_plain_operations(axes: Any) -> None:
     wanted = rms_norm_jvp((x, scale), (x / 2, None), **options)
     assert (tangent - wanted).abs().max() <= NEAR
     assert torch.equal(rms_norm(torch._neg_view(x), scale, **options), rms_norm(-x, scale, **options))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_operators_compute_without_kernels(gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process that loads a program and has no kernels; and no rows, which no kernel takes."""
+    (x, scale, gate), dy = problem()
+    z = gate if gated else None
+    text = settings((x, scale, z))
+    wanted = [*FORWARD(x, scale, z, text), *BACKWARD(dy, x, scale, z, text)]
+    assert [t.shape for t in FORWARD(x[:0], scale, z if z is None else z[:0], text)] == [(0, 2, 6), (0, 2, 1)]
+    gated_operators._planned.cache_clear()
+    gated_operators.gates.plan.cache_clear()
+    monkeypatch.setattr("rmsnorm.cpu.is_available", lambda: False)
+    results = [*FORWARD(x, scale, z, text), *BACKWARD(dy, x, scale, z, text)]
+    gated_operators._planned.cache_clear()
+    gated_operators.gates.plan.cache_clear()
+    for result, want in zip(results, wanted, strict=True):
+        assert (result.shape, result.dtype) == (want.shape, want.dtype)
+        assert not result.numel() or (result - want).abs().max() <= NEAR * max(1.0, float(want.detach().abs().max()))
+
+
+def test_an_axis_of_another_kind_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="rms_norm: feature_axis is"):
+        rms_norm(randn(3, 2, 6), axis=-1, feature_axis=np.array([-2, -1]))
 
 
 def test_without_groups_the_norm_has_its_own_operator() -> None:
