@@ -1,4 +1,4 @@
-# make check: set up and compare all backends with the golden.  make test: set up and run every test.
+# make check: set up and compare all backends with the golden.  make test: set up and run the tests.
 PYTHON ?= python3
 VENV ?= .venv
 LINT_VENV ?= .venv-lint
@@ -7,13 +7,25 @@ BIN := $(VENV)/bin
 # In a folder of its own, for processes of its own: imported after TensorFlow it ends the process.
 TRITON := 'triton==3.9.0; sys_platform == "linux"'
 
-.PHONY: check quick test gpu-check fuzz lint types docs format clean
+.PHONY: check quick test test-all times mutants gpu-check fuzz lint types docs format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm check --backend numpy --backend torch --backend tf --backend flax
 
 test: $(VENV)/ready
 	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
+# Also the slow tests, and every case of the tests of which `make test` runs a sample.
+test-all: $(VENV)/ready
+	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --all
+
+# The processor time of each test in times.json, and of each file on the screen.
+times: $(VENV)/ready
+	PYTHONPATH=tests $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -p times --times times.json
+
+# Puts 100 small faults into the package, one at a time, and says which of them the tests notice: 45 minutes.
+mutants: $(VENV)/ready
+	$(BIN)/python tests/mutation.py --json mutants.json
 
 # What an edit breaks first: specification, errors, formula, golden and interface, in NumPy and PyTorch. Of the dtypes, float32.
 quick: $(VENV)/ready

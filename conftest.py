@@ -1,12 +1,30 @@
-"""Setup for the doctests of the package: framework settings before any import, and skipped files."""
+"""What every test shares: settings of the frameworks before any import, compiled code on disk, and which tests run.
+
+``make test`` runs neither the tests with the mark ``slow`` nor every case of those with the mark ``sample``, which have
+hundreds of cases that differ little. ``make test-all`` (``pytest --all``) runs everything. A sample depends on
+RMSNORM_TEST_SEED alone, which the nightly workflow sets to the date; the first lines of a run say what it was.
+"""
 
 from __future__ import annotations
 
 import os
+import random
+from collections import defaultdict
 from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
+# What the frameworks compile is kept from one test file, process and run to the next. Each of them checks what it reads.
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmsnorm"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE / "xla"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE / "inductor"))
+os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "kernels"))
+SEED = os.environ.get("RMSNORM_TEST_SEED", "0")
 if not find_spec("numba"):
     os.environ.setdefault("RMSNORM_CPU_KERNELS", "0")  # the warning that numba is missing would be an error
 
@@ -35,3 +53,36 @@ if find_spec("hypothesis"):
 collect_ignore_glob = [
     f"rmsnorm/{pattern}" for package, patterns in _NEEDS.items() if not find_spec(package) for pattern in patterns
 ] + [pattern for package, patterns in _PROGRAMS.items() if not find_spec(package) for pattern in patterns]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also the slow tests, and every case of those that are sampled")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if config.getoption("--all"):
+        return "every test and every case"
+    return f"without slow tests; samples of RMSNORM_TEST_SEED={SEED}; --all runs everything"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out slow tests, and of a sampled test all but some cases: so many for each framework that it runs in.
+
+    A test that is named by its own id (``file.py::test``) always runs, as does each case of it.
+    """
+    if config.getoption("--all") or any("::" in argument for argument in config.args):
+        return
+    groups: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    left = [item for item in items if item.get_closest_marker("slow")]
+    for item in items:
+        if not item.get_closest_marker("slow") and item.get_closest_marker("sample"):
+            wing = str(getattr(item, "callspec").params.get("wing"))  # noqa: B009 - of functions with parameters only
+            groups[item.nodeid.partition("[")[0], wing].append(item)
+    for (name, wing), cases in groups.items():
+        (count,) = cases[0].get_closest_marker("sample").args  # type: ignore[union-attr]
+        kept = random.Random(f"{SEED} {name} {wing}").sample(range(len(cases)), min(count, len(cases)))
+        left += [case for number, case in enumerate(cases) if number not in kept]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        gone = set(left)
+        items[:] = [item for item in items if item not in gone]
