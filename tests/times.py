@@ -1,7 +1,7 @@
 """The processor time of every test and its subprocesses: ``PYTHONPATH=tests pytest -p times --times FILE``.
 
-Wall time depends on what else the machine does; processor time does much less. A file's time holds the setup and the end of
-its tests, and the import of a framework that its first test needed. With ``-n`` it is the sum over the workers.
+Wall time depends on what else the machine does; processor time does much less. The time of a test holds its setup and
+its end, and the import of a framework if it is the first that needs it. With ``-n`` it is the sum over the workers.
 """
 
 from __future__ import annotations
