@@ -33,10 +33,30 @@ def describe(shape: Shape, dtype: str) -> str:
     return f"{dtypes.short(dtype)}[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
-class ShapeError(ValueError, RuntimeError):
-    """A shape that does not fit. Both classes, as code around PyTorch's own layer catches RuntimeError."""
+class InputError(Exception):
+    """What came from a user or in a file is not valid. Any other error is a mistake of this package or of a library."""
+
+
+class InputValueError(InputError, ValueError):
+    """A value that is not valid."""
 
     __init__ = Exception.__init__  # TensorFlow's AutoGraph raises such a class again with its own text, no other
+
+
+class InputTypeError(InputError, TypeError):
+    """A value of a type that is not valid."""
+
+    __init__ = Exception.__init__
+
+
+class ShapeError(InputValueError, RuntimeError):
+    """A shape that does not fit. It is a RuntimeError, too, as code around PyTorch's own layer catches that."""
+
+    __init__ = Exception.__init__
+
+
+class MissingFramework(InputError, ModuleNotFoundError):
+    """A framework that is asked for and is not installed."""
 
 
 def wrong_shape(op: str, name: str, got: Shape, want: Shape, why: str) -> ValueError:
@@ -49,7 +69,7 @@ def wrong_mask_shape(op: str, got: Shape, x: str) -> ValueError:
 
 def wrong_dtype(op: str, name: str, got: str, want: Iterable[str]) -> TypeError:
     wanted = _either(want)
-    return TypeError(f"{op}: {name} has dtype {got}, expected {wanted}; cast it first")
+    return InputTypeError(f"{op}: {name} has dtype {got}, expected {wanted}; cast it first")
 
 
 def wrong_rank(op: str, name: str) -> ValueError:
@@ -57,36 +77,40 @@ def wrong_rank(op: str, name: str) -> ValueError:
 
 
 def unknown_rank(op: str, name: str) -> ValueError:
-    return ValueError(f"{op}: {name} has an unknown rank, expected a known one; call set_shape on it first")
+    return InputValueError(f"{op}: {name} has an unknown rank, expected a known one; call set_shape on it first")
 
 
 def unknown_size(op: str, name: str, axis: int) -> ValueError:
-    return ValueError(f"{op}: {name} axis {axis} has an unknown size, expected a known one; give it in the input shape")
+    return InputValueError(
+        f"{op}: {name} axis {axis} has an unknown size, expected a known one; give it in the input shape"
+    )
 
 
 def axis_out_of_range(op: str, name: str, axis: int, x: str, rank: int) -> ValueError:
-    return ValueError(f"{op}: {name} is {axis}, expected between {-rank} and {rank - 1} for x {x}; count from the last")
+    return InputValueError(
+        f"{op}: {name} is {axis}, expected between {-rank} and {rank - 1} for x {x}; count from the last"
+    )
 
 
 def axis_repeated(op: str, name: str, axes: Sequence[int], x: str) -> ValueError:
-    return ValueError(f"{op}: {name} {tuple(axes)} names an axis of x {x} twice, expected distinct ones; drop one")
+    return InputValueError(f"{op}: {name} {tuple(axes)} names an axis of x {x} twice, expected distinct ones; drop one")
 
 
 def no_axis(op: str, name: str) -> ValueError:
-    return ValueError(f"{op}: {name} is empty, expected at least one axis; pass -1 for the last")
+    return InputValueError(f"{op}: {name} is empty, expected at least one axis; pass -1 for the last")
 
 
 def wrong_type(op: str, name: str, got: Any, want: str, fix: str) -> TypeError:
-    return TypeError(f"{op}: {name} is {shown(got)} ({type(got).__name__}), expected {want}; {fix}")
+    return InputTypeError(f"{op}: {name} is {shown(got)} ({type(got).__name__}), expected {want}; {fix}")
 
 
 def out_of_domain(op: str, name: str, got: Any, want: str, fix: str) -> ValueError:
-    return ValueError(f"{op}: {name} is {shown(got)}, expected {want}; {fix}")
+    return InputValueError(f"{op}: {name} is {shown(got)}, expected {want}; {fix}")
 
 
 def not_a_choice(op: str, name: str, got: Any, choices: Iterable[Any], near: str | None = None) -> ValueError:
     hint = f"; did you mean {near!r}?" if near else "; choose one of these"
-    return ValueError(f"{op}: {name} is {shown(got)}, expected {_either(map(repr, choices))}{hint}")
+    return InputValueError(f"{op}: {name} is {shown(got)}, expected {_either(map(repr, choices))}{hint}")
 
 
 def unknown_argument(op: str, name: str, known: Iterable[str], instead: Mapping[str, str] | None = None) -> TypeError:
@@ -99,16 +123,16 @@ def unknown_argument(op: str, name: str, known: Iterable[str], instead: Mapping[
     near = [other for other in known if any({name.lower(), other} <= names for names in _SYNONYMS)]
     near = near or difflib.get_close_matches(name.lower(), known, n=1)
     fix = (instead or {}).get(name) or (f"did you mean {near[0]!r}?" if near else "choose one of these")
-    return TypeError(f"{op}: there is no argument {name!r}, expected {_either(map(repr, known))}; {fix}")
+    return InputTypeError(f"{op}: there is no argument {name!r}, expected {_either(map(repr, known))}; {fix}")
 
 
 def wrong_layout(op: str, name: str, got: str, layout: str) -> TypeError:
-    return TypeError(f"{op}: {name} {got} is {layout}, expected a dense tensor; call to_dense() first")
+    return InputTypeError(f"{op}: {name} {got} is {layout}, expected a dense tensor; call to_dense() first")
 
 
 def wrong_device(op: str, name: str, got: str, want: str) -> ValueError:
     fix = "load its values first" if got == "meta" else f"move it there with .to({want!r})"
-    return ValueError(f"{op}: {name} is on the device {got}, expected {want}, where x is; {fix}")
+    return InputValueError(f"{op}: {name} is on the device {got}, expected {want}, where x is; {fix}")
 
 
 def shown(value: Any) -> str:
@@ -127,35 +151,48 @@ def shown(value: Any) -> str:
 
 def missing_primal(op: str, tangent: str) -> ValueError:
     primal = tangent.removeprefix("d")
-    return ValueError(f"{op}: {tangent} is given without {primal}, expected both or neither; pass {primal} too")
+    return InputValueError(f"{op}: {tangent} is given without {primal}, expected both or neither; pass {primal} too")
 
 
 def gate_and(op: str, name: str) -> ValueError:
     fix = "add it to x first" if name == "residual" else "multiply by f(gate) outside"
-    return ValueError(f"{op}: there is a gate and a {name}, expected one of the two; {fix}")
+    return InputValueError(f"{op}: there is a gate and a {name}, expected one of the two; {fix}")
 
 
 def missing_framework(name: str, extra: str) -> ModuleNotFoundError:
     message = f"rmsnorm: {name} is not installed, expected for this backend; pip install 'rmsnorm[{extra}]'"
-    return ModuleNotFoundError(message, name=name)
+    return MissingFramework(message, name=name)
 
 
 def damaged(op: str, path: object, reason: object, want: str) -> ValueError:
-    return ValueError(f"{op}: {path} is damaged ({reason}), expected {want}; copy it again")
+    return InputValueError(f"{op}: {path} is damaged ({reason}), expected {want}; copy it again")
+
+
+def of_system(op: str, error: OSError) -> str:
+    """What the system said of a file; an OSError that this package raised is a sentence already.
+
+    >>> of_system("rmsnorm", PermissionError(13, "Permission denied", "/root/a.json"))
+    'rmsnorm: /root/a.json cannot be used, as the system says: Permission denied'
+    """
+    if error.strerror is None:
+        return str(error)
+    return f"{op}: {error.filename or 'standard output'} cannot be used, as the system says: {error.strerror}"
 
 
 def unreadable(op: str, path: object, reason: object, want: str) -> ValueError:
-    return ValueError(f"{op}: {path} cannot be read ({reason}), expected {want}; check the name")
+    return InputValueError(f"{op}: {path} cannot be read ({reason}), expected {want}; check the name")
 
 
 def no_memory(op: str, shape: Shape) -> ValueError:
     fix = "bring it back first, as FSDP's summon_full_params does"
-    return ValueError(f"{op}: a tensor of shape {tuple(shape)} has no memory, as its storage was resized to 0; {fix}")
+    return InputValueError(
+        f"{op}: a tensor of shape {tuple(shape)} has no memory, as its storage was resized to 0; {fix}"
+    )
 
 
 def not_scripted(op: str) -> TypeError:
     fix = "use torch.compile, torch.export, or torch.jit.trace, which writes down operations of PyTorch alone"
-    return TypeError(f"{op}: torch.jit.script cannot compile this layer, as it chooses its way in Python; {fix}")
+    return InputTypeError(f"{op}: torch.jit.script cannot compile this layer, as it chooses its way in Python; {fix}")
 
 
 def _either(names: Iterable[str]) -> str:

@@ -29,7 +29,7 @@ def read_json(op: str, path: str | os.PathLike[str], wanted: str) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else error
-        raise ValueError(f"{op}: {path} is not JSON ({reason}), expected {wanted}") from None
+        raise errors.InputValueError(f"{op}: {path} is not JSON ({reason}), expected {wanted}") from None
 
 
 def read_text(op: str, path: str | os.PathLike[str], wanted: str) -> str:
@@ -43,14 +43,16 @@ def read_text(op: str, path: str | os.PathLike[str], wanted: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{op}: {path} is not UTF-8 ({error.reason}), expected {wanted}; convert it") from None
+        raise errors.InputValueError(
+            f"{op}: {path} is not UTF-8 ({error.reason}), expected {wanted}; convert it"
+        ) from None
 
 
 def _read_bytes(op: str, path: Path, wanted: str) -> bytes:
     check_regular(op, path, wanted)
     size = path.stat().st_size
     if size > LARGEST_TEXT:
-        raise ValueError(f"{op}: {path} has {size} bytes, expected {wanted} of {LARGEST_TEXT} at most")
+        raise errors.InputValueError(f"{op}: {path} has {size} bytes, expected {wanted} of {LARGEST_TEXT} at most")
     with path.open("rb") as file:
         return file.read(size)  # no more, if it grows meanwhile
 
@@ -65,7 +67,7 @@ def check_regular(op: str, path: Path, wanted: str) -> None:
     if not path.exists():
         raise FileNotFoundError(f"{op}: {path} is missing, expected {wanted}; name another")
     if not path.is_file():
-        raise ValueError(f"{op}: {path} is no regular file, expected {wanted}; copy it to one")
+        raise errors.InputValueError(f"{op}: {path} is no regular file, expected {wanted}; copy it to one")
 
 
 def check_expansion(expanded: int, stored: int) -> None:
@@ -76,7 +78,9 @@ def check_expansion(expanded: int, stored: int) -> None:
     """
     most = max(FREE, EXPANSION * stored)
     if expanded > most:
-        raise ValueError(f"{expanded} bytes in memory, of a file of {stored} at most {most}: save it uncompressed")
+        raise errors.InputValueError(
+            f"{expanded} bytes in memory, of a file of {stored} at most {most}: save it uncompressed"
+        )
 
 
 @contextmanager

@@ -4,17 +4,43 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+import traceback
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from rmsnorm import __version__, errors
 from rmsnorm.cli import bench, check, identify, port, tables, vectors
-from rmsnorm.cli.usage import UNUSABLE
+from rmsnorm.cli.usage import BROKEN, UNUSABLE, unusable
 from rmsnorm.processes import end_by_exception
+
+
+class _Commands(TyperGroup):
+    """All commands end in one way: what a user or a file did wrong is a sentence, a mistake of this package is not."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except errors.InputError as error:
+            raise unusable(str(error)) from None
+        except OSError as error:  # a full disk, a file that cannot be read
+            raise unusable(errors.of_system("rmsnorm", error)) from None
+        except Exception as error:
+            if type(error).__module__.startswith(("typer.", "click.")):  # how these end a command, or refuse an option
+                raise
+            traceback.print_exc()
+            print(
+                "rmsnorm: this is a mistake of rmsnorm, not of its use; please report the lines above", file=sys.stderr
+            )
+            raise typer.Exit(BROKEN) from None
+
 
 app = typer.Typer(
     name="rmsnorm",
+    cls=_Commands,
     help="RMSNorm for NumPy, PyTorch, Keras/TensorFlow and Flax, compared with one golden reference.",
     no_args_is_help=True,
     add_completion=False,
@@ -35,12 +61,8 @@ def main() -> None:
     except BrokenPipeError:  # of head, say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:  # a full disk, a folder that cannot be written to
-        where = error.filename or "standard output"
-        print(
-            errors.out_of_domain("rmsnorm", where, error.strerror, "space and permission", "name another"),
-            file=sys.stderr,
-        )
+    except OSError as error:  # standard output is on a full disk, and only at the end is the rest written to it
+        print(errors.of_system("rmsnorm", error), file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be written at the end
         sys.exit(UNUSABLE)
 

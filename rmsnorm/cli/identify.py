@@ -82,8 +82,11 @@ def identify(
     """
     if (target is None) == (sweep is None):
         raise unusable(f"{_COMMAND}: expected a TARGET such as torch.nn:RMSNorm, or --sweep PACKAGE")
+    from rmsnorm.targets.open import framework_name
+
     choices("device", [device], DEVICES, _COMMAND)
-    _check_framework(framework)
+    if framework is not None:
+        framework_name(_COMMAND, framework)
     if html is not None and not html.parent.is_dir():
         raise unusable(f"{_COMMAND}: {html.parent} is not a folder, expected one to write {html.name} in")
     wanted = None if axis is None else _numbers("axis", axis, ",", "integers such as -2,-1")
@@ -111,16 +114,6 @@ def identify(
         _write_page(identity, html)
     if not (identity.recognised and identity.is_over(wanted)):
         raise typer.Exit(DIFFERS)
-
-
-def _check_framework(name: str | None) -> None:
-    from rmsnorm.targets.open import framework_name
-
-    try:
-        if name is not None:
-            framework_name(_COMMAND, name)
-    except ValueError as error:
-        raise unusable(str(error)) from None
 
 
 def _arguments(init: str | None) -> dict[str, Any]:

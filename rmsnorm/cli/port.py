@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Any, BinaryIO, Final, TextIO, get_args
 
 import typer
 from rich.console import Console
@@ -14,14 +16,17 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm import errors, screen
-from rmsnorm.cli.usage import BACKEND_NAMES, DIFFERS, choices, progress, unusable
+from rmsnorm.cli.usage import BACKEND_NAMES, DIFFERS, choices, progress
+from rmsnorm.files import replacing
 from rmsnorm.frameworks import FRAMEWORKS, framework
+from rmsnorm.nematus.config import BEAM, Norm
 
 app = typer.Typer(
     name="port", help="Models of Nematus and of zero: describe, convert, translate, score.",
     no_args_is_help=True,
 )  # fmt: skip
 
+_STDIN: Final = Path("-")
 _TARGETS: Final = ("torch", "keras", "flax", "numpy", "tf", "theano")
 _FORMS: Final = {"pytorch": "torch", "tensorflow": "tf", "jax": "flax"}
 _STATUS: Final = "Exit status: 0 written, 2 bad usage, or files that are damaged or do not fit each other."
@@ -36,7 +41,8 @@ ZERO_EPILOG: Final = NEMATUS_EPILOG.replace("port nematus", "port zero").replace
 TRANSLATE_EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm port translate model/ --source test.bpe.de --beam 12 --output test.bpe.en\n\n"
-    "    rmsnorm port translate model/ --source test.bpe.de --n-best --alpha 1\n\n" + _STATUS
+    "    rmsnorm port translate model/ --source test.bpe.de --n-best --alpha 1\n\n"
+    "    cat test.bpe.de | rmsnorm port translate model/ --source - --batch 1 | less\n\n" + _STATUS
 )
 SCORE_EPILOG: Final = (
     "Examples:\n\n    rmsnorm port score model/ --source test.bpe.de --target test.bpe.en\n\n" + _STATUS
@@ -54,7 +60,10 @@ Options = Annotated[
 ]
 SourceNorm = Annotated[
     str | None,
-    typer.Option(help="rms for a Theano model of RMSNorm that still adds its offsets.", show_default="by its names"),
+    typer.Option(
+        help=f"Its norm: {', '.join(get_args(Norm))}; a Theano model with offsets needs it.",
+        show_default="by its names",
+    ),
 ]
 Dictionary = Annotated[
     list[Path] | None,
@@ -63,7 +72,9 @@ Dictionary = Annotated[
         show_default="those that the options name",
     ),
 ]
-Source = Annotated[Path, typer.Option(help="Sentences, one a line, as the model takes them (BPE).")]
+Source = Annotated[
+    Path, typer.Option(help="Sentences, one a line, as the model takes them (BPE); - is standard input.")
+]
 Output = Annotated[Path | None, typer.Option(help="Where to write.", dir_okay=False, show_default="the terminal")]
 Backend = Annotated[
     str | None, typer.Option(help=f"Backend: {BACKEND_NAMES}.", show_default="torch if it is installed, else numpy")
@@ -77,14 +88,13 @@ Batch = Annotated[int | None, typer.Option(help="Sentences at once.", min=1, sho
 @app.command(epilog=_STATUS.replace("written", "shown"))
 def info(model: Where, config: Options = None, source_norm: SourceNorm = None) -> None:
     """Describe a model: its Nematus version, norm, sizes and vocabulary, and the tensors that are not part of it."""
-    with _errors_as_exit():
-        loaded = _load(model, config, source_norm)
-        from rmsnorm.nematus.report import facts
+    loaded = _load(model, config, source_norm)
+    from rmsnorm.nematus.report import facts
 
-        table = Table.grid(padding=(0, 2))
-        for name, value in facts(loaded):
-            table.add_row(Text(name, style="bold"), Text(value))
-        screen.console().print(table)
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts(loaded):
+        table.add_row(Text(name, style="bold"), Text(value))
+    screen.console().print(table)
 
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder for the result.")]
@@ -115,12 +125,19 @@ def nematus(
 
 
 @app.command(epilog=ZERO_EPILOG)
-def zero(model: Where, folder: Folder, to: ToZero, norm: ToNorm = None, config: Options = None) -> None:
+def zero(
+    model: Where,
+    folder: Folder,
+    to: ToZero,
+    norm: ToNorm = None,
+    config: Options = None,
+    source_norm: SourceNorm = None,
+) -> None:
     """Convert a model of zero, the authors' toolkit, as rmsnorm port nematus converts one of Nematus.
 
     tf is a checkpoint for zero, with its param.json. Where ema_decay is set, the averages become the weights.
     """
-    _convert("zero", _TARGETS[:-1], model, folder, to, norm, config, None)
+    _convert("zero", _TARGETS[:-1], model, folder, to, norm, config, source_norm)
 
 
 def _convert(
@@ -136,15 +153,14 @@ def _convert(
     command = f"rmsnorm port {system}"
     (to,) = choices("to", [_FORMS.get(to, to)], targets, command)
     choices("norm", [norm] if norm else None, ("rms",), command)
-    with _errors_as_exit():
-        source = _load(model, config, source_norm)
-        if (source.config.dialect == "zero") != (system == "zero"):
-            other = "nematus" if system == "zero" else "zero"
-            raise errors.out_of_domain(command, "the model", f"of {other}", system, f"use rmsnorm port {other}")
-        from rmsnorm.nematus.convert import SENTENCES, convert
+    source = _load(model, config, source_norm)
+    if (source.config.dialect == "zero") != (system == "zero"):
+        other = "nematus" if system == "zero" else "zero"
+        raise errors.out_of_domain(command, "the model", f"of {other}", system, f"use rmsnorm port {other}")
+    from rmsnorm.nematus.convert import SENTENCES, convert
 
-        with _silence() as terminal, Console(file=terminal).status("converting and comparing"):
-            result = convert(source, folder, to, rms_norm=norm is not None)
+    with _aside() as terminal, Console(file=terminal).status("converting and comparing"):
+        result = convert(source, folder, to, rms_norm=norm is not None)
     console = screen.console(highlight=False)
     scale = f"of logits up to {result.largest:.3g}, {SENTENCES} random sentences"
     if norm is not None:
@@ -168,7 +184,7 @@ def translate(
     source: Source,
     beam: Annotated[
         int | None,
-        typer.Option(help="Hypotheses kept; 1 is greedy.", min=1, max=1000, show_default="5, in zero its option"),
+        typer.Option(help="Hypotheses kept; 1 is greedy.", min=1, max=1000, show_default=f"{BEAM}, in zero its option"),
     ] = None,
     output: Output = None,
     n_best: Annotated[
@@ -189,24 +205,21 @@ def translate(
 ) -> None:
     """Translate a file, as Nematus or zero does: the same search, the same words; Nematus ends lines with a space."""
 
-    def lines(array_model: Any, settings: Any, vocabularies: Any, on_progress: Callable[[int, int], None]) -> list[str]:
-        from rmsnorm.nematus.translate import translate
+    from rmsnorm.nematus.translate import translate
 
-        return translate(
-            array_model, settings, _lines(source), *vocabularies, max_length=max_length, alpha=alpha, n_best=n_best,
-            beam_size=5 if beam is None and settings.dialect != "zero" else beam, batch_size=batch,
-            on_progress=on_progress,
-        )  # fmt: skip
-
-    with _errors_as_exit():
-        _run("rmsnorm port translate", _load(model, config, source_norm), backend, dictionary, output, lines)
+    command = "rmsnorm port translate"
+    options = {
+        "beam_size": beam, "max_length": max_length, "alpha": alpha, "n_best": n_best, "batch_size": batch
+    }  # fmt: skip
+    loaded = _load(model, config, source_norm)
+    _run(command, loaded, backend, dictionary, output, translate, [_lines(command, source)], options)
 
 
 @app.command(epilog=SCORE_EPILOG)
 def score(
     model: Where,
     source: Source,
-    target: Annotated[Path, typer.Option(help="Their translations, one a line.")],
+    target: Annotated[Path, typer.Option(help="Their translations, one a line; - is standard input.")],
     output: Output = None,
     alpha: Alpha = None,
     batch: Batch = None,
@@ -217,43 +230,41 @@ def score(
 ) -> None:
     """Write -log p of each translation given its source, one a line, as Nematus does; of zero divided by its length."""
 
-    def lines(array_model: Any, settings: Any, vocabularies: Any, on_progress: Callable[[int, int], None]) -> list[str]:
-        from rmsnorm.nematus.translate import score
+    from rmsnorm.nematus.translate import score
 
-        return score(
-            array_model, settings, _lines(source), _lines(target), *vocabularies, alpha=alpha or 0.0,
-            batch_size=batch, on_progress=on_progress,
-        )  # fmt: skip
-
-    with _errors_as_exit():
-        _run("rmsnorm port score", _load(model, config, source_norm), backend, dictionary, output, lines, scoring=True)
-
-
-@contextmanager
-def _errors_as_exit() -> Iterator[None]:
-    """Print an error of files or arguments as one sentence, and exit with status 2."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
-        raise unusable(str(error)) from None
+    command = "rmsnorm port score"
+    if source == target == _STDIN:
+        raise errors.out_of_domain(command, "target", "-", "another file than the source", "name one of the two")
+    options = {"alpha": alpha or 0.0, "batch_size": batch}
+    loaded, texts = _load(model, config, source_norm), [_lines(command, path) for path in (source, target)]
+    _run(command, loaded, backend, dictionary, output, score, texts, options, scoring=True)
 
 
 def _load(model: Path, config: Path | None, norm: str | None) -> Any:
     from rmsnorm import nematus
 
-    choices("source_norm", [norm] if norm else None, ("none", "layer", "rms"), "rmsnorm port")
-    with _silence():
+    choices("source_norm", [norm] if norm else None, get_args(Norm), "rmsnorm port")
+    with _aside():
         return nematus.load(model, config=config, norm=norm)  # type: ignore[arg-type]
 
 
 @contextmanager
-def _silence() -> Iterator[TextIO]:
-    """Discard what TensorFlow writes to file descriptor 2 when it starts; yield a stream that reaches the terminal."""
+def _aside() -> Iterator[TextIO]:
+    """Keep what TensorFlow writes to file descriptor 2 when it starts, and show it only if this package has a mistake.
+
+    No setting of TensorFlow makes it silent: it writes before it reads them. Yields a stream that reaches the terminal.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with open(os.dup(2), "w") as terminal, open(os.devnull, "w") as discarded:
-        os.dup2(discarded.fileno(), 2)
+    with open(os.dup(2), "w") as terminal, tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
         try:
             yield terminal
+        except (errors.InputError, OSError):
+            raise
+        except Exception:
+            kept.seek(0)
+            terminal.write(kept.read().decode(errors="replace"))
+            raise
         finally:
             os.dup2(terminal.fileno(), 2)
 
@@ -264,12 +275,13 @@ def _run(
     backend: str | None,
     dictionary: list[Path] | None,
     output: Path | None,
-    lines: Callable[..., list[str]],
+    compute: Callable[..., Iterator[str]],
+    texts: list[Iterable[str]],
+    options: dict[str, Any],
     *,
     scoring: bool = False,
 ) -> None:
-    """Compute the lines with a model, and write them when all are complete."""
-    from rmsnorm.files import write_text
+    """Compute lines with a model, and write each as soon as it is there; a file is there when all are complete."""
     from rmsnorm.nematus.backends import ArrayModel
     from rmsnorm.nematus.vocabulary import vocabularies
 
@@ -279,32 +291,51 @@ def _run(
         raise FileNotFoundError(f"{command}: {output.parent} is not a folder, expected one to write {output.name} in")
     files = (dictionary[:-1], dictionary[-1]) if dictionary else ()
     words = vocabularies(model, *files, scoring=scoring)
-    with progress("sentences") as bars:
+    config = model.config
+    if scoring and config.dialect == "zero":
+        config = config.replace(label_smoothing=0.0)
+    with _aside():
+        array_model = ArrayModel(key, config, model.parameters)
+    with progress("sentences", after=2.0, hidden=output is None and sys.stdout.isatty()) as bars:
         bar = bars.add_task(key, total=None)
-        config = model.config
-        if scoring and config.dialect == "zero":
-            config = config.replace(label_smoothing=0.0)
-        with _silence():
-            array_model = ArrayModel(key, config, model.parameters)
 
-        def advance(done: int, total: int) -> None:
+        def advance(done: int, total: int | None) -> None:
             bars.update(bar, completed=done, total=total)
 
-        text = "".join(f"{line}\n" for line in lines(array_model, model.config, words, advance))
-    if output is None:
-        typer.echo(text, nl=False)
-    else:
-        write_text(output, text)
+        lines = compute(array_model, model.config, *texts, *words, on_progress=advance, **options)
+        if output is None:
+            _write(lines, sys.stdout.buffer)
+            return
+        with replacing(output) as temporary, temporary.open("wb") as file:
+            _write(lines, file)
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of a file. Only line feeds end a line: other line breaks of Unicode may be part of a sentence."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise errors.unreadable("rmsnorm port", path, error.strerror, "a text file") from None
-    except UnicodeDecodeError as error:
-        raise errors.out_of_domain(
-            "rmsnorm port", f"byte {error.start} of {path}", error.object[error.start], "UTF-8", "convert the file"
-        ) from None
-    return text.removesuffix("\n").split("\n") if text else []
+def _write(lines: Iterable[str], file: BinaryIO) -> None:
+    """In UTF-8 as Nematus, whatever the terminal has; who reads from a pipe sees each line at once."""
+    for line in lines:
+        file.write(f"{line}\n".encode())
+        file.flush()
+
+
+def _lines(command: str, path: Path) -> Iterable[str]:
+    """The lines of a file; those of standard input, or of a pipe, are read when they are needed.
+
+    Only line feeds end a line: other line breaks of Unicode may be part of a sentence.
+    """
+    if path == _STDIN:
+        return _decoded(command, "standard input", sys.stdin.buffer)
+    file = path.open("rb")
+    lines = _decoded(command, str(path), file)
+    return list(lines) if path.is_file() else lines
+
+
+def _decoded(command: str, name: str, file: BinaryIO) -> Iterator[str]:
+    with file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield line.decode("utf-8").removesuffix("\n")
+            except UnicodeDecodeError as error:
+                raise errors.out_of_domain(
+                    command, f"byte {error.start + 1} of line {number} of {name}", error.object[error.start], "UTF-8",
+                    "convert the file",
+                ) from None  # fmt: skip

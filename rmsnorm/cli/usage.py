@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from rmsnorm import errors, screen
 from rmsnorm.frameworks import FRAMEWORKS, NAMES
 
 DEVICES: Final = ("cpu", "cuda")
-DIFFERS, UNUSABLE = 1, 2  # exit statuses
+DIFFERS, UNUSABLE, BROKEN = 1, 2, 3  # exit statuses; 3: this package has a mistake
 BACKEND_NAMES: Final = ", ".join(NAMES)
 _KEYS: Final = {alias: row.key for row in FRAMEWORKS.values() for alias in row.aliases}
 
@@ -49,14 +51,34 @@ def unusable(message: str) -> typer.Exit:
     return typer.Exit(UNUSABLE)
 
 
-def progress(unit: str = "cases", *, lines: bool = False) -> Progress:
-    """A bar for every task on standard error. If that is a file or a pipe, a line for every step where ``lines`` is."""
+def progress(unit: str = "cases", *, lines: bool = False, after: float = 0.0, hidden: bool = False) -> Progress:
+    """A bar for every task on standard error. If that is a file or a pipe, a line for every step where ``lines`` is.
+
+    after: seconds before the bar appears. Standard output is left alone then: results are written to it meanwhile.
+    hidden: whether there is no bar.
+    """
     console = Console(stderr=True)
-    kind = _Lines if lines and not console.is_terminal else Progress
-    return kind(
-        TextColumn("{task.description:>6}"), BarColumn(), TextColumn(f"{{task.completed}}/{{task.total}} {unit}"),
-        TimeElapsedColumn(), console=console, transient=True, disable=kind is Progress and not console.is_terminal,
+    kind = _Lines if lines and not console.is_terminal else _Late if after else Progress
+    shown = kind(
+        TextColumn("{task.description:>6}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn(),
+        console=console, transient=True, redirect_stdout=not after,
+        disable=hidden or (kind is not _Lines and not console.is_terminal),
     )  # fmt: skip
+    if isinstance(shown, _Late):
+        shown.begins = time.monotonic() + after
+    return shown
+
+
+class _Late(Progress):
+    begins = math.inf
+
+    def start(self) -> None:
+        if time.monotonic() >= self.begins:
+            super().start()
+
+    def update(self, task_id: TaskID, **options: Any) -> None:
+        super().update(task_id, **options)
+        self.start()
 
 
 class _Lines(Progress):

@@ -62,14 +62,11 @@ def write(
         "cases": choices("case", case, names, command) if case else (),
         "quantities": choices("quantity", quantity, QUANTITIES, command),
     }
-    try:
-        with progress() as bars:
-            task = bars.add_task("write", total=None)
-            count = vectors.write(
-                folder, **filters, on_progress=lambda done, total: bars.update(task, completed=done, total=total)
-            )
-    except (ValueError, OSError) as error:
-        raise unusable(str(error)) from None
+    with progress() as bars:
+        task = bars.add_task("write", total=None)
+        count = vectors.write(
+            folder, **filters, on_progress=lambda done, total: bars.update(task, completed=done, total=total)
+        )
     size = sum(path.stat().st_size for path in folder.iterdir())
     screen.console().print(f"{count} cases, {size / 1e6:.1f} MB in {folder}", highlight=False)
 
@@ -99,12 +96,9 @@ def check(
             raise unusable(
                 f"rmsnorm vectors check: {path.parent} is not a folder, expected one to write {path.name} in"
             )
-    try:
-        with progress() as bars:
-            task = bars.add_task("check", total=None)
-            run = vectors.check(folder, on_progress=lambda done, total: bars.update(task, completed=done, total=total))
-    except ValueError as error:
-        raise unusable(str(error)) from None
+    with progress() as bars:
+        task = bars.add_task("check", total=None)
+        run = vectors.check(folder, on_progress=lambda done, total: bars.update(task, completed=done, total=total))
     screen.console().print(report.terminal([run]))
     for write_report, path in (
         (report.write_json, json),

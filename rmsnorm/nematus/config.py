@@ -16,7 +16,8 @@ from rmsnorm.nematus import zero
 
 Dialect = Literal["tensorflow", "tensorflow-v0.3", "theano", "zero"]
 Norm = Literal["none", "layer", "rms", "prms"]
-RMS: Final = ("rms", "prms")
+BEAM: Final = 5  # hypotheses that Nematus's translate keeps
+RMS: Final[tuple[Norm, ...]] = ("rms", "prms")
 Activation = Literal["tanh", "relu", "prelu", "linear"]
 Bias = Literal["input", "state", "outside", "none"]
 
@@ -128,7 +129,7 @@ class Config:
     eps: float = 1e-5
     masked_score: float = -1e9
     relu_attention: bool = False
-    beam_size: int = 12
+    beam_size: int = BEAM
     normalization_alpha: float = 0.0
     beam_temperature: float = 1.0
     beam_noise: bool = False
@@ -286,14 +287,14 @@ def read(options: Mapping[str, Any], **known: Any) -> Config:
     if not isinstance(factors, int) or factors > max(1, len(dims)):
         raise _wrong("factors", factors, f"{max(1, len(dims))}, as many as dim_per_factor has sizes")
     values["source_vocab_sizes"] = (sizes,) * factors if isinstance(sizes, int) else tuple(sizes)
-    values["dialect"] = _dialect(options)
+    values["dialect"] = dialect_of(options)
     if options and "translation_strategy" not in options and values["dialect"] != "theano":
         values["search"] = "costs"
     values.update(known)
     for name in ("embedding_size", "state_size", "source_vocab_sizes", "target_vocab_size"):
         if not values.get(name):
             spellings = (name, *LEGACY[name])
-            raise ValueError(
+            raise errors.InputValueError(
                 f"Config: {' or '.join(spellings)} is missing, expected in the options of a Nematus model; add it"
             )
     return Config(**values, options=dict(options))
@@ -345,7 +346,7 @@ def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
         **own,
         "model_version": 0.1 if theano else 0.2,
         "layer_normalization_type": "rmsnorm" if config.norm in RMS else "layernorm",
-        **zero.partial_norm(config.norm),
+        **zero.untold_norm(config.norm, has_offset=config.norm_offset),
     }
     if config.search == "sampler":
         options.setdefault("translation_strategy", "beam_search")
@@ -356,7 +357,14 @@ def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
     return options
 
 
-def _dialect(options: Mapping[str, Any]) -> Dialect:
+def dialect_of(options: Mapping[str, Any]) -> Dialect:
+    """The dialect that the options of a model tell.
+
+    >>> dialect_of({"dim_word": 12}), dialect_of({"embedding_size": 12}), dialect_of({"model_name": "transformer"})
+    ('theano', 'tensorflow', 'zero')
+    """
+    if zero.is_zero(options):
+        return "zero"
     if options.get("dialect") is not None:  # written by this package where the names of the options do not show it
         return options["dialect"]
     if "embedding_size" not in options or options.get("theano_compat"):

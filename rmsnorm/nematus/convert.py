@@ -114,7 +114,7 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
         result = load(temporary)
         for name, array in parameters.items():
             if not np.array_equal(result.parameters[name], array):
-                raise ValueError(f"port: {name} was read back with other values, expected those written; try again")
+                raise RuntimeError(f"port: {name} was read back with other values, expected those written")
 
         def change(parameters: Mapping[str, Any]) -> float:
             logits = ArrayModel(target.framework, result.config, parameters).logits(*_sentences(config))

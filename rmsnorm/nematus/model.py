@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +20,15 @@ from rmsnorm.files import check_expansion, reading
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.checkpoints import keras, orbax, safetensors, tensorflow, theano
 from rmsnorm.nematus.checkpoints.files import Form, Location, finite, locate, read_options
-from rmsnorm.nematus.config import LEGACY, Config, Dialect, Norm, read
+from rmsnorm.nematus.config import LEGACY, RMS, Config, Dialect, Norm, dialect_of, read
 from rmsnorm.nematus.names import VERSIONS, ZERO_AVERAGE, is_of_training, match, unused, variables
 
 # Returns shapes by name, and a function that reads a tensor.
 Reader = Callable[[Path], tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]]
 
 _SMOOTH: Final = "_smooth"
+_GAINS: Final = ("/new_std", "/scale", "_lns", "_ln_s")
+_OFFSETS: Final = ("/new_mean", "/offset", "_lnb", "_ln_b")
 
 
 @dataclass(frozen=True)
@@ -64,20 +66,23 @@ def load(
     """Read a model that Nematus wrote in TensorFlow (v0.3, v0.4, master) or Theano, or that was converted from it.
 
     Every tensor of the model is used exactly once and none may be missing; tensors of the trainer are left out. The
-    norm follows from the names of the variables, the dialect from the form of the file and from the options.
+    norm follows from the names of the variables, the dialect from the form of the file and from the options. Only where
+    Theano Nematus wrote offsets do the names not tell the norm: then it must be passed.
 
     Args:
         path: a directory, the prefix of a checkpoint, an archive, or a file of another form.
         config: the options, or the JSON file with them, if they are not in ``<path>.json`` or ``config.json``.
-        norm: ``prms`` for pRMSNorm, whose names are those of RMSNorm, in a file of another program; ``rms`` for an
-            archive of Theano of RMSNorm that still adds its offsets, whose names are those of LayerNorm.
+        norm: ``layer`` or ``rms`` for a model of Theano Nematus with offsets, whose names are the same for both;
+            ``prms`` for pRMSNorm, whose names are those of RMSNorm, in a file of another program. Files of this package
+            say which it is.
         dialect: replaces the dialect that follows from file and options.
 
     Raises:
         FileNotFoundError: there is no model, or there are no options.
         ModuleNotFoundError: the framework of the file is not installed.
         TypeError: a tensor of the model is not floating-point.
-        ValueError: the files are damaged, do not fit each other, or contain NaN; the message says which and where.
+        ValueError: the files are damaged, do not fit each other, or contain NaN, or they do not tell the norm; the
+            message says which and where.
 
     Example:
         >>> import tempfile
@@ -95,7 +100,7 @@ def load(
     with reading("nematus.load", location.path, "names of variables"):
         for name in shapes:
             if not name.isprintable():  # it would be printed
-                raise ValueError(f"a variable has the name {name!r:.80}")
+                raise errors.InputValueError(f"a variable has the name {name!r:.80}")
     if zero.is_zero(options) and location.form == "tensorflow":
         shapes, tensor = _without_scope(zero.scope(options), shapes, tensor)
     average = ZERO_AVERAGE if zero.is_zero(options) else _SMOOTH
@@ -160,30 +165,9 @@ def _facts_from_names(
 ) -> dict[str, Any]:
     """The fields of the config that follow from the names and shapes of the tensors."""
     facts: dict[str, Any] = {} if dialect is None else {"dialect": dialect}
+    facts |= _norm(options, shapes, norm, "zero" if zero.is_zero(options) else dialect or dialect_of(options))
     if zero.is_zero(options):
-        return facts | _facts_of_zero(options, shapes, norm)
-    ends = ("/new_mean", "/offset", "_lnb", "_ln_b"), ("/new_std", "/scale", "_lns", "_ln_s")
-    facts["norm_offset"], has_gain = (any(name.endswith(end) for name in shapes) for end in ends)
-    names_layer = any(name.endswith("/new_mean") or "/layer_norm/" in name for name in shapes)
-    names_rms = any(name.endswith("/scale") and "/layer_norm/" not in name for name in shapes)
-    says_rms = options.get("layer_normalization_type") == "rmsnorm"
-    if not has_gain:
-        facts["norm"] = "none"
-    elif names_rms or not facts["norm_offset"] or (says_rms and not names_layer):
-        facts["norm"] = _rms(options, norm)
-    else:
-        facts["norm"] = norm or "layer"
-    spellings = ("rnn_layer_normalization", *LEGACY["rnn_layer_normalization"])
-    option = next((name for name in spellings if options.get(name)), None)
-    if option and norm is None and facts["norm"] == "none":
-        raise ValueError(
-            f"nematus.load: the model has no gains, expected those of the norms, because its option {option} is set; "
-            "Nematus's own conversion drops the gains of RMSNorm: load the original model, or pass norm='none'"
-        )
-    if norm not in (None, facts["norm"]):
-        raise errors.out_of_domain(
-            "nematus.load", "norm", norm, f"{facts['norm']}, as its variables say", "leave it out"
-        )
+        return facts | _vocabularies_of_zero(shapes)
     if options.get("model_type") == "transformer":
         # Until 2020 tie_encoder_decoder_embeddings tied the projection, and tie_decoder_embeddings had no effect.
         untied = "transformer_model/softmax_projection_layer/embedding_table" in shapes
@@ -192,34 +176,60 @@ def _facts_from_names(
     return facts
 
 
-def _rms(options: Mapping[str, Any], norm: Norm | None) -> Norm:
-    """RMSNorm or pRMSNorm: their variables have the same names."""
-    return "prms" if (norm or options.get("norm")) == "prms" else "rms"
+def _norm(options: Mapping[str, Any], names: Iterable[str], asked: Norm | None, dialect: Dialect) -> dict[str, Any]:
+    """The norm that the names leave possible, and of several the one that is asked for or that this package wrote down.
 
-
-def _facts_of_zero(
-    options: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], norm: Norm | None
-) -> dict[str, Any]:
-    """Norm and vocabularies, which zero's options do not tell."""
-    has_offset = any(name.endswith("/offset") for name in shapes)
-    is_rms = not has_offset or any("/rms_norm/" in name for name in shapes)
-    has_gain = any(name.endswith("/scale") for name in shapes)
-    facts: dict[str, Any] = {
-        "norm": (_rms(options, norm) if is_rms else "layer") if has_gain else "none",
-        "norm_offset": has_offset,
-    }
-    if norm not in (None, facts["norm"]):
-        raise errors.out_of_domain(
-            "nematus.load", "norm", norm, f"{facts['norm']}, as its variables say", "leave it out"
+    If neither says which, it is the norm that the program with these names has. Theano Nematus can have either norm
+    under the names of LayerNorm, so that it must be asked for.
+    """
+    names = list(names)
+    has_gain, has_offset = (any(name.endswith(ends) for name in names) for ends in (_GAINS, _OFFSETS))
+    of_layer = any(name.endswith("/new_mean") or "/layer_norm/" in name for name in names)
+    of_rms = any("/rms_norm/" in name for name in names)
+    if dialect != "zero":  # in which others have a scale, too
+        of_rms |= any(name.endswith("/scale") and "/layer_norm/" not in name for name in names)
+    possible: tuple[Norm, ...] = ("layer", *RMS)
+    if not has_gain:
+        possible = ("none",)
+    elif of_rms or not has_offset:
+        possible = RMS
+    elif any("/layer_norm/" in name for name in names):
+        possible = ("layer",)
+    spellings = ("rnn_layer_normalization", *LEGACY["rnn_layer_normalization"])
+    option = next((name for name in spellings if options.get(name)), None)
+    if option and asked is None and not has_gain and dialect != "zero":
+        raise errors.InputValueError(
+            f"nematus.load: the model has no gains, expected those of the norms, because its option {option} is set; "
+            "Nematus's own conversion drops the gains of RMSNorm: load the original model, or pass norm='none'"
         )
+    if asked not in (None, *possible):
+        raise errors.out_of_domain(
+            "nematus.load", "norm", asked, f"{' or '.join(possible)}, as its variables say", "leave it out"
+        )
+    ambiguous = "layer" in possible and (dialect == "theano" or not (of_layer or dialect == "zero"))
+    written = options.get("norm")
+    if written not in possible and ambiguous:
+        kind = options.get("layer_normalization_type")
+        written = "rms" if kind == "rmsnorm" else "layer" if kind == "layernorm" else None
+    if asked is None and written is None and ambiguous and len(possible) > 1:
+        raise errors.out_of_domain(
+            "nematus.load", "norm", asked, "'layer' or 'rms', as the model was trained, because Theano Nematus has the "
+            "same names for LayerNorm and for RMSNorm with offsets",
+            "pass norm=, in the commands --source-norm",
+        )  # fmt: skip
+    return {"norm": asked or (written if written in possible else possible[0]), "norm_offset": has_offset}
+
+
+def _vocabularies_of_zero(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The sizes of the vocabularies, which zero's options do not tell."""
     sizes = {name: shapes[name][0] for name in ("embedding", "src_embedding", "tgt_embedding") if shapes.get(name)}
     source, target = (sizes.get(name, sizes.get("embedding")) for name in ("src_embedding", "tgt_embedding"))
     if source is None or target is None:
-        raise ValueError(
+        raise errors.InputValueError(
             "nematus.load: the model lacks src_embedding and tgt_embedding, or embedding, expected by its options; "
             "are they the options of another model, or is its scope_name another one?"
         )
-    return facts | {"source_vocab_sizes": (source,), "target_vocab_size": target}
+    return {"source_vocab_sizes": (source,), "target_vocab_size": target}
 
 
 def _without_scope(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from rmsnorm import errors
 from rmsnorm.nematus.cells import GRU, leaves
 from rmsnorm.nematus.config import Bias, Config
 from rmsnorm.nematus.transformer_names import (
@@ -100,7 +101,7 @@ def check(op: str, config: Config, parameters: Mapping[str, Any]) -> list[Variab
     >>> check("save", config, {})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    ValueError: save: the model lacks decoder/base/attention/context_to_hidden and 39 more, expected by ...
+    rmsnorm.errors.InputValueError: save: the model lacks decoder/base/attention/context_to_hidden and ...
     """
     rows = variables(config)
     match(op, "the model", {row.name: row for row in rows}, {name: array.shape for name, array in parameters.items()})
@@ -112,18 +113,18 @@ def match(op: str, source: str, wanted: Mapping[str, Variable], shapes: Mapping[
     missing, extra = sorted(wanted.keys() - shapes.keys()), sorted(shapes.keys() - wanted.keys())
     if missing:
         row = wanted[missing[0]]
-        raise ValueError(
+        raise errors.InputValueError(
             f"{op}: {source} lacks {_some(missing)}, expected by the config as {row.name} {row.shape}"
             + (f"; it holds {_some(extra)} instead" if extra else "; is it the config of another model?")
         )
     if extra:
-        raise ValueError(
+        raise errors.InputValueError(
             f"{op}: {source} holds {_some(extra)} {tuple(shapes[extra[0]])}, and the config has no such variable; "
             "is it the config of another model?"
         )
     for name, row in wanted.items():
         if tuple(shapes[name]) != row.shape:
-            raise ValueError(
+            raise errors.InputValueError(
                 f"{op}: {name} in {source} has shape {tuple(shapes[name])}, expected {row.shape} "
                 f"of {row.name} by the config; is it the config of another model?"
             )

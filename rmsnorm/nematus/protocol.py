@@ -212,7 +212,7 @@ class RNNSearch(Protocol):
 
         Args:
             x, x_mask: as for encode.
-            beam_size: 1 is greedy; by default that of the config, which is 12 for Nematus.
+            beam_size: 1 is greedy; by default that of the config, which is 5 for Nematus.
             max_length: Nematus's translation_maxlen, by default that of the config. Nematus master, and every version
                 with a Transformer, stops one word earlier. In the dialect ``zero`` its decode_length: how many words
                 more than its source, with its end, a translation may have.

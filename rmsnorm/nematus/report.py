@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from rmsnorm import errors
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.model import Model
@@ -46,15 +47,8 @@ def facts(model: Model) -> Iterator[tuple[str, str]]:
     yield "framework", _framework(model)
     yield "version", _version(model)
     offsets = "with" if config.norm_offset else "without"
-    layer = "LayerNorm"
-    if model.names == "theano" and "layer_normalization_type" not in config.options:
-        layer += ", or RMSNorm that adds offsets: in Theano their names are the same"
-    yield (
-        "norm",
-        {"none": "none", "layer": layer}.get(
-            config.norm, f"{'p' if config.norm == 'prms' else ''}RMSNorm, {offsets} offsets"
-        ),
-    )
+    rms = f"{'p' if config.norm == 'prms' else ''}RMSNorm, {offsets} offsets"
+    yield "norm", {"none": "none", "layer": "LayerNorm"}.get(config.norm, rms)
     factors = f", in factors of {_joined(config.dim_per_factor)}" if len(config.dim_per_factor) > 1 else ""
     yield "sizes", f"embedding {config.embedding_size}{factors}, state {config.state_size}, " + _parts(config)
     yield "vocabulary", f"source {_joined(config.source_vocab_sizes)}, target {config.target_vocab_size}"
@@ -118,7 +112,7 @@ def _parts(config: Config) -> str:
 def _dictionary(model: Model, path: str, size: int) -> str:
     try:
         vocabulary = read_vocabulary(path, size, 0, model.config.dialect)
-    except (ValueError, OSError) as error:
+    except (errors.InputError, OSError) as error:
         return str(error).removeprefix("vocabulary: ")
     return f"{path}: {len(vocabulary.ids)} words"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from itertools import chain, islice, zip_longest
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -11,7 +12,8 @@ from rmsnorm import errors
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.vocabulary import Vocabulary, batch
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int | None], None]
+Rows: TypeAlias = list[tuple[int, tuple[str, ...]]]  # numbers of lines, and the texts that belong together
 
 _SORTED: Final = 20  # the number of batches that are sorted by length together
 
@@ -19,7 +21,7 @@ _SORTED: Final = 20  # the number of batches that are sorted by length together
 def translate(
     model: Any,
     config: Config,
-    lines: Sequence[str],
+    lines: Iterable[str],
     sources: Sequence[Vocabulary],
     target: Vocabulary,
     *,
@@ -29,50 +31,56 @@ def translate(
     n_best: bool = False,
     batch_size: int | None = None,
     on_progress: Progress | None = None,
-) -> list[str]:
-    """The best translation of every line, or all hypotheses of the beam with their scores.
+) -> Iterator[str]:
+    """The best translation of every line, or all hypotheses of the beam with their scores, as soon as they are there.
 
     Args:
         model: RNNSearch or Transformer of any framework.
-        lines: words separated by spaces, their factors by ``|``.
+        lines: words separated by spaces, their factors by ``|``. Where their number is not known, as of lines from a
+            pipe, a batch begins when its last line has come.
         sources, target: as ``vocabularies`` returns them.
         beam_size, max_length, alpha: as for ``model.translate``.
         n_best: whether to return ``line ||| words ||| score`` for every hypothesis; lines are numbered from 0.
         batch_size: sentences in a batch; by default 80, in the dialect ``zero`` its eval_batch_size. zero drops empty
             lines; here their translations are empty.
+        on_progress: called with how many lines are done, and with their number or None.
 
     Raises:
         ValueError: there is no line, or an argument or a word is not valid.
     """
     options = {"beam_size": beam_size, "max_length": max_length, "normalization_alpha": alpha}
-    translations: list[list[str]] = [[] for _ in lines]
-    if config.dialect == "zero":
-        translations = [[] if line.split() else [""] for line in lines]
-    for rows in _batches(config, [lines], batch_size, on_progress):
-        x, x_mask = batch([lines[row] for row in rows], sources)
+
+    def answers(rows: Rows) -> Iterator[list[str]]:
+        x, x_mask = batch([line for _, (line,) in rows], sources)
         sequences, scores = model.translate(x, x_mask, **options)
         values = -scores if config.search == "costs" else scores  # v0.3 and v0.4 write costs
-        for row, beam, beam_values in zip(rows, sequences, values, strict=True):
+        for (row, _), beam, beam_values in zip(rows, sequences, values, strict=True):
             hypotheses = [_words(target, config, sequence) for sequence in beam]
-            translations[row] = hypotheses[:1]
             if n_best:
                 pairs = zip(hypotheses, beam_values, strict=True)
-                translations[row] = [f"{row} ||| {words} ||| {_number(value)}" for words, value in pairs]
-    return [line for hypotheses in translations for line in hypotheses]
+                yield [f"{row} ||| {words} ||| {_number(value)}" for words, value in pairs]
+            else:
+                yield hypotheses[:1]
+
+    def known(texts: tuple[str, ...]) -> list[str] | None:
+        return [""] if config.dialect == "zero" and not texts[0].split() else None
+
+    count = len(lines) if isinstance(lines, Sized) else None
+    return _in_order(config, ((line,) for line in lines), count, batch_size, answers, known, on_progress)
 
 
 def score(
     model: Any,
     config: Config,
-    lines: Sequence[str],
-    targets: Sequence[str],
+    lines: Iterable[str],
+    targets: Iterable[str],
     sources: Sequence[Vocabulary],
     target: Vocabulary,
     *,
     alpha: float = 0.0,
     batch_size: int | None = None,
     on_progress: Progress | None = None,
-) -> list[str]:
+) -> Iterator[str]:
     """-log p of every target line given its source line, divided by length^alpha; in zero also by the length.
 
     Args: as for translate; ``targets`` has as many lines as ``lines``.
@@ -80,59 +88,101 @@ def score(
     Raises:
         ValueError: as translate; also if the numbers of lines differ.
     """
-    if lines and len(lines) != len(targets):
-        raise errors.out_of_domain(
-            "score", "the target", len(targets), f"{len(lines)} lines, as the source has", "align the files"
-        )
-    scores = [""] * len(lines)
-    for rows in _batches(config, [lines, targets], batch_size, on_progress):
-        x, x_mask = batch([lines[row] for row in rows], sources)
-        y, y_mask = batch([targets[row] for row in rows], [target])
-        losses = model.loss(x, x_mask, y[0], y_mask) / y_mask.sum(axis=0) ** alpha
-        for row, loss in zip(rows, losses, strict=True):
-            scores[row] = _number(loss)
-    return scores
+
+    def answers(rows: Rows) -> Iterator[list[str]]:
+        x, x_mask = batch([line for _, (line, _) in rows], sources)
+        y, y_mask = batch([line for _, (_, line) in rows], [target])
+        for loss in model.loss(x, x_mask, y[0], y_mask) / y_mask.sum(axis=0) ** alpha:
+            yield [_number(loss)]
+
+    count = None
+    if isinstance(lines, Sized) and isinstance(targets, Sized):
+        count = len(lines)
+        if lines and count != len(targets):
+            raise errors.out_of_domain(
+                "score", "the target", len(targets), f"{count} lines, as the source has", "align the files"
+            )
+    pairs = _pairs(lines, targets) if count != 0 else iter(())
+    return _in_order(config, pairs, count, batch_size, answers, lambda _: None, on_progress)
 
 
-def _batches(
-    config: Config, texts: Sequence[Sequence[str]], size: int | None, on_progress: Progress | None
-) -> Iterator[list[int]]:
-    """The numbers of the lines of every batch; lines of a batch have about the same length."""
-    count = len(texts[0])
-    if not count:
+def _pairs(lines: Iterable[str], targets: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    for number, pair in enumerate(zip_longest(lines, targets)):
+        if None in pair:
+            longer, ended = ("source", "target") if pair[1] is None else ("target", "source")
+            raise errors.out_of_domain(
+                "score", f"the {ended}", number, f"more lines, as the {longer} has", "align the files"
+            )
+        yield pair
+
+
+def _in_order(
+    config: Config,
+    texts: Iterator[tuple[str, ...]],
+    count: int | None,
+    size: int | None,
+    answers: Callable[[Rows], Iterator[list[str]]],
+    known: Callable[[tuple[str, ...]], list[str] | None],
+    on_progress: Progress | None,
+) -> Iterator[str]:
+    """What is answered to every line, in order, each as soon as those before it are there, too."""
+    done: dict[int, list[str]] = {}
+    read = written = finished = 0
+
+    def asked() -> Iterator[tuple[int, tuple[str, ...]]]:
+        nonlocal read, finished
+        for row, line in enumerate(texts):
+            read = row + 1
+            answer = known(line)
+            if answer is None:
+                yield row, line
+            else:
+                done[row] = answer
+                finished += 1
+
+    batches = _batches_of_zero if config.dialect == "zero" else _batches_of_nematus
+    for rows in chain(batches(config, asked(), count, size), ([],)):
+        if rows:
+            if on_progress is not None:
+                on_progress(finished, count)
+            done.update(zip((row for row, _ in rows), answers(rows), strict=True))
+            finished += len(rows)
+        while written in done:
+            yield from done.pop(written)
+            written += 1
+    if not read:
         raise errors.out_of_domain("port", "the source", [], "at least one line", "is the file empty?")
-    order = _batches_of_zero if config.dialect == "zero" else _batches_of_nematus
-    done = 0
-    for rows in order(config, texts, size):
-        if on_progress is not None:
-            on_progress(done, count)
-        yield rows
-        done += len(rows)
     if on_progress is not None:
-        on_progress(count, count)
+        on_progress(finished, count)
 
 
-def _batches_of_nematus(config: Config, texts: Sequence[Sequence[str]], size: int | None) -> Iterator[list[int]]:
+def _longest(row: tuple[int, tuple[str, ...]]) -> int:
+    return max(len(line.split()) for line in row[1])
+
+
+def _batches_of_nematus(
+    config: Config, rows: Iterator[tuple[int, tuple[str, ...]]], count: int | None, size: int | None
+) -> Iterator[Rows]:
+    """Lines of about the same length; where others may still have to be written, those that have come."""
     size = size or 80
-    lengths = [len(line.split()) for line in texts[0]]
-    for start in range(0, len(lengths), size * _SORTED):
-        order = sorted(range(start, min(start + size * _SORTED, len(lengths))), key=lengths.__getitem__)
-        yield from _parts(order, size)
+    while together := list(islice(rows, size if count is None else size * _SORTED)):
+        yield from _parts(sorted(together, key=lambda row: len(row[1][0].split())), size)
 
 
-def _batches_of_zero(config: Config, texts: Sequence[Sequence[str]], size: int | None) -> Iterator[list[int]]:
+def _batches_of_zero(
+    config: Config, rows: Iterator[tuple[int, tuple[str, ...]]], count: int | None, size: int | None
+) -> Iterator[Rows]:
     """The batches of zero, on which its translations depend: batches that are too small wait for more lines."""
     size = size or int(_option(config, "eval_batch_size", 32, 1))
     least, buffered = size * _option(config, "data_leak_ratio", 0.5, 0), _option(config, "buffer_size", 100, 1)
-    lengths = [max(len(line.split()) for line in lines) for lines in zip(*texts, strict=True)]
-    waiting: list[int] = []
-    for row in range(len(lengths)):
-        waiting += [row] if all(text[row].split() for text in texts) or len(texts) > 1 else []
+    waiting: Rows = []
+    for row in rows:
+        waiting.append(row)
         if len(waiting) >= buffered:
-            batches = list(_parts(sorted(waiting, key=lengths.__getitem__), size))
-            waiting = [row for rows in batches if len(rows) < least for row in rows]
-            yield from (rows for rows in batches if len(rows) >= least)
-    yield from _parts(sorted(waiting, key=lengths.__getitem__), size)
+            batches = list(_parts(sorted(waiting, key=_longest), size))
+            waiting = [row for part in batches if len(part) < least for row in part]
+            yield from (part for part in batches if len(part) >= least)
+    yield from _parts(sorted(waiting, key=_longest), size)
 
 
 def _option(config: Config, name: str, default: float, least: float) -> float:
@@ -142,7 +192,7 @@ def _option(config: Config, name: str, default: float, least: float) -> float:
     return value
 
 
-def _parts(order: list[int], size: int) -> Iterator[list[int]]:
+def _parts(order: Rows, size: int) -> Iterator[Rows]:
     for first in range(0, len(order), size):
         yield order[first : first + size]
 

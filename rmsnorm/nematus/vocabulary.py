@@ -70,7 +70,7 @@ def read_vocabulary(
     ids = {word: index for word, index in entries.items() if 0 <= index < size}
     missing = sorted(set(range(size)) - set(ids.values()))
     if missing:
-        raise ValueError(
+        raise errors.InputValueError(
             f"vocabulary: {path} has no word for {missing[0]} and {len(missing) - 1} more, expected one for each of "
             f"the {size} ids of the model; is it the dictionary of another model?"
         )
@@ -90,7 +90,9 @@ def read_entries(path: str | os.PathLike[str], dialect: Dialect) -> dict[str, in
         return {word: index for index, word in enumerate(dict.fromkeys((*ZERO_FIRST, *lines)))}
     entries = read_json("vocabulary", path, "a dictionary of Nematus")
     if not isinstance(entries, dict) or not all(type(index) is int for index in entries.values()):
-        raise ValueError(f"vocabulary: {path} is no dictionary of Nematus, expected words with ids; name another")
+        raise errors.InputValueError(
+            f"vocabulary: {path} is no dictionary of Nematus, expected words with ids; name another"
+        )
     return entries
 
 

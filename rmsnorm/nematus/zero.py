@@ -108,16 +108,22 @@ def options(fields: Mapping[str, Any]) -> dict[str, Any]:
     own["ema_decay"] = own["ema_decay"] or -1.0
     required = {name: choices[0] for name, (choices, _) in _PORTED_RNN.items()} if model == "rnnsearch" else {}
     kept = {name: value for name, value in fields["options"].items() if name != "norm"}
-    return {"scope_name": model, **required, **kept, **own, **partial_norm(fields["norm"])}
+    return {
+        "scope_name": model,
+        **required,
+        **kept,
+        **own,
+        **untold_norm(fields["norm"], has_offset=fields["norm_offset"]),
+    }
 
 
-def partial_norm(norm: str) -> dict[str, str]:
-    """The option of this package for what no name of a variable shows, in Nematus's files, too.
+def untold_norm(norm: str, *, has_offset: bool) -> dict[str, str]:
+    """The option of this package for a norm that the names of the variables may not show, in Nematus's files, too.
 
-    >>> partial_norm("rms"), partial_norm("prms")
-    ({}, {'norm': 'prms'})
+    >>> untold_norm("rms", has_offset=False), untold_norm("prms", has_offset=False), untold_norm("rms", has_offset=True)
+    ({}, {'norm': 'prms'}, {'norm': 'rms'})
     """
-    return {"norm": norm} if norm == "prms" else {}
+    return {"norm": norm} if norm == "prms" or (norm == "rms" and has_offset) else {}
 
 
 def scope(options: Mapping[str, Any]) -> str:

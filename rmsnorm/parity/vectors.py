@@ -222,7 +222,7 @@ def _deserialized(content: bytes) -> dict[str, Array]:
     try:
         entries = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
-        raise ValueError(f"not a safetensors file: {error}") from None
+        raise errors.InputValueError(f"not a safetensors file: {error}") from None
     tensors = {}
     for name, tensor in entries:
         if tensor["dtype"] in _TYPES:
@@ -253,10 +253,10 @@ def _check_entry(entry: Any) -> None:
     """Raises an error if an entry is not what ``write`` wrote, or names a file elsewhere."""
     metadata = entry["metadata"]
     if entry["file"] != Path(entry["file"]).name or not entry["file"].endswith(".safetensors"):
-        raise ValueError(f"file {entry['file']!r} is no name of a safetensors file")
+        raise errors.InputValueError(f"file {entry['file']!r} is no name of a safetensors file")
     texts = entry["sha256"], *(metadata[name] for name in ("variant", "dtype", "case"))
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"one of {texts} is no text")
+        raise errors.InputTypeError(f"one of {texts} is no text")
 
 
 def _expected(folder: Path, entry: Mapping[str, Any]) -> dict[str, Expected]:

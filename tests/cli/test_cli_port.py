@@ -108,16 +108,11 @@ def test_batches_do_not_show(tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
     model = nematus.load(tmp_path)
     sources, target = vocabularies(model)
-    score(
-        Recording(),
-        model.config,
-        lines,
-        [""] * 20,
-        sources,
-        target,
-        batch_size=8,
+    scores = score(
+        Recording(), model.config, lines, [""] * 20, sources, target, batch_size=8,
         on_progress=lambda *done: progress.append(done),
-    )
+    )  # fmt: skip
+    assert len(list(scores)) == 20
     assert lengths == sorted(lengths) != [len(text.split()) + 1 for text in lines]
     assert progress == [(0, 20), (8, 20), (16, 20), (20, 20)]
     best = RNNSearch(config, model.parameters).translate(*batch(lines[:1], sources), 5, 6).sequences[0, 0]
@@ -200,7 +195,7 @@ def test_other_numbers_are_not_written(tmp_path: Path, monkeypatch: pytest.Monke
         nematus.save_safetensors(path, config, {name: 2 * array for name, array in parameters.items()})
 
     monkeypatch.setitem(converting.TARGETS, "numpy", target._replace(save=other))
-    shown = run("nematus", tmp_path, tmp_path / "out", "--to", "numpy", status=2)
+    shown = run("nematus", tmp_path, tmp_path / "out", "--to", "numpy", status=3)
     assert "was read back with other values, expected those written" in shown
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
@@ -298,12 +293,15 @@ def test_info_of_other_kinds(tmp_path: Path) -> None:
     assert "embedding 6, in factors of 4, 2, state 5" in shown
     saved(tmp_path, "rms with offset")
     options = json.loads((tmp_path / "model.npz.json").read_text())
-    for name in ("layer_normalization_type", "dialect"):
+    for name in ("layer_normalization_type", "norm", "dialect"):
         del options[name]
     (tmp_path / "old.json").write_text(json.dumps(options))
     arguments = ["info", tmp_path / "model.npz", "--config", tmp_path / "old.json"]
-    assert "LayerNorm, or RMSNorm that adds offsets: in Theano their names are the same" in run(*arguments)
+    shown = run(*arguments, status=2)
+    assert "norm is None, expected 'layer' or 'rms', as the model was trained" in shown
+    assert "in the commands --source-norm" in shown
     assert "RMSNorm, with offsets" in run(*arguments, "--source-norm", "rms")
+    assert "pRMSNorm, with offsets" in run(*arguments, "--source-norm", "prms")
 
 
 def damaged(folder: Path) -> None:

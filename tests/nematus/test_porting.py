@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -117,20 +118,37 @@ def test_warnings_where_theano_nematus_differs(tmp_path: Path) -> None:
         save(tmp_path, "lexical")
 
 
-def test_an_archive_of_rmsnorm_with_offsets_must_be_called_so(tmp_path: Path) -> None:
-    """Its names are those of LayerNorm, and the options of Theano Nematus do not tell."""
-    save(tmp_path, "rms with offset")
-    assert nematus.load(tmp_path).config.norm == "rms"
-    reoption(tmp_path, layer_normalization_type=None, dialect=None)
-    by_names = nematus.load(tmp_path)
-    assert (by_names.config.norm, by_names.config.dialect) == ("layer", "theano")
-    assert "decoder/base/gru0/gates_x_norm/new_mean" in by_names.parameters
-    said = nematus.load(tmp_path, norm="rms")
-    assert (said.config.norm, said.config.norm_offset) == ("rms", True)
-    assert "decoder/base/gru0/gates_x_norm/offset" in said.parameters
+def test_what_the_names_do_not_tell_is_asked(tmp_path: Path) -> None:
+    """Theano Nematus has the same names for LayerNorm and for RMSNorm with offsets, and its options do not tell."""
+    for kind in ("rms with offset", "deep theano with offset"):
+        config, _ = save(tmp_path, kind)
+        assert nematus.load(tmp_path).config.norm == config.norm, "this package writes it down"
+        reoption(tmp_path, layer_normalization_type=None, norm=None, dialect=None)
+        with pytest.raises(
+            ValueError, match=r"norm is None, expected 'layer' or 'rms', as the .* pass norm=, .*-source"
+        ):
+            nematus.load(tmp_path)
+        for norm in ("layer", "rms", "prms"):
+            said = nematus.load(tmp_path, norm=norm).config  # type: ignore[arg-type]
+            assert (said.norm, said.norm_offset, said.dialect) == (norm, True, "theano")
     save(tmp_path, "rms")
-    with pytest.raises(ValueError, match=r"norm is 'layer', expected rms, as its variables say"):
+    with pytest.raises(ValueError, match=r"norm is 'layer', expected rms or prms, as its variables say"):
         nematus.load(tmp_path, norm="layer")
+
+
+@pytest.mark.parametrize("kind", ["rms", "transformer rms", "deep theano", "deep v0.3", "zero rms", "zero rnn"])
+@pytest.mark.parametrize("norm", ["rms", "prms", "layer"])
+@pytest.mark.parametrize("norm_offset", [True, False])
+def test_every_form_says_which_norm_it_was(kind: str, norm: Any, norm_offset: bool, tmp_path: Path) -> None:
+    config = config_of(kind).replace(norm=norm, norm_offset=norm_offset)
+    parameters = random_parameters(config)
+    nematus.save_safetensors(tmp_path / "model.safetensors", config, parameters)
+    assert nematus.load(tmp_path / "model.safetensors").config == config
+    if config.model_type == "rnn" and config.dialect != "zero":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            nematus.save_theano(tmp_path / "model.npz", config, parameters)
+        assert nematus.load(tmp_path / "model.npz").config == config
 
 
 def test_prmsnorm_is_in_the_options_as_its_names_are_those_of_rmsnorm(tmp_path: Path) -> None:

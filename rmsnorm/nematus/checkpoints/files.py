@@ -103,7 +103,9 @@ def _in_directory(directory: Path) -> Location:
         )
     if len(models) > 1:
         names = ", ".join(location.path.name for location in models)
-        raise ValueError(f"nematus.load: {directory} holds {len(models)} models, expected one; name one of {names}")
+        raise errors.InputValueError(
+            f"nematus.load: {directory} holds {len(models)} models, expected one; name one of {names}"
+        )
     return models[0]
 
 
@@ -135,7 +137,7 @@ def read_options(model: Path, file: str | os.PathLike[str] | None = None) -> dic
         )
     options = read_json(OP, path, "the options of a Nematus model")
     if not isinstance(options, dict):
-        raise ValueError(
+        raise errors.InputValueError(
             f"nematus.load: {path} is not an object, expected the options of a Nematus model; pass config="
         )
     return options
@@ -160,7 +162,7 @@ def finite(op: str, path: Path, name: str, array: Any) -> Any:
         raise errors.wrong_dtype(op, f"{name} in {path}", array.dtype.name, ["float32", "float64"])
     bad = int((~np.isfinite(array)).sum())
     if bad:
-        raise ValueError(
+        raise errors.InputValueError(
             f"{op}: {name} in {path} holds {bad} NaN or infinite values of {array.size}, expected finite "
             "weights; take a checkpoint from before training went wrong"
         )

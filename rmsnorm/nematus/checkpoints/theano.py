@@ -46,7 +46,7 @@ def read(path: Path, op: str = OP) -> tuple[dict[str, tuple[int, ...]], Callable
                         arrays[name] = _header(name, file, member.file_size)
     for name, header in arrays.items():
         if header.dtype.hasobject and not is_of_training(name):
-            raise ValueError(
+            raise errors.InputValueError(
                 f"{op}: {name} in {path} is an array of Python objects, expected numbers; "
                 "it is never unpickled: save it as numbers, or leave it out"
             )
@@ -67,12 +67,12 @@ def _header(name: str, file: Any, size: int) -> _Header:
     """What the start of an array says of it, which must be what follows."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
-        raise ValueError(f"{name} has a header of version {version}")
+        raise errors.InputValueError(f"{name} has a header of version {version}")
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read_header(file)
     wanted, rest = math.prod(shape) * dtype.itemsize, size - file.tell()
     if not dtype.hasobject and (min(shape, default=0) < 0 or wanted != rest):
-        raise ValueError(f"{name} of shape {shape} and {rest} bytes, expected {wanted}")
+        raise errors.InputValueError(f"{name} of shape {shape} and {rest} bytes, expected {wanted}")
     return _Header(shape, dtype)
 
 
@@ -95,7 +95,7 @@ def save_theano(path: str | os.PathLike[str], config: Config, parameters: Mappin
     arrays: dict[str, Any] = {}
     for row in check("save_theano", config, parameters):
         if row.theano is None:
-            raise ValueError(
+            raise errors.InputValueError(
                 f"save_theano: Theano Nematus has no variable like {row.name}; save a TensorFlow checkpoint"
             )
         arrays[row.theano] = np.asarray(parameters[row.name])

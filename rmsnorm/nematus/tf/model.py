@@ -42,8 +42,13 @@ class NematusModel(Named, keras.Model):
         return tf.reduce_mean(y_pred)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "loss":  # Keras would replace the method of this name
+        if name != "loss":
             super().__setattr__(name, value)
+        elif value is not None:  # Keras sets None where compile gets no loss, which must not replace the method
+            raise AttributeError(
+                f"{type(self).__name__}: loss is a method that fit minimises, expected no other; call compile without "
+                "loss=, and override compute_loss in a subclass for another one"
+            )
 
     def get_config(self) -> dict[str, Any]:
         return {"name": self.name, "dtype": self.variable_dtype, "config": dict(vars(self.config))}
