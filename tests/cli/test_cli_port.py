@@ -18,11 +18,11 @@ from safetensors.numpy import load_file, save_file
 
 from rmsnorm import frameworks, nematus
 from rmsnorm.nematus import convert as converting
-from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.config import BEAM, Config
 from rmsnorm.nematus.names import unused, variables
 from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
-from rmsnorm.nematus.translate import score
-from rmsnorm.nematus.vocabulary import batch, vocabularies
+from rmsnorm.nematus.translate import score, translate
+from rmsnorm.nematus.vocabulary import Vocabulary, batch, vocabularies
 
 SOURCE = (["w3", "w4"], [], ["w5", "w3", "what"])
 
@@ -344,7 +344,7 @@ FAULTS = {
     "nan": (rewritten(encoder_W=np.full((6, 10), np.nan, "f4")), "holds 60 NaN or infinite values of 60, expected fin"),
     "vocabulary": (small_dictionary, "1.json has no word for 3 and 4 more, expected one for each of the 8 ids of the"),
     "empty": (lambda folder: (folder / "source").write_bytes(b""), "the source is [], expected at least one line; is"),
-    "encoding": (lambda folder: (folder / "source").write_bytes(b"w3 \xff"), "byte 3 of "),
+    "encoding": (lambda folder: (folder / "source").write_bytes(b"w3 \xff"), "byte 4 of line 1 of "),
     "no source": (lambda folder: (folder / "source").unlink(), "No such file or directory"),
 }
 
@@ -413,6 +413,71 @@ def test_a_safetensors_file_that_is_none(tmp_path: Path) -> None:
     assert "holds 5 NaN or infinite values of 5" in run("info", path, status=2)
     with pytest.raises(ValueError, match=r"path is '.*model.npz', expected a name that ends in .safetensors; add it"):
         nematus.save_safetensors(tmp_path / "model.npz", config, random_parameters(config))
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, KeyError, ModuleNotFoundError])
+def test_a_mistake_of_ours_is_not_called_bad_usage(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*_: Any, **__: Any) -> None:
+        raise error("nothing that a user did")
+
+    monkeypatch.setattr(nematus, "load", wrong, raising=False)
+    shown = run("info", tmp_path, status=3)
+    assert "in wrong\n" in shown, "the traceback"
+    assert "this is a mistake of rmsnorm, not of its use; please report the lines above" in shown
+
+
+@pytest.mark.parametrize("dialect", ["theano", "zero"])
+@pytest.mark.parametrize("work", [translate, score])
+def test_each_line_is_answered_before_the_next_batch_is_read(dialect: Any, work: Any) -> None:
+    config = config_of("rms" if dialect == "theano" else "zero rnn").replace(dialect=dialect)
+    config = config.replace(options={"buffer_size": 2, "data_leak_ratio": 0})
+    words = Vocabulary({f"w{index}": index for index in range(8)}, unknown=1, end=2 if dialect == "zero" else 0)
+    model = RNNSearch(config, random_parameters(config))
+    lines, read = ["w3 w4 w5", "w6", "w3", "w5 w7", "w4"], 0
+
+    def typed() -> Any:
+        nonlocal read
+        for text in lines:
+            read += 1
+            yield text
+
+    texts, options = ([typed()], {"max_length": 4}) if work is translate else ([typed(), lines], {})
+    answers, seen = [], []
+    for answer in work(model, config, *texts, [words], words, batch_size=2, **options):
+        answers.append(answer)
+        seen.append(read)
+    assert seen == [2, 2, 4, 4, 5]
+    texts[0] = lines
+    assert answers == list(work(model, config, *texts, [words], words, batch_size=2, **options))
+
+
+def test_standard_input(tmp_path: Path) -> None:
+    """Empty lines, carriage returns and a last line without an end, as in a file."""
+    saved(tmp_path)
+    usual = [tmp_path, "--backend", "numpy"]
+    for data in (b"w3 w4\n\nw5\n", b"w3 w4\r\n\r\nw5"):
+        (tmp_path / "source").write_bytes(data)
+        for command, *options in (("translate", "--max-length", 5), ("score", "--target", tmp_path / "source")):
+            wanted = run(command, *usual, *options, "--source", tmp_path / "source")
+            assert run(command, *usual, *options, "--source", "-", typed=data) == wanted
+            assert len(wanted.splitlines()) == 3
+    assert "expected at least one line; is the" in run("translate", *usual, "--source", "-", typed=b"", status=2)
+    shown = run("translate", *usual, "--source", "-", "--batch", 1, typed=b"w3\nw\xff", status=2)
+    assert "byte 2 of line 2 of standard input is 255, expected UTF-8; convert the file" in shown
+    shown = run("score", *usual, "--source", "-", "--target", "-", status=2)
+    assert "target is '-', expected another file than the source; name one of the two" in shown
+    shown = run("score", *usual, "--source", "-", "--target", tmp_path / "source", typed=b"w3\n", status=2)
+    assert "the source is 1, expected more lines, as the target has; align the files" in shown
+
+
+def test_the_beam_without_an_option_is_that_of_the_model(tmp_path: Path) -> None:
+    config, _ = saved(tmp_path)
+    usual = ["translate", tmp_path, "--source", tmp_path / "source", "--backend", "numpy", "--n-best"]
+    shown = run(*usual)
+    assert len(shown.splitlines()) == 3 * config.beam_size == 3 * BEAM
+    assert shown == run(*usual, "--beam", BEAM)
 
 
 def test_dictionaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from rmsnorm.nematus.config import Config
 PACKAGES = {"torch": "torch", "keras": "tensorflow", "flax": "flax", "tf": "tensorflow"}
 
 
-def run(*arguments: Any, status: int = 0) -> str:
+def run(*arguments: Any, status: int = 0, typed: bytes | None = None) -> str:
     """What ``rmsnorm port`` with these arguments prints, and what it prints as an error where that is expected."""
-    result = CliRunner().invoke(app, ["port", *map(str, arguments)], env={"COLUMNS": "1000"})
+    result = CliRunner().invoke(app, ["port", *map(str, arguments)], input=typed, env={"COLUMNS": "1000"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == status, result.output

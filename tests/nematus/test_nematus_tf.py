@@ -82,6 +82,10 @@ def test_fit_makes_the_loss_fall(tmp_path):
     model = model_of("tied decoder")
     sentences = tuple(map(tf.constant, batch(model.config)))
     data = tf.data.Dataset.from_tensors((sentences,))
+    with pytest.raises(AttributeError, match=r"loss is a method that fit minimises, .*; call compile without loss="):
+        model.compile(keras.optimizers.Adam(0.02), loss="mse")
+    with pytest.raises(AttributeError, match=r"RNNSearch: loss is a method that fit minimises"):
+        model.loss = model.logits
     model.compile(keras.optimizers.Adam(0.02))
     with quick():
         before = model.loss(*sentences).numpy().mean()
