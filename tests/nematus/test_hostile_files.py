@@ -44,7 +44,7 @@ def refused(path: Path, *names: str, load: Callable[[Path], Any] = nematus.load)
     seconds, (_, most) = time.monotonic() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     message = str(raised.value)
-    assert type(raised.value) in (ValueError, TypeError, FileNotFoundError), raised.value
+    assert isinstance(raised.value, errors.InputError | FileNotFoundError), raised.value
     assert len(message.splitlines()) == 1, message
     assert "expected" in message or "no such variable" in message, message
     assert all(name in message for name in names), message
