@@ -23,11 +23,18 @@ _FORMULAS: Final = {"inside": "sqrt(q + eps)", "outside": "sqrt(q) + eps", "clam
 
 @dataclass(frozen=True)
 class Measured:
-    """eps as the rows of one dtype show it, and what was seen; 0 where x / rho does not change with the size of x."""
+    """eps as the rows of one dtype show it, and what was seen; 0 where x / rho does not change with the size of x.
+
+    The value is that for y without a factor.
+    """
 
     value: float
     position: EpsPosition
     evidence: str
+
+    def says(self, eps: float) -> str:
+        """The evidence, for the eps that the denominator has."""
+        return self.evidence.format(eps=f"{eps:.4g}")
 
 
 @dataclass(frozen=True)
@@ -47,17 +54,43 @@ class Eps:
     narrow: tuple[tuple[str, float], ...] = ()
 
 
-def solve_eps(session: Session, statistic: Statistic, k: int, findings: Findings, *, centred: bool) -> Eps:
-    """Find eps in each dtype: one number, or the machine epsilon of the arithmetic."""
-    measured = measure(session, statistic.noise, k, centred=centred)
-    value, evidence, noise = measured.value, measured.evidence, statistic.noise
+@dataclass(frozen=True)
+class Denominator:
+    """y = factor h / rho, with rho of the sum of squares over ``size`` and of eps times ``scale``, at this width.
+
+    Attributes:
+        size: None for k.
+        eps: as in a Variant, as it was solved from the rows of the widest dtype.
+        unit: eps over that which is measured.
+        words: how eps depends on the width, empty where it does not.
+    """
+
+    size: float | None = None
+    factor: float = 1.0
+    eps: float = 0.0
+    scale: float = 1.0
+    unit: float = 1.0
+    words: str = ""
+
+
+def solve_eps(
+    session: Session,
+    statistic: Statistic,
+    measured: Measured,
+    denominator: Denominator,
+    k: int,
+    findings: Findings,
+    *,
+    centred: bool,
+) -> Eps:
+    """Find eps in each dtype: one number, or the machine epsilon of the arithmetic; ``measured`` is in the widest."""
+    value, noise, unit, words = denominator.eps, statistic.noise, denominator.unit, denominator.words
+    evidence = measured.says(value * denominator.scale)
     if statistic.of_max and value == 0:
         value = statistic.of_max
         evidence = f"the denominator is sqrt(q + {value:.3g} max|x|^2) at every size of x: eps was not rescaled with x"
     if statistic.of_max:
-        noise = max(noise, 2e-4)
-    value = nice(_rescaled(value, measured.position, statistic.factor), noise)
-    if statistic.of_max:
+        value = nice(measured.value or value, max(noise, 2e-4))
         findings.defect(f"eps is not rescaled with x / max|x|: it acts as {value:.3g} max|x|^2")
     if value == 0:
         findings.not_observable("eps_position", "eps is 0")
@@ -65,10 +98,10 @@ def solve_eps(session: Session, statistic: Statistic, k: int, findings: Findings
         findings.add("eps_position", measured.position, evidence)
     by_dtype = {session.wide: value}
     if not statistic.of_max:
-        by_dtype |= _in_other_dtypes(session, statistic, measured.position, k, centred=centred)
+        by_dtype |= _in_other_dtypes(session, statistic, measured.position, k, unit=unit, centred=centred)
     wide = {dtype: eps for dtype, eps in by_dtype.items() if dtype not in dtypes.HALF}
     single = wide.get("float32", next(iter(wide.values()), value))
-    final = _name(session, value, single, wide, evidence, findings)
+    final = _name(session, value, single, wide, f"{words}; {evidence}" if words else evidence, findings)
     narrow = {dtype: eps for dtype, eps in by_dtype.items() if dtype in dtypes.HALF}
     if not single or abs(narrow.get("bfloat16", single) / single - 1) < 0.1:
         narrow = {}  # in float16 alone it is the eps itself, or the square, that has become subnormal
@@ -79,13 +112,8 @@ def solve_eps(session: Session, statistic: Statistic, k: int, findings: Findings
     return Eps(final, measured.position, bool(statistic.of_max), tuple(narrow.items()))
 
 
-def _rescaled(eps: float, position: EpsPosition, factor: float) -> float:
-    """eps where y has a factor that the mean square does not explain."""
-    return eps * (factor**2 if position == "inside" else factor)
-
-
 def _in_other_dtypes(
-    session: Session, statistic: Statistic, position: EpsPosition, k: int, *, centred: bool
+    session: Session, statistic: Statistic, position: EpsPosition, k: int, *, unit: float, centred: bool
 ) -> dict[str, float]:
     """eps in the other dtypes that the target accepts, where it has the same position and is not 0."""
     by_dtype = {}
@@ -94,7 +122,7 @@ def _in_other_dtypes(
             continue
         noise = statistic.noise if dtype == "float64" else max(statistic.noise, 4 * dtypes.unit_roundoff(dtype))
         measured = measure(replace(session, wide=dtype), noise, k, centred=centred)
-        value = _rescaled(measured.value, measured.position, statistic.factor)
+        value = measured.value * unit
         if measured.position == position and value:
             by_dtype[dtype] = nice(value, noise)
     return by_dtype
@@ -164,7 +192,7 @@ def measure(session: Session, noise: float, k: int, *, centred: bool) -> Measure
             f"{_FORMULAS[position]}, holds within {100 * spread[position]:.2g} %"
         )
     evidence = (
-        f"rho = {_FORMULAS[position]} with eps = {eps:.4g} holds within {100 * spread[position]:.2g} % on rows of ever "
+        f"rho = {_FORMULAS[position]} with eps = {{eps}} holds within {100 * spread[position]:.2g} % on rows of ever "
         f"smaller norm ({others})"
     )
     return Measured(eps, position, evidence)

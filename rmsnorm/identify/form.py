@@ -126,12 +126,13 @@ def _exchanged(target: Target) -> Target:
     def exchange(arrays: Mapping[str, Any]) -> dict[str, Any]:
         return {_SWAPPED.get(argument, argument): array for argument, array in arrays.items()}
 
-    derivatives = target.derivatives
+    derivatives, resized = target.derivatives, target.resized
     return replace(
         target,
         function=lambda arrays: target.function(exchange(arrays)),
         derivatives=None if derivatives is None else lambda arrays, dy: exchange(derivatives(exchange(arrays), dy)),
         shape_of=lambda argument, shape: target.shape_of(_SWAPPED.get(argument, argument), shape),
+        resized=None if resized is None else lambda width: _exchanged(resized(width)),
     )
 
 

@@ -322,7 +322,8 @@ def _by_differences(
 
 def _off(name: str, gradient: Array, session: Session, model: Model, problem: Problem) -> float:
     """How far the gradient for x or for the gate is from differences of the model along directions, as a share."""
-    model = replace(model, variant=model.variant.replace(eps=model.eps_for(problem.x.dtype.name)))
+    eps = model.eps_for(problem.x.dtype.name)
+    model = replace(model, variant=model.variant.replace(eps=eps), narrow_eps=(), eps_scale=1.0)
     layout, count = session.layout, problem.x.size // session.n
     x, v, got = (layout.to_rows(t.astype(np.float64), count) for t in (problem.x, problem.dy, gradient))
     spread = [None if p is None else layout.spread(p.astype(np.float64), count) for p in (problem.scale, problem.bias)]

@@ -26,12 +26,14 @@ class Layout:
         axes: the normalised axes.
         feature_axes: the axes along which the parameters run.
         group: elements of the last axis that are normalised together, None for all.
+        groups: how many of them there are at every width, None where every width has groups of the same size.
     """
 
     sizes: tuple[int | None, ...]
     axes: tuple[int, ...]
     feature_axes: tuple[int, ...]
     group: int | None = None
+    groups: int | None = None
 
     @property
     def n(self) -> int:

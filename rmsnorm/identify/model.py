@@ -14,7 +14,6 @@ from rmsnorm.numpy_impl.double_double import DoubleDouble
 from rmsnorm.targets.bridges import Array
 from rmsnorm.variants import Variant
 
-Divisor = Literal["k", "k - 1", "n", "1"]
 Position = Literal["before", "after"]  # of the normalisation
 
 
@@ -78,11 +77,12 @@ class Model:
     Attributes:
         variant: the choices that a Variant names.
         centred: the mean is subtracted from the numerator too, as LayerNorm does.
-        divisor: of the sum of squares: k, k - 1, n, or 1 for the norm itself.
+        size: what the sum of squares is divided by, None for k.
         last: the counted elements are the last k.
         eps_of_max: eps was not rescaled with x / max|x|, and is eps * max^2.
         gain_first: the gain multiplies x before the statistic is taken.
         factor: a constant factor of y.
+        eps_scale: what eps is multiplied by at this width.
         gate: a factor that depends on another input or parameter.
         narrow_eps: eps for 16-bit x, by dtype, where it is another.
         gain_rounded: o + gain is rounded to the dtype of the gain.
@@ -90,18 +90,19 @@ class Model:
 
     variant: Variant
     centred: bool = False
-    divisor: Divisor = "k"
+    size: float | None = None
     last: bool = False
     eps_of_max: bool = False
     gain_first: bool = False
     factor: float = 1.0
+    eps_scale: float = 1.0
     gate: Gate | None = None
     narrow_eps: tuple[tuple[str, float], ...] = ()
     gain_rounded: bool = False
 
     def eps_for(self, dtype: str) -> float:
         """eps for x of a dtype."""
-        return dict(self.narrow_eps).get(dtype, self.variant.eps_for(dtype))
+        return dict(self.narrow_eps).get(dtype, self.variant.eps_for(dtype)) * self.eps_scale
 
     @property
     def plain(self) -> bool:
@@ -116,14 +117,13 @@ class Model:
     def inverse_rms(self, x: Array, eps: float, stages: Stages | None = None) -> Array:
         """1 / rho of every row, in float64 but for the roundings of ``stages``."""
         h = x.astype(np.float64)
-        n = h.shape[-1]
-        counted = self.counted(n)
+        counted = self.counted(h.shape[-1])
         k = int(counted.sum())
         c = np.where(counted, h, 0.0)
         if self.centred or self.variant.statistic == "variance":
             c = np.where(counted, h - c.sum(-1, keepdims=True) / k, 0.0)
         squares = rounded(c * c, stages.dtype) if stages and stages.squares else c * c
-        size = {"k": k, "k - 1": max(k - 1, 1), "n": n, "1": 1}[self.divisor]
+        size = k if self.size is None else self.size
         q = squares.sum(-1, keepdims=True) / size
         if stages and stages.mean:
             q = rounded(q, stages.dtype)
@@ -135,7 +135,7 @@ class Model:
         elif self.variant.eps_position == "outside":
             rho = np.sqrt(q) + eps
         else:
-            rho = np.maximum(np.sqrt(q), eps / math.sqrt(k))
+            rho = np.maximum(np.sqrt(q), eps / math.sqrt(size))
         if stages and stages.rho:
             rho = rounded(rho, stages.dtype)
         return rounded(1 / rho, stages.dtype) if stages and stages.inverse else 1 / rho

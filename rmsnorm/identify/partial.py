@@ -26,10 +26,8 @@ _RULES: Final[tuple[tuple[PartialRounding, bool], ...]] = (
     ("ceil", True),
     ("floor", True),
 )
-_SIMPLE: Final = tuple(
-    dict.fromkeys(
-        [Fraction(i, 100) for i in range(1, 100)] + [Fraction(a, b) for b in (2, 3, 4, 8, 16, 32) for a in range(1, b)]
-    )
+_SIMPLE: Final = sorted(
+    {Fraction(a, b) for b in (2, 3, 4, 8, 16, 32, 100) for a in range(1, b)}, key=lambda p: (p.denominator, p)
 )
 _EVERY: Final = tuple(
     dict.fromkeys([*_SIMPLE, *(Fraction(i, 1000) for i in range(1, 1000)), *(Fraction(a, b) for b in range(2, 65)
@@ -46,17 +44,22 @@ class Partial:
         rounding: None where both give the same.
         floating: n p was computed in floating point, and k is wrong where n p is.
         seen: k at the widths that were measured.
+        fits: whether any p gives them all.
     """
 
     p: Fraction
     rounding: PartialRounding | None
     floating: bool
     seen: Mapping[int, int]
+    fits: bool = True
 
 
-def solve_partial(session: Session, counted: Counted, findings: Findings) -> Partial | None:
-    """The fraction of a row that enters the statistic, None for all of it."""
-    if counted.k == session.n:
+def solve_partial(session: Session, known: Mapping[int, Counted], findings: Findings) -> Partial | None:
+    """The fraction of a row that enters the statistic, None for all of it; ``known`` has some widths."""
+    counted = known[session.n]
+    if counted.end == "last":
+        findings.defect(f"the statistic is that of the last {counted.k} elements, not of the first")
+    if all(counted.k == n for n, counted in known.items()):
         findings.add("partial", None, f"all {session.n} elements of a row change the others")
         return None
     single = len(session.layout.axes) == 1 and not session.layout.group
@@ -68,12 +71,25 @@ def solve_partial(session: Session, counted: Counted, findings: Findings) -> Par
         except (NotRms, TargetError):  # for example the variance of one element
             return None
 
-    partial = fit_partial({session.n: counted.k}, measure)
-    listed = ", ".join(f"{k} of {n}" for n, k in partial.seen.items())
-    findings.add("partial", float(partial.p), f"the {counted.end} elements that change the others: {listed}")
-    if partial.rounding is None:
+    partial = fit_partial({n: counted.k for n, counted in known.items()}, measure)
+    listed = ", ".join(f"{k} of {n}" for n, k in sorted(partial.seen.items()))
+    if not partial.fits:
+        same = set(partial.seen.values()) == {counted.k}
+        findings.defect(
+            f"the statistic has {counted.k} elements at every width, whatever n is" if same
+            else f"the elements that enter the statistic are no fraction of a row: {listed}"
+        )  # fmt: skip
+    if counted.k == session.n:
+        findings.add("partial", None, f"at a width of {session.n} all elements change the others: {listed}")
+        return None
+    only = (
+        "; no other width could be tried: it may be another fraction, or a constant" if len(partial.seen) == 1 else ""
+    )
+    findings.add("partial", float(partial.p) if partial.fits else counted.k / session.n,
+                 f"the {counted.end} elements that change the others: {listed}{only}")  # fmt: skip
+    if partial.rounding is None and partial.fits:
         findings.not_observable("partial_rounding", f"ceil and floor give the k that was seen: {listed}")
-    else:
+    elif partial.fits:
         findings.add("partial_rounding", partial.rounding, f"k = {partial.rounding}(n p) at every width")
     if partial.floating:
         findings.defect(f"k = {partial.rounding}(n p) is computed in floating point: {listed}")
@@ -118,10 +134,10 @@ def fit_partial(known: Mapping[int, int], measure: Callable[[int], int | None]) 
     possible = _possible(seen)
     if not possible.any():
         n, k = max(seen.items())
-        return Partial(Fraction(k, n), None, False, seen)
+        return Partial(Fraction(k, n), None, False, seen, fits=False)
     best = int(np.flatnonzero(possible.any(axis=0))[0])
     rule = int(np.flatnonzero(possible[:, best])[0])
-    either = len(seen) == len(known) or set(seen.values()) == {1} or bool(possible[0, best] and possible[1, best])
+    either = len(seen) == 1 or set(seen.values()) == {1} or bool(possible[0, best] and possible[1, best])
     return Partial(_EVERY[best], None if either else _RULES[rule][0], _RULES[rule][1], seen)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -77,19 +77,28 @@ class Session:
     def with_neutral(self, **values: float | None) -> Session:
         return replace(self, neutral={**self.neutral, **values})
 
-    def resized(self, n: int) -> Session | None:
-        """The session of the same target with rows of another width, None where that is impossible."""
-        target = self.target
-        if target.width is not None:
-            if target.resized is None:
-                return None
+    def resized(self, width: int) -> Session | None:
+        """The session of the same target with another size of the normalised axis, None where that is impossible."""
+        target, layout = self.target, self.layout
+        if len(layout.axes) != 1 or (target.width is not None and target.resized is None):
+            return None
+        if target.width is not None and target.resized is not None:
             try:
-                target = target.resized(n)
+                target = replace(target.resized(width), arguments=target.arguments)
             except ValueError:
                 return None
-        (axis,) = self.layout.axes
-        sizes = tuple(n if position == axis else size for position, size in enumerate(self.layout.sizes))
-        return replace(self, target=target, layout=replace(self.layout, sizes=sizes))
+        sizes = tuple(width if axis in layout.axes else size for axis, size in enumerate(layout.sizes))
+        group = width // layout.groups if layout.groups else layout.group
+        return replace(self, target=target, layout=replace(layout, sizes=sizes, group=group))
+
+    def other_widths(self, multiples: Sequence[float]) -> Iterator[tuple[int, Session]]:
+        """Sessions at multiples of the width that can be had."""
+        sizes = [self.layout.sizes[axis] for axis in self.layout.axes]
+        for multiple in multiples:
+            width = int(multiple * (sizes[0] or self.n))
+            resized = self.resized(width) if width > 1 else None
+            if resized is not None:
+                yield width, resized
 
     def rows(self, rows: Array, dtype: str | None = None, parameters: str | None = None, **values: Value) -> Array:
         """y of rows, in its own dtype; a value is a number, or an array in the shape of the parameter (gate: rows)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ import numpy as np
 
 from rmsnorm.identify.behaviour import solve_behaviour, solve_float64
 from rmsnorm.identify.confirm import Fresh, confirm, nearest
-from rmsnorm.identify.eps import Eps, solve_eps
+from rmsnorm.identify.eps import Denominator, Eps, solve_eps
 from rmsnorm.identify.extras import solve_extras
 from rmsnorm.identify.findings import Findings, NotRms
 from rmsnorm.identify.form import Form, close, solve_form
@@ -23,7 +22,8 @@ from rmsnorm.identify.model import Model
 from rmsnorm.identify.partial import Partial, solve_partial
 from rmsnorm.identify.rounding import Numerics, explained, solve_rounding, solve_stages
 from rmsnorm.identify.session import Session, open_session
-from rmsnorm.identify.statistic import Counted, Statistic, find_counted, grouped, solve_statistic
+from rmsnorm.identify.statistic import Counted, Statistic, grouped
+from rmsnorm.identify.widths import look, look_further, solve_denominator
 from rmsnorm.targets.open import WIDTH, open_target
 from rmsnorm.targets.target import Target, TargetError
 from rmsnorm.variants import PRESETS, Variant
@@ -35,7 +35,7 @@ _KINDS: Final[dict[Kind, str]] = {
     "rmsnorm": "x divided by the root of its mean square, whatever its mean",
 }
 _STATISTIC: Final = "solved from the sum of squares and the squared sum of 32 rows"
-_OF_THE_MODEL: Final = ("eps", "eps_position", "statistic_dtype", "rounding", "divisor", "factor", "float64")
+_OF_THE_MODEL: Final = ("eps", "eps_position", "statistic_dtype", "rounding", "divisor", "factor", "float64", "widths")
 _SOMETIMES_HIDDEN: Final = {"scale_offset", "rounding", "result_dtype", "partial_rounding", "eps_position"}
 
 
@@ -95,7 +95,7 @@ def identify_opened(
     for sentence in target.notes:
         findings.add("assumed", sentence, "needed to call it")
     try:
-        with target.training(False) if target.training else contextlib.nullcontext():
+        with target.evaluating():
             identity = _solve(
                 target, width or target.width or WIDTH, start + time_limit, time_limit, gradients, findings
             )
@@ -130,17 +130,18 @@ def _solve(
     session = open_session(target, width, deadline, time_limit, findings)
     _is_a_function(session, findings)
     session = grouped(session, findings)
-    counted = find_counted(session)
 
-    # y = h / rho * (o + gain) + bias: first what surrounds rho, then rho on large rows, then eps on small ones
+    # y = h / rho * (o + gain) + bias: first what surrounds rho, then rho on large and small rows, at several widths
     session, form = solve_form(session, findings)
     seen = len(findings.defects)  # those of later steps rest on the model
-    statistic = solve_statistic(session, counted, centred=form.centred)
+    first = look(session, centred=form.centred)
+    counted, statistic = first.counted, first.statistic
     kind = _kind(form, statistic, findings)
-    partial = solve_partial(session, counted, findings)
-    _report_denominator(statistic, counted, session.n, findings)
-    eps = solve_eps(session, statistic, counted.k, findings, centred=form.centred)
-    model = _model(form, statistic, counted, partial, eps, session.n)
+    others = look_further(session, findings, centred=form.centred)
+    partial = solve_partial(session, {seen.n: seen.counted for seen in (*others, first)}, findings)
+    denominator = solve_denominator(session, first, others, findings)
+    eps = solve_eps(session, statistic, first.eps, denominator, counted.k, findings, centred=form.centred)
+    model = _model(form, statistic, counted, partial, denominator, eps, session.n)
 
     # the dtypes of the steps, and where results are rounded; now the variant has all its fields
     stages = solve_stages(session, model, findings)
@@ -260,26 +261,15 @@ def _kind(form: Form, statistic: Statistic, findings: Findings) -> Kind:
     return kind
 
 
-def _report_denominator(statistic: Statistic, counted: Counted, n: int, findings: Findings) -> None:
-    """Report what no variant has: another divisor, a factor of y, or the last elements in place of the first."""
-    k = counted.k
-    if statistic.divisor != "k":
-        divisors = {
-            "k - 1": f"n - 1 = {k - 1}",
-            "n": f"all {n} elements, of which {k} are summed",
-            "1": "1: the norm, not the root of the mean",
-        }
-        sentence = f"the sum of squares is divided by {divisors[statistic.divisor]}"
-        findings.add("divisor", statistic.divisor, sentence)
-        findings.defect(sentence)
-    if statistic.factor != 1:
-        findings.add("factor", statistic.factor, f"y is {statistic.factor:.6g} times what the mean square gives")
-        findings.defect(f"y is {statistic.factor:.6g} times too large")
-    if counted.end == "last":
-        findings.defect(f"the statistic is that of the last {k} elements, not of the first")
-
-
-def _model(form: Form, statistic: Statistic, counted: Counted, partial: Partial | None, eps: Eps, n: int) -> Model:
+def _model(
+    form: Form,
+    statistic: Statistic,
+    counted: Counted,
+    partial: Partial | None,
+    denominator: Denominator,
+    eps: Eps,
+    n: int,
+) -> Model:
     """The model without its roundings."""
     variant = Variant(
         name="identified",
@@ -296,11 +286,12 @@ def _model(form: Form, statistic: Statistic, counted: Counted, partial: Partial 
     return Model(
         variant,
         centred=form.centred,
-        divisor=statistic.divisor,
+        size=denominator.size,
         last=counted.end == "last",
         eps_of_max=eps.of_max,
         gain_first=form.gain.first,
-        factor=statistic.factor,
+        factor=denominator.factor,
+        eps_scale=denominator.scale,
         gate=form.gate,
         narrow_eps=eps.narrow,
     )

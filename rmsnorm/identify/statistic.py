@@ -10,9 +10,9 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.identify.findings import Findings, NotRms
-from rmsnorm.identify.model import Divisor
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import TargetError
 
 _COARSE: Final = 2.0**-6
 _UNEVEN: Final = "x_j changes some y_i of its row and not others"
@@ -38,15 +38,13 @@ class Statistic:
 
     Attributes:
         kind: mean_square or variance.
-        divisor: of the sum of squares.
-        factor: of y, where the divisor does not explain it.
+        size: what the sum of squares is divided by, if y has no factor.
         of_max: rho^2 grows by so many max|x|^2; 0 where it does not.
         noise: relative error of the measured 1 / rho.
     """
 
     kind: Literal["mean_square", "variance"]
-    divisor: Divisor
-    factor: float
+    size: float
     of_max: float
     noise: float
 
@@ -69,16 +67,34 @@ def responding(session: Session, which: Array) -> Array:
 def grouped(session: Session, findings: Findings) -> Session:
     """The session with the groups of the last axis that are normalised apart, if there are any.
 
+    At another width the whole of a row may turn out to be one group, and the number of groups may stay as it is.
+
     Raises:
         NotRms: no element changes another one, or not as in a normalisation.
     """
-    layout = session.layout
-    group = _group(session) if layout.axes == (len(layout.sizes) - 1,) else None
-    layout = replace(layout, group=group)
+    layout, words = session.layout, ""
+    if layout.axes == (len(layout.sizes) - 1,):
+        n, group = session.n, _group(session)
+        for width, other in session.other_widths((2, 3, 4)):
+            try:
+                with other.target.evaluating():
+                    wider = _group(other)
+            except (NotRms, TargetError):
+                continue
+            if group is None and wider == n:
+                group = n
+            elif group and wider == group * (width // n):
+                words = f"; there are {n // group} groups at a width of {width}, too, of {wider} elements"
+            elif wider != group:
+                findings.defect(
+                    f"the groups have {group or n} elements at a width of {n}, and {wider or width} at {width}"
+                )
+            break
+        layout = replace(layout, group=group, groups=n // group if group and words else None)
     shape = str(list(layout.shape(4 if layout.unlimited else 1))).replace(" ", "")
     findings.add("axes", layout.description, f"where y changes when one element of x {shape} does")
-    if group:
-        findings.add("group_size", group, "elements of the last axis that change one another")
+    if layout.group:
+        findings.add("group_size", layout.group, f"elements of the last axis that change one another{words}")
     return replace(session, layout=layout)
 
 
@@ -169,12 +185,11 @@ def solve_statistic(session: Session, counted: Counted, *, centred: bool) -> Sta
     variance = -minus / per > 0.5
     if not (abs(minus / per) < 0.05 or abs(minus / per + 1) < 0.05):
         raise NotRms("the denominator mixes the mean and the mean square, but not as a variance does")
-    divisor, factor = _divisor(1 / per, k, n, noise)
-    rescaled = spiked / per * math.sqrt(n) > max(100 * noise, 1e-9) and divisor == "k" and not variance
+    of_mean = abs(1 / (per * k) - 1) <= min(max(20 * noise, 1e-6), 0.02)
+    rescaled = spiked / per * math.sqrt(n) > max(100 * noise, 1e-9) and of_mean and not variance
     return Statistic(
         kind="variance" if variance else "mean_square",
-        divisor=divisor,
-        factor=factor,
+        size=float(1 / per),
         of_max=float(spiked) if rescaled else 0.0,
         noise=noise,
     )
@@ -200,12 +215,3 @@ def _clipped(session: Session) -> str | None:
         between = " and ".join(f"{size:g}" for size in sizes[apart[0] - 1 : apart[0] + 1])
         return f"y changes when a row grows: x is cut off somewhere between {between}"
     return None
-
-
-def _divisor(size: float, k: int, n: int, noise: float) -> tuple[Divisor, float]:
-    """What the sum of squares is divided by; where it is none of these k, with the factor of y that explains it."""
-    tolerance = min(max(20 * noise, 1e-6), 0.02)
-    names: dict[Divisor, int] = {"k": k, "k - 1": k - 1, "n": n, "1": 1}
-    near = {name: abs(size / max(value, 1) - 1) for name, value in names.items() if value > 0}
-    best = min(near, key=lambda name: (near[name] > tolerance / 4, near[name] if near[name] > tolerance / 4 else 0))
-    return (best, 1.0) if near[best] <= tolerance else ("k", math.sqrt(size / k))

@@ -66,6 +66,10 @@ class Target:
     returned: set[str] = field(default_factory=set)
     second: Array | None = None
 
+    def evaluating(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which it does not train."""
+        return self.training(False) if self.training else contextlib.nullcontext()
+
     @property
     def differentiable(self) -> bool:
         return self.derivatives is not None or self.bridge.differentiable

@@ -387,7 +387,7 @@ class Image(torch.nn.Module):
         self.g = torch.nn.Parameter(torch.ones(1, dim, 1, 1))
 
     def forward(self, x):
-        return torch.nn.functional.normalize(x, dim=1) * self.g * 8
+        return torch.nn.functional.normalize(x, dim=1) * self.g * self.g.shape[1] ** 0.5
 
 
 def test_a_gain_with_an_axis_for_examples_says_the_number_of_axes():

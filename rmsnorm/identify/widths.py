@@ -1,0 +1,317 @@
+"""How the denominator depends on the width: what its sum is divided by, a factor of y, and eps, from several widths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from rmsnorm.identify.eps import Denominator, Measured, measure, nice
+from rmsnorm.identify.findings import Findings, NotRms
+from rmsnorm.identify.session import Session
+from rmsnorm.identify.statistic import Counted, Statistic, find_counted, solve_statistic
+from rmsnorm.targets.target import TargetError
+
+_MULTIPLES: Final = (2, 3, 4, 0.5, 0.25)  # of the first width: a target may take only some of them
+_MORE: Final = 2  # of these are tried: two points fit any power of n, a third one does not fit a wrong one
+_SAME: Final = 1e-3  # of eps at two widths: n and n + 1 differ by 0.5 % at a width of 192
+_FEW: Final = 2  # digits of a number that somebody wrote
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The denominator at one width: of rows that are large beside eps, and of ever smaller ones."""
+
+    n: int
+    counted: Counted
+    statistic: Statistic
+    eps: Measured
+
+    @property
+    def k(self) -> int:
+        return self.counted.k
+
+
+# functions of n and k, the elements of a row and those that are counted; k is n where all of them are
+_FORMS: Final[Mapping[str, Callable[[Seen], float]]] = {
+    "1": lambda seen: 1,
+    "k": lambda seen: seen.k,
+    "k - 1": lambda seen: max(seen.k - 1, 1),
+    "n": lambda seen: seen.n,
+    "k + 1": lambda seen: seen.k + 1,
+    "k^2": lambda seen: seen.k**2,
+    "sqrt(k)": lambda seen: math.sqrt(seen.k),
+    "1 / k": lambda seen: 1 / seen.k,
+    "1 / (k - 1)": lambda seen: 1 / max(seen.k - 1, 1),
+    "1 / n": lambda seen: 1 / seen.n,
+    "1 / (k + 1)": lambda seen: 1 / (seen.k + 1),
+    "1 / sqrt(k)": lambda seen: 1 / math.sqrt(seen.k),
+}
+_SIZES: Final = ("k", "k - 1", "n", "k + 1", "k^2", "sqrt(k)")
+_RARE: Final = ("k^2", "sqrt(k)")  # at one width a factor of y is as likely
+_FACTORS: Final = ("1", "sqrt(k)", "1 / sqrt(k)", "k", "1 / k")
+_EPS: Final = ("1", "1 / k", "1 / (k - 1)", "1 / n", "1 / (k + 1)", "1 / sqrt(k)", "sqrt(k)", "k")
+_MEANS: Final = {
+    ("inside", "1 / k"): ": it is added to the sum of squares, not to their mean",
+    ("outside", "1 / sqrt(k)"): ": it is added to the norm, not to the root of the mean square",
+}
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One way to write the denominator, and a factor of y, that is true at every width.
+
+    Attributes:
+        size, factor: by the name of a form, and ``divisor`` and ``times`` that multiply it.
+        eps: as it is written, for the form ``eps_form``.
+    """
+
+    size: str = "k"
+    divisor: float = 1.0
+    factor: str = "1"
+    times: float = 1.0
+    eps: float = 0.0
+    eps_form: str = "1"
+
+    @property
+    def cost(self) -> int:
+        """How many parts of it no variant has; an eps of many digits was written as something else."""
+        parts = ((self.size, self.divisor) != ("k", 1.0)) + ((self.factor, self.times) != ("1", 1.0))
+        return parts + (self.eps_form != "1") + 2 * (_digits(self.eps) > _FEW)
+
+    def size_at(self, seen: Seen) -> float:
+        return self.divisor * _FORMS[self.size](seen)
+
+    def factor_at(self, seen: Seen) -> float:
+        return self.times * _FORMS[self.factor](seen)
+
+    def unit(self, seen: Seen) -> float:
+        """eps of this reading, over eps as it was measured."""
+        factor = self.factor_at(seen)
+        if seen.eps.position == "inside":
+            return factor**2
+        return factor * (math.sqrt(self.size_at(seen) / seen.k) if seen.eps.position == "clamp" else 1.0)
+
+    def sentences(self, first: Seen, *, single: bool) -> dict[str, str]:
+        """What no variant has, by the name of the finding."""
+        n, said = "n" if first.k == first.n else "k", {}
+        size, times = self.size_at(first), self.factor_at(first)
+        if (self.size, self.divisor) != ("k", 1.0):
+            words = f"{self.size.replace('k', n)} = {size:.7g}"
+            if self.size == "1":
+                words = f"{size:.7g}, not by {n} = {first.k}" if single else f"{size:.7g} at every width, not by {n}"
+            if self.size == "n":
+                words = f"all {first.n} elements, of which {first.k} are summed"
+            if size == 1:
+                words = "1: the norm, not the root of the mean"
+            said["divisor"] = f"the sum of squares is divided by {words}"
+        if (self.factor, self.times) != ("1", 1.0):
+            form = "" if self.factor == "1" else f" ({_product(self.times, self.factor, n)})"
+            said["factor"] = f"y is {times:.6g}{form} times {'too large' if times > 1 else 'what it must be'}"
+        if self.eps_form != "1":
+            position = first.eps.position
+            said["eps"] = f"eps is {_product(self.eps, self.eps_form, n)}{_MEANS.get((position, self.eps_form), '')}"
+            if (position, self.eps_form) == ("clamp", "sqrt(k)"):
+                square = nice(self.eps**2, 1e-8)
+                also = f" (q has {square:.6g})" if _digits(square) <= _digits(self.eps) else ""
+                said["eps"] = f"rho has the floor {self.eps:.6g}{also} at every width, not eps / sqrt({n})"
+        return said
+
+
+def look(session: Session, *, centred: bool) -> Seen:
+    """The denominator at the width of a session.
+
+    Raises:
+        NotRms: it is none of an RMSNorm.
+    """
+    counted = find_counted(session)
+    statistic = solve_statistic(session, counted, centred=centred)
+    return Seen(session.n, counted, statistic, measure(session, statistic.noise, counted.k, centred=centred))
+
+
+def look_further(session: Session, findings: Findings, *, centred: bool) -> list[Seen]:
+    """The same at two other widths, or at fewer where it takes no more."""
+    seen: list[Seen] = []
+    for width, other in session.other_widths(_MULTIPLES):
+        try:
+            with other.target.evaluating():
+                seen.append(look(other, centred=centred))
+        except TargetError:
+            continue
+        except NotRms as reason:
+            findings.defect(f"with {width} elements in a row it is not what it is with {session.n}: {reason}")
+            return []
+        if len(seen) == _MORE:
+            break
+    return seen
+
+
+def solve_denominator(session: Session, first: Seen, others: Sequence[Seen], findings: Findings) -> Denominator:
+    """The simplest reading that is true at every width, and what it has that no variant has."""
+    seen = [first, *others]
+    if len({(entry.statistic.kind, entry.eps.position, entry.counted.end) for entry in seen if entry.eps.value}) > 1:
+        findings.defect(f"with {_listed([entry.n for entry in seen])} elements in a row it computes different norms")
+        seen = [first]
+    single = len({entry.n for entry in seen}) == 1
+    readings = list(_at_one_width(first) if single else _at_several(seen))
+    if not readings:
+        findings.defect(_unknown(seen))
+        readings = list(_at_one_width(first))
+    chosen = readings[0]
+    said = chosen.sentences(first, single=single)
+    if single:  # eps is a number; what somebody wrote is another question
+        said.pop("eps", None)
+        findings.add("widths", str(first.n), _untried(session, seen, readings))
+    else:
+        evidence = "elements in a row, at which the denominator was solved"
+        findings.add("widths", _listed([entry.n for entry in seen]), evidence)
+    for name, value in (("divisor", chosen.size_at(first)), ("factor", chosen.factor_at(first))):
+        if name in said:
+            findings.add(name, int(value) if value == int(value) else value, said[name])
+    for sentence in said.values():
+        findings.defect(sentence)
+    scale = _FORMS[chosen.eps_form](first)
+    return Denominator(
+        size=None if (chosen.size, chosen.divisor) == ("k", 1.0) else chosen.size_at(first),
+        factor=chosen.factor_at(first),
+        eps=chosen.eps * (scale if single else 1.0),
+        scale=1.0 if single else scale,
+        unit=chosen.unit(first) / (1.0 if single else scale),
+        words=said.get("eps", ""),
+    )
+
+
+def _at_several(seen: Sequence[Seen]) -> list[_Reading]:
+    """The readings that are true at all of the widths, those with the fewest other parts first."""
+    noise = max(entry.statistic.noise for entry in seen)
+    readings = []
+    for reading in _bases(seen, _tolerance(noise)):
+        values = [entry.eps.value * reading.unit(entry) for entry in seen]
+        for form in _eps_forms(seen):
+            eps = _fitted(form, values, seen, max(_SAME, _tolerance(noise))) if any(values) else 0.0
+            if eps is not None:
+                readings.append(replace(reading, eps=nice(eps, noise), eps_form=form))
+                break
+    return sorted(readings, key=lambda reading: reading.cost)
+
+
+def _at_one_width(first: Seen) -> list[_Reading]:
+    """The readings that are true there, those with the simplest numbers first."""
+    noise, clamp = first.statistic.noise, first.eps.position == "clamp"
+    readings = []
+    for reading in _bases([first], _tolerance(noise)):
+        value = first.eps.value * reading.unit(first)
+        readings.append(replace(reading, eps=nice(value, noise)))
+        few = min(_FEW, _digits(readings[-1].eps) - (not clamp))
+        for form in _eps_forms([first]) if value else ():
+            eps = nice(value / _FORMS[form](first), noise)
+            if form != "1" and _digits(eps) <= few and (form == "sqrt(k)" or not clamp):
+                readings.append(replace(reading, eps=eps, eps_form=form))
+    return sorted(readings, key=lambda reading: reading.cost)
+
+
+def _eps_forms(seen: Sequence[Seen]) -> list[str]:
+    return [form for form in _EPS if "n" not in form or any(entry.k != entry.n for entry in seen)]
+
+
+def _bases(seen: Sequence[Seen], tolerance: float) -> list[_Reading]:
+    """Every way to write the divisor, or a factor of y, that is true at these widths, the most usual ones first.
+
+    At one width every number is a constant: then a divisor is one that has a form, or an integer.
+    """
+    single = len(seen) == 1
+    sizes = [entry.statistic.size for entry in seen]
+    factors = [math.sqrt(entry.statistic.size / entry.k) for entry in seen]
+    forms = {form: _fitted(form, sizes, seen, tolerance) for form in _SIZES}
+    known = [form for form, divisor in forms.items() if divisor is not None and abs(divisor - 1) <= tolerance]
+    if all(entry.k == entry.n for entry in seen) and "n" in known:
+        known.remove("n")
+    readings = [_Reading(size=form) for form in known if form not in _RARE]
+    constant = _fitted("1", sizes, seen, tolerance)
+    divisor = 0.0 if constant is None else _written(constant, tolerance)
+    if divisor == 1 or (divisor and not single):
+        readings.append(_Reading(size="1", divisor=divisor))
+    for form in _FACTORS[: 1 if single else None]:
+        times = _fitted(form, factors, seen, tolerance)
+        if times is not None and "k" not in known:
+            readings.append(_Reading(factor=form, times=_written(times, tolerance)))
+    readings += [_Reading(size=form) for form in known if form in _RARE]
+    if single and not known and divisor > 1 and divisor == round(divisor):
+        readings.append(_Reading(size="1", divisor=divisor))
+    return readings
+
+
+def _written(value: float, tolerance: float) -> float:
+    """A number of few digits, where that is within the noise."""
+    short = float(f"{value:.3g}")
+    whole = float(round(value))
+    return next((near for near in (whole, short) if abs(near - value) <= tolerance * value), value)
+
+
+def _fitted(form: str, values: Sequence[float], seen: Sequence[Seen], tolerance: float) -> float | None:
+    """What multiplies a form to give the values, None where nothing does."""
+    ratios = np.array([value / _FORMS[form](entry) for value, entry in zip(values, seen, strict=True)])
+    middle = float(np.median(ratios))
+    return middle if np.all(np.abs(ratios - middle) <= tolerance * abs(middle)) else None
+
+
+def _tolerance(noise: float) -> float:
+    return min(max(20 * noise, 1e-6), 0.02)
+
+
+def _unknown(seen: Sequence[Seen]) -> str:
+    sizes = _listed([f"{entry.statistic.size:.4g}" for entry in seen])
+    values = _listed([f"{entry.eps.value:.4g}" for entry in seen])
+    return (
+        f"the denominator depends on the width in no known way: with {_listed([entry.n for entry in seen])} elements "
+        f"in a row the sum of squares is divided by {sizes}, and eps is {values}"
+    )
+
+
+def _untried(session: Session, seen: Sequence[Seen], readings: Sequence[_Reading]) -> str:
+    """Why one width alone was tried, and what else its numbers may mean."""
+    first, chosen = seen[0], readings[0]
+    group = session.layout.group and len(seen) > 1
+    why = "the groups have this size at every width" if group else "no other width could be tried"
+    others = [
+        " and ".join([*reading.sentences(first, single=True).values(), *_own_eps(reading, chosen)])
+        for reading in readings
+        if reading.eps_form != "1" or reading is not chosen
+        if reading.cost <= chosen.cost or (first.eps.position == "clamp" and reading.cost == chosen.cost + 1)
+    ]
+    more = f"; it may also be that {', or '.join(others)}" if others else ""
+    return f"{why}: a number that depends on n cannot be told from a constant{more}"
+
+
+def _own_eps(reading: _Reading, chosen: _Reading) -> list[str]:
+    """Words on an eps that is another number than that of the chosen reading, and no form."""
+    return [f"eps is {reading.eps:.6g}"] if reading.eps_form == "1" and reading.eps != chosen.eps else []
+
+
+def _product(value: float, form: str, n: str) -> str:
+    """A number times a form, as somebody would write it.
+
+    >>> _product(1e-06, "1 / (k - 1)", "n"), _product(1.0, "sqrt(k)", "n")
+    ('1e-06 / (n - 1)', 'sqrt(n)')
+    """
+    form = form.replace("k", n)
+    if form.startswith("1 / "):
+        return f"{value:.6g}{form[1:]}"
+    return form if value == 1 else f"{value:.6g} {form}"
+
+
+def _digits(value: float) -> int:
+    """How many digits a number is written with.
+
+    >>> _digits(1.5625e-08), _digits(1e-06)
+    (5, 1)
+    """
+    return len(f"{value:.12e}".split("e")[0].replace(".", "").rstrip("0"))
+
+
+def _listed(values: Sequence[object]) -> str:
+    *most, last = map(str, values)
+    return f"{', '.join(most)} and {last}" if most else last
