@@ -279,7 +279,7 @@ def _untried(session: Session, seen: Sequence[Seen], readings: Sequence[_Reading
     others = [
         " and ".join([*reading.sentences(first, single=True).values(), *_own_eps(reading, chosen)])
         for reading in readings
-        if reading.eps_form != "1" or reading is not chosen
+        if reading.eps_form != "1" or replace(reading, eps=chosen.eps) != replace(chosen, eps_form="1")
         if reading.cost <= chosen.cost or (first.eps.position == "clamp" and reading.cost == chosen.cost + 1)
     ]
     more = f"; it may also be that {', or '.join(others)}" if others else ""
