@@ -1,9 +1,10 @@
-"""Tables: whole in a pipe or a file, one line a row; in a terminal as wide as that is."""
+"""Tables: whole in a pipe or a file, one line a row without spaces at its end; in a terminal as wide as that is."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -12,12 +13,28 @@ from rich.table import Table
 from rich.text import Text
 
 WHOLE: Final = 10_000  # columns; no line is longer
+_PADDING: Final = re.compile(r" +$", re.MULTILINE)
 
 
-def console(**options: Any) -> Console:
-    """A console of the width of the terminal; without a terminal nothing is cut or broken into lines."""
+def console(*, least: int = 0, **options: Any) -> Console:
+    """A console as wide as the terminal, or as ``least``; without a terminal nothing is cut, broken into lines or padded."""
     shown = Console(**options)
-    return shown if shown.is_terminal else Console(width=WHOLE, **options)
+    if shown.is_terminal:
+        return Console(width=max(shown.width, least), **options)
+    return Console(width=WHOLE, file=_Unpadded(shown.file), **{k: v for k, v in options.items() if k != "file"})
+
+
+class _Unpadded:
+    """A text file that is written without the spaces with which tables fill their lines."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        return self._file.write(_PADDING.sub("", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 class Fitting:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
 from rmsnorm import PRESETS, errors, screen
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, unusable
@@ -125,7 +124,7 @@ def bench(
                 bars[state.name], completed=state.cells)))  # fmt: skip
             if runs[-1].status == "stopped":
                 break
-    Console(width=max(screen.console().width, report.WIDTH)).print(report.terminal(runs))
+    screen.console(least=report.WIDTH).print(report.terminal(runs))
     _write(runs, {"seconds": seconds, "threads": threads}, json, summary)
     if plot and any(state.records for state in runs):
         from rmsnorm.bench.plot import write_plot
@@ -174,7 +173,7 @@ def recurrent(
             runs.append(run(name, command, on_progress=lambda _: shown.advance(bar)))  # noqa: B023
             if runs[-1].status == "stopped":
                 break
-    Console(width=max(screen.console().width, 80)).print(report.recurrent(runs, length))
+    screen.console(least=80).print(report.recurrent(runs, length))
     _write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
     _exit(runs, backend)
 
@@ -255,7 +254,7 @@ def model(
                 bars[state.name], completed=state.cells)))  # fmt: skip
             if runs[-1].status == "stopped":
                 break
-    Console(width=max(screen.console().width, report.WIDTH)).print(report.model(runs))
+    screen.console(least=report.WIDTH).print(report.model(runs))
     _write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
     _exit(runs, backend)
 

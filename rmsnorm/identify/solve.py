@@ -92,8 +92,8 @@ def identify_opened(
     """Identify a target that is open."""
     start = time.monotonic()
     findings = Findings()
-    for sentence in target.notes:
-        findings.add("assumed", sentence, "needed to call it")
+    if target.notes:
+        findings.add("assumed", "; ".join(target.notes), "needed to call it")
     try:
         with target.evaluating():
             identity = _solve(

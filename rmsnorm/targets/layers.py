@@ -63,6 +63,18 @@ def assign(shapes: Mapping[str, Shape]) -> dict[str, str]:
     return own
 
 
+def _assigned(shapes: Callable[[Shape], Mapping[str, Shape]], *tried: Shape) -> tuple[dict[str, str], tuple[str, ...]]:
+    """``assign`` of the parameters that it has for x of the first shape that it takes, and a note if it takes none."""
+    failure: Exception | None = None
+    for shape in tried:
+        try:
+            return assign(shapes(shape)), ()
+        except Exception as error:  # a layer of somebody's may raise anything on x of this shape
+            failure = failure or error
+    reason = " ".join(f"{type(failure).__name__}: {failure}".split())
+    return {}, (f"it has no parameters, as it could not be built for x of shape {tried[0]} ({reason:.200})",)
+
+
 def _inputs(call: Callable[..., Any], others: Others) -> dict[str, str]:
     """The own names of gate, mask and residual where a layer's call takes them after x; others keep their names."""
     try:
@@ -157,12 +169,9 @@ def open_keras(
         others = [v.value for v in fresh.non_trainable_variables]
         return fresh.stateless_call(values, others, x, **_renamed(arrays, inputs), **options)[0]
 
-    try:
-        own = assign(shapes(_rank(config)))
-    except Exception:  # the call raises it again, for the report
-        own = {}
+    own, notes = _assigned(shapes, _rank(config), (4, 4, 8), (4, 4, 4, 8))
     return Target(
-        name, "keras", bridge(keras_library(), device), call, (*own, *inputs), names=own,
+        name, "keras", bridge(keras_library(), device), call, (*own, *inputs), names=own, notes=notes,
         training=training if "training" in inspect.signature(layer.call).parameters else None,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
     )  # fmt: skip
@@ -276,12 +285,9 @@ def _linen(layer: Any, name: str, device: str, others: Others = ()) -> Target:
             parameters = {**initial(shape), **parameters}
         return layer.apply({"params": _nested(parameters)}, x, **_renamed(arrays, inputs))
 
-    try:
-        own = assign(shapes((4, 4, 4, 8)))
-    except Exception:  # the call raises it again, for the report
-        own = {}
+    own, notes = _assigned(shapes, (4, 4, 4, 8), (4, 8), (4, 4, 8))
     return Target(
-        name, "flax", bridge("jax", device), call, (*own, *inputs),
+        name, "flax", bridge("jax", device), call, (*own, *inputs), notes=notes,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
     )  # fmt: skip
 
@@ -329,12 +335,9 @@ def open_haiku(make: Callable[[], Any], name: str, device: str, others: Others =
         initial = {} if len(chosen) == len(shapes(tuple(x.shape))) else pure.init(jax.random.key(0), x)
         return pure.apply(_nested({**_flat(initial), **chosen}), x, **{key: arrays[key] for key in others})
 
-    try:
-        own = assign(shapes((4, 8)))
-    except Exception:  # the call raises it again, for the report
-        own = {}
+    own, notes = _assigned(shapes, (4, 8), (4, 4, 8), (4, 4, 4, 8))
     return Target(
-        name, "haiku", bridge("jax", device), call, tuple(own), names=own,
+        name, "haiku", bridge("jax", device), call, tuple(own), names=own, notes=notes,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
     )  # fmt: skip
 
@@ -357,10 +360,7 @@ def _tf_module(layer: Any, name: str, device: str, others: Others = ()) -> Targe
 
     made = {key: tuple(value.shape) for key, value in vars(layer).items() if isinstance(value, tf.Variable)}
     example = math.prod(next(iter(made.values()))) if made else None
-    try:
-        own = assign(made or {key: tuple(value.shape) for key, value in variables(8).items()})
-    except Exception:  # the call raises it again, for the report
-        own = {}
+    own, notes = _assigned(lambda shape: made or {k: tuple(v.shape) for k, v in variables(shape[-1]).items()}, (2, 8))
 
     def call(arrays: Mapping[str, Any]) -> Any:
         fresh = copy.copy(built(int(arrays["x"].shape[-1])))
@@ -369,6 +369,7 @@ def _tf_module(layer: Any, name: str, device: str, others: Others = ()) -> Targe
 
     return Target(
         name, "tensorflow", bridge("tensorflow", device), call, (*own, *inputs), width=example, names=own,
+        notes=notes,
         shape_of=lambda argument, shape: tuple(variables(shape[-1])[own[argument]].shape),
     )  # fmt: skip
 

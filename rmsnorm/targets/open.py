@@ -9,8 +9,9 @@ import importlib.util
 import math
 import sys
 import types
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -126,15 +127,15 @@ def _with_arguments(
             more[name] = target.bridge.send(np.full((*lead, *sizes[1:]), value, np.dtype(_dtype(x))))
         return function({**arrays, **more})
 
-    target.x_shape = shape
-    if args:
-        target.function = call
-        target.arguments = tuple(entry for entry in target.arguments if entry not in args)
-        listed = (f"{name}={value:g} of shape {tuple(sizes)}" for name, (sizes, value) in args.items())
-        target.notes = (*target.notes, f"{', '.join(listed)} was passed")
-    if resized is not None:
-        target.resized = lambda size: _with_arguments(resized(size), None, args)
-    return target
+    listed = ", ".join(f"{name}={value:g} of shape {tuple(sizes)}" for name, (sizes, value) in args.items())
+    return replace(
+        target,
+        x_shape=shape,
+        function=call if args else function,
+        arguments=tuple(entry for entry in target.arguments if entry not in args),
+        notes=(*target.notes, f"{listed} was passed") if args else target.notes,
+        resized=None if resized is None else lambda size: _with_arguments(resized(size), None, args),
+    )
 
 
 def _dtype(tensor: Any) -> str:
@@ -197,15 +198,22 @@ def locate(name: str) -> Any:
 
 
 def _from_file(path: Path) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    """The module of a file: one that is imported already, or its own under a name that no other file has."""
+    own_name = f"{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(own_name, path)
     if spec is None or spec.loader is None or not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
-    loaded = sys.modules.get(path.stem)
-    if loaded is not None and getattr(loaded, "__file__", None) == spec.origin:
-        return loaded
+    for name in (own_name, path.stem):
+        loaded = sys.modules.get(name)
+        if loaded is not None and getattr(loaded, "__file__", None) == spec.origin:
+            return loaded
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
+    sys.modules[own_name] = module  # where dataclasses and pickle look for it
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[own_name]
+        raise
     return module
 
 
@@ -242,9 +250,7 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
             lines = str(error).strip().splitlines() or ["without a message"]
             shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())[:120]
             raise NoTarget(f"identify: {name}({shown}) raised {type(error).__name__}: {lines[0]}; pass init") from error
-        target = _open(made, name, None, {}, call)
-        target.resized = build
-        return target
+        return replace(_open(made, name, None, {}, call), resized=build)
 
     return build(size)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,14 @@ from rmsnorm import errors
 from rmsnorm.targets.bridges import Array, Bridge, Function
 
 Shape = tuple[int, ...]
-_GPU_WORDS: Final = ("cuda", "gpu", "triton", "nvidia", "rocm", "xpu")
+# what libraries say where there is no GPU, or of arrays that are not on one; other errors may have the same words
+_NEEDS_GPU: Final = re.compile(
+    r"not compiled with (cuda|xpu)|no (cuda |nvidia |hip )?(gpus?|driver)\b|active drivers|\bis_cuda\b"
+    r"|unknown backend:? '?(gpu|cuda|rocm)|cannot be accessed from triton"
+    r"|(cuda|gpu|driver) (is )?(not (available|found)|unavailable|insufficient)"
+    r"|(needs?|requires?|must be|must be on|expected|works|supports|runs)( only)?( on)? (an? |the )?(cuda|gpu|nvidia)\b",
+    re.IGNORECASE,
+)
 
 
 class NoTarget(ValueError):
@@ -23,6 +31,21 @@ class NoTarget(ValueError):
 
 class TargetError(Exception):
     """A call of the target failed: the message is one sentence that says what happened."""
+
+
+@dataclass
+class Noticed:
+    """What calls of a target showed beside y.
+
+    Attributes:
+        touched: the arguments whose arrays it wrote to.
+        returned: what it returned that is no array of the library.
+        second: the second array of its last call with a residual, None where it returned no pair.
+    """
+
+    touched: set[str] = field(default_factory=set)
+    returned: set[str] = field(default_factory=set)
+    second: Array | None = None
 
 
 @dataclass
@@ -43,9 +66,8 @@ class Target:
         rank: the only number of axes of x that it takes, None for any.
         x_shape: the shape of x to ask with, whose first size counts examples unless it is normalised; None to try some.
         training: for a layer: the context in which it trains (True) or not; None where that is all the same.
-        touched: the arguments whose arrays it wrote to.
-        returned: what it returned that is no array of the library.
-        second: the second array of its last call with a residual, None where it returned no pair.
+        noticed: what its calls showed; the targets that ``replace`` makes of it write there, too, as they are the same
+            function called in another way.
     """
 
     name: str
@@ -62,9 +84,19 @@ class Target:
     rank: int | None = None
     x_shape: Shape | None = None
     training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
-    touched: set[str] = field(default_factory=set)
-    returned: set[str] = field(default_factory=set)
-    second: Array | None = None
+    noticed: Noticed = field(default_factory=Noticed)
+
+    @property
+    def touched(self) -> set[str]:
+        return self.noticed.touched
+
+    @property
+    def returned(self) -> set[str]:
+        return self.noticed.returned
+
+    @property
+    def second(self) -> Array | None:
+        return self.noticed.second
 
     def evaluating(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which it does not train."""
@@ -81,6 +113,7 @@ class Target:
             TargetError: the target raised, or did not return an array of the shape of x.
         """
         arrays = _present(x=x, scale=scale, bias=bias, **others)
+        self.noticed.second = None
 
         def run() -> Array:
             sent = {argument: self.bridge.send(array) for argument, array in arrays.items()}
@@ -93,7 +126,7 @@ class Target:
             if pair and not isinstance(other, self.bridge.array):
                 self.returned.add(f"{_described(result)} whose second entry is {_described(other)}")
                 other = None
-            self.second = None if other is None else self.bridge.fetch(other)
+            self.noticed.second = None if other is None else self.bridge.fetch(other)
             for argument, array in arrays.items():
                 if not np.array_equal(_bits(self.bridge.fetch(sent[argument])), _bits(array)):
                     self.touched.add(argument)
@@ -141,7 +174,7 @@ class Target:
     def _sentence(self, error: Exception, arrays: Mapping[str, Array]) -> str:
         lines = str(error).strip().splitlines() or ["without a message"]
         what = f"{type(error).__name__}: {lines[0][:200]}"
-        if any(word in what.lower() for word in _GPU_WORDS):
+        if _NEEDS_GPU.search(str(error)):
             return (
                 f"{self.name} needs a GPU, expected one that runs here ({what}); pass device='cuda' where there is one"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm.conversion.replacement.layout import Norm
+from rmsnorm.conversion.replacement.layout import Norm, parameters
 from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Target, TargetError
 from rmsnorm.identify.eps import nice
@@ -56,7 +57,7 @@ def _solved(target: Target, width: int) -> Variant | None:
     c = x - x.mean(-1, keepdims=True)
     try:
         zero, one = (_called(target, x, value) for value in (0.0, 1.0))
-    except (TargetError, KeyError):
+    except TargetError:
         return None
     slope = one - zero if "scale" in target.arguments else one
     with np.errstate(all="ignore"):
@@ -69,9 +70,7 @@ def _solved(target: Target, width: int) -> Variant | None:
 
 def _called(target: Target, x: Array, value: float) -> Array:
     """y with a gain of equal numbers and no bias."""
-    values = {"scale": value, "bias": 0.0}
-    arrays = {name: np.full(target.shape_of(name, x.shape), number) for name, number in values.items()
-              if name in target.arguments}  # fmt: skip
+    arrays = parameters(target, x, scale=lambda shape: np.full(shape, value), bias=np.zeros)
     return target.forward(x, **arrays).astype(np.float64)
 
 
@@ -79,8 +78,11 @@ def _agrees(target: Target, variant: Variant, shape: tuple[int, ...], tolerance:
     """Whether it is that LayerNorm for rows of any size, with random parameters."""
     random = np.random.default_rng(len(shape))
     x = random.normal(0.5, 1.0, shape) * 10.0 ** random.uniform(-4, 1, (*shape[:-1], 1))
-    arrays = {name: random.normal(0.5, 1.0, target.shape_of(name, shape))
-              for name in ("scale", "bias") if name in target.arguments}  # fmt: skip
+    draw = functools.partial(random.normal, 0.5, 1.0)
+    try:
+        arrays = parameters(target, x, scale=draw, bias=draw)
+    except TargetError:
+        return False
     c = x - x.mean(-1, keepdims=True)
     want = c / np.sqrt((c * c).mean(-1, keepdims=True) + variant.eps_for("float64"))
     want = want * (variant.scale_offset + arrays.get("scale", 1.0 - variant.scale_offset)) + arrays.get("bias", 0.0)
@@ -88,7 +90,7 @@ def _agrees(target: Target, variant: Variant, shape: tuple[int, ...], tolerance:
         try:
             with target.training(mode) if target.training else contextlib.nullcontext():
                 y = target.forward(x, **arrays)
-        except (TargetError, KeyError):
+        except TargetError:
             return False
         if not np.max(np.abs(y.astype(np.float64) - want)) <= tolerance * np.max(np.abs(want)):
             return False
@@ -109,11 +111,14 @@ def own_norms(
     for _, layer in (layers := list(layers)):
         if (key := key_of(layer)) not in known:
             try:
-                known[key] = layer_norm(*opened(layer))
+                target, x = opened(layer)
+            except Exception as error:  # of the layer's class, which may refuse to be copied or opened in any way
+                known[key] = f"it cannot be asked what it computes ({type(error).__name__}: {error})"
+                continue
+            try:
+                known[key] = layer_norm(target, x)
             except Unproven as error:
                 known[key] = str(error)
-            except Exception:  # of the layer's class, which may refuse to be copied or opened in any way
-                known[key] = None
     answers = [(name, known[key_of(layer)]) for name, layer in layers]
     norms = {name: answer for name, answer in answers if isinstance(answer, Norm)}
     return norms, {name: answer for name, answer in answers if isinstance(answer, str)}
