@@ -66,7 +66,7 @@ docs: $(DOCS_VENV)/ready
 
 $(DOCS_VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.6' 'mkdocstrings[python]>=0.29'
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	touch $@
 
 format: $(LINT_VENV)/ready

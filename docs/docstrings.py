@@ -1,0 +1,50 @@
+"""For mkdocs: docstrings as they are written here, in the form that mkdocstrings reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from textwrap import indent
+from typing import Any
+
+import griffe
+
+ENTRY = re.compile(r"^    (?P<names>[a-z_]+(?:(?:, | and )[a-z_]+)*): (?P<text>.*(?:\n(?:     .*|$))*)", re.MULTILINE)
+ARGUMENTS = re.compile(r"^Args:\n(?:    .*\n?|\n(?=    ))+", re.MULTILINE)
+EXAMPLE = re.compile(r"^>>> (?:.+\n?)+", re.MULTILINE)  # without a title
+
+
+class Docstrings(griffe.Extension):
+    """Arguments that are described together get an entry each, with their own types and defaults."""
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        for item in _items(pkg):
+            assert item.docstring is not None
+            known = [parameter.name.lstrip("*") for parameter in getattr(item, "parameters", ())]
+            text = re.sub(r"^Example:$", "Examples:", item.docstring.value, flags=re.MULTILINE)
+            text = EXAMPLE.sub(lambda match: "Examples:\n" + indent(match[0], "    "), text)
+            if item.is_class:  # its "Returns" is of its call, of which griffe knows no type
+                text = re.sub(r"^Returns:$", "Its call returns:", text, flags=re.MULTILINE)
+            item.docstring.value = ARGUMENTS.sub(lambda match, known=known: _apart(match[0], known), text)
+
+
+def _items(item: griffe.Object) -> Iterator[griffe.Object]:
+    if item.docstring is not None:
+        yield item
+    for member in item.members.values():
+        if not member.is_alias:
+            yield from _items(member)
+
+
+def _apart(section: str, known: list[str]) -> str:
+    """``x, scale: text`` as two entries; ``options`` is every argument that has no entry of its own."""
+    named = {name for entry in ENTRY.finditer(section) for name in re.split(", | and ", entry["names"])}
+
+    def entries(match: re.Match[str]) -> str:
+        names = []
+        for name in re.split(", | and ", match["names"]):
+            left = [other for other in known if other not in named | {"self", "unknown"}]
+            names += [name] if name in known or name != "options" else left
+        return "\n".join(f"    {name}: {match['text'].rstrip()}" for name in names)
+
+    return ENTRY.sub(entries, section)
