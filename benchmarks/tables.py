@@ -27,11 +27,11 @@ ROWS = {
     ("keras-torch", "compiled"): "Keras on PyTorch, `torch.compile`",
     ("keras-jax", ""): "Keras on JAX, eager",
     ("keras-jax", "jit"): "Keras on JAX, `jax.jit`",
-    ("numpy", ""): "NumPy, against three lines of it",
+    ("numpy", ""): "NumPy (three lines of it)",
 }
 DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 SHAPES = ("4096x4096", "8192x1024", "512x768", "32x768", "1x4096")
-SHORT = (("4096x4096", "float32"), ("4096x4096", "bfloat16"), ("512x768", "float32"))
+SHORT = (("4096x4096", "float32"), ("4096x4096", "bfloat16"), ("512x768", "float32"), ("32x768", "float32"))
 SHORT_ROWS = (("torch", ""), ("torch", "compiled"), ("tf", ""), ("flax", "jit"), ("numpy", ""))
 
 
@@ -50,22 +50,17 @@ def numbers(values: Iterable[float]) -> str:
 
 
 def layers(columns: Iterable[tuple[str, str]], path: Path, shown: Iterable[tuple[str, str]]) -> str:
+    """A line for each framework and comparison, a column for each shape."""
     ours = [record for record in records(path) if record.get("ours")]
-
-    def cell(backend: str, mode: str, shape: str, dtype: str) -> str:
-        key = (backend, mode, shape, dtype)
-        chosen = [r for r in ours if (r["backend"], r["mode"], r["shape"], r["dtype"]) == key]
-        return "; ".join(
-            ", ".join(numbers(r[name] for r in chosen if r["op"] == op) for op in ("fwd", "fwd+bwd"))
-            for name in ("speedup", "layer_norm_speedup")
-        )
-
     columns = list(columns)
-    lines = [["", *(f"{shape} {DTYPES[dtype]}" for shape, dtype in columns)], ["---"] * (len(columns) + 1)]
+    lines = [["", "against", *(f"{shape} {DTYPES[dtype]}" for shape, dtype in columns)], ["---"] * (len(columns) + 2)]
     for backend, mode in shown:
-        cells = [cell(backend, mode, *column) for column in columns]
-        if any(text.strip(" ,;") for text in cells):
-            lines.append([ROWS[backend, mode], *cells])
+        for name, other in (("speedup", "RMSNorm"), ("layer_norm_speedup", "LayerNorm")):
+            for op, way in (("fwd", "forward"), ("fwd+bwd", "with gradients")):
+                own = [r for r in ours if (r["backend"], r["mode"], r["op"]) == (backend, mode, op)]
+                cells = [numbers(r[name] for r in own if (r["shape"], r["dtype"]) == column) for column in columns]
+                if any(cells):
+                    lines.append([ROWS[backend, mode], f"{other}, {way}", *cells])
     return markdown(lines)
 
 

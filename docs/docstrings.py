@@ -19,7 +19,6 @@ class Docstrings(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         for item in _items(pkg):
-            assert item.docstring is not None
             known = [parameter.name.lstrip("*") for parameter in getattr(item, "parameters", ())]
             text = re.sub(r"^Example:$", "Examples:", item.docstring.value, flags=re.MULTILINE)
             text = EXAMPLE.sub(lambda match: "Examples:\n" + indent(match[0], "    "), text)
@@ -28,7 +27,7 @@ class Docstrings(griffe.Extension):
             item.docstring.value = ARGUMENTS.sub(lambda match, known=known: _apart(match[0], known), text)
 
 
-def _items(item: griffe.Object) -> Iterator[griffe.Object]:
+def _items(item: griffe.Object) -> Iterator[Any]:
     if item.docstring is not None:
         yield item
     for member in item.members.values():
@@ -45,6 +44,7 @@ def _apart(section: str, known: list[str]) -> str:
         for name in re.split(", | and ", match["names"]):
             left = [other for other in known if other not in named | {"self", "unknown"}]
             names += [name] if name in known or name != "options" else left
-        return "\n".join(f"    {name}: {match['text'].rstrip()}" for name in names)
+        text = match["text"].rstrip()
+        return "\n".join(f"    {name}: {text}" for name in names) + match["text"][len(text) :]
 
     return ENTRY.sub(entries, section)

@@ -53,7 +53,7 @@ def on_page_content(html: str, **_: Any) -> str:
         raise ValueError("an example of a docstring became quotations: docs/docstrings.py must put it under Examples")
 
     def labelled(match: re.Match[str]) -> str:
-        heads = [re.sub("<.*?>", "", head) for head in re.findall(r"<th[^>]*>(.*?)</th>", match[0], re.DOTALL)]
+        heads = [re.sub("<.*?>", "", head) for head in re.findall(r"<th(?: [^>]*)?>(.*?)</th>", match[0], re.DOTALL)]
         cells = iter(heads * match[0].count("<tr>"))
         return re.sub(r"<td", lambda _: f'<td data-label="{escape(next(cells), quote=True)}"', match[0])
 

@@ -19,6 +19,10 @@ _STYLE: Final = """
   border-bottom: 1px solid var(--line); color: var(--ink); background: none; }
 .rmsnorm .good { color: var(--good); } .rmsnorm .bad { color: var(--bad); } .rmsnorm .faint { color: var(--faint); }
 .rmsnorm svg { max-width: 100%; height: auto; } .rmsnorm svg text { fill: var(--ink); font-size: 11px; }
+.rmsnorm figure { margin: 1em 0; } .rmsnorm .bars { width: 100%; max-width: 45rem; font-size: 13px; }
+.rmsnorm .bars th, .rmsnorm .bars td { border: 0; padding: 0 .6em 0 0; font-weight: normal; white-space: nowrap; }
+.rmsnorm .bars th { text-align: right; white-space: normal; } .rmsnorm .bars td:nth-child(2) { width: 100%; min-width: 4em; }
+.rmsnorm .bars span { display: block; height: 1.1em; background: var(--bar); }
 .rmsnorm pre { overflow-x: auto; white-space: pre-wrap; }
 body { margin: 0; background: var(--paper); color: var(--ink); font-family: system-ui, sans-serif; }
 main { max-width: 75rem; margin: 0 auto; padding: 1rem; }
@@ -63,20 +67,23 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], bad: str = "x")
 
 
 def bars(title: str, labels: Sequence[str], numbers: Sequence[float], texts: Sequence[str]) -> str:
-    """A bar chart, one row for each label; the length of a bar is the number, of which the largest fills the width."""
-    most, height = max([*numbers, 0]) or 1, 18 * len(labels) + 4
+    """A bar chart, one row for each label; the length of a bar is the number, of which the largest fills the width.
+
+    It is a table, so that the browser, which knows the font, gives labels and texts the room that they need.
+    """
+    most = max([*numbers, 0]) or 1
     rows = [
-        f'<text x="112" y="{18 * i + 14}" text-anchor="end">{escape(label)}</text>'
-        f'<rect x="120" y="{18 * i + 3}" width="{max(1.0, 340 * number / most):.1f}" height="13" fill="var(--bar)"/>'
-        f'<text x="{126 + 340 * number / most:.1f}" y="{18 * i + 14}">{escape(text)}</text>'
-        for i, (label, number, text) in enumerate(zip(labels, numbers, texts, strict=True))
+        f'<tr><th scope="row">{escape(label)}</th>'
+        f'<td><span style="width: {max(0.2, 100 * number / most):.1f}%"></span></td><td>{escape(text)}</td></tr>\n'
+        for label, number, text in zip(labels, numbers, texts, strict=True)
     ]
-    return _picture(title, 560, height, rows)
+    return _figure(title, f'<table class="bars"><tbody>\n{"".join(rows)}</tbody></table>')
 
 
 def heat_map(title: str, block: Sequence[Sequence[float | None]], corner: tuple[int, int]) -> str:
     """Squares, darker for larger numbers, on a logarithmic scale; None is infinite, ``corner`` where the first is."""
-    side, left = 9, 44
+    side, digit, lines, width = 9, 7, len(block), max([len(row) for row in block], default=0)
+    left, right = (digit * len(str(first + count)) + 8 for first, count in zip(corner, (lines, width), strict=True))
     known = [math.log2(1 + n) for row in block for n in row if n is not None]
     most = max([*known, 1.0])
     rows = []
@@ -89,9 +96,10 @@ def heat_map(title: str, block: Sequence[Sequence[float | None]], corner: tuple[
                 f'<rect x="{left + side * j}" y="{side * i + 18}" width="{side - 1}" height="{side - 1}" '
                 f'fill="{_colour(share)}"><title>[{corner[0] + i}, {corner[1] + j}]: {text}</title></rect>'
             )
-    width = max([len(row) for row in block], default=0)
     rows += [f'<text x="{left + side * j}" y="12">{corner[1] + j}</text>' for j in range(0, width, 8)]
-    return _picture(title, left + side * width + 24, side * len(block) + 22, rows)
+    wide, high = left + side * width + right, side * lines + 22
+    picture = f'<svg role="img" aria-label="{escape(title)}" viewBox="0 0 {wide} {high}" width="{wide}">'
+    return _figure(title, f"{picture}{''.join(rows)}</svg>")
 
 
 def _colour(share: float) -> str:
@@ -100,8 +108,5 @@ def _colour(share: float) -> str:
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
-def _picture(title: str, width: int, height: int, parts: Iterable[str]) -> str:
-    return (
-        f'<figure><svg role="img" aria-label="{escape(title)}" viewBox="0 0 {width} {height}" width="{width}">'
-        f"{''.join(parts)}</svg><figcaption class=faint>{escape(title)}</figcaption></figure>"
-    )
+def _figure(title: str, picture: str) -> str:
+    return f'<figure class="scroll">{picture}<figcaption class="faint">{escape(title)}</figcaption></figure>'

@@ -1,4 +1,7 @@
-"""The thresholds of the comparison with the golden, each with its derivation. There are no others.
+"""The thresholds of the comparison with the golden, each with its derivation.
+
+``rmsnorm.parity.check`` adds to them what automatic differentiation of a target rounds and the formulas do not. Tests
+of single functions have tolerances of their own, beside them.
 
 Unit: the parity ratio is |got - golden| / (u * terms), with u the unit roundoff of the compared dtype and terms the sum
 of the absolute values of the terms that make the element (terms.py). Results that underflow are measured against half

@@ -1,4 +1,4 @@
-"""The golden, in NumPy; the same functions at the speed of memory are in ``rmsnorm.numpy_impl.fast``."""
+"""The golden, in NumPy; ``rmsnorm.numpy_impl.fast`` has compiled kernels for the values and gradients."""
 
 from rmsnorm.numpy_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp
 

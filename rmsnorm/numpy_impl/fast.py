@@ -1,4 +1,4 @@
-"""The golden's bits at the speed of memory: rms_norm and its gradients by the compiled kernels of rmsnorm.cpu.
+"""rms_norm and its gradients by the compiled kernels of rmsnorm.cpu, hundreds of times as fast as the golden.
 
     from rmsnorm.numpy_impl.fast import rms_norm, rms_norm_vjp
 

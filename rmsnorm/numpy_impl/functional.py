@@ -3,7 +3,8 @@
     y = h / rho * (o + g) + b        rho = sqrt(mean(h_i^2) + eps), or as the variant says
 
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py. Where speed counts,
-fast.py has the same functions, with the same bits in f16, bf16 and f32, hundreds of times as fast.
+fast.py has rms_norm and rms_norm_vjp, with the same bits in f16, bf16 and f32 except next to a tie, hundreds of times
+as fast.
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ def _runs():
     slower = {**RECORD, "others": 1.25, "timing": {**RECORD["timing"], "median": 4e-5}, "gb_per_s": 2.4576}
     sizes = [{**record, "shape": [64, 768], "moved_bytes": 196608} for record in (RECORD, slower)]
     named = [{**record, "candidate": name, "ours": False}
-             for record, name in ((slower, "built-in jit"), (sizes[1], "built-in jit"), (RECORD, "copy"))]  # fmt: skip
+             for record, name in ((slower, "built-in jit"), (sizes[1], "built-in jit"), (RECORD, "copy"),
+                                  (RECORD, "copy into"))]  # fmt: skip
     return [
         BackendRun(
             "torch", "done", version="9.9", device="a machine", cells=2, records=[RECORD, sizes[0], *named, WRONG]
@@ -203,12 +204,13 @@ def test_the_plot_is_svg_with_a_line_for_each_candidate(tmp_path):
         "PyTorch, fwd, bf16",
         "ours",
         "built-in jit",
-        "copy",
+        "the limit",
         "shape of x",
         "32x768",
         "GB/s (higher is better)",
     ):
         assert text.count(words) == 1, text
+    assert "copy" not in text, "a copy to new memory is no limit"
     assert any(words.startswith("a machine, ") and "PyTorch 9.9" in words for words in text), text
     with pytest.raises(ValueError, match="nothing was timed"):
         write_plot([BackendRun("torch", "done", records=[WRONG])], tmp_path / "none.svg")
