@@ -69,7 +69,6 @@ def on_post_build(*, config: Any, **_: Any) -> None:
 
 def source(path: Path) -> str:
     """A page that shows a file: Markdown as such, everything else line by line."""
-    import markdown
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
     from pygments.lexers import guess_lexer_for_filename
@@ -77,6 +76,8 @@ def source(path: Path) -> str:
     name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
     style = HtmlFormatter(linespans="line")
     if path.suffix == ".md":
+        import markdown
+
         body = markdown.markdown(text, extensions=["tables", "fenced_code"])
     else:
         body = highlight(text, guess_lexer_for_filename(path.name, text), style)

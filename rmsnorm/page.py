@@ -21,7 +21,8 @@ _STYLE: Final = """
 .rmsnorm svg { max-width: 100%; height: auto; } .rmsnorm svg text { fill: var(--ink); font-size: 11px; }
 .rmsnorm figure { margin: 1em 0; } .rmsnorm .bars { width: 100%; max-width: 45rem; font-size: 13px; }
 .rmsnorm .bars th, .rmsnorm .bars td { border: 0; padding: 0 .6em 0 0; font-weight: normal; white-space: nowrap; }
-.rmsnorm .bars th { text-align: right; white-space: normal; } .rmsnorm .bars td:nth-child(2) { width: 100%; min-width: 4em; }
+.rmsnorm .bars th { text-align: right; white-space: normal; }
+.rmsnorm .bars td:nth-child(2) { width: 100%; min-width: 4em; }
 .rmsnorm .bars span { display: block; height: 1.1em; background: var(--bar); }
 .rmsnorm pre { overflow-x: auto; white-space: pre-wrap; }
 body { margin: 0; background: var(--paper); color: var(--ink); font-family: system-ui, sans-serif; }

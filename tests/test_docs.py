@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,6 +94,51 @@ def test_the_families_are_many_and_their_variants_are_presets():
 def test_the_site_has_every_page():
     listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+
+
+def test_functions_and_commands_that_are_named_exist():
+    """Those of "Which function?"; a framework that is not installed is left out."""
+    from typer.main import get_command
+
+    from rmsnorm.cli import app
+
+    page = (DOCS / "functions.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`(rmsnorm(?:\.\w+)+)`", page))
+    commands = set(re.findall(r"`rmsnorm ([a-z ]+?)(?: \S+\.onnx)?`", page))
+    assert len(names) >= 12
+    assert len(commands) >= 8
+    for name in names:
+        needed = {"torch_impl": "torch", "tf_impl": "tensorflow", "flax_impl": "flax"}.get(name.split(".")[1], "numpy")
+        if importlib.util.find_spec(needed) is not None:
+            pkgutil.resolve_name(name)
+    for words in commands:
+        command = get_command(app)
+        for word in words.split():
+            command = command.commands[word]
+
+
+def test_the_site_links_to_a_definition_and_labels_cells():
+    """The hooks of mkdocs: a link to a test is a page, at its line; a cell of a table has the title of its column."""
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    place = SimpleNamespace(url="support/", file=SimpleNamespace(src_uri="support.md"))
+
+    def written(markdown):
+        return hooks.on_page_markdown(markdown, page=place, config={"docs_dir": str(DOCS)})
+
+    assert "](../tests" not in written((DOCS / "support.md").read_text(encoding="utf-8"))
+    link = written("[x](../tests/test_docs.py 'test_pictures_are_described')")
+    address, line = re.search(r'href="\.\./source/(.*)\.html#line-(\d+)"', link).groups()
+    assert address == "tests/test_docs.py"
+    assert Path(__file__).read_text().splitlines()[int(line) - 1] == "def test_pictures_are_described():"
+    assert f'id="line-{line}"' in hooks.source(Path(__file__))
+    with pytest.raises(ValueError, match="does not define test_nothing"):
+        written("[x](../tests/test_docs.py 'test_nothing')")
+    table = "<table><thead><tr><th></th><th>A</th></tr></thead><tbody><tr><td>1</td><td>2</td></tr></tbody></table>"
+    assert '<td data-label="">1</td><td data-label="A">2</td>' in hooks.on_page_content(table)
+    with pytest.raises(ValueError, match="became quotations"):
+        hooks.on_page_content("<blockquote>\n<blockquote>\n<blockquote>\n<p>1 + 1")
 
 
 def test_pictures_are_described():
