@@ -21,6 +21,7 @@ _SYNONYMS: Final = (  # what the frameworks and their users call the same argume
     {"out_dtype", "dtype", "output_dtype"},
     {"x", "input", "inputs", "hidden_states", "tensor"},
 )
+_REASONS: Final = 4  # in a message
 _LONGEST: Final = 200  # characters of a value in a message
 
 
@@ -106,6 +107,11 @@ def wrong_type(op: str, name: str, got: Any, want: str, fix: str) -> TypeError:
 
 def out_of_domain(op: str, name: str, got: Any, want: str, fix: str) -> ValueError:
     return InputValueError(f"{op}: {name} is {shown(got)}, expected {want}; {fix}")
+
+
+def nothing_compared(op: str, name: str, reasons: Iterable[str]) -> ValueError:
+    why = "; ".join(list(reasons)[:_REASONS]) or "there is none"
+    return ValueError(f"{op}: {name} was compared in no case, expected at least one ({why}); ask for what it takes")
 
 
 def not_a_choice(op: str, name: str, got: Any, choices: Iterable[Any], near: str | None = None) -> ValueError:

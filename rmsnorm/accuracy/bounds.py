@@ -41,11 +41,18 @@ operations.
     before it         h = x f(z) errs by 6, so 1/rho by 6 and h / rho by 12: inverse_rms 6, y and dscale 12. The second
                       term of dh and of jvp has h / rho twice, and 1/rho: 30. In jvp and dx another product with f: 36.
 
+Automatic differentiation of another program rounds what the formulas do not, where h / rho is rounded to a format
+before the gain: that format is then the one of the operations after it, and of their derivatives. dx: dy * gain is
+rounded, 1. dscale: h / rho, and its product with dy, 2. A gate after the norm: dy f(z) is rounded before all three and
+dbias, 1. A gate before it: dgate is the product of f'(z) and the gradient for x f(z), which is rounded as dx is, 1.
+Each is at most 1 in units of the terms, times the unit roundoff of that format over u.
+
 Bits: in 16 bits a correct implementation gives the bits of the golden's y, except where its own error carries a value
 across the border between two roundings; there it gives the neighbouring number. The share of such elements is at most
 the width of that error, w * operations, over the spacing of the borders, 2, however many rows there are. A wrong
 rounding point moves a quarter of the elements, most of them by less than any bound on the ratio: only this bound
-sees it.
+sees it. The share is an expectation over values anywhere between the borders. In a row whose elements are alike, all
+of them cross a border or none does: there it does not bound what another program computes.
 """
 
 from __future__ import annotations
@@ -72,8 +79,18 @@ class Bound:
     identical: float
 
 
-def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False) -> Bound:
+def bound(
+    quantity: str, call: Call, dtype: str, *, residual: bool = False, foreign: bool = False, alike: bool = False
+) -> Bound:
     """The thresholds for a quantity that is compared in a dtype.
+
+    Args:
+        quantity: one of ``QUANTITIES``.
+        call: what is computed.
+        dtype: of the result.
+        residual: whether there is one.
+        foreign: whether another program computes it, by automatic differentiation of its own steps.
+        alike: whether the elements of a row are alike; this counts for another program alone.
 
     Raises:
         KeyError: there is no such quantity.
@@ -104,12 +121,17 @@ def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False) -> B
     free = call.variant.rounding == "input_dtype"
     arithmetic = call.x if free else dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
     w = dtypes.unit_roundoff(arithmetic) / dtypes.unit_roundoff(dtype)
-    roundings = 2 * _named_roundings(call) if quantity == "y" else 2
+    roundings: float = 2 * _named_roundings(call) if quantity == "y" else 2
     if quantity == "dgate" and not call.is_gated_before:
         roundings += 2 * _named_roundings(call)
     if residual and quantity in ("dx", "dresidual"):
         roundings += 1
-    exact_bits = quantity == "y" and dtype in dtypes.HALF and not free
+    if foreign and call.norm is not None:
+        extra = {"dx": 1, "dscale": 2}.get(quantity, 0)
+        if call.gate is not None:
+            extra += quantity == "dgate" if call.is_gated_before else quantity in ("dx", "dscale", "dbias")
+        roundings += extra * dtypes.unit_roundoff(call.norm) / dtypes.unit_roundoff(dtype)
+    exact_bits = quantity == "y" and dtype in dtypes.HALF and not free and not (foreign and alike)
     return Bound(roundings + w * operations, 1 - w * operations / 2 if exact_bits else 0.0)
 
 

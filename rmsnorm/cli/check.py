@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.progress import TaskID
+from rich.text import Text
 
 from rmsnorm import PRESETS, dtypes, screen
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, unusable
+
+if TYPE_CHECKING:
+    from rmsnorm.parity.run import BackendRun
 
 _SLOWEST_FIRST: Final = ("flax", "numpy", "tf", "torch")
 EPILOG: Final = (
@@ -19,17 +24,32 @@ EPILOG: Final = (
     "    rmsnorm check --all\n\n"
     "    rmsnorm check --backend torch --variant llama --dtype bfloat16\n\n"
     "    rmsnorm check --backend flax --device cuda --json parity.json --junit parity.xml\n\n"
-    "Exit status: 0 everything agrees, 1 a backend differs, crashed, hung or was stopped, 2 wrong usage or a "
-    "requested backend is not installed."
+    "    rmsnorm check my_norm:norm --variant llama --dtype bfloat16\n\n"
+    "Exit status: 0 everything agrees, 1 a backend or the target differs, crashed, hung or was stopped, 2 wrong usage, "
+    "a requested backend is not installed, or no comparison was made."
 )
 
 
 def check(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="Your own: module:attribute or file.py:attribute of a function, a layer or its class; an .onnx file.",
+            show_default="the backends of this package",
+        ),
+    ] = None,
     backend: Annotated[
-        list[str] | None, typer.Option(help=f"Backend to check: {BACKEND_NAMES}. Repeatable.", show_default="all")
+        list[str] | None,
+        typer.Option(
+            help=f"Backend to check: {BACKEND_NAMES}. Repeatable. Of a TARGET, the framework.", show_default="all"
+        ),
     ] = None,
     variant: Annotated[
-        list[str] | None, typer.Option(help="Variant to check, such as llama. Repeatable.", show_default="all")
+        list[str] | None,
+        typer.Option(
+            help="Variant to check, such as llama. Repeatable. Of a TARGET, what it should be, or standard.",
+            show_default="all",
+        ),
     ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help=f"Dtype of x: {', '.join(dtypes.FLOATS)}. Repeatable.", show_default="all")
@@ -49,45 +69,27 @@ def check(
     """Compare every backend with the golden: values, gradients and derivatives, in every variant and dtype.
 
     Every variant is compared in every dtype, and each case once; with --all, --variant or --dtype in all of theirs.
+    With a TARGET, that is compared with one variant, as rmsnorm.parity.check does it; a failure says what it is.
 
     The golden runs in NumPy in 106-bit arithmetic and rounds where the variant says. The parity ratio is a distance in
     units of the rounding error of the terms that add up to an element, so cancellation does not count as a defect.
     rmsnorm/accuracy/bounds.py derives each bound. The NumPy backend checks the golden itself, against the paper's R
     matrix and against finite differences.
     """
-    from rmsnorm.parity.run import run, worker_command
+    from rmsnorm.parity import report
 
-    chosen = backends(backend, "rmsnorm check")
-    variants = choices("variant", variant, tuple(PRESETS)) if variant else ()
-    types = choices("dtype", dtype, dtypes.FLOATS) if dtype else ()
-    choices("device", [device], DEVICES)
-    brief = not (all_ or variants or types)
-    if list_:
-        screen.console().print(_listing(variants, types, brief))
-        return
     for path in (json, junit, markdown, html):
         if path is not None and not path.parent.is_dir():
             raise unusable(f"rmsnorm check: {path.parent} is not a folder, expected one to write {path.name} in")
-    commands = {
-        name: worker_command(
-            name,
-            variants=variants,
-            dtypes=types,
-            device=device if name != "numpy" or backend else "cpu",
-            brief=brief,
-        )
-        for name in chosen
-    }
-    from rmsnorm.parity import report
-    from rmsnorm.parity.cases import select
-
-    total = sum(1 for _ in select(variants, types, brief=brief))
-    with progress() as bars:
-        tasks: dict[str, TaskID] = {name: bars.add_task(name, total=total) for name in commands}
-        slowest_first = {name: commands[name] for name in sorted(commands, key=_SLOWEST_FIRST.index)}
-        runs = run(slowest_first, on_progress=lambda state: bars.update(tasks[state.name], completed=state.cases))
-    runs.sort(key=lambda state: chosen.index(state.name))
-    screen.console().print(report.terminal(runs))
+    if target is not None:
+        if all_ or list_:
+            raise unusable("rmsnorm check: expected no --all and no --list beside a TARGET; leave them out")
+        runs = [_judged(target, backend or [], variant or [], dtype or [], device, html)]
+        html = None
+    else:
+        runs = _compared(backend, variant, dtype, device, all_=all_, list_=list_)
+        if runs:
+            screen.console().print(report.terminal(runs))
     if json:
         report.write_json(runs, json)
     if junit:
@@ -101,6 +103,71 @@ def check(
         raise typer.Exit(DIFFERS)
     if "refused" in states or ("absent" in states and backend):
         raise typer.Exit(UNUSABLE)
+
+
+def _judged(
+    target: str, backend: list[str], variant: list[str], dtype: list[str], device: str, html: Path | None
+) -> BackendRun:
+    """The comparisons of somebody's target, printed."""
+    from rmsnorm.parity import check as check_target
+
+    choices("device", [device], DEVICES)
+    names = choices("variant", variant, tuple(PRESETS)) if variant else ("standard",)
+    for option, given in (("variant", names), ("backend", backend)):
+        if len(given) > 1:
+            raise unusable(
+                f"rmsnorm check: --{option} is given {len(given)} times, expected one for a TARGET; drop some"
+            )
+    types = choices("dtype", dtype, dtypes.FLOATS) if dtype else None
+    sys.path.insert(0, "")  # as with python -m: a module of the folder in which the command runs
+    try:
+        result = check_target(target, PRESETS[names[0]], framework=next(iter(backend), None), dtypes=types, device=device)
+    except (ValueError, ModuleNotFoundError) as error:
+        raise unusable(str(error)) from None
+    screen.console().print(Text(result.text, style="" if result.passed else "red"))
+    if html:
+        result.write_html(html)
+    return result.run
+
+
+def _compared(
+    backend: list[str] | None,
+    variant: list[str] | None,
+    dtype: list[str] | None,
+    device: str,
+    *,
+    all_: bool,
+    list_: bool,
+) -> list[BackendRun]:
+    """The comparisons of the backends; none if the cases were listed."""
+    from rmsnorm.parity.cases import select
+    from rmsnorm.parity.run import run, worker_command
+
+    chosen = backends(backend, "rmsnorm check")
+    variants = choices("variant", variant, tuple(PRESETS)) if variant else ()
+    types = choices("dtype", dtype, dtypes.FLOATS) if dtype else ()
+    choices("device", [device], DEVICES)
+    brief = not (all_ or variants or types)
+    if list_:
+        screen.console().print(_listing(variants, types, brief))
+        return []
+    commands = {
+        name: worker_command(
+            name,
+            variants=variants,
+            dtypes=types,
+            device=device if name != "numpy" or backend else "cpu",
+            brief=brief,
+        )
+        for name in chosen
+    }
+    total = sum(1 for _ in select(variants, types, brief=brief))
+    with progress() as bars:
+        tasks: dict[str, TaskID] = {name: bars.add_task(name, total=total) for name in commands}
+        slowest_first = {name: commands[name] for name in sorted(commands, key=_SLOWEST_FIRST.index)}
+        runs = run(slowest_first, on_progress=lambda state: bars.update(tasks[state.name], completed=state.cases))
+    runs.sort(key=lambda state: chosen.index(state.name))
+    return runs
 
 
 def _listing(variants: tuple[str, ...], types: tuple[str, ...], brief: bool) -> screen.Fitting:

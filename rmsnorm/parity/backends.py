@@ -10,7 +10,6 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, Final
 
 import ml_dtypes
@@ -39,7 +38,7 @@ def open_backend(key: str, device: str) -> tuple[str, Implementation]:
 
 
 def _numpy(device: str) -> Implementation:
-    """The derivation, row by row with the R matrix, against the golden."""
+    """The derivation, row by row with the R matrix, and the compiled kernels, against the golden."""
     from rmsnorm.numpy_impl import derivation
     from rmsnorm.numpy_impl.arithmetic import Rows, add
 
@@ -88,6 +87,7 @@ def _numpy(device: str) -> Implementation:
                 unmasked[i], (matrix @ np.where(unmasked[i], da[i], 0.0)) * gain + inner * dg[i] + db[i], 0.0
             )
             dy[i], normalised[i], y[i] = v, inner, _affine(data, normalised[i], g, b)
+        fast = _fast(data)
         if rows.n:
             dy[~(unmasked & (np.arange(rows.n) < call.k)).any(axis=1)] = 0.0
         dgate = dx * rows.of(data.x).astype(np.float64) if call.is_gated_before else own_dy * y
@@ -107,13 +107,24 @@ def _numpy(device: str) -> Implementation:
             results["dresidual"] = round_to(dx, data.residual.dtype.name)
         if data.gate is not None:
             results["dgate"] = round_to(dgate, data.gate.dtype.name)
-        return Outcome({name: [value] for name, value in results.items()})
+        return Outcome({name: [value, *fast.get(name, [])] for name, value in results.items()})
 
     def quietly(data: Data) -> Outcome:
         with np.errstate(all="ignore"):
             return run(data)
 
     return quietly
+
+
+def _fast(data: Data) -> dict[str, list[Array]]:
+    """By the compiled kernels for NumPy; where there are none, these are the golden."""
+    from rmsnorm.numpy_impl.fast import rms_norm, rms_norm_vjp
+
+    primals, options = (data.x, data.scale, data.bias), {**data.options, **data.arrays}
+    y, *_, inverse_rms = rms_norm(*primals, return_inverse_rms=True, **options)
+    gradients = rms_norm_vjp(data.dy if data.dh is None else (data.dy, data.dh), *primals, **options)
+    results = {"y": y, "inverse_rms": inverse_rms, **named_gradients(data, gradients)}
+    return {name: [value] for name, value in results.items() if value is not None}
 
 
 def round_to(x: Array, dtype: str) -> Array:
@@ -251,11 +262,6 @@ def _flax(device: str) -> Implementation:
 
     from rmsnorm.flax_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 
-    if jax.config.jax_compilation_cache_dir is None:  # compiling takes most of the time: keep the results on disk
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmsnorm" / "xla"
-        jax.config.update("jax_compilation_cache_dir", str(cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     platforms = {d.platform for d in jax.devices()} | {"cpu"}
     _only("flax", device, ["cpu", *(["cuda"] if "gpu" in platforms else [])])
     target = jax.devices("gpu" if device == "cuda" else "cpu")[0]

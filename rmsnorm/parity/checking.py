@@ -17,23 +17,20 @@ import numpy as np
 
 from rmsnorm import dtypes as formats
 from rmsnorm import errors, page
-from rmsnorm.accuracy.bounds import Bound
 from rmsnorm.files import write_text
 from rmsnorm.identify import Identity, identify
 from rmsnorm.numpy_impl.arithmetic import add
-from rmsnorm.parity.cases import Array, Case, Data, make, recast, select
+from rmsnorm.parity.cases import Array, Data, recast
+from rmsnorm.parity.fitting import fitted
 from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
-from rmsnorm.parity.report import html_parts, numbers
-from rmsnorm.parity.run import BackendRun, Record
+from rmsnorm.parity.report import html_parts, numbers, skips
+from rmsnorm.parity.run import BackendRun, Record, Skip
 from rmsnorm.targets import Target, TargetError, open_target
 from rmsnorm.variants import Preset, Variant, get_variant
 
-_OF_THE_WIDTH: Final = ("wide", "width 1", "no columns")
-_WIDEST: Final = (1, 16381)  # of the case "wide": an outlier is 127 times the RMS; a Triton kernel takes up to 16384
 _SHOWN: Final = 5  # lines of failures in the text
-_GATED: Final = "gate"  # the case for an optional gate; what the gate does is said by the variant
+_DTYPES: Final = ("float16", "bfloat16", "float32")
 _GRADIENTS: Final = {"x": "dx", "scale": "dscale", "bias": "dbias", "gate": "dgate"}
-_FIELDS: Final = 3  # lines on what it is instead
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,26 +40,28 @@ class Report:
     Attributes:
         target: what was checked, opened.
         variant: what it was compared with.
-        run: every comparison, as for a backend of ``rmsnorm check``; report.write_junit([run], path) writes it.
+        run: every comparison, as for a backend of ``rmsnorm check``; report.write_junit([run], path) writes it. Its
+            ``skipped`` has what was not compared, and its ``message`` what ``identify`` says of a target that differs.
+        identity: what the target is instead, or why ``identify`` says nothing; None if every comparison held.
     """
 
     target: Target
     variant: Variant
     run: BackendRun
+    identity: Identity | str | None = None
 
     @property
     def passed(self) -> bool:
-        return not self.run.failures
+        return self.run.status == "held"
 
     @cached_property
     def text(self) -> str:
-        """One line if all comparisons held; otherwise the worst differences, and what ``identify`` says."""
+        """Whether all comparisons held, the worst differences, what ``identify`` says, and what was not compared."""
         run, name = self.run, self.variant.label
         where = f"{run.name} {run.version} on {run.device}"
         if self.passed:
-            return (
-                f"{self.target.name} is {name}: all {len(run.records)} comparisons of {run.cases} cases held ({where})"
-            )
+            held = f"all {len(run.records)} comparisons of {run.cases} cases held ({where})"
+            return "\n".join([f"{self.target.name} is {name}: {held}", *_not_compared(run)])
         lines = [
             f"{self.target.name} is not {name}: {len(run.failures)} of {len(run.records)} comparisons differ ({where})"
         ]
@@ -73,19 +72,14 @@ class Report:
         lines += [_line(records[0]) for records in shown]
         if len(run.failures) > len(shown):
             lines.append(f"  and {len(run.failures) - len(shown)} more; details has them all")
-        return "\n".join([*lines, "identify says:", *(f"  {line}" for line in self._instead())])
+        instead = _instead(self.identity, self.variant, run)
+        return "\n".join([*lines, "identify says:", *(f"  {line}" for line in instead), *_not_compared(run)])
 
     @cached_property
     def details(self) -> str:
         """Every difference, and the whole report of ``identify``."""
-        report = self._identity if isinstance(self._identity, str) else self._identity.text
+        report = self.identity.text if isinstance(self.identity, Identity) else self.identity or ""
         return "\n".join([*(_line(record) for record in self.run.failures), report])
-
-    def _instead(self) -> list[str]:
-        identity = self._identity
-        if isinstance(identity, str):
-            return [identity]
-        return [*identity.differences(self.variant)[:_FIELDS], identity.headline]
 
     def __repr__(self) -> str:
         return self.text
@@ -102,17 +96,39 @@ class Report:
         more = [] if self.passed else [page.preformatted(self.details)]
         return [page.preformatted(self.text), *html_parts([self.run]), *more]
 
-    @cached_property
-    def _identity(self) -> Identity | str:
-        try:
-            return identify(self.target)
-        except Exception as error:  # a failure of identify must not hide the differences
-            return f"nothing: {type(error).__name__}: {error}"
-
 
 def _line(record: Record) -> str:
     line = f"  {record.case!r} {formats.short(record.dtype)} {record.quantity}: {record.detail}"
     return f"{line}; {numbers(record)}" if record.bound else line
+
+
+def _not_compared(run: BackendRun) -> list[str]:
+    return [f"not compared: {what}: {reason}" for what, reason in skips(run)]
+
+
+def _identified(target: Target) -> Identity | str:
+    try:
+        return identify(target)
+    except Exception as error:  # a failure of identify must not hide the differences
+        return f"nothing: {type(error).__name__}: {error}"
+
+
+def _instead(identity: Identity | str | None, variant: Variant, run: BackendRun) -> list[str]:
+    """Sentences on what a target is instead: what no variant has, then what the variant has otherwise, then its name.
+
+    Where identify finds nothing, the cases are named, as what is wrong shows in them alone.
+    """
+    if not isinstance(identity, Identity):
+        return [identity or ""]
+    differences = identity.differences(variant) if identity.variant else ()
+    sentences = [defect for defect in identity.defects if defect not in identity.headline]
+    sentences += differences
+    headline = identity.headline
+    if identity.recognised and identity.last_axes and not sentences:
+        names = list(dict.fromkeys(repr(record.case) for record in run.failures))
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        headline = f"on the rows that identify tries, {headline}; it is not in {', '.join(names[:_SHOWN])}{more}"
+    return [*sentences, headline]
 
 
 def _kind(record: Record) -> str:
@@ -127,7 +143,7 @@ def check(
     *,
     framework: str | None = None,
     gradients: bool = True,
-    dtypes: Sequence[str] | str = ("float16", "bfloat16", "float32"),
+    dtypes: Sequence[str] | str | None = None,
     device: str = "cpu",
     extremes: bool = False,
     compiled: bool = False,
@@ -148,7 +164,7 @@ def check(
         variant: what it should be.
         framework: torch, tf, keras, jax, flax or numpy, for a function that does not show whose arrays it takes.
         gradients: whether dx, dscale, dbias and dgate count, where the framework differentiates.
-        dtypes: of x.
+        dtypes: of x; None for float16, bfloat16 and float32, or the one that an .onnx file declares.
         device: cpu or cuda.
         extremes: whether to include rows whose squares leave the range of float32, and masks with NaN under them and
             rows in which nothing counts: few implementations pass these.
@@ -157,7 +173,8 @@ def check(
         init: arguments for its constructor, or options for a function.
 
     Raises:
-        ValueError: there is no such function, variant or dtype, or its width is not a multiple of ``group_size``.
+        ValueError: there is no such function, variant or dtype, its width is not a multiple of ``group_size``, or no
+            case can be compared.
 
     Example:
         >>> import numpy as np
@@ -171,98 +188,37 @@ def check(
         norm is not gemma
     """
     chosen = get_variant("check", variant)
-    types = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
-    for entry in types or [None]:
+    asked = (dtypes,) if isinstance(dtypes, str) else _DTYPES if dtypes is None else tuple(dtypes)
+    for entry in asked or [None]:
         if entry not in formats.FLOATS:
             raise errors.not_a_choice("check", "dtype", entry, formats.FLOATS)
     target = open_target(function, framework=framework, init=init, device=device)
+    types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else asked
     if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):
         want = "a positive divisor of the width" if group_size > 0 else "a positive number"
         raise errors.out_of_domain("check", "group_size", group_size, want, "pass the size that the norm was made with")
-    run = BackendRun(target.framework, "held", version=_version(target.framework), device=device)
-    began = time.monotonic()
-    for fitted, data in _data(target, chosen, types, extremes, group_size):
+    run = BackendRun(target.framework, version=_version(target.framework), device=device)
+    began, elements = time.monotonic(), 0
+    if gradients and not target.differentiable:
+        run.skipped.append(Skip("gradients", "", f"{target.framework} has no automatic differentiation"))
+    for called, data in fitted(target, chosen, types, run.skipped, extremes=extremes, group_size=group_size):
         labels = (run.name, run.version, device, chosen.name, data.x.dtype.name, data.case.name)
-        verdicts = _verdicts(fitted, data, group_size, gradients=gradients and fitted.differentiable, compiled=compiled)
-        run.cases += 1
-        if fitted.returned:
-            came, wanted = " and ".join(sorted(fitted.returned)), fitted.bridge.array
+        verdicts = _verdicts(called, data, group_size, gradients=gradients and called.differentiable, compiled=compiled)
+        run.cases, elements = run.cases + 1, elements + data.x.size
+        if called.returned:
+            came, wanted = " and ".join(sorted(called.returned)), called.bridge.array
             want = f"{wanted.__module__}.{wanted.__qualname__}"
             sentence = f"it returns {came}, expected {want}; return y, or y and x + residual"
             run.records = [Record(*labels, **asdict(failed("y", sentence)))]
             break
         run.records += [Record(*labels, **asdict(verdict)) for verdict in verdicts]
     run.seconds = time.monotonic() - began
-    if run.failures:
-        run.status = "differs"
-    return Report(target, chosen, run)
-
-
-def _data(
-    target: Target, variant: Variant, types: tuple[str, ...], extremes: bool, group_size: int | None
-) -> Iterator[tuple[Target, Data]]:
-    pairs = {(case.name, dtype): case for case, _, dtype in select((variant.name, "standard"), types)}
-    gate, required = (variant.gate_function, variant.gate_position), None if "gate" in target.arguments else False
-    for (_, dtype), case in pairs.items():
-        extreme = case.mask or (case.data in ("huge", "tiny") and dtype != "float16")
-        fitted = _fitted(target, case, group_size) if extremes or not extreme else None
-        if fitted is None:
-            continue
-        resized, case = fitted
-        required = _requires_gate(resized, make(case, variant, dtype)) if required is None else required
-        if required and (case.mask or case.residual):
-            continue  # beside a gate there is neither
-        case = replace(case, gate=gate if case.gate or required else None)
-        yield resized, replace(make(case, variant, dtype), dh=None)
-
-
-def _requires_gate(target: Target, data: Data) -> bool:
-    """Whether it answers with a gate, and not without one."""
-    primals, gate = (data.x, data.scale, data.bias), {"gate": np.ones_like(data.x)}
-    for others, answer in ((data.arrays, False), (gate, True)):
-        try:
-            target.forward(*primals, **others)
-        except TargetError:
-            continue
-        return answer
-    return False
-
-
-def _fitted(target: Target, case: Case, group_size: int | None) -> tuple[Target, Case] | None:
-    """The target and the case, each as the other needs it; None where they do not fit."""
-    asks = (("mask", case.mask), ("residual", case.residual), ("gate", case.gate))
-    if (
-        case.options
-        or case.strided
-        or (case.gate and case.name != _GATED)
-        or any(needed and argument not in target.arguments for argument, needed in asks)
-    ):
-        return None
-    if target.rank not in (None, len(case.shape)):
-        return None
-    if target.framework == "onnx" and case.parameters:
-        return None  # a file has its own dtypes, of which the others take one
-    if target.framework == "keras" and (len(case.shape) == 1 or case.parameters == "bfloat16"):
-        return None  # a Keras layer takes batches, and has variables in float32 or its own dtype
-    if case.bias or not case.scale:
-        return None  # other cases pass the parameters that it takes
-    has_scale = "scale" in target.arguments
-    case = replace(case, scale=has_scale, bias="bias" in target.arguments)
-    if case.name == "wide":
-        case = replace(case, shape=_WIDEST)
-    if group_size is not None:  # at least two groups in each row
-        if not case.shape[-1]:
-            return None
-        case = replace(case, shape=(*case.shape[:-1], group_size * max(2, case.shape[-1] // group_size)))
-    if target.width is None:
-        return target, case
-    if target.resized is not None and case.shape[-1]:
-        return target.resized(case.shape[-1]), case
-    sizes = target.shape_of("scale", (target.width,)) if has_scale else (target.width,)
-    if case.name in _OF_THE_WIDTH or (case.data == "non_finite" and sizes[0] < 10):
-        return None
-    axis = tuple(range(-len(sizes), 0))
-    return target, replace(case, shape=(*case.shape[:-1], *sizes), options={"axis": axis})
+    run.conclude()
+    if not elements and not run.failures:
+        raise errors.nothing_compared("check", target.name, dict.fromkeys(reason for _, reason in skips(run)))
+    identity = _identified(target) if run.failures else None
+    run.message = "; ".join(_instead(identity, chosen, run)) if run.failures else ""
+    return Report(target, chosen, run, identity)
 
 
 def _in_groups(data: Data, size: int) -> Data:
@@ -279,7 +235,7 @@ def _in_groups(data: Data, size: int) -> Data:
 
 def _expected(data: Data, quantities: Sequence[str], group_size: int | None) -> dict[str, Expected]:
     asked = data if group_size is None else _in_groups(data, group_size)
-    expected = {name: _allowed(name, want, asked) for name, want in expect(asked, quantities).items()}
+    expected = expect(asked, quantities, foreign=True)
     if group_size is None:
         return expected
 
@@ -389,23 +345,6 @@ def _wrong_sum(got: Array, data: Data) -> dict[str, str]:
         return {}
     came, wanted = (errors.describe(a.shape, a.dtype.name) for a in (got, want))
     return {"y": f"the second result is another {came}, expected x + residual, {wanted}"}
-
-
-def _allowed(name: str, want: Expected, data: Data) -> Expected:
-    """The bound for a target that may compute in float32 and differentiate automatically.
-
-    Where h / rho is rounded before the gain, automatic differentiation rounds what the formulas do not: dy * gain for
-    dx, and for dscale h / rho and its product with dy. Each errs by at most 1 in units of the terms. A gate after the
-    norm adds dy f(z) to each, and before it what there is for dx to dgate. The share of identical bits counts on values
-    that are not alike, and so not on rows that are constant.
-    """
-    ratio, identical = want.bound.ratio, want.bound.identical
-    if data.call.norm is not None:
-        u = formats.unit_roundoff(data.call.norm) / formats.unit_roundoff(want.value.dtype.name)
-        ratio += {"dx": 1.0, "dscale": 2.0}.get(name, 0.0) * u
-        if data.gate is not None:
-            ratio += u * (name == "dgate" if data.call.is_gated_before else name in ("dx", "dscale", "dbias"))
-    return replace(want, bound=Bound(ratio, 0.0 if data.case.data == "constant" else identical))
 
 
 def _version(framework: str) -> str:

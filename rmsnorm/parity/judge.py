@@ -99,8 +99,12 @@ def compare(outcome: Outcome, expected: Mapping[str, Expected]) -> list[Verdict]
     return verdicts
 
 
-def expect(data: Data, quantities: Sequence[str] = QUANTITIES) -> dict[str, Expected]:
-    """The quantities of a case, by the golden, with the unit and the bound of their comparison."""
+def expect(data: Data, quantities: Sequence[str] = QUANTITIES, *, foreign: bool = False) -> dict[str, Expected]:
+    """The quantities of a case, by the golden, with the unit and the bound of their comparison.
+
+    ``foreign`` is whether the results are those of another program, by automatic differentiation.
+    """
+    about = {"residual": data.residual is not None, "foreign": foreign, "alike": data.case.data == "constant"}
     sizes = term_sizes(
         data.x, data.scale, data.bias, dy=data.dy, dh=data.dh, tangents=data.tangents, **data.options, **data.arrays
     )
@@ -109,7 +113,7 @@ def expect(data: Data, quantities: Sequence[str] = QUANTITIES) -> dict[str, Expe
         dtype = value.dtype.name
         unit = np.broadcast_to(sizes[name], value.shape) * dtypes.unit_roundoff(dtype)
         unit = np.maximum(unit, dtypes.smallest_subnormal(dtype) / 2)
-        expected[name] = Expected(value, unit, bound(name, data.call, dtype, residual=data.residual is not None))
+        expected[name] = Expected(value, unit, bound(name, data.call, dtype, **about))
     return expected
 
 

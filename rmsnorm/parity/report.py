@@ -20,7 +20,7 @@ from rmsnorm import dtypes, page
 from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
 from rmsnorm.frameworks import FRAMEWORKS
-from rmsnorm.parity.run import BackendRun, Record
+from rmsnorm.parity.run import BackendRun, Record, Skip
 from rmsnorm.screen import Fitting
 
 _LEGEND: Final = (
@@ -30,6 +30,23 @@ _LEGEND: Final = (
 
 
 _PICTURES: Final = 6
+_CASES: Final = 12  # names in a line
+
+
+def skips(run: BackendRun) -> list[tuple[str, str]]:
+    """What was not compared, for each reason: the names of the cases, with the dtypes where it is some of them."""
+    reasons: dict[str, list[Skip]] = {}
+    for skip in run.skipped:
+        reasons.setdefault(skip.reason, []).append(skip)
+    compared = {(record.case, record.dtype) for record in run.records}
+    listed = []
+    for reason, own in reasons.items():
+        names = list(dict.fromkeys(repr(skip.case) if skip.dtype else skip.case for skip in own))
+        more = f" and {len(names) - _CASES} more" if len(names) > _CASES else ""
+        partly = {skip.case for skip in own} & {case for case, _ in compared}
+        types = [dtypes.short(dtype) for dtype in dict.fromkeys(skip.dtype for skip in own)] if partly else []
+        listed.append((f"{', '.join(names[:_CASES])}{more}{' in ' if types else ''}{' '.join(types)}", reason))
+    return listed
 
 
 def terminal(runs: Sequence[BackendRun], *, failures: int = 12) -> RenderableType:
@@ -55,7 +72,8 @@ def write_json(runs: Sequence[BackendRun], path: Path) -> None:
         "rmsnorm": version("rmsnorm"),
         "backends": [
             {"backend": run.name, "framework_version": run.version, "device": run.device, "status": run.status,
-             "message": run.message, "cases": run.cases, "seconds": round(run.seconds, 3)}
+             "message": run.message, "cases": run.cases, "seconds": round(run.seconds, 3),
+             "skipped": [skip._asdict() for skip in run.skipped]}
             for run in runs
         ],
         "records": [
@@ -72,9 +90,11 @@ def write_junit(runs: Sequence[BackendRun], path: Path) -> None:
     root = ElementTree.Element("testsuites", name="rmsnorm check")
     for run in runs:
         broken = run.status in ("crashed", "hung", "stopped", "refused")
+        unasked = int(run.status == "absent") + len(run.skipped)
+        count = len(run.records) + len(run.skipped) + int(broken or run.status == "absent")
         suite = ElementTree.SubElement(
-            root, "testsuite", name=run.name, tests=str(max(1, len(run.records))), failures=str(len(run.failures)),
-            errors=str(int(broken)), skipped=str(int(run.status == "absent")), time=f"{run.seconds:.3f}",
+            root, "testsuite", name=run.name, tests=str(count), failures=str(len(run.failures)),
+            errors=str(int(broken)), skipped=str(unasked), time=f"{run.seconds:.3f}",
         )  # fmt: skip
         for record in run.records:
             case = ElementTree.SubElement(
@@ -82,7 +102,13 @@ def write_junit(runs: Sequence[BackendRun], path: Path) -> None:
                 name=f"{record.case} [{dtypes.short(record.dtype)}] {record.quantity}",
             )  # fmt: skip
             if not record.passed:
-                ElementTree.SubElement(case, "failure", message=numbers(record)).text = record.detail
+                message = numbers(record) if record.bound else record.detail
+                message += f"; {run.message}" if run.message else ""
+                ElementTree.SubElement(case, "failure", message=message).text = record.detail
+        for skip in run.skipped:
+            name = f"{skip.case} [{dtypes.short(skip.dtype)}]" if skip.dtype else skip.case
+            case = ElementTree.SubElement(suite, "testcase", classname=f"rmsnorm.{run.name}", name=name)
+            ElementTree.SubElement(case, "skipped", message=skip.reason)
         if broken or run.status == "absent":
             case = ElementTree.SubElement(suite, "testcase", classname=f"rmsnorm.{run.name}", name="the backend itself")
             ElementTree.SubElement(case, "error" if broken else "skipped", message=f"{run.status}: {run.message}")
@@ -95,6 +121,7 @@ def write_markdown(runs: Sequence[BackendRun], path: Path) -> None:
     """A line for every backend, variant, dtype and quantity: the worst of its cases."""
     lines = ["# Parity with the golden", ""]
     lines += [f"- {_line(run).plain}" for run in runs]
+    lines += [f"- not compared: {what}: {reason}" for run in runs for what, reason in skips(run)]
     lines += ["", "| backend | variant | dtype | quantity | parity ratio | bound | bit-identical | max ulp | |"]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     for run in runs:
@@ -133,7 +160,11 @@ def html_parts(runs: Sequence[BackendRun]) -> list[str]:
             rows = zip(*([str(cell) for cell in column.cells] for column in table.columns), strict=True)
             parts += [page.heading(str(table.title)), page.table([str(c.header) for c in table.columns], rows)]
             parts.append(page.paragraph(_bits(run).plain, "faint"))
-    return [*parts, page.paragraph(_LEGEND, "faint")] if any(run.records for run in runs) else parts
+    parts += [page.paragraph(_LEGEND, "faint")] if any(run.records for run in runs) else []
+    for run in runs:
+        if run.skipped:
+            parts += [page.heading("Not compared"), page.table(("what", "why"), skips(run), bad="")]
+    return parts
 
 
 def _pictures(picture: dict[str, Any]) -> list[str]:

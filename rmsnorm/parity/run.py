@@ -7,12 +7,14 @@ records of one case after the other, then that it is done.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from rmsnorm.processes import Worker, end_with_parent, follow, stop
 
@@ -40,16 +42,32 @@ class Record:
     picture: dict[str, Any] | None = None
 
 
+class Skip(NamedTuple):
+    """A case that was not compared in a dtype of x, or what was compared in no case (no ``dtype``), and the reason."""
+
+    case: str
+    dtype: str
+    reason: str
+
+
 @dataclass
 class BackendRun(Worker):
     """A backend: its status (``held``, ``differs``, ``absent``, ``refused``, ``crashed``, ``hung``) and its records."""
 
     cases: int = 0
     records: list[Record] = field(default_factory=list)
+    skipped: list[Skip] = field(default_factory=list)
 
     @property
     def failures(self) -> list[Record]:
         return [record for record in self.records if not record.passed]
+
+    def conclude(self) -> None:
+        """The status by the records. Without a record nothing has held."""
+        if not self.records:
+            self.status, self.message = "refused", "no comparison was made"
+        else:
+            self.status = "differs" if self.failures else "held"
 
 
 def run(
@@ -116,7 +134,7 @@ def _follow(state: BackendRun, command: Sequence[str], patience: float, on_progr
             labels = (state.name, state.version, state.device)
             state.records += [Record(*labels, **{**record, **_numbers(record)}) for record in message["records"]]
         if state.status == "done":
-            state.status = "differs" if state.failures else "held"
+            state.conclude()
         on_progress(state)
 
     follow(state, command, take, patience=patience, progress=lambda: f"{state.cases} cases")
@@ -157,8 +175,17 @@ def _json(value: Any) -> str:
     return json.dumps(value, default=str).replace("-Infinity", '"-inf"').replace("Infinity", '"inf"')
 
 
+def keep_what_jax_compiles() -> None:
+    """Compiling takes most of the time: JAX keeps the results on disk. It reads this when it is imported."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmsnorm" / "xla"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+
+
 def main() -> None:
     end_with_parent()
+    keep_what_jax_compiles()
     backend, options = sys.argv[1], json.loads(sys.argv[2])
     for message in _work(backend, options):
         print(_json(message), flush=True)

@@ -69,14 +69,14 @@ def write(
     Args:
         folder: made if it does not exist.
         variants, types, cases: names; an empty sequence means all.
-        quantities: what the other program computes.
+        quantities: what the other program computes; cases that have none of them are left out.
         on_progress: called after every case with the number of cases done and the number of all.
 
     Returns:
         The number of cases.
 
     Raises:
-        ValueError: there is no such case, or the folder is not empty.
+        ValueError: no case has these quantities, variants, dtypes and names, or the folder is not empty.
         OSError: the folder cannot be written to.
 
     Example:
@@ -85,32 +85,34 @@ def write(
         2
     """
     chosen = [pair for pair in select(tuple(variants), tuple(types)) if not cases or pair[0].name in cases]
-    if not chosen:
-        asked = " ".join([*variants, *types, *cases])
-        raise errors.out_of_domain("rmsnorm vectors write", "filter", asked, "one that a case passes",
-                                   "list them with `rmsnorm check --list`")  # fmt: skip
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):  # files of other vectors would count as a part of these
         raise errors.out_of_domain("rmsnorm vectors write", "folder", str(folder), "an empty one", "empty it first")
     try:
         with replacing(folder / "manifest.json") as manifest:
-            _write(manifest, chosen, quantities, on_progress)
+            count = _write(manifest, chosen, quantities, on_progress)
+            if not count:
+                asked = " ".join([*variants, *types, *cases, *quantities])
+                raise errors.out_of_domain("rmsnorm vectors write", "filter", asked, "one that a case passes",
+                                           "list them with `rmsnorm check --list`")  # fmt: skip
     except BaseException:
         if made:
             folder.rmdir()
         raise
-    return len(chosen)
+    return count
 
 
 def _write(
     path: Path, chosen: Sequence[Any], quantities: Sequence[str], on_progress: Callable[[int, int], None]
-) -> None:
-    """The vectors and, at the path, their manifest."""
+) -> int:
+    """The vectors of the cases that have one of the quantities and, at the path, their manifest; how many they are."""
     files = []
     for done, (case, variant, dtype) in enumerate(chosen, start=1):
         data = make(case, variant, dtype)
         expected = expect(data, quantities)
+        if not expected:
+            continue
         tensors = _inputs(data)
         for name, want in expected.items():
             tensors |= {f"expected.{name}": want.value, f"unit.{name}": want.unit}
@@ -129,6 +131,7 @@ def _write(
         "files": files,
     }
     path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    return len(files)
 
 
 def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done, total: None) -> BackendRun:
@@ -142,17 +145,22 @@ def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done
         As for a backend of ``rmsnorm check``: everything that is wrong with the outputs is a record that did not pass.
 
     Raises:
-        ValueError: the vectors themselves are missing, have another format, or were changed after they were written.
+        ValueError: the vectors themselves are missing, have another format, were changed after they were written or
+            expect nothing, or there is no folder ``outputs``.
     """
-    run = BackendRun(folder.resolve().name, status="held")
+    run = BackendRun(folder.resolve().name)
     began = time.monotonic()
     files = _manifest(folder)
+    outputs_folder = folder / "outputs"
+    if not outputs_folder.is_dir():
+        fix = f"make the folder {outputs_folder}, and let your program write a file there for each file in {folder}"
+        raise errors.out_of_domain(_OP, "folder", str(folder), "one with a folder outputs in it", fix)
     outputs: dict[Variant, dict[bool, list[Output]]] = {}  # by whether they passed
     for done, entry in enumerate(files, start=1):
         expected = _expected(folder, entry)
         metadata = entry["metadata"]
         labels = [metadata[name] for name in ("variant", "dtype", "case")]
-        results, verdicts = _verdicts(folder / "outputs" / entry["file"], expected)
+        results, verdicts = _verdicts(outputs_folder / entry["file"], expected)
         for verdict in verdicts:
             variant = _variant(metadata)
             if verdict.quantity == "y" and "y" in results and variant is not None:
@@ -161,8 +169,10 @@ def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done
         run.records += [Record(run.name, "", "", *labels, **asdict(verdict)) for verdict in verdicts]
         run.cases += 1
         on_progress(done, len(files))
+    run.conclude()
+    if not run.records:
+        raise errors.nothing_compared(_OP, str(folder), ["its files expect no quantity"])
     if run.failures:
-        run.status = "differs"
         wrong = {variant: [*own[False], *own[True]] for variant, own in outputs.items() if own[False]}
         run.message = "; ".join(f"{v.label}: {text}" for v, own in wrong.items() if (text := instead(v, own)))
     run.seconds = time.monotonic() - began

@@ -81,7 +81,8 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any) -> Target:
     return Target(
         str(path), "onnx", NumPy(), call, (*own, *gate), width=size,
         shape_of=lambda argument, shape: tuple(n or shape[-1] for n in shapes[own[argument]]),
-        rank=len(shapes[x]) or None,
+        rank=len(shapes[x]) or None, sizes=shapes[x],
+        dtypes={argument: types[name] for argument, name in {"x": x, **own, **gate}.items()},
     )  # fmt: skip
 
 

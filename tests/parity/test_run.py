@@ -49,13 +49,14 @@ def runs():
 def test_every_end_is_reported_and_the_other_backends_finish(runs):
     statuses = {state.name: state.status for state in runs}
     assert statuses == {
-        "killed": "crashed", "raised": "crashed", "silent": "crashed", "hung": "hung", "chatty": "held",
+        "killed": "crashed", "raised": "crashed", "silent": "crashed", "hung": "hung", "chatty": "refused",
         "absent": "absent", "differs": "differs", "numpy": "held",
     }  # fmt: skip
     messages = {state.name: state.message for state in runs}
     assert messages["killed"] == "signal 9; no output"
     assert messages["raised"] == "exit status 1; RuntimeError: cannot load the library"
     assert messages["hung"] == "no output for 20 s after 0 cases"
+    assert messages["chatty"] == "no comparison was made", "a backend that compares nothing has not held"
     assert messages["absent"] == "pip install it"
     assert [state.name for state in runs][-1] == "numpy", "in the order of the commands"
 

@@ -1,0 +1,140 @@
+"""Which cases of the kit a target can be called with, each as the other needs it, and why not the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from rmsnorm.parity.cases import Case, Data, make, select
+from rmsnorm.parity.run import Skip
+from rmsnorm.targets import Target, TargetError
+from rmsnorm.variants import Variant
+
+_OF_THE_WIDTH: Final = ("wide", "width 1", "no columns")
+_WIDEST: Final = (1, 16381)  # of the case "wide": an outlier is 127 times the RMS; a Triton kernel takes up to 16384
+_GATED: Final = "gate"  # the case for an optional gate; what the gate does is said by the variant
+_PER_ROW: Final = ("x", "gate", "mask", "residual")
+
+
+def fitted(
+    target: Target,
+    variant: Variant,
+    types: tuple[str, ...],
+    skipped: list[Skip],
+    *,
+    extremes: bool,
+    group_size: int | None,
+) -> Iterator[tuple[Target, Data]]:
+    """The target and the arrays of every case that it can be called with; ``skipped`` gets the others.
+
+    A case that is there for a bias, for no gain or for a strided x is in neither: every case has the parameters that
+    the target takes, and x in several layouts.
+    """
+    pairs = {
+        (case.name, dtype): case
+        for case, _, dtype in select((variant.name, "standard"), types)
+        if case.options or case.gate or (case.scale and not (case.bias or case.strided))
+    }
+    gate, required = (variant.gate_function, variant.gate_position), None if "gate" in target.arguments else False
+    for (name, dtype), case in pairs.items():
+        reason = _unfit(target, case, dtype, group_size)
+        if not (reason or extremes) and (case.mask or (case.data in ("huge", "tiny") and dtype != "float16")):
+            reason = "only with extremes=True"
+        if not reason:
+            resized, case = _matched(target, case, group_size)
+            required = _requires_gate(resized, make(case, variant, dtype)) if required is None else required
+            if required and (case.mask or case.residual):
+                reason = "beside a gate there is neither a mask nor a residual"
+        if reason:
+            skipped.append(Skip(name, dtype, reason))
+            continue
+        case = replace(case, gate=gate if case.gate or required else None)
+        yield resized, replace(make(case, variant, dtype), dh=None)
+
+
+def _requires_gate(target: Target, data: Data) -> bool:
+    """Whether it answers with a gate, and not without one."""
+    primals, gate = (data.x, data.scale, data.bias), {"gate": np.ones_like(data.x)}
+    for others, answer in ((data.arrays, False), (gate, True)):
+        try:
+            target.forward(*primals, **others)
+        except TargetError:
+            continue
+        return answer
+    return False
+
+
+def _unfit(target: Target, case: Case, dtype: str, group_size: int | None) -> str:
+    """Why the target cannot be called with a case; empty if it can."""
+    if case.options or (case.gate and case.name != _GATED):
+        return "an option of the call, of which check passes none"
+    asked = {"mask": case.mask, "residual": case.residual, "gate": case.gate}
+    if any(needed and argument not in target.arguments for argument, needed in asked.items()):
+        return "it has no argument of that name"
+    only = target.dtypes.get("x", dtype)
+    if only != dtype:
+        return f"it takes x in {only} alone"
+    if target.dtypes and case.parameters:
+        return "it declares the dtypes of its parameters"
+    if target.rank not in (None, len(case.shape)) and (len(case.shape) != 2 or (target.rank or 0) < 2):
+        return f"it takes x with {target.rank} axes alone"
+    if target.sizes and target.sizes[0] is not None and not case.shape[0]:
+        return f"the first size of its x is {target.sizes[0]}"
+    if target.framework == "keras" and len(case.shape) == 1:
+        return "a Keras layer takes batches"
+    if target.framework == "keras" and case.parameters == "bfloat16":
+        return "a Keras layer has variables in float32 or its own dtype"
+    if not case.shape[-1] and (group_size is not None or target.width is not None):
+        return "it takes no empty rows"
+    if target.width is None or target.resized is not None:
+        return ""
+    if case.name in _OF_THE_WIDTH or (case.data == "non_finite" and _sizes(target)[0] < 10):
+        return f"it takes rows of {target.width} elements alone"
+    return ""
+
+
+def _sizes(target: Target) -> tuple[int, ...]:
+    """Of the normalised axes of a target that takes one width."""
+    width = (target.width or 0,)
+    return target.shape_of("scale", width) if "scale" in target.arguments else width
+
+
+def _matched(target: Target, case: Case, group_size: int | None) -> tuple[Target, Case]:
+    """The target and a case, each as the other needs it."""
+    scale, bias = ("scale" in target.arguments, "bias" in target.arguments)
+    declared = {target.dtypes[name] for name in ("scale", "bias") if name in target.dtypes}
+    case = replace(case, scale=scale, bias=bias, parameters=next(iter(declared), case.parameters))
+    if case.name == "wide":
+        case = replace(case, shape=_WIDEST)
+    if target.rank not in (None, len(case.shape)):
+        case = replace(case, shape=(case.shape[0], *[1] * ((target.rank or 0) - 2), case.shape[-1]))
+    if group_size is not None:  # at least two groups in each row
+        case = replace(case, shape=(*case.shape[:-1], group_size * max(2, case.shape[-1] // group_size)))
+    if len(target.sizes) > 1:
+        first, *others = (own or size for own, size in zip(target.sizes, case.shape, strict=True))
+        case = replace(case, shape=(-(-case.shape[0] // first) * first, *others))
+        if target.sizes[0] is not None:
+            target = _in_batches(target, first)
+    if target.width is None:
+        return target, case
+    if target.resized is not None and case.shape[-1]:
+        return target.resized(case.shape[-1]), case
+    sizes = _sizes(target)
+    lead = case.shape[: -1 if target.rank is None else target.rank - len(sizes)]
+    return target, replace(case, shape=(*lead, *sizes), options={"axis": tuple(range(-len(sizes), 0))})
+
+
+def _in_batches(target: Target, size: int) -> Target:
+    """The target with a batch of x at a time, for one that takes batches of this size alone."""
+
+    def call(arrays: Mapping[str, Any]) -> Any:
+        parts = []
+        for start in range(0, len(arrays["x"]), size):
+            rows = {name: arrays[name][start : start + size] for name in _PER_ROW if name in arrays}
+            parts.append(target.function({**arrays, **rows}))
+        return np.concatenate(parts)
+
+    return replace(target, function=call)
