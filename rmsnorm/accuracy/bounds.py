@@ -80,7 +80,7 @@ class Bound:
 
 
 def bound(
-    quantity: str, call: Call, dtype: str, *, residual: bool = False, foreign: bool = False, alike: bool = False
+    quantity: str, call: Call, dtype: str, *, residual: bool = False, automatic: bool = False, alike: bool = False
 ) -> Bound:
     """The thresholds for a quantity that is compared in a dtype.
 
@@ -89,7 +89,7 @@ def bound(
         call: what is computed.
         dtype: of the result.
         residual: whether there is one.
-        foreign: whether another program computes it, by automatic differentiation of its own steps.
+        automatic: whether another program computes it, by automatic differentiation of its own steps.
         alike: whether the elements of a row are alike; this counts for another program alone.
 
     Raises:
@@ -126,12 +126,12 @@ def bound(
         roundings += 2 * _named_roundings(call)
     if residual and quantity in ("dx", "dresidual"):
         roundings += 1
-    if foreign and call.norm is not None:
+    if automatic and call.norm is not None:
         extra = {"dx": 1, "dscale": 2}.get(quantity, 0)
         if call.gate is not None:
             extra += quantity == "dgate" if call.is_gated_before else quantity in ("dx", "dscale", "dbias")
         roundings += extra * dtypes.unit_roundoff(call.norm) / dtypes.unit_roundoff(dtype)
-    exact_bits = quantity == "y" and dtype in dtypes.HALF and not free and not (foreign and alike)
+    exact_bits = quantity == "y" and dtype in dtypes.HALF and not free and not (automatic and alike)
     return Bound(roundings + w * operations, 1 - w * operations / 2 if exact_bits else 0.0)
 
 

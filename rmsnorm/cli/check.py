@@ -113,15 +113,17 @@ def _judged(
 
     choices("device", [device], DEVICES)
     names = choices("variant", variant, tuple(PRESETS)) if variant else ("standard",)
-    for option, given in (("variant", names), ("backend", backend)):
-        if len(given) > 1:
+    for option, values in (("variant", names), ("backend", backend)):
+        if len(values) > 1:
             raise unusable(
-                f"rmsnorm check: --{option} is given {len(given)} times, expected one for a TARGET; drop some"
+                f"rmsnorm check: --{option} is given {len(values)} times, expected one for a TARGET; drop some"
             )
     types = choices("dtype", dtype, dtypes.FLOATS) if dtype else None
     sys.path.insert(0, "")  # as with python -m: a module of the folder in which the command runs
     try:
-        result = check_target(target, PRESETS[names[0]], framework=next(iter(backend), None), dtypes=types, device=device)
+        result = check_target(
+            target, PRESETS[names[0]], framework=next(iter(backend), None), dtypes=types, device=device
+        )
     except (ValueError, ModuleNotFoundError) as error:
         raise unusable(str(error)) from None
     screen.console().print(Text(result.text, style="" if result.passed else "red"))

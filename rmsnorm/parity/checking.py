@@ -21,7 +21,7 @@ from rmsnorm.files import write_text
 from rmsnorm.identify import Identity, identify
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity.cases import Array, Data, recast
-from rmsnorm.parity.fitting import fitted
+from rmsnorm.parity.fitting import fitted, in_batches
 from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
 from rmsnorm.parity.report import html_parts, numbers, skips
 from rmsnorm.parity.run import BackendRun, Record, Skip
@@ -192,7 +192,7 @@ def check(
     for entry in asked or [None]:
         if entry not in formats.FLOATS:
             raise errors.not_a_choice("check", "dtype", entry, formats.FLOATS)
-    target = open_target(function, framework=framework, init=init, device=device)
+    target = in_batches(open_target(function, framework=framework, init=init, device=device))
     types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else asked
     if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):
         want = "a positive divisor of the width" if group_size > 0 else "a positive number"
@@ -235,7 +235,7 @@ def _in_groups(data: Data, size: int) -> Data:
 
 def _expected(data: Data, quantities: Sequence[str], group_size: int | None) -> dict[str, Expected]:
     asked = data if group_size is None else _in_groups(data, group_size)
-    expected = expect(asked, quantities, foreign=True)
+    expected = expect(asked, quantities, automatic=True)
     if group_size is None:
         return expected
 

@@ -19,6 +19,23 @@ _GATED: Final = "gate"  # the case for an optional gate; what the gate does is s
 _PER_ROW: Final = ("x", "gate", "mask", "residual")
 
 
+def in_batches(target: Target) -> Target:
+    """The target for any number of rows, where a file declares how many it takes: the last batch is filled up."""
+    size = target.sizes[0] if len(target.sizes) > 1 else None
+    if size is None:
+        return target
+
+    def call(arrays: Mapping[str, Any]) -> Any:
+        parts, count = [], len(arrays["x"])
+        for start in range(0, count, size):
+            rows = {name: arrays[name][start : start + size] for name in _PER_ROW if name in arrays}
+            rows = {name: np.resize(array, (size, *array.shape[1:])) for name, array in rows.items()}
+            parts.append(target.function({**arrays, **rows}))
+        return np.concatenate(parts)[:count]
+
+    return replace(target, function=call)
+
+
 def fitted(
     target: Target,
     variant: Variant,
@@ -79,7 +96,8 @@ def _unfit(target: Target, case: Case, dtype: str, group_size: int | None) -> st
         return f"it takes x in {only} alone"
     if target.dtypes and case.parameters:
         return "it declares the dtypes of its parameters"
-    if target.rank not in (None, len(case.shape)) and (len(case.shape) != 2 or (target.rank or 0) < 2):
+    more_axes = len(case.shape) == 2 < (target.rank or 0) and case.data == "rows"
+    if target.rank not in (None, len(case.shape)) and not more_axes:
         return f"it takes x with {target.rank} axes alone"
     if target.sizes and target.sizes[0] is not None and not case.shape[0]:
         return f"the first size of its x is {target.sizes[0]}"
@@ -113,11 +131,9 @@ def _matched(target: Target, case: Case, group_size: int | None) -> tuple[Target
         case = replace(case, shape=(case.shape[0], *[1] * ((target.rank or 0) - 2), case.shape[-1]))
     if group_size is not None:  # at least two groups in each row
         case = replace(case, shape=(*case.shape[:-1], group_size * max(2, case.shape[-1] // group_size)))
-    if len(target.sizes) > 1:
-        first, *others = (own or size for own, size in zip(target.sizes, case.shape, strict=True))
-        case = replace(case, shape=(-(-case.shape[0] // first) * first, *others))
-        if target.sizes[0] is not None:
-            target = _in_batches(target, first)
+    if target.sizes:
+        declared_sizes = zip(target.sizes[1:], case.shape[1:], strict=True)
+        case = replace(case, shape=(case.shape[0], *(own or size for own, size in declared_sizes)))
     if target.width is None:
         return target, case
     if target.resized is not None and case.shape[-1]:
@@ -125,16 +141,3 @@ def _matched(target: Target, case: Case, group_size: int | None) -> tuple[Target
     sizes = _sizes(target)
     lead = case.shape[: -1 if target.rank is None else target.rank - len(sizes)]
     return target, replace(case, shape=(*lead, *sizes), options={"axis": tuple(range(-len(sizes), 0))})
-
-
-def _in_batches(target: Target, size: int) -> Target:
-    """The target with a batch of x at a time, for one that takes batches of this size alone."""
-
-    def call(arrays: Mapping[str, Any]) -> Any:
-        parts = []
-        for start in range(0, len(arrays["x"]), size):
-            rows = {name: arrays[name][start : start + size] for name in _PER_ROW if name in arrays}
-            parts.append(target.function({**arrays, **rows}))
-        return np.concatenate(parts)
-
-    return replace(target, function=call)

@@ -99,12 +99,12 @@ def compare(outcome: Outcome, expected: Mapping[str, Expected]) -> list[Verdict]
     return verdicts
 
 
-def expect(data: Data, quantities: Sequence[str] = QUANTITIES, *, foreign: bool = False) -> dict[str, Expected]:
+def expect(data: Data, quantities: Sequence[str] = QUANTITIES, *, automatic: bool = False) -> dict[str, Expected]:
     """The quantities of a case, by the golden, with the unit and the bound of their comparison.
 
-    ``foreign`` is whether the results are those of another program, by automatic differentiation.
+    ``automatic`` is whether the results are those of another program, by automatic differentiation.
     """
-    about = {"residual": data.residual is not None, "foreign": foreign, "alike": data.case.data == "constant"}
+    about = {"residual": data.residual is not None, "automatic": automatic, "alike": data.case.data == "constant"}
     sizes = term_sizes(
         data.x, data.scale, data.bias, dy=data.dy, dh=data.dh, tangents=data.tangents, **data.options, **data.arrays
     )
