@@ -13,12 +13,15 @@ from functools import lru_cache
 from typing import Final
 
 _PROCESS: Final = os.getpid()
+_FORKED: Final = 0x40  # PF_FORKNOEXEC of Linux: the process is forked, and has executed no program since
 
 
 def gomp_parallel() -> int:
     """The address of GOMP_parallel.
 
-    0 if no libgomp is loaded, or more than one; with RMSNORM_OPENMP=0; and in a forked process, where it would hang.
+    0 if no libgomp is loaded, or more than one; with RMSNORM_OPENMP=0; and in a forked process, where it would wait for
+    threads of the parent. What the parent did before this package was imported, nobody knows, so that Linux is asked,
+    too, whether the process is forked.
     """
     return _gomp_parallel() if os.getpid() == _PROCESS else 0
 
@@ -26,6 +29,10 @@ def gomp_parallel() -> int:
 @lru_cache(maxsize=1)
 def _gomp_parallel() -> int:
     if sys.platform != "linux" or os.environ.get("RMSNORM_OPENMP") == "0":
+        return 0
+    with open("/proc/self/stat") as stat:
+        flags = stat.read().rpartition(")")[2].split()[6]  # after the name of the program, which may have any character
+    if int(flags) & _FORKED:
         return 0
     with open("/proc/self/maps") as maps:
         loaded = {line.split(maxsplit=5)[5].strip() for line in maps if "libgomp" in line}

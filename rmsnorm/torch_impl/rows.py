@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rmsnorm import cpu, dtypes
 from rmsnorm.call import Call
+from rmsnorm.cpu import openmp
 from rmsnorm.cpu.memory import advise
 from rmsnorm.torch_impl import arithmetic, gpu
 from rmsnorm.torch_impl.memory import check_storage, gapless, is_plain, is_plain_on_gpu, laid_out, rows_of
@@ -216,8 +217,6 @@ def _backward_by_kernels(
 
 def openmp_threads() -> tuple[int, int]:
     """How many threads PyTorch uses, and the function that starts them: a ``Threads`` of cpu/launch.py."""
-    from rmsnorm.cpu import openmp
-
     return torch.get_num_threads(), openmp.gomp_parallel()
 
 

@@ -353,6 +353,48 @@ def test_child_processes(method: str, framework: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
 
 
+FORKED = """
+import os, signal
+import torch
+torch.set_num_threads(2)
+x = torch.arange(512 * 1024.0).view(512, 1024) % 97
+torch.nn.functional.silu(x)  # PyTorch's threads have begun, and its own operations now hang in a forked process
+
+def forked(work):
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        work()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+def compute():
+    from rmsnorm.torch_impl import rms_norm, rms_norm_vjp
+    y, dx = rms_norm(x), rms_norm_vjp(x, x)[0]
+    for row in (0, 300, 511):
+        assert torch.equal(y[row], rms_norm(x[row])) and torch.equal(dx[row], rms_norm_vjp(x[row], x[row])[0])
+
+def twice():
+    compute()
+    forked(compute)
+
+forked(twice)
+import rmsnorm.torch_impl
+forked(compute)
+compute()
+forked(compute)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_waits_for_no_thread_of_its_parent() -> None:
+    """Whether the package is imported before the fork or after it, and whether the parent has called it."""
+    pytest.importorskip("torch")
+    x = np.ones((2, 1024), np.float32)
+    fast.rms_norm_vjp(fast.rms_norm(x), x)  # the kernels are compiled here, where it may take long
+    assert run(FORKED).split() == ["0"] * 4
+
+
 AFTER_THE_END = """
 import atexit, threading, time
 import numpy as np
