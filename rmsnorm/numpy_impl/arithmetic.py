@@ -8,7 +8,7 @@ Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,7 +26,7 @@ Scaled: TypeAlias = tuple[DoubleDouble, Array]  # a number times a power of two
 class Data(NamedTuple):
     """A block of rows. No square leaves the range: c and root are multiplied by 2^-size, rho by 2^-exponent."""
 
-    h: Array  # as it came: beside a large element a small one may leave the range when it is scaled
+    h: Scaled  # each element for itself: beside a large one a small one may leave the range
     c: DoubleDouble  # what the statistic squares: h, or h less its mean; 0 where not counted
     counted: Array
     k: DoubleDouble
@@ -45,12 +45,12 @@ class Data(NamedTuple):
 
     def quotient(self) -> Scaled:
         """x^ = h / rho, 0 in empty rows."""
-        fraction, exponent = DoubleDouble(self.h).fraction()
+        fraction, exponent = self.h
         return (fraction / self.rho).where(~self.empty, 0.0), exponent - self.exponent
 
     def elements(self) -> tuple[Scaled, Scaled]:
         """c and h, 0 where they take no part in derivatives."""
-        h = DoubleDouble(np.where(self.live, self.h, 0.0)).fraction()
+        h = self.h[0].where(self.live, 0.0), self.h[1]
         fraction, exponent = self.c.fraction()
         if self.is_variance:
             return (fraction, exponent + self.size), h
@@ -79,7 +79,7 @@ class Data(NamedTuple):
         return small.where(~large, 0.0) + (moved - far).where(large, 0.0), top
 
 
-def statistic(call: Call, h: Array, counted: Array, mask: Array, scale: Array | None, bias: Array | None) -> Data:
+def statistic(call: Call, h: Scaled, counted: Array, mask: Array, scale: Array | None, bias: Array | None) -> Data:
     k = counted.sum(axis=1, keepdims=True)
     empty = k == 0
     count = DoubleDouble(np.maximum(k, 1))
@@ -87,9 +87,10 @@ def statistic(call: Call, h: Array, counted: Array, mask: Array, scale: Array | 
     is_variance = call.variant.statistic == "variance"
     eps = DoubleDouble(call.eps)
     length = {"inside": eps.sqrt(), "outside": eps, "clamp": eps / count.sqrt()}[position]
-    largest = np.max(np.abs(h), axis=1, keepdims=True, initial=0.0, where=counted)
-    size = np.where(np.isfinite(largest), np.frexp(largest)[1], 0)
-    c = DoubleDouble(h).scaled(-size).where(counted, 0.0)
+    size = np.max(_top(*h), axis=1, keepdims=True, initial=_LEAST, where=counted)
+    is_finite = np.all(np.isfinite(h[0].hi), axis=1, keepdims=True, where=counted)
+    size = np.where(is_finite & (size > _LEAST), size, 0)
+    c = h[0].scaled(h[1] - size).where(counted, 0.0)
     if is_variance:
         c = (c - c.sum(axis=1) / count).where(counted, 0.0)
         c = c.where(~(np.abs(c.hi) <= 2.0**-95), 0.0)  # of the largest: what 106 bits do not tell from 0
@@ -127,16 +128,14 @@ def _visible(eps: DoubleDouble, other: DoubleDouble) -> DoubleDouble:
     return DoubleDouble(np.maximum(eps.hi, least), np.where(eps.hi >= least, eps.lo, 0.0))
 
 
-def forward(call: Call, data: Data, factor: DoubleDouble | None = None) -> Array:
-    """y, times the factor of a gate if there is one."""
+def affine(call: Call, data: Data) -> Scaled:
+    """h / rho * (o + g) + b with the roundings of the variant, but that of y itself."""
     y, exponent = data.quotient()
     if call.norm is None:
         y, exponent = times((y, exponent), data.gain.fraction())
         if data.bias is not None:
-            y, exponent = plus((y, exponent), DoubleDouble(data.bias).fraction())
-        if factor is not None:
-            y, exponent = times((y, exponent), factor.fraction())
-        return y.where(~data.empty, 0.0).round(call.result, exponent)
+            y, exponent = plus((y, exponent), scaled(data.bias))
+        return y.where(~data.empty, 0.0), exponent
     y = DoubleDouble(y.round(call.norm, exponent))
     if data.scale is not None:
         gain = DoubleDouble(data.gain.round(call.product))
@@ -144,9 +143,22 @@ def forward(call: Call, data: Data, factor: DoubleDouble | None = None) -> Array
         y = DoubleDouble(y.round(call.product, exponent))
     if data.bias is not None:
         y = DoubleDouble((y + DoubleDouble(data.bias)).round(call.product))
-    if factor is not None:
-        y = y * factor
-    return y.where(~data.empty, 0.0).round(call.result)
+    return y.where(~data.empty, 0.0), np.zeros((), int)
+
+
+def forward(call: Call, data: Data, factor: Scaled | None = None) -> Array:
+    """y, times the factor of a gate if there is one."""
+    y = affine(call, data) if factor is None else times(affine(call, data), factor)
+    return y[0].round(call.result, y[1])
+
+
+def scaled(array: Array) -> Scaled:
+    return DoubleDouble(array).fraction()
+
+
+def apply(function: Callable[[Array], Array], number: Scaled) -> Scaled:
+    """Rearrange all parts."""
+    return number[0].apply(function), function(np.broadcast_to(number[1], np.shape(number[0].hi)))
 
 
 def times(a: Scaled, b: Scaled) -> Scaled:
@@ -176,10 +188,10 @@ def _total(terms: Scaled, axis: int) -> Scaled:
     return terms[0].scaled(terms[1] - top).sum(axis), top
 
 
-def backward(data: Data, v: DoubleDouble) -> Scaled:
+def backward(data: Data, v: Scaled) -> Scaled:
     """R^T u = (u - (1 - w) c <u, h> / (k q)) / rho for u = (o + g) v."""
     c, h = data.elements()
-    u = times(data.gain.fraction(), v.fraction())
+    u = times(data.gain.fraction(), v)
     u = u[0].where(data.live, 0.0), u[1]
     inner, exponent = _total(times(u, h), 1)
     rest, top = data.less(u, c, (inner / data.k, exponent))
@@ -188,10 +200,10 @@ def backward(data: Data, v: DoubleDouble) -> Scaled:
     return (rest / data.rho).where(data.live, 0.0), top - data.exponent
 
 
-def tangent(data: Data, dh: DoubleDouble) -> Scaled:
+def tangent(data: Data, dh: Scaled) -> Scaled:
     """R dh = (dh - (1 - w) h <c, dh> / (k q)) / rho."""
     c, h = data.elements()
-    along = dh.where(data.live, 0.0).fraction()
+    along = dh[0].where(data.live, 0.0), dh[1]
     inner, exponent = _total(times(c, along), 1)
     rest, top = data.less(along, h, (inner / data.k, exponent))
     return rest / data.rho, top - data.exponent
@@ -222,33 +234,37 @@ class Rows:
         spread = rows.reshape([*(self.call.shape[axis] for axis in self.outer), *inner])
         return np.ascontiguousarray(spread.transpose(np.argsort(self.order)))
 
-    def over_rows(self, terms: DoubleDouble) -> DoubleDouble:
+    def over_rows(self, terms: Scaled) -> DoubleDouble:
         """Sum over the axes that share the parameters, in the shape of the parameters."""
         order = [*self.call.shared_axes, *self.call.feature_axes]
         sizes = [self.call.shape[axis] for axis in self.call.feature_axes]
         shared = int(np.prod([self.call.shape[axis] for axis in self.call.shared_axes], dtype=np.int64))
-        matrix = terms.apply(lambda part: self.back(part).transpose(order).reshape(shared, *sizes))
-        total, exponent = _total(matrix.fraction(), 0)
+        matrix = apply(lambda part: self.back(part).transpose(order).reshape(shared, *sizes), terms)
+        total, exponent = _total(matrix, 0)
         return derivative(total[0]).scaled(exponent[0])
 
 
 def blocks(
-    rows: Rows, call: Call, h: Array, scale: Array | None, bias: Array | None, mask: Array | None
+    rows: Rows, call: Call, h: Scaled, scale: Array | None, bias: Array | None, mask: Array | None
 ) -> Iterator[tuple[slice, Data]]:
     everywhere = np.ones((), bool)
     first = np.arange(rows.n) < (call.k or 0)
     mask = rows.of(everywhere if mask is None else mask)
     parameters = [None if p is None else rows.of(p.reshape(call.feature_shape)) for p in (scale, bias)]
-    matrix = rows.of(h)
+    matrix = apply(rows.of, h)
     step = max(1, _BLOCK // max(1, rows.n))
     for start in range(0, rows.count if rows.n else 0, step):
         block = slice(start, start + step)
         g, b = (None if p is None else p[block].astype(np.float64) for p in parameters)
-        yield block, statistic(call, matrix[block].astype(np.float64), mask[block] & first, mask[block], g, b)
+        yield block, statistic(call, part(matrix, block), mask[block] & first, mask[block], g, b)
 
 
-def assign(target: DoubleDouble, block: slice, value: DoubleDouble) -> None:
-    target.hi[block], target.lo[block] = value.hi, value.lo
+def part(number: Scaled, block: slice) -> Scaled:
+    return number[0][block], number[1][block]
+
+
+def assign(target: Scaled, block: slice, value: Scaled) -> None:
+    target[0].hi[block], target[0].lo[block], target[1][block] = value[0].hi, value[0].lo, value[1]
 
 
 def add(x: Array, residual: Array | None, dtype: str) -> Array:

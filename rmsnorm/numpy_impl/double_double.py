@@ -89,12 +89,12 @@ class DoubleDouble:
         remainder = self - root * root
         return root + _finite(remainder.hi / (2.0 * root.hi))
 
-    def exp(self) -> DoubleDouble:
-        """The exponential, to about 2^-94 of it where it is above 2^-910: a part of a smaller one is subnormal.
+    def exp(self) -> tuple[DoubleDouble, Array]:
+        """f and e with f * 2 ** e the exponential, to about 2^-94 + 2^-104 |a| of it; 0 for a below -2^16.
 
         exp(a) = 2^k (1 + p)^512 with r = (a - k ln 2) / 512, |r| < 2^-10, and p = exp(r) - 1 by its series.
         """
-        a = DoubleDouble(np.clip(self.hi, -1100.0, 1100.0), np.where(np.abs(self.hi) < 1100.0, self.lo, 0.0))
+        a = self.where(~(np.abs(self.hi) > 2.0**16), 0.0)
         k = np.rint(np.where(np.isnan(a.hi), 0.0, a.hi) / _LN2.hi)
         r = (a - DoubleDouble(k) * _LN2).scaled(-9)
         p = r
@@ -102,7 +102,7 @@ class DoubleDouble:
             p = r + r * p / DoubleDouble(float(i))
         for _ in range(9):
             p = p.scaled(1) + p * p
-        return (DoubleDouble(1.0) + p).scaled(k.astype(np.int64))
+        return (DoubleDouble(1.0) + p).where(~(self.hi < -(2.0**16)), 0.0), k.astype(np.int64)
 
     def scaled(self, exponent: npt.ArrayLike) -> DoubleDouble:
         """Multiply by 2 ** exponent, exactly unless the result leaves the range."""

@@ -10,7 +10,6 @@ as fast.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Never, TypeAlias
 
@@ -22,13 +21,18 @@ from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.numpy_impl.arithmetic import (
     Rows,
+    Scaled,
     add,
+    affine,
+    apply,
     assign,
     backward,
     blocks,
     derivative,
     forward,
+    part,
     plus,
+    scaled,
     tangent,
     times,
 )
@@ -105,20 +109,17 @@ def rms_norm(
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
     rows = Rows(call)
-    h = add(x, residual, call.x)
+    total = add(x, residual, call.x)
     y = np.empty((rows.count, rows.n), call.result)
     inverse_rms = np.zeros((rows.count, 1), call.inverse_rms)
     with np.errstate(all="ignore"):
-        f = None if gate is None else factor(call, gate)
-        if f is not None and call.is_gated_before:
-            h, f = (DoubleDouble(x) * f).round("float64"), None
-        along_rows = None if f is None else f.apply(rows.of)
+        h, after = _gated(call, scaled(total), gate, rows)
         for block, data in blocks(rows, call, h, scale, bias, mask):
-            y[block] = forward(call, data, None if along_rows is None else along_rows[block])
+            y[block] = forward(call, data, None if after is None else part(after, block))
             inverse_rms[block] = data.inverse_rms(call.inverse_rms)
     outputs = [rows.back(y)]
     if residual is not None:
-        outputs.append(h)
+        outputs.append(total)
     if return_inverse_rms:
         outputs.append(rows.back(inverse_rms))
     return tuple(outputs) if len(outputs) > 1 else outputs[0]
@@ -179,37 +180,35 @@ def rms_norm_vjp(
         dy=_spec(dy), dh=_spec(dh),
     )  # fmt: skip
     rows = Rows(call)
-    h, v = add(x, residual, call.x), DoubleDouble(dy)
     with np.errstate(all="ignore"):
-        if gate is not None:
-            f, wide = factor(call, gate), DoubleDouble(x)
-            h, v = ((wide * f).round("float64"), v) if call.is_gated_before else (h, v * f)
-        v = v.apply(rows.of)
-        gradient, along_scale, along_bias = (_empty(rows) for _ in range(3))
-        ungated = np.empty((rows.count, rows.n))  # y that the factor multiplies, as the variant rounds it
+        h, after = _gated(call, scaled(add(x, residual, call.x)), gate, rows)
+        v = apply(rows.of, scaled(dy))
+        v = v if after is None else times(v, after)
+        gradient, along_scale, along_bias, ungated = (_empty(rows) for _ in range(4))
         for block, data in blocks(rows, call, h, scale, bias, mask):
-            upstream = v[block].where(data.live, 0.0)
+            along, exponent = part(v, block)
+            upstream = along.where(data.live, 0.0), exponent
             assign(along_bias, block, upstream)
-            along, exponent = times(data.quotient(), upstream.fraction())
-            assign(along_scale, block, along.scaled(exponent).where(data.live, 0.0))
-            along, exponent = backward(data, upstream)
-            assign(gradient, block, along.scaled(exponent))
-            if gate is not None:
-                ungated[block] = forward(replace(call, result="float64"), data)
-        if dh is not None:
-            gradient = gradient + DoubleDouble(rows.of(dh))
-        dx = derivative(gradient).apply(rows.back)
+            along, exponent = times(data.quotient(), upstream)
+            assign(along_scale, block, (along.where(data.live, 0.0), exponent))
+            assign(gradient, block, backward(data, upstream))
+            if after is not None:
+                assign(ungated, block, affine(call, data))  # y that the factor multiplies, as the variant rounds it
         results = [
             None if scale is None else rows.over_rows(along_scale).round(scale.dtype.name),
             None if bias is None else rows.over_rows(along_bias).round(bias.dtype.name),
         ]
-        if gate is not None:
-            dgate = dx * wide if call.is_gated_before else DoubleDouble(dy) * DoubleDouble(rows.back(ungated))
-            results.append(derivative(dgate * slope(call, gate)).round(gate.dtype.name))
-            dx = derivative(dx * f) if call.is_gated_before else dx
+        dx = apply(rows.back, gradient)
+        if gate is None:
+            whole = dx[0].scaled(dx[1])
+            dx = (whole if dh is None else whole + DoubleDouble(dh)), np.zeros((), int)
+        else:
+            dz = times(dx, scaled(x)) if after is None else times(scaled(dy), apply(rows.back, ungated))
+            results.append(_rounded(times(dz, slope(call, gate)), gate.dtype.name))
+            dx = times(dx, factor(call, gate)) if after is None else dx
         if residual is not None:
-            results.append(dx.round(residual.dtype.name))
-        return dx.round(x.dtype.name), *results
+            results.append(_rounded(dx, residual.dtype.name))
+        return _rounded(dx, x.dtype.name), *results
 
 
 def rms_norm_jvp(
@@ -266,28 +265,38 @@ def rms_norm_jvp(
     )  # fmt: skip
     rows = Rows(call)
     zero = np.zeros(())
-    h, dh = add(x, residual, call.x), DoubleDouble(zero if dx is None else dx)
     with np.errstate(all="ignore"):
-        f = None if gate is None else factor(call, gate)
-        if f is not None and call.is_gated_before:
-            h, dh, f = (DoubleDouble(x) * f).round("float64"), dh * f, None
-    along_rows = None if f is None else f.apply(rows.of)
-    dh = dh.apply(rows.of)
+        h, after = _gated(call, scaled(add(x, residual, call.x)), gate, rows)
+        dh = scaled(zero if dx is None else dx)
+        dh = apply(rows.of, times(dh, factor(call, gate)) if call.is_gated_before else dh)
     dg = rows.of(zero if dscale is None else dscale.reshape(call.feature_shape))
     db = rows.of(zero if dbias is None else dbias.reshape(call.feature_shape))
     dy = np.empty((rows.count, rows.n), call.result)
     with np.errstate(all="ignore"):
         for block, data in blocks(rows, call, h, scale, bias, mask):
-            along = times(tangent(data, dh[block]), data.gain.fraction())
-            along = plus(along, times(data.quotient(), DoubleDouble(dg[block]).fraction()))
-            along = plus(along, DoubleDouble(db[block]).fraction())
-            along = along if along_rows is None else times(along, along_rows[block].fraction())
-            dy[block] = derivative(along[0].where(data.live, 0.0)).round(call.result, along[1])
+            along = times(tangent(data, part(dh, block)), data.gain.fraction())
+            along = plus(along, times(data.quotient(), scaled(dg[block])))
+            along = plus(along, scaled(db[block]))
+            along = along if after is None else times(along, part(after, block))
+            dy[block] = _rounded((along[0].where(data.live, 0.0), along[1]), call.result)
     return rows.back(dy)
 
 
-def _empty(rows: Rows) -> DoubleDouble:
-    return DoubleDouble(np.empty((rows.count, rows.n)), np.empty((rows.count, rows.n)))
+def _gated(call: Call, h: Scaled, gate: Array | None, rows: Rows) -> tuple[Scaled, Scaled | None]:
+    """What is normalised; and, in rows, the factor of a gate after the norm."""
+    if gate is None:
+        return h, None
+    f = factor(call, gate)
+    return (times(h, f), None) if call.is_gated_before else (h, apply(rows.of, f))
+
+
+def _rounded(terms: Scaled, dtype: str) -> Array:
+    return derivative(terms[0]).round(dtype, terms[1])
+
+
+def _empty(rows: Rows) -> Scaled:
+    hi, lo = np.empty((2, rows.count, rows.n))
+    return DoubleDouble(hi, lo), np.zeros((rows.count, rows.n), np.int64)
 
 
 def _arrays(op: str, **values: Any) -> list[Any]:

@@ -126,22 +126,22 @@ class Row:
         elements = [mpf(0) if masked and not self.mask[i] else self.h[i] for i in indices]
         return [None if h is None else h / self.rho for h in elements]
 
-    def forward(self, g: list[Any], b: list[Any], offset: Any, formats: tuple[str | None, str, str]) -> list[float]:
-        norm, product, result = formats
+    def affine(self, g: list[Any], b: list[Any], offset: Any, formats: tuple[str | None, str, str]) -> list[Any]:
+        """y before it is rounded, and before a gate after the norm."""
+        norm, product, _ = formats
         y = self.normalised()
         gain = [mpf(1) if p is None else offset + p for p in g]
         if not self.k:
-            return [0.0] * len(y)
+            return [mpf(0)] * len(y)
         if norm is None:
-            terms = zip(y, gain, b, strict=True)
-            return [nearest(None if v is None else v * o + (c or 0), result) for v, o, c in terms]
+            return [None if v is None else v * o + (c or 0) for v, o, c in zip(y, gain, b, strict=True)]
         y = [exact(nearest(v, norm)) for v in y]
         if g[0] is not None:
             gain = [mpf(nearest(o, product)) for o in gain]
             y = [None if v is None else mpf(nearest(v * o, product)) for v, o in zip(y, gain, strict=True)]
         if b[0] is not None:
             y = [None if v is None else mpf(nearest(v + c, product)) for v, c in zip(y, b, strict=True)]
-        return [nearest(v, result) for v in y]
+        return y
 
     def upstream(self, v: list[Any]) -> list[Any]:
         return [e if m and self.k else mpf(0) for e, m in zip(v, self.mask, strict=True)]
@@ -162,6 +162,12 @@ class Row:
         inner = mp.fsum(s * t for s, t in zip(self.slope, dh, strict=True)) / self.rho
         terms = zip(dh, self.normalised(masked=True), self.mask, strict=True)
         return [(t / self.rho - x * inner) if m else mpf(0) for t, x, m in terms]
+
+
+def gate(variant: Any, z: Any) -> tuple[Any, Any]:
+    """f(z) and f'(z)."""
+    s, rest = 1 / (1 + mp.exp(-z)), 1 / (1 + mp.exp(z))
+    return (z * s, s * (1 + z * rest)) if variant.gate_function == "silu" else (s, s * rest)
 
 
 def compare(want: Sequence[float], got: Any, dtype: str, slack: Any = 0.0) -> int:
@@ -217,6 +223,11 @@ def check(data: Any, slack: float = 0.0) -> int:
         pairs = zip(map(exact, h), map(exact, data.residual.ravel()), strict=True)
         total = [nearest(None if x is None else x + r, t) for x, r in pairs]
         h = array(total, t)
+    one = [mpf(1)] * len(h)
+    f, slope = one, one
+    if data.gate is not None:
+        f, slope = zip(*(gate(variant, z) for z in flat(data.gate)), strict=True)
+    before, after = (f, one) if variant.gate_position == "before" else (one, f)
     mask = np.broadcast_to(True if data.mask is None else data.mask, shape).ravel()
     dy, dh, tangent = flat(data.dy), flat(data.dh), flat(data.tangents[0])
     results = {name: value.ravel() for name, value in golden(data).items()}
@@ -231,8 +242,8 @@ def check(data: Any, slack: float = 0.0) -> int:
     sums = {int(column): [mpf(0), mpf(0)] for column in columns}
     offset = mpf(variant.scale_offset)
     for number, indices in enumerate(rows):
-        row = Row(variant, eps, [exact(h[i]) for i in indices], mask[indices])
-        v = row.upstream([dy[i] for i in indices])
+        row = Row(variant, eps, [None if math.isnan(h[i]) else exact(h[i]) * before[i] for i in indices], mask[indices])
+        v = row.upstream([dy[i] * after[i] for i in indices])
         summed = [j for j, i in enumerate(indices) if owner[i] in sums]
         for j, c in zip(summed, row.normalised(masked=True, indices=summed), strict=True):
             sums[owner[indices[j]]][0] += v[j] * c
@@ -241,21 +252,29 @@ def check(data: Any, slack: float = 0.0) -> int:
             continue
         g, b = parameter(data.scale, indices), parameter(data.bias, indices)
         gain = [mpf(1) if p is None else offset + p for p in g]
-        count += compare(row.forward(g, b, offset, formats), results["y"][indices], formats[2], units["y"][indices])
+        ungated = row.affine(g, b, offset, formats)
+        y = [nearest(None if e is None else e * after[i], formats[2]) for e, i in zip(ungated, indices, strict=True)]
+        count += compare(y, results["y"][indices], formats[2], units["y"][indices])
         arithmetic = "float64" if t == "float64" else "float32"
         inverse_rms = results["inverse_rms"][number : number + 1]
         count += compare([nearest(row.inverse_rms, arithmetic)], inverse_rms, arithmetic)
         dx = row.pull_back([e * o for e, o in zip(v, gain, strict=True)])
-        dx = [e + dh[i] for e, i in zip(dx, indices, strict=True)]
+        if data.gate is not None:
+            dz = [e * exact(h[i]) for e, i in zip(dx, indices, strict=True)]
+            if variant.gate_position == "after":
+                dz = [dy[i] * e for e, i in zip(ungated, indices, strict=True)]
+            want = [nearest(e * slope[i], data.gate.dtype.name) for e, i in zip(dz, indices, strict=True)]
+            count += compare(want, results["dgate"][indices], data.gate.dtype.name, units["dgate"][indices])
+        dx = [e * before[i] + dh[i] for e, i in zip(dx, indices, strict=True)]
         for name in ("dx", "dresidual") if data.residual is not None else ("dx",):
             count += compare([nearest(e, t) for e in dx], results[name][indices], t, units[name][indices])
-        jvp = row.push_forward([tangent[i] for i in indices])
+        jvp = row.push_forward([tangent[i] * before[i] for i in indices])
         jvp = [e * o for e, o in zip(jvp, gain, strict=True)]
         dg, db = (parameter(values, indices) for values in data.tangents[1:])
         zero = mpf(0)
         terms = zip(jvp, row.normalised(masked=True), dg, db, row.mask, strict=True)
         jvp = [e + x * (p or zero) + (q or zero) if m and row.k else zero for e, x, p, q, m in terms]
-        want = [nearest(e, formats[2]) for e in jvp]
+        want = [nearest(e * after[i], formats[2]) for e, i in zip(jvp, indices, strict=True)]
         count += compare(want, results["jvp"][indices], formats[2], units["jvp"][indices])
     order = sorted(sums)
     for j, (name, p) in enumerate((("dscale", data.scale), ("dbias", data.bias))):
