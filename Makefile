@@ -41,11 +41,10 @@ fuzz: $(VENV)/ready
 	$(BIN)/python tests/bits.py --calls 2000 --backend numpy --backend torch
 	$(BIN)/python tests/bits.py --calls 400 --backend tf --backend flax
 
-# The kernels for GPUs on a machine without one: interpreted in the cases of the parity kit, and compiled. Ten minutes.
+# The kernels for GPUs on a machine without one: interpreted in the cases of the parity kit, and compiled. Under ten minutes.
 gpu-check: $(VENV)/ready
 	PYTHONPATH=$(VENV)/triton RMSNORM_GPU_KERNELS=interpret $(BIN)/python -W ignore $(BIN)/rmsnorm check --all \
 		--backend torch --dtype float16 --dtype bfloat16 --dtype float32
-	RMSNORM_GPU_KERNELS=interpret $(BIN)/rmsnorm check --backend flax
 	$(BIN)/python -m pytest -q tests/gpu
 	PYTHONPATH=$(VENV)/triton $(BIN)/python benchmarks/gpu_kernels.py
 

@@ -34,13 +34,13 @@ _NEEDS = {
     "torch": ["torch_impl/*", "nematus/torch/*", "*/torch.py", "*/torch_*.py"],
     "tensorflow": ["tf_impl/*", "nematus/tf/*", "*/tf.py"],
     "keras": ["tf_impl/layers.py", "tf_impl/keras_ops.py", "nematus/tf/*", "*/keras.py"],
-    "jax": ["gpu/pallas_*", "flax_impl/*", "nematus/flax/*", "*/flax.py"],
+    "jax": ["flax_impl/*", "nematus/flax/*", "*/flax.py"],
     "flax": ["flax_impl/layers.py", "flax_impl/linen.py", "nematus/flax/*", "*/flax.py"],
 }
 _NEEDS["torch"] += ["conversion/layer_norm/__init__.py", "conversion/replacement/__init__.py"]  # whose examples use it
 _PROGRAMS = {  # that tests run or import
     "keras": ["tests/**/keras_*.py"],
-    "jax": ["tests/**/flax_*.py", "tests/gpu/pallas_*.py"],
+    "jax": ["tests/**/flax_*.py"],
     "torch": ["tests/**/torch_*.py"],
     "triton": ["tests/gpu/*_machine_code.py"],
     "tensorflow": ["tests/**/tf_*.py"],

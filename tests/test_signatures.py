@@ -49,7 +49,6 @@ EXCEPTIONS = {
         "portable.py": "float32, for LiteRT",
     },
     "flax": {
-        "gpu.py": "the Pallas kernels",
         "linen.py": "Flax has two module systems",
         "rows.py": "primitives of JAX, by the CPU kernels or XLA",
         "partitions.py": "the same on several CPU devices, each with its own part of x",

@@ -78,9 +78,8 @@ def device_count(module: Any) -> int:
 
 
 def lower(
-    context: Any, operands: Sequence[Any], call: Call, platform: str, plain: Callable[..., Any],
-    part: Callable[..., Any],
-) -> Any:  # fmt: skip
+    context: Any, operands: Sequence[Any], call: Call, plain: Callable[..., Any], part: Callable[..., Any]
+) -> Any:
     """Lowers ``plain`` to be computed in parts; None if that cannot be.
 
     ``part`` computes one: from operands, the call on them, the names of the mesh's axes over which the rows are spread,
@@ -88,7 +87,7 @@ def lower(
     """
     module, count = context.module_context, context.module_context.axis_context.num_devices
     mesh = next((x.sharding.mesh for x in context.avals_in if not x.sharding.mesh.empty), None)
-    devices = tuple(_devices(platform)[:count])  # only how many they are matters
+    devices = tuple(jax.devices("cpu")[:count])  # only how many they are matters
     if mesh is None or not mesh.size == len(devices) == count or not jax.config.jax_use_shardy_partitioner:
         return None
     if call.k != call.n:  # part of a row, which may be on some of its devices alone
@@ -99,13 +98,6 @@ def lower(
     return mlir.lower_fun(operation, multiple_results=True)(
         context.replace(module_context=module.replace(axis_context=axes)), *operands
     )
-
-
-def _devices(platform: str) -> list[Any]:
-    try:
-        return jax.devices(platform)
-    except RuntimeError:  # the program is for another machine
-        return jax.devices("cpu")
 
 
 def _rule(call: Call, operands: Iterable[Any], results: Iterable[Any]) -> SdyShardingRule:

@@ -1,7 +1,7 @@
 """The compiled kernels as primitives of JAX. A primitive becomes plain operations where no kernel can compute it.
 
-Kernels are for CPUs and for Nvidia's GPUs (gpu.py), for several of them by way of partitions.py. For other devices, for
-jax.export and without numba, XLA compiles arithmetic.py. What JAX derives from a primitive it derives from the plain
+Kernels are for CPUs, for several CPU devices by way of partitions.py. For GPUs and TPUs, for jax.export and without
+numba, XLA compiles arithmetic.py. What JAX derives from a primitive it derives from the plain
 operations, with two exceptions: the transpose of the tangent is a kernel, too, and a vmap that maps no parameter is a
 call with more rows.
 """
@@ -25,10 +25,9 @@ from jax.interpreters import ad, batching, mlir
 
 from rmsnorm import cpu
 from rmsnorm.call import Call
-from rmsnorm.flax_impl import arithmetic, gpu, partitions
+from rmsnorm.flax_impl import arithmetic, partitions
 from rmsnorm.flax_impl.arithmetic import Across
 from rmsnorm.flax_impl.rounding import convert
-from rmsnorm.gpu import is_interpreted
 
 Present: TypeAlias = tuple[bool, ...]  # which operands are not None: those of x's shape, the mask, parameters
 Wanted: TypeAlias = tuple[str | None, ...]  # dtypes of dx, dscale and dbias; None for what is not computed
@@ -123,11 +122,6 @@ def _forward_kernel(*operands: Any, call: Call, present: Present) -> Any:
     return _call_kernel(attribute, _forward_types(call=call), h, scale, bias, mask)
 
 
-def _forward_on_gpu(platform: str, *operands: Any, call: Call, present: Present) -> Any:
-    h, _, scale, bias = _with_none(operands, present)
-    return gpu.forward(platform, call, h, scale, bias)
-
-
 def _forward_part(*operands: Any, call: Call, present: Present, over_rows: Any, across: Across | None) -> Any:
     if across is None:
         return _forward_p.bind(*operands, call=call, present=present)
@@ -188,11 +182,6 @@ def _pull_back_kernel(*operands: Any, call: Call, present: Present, wanted: Want
     return _call_kernel(attribute, _gradients(call, wanted), dy, h, inverse_rms, scale, mask)
 
 
-def _pull_back_on_gpu(platform: str, *operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
-    dy, h, inverse_rms, _, scale = _with_none(operands, present)
-    return gpu.backward(platform, call, wanted, dy, h, inverse_rms, scale, None)
-
-
 def _gradients_in_operations(
     *operands: Any, call: Call, present: Present, wanted: Wanted, across: Across | None = None
 ) -> Any:
@@ -219,11 +208,6 @@ def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: Want
         own, _name(scale), wanted[2], steps, _present(wanted), inverse_rms is not None, dh is not None
     )
     return _call_kernel(attribute, _gradients(call, wanted), dy, h, inverse_rms, scale, mask, dh)
-
-
-def _gradients_on_gpu(platform: str, *operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
-    dy, h, dh, _, scale = _with_none(operands, present)
-    return gpu.backward(platform, call, wanted, dy, h, None, scale, dh)
 
 
 def _gradients_in_part(
@@ -291,9 +275,7 @@ def _is_registered() -> bool:
     return True
 
 
-def _primitive(
-    name: str, plain: Callable[..., Any], types: Callable[..., Any], kernel: Any, on_gpu: Any, like_x: int
-) -> Primitive:
+def _primitive(name: str, plain: Callable[..., Any], types: Callable[..., Any], kernel: Any, like_x: int) -> Primitive:
     """A primitive that computes ``plain``, in a kernel if there is one, or in parts by the function in ``_PARTS``.
 
     Its operands are as many as ``like_x`` of x's shape, then a mask, then parameters; only those that are not None.
@@ -305,28 +287,21 @@ def _primitive(
     in_operations = mlir.lower_fun(plain, multiple_results=True)
     mlir.register_lowering(primitive, in_operations)
 
-    def lower(platform: str, context: Any, *operands: Any, **params: Any) -> Any:
-        count, results, chosen = partitions.device_count(context.module_context), None, None
-        if count and gpu.supports(
-            platform, params["call"], context.avals_in[0].dtype.name, has_mask=params["present"][like_x]
-        ):
-            chosen = bind(on_gpu, platform)
-        elif count and platform == "cpu" and not is_interpreted() and cpu.is_available() and _is_registered():
-            chosen = kernel
-        if chosen is not None and count == 1:
-            # Both also for what the lowering itself traces: float64, and on one device of a shard_map no types of it.
-            plain_types = [jax.core.ShapedArray(x.shape, x.dtype) for x in context.avals_in]
-            with jax.enable_x64(True), gpu.without_notice():
-                own = context.replace(avals_in=plain_types)
-                return mlir.lower_fun(chosen, multiple_results=True)(own, *operands, **params)
-        if chosen is not None:
+    def lower(context: Any, *operands: Any, **params: Any) -> Any:
+        count, results = partitions.device_count(context.module_context), None
+        if count and cpu.is_available() and _is_registered():
+            if count == 1:
+                # What the lowering itself traces has float64, too, and on one device of a shard_map none of its types.
+                plain_types = [jax.core.ShapedArray(x.shape, x.dtype) for x in context.avals_in]
+                with jax.enable_x64(True):
+                    own = context.replace(avals_in=plain_types)
+                    return mlir.lower_fun(kernel, multiple_results=True)(own, *operands, **params)
             whole, part = bind(plain, **params), bind(_PARTS[primitive], **params)
-            with gpu.without_notice():
-                results = partitions.lower(context, operands, params["call"], platform, whole, part)
+            results = partitions.lower(context, operands, params["call"], whole, part)
         return in_operations(context, *operands, **params) if results is None else results
 
-    for platform in ("cpu", "cuda") if kernel is not None else ():
-        mlir.register_lowering(primitive, bind(lower, platform), platform=platform)
+    if kernel is not None:
+        mlir.register_lowering(primitive, lower, platform="cpu")
 
     def differentiate(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         return jax.jvp(bind(plain, **params), tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
@@ -356,12 +331,10 @@ def _with_axis(call: Call, size: int) -> Call:
     return replace(call, shape=(size, *call.shape), axes=axes, feature_axes=features)
 
 
-_forward_p = _primitive("rms_norm", _forward, _forward_types, _forward_kernel, _forward_on_gpu, 1)
-_tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, None, None, 3)
-_pull_back_p = _primitive("rms_norm_gradients", _pull_back, _pull_back_types, _pull_back_kernel, _pull_back_on_gpu, 3)
-_gradients_p = _primitive(
-    "rms_norm_vjp", _gradients_in_operations, _pull_back_types, _gradients_kernel, _gradients_on_gpu, 3
-)
+_forward_p = _primitive("rms_norm", _forward, _forward_types, _forward_kernel, 1)
+_tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, None, 3)
+_pull_back_p = _primitive("rms_norm_gradients", _pull_back, _pull_back_types, _pull_back_kernel, 3)
+_gradients_p = _primitive("rms_norm_vjp", _gradients_in_operations, _pull_back_types, _gradients_kernel, 3)
 ad.primitive_transposes[_tangent_p] = _transpose
 _PARTS: dict[Primitive, Callable[..., Any]] = {
     _forward_p: _forward_part,

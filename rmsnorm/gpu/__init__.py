@@ -1,12 +1,11 @@
-"""RMSNorm on the GPU, compiled just in time: Triton kernels for PyTorch, Pallas kernels for JAX.
+"""RMSNorm on the GPU, compiled just in time: Triton kernels for PyTorch.
 
     plan                            how an array is divided between the programs of a GPU
-    triton_pairs                    for PyTorch: arithmetic in pairs of float32,
+    triton_pairs                    arithmetic in pairs of float32,
     triton_forward, _backward       and the kernels
-    pallas_pairs, _forward, _backward   the same for JAX
 
-On a machine without a GPU the kernels run in their interpreters, on arrays of the CPU: RMSNORM_GPU_KERNELS=interpret
-does that, in place of the kernels for the CPU. RMSNORM_GPU_KERNELS=0 switches them off.
+On a machine without a GPU an interpreter runs the kernels on arrays of the CPU: RMSNORM_GPU_KERNELS=interpret does
+that, in place of the kernels for the CPU. RMSNORM_GPU_KERNELS=0 switches them off.
 """
 
 from __future__ import annotations
