@@ -48,7 +48,7 @@ def _loaded(statement):
         "from rmsnorm.cli import app\ntry:\n    app(['--help'])\nexcept SystemExit as end:\n    assert not end.code",
         "from rmsnorm.cli import app\ntry: app(['check', '--list'])\nexcept SystemExit as end: assert not end.code",
         "import rmsnorm.numpy_impl as n; n.rms_norm([1.0, 2.0]); n.rms_norm_vjp([1.0, 2.0], [1.0, 2.0])",
-        "import rmsnorm.numpy_impl.derivation, rmsnorm.numpy_impl.invariances, rmsnorm.numpy_impl.norms",
+        "from rmsnorm.numpy_impl.paper import derivation, invariances, norms",
         "import rmsnorm.parity.backends as b; b.open_backend('numpy', 'cpu')",
     ],
     ids=["rmsnorm", "cli", "help", "list", "numpy_impl", "derivation", "backends"],

@@ -26,10 +26,7 @@ EXCEPTIONS = {
         "layers.py": "functions only",
         "formula.py": "the formula in plain NumPy, for readers",
         "double_double.py": "the arithmetic of the golden",
-        "derivation.py": "the paper's R matrix as a matrix",
         "fast.py": "the golden's bits by the CPU kernels",
-        "invariances.py": "the paper's table",
-        "norms.py": "the norms it is compared with there",
     },
     "torch": {
         "onnx.py": "the operator that the exporter writes",

@@ -60,7 +60,7 @@ def invariances() -> None:
     A cell says "holds" if the output does not change by more than the rounding of float64. Otherwise it has the size of
     the change relative to the output, as this command measured it: a counter-example.
     """
-    from rmsnorm.numpy_impl.invariances import gradient_facts, table
+    from rmsnorm.numpy_impl.paper.invariances import gradient_facts, table
 
     cells = table()
     sheet = Table(title="Unchanged under", title_justify="left")

@@ -4,7 +4,7 @@
 
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467), equation 4 and section 4.2, whose symbols these are: a is a row along
 the last axis, g the gain, b the bias. ``numpy_impl.rms_norm``, the golden, computes the same for every variant, axis,
-mask and dtype, correctly rounded; a test compares the two. ``derivation`` holds the steps of the proof.
+mask and dtype, correctly rounded; a test compares the two. ``paper.derivation`` holds the steps of the proof.
 """
 
 from __future__ import annotations

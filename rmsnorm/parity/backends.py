@@ -39,8 +39,8 @@ def open_backend(key: str, device: str) -> tuple[str, Implementation]:
 
 def _numpy(device: str) -> Implementation:
     """The derivation, row by row with the R matrix, and the compiled kernels, against the golden."""
-    from rmsnorm.numpy_impl import derivation
     from rmsnorm.numpy_impl.arithmetic import Rows, add
+    from rmsnorm.numpy_impl.paper import derivation
 
     _only("numpy", device, ["cpu"])
 

@@ -73,7 +73,7 @@ def test_a_device_that_a_requested_backend_lacks_exits_with_2():
 
 def test_a_disagreement_exits_with_1(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
-        "import rmsnorm.numpy_impl.derivation as derivation\n"
+        "import rmsnorm.numpy_impl.paper.derivation as derivation\n"
         "true = derivation.rms\n"
         "derivation.rms = lambda *args, **options: true(*args, **options) * (1 + 1e-4)\n"
     )

@@ -11,7 +11,8 @@ from nematus_models import check_directions
 
 from rmsnorm.nematus.numpy.parameters import EPS, Parameters, normalise
 from rmsnorm.nematus.numpy.recurrent import gru, gru_vjp, lstm, lstm_vjp, nematus_gru, nematus_gru_vjp
-from rmsnorm.numpy_impl import norms, rms_norm
+from rmsnorm.numpy_impl import rms_norm
+from rmsnorm.numpy_impl.paper import norms
 
 U = 2.0**-53
 

@@ -22,8 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmsnorm import Variant
-from rmsnorm.numpy_impl import derivation, rms_norm, rms_norm_jvp, rms_norm_vjp
-from rmsnorm.numpy_impl.derivation import (
+from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
+from rmsnorm.numpy_impl.paper import derivation
+from rmsnorm.numpy_impl.paper.derivation import (
     gain_gradient,
     input_gradient,
     jacobian,

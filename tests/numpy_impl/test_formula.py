@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rmsnorm.numpy_impl import derivation, formula
+from rmsnorm.numpy_impl import formula
+from rmsnorm.numpy_impl.paper import derivation
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.parity.judge import Outcome, judge
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmsnorm.numpy_impl import invariances
-from rmsnorm.numpy_impl.invariances import NORMS, PROPERTIES, GradientFact, Invariance, gradient_facts, table
-from rmsnorm.numpy_impl.norms import layer_norm
+from rmsnorm.numpy_impl.paper import invariances
+from rmsnorm.numpy_impl.paper.invariances import NORMS, PROPERTIES, GradientFact, Invariance, gradient_facts, table
+from rmsnorm.numpy_impl.paper.norms import layer_norm
 
 SEEDS = (0, 1, 2)
 # Table 1 of the paper, row by row and in its words: x invariant, - not.

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rmsnorm.numpy_impl import norms, rms_norm, rms_norm_vjp
-from rmsnorm.numpy_impl.norms import (
+from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
+from rmsnorm.numpy_impl.paper import norms
+from rmsnorm.numpy_impl.paper.norms import (
     Running,
     batch_norm,
     batch_norm_vjp,
