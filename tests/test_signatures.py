@@ -43,6 +43,7 @@ EXCEPTIONS = {
         "keras_ops.py": "the layer on backends of Keras without a wing",
         "eager.py": "kernels and compiled functions",
         "graph.py": "functions that XLA compiles in a graph",
+        "private.py": "what TensorFlow has no public function for",
         "portable.py": "float32, for LiteRT",
     },
     "flax": {

@@ -23,7 +23,7 @@ from rmsnorm.call import Axis, Call, Roundings, Spec, resolve, three_of
 from rmsnorm.flax_impl import arithmetic, rows
 from rmsnorm.flax_impl.arithmetic import Across, backward, elementwise, statistic
 from rmsnorm.flax_impl.gate import factor, slope
-from rmsnorm.flax_impl.rounding import add, cast, convert
+from rmsnorm.flax_impl.rounding import add, cast, convert, with_x64
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -264,46 +264,47 @@ def _gated_jvp(call: Call, primals: list[Any], tangents: list[Any], gate: jax.Ar
     return rms_norm_jvp([x, *primals[1:]], [dx, *tangents[1:]], **call.inside_gate)
 
 
-# x64 is enabled here and not by the caller: a transformation may trace these again long after rms_norm has returned.
-@bind(jax.jit, static_argnums=(0, 1))
 @bind(jax.custom_jvp, nondiff_argnums=(0, 1))
-def normalise(call: Call, across: Across | None, h: Any, scale: Any, bias: Any, mask: Any) -> tuple[Any, Any]:
+@with_x64
+def _normalise(call: Call, across: Across | None, h: Any, scale: Any, bias: Any, mask: Any) -> tuple[Any, Any]:
     """y and 1 / rho in float64, of a checked call."""
-    with jax.enable_x64(True):
-        return rows.forward(call, h, scale, bias, mask, across)
+    return rows.forward(call, h, scale, bias, mask, across)
 
 
-@bind(normalise.__wrapped__.defjvp, symbolic_zeros=True)
+normalise = jax.jit(_normalise, static_argnums=(0, 1))
+
+
+@bind(_normalise.defjvp, symbolic_zeros=True)
+@with_x64
 def _differentiate(
     call: Call, across: Across | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     h, scale, bias, mask = primals
     dh, dscale, dbias, _ = (None if type(tangent) is SymbolicZero else tangent for tangent in tangents)
-    with jax.enable_x64(True):
-        y, inverse_rms = normalise(call, across, h, scale, bias, mask)
-        # A second derivative finds 1 / rho to be an output of normalise, and goes through it.
-        return (y, inverse_rms), rows.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across)
+    y, inverse_rms = normalise(call, across, h, scale, bias, mask)
+    # A second derivative finds 1 / rho to be an output of normalise, and goes through it.
+    return (y, inverse_rms), rows.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across)
 
 
 @bind(jax.jit, static_argnums=0)
+@with_x64
 def _gradients(call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, dh: Any) -> tuple[Any, Any, Any]:
-    with jax.enable_x64(True):
-        return rows.gradients(call, dy, h, scale, bias, mask, dh)
+    return rows.gradients(call, dy, h, scale, bias, mask, dh)
 
 
 @bind(jax.jit, static_argnums=0)
+@with_x64
 def _pull_back(call: Call, dy: Any, h: Any, scale: Any, mask: Any, dh: Any) -> tuple[Any, Any, Any]:
-    with jax.enable_x64(True):
-        dx, dscale, dbias = backward(call, dy, h, scale, mask, statistic(call, h, mask).inverse_rms)
-        return dx if dh is None else dx + convert(dh, _name(dx)), dscale, dbias
+    dx, dscale, dbias = backward(call, dy, h, scale, mask, statistic(call, h, mask).inverse_rms)
+    return dx if dh is None else dx + convert(dh, _name(dx)), dscale, dbias
 
 
 @bind(jax.jit, static_argnums=0)
+@with_x64
 def _push_forward(call: Call, h: Any, scale: Any, mask: Any, dx: Any, dscale: Any, dbias: Any) -> Any:
-    with jax.enable_x64(True):
-        inverse_rms = statistic(call, h, mask).inverse_rms
-        wide = elementwise(call)
-        return arithmetic.tangent(call, h, scale, mask, inverse_rms, dx, dscale, dbias, wide=wide)[0]
+    inverse_rms = statistic(call, h, mask).inverse_rms
+    wide = elementwise(call)
+    return arithmetic.tangent(call, h, scale, mask, inverse_rms, dx, dscale, dbias, wide=wide)[0]
 
 
 def _name(x: jax.Array) -> str:

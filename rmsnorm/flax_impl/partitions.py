@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 import jax
 from jax import lax
-from jax import numpy as jnp
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
 from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -31,7 +30,7 @@ def lie_alike(call: Call, h: Any, *others: Any) -> bool:
     sharding = jax.typeof(h).sharding
     kinds, present = set(sharding.mesh.axis_types), [x for x in others if x is not None]
     if AxisType.Manual in kinds:  # in a shard_map
-        return kinds == {AxisType.Manual} and all(_is_varying(h, x) for x in present)
+        return kinds == {AxisType.Manual} and not any(_same_over(h, x) for x in present)
     if AxisType.Explicit not in kinds:  # XLA decides
         return True
     wanted = [_spec(call, sharding.spec, jax.typeof(x).shape) for x in (h, *present)]
@@ -39,24 +38,19 @@ def lie_alike(call: Call, h: Any, *others: Any) -> bool:
 
 
 def as_varying(x: Any, like: Any, dtype: str | None = None) -> Any:
-    """x; but in a shard_map, if ``like`` differs between devices and x does not, x as if it did, and in that dtype."""
-    if x is None or _is_varying(x, like):
+    """A parameter as an array of a shard_map that differs between the devices over which ``like`` differs.
+
+    If that changes its type, the parameter is converted to ``dtype``, of which its gradient then is.
+    """
+    if x is None or not (names := _same_over(x, like)):
         return x
-    x = convert(x, dtype or x.dtype.name)
-    return x + _nothing(like).astype(x.dtype)
+    return lax.pcast(convert(x, dtype or x.dtype.name), names, to="varying")
 
 
-def _is_varying(x: Any, like: Any) -> bool:
-    """Whether x differs between the devices over which ``like`` does, as far as types say it."""
-    if AxisType.Manual not in jax.typeof(like).sharding.mesh.axis_types:
-        return True
-    nothing = _nothing(x)
-    return jax.typeof(nothing + _nothing(like)) == jax.typeof(nothing)
-
-
-def _nothing(x: Any) -> Any:
-    """0, which for the types of a shard_map differs between devices if x does."""
-    return jnp.sum(lax.stop_gradient(lax.slice_in_dim(x, 0, 0)).astype("float32"))
+def _same_over(x: Any, like: Any) -> Names:
+    """The axes of the mesh of a shard_map over which ``like`` differs between devices and x does not."""
+    mine, other = (jax.typeof(array).manual_axis_type.varying for array in (x, like))
+    return tuple(name for name in jax.typeof(like).sharding.mesh.axis_names if name in other - mine)
 
 
 def result_type(call: Call, h: Any, shape: Shape, dtype: Any) -> Any:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial as bind
-from functools import reduce
-from typing import Any, Final
+from functools import reduce, wraps
+from typing import Any, Final, TypeVar
 
 import jax
 import numpy as np
@@ -14,8 +14,20 @@ from jax import numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+F = TypeVar("F", bound=Callable[..., Any])
 _INTEGER: Final = {2: jnp.int16, 4: jnp.int32}
 _TO_EVEN: Final = lax.RoundingMethod.TO_NEAREST_EVEN
+
+
+def with_x64(function: F) -> F:
+    """A decorator: JAX has float64 inside of the function, also where a transformation traces it after the call."""
+
+    @wraps(function)
+    def run(*args: Any, **options: Any) -> Any:
+        with jax.enable_x64(True):
+            return function(*args, **options)
+
+    return run  # type: ignore[return-value]
 
 
 def add(x: jax.Array, residual: jax.Array | None, dtype: str) -> jax.Array:
@@ -64,12 +76,12 @@ def rounded(x: jax.Array, dtype: str) -> jax.Array:
 convert_p = Primitive("rms_norm_convert")
 
 
+@with_x64
 def _convert(*terms: jax.Array, dtype: np.dtype[Any], bits: bool) -> jax.Array:
-    with jax.enable_x64(True):  # also where a transformation traces this, when the caller's is long over
-        x = reduce(lax.add, terms)
-        if x.dtype == jnp.float64 and (bits or dtype.itemsize == 2):
-            return _narrow(x, dtype)
-        return _widen(x) if bits else x.astype(dtype)
+    x = reduce(lax.add, terms)
+    if x.dtype == jnp.float64 and (bits or dtype.itemsize == 2):
+        return _narrow(x, dtype)
+    return _widen(x) if bits else x.astype(dtype)
 
 
 def _transpose(ct: Any, *terms: Any, dtype: np.dtype[Any], bits: bool) -> list[Any]:

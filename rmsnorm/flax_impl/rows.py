@@ -24,12 +24,15 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from rmsnorm import cpu
-from rmsnorm.call import Call
+from rmsnorm.call import Call, filled, given
 from rmsnorm.flax_impl import arithmetic, partitions
 from rmsnorm.flax_impl.arithmetic import Across
-from rmsnorm.flax_impl.rounding import convert
+from rmsnorm.flax_impl.partitions import Names
+from rmsnorm.flax_impl.rounding import convert, with_x64
 
-Present: TypeAlias = tuple[bool, ...]  # which operands are not None: those of x's shape, the mask, parameters
+Present: TypeAlias = tuple[
+    bool | None, ...
+]  # None for an operand that is None: those of x's shape, the mask, parameters
 Wanted: TypeAlias = tuple[str | None, ...]  # dtypes of dx, dscale and dbias; None for what is not computed
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
 
@@ -39,8 +42,7 @@ def forward(call: Call, h: Any, scale: Any, bias: Any, mask: Any, across: Across
     if across is not None or not _is_in_rows(call, h, scale, bias, mask):
         return arithmetic.forward(call, h, scale, bias, mask, across)
     scale, bias = (partitions.as_varying(x, h) for x in (scale, bias))
-    operands, present = _without_none(h, _with_all_axes(call, mask), scale, bias)
-    y, inverse_rms = _forward_p.bind(*operands, call=call, present=present)
+    y, inverse_rms = _run(_forward_p.bind, h, _with_all_axes(call, mask), scale, bias, call=call)
     return y, inverse_rms
 
 
@@ -53,8 +55,8 @@ def tangent(
         return _tangent_in_operations(call, across, h, inverse_rms, dh, mask, scale, dscale, dbias)
     # Their gradients, which a shard_map sums over devices, are of this dtype, and so rounded once.
     scale, dscale, dbias = (partitions.as_varying(x, h, "float64") for x in (scale, dscale, dbias))
-    operands, present = _without_none(h, inverse_rms, dh, _with_all_axes(call, mask), scale, dscale, dbias)
-    dy, dinverse_rms = _tangent_p.bind(*operands, call=call, present=present)
+    operands = h, inverse_rms, dh, _with_all_axes(call, mask), scale, dscale, dbias
+    dy, dinverse_rms = _run(_tangent_p.bind, *operands, call=call)
     return dy, dinverse_rms
 
 
@@ -62,11 +64,11 @@ def gradients(
     call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, dh: Any
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """dx + dh, dscale and dbias in the dtypes of h, scale and bias, without a forward pass before."""
-    wanted, run = (call.x, _name(scale), _name(bias)), _gradients_in_operations
+    wanted, function = (call.x, _name(scale), _name(bias)), _gradients_in_operations
     if _is_in_rows(call, h, dy, scale, mask, dh):
-        scale, run = partitions.as_varying(scale, h), _gradients_p.bind
-    operands, present = _without_none(dy, h, dh, _with_all_axes(call, mask), scale)
-    dx, dscale, dbias = _with_none(run(*operands, call=call, present=present, wanted=wanted), _present(wanted))
+        scale, function = partitions.as_varying(scale, h), _gradients_p.bind
+    results = _run(function, dy, h, dh, _with_all_axes(call, mask), scale, call=call, wanted=wanted)
+    dx, dscale, dbias = filled(results, wanted)
     return dx, dscale, dbias
 
 
@@ -88,24 +90,16 @@ def _with_all_axes(call: Call, mask: Any) -> Any:
     return mask if mask is None else mask.reshape((1,) * (len(call.shape) - mask.ndim) + mask.shape)
 
 
-def _without_none(*operands: Any) -> tuple[list[Any], Present]:
-    return [x for x in operands if x is not None], tuple(x is not None for x in operands)
+def _run(function: Callable[..., Any], *operands: Any, **params: Any) -> Any:
+    """The function, of the operands that are not None; ``present`` tells it which these are."""
+    present = tuple(None if x is None else True for x in operands)
+    return function(*given(operands), present=present, **params)
 
 
-def _present(dtypes: Sequence[str | None]) -> Present:
-    return tuple(name is not None for name in dtypes)
-
-
-def _with_none(operands: Sequence[Any], present: Present) -> list[Any]:
-    """The operands, with None again where there is none."""
-    rest = iter(operands)
-    return [next(rest) if is_present else None for is_present in present]
-
-
-def _forward(*operands: Any, call: Call, present: Present) -> Any:
-    h, mask, scale, bias = _with_none(operands, present)
-    with jax.enable_x64(True):
-        return arithmetic.forward(call, h, scale, bias, mask)
+@with_x64
+def _forward(*operands: Any, call: Call, present: Present, across: Across | None = None) -> Any:
+    h, mask, scale, bias = filled(operands, present)
+    return arithmetic.forward(call, h, scale, bias, mask, across)
 
 
 def _forward_types(h: Any = None, *_: Any, call: Call, present: Present = ()) -> Any:
@@ -116,44 +110,37 @@ def _forward_types(h: Any = None, *_: Any, call: Call, present: Present = ()) ->
 def _forward_kernel(*operands: Any, call: Call, present: Present) -> Any:
     from rmsnorm.cpu import xla
 
-    h, mask, scale, bias = _with_none(operands, present)
+    h, mask, scale, bias = filled(operands, present)
     mask, steps = _mask_in_steps(call, mask)
     attribute = xla.forward(call, _name(scale), _name(bias), steps)
     return _call_kernel(attribute, _forward_types(call=call), h, scale, bias, mask)
 
 
-def _forward_part(*operands: Any, call: Call, present: Present, over_rows: Any, across: Across | None) -> Any:
-    if across is None:
-        return _forward_p.bind(*operands, call=call, present=present)
-    h, mask, scale, bias = _with_none(operands, present)
-    with jax.enable_x64(True):
-        return arithmetic.forward(call, h, scale, bias, mask, across)
-
-
+@with_x64
 def _tangent(*operands: Any, call: Call, present: Present) -> Any:
-    with jax.enable_x64(True):
-        return _tangent_in_operations(call, None, *_with_none(operands, present))
+    return _tangent_in_operations(call, None, *filled(operands, present))
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, present: Present) -> Any:
-    h, inverse_rms, dh, mask, scale, dscale, dbias = _with_none(operands, present)
+    h, inverse_rms, dh, mask, scale, dscale, dbias = filled(operands, present)
     wanted = tuple(None if t is None else t.aval.dtype.name for t in (dh, dscale, dbias))
     dy, dinverse_rms = cotangents
     if type(dinverse_rms) is not ad.Zero:  # in a second derivative
         results = _transposed(call, wanted, h, inverse_rms, mask, scale, *map(ad.instantiate_zeros, cotangents))
     else:
-        rest, rest_present = _without_none(ad.instantiate_zeros(dy), h, inverse_rms, mask, scale)
-        results = _pull_back_p.bind(*rest, call=call, present=rest_present, wanted=wanted)
-    dx, *parameters = _with_none(results, _present(wanted))
+        rest = ad.instantiate_zeros(dy), h, inverse_rms, mask, scale
+        results = _run(_pull_back_p.bind, *rest, call=call, wanted=wanted)
+    dx, *parameters = filled(results, wanted)
     transposed = zip((None, None, dx, None, None, *parameters), present, strict=True)
     return [result for result, is_present in transposed if is_present]
 
 
 def _pull_back(*operands: Any, call: Call, present: Present, wanted: Wanted, across: Across | None = None) -> Any:
-    dy, h, inverse_rms, mask, scale = _with_none(operands, present)
+    dy, h, inverse_rms, mask, scale = filled(operands, present)
     return _transposed(call, wanted, h, inverse_rms, mask, scale, dy, across=across)
 
 
+@with_x64
 def _transposed(
     call: Call, wanted: Wanted, h: Any, inverse_rms: Any, mask: Any, scale: Any, *cotangents: Any,
     across: Across | None = None,
@@ -161,12 +148,11 @@ def _transposed(
     """Those of dx, dscale and dbias whose dtype is given in ``wanted``, in that dtype."""
 
     def push_forward(*tangents: Any) -> Any:
-        dh, dscale, dbias = _with_none(tangents, _present(wanted))
+        dh, dscale, dbias = filled(tangents, wanted)
         pair = _tangent_in_operations(call, across, h, inverse_rms, dh, mask, scale, dscale, dbias)
         return pair[: len(cotangents)]
 
-    with jax.enable_x64(True):
-        return jax.linear_transpose(push_forward, *_gradients(call, wanted, jax.typeof(h)))(cotangents)
+    return jax.linear_transpose(push_forward, *_gradients(call, wanted, jax.typeof(h)))(cotangents)
 
 
 def _pull_back_types(_: Any, h: Any, *__: Any, call: Call, present: Present, wanted: Wanted) -> Any:
@@ -176,56 +162,37 @@ def _pull_back_types(_: Any, h: Any, *__: Any, call: Call, present: Present, wan
 def _pull_back_kernel(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
     from rmsnorm.cpu import xla
 
-    dy, h, inverse_rms, mask, scale = _with_none(operands, present)
+    dy, h, inverse_rms, mask, scale = filled(operands, present)
     mask, steps = _mask_in_steps(call, mask)
-    attribute = xla.backward(call, _name(scale), wanted[2], steps, _present(wanted))
+    attribute = xla.backward(call, _name(scale), wanted[2], steps, _are_wanted(wanted))
     return _call_kernel(attribute, _gradients(call, wanted), dy, h, inverse_rms, scale, mask)
 
 
+@with_x64
 def _gradients_in_operations(
     *operands: Any, call: Call, present: Present, wanted: Wanted, across: Across | None = None
 ) -> Any:
-    dy, h, dh, mask, scale = _with_none(operands, present)
-    with jax.enable_x64(True):
-        inverse_rms = arithmetic.statistic(call, h, mask, across).inverse_rms
-        dx, dscale, dbias = arithmetic.backward(call, dy, h, scale, mask, inverse_rms, across)
-        dx = dx if dh is None else dx + convert(dh, dx.dtype.name)
-        results = zip((dx, dscale, dbias), wanted, strict=True)
-        return [convert(result, name) for result, name in results if name is not None]
+    dy, h, dh, mask, scale = filled(operands, present)
+    inverse_rms = arithmetic.statistic(call, h, mask, across).inverse_rms
+    dx, dscale, dbias = arithmetic.backward(call, dy, h, scale, mask, inverse_rms, across)
+    dx = dx if dh is None else dx + convert(dh, dx.dtype.name)
+    results = zip((dx, dscale, dbias), wanted, strict=True)
+    return [convert(result, name) for result, name in results if name is not None]
 
 
 def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
     from rmsnorm.cpu import xla
 
-    dy, h, dh, mask, scale = _with_none(operands, present)
+    dy, h, dh, mask, scale = filled(operands, present)
     inverse_rms = None  # the kernels compute it again, but not for float64
     if call.x == "float64":
-        rest, rest_present = _without_none(h, mask, None, None)
-        _, inverse_rms = _forward_kernel(*rest, call=call, present=rest_present)
+        _, inverse_rms = _run(_forward_kernel, h, mask, None, None, call=call)
     mask, steps = _mask_in_steps(call, mask)
     own = replace(call, result=dy.dtype.name)
     attribute = xla.backward(
-        own, _name(scale), wanted[2], steps, _present(wanted), inverse_rms is not None, dh is not None
+        own, _name(scale), wanted[2], steps, _are_wanted(wanted), inverse_rms is not None, dh is not None
     )
     return _call_kernel(attribute, _gradients(call, wanted), dy, h, inverse_rms, scale, mask, dh)
-
-
-def _gradients_in_part(
-    primitive: Primitive, plain: Callable[..., Any], *operands: Any,
-    call: Call, present: Present, wanted: Wanted, over_rows: Any, across: Across | None,
-) -> Any:  # fmt: skip
-    run: Any = primitive.bind if across is None else bind(plain, across=across)
-    if not over_rows:
-        return run(*operands, call=call, present=present, wanted=wanted)
-    *of_x, scale = _with_none(operands, present)
-    with jax.enable_x64(True):
-        scale = None if scale is None else convert(scale, "float64")  # its gradient is of this dtype, too
-        own = wanted[0], *(name and "float64" for name in wanted[1:])
-        results = run(*_without_none(*of_x, scale)[0], call=call, present=present, wanted=own)
-        dx, *sums = _with_none(results, _present(wanted))
-        sums, _ = _without_none(*(x if x is None else lax.psum(x, over_rows) for x in sums))
-        names, _ = _without_none(*wanted[1:])
-        return [*_without_none(dx)[0], *map(convert, sums, names)]
 
 
 def _gradients(call: Call, wanted: Wanted, h: Any = None) -> Any:
@@ -237,6 +204,10 @@ def _gradients(call: Call, wanted: Wanted, h: Any = None) -> Any:
 def _types(call: Call, h: Any, *results: tuple[tuple[int, ...], str]) -> Any:
     """Types of results, which lie on devices as h does."""
     return [partitions.result_type(call, h, shape, jnp.dtype(name)) for shape, name in results]
+
+
+def _are_wanted(wanted: Wanted) -> tuple[bool, ...]:
+    return tuple(name is not None for name in wanted)
 
 
 def _name(x: Any) -> str | None:
@@ -253,9 +224,9 @@ def _mask_in_steps(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
     return jnp.broadcast_to(mask, call.shape), (call.n, 1)
 
 
+@with_x64
 def _call_kernel(attribute: np.ndarray, types: Any, *operands: Any) -> Any:
-    with jax.enable_x64(True):
-        return jax.ffi.ffi_call("rmsnorm", types)(*_without_none(*operands)[0], attribute=attribute)
+    return jax.ffi.ffi_call("rmsnorm", types)(*given(operands), attribute=attribute)
 
 
 @lru_cache(maxsize=1)
@@ -275,8 +246,10 @@ def _is_registered() -> bool:
     return True
 
 
-def _primitive(name: str, plain: Callable[..., Any], types: Callable[..., Any], kernel: Any, like_x: int) -> Primitive:
-    """A primitive that computes ``plain``, in a kernel if there is one, or in parts by the function in ``_PARTS``.
+def _primitive(
+    name: str, plain: Callable[..., Any], types: Callable[..., Any], kernel: Callable[..., Any] | None, like_x: int
+) -> Primitive:
+    """A primitive that computes ``plain``, on CPUs in a kernel if there is one.
 
     Its operands are as many as ``like_x`` of x's shape, then a mask, then parameters; only those that are not None.
     """
@@ -284,45 +257,80 @@ def _primitive(name: str, plain: Callable[..., Any], types: Callable[..., Any], 
     primitive.multiple_results = True
     primitive.def_impl(plain)
     primitive.def_abstract_eval(types)
-    in_operations = mlir.lower_fun(plain, multiple_results=True)
-    mlir.register_lowering(primitive, in_operations)
-
-    def lower(context: Any, *operands: Any, **params: Any) -> Any:
-        count, results = partitions.device_count(context.module_context), None
-        if count and cpu.is_available() and _is_registered():
-            if count == 1:
-                # What the lowering itself traces has float64, too, and on one device of a shard_map none of its types.
-                plain_types = [jax.core.ShapedArray(x.shape, x.dtype) for x in context.avals_in]
-                with jax.enable_x64(True):
-                    own = context.replace(avals_in=plain_types)
-                    return mlir.lower_fun(kernel, multiple_results=True)(own, *operands, **params)
-            whole, part = bind(plain, **params), bind(_PARTS[primitive], **params)
-            results = partitions.lower(context, operands, params["call"], whole, part)
-        return in_operations(context, *operands, **params) if results is None else results
-
+    mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=True))
     if kernel is not None:
-        mlir.register_lowering(primitive, lower, platform="cpu")
-
-    def differentiate(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-        return jax.jvp(bind(plain, **params), tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
-
-    def batch(operands: Sequence[Any], axes: Sequence[int | None], **params: Any) -> Any:
-        call, indices = params["call"], [i for i, is_present in enumerate(params["present"]) if is_present]
-        of_parts = any(axis is not None for i, axis in zip(indices, axes, strict=True) if i > like_x)
-        shared = any(axis is None for i, axis in zip(indices, axes, strict=True) if i < like_x)
-        if of_parts or shared or any(params.get("wanted", ())[1:]):  # each part has its own sums over rows
-            results = jax.vmap(bind(plain, **params), tuple(axes))(*operands)
-        else:
-            rows = [
-                x if i > like_x else x[None] if axis is None else jnp.moveaxis(x, axis, 0)
-                for i, x, axis in zip(indices, operands, axes, strict=True)
-            ]
-            results = primitive.bind(*rows, **{**params, "call": _with_axis(call, rows[0].shape[0])})
-        return results, [0] * len(results)
-
-    ad.primitive_jvps[primitive] = differentiate
-    batching.primitive_batchers[primitive] = batch
+        mlir.register_lowering(primitive, bind(_lower, primitive, plain, kernel), platform="cpu")
+    ad.primitive_jvps[primitive] = bind(_differentiate, plain)
+    batching.primitive_batchers[primitive] = bind(_batch, primitive, plain, like_x)
     return primitive
+
+
+def _lower(
+    primitive: Primitive, plain: Callable[..., Any], kernel: Callable[..., Any], context: Any, *operands: Any,
+    **params: Any,
+) -> Any:  # fmt: skip
+    """The program of a primitive for CPUs: a kernel, on several devices a kernel for each, or else plain operations."""
+    count, results = partitions.device_count(context.module_context), None
+    if count and cpu.is_available() and _is_registered():
+        if count == 1:
+            return _lower_kernel(kernel, context, *operands, **params)
+        part = bind(_part, primitive, plain, **params)
+        results = partitions.lower(context, operands, params["call"], bind(plain, **params), part)
+    return mlir.lower_fun(plain, multiple_results=True)(context, *operands, **params) if results is None else results
+
+
+@with_x64  # the lowering itself traces float64, too
+def _lower_kernel(kernel: Callable[..., Any], context: Any, *operands: Any, **params: Any) -> Any:
+    """The program of a kernel, without the types of a shard_map, if that has one device."""
+    plain_types = [jax.core.ShapedArray(x.shape, x.dtype) for x in context.avals_in]
+    return mlir.lower_fun(kernel, multiple_results=True)(context.replace(avals_in=plain_types), *operands, **params)
+
+
+def _part(
+    primitive: Primitive, plain: Callable[..., Any], *operands: Any, over_rows: Names, across: Across | None,
+    **params: Any,
+) -> Any:  # fmt: skip
+    """What a device computes of its part of x: by the primitive if its rows are whole, else by ``plain``.
+
+    Gradients of parameters are then summed over the devices that have other rows.
+    """
+    run: Any = primitive.bind if across is None else bind(plain, across=across)
+    if over_rows and "wanted" in params:
+        return _summed(run, over_rows, *operands, **params)
+    return run(*operands, **params)
+
+
+@with_x64
+def _summed(run: Any, over_rows: Names, *operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
+    *of_x, scale = filled(operands, present)
+    scale = None if scale is None else convert(scale, "float64")  # its gradient is of this dtype, too
+    own = wanted[0], *(name and "float64" for name in wanted[1:])
+    dx, *sums = filled(_run(run, *of_x, scale, call=call, wanted=own), wanted)
+    pairs = zip(sums, wanted[1:], strict=True)
+    return given([dx, *(name and convert(lax.psum(x, over_rows), name) for x, name in pairs)])
+
+
+def _differentiate(plain: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    return jax.jvp(bind(plain, **params), tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
+
+
+def _batch(
+    primitive: Primitive, plain: Callable[..., Any], like_x: int, operands: Sequence[Any],
+    axes: Sequence[int | None], **params: Any,
+) -> tuple[Any, list[int]]:  # fmt: skip
+    """A call with more rows; plain operations if each part has parameters or sums over rows of its own."""
+    call, indices = params["call"], [i for i, is_present in enumerate(params["present"]) if is_present]
+    of_parts = any(axis is not None for i, axis in zip(indices, axes, strict=True) if i > like_x)
+    shared = any(axis is None for i, axis in zip(indices, axes, strict=True) if i < like_x)
+    if of_parts or shared or any(params.get("wanted", ())[1:]):
+        results = jax.vmap(bind(plain, **params), tuple(axes))(*operands)
+    else:
+        rows = [
+            x if i > like_x else x[None] if axis is None else jnp.moveaxis(x, axis, 0)
+            for i, x, axis in zip(indices, operands, axes, strict=True)
+        ]
+        results = primitive.bind(*rows, **{**params, "call": _with_axis(call, rows[0].shape[0])})
+    return results, [0] * len(results)
 
 
 def _with_axis(call: Call, size: int) -> Call:
@@ -336,8 +344,3 @@ _tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, None, 3)
 _pull_back_p = _primitive("rms_norm_gradients", _pull_back, _pull_back_types, _pull_back_kernel, 3)
 _gradients_p = _primitive("rms_norm_vjp", _gradients_in_operations, _pull_back_types, _gradients_kernel, 3)
 ad.primitive_transposes[_tangent_p] = _transpose
-_PARTS: dict[Primitive, Callable[..., Any]] = {
-    _forward_p: _forward_part,
-    _pull_back_p: bind(_gradients_in_part, _pull_back_p, _pull_back),
-    _gradients_p: bind(_gradients_in_part, _gradients_p, _gradients_in_operations),
-}

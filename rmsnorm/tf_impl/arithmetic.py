@@ -34,7 +34,8 @@ from rmsnorm.tf_impl.rounding import (
 # Comparisons are of constants to every derivative: in graphs, a ForwardAccumulator in another one fails on any other.
 # TensorFlow takes subnormal numbers as 0: below this, what is lost is, too.
 _TINY = 2.0**-900
-# XLA on the CPU writes out what a sum of more than 32 terms adds: that many slabs are added element by element first.
+# XLA on the CPU stores the terms of a longer sum before it adds them, unless slabs of them are added by elements first.
+_FUSED_SUM = 32
 _SLABS = 8
 
 
@@ -309,24 +310,34 @@ def _inverse_power(call: Call, h: tf.Tensor, k: Any) -> tf.Tensor:
 
 
 def _sum(terms: tf.Tensor, axes: Sequence[int], keepdims: bool = False) -> tf.Tensor:
-    """In float64; the terms are added in their own format, eight slabs of the longest axis first."""
+    """In float64; the terms are added in their own format."""
+    slabs, rest = _in_slabs(terms, axes)
+    if slabs is None:
+        return _double(tf.reduce_sum(terms, axes, keepdims=keepdims))
+    total = _SLABS * _double(tf.reduce_sum(slabs, axes, keepdims=keepdims))
+    return total if rest is None else total + _double(tf.reduce_sum(rest, axes, keepdims=keepdims))
+
+
+def _in_slabs(terms: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+    """For XLA's fusion: the mean of slabs of the terms along their longest axis, and the terms that are left over.
+
+    A mean, as XLA would make one sum of two sums, and so undo it. A short sum is fused as it is: then there is none.
+    """
     static = terms.shape.as_list()  # in graphs of TensorFlow 1 the sizes of a shape are no numbers
     sizes = [static[axis] for axis in axes]
     if None in sizes:
         axis, size = axes[sizes.index(None)], None
     else:
         axis, size = axes[sizes.index(max(sizes))], max(sizes)
-    if size is not None and size <= 32:
-        return _double(tf.reduce_sum(terms, axes, keepdims=keepdims))
+    if size is not None and size <= _FUSED_SUM:
+        return None, None
     shape = tf.unstack(tf.shape(terms), len(static)) if None in static else static
     slab = shape[axis] // _SLABS
     whole, rest = terms, None
     if size is None or size % _SLABS:
         whole, rest = tf.split(terms, [slab * _SLABS, shape[axis] - slab * _SLABS], axis)
     slabs = tf.reshape(whole, [*shape[:axis], _SLABS, slab, *shape[axis + 1 :]])
-    # the mean: XLA would make one sum of two
-    total = _SLABS * _double(tf.reduce_sum(tf.reduce_mean(slabs, axis), axes, keepdims=keepdims))
-    return total if rest is None else total + _double(tf.reduce_sum(rest, axes, keepdims=keepdims))
+    return tf.reduce_mean(slabs, axis), rest
 
 
 def _gain(call: Call, scale: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
@@ -352,7 +363,9 @@ def wide(call: Call, x: tf.Tensor) -> tf.Tensor:
 
 
 def _double(x: tf.Tensor) -> tf.Tensor:
-    if x.dtype in (tf.float16, tf.bfloat16):
-        # two casts that XLA would make one, from 16 bits, which LLVM does for two numbers at a time
-        return -tf.cast(-tf.cast(x, tf.float32), tf.float64)
-    return tf.cast(x, tf.float64)
+    return _by_way_of_float32(x) if x.dtype in (tf.float16, tf.bfloat16) else tf.cast(x, tf.float64)
+
+
+def _by_way_of_float32(x: tf.Tensor) -> tf.Tensor:
+    """For LLVM, which casts 16 bits to float64 for two numbers at a time: two casts, kept apart from XLA by signs."""
+    return -tf.cast(-tf.cast(x, tf.float32), tf.float64)

@@ -14,11 +14,11 @@ from functools import lru_cache
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import record
 
 from rmsnorm import cpu
-from rmsnorm.call import Call
+from rmsnorm.call import Call, filled, given
 from rmsnorm.tf_impl import arithmetic
+from rmsnorm.tf_impl.private import is_recording
 from rmsnorm.tf_impl.rounding import cast
 
 _LARGE = 2**20  # elements: below, to compile another size takes as long as a hundred calls by operations
@@ -105,29 +105,6 @@ def uses_xla() -> bool:
     return os.environ.get("RMSNORM_XLA") != "0"
 
 
-def is_recording() -> bool:
-    """Whether a tape or a ForwardAccumulator is open. TensorFlow has no public function for this."""
-    return bool(record.could_possibly_record())
-
-
-def record_gradient(
-    y: tf.Tensor, tensors: Sequence[tf.Tensor], gradient: Callable[[tf.Tensor], list[tf.Tensor]]
-) -> None:
-    """As tf.custom_gradient, which takes ten times as long."""
-    if is_recording():
-        record.record_operation("rms_norm", [y], list(tensors), gradient)
-
-
-def filled(tensors: Sequence[tf.Tensor], *pattern: object) -> list[Any]:
-    """The tensors in order, with None wherever the pattern has None."""
-    rest = iter(tensors)
-    return [None if entry is None else next(rest) for entry in pattern]
-
-
-def present(tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]
-
-
 def _constants(*tensors: tf.Tensor | None) -> list[tf.Tensor | None]:
     """The tensors as constants, which no tape records."""
     return [None if t is None else tf.stop_gradient(t) for t in tensors]
@@ -140,9 +117,9 @@ def _whole(call: Call, mask: tf.Tensor | None) -> tf.Tensor | None:
 
 def _run(function: Callable[..., Any], call: Call, tensors: Sequence[tf.Tensor | None]) -> Any:
     """The function, compiled for large tensors."""
-    if math.prod(call.shape) < max(_LARGE, 1) or not uses_xla():
+    if math.prod(call.shape) < _LARGE or not uses_xla():
         return function(call, *tensors)
-    return compiled(function, *signature(call, tensors))(*present(tensors))
+    return compiled(function, *signature(call, tensors))(*given(tensors))
 
 
 def signature(call: Call, tensors: Sequence[tf.Tensor | None]) -> tuple[Call, tuple[tf.TensorSpec | None, ...]]:
@@ -163,9 +140,9 @@ def signature(call: Call, tensors: Sequence[tf.Tensor | None]) -> tuple[Call, tu
 @lru_cache(maxsize=128)
 def compiled(function: Callable[..., Any], call: Call, specs: tuple[tf.TensorSpec | None, ...]) -> Any:
     def run(*tensors: tf.Tensor) -> Any:
-        return function(call, *filled(tensors, *specs))
+        return function(call, *filled(tensors, specs))
 
-    return tf.function(run, input_signature=present(specs), jit_compile=True, autograph=False)
+    return tf.function(run, input_signature=given(specs), jit_compile=True, autograph=False)
 
 
 def _has_kernels(call: Call, *tensors: tf.Tensor | None) -> bool:
@@ -201,7 +178,7 @@ def _backward_kernel(
 
     plan = launch.plan(call, _name(scale), _name(bias))
     primals = (h, scale, bias)
-    results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in primals if t is not None)), *primals)
+    results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in given(primals))), primals)
     plan.run_backward(
         threads.own_threads, (h, scale, mask, inverse_rms, dy, dh, results),
         _address(h), plan.x_bytes, _address(scale), *_mask(call, mask),

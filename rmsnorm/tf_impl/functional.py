@@ -15,11 +15,12 @@ from typing import Any, Never
 import tensorflow as tf
 
 from rmsnorm import errors
-from rmsnorm.call import Axis, Call, Spec, resolve, three_of
+from rmsnorm.call import Axis, Call, Spec, filled, given, resolve, three_of
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.tf_impl import eager, graph
 from rmsnorm.tf_impl.arithmetic import backward, forward, statistic, tangent, wide
 from rmsnorm.tf_impl.gate import factor, slope
+from rmsnorm.tf_impl.private import is_recording, record_gradient
 from rmsnorm.tf_impl.rounding import add, cast
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -157,7 +158,7 @@ def rms_norm_vjp(
         return _gated_vjp(call, dy, x, scale, bias, gate)
     h = add(x, residual, call.x)
     one_dtype = all(t is None or t.dtype == x.dtype for t in (residual, dh))  # else each is rounded from float64
-    if one_dtype and tf.executing_eagerly() and not eager.is_recording():
+    if one_dtype and tf.executing_eagerly() and not is_recording():
         gradients = eager.gradients(call, dy, h, scale, bias, mask, dh)
         if gradients is not None:
             return tuple(gradients) if residual is None else (*gradients, gradients[0])
@@ -268,22 +269,22 @@ def _gated_jvp(call: Call, primals: list[Any], tangents: list[Any], gate: tf.Ten
 def _rms_norm(
     call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    variables = eager.present([h, scale, bias])
+    variables = given([h, scale, bias])
 
     def gradients(backward: Any, dy: tf.Tensor, inverse_rms: tf.Tensor) -> list[tf.Tensor]:
         backward = eager.backward if tf.executing_eagerly() else backward
-        return eager.present(backward(call, tf.convert_to_tensor(dy), h, scale, bias, mask, inverse_rms))
+        return given(backward(call, tf.convert_to_tensor(dy), h, scale, bias, mask, inverse_rms))
 
     if tf.executing_eagerly():
         y, inverse_rms = eager.forward(call, h, scale, bias, mask)
-        eager.record_gradient(y, variables, lambda dy: gradients(graph.backward, dy, inverse_rms))
+        record_gradient(y, variables, lambda dy: gradients(graph.backward, dy, inverse_rms))
         return y, inverse_rms
     if graph.supports(*variables):
         return graph.forward(call, h, scale, bias, mask)
 
     @tf.custom_gradient
     def function(*tensors: tf.Tensor) -> Any:
-        y, inverse_rms = forward(call, *[*eager.filled(tensors, h, scale, bias), mask])
+        y, inverse_rms = forward(call, *[*filled(tensors, [h, scale, bias]), mask])
         return (y, inverse_rms), lambda dy, _: gradients(eager.rounded_backward, dy, inverse_rms)
 
     y, inverse_rms = function(*variables)

@@ -18,13 +18,9 @@ from functools import lru_cache
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import forwardprop_util
-from tensorflow.python.ops import control_flow_util
-from tensorflow.python.ops.parallel_for import pfor
-from tensorflow.python.saved_model import save_context
 
-from rmsnorm.call import Call
-from rmsnorm.tf_impl import arithmetic, eager, portable
+from rmsnorm.call import Call, filled, given
+from rmsnorm.tf_impl import arithmetic, eager, portable, private
 from rmsnorm.tf_impl.rounding import cast
 
 _DEVICES = ["CPU", "GPU"]
@@ -53,8 +49,8 @@ class Pullback:
 
     def __call__(self, call: Call, *tensors: tf.Tensor | None) -> list[tf.Tensor]:
         upstream, arguments = tensors[: self.results], tensors[self.results :]
-        variables = eager.present(arguments[: -self.constants])
-        results = eager.present(self.function(call, *arguments))
+        variables = given(arguments[: -self.constants])
+        results = given(self.function(call, *arguments))
         # not a tape: it records nothing in a graph that TensorFlow traces while it stops all tapes
         return list(tf.gradients(results, variables, upstream, unconnected_gradients="zero"))
 
@@ -64,8 +60,8 @@ def supports(*tensors: tf.Tensor | None) -> bool:
     return (
         eager.uses_xla()
         and tf.compat.v1.executing_eagerly_outside_functions()
-        and not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
-        and not any(forwardprop_util.pack_tangents(eager.present(tensors)).indices)
+        and not private.is_compiled_by_xla()
+        and not private.is_in_accumulator(given(tensors))
     )
 
 
@@ -97,9 +93,9 @@ def backward(
     The gradient in a SavedModel is of operations: TensorFlow does not save what the gradient of a gradient is.
     """
     tensors = [dy, h, scale, bias, mask, inverse_rms]
-    if save_context.in_save_context():
+    if private.is_saved():
         return _backward_of_operations(call, *tensors)
-    return eager.filled(_differentiable(_BACKWARD, call, tensors, [h, scale, bias]), h, scale, bias)
+    return filled(_differentiable(_BACKWARD, call, tensors, [h, scale, bias]), [h, scale, bias])
 
 
 def _rounded_forward(call: Call, *tensors: Any) -> list[tf.Tensor]:
@@ -125,16 +121,16 @@ def _differentiable(
 ) -> list[tf.Tensor]:
     """The results that are there, each shaped as what it is like."""
     if not supports(*tensors[: -function.constants]):
-        return eager.present(function.exact(call, *tensors))
+        return given(function.exact(call, *tensors))
 
     def gradient(upstream: Sequence[Any], tensors: Sequence[Any], _: Any) -> list[tf.Tensor | None]:
         forms = (function.exact, function.portable, function.operations)
         exact, other, plain = (Pullback(form, len(upstream), function.constants) for form in forms)
         pullback = Function(exact, other, plain, function.constants)
         variables = [*tensors[: -function.constants]]
-        return eager.filled(_differentiable(pullback, call, [*upstream, *tensors], variables), *variables)
+        return filled(_differentiable(pullback, call, [*upstream, *tensors], variables), variables)
 
-    return _with_gradient(function, call, tensors, [tensor.shape for tensor in eager.present(like)], gradient)
+    return _with_gradient(function, call, tensors, [tensor.shape for tensor in given(like)], gradient)
 
 
 def _with_gradient(
@@ -145,30 +141,30 @@ def _with_gradient(
     gradient: Callable[..., list[tf.Tensor | None]],
 ) -> list[tf.Tensor]:
     """The results that are there; the gradient is of their gradients, the tensors and the results."""
-    constants = [None] * len(eager.present(tensors[-function.constants :]))
+    constants = [None] * len(given(tensors[-function.constants :]))
 
     @tf.custom_gradient
     def run(*arguments: tf.Tensor) -> Any:
         # of this graph, for the gradient, where tensors of a graph around this one may be out of scope
-        inner = [None if t is None else tf.identity(t) for t in eager.filled(arguments, *tensors)]
+        inner = [None if t is None else tf.identity(t) for t in filled(arguments, tensors)]
         results = _run(function, call, inner, shapes)
-        return results, lambda *upstream: [*eager.present(gradient(upstream, inner, results)), *constants]
+        return results, lambda *upstream: [*given(gradient(upstream, inner, results)), *constants]
 
-    results = list(run(*eager.present(tensors)))
+    results = list(run(*given(tensors)))
 
-    def rows(inputs: Any) -> list[pfor.WrappedTensor]:
+    def rows(inputs: Any) -> list[tuple[tf.Tensor, bool]]:
         """For tf.vectorized_map, which drops custom gradients: operations, which have their own."""
         inputs = inputs.inputs[len(results) :]
 
         def row(stacked: list[tf.Tensor]) -> list[tf.Tensor]:
             rest = iter(stacked)
             arguments = [next(rest) if tensor.is_stacked else tensor.t for tensor in inputs]
-            return eager.present(function.operations(call, *eager.filled(arguments, *tensors)))
+            return given(function.operations(call, *filled(arguments, tensors)))
 
         mapped = tf.vectorized_map(row, [tensor.t for tensor in inputs if tensor.is_stacked])
-        return [*(pfor.wrap(result, True) for result in mapped), *inputs]
+        return [*((result, True) for result in mapped), *((tensor.t, tensor.is_stacked) for tensor in inputs)]
 
-    results[0].op.pfor_converter = rows
+    private.vectorize(results[0], rows)
     return results
 
 
@@ -176,10 +172,10 @@ def _run(function: Function, call: Call, tensors: Sequence[tf.Tensor | None], sh
     """The results that are there. The tensors are constants: a tape would keep what is computed inside."""
     tensors = [None if t is None else tf.stop_gradient(t) for t in tensors]
     signature = eager.signature(call, tensors)
-    present = eager.present(tensors)
+    present = given(tensors)
     dtypes = [tensor.dtype.name for tensor in tensors[: -function.constants] if tensor is not None]
     if "float64" in (call.product, call.result, *dtypes):
-        results = eager.present(eager.compiled(function.exact, *signature)(*present))
+        results = given(eager.compiled(function.exact, *signature)(*present))
     else:
         specs = tuple(None if t is None else tf.TensorSpec(t.shape, t.dtype) for t in tensors)
         by_xla, otherwise = _branch(function, True, *signature), _branch(function, False, call, specs)
@@ -189,33 +185,33 @@ def _run(function: Function, call: Call, tensors: Sequence[tf.Tensor | None], sh
             branch_index=_device_index(), input=present, branches=branches,
             Tout=[output.dtype for output in branches[0].outputs], output_shapes=[*map(tf.TensorShape, shapes)],
         )  # fmt: skip
-    results[0].op.pfor_converter = _replaced
+    private.vectorize(results[0], _replaced)
     results = [tf.stop_gradient(result) for result in results]
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     return results
 
 
-def _replaced(inputs: Any) -> list[pfor.WrappedTensor]:
+def _replaced(inputs: Any) -> list[tuple[tf.Tensor, bool]]:
     """For tf.vectorized_map: the results that operations replace, which need no time to trace."""
     shapes = [[size or 0 for size in result.shape] for result in inputs.outputs]
     pairs = zip(shapes, inputs.outputs, strict=True)
-    return [pfor.wrap(tf.fill(shape, tf.constant(float("nan"), result.dtype)), False) for shape, result in pairs]
+    return [(tf.fill(shape, tf.constant(float("nan"), result.dtype)), False) for shape, result in pairs]
 
 
 @lru_cache(maxsize=256)
 def _branch(function: Function, is_exact: bool, call: Call, specs: tuple[tf.TensorSpec | None, ...]) -> Any:
     def run(*tensors: tf.Tensor) -> Any:
         if is_exact:
-            return eager.present(eager.compiled(function.exact, call, specs)(*tensors))
-        return eager.present(function.portable(call, *eager.filled(tensors, *specs)))
+            return given(eager.compiled(function.exact, call, specs)(*tensors))
+        return given(function.portable(call, *filled(tensors, specs)))
 
-    return tf.function(run, input_signature=eager.present(specs), autograph=False)
+    return tf.function(run, input_signature=given(specs), autograph=False)
 
 
 def _device_index() -> tf.Tensor:
     """Of the device that runs the graph; where XLA compiles, and in a converter, the number of devices."""
     index = tf.raw_ops.DeviceIndex(device_names=_DEVICES)
     # for tf.vectorized_map: one number for all rows
-    index.op.pfor_converter = lambda _: pfor.wrap(_device_index(), False)
+    private.vectorize(index, lambda _: [(_device_index(), False)])
     return index

@@ -38,7 +38,7 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
         pytest.skip("no numba")
     if request.param != "kernels":
         monkeypatch.setattr(cpu, "supports", lambda call: False)
-    monkeypatch.setattr(eager, "_LARGE", 2**60 if request.param == "operations" else 0)
+    monkeypatch.setattr(eager, "_LARGE", 2**60 if request.param == "operations" else 1)
     eager.compiled.cache_clear()
     return str(request.param)
 
@@ -82,7 +82,7 @@ def test_every_way_is_the_golden(name: str, dtype: str, way: str, monkeypatch: p
 def test_one_trace_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """One forward and one backward trace for all sizes of the axes that share parameters; others for another width."""
     monkeypatch.setattr(cpu, "supports", lambda call: False)
-    monkeypatch.setattr(eager, "_LARGE", 0)
+    monkeypatch.setattr(eager, "_LARGE", 1)
     eager.compiled.cache_clear()
     traced, traced_of = [], eager.compiled
     monkeypatch.setattr(eager, "compiled", lambda *arguments: traced.append(traced_of(*arguments)) or traced[-1])
