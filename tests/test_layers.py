@@ -26,7 +26,7 @@ BY_NAME = {
     "rmsnorm.nematus": "",
     "rmsnorm.nematus.backends": r"rmsnorm\.nematus\.(numpy|torch|tf|flax)",
     "rmsnorm.tf_impl.layers": r"rmsnorm\.(tf|torch|flax)_impl\.functional",
-    "rmsnorm.cpu.machine_code": r"rmsnorm\.cpu\.(forward|backward|parameters|recurrent|tasks|xla_handler)",
+    "rmsnorm.cpu.machine_code": r"rmsnorm\.cpu\.(forward|backward|parameters|tasks|xla_handler)",
     "rmsnorm.conversion.layer_norm": r"rmsnorm\.conversion\.layer_norm\.(torch|keras|flax)",
 }
 

@@ -6,7 +6,6 @@ The first call compiles what it needs in a second or two; later processes load t
     machine_code, cache             what is compiled, loaded, and kept on disk
     openmp, threads                 who computes which chunk
     arrays; xla                     for NumPy's arrays; for XLA. PyTorch and TensorFlow use launch.
-    steps                           jobs of recurrent cells, whose kernels are in recurrent
 
 The rest is what numba compiles, and is imported for nothing else:
 

@@ -239,16 +239,11 @@ def load_tasks() -> None:
 def run() -> Callable[..., int]:
     """``run`` of tasks.py. As a method of Python it is called in a fifth of the time that ctypes takes."""
     load_tasks()
-    return method(b"run", machine_code.address("tasks", "run"))
-
-
-def method(name: bytes, function: int) -> Callable[..., int]:
-    """A method of Python that is the C function at an address."""
-    _methods.append(_Method(name, function, _FASTCALL, None))
+    _methods.append(_Method(b"run", machine_code.address("tasks", "run"), _FASTCALL, None))
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype, new.argtypes = ctypes.py_object, (ctypes.POINTER(_Method), ctypes.c_void_p, ctypes.c_void_p)
-    result: Callable[..., int] = new(_methods[-1], None, None)
-    return result
+    method: Callable[..., int] = new(_methods[-1], None, None)
+    return method
 
 
 def _from_c(index: int) -> Callable[..., int]:

@@ -81,41 +81,6 @@ INDEX, IS_BACKWARD, ROW_COUNT, ROW_STEP, THREAD_COUNT, SOURCES = range(6)
 NUMBER, OPERAND, RESULT = range(3)
 
 
-# The job of a step of a recurrent cell, in words: first the kernel and what to compute: rows of so many numbers, how
-# many of these enter each of both statistics (0: no norm), eps, a float64, and the step in time; how many rows a thread
-# takes at once, and the next part to take; what the threads call, how many there are, and what starts them, or 0.
-STEP_HEAD: Final = (
-    "kernel", "rows", "n", "first", "second", "eps", "time", "step", "next", "work", "threads", "parallel",
-)  # fmt: skip
-
-# Then the arguments, by kernel: addresses of the first step of a sequence, 0 if there is no such array, or as follows.
-# Arrays of steps have no gaps. ``a`` is the product, ``saved`` the gates, ``inverse`` 1 / rho of both statistics;
-# ``kept`` is 1, or 0 if these three have room for one step only. A name with _time or _row is a number of bytes to the
-# next step or row of that array. ``before`` are the states that enter the step, ``start`` those to which a mask
-# returns, ``states`` the new ones. The last GRU of a step writes what a mask lets through of the gradient of the states
-# to ``to_carried``, the first adds it from ``from_carried``. ``dgain`` are sums, of each part of the rows by itself.
-# Norms alone are of so many numbers to the ``left``, and of others to the ``right``; ``v`` becomes a gradient in place.
-STEP_ARGUMENTS: Final = {
-    "gru_forward": (
-        "a", "saved", "inverse", "kept", "gain", "gates", "gates_time", "gates_row", "proposal", "proposal_time",
-        "proposal_row", "before", "states", "mask", "start",
-    ),
-    "gru_backward": (
-        "a", "saved", "inverse", "gain", "before", "mask", "dstates", "dh", "to_carried", "from_carried", "da",
-        "dgates", "dproposal", "dgain",
-    ),
-    "lstm_forward": (
-        "a", "saved", "inverse", "kept", "gain", "below", "before", "states", "cells_before", "cells", "mask",
-    ),
-    "lstm_backward": (
-        "a", "saved", "inverse", "gain", "cells_before", "cells", "mask", "dstates", "dcells", "dh", "dc", "da",
-        "dbelow", "dgain",
-    ),
-    "norm_forward": ("a", "y", "inverse", "gain", "left", "right"),
-    "norm_backward": ("a", "v", "inverse", "gain", "left", "right", "dgain"),
-}  # fmt: skip
-
-
 def settings_of(call: Call, rows: int, scale: str | None, bias: str | None) -> np.ndarray:
     """The settings of a call on so many rows, with parameters of these dtypes; one record."""
     n = call.n

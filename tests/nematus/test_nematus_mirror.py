@@ -32,8 +32,6 @@ OTHER_FILES = {
     ("numpy", "recurrent_layers.py"): "NumPy has functions only",
     ("tf", "model.py"): "the base class of the two Keras models",
     ("tf", "layers.py"): "layers for Nematus's own graphs",
-    ("torch", "attention.py"): "the steps of the decoder, likewise",
-    ("torch", "compiled.py"): "steps of cells by compiled kernels, as PyTorch's operators take longer to call",
 }
 # Arguments that a framework has in addition to the protocol, by method, and why. All are keyword-only.
 OTHER_ARGUMENTS = {
@@ -60,8 +58,6 @@ OTHER_DEFINITIONS = {
     ("numpy", "output"): {"embed"},
     ("numpy", "rnnsearch"): {"_SourceGradients", "_Step", "_StepGradients", "_decoder_step", "_step_with_input"},
     ("numpy", "transformer"): {"_mix"},
-    # The loop over the steps is what compiled steps replace.
-    ("torch", "recurrent"): {"_nematus_steps", "_lstm_steps"},
     ("torch", "rnnsearch"): {"_base_steps"},
     # Functions become graphs, and get parameters and dropout there.
     ("tf", "recurrent"): {"_run", "_nematus_gru"},

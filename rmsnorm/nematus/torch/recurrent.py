@@ -14,7 +14,6 @@ from torch import Tensor
 
 from rmsnorm.nematus.cells import PARTIAL, CellNorm, gru_names
 from rmsnorm.nematus.config import Bias
-from rmsnorm.nematus.torch import compiled
 from rmsnorm.nematus.torch.parameters import Parameters, leaves, normalise, project
 
 __all__ = ["gru", "lstm", "nematus_gru"]
@@ -68,22 +67,14 @@ def nematus_level(
 ) -> Tensor:
     """A level of GRUs over a sequence."""
     from_input = nematus_input(p / "gru0", x, biases[0])
-    mask = None if mask is None else mask.to(x.dtype)
-    return compiled.gru(_nematus_steps, p, from_input, h0, mask, biases, masking == "carry", reverse)
-
-
-def _nematus_steps(
-    p: Parameters, from_input: tuple[Tensor, Tensor], h0: Tensor, mask: Tensor | None, biases: Sequence[Bias],
-    carries: bool, reverse: bool,
-) -> Tensor:  # fmt: skip
     # unbind, because the gradient of picking out one step has the length of the whole sequence.
     steps = list(zip(*(part.unbind() for part in from_input), strict=True))
-    masks = None if mask is None else mask[..., None].unbind()
+    masks = None if mask is None else mask.to(x.dtype)[..., None].unbind()
     h, states = h0, []
     for t in range(len(steps))[:: -1 if reverse else 1]:
         new = nematus_deep_step(p, h, steps[t], biases)
         if masks is not None:
-            new = masks[t] * new + (1 - masks[t]) * h if carries else masks[t] * new
+            new = masks[t] * new + (1 - masks[t]) * h if masking == "carry" else masks[t] * new
         h = new
         states.append(h)
     return torch.stack(states[:: -1 if reverse else 1]) if states else from_input[1]
@@ -159,11 +150,7 @@ def lstm(
 
 def _lstm(p: Parameters, x: Tensor, h0: Tensor, c0: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     below = project(p, x, "W", "b", ("s1", "b1"))
-    return compiled.lstm(_lstm_steps, p, below, h0, c0, None if mask is None else mask.to(x.dtype))
-
-
-def _lstm_steps(p: Parameters, below: Tensor, h0: Tensor, c0: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    masks = [None] * len(below) if mask is None else mask[..., None].unbind()
+    masks = [None] * len(below) if mask is None else mask.to(x.dtype)[..., None].unbind()
     h, c, states = h0, c0, []
     for from_input, m in zip(below.unbind(), masks, strict=True):
         h, c = lstm_step(p, h, c, from_input, m)

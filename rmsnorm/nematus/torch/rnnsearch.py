@@ -13,7 +13,7 @@ from rmsnorm.nematus import beam
 from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.cells import rates, rnn_smoothed
 from rmsnorm.nematus.names import source_tables, target_table
-from rmsnorm.nematus.torch import attention, sentences, zero_rnnsearch
+from rmsnorm.nematus.torch import sentences, zero_rnnsearch
 from rmsnorm.nematus.torch.output import cross_entropy, lexical_state, log_softmax, predict
 from rmsnorm.nematus.torch.parameters import Dropout, Named, Parameters, feed_forward, leaves, project
 from rmsnorm.nematus.torch.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
@@ -208,22 +208,9 @@ def _decode(
     base, *highs = states
     from_words = nematus_input(p / "decoder/base/gru0", words, config.gru_bias("base", 0))
     biases = [config.gru_bias("base", index) for index in range(config.rnn_dec_base_transition_depth)]
+    top, attended, weights = _base_steps(p / "decoder/base", memory, base, from_words, biases)
 
-    def plain(own: Parameters, from_words: Any, state: Tensor, of_source: Any, biases: Any) -> tuple[Tensor, Tensor]:
-        hidden, context, mask = of_source
-        of_source = memory._replace(hidden=hidden, context=context, mask=mask)
-        return _base_steps(own, of_source, state, from_words, ["none", *biases])[:2]
-
-    lexical = None
-    if config.rnn_lexical_model:
-        top, attended, weights = _base_steps(p / "decoder/base", memory, base, from_words, biases)
-        lexical = lexical_state(p, weights, memory.embeddings)
-    else:
-        of_source = memory.hidden, memory.context, memory.mask
-        top, attended = attention.decoder(plain, p / "decoder/base", from_words, base, of_source, biases[1:])
-    base = top[-1]
-
-    new = [base]
+    new = [top[-1]]
     biases = [config.gru_bias("high", index) for index in range(config.rnn_dec_high_transition_depth)]
     for level, high in enumerate(highs):
         below = torch.cat((top, attended), dim=-1) if config.rnn_dec_deep_context else top
@@ -231,6 +218,7 @@ def _decode(
         new.append(high[-1])
         top = high if old and level == 0 else top + high
 
+    lexical = lexical_state(p, weights, memory.embeddings) if config.rnn_lexical_model else None
     return predict(p, config, words, top, attended, lexical), new
 
 
