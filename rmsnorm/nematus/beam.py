@@ -3,19 +3,21 @@
 They differ in the hypotheses that they keep. A model is a function ``step(states, ids) -> (log_p, states)``:
     ids: (rows,), the words that were just chosen; None before the first word.
     log_p: (rows, vocabulary), a NumPy array.
-    states: a list of arrays of any library, whose first axis are rows; ``state[indices]`` must return rows.
+    states: a list of arrays of any library, whose first axis are rows; a function takes rows of them.
 Every sentence has beam_size adjacent rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import getitem
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rmsnorm import errors
+from rmsnorm.nematus.dialects import rules
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -25,6 +27,7 @@ ZERO_END: Final = 2  # the id that ends a sentence in zero
 Array: TypeAlias = npt.NDArray[Any]
 States: TypeAlias = list[Any]
 Step: TypeAlias = Callable[[States, Array | None], tuple[Array, States]]
+Rows: TypeAlias = Callable[[Any, Array], Any]
 
 _NEVER = np.finfo(np.float32).min.item()  # Nematus's log-probability of an impossible word
 _LOW = -1e7  # Nematus's score of an empty place in the beam
@@ -88,20 +91,22 @@ def plan(config: Config, words: Any, beam_size: int | None, max_length: int | No
 
 def is_first(config: Config, previous: Any) -> bool:
     """Whether nothing precedes the words of a step. zero thinks so, too, where 0 was chosen for all sentences."""
-    return previous is None or (config.dialect == "zero" and not previous.any())
+    return previous is None or (rules(config).pads_with_zero and not previous.any())
 
 
-def search(plan: Plan, step: Step, states: States) -> Translations:
+def search(plan: Plan, step: Step, states: States, rows: Rows = getitem) -> Translations:
     """Run a search from states with beam_size equal rows for every sentence.
+
+    rows: ``rows(state, indices)`` are the rows of these indices.
 
     Raises:
         ValueError: the beam is wider than the vocabulary.
     """
     if plan.name == "zero":
-        return _zero(plan, step, states)
+        return _zero(plan, step, states, rows)
     find = _sampler if plan.name == "sampler" else _costs
     batch, size = len(plan.lengths), plan.beam_size
-    sequences, scores = find(step, states, batch, size, plan.steps, plan.alpha)
+    sequences, scores = find(step, states, rows, batch, size, plan.steps, plan.alpha)
     order = np.argsort(-scores, axis=1, kind="stable")
     return Translations(_take(sequences, order), _take(scores, order))
 
@@ -134,7 +139,9 @@ class _Finished:
         return np.where(any_ended[:, :, None], self.words, alive), np.where(any_ended, self.scores, scores)
 
 
-def _sampler(step: Step, states: States, batch: int, size: int, max_length: int, alpha: float) -> tuple[Array, Array]:
+def _sampler(
+    step: Step, states: States, rows: Rows, batch: int, size: int, max_length: int, alpha: float
+) -> tuple[Array, Array]:
     """Keep finished hypotheses in a list of their own.
 
     Stops when no sentence can improve, or after max_length - 1 words.
@@ -162,7 +169,7 @@ def _sampler(step: Step, states: States, batch: int, size: int, max_length: int,
 
         order = _top(top_scores + ended * _LOW, size)
         alive, alive_scores = _take(top, order), _take(top_scores, order)
-        states = [state[(row + _take(parent, order)).ravel()] for state in states]
+        states = [rows(state, (row + _take(parent, order)).ravel()) for state in states]
         finished.add(top, top_scores, ended)
     sequences, scores = finished.or_else(alive, alive_scores)
     ends = np.concatenate((sequences == 0, np.ones((batch, size, 1), bool)), axis=2)
@@ -170,7 +177,9 @@ def _sampler(step: Step, states: States, batch: int, size: int, max_length: int,
     return sequences, scores / lengths**alpha
 
 
-def _costs(step: Step, states: States, batch: int, size: int, max_length: int, alpha: float) -> tuple[Array, Array]:
+def _costs(
+    step: Step, states: States, rows: Rows, batch: int, size: int, max_length: int, alpha: float
+) -> tuple[Array, Array]:
     """All hypotheses are in one list. A finished one stays at no cost; its score becomes positive, above all others."""
     row = np.arange(batch)[:, None] * size
     words = np.zeros((batch, size, 0), np.int64)
@@ -190,7 +199,7 @@ def _costs(step: Step, states: States, batch: int, size: int, max_length: int, a
         scores = _take(candidates, best)
         scores = np.where(word == 0, np.abs(scores), scores)
         words = np.concatenate((_take(words, parent), word[:, :, None]), axis=2)
-        states = [state[(row + parent).ravel()] for state in states]
+        states = [rows(state, (row + parent).ravel()) for state in states]
         previous = word.ravel()
     sequences = np.pad(words, ((0, 0), (0, 0), (0, 1)))  # the end of sentence, even if the search did not reach it
     lengths = sequences.shape[2] - (sequences[:, :, ::-1] != 0).argmax(axis=2) + 1
@@ -198,7 +207,7 @@ def _costs(step: Step, states: States, batch: int, size: int, max_length: int, a
     return sequences, -np.abs(scores) / lengths**alpha
 
 
-def _zero(plan: Plan, step: Step, states: States) -> Translations:
+def _zero(plan: Plan, step: Step, states: States, rows: Rows) -> Translations:
     """Keep alive hypotheses and finished ones in two lists, ranked by score: log p / ((5 + length) / 6)^alpha.
 
     Stops when in no sentence an alive one can become better than the worst finished one. float32 as in zero, where
@@ -235,7 +244,7 @@ def _zero(plan: Plan, step: Step, states: States) -> Translations:
             order = _top(kept_scores, size)
             alive, alive_scores = _take(top, order), _take(kept_scores, order)
             alive_log_p = alive_scores * penalty(time + 1)
-            states = [state[(row + _take(parent, order)).ravel()] for state in states]
+            states = [rows(state, (row + _take(parent, order)).ravel()) for state in states]
             finished.add(top, top_scores, ended)
     return Translations(*finished.or_else(alive, alive_scores))
 

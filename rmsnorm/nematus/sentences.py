@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmsnorm import errors
+from rmsnorm.nematus.dialects import rules
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -18,7 +19,7 @@ Array: TypeAlias = npt.NDArray[Any]
 def source(op: str, x: Any, x_mask: Any, config: Config) -> tuple[Array, Array]:
     """Ids (factors, length, batch), checked against the sizes of the vocabularies, and their mask (length, batch).
 
-    The dialect ``zero`` leaves out words that are padding in all sentences, but for the first.
+    Where 0 is padding, words that are padding in all sentences are left out, but for the first.
     """
     sizes = config.source_vocab_sizes
     x, mask = np.asarray(x), np.asarray(x_mask, np.float64)
@@ -34,23 +35,23 @@ def source(op: str, x: Any, x_mask: Any, config: Config) -> tuple[Array, Array]:
         raise errors.out_of_domain(
             op, "x_mask", 0, "at least one word in every sentence", "leave empty sentences out, or end them"
         )
-    return (x[:, _kept(mask)], mask[_kept(mask)]) if config.dialect == "zero" else (x, mask)
+    return (x[:, _kept(mask)], mask[_kept(mask)]) if rules(config).pads_with_zero else (x, mask)
 
 
 def target(op: str, y: Any, batch: int, config: Config, y_mask: Any = None) -> tuple[Array, Array]:
     """Ids (length, batch), checked against the size of the vocabulary, and their mask; as source.
 
-    Without a mask all are words; in the dialect ``zero`` those that are not 0.
+    Without a mask all are words; where 0 is padding, those that are not 0.
     """
     y = np.asarray(y)
     if y.ndim != 2 or y.shape[1] != batch or not len(y):
         raise errors.out_of_domain(op, "y", y.shape, f"the shape (length, {batch})", "give x and y the same sentences")
     check_ids(op, "y", y, config.target_vocab_size)
-    words = y != 0 if config.dialect == "zero" else np.ones(y.shape)
+    words = y != 0 if rules(config).pads_with_zero else np.ones(y.shape)
     mask = np.asarray(words if y_mask is None else y_mask, np.float64)
     if mask.shape != y.shape:
         raise errors.wrong_shape(op, "y_mask", mask.shape, y.shape, "y")
-    return (y[_kept(mask)], mask[_kept(mask)]) if config.dialect == "zero" else (y, mask)
+    return (y[_kept(mask)], mask[_kept(mask)]) if rules(config).pads_with_zero else (y, mask)
 
 
 def _kept(mask: Array) -> Array:

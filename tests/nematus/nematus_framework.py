@@ -19,7 +19,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from nematus_models import WITH_DROPOUT, random_parameters
+
+from rmsnorm.nematus.models.parameters import Parameters
 
 
 class Model:
@@ -70,6 +73,21 @@ class Model:
 
     def translate(self, *arguments: Any, **options: Any) -> Any:
         return self.own.translate(*arguments, **options)
+
+
+def masks(monkeypatch: pytest.MonkeyPatch, numpy: Any) -> dict[str, Any]:
+    """The masks of dropout by name, as NumPy arrays; filled where RNNSearch drops."""
+    made: dict[str, Any] = {}
+    drop = Parameters.drop
+
+    def record(self: Any, name: str, x: Any) -> Any:
+        mask = self.masks.get(self.scope + name)
+        if mask is not None:
+            made[self.scope + name] = numpy(mask)
+        return drop(self, name, x)
+
+    monkeypatch.setattr(Parameters, "drop", record)
+    return made
 
 
 def lose_words(framework: Any, config: Any, masks: dict[str, Any]) -> tuple[Any, Any, int]:

@@ -14,7 +14,6 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from rmsnorm.nematus import torch as nematus
-from rmsnorm.nematus.torch.parameters import Dropout
 
 quick = wide = nullcontext
 
@@ -52,18 +51,7 @@ def overwrite(model: Any) -> None:
 
 
 def masks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The masks of dropout by name, as RNNSearch makes them; filled where it drops."""
-    made: dict[str, Any] = {}
-    drop = Dropout.__call__
-
-    def record(self: Any, name: str, x: Any, **options: Any) -> Any:
-        y = drop(self, name, x, **options)
-        if name in self.masks:
-            made[name] = numpy(self.masks[name])
-        return y
-
-    monkeypatch.setattr(Dropout, "__call__", record)
-    return made
+    return nematus_framework.masks(monkeypatch, numpy)
 
 
 def scale_dropout(monkeypatch: pytest.MonkeyPatch, *, keep: bool) -> float:

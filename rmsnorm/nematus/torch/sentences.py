@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rmsnorm.nematus import sentences
+from rmsnorm.nematus.dialects import rules
 from rmsnorm.torch_impl.rounding import is_transformed
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def target(op: str, y: Any, batch: int, config: Config, like: Tensor, y_mask: An
         y, y_mask = sentences.target(op, on_host(y), batch, config, on_host(y_mask))
     words = torch.as_tensor(y, device=like.device).long()
     if y_mask is None:
-        y_mask = words != 0 if config.dialect == "zero" else torch.ones_like(words)
+        y_mask = words != 0 if rules(config).pads_with_zero else torch.ones_like(words)
     return words, torch.as_tensor(y_mask).to(like)
 
 

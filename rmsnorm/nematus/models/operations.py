@@ -1,0 +1,115 @@
+"""The operations that the models are written with: what a framework's ``operations`` module must have.
+
+What Python's operators and indices do is the same in all frameworks and is not here. A shape may hold numbers that are
+known only when a graph runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+Array: TypeAlias = Any
+Step: TypeAlias = Callable[[tuple[Array, ...], tuple[Array, ...]], tuple[tuple[Array, ...], tuple[Array, ...]]]
+
+
+class Operations(Protocol):
+    """A module with these functions; operations on elements have their usual names."""
+
+    FIXED_CACHES: bool  # whether a cache has its full length from the start, as where shapes must be known
+
+    tanh: Callable[[Array], Array]
+    sigmoid: Callable[[Array], Array]
+    relu: Callable[[Array], Array]
+    exp: Callable[[Array], Array]
+    stop_gradient: Callable[[Array], Array]
+
+    def shape(self, x: Array) -> Sequence[Any]: ...
+    def cast(self, x: Array, like: Array) -> Array: ...
+    def filled(self, shape: Sequence[Any], value: float, like: Array) -> Array: ...
+    def where(self, condition: Array, x: Array, other: float) -> Array: ...
+    def concatenated(self, arrays: Sequence[Array], axis: int) -> Array: ...
+    def split(self, x: Array, parts: int) -> Sequence[Array]:
+        """Equal parts of the last axis."""
+
+    def transposed(self, x: Array) -> Array:
+        """The last two axes in the other order."""
+
+    def repeated(self, x: Array, times: int, axis: int) -> Array:
+        """Each entry of an axis so many times, one after another."""
+
+    def sum(self, x: Array, axis: int) -> Array: ...
+    def max(self, x: Array, axis: int) -> Array: ...
+    def take(self, table: Array, ids: Array) -> Array:
+        """Rows of a table; an id below 0 gives row 0."""
+
+    def matmul(self, x: Array, w: Array) -> Array:
+        """x w, in the full precision of their dtype; w is one matrix, or as many as x has."""
+
+    def weighted(self, weights: Array, values: Array) -> Array:
+        """Sums over the source: weights (steps, source, batch), values (source, batch, size)."""
+
+    def softmax(self, x: Array, axis: int) -> Array:
+        """Weights, divided by their sum once more.
+
+        That it is 1 up to a rounding is not enough for the gradient: it is a difference, in which what all values have
+        in common must cancel.
+        """
+
+    def log_softmax(self, x: Array) -> Array:
+        """Over the last axis, in at least float32."""
+
+    def logsumexp(self, arrays: Sequence[Array]) -> Array:
+        """log sum_i e^array_i."""
+
+    def cross_entropy(self, logits: Array, ids: Array, right: float, wrong: float) -> Array:
+        """-sum_v target_v log p_v, in at least float32; target is ``right`` at the id and ``wrong`` elsewhere."""
+
+    def rms_norm(self, x: Array, gain: Array, offset: Array | None, eps: float, partial: float | None) -> Array: ...
+    def layer_norm(self, x: Array, gain: Array, offset: Array | None, eps: float) -> Array: ...
+
+    def dropout(self, x: Array, rate: float, random: Any, shared: tuple[int, ...] = ()) -> Array:
+        """x without some of its features, and scaled; along the shared axes all or none. ``random``: where from."""
+
+    def split_heads(self, x: Array, heads: int) -> Array:
+        """(batch, length, features) as (batch, heads, length, features of a head)."""
+
+    def join_heads(self, x: Array) -> Array:
+        """The way back of split_heads."""
+
+    def attention(self, q: Array, k: Array, v: Array, bias: Array, rate: float, random: Any) -> Array:
+        """softmax(q k^T / sqrt(d) + bias) v; a share of the weights is dropped at the rate."""
+
+    def positions(self, start: Any, count: Any, length: Any, size: int, like: Array) -> Array:
+        """sin(t w_i), then cos(t w_i), for t from ``start`` on; zeros if size is odd. At most ``length`` in all.
+
+        w goes from 1 to 1/10000 in equal ratios.
+        """
+
+    def future(self, start: Any, count: Any, length: Any, score: float, like: Array) -> Array:
+        """What is added to the scores (count, length) of words from ``start`` on: a score where a key comes later."""
+
+    def empty_cache(self, rows: Any, length: int, size: int, like: Array) -> Array: ...
+    def cached(self, cache: Array, new: Array, start: Any) -> Array:
+        """The cache with what follows the first ``start`` words."""
+
+    def cached_length(self, cache: Array, count: Any) -> Any:
+        """The length of a cache with so many words more."""
+
+    def words(self, ids: Any, like: Array) -> Array:
+        """Ids of NumPy as those of a batch are."""
+
+    def rows(self, x: Array, indices: Any) -> Array:
+        """The rows of these indices, which are NumPy's."""
+
+    def to_host(self, x: Array) -> Any:
+        """The array as one of NumPy."""
+
+    def scan(
+        self, step: Step, state: tuple[Array, ...], inputs: tuple[Array, ...], others: tuple[Array, ...] = (),
+        *, reverse: bool = False,
+    ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:  # fmt: skip
+        """The states after each step, and what else the steps return, along the first axis of the inputs.
+
+        others: arrays with the shapes and dtypes of what else a step returns.
+        """

@@ -1,0 +1,97 @@
+"""The parts of the models: parameters by name, with the norm and the dropout of a model, and projections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rmsnorm.nematus import cells
+from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
+from rmsnorm.nematus.models.operations import Array, Operations
+
+
+class Parameters:
+    """Arrays below a name.
+
+    ``parameters / "gru0"`` are the arrays below that name, ``parameters["W"]`` is an array.
+
+    Attributes:
+        ops: the operations of the framework.
+        norm, partial, eps: of the model.
+        random: what the framework draws from in training, else None.
+        masks: those of Nematus's dropout after Gal & Ghahramani, by the names of what they are multiplied with: one for
+            the input of each matrix, the same in all steps of a sequence.
+    """
+
+    def __init__(
+        self,
+        ops: Operations,
+        values: Mapping[str, Array],
+        norm: CellNorm = "none",
+        *,
+        partial: float = PARTIAL,
+        eps: float = EPS,
+        random: Any = None,
+        scope: str = "",
+    ) -> None:
+        check_norm(norm)
+        self.ops, self.values, self.norm, self.partial, self.eps = ops, values, norm, partial, eps
+        self.random, self.scope = random, scope
+        self.masks: dict[str, Array] = {}
+        self.below: dict[str, Parameters] = {}
+
+    def __truediv__(self, name: str) -> Parameters:
+        if name not in self.below:  # once, and not in every step
+            own = self.below[name] = Parameters(
+                self.ops, self.values, self.norm, partial=self.partial, eps=self.eps, random=self.random,
+                scope=f"{self.scope}{name}/",
+            )  # fmt: skip
+            own.masks = self.masks
+        return self.below[name]
+
+    def __getitem__(self, name: str) -> Array:
+        return self.values[self.scope + name]
+
+    def get(self, name: str) -> Array | None:
+        return self.values.get(self.scope + name)
+
+    def drop(self, name: str, x: Array) -> Array:
+        """x times the mask of that name, if there is one."""
+        mask = self.masks.get(self.scope + name) if self.masks else None
+        return x if mask is None else x * mask
+
+    def dropout(self, x: Array, rate: float, shared: tuple[int, ...] = ()) -> Array:
+        """x without some of its features, in training."""
+        return self.ops.dropout(x, rate, self.random, shared) if rate and self.random is not None else x
+
+
+def normalise(p: Parameters, x: Array, gain: str, offset: str | None, norm: CellNorm | None = None) -> Array:
+    """The norm over the last axis: x / sqrt(mean(x^2) + eps) * gain + offset; LayerNorm takes x - mean(x) as x.
+
+    norm: by default that of the model.
+    """
+    norm = norm or p.norm
+    if norm == "none":
+        return x
+    bias = None if offset is None else p.get(offset)
+    if norm == "layer":
+        return p.ops.layer_norm(x, p[gain], bias, p.eps)
+    return p.ops.rms_norm(x, p[gain], bias, p.eps, p.partial if norm == "prms" else None)
+
+
+def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | None) -> Array:
+    """norm(x W + b), with b inside the norm; a bias or a norm of None is left out."""
+    y = p.ops.matmul(p.drop(weight, x), p[weight])
+    if bias is not None:
+        y = y + p[bias]
+    return y if norm is None else normalise(p, y, *norm)
+
+
+def feed_forward(p: Parameters, x: Array, *, norm: bool = True) -> Array:
+    """norm(x W + b); the variables of the norm are directly below the name of the layer."""
+    return project(p, x, "W", "b", leaves(p) if norm else None)
+
+
+def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
+    """Nematus's names of the gain and the offset of the norm below a scope."""
+    return cells.leaves(p.norm, scope)

@@ -1,0 +1,111 @@
+"""The recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
+
+Sequences are time-major: x (length, batch, features), mask (length, batch), states (batch, features). The dtype is that
+of the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from rmsnorm.nematus.cells import gru_names
+from rmsnorm.nematus.config import Bias
+from rmsnorm.nematus.models.operations import Array
+from rmsnorm.nematus.models.parameters import Parameters, leaves, normalise, project
+
+
+def nematus_input(p: Parameters, x: Array, bias: Bias) -> tuple[Array, Array]:
+    """What the input of a Nematus GRU adds to its gates and to its proposal, for any number of steps at once."""
+    inside = bias == "input"
+    gates = project(p, x, "input_to_gates", "gates_bias" if inside else None, leaves(p, "gates_x_norm/"))
+    proposal = project(p, x, "input_to_proposal", "proposal_bias" if inside else None, leaves(p, "proposal_x_norm/"))
+    return gates, proposal
+
+
+def nematus_step(p: Parameters, h: Array, from_input: tuple[Array, Array] | None, bias: Bias) -> Array:
+    """One step of a Nematus GRU.
+
+    r, u = sigmoid(norm(h U) + gates of the input);   h' = u h + (1 - u) tanh(r norm(h Ux) + proposal of the input)
+    """
+    gates_bias, proposal_bias = ("gates_bias", "proposal_bias") if bias == "state" else (None, None)
+    gates = project(p, h, "state_to_gates", gates_bias, leaves(p, "gates_state_norm/"))
+    proposal = project(p, h, "state_to_proposal", proposal_bias, leaves(p, "proposal_state_norm/"))
+    terms = [] if from_input is None else [from_input]
+    if bias == "outside":
+        terms.append((p["gates_bias"], p["proposal_bias"]))
+    r, u = p.ops.split(p.ops.sigmoid(sum((of_gates for of_gates, _ in terms), gates)), 2)
+    candidate = p.ops.tanh(sum((of_proposal for _, of_proposal in terms), r * proposal))
+    return u * h + (1 - u) * candidate
+
+
+def nematus_deep_step(
+    p: Parameters, h: Array, from_input: tuple[Array, Array], biases: Sequence[Bias], first: int = 0
+) -> Array:
+    """One step of gru<first> with the projected input, then one step of each GRU after it, which have no input."""
+    h = nematus_step(p / f"gru{first}", h, from_input, biases[0])
+    for index, bias in enumerate(biases[1:], start=first + 1):
+        h = nematus_step(p / f"gru{index}", h, None, bias)
+    return h
+
+
+def nematus_level(
+    p: Parameters,
+    x: Array,
+    h0: Array,
+    biases: Sequence[Bias],
+    mask: Array | None = None,
+    *,
+    masking: Literal["zero", "carry"] = "zero",
+    reverse: bool = False,
+) -> Array:
+    """The states of a level of GRUs over a sequence."""
+
+    def step(state: tuple[Array, ...], inputs: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        gates, proposal, *own = inputs
+        new = nematus_deep_step(p, state[0], (gates, proposal), biases)
+        for m in own:
+            new = m * new + (1 - m) * state[0] if masking == "carry" else m * new
+        return (new,), ()
+
+    inputs = (*nematus_input(p / "gru0", x, biases[0]), *masks_of(p, mask, x))
+    return p.ops.scan(step, (h0,), inputs, reverse=reverse)[0][0]
+
+
+def masks_of(p: Parameters, mask: Array | None, x: Array) -> list[Array]:
+    """The mask as columns for the steps of a sequence; nothing for no mask."""
+    return [] if mask is None else [p.ops.cast(mask, x)[..., None]]
+
+
+def renamed(parameters: Mapping[str, Array], norm: str) -> dict[str, Array]:
+    """The parameters of the authors' GRU under Nematus's names; it is the same cell."""
+    names = gru_names(norm)  # type: ignore[arg-type]
+    return {names[name]: value for name, value in parameters.items()}
+
+
+def lstm(p: Parameters, x: Array, h0: Array, c0: Array, mask: Array | None = None) -> tuple[Array, Array]:
+    """States and cells of the authors' LSTM over a sequence."""
+
+    def step(state: tuple[Array, ...], inputs: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        h, c = state
+        return lstm_step(p, h, c, *inputs), ()
+
+    inputs = (lstm_input(p, x), *masks_of(p, mask, x))
+    (h, c), _ = p.ops.scan(step, (h0, c0), inputs)
+    return h, c
+
+
+def lstm_input(p: Parameters, x: Array) -> Array:
+    """What the input of an LSTM adds to its gates, for any number of steps at once."""
+    return project(p, x, "W", "b", ("s1", "b1"))
+
+
+def lstm_step(p: Parameters, h: Array, c: Array, below: Array, m: Array | None = None) -> tuple[Array, Array]:
+    """One step of the authors' LSTM: see rmsnorm.nematus.protocol.Cells.lstm."""
+    ops = p.ops
+    i, f, o, g = ops.split(below + project(p, h, "U", None, ("s2", "b2")) + p["b"], 4)
+    new_c = ops.sigmoid(f) * c + ops.sigmoid(i) * ops.tanh(g)
+    if m is not None:
+        new_c = m * new_c + (1 - m) * c
+    new_h = ops.sigmoid(o) * ops.tanh(normalise(p, new_c, "s3", "b3"))
+    return new_h if m is None else m * new_h + (1 - m) * h, new_c

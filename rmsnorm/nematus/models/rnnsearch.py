@@ -1,0 +1,172 @@
+"""RNNSearch as Nematus computes it: what encode, logits, loss and translate of a model compute."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rmsnorm.nematus.cells import TIED, rates, rnn_smoothed
+from rmsnorm.nematus.dialects import NOTHING, rules
+from rmsnorm.nematus.models import zero_rnnsearch
+from rmsnorm.nematus.models.operations import Array
+from rmsnorm.nematus.models.output import lexical_state, losses, predict
+from rmsnorm.nematus.models.parameters import Parameters, feed_forward, leaves, project
+from rmsnorm.nematus.models.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
+from rmsnorm.nematus.names import source_tables, target_table
+
+if TYPE_CHECKING:
+    from rmsnorm.nematus.config import Config
+
+
+class Memory(NamedTuple):
+    """What the decoder reads of the source: context, its part of the attention's hidden layer, embeddings, mask."""
+
+    context: Array
+    hidden: Array
+    embeddings: Array
+    mask: Array
+
+
+def encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
+    """What the decoder attends to."""
+    draw_masks(p, config, x)
+    return attend_to(p, config, x, mask)[0].context
+
+
+def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, stepwise: bool = False) -> Array:
+    """Logits of the target words."""
+    ops, (length, batch) = p.ops, p.ops.shape(y)
+    draw_masks(p, config, x, length)
+    memory, initial = attend_to(p, config, x, mask)
+    words = embed(p, config, ops.concatenated((ops.filled((1, batch), NOTHING, y), y[:-1]), 0))
+    if rules(config).own_recurrent:
+        return zero_rnnsearch.decode(p, config, memory, [initial], words, ops.cast(y != 0, words))[0]
+    old = rules(config).scores_otherwise and not stepwise
+    high = ops.filled(ops.shape(initial), 0.0, initial) if old else initial
+    states = [initial, *[high] * (config.rnn_dec_depth - 1)]
+    return decode(p, config, memory, states, p.drop("target words", words), old=old)[0]
+
+
+def loss(
+    p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array, *, training: bool = False
+) -> Array:
+    """The loss of each sentence."""
+    return losses(p, config, score(p, config, x, mask, y), y, y_mask, 0, rnn_smoothed(config))
+
+
+def begin(
+    p: Parameters, config: Config, x: Array, mask: Array, *, beam_size: int, length: int
+) -> tuple[Memory, list[Array]]:
+    """Memory and states before the first word, beam_size rows for every sentence."""
+    memory, initial = attend_to(p, config, x, mask)
+    memory = Memory(*(p.ops.repeated(array, beam_size, 1) for array in memory))
+    return memory, [p.ops.repeated(initial, beam_size, 0)] * config.rnn_dec_depth
+
+
+def step(
+    p: Parameters, config: Config, memory: Memory, states: list[Array], previous: Array, start: Any
+) -> tuple[Array, list[Array]]:
+    """Log-probabilities of the word after the previous one, and the new states."""
+    words = embed(p, config, previous)[None]
+    own = zero_rnnsearch.decode if rules(config).own_recurrent else decode
+    logits, states = own(p, config, memory, states, words)
+    return p.ops.log_softmax(logits[0]), states
+
+
+def draw_masks(p: Parameters, config: Config, x: Array, target_length: Any = 0) -> None:
+    """In training, the masks of dropout, of the shapes that they are used for."""
+    if p.random is None or rules(config).own_recurrent:
+        return
+    ops, (_, length, batch) = p.ops, p.ops.shape(x)
+    sizes = {name: value.shape[0] for name, value in p.values.items() if len(value.shape) == 2}
+    sizes = {name: size for name, size in sizes.items() if "/embedding/" not in name and "to_score" not in name}
+    if config.tie_decoder_embeddings:
+        sizes[TIED] = config.target_embedding_size
+    if config.rnn_lexical_model:
+        sizes["decoder/lexical"] = config.embedding_size
+    shapes: dict[str, tuple[Any, ...]] = {name: (batch, size) for name, size in sizes.items()}
+    shapes |= {"source words": (length, batch, 1), "target words": (target_length, batch, 1)}
+    own, like = rates(config, sizes), p[target_table(config)]
+    for name, shape in shapes.items():
+        if own[name]:
+            p.masks[name] = p.dropout(ops.filled(shape, 1.0, like), own[name])
+
+
+def embed(p: Parameters, config: Config, ids: Array) -> Array:
+    """Embeddings of target words; zeros where nothing precedes a word."""
+    words, bias = p.ops.take(p[target_table(config)], ids), rules(config).embedding_bias
+    return p.ops.where((ids != NOTHING)[..., None], words + p[bias] if bias else words, 0.0)
+
+
+def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Memory, Array]:
+    """The encoder, and what the decoder needs before its first step: memory and initial state."""
+    if rules(config).own_recurrent:
+        memory, initial = zero_rnnsearch.attend_to(p, config, x, mask)
+        return Memory(*memory), initial
+    ops, attention = p.ops, p / "decoder/base/attention"
+    tables = source_tables(config)
+    embeddings = ops.concatenated([ops.take(p[table], x[index]) for index, table in enumerate(tables)], -1)
+    embeddings = p.drop("source words", embeddings)
+    # The stack whose last level reads from left to right comes first.
+    stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
+    context = ops.concatenated([_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks], -1)
+    hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))
+    share = (mask / ops.sum(mask, 0))[..., None]
+    initial = ops.tanh(feed_forward(p / "decoder/initial_state_constructor", ops.sum(context * share, 0)))
+    return Memory(context, hidden, embeddings, mask), initial
+
+
+def _encoder_stack(p: Parameters, config: Config, stack: str, x: Array, mask: Array) -> Array:
+    """Levels that read in alternating directions, with residual connections from the second level on."""
+    biases = [config.gru_bias("encoder", index) for index in range(config.rnn_enc_transition_depth)]
+    h0 = p.ops.filled((p.ops.shape(x)[1], config.state_size), 0.0, x)
+    masking = rules(config).masking
+    for level in range(config.rnn_enc_depth):
+        reverse = (level % 2 == 1) != (stack == "backward")
+        # Where masked states become zero, those after the end have no effect.
+        own = mask if reverse or masking == "carry" else None
+        q = p / f"encoder/{stack}-stack/level{level}"
+        states = nematus_level(q, x, h0, biases, own, masking=masking, reverse=reverse)
+        x = states + x if level else states
+    return x
+
+
+def decode(
+    p: Parameters, config: Config, memory: Memory, states: list[Array], words: Array, *, old: bool = False
+) -> tuple[Array, list[Array]]:
+    """Logits of any number of steps, given the embeddings of the words before them, and the last states.
+
+    old: the rules by which v0.3 scores: no residual connection around the first high level.
+    """
+    ops, q, (base, *highs) = p.ops, p / "decoder/base", states
+    biases = [config.gru_bias("base", index) for index in range(config.rnn_dec_base_transition_depth)]
+
+    def step(state: tuple[Array, ...], inputs: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """One step of the conditional GRU with attention; also what it attends to, and with which weights."""
+        gates, proposal = inputs
+        h = nematus_step(q / "gru0", state[0], (gates, proposal), biases[0])
+        attended, weights = _attend(q / "attention", h, memory)
+        h = nematus_deep_step(q, h, nematus_input(q / "gru1", attended, biases[1]), biases[1:], first=1)
+        return (h,), (attended, weights)[: len(others)]
+
+    others = (memory.context[0], memory.mask)[: 1 + config.rnn_lexical_model]
+    (top,), (attended, *weights) = ops.scan(step, (base,), nematus_input(q / "gru0", words, biases[0]), others)
+    new = [top[-1]]
+    biases = [config.gru_bias("high", index) for index in range(config.rnn_dec_high_transition_depth)]
+    for level, high in enumerate(highs):
+        below = ops.concatenated((top, attended), -1) if config.rnn_dec_deep_context else top
+        high = nematus_level(p / f"decoder/high/level{level}", below, high, biases)
+        new.append(high[-1])
+        top = high if old and level == 0 else top + high
+    lexical = lexical_state(p, weights[0], memory.embeddings) if weights else None
+    return predict(p, config, words, top, attended, lexical), new
+
+
+def _attend(p: Parameters, state: Array, memory: Memory) -> tuple[Array, Array]:
+    """sum_t w_t context_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v; and w."""
+    ops = p.ops
+    from_state = project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/"))
+    scores = ops.matmul(ops.tanh(memory.hidden + from_state), p["hidden_to_score"])[..., 0]
+    largest = ops.stop_gradient(ops.max(scores, 0))  # of all scores, padding too, as in Nematus
+    weights = ops.exp(scores - largest) * memory.mask
+    weights = weights / ops.sum(weights, 0)
+    return ops.sum(memory.context * weights[..., None], 0), weights

@@ -1,0 +1,201 @@
+"""Nematus's Transformer, and zero's: what encode, logits, loss and translate of a model compute.
+
+Logits and the output of the encoder are batch-major, as in Nematus.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rmsnorm.nematus.dialects import NOTHING, rules
+from rmsnorm.nematus.models.operations import Array
+from rmsnorm.nematus.models.output import losses
+from rmsnorm.nematus.models.parameters import Parameters, normalise, project
+from rmsnorm.nematus.transformer_names import (
+    Block,
+    Use,
+    transformer_gate,
+    transformer_layer,
+    transformer_map,
+    transformer_norm,
+    transformer_table,
+)
+from rmsnorm.nematus.zero import smoothed
+
+if TYPE_CHECKING:
+    from rmsnorm.nematus.config import Config
+
+
+class Memory(NamedTuple):
+    """Keys and values of the source for every layer of the decoder, and what is added to the scores of attention."""
+
+    layers: list[tuple[Array, Array]]
+    bias: Array
+
+
+def encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
+    """What the decoder attends to."""
+    return _encoder_stack(p, config, x, _padding(p, config, mask))
+
+
+def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Array:
+    """Logits of the target words."""
+    ops, (length, batch) = p.ops, p.ops.shape(y)
+    memory = attend_to(p, config, x, mask)
+    before = ops.concatenated((ops.filled((1, batch), rules(config).go, y), y[:-1]), 0)
+    future = ops.future(0, length, length, config.masked_score, memory.bias)
+    return _decode(p, config, ops.transposed(before), memory, future, 0, length, None)[0]
+
+
+def loss(
+    p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array, *, training: bool = False
+) -> Array:
+    """The loss of each sentence; labels are smoothed in training."""
+    target = smoothed(config.label_smoothing if training else 0.0, config.target_vocab_size)
+    y_mask, words = p.ops.transposed(y_mask), p.ops.transposed(y)
+    return losses(p, config, score(p, config, x, mask, y), words, y_mask, 1, target)
+
+
+def begin(
+    p: Parameters, config: Config, x: Array, mask: Array, *, beam_size: int, length: int
+) -> tuple[Memory, list[Array]]:
+    """What a search needs before the first word, beam_size rows for every sentence: memory, and caches.
+
+    length: of caches whose length must be known.
+    """
+    ops, memory = p.ops, attend_to(p, config, x, mask)
+    layers = [tuple(ops.repeated(array, beam_size, 0) for array in layer) for layer in memory.layers]
+    memory = Memory(layers, ops.repeated(memory.bias, beam_size, 0))
+    cache = ops.empty_cache(ops.shape(memory.bias)[0], length, config.state_size, memory.bias)
+    return memory, [cache] * (2 * config.transformer_dec_depth)
+
+
+def step(
+    p: Parameters, config: Config, memory: Memory, caches: list[Array], previous: Array, start: Any
+) -> tuple[Array, list[Array]]:
+    """Log-probabilities of the word after ``start`` words, of which these are the last ones, and the new caches."""
+    length = p.ops.cached_length(caches[0], 1)
+    future = p.ops.future(start, 1, length, config.masked_score, memory.bias)
+    logits, caches = _decode(p, config, previous[:, None], memory, future, start, length, caches)
+    return p.ops.log_softmax(logits[:, 0]), caches
+
+
+def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> Memory:
+    """The encoder, and what the decoder reads of it."""
+    bias = _padding(p, config, mask)
+    encoded = _encoder_stack(p, config, x, bias)
+    layers = [p / transformer_layer(config, "decoder", i) for i in range(1, config.transformer_dec_depth + 1)]
+    maps = [[_map(q, config, "cross_attn", part, encoded) for part in ("keys", "values")] for q in layers]
+    return Memory([(keys, values) for keys, values in maps], bias)
+
+
+def _padding(p: Parameters, config: Config, mask: Array) -> Array:
+    """What is added to the scores of attention to the source, (batch, heads, queries, keys)."""
+    return p.ops.transposed(p.ops.cast(mask == 0, mask) * config.masked_score)[:, None, None]
+
+
+def _embed(p: Parameters, config: Config, use: Use, ids: Array, start: Any, length: Any) -> Array:
+    """Embeddings of words and positions, of which the first is ``start``, in sentences of ``length`` words."""
+    ops, bias = p.ops, rules(config).embedding_bias
+    words = ops.take(p[transformer_table(config, use)], ids) * math.sqrt(config.state_size)
+    if bias:
+        words = ops.where((ids != NOTHING)[..., None], words + p[bias], 0.0)
+    positions = ops.positions(start, ops.shape(ids)[1], length, config.state_size, words)
+    return p.dropout(words + positions, config.transformer_dropout_embeddings)
+
+
+def _encoder_stack(p: Parameters, config: Config, x: Array, bias: Array) -> Array:
+    ids = p.ops.transposed(x[0])
+    h = _embed(p, config, "encoder", ids, 0, p.ops.shape(ids)[1])
+    for number in range(1, config.transformer_enc_depth + 1):
+        q = p / transformer_layer(config, "encoder", number)
+        queries, *attended = _projections(q, config, _before(q, config, "self_attn", h))
+        h = _attention_block(q, config, "self_attn", h, queries, attended, bias)
+        h = _ffn_block(q, config, h, last=number == config.transformer_enc_depth)
+    return h
+
+
+def _decode(
+    p: Parameters, config: Config, words: Array, memory: Memory, future: Array, start: Any, length: Any,
+    caches: list[Array] | None,
+) -> tuple[Array, list[Array]]:  # fmt: skip
+    """Logits after any number of words, and the caches with them.
+
+    Args:
+        words: ids; the first one is number ``start`` of ``length``.
+        future: what is added to the scores of attention among the target words.
+        caches: keys and values of every layer for the words before these; None if there are no such words.
+    """
+    h = _embed(p, config, "decoder", words, start, length)
+    new: list[Array] = []
+    for number, of_source in enumerate(memory.layers, start=1):
+        q = p / transformer_layer(config, "decoder", number)
+        queries, *attended = _projections(q, config, _before(q, config, "self_attn", h))
+        if caches is not None:
+            past = caches[2 * number - 2 : 2 * number]
+            attended = [p.ops.cached(cache, own, start) for cache, own in zip(past, attended, strict=True)]
+            new += attended
+        h = _attention_block(q, config, "self_attn", h, queries, attended, future)
+        queries = _map(q, config, "cross_attn", "queries", _before(q, config, "cross_attn", h))
+        h = _attention_block(q, config, "cross_attn", h, queries, of_source, memory.bias)
+        h = _ffn_block(q, config, h, last=number == config.transformer_dec_depth)
+    return p.ops.matmul(h, p.ops.transposed(p[transformer_table(config, "softmax")])), new
+
+
+def _normed(p: Parameters, config: Config, block: Block, x: Array) -> Array:
+    return normalise(p, x, *transformer_norm(config, block))
+
+
+def _before(p: Parameters, config: Config, block: Block, x: Array) -> Array:
+    """What a block reads: norm(x), or x where norms follow the sums."""
+    return x if rules(config).post_norm else _normed(p, config, block, x)
+
+
+def _after(p: Parameters, config: Config, block: Block, x: Array, y: Array) -> Array:
+    """x + y, or norm(x + y)."""
+    y = x + p.dropout(y, config.transformer_dropout_residual)
+    return _normed(p, config, block, y) if rules(config).post_norm else y
+
+
+def _map(p: Parameters, config: Config, block: Block, part: str, x: Array) -> Array:
+    weight, bias = transformer_map(config, block, part)
+    return project(p, x, weight, bias, None)
+
+
+def _projections(p: Parameters, config: Config, x: Array) -> list[Array]:
+    """Queries, keys and values of attention to itself."""
+    if rules(config).joint_maps:
+        return list(p.ops.split(_map(p, config, "self_attn", "qkv", x), 3))
+    return [_map(p, config, "self_attn", part, x) for part in ("queries", "keys", "values")]
+
+
+def _attention_block(
+    p: Parameters, config: Config, block: Block, x: Array, queries: Array, attended: Any, bias: Array
+) -> Array:
+    """x + softmax(q k^T / sqrt(d) + bias) v W in every head; in ReLA relu(q k^T / sqrt(d)) where bias is 0."""
+    ops, rate = p.ops, config.transformer_dropout_attn
+    q, k, v = (ops.split_heads(array, config.transformer_num_heads) for array in (queries, *attended))
+    if config.relu_attention:
+        scores = ops.matmul(q, ops.transposed(k)) / math.sqrt(config.state_size // config.transformer_num_heads)
+        mixed = ops.matmul(p.dropout(ops.relu(ops.where(bias == 0, scores, 0.0)), rate), v)
+    else:
+        mixed = ops.attention(q, k, v, bias, rate, p.random)
+    joined = ops.join_heads(p.dropout(mixed, config.transformer_drophead, shared=(2, 3)))
+    if config.relu_attention:  # zero's gated RMSNorm: rms_norm(x) sigmoid(gate x)
+        gain, gate = transformer_gate(block)
+        joined = normalise(p, joined, gain, None, "rms") * ops.sigmoid(p[gate] * joined)
+    return _after(p, config, block, x, _map(p, config, block, "context", joined))
+
+
+def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> Array:
+    """x + relu(norm(x) W1 + b1) W2 + b2; in Nematus normalised once more at the end of the stack."""
+    own, rate = rules(config), config.transformer_dropout_relu
+    before = _before(p, config, "ffn", x)
+    if not own.drops_hidden:  # Nematus applies this dropout to the input of the first layer, in spite of its name
+        before = p.dropout(before, rate)
+    hidden = p.ops.relu(_map(p, config, "ffn", "in", before))
+    if own.drops_hidden:
+        hidden = p.dropout(hidden, rate)
+    y = _after(p, config, "ffn", x, _map(p, config, "ffn", "out", hidden))
+    return _normed(p, config, "final", y) if last and not own.post_norm else y

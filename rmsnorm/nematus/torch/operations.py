@@ -1,0 +1,165 @@
+"""The operations of models/operations.py in PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rmsnorm.nematus.models.operations import Step
+from rmsnorm.torch_impl import functional as own
+
+FIXED_CACHES: Final = False
+
+tanh, sigmoid, relu, exp, stop_gradient = torch.tanh, torch.sigmoid, torch.relu, torch.exp, torch.detach
+matmul = torch.matmul
+
+
+def shape(x: Tensor) -> Sequence[int]:
+    return x.shape
+
+
+def cast(x: Tensor, like: Tensor) -> Tensor:
+    return x.to(like.dtype)
+
+
+def filled(shape: Sequence[int], value: float, like: Tensor) -> Tensor:
+    return like.new_full(shape, value)
+
+
+def where(condition: Tensor, x: Tensor, other: float) -> Tensor:
+    return torch.where(condition, x, other)
+
+
+def concatenated(arrays: Sequence[Tensor], axis: int) -> Tensor:
+    return torch.cat(tuple(arrays), axis)
+
+
+def split(x: Tensor, parts: int) -> Sequence[Tensor]:
+    return x.chunk(parts, -1)
+
+
+def transposed(x: Tensor) -> Tensor:
+    return x.transpose(-1, -2)
+
+
+def repeated(x: Tensor, times: int, axis: int) -> Tensor:
+    return x.repeat_interleave(times, axis)
+
+
+def sum(x: Tensor, axis: int) -> Tensor:
+    return x.sum(axis)
+
+
+def max(x: Tensor, axis: int) -> Tensor:
+    return x.amax(axis)
+
+
+def take(table: Tensor, ids: Tensor) -> Tensor:
+    return functional.embedding(ids.clamp(min=0), table)
+
+
+def weighted(weights: Tensor, values: Tensor) -> Tensor:
+    return torch.einsum("tsb,sbe->tbe", weights, values)
+
+
+def softmax(x: Tensor, axis: int) -> Tensor:
+    weights = x.softmax(axis)
+    return weights / weights.sum(axis, keepdim=True)
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    return x.log_softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def logsumexp(arrays: Sequence[Tensor]) -> Tensor:
+    return torch.stack(tuple(arrays)).logsumexp(0)
+
+
+def cross_entropy(logits: Tensor, ids: Tensor, right: float, wrong: float) -> Tensor:
+    log_p = log_softmax(logits)
+    losses = (wrong - right) * log_p.gather(-1, ids[..., None])[..., 0]
+    return losses - wrong * log_p.sum(-1) if wrong else losses
+
+
+def rms_norm(x: Tensor, gain: Tensor, offset: Tensor | None, eps: float, partial: float | None) -> Tensor:
+    return own.rms_norm(x, gain, offset, variant="nematus", eps=eps, partial=partial)
+
+
+def layer_norm(x: Tensor, gain: Tensor, offset: Tensor | None, eps: float) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:], gain, offset, eps)
+
+
+def dropout(x: Tensor, rate: float, random: Any, shared: tuple[int, ...] = ()) -> Tensor:
+    if not shared:
+        return functional.dropout(x, rate)
+    sizes = [1 if axis in shared else size for axis, size in enumerate(x.shape)]
+    return x * functional.dropout(x.new_ones(sizes), rate)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(-2)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, rate: float, random: Any) -> Tensor:
+    k = k - k.mean(-2, keepdim=True)  # softmax does not see it; in gradients it would have to cancel exactly
+    return functional.scaled_dot_product_attention(q, k, v, bias, 0.0 if random is None else rate)
+
+
+def positions(start: int, count: int, length: int, size: int, like: Tensor) -> Tensor:
+    half = size // 2
+    frequencies = torch.exp(-torch.arange(half, dtype=torch.float64) * (math.log(10000) / (half - 1)))
+    angles = torch.arange(start, start + count)[:, None] * frequencies
+    return torch.cat((angles.sin(), angles.cos(), angles.new_zeros(count, size % 2)), 1).to(like)
+
+
+def future(start: int, count: int, length: int, score: float, like: Tensor) -> Tensor:
+    return like.new_full((count, length), score).triu(start + 1)
+
+
+def empty_cache(rows: int, length: int, size: int, like: Tensor) -> Tensor:
+    return like.new_zeros(rows, 0, size)
+
+
+def cached(cache: Tensor, new: Tensor, start: int) -> Tensor:
+    return torch.cat((cache, new), 1)
+
+
+def cached_length(cache: Tensor, count: int) -> int:
+    return cache.shape[1] + count
+
+
+def words(ids: Any, like: Tensor) -> Tensor:
+    return torch.as_tensor(ids, device=like.device)
+
+
+def rows(x: Tensor, indices: Any) -> Tensor:
+    return x[indices]
+
+
+def to_host(x: Tensor) -> Any:
+    return x.cpu().numpy()
+
+
+def scan(
+    step: Step, state: tuple[Tensor, ...], inputs: tuple[Tensor, ...], others: tuple[Tensor, ...] = (),
+    *, reverse: bool = False,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
+    # unbind, because the gradient of picking out one step has the length of the whole sequence.
+    steps = list(zip(*(part.unbind() for part in inputs), strict=True))
+    kept, first = [], state
+    for at_step in reversed(steps) if reverse else steps:
+        state, more = step(state, at_step)
+        kept.append((*state, *more))
+    if not kept:
+        return tuple(part[None][:0] for part in first), tuple(part[None][:0] for part in others)
+    stacked = [torch.stack(column[:: -1 if reverse else 1]) for column in zip(*kept, strict=True)]
+    return tuple(stacked[: len(first)]), tuple(stacked[len(first) :])

@@ -1,0 +1,85 @@
+"""Nematus in four frameworks: what users call has the names and arguments of the protocol."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.nematus import protocol
+
+CELLS = ("nematus_gru", "gru", "lstm")
+MODELS = ("RNNSearch", "Transformer")
+METHODS = ("encode", "logits", "loss", "translate")
+
+# Arguments that a framework has in addition to the protocol, by method, and why. All are keyword-only.
+OTHER_ARGUMENTS = {
+    ("numpy", "RNNSearch.loss"): ["rng"],  # NumPy has no training mode
+    ("numpy", "Transformer.loss"): ["training"],
+    ("flax", "RNNSearch.__init__"): ["rngs"],  # keys for dropout
+    ("flax", "Transformer.__init__"): ["rngs"],
+    **{("tf", f"{model}.{name}"): ["training"] for model in MODELS for name in METHODS[:3]},  # as in Keras
+}
+# Arguments of constructors whose names a framework fixes, and why.
+OTHER_CONSTRUCTORS = {("tf", model): "that of the base class, which passes **kwargs to keras.Model" for model in MODELS}
+
+
+def shape(function: Any) -> list[tuple[str, Any, Any]]:
+    """Names, kinds and defaults of the arguments but ``self``."""
+    parameters = inspect.signature(function).parameters.values()
+    return [(p.name, p.kind, p.default) for p in parameters if p.name != "self"]
+
+
+def differences(actual: Any, wanted: Any, extra: list[str]) -> Iterator[str]:
+    """What of a signature is not as wanted, but for keyword-only arguments of these names."""
+    arguments = shape(actual)
+    added = [p for p in arguments if p[0] in extra and p[1] is inspect.Parameter.KEYWORD_ONLY]
+    if [name for name, _, _ in added] != extra:
+        yield f"{actual.__qualname__} has {[name for name, _, _ in added]} in addition, expected {extra}"
+    rest = [p for p in arguments if p not in added]
+    if rest != shape(wanted):
+        yield f"{actual.__qualname__} takes {rest}, expected {shape(wanted)}"
+
+
+def interface_differences(package: Any, framework: str) -> Iterator[str]:
+    """What in a package is not as in the protocol."""
+    for name in CELLS:
+        yield from differences(getattr(package, name), getattr(protocol.Cells, name), [])
+    for model in MODELS:
+        names = METHODS if (framework, model) in OTHER_CONSTRUCTORS else ("__init__", *METHODS)
+        for name in names:
+            extra = OTHER_ARGUMENTS.get((framework, f"{model}.{name}"), [])
+            wanted, actual = (getattr(getattr(room, model), name) for room in (protocol, package))
+            yield from differences(actual, wanted, extra)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_interface_is_that_of_the_protocol(framework: str) -> None:
+    if FRAMEWORKS[framework].missing is not None:
+        pytest.skip(f"{FRAMEWORKS[framework].missing} is not installed")
+    package = import_module(f"rmsnorm.nematus.{framework}")
+    assert not list(interface_differences(package, framework))
+    assert {*CELLS, *MODELS} <= set(package.__all__)
+    for name in (*CELLS, *MODELS):
+        assert "see rmsnorm.nematus.protocol." in inspect.getdoc(getattr(package, name))  # type: ignore[operator]
+
+
+def test_a_planted_difference_is_seen() -> None:
+    """The negative control: a package that is as the others, with one name, default, kind or place changed."""
+    from rmsnorm.nematus import numpy as package
+
+    def renamed(self: Any, x: Any, mask: Any) -> Any: ...
+    def another_default(self: Any, x: Any, x_mask: Any, y: Any, *, stepwise: bool = True) -> Any: ...
+    def positional(self: Any, x: Any, x_mask: Any, y: Any, stepwise: bool = False) -> Any: ...
+    def without_rng(self: Any, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Any: ...
+
+    changes = {"encode": renamed, "logits": another_default, "loss": without_rng}
+    for name, function in (*changes.items(), ("logits", positional)):
+        fake = types.SimpleNamespace(**{own: getattr(package, own) for own in (*CELLS, *MODELS)})
+        fake.RNNSearch = type("RNNSearch", (package.RNNSearch,), {name: function})
+        assert len(list(interface_differences(fake, "numpy"))) == 1, name
