@@ -11,7 +11,8 @@ from jax import lax
 from jax import numpy as jnp
 
 from experiments.retrieval.config import Config, check_captions, check_images, check_pairs
-from rmsnorm.nematus.flax.parameters import Named, multiply
+from rmsnorm.nematus.flax.operations import matmul
+from rmsnorm.nematus.flax.parameters import Named
 from rmsnorm.nematus.flax.recurrent import gru
 
 __all__ = ["OrderEmbedding", "contrastive_cost", "errors"]
@@ -57,7 +58,7 @@ class OrderEmbedding(Named):
         """Embeddings (batch, dim) of images: features (batch, dim_image)."""
         check_images(self.config, features)
         p = self.by_name()
-        linear = multiply(jnp.asarray(features).astype(p["ff_image_W"].dtype), p["ff_image_W"]) + p["ff_image_b"]
+        linear = matmul(jnp.asarray(features).astype(p["ff_image_W"].dtype), p["ff_image_W"]) + p["ff_image_b"]
         return _unit(self.config, linear)
 
     def errors(self, sentences: jax.Array, images: jax.Array) -> jax.Array:
@@ -80,7 +81,7 @@ def _unit(config: Config, x: jax.Array) -> jax.Array:
 def errors(config: Config, sentences: jax.Array, images: jax.Array) -> jax.Array:
     """Σ max(0, sentence - image)² for all pairs, (sentences, images); with the method cosine, -sentence·image."""
     if config.method == "cosine":
-        return -multiply(sentences, images.T)
+        return -matmul(sentences, images.T)
     # One sentence after the other: all pairs at once would be dim times as much memory as the result.
     return lax.map(lambda sentence: (jnp.maximum(0, sentence - images) ** 2).sum(1), sentences)
 

@@ -17,8 +17,7 @@ from flax import nnx
 from jax import numpy as jnp
 
 from rmsnorm.nematus import flax as nematus
-from rmsnorm.nematus.flax import parameters as nematus_parameters
-from rmsnorm.nematus.flax.parameters import Parameters
+from rmsnorm.nematus.flax import operations
 from rmsnorm.variants import Variant
 
 
@@ -35,7 +34,7 @@ def quick() -> Iterator[None]:
     So is a random number: what draws is compiled.
     """
     with wide(), jax.disable_jit(), pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(nematus_parameters, "rms_norm", formula)
+        monkeypatch.setattr(operations, "rms_norm", formula)
         for name in ("bernoulli", "split", "fold_in"):
             monkeypatch.setattr(jax.random, name, compiled(getattr(jax.random, name)))
         yield
@@ -49,11 +48,8 @@ def compiled(function: Any) -> Any:
     return call
 
 
-def formula(
-    x: Any, gain: Any, offset: Any = None, *, variant: str = "nematus", eps: float, partial: float | None = None
-) -> Any:
-    assert variant == "nematus"
-    counted = x[..., : Variant.get(variant).replace(partial=partial).counted(x.shape[-1])]
+def formula(x: Any, gain: Any, offset: Any, eps: float, partial: float | None) -> Any:
+    counted = x[..., : Variant.get("nematus").replace(partial=partial).counted(x.shape[-1])]
     y = x / jnp.sqrt((counted * counted).mean(-1, keepdims=True) + eps) * gain
     return y if offset is None else y + offset
 
@@ -112,18 +108,7 @@ def overwrite(model: Any) -> None:
 
 
 def masks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The masks of dropout by name, as RNNSearch makes them; filled where it drops."""
-    made: dict[str, Any] = {}
-    drop = Parameters.drop
-
-    def record(self: Any, name: str, x: Any) -> Any:
-        mask = self.masks.get(self.scope + name)
-        if mask is not None:
-            made[self.scope + name] = np.asarray(mask)
-        return drop(self, name, x)
-
-    monkeypatch.setattr(Parameters, "drop", record)
-    return made
+    return nematus_framework.masks(monkeypatch, numpy)
 
 
 def scale_dropout(monkeypatch: pytest.MonkeyPatch, *, keep: bool) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from rmsnorm.nematus import sentences
+from rmsnorm.nematus.dialects import rules
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -22,6 +23,14 @@ def source(op: str, x: Any, x_mask: Any, config: Config, like: jax.Array) -> tup
     return jnp.asarray(x), jnp.asarray(x_mask).astype(like.dtype)
 
 
+def both(
+    op: str, x: Any, x_mask: Any, y: Any, y_mask: Any, config: Config, like: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Ids and masks of the source and of the target."""
+    ids, mask = source(op, x, x_mask, config, like)
+    return ids, mask, *target(op, y, ids.shape[2], config, like, y_mask)
+
+
 def target(
     op: str, y: Any, batch: int, config: Config, like: jax.Array, y_mask: Any = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -31,7 +40,7 @@ def target(
         y, y_mask = checked
     words = jnp.asarray(y)
     if y_mask is None:
-        y_mask = words != 0 if config.dialect == "zero" else jnp.ones(words.shape)
+        y_mask = words != 0 if rules(config).pads_with_zero else jnp.ones(words.shape)
     return words, jnp.asarray(y_mask).astype(like.dtype)
 
 

@@ -34,17 +34,19 @@ class Model(Named):
 
     def encode(self, x: Any, x_mask: Any) -> Tensor:
         """See protocol.RNNSearch and protocol.Transformer."""
-        return self._with_parameters(self.training)(self.network.encode, *self._source("encode", x, x_mask))
+        run, like = self._with_parameters(self.training)
+        return run(self.network.encode, *sentences.source("encode", x, x_mask, self.config, like))
 
     def logits(self, x: Any, x_mask: Any, y: Any) -> Tensor:
         """See protocol.RNNSearch and protocol.Transformer."""
-        batch = self._sentences("logits", x, x_mask, y)
-        return self._with_parameters(self.training)(self.network.score, *batch[:3])
+        run, like = self._with_parameters(self.training)
+        return run(self.network.score, *sentences.both("logits", x, x_mask, y, None, self.config, like)[:3])
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Tensor:
         """See protocol.RNNSearch and protocol.Transformer."""
-        batch = self._sentences("loss", x, x_mask, y, y_mask)
-        return self._with_parameters(self.training)(self.network.loss, *batch, training=self.training)
+        run, like = self._with_parameters(self.training)
+        batch = sentences.both("loss", x, x_mask, y, y_mask, self.config, like)
+        return run(self.network.loss, *batch, training=self.training)
 
     @torch.no_grad()
     def translate(
@@ -57,22 +59,17 @@ class Model(Named):
         normalization_alpha: float | None = None,
     ) -> Translations:
         """See protocol.RNNSearch and protocol.Transformer."""
-        run, batch = self._with_parameters(training=False), self._source("translate", x, x_mask)
+        run, like = self._with_parameters(training=False)
+        batch = sentences.source("translate", x, x_mask, self.config, like)
         return translate(self.network, self.config, operations, run, *batch, beam_size, max_length, normalization_alpha)
 
-    def _with_parameters(self, training: bool) -> Callable[..., Any]:
-        """What calls a function of the network with the parameters as they are now; in training with dropout."""
-        config, random = self.config, True if training else None
-        p = Parameters(operations, self.by_name(), config.norm, eps=config.eps, random=random)
-        return lambda function, *tensors, **options: function(p, config, *tensors, **options)
+    def _with_parameters(self, training: bool) -> tuple[Callable[..., Any], Tensor]:
+        """What calls a function of the network with the parameters as they are now; and one of these.
 
-    def _source(self, op: str, x: Any, x_mask: Any) -> tuple[Tensor, Tensor]:
-        """Ids and mask of the source."""
-        return sentences.source(op, x, x_mask, self.config, next(self.parameters()))
-
-    def _sentences(
-        self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Ids and masks of the source and of the target."""
-        ids, mask = self._source(op, x, x_mask)
-        return ids, mask, *sentences.target(op, y, ids.shape[2], self.config, next(self.parameters()), y_mask)
+        training: whether with dropout.
+        """
+        config, values = self.config, self.by_name()
+        p = Parameters(operations, values, config.norm, eps=config.eps, random=True if training else None)
+        return lambda function, *tensors, **options: function(p, config, *tensors, **options), next(
+            iter(values.values())
+        )

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from rmsnorm.nematus.models import rnnsearch
+from rmsnorm.nematus.torch import sentences
 from rmsnorm.nematus.torch.model import Model
 
 __all__ = ["RNNSearch"]
@@ -32,5 +33,6 @@ class RNNSearch(Model):
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Tensor:
         """See protocol.RNNSearch.logits."""
-        batch = self._sentences("logits", x, x_mask, y)
-        return self._with_parameters(self.training)(rnnsearch.score, *batch[:3], stepwise=stepwise)
+        run, like = self._with_parameters(self.training)
+        batch = sentences.both("logits", x, x_mask, y, None, self.config, like)
+        return run(rnnsearch.score, *batch[:3], stepwise=stepwise)

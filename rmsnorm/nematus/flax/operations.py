@@ -1,0 +1,169 @@
+"""The operations of models/operations.py in JAX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial as bind
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from rmsnorm import dtypes
+from rmsnorm.flax_impl import functional
+from rmsnorm.nematus.models.operations import Step
+
+FIXED_CACHES: Final = True  # a step of a search is compiled once
+
+tanh, sigmoid, relu, exp, stop_gradient = jnp.tanh, jax.nn.sigmoid, jax.nn.relu, jnp.exp, lax.stop_gradient
+# Accelerators multiply in a lower precision by default.
+matmul = bind(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+
+def shape(x: jax.Array) -> Sequence[int]:
+    return x.shape
+
+
+def cast(x: jax.Array, like: jax.Array) -> jax.Array:
+    return x.astype(like.dtype)
+
+
+def filled(shape: Sequence[int], value: float, like: jax.Array) -> jax.Array:
+    return jnp.full(shape, value, like.dtype)
+
+
+def where(condition: jax.Array, x: jax.Array, other: float) -> jax.Array:
+    return jnp.where(condition, x, other)
+
+
+def concatenated(arrays: Sequence[jax.Array], axis: int) -> jax.Array:
+    return jnp.concatenate(arrays, axis)
+
+
+def split(x: jax.Array, parts: int) -> Sequence[jax.Array]:
+    return jnp.split(x, parts, axis=-1)
+
+
+def transposed(x: jax.Array) -> jax.Array:
+    return x.swapaxes(-1, -2)
+
+
+def repeated(x: jax.Array, times: int, axis: int) -> jax.Array:
+    return jnp.repeat(x, times, axis)
+
+
+def sum(x: jax.Array, axis: int) -> jax.Array:
+    return x.sum(axis)
+
+
+def max(x: jax.Array, axis: int) -> jax.Array:
+    return x.max(axis)
+
+
+def take(table: jax.Array, ids: jax.Array) -> jax.Array:
+    return jnp.take(table, jnp.maximum(ids, 0), axis=0)
+
+
+def weighted(weights: jax.Array, values: jax.Array) -> jax.Array:
+    return jnp.einsum("tsb,sbe->tbe", weights, values, precision=lax.Precision.HIGHEST)
+
+
+def softmax(x: jax.Array, axis: int) -> jax.Array:
+    weights = jax.nn.softmax(x, axis)
+    return weights / weights.sum(axis, keepdims=True)
+
+
+def log_softmax(x: jax.Array) -> jax.Array:
+    return jax.nn.log_softmax(x.astype(dtypes.arithmetic(x.dtype.name)))
+
+
+def logsumexp(arrays: Sequence[jax.Array]) -> jax.Array:
+    return jax.nn.logsumexp(jnp.stack(arrays), axis=0)
+
+
+def cross_entropy(logits: jax.Array, ids: jax.Array, right: float, wrong: float) -> jax.Array:
+    log_p = log_softmax(logits)
+    losses = (wrong - right) * jnp.take_along_axis(log_p, ids[..., None], axis=-1)[..., 0]
+    return losses - wrong * log_p.sum(-1) if wrong else losses
+
+
+def rms_norm(x: jax.Array, gain: jax.Array, offset: jax.Array | None, eps: float, partial: float | None) -> jax.Array:
+    return functional.rms_norm(x, gain, offset, variant="nematus", eps=eps, partial=partial)
+
+
+def layer_norm(x: jax.Array, gain: jax.Array, offset: jax.Array | None, eps: float) -> jax.Array:
+    """LayerNorm, computed in at least float32."""
+    wide = dtypes.arithmetic(x.dtype.name)
+    centred = x.astype(wide)
+    centred = centred - centred.mean(-1, keepdims=True)
+    y = centred * lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps) * gain.astype(wide)
+    return (y if offset is None else y + offset.astype(wide)).astype(x.dtype)
+
+
+def dropout(x: jax.Array, rate: float, random: Iterator[Any], shared: tuple[int, ...] = ()) -> jax.Array:
+    sizes = tuple(1 if axis in shared else size for axis, size in enumerate(x.shape))
+    return jnp.where(jax.random.bernoulli(next(random), 1 - rate, sizes), x / (1 - rate), 0)
+
+
+def split_heads(x: jax.Array, heads: int) -> jax.Array:
+    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+def join_heads(x: jax.Array) -> jax.Array:
+    return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array, rate: float, random: Any) -> jax.Array:
+    weights = softmax(matmul(q, transposed(k)) / math.sqrt(q.shape[-1]) + bias, -1)
+    return matmul(weights if random is None or not rate else dropout(weights, rate, random), v)
+
+
+def positions(start: Any, count: int, length: int, size: int, like: jax.Array) -> jax.Array:
+    frequencies = np.exp(-np.arange(size // 2) * math.log(10000) / (size // 2 - 1))
+    angles = np.arange(length)[:, None] * frequencies
+    table = np.concatenate((np.sin(angles), np.cos(angles), np.zeros((length, size % 2))), axis=1)
+    return lax.dynamic_slice_in_dim(jnp.asarray(table, like.dtype), start, count)
+
+
+def future(start: Any, count: int, length: int, score: float, like: jax.Array) -> jax.Array:
+    is_future = jnp.arange(length) > start + jnp.arange(count)[:, None]
+    return jnp.where(is_future, score, 0.0).astype(like.dtype)
+
+
+def empty_cache(rows: int, length: int, size: int, like: jax.Array) -> jax.Array:
+    return jnp.zeros((rows, length, size), like.dtype)
+
+
+def cached(cache: jax.Array, new: jax.Array, start: Any) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(cache, new, start, 1)
+
+
+def cached_length(cache: jax.Array, count: int) -> int:
+    return cache.shape[1]
+
+
+def words(ids: Any, like: jax.Array) -> Any:
+    return ids
+
+
+def rows(x: jax.Array, indices: Any) -> jax.Array:
+    return x[indices]
+
+
+def to_host(x: jax.Array) -> Any:
+    return np.asarray(x)
+
+
+def scan(
+    step: Step, state: tuple[jax.Array, ...], inputs: tuple[jax.Array, ...], others: tuple[jax.Array, ...] = (),
+    *, reverse: bool = False,
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:  # fmt: skip
+    def body(state: tuple[jax.Array, ...], inputs: tuple[jax.Array, ...]) -> Any:
+        new, more = step(state, inputs)
+        return new, (new, more)
+
+    results: tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]] = lax.scan(body, state, inputs, reverse=reverse)[1]
+    return results
