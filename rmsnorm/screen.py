@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -17,11 +17,12 @@ _PADDING: Final = re.compile(r" +$", re.MULTILINE)
 
 
 def console(*, least: int = 0, **options: Any) -> Console:
-    """A console as wide as the terminal, or as ``least``; without a terminal nothing is cut, broken into lines or padded."""
+    """A console as wide as the terminal, or as ``least``; without one nothing is cut, broken or padded."""
     shown = Console(**options)
     if shown.is_terminal:
         return Console(width=max(shown.width, least), **options)
-    return Console(width=WHOLE, file=_Unpadded(shown.file), **{k: v for k, v in options.items() if k != "file"})
+    file = cast(IO[str], _Unpadded(shown.file))
+    return Console(width=WHOLE, **{**options, "file": file})
 
 
 class _Unpadded:

@@ -103,8 +103,8 @@ class TranslationTrainer:
         lines, references = (part[: options.tested] for part in (texts.test_source, texts.test_target))
         source, target = texts.vocabularies
         longest = 2 + 2 * max(len(line.split()) for line in lines)
-        search = {"beam_size": options.beam_size, "max_length": longest}
-        translations = list(translate(self.learner.model, self.config, lines, [source], target, **search))
+        model, vocabularies, beam = self.learner.model, ([source], target), options.beam_size
+        translations = list(translate(model, self.config, lines, *vocabularies, beam_size=beam, max_length=longest))
         right = sum(line.split() == reference.split() for line, reference in zip(translations, references, strict=True))
         score = _sacrebleu().corpus_bleu(
             [line.strip() for line in translations], [references], tokenize="none", force=True

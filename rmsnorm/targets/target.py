@@ -20,7 +20,8 @@ _NEEDS_GPU: Final = re.compile(
     r"not compiled with (cuda|xpu)|no (cuda |nvidia |hip )?(gpus?|driver)\b|active drivers|\bis_cuda\b"
     r"|unknown backend:? '?(gpu|cuda|rocm)|cannot be accessed from triton"
     r"|(cuda|gpu|driver) (is )?(not (available|found)|unavailable|insufficient)"
-    r"|(needs?|requires?|must be|must be on|expected|works|supports|runs)( only)?( on)? (an? |the )?(cuda|gpu|nvidia)\b",
+    r"|(needs?|requires?|must be|must be on|expected|works|supports|runs)"
+    r"( only)?( on)? (an? |the )?(cuda|gpu|nvidia)\b",
     re.IGNORECASE,
 )
 
