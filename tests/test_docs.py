@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pkgutil
 import re
@@ -12,16 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from snippets import run, snippets
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 ELSEWHERE = {"ci.md", "mismatches.md", "porting.md"}  # pages whose snippets other tests run
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name not in ELSEWHERE)
-NEEDS = {"torch": "torch", "tf_impl": "tensorflow", "jax": "jax", "flax": "flax", "transformers": "transformers"}
-NEEDS |= {"matplotlib": "matplotlib"}
-SNIPPETS = {
-    path.name: re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL) for path in PAGES
-}
+SNIPPETS = {path.name: snippets(path) for path in PAGES}
 PRINTED = {
     "index.md": "torch.Size([2, 16])",
     "which.md": "LlamaRMSNorm is RMSNorm: the variant llama",
@@ -32,35 +28,29 @@ PRINTED = {
 }
 
 
-def run(code, names):
-    for word, package in NEEDS.items():
-        if word in code and importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    exec(compile(code, "snippet", "exec"), names)
-
-
-@pytest.mark.parametrize("name", [name for name, snippets in SNIPPETS.items() if snippets])
-def test_snippets_run(name, capsys):
+@pytest.mark.parametrize("name", [name for name, texts in SNIPPETS.items() if texts])
+def test_snippets_run(name, capsys, tmp_path, monkeypatch):
     """One after the other, as a reader runs them."""
+    monkeypatch.chdir(tmp_path)
     names = {"__name__": "page"}
     for snippet in SNIPPETS[name]:
-        run(snippet, names)
+        run(snippet, names, tmp_path)
     assert PRINTED[name] in capsys.readouterr().out
 
 
 def test_every_printed_text_belongs_to_a_page():
-    assert set(PRINTED) == {name for name, snippets in SNIPPETS.items() if snippets}
+    assert set(PRINTED) == {name for name, texts in SNIPPETS.items() if texts}
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive:UserWarning")
-def test_notebooks_run(path, capsys, monkeypatch):
+def test_notebooks_run(path, capsys, monkeypatch, tmp_path):
     """The code that was run last is the code in the file, and it prints what the file shows, but for times."""
     monkeypatch.setenv("MPLBACKEND", "agg")
     cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
     names = {"__name__": "__main__"}
     for cell in cells:
-        run("".join(cell["source"]), names)
+        run("".join(cell["source"]), names, tmp_path)
         shown = "".join("".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream")
         printed = capsys.readouterr().out
         assert [line.split(":")[0] for line in printed.splitlines()] == [

@@ -8,19 +8,18 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from snippets import run, snippets
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-NEEDS = {"torch": "torch", "tf_impl": "tensorflow", "jax": "jax", "flax": "flax"}
+SNIPPETS = snippets(ROOT / "README.md")
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_snippets_run(snippet, capsys):
-    for word, package in NEEDS.items():
-        if word in snippet and importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    exec(compile(snippet, "README.md", "exec"), {"__name__": "readme"})
+def test_snippets_run(snippet, capsys, tmp_path, monkeypatch):
+    """Each one alone: a reader copies one of them."""
+    monkeypatch.chdir(tmp_path)
+    run(snippet, {"__name__": "readme"}, tmp_path)
     printed = capsys.readouterr().out
     if "The square" in snippet or "overflows" in snippet:
         assert printed.startswith("tensor(1., ")
@@ -48,6 +47,12 @@ def test_the_tables_of_times_are_those_of_the_committed_runs(page, name):
     ).stdout
     assert table is not None
     assert table.group(1) == printed, f"put the output of `python benchmarks/tables.py {name}` into {page}"
+
+
+def test_the_commands_for_vectors_are_those_of_the_example_in_c():
+    lines = re.findall(r"^    ((?:cc|mkdir|rmsnorm vectors) .*)$", README, re.MULTILINE)
+    assert len(lines) == 4
+    assert lines == snippets(ROOT / "docs" / "ci.md", "sh")[0].splitlines(), "a test runs those of docs/ci.md"
 
 
 def test_the_two_commands_are_targets():

@@ -20,7 +20,7 @@ from rmsnorm import dtypes, page
 from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
 from rmsnorm.frameworks import FRAMEWORKS
-from rmsnorm.parity.run import BackendRun, Record, Skip
+from rmsnorm.parity.run import BackendRun, Record
 from rmsnorm.screen import Fitting
 
 _LEGEND: Final = (
@@ -34,19 +34,19 @@ _CASES: Final = 12  # names in a line
 
 
 def skips(run: BackendRun) -> list[tuple[str, str]]:
-    """What was not compared, for each reason: the names of the cases, with the dtypes where it is some of them."""
-    reasons: dict[str, list[Skip]] = {}
+    """What was not compared, and why: cases with the same reason together, with the dtypes where it is some of them."""
+    types: dict[tuple[str, str], list[str]] = {}
     for skip in run.skipped:
-        reasons.setdefault(skip.reason, []).append(skip)
-    compared = {(record.case, record.dtype) for record in run.records}
-    listed = []
-    for reason, own in reasons.items():
-        names = list(dict.fromkeys(repr(skip.case) if skip.dtype else skip.case for skip in own))
-        more = f" and {len(names) - _CASES} more" if len(names) > _CASES else ""
-        partly = {skip.case for skip in own} & {case for case, _ in compared}
-        types = [dtypes.short(dtype) for dtype in dict.fromkeys(skip.dtype for skip in own)] if partly else []
-        listed.append((f"{', '.join(names[:_CASES])}{more}{' in ' if types else ''}{' '.join(types)}", reason))
-    return listed
+        types.setdefault((skip.reason, skip.case), []).append(dtypes.short(skip.dtype) if skip.dtype else "")
+    compared = {record.case for record in run.records}
+    alike: dict[tuple[str, str], list[str]] = {}
+    for (reason, case), own in types.items():
+        where = f" in {' '.join(own)}" if case in compared else ""
+        alike.setdefault((reason, where), []).append(repr(case) if any(own) else case)
+    return [
+        (f"{', '.join(names[:_CASES])}{f' and {len(names) - _CASES} more' * (len(names) > _CASES)}{where}", reason)
+        for (reason, where), names in alike.items()
+    ]
 
 
 def terminal(runs: Sequence[BackendRun], *, failures: int = 12) -> RenderableType:

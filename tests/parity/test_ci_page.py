@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from snippets import snippets
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ci.md").read_text()
-SNIPPETS = {
-    kind: re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) for kind in ("python", "sh", "yaml")
-}
+SNIPPETS = {kind: snippets(ROOT / "docs" / "ci.md", kind) for kind in ("python", "sh", "yaml")}
 BIN = Path(sys.executable).parent
 
 

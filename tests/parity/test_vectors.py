@@ -289,11 +289,29 @@ def test_filters_that_no_case_passes_and_folders_that_are_not_empty_are_refused(
         vectors.write(tmp_path, variants=["gemma4"], cases=["huge"])
     with pytest.raises(ValueError, match=r"folder is '.*vectors', expected an empty one; empty it first"):
         vectors.write(written, variants=["gemma4"])
+    with pytest.raises(ValueError, match=r"filter is 'rows dresidual', expected one that a case passes"):
+        vectors.write(tmp_path / "new", cases=["rows"], quantities=["dresidual"])
     assert not list(tmp_path.iterdir())
+
+
+def test_vectors_without_outputs_or_expectations_are_refused(tmp_path):
+    """A check of nothing is no check that held."""
+    assert vectors.write(tmp_path, variants=["standard"], types=["float32"], quantities=["dresidual"]) == 1
+    with pytest.raises(
+        ValueError, match=r"expected one with a folder outputs in it; make the folder .*outputs, and let"
+    ):
+        vectors.check(tmp_path)
+    (tmp_path / "outputs").mkdir()
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest |= {"files": [], "digest": vectors._digest_of([])}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"was compared in no case, expected at least one \(its files expect no"):
+        vectors.check(tmp_path)
 
 
 def test_only_the_quantities_asked_for_count(tmp_path):
     vectors.write(tmp_path, variants=["mlx"], types=["float32"], quantities=["y"])
+    (tmp_path / "outputs").mkdir()
     assert {r.quantity: r.detail.split(": ")[-1] for r in vectors.check(tmp_path).records} == {
         "y": "No such file or directory"
     }

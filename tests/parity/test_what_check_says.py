@@ -1,0 +1,216 @@
+"""What `check` says: every defect by its name, what was not compared, and a refusal where that is everything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from rmsnorm import numpy_impl
+from rmsnorm.accuracy.bounds import bound
+from rmsnorm.cli import app
+from rmsnorm.parity import check, fitting, report
+from rmsnorm.parity.cases import CASES, make
+from rmsnorm.targets import open_target
+
+BY_NAME = {case.name: case for case in CASES}
+OPTIONS: dict[str, Any] = {"framework": "numpy", "dtypes": "float32"}
+
+
+def written(x: Any, weight: Any, bias: Any = 0.0, *, mean: Any = np.mean, rounded: Any = np.asarray) -> Any:
+    wide = x.astype(np.float64)
+    inverse = rounded(1 / np.sqrt(mean(wide * wide, axis=-1, keepdims=True) + 1e-6))
+    return (wide * inverse * weight.astype(np.float64) + bias).astype(x.dtype)
+
+
+def over_n_minus_1(square: Any, axis: int, keepdims: bool) -> Any:
+    return np.sum(square, axis=axis, keepdims=keepdims) / max(1, square.shape[-1] - 1)
+
+
+def in_16_bits(inverse: Any) -> Any:
+    return inverse.astype(np.float16).astype(np.float64)
+
+
+DEFECTS: dict[str, tuple[Any, list[str]]] = {
+    "n - 1": (lambda x, weight: written(x, weight, mean=over_n_minus_1), ["sum of squares is divided by n - 1 = 63"]),
+    "no bias": (lambda x, weight, bias: written(x, weight), ["the bias is not applied"]),
+    "1 / rho in 16 bits": (
+        lambda x, weight: written(x, weight, rounded=in_16_bits if x.dtype == np.float16 else np.asarray),
+        ["for float16 x, 1 / rho is rounded to float16 before the product with x"],
+    ),
+    "n - 1 and 1 + gain": (
+        lambda x, weight: written(x, 1 + weight.astype(np.float64), mean=over_n_minus_1),
+        ["the sum of squares is divided by n - 1 = 63", "scale_offset is 1.0, standard has 0.0"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_every_defect_is_named_in_the_text_and_in_junit(name: str, tmp_path: Path) -> None:
+    function, sentences = DEFECTS[name]
+    result = check(function, framework="numpy", dtypes="float16")
+    assert not result.passed
+    instead = result.text.split("identify says:\n")[1].splitlines()
+    for line, sentence in zip(instead, sentences, strict=False):
+        assert sentence in line, result.text
+    report.write_junit([result.run], tmp_path / "parity.xml")
+    messages = [entry.get("message") or "" for entry in ElementTree.parse(tmp_path / "parity.xml").iter("failure")]
+    assert len(messages) == len(result.run.failures)
+    assert all(sentence in message for message in messages for sentence in sentences)
+
+
+def test_a_name_that_is_the_variants_comes_with_the_cases_that_differ() -> None:
+    def only_wide(x: Any, weight: Any) -> Any:
+        return written(x, weight) * (2 if x.shape[-1] > 5000 else 1)
+
+    lines = check(only_wide, **OPTIONS).text.splitlines()
+    assert any(
+        line.startswith("  on the rows that identify tries, ") and line.endswith("; it is not in 'wide'")
+        for line in lines
+    ), lines
+
+
+def test_what_was_not_compared_is_listed_with_the_reason(tmp_path: Path) -> None:
+    result = check(written, **OPTIONS, init={"bias": 0.0})
+    assert result.passed
+    assert "not compared: gradients: numpy has no automatic differentiation" in result.text
+    assert "not compared: 'huge', 'tiny': only with extremes=True" in result.text
+    reason = "it has no argument of that name"
+    assert f"not compared: 'mask', 'residual', 'gate': {reason}" in result.text
+    for name, write in (("a.json", report.write_json), ("a.xml", report.write_junit), ("a.html", report.write_html)):
+        write([result.run], tmp_path / name)
+    (backend,) = json.loads((tmp_path / "a.json").read_text())["backends"]
+    assert {"case": "mask", "dtype": "float32", "reason": reason} in backend["skipped"]
+    (suite,) = ElementTree.parse(tmp_path / "a.xml").getroot()
+    assert suite.get("skipped") == str(len(suite.findall("testcase/skipped"))) == str(len(result.run.skipped))
+    assert int(suite.get("tests") or 0) == len(suite.findall("testcase"))
+    assert reason in (tmp_path / "a.html").read_text()
+    options = {**OPTIONS, "dtypes": ["float16", "float32"]}
+    assert "not compared: 'huge', 'tiny' in f32: only with" in check(numpy_impl.rms_norm, **options).text
+
+
+def test_a_check_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = open_target(written, framework="numpy", init={"bias": 0.0})
+    with pytest.raises(ValueError, match=r"written was compared in no case, .*\(.*; it takes x in float64 alone; .*\)"):
+        check(replace(target, dtypes={"x": "float64"}), dtypes="float32")
+    monkeypatch.setattr(fitting, "select", lambda variants, types: [(BY_NAME["no rows"], "standard", "float32")])
+    with pytest.raises(ValueError, match=r"written was compared in no case, expected at least one \("):
+        check(target)
+
+
+def test_automatic_differentiation_may_round_what_the_formulas_do_not() -> None:
+    for variant, extra in (("llama", {"dx": 1, "dscale": 2, "y": 0}), ("standard", {"dx": 0, "dscale": 0, "y": 0})):
+        call = make(BY_NAME["rows"], variant, "bfloat16").call
+        for name, roundings in extra.items():
+            ours, another = (bound(name, call, "bfloat16", automatic=automatic) for automatic in (False, True))
+            assert another.ratio - ours.ratio == pytest.approx(roundings)
+            assert another.identical == ours.identical
+    assert bound("y", call, "bfloat16", automatic=True, alike=True).identical == 0
+    assert bound("y", call, "bfloat16", alike=True).identical > 0.99
+
+
+class TestOnnx:
+    """A file is called with the dtypes and the sizes that it declares."""
+
+    @staticmethod
+    def file(path: Path, dtype: str, shape: tuple[Any, ...], eps: float = 1e-6) -> Path:
+        onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install 'rmsnorm[onnx]'")
+        pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; pip install 'rmsnorm[onnx]'")
+        code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        x, y = (onnx.helper.make_tensor_value_info(name, code, shape) for name in "xy")
+        gain = onnx.numpy_helper.from_array(np.linspace(0.5, 2, shape[-1]).astype(dtype), "weight")
+        node = onnx.helper.make_node("RMSNormalization", ["x", "weight"], ["y"], axis=-1, epsilon=eps)
+        graph = onnx.helper.make_graph([node], "norm", [x], [y], [gain])
+        opsets = [onnx.helper.make_opsetid("", 23)]
+        onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+        return path
+
+    @pytest.mark.parametrize(
+        ("dtype", "shape"),
+        [("float32", (4, 64)), ("float32", ("rows", 64)), ("float16", (2, 3, 64)), ("float32", (5, 1, 2, 1, 1, 16))],
+    )
+    def test_as_declared(self, dtype: str, shape: tuple[Any, ...], tmp_path: Path) -> None:
+        right = check(self.file(tmp_path / "a.onnx", dtype, shape), "standard")
+        assert right.passed, right.text
+        assert {record.dtype for record in right.run.records} == {dtype}
+        assert "rows" in {record.case for record in right.run.records}
+        wrong = check(self.file(tmp_path / "b.onnx", dtype, shape, eps=1e-5), "standard")
+        assert not wrong.passed
+        assert "raised" not in wrong.text.split("identify says:")[0]
+
+    def test_another_dtype_is_refused(self, tmp_path: Path) -> None:
+        path = self.file(tmp_path / "a.onnx", "float32", (4, 64))
+        with pytest.raises(ValueError, match=r"a.onnx was compared in no case, .*it takes x in float32 alone"):
+            check(path, "standard", dtypes="float16")
+
+
+def test_the_kit_runs_the_compiled_kernels_for_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmsnorm.numpy_impl import fast
+    from rmsnorm.parity.backends import open_backend
+    from rmsnorm.parity.judge import judge
+
+    data, implementation = make(BY_NAME["rows"], "llama", "float32"), open_backend("numpy", "cpu")[1]
+    assert all(verdict.passed for verdict in judge(implementation, data))
+    rms_norm = fast.rms_norm
+    monkeypatch.setattr(fast, "rms_norm", lambda *arrays, **options: rms_norm(*arrays, **{**options, "variant": "t5"}))
+    assert [v.quantity for v in judge(implementation, make(BY_NAME["rows"], "gemma", "float32")) if not v.passed] == [
+        "y"
+    ]
+
+
+def test_opening_a_backend_leaves_jax_as_it_is() -> None:
+    jax = pytest.importorskip("jax", reason="jax is not installed; pip install 'rmsnorm[flax]'")
+    from rmsnorm.parity.backends import open_backend
+
+    own = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        open_backend("flax", "cpu")
+        assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", own)
+
+
+NORM = """
+import numpy as np
+
+def norm(x, weight):
+    wide = x.astype(np.float64)
+    normalised = (wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
+    y = normalised.astype(np.float64) * weight.astype(np.float64)
+    return y.astype(x.dtype if weight.dtype == x.dtype else np.float32)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["own:norm", "--variant", "llama", "--dtype", "bfloat16", "--html", "a.html"], 0, "own:norm is llama: all "),
+        (["own.py:norm", "--backend", "numpy", "--variant", "gemma"], 1, "scale_offset is 0.0, gemma has 1.0"),
+        (["own:nothing"], 2, "own has no 'nothing'; check the name"),
+        (["own:norm", "--all"], 2, "expected no --all and no --list beside a TARGET; leave them out"),
+        (
+            ["own:norm", "--variant", "llama", "--variant", "t5"],
+            2,
+            "--variant is given 2 times, expected one for a TARGET",
+        ),
+    ],
+)
+def test_the_command_checks_a_target(
+    arguments: list[str], status: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(NORM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    done = CliRunner().invoke(app, ["check", *arguments], env={"COLUMNS": "200"})
+    assert done.exit_code == status, done.output
+    assert words in done.output
+    assert (tmp_path / "a.html").exists() == ("--html" in arguments)

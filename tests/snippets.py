@@ -1,0 +1,54 @@
+"""The Python in a page, as a reader runs it: as it stands, in an empty folder, by pytest where it is a test."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+_NEEDS = {
+    "torch": "torch", "tf_impl": "tensorflow", "jax": "jax", "flax": "flax", "transformers": "transformers",
+    "matplotlib": "matplotlib", "onnxruntime": "onnxruntime", "torch.onnx": "onnxscript",
+}  # fmt: skip
+
+
+def snippets(page: Path, kind: str = "python") -> list[str]:
+    """The text of every block of a language in a page."""
+    return re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def run(code: str, names: dict[str, Any], folder: Path) -> None:
+    """Run a snippet in a folder, which is the current one and empty before the first snippet of a page.
+
+    One whose first line is the name of a file becomes that file. One with a test is a file that pytest runs. ``names``
+    are those that the snippets before it have defined.
+    """
+    for word, package in _NEEDS.items():
+        if word in code and importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    named = re.match(r"# (\S+\.py)\n", code)
+    if named is not None or "\ndef test_" in code:
+        path = folder / (named.group(1) if named else "test_snippet.py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(code, encoding="utf-8")
+        if "\ndef test_" in code:
+            _test(path, folder)
+        return
+    exec(compile(code, "snippet", "exec"), names)
+
+
+def _test(path: Path, folder: Path) -> None:
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)],
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout, done.stdout
