@@ -13,8 +13,8 @@ from tf_nematus import Model, quick  # noqa: E402
 
 from rmsnorm.nematus import numpy as golden  # noqa: E402
 from rmsnorm.nematus import tf as nematus  # noqa: E402
+from rmsnorm.nematus.models import recurrent  # noqa: E402
 from rmsnorm.nematus.names import variables  # noqa: E402
-from rmsnorm.nematus.tf import recurrent  # noqa: E402
 
 NUMPY_2 = "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"  # where Keras saves
 
@@ -161,7 +161,7 @@ def test_cells_in_a_graph_that_knows_no_lengths(norm, compiled):
         with tf.GradientTape() as tape:
             inputs = (x, tf.zeros((tf.shape(x)[1], STATE)), parameters)
             tape.watch(inputs)
-            states = recurrent.gru(*inputs, mask=mask, norm=norm)
+            states = nematus.gru(*inputs, mask=mask, norm=norm)
         return tape.gradient(states, inputs)
 
     specs = tf.TensorSpec((None, None, SIZE)), tf.TensorSpec((None, None))
@@ -194,10 +194,10 @@ def test_a_second_call_of_a_cell_traces_nothing(monkeypatch):
     x, h0, mask = map(tf.constant, sequence())
     weights = {name: tf.constant(value) for name, value in theano_weights("gru", "none").items()}
     options = {"partial": 0.37}  # which no other test has
-    recurrent.gru(x, h0, weights, mask=mask, **options)
-    recurrent.gru(x[:2, :1], h0[:1], weights, mask=mask[:2, :1], **options)
+    nematus.gru(x, h0, weights, mask=mask, **options)
+    nematus.gru(x[:2, :1], h0[:1], weights, mask=mask[:2, :1], **options)
     assert len(traced) == 1
-    recurrent.gru(x, h0, weights, **options)
+    nematus.gru(x, h0, weights, **options)
     assert len(traced) == 2
 
 

@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 
 from rmsnorm.nematus import tf as nematus
-from rmsnorm.nematus.tf.parameters import Dropout
 
 
 @contextmanager
@@ -65,19 +64,7 @@ def overwrite(model: Any) -> None:
 
 
 def masks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The masks of dropout by name, as RNNSearch makes them; filled where it drops."""
-    made: dict[str, Any] = {}
-    drop = Dropout.__call__
-
-    def record(self: Any, name: str, x: Any, *, whole: bool = False) -> Any:
-        y = drop(self, name, x, whole=whole)
-        if self.rates[name]:
-            mask = (y / tf.where(x == 0, tf.ones_like(x), x))[..., :1] if whole else self.masks[name]
-            made[name] = numpy(mask)
-        return y
-
-    monkeypatch.setattr(Dropout, "__call__", record)
-    return made
+    return nematus_framework.masks(monkeypatch, numpy)
 
 
 def scale_dropout(monkeypatch: pytest.MonkeyPatch, *, keep: bool) -> float:

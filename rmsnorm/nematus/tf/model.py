@@ -1,16 +1,19 @@
-"""The base class of RNNSearch and the Transformer: a Keras model of batches of sentences."""
+"""The base class of RNNSearch and the Transformer: a Keras model that computes what a network of models/ describes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from rmsnorm.nematus.tf import sentences
-from rmsnorm.nematus.tf.parameters import Graphs, Named, Parameters
+from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus.models.parameters import Parameters
+from rmsnorm.nematus.models.search import translate
+from rmsnorm.nematus.tf import operations, sentences
+from rmsnorm.nematus.tf.parameters import Graphs, Named
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -22,6 +25,8 @@ class NematusModel(Named, keras.Model):
     ``compile`` takes no loss, because ``fit`` minimises the mean of the output. The batch is not the first axis: give
     ``fit`` whole batches, each in a tuple of its own, ((x, x_mask, y, y_mask),).
     """
+
+    network: ClassVar[Any]  # rnnsearch or transformer of models/
 
     def __init__(self, config: Config, parameters: Mapping[str, Any], **kwargs: Any) -> None:
         arrays = {name: np.asarray(parameters[name]) for name in sorted(parameters)}
@@ -61,17 +66,43 @@ class NematusModel(Named, keras.Model):
         own = Config(**config["config"])
         return cls(own, {row.name: np.zeros(row.shape, config["dtype"]) for row in variables(own)}, name=config["name"])
 
-    def parameters_in(self, batch: tf.Tensor, training: bool) -> Parameters:
-        """The parameters as tensors, with dropout in training; ``batch`` is the number of sentences."""
-        raise NotImplementedError
+    def encode(self, x: Any, x_mask: Any, *, training: bool = False) -> tf.Tensor:
+        """See protocol.RNNSearch and protocol.Transformer."""
+        return self.run(self.network.encode, *self.source("encode", x, x_mask), drops=training)
 
-    def run(self, function: Callable[..., Any], *tensors: Any, training: bool = False, **options: Any) -> Any:
-        """function(parameters, config, *tensors, **options) as a graph; the last axis of the first one is the batch."""
-        return self.graphs.run(self._call, *tensors, called=function, training=training, **options)
+    def logits(self, x: Any, x_mask: Any, y: Any, *, training: bool = False) -> tf.Tensor:
+        """See protocol.RNNSearch and protocol.Transformer."""
+        return self.run(self.network.score, *self.sentences("logits", x, x_mask, y)[:3], drops=training)
 
-    def _call(self, *tensors: Any, called: Callable[..., Any], training: bool, **options: Any) -> Any:
-        batch = tf.shape(tensors[0])[-1] if training else None
-        return called(self.parameters_in(batch, training), self.config, *tensors, **options)
+    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool = False) -> tf.Tensor:
+        """See protocol.RNNSearch and protocol.Transformer."""
+        batch = self.sentences("loss", x, x_mask, y, y_mask)
+        return self.run(self.network.loss, *batch, drops=training, training=training)
+
+    def translate(
+        self,
+        x: Any,
+        x_mask: Any,
+        beam_size: int | None = None,
+        max_length: int | None = None,
+        *,
+        normalization_alpha: float | None = None,
+    ) -> Translations:
+        """See protocol.RNNSearch and protocol.Transformer."""
+        batch = self.source("translate", x, x_mask)
+        return translate(
+            self.network, self.config, operations, self.run, *batch, beam_size, max_length, normalization_alpha
+        )
+
+    def run(self, function: Callable[..., Any], *tensors: Any, drops: bool = False, **options: Any) -> Any:
+        """function(parameters, config, *tensors, **options) as a graph; ``drops``: whether with dropout."""
+        tensors = tuple(tf.constant(value) if isinstance(value, int) else value for value in tensors)
+        return self.graphs.run(self._call, *tensors, called=function, drops=drops, **options)
+
+    def _call(self, *tensors: Any, called: Callable[..., Any], drops: bool, **options: Any) -> Any:
+        config, random = self.config, self.seed if drops else None
+        p = Parameters(operations, self.tensors(), config.norm, eps=config.eps, random=random)
+        return called(p, config, *tensors, **options)
 
     def source(self, op: str, x: Any, x_mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Ids and mask of the source."""

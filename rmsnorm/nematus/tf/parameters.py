@@ -1,17 +1,13 @@
-"""The parts of the recurrent models and the Transformer: parameters by name, the norm, and projections."""
+"""A layer with weights by names with slashes, and functions of tensors as graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial as bind
 from typing import Any
 
 import keras
 import tensorflow as tf
-
-from rmsnorm.nematus import cells
-from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
-from rmsnorm.tf_impl.functional import rms_norm
 
 
 class Named(keras.layers.Layer):
@@ -74,119 +70,3 @@ def _exact(tensor: tf.Tensor) -> tf.TensorSpec:
 
 def _relaxed(tensor: tf.Tensor) -> tf.TensorSpec:
     return tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype)
-
-
-class Dropout:
-    """Nematus's dropout after Gal & Ghahramani: one mask for each name, the same in all steps of a sequence.
-
-    All masks are drawn at the start, because TensorFlow draws again in every step of a loop.
-
-    Args:
-        rates: dropout rates by the names of the masks.
-        sizes: numbers of features by the names of the masks.
-    """
-
-    def __init__(
-        self, rates: Mapping[str, float], sizes: Mapping[str, int], batch: Any, dtype: tf.DType, seed: Any
-    ) -> None:
-        self.rates, self.seed = rates, seed
-        self.masks = {
-            name: keras.random.dropout(tf.ones((batch, size), dtype), rates[name], seed=seed)
-            for name, size in sizes.items()
-            if rates[name]
-        }
-
-    def __call__(self, name: str, x: tf.Tensor, *, whole: bool = False) -> tf.Tensor:
-        """Drop some features of x in all steps; with ``whole``, all features in some steps."""
-        if not self.rates[name]:
-            return x
-        if whole:
-            return keras.random.dropout(x, self.rates[name], (None, None, 1), self.seed)
-        return x * self.masks[name]
-
-
-class Parameters:
-    """Tensors below a name.
-
-    ``parameters / "gru0"`` are the tensors below that name, ``parameters["W"]`` is a tensor. The object also has the
-    norm of the model and, in training, its dropout: ``drop("W", x)`` applies the mask of W to x, the input of W.
-    """
-
-    def __init__(
-        self,
-        values: Mapping[str, tf.Tensor],
-        norm: CellNorm = "none",
-        *,
-        partial: float = PARTIAL,
-        eps: float = EPS,
-        dropout: Dropout | None = None,
-        scope: str = "",
-    ) -> None:
-        check_norm(norm)
-        self.values, self.norm, self.partial, self.eps = values, norm, partial, eps
-        self.dropout, self.scope = dropout, scope
-
-    def __truediv__(self, name: str) -> Parameters:
-        return Parameters(
-            self.values, self.norm, partial=self.partial, eps=self.eps, dropout=self.dropout,
-            scope=f"{self.scope}{name}/",
-        )  # fmt: skip
-
-    def __getitem__(self, name: str) -> tf.Tensor:
-        return self.values[self.scope + name]
-
-    def get(self, name: str) -> tf.Tensor | None:
-        return self.values.get(self.scope + name)
-
-    def drop(self, name: str, x: tf.Tensor, *, whole: bool = False) -> tf.Tensor:
-        return x if self.dropout is None else self.dropout(self.scope + name, x, whole=whole)
-
-
-def normalise(p: Parameters, x: tf.Tensor, gain: str, offset: str | None, norm: CellNorm | None = None) -> tf.Tensor:
-    """The norm over the last axis: x / sqrt(mean(x^2) + eps) * gain + offset; LayerNorm takes x - mean(x) as x.
-
-    norm: by default that of the model.
-    """
-    norm = norm or p.norm
-    if norm == "none":
-        return x
-    bias = None if offset is None else p.get(offset)
-    if norm == "layer":
-        return _layer_norm(x, p[gain], bias, p.eps)
-    partial = p.partial if norm == "prms" else None
-    return rms_norm(x, p[gain], bias, variant="nematus", eps=p.eps, partial=partial)
-
-
-def _layer_norm(x: tf.Tensor, gain: tf.Tensor, offset: tf.Tensor | None, eps: float) -> tf.Tensor:
-    """LayerNorm, computed in at least float32."""
-    wide = x.dtype if x.dtype == tf.float64 else tf.float32
-    centred = tf.cast(x, wide)
-    centred -= tf.reduce_mean(centred, -1, keepdims=True)
-    y = centred * tf.math.rsqrt(tf.reduce_mean(tf.square(centred), -1, keepdims=True) + eps) * tf.cast(gain, wide)
-    return tf.cast(y if offset is None else y + tf.cast(offset, wide), x.dtype)
-
-
-def multiply(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-    """x W as one product of matrices; TensorFlow's own operator makes one product for each step."""
-    if x.shape.rank == 2:
-        return x @ w
-    y = tf.reshape(x, (-1, tf.shape(w)[0])) @ w
-    return tf.reshape(y, (*tf.unstack(tf.shape(x))[:-1], w.shape[1]))
-
-
-def project(p: Parameters, x: tf.Tensor, weight: str, bias: str | None, norm: tuple[str, str] | None) -> tf.Tensor:
-    """norm(x W + b), with b inside the norm; a bias or a norm of None is left out."""
-    y = multiply(p.drop(weight, x), p[weight])
-    if bias is not None:
-        y = y + p[bias]
-    return y if norm is None else normalise(p, y, *norm)
-
-
-def feed_forward(p: Parameters, x: tf.Tensor, *, norm: bool = True) -> tf.Tensor:
-    """norm(x W + b); the variables of the norm are directly below the name of the layer."""
-    return project(p, x, "W", "b", leaves(p) if norm else None)
-
-
-def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
-    """Nematus's names of the gain and the offset of the norm below a scope."""
-    return cells.leaves(p.norm, scope)

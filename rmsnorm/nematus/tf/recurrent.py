@@ -11,72 +11,16 @@ from typing import Any, Final, Literal
 
 import tensorflow as tf
 
-from rmsnorm.nematus.cells import PARTIAL, CellNorm, check_norm, gru_names
+from rmsnorm.nematus.cells import PARTIAL, CellNorm, check_norm
 from rmsnorm.nematus.config import Bias
-from rmsnorm.nematus.tf.parameters import Graphs, Parameters, leaves, normalise, project
+from rmsnorm.nematus.models import recurrent
+from rmsnorm.nematus.models.parameters import Parameters
+from rmsnorm.nematus.tf import operations
+from rmsnorm.nematus.tf.parameters import Graphs
 
 __all__ = ["gru", "lstm", "nematus_gru"]
 
 _graphs: Final = Graphs()
-
-
-def nematus_input(p: Parameters, x: tf.Tensor, bias: Bias) -> tuple[tf.Tensor, tf.Tensor]:
-    """What the input of a Nematus GRU adds to its gates and to its proposal, for any number of steps at once."""
-    inside = bias == "input"
-    gates = project(p, x, "input_to_gates", "gates_bias" if inside else None, leaves(p, "gates_x_norm/"))
-    proposal = project(p, x, "input_to_proposal", "proposal_bias" if inside else None, leaves(p, "proposal_x_norm/"))
-    return gates, proposal
-
-
-def nematus_step(p: Parameters, h: tf.Tensor, from_input: tuple[tf.Tensor, tf.Tensor] | None, bias: Bias) -> tf.Tensor:
-    """One step of a Nematus GRU.
-
-    r, u = sigmoid(norm(h U) + gates of the input);   h' = u h + (1 - u) tanh(r norm(h Ux) + proposal of the input)
-    """
-    inside = bias == "state"
-    gates = project(p, h, "state_to_gates", "gates_bias" if inside else None, leaves(p, "gates_state_norm/"))
-    proposal = project(
-        p, h, "state_to_proposal", "proposal_bias" if inside else None, leaves(p, "proposal_state_norm/")
-    )
-    terms = [] if from_input is None else [from_input]
-    if bias == "outside":
-        terms.append((p["gates_bias"], p["proposal_bias"]))
-    r, u = tf.split(tf.sigmoid(sum((of_gates for of_gates, _ in terms), gates)), 2, -1)
-    candidate = tf.tanh(sum((of_proposal for _, of_proposal in terms), r * proposal))
-    return u * h + (1 - u) * candidate
-
-
-def nematus_deep_step(
-    p: Parameters, h: tf.Tensor, from_input: tuple[tf.Tensor, tf.Tensor], biases: Sequence[Bias], first: int = 0
-) -> tf.Tensor:
-    """One step of gru<first> with the projected input, then one step of each GRU after it, which have no input."""
-    h = nematus_step(p / f"gru{first}", h, from_input, biases[0])
-    for index, bias in enumerate(biases[1:], start=first + 1):
-        h = nematus_step(p / f"gru{index}", h, None, bias)
-    return h
-
-
-def nematus_level(
-    p: Parameters,
-    x: tf.Tensor,
-    h0: tf.Tensor,
-    biases: Sequence[Bias],
-    *,
-    mask: tf.Tensor | None = None,
-    masking: Literal["zero", "carry"] = "zero",
-    reverse: bool = False,
-) -> tf.Tensor:
-    """A level of GRUs over a sequence."""
-
-    def step(h: tf.Tensor, inputs: Any) -> tf.Tensor:
-        gates, proposal, *masks = inputs
-        new = nematus_deep_step(p, h, (gates, proposal), biases)
-        for m in masks:
-            new = m * new + (1 - m) * h if masking == "carry" else m * new
-        return new
-
-    masks = [] if mask is None else [tf.cast(mask, x.dtype)[..., None]]
-    return tf.scan(step, (*nematus_input(p / "gru0", x, biases[0]), *masks), h0, reverse=reverse)
 
 
 def nematus_gru(
@@ -124,9 +68,8 @@ def gru(
         >>> gru(tf.zeros((2, 1, 1)), tf.ones((1, 1)), weights, mask=mask).numpy().round(4).ravel()
         array([0.8988, 0.8988], dtype=float32)
     """
-    names = gru_names(norm)
-    renamed = {names[name]: value for name, value in parameters.items()}
-    return nematus_gru(x, h0, renamed, mask=mask, masking="carry", norm=norm, partial=partial)
+    own = recurrent.renamed(parameters, norm)
+    return nematus_gru(x, h0, own, mask=mask, masking="carry", norm=norm, partial=partial)
 
 
 def lstm(
@@ -164,25 +107,14 @@ def _nematus_gru(
     values: Any, x: tf.Tensor, h0: tf.Tensor, mask: tf.Tensor | None = None, *,
     biases: Sequence[Bias], norm: CellNorm, partial: float, **options: Any,
 ) -> tf.Tensor:  # fmt: skip
-    return nematus_level(Parameters(values, norm, partial=partial), x, h0, biases, mask=mask, **options)
+    return recurrent.nematus_level(
+        Parameters(operations, values, norm, partial=partial), x, h0, biases, mask, **options
+    )
 
 
 def _lstm(
     values: Any, x: tf.Tensor, h0: tf.Tensor, c0: tf.Tensor, mask: tf.Tensor | None = None, *,
     norm: CellNorm, partial: float,
 ) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
-    p = Parameters(values, norm, partial=partial)
-    masks = [] if mask is None else [tf.cast(mask, x.dtype)[..., None]]
-    below = project(p, x, "W", "b", ("s1", "b1"))
-    return tf.scan(lambda state, inputs: lstm_step(p, *state, *inputs), (below, *masks), (h0, c0))
-
-
-def lstm_step(
-    p: Parameters, h: tf.Tensor, c: tf.Tensor, below: tf.Tensor, m: tf.Tensor | None = None
-) -> tuple[tf.Tensor, tf.Tensor]:
-    i, f, o, g = tf.split(below + project(p, h, "U", None, ("s2", "b2")) + p["b"], 4, -1)
-    new_c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(g)
-    if m is not None:
-        new_c = m * new_c + (1 - m) * c
-    new_h = tf.sigmoid(o) * tf.tanh(normalise(p, new_c, "s3", "b3"))
-    return new_h if m is None else m * new_h + (1 - m) * h, new_c
+    p = Parameters(operations, values, norm, partial=partial)
+    return recurrent.lstm(p, x, h0, c0, mask)

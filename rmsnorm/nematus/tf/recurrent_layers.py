@@ -12,18 +12,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from rmsnorm.nematus.cells import PARTIAL, CellNorm, check_norm, gru_names, gru_shapes, lstm_shapes, nematus_gru_shapes
+from rmsnorm.nematus.cells import PARTIAL, CellNorm, check_norm, gru_shapes, lstm_shapes, nematus_gru_shapes
 from rmsnorm.nematus.config import Bias
-from rmsnorm.nematus.tf.parameters import Named, Parameters, project
-from rmsnorm.nematus.tf.recurrent import (
-    gru,
-    lstm,
-    lstm_step,
-    nematus_deep_step,
-    nematus_gru,
-    nematus_input,
-    nematus_step,
-)
+from rmsnorm.nematus.models.parameters import Parameters
+from rmsnorm.nematus.models.recurrent import lstm_input, lstm_step, nematus_deep_step, nematus_input, renamed
+from rmsnorm.nematus.tf import operations
+from rmsnorm.nematus.tf.parameters import Named
+from rmsnorm.nematus.tf.recurrent import gru, lstm, nematus_gru
 
 __all__ = ["GRU", "LSTM", "GRUCell", "LSTMCell", "NematusGRU", "NematusGRUCell"]
 
@@ -77,7 +72,7 @@ class NematusGRUCell(_Cell):
         return nematus_gru_shapes(size, self.units, self.biases, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        p = Parameters(self.tensors(), **self.norms)
+        p = Parameters(operations, self.tensors(), **self.norms)
         h = nematus_deep_step(p, states[0], nematus_input(p / "gru0", inputs, self.biases[0]), self.biases)
         return h, [h]
 
@@ -104,9 +99,8 @@ class GRUCell(_Cell):
         return gru_shapes(size, self.units, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        names = gru_names(self.norms["norm"])
-        p = Parameters({names[name]: value for name, value in self.tensors().items()}, **self.norms) / "gru0"
-        h = nematus_step(p, states[0], nematus_input(p, inputs, "input"), "input")
+        p = Parameters(operations, renamed(self.tensors(), self.norms["norm"]), **self.norms)
+        h = nematus_deep_step(p, states[0], nematus_input(p / "gru0", inputs, "input"), ("input",))
         return h, [h]
 
     def sequence(self, x: tf.Tensor, h0: tf.Tensor, mask: tf.Tensor | None) -> list[tf.Tensor]:
@@ -133,9 +127,9 @@ class LSTMCell(_Cell):
         return lstm_shapes(size, self.units, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        p = Parameters(self.tensors(), **self.norms)
+        p = Parameters(operations, self.tensors(), **self.norms)
         h, c = states
-        h, c = lstm_step(p, h, c, project(p, inputs, "W", "b", ("s1", "b1")))
+        h, c = lstm_step(p, h, c, lstm_input(p, inputs))
         return h, [h, c]
 
     def sequence(self, x: tf.Tensor, h0: tf.Tensor, c0: tf.Tensor, mask: tf.Tensor | None) -> list[tf.Tensor]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from rmsnorm.nematus import sentences
+from rmsnorm.nematus.dialects import rules
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -25,18 +26,5 @@ def target(op: str, y: Any, batch: Any, config: Config, dtype: Any, y_mask: Any 
         y, y_mask = sentences.target(op, y, batch, config, y_mask)
     words = tf.cast(y, tf.int64)
     if y_mask is None:
-        y_mask = words != 0 if config.dialect == "zero" else tf.ones_like(words)
+        y_mask = words != 0 if rules(config).pads_with_zero else tf.ones_like(words)
     return words, tf.cast(y_mask, dtype)
-
-
-class Rows:
-    """A tensor whose rows can be taken with ``rows[indices]``, as a beam search does."""
-
-    def __init__(self, tensor: tf.Tensor) -> None:
-        self.tensor = tensor
-
-    def __len__(self) -> int:
-        return len(self.tensor)
-
-    def __getitem__(self, indices: Any) -> Rows:
-        return Rows(tf.gather(self.tensor, indices))

@@ -1,0 +1,180 @@
+"""The operations of models/operations.py in TensorFlow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from rmsnorm.nematus.models.operations import Step
+from rmsnorm.tf_impl import functional
+
+FIXED_CACHES: Final = False
+
+tanh, sigmoid, relu, exp, stop_gradient = tf.tanh, tf.sigmoid, tf.nn.relu, tf.exp, tf.stop_gradient
+
+
+def shape(x: tf.Tensor) -> Sequence[Any]:
+    return tf.unstack(tf.shape(x))
+
+
+def cast(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    return tf.cast(x, like.dtype)
+
+
+def filled(shape: Sequence[Any], value: float, like: tf.Tensor) -> tf.Tensor:
+    return tf.fill(shape, tf.cast(value, like.dtype))
+
+
+def where(condition: tf.Tensor, x: tf.Tensor, other: float) -> tf.Tensor:
+    return tf.where(condition, x, tf.cast(other, x.dtype))
+
+
+def concatenated(arrays: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
+    return tf.concat(arrays, axis)
+
+
+def split(x: tf.Tensor, parts: int) -> Sequence[tf.Tensor]:
+    return tf.split(x, parts, -1)
+
+
+def transposed(x: tf.Tensor) -> tf.Tensor:
+    return tf.linalg.matrix_transpose(x)
+
+
+def repeated(x: tf.Tensor, times: int, axis: int) -> tf.Tensor:
+    return tf.repeat(x, times, axis)
+
+
+def sum(x: tf.Tensor, axis: int) -> tf.Tensor:
+    return tf.reduce_sum(x, axis)
+
+
+def max(x: tf.Tensor, axis: int) -> tf.Tensor:
+    return tf.reduce_max(x, axis)
+
+
+def take(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    return tf.gather(table, tf.maximum(ids, 0))
+
+
+def matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """As one product of matrices; TensorFlow's own operator makes one product for each step."""
+    if x.shape.rank == 2 or w.shape.rank > 2:
+        return x @ w
+    y = tf.reshape(x, (-1, tf.shape(w)[0])) @ w
+    return tf.reshape(y, (*tf.unstack(tf.shape(x))[:-1], w.shape[1]))
+
+
+def weighted(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    return tf.einsum("tsb,sbe->tbe", weights, values)
+
+
+def softmax(x: tf.Tensor, axis: int) -> tf.Tensor:
+    weights = tf.nn.softmax(x, axis)
+    return weights / tf.reduce_sum(weights, axis, keepdims=True)
+
+
+def log_softmax(x: tf.Tensor) -> tf.Tensor:
+    return tf.nn.log_softmax(_wide(x))
+
+
+def logsumexp(arrays: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_logsumexp(tf.stack(arrays), 0)
+
+
+def cross_entropy(logits: tf.Tensor, ids: tf.Tensor, right: float, wrong: float) -> tf.Tensor:
+    logits = _wide(logits)
+    losses = (right - wrong) * tf.nn.sparse_softmax_cross_entropy_with_logits(ids, logits)
+    return losses - wrong * tf.reduce_sum(tf.nn.log_softmax(logits), -1) if wrong else losses
+
+
+def rms_norm(x: tf.Tensor, gain: tf.Tensor, offset: tf.Tensor | None, eps: float, partial: float | None) -> tf.Tensor:
+    return functional.rms_norm(x, gain, offset, variant="nematus", eps=eps, partial=partial)
+
+
+def layer_norm(x: tf.Tensor, gain: tf.Tensor, offset: tf.Tensor | None, eps: float) -> tf.Tensor:
+    """LayerNorm, computed in at least float32."""
+    centred = _wide(x)
+    centred -= tf.reduce_mean(centred, -1, keepdims=True)
+    y = centred * tf.math.rsqrt(tf.reduce_mean(tf.square(centred), -1, keepdims=True) + eps) * _wide(gain)
+    return tf.cast(y if offset is None else y + _wide(offset), x.dtype)
+
+
+def dropout(x: tf.Tensor, rate: float, random: Any, shared: tuple[int, ...] = ()) -> tf.Tensor:
+    if not shared:
+        return keras.random.dropout(x, rate, seed=random)
+    sizes = [1 if axis in shared else size for axis, size in enumerate(shape(x))]
+    return x * keras.random.dropout(filled(sizes, 1.0, x), rate, seed=random)
+
+
+def split_heads(x: tf.Tensor, heads: int) -> tf.Tensor:
+    batch, length, _ = shape(x)
+    return tf.transpose(tf.reshape(x, (batch, length, heads, x.shape[-1] // heads)), (0, 2, 1, 3))
+
+
+def join_heads(x: tf.Tensor) -> tf.Tensor:
+    batch, _, length, _ = shape(x)
+    return tf.reshape(tf.transpose(x, (0, 2, 1, 3)), (batch, length, x.shape[1] * x.shape[3]))
+
+
+def attention(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, bias: tf.Tensor, rate: float, random: Any) -> tf.Tensor:
+    weights = softmax(tf.matmul(q / math.sqrt(q.shape[-1]), k, transpose_b=True) + bias, -1)
+    return (weights if random is None or not rate else dropout(weights, rate, random)) @ v
+
+
+def positions(start: Any, count: Any, length: Any, size: int, like: tf.Tensor) -> tf.Tensor:
+    frequencies = np.exp(-np.arange(size // 2) * (math.log(10000) / (size // 2 - 1)))
+    angles = tf.cast(tf.range(start, start + count), tf.float64)[:, None] * frequencies
+    odd = tf.zeros((count, size % 2), tf.float64)
+    return tf.cast(tf.concat((tf.sin(angles), tf.cos(angles), odd), 1), like.dtype)
+
+
+def future(start: Any, count: Any, length: Any, score: float, like: tf.Tensor) -> tf.Tensor:
+    return score * tf.cast(tf.range(length) > tf.range(start, start + count)[:, None], like.dtype)
+
+
+def empty_cache(rows: Any, length: int, size: int, like: tf.Tensor) -> tf.Tensor:
+    return tf.zeros((rows, 0, size), like.dtype)
+
+
+def cached(cache: tf.Tensor, new: tf.Tensor, start: Any) -> tf.Tensor:
+    return tf.concat((cache, new), 1)
+
+
+def cached_length(cache: tf.Tensor, count: Any) -> Any:
+    return tf.shape(cache)[1] + count
+
+
+def words(ids: Any, like: tf.Tensor) -> tf.Tensor:
+    return tf.cast(ids, like.dtype)
+
+
+def rows(x: tf.Tensor, indices: Any) -> tf.Tensor:
+    return tf.gather(x, indices)
+
+
+def to_host(x: tf.Tensor) -> Any:
+    return x.numpy()
+
+
+def scan(
+    step: Step, state: tuple[tf.Tensor, ...], inputs: tuple[tf.Tensor, ...], others: tuple[tf.Tensor, ...] = (),
+    *, reverse: bool = False,
+) -> tuple[tuple[tf.Tensor, ...], tuple[tf.Tensor, ...]]:  # fmt: skip
+    count = len(state)
+
+    def body(last: tuple[tf.Tensor, ...], at_step: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+        new, more = step(last[:count], at_step)
+        return (*new, *more)
+
+    results = tf.scan(body, inputs, (*state, *map(tf.zeros_like, others)), reverse=reverse)
+    return results[:count], results[count:]
+
+
+def _wide(x: tf.Tensor) -> tf.Tensor:
+    return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
