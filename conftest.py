@@ -1,8 +1,8 @@
 """What every test shares: settings of the frameworks before any import, compiled code on disk, and which tests run.
 
-``make test`` runs neither the tests with the mark ``slow`` nor every case of those with the mark ``sample``, which have
-hundreds of cases that differ little. ``make test-all`` (``pytest --all``) runs everything. A sample depends on
-RMSNORM_TEST_SEED alone, which the nightly workflow sets to the date; the first lines of a run say what it was.
+``make test`` leaves out the tests with the mark ``slow``. Of a test with many cases it runs a sample: six for each
+framework, or as many as the mark ``sample(n)`` says. ``make test-all`` (``pytest --all``) runs everything. A sample
+depends on RMSNORM_TEST_SEED alone, which the nightly workflow sets to the date; the first lines of a run say it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE / "inductor"))
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "kernels"))
+CASES = 6
 SEED = os.environ.get("RMSNORM_TEST_SEED", "0")
 if not find_spec("numba"):
     os.environ.setdefault("RMSNORM_CPU_KERNELS", "0")  # the warning that numba is missing would be an error
@@ -66,20 +67,17 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out slow tests, and of a sampled test all but some cases: so many for each framework that it runs in.
-
-    A test that is named by its own id (``file.py::test``) always runs, as does each case of it.
-    """
+    """Leaves out slow tests, and all but some cases of a test. One that is named by its id runs whole."""
     if config.getoption("--all") or any("::" in argument for argument in config.args):
         return
     groups: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     left = [item for item in items if item.get_closest_marker("slow")]
     for item in items:
-        if not item.get_closest_marker("slow") and item.get_closest_marker("sample"):
-            wing = str(getattr(item, "callspec").params.get("wing"))  # noqa: B009 - of functions with parameters only
-            groups[item.nodeid.partition("[")[0], wing].append(item)
+        if not item.get_closest_marker("slow") and (callspec := getattr(item, "callspec", None)):
+            groups[item.nodeid.partition("[")[0], str(callspec.params.get("wing"))].append(item)
     for (name, wing), cases in groups.items():
-        (count,) = cases[0].get_closest_marker("sample").args  # type: ignore[union-attr]
+        mark = cases[0].get_closest_marker("sample")
+        count = mark.args[0] if mark else CASES
         kept = random.Random(f"{SEED} {name} {wing}").sample(range(len(cases)), min(count, len(cases)))
         left += [case for number, case in enumerate(cases) if number not in kept]
     if left:
