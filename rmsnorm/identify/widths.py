@@ -152,27 +152,28 @@ def look_further(session: Session, findings: Findings, *, centred: bool) -> list
 def solve_denominator(session: Session, first: Seen, others: Sequence[Seen], findings: Findings) -> Denominator:
     """The simplest reading that is true at every width, and what it has that no variant has."""
     seen = [first, *others]
-    if len({(entry.statistic.kind, entry.eps.position, entry.counted.end) for entry in seen if entry.eps.value}) > 1:
+    kinds = {(entry.statistic.kind, entry.eps.position) for entry in seen if entry.eps.value}
+    if len(kinds) > 1 or len({entry.counted.end for entry in seen} - {"all"}) > 1:
         findings.defect(f"with {_listed([entry.n for entry in seen])} elements in a row it computes different norms")
         seen = [first]
-    single = len({entry.n for entry in seen}) == 1
-    readings = list(_at_one_width(first) if single else _at_several(seen))
-    if not readings:
-        findings.defect(_unknown(seen))
-        readings = list(_at_one_width(first))
+    fits = _at_several(seen) if len(seen) > 1 else []
+    single = not fits or len({entry.n for entry in seen}) == 1
+    readings = _at_one_width(first) if single else fits
     chosen = readings[0]
     said = chosen.sentences(first, single=single)
-    if single:  # eps is a number; what somebody wrote is another question
+    if single:  # eps is a number there; what somebody wrote is another question
         said.pop("eps", None)
-        findings.add("widths", str(first.n), _untried(session, seen, readings))
-    else:
-        evidence = "elements in a row, at which the denominator was solved"
-        findings.add("widths", _listed([entry.n for entry in seen]), evidence)
     for name, value in (("divisor", chosen.size_at(first)), ("factor", chosen.factor_at(first))):
         if name in said:
             findings.add(name, int(value) if value == int(value) else value, said[name])
-    for sentence in said.values():
+    unknown = [] if fits or len(seen) == 1 else [_unknown(seen)]
+    for sentence in unknown or said.values():
         findings.defect(sentence)
+    if single and not unknown:
+        findings.add("widths", str(first.n), _untried(session, seen, readings))
+    else:
+        solved = "the denominator below is that of the first" if unknown else "at which the denominator was solved"
+        findings.add("widths", _listed([entry.n for entry in seen]), f"elements in a row, {solved}")
     scale = _FORMS[chosen.eps_form](first)
     return Denominator(
         size=None if (chosen.size, chosen.divisor) == ("k", 1.0) else chosen.size_at(first),
@@ -220,7 +221,7 @@ def _eps_forms(seen: Sequence[Seen]) -> list[str]:
 def _bases(seen: Sequence[Seen], tolerance: float) -> list[_Reading]:
     """Every way to write the divisor, or a factor of y, that is true at these widths, the most usual ones first.
 
-    At one width every number is a constant: then a divisor is one that has a form, or an integer.
+    At one width every number is a constant: a divisor that has no form comes last there.
     """
     single = len(seen) == 1
     sizes = [entry.statistic.size for entry in seen]
@@ -239,7 +240,7 @@ def _bases(seen: Sequence[Seen], tolerance: float) -> list[_Reading]:
         if times is not None and "k" not in known:
             readings.append(_Reading(factor=form, times=_written(times, tolerance)))
     readings += [_Reading(size=form) for form in known if form in _RARE]
-    if single and not known and divisor > 1 and divisor == round(divisor):
+    if single and not known and divisor != 1:
         readings.append(_Reading(size="1", divisor=divisor))
     return readings
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from rmsnorm import PRESETS, __version__
+from rmsnorm import PRESETS, __version__, screen
 from rmsnorm.cli.tables import variants
 
 
@@ -124,3 +124,16 @@ def test_invariances_prints_the_papers_table():
     assert lines["RMSNorm"].count("holds") == 3
     assert lines["WeightNorm"].count("- (") == 4
     assert "1.42857" in shown.stdout, "dL/dW is divided by delta = 0.7"
+
+
+def test_a_table_in_a_pipe_is_whole_and_has_no_padding():
+    """Every row is there on its own line, which is not filled with spaces to the width of the longest one."""
+    file = io.StringIO()
+    cells = [["a", "b" * 300], ["c" * 200, "d"], ["e", ""]]
+    console = screen.console(file=file)
+    console.print(screen.fitting_table(("one", "two"), cells, ("two",)))
+    console.print("the end", end="")
+    *lines, last = file.getvalue().split("\n")
+    assert last == "the end"
+    assert [line.split() for line in lines[3:6]] == [[cell for cell in row if cell] for row in cells]
+    assert not [line for line in lines if line != line.rstrip()]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+
 import numpy as np
 import pytest
 
-from rmsnorm.targets import NoTarget, open_target
+from rmsnorm.targets import NoTarget, TargetError, open_target
 
 torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
 
@@ -77,3 +80,82 @@ def test_a_module_of_haiku_is_made_inside_of_a_function():
     target = open_target("haiku:RMSNorm")
     x, gain = np.full((2, 5), 3, "float32"), np.arange(5).astype("float32")
     np.testing.assert_allclose(target.forward(x, gain), np.tile(gain, (2, 1)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("message", "needs"),
+    [
+        ("Torch not compiled with CUDA enabled", True),
+        ("Found no NVIDIA driver on your system.", True),
+        ("0 active drivers ([]). There should only be one.", True),
+        ("Unknown backend: 'gpu' requested", True),
+        ("x must be a CUDA tensor", True),
+        ("unexpected keyword cuda_graphs", False),
+        ("kernels/triton_norm.py has no size for 65 columns; the gpu path has", False),
+    ],
+)
+def test_only_an_error_for_want_of_a_gpu_says_that_one_is_needed(message, needs):
+    def norm(x):
+        raise RuntimeError(message)
+
+    with pytest.raises(TargetError, match="needs a GPU" if needs else f"raised on x .*RuntimeError: {message[:20]}"):
+        open_target(norm, framework="numpy").forward(np.ones((2, 4), "float32"))
+
+
+def test_two_files_of_one_name_stay_apart_and_one_that_fails_leaves_nothing(tmp_path):
+    answers = []
+    for factor in (2, 3):
+        folder = tmp_path / str(factor)
+        folder.mkdir()
+        (folder / "norms.py").write_text(
+            f"def norm(x):\n    return helper(x)\n\ndef helper(x):\n    return {factor} * x\n"
+        )
+        target = open_target(f"{folder / 'norms.py'}:norm", framework="numpy")
+        again = open_target(f"{folder / 'norms.py'}:norm", framework="numpy")
+        module = sys.modules[
+            next(name for name in sys.modules if getattr(sys.modules[name], "__file__", "") == str(folder / "norms.py"))
+        ]
+        answers.append((module.norm(1), *(float(t.forward(np.ones((2, 4), "float32"))[0, 0]) for t in (target, again))))
+    assert answers == [(2, 2.0, 2.0), (3, 3.0, 3.0)]
+    before = set(sys.modules)
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(NoTarget, match="ZeroDivisionError"):
+        open_target(f"{tmp_path / 'broken.py'}:norm")
+    assert set(sys.modules) == before
+
+
+def test_a_layer_that_cannot_be_built_says_so_beside_its_findings():
+    nn = pytest.importorskip("flax.linen")
+
+    class Norm(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            raise ValueError("x is too short")
+
+    class Flat(nn.Module):
+        """It takes x of two axes alone."""
+
+        @nn.compact
+        def __call__(self, x):
+            _, width = x.shape
+            return x * self.param("scale", nn.initializers.ones, (width,))
+
+    (note,) = open_target(Norm()).notes
+    assert note.startswith(
+        "it has no parameters, as it could not be built for x of shape (4, 4, 4, 8) (ValueError: x is"
+    )
+    assert open_target(Flat()).arguments == ("scale",)
+
+
+def test_targets_that_are_one_function_notice_together():
+    def norm(x, residual):
+        x[0] = 0
+        return x, x + residual
+
+    x = np.ones((2, 4), "float32")
+    target = open_target(norm, framework="numpy")
+    other = dataclasses.replace(target, name="the same")
+    other.forward(x, residual=x)
+    assert target.touched == {"x"}
+    assert target.second is not None
+    assert np.array_equal(target.second, other.second)

@@ -1,0 +1,178 @@
+"""What depends on the width is found at three widths, and said in words; one width alone says what it cannot tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rmsnorm.identify import identify
+
+torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+
+ON_THE_SUM = "eps is 1e-06 / n: it is added to the sum of squares, not to their mean"
+ON_THE_NORM = "eps is 1e-06 / sqrt(n): it is added to the norm, not to the root of the mean square"
+
+
+def asked(function, **options):
+    """A function of x, in float32 at least."""
+
+    def norm(x):
+        return function(x.astype(np.promote_types(x.dtype, np.float32))).astype(x.dtype)
+
+    return identify(norm, framework="numpy", **options)
+
+
+def total(x):
+    return (x * x).sum(-1, keepdims=True)
+
+
+def in_groups(x, size):
+    groups = x.reshape(*x.shape[:-1], -1, size)
+    return (groups / np.sqrt((groups * groups).mean(-1, keepdims=True) + 1e-6)).reshape(x.shape)
+
+
+# the function of x, its defects at width 64, and the eps that somebody wrote
+WRONG = {
+    "eps on the sum": (lambda x: x / np.sqrt(total(x) + 1e-6) * x.shape[-1] ** 0.5, [ON_THE_SUM], 1e-6),
+    "eps on the norm": (lambda x: x / (np.sqrt(total(x)) + 1e-6) * x.shape[-1] ** 0.5, [ON_THE_NORM], 1e-6),
+    "eps over root n": (
+        lambda x: x / np.sqrt(total(x) / x.shape[-1] + 1e-6 / x.shape[-1] ** 0.5), ["eps is 1e-06 / sqrt(n)"], 1e-6,
+    ),
+    "over 64": (
+        lambda x: x / np.sqrt(total(x) / 64 + 1e-6), ["the sum of squares is divided by 64 at every width, not by n"],
+        1e-6,
+    ),
+    "over n + 1": (
+        lambda x: x / np.sqrt(total(x) / (x.shape[-1] + 1) + 1e-6), ["the sum of squares is divided by n + 1 = 65"],
+        1e-6,
+    ),
+    "eps over n - 1, too": (
+        lambda x: x / np.sqrt((total(x) + 1e-6) / (x.shape[-1] - 1)),
+        ["the sum of squares is divided by n - 1 = 63", "eps is 1e-06 / (n - 1)"], 1e-6,
+    ),
+    "over n, not root n": (
+        lambda x: x / (np.sqrt(total(x)) / x.shape[-1] + 1e-6), ["the sum of squares is divided by n^2 = 4096"], 1e-6,
+    ),
+    "floor of rho": (
+        lambda x: x / np.maximum(np.sqrt(total(x) / x.shape[-1]), 1e-6),
+        ["rho has the floor 1e-06 (q has 1e-12) at every width, not eps / sqrt(n)"], 1e-6,
+    ),
+    "floor of q": (
+        lambda x: x / np.sqrt(np.maximum(total(x) / x.shape[-1], 1e-6)),
+        ["rho has the floor 0.001 (q has 1e-06) at every width, not eps / sqrt(n)"], 1e-3,
+    ),
+    "root n twice": (
+        lambda x: x / np.sqrt(total(x) / x.shape[-1] + 1e-6) * x.shape[-1] ** 0.5,
+        ["y is 8 (sqrt(n)) times too large"], 1e-6,
+    ),
+    "root n not taken back": (
+        lambda x: x / np.sqrt(total(x) / x.shape[-1] + 1e-6) / x.shape[-1] ** 0.5,
+        ["y is 0.125 (1 / sqrt(n)) times what it must be"], 1e-6,
+    ),
+    "32 elements": (
+        lambda x: x / np.sqrt(total(x[..., :32]) / 32 + 1e-6),
+        ["the statistic has 32 elements at every width, whatever n is"], 1e-6,
+    ),
+    "64 elements": (
+        lambda x: x / np.sqrt(total(x[..., :64]) / 64 + 1e-6),
+        ["the statistic has 64 elements at every width, whatever n is"], 1e-6,
+    ),
+    "no known rule": (
+        lambda x: x / np.sqrt(total(x) / x.shape[-1] ** 0.9 + 1e-6),
+        ["the denominator depends on the width in no known way: with 64, 128 and 192 elements in a row the sum of "
+         "squares is divided by 42.22, 78.79 and 113.5, and eps is 1e-06, 1e-06 and 1e-06"],
+        1e-6,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_depends_on_the_width_is_a_defect_in_words(name):
+    function, defects, eps = WRONG[name]
+    identity = asked(function)
+    assert list(identity.defects) == defects, identity.text
+    assert identity["confirmed"], identity.text
+    assert identity["eps"] == pytest.approx(eps, rel=1e-3)
+    assert not identity.recognised
+
+
+@pytest.mark.parametrize("width", [48, 64])
+def test_a_clamp_of_the_norm_is_the_same_at_every_width(width):
+    def norm(x):
+        return x / np.maximum(np.sqrt(total(x)), 1e-12) * x.shape[-1] ** 0.5
+
+    identity = asked(norm, width=width)
+    assert identity.recognised, identity.text
+    assert identity["widths"] == f"{width}, {2 * width} and {3 * width}"
+    assert not identity.differences("x_transformers") or identity["eps"] == 1e-12
+
+
+def layer(function, width):
+    """A layer of that width alone."""
+
+    class Norm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(width))
+
+        def forward(self, x):
+            h = x.to(torch.promote_types(x.dtype, torch.float32))
+            return (function(h) * self.weight).type_as(x)
+
+    return Norm()
+
+
+def square_sum(x):
+    return x.square().sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("width", "function", "eps", "words"),
+    [
+        (64, lambda x: x * (square_sum(x) / 64 + 1e-6).rsqrt(), 1e-6, "cannot be told from a constant"),
+        (64, lambda x: 8 * x * (square_sum(x) + 1e-6).rsqrt(), 1e-6 / 64, f"; it may also be that {ON_THE_SUM}"),
+        (48, lambda x: 48**0.5 * x * (square_sum(x) + 1e-6).rsqrt(), 1e-6 / 48, f"; it may also be that {ON_THE_SUM}"),
+        (48, lambda x: 48**0.5 * x / (square_sum(x).sqrt() + 1e-6), 1e-6 / 48**0.5, f" that {ON_THE_NORM}"),
+        (64, lambda x: x * (square_sum(x) / 64).clamp_min(1e-6).rsqrt(), 8e-3,
+         "; it may also be that rho has the floor 0.001 (q has 1e-06) at every width, not eps / sqrt(n)"),
+    ],
+    ids=["over 64", "eps on the sum, 64", "eps on the sum, 48", "eps on the norm", "floor of q"],
+)  # fmt: skip
+def test_a_layer_of_one_width_is_right_there_and_both_readings_are_offered(width, function, eps, words):
+    identity = identify(layer(function, width), gradients=False)
+    assert identity.recognised, identity.text
+    assert identity["eps"] == pytest.approx(eps, rel=1e-12)
+    assert identity["widths"] == str(width)
+    evidence = next(finding.evidence for finding in identity.findings if finding.name == "widths")
+    assert evidence.startswith("no other width could be tried: a number that depends on n")
+    assert evidence.endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("size", "axes", "words"),
+    [
+        (lambda n: 8, "last, in groups of 8", "elements of the last axis that change one another"),
+        (lambda n: n // 8, "last, in groups of 8", "there are 8 groups at a width of 128, too, of 16 elements"),
+        (lambda n: 64, "last, in groups of 64", "elements of the last axis that change one another"),
+    ],
+    ids=["of 8", "8 of them", "as wide as the first width"],
+)
+def test_groups_have_one_size_or_one_number(size, axes, words):
+    identity = asked(lambda x: in_groups(x, size(x.shape[-1])))
+    assert identity.recognised, identity.text
+    assert identity["axes"] == axes
+    assert words in next(finding.evidence for finding in identity.findings if finding.name == "group_size")
+
+
+def test_a_layer_that_drops_out_in_training_is_asked_in_evaluation_at_every_width():
+    class Norm(torch.nn.Module):
+        def __init__(self, dim):
+            super().__init__()
+            self.weight, self.drop = torch.nn.Parameter(torch.ones(dim)), torch.nn.Dropout(0.5)
+
+        def forward(self, x):
+            return self.drop(torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, 1e-6))
+
+    identity = identify(Norm, gradients=False)
+    assert identity["widths"] == "64, 128 and 192"
+    assert identity.defects == ("in training, y is another one than in evaluation",)
