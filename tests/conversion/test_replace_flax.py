@@ -46,6 +46,11 @@ class Counting(OwnNorm):
         return super().__call__(hidden)
 
 
+class WithoutNaN(OwnNorm):
+    def __call__(self, hidden: Any) -> Any:
+        return jnp.nan_to_num(super().__call__(hidden))
+
+
 class Gated(OwnNorm):
     """Mamba-2's, in groups of 4."""
 
@@ -68,7 +73,7 @@ class Net(nnx.Module):
         rngs = nnx.Rngs(0)
         self.dense = nnx.Linear(8, 8, rngs=rngs)
         self.norms = nnx.List([OwnNorm(8), nnx.RMSNorm(8, dtype=jnp.bfloat16, rngs=rngs)])
-        self.others = nnx.List([nnx.BatchNorm(8, rngs=rngs), Counting(8)])
+        self.others = nnx.List([nnx.BatchNorm(8, rngs=rngs), Counting(8), WithoutNaN(8)])
 
     def __call__(self, x: Any) -> Any:
         x = self.norms[0](self.dense(x))
@@ -94,6 +99,7 @@ def test_a_model_says_and_learns_the_same() -> None:
     assert {name: entry.why for name, entry in report.items() if entry.variant is None} == {
         "others/0": "it holds bias, mean, scale, var, expected a gain and perhaps a bias",
         "others/1": "a call changes its state",
+        "others/2": "y of its replacement has NaN or infinity at other places on float32[8], with a row of NaN",
     }
     assert [report[f"norms/{i}"].variant.eps for i in range(2)] == [1e-5, 1e-6]
     assert report["norms/0"].why == "recognised; with extra it runs its own code"

@@ -56,6 +56,27 @@ class Counting(OwnNorm):
         return super().call(hidden)
 
 
+class AddingALoss(OwnNorm):
+    def call(self, hidden: Any) -> Any:
+        self.add_loss(0.1 * keras.ops.mean(hidden))
+        return super().call(hidden)
+
+
+class Measuring(OwnNorm):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.mean = keras.metrics.Mean(name="mean")
+
+    def call(self, hidden: Any) -> Any:
+        self.mean.update_state(hidden)
+        return super().call(hidden)
+
+
+class WithoutNaN(OwnNorm):
+    def call(self, hidden: Any) -> Any:
+        return keras.ops.nan_to_num(super().call(hidden))
+
+
 class Gated(keras.layers.Layer):
     """Mamba-2's in groups of 4, or with a sigmoid after the norm; the gate may be left out."""
 
@@ -149,24 +170,31 @@ def test_what_is_computed_is_ours() -> None:
 
 def test_what_is_left_alone_and_why() -> None:
     changed, unbuilt = OwnNorm(), OwnNorm()
-    layers = [changed, OwnNorm(rate=0.1), Counting(), keras.layers.LayerNormalization(),
-              keras.layers.BatchNormalization(), keras.layers.UnitNormalization()]  # fmt: skip
+    own = [changed, OwnNorm(rate=0.1), Counting(), AddingALoss(), Measuring(), WithoutNaN()]
+    layers = [*own, keras.layers.LayerNormalization(), keras.layers.BatchNormalization(),
+              keras.layers.UnitNormalization()]  # fmt: skip
     model = model_of(*layers)
     changed.eps = 0.1
     changed.get_config = lambda: {"eps": 1e-5}  # is not what it computes
     model.extra = unbuilt
+    model(X)
+    (loss,) = model.losses
     before = [dict(vars(layer)) for layer in layers]
     reasons = [entry.why.partition(" differs ")[0] for entry in replace(model)]
     assert reasons == [
         "y of its replacement",
         "y of its replacement",
         "a call changes its calls",
+        "a call adds a loss to the model's",
+        "a call changes its mean/count, mean/total",
+        "y of its replacement has NaN or infinity at other places on float32[16], with a row of NaN",
         "it computes LayerNorm",
         "it holds gamma, beta, moving_mean, moving_variance, expected a gain and perhaps a bias",
         "the sum of squares is divided by 1: the norm, not the root of the mean",
         "it is not built; call the model first",
     ]
     assert [dict(vars(layer)) for layer in layers] == before
+    assert [*model.losses] == [loss], "the calls of the proof add none"
 
 
 def test_a_norm_with_a_gate() -> None:

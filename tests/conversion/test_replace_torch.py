@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -200,6 +201,39 @@ def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(report) == 26
     assert len(asked) == 5
     assert [entry.variant.eps for entry in report] == [1e-6] * 8 + [1e-5] * 8 + [None] * 8 + [1e-6] * 2
+
+
+class OddRows(LlamaRMSNorm):
+    def __init__(self, change: Any) -> None:
+        super().__init__(8)
+        self.change, self.losses = change, []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.change(self, x, super().forward(x))
+
+
+ODD_ROWS = {
+    "NaN": (lambda _, x, y: y.nan_to_num(), r"y of its replacement has NaN .*, with a row of NaN"),
+    "infinity": (
+        lambda _, x, y: torch.where(x.isinf(), 1.0, y).to(y.dtype),
+        r"y .* has NaN .*, with a row of infinity",
+    ),
+    "zeros": (
+        lambda _, x, y: torch.where(x.eq(0).all(-1, keepdim=True), 1.0, y).to(y.dtype),
+        r"y of its replacement differs by 1 .*, with a row of zeros",
+    ),
+    "zeros alone": (lambda _, x, y: y if x.any() else y + 1, r"y of its replacement differs by 1 .*zeros"),
+    "a loss": (lambda self, x, y: self.losses.append(y.detach().mean()) or y, r"a call changes its losses"),
+    "a loss of now": (lambda self, x, y: setattr(self, "loss", y.detach().mean()) or y, r"a call changes its loss"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_ROWS)
+def test_rows_that_are_special_and_what_a_call_leaves(name: str) -> None:
+    change, reason = ODD_ROWS[name]
+    (entry,) = replace(OddRows(change))
+    assert entry.variant is None
+    assert re.fullmatch(rf"{reason}.*", entry.why)
 
 
 class CutGate(nn.Module):

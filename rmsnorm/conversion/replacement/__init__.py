@@ -28,19 +28,27 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
     attributes and methods, its hooks, its mode and all references to it stay valid. Only its call with x alone is
     computed anew (of a norm with a gate, the call with both), and only for numbers of axes that were tried; any other
     call runs the code that it ran before. A torch.nn.RMSNorm becomes rmsnorm.torch_impl.RMSNorm. Call this before the
-    model is compiled or sharded, and again after a Keras model is copied or loaded, which makes its layers by the
-    classes that they had.
+    model is compiled or sharded.
+
+    What makes the model anew makes the norms that it had: from_pretrained, load_model of a .keras file, from_config,
+    keras.models.clone_model, and a PyTorch or Flax model that is built again before its weights are loaded. Call
+    replace again after these. A deep copy, nnx.clone and a pickled PyTorch or Flax model (torch.save(model)) keep ours.
 
     Nothing changes before everything is decided. A module is replaced if its copy with random parameters gives the same
     outputs and gradients as the replacement: in training and in evaluation, called twice, on x of one to five axes, not
-    contiguous ones too, in every dtype that it takes.
+    contiguous ones too, with rows of zeros, NaN and infinity, in every dtype that it takes. It is not replaced if a
+    call changes it or adds a loss.
+
+    A trial cannot show what a module does elsewhere: another formula from 1,000 rows or from some size of x on, after
+    some number of calls, on another device, for a value that was not tried, or a change of something outside of the
+    module. Do not use replace on a model with such norms.
 
     Args:
         model: a torch.nn.Module, keras.Model or flax.nnx.Module. Candidates are modules with at most two parameters or
             buffers, whatever their names, and no module inside.
         variant: name of a preset, or a Variant, which every replaced module gets, together with its eps. None keeps
             the variant that each module computes.
-        dry_run: whether only the report is made.
+        dry_run: whether only the report is made, which then says "would be" in place of "now".
 
     Returns:
         One entry for each module that computes RMSNorm and for every other one with "norm" in the name of its class:
@@ -80,7 +88,9 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
         differences = () if chosen is None else identity.differences(chosen)
         norm = norm if chosen is None else norm.with_variant(chosen)
         report.append(
-            Replacement(name, kind, norm.variant, "; ".join(differences) or _remark(backend.others(module), norm))
+            Replacement(
+                name, kind, norm.variant, "; ".join(differences) or _remark(backend.others(module), norm), not dry_run
+            )
         )
         changes.append((module, norm))
     if changes and not dry_run:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import decide, first_parameter, gate_parameter, require_same
+from rmsnorm.conversion.replacement.proof import changed, decide, first_parameter, gate_parameter, require_same
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.identify import Identity, Target
 from rmsnorm.targets.layers import build, open_keras
@@ -59,19 +59,32 @@ def prove(layer: Any) -> tuple[Norm, Identity]:
         return open_keras(layer, layer.name, "cpu", change=lambda fresh: become(fresh, norm))
 
     norm, identity = decide(target, first_parameter(layer.call), replacement, gate=gate_parameter(layer.call))
-    changed = _changed(layer, norm)
-    if changed:
-        raise Unproven(f"a call changes its {', '.join(changed)}")
+    _require_no_more(layer, norm)
     return norm, identity
 
 
-def _changed(layer: Any, norm: Norm) -> list[str]:
-    """The names of the attributes that two calls of a new layer change; the first one may set some."""
-    fresh, inputs = type(layer).from_config(layer.get_config()), _inputs(norm, np.ones(norm.shapes[-1], "float32"))
-    fresh(**inputs)
-    before = _attributes(fresh)
-    fresh(**inputs)
-    return sorted({name for name, _ in before.items() ^ _attributes(fresh).items()})
+def _require_no_more(layer: Any, norm: Norm) -> None:
+    """A call of a new layer returns y and does nothing else; the first one may set attributes.
+
+    Raises:
+        Unproven: it adds a loss, or changes the layer.
+    """
+    fresh, x = type(layer).from_config(layer.get_config()), np.ones(norm.shapes[-1], "float32")
+    fresh(**_inputs(norm, x))
+    before = _everything(fresh)
+    fresh(**_inputs(norm, x + x))
+    touched = changed(before, _everything(fresh))
+    if touched:
+        raise Unproven(f"a call changes its {', '.join(touched)}")
+    fresh = type(layer).from_config(layer.get_config())
+    build(fresh, x.shape)
+    of_weights = len(fresh.losses)
+    trains = "training" in inspect.signature(layer.call).parameters
+    for options in ({"training": True}, {"training": False}) if trains else ({},):
+        variables = [[v.value for v in some] for some in (fresh.trainable_variables, fresh.non_trainable_variables)]
+        *_, losses = fresh.stateless_call(*variables, **_inputs(norm, x), **options, return_losses=True)
+        if len(losses) > of_weights:
+            raise Unproven("a call adds a loss to the model's")
 
 
 def _inputs(norm: Norm, x: Any) -> dict[str, Any]:
@@ -79,8 +92,12 @@ def _inputs(norm: Norm, x: Any) -> dict[str, Any]:
     return {name: x for name in (norm.x, norm.gate) if name is not None}
 
 
-def _attributes(layer: Any) -> dict[str, Any]:
-    return {name: repr(value) for name, value in vars(layer).items() if isinstance(value, (int, float, str, tuple))}
+def _everything(layer: Any) -> dict[str, Any]:
+    """The variables of a layer and of its metrics, and its own attributes."""
+    common = vars(keras.layers.Layer())
+    attributes = {name: value for name, value in vars(layer).items() if name not in common}
+    variables = (*layer.variables, *layer.metrics_variables)
+    return attributes | {variable.path: keras.ops.convert_to_numpy(variable) for variable in variables}
 
 
 def require_as_proven(layer: Any, norm: Norm) -> None:
@@ -102,7 +119,9 @@ def require_as_proven(layer: Any, norm: Norm) -> None:
         raise Unproven("a layer from its config has other weights") from None
     become(fresh, norm)
     inputs = _inputs(norm, x)
-    want, got = (keras.ops.convert_to_numpy(keras.ops.cast(made(**inputs), "float32")) for made in (layer, fresh))
+    variables = [v.value for v in layer.trainable_variables], [v.value for v in layer.non_trainable_variables]
+    results = layer.stateless_call(*variables, **inputs)[0], fresh(**inputs)  # the layer itself stays as it is
+    want, got = (keras.ops.convert_to_numpy(keras.ops.cast(y, "float32")) for y in results)
     require_same("y", want, got, layer.compute_dtype, " with its own weights")
 
 

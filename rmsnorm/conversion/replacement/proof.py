@@ -110,6 +110,29 @@ def gate_parameter(call: Callable[..., Any]) -> str | None:
     return gate
 
 
+def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The names of the attributes that calls have changed: numbers, texts, arrays, and containers of these."""
+    return sorted({name for name, _ in _texts(before).items() ^ _texts(after).items()})
+
+
+def _texts(attributes: dict[str, Any]) -> dict[str, str]:
+    return {name: _text(value) for name, value in attributes.items()}
+
+
+def _text(value: Any) -> str:
+    """What is equal for a value and its copy: of an object of an unknown class that is the name of the class."""
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return repr(value)
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return f"{type(value).__name__}{[_text(entry) for entry in value]}"
+    if isinstance(value, dict):
+        return f"dict{[(_text(key), _text(entry)) for key, entry in value.items()]}"
+    array = value.detach() if hasattr(value, "detach") else value.numpy() if hasattr(value, "numpy") else value
+    if hasattr(array, "tolist") and not getattr(array, "is_meta", False):
+        return f"{type(value).__name__}{array.tolist()}"
+    return type(value).__qualname__
+
+
 def _reason(identity: Identity | None) -> str | None:
     """What identify calls a layer that is no RMSNorm, where it has a name."""
     has_name = identity is not None and not identity["group_size"] and identity.kind in ("layernorm", "rms_scaling")
@@ -156,22 +179,49 @@ def _compare(theirs: Target, ours: Target, norm: Norm, shape: tuple[int, ...], d
         ]
     if dtype == "float32":  # in 16 bits squares may leave the range
         views.append((", with outliers", _with_outliers(x, norm.axes)))
+    views += _with_special_rows(x, norm.axes)
     for (way, scope), (_, own_scope) in zip(_modes(theirs), _modes(ours), strict=True):
-        for layout, view in views:
-            where = f"{way} on {dtype}[{', '.join(map(str, shape))}]{layout}"
-            try:
-                with scope if not layout else contextlib.nullcontext():
-                    want = _results(theirs, view, dy, arrays)
-            except TargetError:
-                continue  # it does not take such an x: the replacement may
-            try:
-                with own_scope if not layout else contextlib.nullcontext():
-                    got = _results(ours, view, dy, arrays)
-            except TargetError as error:
-                raise Unproven(f"its replacement fails{where}: {error}") from None
-            narrow = max(dtype, want["y"].dtype.name, key=lambda name: _U.get(name, 0.0))
-            for name, value in want.items():
-                require_same(name, value, got.get(name), narrow, where)
+        with scope:
+            quick, wanted = _quick(theirs), {}
+            for layout, view in views:
+                with contextlib.suppress(TargetError):  # it does not take such an x: the replacement may
+                    wanted[layout] = _results(quick, view, dy, arrays)
+        with own_scope:
+            quick = _quick(ours)
+            for layout, view in views:
+                if layout in wanted:
+                    where = f"{way} on {dtype}[{', '.join(map(str, shape))}]{layout}"
+                    _require_results(norm, view, dtype, wanted[layout], quick, dy, arrays, where)
+
+
+def _require_results(
+    norm: Norm,
+    x: Array,
+    dtype: str,
+    want: dict[str, Any],
+    ours: Target,
+    dy: Array,
+    arrays: dict[str, Array],
+    where: str,
+) -> None:
+    try:
+        got = _results(ours, x, dy, arrays)
+    except TargetError as error:
+        raise Unproven(f"its replacement fails{where}: {error}") from None
+    narrow = max(dtype, want["y"].dtype.name, key=lambda name: _U.get(name, 0.0))
+    special = ~np.isfinite(x.astype(np.float32)).all(norm.axes, keepdims=True)
+    for name, value in want.items():
+        other = got.get(name)
+        if value is not None and other is not None:
+            # What need not be kept: a gradient that does not exist, as that of a row with NaN, or of sqrt at 0; and in
+            # 16 bits NaN of zeros, where eps is too small for the format.
+            unknown = ~np.isfinite(value.astype(np.float64))
+            if name == "y":
+                unknown &= ~special & (dtype != "float32")
+            elif value.shape == x.shape:
+                unknown |= special
+            value, other = (np.where(unknown, 0, entry).astype(entry.dtype) for entry in (value, other))
+        require_same(name, value, other, narrow, where)
 
 
 def _quick(target: Target) -> Target:
@@ -180,7 +230,6 @@ def _quick(target: Target) -> Target:
 
 
 def _results(target: Target, x: Array, dy: Array, arrays: dict[str, Array]) -> dict[str, Any]:
-    target = _quick(target)
     results: dict[str, Any] = {"y": target.forward(x, **arrays)}
     if target.differentiable:
         results |= {f"d{name}": gradient for name, gradient in target.all_gradients(dy, x=x, **arrays).items()}
@@ -202,15 +251,39 @@ def _inputs(target: Target, shape: tuple[int, ...], dtype: str) -> tuple[Array, 
     return x, dy, arrays
 
 
-def _with_outliers(x: Array, axes: tuple[int, ...]) -> Array:
-    """Each row has one element of hundreds of times the others, of either sign: x / rho is as large as it can be."""
+def _in_rows(x: Array, axes: tuple[int, ...], write: Callable[[Array], Array]) -> Array:
+    """x with its normalised rows as the rows of a matrix, which ``write`` changes."""
     order = [axis for axis in range(x.ndim) if axis - x.ndim not in axes and axis not in axes]
     order += [axis for axis in range(x.ndim) if axis not in order]
     size = math.prod(x.shape[axis] for axis in order[x.ndim - len(axes) :])
-    rows = np.ascontiguousarray(x.transpose(order)).reshape(-1, size) / x.dtype.type(1000)
-    numbers = np.arange(len(rows))
-    rows[numbers, numbers % size] = np.where(numbers % 2, -4, 4)
+    rows = write(np.array(x.transpose(order)).reshape(-1, size))
     return rows.reshape([x.shape[axis] for axis in order]).transpose(np.argsort(order))
+
+
+def _with_outliers(x: Array, axes: tuple[int, ...]) -> Array:
+    """Each row has one element of hundreds of times the others, of either sign: x / rho is as large as it can be."""
+
+    def write(rows: Array) -> Array:
+        rows /= rows.dtype.type(1000)
+        numbers = np.arange(len(rows))
+        rows[numbers, numbers % rows.shape[1]] = np.where(numbers % 2, -4, 4)
+        return rows
+
+    return _in_rows(x, axes, write)
+
+
+def _with_special_rows(x: Array, axes: tuple[int, ...]) -> list[tuple[str, Array]]:
+    """Zeros, NaN or infinity: in the last row alone, where one element is enough but for zeros, and everywhere."""
+
+    def write(rows: Array, value: float) -> Array:
+        rows[-1, slice(None) if value == 0 else 1] = value
+        return rows
+
+    views = []
+    for name, value in (("zeros", 0.0), ("NaN", np.nan), ("infinity", np.inf), ("-infinity", -np.inf)):
+        views.append((f", with a row of {name}", _in_rows(x, axes, functools.partial(write, value=value))))
+        views.append((f", of {name} alone", np.full_like(x, value)))
+    return views
 
 
 def require_same(name: str, want: Array | None, got: Array | None, dtype: str, where: str) -> None:
@@ -231,7 +304,11 @@ def _difference(want: Array | None, got: Array | None, dtype: str) -> str | None
         return None if other is None or not np.any(other) else "is missing on one side"
     if (want.shape, want.dtype) != (got.shape, got.dtype):
         return f"is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
-    far = np.abs(got.astype(np.float64) - want.astype(np.float64)).max(initial=0.0)
-    size = np.abs(want.astype(np.float64)).max(initial=0.0)
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    finite = np.isfinite(want)
+    if not np.array_equal(got[~finite], want[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
+        return "has NaN or infinity at other places"
+    far = np.abs(got[finite] - want[finite]).max(initial=0.0)
+    size = np.abs(want[finite]).max(initial=0.0)
     allowed = (math.sqrt(want.size) + _FAR) * _U[dtype] * size
     return None if far <= allowed else f"differs by {far / size:.1g} of the largest element" if size else "is not 0"

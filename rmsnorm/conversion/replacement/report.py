@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, get_args
 
 from rmsnorm.identify import Identity
@@ -34,15 +34,18 @@ class Replacement:
         kind: the name of its class before.
         variant: the variant of the new layer, or None if the module was not replaced.
         why: "recognised", or what differs now; or the reason why the module was not replaced.
+        done: whether the model was changed, False of a dry run.
     """
 
     name: str
     kind: str
     variant: Variant | None
     why: str
+    done: bool = field(default=True, compare=False)
 
     def __str__(self) -> str:
-        result = "left" if self.variant is None else f"now RMSNorm, variant {self.variant.name}, eps {self.variant.eps}"
+        form = "" if self.variant is None else f"RMSNorm, variant {self.variant.name}, eps {self.variant.eps}"
+        result = f"{'now' if self.done else 'would be'} {form}" if form else "left"
         return f"{self.name or 'the model'} ({self.kind}): {result}; {self.why}"
 
 

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from rmsnorm.conversion.replacement.change import Replaced, subclass
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import decide, first_parameter, gate_parameter
+from rmsnorm.conversion.replacement.proof import changed, decide, first_parameter, gate_parameter
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.identify import Identity, Target, TargetError, open_target
 from rmsnorm.torch_impl.autograd import again
@@ -72,9 +72,9 @@ def prove(module: nn.Module) -> tuple[Norm, Identity]:
 
     with torch.random.fork_rng(devices=[]):
         decision = decide(target, first_parameter(module.forward), replacement, gate=gate_parameter(module.forward))
-    changed = _changed(before, probe)
-    if changed:
-        raise Unproven(f"a call changes its {', '.join(changed)}")
+    touched = changed(_everything(before), _everything(probe))
+    if touched:
+        raise Unproven(f"a call changes its {', '.join(touched)}")
     return decision
 
 
@@ -114,15 +114,10 @@ def _probe(module: nn.Module) -> nn.Module:
     return probe
 
 
-def _changed(before: nn.Module, after: nn.Module) -> list[str]:
-    """The names of the tensors and attributes that the calls of a copy have changed."""
-    tensors = dict(after.named_parameters()) | dict(after.named_buffers())
-    names = [
-        name
-        for name, old in (*before.named_parameters(), *before.named_buffers())
-        if not torch.equal(old, tensors[name])
-    ]
-    return names + sorted({name for name, _ in _attributes(before).items() ^ _attributes(after).items()})
+def _everything(module: nn.Module) -> dict[str, Any]:
+    """The parameters, buffers and own attributes of a module."""
+    common, tensors = vars(nn.Module()), (*module.named_parameters(), *module.named_buffers())
+    return {name: value for name, value in vars(module).items() if name not in common} | dict(tensors)
 
 
 def _attributes(module: nn.Module) -> dict[str, str]:
