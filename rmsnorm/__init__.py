@@ -4,6 +4,7 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import Any
 
 from rmsnorm.frameworks import FRAMEWORKS
@@ -36,3 +37,7 @@ def __getattr__(name: str) -> Any:
         if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
             raise ImportError(message, name=__name__)
     raise AttributeError(message)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(module.name for module in iter_modules(__path__))})

@@ -138,7 +138,7 @@ def resolve(
     mask: Spec | None = None,
     residual: Spec | None = None,
     gate: Spec | None = None,
-    out_dtype: str | Roundings | None = None,
+    out_dtype: Any = None,
     dscale: Spec | None = None,
     dbias: Spec | None = None,
     **like_x: Spec | None,
@@ -146,6 +146,7 @@ def resolve(
     """Checks every argument of a call named ``op`` and decides every choice.
 
     Args:
+        out_dtype: dtype of y, however it is spelled; Roundings; or None for the variant's rule.
         dscale, dbias: tangents of the parameters.
         like_x: other arrays that must have the shape of x (dy, dh, tangents of x), by name.
 
@@ -184,8 +185,8 @@ def resolve(
             raise errors.wrong_dtype(op, "mask", mask.dtype, ["bool"])
         if not _broadcasts(mask.shape, x.shape):
             raise errors.wrong_mask_shape(op, mask.shape, str(x))
-    if isinstance(out_dtype, str) and out_dtype not in dtypes.FLOATS:
-        raise errors.not_a_choice(op, "out_dtype", out_dtype, dtypes.FLOATS)
+    if out_dtype is not None and not isinstance(out_dtype, Roundings):
+        out_dtype = errors.dtype_named(op, "out_dtype", out_dtype)
 
     t = dtypes.promote(x.dtype, residual.dtype if residual else None)
     parameters = [parameter.dtype for parameter in (scale, bias) if parameter is not None]
@@ -200,7 +201,7 @@ def resolve(
         x=t,
         norm=norm,
         product=product,
-        result=out_dtype if isinstance(out_dtype, str) else result,
+        result=result if out_dtype is None or isinstance(out_dtype, Roundings) else out_dtype,
         inverse_rms=dtypes.arithmetic(t),
         gate=None if gate is None else dtypes.arithmetic(dtypes.promote(t, gate.dtype, product)),
     )

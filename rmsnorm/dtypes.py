@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 # name: (short name, bits of the significand including the hidden one, smallest normal exponent, largest exponent)
 _FORMATS: Final = {
@@ -13,6 +13,24 @@ _FORMATS: Final = {
 }
 FLOATS: Final = tuple(_FORMATS)
 HALF: Final = ("float16", "bfloat16")
+_OTHER_NAMES: Final = {
+    **{short: name for name, (short, *_) in _FORMATS.items()},
+    **dict.fromkeys(("half", "fp16", "f2"), "float16"),
+    **dict.fromkeys(("single", "fp32", "f4"), "float32"),
+    **dict.fromkeys(("double", "fp64", "f8", "float"), "float64"),
+}
+
+
+def spelled(dtype: Any) -> str:
+    """The name of a dtype of any framework, or of what users write for it; what is no dtype as a text.
+
+    >>> import numpy as np
+    >>> spelled("bf16"), spelled("torch.bfloat16"), spelled(np.dtype("float32")), spelled(np.float64), spelled("int8")
+    ('bfloat16', 'bfloat16', 'float32', 'float64', 'int8')
+    """
+    text = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or getattr(dtype, "name", dtype)
+    last = str(text).rpartition(".")[2]
+    return _OTHER_NAMES.get(last, last)
 
 
 def short(name: str) -> str:

@@ -132,6 +132,31 @@ def unknown_argument(op: str, name: str, known: Iterable[str], instead: Mapping[
     return InputTypeError(f"{op}: there is no argument {name!r}, expected {_either(map(repr, known))}; {fix}")
 
 
+def family(op: str, name: str, norm: str, variant: str, field: str | None, eps: float | None) -> ValueError:
+    """For a family of models in the place of a variant.
+
+    >>> family("check", "qwen3", "Qwen3RMSNorm", "llama", "rms_norm_eps", 1e-6).args[0]
+    "check: variant is 'qwen3', a family of models, expected a name of a variant; its variant is llama, with eps 1e-06"
+    """
+    fix = f"its variant is {variant}" + ("" if eps is None else f", with eps {eps:g}")
+    return InputValueError(f"{op}: variant is {name!r}, a family of models, expected a name of a variant; {fix}")
+
+
+def dtype_named(op: str, name: str, dtype: Any, known: Sequence[str] = dtypes.FLOATS) -> str:
+    """The name of a dtype, however it is spelled: every option and argument that names one is read here.
+
+    Raises:
+        ValueError: it is none of the known ones.
+
+    >>> dtype_named("check", "dtype", "bf16")
+    'bfloat16'
+    """
+    spelled = dtypes.spelled(dtype)
+    if spelled not in known:
+        raise not_a_choice(op, name, dtype if isinstance(dtype, str) else spelled, known)
+    return spelled
+
+
 def wrong_layout(op: str, name: str, got: str, layout: str) -> TypeError:
     return InputTypeError(f"{op}: {name} {got} is {layout}, expected a dense tensor; call to_dense() first")
 
@@ -165,8 +190,17 @@ def gate_and(op: str, name: str) -> ValueError:
     return InputValueError(f"{op}: there is a gate and a {name}, expected one of the two; {fix}")
 
 
+def install(extra: str) -> str:
+    """How an extra is installed, in every message; the package is not on PyPI yet.
+
+    >>> install("torch")
+    "from a checkout: pip install '.[torch]'"
+    """
+    return f"from a checkout: pip install '.[{extra}]'"
+
+
 def missing_framework(name: str, extra: str) -> ModuleNotFoundError:
-    message = f"rmsnorm: {name} is not installed, expected for this backend; pip install 'rmsnorm[{extra}]'"
+    message = f"rmsnorm: {name} is not installed, expected for this backend; {install(extra)}"
     return MissingFramework(message, name=name)
 
 

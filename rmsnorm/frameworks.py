@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rmsnorm import errors
 
@@ -18,7 +20,7 @@ class Framework(NamedTuple):
         title: its name in sentences, which goes with the version of ``package``.
         package: the package of its arrays, which the functions need.
         layers: the package of its layers.
-        extra: the extra that installs both, as in pip install 'rmsnorm[torch]'; for NumPy the one for its checks.
+        extra: the extra that installs both, as in pip install '.[torch]'; for NumPy the one for its checks.
         folder: its folder in rmsnorm.
         aliases: other names that users write for it.
     """
@@ -80,3 +82,26 @@ def imported(key: str) -> Iterator[None]:
         if error.name not in (row.package, row.layers):
             raise
         raise errors.missing_framework(error.name, row.extra) from None
+
+
+def lazy(
+    package: str, modules: Mapping[str, str], key: str | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package whose names are imported on use.
+
+    Args:
+        package: its ``__name__``.
+        modules: the module inside of it that has each name.
+        key: of the framework that these modules need.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        with imported(key) if key else nullcontext():
+            return getattr(import_module("." + modules[name], package), name)  # inside of the package, never elsewhere
+
+    def __dir__() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return __getattr__, __dir__

@@ -155,7 +155,7 @@ def pytest_sessionstart() -> None:
         if find_spec(backend.package) is None:
             raise pytest.UsageError(
                 f"RMSNORM_REQUIRE names {name}, but {backend.package} is not installed; "
-                f"pip install 'rmsnorm[{backend.extra}]'"
+                f"pip install '.[{backend.extra}]'"
             )
 
 
@@ -184,7 +184,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def wing(request: pytest.FixtureRequest) -> Wing:
     backend = FRAMEWORKS[request.param]
     if find_spec(backend.package) is None:
-        pytest.skip(f"{backend.package} is not installed; pip install 'rmsnorm[{backend.extra}]'")
+        pytest.skip(f"{backend.package} is not installed; pip install '.[{backend.extra}]'")
     return Wing(request.param)
 
 

@@ -351,7 +351,7 @@ class Compositions(RuleBasedStateMachine):
 def test_compositions(name, record_property):
     """Every drawn example ends in one comparison, but where the framework refuses; most must end in one."""
     backend = FRAMEWORKS[name]
-    pytest.importorskip(backend.package, reason=f"pip install 'rmsnorm[{backend.extra}]'")
+    pytest.importorskip(backend.package, reason=f"pip install '.[{backend.extra}]'")
     framework = {"torch": Torch, "flax": Flax, "tf": Tensorflow}[name]()
     machine = type("Machine", (Compositions,), {"framework": framework})
     count = settings().max_examples if NIGHTLY else EXAMPLES

@@ -75,7 +75,7 @@ def test_the_check_can_fail():
 def test_a_wing_loads_no_other(wing):
     backend = FRAMEWORKS[wing]
     if find_spec(backend.package) is None:
-        pytest.skip(f"{backend.package} is not installed; pip install 'rmsnorm[{backend.extra}]'")
+        pytest.skip(f"{backend.package} is not installed; pip install '.[{backend.extra}]'")
     loaded = _loaded(f"from rmsnorm.{wing}_impl import rms_norm, rms_norm_vjp, rms_norm_jvp")
     wings = {name for name in loaded if name.endswith("_impl") and name.count(".") == 1}
     assert wings == {f"rmsnorm.{wing}_impl"}
@@ -176,14 +176,14 @@ def test_with_numpy_alone_what_is_missing_is_named(nothing_installed):
     done = _check(nothing_installed, "--variant", "standard", "--dtype", "float64")
     assert done.returncode == 0, done.stdout + done.stderr
     for extra in ("torch", "tf", "flax"):
-        assert f"pip install 'rmsnorm[{extra}]'" in done.stdout
+        assert f"pip install '.[{extra}]'" in done.stdout
 
 
 @pytest.mark.parametrize("backend", ["torch", "tf", "flax"])
 def test_a_backend_that_is_asked_for_and_absent_is_an_error(nothing_installed, backend):
     done = _check(nothing_installed, "--backend", backend, "--variant", "standard", "--dtype", "float64")
     assert done.returncode == 2, done.stdout + done.stderr
-    assert f"pip install 'rmsnorm[{backend}]'" in done.stdout
+    assert f"pip install '.[{backend}]'" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,10 @@ def test_a_backend_that_is_asked_for_and_absent_is_an_error(nothing_installed, b
 )
 def test_the_import_of_a_wing_says_what_installs_its_framework(nothing_installed, statement, package, extra):
     done = _run("-c", statement, path=nothing_installed)
-    assert f"{package} is not installed, expected for this backend; pip install 'rmsnorm[{extra}]'" in done.stderr
+    assert (
+        f"{package} is not installed, expected for this backend; from a checkout: pip install '.[{extra}]'"
+        in done.stderr
+    )
     assert "During handling" not in done.stderr
 
 
@@ -217,8 +220,7 @@ def test_a_required_framework_that_is_absent_fails_the_session(tmp_path):
     )
     assert failed.returncode not in (0, 5)
     assert (
-        "RMSNORM_REQUIRE names flax, but jax is not installed; pip install 'rmsnorm[flax]'"
-        in failed.stderr + failed.stdout
+        "RMSNORM_REQUIRE names flax, but jax is not installed; pip install '.[flax]'" in failed.stderr + failed.stdout
     )
     environment["RMSNORM_REQUIRE"] = "numpy"
     passed = subprocess.run(
@@ -226,7 +228,7 @@ def test_a_required_framework_that_is_absent_fails_the_session(tmp_path):
         capture_output=True, text=True, timeout=300, env=environment, check=False,
     )  # fmt: skip
     assert passed.returncode == 0, passed.stdout
-    assert "jax is not installed; pip install 'rmsnorm[flax]'" in passed.stdout
+    assert "jax is not installed; pip install '.[flax]'" in passed.stdout
     assert "1 passed, 1 skipped" in passed.stdout
 
 

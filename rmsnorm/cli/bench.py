@@ -99,12 +99,13 @@ def bench(
     chosen = backends(backend, command, tuple(BACKENDS))
     ops = choices("op", op, tuple(OPS), command)
     types = choices("dtype", dtype, DTYPES, command) if dtype else ("float32", "bfloat16")
-    choices("variant", [variant] if variant else None, tuple(PRESETS), command)
+    if variant:
+        choices("variant", [variant], tuple(PRESETS), command)
     choices("device", [device], DEVICES, command)
     shapes = [_shape(text) for text in dict.fromkeys(shape or _SHAPES)]
     _check_folders(command, json, summary, plot)
     if plot and find_spec("matplotlib") is None:
-        raise unusable(f"{command}: matplotlib is not installed, expected for --plot; pip install 'rmsnorm[plot]'")
+        raise unusable(f"{command}: matplotlib is not installed, expected for --plot; {errors.install('plot')}")
     if threads and threads > (os.cpu_count() or threads):
         raise unusable(str(errors.out_of_domain(command, "threads", threads, f"at most {os.cpu_count()}", "use less")))
     commands = {

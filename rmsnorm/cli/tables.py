@@ -2,28 +2,120 @@
 
 from __future__ import annotations
 
+from json import dumps, loads
+from textwrap import fill
 from typing import Annotated, Final
 
 import typer
 from rich.table import Table
 
 from rmsnorm import PRESETS, Variant, screen
-from rmsnorm.cli.usage import DIFFERS
+from rmsnorm.cli.usage import DIFFERS, choices
+from rmsnorm.variants import families
 
 
 def variants(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A variant, or a family of models such as qwen3.")
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of the README.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print every field as JSON.")] = False,
 ) -> None:
-    """List the variants of RMSNorm: what each name means."""
-    rows = [_describe(preset) for preset in PRESETS.values()]
-    if markdown:
-        typer.echo("\n".join(f"| {' | '.join(row)} |" for row in (_COLUMNS, ("---",) * len(_COLUMNS), *rows)))
-        return
-    plain = [[cell.replace("`", "") for cell in row] for row in rows]
-    dispensable = ("source", "gain's name", "partial", "bias", "offset", "dtype of y", "rounded")
-    screen.console().print(screen.fitting_table(_COLUMNS, plain, dispensable))
+    """List the variants of RMSNorm: what each name means. With NAME, one of them in full."""
+    family = None if name is None else name.lower().replace("-", "_")
+    if family not in families() or family in PRESETS:
+        family = None
+    wanted = name if family is None else families()[family].variant.split(",")[0].split(" but ")[0]
+    chosen = choices("variant", None if wanted is None else [wanted], tuple(PRESETS), "rmsnorm variants")
+    presets = [PRESETS[entry] for entry in chosen]
+    if json:
+        rows = [loads(preset.json) | {"families": _families(preset)} for preset in presets]
+        typer.echo(dumps(rows if name is None else rows[0], indent=1))
+    elif markdown:
+        cells = [_describe(preset) for preset in presets]
+        typer.echo("\n".join(f"| {' | '.join(row)} |" for row in (_COLUMNS, ("---",) * len(_COLUMNS), *cells)))
+    elif name is None:
+        typer.echo("\n".join([_wrapped(_LEGEND), "", *(line for preset in presets for line in _brief(preset))]))
+    else:
+        lines = [] if family is None else [_wrapped(_of_a_family(family)), ""]
+        typer.echo("\n".join([*lines, *_in_full(presets[0])]))
 
 
+_WIDTH: Final = 80  # columns, in a pipe, too: no line is longer, and nothing is left out
+
+
+_LEGEND: Final = (
+    "y = h / rho * (offset + gain) + bias, where h is x + residual, or x; rho is the root of the mean square of h and "
+    "eps; T is the dtype of x and G that of the gain. Unless a line says more, the offset is 0, there is no bias, and "
+    "partial counts ceil(n p) elements. `rmsnorm variants NAME` says all of one."
+)
+
+
+def _wrapped(text: str, label: str = "", indent: int = 0) -> str:
+    """Lines of the text, with a label before the first one."""
+    return fill(text, _WIDTH, initial_indent=label.ljust(indent), subsequent_indent=" " * indent,
+                break_long_words=False, break_on_hyphens=False)  # fmt: skip
+
+
+def _brief(variant: Variant) -> list[str]:
+    row = dict(zip(_COLUMNS, (cell.replace("`", "") for cell in _describe(variant)), strict=True))
+    eps = row["eps, place"].replace(",", "")
+    parts = [eps if variant.eps is None else f"eps {eps}", f"rounded {row['rounded']}", f"y in {row['dtype of y']}",
+             f"gain {row[_GAIN]}"]  # fmt: skip
+    usual = {"offset": "0", "bias": "no", "partial": "ceil"}
+    parts += [f"{key} {row[key]}" for key, value in usual.items() if row[key] != value]
+    parts += ["of the variance"] if variant.statistic == "variance" else []
+    whole = "; ".join(part.replace(" ", "\0") for part in parts)  # a line is broken between them
+    indent = max(map(len, PRESETS)) + 2
+    return [_wrapped(whole, row["variant"], indent).replace("\0", " "), _wrapped(row["source"], "", indent)]
+
+
+def _in_full(variant: Variant) -> list[str]:
+    eps = "eps" if variant.eps != 0 else "0"
+    rho = {"inside": f"sqrt(q + {eps})", "outside": f"sqrt(q) + {eps}", "clamp": f"max(sqrt(q), {eps} / sqrt(n))"}
+    gain = f"({variant.scale_offset:g} + g)" if variant.scale_offset else "g"
+    square = "(h_i - mean(h))^2" if variant.statistic == "variance" else "h_i^2"
+    row = _describe(variant)
+    whole = "the machine epsilon of the arithmetic: 2^-23, in float64 2^-52" if variant.eps is None else row[1]
+    facts = {
+        "equation": f"q = mean({square}), rho = {rho[variant.eps_position]}, y = h / rho * {gain}"
+        + (" + b" if variant.bias else "")
+        + "; h is x + residual, or x",
+        "eps": whole.partition(",")[0] if variant.eps is not None else whole,
+        "place of eps": {"inside": "inside of the root", "outside": "outside of the root, added to it",
+                         "clamp": "the least that the root may be, as eps / sqrt(k)"}[variant.eps_position],
+        "statistic": {"mean_square": "the mean of the squares", "variance": "the variance"}[variant.statistic],
+        "rounded": {"after_scale": "once, at the end", "before_scale": "h / rho before the gain, and y",
+                    "input_dtype": "the original rounds each operation to the dtype of x; this package once"}[
+                        variant.rounding],
+        "dtype of y": {"x": "that of x", "scale": "that of the gain", "promote": "of x and the gain, promoted",
+                       "promote_first": "of x and the gain, promoted, to which h / rho is rounded, too",
+                       "half_scale": "that of the gain if it has 16 bits, else at least float32"}[variant.result_dtype],
+        "gain": f"the factor is {gain}; checkpoints call the parameter g {variant.scale_name}",
+        "bias": "yes" if variant.bias else "no",
+        "partial": f"with partial=p the first {variant.partial_rounding}(n p) elements count; by default all",
+        "gate": f"where a call has one: f is {variant.gate_function}, {variant.gate_position} the norm",
+        "source": row[-1].replace("`", ""),
+        "families": ", ".join(_families(variant)) or "none of those that were asked",
+    }  # fmt: skip
+    return [variant.name, *(_wrapped(text, f"  {label}", 16) for label, text in facts.items())]
+
+
+def _families(variant: Variant) -> list[str]:
+    """The families whose norm computes that, under this name or as the preset that computes the same."""
+    labels = {"name": "", "source": "", "scale_name": ""}
+    same = {preset.name for preset in PRESETS.values() if preset.replace(**labels) == variant.replace(**labels)}
+    return sorted(name for name, family in families().items() if family.variant in same)
+
+
+def _of_a_family(name: str) -> str:
+    family = families()[name]
+    eps = "eps is in its code" if family.field is None else f"eps is {family.field} of its config.json"
+    default = "" if family.eps is None else f", by default {family.eps:g}"
+    return f"{name} is a family of models. {family.norm} in transformers computes {family.variant}; {eps}{default}."
+
+
+_GAIN: Final = "gain's name"
 _COLUMNS: Final = (
     "variant",
     "eps, place",
@@ -32,7 +124,7 @@ _COLUMNS: Final = (
     "bias",
     "partial",
     "dtype of y",
-    "gain's name",
+    _GAIN,
     "source",
 )
 

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from rmsnorm import errors, screen
 from rmsnorm.frameworks import FRAMEWORKS, NAMES
+from rmsnorm.variants import get_variant
 
 DEVICES: Final = ("cpu", "cuda")
 DIFFERS, UNUSABLE, BROKEN = 1, 2, 3  # exit statuses; 3: this package has a mistake
@@ -39,10 +40,21 @@ def choices(
     option: str, names: Sequence[str] | None, known: Sequence[str], command: str = "rmsnorm check"
 ) -> tuple[str, ...]:
     """The names that the user chose, each once; all known ones if the user chose none. Exits on an unknown name."""
-    for name in names or ():
+    chosen = [_choice(option, name, known, command) for name in names or known]
+    return tuple(dict.fromkeys(chosen))
+
+
+def _choice(option: str, name: str, known: Sequence[str], command: str) -> str:
+    try:
+        if option == "variant":
+            return get_variant(command, name).name
+        if option == "dtype":
+            return errors.dtype_named(command, option, name, known)
         if name not in known:
-            raise unusable(str(errors.not_a_choice(command, option, name, known)))
-    return tuple(dict.fromkeys(names or known))
+            raise errors.not_a_choice(command, option, name, known)
+    except ValueError as error:
+        raise unusable(str(error)) from None
+    return name
 
 
 def unusable(message: str) -> typer.Exit:

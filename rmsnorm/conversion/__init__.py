@@ -10,22 +10,13 @@ Both take models of PyTorch, Keras and Flax NNX.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rmsnorm.frameworks import lazy
 
 if TYPE_CHECKING:
     from rmsnorm.conversion.layer_norm import to_rms_norm
     from rmsnorm.conversion.replacement import replace
 
 __all__ = ["replace", "to_rms_norm"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "replace":
-        from rmsnorm.conversion.replacement import replace
-
-        return replace
-    if name == "to_rms_norm":
-        from rmsnorm.conversion.layer_norm import to_rms_norm
-
-        return to_rms_norm
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy(__name__, {"replace": "replacement", "to_rms_norm": "layer_norm"})

@@ -23,6 +23,7 @@ import warnings
 from functools import lru_cache
 from importlib.util import find_spec
 
+from rmsnorm import errors
 from rmsnorm.call import Call
 
 
@@ -41,7 +42,7 @@ def is_available() -> bool:
         state = "is not installed" if isinstance(error, ModuleNotFoundError) else "cannot be imported"
         warnings.warn(
             f"rmsnorm: numba {state}; using slower code with the same results ({error}); "
-            "pip install 'rmsnorm[cpu]', or set RMSNORM_CPU_KERNELS=0 to hide this warning",
+            f"{errors.install('cpu')}, or set RMSNORM_CPU_KERNELS=0 to hide this warning",
             stacklevel=2,
         )
         return False

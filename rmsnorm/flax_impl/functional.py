@@ -18,7 +18,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from rmsnorm import dtypes, errors
+from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Roundings, Spec, resolve, three_of
 from rmsnorm.flax_impl import arithmetic, rows
 from rmsnorm.flax_impl.arithmetic import Across, backward, elementwise, statistic
@@ -326,10 +326,7 @@ def _spec(array: jax.Array | None) -> Spec | None:
 def _dtype_name(op: str, dtype: Any) -> Any:
     if dtype is None or isinstance(dtype, Roundings):
         return dtype
-    try:
-        name = jnp.dtype(dtype).name
-    except TypeError:
-        raise errors.not_a_choice(op, "out_dtype", dtype, dtypes.FLOATS) from None
+    name = errors.dtype_named(op, "out_dtype", dtype)
     if name == "float64" and not jax.config.jax_enable_x64:
         raise errors.out_of_domain(op, "out_dtype", name, "at most 32 bits while x64 is off", "set jax_enable_x64")
     return name

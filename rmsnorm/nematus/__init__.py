@@ -9,8 +9,9 @@ RNNSearch(model.config, model.parameters)
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rmsnorm.frameworks import lazy
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.checkpoints.keras import save_keras
@@ -41,10 +42,4 @@ _MODULES = {
     "save_tensorflow": "checkpoints.tensorflow",
     "save_theano": "checkpoints.theano",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Import on use, because the models of one framework need no other framework and no reader of checkpoints."""
-    if name in _MODULES:
-        return getattr(import_module(f"rmsnorm.nematus.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy(__name__, _MODULES)  # models of one framework need no other one, and no checkpoints

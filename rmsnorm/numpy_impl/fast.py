@@ -17,6 +17,7 @@ from __future__ import annotations
 import warnings
 from fractions import Fraction
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, Never
 
 import numpy as np
@@ -25,7 +26,7 @@ from rmsnorm import cpu
 from rmsnorm.call import Axis, Call, Spec, resolve
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.numpy_impl import functional as golden
-from rmsnorm.numpy_impl.functional import ArrayLike, _arrays, _dtype_name
+from rmsnorm.numpy_impl.functional import ArrayLike, _arrays
 from rmsnorm.variants import Preset, Variant, derive
 
 
@@ -135,7 +136,7 @@ def rms_norm_vjp(
 
 @lru_cache(maxsize=1)
 def _is_compiled() -> bool:
-    """Whether there are kernels. The first call without them warns, with the line that called this module."""
+    """Whether there are kernels. Without them a warning has the line that imported or first called this module."""
     with warnings.catch_warnings(record=True) as general:
         warnings.simplefilter("always")
         available = cpu.is_available()
@@ -171,6 +172,10 @@ def _cached_call(
     specs: list[Any] = [None if entry is None else Spec(entry[0], entry[1].name) for entry in shapes]
     x, scale, bias, mask, residual, gate, dy, dh = [*specs, specs[0], None] if len(specs) == 6 else specs
     return resolve(
-        op, x, scale, bias, mask=mask, residual=residual, gate=gate, out_dtype=_dtype_name(op, out_dtype), dy=dy, dh=dh,
+        op, x, scale, bias, mask=mask, residual=residual, gate=gate, out_dtype=out_dtype, dy=dy, dh=dh,
         variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
+
+
+if find_spec("numba") is None:  # said before any work; another reason is known only when the kernels are loaded
+    _is_compiled()

@@ -16,7 +16,7 @@ from typing import Any, Never, TypeAlias
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 
-from rmsnorm import dtypes, errors
+from rmsnorm import errors
 from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.numpy_impl.arithmetic import (
@@ -313,15 +313,6 @@ def _spec(array: Array | None) -> Spec | None:
     return None if array is None else Spec(array.shape, array.dtype.name)
 
 
-def _dtype_name(op: str, dtype: Any) -> str | None:
-    if dtype is None:
-        return None
-    try:
-        return np.dtype(dtype).name
-    except TypeError:
-        raise errors.not_a_choice(op, "out_dtype", dtype, dtypes.FLOATS) from None
-
-
 def _resolve(
     op: str,
     x: Array,
@@ -341,6 +332,6 @@ def _resolve(
         mask=_spec(mask),
         residual=_spec(residual),
         gate=_spec(gate),
-        out_dtype=_dtype_name(op, out_dtype),
+        out_dtype=out_dtype,
         **options,
     )

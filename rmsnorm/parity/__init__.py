@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rmsnorm.frameworks import lazy
 
 if TYPE_CHECKING:
     from rmsnorm.parity.checking import Report, check
 
 __all__ = ["Report", "check"]
-
-
-def __getattr__(name: str) -> Any:
-    """``check`` and ``Report``, loaded when they are used: pytest imports this package in every session."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rmsnorm.parity import checking
-
-    return getattr(checking, name)
+# pytest imports this package in every session
+__getattr__, __dir__ = lazy(__name__, {"check": "checking", "Report": "checking"})

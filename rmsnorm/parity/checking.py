@@ -188,10 +188,8 @@ def check(
         norm is not gemma
     """
     chosen = get_variant("check", variant)
-    asked = (dtypes,) if isinstance(dtypes, str) else _DTYPES if dtypes is None else tuple(dtypes)
-    for entry in asked or [None]:
-        if entry not in formats.FLOATS:
-            raise errors.not_a_choice("check", "dtype", entry, formats.FLOATS)
+    asked = _DTYPES if dtypes is None else dtypes if isinstance(dtypes, (list, tuple)) else (dtypes,)
+    asked = tuple(errors.dtype_named("check", "dtype", entry) for entry in asked or (None,))
     target = in_batches(open_target(function, framework=framework, init=init, device=device))
     types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else asked
     if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):

@@ -315,8 +315,6 @@ def _resolve(
 ) -> Call:
     arrays = {"scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate}
     specs: dict[str, Any] = {name: _spec(op, name, value) for name, value in arrays.items()}
-    if isinstance(out_dtype, tf.DType):
-        out_dtype = out_dtype.name
     x_spec = _spec(op, "x", x)
     if x_spec is None:
         raise errors.wrong_type(op, "x", x, "a tf.Tensor", "convert it with tf.convert_to_tensor")

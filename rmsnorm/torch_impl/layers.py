@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter, init
 
-from rmsnorm import dtypes, errors
+from rmsnorm import errors
 from rmsnorm.interface import constructor
 from rmsnorm.torch_impl.autograd import again
 from rmsnorm.torch_impl.functional import _spec, kept, rms_norm
-from rmsnorm.torch_impl.rounding import NAMES, is_watched
+from rmsnorm.torch_impl.rounding import is_watched
 from rmsnorm.torch_impl.rows import Kept
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -68,15 +68,14 @@ class RMSNorm(torch.nn.RMSNorm):
         eps: float | None = None,
         elementwise_affine: bool = True,
         device: Any = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         *,
         bias: bool | None = None,
         partial: float | Fraction | None = None,
         variant: Preset | Variant = "torch",
     ) -> None:
-        if dtype is not None and NAMES.get(dtype) not in dtypes.FLOATS:
-            known = [floating for floating, name in NAMES.items() if name in dtypes.FLOATS]
-            raise errors.not_a_choice("RMSNorm", "dtype", dtype, known)
+        if dtype is not None:
+            dtype = getattr(torch, errors.dtype_named("RMSNorm", "dtype", dtype))
         super(torch.nn.RMSNorm, self).__init__()  # the parameters are made here, where there may be two
         derive("RMSNorm", variant, eps, None)
         self.variant = derive("RMSNorm", variant, None, partial)

@@ -72,7 +72,7 @@ SHORTER = {"torch": "fwd+bwd", "keras-torch": "fwd", "keras-jax": "fwd"}  # comp
 def test_every_backend_times_a_small_shape(backend, tmp_path):
     missing = [package for package in BACKENDS[backend].packages if find_spec(package) is None]
     if missing:
-        pytest.skip(f"{missing[0]} is not installed; pip install 'rmsnorm[{BACKENDS[backend].extra}]'")
+        pytest.skip(f"{missing[0]} is not installed; pip install '.[{BACKENDS[backend].extra}]'")
     ops = [SHORTER[backend]] if backend in SHORTER else list(OPS)
     layers = [kind + mode for kind in ("ours", "built-in", "LayerNorm") for mode in MODES[backend]]
     target = tmp_path / "bench.json"
@@ -193,7 +193,7 @@ def test_the_committed_results_are_summaries():
 
 
 def test_the_plot_is_svg_with_a_line_for_each_candidate(tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'rmsnorm[plot]'")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install '.[plot]'")
     from rmsnorm.bench.plot import write_plot
 
     write_plot(_runs(), tmp_path / "bench.svg")
@@ -234,11 +234,11 @@ def test_a_backend_that_is_asked_for_and_absent_exits_with_2_and_else_is_skipped
     small = ("--op", "fwd", "--shape", "2x8", "--dtype", "float32", "--seconds", "0")
     asked = _bench("--backend", "flax", *small, path=tmp_path)
     assert asked.returncode == 2
-    assert "pip install 'rmsnorm[flax]'" in asked.stdout
+    assert "pip install '.[flax]'" in asked.stdout
     skipped = _bench(*small, path=tmp_path)
     assert skipped.returncode == 0, skipped.stdout + skipped.stderr
     assert "NumPy done: 1 cells" in skipped.stdout
-    assert all(f"pip install 'rmsnorm[{extra}]'" in skipped.stdout for extra in ("torch", "tf", "flax"))
+    assert all(f"pip install '.[{extra}]'" in skipped.stdout for extra in ("torch", "tf", "flax"))
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_plot_without_matplotlib_says_how_to_install_it(tmp_path):
     )
     done = _bench("--backend", "numpy", "--plot", tmp_path / "x.svg", path=tmp_path, COLUMNS="300")
     assert done.returncode == 2
-    assert "matplotlib is not installed, expected for --plot; pip install 'rmsnorm[plot]'" in done.stderr
+    assert "matplotlib is not installed, expected for --plot; pip install '.[plot]'" in done.stderr
 
 
 def test_a_backend_has_the_names_of_the_frameworks():

@@ -21,7 +21,7 @@ SMALL = Sizes(layers=1, width=16, batch=1, length=4)
 
 
 def test_the_model_in_pytorch_is_timed_with_every_norm(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+    pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
     sizes = [f"--{name}={size}" for name, size in SMALL._asdict().items()]
     target = tmp_path / "model.json"
     arguments = ["--backend", "torch", "--mode", "eager", "--seconds", "0", "--threads", "1", *sizes, "--json", target]

@@ -34,7 +34,7 @@ def bench(*arguments: str, path: Path) -> Any:
 def test_every_backend(backend: str, tmp_path: Path) -> None:
     row = FRAMEWORKS[backend]
     if row.missing:
-        pytest.skip(f"{row.missing} is not installed; pip install 'rmsnorm[{row.extra}]'")
+        pytest.skip(f"{row.missing} is not installed; pip install '.[{row.extra}]'")
     done = bench("--backend", backend, *SMALL, "--json", str(tmp_path / "bench.json"), path=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     records = json.loads((tmp_path / "bench.json").read_text())["records"]

@@ -3,14 +3,19 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 from rich.console import Console
 
-from rmsnorm import PRESETS, __version__, screen
-from rmsnorm.cli.tables import variants
+from rmsnorm import PRESETS, Variant, __version__, screen
+from rmsnorm.cli import app, tables
+from rmsnorm.variants import families
+
+listing = import_module("rmsnorm.cli.check")._listing
 
 
 def rmsnorm(*arguments):
@@ -52,7 +57,12 @@ def test_check_holds_and_writes_its_reports(tmp_path):
     ("flag", "value", "words"),
     [
         ("--backend", "theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"),
-        ("--variant", "lama", "variant is 'lama', expected 'standard', 'paper',"),
+        ("--variant", "lama", "or 'keras_rms_scaling'; did you mean 'llama'?"),
+        (
+            "--variant",
+            "qwen3",
+            "a family of models, expected a name of a variant; its variant is llama, with eps 1e-06",
+        ),
         ("--dtype", "float8", "dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
         ("--device", "tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
         ("--json", "/no/such/folder/x.json", "/no/such/folder is not a folder"),
@@ -95,25 +105,56 @@ def test_list_shows_cases_without_running_any():
     assert "zero rows" not in shown.stdout
 
 
-def test_variants_are_listed():
-    """In a pipe every row is a whole line; COLUMNS is of the terminal."""
-    lines = rmsnorm("variants").stdout.splitlines()
-    for preset in PRESETS.values():
-        (line,) = (line for line in lines if line.split()[:1] == [preset.name])
-        assert line.rstrip().endswith(preset.source.replace("`", ""))
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 250])
-def test_a_table_fits_a_terminal(width, monkeypatch):
-    """By leaving out columns, never by cutting words."""
+@pytest.mark.parametrize("width", [100, 250])
+def test_the_list_of_cases_fits_a_terminal(width):
+    """By leaving out columns, which it says, never by cutting words."""
     shown = Console(width=width, force_terminal=True, color_system=None, file=io.StringIO())
-    monkeypatch.setattr("rmsnorm.cli.tables.screen.console", lambda: shown)
-    variants()
+    shown.print(listing((), (), True))
     lines = shown.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in "".join(lines)
-    assert all(any(line.split()[:1] == [name] for line in lines) for name in PRESETS)
-    assert ("or a pipe, also: source" in " ".join(" ".join(lines).split())) == (width < 250)
+    assert ("or a pipe, also: variants" in " ".join(" ".join(lines).split())) == (width < 250)
+
+
+def printed(capsys, *arguments):
+    """What `rmsnorm variants` prints, without a process of its own."""
+    app(["variants", *arguments], standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def test_variants_are_listed_whole_in_80_columns(capsys):
+    """In a pipe and in a terminal of any width: it has no columns that could be left out."""
+    shown = printed(capsys)
+    assert max(map(len, shown.splitlines())) <= 80
+    entries = dict(zip(PRESETS, re.split("^(?:" + "|".join(PRESETS) + ") +", shown, flags=re.M)[1:], strict=True))
+    for preset in PRESETS.values():
+        columns = [cell.replace("`", "") for cell in tables._describe(preset)]
+        entry = " ".join(entries[preset.name].split())
+        assert all(cell in entry for cell in (columns[1].replace(",", ""), columns[2], *columns[6:])), entry
+        assert [word in entry for word in ("; offset 1", "; bias yes", "; partial", "; of the var")] == [
+            preset.scale_offset != 0, preset.bias, preset.partial_rounding == "floor", preset.statistic == "variance"
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "qwen3", "Mamba2", "pixtral"])
+def test_one_variant_is_shown_in_full(name, capsys):
+    lines = printed(capsys, name).splitlines()
+    assert max(map(len, lines)) <= 80
+    labels = [line[2:16].strip() for line in lines if re.match("  [a-z]", line)]
+    assert labels == ["equation", "eps", "place of eps", "statistic", "rounded", "dtype of y", "gain", "bias",
+                      "partial", "gate", "source", "families"]  # fmt: skip
+    family = families().get(name.lower())
+    if family is not None and name not in PRESETS:
+        assert lines[0].startswith(f"{name.lower()} is a family of models. {family.norm} in ")
+        assert family.variant.split(",")[0] in lines
+
+
+def test_variants_as_json_are_the_fields(capsys):
+    rows = json.loads(printed(capsys, "--json"))
+    assert [Variant.from_json(json.dumps({key: value for key, value in row.items() if key != "families"}))
+            for row in rows] == list(PRESETS.values())  # fmt: skip
+    one = json.loads(printed(capsys, "gemma", "--json"))
+    assert (one["scale_offset"], one["families"]) == (1, ["gemma", "gemma2", "gemma3", "recurrent_gemma"])
 
 
 def test_invariances_prints_the_papers_table():

@@ -227,12 +227,12 @@ def test_without_the_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     saved(tmp_path)
     monkeypatch.setattr(frameworks, "find_spec", lambda name: None if name.startswith("torch") else sys)
     shown = run("nematus", tmp_path, tmp_path / "out", "--to", "torch", status=2)
-    assert "torch is not installed, expected for this backend; pip install 'rmsnorm[torch]'" in shown
+    assert "torch is not installed, expected for this backend; from a checkout: pip install '.[torch]'" in shown
     assert not (tmp_path / "out").exists()
     options = ["--source", tmp_path / "source", "--max-length", 5]
     assert len(run("translate", tmp_path, *options).splitlines()) == 3
     shown = run("translate", tmp_path, *options, "--backend", "torch", status=2)
-    assert "torch is not installed, expected for this backend; pip install 'rmsnorm[torch]'" in shown
+    assert "torch is not installed, expected for this backend; from a checkout: pip install '.[torch]'" in shown
 
 
 def test_info(tmp_path: Path) -> None:

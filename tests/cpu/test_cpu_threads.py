@@ -471,7 +471,7 @@ def test_without_numba_the_results_are_the_same() -> None:
     assert with_kernels[0] == switched_off[0] == []
     assert len(absent[0]) == 1
     assert "numba is not installed; using slower code with the same results" in absent[0][0]
-    assert "pip install 'rmsnorm[cpu]'" in absent[0][0]
+    assert "pip install '.[cpu]'" in absent[0][0]
     assert "RMSNORM_CPU_KERNELS=0" in absent[0][0]
     assert with_kernels[1] == absent[1] == switched_off[1]
     assert [loads_kernels for _, _, loads_kernels in (with_kernels, absent, switched_off)] == [True, False, False]

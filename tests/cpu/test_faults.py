@@ -24,7 +24,7 @@ PROGRAM = Path(__file__).with_name("faults.py")
 def test_fault(framework):
     backend = FRAMEWORKS[framework]
     if find_spec(backend.package) is None:
-        pytest.skip(f"{backend.package} is not installed; pip install 'rmsnorm[{backend.extra}]'")
+        pytest.skip(f"{backend.package} is not installed; pip install '.[{backend.extra}]'")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", PROGRAM, framework, *FAULTS],
         capture_output=True, text=True, timeout=240, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, check=False,

@@ -14,7 +14,7 @@ import pytest
 from rmsnorm import Variant
 from rmsnorm.identify import Identity, identify
 
-torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
 HF = "transformers.models.{0}.modeling_{0}:{1}"
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
 
 
 def hangs(x):

@@ -18,8 +18,8 @@ from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity.cases import make, select
 from rmsnorm.parity.judge import Expected, Outcome, compare, expect
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install 'rmsnorm[onnx]'")
-ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; pip install 'rmsnorm[onnx]'")
+onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install '.[onnx]'")
+ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; pip install '.[onnx]'")
 F32_RANGE = ("huge", "tiny")  # squares that leave float32, in which a runtime for ONNX computes
 
 
@@ -72,8 +72,8 @@ def test_the_node_cases_of_onnx(wing: Any, case: Any) -> None:
 
 
 def _export(model: Any, inputs: Any, **options: Any) -> Any:
-    torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
-    pytest.importorskip("onnxscript", reason="onnxscript is not installed; pip install 'rmsnorm[onnx]'")
+    torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed; pip install '.[onnx]'")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells which packages it did not find
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated", FutureWarning)  # of PyTorch to itself
@@ -120,7 +120,7 @@ def _chosen(dtype: str) -> list[Any]:
 @pytest.fixture(scope="module", params=["float32", "float16"])
 def exported(request: pytest.FixtureRequest) -> Any:
     """Cases, the program that computes all of them, and its inputs."""
-    torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+    torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
     from rmsnorm.torch_impl import rms_norm as torch_rms_norm
 
     cases = _chosen(request.param)
@@ -212,7 +212,7 @@ PLAIN = {"zhang_torch": "outside", "x_transformers": "clamp", "keras_rms_scaling
 @pytest.fixture(scope="module")
 def layers() -> Any:
     """A layer of every preset, with parameters that tell."""
-    torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+    torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
     from rmsnorm.torch_impl import RMSNorm
 
     class Model(torch.nn.Module):
@@ -276,7 +276,7 @@ def test_below_opset_23_the_operator_is_written_out(layers: Any) -> None:
 
 def test_float64_keeps_its_precision() -> None:
     """The operator has eps in float32, which in float64 would be wrong in the eighth digit."""
-    torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+    torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
     from rmsnorm.torch_impl import RMSNorm
 
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e-3

@@ -16,7 +16,7 @@ def framework(request: pytest.FixtureRequest) -> Any:
     """The module ``<key>_nematus`` of a framework; ``nematus_framework`` says what it has."""
     row = FRAMEWORKS[request.param]
     if row.missing:
-        pytest.skip(f"{row.missing} is not installed; pip install 'rmsnorm[{row.extra}]'")
+        pytest.skip(f"{row.missing} is not installed; pip install '.[{row.extra}]'")
     return importlib.import_module(f"{row.key}_nematus")
 
 

@@ -431,7 +431,7 @@ def test_a_checkpoint_without_tensorflow(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "model.npz.index").touch()
     (tmp_path / "model.npz.json").write_text(json.dumps(write(config)))
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ModuleNotFoundError, match=r"TensorFlow is not installed.*pip install 'rmsnorm\[tf\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"TensorFlow is not installed.*pip install '\.\[tf\]'"):
         nematus.load(tmp_path)
     with pytest.raises(ModuleNotFoundError, match=r"TensorFlow is not installed"):
         nematus.save_tensorflow(tmp_path / "out", config, random_parameters(config))

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """model/ as the trainer leaves it, and the texts that the page names."""
     for package in ("tensorflow", "torch"):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed; pip install 'rmsnorm[torch,tf]'")
+            pytest.skip(f"{package} is not installed; pip install '.[torch,tf]'")
     import tensorflow as tf
 
     folder = tmp_path_factory.mktemp("porting")

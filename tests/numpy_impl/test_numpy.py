@@ -204,6 +204,15 @@ def test_what_describes_a_call_is_small_and_goes_between_processes() -> None:
     assert pickle.loads(pickle.dumps(fast.rms_norm)) is fast.rms_norm
 
 
+def test_without_numba_the_import_says_so():
+    code = "import sys\nsys.modules['numba'] = None\nimport rmsnorm.numpy_impl.fast\nprint('imported')"
+    environment = {name: value for name, value in os.environ.items() if name != "RMSNORM_CPU_KERNELS"}
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment)
+    assert "imported" not in done.stdout
+    assert "numba is not installed; using slower code" in done.stderr
+    assert "from a checkout: pip install '.[cpu]'" in done.stderr
+
+
 def test_without_numba_the_warning_says_how_slow_and_points_to_the_caller(tmp_path):
     for package in ("numba", "llvmlite"):
         (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('no {package}', name={package!r})\n")
@@ -216,5 +225,5 @@ def test_without_numba_the_warning_says_how_slow_and_points_to_the_caller(tmp_pa
     done = subprocess.run([sys.executable, user], capture_output=True, text=True, timeout=100, env=environment)
     (warning,) = (line for line in done.stderr.splitlines() if "Warning" in line)
     assert warning.startswith(f"{user}:3: UserWarning: rmsnorm: numba is not installed")
-    assert "pip install 'rmsnorm[cpu]'" in warning
+    assert "pip install '.[cpu]'" in warning
     assert "the golden, 200 to 1,600 times as slow" in warning

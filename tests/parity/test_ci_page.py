@@ -34,7 +34,7 @@ def project(tmp_path):
     """The files that the page names in the first line of a snippet, and the examples."""
     for package in ("torch", "onnxruntime", "onnxscript"):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed; pip install 'rmsnorm[torch,onnx]'")
+            pytest.skip(f"{package} is not installed; pip install '.[torch,onnx]'")
     for snippet in SNIPPETS["python"]:
         name = re.match(r"# (\S+\.py)\n", snippet)
         if name:

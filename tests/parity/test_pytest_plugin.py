@@ -305,7 +305,7 @@ class TestFrameworks:
     """The layers of frameworks and of transformers are what they should be, gradients included."""
 
     def test_torch(self) -> None:
-        torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+        torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
         result = check(torch.nn.RMSNorm, "torch", dtypes="bfloat16")
         assert result.passed, result.text
         assert {record.quantity for record in result.run.records} == {"y", "dx", "dscale"}
@@ -342,7 +342,7 @@ class TestFrameworks:
 
     def test_a_gate(self) -> None:
         """Optional in Mamba-2's class, so that one case has it, and required in Qwen3-Next's, where all have."""
-        torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+        torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
 
         class Mamba2(torch.nn.RMSNorm):  # type: ignore[misc, name-defined, unused-ignore]
             def forward(self, x: Any, gate: Any = None) -> Any:
@@ -377,7 +377,7 @@ class TestFrameworks:
 
     def test_groups(self) -> None:
         """Of 16 elements, of 8, of all, and every fourth element: each is right for itself alone."""
-        torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+        torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
 
         class Grouped(torch.nn.RMSNorm):  # type: ignore[misc, name-defined, unused-ignore]
             size, axis = 16, -1
@@ -407,8 +407,8 @@ class TestFrameworks:
             check(Grouped(48), variant, group_size=7)
 
     def test_transformers(self) -> None:
-        pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
-        pytest.importorskip("transformers", reason="transformers is not installed; pip install 'rmsnorm[dev]'")
+        pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
+        pytest.importorskip("transformers", reason="transformers is not installed; pip install '.[dev]'")
         for path, variant in (
             ("llama.modeling_llama:LlamaRMSNorm", "llama"),
             ("gemma.modeling_gemma:GemmaRMSNorm", "gemma"),
@@ -420,8 +420,8 @@ class TestFrameworks:
         assert not result.passed, "it computes in float32"
 
     def test_keras(self) -> None:
-        pytest.importorskip("tensorflow", reason="tensorflow is not installed; pip install 'rmsnorm[tf]'")
-        keras = pytest.importorskip("keras", reason="keras is not installed; pip install 'rmsnorm[tf]'")
+        pytest.importorskip("tensorflow", reason="tensorflow is not installed; pip install '.[tf]'")
+        keras = pytest.importorskip("keras", reason="keras is not installed; pip install '.[tf]'")
         result = check(keras.layers.RMSNormalization(), "keras", dtypes=["float32", "bfloat16"])
         assert result.passed, result.text
         assert {record.quantity for record in result.run.records} == {"y", "dx", "dscale"}
@@ -437,13 +437,13 @@ class TestFrameworks:
         assert "y: compiled: at (" in check(eager_only, dtypes="float32", compiled=True).text
 
     def test_flax(self) -> None:
-        nnx = pytest.importorskip("flax.nnx", reason="flax is not installed; pip install 'rmsnorm[flax]'")
+        nnx = pytest.importorskip("flax.nnx", reason="flax is not installed; pip install '.[flax]'")
         result = check(nnx.RMSNorm(12, rngs=nnx.Rngs(0)), "flax", dtypes="float32", extremes=True)
         assert {record.case for record in result.run.failures} == {"mask", "huge"}
         assert {record.quantity for record in result.run.records} == {"y", "dx", "dscale"}
 
     def test_on_a_device(self) -> None:
-        torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+        torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device")
         result = check(torch.nn.RMSNorm, "torch", device="cuda")

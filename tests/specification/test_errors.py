@@ -235,7 +235,7 @@ def test_layers_refuse_options_when_they_are_built():
     build = {name: lambda entry=entry, **o: entry[0](*[w for w in entry[5:] if w], **entry[1], **o)
              for name, entry in layers.items()}  # fmt: skip
     for name, wrong, sentence in (
-        ("torch", {"dtype": torch.int32}, "dtype is torch.int32, expected torch.float16, .* or torch.float64"),
+        ("torch", {"dtype": torch.int32}, "dtype is 'int32', expected 'float16', .* or 'float64'"),
         ("keras", {"dtype": "int32"}, "dtype is 'int32', expected 'float16'"),
         ("nnx", {"param_dtype": jnp.int32}, "param_dtype is 'int32', expected 'float16'"),
         ("linen", {"param_dtype": jnp.int32}, "param_dtype is 'int32', expected 'float16'"),
@@ -359,7 +359,9 @@ def test_a_variant_names_its_fields():
 def test_what_is_missing_is_named_with_what_installs_it():
     error = errors.missing_framework("tensorflow", "tf")
     assert isinstance(error, ModuleNotFoundError)
-    assert str(error) == ("rmsnorm: tensorflow is not installed, expected for this backend; pip install 'rmsnorm[tf]'")
+    assert str(error) == (
+        "rmsnorm: tensorflow is not installed, expected for this backend; from a checkout: pip install '.[tf]'"
+    )
 
 
 def test_unknown_sizes_are_written_as_question_marks():

@@ -10,7 +10,7 @@ import pytest
 
 from rmsnorm.targets import NoTarget, TargetError, open_target
 
-torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'rmsnorm[torch]'")
+torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
 
 
 def test_a_target_takes_numpy_and_gives_numpy():

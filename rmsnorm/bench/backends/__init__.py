@@ -19,7 +19,7 @@ class Backend(NamedTuple):
     Attributes:
         title: its name in tables.
         packages: what it needs.
-        extra: the extra that installs them, as in pip install 'rmsnorm[torch]'.
+        extra: the extra that installs them, as in pip install '.[torch]'.
         variant: the variant of the built-in layer.
         load: makes the candidates on a device.
     """

@@ -33,6 +33,7 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
     What makes the model anew makes the norms that it had: from_pretrained, load_model of a .keras file, from_config,
     keras.models.clone_model, and a PyTorch or Flax model that is built again before its weights are loaded. Call
     replace again after these. A deep copy, nnx.clone and a pickled PyTorch or Flax model (torch.save(model)) keep ours.
+    A file of torch.export.save loads only after ``import rmsnorm.torch_impl``.
 
     Nothing changes before everything is decided. A module is replaced if its copy with random parameters gives the same
     outputs and gradients as the replacement: in training and in evaluation, called twice, on x of one to five axes, not
