@@ -1,7 +1,7 @@
 """The table of docs/which.md: which variant each family of models has, and where its eps is.
 
 python docs/families.py --ask     # asks the classes of transformers, as `rmsnorm identify` does: half a minute
-python docs/families.py           # prints the table of rmsnorm/families.json, which is in docs/which.md; a test compares
+python docs/families.py           # prints the table of rmsnorm/families.json for docs/which.md; a test compares
 """
 
 from __future__ import annotations
