@@ -93,7 +93,8 @@ def write(
         with replacing(folder / "manifest.json") as manifest:
             count = _write(manifest, chosen, quantities, on_progress)
             if not count:
-                asked = " ".join([*variants, *types, *cases, *quantities])
+                some = () if len(quantities) == len(QUANTITIES) else quantities
+                asked = " ".join([*variants, *types, *cases, *some])
                 raise errors.out_of_domain("rmsnorm vectors write", "filter", asked, "one that a case passes",
                                            "list them with `rmsnorm check --list`")  # fmt: skip
     except BaseException:

@@ -374,7 +374,7 @@ def test_the_example_in_c_refuses_what_it_cannot_read(compiler, tmp_path):
             ["write", "DIR", "--variant", "gemma4", "--case", "huge"],
             "filter is 'gemma4 huge', expected one that a case",
         ),
-        (["write", "/proc/no such"], "No such file or directory: '/proc/no such'"),
+        (["write", "/proc/no such"], "/proc/no such cannot be used, as the system says: No such file or directory"),
         (["check", "DIR"], "expected one with a manifest.json of rmsnorm; write the vectors again with"),
         (["check", "DIR", "--junit", "/no/such/x.xml"], "/no/such is not a folder, expected one to write x.xml in"),
     ],
