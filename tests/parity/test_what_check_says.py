@@ -121,8 +121,8 @@ class TestOnnx:
 
     @staticmethod
     def file(path: Path, dtype: str, shape: tuple[Any, ...], eps: float = 1e-6) -> Path:
-        onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install 'rmsnorm[onnx]'")
-        pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; pip install 'rmsnorm[onnx]'")
+        onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install '.[onnx]'")
+        pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; pip install '.[onnx]'")
         code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         x, y = (onnx.helper.make_tensor_value_info(name, code, shape) for name in "xy")
         gain = onnx.numpy_helper.from_array(np.linspace(0.5, 2, shape[-1]).astype(dtype), "weight")
@@ -166,7 +166,7 @@ def test_the_kit_runs_the_compiled_kernels_for_numpy(monkeypatch: pytest.MonkeyP
 
 
 def test_opening_a_backend_leaves_jax_as_it_is() -> None:
-    jax = pytest.importorskip("jax", reason="jax is not installed; pip install 'rmsnorm[flax]'")
+    jax = pytest.importorskip("jax", reason="jax is not installed; pip install '.[flax]'")
     from rmsnorm.parity.backends import open_backend
 
     own = jax.config.jax_compilation_cache_dir
