@@ -64,6 +64,8 @@ class Target:
         derivatives: for a function without automatic differentiation: (arrays, dy) to gradients, by argument.
         notes: assumptions that were needed to open it, as sentences.
         rank: the only number of axes of x that it takes, None for any.
+        sizes: the size of each axis of x that a file declares, None for any; empty where nothing is declared.
+        dtypes: the only dtype of an argument, by its name, where a file declares it.
         x_shape: the shape of x to ask with, whose first size counts examples unless it is normalised; None to try some.
         training: for a layer: the context in which it trains (True) or not; None where that is all the same.
         noticed: what its calls showed; the targets that ``replace`` makes of it write there, too, as they are the same
@@ -82,6 +84,8 @@ class Target:
     derivatives: Callable[[Mapping[str, Array], Array], Mapping[str, Array | None]] | None = None
     notes: tuple[str, ...] = ()
     rank: int | None = None
+    sizes: tuple[int | None, ...] = ()
+    dtypes: Mapping[str, str] = field(default_factory=dict)
     x_shape: Shape | None = None
     training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
     noticed: Noticed = field(default_factory=Noticed)
