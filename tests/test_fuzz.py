@@ -24,7 +24,7 @@ from rmsnorm.frameworks import FRAMEWORKS
 Function = Callable[[Any, Any], Any]  # of x and the gain
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 NIGHTLY = settings().max_examples > 100  # pytest --hypothesis-profile nightly
-EXAMPLES = 5
+EXAMPLES = {False: 2, True: 5}  # without and with pytest --all
 BOUND = 1000  # units of the largest element: at most some hundred operations in a row, on numbers about 1
 PROFILE = settings(
     deadline=None, stateful_step_count=4, derandomize=not NIGHTLY, database=None,
@@ -348,13 +348,13 @@ class Compositions(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("name", ["torch", "flax", "tf"])
-def test_compositions(name, record_property):
+def test_compositions(name, record_property, request):
     """Every drawn example ends in one comparison, but where the framework refuses; most must end in one."""
     backend = FRAMEWORKS[name]
     pytest.importorskip(backend.package, reason=f"pip install '.[{backend.extra}]'")
     framework = {"torch": Torch, "flax": Flax, "tf": Tensorflow}[name]()
     machine = type("Machine", (Compositions,), {"framework": framework})
-    count = settings().max_examples if NIGHTLY else EXAMPLES
+    count = settings().max_examples if NIGHTLY else EXAMPLES[request.config.getoption("--all")]
     run_state_machine_as_test(machine, settings=settings(PROFILE, max_examples=count))
     record_property("comparisons", framework.compared)  # tests/conftest.py prints it
     assert framework.compared + framework.refused >= count, "hypothesis drew fewer examples than it was asked for"
