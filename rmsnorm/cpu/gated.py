@@ -7,6 +7,10 @@
 A row has the n numbers that the gains have, and groups of k of them with a statistic each. The formats have at most 32
 bits. Without a gate f is 1. The gate stands where forward.py and backward.py have the residual and the mask, dgate
 where they have dh.
+
+With the gate before the norm and an eps next to nothing, y is moderate however small x f(z) is. Where its squares leave
+the range of float64, f(z) and f'(z) of the row are multiplied by one power of two, and so is rho; it cancels in every
+result but 1 / rho.
 """
 
 from __future__ import annotations
@@ -15,9 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.cpu.formats import LOAD, ROUND, STORE, add_product_in_any_order, bits, inlined, view
+from rmsnorm.cpu.formats import LOAD, ROUND, STORE, add_product_in_any_order, apart, bits, inlined, view
 from rmsnorm.cpu.formats import multiply_add as fma
-from rmsnorm.cpu.settings import BACKWARD, FORWARD, OUTSIDE, STORAGE
+from rmsnorm.cpu.settings import BACKWARD, FORWARD, INSIDE, OUTSIDE, STORAGE
 from rmsnorm.cpu.statistic import rho_of, slope
 from rmsnorm.cpu.system import LINE, aligned, free, malloc, settings_at, word
 
@@ -31,6 +35,21 @@ _LN2_HIGH: Final = 0.6931471803691238  # of 33 bits: its product with a small in
 _LN2_LOW: Final = 1.9082149292705877e-10
 _ROUNDS: Final = 1.5 * 2.0**52  # a sum with it has no fraction
 _LAST: Final = 708.0  # the exponential of -z is a normal number up to here, and then 0
+_END: Final = 2.0**16  # likewise in the golden
+_LEAST: Final = 2.0**-960  # sums of squares: below, these lose digits, or are 0
+_SMALL: Final = 2.0**-400  # eps: beside a larger one such sums do not count
+
+
+@inlined
+def most_of(s: Any) -> Any:
+    """The largest exponent of two by which rho may be multiplied, so that an eps stays in range."""
+    return 2**30 if s.eps == 0 else (500 if s.position == INSIDE else 1000)
+
+
+@inlined
+def power_of(exponent: int) -> Any:
+    """The power of two; beyond 1000 it multiplies an eps of 0 alone, and a 1 / rho that no result can hold."""
+    return bits(((1000 if exponent > 1000 else exponent) + 1023) << 52)
 
 
 def compiled(kind: str, x: str, y: str, z: str, function: str, position: str, norm: str, product: str) -> Any:
@@ -48,17 +67,22 @@ def compiled(kind: str, x: str, y: str, z: str, function: str, position: str, no
     round_norm, round_product = ROUND[norm or "float64"], ROUND[product or "float64"]
 
     @inlined
-    def shares(number: float) -> Any:
-        """s(z) and s(-z): the exponential of -|z| to an ulp by Taylor's polynomial, a sum, a quotient and a product."""
-        size = abs(number)
-        size = _LAST if size > _LAST else size  # NaN stays
+    def exponential(size: float) -> Any:
+        """exp(-size) to an ulp by Taylor's polynomial: a number, and the exponent of two in the last bits of a sum."""
         sum_ = fma(size, -_LOG2E, _ROUNDS)
         whole = sum_ - _ROUNDS
         r = fma(whole, -_LN2_LOW, fma(whole, -_LN2_HIGH, -size))
         p = fma(fma(fma(1.0 / 6227020800, r, 1.0 / 479001600), r, 1.0 / 39916800), r, 1.0 / 3628800)
         p = fma(fma(fma(p, r, 1.0 / 362880), r, 1.0 / 40320), r, 1.0 / 5040)
         p = fma(fma(fma(fma(p, r, 1.0 / 720), r, 1.0 / 120), r, 1.0 / 24), r, 1.0 / 6)
-        p = fma(fma(fma(p, r, 0.5), r, 1.0), r, 1.0)
+        return fma(fma(fma(p, r, 0.5), r, 1.0), r, 1.0), sum_
+
+    @inlined
+    def shares(number: float) -> Any:
+        """s(z) and s(-z): an exponential, a sum, a quotient and a product."""
+        size = abs(number)
+        size = _LAST if size > _LAST else size  # NaN stays
+        p, sum_ = exponential(size)
         power = p * bits((bits(sum_) + 1023) << 52)
         power = 0.0 if size == _LAST else power
         more = 1 / (1 + power)
@@ -69,6 +93,35 @@ def compiled(kind: str, x: str, y: str, z: str, function: str, position: str, no
     def factor(number: float) -> Any:
         share, _ = shares(number)
         return number * share if is_silu else share
+
+    def lift(x: Any, z: Any, most: int, f: Any, derivative: Any) -> Any:
+        """f(z) and f'(z), where x is not 0 of z far below 0, times that power of two of which the exponent is returned.
+
+        x f(z) of the row is then at most about 1; the exponent is at most ``most``.
+        """
+        top = -(2**30)
+        for j in range(f.size):
+            number = load_z(z[j])
+            if load_x(x[j]) != 0 and abs(number) <= _END:
+                _, sum_ = exponential(abs(number))
+                exponent = (bits(abs(load_x(x[j]))) >> 52) - 1023
+                exponent += np.int64(sum_ - _ROUNDS) if number < 0 else 0
+                top = exponent if exponent > top else top
+        shift = 0 if top == -(2**30) else (-top if -top < most else most)
+        for j in range(f.size):
+            number = load_z(z[j])
+            p, sum_ = exponential(abs(number) if abs(number) <= _END else 0.0)
+            share, rest = shares(number)
+            exponent = shift
+            if number < 0:
+                share, exponent = p * rest if number >= -_END else 0.0, shift + np.int64(sum_ - _ROUNDS)
+            exponent = -1023 if exponent < -1023 else (1000 if exponent > 1000 else exponent)
+            share *= bits((exponent + 1023) << 52)
+            derivative[j] = share * (1 + number * rest) if is_silu else share * rest
+            f[j] = number * share if is_silu else share
+        return shift
+
+    lift = apart(lift)
 
     @inlined
     def affine(number: float, rho: float, gain: float) -> Any:
@@ -103,9 +156,15 @@ def compiled(kind: str, x: str, y: str, z: str, function: str, position: str, no
                 f[j] = factor(load_z(z[j])) if has_gate else 1.0
                 h = load_x(x_row[j]) * f[j] if on_x else load_x(x_row[j])
                 total = add_product_in_any_order(h, h, total)
-            rho = rho_of(s, total / k, k)
+            power = 1.0
+            if on_x and total < _LEAST and s.eps < _SMALL:
+                power = power_of(lift(x_row, z, most_of(s), f, f))
+                total = 0.0
+                for j in range(k):
+                    total += load_x(x_row[j]) * f[j] * (load_x(x_row[j]) * f[j])
+            rho = rho_of(s, total / k, k, power)
             if inverse_rms:
-                view(inverse_rms, i + 1, 0.0)[i] = 1 / rho
+                view(inverse_rms, i + 1, 0.0)[i] = 1 / rho * power
             for j in range(k):
                 if on_x:
                     store_y(y_row, j, affine(load_x(x_row[j]) * f[j], rho, gain[j]))
@@ -149,11 +208,19 @@ def compiled(kind: str, x: str, y: str, z: str, function: str, position: str, no
                 total = add_product_in_any_order(h, h, total)
                 # f(z) is a factor of dy or of h
                 inner = add_product_in_any_order(load_x(x_row[j]) * f[j], load_y(v[j]) * gain[j], inner)
-            rho = rho_of(s, total / k, k)
+            power = 1.0
+            if on_x and total < _LEAST and s.eps < _SMALL:
+                power = power_of(lift(x_row, z, most_of(s), f, derivative))
+                total, inner = 0.0, 0.0
+                for j in range(k):
+                    h = load_x(x_row[j]) * f[j]
+                    total += h * h
+                    inner += h * (load_y(v[j]) * gain[j])
+            rho = rho_of(s, total / k, k, power)
             inverse = 1 / rho
             if s.position == OUTSIDE:
                 length = total * inverse * inverse
-            step = slope(s, k, inverse, length) * inner * inverse / k * inverse
+            step = slope(s, k, inverse * power, length) * inner * inverse / k * inverse
             for j in range(k):
                 h = load_x(x_row[j]) * f[j] if on_x else load_x(x_row[j])
                 upstream = load_y(v[j]) if on_x else load_y(v[j]) * f[j]

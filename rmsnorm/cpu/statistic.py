@@ -96,7 +96,7 @@ def slope(s: Any, k: int, inverse_rms: float, length: float) -> Any:
     size = k if k else 1
     result = 1.0
     if s.position == OUTSIDE:
-        result = 1 / np.sqrt(length / size) if length > 0 else 0.0
+        result = 1 / np.sqrt(length / size) if length / size > 0 else 0.0
     elif s.position != INSIDE:
         result = 1.0 if inverse_rms * s.eps / np.sqrt(size) < 1 - 2.0**-50 else 0.0  # 1 / rho is rounded
     return result
