@@ -34,7 +34,7 @@ def arrays(dtype, parameters="float32"):
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_factor_and_its_slope_have_90_bits(function):
-    """2^-94 + 2^-104 |z| of the exponential, and five operations of 2^-104; 1 + z s(-z) is over 0.2 of its terms."""
+    """2^-94 + 2^-104 |z| of the exponential, five operations of 2^-104; 1 + z s(-z) is at least 0.2 of its terms."""
     z = np.concatenate([np.linspace(-600, 600, 41), [0.0, 1e-300, -1e-20, 1.5, -1.25, -720, -1e3, 3e4, -65504]])
     call = resolve("test", Spec(z.shape, "float64"), variant=gated("standard", function, "after"),
                    gate=Spec(z.shape, "float64"))  # fmt: skip

@@ -91,7 +91,7 @@ class KeptFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, scale, inverse_rms = ctx.saved_tensors
         kept = ctx.kept
-        if not torch.is_grad_enabled() and dy.is_contiguous() and is_plain(dy):
+        if not torch.is_grad_enabled() and is_plain(dy) and dy.is_contiguous():
             return None, *kept.backward(dy, x, scale, inverse_rms)
         bias = None if kept.bias is None else kept.bias[1]
         dx, *others = _backward(kept.call, kept.plan, dy, None, x, scale, bias, None, inverse_rms, True)

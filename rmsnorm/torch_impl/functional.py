@@ -26,7 +26,7 @@ from rmsnorm.torch_impl.arithmetic import forward, gradients, statistic, tangent
 from rmsnorm.torch_impl.autograd import RMSNormFunction, is_differentiated
 from rmsnorm.torch_impl.dynamo import in_graph, untraced
 from rmsnorm.torch_impl.gate import factor, slope
-from rmsnorm.torch_impl.memory import is_plain, is_plain_on_gpu
+from rmsnorm.torch_impl.memory import check_storage, is_plain, is_plain_on_gpu
 from rmsnorm.torch_impl.rounding import NAMES, add, cast, dtype_name, is_transformed, is_watched
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -150,7 +150,7 @@ def rms_norm_vjp(
     call = _resolve(
         "rms_norm_vjp", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        dy=_spec("rms_norm_vjp", "dy", dy), dh=_spec("rms_norm_vjp", "dh", dh),
+        others={"dy": dy, "dh": dh},
     )  # fmt: skip
     if gate is not None or (call.axes != call.feature_axes and mask is None and residual is None):
         return _gated_vjp(call, dy, x, scale, bias, gate)
@@ -212,8 +212,7 @@ def rms_norm_jvp(
     call = _resolve(
         "rms_norm_jvp", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        dx=_spec("rms_norm_jvp", "dx", dx),
-        dscale=_spec("rms_norm_jvp", "dscale", dscale), dbias=_spec("rms_norm_jvp", "dbias", dbias),
+        others={"dx": dx, "dscale": dscale, "dbias": dbias},
     )  # fmt: skip
     if gate is not None:
         return _gated_jvp(call, [x, scale, bias], [dx, dscale, dbias], gate)
@@ -249,6 +248,7 @@ def _gated(
             return tuple(t.permute(back) for t in y) if return_inverse_rms else y.permute(back)
     if gate is None:
         return None
+    check_storage("rms_norm", x, scale=scale, bias=bias, gate=gate)
     f = factor(call, gate)
     x = x.to(f.dtype) * f if call.is_gated_before else x
     y, inverse_rms = rms_norm(x, scale, bias, return_inverse_rms=True, **call.inside_gate)
@@ -430,14 +430,18 @@ def _spec(op: str, name: str, x: Any) -> Spec | None:
 def _specs(op: str, **tensors: Any) -> list[Any]:
     if tensors["x"] is None:
         raise errors.wrong_type(op, "x", None, "a torch.Tensor", "convert it with torch.as_tensor")
-    return [_spec(op, name, x) for name, x in tensors.items()]
+    specs = [_spec(op, name, x) for name, x in tensors.items()]
+    check_storage(op, **tensors)
+    return specs
 
 
 def _resolve(
-    op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, out_dtype: Any, **options: Any
-) -> Call:
-    specs = _specs(op, x=x, scale=scale, bias=bias, mask=mask, residual=residual)
-    return _resolved(op, out_dtype, *specs, gate=_spec(op, "gate", gate), **options)
+    op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, out_dtype: Any,
+    others: dict[str, Any], **options: Any,
+) -> Call:  # fmt: skip
+    tensors = {"x": x, "scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate, **others}
+    specs = dict(zip(tensors, _specs(op, **tensors), strict=True))
+    return _resolved(op, out_dtype, **specs, **options)
 
 
 def _resolved(op: str, out_dtype: Any, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, **options: Any) -> Call:

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from rmsnorm import errors
 from rmsnorm.torch_impl.rounding import dtype_name
 
-_SPARSE: Final = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+_DENSE: Final = {torch.strided, torch.jagged}
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
@@ -47,15 +47,16 @@ def is_plain_on_gpu(*tensors: Tensor | None) -> bool:
     return len(devices) == 1 and torch._C._len_torch_dispatch_stack() == 0
 
 
-def check_storage(**tensors: Tensor | None) -> None:
-    """Refuse sparse tensors, and parameters without numbers beside an x that has some."""
-    x = tensors["x"]
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.layout in _SPARSE:
+def check_storage(op: str, x: Tensor, **others: Tensor | None) -> None:
+    """Refuse sparse tensors, and tensors without numbers beside others that have some."""
+    for name, tensor in {"x": x, **others}.items():
+        if tensor is None:
+            continue
+        if tensor.layout not in _DENSE:
             got = errors.describe(tensor.shape, dtype_name(tensor.dtype))
-            raise errors.wrong_layout("rms_norm", name, got, str(tensor.layout).removeprefix("torch."))
-        if tensor is not None and x is not None and tensor.is_meta and not x.is_meta:
-            raise errors.wrong_device("rms_norm", name, "meta", str(x.device))
+            raise errors.wrong_layout(op, name, got, str(tensor.layout).removeprefix("torch."))
+        if tensor.is_meta != x.is_meta:
+            raise errors.wrong_device(op, name, str(tensor.device), str(x.device))
 
 
 def rows_of(x: Tensor, n: int) -> Tensor:

@@ -49,7 +49,7 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64; by kernels if there is a plan."""
     if plan is None:
-        check_storage(x=x, residual=residual, scale=scale, bias=bias, mask=mask)
+        check_storage("rms_norm", x, residual=residual, scale=scale, bias=bias, mask=mask)
         h = None if residual is None else add(x, residual, call.x)
         y, inverse_rms = _forward_in_blocks(call, x if h is None else h, scale, bias, mask)
         return y, h, inverse_rms
@@ -97,8 +97,9 @@ class Kept(NamedTuple):
     def fits(self, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> bool:
         """Whether a call is this one, so that ``forward`` computes it."""
         return (
-            x.shape == self.shape and x.dtype is self.dtype and settings == self.settings and x.is_contiguous()
-            and _fits(scale, self.scale) and _fits(bias, self.bias) and is_plain(x, scale, bias)
+            x.shape == self.shape and x.dtype is self.dtype and settings == self.settings
+            and is_plain(x, scale, bias) and x.is_contiguous()  # which sparse tensors do not have
+            and _fits(scale, self.scale) and _fits(bias, self.bias)
         )  # fmt: skip
 
     def forward(
