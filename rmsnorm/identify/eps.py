@@ -86,6 +86,8 @@ def solve_eps(
     """Find eps in each dtype: one number, or the machine epsilon of the arithmetic; ``measured`` is in the widest."""
     value, noise, unit, words = denominator.eps, statistic.noise, denominator.unit, denominator.words
     evidence = measured.says(value * denominator.scale)
+    if denominator.size is not None:
+        evidence = evidence.replace("sqrt(k)", f"sqrt({denominator.size:.7g})")
     if statistic.of_max and value == 0:
         value = statistic.of_max
         evidence = f"the denominator is sqrt(q + {value:.3g} max|x|^2) at every size of x: eps was not rescaled with x"

@@ -13,6 +13,7 @@ import pytest
 from conversions import IDS, ROUNDING, SINGLE, distance, shown
 
 from rmsnorm.conversion.layer_norm import Conversion, conversion, streams, to_rms_norm
+from rmsnorm.conversion.layer_norm.behaviour import own_norms
 
 TOKENS = {"vocab_size": 11, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 16}
@@ -526,3 +527,12 @@ def test_a_class_that_is_no_layer_norm_of_the_framework_is_known_by_what_it_comp
     assert result.exact < ROUNDING
     shifted = sample(2, 4) + 3  # no mean is subtracted from what is not centred
     assert not torch.allclose(result.model.norm(shifted), model.norm(shifted))
+
+
+def test_a_layer_that_cannot_be_opened_is_left_with_the_reason():
+    def opened(layer):
+        raise RuntimeError("it makes no copies")
+
+    norms, left = own_norms([("norm", object())], id, opened)
+    assert norms == {}
+    assert left == {"norm": "it cannot be asked what it computes (RuntimeError: it makes no copies)"}
