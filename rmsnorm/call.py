@@ -16,7 +16,7 @@ Shape: TypeAlias = tuple[Any, ...]  # of int, None for an unknown size, or symbo
 
 
 class Roundings(NamedTuple):
-    """Dtypes of a ``Call``, as ``out_dtype`` of another call that is to round as it does."""
+    """Dtypes of a ``Call``, for another call that is to round as it does."""
 
     norm: str | None
     product: str
@@ -139,6 +139,7 @@ def resolve(
     residual: Spec | None = None,
     gate: Spec | None = None,
     out_dtype: Any = None,
+    roundings: Roundings | None = None,
     dscale: Spec | None = None,
     dbias: Spec | None = None,
     **like_x: Spec | None,
@@ -146,7 +147,8 @@ def resolve(
     """Checks every argument of a call named ``op`` and decides every choice.
 
     Args:
-        out_dtype: dtype of y, however it is spelled; Roundings; or None for the variant's rule.
+        out_dtype: dtype of y, however it is spelled; None for the variant's rule.
+        roundings: in place of the variant's rule and ``out_dtype``.
         dscale, dbias: tangents of the parameters.
         like_x: other arrays that must have the shape of x (dy, dh, tangents of x), by name.
 
@@ -185,13 +187,13 @@ def resolve(
             raise errors.wrong_dtype(op, "mask", mask.dtype, ["bool"])
         if not _broadcasts(mask.shape, x.shape):
             raise errors.wrong_mask_shape(op, mask.shape, str(x))
-    if out_dtype is not None and not isinstance(out_dtype, Roundings):
+    if out_dtype is not None:
         out_dtype = errors.dtype_named(op, "out_dtype", out_dtype)
 
     t = dtypes.promote(x.dtype, residual.dtype if residual else None)
     parameters = [parameter.dtype for parameter in (scale, bias) if parameter is not None]
     g = dtypes.promote(*parameters) if parameters else None
-    norm, product, result = out_dtype if isinstance(out_dtype, Roundings) else _roundings(variant, t, g)
+    norm, product, result = roundings or _roundings(variant, t, g)
     return Call(
         variant=variant,
         shape=x.shape,
@@ -201,7 +203,7 @@ def resolve(
         x=t,
         norm=norm,
         product=product,
-        result=result if out_dtype is None or isinstance(out_dtype, Roundings) else out_dtype,
+        result=out_dtype or result,
         inverse_rms=dtypes.arithmetic(t),
         gate=None if gate is None else dtypes.arithmetic(dtypes.promote(t, gate.dtype, product)),
     )

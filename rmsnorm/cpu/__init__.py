@@ -27,11 +27,13 @@ from rmsnorm import errors
 from rmsnorm.call import Call
 
 
+def is_switched_off() -> bool:
+    return os.environ.get("RMSNORM_CPU_KERNELS") == "0"
+
+
 @lru_cache(maxsize=1)
-def is_available() -> bool:
-    """Whether numba works. If it does not, a warning says so, unless RMSNORM_CPU_KERNELS=0 switches the kernels off."""
-    if os.environ.get("RMSNORM_CPU_KERNELS") == "0":
-        return False
+def what_is_missing() -> str | None:
+    """Why the kernels cannot be compiled, and what mends that; None if they can."""
     try:
         if find_spec("numba") is None:
             raise ModuleNotFoundError("No module named 'numba'")
@@ -40,13 +42,19 @@ def is_available() -> bool:
         launch.run()  # imports numba if it is not compiled yet
     except ImportError as error:  # also a numba that does not support the installed NumPy
         state = "is not installed" if isinstance(error, ModuleNotFoundError) else "cannot be imported"
-        warnings.warn(
-            f"rmsnorm: numba {state}; using slower code with the same results ({error}); "
-            f"{errors.install('cpu')}, or set RMSNORM_CPU_KERNELS=0 to hide this warning",
-            stacklevel=2,
-        )
+        return f"numba {state} ({error}); {errors.install('cpu')}, or set RMSNORM_CPU_KERNELS=0 to hide this warning"
+    return None
+
+
+@lru_cache(maxsize=1)
+def is_available() -> bool:
+    """Whether numba works. If it does not, a warning says so, unless RMSNORM_CPU_KERNELS=0 switches the kernels off."""
+    if is_switched_off():
         return False
-    return True
+    missing = what_is_missing()
+    if missing is not None:
+        warnings.warn(f"rmsnorm: using slower code with the same results, as {missing}", stacklevel=2)
+    return missing is None
 
 
 def supports(call: Call) -> bool:

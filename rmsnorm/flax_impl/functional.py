@@ -19,7 +19,7 @@ from jax import numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from rmsnorm import errors
-from rmsnorm.call import Axis, Call, Roundings, Spec, resolve, three_of
+from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.flax_impl import arithmetic, rows
 from rmsnorm.flax_impl.arithmetic import Across, backward, elementwise, statistic
 from rmsnorm.flax_impl.gate import factor, slope
@@ -162,6 +162,14 @@ def rms_norm_vjp(
     )  # fmt: skip
     if gate is not None:
         return _gated_vjp(call, dy, x, scale, bias, gate)
+    return _vjp(call, dy, x, scale, bias, mask, residual, dh)
+
+
+def _vjp(
+    call: Call, dy: jax.Array, x: jax.Array, scale: jax.Array | None, bias: jax.Array | None,
+    mask: jax.Array | None = None, residual: jax.Array | None = None, dh: jax.Array | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The gradients of a checked call without a gate."""
     h = add(x, residual, call.x)
     if all(t is None or t.dtype == x.dtype for t in (residual, dh)):  # else each is rounded from float64
         gradients = _gradients(call, dy, h, scale, bias, mask, dh)
@@ -227,7 +235,7 @@ def rms_norm_jvp(
         dx=_spec(dx), dscale=_spec(dscale), dbias=_spec(dbias),
     )  # fmt: skip
     if gate is not None:
-        return _gated_jvp(call, [x, scale, bias], [dx, dscale, dbias], gate)
+        return _gated_jvp(call, x, scale, gate, dx, dscale, dbias)
     h = add(x, residual, call.x)
     return _push_forward(call, h, scale, mask, dx, dscale, dbias)
 
@@ -244,24 +252,24 @@ def gated(
 def _gated_vjp(
     call: Call, dy: jax.Array, x: jax.Array, scale: jax.Array | None, bias: jax.Array | None, gate: jax.Array
 ) -> tuple[Any, ...]:
-    f = factor(call, gate)
+    f, inner = factor(call, gate), call.without_gate
     wide = x.astype(f.dtype)
     if call.is_gated_before:
-        dh, dscale, dbias = rms_norm_vjp(dy, wide * f, scale, bias, **call.inside_gate)
+        dh, dscale, dbias = _vjp(inner, dy, wide * f, scale, bias)
         dx, dgate = dh * f, dh * wide
     else:
-        dx, dscale, dbias = rms_norm_vjp(dy.astype(f.dtype) * f, x, scale, bias, **call.inside_gate)
-        dgate = dy.astype(f.dtype) * rms_norm(x, scale, bias, **call.inside_gate)
+        dx, dscale, dbias = _vjp(inner, dy.astype(f.dtype) * f, x, scale, bias)
+        dgate = dy.astype(f.dtype) * normalise(inner, None, x, scale, bias, None)[0]
     dgate = convert(dgate * slope(call, gate), _name(gate))
     return convert(dx, _name(x)), dscale, dbias, dgate
 
 
-def _gated_jvp(call: Call, primals: list[Any], tangents: list[Any], gate: jax.Array) -> jax.Array:
-    f = factor(call, gate)
+def _gated_jvp(call: Call, x: jax.Array, scale: Any, gate: jax.Array, dx: Any, dscale: Any, dbias: Any) -> jax.Array:
+    f, inner = factor(call, gate), call.without_gate
     if not call.is_gated_before:
-        return convert(rms_norm_jvp(primals, tangents, **call.inside_gate) * f, call.result)
-    x, dx = (None if t is None else t.astype(f.dtype) * f for t in (primals[0], tangents[0]))
-    return rms_norm_jvp([x, *primals[1:]], [dx, *tangents[1:]], **call.inside_gate)
+        return convert(_push_forward(inner, x, scale, None, dx, dscale, dbias) * f, call.result)
+    dx = None if dx is None else dx.astype(f.dtype) * f
+    return _push_forward(inner, x.astype(f.dtype) * f, scale, None, dx, dscale, dbias)
 
 
 @bind(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -323,9 +331,9 @@ def _spec(array: jax.Array | None) -> Spec | None:
     return None if array is None else Spec(array.shape, _name(array))
 
 
-def _dtype_name(op: str, dtype: Any) -> Any:
-    if dtype is None or isinstance(dtype, Roundings):
-        return dtype
+def _dtype_name(op: str, dtype: Any) -> str | None:
+    if dtype is None:
+        return None
     name = errors.dtype_named(op, "out_dtype", dtype)
     if name == "float64" and not jax.config.jax_enable_x64:
         raise errors.out_of_domain(op, "out_dtype", name, "at most 32 bits while x64 is off", "set jax_enable_x64")

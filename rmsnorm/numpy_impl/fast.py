@@ -69,11 +69,11 @@ def rms_norm(
         )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
-    if gate is None and call.axes == call.feature_axes:
-        y, h, inverse_rms = kernels.forward(call, x, scale, bias, mask, residual, with_inverse_rms=return_inverse_rms)
-    else:
+    h = None
+    if _is_for_gated_kernels(call):
         y, inverse_rms = kernels.gated_forward(call, x, scale, gate, with_inverse_rms=return_inverse_rms)
-        h = None
+    else:
+        y, h, inverse_rms = kernels.forward(call, x, scale, bias, mask, residual, with_inverse_rms=return_inverse_rms)
     outputs = [y]
     if h is not None:
         outputs.append(h)
@@ -125,7 +125,7 @@ def rms_norm_vjp(
         )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
-    if gate is not None or call.axes != call.feature_axes:
+    if _is_for_gated_kernels(call):
         dx, dscale, dgate = kernels.gated_backward(call, dy, x, scale, gate)
         return (dx, dscale, None) if gate is None else (dx, dscale, None, dgate)
     with np.errstate(all="ignore"):
@@ -137,19 +137,23 @@ def rms_norm_vjp(
 @lru_cache(maxsize=1)
 def _is_compiled() -> bool:
     """Whether there are kernels. Without them a warning has the line that imported or first called this module."""
-    with warnings.catch_warnings(record=True) as general:
-        warnings.simplefilter("always")
-        available = cpu.is_available()
-    if general:
+    if cpu.is_switched_off():
+        return False
+    missing = cpu.what_is_missing()
+    if missing is not None:
         warnings.warn(
-            f"{general[0].message}: rmsnorm.numpy_impl.fast is now the golden, 200 to 1,600 times as slow",
-            stacklevel=3,
+            f"rmsnorm: numpy_impl.fast is now the golden, 200 to 1,600 times as slow, as {missing}", stacklevel=3
         )
-    return available
+    return missing is None
+
+
+def _is_for_gated_kernels(call: Call) -> bool:
+    """Whether the call has a gate or groups."""
+    return call.gate is not None or call.axes != call.feature_axes
 
 
 def _is_supported(call: Call, bias: Any, mask: Any, residual: Any, gate: Any, dy: Any = None) -> bool:
-    if gate is None and call.axes == call.feature_axes:
+    if not _is_for_gated_kernels(call):
         return cpu.supports(call)
     has_wide = any(array is not None and array.dtype == np.float64 for array in (gate, dy))
     is_plain = not has_wide and all(array is None for array in (bias, mask, residual))
@@ -158,22 +162,27 @@ def _is_supported(call: Call, bias: Any, mask: Any, residual: Any, gate: Any, dy
 
 def _call(op: str, options: tuple[Any, ...], *arrays: Any) -> Call:
     """The checked call, from a cache if the same was checked before."""
-    shapes = [None if array is None else (array.shape, array.dtype) for array in arrays]
+    pairs = [None if array is None else (array.shape, array.dtype) for array in arrays]
     try:
-        return _cached_call(op, *options, *shapes)
+        return _cached_call(op, *options, *pairs)
     except TypeError:  # an option cannot be a key of the cache; or an error of the call, which is then raised again
-        return _cached_call.__wrapped__(op, *options, *shapes)
+        return _cached_call.__wrapped__(op, *options, *pairs)
 
 
 @lru_cache(maxsize=4096, typed=True)
 def _cached_call(
-    op: str, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, *shapes: Any
-) -> Call:
-    specs: list[Any] = [None if entry is None else Spec(entry[0], entry[1].name) for entry in shapes]
-    x, scale, bias, mask, residual, gate, dy, dh = [*specs, specs[0], None] if len(specs) == 6 else specs
+    op: str, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any,
+    x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, *gradients: Any,
+) -> Call:  # fmt: skip
+    """The call on arrays, each given as its shape and dtype; ``gradients`` are dy and dh of rms_norm_vjp."""
+
+    def spec(pair: Any) -> Any:
+        return None if pair is None else Spec(pair[0], pair[1].name)
+
     return resolve(
-        op, x, scale, bias, mask=mask, residual=residual, gate=gate, out_dtype=out_dtype, dy=dy, dh=dh,
-        variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
+        op, spec(x), spec(scale), spec(bias), mask=spec(mask), residual=spec(residual), gate=spec(gate),
+        out_dtype=out_dtype, variant=derive(op, variant, eps, partial), axis=axis,
+        feature_axis=feature_axis, **dict(zip(("dy", "dh"), map(spec, gradients), strict=False)),
     )  # fmt: skip
 
 

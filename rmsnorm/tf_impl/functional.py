@@ -156,6 +156,14 @@ def rms_norm_vjp(
     x, scale, bias, mask, residual, gate, dy, dh = _tensors(x, scale, bias, mask, residual, gate, dy, dh)
     if gate is not None:
         return _gated_vjp(call, dy, x, scale, bias, gate)
+    return _vjp(call, dy, x, scale, bias, mask, residual, dh)
+
+
+def _vjp(
+    call: Call, dy: tf.Tensor, x: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None,
+    mask: tf.Tensor | None = None, residual: tf.Tensor | None = None, dh: tf.Tensor | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The gradients of a checked call without a gate."""
     h = add(x, residual, call.x)
     one_dtype = all(t is None or t.dtype == x.dtype for t in (residual, dh))  # else each is rounded from float64
     if one_dtype and tf.executing_eagerly() and not is_recording():
@@ -227,8 +235,12 @@ def rms_norm_jvp(
     x, scale, bias, mask, residual, gate = _tensors(x, scale, bias, mask, residual, gate)
     dx, dscale, dbias = _tensors(dx, dscale, dbias)
     if gate is not None:
-        return _gated_jvp(call, [x, scale, bias], [dx, dscale, dbias], gate)
-    h = tf.cast(add(x, residual, call.x), tf.float64)
+        return _gated_jvp(call, x, scale, gate, dx, dscale, dbias)
+    return _jvp(call, add(x, residual, call.x), scale, mask, dx, dscale, dbias)
+
+
+def _jvp(call: Call, h: tf.Tensor, scale: Any, mask: Any, dx: Any, dscale: Any, dbias: Any) -> tf.Tensor:
+    h = tf.cast(h, tf.float64)
     inverse_rms = statistic(call, h, mask).inverse_rms
     return cast(tangent(call, h, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
 
@@ -238,32 +250,32 @@ def _gated(
 ) -> Any:
     f = factor(call, gate)
     x = tf.cast(x, f.dtype) * f if call.is_gated_before else x
-    y, inverse_rms = rms_norm(x, scale, bias, return_inverse_rms=True, **call.inside_gate)
+    y, inverse_rms = _rms_norm(call.without_gate, x, scale, bias, None)
     y = y if call.is_gated_before else cast(y * f, call.result)
-    return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
+    return (y, cast(tf.stop_gradient(inverse_rms), call.inverse_rms)) if return_inverse_rms else y
 
 
 def _gated_vjp(
     call: Call, dy: tf.Tensor, x: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, gate: tf.Tensor
 ) -> tuple[Any, ...]:
-    f = factor(call, gate)
+    f, inner = factor(call, gate), call.without_gate
     wide = tf.cast(x, f.dtype)
     if call.is_gated_before:
-        dh, dscale, dbias = rms_norm_vjp(dy, wide * f, scale, bias, **call.inside_gate)
+        dh, dscale, dbias = _vjp(inner, dy, wide * f, scale, bias)
         dx, dgate = dh * f, dh * wide
     else:
-        dx, dscale, dbias = rms_norm_vjp(tf.cast(dy, f.dtype) * f, x, scale, bias, **call.inside_gate)
-        dgate = tf.cast(dy, f.dtype) * rms_norm(x, scale, bias, **call.inside_gate)
+        dx, dscale, dbias = _vjp(inner, tf.cast(dy, f.dtype) * f, x, scale, bias)
+        dgate = tf.cast(dy, f.dtype) * _rms_norm(inner, x, scale, bias, None)[0]
     dgate = cast(dgate * slope(call, gate), _name(gate))
     return cast(dx, _name(x)), dscale, dbias, dgate
 
 
-def _gated_jvp(call: Call, primals: list[Any], tangents: list[Any], gate: tf.Tensor) -> tf.Tensor:
-    f = factor(call, gate)
+def _gated_jvp(call: Call, x: tf.Tensor, scale: Any, gate: tf.Tensor, dx: Any, dscale: Any, dbias: Any) -> tf.Tensor:
+    f, inner = factor(call, gate), call.without_gate
     if not call.is_gated_before:
-        return cast(rms_norm_jvp(primals, tangents, **call.inside_gate) * f, call.result)
-    x, dx = (None if t is None else tf.cast(t, f.dtype) * f for t in (primals[0], tangents[0]))
-    return rms_norm_jvp([x, *primals[1:]], [dx, *tangents[1:]], **call.inside_gate)
+        return cast(_jvp(inner, x, scale, None, dx, dscale, dbias) * f, call.result)
+    dx = None if dx is None else tf.cast(dx, f.dtype) * f
+    return _jvp(inner, tf.cast(x, f.dtype) * f, scale, None, dx, dscale, dbias)
 
 
 def _rms_norm(

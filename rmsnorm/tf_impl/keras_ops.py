@@ -37,8 +37,13 @@ def rms_norm(
         z = ops.cast(gate, call.gate)
         f = ops.silu(z) if variant.gate_function == "silu" else ops.sigmoid(z)
         x = ops.cast(x, call.gate) * f if call.is_gated_before else x
-        y = rms_norm(x, scale, bias, **call.inside_gate)
+        y = _scaled(call.without_gate, x, scale, bias)
         return y if call.is_gated_before else ops.cast(y * f, call.result)
+    return _scaled(call, x, scale, bias)
+
+
+def _scaled(call: Call, x: Any, scale: Any, bias: Any) -> Any:
+    """y of a call without a gate."""
     if 0 in call.shape:
         return ops.cast(x, call.result)
     wide = dtypes.promote("float32", call.x, call.result)
@@ -49,7 +54,7 @@ def rms_norm(
     y = rounded(_normalised(call, ops.cast(x, wide)), call.norm)
     gain, shift = (None if p is None else ops.reshape(ops.cast(p, wide), call.feature_shape) for p in (scale, bias))
     if gain is not None:
-        gain = variant.scale_offset + gain if variant.scale_offset else gain
+        gain = call.variant.scale_offset + gain if call.variant.scale_offset else gain
         y = rounded(y * rounded(gain, call.product), call.product)
     if shift is not None:
         y = rounded(y + shift, call.product)

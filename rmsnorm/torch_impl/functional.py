@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from rmsnorm import errors
-from rmsnorm.call import Axis, Call, Spec, resolve, three_of
+from rmsnorm.call import Axis, Call, Roundings, Spec, resolve, three_of
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.torch_impl import gate as gates
 from rmsnorm.torch_impl import gated_operators, inductor, onnx, operators, rows
@@ -447,6 +447,8 @@ def _resolve(
 def _resolved(op: str, out_dtype: Any, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, **options: Any) -> Call:
     if isinstance(out_dtype, torch.dtype):
         out_dtype = dtype_name(out_dtype)
+    if isinstance(out_dtype, Roundings):  # of a call inside of one with a gate
+        out_dtype, options["roundings"] = None, out_dtype
     return resolve(op, x, scale, bias, mask=mask, residual=residual, out_dtype=out_dtype, **options)
 
 
