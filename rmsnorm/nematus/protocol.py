@@ -19,8 +19,6 @@ Array: TypeAlias = Any
 class Cells(Protocol):
     """The recurrent cells over whole sequences: functions of each package. The dtype is that of the arguments.
 
-    NumPy has their gradients by back-propagation through time, too: ``nematus_gru_vjp``, ``gru_vjp``, ``lstm_vjp`` take
-    the gradients of the results first, and return those of the arguments, the parameters' as a dictionary by name.
     PyTorch, Keras and Flax have layers of them, too: ``NematusGRU``, ``GRU``, ``LSTM``.
     """
 
@@ -60,7 +58,8 @@ class Cells(Protocol):
             ValueError: norm is none of these.
             KeyError: a parameter is missing.
 
-        Source: Nematus master, layers.py; the dialects differ in ``biases`` and ``masking``.
+        Source: Nematus master, layers.py; the dialects differ in ``biases`` and ``masking``. There is an example in
+        each of these functions of ``rmsnorm.nematus.numpy``.
         """
         ...
 
@@ -141,9 +140,8 @@ class RNNSearch(Protocol):
     at least float32.
 
     In training the models drop out what Nematus drops out, at the rates of the config: in PyTorch and Flax in training
-    mode (new models are in evaluation mode), in Keras with ``training=True``, in NumPy where ``loss`` and ``gradients``
-    get an ``rng``. ``translate`` never drops anything. NumPy has ``gradients``, the gradient of the mean loss over the
-    sentences with respect to every parameter, by name; its arguments are those of ``loss``.
+    mode (new models are in evaluation mode), in Keras with ``training=True``, in NumPy, which has no gradients, where
+    ``loss`` gets an ``rng``. ``translate`` never drops anything.
 
     Args:
         config: of the model; ``config.dialect`` names the version whose rules it follows.
@@ -233,8 +231,8 @@ class Transformer(Protocol):
 
     Constructor, training and ``translate`` are those of RNNSearch, with these differences: logits and the output of the
     encoder are batch-major, as in Nematus; the source has one factor; labels are smoothed in training only, and then
-    the smallest possible loss is subtracted; NumPy has no dropout, so ``loss`` and ``gradients`` take ``training``
-    in place of ``rng``.
+    the smallest possible loss is subtracted; NumPy has no dropout here, so ``loss`` takes ``training`` in place of
+    ``rng``.
 
     In the dialect ``zero`` it is the Transformer of that toolkit, or its ReLA Transformer: norms follow the sums. What
     is said of RNNSearch in that dialect holds, but labels are smoothed in training only.

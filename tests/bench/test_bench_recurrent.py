@@ -39,7 +39,7 @@ def test_every_backend(backend: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     records = json.loads((tmp_path / "bench.json").read_text())["records"]
     assert sorted((r["mode"], r["norm"], r["op"]) for r in records) == sorted(
-        (mode, norm, op) for mode in MODES[backend] for norm in NORMS for op in OPS
+        (mode, norm, op) for mode in MODES[backend] for norm in NORMS for op in OPS[: 1 if backend == "numpy" else 2]
     )
     for record in records:
         layer = next(r for r in records if (r["mode"], r["op"], r["norm"]) == (record["mode"], record["op"], "layer"))

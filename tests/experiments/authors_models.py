@@ -22,14 +22,13 @@ READER_BATCH, RETRIEVAL_BATCH = ("desc", "desc_mask", "q", "q_mask", "ans"), ("x
 class Reader:
     """Attentive readers."""
 
-    name, config, batch = "reader", reader, READER_BATCH
+    name, config, batch, cost = "reader", reader, READER_BATCH, "cost"
     layer = "encoder_q"
 
     @staticmethod
-    def golden(config: Any, parameters: Any, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def golden(config: Any, parameters: Any, batch: Any) -> dict[str, Any]:
         model = reader_golden.AttentiveReader(config, parameters)
-        outputs = model(*batch[:4])._asdict() | {"cost": model.cost(*batch)}
-        return outputs, model.gradients(*batch)
+        return model(*batch[:4])._asdict() | {"cost": model.cost(*batch)}
 
     @staticmethod
     def wing(config: Any, parameters: Any, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -51,13 +50,13 @@ class Reader:
 class Retrieval:
     """Order embeddings."""
 
-    name, config, batch = "retrieval", retrieval, RETRIEVAL_BATCH
+    name, config, batch, cost = "retrieval", retrieval, RETRIEVAL_BATCH, "contrastive_cost"
     layer = "encoder"
 
     @staticmethod
-    def golden(config: Any, parameters: Any, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def golden(config: Any, parameters: Any, batch: Any) -> dict[str, Any]:
         model = retrieval_golden.OrderEmbedding(config, parameters)
-        return outputs_of(model, batch) | {"contrastive_cost": model.cost(*batch)}, model.gradients(*batch)
+        return outputs_of(model, batch) | {"contrastive_cost": model.cost(*batch)}
 
     @staticmethod
     def wing(config: Any, parameters: Any, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -6,9 +6,8 @@
 - ``array(value, dtype=None)``: a NumPy array as an array of the framework; ``numpy(array)``: the way back;
 - ``quick()``: a context where float64 is known and nothing is compiled, which takes longer than a short sentence;
 - ``wide()``: a context where float64 is known;
-- ``pull_back(cell, inputs, cotangents, **options)``: the outputs of a cell and the gradients of its
-  inputs;
 - ``nematus``: its room in the package. All but ``numpy_nematus`` also have
+- ``pull_back(cell, inputs, cotangents, **options)``: the outputs of a cell and the gradients of its inputs;
 - ``overwrite(model)``, ``masks(monkeypatch)``, ``scale_dropout(monkeypatch, keep=...)`` for the tests of models
   (``masks`` is in ``numpy_nematus``, too);
 - ``new_cell(cell, size, state, **options)``, and but for ``tf_nematus`` ``load(layer, weights)``, for those of cells.
@@ -88,6 +87,15 @@ def masks(monkeypatch: pytest.MonkeyPatch, numpy: Any) -> dict[str, Any]:
 
     monkeypatch.setattr(Parameters, "drop", record)
     return made
+
+
+def exact_gradients(config: Any, parameters: Any, sentences: Any, *, training: bool = False) -> dict[str, Any]:
+    """The gradients of the mean loss by PyTorch in float64, which test_models.py compares with differences."""
+    pytest.importorskip("torch")
+    import torch_nematus
+
+    wide = {name: np.asarray(value, np.float64) for name, value in parameters.items()}
+    return torch_nematus.Model(config, wide, training=training).gradients(*sentences)[1]
 
 
 def lose_words(framework: Any, config: Any, masks: dict[str, Any]) -> tuple[Any, Any, int]:

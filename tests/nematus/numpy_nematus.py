@@ -24,10 +24,7 @@ class Model(nematus_framework.Model):
             self.mode = {"training": True} if transformer else {"rng": np.random.default_rng(seed)}
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
-        return getattr(self.own, name)(*arguments, **options, **(self.mode if name in ("loss", "gradients") else {}))
-
-    def gradients(self, *sentences: Any) -> tuple[Any, dict[str, Any]]:
-        return self.loss(*sentences), self.call("gradients", *sentences)
+        return getattr(self.own, name)(*arguments, **options, **(self.mode if name == "loss" else {}))
 
 
 def array(value: Any, dtype: Any = None) -> Any:
@@ -49,8 +46,3 @@ def masks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(Dropout, "mask", record)
     return made
-
-
-def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[Any, Any]:
-    outputs = getattr(nematus, cell)(*inputs, **options)
-    return outputs, getattr(nematus, f"{cell}_vjp")(*cotangents, *inputs, **options)

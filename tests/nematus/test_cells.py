@@ -20,6 +20,7 @@ from nematus_cells import (
     sequence,
     theano_weights,
 )
+from nematus_models import check_directions
 
 # Two computations of one thing in another order, of numbers below 10, with some hundred roundings in a row.
 EXACT = {"float64": 1e-12, "float32": 2e-5}
@@ -35,19 +36,44 @@ def cast(values: Any, dtype: str) -> Any:
 
 
 def check_cell(framework: Any, cell: str, inputs: Any, cotangents: Any, dtype: str, **options: Any) -> None:
-    """Compares states and gradients with the golden's."""
+    """Compares states with the golden's, and gradients with differences of it.
+
+    Only those of PyTorch in float64; all others are compared with these.
+    """
     states, gradients = framework.pull_back(cell, cast(inputs, dtype), cast(cotangents, dtype), **options)
-    wanted_states, wanted = numpy_nematus.pull_back(cell, inputs, cotangents, **options)
-    if cell != "lstm":
-        states, wanted_states = (states,), (wanted_states,)
+
+    def golden(*own: Any) -> Any:
+        result = getattr(numpy_nematus.nematus, cell)(*own, **options)
+        return result if cell == "lstm" else (result,)
+
+    wanted_states = golden(*inputs)
+    states = states if cell == "lstm" else (states,)
     *gradients, of_parameters = gradients
-    *wanted, wanted_of_parameters = wanted
+    if framework.__name__ == "torch_nematus" and dtype == "float64":
+        check_all([*zip(states, wanted_states, strict=True)], dtype)
+        count = len(inputs) - 1
+
+        def loss(moved: dict[str, Any]) -> Any:
+            own = [moved[f"input {i}"] for i in range(count)]
+            results = golden(*own, {name: moved[name] for name in inputs[-1]})
+            return sum((one * other).sum() for one, other in zip(cotangents, results, strict=True))
+
+        named = [{f"input {i}": array for i, array in enumerate(arrays)} for arrays in (inputs[:-1], gradients)]
+        check_directions(loss, inputs[-1] | named[0], of_parameters | named[1])
+        return
+    pytest.importorskip("torch")
+    import torch_nematus
+
+    *wanted, wanted_of_parameters = torch_nematus.pull_back(cell, inputs, cotangents, **options)[1]
     assert of_parameters.keys() == wanted_of_parameters.keys()
     pairs = [*zip(states, wanted_states, strict=True), *zip(gradients, wanted, strict=True)]
-    pairs += [(of_parameters[name], gradient) for name, gradient in wanted_of_parameters.items()]
-    for result, golden in pairs:
+    check_all(pairs + [(of_parameters[name], gradient) for name, gradient in wanted_of_parameters.items()], dtype)
+
+
+def check_all(pairs: Any, dtype: str) -> None:
+    for result, wanted in pairs:
         assert result.dtype == dtype
-        np.testing.assert_allclose(result, golden, rtol=0, atol=EXACT[dtype] * max(1.0, abs(golden).max()))
+        np.testing.assert_allclose(result, wanted, rtol=0, atol=EXACT[dtype] * max(1.0, abs(wanted).max()))
 
 
 def check_theano_cells(framework: Any, norm: str, dtype: str) -> None:
@@ -76,21 +102,25 @@ def test_the_authors_cells(framework: Any, name: str, norm: str) -> None:
     states = tuple(arrays[f"{letter}0"] for letter in letters)
     cotangents = tuple(arrays[f"cotangent_{letter}"] for letter in letters)
     options = {"mask": arrays["mask_fractional"], "norm": norm}
+    inputs = (arrays["x"], *states, weights)
+    results: dict[str, Any] = {}
     with framework.wide():
-        outputs, (dx, *dstates, dweights) = framework.pull_back(
-            cell, (arrays["x"], *states, weights), cotangents, **options
-        )
+        if framework is numpy_nematus:
+            outputs = getattr(framework.nematus, cell)(*inputs, **options)
+        else:
+            outputs, (dx, *dstates, dweights) = framework.pull_back(cell, inputs, cotangents, **options)
+            assert dweights.keys() == weights.keys()
+            results = {"grad_fractional_x": dx}
+            results |= {f"grad_fractional_{one}0": dstate for one, dstate in zip(letters, dstates, strict=True)}
+            results |= {f"grad_fractional_param_{key}": value for key, value in dweights.items()}
         parameters = {key: framework.array(value) for key, value in weights.items()}
         zeros = [framework.array(0 * state) for state in states]
         bare = getattr(framework.nematus, cell)(framework.array(arrays["x"]), *zeros, parameters, norm=norm)
         bare = framework.numpy(bare[0] if cell == "lstm" else bare)
     if cell == "gru":
         outputs = (outputs,)
-    assert dweights.keys() == weights.keys()
-    results = {"grad_fractional_x": dx, "h_nomask_zeroinit": bare}
     results |= {f"{letter}_fractional": output for letter, output in zip(letters, outputs, strict=True)}
-    results |= {f"grad_fractional_{letter}0": dstate for letter, dstate in zip(letters, dstates, strict=True)}
-    results |= {f"grad_fractional_param_{key}": value for key, value in dweights.items()}
+    results["h_nomask_zeroinit"] = bare
     for key, result in results.items():
         np.testing.assert_allclose(result, arrays[key], rtol=1e-12, atol=1e-12, err_msg=key)
 

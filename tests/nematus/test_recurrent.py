@@ -1,4 +1,4 @@
-"""The golden of the recurrent cells: against differences, and against each other."""
+"""The golden of the recurrent cells: against their equations, and against each other."""
 
 from __future__ import annotations
 
@@ -6,57 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nematus_cells import BATCH, BIASES, LENGTH, NORMS, STATE, nematus_weights, sequence, theano_weights
-from nematus_models import check_directions
+from nematus_cells import BATCH, NORMS, nematus_weights, sequence, theano_weights
 
 from rmsnorm.nematus.numpy.parameters import EPS, Parameters, normalise
-from rmsnorm.nematus.numpy.recurrent import gru, gru_vjp, lstm, lstm_vjp, nematus_gru, nematus_gru_vjp
+from rmsnorm.nematus.numpy.recurrent import lstm, nematus_gru
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.numpy_impl.paper import norms
 
 U = 2.0**-53
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_theano_gradients_are_those_of_differences(norm: str) -> None:
-    x, h0, mask = sequence()
-    rng = np.random.default_rng(5)
-    c0, dh, dc = rng.standard_normal((BATCH, STATE)), *rng.standard_normal((2, LENGTH, BATCH, STATE))
-    inputs = {"x": x, "h0": h0}
-    weights = theano_weights("gru", norm)
-
-    def through_gru(arrays: dict[str, Any]) -> float:
-        own = {name: arrays[name] for name in weights}
-        return (dh * gru(arrays["x"], arrays["h0"], own, mask=mask, norm=norm, partial=0.4)).sum()
-
-    dx, dh0, gradients = gru_vjp(dh, x, h0, weights, mask=mask, norm=norm, partial=0.4)
-    check_directions(through_gru, weights | inputs, gradients | {"x": dx, "h0": dh0})
-
-    cells = theano_weights("lstm", norm)
-
-    def through_lstm(arrays: dict[str, Any]) -> float:
-        own = {name: arrays[name] for name in cells}
-        h, c = lstm(arrays["x"], arrays["h0"], arrays["c0"], own, mask=mask, norm=norm, partial=0.4)
-        return (dh * h).sum() + (dc * c).sum()
-
-    dx, dh0, dc0, gradients = lstm_vjp(dh, dc, x, h0, c0, cells, mask=mask, norm=norm, partial=0.4)
-    check_directions(through_lstm, cells | inputs | {"c0": c0}, gradients | {"x": dx, "h0": dh0, "c0": dc0})
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize(("biases", "options"), BIASES)
-def test_nematus_gradients_are_those_of_differences(norm: str, biases: Any, options: dict[str, Any]) -> None:
-    x, h0, mask = sequence()
-    dh = np.random.default_rng(5).standard_normal((LENGTH, BATCH, STATE))
-    weights = nematus_weights(norm, biases)
-    options = {"biases": biases, "norm": norm, "partial": 0.4, "mask": mask if options else None, **options}
-
-    def through(arrays: dict[str, Any]) -> float:
-        own = {name: arrays[name] for name in weights}
-        return (dh * nematus_gru(arrays["x"], arrays["h0"], own, **options)).sum()
-
-    dx, dh0, gradients = nematus_gru_vjp(dh, x, h0, weights, **options)
-    check_directions(through, weights | {"x": x, "h0": h0}, gradients | {"x": dx, "h0": dh0})
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms", "prms"])
@@ -65,7 +22,7 @@ def test_the_norm_is_the_goldens(norm: str, magnitude: float) -> None:
     """Sums of 12 squares and some ten operations more: 64 roundings cover it, of terms that do not cancel."""
     rng = np.random.default_rng(6)
     a, gain = magnitude * rng.standard_normal((7, 12)), rng.uniform(0.5, 2.0, 12)
-    y, _ = normalise(Parameters({"g": gain}, norm, partial=0.3), a, "g", "b")
+    y = normalise(Parameters({"g": gain}, norm, partial=0.3), a, "g", "b")
     if norm == "layer":
         wanted = norms.layer_norm(a, gain, np.zeros(12), eps=EPS)
     else:
@@ -93,9 +50,7 @@ def test_float32_stays_float32_and_inputs_stay_as_they_are(norm: str) -> None:
     weights = {name: value.astype(np.float32) for name, value in theano_weights("lstm", norm).items()}
     before = [array.tobytes() for array in (x, h0, mask, *weights.values())]
     h, c = lstm(x, h0, h0, weights, mask=mask.astype(np.float64), norm=norm)
-    gradients = lstm_vjp(h, c, x, h0, h0, weights, mask=mask, norm=norm)
-    results = [h, c, *gradients[:3], *gradients[3].values()]
-    assert {array.dtype for array in results} == {np.dtype(np.float32)}
+    assert h.dtype == c.dtype == np.float32
     assert [array.tobytes() for array in (x, h0, mask, *weights.values())] == before
 
 

@@ -53,9 +53,9 @@ def nematus_level(
     p: Parameters,
     x: Array,
     h0: Array,
-    biases: Sequence[Bias],
     mask: Array | None = None,
     *,
+    biases: Sequence[Bias],
     masking: Literal["zero", "carry"] = "zero",
     reverse: bool = False,
 ) -> Array:

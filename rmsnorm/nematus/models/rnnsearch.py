@@ -125,7 +125,7 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: Array, mask: Ar
         # Where masked states become zero, those after the end have no effect.
         own = mask if reverse or masking == "carry" else None
         q = p / f"encoder/{stack}-stack/level{level}"
-        states = nematus_level(q, x, h0, biases, own, masking=masking, reverse=reverse)
+        states = nematus_level(q, x, h0, own, biases=biases, masking=masking, reverse=reverse)
         x = states + x if level else states
     return x
 
@@ -154,7 +154,7 @@ def decode(
     biases = [config.gru_bias("high", index) for index in range(config.rnn_dec_high_transition_depth)]
     for level, high in enumerate(highs):
         below = ops.concatenated((top, attended), -1) if config.rnn_dec_deep_context else top
-        high = nematus_level(p / f"decoder/high/level{level}", below, high, biases)
+        high = nematus_level(p / f"decoder/high/level{level}", below, high, biases=biases)
         new.append(high[-1])
         top = high if old and level == 0 else top + high
     lexical = lexical_state(p, weights[0], memory.embeddings) if weights else None

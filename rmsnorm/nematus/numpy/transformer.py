@@ -1,19 +1,20 @@
-"""Nematus's Transformer in NumPy, the golden: scores, losses, translations and all gradients.
+"""Nematus's Transformer in NumPy, the golden: scores, losses and translations.
 
 Logits and the output of the encoder are batch-major, as in Nematus. The arithmetic is float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rmsnorm.nematus import beam, sentences
 from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.numpy.output import cross_entropy, embed, log_softmax
-from rmsnorm.nematus.numpy.parameters import Array, Parameters, Pullback, identity, normalise, project, rows, sigmoid
+from rmsnorm.nematus.dialects import NOTHING, rules
+from rmsnorm.nematus.numpy.output import log_softmax, losses
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, normalise, project, sigmoid, softmax
 from rmsnorm.nematus.transformer_names import (
     ZERO_BIAS,
     Block,
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
 __all__ = ["Transformer"]
-
-_GO: Final = 1  # the id that precedes the first word
-_NOTHING: Final = -1  # precedes it in zero, as a vector of zeros
 
 
 class Transformer:
@@ -57,27 +55,20 @@ class Transformer:
         """See protocol.Transformer.encode."""
         p, config = self._parameters(), self.config
         ids, mask = sentences.source("encode", x, x_mask, config)
-        return _encode(p, config, ids, mask)
+        return _encoder_stack(p, config, ids, _padding(config, mask))
 
     def logits(self, x: Any, x_mask: Any, y: Any) -> Array:
         """See protocol.Transformer.logits."""
         p, config = self._parameters(), self.config
         ids, mask, words, _ = self._sentences("logits", x, x_mask, y)
-        return _score(p, config, ids, mask, words)[0]
+        return _score(p, config, ids, mask, words)
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool = False) -> Array:
         """See protocol.Transformer.loss. training: with label smoothing."""
         p, config = self._parameters(), self.config
-        smoothing = config.label_smoothing if training else 0.0
-        return _loss(p, config, *self._sentences("loss", x, x_mask, y, y_mask), smoothing)[0]
-
-    def gradients(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool = False) -> dict[str, Array]:
-        """Gradient of the mean loss over the sentences with respect to every parameter, by name; as loss."""
-        p, config = self._parameters(), self.config
-        smoothing = config.label_smoothing if training else 0.0
-        loss, pullback = _loss(p, config, *self._sentences("gradients", x, x_mask, y, y_mask), smoothing)
-        pullback(np.full_like(loss, 1 / len(loss)))
-        return {name: p.gradients[name] for name in self.parameters}
+        target = smoothed(config.label_smoothing if training else 0.0, config.target_vocab_size)
+        ids, mask, words, words_mask = self._sentences("loss", x, x_mask, y, y_mask)
+        return losses(config, _score(p, config, ids, mask, words).swapaxes(0, 1), words, words_mask, target)
 
     def translate(
         self,
@@ -110,78 +101,49 @@ class Transformer:
         return ids, mask, *sentences.target(op, y, ids.shape[2], config, y_mask)
 
 
-def _encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
-    return _encoder_stack(p, config, x, _padding(config, mask))[0]
-
-
-def _score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> tuple[Array, Callable[[Array], None]]:
+def _score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Array:
     """Logits of the target words."""
     bias = _padding(config, mask)
-    memory, encoder_pullback = _encoder_stack(p, config, x, bias)
+    memory = _encoder_stack(p, config, x, bias)
     before = np.concatenate((_before_first(config, y.T), y.T[:, :-1]), axis=1)
-    h, embed_pullback = _embed(p, config, "decoder", before)
     future = np.triu(np.full((len(y), len(y)), config.masked_score), k=1)
-    pullbacks = []
-    for number in range(1, config.transformer_dec_depth + 1):
-        q = p / transformer_layer(config, "decoder", number)
-        h, self_pullback = _attention_block(q, config, "self_attn", h, None, future)
-        h, cross_pullback = _attention_block(q, config, "cross_attn", h, memory, bias)
-        h, ffn_pullback = _ffn_block(q, config, h, last=number == config.transformer_dec_depth)
-        pullbacks.append((self_pullback, cross_pullback, ffn_pullback))
-    table = transformer_table(config, "softmax")
-
-    def pullback(dlogits: Array) -> None:
-        p.add(table, rows(dlogits).T @ rows(h))
-        dh, dmemory = dlogits @ p[table], np.zeros_like(memory)
-        for self_pullback, cross_pullback, ffn_pullback in reversed(pullbacks):
-            dh, from_layer = cross_pullback(ffn_pullback(dh))
-            dmemory += from_layer
-            dh, _ = self_pullback(dh)
-        embed_pullback(dh)
-        encoder_pullback(dmemory)
-
-    return h @ p[table].T, pullback
-
-
-def _loss(
-    p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array, smoothing: float
-) -> tuple[Array, Callable[[Array], None]]:
-    logits, logits_pullback = _score(p, config, x, mask, y)
-    right, wrong, smallest = smoothed(smoothing, config.target_vocab_size)
-    losses, losses_pullback = cross_entropy(logits, y.T, y_mask.T, right, wrong)
-    words = y_mask.sum(axis=0)
-    size = words if config.dialect == "zero" else np.ones_like(words)
-    loss = (losses.sum(axis=1) - smallest * words) / size
-    return loss, lambda dloss: logits_pullback(losses_pullback((dloss / size)[:, None]))
+    return _decode(p, config, _embed(p, config, "decoder", before), memory, bias, future, None)[0]
 
 
 def _begin(p: Parameters, config: Config, x: Array, mask: Array, beam_size: int) -> tuple[Array, Array, list[Array]]:
     """What a search needs before the first word, with beam_size rows for every sentence: memory, bias and states."""
     bias = _padding(config, mask)
-    memory = _encoder_stack(p, config, x, bias)[0]
-    memory, bias = (np.repeat(array, beam_size, axis=0) for array in (memory, bias))
-    return memory, bias, _no_words(config, bias)
+    memory, bias = (np.repeat(array, beam_size, axis=0) for array in (_encoder_stack(p, config, x, bias), bias))
+    return memory, bias, [np.zeros((len(bias), 0, config.state_size))] * (2 * config.transformer_dec_depth)
 
 
 def _step(
     p: Parameters, config: Config, words: Array, memory: Array, bias: Array, past: list[Array]
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the word after the given ones, and the keys and values so far."""
-    x = _embed(p, config, "decoder", words, past[0].shape[1])[0]
-    new = []
+    h = _embed(p, config, "decoder", words, past[0].shape[1])
+    logits, past = _decode(p, config, h, memory, bias, np.zeros(()), past)
+    return log_softmax(logits[:, 0]), past
+
+
+def _decode(
+    p: Parameters, config: Config, h: Array, memory: Array, bias: Array, future: Array, past: list[Array] | None
+) -> tuple[Array, list[Array]]:
+    """Logits after embedded words, and the keys and values so far; past: those of the words before these."""
+    new: list[Array] = []
     for number in range(1, config.transformer_dec_depth + 1):
         q = p / transformer_layer(config, "decoder", number)
-        normed, _ = _before(q, config, "self_attn", x)
-        queries, keys, values, _ = _projections(q, config, "self_attn", normed, None)
-        keys, values = (
-            np.concatenate(both, axis=1) for both in zip(past[2 * number - 2 : 2 * number], (keys, values), strict=True)
-        )
-        new += [keys, values]
-        mixed, _ = _mix(q, config, "self_attn", queries, keys, values, np.zeros(()))
-        x, _ = _after(q, config, "self_attn", x, _map(q, config, "self_attn", "context", mixed)[0])
-        x = _attention_block(q, config, "cross_attn", x, memory, bias)[0]
-        x = _ffn_block(q, config, x, last=number == config.transformer_dec_depth)[0]
-    return log_softmax(x[:, 0] @ p[transformer_table(config, "softmax")].T), new
+        queries, *attended = _projections(q, config, _before(q, config, "self_attn", h))
+        if past is not None:
+            before = past[2 * number - 2 : 2 * number]
+            attended = [np.concatenate(both, axis=1) for both in zip(before, attended, strict=True)]
+            new += attended
+        h = _attention_block(q, config, "self_attn", h, queries, attended, future)
+        queries = _map(q, config, "cross_attn", "queries", _before(q, config, "cross_attn", h))
+        attended = [_map(q, config, "cross_attn", part, memory) for part in ("keys", "values")]
+        h = _attention_block(q, config, "cross_attn", h, queries, attended, bias)
+        h = _ffn_block(q, config, h, last=number == config.transformer_dec_depth)
+    return h @ p[transformer_table(config, "softmax")].T, new
 
 
 def _padding(config: Config, mask: Array) -> Array:
@@ -189,14 +151,9 @@ def _padding(config: Config, mask: Array) -> Array:
     return np.where(mask == 0, config.masked_score, 0.0).T[:, None, None]
 
 
-def _no_words(config: Config, bias: Array) -> list[Array]:
-    """Keys and values of every layer of the decoder before the first word: none."""
-    return [np.zeros((len(bias), 0, config.state_size))] * (2 * config.transformer_dec_depth)
-
-
 def _before_first(config: Config, like: Array) -> Array:
     """What precedes the first word, one id for each row of ``like``."""
-    return np.full((len(like), 1), _NOTHING if config.dialect == "zero" else _GO)
+    return np.full((len(like), 1), rules(config).go)
 
 
 def _positions(start: int, length: int, size: int) -> Array:
@@ -206,162 +163,70 @@ def _positions(start: int, length: int, size: int) -> Array:
     return np.concatenate((np.sin(angles), np.cos(angles), np.zeros((length, size % 2))), axis=1)
 
 
-def _embed(
-    p: Parameters, config: Config, use: Use, ids: Array, start: int = 0
-) -> tuple[Array, Callable[[Array], None]]:
+def _embed(p: Parameters, config: Config, use: Use, ids: Array, start: int = 0) -> Array:
     """Embeddings of words and positions, of which the first is ``start``."""
-    factor = np.sqrt(config.state_size)
-    is_word = (ids != _NOTHING)[..., None]
-    words, embed_pullback = embed(p, transformer_table(config, use), np.maximum(ids, 0))
-    words = words * factor
-    if config.dialect == "zero":
+    words = p[transformer_table(config, use)][np.maximum(ids, 0)] * np.sqrt(config.state_size)
+    if rules(config).embedding_bias:
         words = words + p[ZERO_BIAS]
-
-    def pullback(dx: Array) -> None:
-        dwords = dx * is_word
-        embed_pullback(dwords * factor)
-        if config.dialect == "zero":
-            p.add(ZERO_BIAS, rows(dwords).sum(axis=0))
-
-    return words * is_word + _positions(start, ids.shape[1], config.state_size), pullback
+    return words * (ids != NOTHING)[..., None] + _positions(start, ids.shape[1], config.state_size)
 
 
-def _encoder_stack(p: Parameters, config: Config, x: Array, bias: Array) -> tuple[Array, Callable[[Array], None]]:
-    h, embed_pullback = _embed(p, config, "encoder", x[0].T)
-    pullbacks = []
+def _encoder_stack(p: Parameters, config: Config, x: Array, bias: Array) -> Array:
+    h = _embed(p, config, "encoder", x[0].T)
     for number in range(1, config.transformer_enc_depth + 1):
         q = p / transformer_layer(config, "encoder", number)
-        h, attention_pullback = _attention_block(q, config, "self_attn", h, None, bias)
-        h, ffn_pullback = _ffn_block(q, config, h, last=number == config.transformer_enc_depth)
-        pullbacks.append((attention_pullback, ffn_pullback))
-
-    def pullback(dh: Array) -> None:
-        for attention_pullback, ffn_pullback in reversed(pullbacks):
-            dh, _ = attention_pullback(ffn_pullback(dh))
-        embed_pullback(dh)
-
-    return h, pullback
+        queries, *attended = _projections(q, config, _before(q, config, "self_attn", h))
+        h = _attention_block(q, config, "self_attn", h, queries, attended, bias)
+        h = _ffn_block(q, config, h, last=number == config.transformer_enc_depth)
+    return h
 
 
-def _normed(p: Parameters, config: Config, block: Block, x: Array) -> tuple[Array, Pullback]:
+def _normed(p: Parameters, config: Config, block: Block, x: Array) -> Array:
     return normalise(p, x, *transformer_norm(config, block))
 
 
-def _before(p: Parameters, config: Config, block: Block, x: Array) -> tuple[Array, Pullback]:
+def _before(p: Parameters, config: Config, block: Block, x: Array) -> Array:
     """What a block reads: norm(x), in zero x."""
-    return (x, identity) if config.dialect == "zero" else _normed(p, config, block, x)
+    return x if rules(config).post_norm else _normed(p, config, block, x)
 
 
-def _after(p: Parameters, config: Config, block: Block, x: Array, y: Array) -> tuple[Array, Pullback]:
-    """x + y, in zero norm(x + y); the pullback returns the gradient of the sum."""
-    return _normed(p, config, block, x + y) if config.dialect == "zero" else (x + y, identity)
+def _after(p: Parameters, config: Config, block: Block, x: Array, y: Array) -> Array:
+    """x + y, in zero norm(x + y)."""
+    return _normed(p, config, block, x + y) if rules(config).post_norm else x + y
 
 
-def _map(p: Parameters, config: Config, block: Block, part: str, x: Array) -> tuple[Array, Pullback]:
+def _map(p: Parameters, config: Config, block: Block, part: str, x: Array) -> Array:
     weight, bias = transformer_map(config, block, part)
     return project(p, x, weight, bias, None)
 
 
-def _projections(
-    p: Parameters, config: Config, block: Block, x: Array, memory: Array | None
-) -> tuple[Array, Array, Array, Callable[[Array, Array, Array], tuple[Array, Array]]]:
-    """Queries of x, keys and values of the memory or of x; the pullback returns the gradients of x and of these."""
-    if memory is None and config.dialect == "zero":
-        joint, joint_pullback = _map(p, config, block, "qkv", x)
-        queries, keys, values = np.split(joint, 3, axis=-1)
-        return queries, keys, values, lambda *d: (joint_pullback(np.concatenate(d, axis=-1)), np.zeros_like(x))
-    attended = x if memory is None else memory
-    queries, queries_pullback = _map(p, config, block, "queries", x)
-    keys, keys_pullback = _map(p, config, block, "keys", attended)
-    values, values_pullback = _map(p, config, block, "values", attended)
-
-    def pullback(dqueries: Array, dkeys: Array, dvalues: Array) -> tuple[Array, Array]:
-        return queries_pullback(dqueries), keys_pullback(dkeys) + values_pullback(dvalues)
-
-    return queries, keys, values, pullback
+def _projections(p: Parameters, config: Config, x: Array) -> list[Array]:
+    """Queries, keys and values of attention to itself."""
+    if rules(config).joint_maps:
+        return np.split(_map(p, config, "self_attn", "qkv", x), 3, axis=-1)
+    return [_map(p, config, "self_attn", part, x) for part in ("queries", "keys", "values")]
 
 
 def _attention_block(
-    p: Parameters, config: Config, block: Block, x: Array, memory: Array | None, bias: Array
-) -> tuple[Array, Callable[[Array], tuple[Array, Array]]]:
-    """x + attention(norm(x)) to itself or to a memory; the pullback returns the gradients of x and of the memory."""
-    normed, before_pullback = _before(p, config, block, x)
-    queries, keys, values, projections_pullback = _projections(p, config, block, normed, memory)
-    mixed, mix_pullback = _mix(p, config, block, queries, keys, values, bias)
-    y, context_pullback = _map(p, config, block, "context", mixed)
-    out, after_pullback = _after(p, config, block, x, y)
-
-    def pullback(dout: Array) -> tuple[Array, Array]:
-        dsum = after_pullback(dout)
-        dnormed, dattended = projections_pullback(*mix_pullback(context_pullback(dsum)))
-        if memory is None:
-            dnormed = dnormed + dattended
-        return dsum + before_pullback(dnormed), dattended
-
-    return out, pullback
-
-
-def _mix(
-    p: Parameters, config: Config, block: Block, queries: Array, keys: Array, values: Array, bias: Array
-) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
-    """softmax(q k^T / sqrt(d) + bias) v in every head; in ReLA relu(q k^T / sqrt(d)) v where bias is 0, normalised."""
-    heads = config.transformer_num_heads
+    p: Parameters, config: Config, block: Block, x: Array, queries: Array, attended: list[Array], bias: Array
+) -> Array:
+    """x + softmax(q k^T / sqrt(d) + bias) v W in every head; in ReLA relu(q k^T / sqrt(d)) v where bias is 0."""
 
     def split(array: Array) -> Array:
-        return array.reshape(*array.shape[:2], heads, -1).swapaxes(1, 2)
+        return array.reshape(*array.shape[:2], config.transformer_num_heads, -1).swapaxes(1, 2)
 
-    def merge(array: Array) -> Array:
-        return array.swapaxes(1, 2).reshape(len(array), array.shape[2], -1)
-
-    q, k, v = split(queries), split(keys), split(values)
-    scale = 1 / np.sqrt(q.shape[-1])
-    scores = q @ k.swapaxes(2, 3) * scale
-    if config.relu_attention:
-        weights = np.maximum(scores * (bias == 0), 0)
-        mixed, gate_pullback = _gated(p, block, merge(weights @ v))
-    else:
-        weights = np.exp(scores + bias - (scores + bias).max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        mixed, gate_pullback = merge(weights @ v), identity
-
-    def pullback(dy: Array) -> tuple[Array, Array, Array]:
-        dmixed = split(gate_pullback(dy))
-        dweights = dmixed @ v.swapaxes(2, 3)
-        if config.relu_attention:
-            dscores = dweights * (weights > 0) * scale
-        else:
-            dscores = weights * (dweights - (weights * dweights).sum(axis=-1, keepdims=True)) * scale
-        return merge(dscores @ k), merge(dscores.swapaxes(2, 3) @ q), merge(weights.swapaxes(2, 3) @ dmixed)
-
-    return mixed, pullback
+    q, k, v = split(queries), split(attended[0]), split(attended[1])
+    scores = q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1])
+    weights = np.maximum(scores * (bias == 0), 0) if config.relu_attention else softmax(scores + bias, -1)
+    joined = (weights @ v).swapaxes(1, 2).reshape(x.shape)
+    if config.relu_attention:  # zero's gated RMSNorm: rms_norm(x) sigmoid(gate x)
+        gain, gate = transformer_gate(block)
+        joined = normalise(p, joined, gain, None, "rms") * sigmoid(p[gate] * joined)
+    return _after(p, config, block, x, _map(p, config, block, "context", joined))
 
 
-def _gated(p: Parameters, block: Block, x: Array) -> tuple[Array, Pullback]:
-    """zero's gated RMSNorm: rms_norm(x) sigmoid(gate x)."""
-    gain, gate = transformer_gate(block)
-    normed, norm_pullback = normalise(p, x, gain, None, "rms")
-    opened = sigmoid(p[gate] * x)
-
-    def pullback(dy: Array) -> Array:
-        dopened = dy * normed * opened * (1 - opened)
-        p.add(gate, rows(dopened * x).sum(axis=0))
-        return norm_pullback(dy * opened) + dopened * p[gate]
-
-    return normed * opened, pullback
-
-
-def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> tuple[Array, Pullback]:
+def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> Array:
     """x + relu(norm(x) W1 + b1) W2 + b2; in Nematus normalised once more at the end of the stack."""
-    normed, before_pullback = _before(p, config, "ffn", x)
-    hidden, in_pullback = _map(p, config, "ffn", "in", normed)
-    out, out_pullback = _map(p, config, "ffn", "out", np.maximum(hidden, 0))
-    y, after_pullback = _after(p, config, "ffn", x, out)
-    final_pullback: Pullback = identity
-    if last and config.dialect != "zero":
-        y, final_pullback = _normed(p, config, "final", y)
-
-    def pullback(dy: Array) -> Array:
-        dsum = after_pullback(final_pullback(dy))
-        return dsum + before_pullback(in_pullback(out_pullback(dsum) * (hidden > 0)))
-
-    return y, pullback
+    hidden = np.maximum(_map(p, config, "ffn", "in", _before(p, config, "ffn", x)), 0)
+    y = _after(p, config, "ffn", x, _map(p, config, "ffn", "out", hidden))
+    return _normed(p, config, "final", y) if last and not rules(config).post_norm else y
