@@ -220,9 +220,9 @@ ODD_ROWS = {
     ),
     "zeros": (
         lambda _, x, y: torch.where(x.eq(0).all(-1, keepdim=True), 1.0, y).to(y.dtype),
-        r"y of its replacement differs by 1 .*, with a row of zeros",
+        r"y of its replacement differs by .*, with a row of zeros",
     ),
-    "zeros alone": (lambda _, x, y: y if x.any() else y + 1, r"y of its replacement differs by 1 .*zeros"),
+    "zeros alone": (lambda _, x, y: y if x.any() else y + 1, r"y of its replacement differs by .*zeros alone"),
     "a loss": (lambda self, x, y: self.losses.append(y.detach().mean()) or y, r"a call changes its losses"),
     "a loss of now": (lambda self, x, y: setattr(self, "loss", y.detach().mean()) or y, r"a call changes its loss"),
 }

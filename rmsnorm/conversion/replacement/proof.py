@@ -27,6 +27,7 @@ from rmsnorm.targets.arguments import argument_named
 _U: Final = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}  # unit roundoffs
 _DTYPES: Final = tuple(_U)
 _FAR: Final = 32  # roundings of each of the two results beside those of its sums
+_SPECIAL: Final = (("zeros", 0.0), ("NaN", np.nan), ("infinity", np.inf), ("-infinity", -np.inf))
 _TIME: Final = 600.0  # seconds for identify
 
 
@@ -60,7 +61,8 @@ def decide(
         try:
             every = not target.bridge.compiles or shape is norm.shapes[-1]  # compilers take seconds
             for dtype in _DTYPES if every else _DTYPES[:1]:
-                _compare(target, ours, norm, shape, dtype)
+                x, dy, arrays = _inputs(target, shape, dtype)
+                _compare(target, ours, norm, _views(target, norm, x), dy, arrays)
             proven.append(shape)
         except Unproven as error:
             reasons.append(error)
@@ -68,6 +70,11 @@ def decide(
         raise Unproven(f"it returns {' and '.join(sorted(target.returned))}")
     if not proven:
         raise reasons[0]
+    for dtype in _DTYPES if not target.bridge.compiles else _DTYPES[:1]:
+        x, dy, arrays = _inputs(target, proven[-1], dtype)
+        # Infinity times f(gate) is NaN where that is 0, to which 16 bits may round it.
+        values = _SPECIAL if dtype == "float32" or gate is None else _SPECIAL[:2]
+        _compare(target, ours, norm, _with_special_rows(x, norm.axes, dict(values)), dy, arrays)
     return replace(norm, shapes=tuple(proven)), identity
 
 
@@ -169,17 +176,22 @@ def _same_twice(target: Target, norm: Norm, way: str, scope: contextlib.Abstract
         raise Unproven(f"two calls with the same x differ{way}: it is random, or it keeps something")
 
 
-def _compare(theirs: Target, ours: Target, norm: Norm, shape: tuple[int, ...], dtype: str) -> None:
-    x, dy, arrays = _inputs(theirs, shape, dtype)
+def _views(target: Target, norm: Norm, x: Array) -> list[tuple[str, Array]]:
+    """x, and the same in another order in memory or with other numbers."""
     views = [("", x)]
-    if theirs.bridge.strided and len(shape) > 1:
+    if target.bridge.strided and x.ndim > 1:
         views += [
             (", not contiguous", np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)),
-            (", sliced", np.concatenate([x, x], axis=-1)[..., : shape[-1]]),
+            (", sliced", np.concatenate([x, x], axis=-1)[..., : x.shape[-1]]),
         ]
-    if dtype == "float32":  # in 16 bits squares may leave the range
+    if x.dtype == np.float32:  # in 16 bits squares may leave the range
         views.append((", with outliers", _with_outliers(x, norm.axes)))
-    views += _with_special_rows(x, norm.axes)
+    return views
+
+
+def _compare(
+    theirs: Target, ours: Target, norm: Norm, views: list[tuple[str, Array]], dy: Array, arrays: dict[str, Array]
+) -> None:
     for (way, scope), (_, own_scope) in zip(_modes(theirs), _modes(ours), strict=True):
         with scope:
             quick, wanted = _quick(theirs), {}
@@ -190,25 +202,18 @@ def _compare(theirs: Target, ours: Target, norm: Norm, shape: tuple[int, ...], d
             quick = _quick(ours)
             for layout, view in views:
                 if layout in wanted:
-                    where = f"{way} on {dtype}[{', '.join(map(str, shape))}]{layout}"
-                    _require_results(norm, view, dtype, wanted[layout], quick, dy, arrays, where)
+                    where = f"{way} on {view.dtype.name}[{', '.join(map(str, view.shape))}]{layout}"
+                    _require_results(norm, view, wanted[layout], quick, dy, arrays, where)
 
 
 def _require_results(
-    norm: Norm,
-    x: Array,
-    dtype: str,
-    want: dict[str, Any],
-    ours: Target,
-    dy: Array,
-    arrays: dict[str, Array],
-    where: str,
+    norm: Norm, x: Array, want: dict[str, Any], ours: Target, dy: Array, arrays: dict[str, Array], where: str
 ) -> None:
     try:
         got = _results(ours, x, dy, arrays)
     except TargetError as error:
         raise Unproven(f"its replacement fails{where}: {error}") from None
-    narrow = max(dtype, want["y"].dtype.name, key=lambda name: _U.get(name, 0.0))
+    narrow = max(x.dtype.name, want["y"].dtype.name, key=lambda name: _U.get(name, 0.0))
     special = ~np.isfinite(x.astype(np.float32)).all(norm.axes, keepdims=True)
     for name, value in want.items():
         other = got.get(name)
@@ -217,7 +222,7 @@ def _require_results(
             # 16 bits NaN of zeros, where eps is too small for the format.
             unknown = ~np.isfinite(value.astype(np.float64))
             if name == "y":
-                unknown &= ~special & (dtype != "float32")
+                unknown &= ~special & (x.dtype != np.float32)
             elif value.shape == x.shape:
                 unknown |= special
             value, other = (np.where(unknown, 0, entry).astype(entry.dtype) for entry in (value, other))
@@ -272,15 +277,15 @@ def _with_outliers(x: Array, axes: tuple[int, ...]) -> Array:
     return _in_rows(x, axes, write)
 
 
-def _with_special_rows(x: Array, axes: tuple[int, ...]) -> list[tuple[str, Array]]:
-    """Zeros, NaN or infinity: in the last row alone, where one element is enough but for zeros, and everywhere."""
+def _with_special_rows(x: Array, axes: tuple[int, ...], values: dict[str, float]) -> list[tuple[str, Array]]:
+    """Such values: in the last row alone, where one element is enough but for zeros, and everywhere."""
 
     def write(rows: Array, value: float) -> Array:
         rows[-1, slice(None) if value == 0 else 1] = value
         return rows
 
     views = []
-    for name, value in (("zeros", 0.0), ("NaN", np.nan), ("infinity", np.inf), ("-infinity", -np.inf)):
+    for name, value in values.items():
         views.append((f", with a row of {name}", _in_rows(x, axes, functools.partial(write, value=value))))
         views.append((f", of {name} alone", np.full_like(x, value)))
     return views
