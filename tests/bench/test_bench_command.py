@@ -276,7 +276,7 @@ def test_a_plot_without_matplotlib_says_how_to_install_it(tmp_path):
     )
     done = _bench("--backend", "numpy", "--plot", tmp_path / "x.svg", path=tmp_path, COLUMNS="300")
     assert done.returncode == 2
-    assert "matplotlib is not installed, expected for --plot; pip install '.[plot]'" in done.stderr
+    assert "matplotlib is not installed, expected for --plot; from a checkout: pip install '.[plot]'" in done.stderr
 
 
 def test_a_backend_has_the_names_of_the_frameworks():
