@@ -18,7 +18,7 @@ from rmsnorm.targets.target import TargetError
 from rmsnorm.variants import PartialRounding
 
 WIDTHS: Final = range(8, 161)
-_MOST: Final = 8  # widths that are measured
+_MOST: Final = 8  # widths that are measured beside those that are known
 # rounding, and whether n p is computed in floating point
 _RULES: Final[tuple[tuple[PartialRounding, bool], ...]] = (
     ("ceil", False),
@@ -120,7 +120,7 @@ def fit_partial(known: Mapping[int, int], measure: Callable[[int], int | None]) 
     """
     seen = dict(known)
     asked = set(seen)
-    while len(asked) < _MOST:
+    while len(asked) - len(known) < _MOST:
         possible = _possible(seen)
         simple = possible.copy()
         simple[:, len(_SIMPLE) :] = False
