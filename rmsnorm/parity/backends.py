@@ -38,7 +38,7 @@ def open_backend(key: str, device: str) -> tuple[str, Implementation]:
 
 
 def _numpy(device: str) -> Implementation:
-    """The derivation, row by row with the R matrix, and the compiled kernels, against the golden."""
+    """The derivation, row by row with the R matrix, against the golden."""
     from rmsnorm.numpy_impl.arithmetic import Rows, add
     from rmsnorm.numpy_impl.paper import derivation
 
@@ -87,7 +87,6 @@ def _numpy(device: str) -> Implementation:
                 unmasked[i], (matrix @ np.where(unmasked[i], da[i], 0.0)) * gain + inner * dg[i] + db[i], 0.0
             )
             dy[i], normalised[i], y[i] = v, inner, _affine(data, normalised[i], g, b)
-        fast = _fast(data)
         if rows.n:
             dy[~(unmasked & (np.arange(rows.n) < call.k)).any(axis=1)] = 0.0
         dgate = dx * rows.of(data.x).astype(np.float64) if call.is_gated_before else own_dy * y
@@ -107,24 +106,13 @@ def _numpy(device: str) -> Implementation:
             results["dresidual"] = round_to(dx, data.residual.dtype.name)
         if data.gate is not None:
             results["dgate"] = round_to(dgate, data.gate.dtype.name)
-        return Outcome({name: [value, *fast.get(name, [])] for name, value in results.items()})
+        return Outcome({name: [value] for name, value in results.items()})
 
     def quietly(data: Data) -> Outcome:
         with np.errstate(all="ignore"):
             return run(data)
 
     return quietly
-
-
-def _fast(data: Data) -> dict[str, list[Array]]:
-    """By the compiled kernels for NumPy; where there are none, these are the golden."""
-    from rmsnorm.numpy_impl.fast import rms_norm, rms_norm_vjp
-
-    primals, options = (data.x, data.scale, data.bias), {**data.options, **data.arrays}
-    y, *_, inverse_rms = rms_norm(*primals, return_inverse_rms=True, **options)
-    gradients = rms_norm_vjp(data.dy if data.dh is None else (data.dy, data.dh), *primals, **options)
-    results = {"y": y, "inverse_rms": inverse_rms, **named_gradients(data, gradients)}
-    return {name: [value] for name, value in results.items() if value is not None}
 
 
 def round_to(x: Array, dtype: str) -> Array:

@@ -30,7 +30,7 @@ DIFFERS = _python(f'print({HELLO!r}); print({json.dumps({"records": [RECORD]})!r
 
 @pytest.fixture(scope="module")
 def runs():
-    others = run(
+    return run(
         {
             "killed": _python(f"import os, signal; print({HELLO!r}, flush=True); os.kill(os.getpid(), signal.SIGKILL)"),
             "raised": _python("raise RuntimeError('cannot load the library')"),
@@ -39,11 +39,11 @@ def runs():
             "chatty": _python("print('WARNING: a framework speaks'); print(3); print('{\"status\": \"done\"}')"),
             "absent": _python('print(\'{"status": "absent", "message": "pip install it"}\')'),
             "differs": DIFFERS,
+            "numpy": HONEST,
         },
         patience=20.0,
         workers=3,
     )
-    return [*others, *run({"numpy": HONEST})]  # with the time that compiling a kernel takes
 
 
 def test_every_end_is_reported_and_the_other_backends_finish(runs):
