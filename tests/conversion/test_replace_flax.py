@@ -96,10 +96,10 @@ def test_a_model_says_and_learns_the_same() -> None:
     norms, kinds, want = list(mine.norms), [type(norm) for norm in mine.norms], measured(model)
     state = nnx.state(mine)
     report = {entry.name: entry for entry in replace(mine)}
-    assert {name: entry.why for name, entry in report.items() if entry.variant is None} == {
+    assert {name: entry.why.partition(" on ")[0] for name, entry in report.items() if entry.variant is None} == {
         "others/0": "it holds bias, mean, scale, var, expected a gain and perhaps a bias",
         "others/1": "a call changes its state",
-        "others/2": "y of its replacement has NaN or infinity at other places on float32[2, 3, 5, 4, 8], with a row of NaN",
+        "others/2": "y of its replacement has NaN or infinity at other places",
     }
     assert [report[f"norms/{i}"].variant.eps for i in range(2)] == [1e-5, 1e-6]
     assert report["norms/0"].why == "recognised; with extra it runs its own code"

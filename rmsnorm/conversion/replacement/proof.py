@@ -61,8 +61,7 @@ def decide(
         try:
             every = not target.bridge.compiles or shape is norm.shapes[-1]  # compilers take seconds
             for dtype in _DTYPES if every else _DTYPES[:1]:
-                x, dy, arrays = _inputs(target, shape, dtype)
-                _compare(target, ours, norm, _views(target, norm, x), dy, arrays)
+                _compare(target, ours, norm, shape, dtype, _views)
             proven.append(shape)
         except Unproven as error:
             reasons.append(error)
@@ -71,10 +70,7 @@ def decide(
     if not proven:
         raise reasons[0]
     for dtype in _DTYPES if not target.bridge.compiles else _DTYPES[:1]:
-        x, dy, arrays = _inputs(target, proven[-1], dtype)
-        # Infinity times f(gate) is NaN where that is 0, to which 16 bits may round it.
-        values = _SPECIAL if dtype == "float32" or gate is None else _SPECIAL[:2]
-        _compare(target, ours, norm, _with_special_rows(x, norm.axes, dict(values)), dy, arrays)
+        _compare(target, ours, norm, proven[-1], dtype, _with_special_rows)
     return replace(norm, shapes=tuple(proven)), identity
 
 
@@ -190,8 +186,15 @@ def _views(target: Target, norm: Norm, x: Array) -> list[tuple[str, Array]]:
 
 
 def _compare(
-    theirs: Target, ours: Target, norm: Norm, views: list[tuple[str, Array]], dy: Array, arrays: dict[str, Array]
+    theirs: Target,
+    ours: Target,
+    norm: Norm,
+    shape: tuple[int, ...],
+    dtype: str,
+    views_of: Callable[[Target, Norm, Array], list[tuple[str, Array]]],
 ) -> None:
+    x, dy, arrays = _inputs(theirs, shape, dtype)
+    views = views_of(theirs, norm, x)
     for (way, scope), (_, own_scope) in zip(_modes(theirs), _modes(ours), strict=True):
         with scope:
             quick, wanted = _quick(theirs), {}
@@ -277,16 +280,18 @@ def _with_outliers(x: Array, axes: tuple[int, ...]) -> Array:
     return _in_rows(x, axes, write)
 
 
-def _with_special_rows(x: Array, axes: tuple[int, ...], values: dict[str, float]) -> list[tuple[str, Array]]:
-    """Such values: in the last row alone, where one element is enough but for zeros, and everywhere."""
+def _with_special_rows(target: Target, norm: Norm, x: Array) -> list[tuple[str, Array]]:
+    """Zeros, NaN or infinity: in the last row alone, where one element is enough but for zeros, and everywhere."""
 
     def write(rows: Array, value: float) -> Array:
         rows[-1, slice(None) if value == 0 else 1] = value
         return rows
 
     views = []
-    for name, value in values.items():
-        views.append((f", with a row of {name}", _in_rows(x, axes, functools.partial(write, value=value))))
+    # Infinity times f(gate) is NaN where that is 0, to which 16 bits may round it.
+    values = _SPECIAL if x.dtype == np.float32 or norm.gate is None else _SPECIAL[:2]
+    for name, value in values:
+        views.append((f", with a row of {name}", _in_rows(x, norm.axes, functools.partial(write, value=value))))
         views.append((f", of {name} alone", np.full_like(x, value)))
     return views
 
