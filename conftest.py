@@ -66,6 +66,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"without slow tests; samples of RMSNORM_TEST_SEED={SEED}; --all runs everything"
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out slow tests, and all but some cases of a test. One that is named by its id runs whole."""
     if config.getoption("--all") or any("::" in argument for argument in config.args):

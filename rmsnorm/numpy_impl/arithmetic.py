@@ -241,7 +241,7 @@ class Rows:
         shared = int(np.prod([self.call.shape[axis] for axis in self.call.shared_axes], dtype=np.int64))
         matrix = apply(lambda part: self.back(part).transpose(order).reshape(shared, *sizes), terms)
         total, exponent = _total(matrix, 0)
-        return derivative(total[0]).scaled(exponent[0])
+        return derivative(total[0].scaled(exponent[0]))
 
 
 def blocks(
