@@ -60,8 +60,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the slow tests, and every case of those that are sampled")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--all"):
+        os.environ["RMSNORM_TEST_ALL"] = "1"  # for tests that run pytest, and workers
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if "RMSNORM_TEST_ALL" in os.environ:
         return "every test and every case"
     return f"without slow tests; samples of RMSNORM_TEST_SEED={SEED}; --all runs everything"
 
@@ -69,7 +74,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out slow tests, and all but some cases of a test. One that is named by its id runs whole."""
-    if config.getoption("--all") or any("::" in argument for argument in config.args):
+    if "RMSNORM_TEST_ALL" in os.environ or any("::" in argument for argument in config.args):
         return
     groups: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     left = [item for item in items if item.get_closest_marker("slow")]
