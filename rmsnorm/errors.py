@@ -153,7 +153,8 @@ def dtype_named(op: str, name: str, dtype: Any, known: Sequence[str] = dtypes.FL
     """
     spelled = dtypes.spelled(dtype)
     if spelled not in known:
-        raise not_a_choice(op, name, dtype if isinstance(dtype, str) else spelled, known)
+        has_name = hasattr(dtype, "__name__") or hasattr(dtype, "name")
+        raise not_a_choice(op, name, spelled if has_name else dtype, known)
     return spelled
 
 
