@@ -153,8 +153,8 @@ def dtype_named(op: str, name: str, dtype: Any, known: Sequence[str] = dtypes.FL
     """
     spelled = dtypes.spelled(dtype)
     if spelled not in known:
-        has_name = hasattr(dtype, "__name__") or hasattr(dtype, "name")
-        raise not_a_choice(op, name, spelled if has_name else dtype, known)
+        got = dtype if isinstance(dtype, (str, int, float, type(None))) else spelled
+        raise not_a_choice(op, name, got, known)
     return spelled
 
 
