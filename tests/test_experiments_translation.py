@@ -131,6 +131,7 @@ def experiment_trainer(framework, seed):
 @pytest.mark.parametrize(
     "framework", [pytest.param("keras", marks=pytest.mark.tf), pytest.param("flax", marks=pytest.mark.flax)]
 )
+@pytest.mark.slow
 def test_other_frameworks_train_as_pytorch_does(framework, request):
     pytest.importorskip({"keras": "tensorflow"}.get(framework, framework))
     pytest.importorskip("torch")

@@ -63,6 +63,7 @@ def _hold(wing, implementation, combinations):
     ],
     indirect=["wing"],
 )
+@pytest.mark.sample(1)
 def test_automatic_differentiation_and_formulas_agree_with_the_golden_on_every_case(wing, dtype):
     """16 and 64 bits: at least 99.9 % of y bit-identical in every variant, never more than 1 ulp; 32 bits: 2 ulp.
 
@@ -85,6 +86,7 @@ def test_float64_operations_carry_what_they_round_off(wing, case, variant):
 
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.sample(2)
 def test_every_argument_means_what_it_means_in_the_golden(wing, dtype):
     """Each option is its own argument: name of the variant, eps, partial, axes, mask, residual, out_dtype."""
     combinations = list(select(types=(dtype,)))
@@ -189,6 +191,7 @@ def test_primals_and_tangents_may_be_left_out(wing):
 
 
 @pytest.mark.parametrize("variant", ["standard", "llama"])
+@pytest.mark.sample(1)
 def test_dtypes_of_every_argument_combine_as_in_the_golden(wing, variant):
     """x, parameters, residual and out_dtype of every format, each result in the dtype that is right for it.
 

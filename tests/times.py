@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,3 +59,18 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--times")
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Table(path), "rmsnorm-times")
+
+
+def main() -> None:
+    """``python tests/times.py times.json``: the files as a table, the longest first."""
+    rows: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for name, (processor, wall) in json.loads(Path(sys.argv[1]).read_text()).items():
+        row = rows[name.partition("::")[0]]
+        row[:] = row[0] + 1, row[1] + processor, row[2] + wall
+    print("| file | tests | processor, s | wall, s |\n| --- | --- | --- | --- |")
+    for name, (count, processor, wall) in sorted(rows.items(), key=lambda item: -item[1][1]):
+        print(f"| {name} | {count} | {processor:.1f} | {wall:.1f} |")
+
+
+if __name__ == "__main__":
+    main()

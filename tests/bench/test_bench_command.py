@@ -69,6 +69,7 @@ SHORTER = {"torch": "fwd+bwd", "keras-torch": "fwd", "keras-jax": "fwd"}  # comp
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_every_backend_times_a_small_shape(backend, tmp_path):
     missing = [package for package in BACKENDS[backend].packages if find_spec(package) is None]
     if missing:

@@ -31,6 +31,7 @@ def bench(*arguments: str, path: Path) -> Any:
 
 
 @pytest.mark.parametrize("backend", FRAMEWORKS)
+@pytest.mark.sample(1)
 def test_every_backend(backend: str, tmp_path: Path) -> None:
     row = FRAMEWORKS[backend]
     if row.missing:

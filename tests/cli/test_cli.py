@@ -35,6 +35,7 @@ def test_help_teaches():
     assert rmsnorm("--version").stdout.strip() == __version__
 
 
+@pytest.mark.slow
 def test_a_backend_has_other_names():
     shown = rmsnorm("check", "--backend", "np", "--variant", "llama", "--dtype", "bfloat16")
     assert shown.returncode == 0, shown.stderr

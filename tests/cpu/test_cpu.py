@@ -155,6 +155,7 @@ def test_one_rounding_to_nearest_even(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.sample(2)
 def test_the_whole_table(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """f16, bf16 and f32 equal the golden in every bit; f64 is within an ulp in y, and within the kit's bounds."""
     with_kernels = 0
@@ -327,6 +328,7 @@ MASKS: dict[str, tuple[int, ...]] = {
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.sample(1)
 def test_masks_that_broadcast(dtype: str) -> None:
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 5, 4, 48)).astype(dtype)
@@ -371,6 +373,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.sample(2)
 def test_layouts(layout: str, dtype: str) -> None:
     """Every input in a layout. float64, which is not the golden's in every bit, is the same as in plain arrays."""
     if layout == "the other byte order" and dtype == "bfloat16":

@@ -562,6 +562,7 @@ for dtype in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_what_two_processes_compiled_serves_a_third(tmp_path: Path) -> None:
     """Compiled functions are found by name, and each process counts anew what numba's names of functions count."""
     wing = "torch"

@@ -21,6 +21,7 @@ PROGRAM = Path(__file__).with_name("faults.py")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux'")
 @pytest.mark.parametrize("framework", list(FRAMEWORKS))
+@pytest.mark.sample(1)
 def test_fault(framework):
     backend = FRAMEWORKS[framework]
     if find_spec(backend.package) is None:

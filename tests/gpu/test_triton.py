@@ -59,6 +59,7 @@ MUTANTS = {
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is tested where there is no GPU")
 @pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.sample(1)
 def test_a_mistake_in_the_arithmetic_is_noticed(mutant, tmp_path):
     right, wrong, test = MUTANTS[mutant]
     shutil.copytree(ROOT / "rmsnorm", tmp_path / "rmsnorm", ignore=shutil.ignore_patterns("__pycache__"))
@@ -71,6 +72,7 @@ def test_a_mistake_in_the_arithmetic_is_noticed(mutant, tmp_path):
     assert "AssertionError" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_the_compiler_makes_of_the_kernels():
     done = run("tests/gpu/triton_machine_code.py", kernels="")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
@@ -86,6 +88,7 @@ def test_after_tensorflow_triton_is_not_imported():
     assert "import triton first, or set RMSNORM_GPU_KERNELS=0" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_script_for_a_machine_with_a_gpu_runs_dry(tmp_path):
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(TRITON), "BACKENDS": "torch"}
     command = [ROOT / "benchmarks/gpu.sh", "--dry-run", tmp_path / "results"]

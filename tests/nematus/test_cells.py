@@ -160,6 +160,7 @@ def test_nematus_gru_is_the_goldens(
 
 @pytest.mark.parametrize("framework", ["tf"], indirect=True)
 @pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.slow
 def test_in_graphs_the_cells_are_the_goldens(framework: Any, norm: str) -> None:
     check_theano_cells(framework, norm, "float32")
     check_nematus_gru(framework, norm, *BIASES[NORMS.index(norm)], "float32")

@@ -116,6 +116,7 @@ def test_a_state_has_the_names_of_nematus_and_comes_back(kind, tmp_path):
     np.testing.assert_allclose(restored.encode(x, x_mask), wanted, rtol=0, atol=2e-5 * max(1.0, abs(wanted).max()))
 
 
+@pytest.mark.slow
 def test_a_mapped_model():
     """Two models at once, each with the gradients of its own. In float64, so that rounding hides nothing."""
     with wide():

@@ -146,6 +146,7 @@ def _subnormal(result: Any, flushed: tuple[str, ...]) -> bool:
     return result.dtype.name in flushed and bool(np.any((wide > 0) & (wide < 2.0**minimum)))
 
 
+@pytest.mark.slow
 def test_a_wing_agrees_with_the_golden(wing):
     @settings(PROFILE, max_examples=EXAMPLES[wing.name], phases=PHASES.get(wing.name, PROFILE.phases))
     @given(data=calls(wing.name))

@@ -325,6 +325,7 @@ def test_errors() -> None:
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch", "numpy"])
+@pytest.mark.sample(1)
 def test_other_backends(backend: str, tmp_path: Path) -> None:
     """In a process of its own, where there is no TensorFlow."""
     pytest.importorskip("jax" if backend == "numpy" else backend)  # which the NumPy backend of Keras imports

@@ -13,6 +13,7 @@ pytest.importorskip("keras")
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.slow
 def test_devices(backend: str, tmp_path: Path) -> None:
     pytest.importorskip(backend)
     script = Path(__file__).with_name("keras_devices.py")

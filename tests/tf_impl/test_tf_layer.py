@@ -31,6 +31,7 @@ def options_of(layer: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("jit_compile", "policy"), [(False, "mixed_bfloat16"), (True, "float32")])
+@pytest.mark.sample(1)
 def test_in_graphs(jit_compile: bool, policy: str) -> None:
     """Every configuration in one function: y, the gradients, and the derivative along x itself, of the golden."""
     layers, given = [], []
@@ -82,6 +83,7 @@ def forward_over_forward(function: Any, arrays: Any, v: Any, directions: Any) ->
         ("clamp", "compiled"),
     ],
 )
+@pytest.mark.sample(2)
 def test_second_derivatives(name: str, mode: str) -> None:
     """In x and the weights, which are variables; test_tf_autodiff derives the bound."""
     arguments, shape = CONFIGURATIONS[name]

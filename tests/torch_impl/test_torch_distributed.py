@@ -58,6 +58,7 @@ def said_by(world: int, folder: Path, *names: str) -> dict[str, list[str]]:
 
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
+@pytest.mark.sample(2)
 def test_group(check: str, group: Any) -> None:
     assert group[check] == ["holds"] * len(group[check]), "\n".join(group[check])
 
