@@ -88,7 +88,9 @@ def mutations(source: str) -> Iterator[tuple[int, str, str]]:
             names |= {id(node) for node in ast.walk(top)}
     for node in ast.walk(tree):
         number = getattr(node, "lineno", 0)
-        if id(node) in names or not number or node.lineno != node.end_lineno:
+        if id(node) in names or not number:
+            continue
+        if node.lineno != node.end_lineno and not isinstance(node, ast.If):  # of which only the condition is changed
             continue
         line = lines[number - 1]
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
