@@ -212,8 +212,8 @@ def damaged(op: str, path: object, reason: object, want: str) -> ValueError:
 def of_system(op: str, error: OSError) -> str:
     """What the system said of a file; an OSError that this package raised is a sentence already.
 
-    >>> of_system("rmsnorm", PermissionError(13, "Permission denied", "/root/a.json"))
-    'rmsnorm: /root/a.json cannot be used, as the system says: Permission denied'
+    >>> of_system("rmsnorm", PermissionError(13, "Permission denied", "/data/a.json"))
+    'rmsnorm: /data/a.json cannot be used, as the system says: Permission denied'
     """
     if error.strerror is None:
         return str(error)
