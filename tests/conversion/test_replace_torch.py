@@ -237,6 +237,25 @@ def test_rows_that_are_special_and_what_a_call_leaves(name: str) -> None:
     assert re.fullmatch(rf"{reason}.*", entry.why)
 
 
+class EpsOfTheSumNorm(nn.Module):
+    """Without a gain, so that it takes rows of every width; the eps of the mean is 1e-3 over their width."""
+
+    def __init__(self, axis: int = -1, gains: int = 0) -> None:
+        super().__init__()
+        self.axis, self.gain = axis, nn.Parameter(torch.ones(gains, 1)) if gains else 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.square().sum(self.axis, keepdim=True) + 1e-3
+        return x * torch.rsqrt(mean) * x.shape[self.axis] ** 0.5 * self.gain
+
+
+@pytest.mark.parametrize("options", [(), (1,), (-1, 1), (-1, 4)])
+def test_an_eps_that_depends_on_the_width_is_no_constant(options: Any) -> None:
+    (entry,) = replace(nn.ModuleDict({"norm": EpsOfTheSumNorm(*options)}))
+    assert entry.variant is None
+    assert entry.why == "eps is 0.001 / n: it is added to the sum of squares, not to their mean"
+
+
 class CutGate(nn.Module):
     def __init__(self) -> None:
         super().__init__()

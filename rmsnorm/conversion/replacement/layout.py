@@ -242,8 +242,15 @@ def parameters(target: Target, x: Array, **make: Callable[[Shape], Any]) -> dict
     return {argument: np.asarray(make[argument](shape)).astype(x.dtype) for argument, shape in shapes.items()}
 
 
+@dataclass(kw_only=True)
 class Rows(Target):
-    """A layer called with a matrix of rows, each normalised by itself, and with vectors as parameters."""
+    """A layer called with a matrix of rows, each normalised by itself, and with vectors as parameters.
+
+    Attributes:
+        inner: the layer.
+        norm: its layout.
+        shape: of x; the axis along which the rows are counted has another size in each call.
+    """
 
     inner: Target
     norm: Norm
@@ -259,10 +266,33 @@ class Rows(Target):
             entry for entry in ("scale", "bias")
             if entry in target.arguments and axes <= gain and math.prod(target.shape_of(entry, shape)) > 1
         )  # fmt: skip
-        width = math.prod(shape[axis] for axis in axes)
-        rows = cls(target.name, target.framework, target.bridge, target.function, arguments, width=width, rank=2)
-        rows.inner, rows.norm, rows.shape = target, norm, shape
-        return rows
+        return cls._with_shape(target, norm, shape, arguments)
+
+    @classmethod
+    def _with_shape(cls, target: Target, norm: Norm, shape: Shape, arguments: tuple[str, ...]) -> Rows:
+        width = math.prod(shape[axis] for axis in norm.axes)
+
+        def resized(other: int) -> Rows:
+            axis = norm.axes[-1] % len(shape)
+            size, rest = divmod(other * shape[axis], width)
+            if rest or not size:
+                raise ValueError(f"{target.name} has no rows of {other} elements")
+            return cls._with_shape(target, norm, (*shape[:axis], size, *shape[axis + 1 :]), arguments)
+
+        any_width = not arguments and norm.width is None
+        return cls(
+            target.name,
+            target.framework,
+            target.bridge,
+            target.function,
+            arguments,
+            width=width,
+            rank=2,
+            resized=resized if any_width else None,
+            inner=target,
+            norm=norm,
+            shape=shape,
+        )
 
     def forward(self, x: Array, scale: Array | None = None, bias: Array | None = None, **others: Any) -> Array:
         rank = len(self.shape)
