@@ -132,8 +132,23 @@ def test_numbered_checkpoints(tmp_path: Path) -> None:
         wanted = random_parameters(config, seed=1000)[name]
         np.testing.assert_array_equal(nematus.load(tmp_path / file).parameters[name], wanted)
     (tmp_path / "checkpoint").unlink()
-    with pytest.raises(ValueError, match=r"holds 2 models, expected one; name one of model.npz-1000, model.npz-2000"):
+    names = r"model.npz-1000.index, model.npz-2000.index"
+    with pytest.raises(ValueError, match=rf"holds 2 models, expected one; name one of {names}"):
         nematus.load(tmp_path)
+
+
+def test_an_archive_with_the_name_of_a_tensorflow_checkpoint(tmp_path: Path) -> None:
+    config = config_of("layer")
+    for write, seed in ((nematus.save_tensorflow, 1), (nematus.save_theano, 2)):
+        write(tmp_path / "model.npz", config, random_parameters(config, seed=seed))
+    (tmp_path / "checkpoint").unlink()
+    with pytest.raises(ValueError, match=r"holds 2 models, expected one; name one of model.npz.index, model.npz$"):
+        nematus.load(tmp_path)
+    with pytest.raises(ValueError, match=r"model.npz is a file and the prefix of .*; name model.npz.index, or move"):
+        nematus.load(tmp_path / "model.npz")
+    name = "decoder/initial_state_constructor/b"
+    wanted = random_parameters(config, seed=1)[name]
+    np.testing.assert_array_equal(nematus.load(tmp_path / "model.npz.index").parameters[name], wanted)
 
 
 def test_a_transformer_whose_other_option_tied_the_projection(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def locate(path: str | os.PathLike[str]) -> Location:
 
     Raises:
         FileNotFoundError: there is no model.
-        ValueError: there are several models, and no ``checkpoint`` file names one.
+        ValueError: there are several models, and no ``checkpoint`` file names one; or a name is that of two models.
     """
     path = Path(path)
     if _is_orbax(path):
@@ -71,6 +71,11 @@ def locate(path: str | os.PathLike[str]) -> Location:
     names = [path, Path(re.sub(r"\.(index|data-\d+-of-\d+|meta|json)$", "", str(path)))]
     for name in names:
         if Path(f"{name}.index").is_file():
+            if name == path and path.is_file():
+                raise errors.InputValueError(
+                    f"nematus.load: {path} is a file and the prefix of a TensorFlow checkpoint, expected the name of one "
+                    f"model; name {path.name}.index, or move the file into another directory"
+                )
             return Location(name, "tensorflow")
     for name in reversed(names):
         if name.is_file():
@@ -93,7 +98,7 @@ def _in_directory(directory: Path) -> Location:
     files = [Location(path, form) for suffix, form in _FORMS for path in sorted(directory.glob(f"*{suffix}"))]
     files = [location for location in files if location.path.is_file()]
     files += [Location(path, "flax") for path in sorted(directory.iterdir()) if _is_orbax(path)]
-    models = models or [location for location in files if _has_options(location.path)]
+    models += [location for location in files if _has_options(location.path)]
     if not models and (directory / "config.json").is_file():
         models = [location for location in files if location.path.name.startswith("model.")]
     if not models:
@@ -102,7 +107,7 @@ def _in_directory(directory: Path) -> Location:
             "another form with its options (*.json); name the file itself"
         )
     if len(models) > 1:
-        names = ", ".join(location.path.name for location in models)
+        names = ", ".join(f"{model.path.name}{'.index' * (model.form == 'tensorflow')}" for model in models)
         raise errors.InputValueError(
             f"nematus.load: {directory} holds {len(models)} models, expected one; name one of {names}"
         )
