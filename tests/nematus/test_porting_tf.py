@@ -139,8 +139,8 @@ def test_numbered_checkpoints(tmp_path: Path) -> None:
 
 def test_an_archive_with_the_name_of_a_tensorflow_checkpoint(tmp_path: Path) -> None:
     config = config_of("layer")
-    for write, seed in ((nematus.save_tensorflow, 1), (nematus.save_theano, 2)):
-        write(tmp_path / "model.npz", config, random_parameters(config, seed=seed))
+    for save, seed in ((nematus.save_tensorflow, 1), (nematus.save_theano, 2)):
+        save(tmp_path / "model.npz", config, random_parameters(config, seed=seed))
     (tmp_path / "checkpoint").unlink()
     with pytest.raises(ValueError, match=r"holds 2 models, expected one; name one of model.npz.index, model.npz$"):
         nematus.load(tmp_path)

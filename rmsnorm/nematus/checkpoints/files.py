@@ -73,8 +73,8 @@ def locate(path: str | os.PathLike[str]) -> Location:
         if Path(f"{name}.index").is_file():
             if name == path and path.is_file():
                 raise errors.InputValueError(
-                    f"nematus.load: {path} is a file and the prefix of a TensorFlow checkpoint, expected the name of one "
-                    f"model; name {path.name}.index, or move the file into another directory"
+                    f"nematus.load: {path} is a file and the prefix of a TensorFlow checkpoint, expected the name of "
+                    f"one model; name {path.name}.index, or move the file into another directory"
                 )
             return Location(name, "tensorflow")
     for name in reversed(names):
