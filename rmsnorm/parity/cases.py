@@ -22,6 +22,7 @@ from rmsnorm.variants import PRESETS, GateFunction, GatePosition, Variant, deriv
 
 Array = npt.NDArray[Any]
 _EVERY: Final = tuple(PRESETS)
+_LARGE: Final = 2**14  # elements
 _MAGNITUDE: Final = {  # of x, such that its square leaves the range of the dtype, or of float32
     "huge": {"float16": 2e4, "bfloat16": 1e20, "float32": 1e20, "float64": 1e300},
     "tiny": {"float16": 2e-3, "bfloat16": 1e-30, "float32": 1e-30, "float64": 1e-300},
@@ -39,13 +40,18 @@ class Case:
         variants: names of the presets that it runs with.
         reason: what it can tell.
         data: kind of values: rows (a quarter of them with an outlier), huge, tiny, clamped, zero_rows (half of them,
-            and x the same memory along its first axis), constant (and one-hot) or non_finite.
+            and x the same memory along its first axis), constant (and one-hot), non_finite or one_sign (no element of
+            x or dy is negative, so that the terms of a sum of gradients add up).
         scale, bias: whether there is one; bias None means as the variant has it.
         parameters: dtype of scale and bias, None for that of x.
         mask: some elements not counted, with NaN under the mask, and a row with none.
         residual, strided: whether there is a residual; whether x is a strided view.
         gate: gate_function and gate_position of the variant that it runs with; None for no gate.
         options: further arguments of the call.
+        repeats: how often the values are repeated along each axis of x, powers of two; empty for once. The golden
+            computes them once, so that a case may have many rows. Not for sums of one sign: there equal terms are
+            rounded alike, and a right sum errs by more than its bound, which takes roundings as random.
+        edge: whether an implementation may refuse such an x.
     """
 
     name: str
@@ -62,6 +68,13 @@ class Case:
     gate: tuple[GateFunction, GatePosition] | None = None
     dtypes: tuple[str, ...] = dtypes.FLOATS
     options: Mapping[str, Any] = field(default_factory=dict)
+    repeats: tuple[int, ...] = ()
+    edge: bool = False
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it has so many elements that what computes each in many digits leaves it out."""
+        return math.prod(self.shape) > _LARGE
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,7 @@ class Data:
     axis: Axis
     feature_axis: Axis | None
     out_dtype: str | None
+    once: Data | None = None  # the values that are repeated
 
     @property
     def options(self) -> dict[str, Any]:
@@ -107,8 +121,17 @@ CASES: Final = (
     Case("tall", (3, 7, 5, 11, 8), ("standard", "torch"), "five axes, and a long sum of parameter gradients"),
     Case("width 1", (7, 1), ("standard", "gemma"), "the gradient cancels but for eps"),
     Case("vector", (64,), ("standard", "llama"), "no axis but the normalised one"),
-    Case("no rows", (0, 16), ("standard",), "empty along the rows"),
-    Case("no columns", (4, 0), ("standard",), "empty along the normalised axis"),
+    Case("no rows", (0, 16), ("standard",), "empty along the rows", edge=True),
+    Case("no batch", (2, 0, 3, 16), ("standard",), "empty along another axis", edge=True),
+    Case("no columns", (4, 0), ("standard",), "empty along the normalised axis", edge=True),
+    Case("one element", (1, 1), ("standard",), "nothing but one number", edge=True),
+    Case("many rows", (65792, 3), ("standard",), "more rows than 16 bits count, or a grid has",
+         repeats=(256, 1)),
+    Case("long sequences", (2, 8224, 3), ("standard",), "many rows along the second axis", repeats=(1, 32, 1)),
+    Case("many of two axes", (8224, 2, 3), ("standard",), "a first index that is large", repeats=(32, 1, 1)),
+    Case("very wide", (2, 66001), ("standard",), "more columns than 16 bits count", edge=True),
+    Case("one sign", (4112, 8), ("standard", "llama"), "a sum of gradients that grows with every row, where a sum in "
+         "16 bits stops", "one_sign"),
     Case("strided", (12, 30), ("standard", "llama"), "a view with gaps in both axes", strided=True),
     Case("huge", (8, 33), ("standard", "llama", "gemma", "paper", "zhang_torch", "x_transformers"),
          "squares that overflow float32", "huge"),
@@ -185,6 +208,9 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         >>> make(CASES[0], "llama", "bfloat16").x.shape
         (48, 96)
     """
+    if any(count > 1 for count in case.repeats):
+        shape = tuple(size // count for size, count in zip(case.shape, case.repeats, strict=True))
+        return _repeated(make(replace(case, shape=shape, repeats=()), variant, dtype), case)
     chosen = _gated(case, derive("make", variant, case.options.get("eps"), case.options.get("partial")))
     random = np.random.default_rng(zlib.crc32(f"{case.name}/{chosen.name}/{dtype}".encode()))
     axis, feature_axis = case.options.get("axis", -1), case.options.get("feature_axis")
@@ -214,7 +240,7 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         x=x,
         scale=scale,
         bias=bias,
-        dy=random.normal(0.1, 1.0, case.shape).astype(call.result),
+        dy=_signed(case, random.normal(0.1, 1.0, case.shape)).astype(call.result),
         dh=random.normal(0.0, 1.0, case.shape).astype(call.x) if case.residual else None,
         tangents=(
             _tangent(case, x, random),
@@ -234,7 +260,25 @@ def recast(data: Data, variant: Variant) -> Data:
     """The same arrays for another variant, with the options of the case."""
     options = data.case.options
     chosen = derive("recast", variant, options.get("eps"), options.get("partial"))
-    return replace(data, variant=chosen, call=_call(data.case, chosen, data.x.dtype.name, data.scale, data.bias))
+    call = _call(data.case, chosen, data.x.dtype.name, data.scale, data.bias)
+    return replace(data, variant=chosen, call=call, once=data.once and recast(data.once, variant))
+
+
+def _repeated(once: Data, case: Case) -> Data:
+    """The arrays of a call, each repeated along the axes of x as often as the case says."""
+
+    def tiled(array: Any) -> Any:
+        return None if array is None else np.tile(array, case.repeats)
+
+    names = ("x", "dy", "dh", "mask", "residual", "gate")
+    return replace(
+        once,
+        **{name: tiled(getattr(once, name)) for name in names},
+        case=case,
+        call=_call(case, once.variant, once.x.dtype.name, once.scale, once.bias),
+        tangents=(tiled(once.tangents[0]), *once.tangents[1:]),
+        once=once,
+    )
 
 
 def _call(case: Case, variant: Variant, dtype: str, scale: Array | None, bias: Array | None) -> Call:
@@ -271,7 +315,7 @@ def _gate(shape: tuple[int, ...], dtype: str, random: np.random.Generator) -> Ar
 
 
 def _values(case: Case, dtype: str, random: np.random.Generator) -> Array:
-    x = random.normal(0.1, 1.0, case.shape)
+    x = _signed(case, random.normal(0.1, 1.0, case.shape))
     along_last = "axis" not in case.options
     rows = (*case.shape[:-1], 1) if along_last else (case.shape[0],) + (1,) * (len(case.shape) - 1)
     if case.data in _MAGNITUDE:
@@ -292,6 +336,10 @@ def _values(case: Case, dtype: str, random: np.random.Generator) -> Array:
     if case.data == "zero_rows":  # a view that may be written to, unlike that of broadcast_to
         x = np.lib.stride_tricks.as_strided(x[:1].copy(), x.shape, (0, *x.strides[1:]))
     return x
+
+
+def _signed(case: Case, values: Array) -> Array:
+    return np.abs(values) if case.data == "one_sign" else values
 
 
 def _with_outliers(x: Array) -> Array:

@@ -104,6 +104,8 @@ def expect(data: Data, quantities: Sequence[str] = QUANTITIES, *, automatic: boo
 
     ``automatic`` is whether the results are those of another program, by automatic differentiation.
     """
+    if data.once is not None:
+        return _repeated(data, expect(data.once, quantities, automatic=automatic), automatic=automatic)
     about = {"residual": data.residual is not None, "automatic": automatic, "alike": data.case.data == "constant"}
     sizes = term_sizes(
         data.x, data.scale, data.bias, dy=data.dy, dh=data.dh, tangents=data.tangents, **data.options, **data.arrays
@@ -114,6 +116,23 @@ def expect(data: Data, quantities: Sequence[str] = QUANTITIES, *, automatic: boo
         unit = np.broadcast_to(sizes[name], value.shape) * dtypes.unit_roundoff(dtype)
         unit = np.maximum(unit, dtypes.smallest_subnormal(dtype) / 2)
         expected[name] = Expected(value, unit, bound(name, data.call, dtype, **about))
+    return expected
+
+
+def _repeated(data: Data, once: Mapping[str, Expected], *, automatic: bool) -> dict[str, Expected]:
+    """What is expected where the rows are repeated: repeated rows, and sums that are as many times as large.
+
+    That many is a power of two, so that rounding the sum is the same before and after.
+    """
+    about = {"residual": data.residual is not None, "automatic": automatic, "alike": data.case.data == "constant"}
+    many, expected = math.prod(data.case.repeats), {}
+    for name, want in once.items():
+        limit = bound(name, data.call, want.value.dtype.name, **about)
+        if name in ("dscale", "dbias"):
+            value, unit = (want.value.astype(np.float64) * many).astype(want.value.dtype), want.unit * many
+        else:
+            value, unit = (np.tile(array, data.case.repeats) for array in (want.value, want.unit))
+        expected[name] = Expected(value, unit, limit)
     return expected
 
 

@@ -68,7 +68,7 @@ def write(
 
     Args:
         folder: made if it does not exist.
-        variants, types, cases: names; an empty sequence means all.
+        variants, types, cases: names; an empty sequence means all, but cases of more than 16,384 elements.
         quantities: what the other program computes; cases that have none of them are left out.
         on_progress: called after every case with the number of cases done and the number of all.
 
@@ -84,7 +84,8 @@ def write(
         >>> write(Path(tempfile.mkdtemp()), variants=["mlx"], types=["float32"])
         2
     """
-    chosen = [pair for pair in select(tuple(variants), tuple(types)) if not cases or pair[0].name in cases]
+    named = [pair for pair in select(tuple(variants), tuple(types)) if not cases or pair[0].name in cases]
+    chosen = named if cases else [pair for pair in named if not pair[0].is_large]
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):  # files of other vectors would count as a part of these

@@ -16,7 +16,7 @@ from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import CASES, make
 
-FINITE = [case for case in CASES if case.data != "non_finite" and 0 not in case.shape]
+FINITE = [case for case in CASES if case.data != "non_finite" and 0 not in case.shape and not case.is_large]
 
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)

@@ -1,0 +1,159 @@
+"""Whether a row's y and gradients are the same bits however many rows are in the call, wherever it is, and every time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rmsnorm.accuracy.ulps import ulps
+from rmsnorm.identify.findings import Findings
+from rmsnorm.identify.session import Session
+from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import TargetError
+
+_COUNTS: Final = (2, 7, 64, 255, 256, 257, 1024, 4096)
+_FEWER: Final = (7, 257, 4096)  # where every count is compiled
+_PERIOD: Final = 7  # different rows, which are repeated: an odd number, so that each of them is at every kind of place
+_WIDTHS: Final = (1024, 4096)  # beside the target's own: programs of one block sum narrow rows in one way
+_ELEMENTS: Final = 2**22  # in one call
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """One result that is not the same bits.
+
+    Attributes:
+        quantity: y, dx or dscale.
+        count: rows in the first call in which it differs; 0 where the same call has another result each time.
+        width: elements in a row.
+        share: of the elements that differ, at most in one call.
+        distance: the largest one in ulps.
+        dtype: of x.
+    """
+
+    quantity: str
+    count: int
+    width: int
+    share: float
+    distance: float
+    dtype: str
+
+    @property
+    def sentence(self) -> str:
+        many = f"{100 * self.share:.2g} % of elements, at most {self.distance:.0f} ulp"
+        where = f"in {self.dtype} with {self.width} elements in a row"
+        if not self.count:
+            return f"{self.quantity} is not the same in two equal calls: {many} {where}"
+        return f"{self.quantity} of a row depends on how many rows there are: from {self.count} rows on, {many} {where}"
+
+
+class Asked(NamedTuple):
+    """What was compared: widths and numbers of rows."""
+
+    widths: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+def dependences(session: Session, *, gradients: bool) -> tuple[list[Dependence], Asked]:
+    """Every quantity that depends on the number of rows, or on the call, with the first number of rows that shows it.
+
+    A call has one row alone, or up to 4,096; seven different rows come again and again, so that each of them is at many
+    places. dscale, a sum over the rows, is compared with that of an equal call.
+    """
+    found: dict[tuple[str, bool], Dependence] = {}
+    widths: list[int] = []
+    counts: list[int] = []
+    for width, resized in _at_widths(session):
+        try:
+            for dtype in [entry for entry in ("float32", "bfloat16") if entry in session.accepts] or session.accepts[:1]:
+                for seen in _of_one(resized, width, dtype, counts, gradients=gradients):
+                    found.setdefault((seen.quantity, not seen.count), seen)
+        except TargetError:
+            continue  # it takes no such x: that is no finding of this step
+        widths.append(width)
+    return list(found.values()), Asked(tuple(widths), tuple(sorted(set(counts))))
+
+
+def solve_batches(session: Session, findings: Findings, *, gradients: bool) -> None:
+    """Say whether results depend on the number of rows. That is no defect: sums in another order are right, too."""
+    if not session.layout.unlimited:
+        findings.not_observable("batches", "it takes one number of rows")
+        return
+    found, asked = dependences(session, gradients=gradients and session.target.differentiable)
+    if not asked.widths:
+        findings.not_observable("batches", "no other number of rows could be tried")
+    elif found:
+        findings.add("batches", "depends", "; ".join(entry.sentence for entry in found))
+    else:
+        tried = ", ".join(map(str, asked.counts))
+        widths = " and ".join(map(str, asked.widths))
+        evidence = f"a row has the same bits alone, in calls of {tried} rows and again, with {widths} elements in a row"
+        findings.add("batches", "the same", evidence)
+
+
+def _at_widths(session: Session) -> Iterator[tuple[int, Session]]:
+    yield session.n, session
+    if session.layout.group:
+        return
+    for width in _WIDTHS:
+        resized = session.resized(width) if width > session.n else None
+        if resized is not None:
+            yield width, resized
+
+
+def _of_one(
+    session: Session, width: int, dtype: str, counts: list[int], *, gradients: bool
+) -> Iterator[Dependence]:
+    random = np.random.default_rng(23)
+    rows, dy = (random.normal(size=(_PERIOD, session.n)) for _ in range(2))
+    parts = [_results(session, rows[i : i + 1], dy[i : i + 1], dtype, gradients=gradients) for i in range(_PERIOD)]
+    alone = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != "dscale"}
+    seen: dict[str, Dependence] = {}
+    for count in _FEWER if session.target.bridge.compiles else _COUNTS:
+        if count * session.n > _ELEMENTS:
+            break
+        many = [np.resize(entry, (count, session.n)) for entry in (rows, dy)]
+        first, again = (_results(session, *many, dtype, gradients=gradients) for _ in range(2))
+        counts.append(count)
+        for name, want in first.items():
+            if want.tobytes() != again[name].tobytes():
+                yield _difference(name, want, again[name], 0, width, dtype)
+        for name, row in alone.items():
+            want = np.resize(row, first[name].shape)
+            if want.tobytes() != first[name].tobytes():
+                one = _difference(name, want, first[name], count, width, dtype)
+                before = seen.get(name, one)
+                share, distance = max(before.share, one.share), max(before.distance, one.distance)
+                seen[name] = replace(before, share=share, distance=distance)
+    yield from seen.values()
+
+
+def _difference(name: str, want: Array, got: Array, count: int, width: int, dtype: str) -> Dependence:
+    distances = ulps(want, got)
+    share, most = float(np.mean(distances != 0)), float(distances.max(initial=0.0))
+    return Dependence(name, count, width, share, most, dtype)
+
+
+def _results(session: Session, rows: Array, dy: Array, dtype: str, *, gradients: bool) -> dict[str, Array]:
+    """y and dx as rows, and dscale, of one call."""
+    x, arrays = session.prepare(rows, dtype, **_parameters(session))
+    results = {"y": session.layout.to_rows(session.target.forward(x, **arrays), len(rows))}
+    session.check_time()
+    if gradients:
+        v = session.layout.to_x(dy).astype(results["y"].dtype)
+        for name, gradient in session.target.all_gradients(v, x=x, **arrays).items():
+            if name == "x" and gradient is not None:
+                results["dx"] = session.layout.to_rows(gradient, len(rows))
+            elif name == "scale" and gradient is not None:
+                results["dscale"] = gradient
+    return results
+
+
+def _parameters(session: Session) -> dict[str, Array]:
+    """A gain that is not constant: a product with a power of two would hide the last bit."""
+    if not session.takes("scale"):
+        return {}
+    return {"scale": session.parameter("scale", np.random.default_rng(25), 0.5, 2.0)}
