@@ -1,4 +1,4 @@
-"""The figures of docs/mathematics.md: python docs/figures.py writes docs/images."""
+"""The figures of docs/mathematics.md and docs/porting.md: python docs/figures.py writes docs/images."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import matplotlib
 import ml_dtypes
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import rms_norm
@@ -59,6 +60,46 @@ def rounding() -> None:
     save(figure, "rounding.svg")
 
 
+def forms() -> None:
+    """The forms of a Nematus model, from those of its trainers to those that are written; arrows are what reads and writes them."""
+    figure = Figure(figsize=(7, 3.8), layout="constrained")
+    axis = figure.subplots()
+    axis.set(xlim=(-1, 101), ylim=(-1, 54))
+    axis.axis("off")
+
+    def box(x: float, y: float, width: float, lines: str, colour: str, height: float = 8) -> None:
+        corner = (x, y - height / 2)
+        axis.add_patch(FancyBboxPatch(corner, width, height, "round,pad=0,rounding_size=1", fc=colour, ec="0.4"))
+        axis.text(x + width / 2, y, lines, ha="center", va="center", size=8, linespacing=1.4)
+
+    def arrow(start: tuple[float, float], end: tuple[float, float], style: str) -> None:
+        axis.annotate("", end, start, arrowprops={"arrowstyle": style, "color": "0.3", "shrinkA": 2, "shrinkB": 2})
+
+    axis.text(0, 51, "from a trainer: read", size=8, weight="bold")
+    axis.text(67, 51, "--to: written, and read again", size=8, weight="bold")
+    box(39, 24, 20, "nematus.load:\narrays by name,\noptions", "#fff2cc", 14)
+    trainers = {
+        "Nematus, TensorFlow\nmodel.npz.index, .data-…": 36,
+        "Nematus, Theano\nmodel.npz": 24,
+        "zero\nmodel-<step>.index, .data-…": 12,
+    }
+    written = {
+        "torch, numpy\nmodel.safetensors": 44,
+        "keras\nmodel.keras": 34,
+        "flax (Orbax)\nmodel.orbax/": 24,
+        "tf\nmodel.npz.index (zero: model-0)": 14,
+        "theano (RNNSearch)\nmodel.npz": 4,
+    }
+    for lines, y in trainers.items():
+        box(0, y, 31, lines, "#dae8fc")
+        arrow((31, y), (39, 24 + (y - 24) / 3), "-|>")
+    for lines, y in written.items():
+        box(67, y, 33, lines, "#d5e8d4")
+        arrow((59, 24 + (y - 24) / 4), (67, y), "<|-|>")
+    save(figure, "forms.svg")
+
+
 if __name__ == "__main__":
     eps()
     rounding()
+    forms()
