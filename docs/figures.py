@@ -61,7 +61,7 @@ def rounding() -> None:
 
 
 def forms() -> None:
-    """The forms of a Nematus model, from those of its trainers to those that are written; arrows are what reads and writes them."""
+    """The forms of a Nematus model, from those of its trainers to those that are written and read again."""
     figure = Figure(figsize=(7, 3.8), layout="constrained")
     axis = figure.subplots()
     axis.set(xlim=(-1, 101), ylim=(-1, 54))
