@@ -18,7 +18,6 @@ from jax import numpy as jnp  # noqa: E402
 from nematus_framework import exact_gradients  # noqa: E402
 
 from rmsnorm.nematus import flax as nematus  # noqa: E402
-from rmsnorm.nematus import numpy as golden  # noqa: E402
 from rmsnorm.nematus.models import rnnsearch, transformer  # noqa: E402
 
 
@@ -92,28 +91,6 @@ def test_training_makes_the_loss_fall(kind):
     losses = [float(step(model, optimizer)) for _ in range(15)]
     assert losses[-1] < 0.5 * losses[0]
     assert int(model.rngs.count[...]) == (15 if kind == "plain" else 0)
-
-
-@pytest.mark.parametrize("kind", ["tied all", "transformer tied all"])
-def test_a_state_has_the_names_of_nematus_and_comes_back(kind, tmp_path):
-    """Through orbax; a state without anything but parameters."""
-    orbax = pytest.importorskip("orbax.checkpoint")
-    is_transformer = kind.startswith("transformer")
-    config = config_of(kind)
-    parameters = random_parameters(config, "float32")
-    graph, state = nnx.split((nematus.Transformer if is_transformer else nematus.RNNSearch)(config, parameters))
-    assert sorted("/".join(path) for path, _ in nnx.to_flat_state(state)) == sorted(parameters)
-    with orbax.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "model", state)
-        checkpointer.wait_until_finished()
-        restored = nnx.merge(graph, checkpointer.restore(tmp_path / "model", jax.tree.map(jnp.zeros_like, state)))
-    assert restored.by_name().keys() == parameters.keys()
-    for name, value in restored.by_name().items():
-        np.testing.assert_array_equal(value, parameters[name], err_msg=name)
-    x, x_mask, _, _ = batch(config)
-    in_numpy = golden.Transformer if is_transformer else golden.RNNSearch
-    wanted = in_numpy(config, random_parameters(config)).encode(x, x_mask)
-    np.testing.assert_allclose(restored.encode(x, x_mask), wanted, rtol=0, atol=2e-5 * max(1.0, abs(wanted).max()))
 
 
 @pytest.mark.slow

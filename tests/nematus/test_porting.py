@@ -21,7 +21,6 @@ from rmsnorm.nematus.names import VERSIONS, check, is_of_training, unused, varia
 from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
 from rmsnorm.nematus.vocabulary import vocabularies
 
-IN_THEANO = [kind for kind in KINDS if kind not in ("prelu", "mixture", "tied mixture", "lexical")]
 OTHER_NUMBERS = "Theano Nematus will compute other numbers"
 
 
@@ -87,26 +86,6 @@ def test_names_that_nematus_wrote() -> None:
     for name, (v01, theano) in expected.items():
         assert (known[name].v01, known[name].theano) == (v01 or name, theano)
     assert {row.theano for row in variables(config_of("factors"))} >= {"Wemb", "Wemb1"}
-
-
-@pytest.mark.parametrize("kind", IN_THEANO)
-@pytest.mark.filterwarnings(f"ignore:.*{OTHER_NUMBERS}")
-def test_a_round_trip_through_theano_changes_no_bit(kind: str, tmp_path: Path) -> None:
-    config, parameters = save(tmp_path, kind)
-    loaded = nematus.load(tmp_path)
-    assert (loaded.config, loaded.names, loaded.smoothed) == (config, "theano", False)
-    assert loaded.parameters.keys() == parameters.keys()
-    for name, array in loaded.parameters.items():
-        assert array.dtype == np.float32
-        np.testing.assert_array_equal(array, parameters[name])
-    assert loaded.left_out == ("decoder_c_tt",)
-    drt = [name for name in loaded.unused if "_drt_" in name]
-    assert (
-        len(drt)
-        == len(loaded.unused)
-        == (0 if "theano" in kind else 4 * (config.rnn_enc_transition_depth - 1) * config.rnn_enc_depth)
-    )
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.npz", "model.npz.json"]
 
 
 def test_warnings_where_theano_nematus_differs(tmp_path: Path) -> None:
