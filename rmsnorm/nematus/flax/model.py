@@ -11,20 +11,20 @@ import jax
 from flax import nnx
 
 from rmsnorm import errors
-from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.flax import operations, sentences
 from rmsnorm.nematus.flax.parameters import Named
 from rmsnorm.nematus.models.parameters import Parameters
-from rmsnorm.nematus.models.search import translate
+from rmsnorm.nematus.models.shell import Shell
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
 
-class Model(Named):
+class Model(Shell, Named):
     """A module for batches (x, x_mask, y, y_mask), whose call is the loss of each sentence."""
 
-    network: ClassVar[Any]  # rnnsearch or transformer of models/
+    operations: ClassVar[Any] = operations
+    sentences: ClassVar[Any] = sentences
 
     def __init__(self, config: Config, parameters: Mapping[str, Any], *, rngs: nnx.Rngs | None = None) -> None:
         super().__init__(parameters)
@@ -36,39 +36,12 @@ class Model(Named):
         """The loss, for wrappers that train a module."""
         return self.loss(x, x_mask, y, y_mask)
 
-    def encode(self, x: Any, x_mask: Any) -> jax.Array:
-        """See protocol.RNNSearch and protocol.Transformer."""
-        run, like = self._with_parameters()
-        return run(self.network.encode, *sentences.source("encode", x, x_mask, self.config, like))
+    def is_training(self) -> bool:
+        return not self.deterministic
 
-    def logits(self, x: Any, x_mask: Any, y: Any) -> jax.Array:
-        """See protocol.RNNSearch and protocol.Transformer."""
-        run, like = self._with_parameters()
-        return run(self.network.score, *sentences.both("logits", x, x_mask, y, None, self.config, like)[:3])
-
-    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> jax.Array:
-        """See protocol.RNNSearch and protocol.Transformer."""
-        run, like = self._with_parameters()
-        batch = sentences.both("loss", x, x_mask, y, y_mask, self.config, like)
-        return run(self.network.loss, *batch, training=not self.deterministic)
-
-    def translate(
-        self,
-        x: Any,
-        x_mask: Any,
-        beam_size: int | None = None,
-        max_length: int | None = None,
-        *,
-        normalization_alpha: float | None = None,
-    ) -> Translations:
-        """See protocol.RNNSearch and protocol.Transformer."""
-        run, like = self._with_parameters(drops=False)
-        batch = sentences.source("translate", x, x_mask, self.config, like)
-        return translate(self.network, self.config, operations, run, *batch, beam_size, max_length, normalization_alpha)
-
-    def _with_parameters(self, *, drops: bool = True) -> tuple[Callable[..., Any], jax.Array]:
-        """What calls a function of the network, compiled, with the parameters as they are now; and one of these."""
-        values, key, config = self.by_name(), self._key() if drops else None, self.config
+    def runner(self, *, training: bool) -> tuple[Callable[..., Any], jax.Array]:
+        """See Shell. The functions are compiled."""
+        values, key, config = self.by_name(), self._key() if training else None, self.config
 
         def run(function: Any, *arrays: Any, **options: Any) -> Any:
             return _run(values, key, *arrays, function=function, config=config, options=tuple(options.items()))
@@ -82,7 +55,7 @@ class Model(Named):
             ValueError: the model was made without rngs.
         """
         own = f"{self.config.model_type}_drop"
-        if self.deterministic or not any(rate for name, rate in vars(self.config).items() if name.startswith(own)):
+        if not any(rate for name, rate in vars(self.config).items() if name.startswith(own)):
             return None
         if self.rngs is None:
             raise errors.out_of_domain("dropout", "rngs", None, "an nnx.Rngs in training", "make the model with one")

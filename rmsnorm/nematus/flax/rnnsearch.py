@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import jax
 
-from rmsnorm.nematus.flax import sentences
 from rmsnorm.nematus.flax.model import Model
 from rmsnorm.nematus.models import rnnsearch
 
@@ -34,6 +33,4 @@ class RNNSearch(Model):
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> jax.Array:
         """See protocol.RNNSearch."""
-        run, like = self._with_parameters()
-        batch = sentences.both("logits", x, x_mask, y, None, self.config, like)
-        return run(rnnsearch.score, *batch[:3], stepwise=stepwise)
+        return self.compute("logits", self.is_training(), x, x_mask, y, stepwise=stepwise)

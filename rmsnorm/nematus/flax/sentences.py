@@ -23,14 +23,6 @@ def source(op: str, x: Any, x_mask: Any, config: Config, like: jax.Array) -> tup
     return jnp.asarray(x), jnp.asarray(x_mask).astype(like.dtype)
 
 
-def both(
-    op: str, x: Any, x_mask: Any, y: Any, y_mask: Any, config: Config, like: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Ids and masks of the source and of the target."""
-    ids, mask = source(op, x, x_mask, config, like)
-    return ids, mask, *target(op, y, ids.shape[2], config, like, y_mask)
-
-
 def target(
     op: str, y: Any, batch: int, config: Config, like: jax.Array, y_mask: Any = None
 ) -> tuple[jax.Array, jax.Array]:

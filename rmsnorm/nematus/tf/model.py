@@ -9,9 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from rmsnorm.nematus.beam import Translations
 from rmsnorm.nematus.models.parameters import Parameters
-from rmsnorm.nematus.models.search import translate
+from rmsnorm.nematus.models.shell import Shell
 from rmsnorm.nematus.tf import operations, sentences
 from rmsnorm.nematus.tf.parameters import Graphs, Named
 
@@ -19,14 +18,15 @@ if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
 
-class NematusModel(Named, keras.Model):
+class NematusModel(Shell, Named, keras.Model):
     """A Keras model of batches (x, x_mask, y, y_mask), whose output is the loss of each sentence.
 
     ``compile`` takes no loss, because ``fit`` minimises the mean of the output. The batch is not the first axis: give
     ``fit`` whole batches, each in a tuple of its own, ((x, x_mask, y, y_mask),).
     """
 
-    network: ClassVar[Any]  # rnnsearch or transformer of models/
+    operations: ClassVar[Any] = operations
+    sentences: ClassVar[Any] = sentences
 
     def __init__(self, config: Config, parameters: Mapping[str, Any], **kwargs: Any) -> None:
         arrays = {name: np.asarray(parameters[name]) for name in sorted(parameters)}
@@ -68,50 +68,26 @@ class NematusModel(Named, keras.Model):
 
     def encode(self, x: Any, x_mask: Any, *, training: bool = False) -> tf.Tensor:
         """See protocol.RNNSearch and protocol.Transformer."""
-        return self.run(self.network.encode, *self.source("encode", x, x_mask), drops=training)
+        return self.compute("encode", training, x, x_mask)
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, training: bool = False) -> tf.Tensor:
         """See protocol.RNNSearch and protocol.Transformer."""
-        return self.run(self.network.score, *self.sentences("logits", x, x_mask, y)[:3], drops=training)
+        return self.compute("logits", training, x, x_mask, y)
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool = False) -> tf.Tensor:
         """See protocol.RNNSearch and protocol.Transformer."""
-        batch = self.sentences("loss", x, x_mask, y, y_mask)
-        return self.run(self.network.loss, *batch, drops=training, training=training)
+        return self.compute("loss", training, x, x_mask, y, y_mask)
 
-    def translate(
-        self,
-        x: Any,
-        x_mask: Any,
-        beam_size: int | None = None,
-        max_length: int | None = None,
-        *,
-        normalization_alpha: float | None = None,
-    ) -> Translations:
-        """See protocol.RNNSearch and protocol.Transformer."""
-        batch = self.source("translate", x, x_mask)
-        return translate(
-            self.network, self.config, operations, self.run, *batch, beam_size, max_length, normalization_alpha
-        )
+    def runner(self, *, training: bool) -> tuple[Callable[..., Any], Any]:
+        """See Shell. The functions are graphs."""
 
-    def run(self, function: Callable[..., Any], *tensors: Any, drops: bool = False, **options: Any) -> Any:
-        """function(parameters, config, *tensors, **options) as a graph; ``drops``: whether with dropout."""
-        tensors = tuple(tf.constant(value) if isinstance(value, int) else value for value in tensors)
-        return self.graphs.run(self._call, *tensors, called=function, drops=drops, **options)
+        def run(function: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
+            tensors = tuple(tf.constant(value) if isinstance(value, int) else value for value in tensors)
+            return self.graphs.run(self._call, *tensors, called=function, drops=training, **options)
+
+        return run, self.variable_dtype
 
     def _call(self, *tensors: Any, called: Callable[..., Any], drops: bool, **options: Any) -> Any:
         config, random = self.config, self.seed if drops else None
         p = Parameters(operations, self.tensors(), config.norm, eps=config.eps, random=random)
         return called(p, config, *tensors, **options)
-
-    def source(self, op: str, x: Any, x_mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Ids and mask of the source."""
-        return sentences.source(op, x, x_mask, self.config, self.variable_dtype)
-
-    def sentences(
-        self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any = None
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Ids and masks of the source and of the target."""
-        ids, mask = self.source(op, x, x_mask)
-        words = sentences.target(op, y, ids.shape[2], self.config, self.variable_dtype, y_mask)
-        return ids, mask, *words

@@ -33,5 +33,4 @@ class RNNSearch(NematusModel):
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False, training: bool = False) -> tf.Tensor:
         """See protocol.RNNSearch."""
-        batch = self.sentences("logits", x, x_mask, y)
-        return self.run(rnnsearch.score, *batch[:3], stepwise=stepwise, drops=training)
+        return self.compute("logits", training, x, x_mask, y, stepwise=stepwise)

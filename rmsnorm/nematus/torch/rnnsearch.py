@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from rmsnorm.nematus.models import rnnsearch
-from rmsnorm.nematus.torch import sentences
 from rmsnorm.nematus.torch.model import Model
 
 __all__ = ["RNNSearch"]
@@ -33,6 +32,4 @@ class RNNSearch(Model):
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Tensor:
         """See protocol.RNNSearch.logits."""
-        run, like = self._with_parameters(self.training)
-        batch = sentences.both("logits", x, x_mask, y, None, self.config, like)
-        return run(rnnsearch.score, *batch[:3], stepwise=stepwise)
+        return self.compute("logits", self.training, x, x_mask, y, stepwise=stepwise)

@@ -22,14 +22,6 @@ def source(op: str, x: Any, x_mask: Any, config: Config, like: Tensor) -> tuple[
     return torch.as_tensor(x, device=like.device).long(), torch.as_tensor(x_mask).to(like)
 
 
-def both(
-    op: str, x: Any, x_mask: Any, y: Any, y_mask: Any, config: Config, like: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ids and masks of the source and of the target."""
-    ids, mask = source(op, x, x_mask, config, like)
-    return ids, mask, *target(op, y, ids.shape[2], config, like, y_mask)
-
-
 def target(op: str, y: Any, batch: int, config: Config, like: Tensor, y_mask: Any = None) -> tuple[Tensor, Tensor]:
     """Ids (length, batch), checked against the size of the vocabulary, and their mask."""
     if not is_transformed():
