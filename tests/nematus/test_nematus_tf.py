@@ -37,14 +37,17 @@ def golden_of(model):
     return kind(model.config, {name: weight.numpy() for name, weight in model.by_name().items()})
 
 
-def test_a_graph_serves_all_sentences():
-    model = model_of("plain")
+@pytest.mark.parametrize("kind", ["plain", "transformer rms", "zero rela tied all"])
+def test_a_graph_serves_all_sentences(kind):
+    model = model_of(kind)
     in_numpy = golden_of(model)
     x, x_mask, y, y_mask = batch(model.config)
     for sentences in ((x, x_mask, y, y_mask), (x[:, :2, 2:], x_mask[:2, 2:], y[:, 2:], y_mask[:, 2:])):
         for _ in range(2):
             np.testing.assert_allclose(model.loss(*sentences).numpy(), in_numpy.loss(*sentences), rtol=1e-5)
-        model.translate(*sentences[:2], 2, 4)
+        result, wanted = (one.translate(*sentences[:2], 2, 4) for one in (model, in_numpy))
+        np.testing.assert_array_equal(result.sequences, wanted.sequences)
+        np.testing.assert_allclose(result.scores, wanted.scores, rtol=1e-4)
     assert len(model.graphs.traced) == 3  # the loss; what comes before the first step of a search, and a step
     assert {graph.experimental_get_tracing_count() for graph in model.graphs.traced.values()} == {1}
 

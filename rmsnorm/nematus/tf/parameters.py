@@ -69,4 +69,6 @@ def _exact(tensor: tf.Tensor) -> tf.TensorSpec:
 
 
 def _relaxed(tensor: tf.Tensor) -> tf.TensorSpec:
-    return tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype)
+    is_sequence = tensor.shape.rank == 3 and tensor.dtype.is_floating  # its features are those of the model
+    sizes = [None] * tensor.shape.rank
+    return tf.TensorSpec([*sizes[:-1], tensor.shape[-1]] if is_sequence else sizes, tensor.dtype)
