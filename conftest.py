@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from rmsnorm.parity.run import keep_what_jax_compiles
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 # What the frameworks compile is kept from one file, process and run to the next. Each of them checks what it reads.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmsnorm"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE / "xla"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+keep_what_jax_compiles()
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE / "inductor"))
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "kernels"))
 CASES = 6

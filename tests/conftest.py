@@ -23,9 +23,6 @@ from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.judge import Implementation, Outcome, named_gradients
-from rmsnorm.parity.run import keep_what_jax_compiles
-
-keep_what_jax_compiles()
 
 # OpenMP reads this when PyTorch loads it: a thread that waits for work sleeps. One that spins takes a core from others
 # where there are more such threads than cores, as with pytest -n.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,20 +23,31 @@ from rmsnorm import dtypes
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")
-from torch.testing._internal import common_methods_invocations as invocations  # noqa: E402
-from torch.testing._internal import common_modules  # noqa: E402
 from torch_layers import torch_rms_norm  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
-INFO = next(op for op in invocations.op_db if op.name == "nn.functional.rms_norm")
-MODULE = next(info for info in common_modules.module_db if info.module_cls is torch.nn.RMSNorm)
+
+
+# The lists of all operators and all modules take seconds to import: a test that needs one does it.
+@cache
+def operator_info() -> Any:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return next(info for info in op_db if info.name == "nn.functional.rms_norm")
+
+
+@cache
+def module_info() -> Any:
+    from torch.testing._internal.common_modules import module_db
+
+    return next(info for info in module_db if info.module_cls is torch.nn.RMSNorm)
 
 
 def samples(dtype: Any, requires_grad: bool = True) -> list[Any]:
     torch.manual_seed(0)
-    found = list(INFO.sample_inputs("cpu", dtype, requires_grad=requires_grad))
+    found = list(operator_info().sample_inputs("cpu", dtype, requires_grad=requires_grad))
     kept = [sample for sample in found if (sample.kwargs.get("eps") or 0) >= 0]
     assert (len(found), len(kept)) == (6, 5)
     return kept
@@ -49,9 +61,9 @@ def leaves_of(sample: Any) -> list[Any]:
 def test_every_flag_of_the_operator_is_kept() -> None:
     """What the operator is declared to support is what the tests here and beside run."""
     declared = ("supports_autograd", "supports_forward_ad", "supports_fwgrad_bwgrad", "supports_gradgrad")
-    assert all(getattr(INFO, name) for name in declared)
-    assert not INFO.supports_out
-    names = {str(dtype).removeprefix("torch.") for dtype in INFO.dtypes}
+    assert all(getattr(operator_info(), name) for name in declared)
+    assert not operator_info().supports_out
+    names = {str(dtype).removeprefix("torch.") for dtype in operator_info().dtypes}
     assert {name for name in names if "complex" not in name} == set(dtypes.FLOATS)
     x = torch.ones(2, 3, dtype=torch.complex64)
     with pytest.raises(TypeError, match="x has dtype complex64, expected float16"):
@@ -91,7 +103,7 @@ def test_error_inputs_of_the_operator() -> None:
     is given axes and no sizes; test_torch_layer.py runs all three on the layer.
     """
     words = (r"axis is empty, expected at least one", r"scale has shape \(1, 2\), expected \(1, 2, 3\) to match axis")
-    declared = list(INFO.error_inputs("cpu"))
+    declared = list(operator_info().error_inputs("cpu"))
     assert len(declared) == 3
     for error, match in zip(declared, words, strict=False):
         shape, weight, eps = error.sample_input.args
@@ -139,7 +151,7 @@ def test_composite_compliance() -> None:
 def module_samples(dtype: Any, training: bool = True) -> Any:
     """Layers made as ModuleInfo makes the built-in, and what they are called with."""
     torch.manual_seed(0)
-    for sample in MODULE.module_inputs_func(MODULE, "cpu", dtype, True, training):
+    for sample in module_info().module_inputs_func(module_info(), "cpu", dtype, True, training):
         made, given = sample.constructor_input, sample.forward_input
         layer = RMSNorm(*made.args, **made.kwargs, dtype=dtype)
         with torch.no_grad():
@@ -165,7 +177,7 @@ def test_requirements_of_modules(dtype: Any) -> None:
         assert moved(*(each.to("meta") for each in args)).shape == y.shape
         wide = copy.deepcopy(layer).to(torch.float64)
         assert all(parameter.dtype == torch.float64 for parameter in wide.parameters())
-    assert not MODULE.module_memformat_affects_out
+    assert not module_info().module_memformat_affects_out
     made = torch.nn.RMSNorm(3).extra_repr()
     assert RMSNorm(3).extra_repr() == made
     with torch.device("meta"):
