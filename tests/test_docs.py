@@ -68,7 +68,8 @@ def test_tables_are_generated(page, command):
         (DOCS / page).read_text(encoding="utf-8"),
         re.DOTALL,
     )
-    printed = subprocess.run([sys.executable, *command.split()], cwd=ROOT, capture_output=True, text=True, check=True)
+    options = {"capture_output": True, "text": True, "check": True, "timeout": 60}
+    printed = subprocess.run([sys.executable, *command.split()], cwd=ROOT, **options)
     assert table is not None
     assert table.group(1) == printed.stdout, f"put the output of `python {command}` into docs/{page}"
 

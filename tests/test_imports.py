@@ -10,6 +10,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import commands
 import pytest
 
 import rmsnorm
@@ -29,46 +30,38 @@ def _run(*arguments, path=None, cwd=None):
     )
 
 
-def _loaded(statement):
-    """The top-level packages and modules of rmsnorm that a statement loads, in a process of its own."""
-    code = (
-        f"import sys, json\n{statement}\n"
-        "print('|' + json.dumps([n for n in sys.modules if n.count('.') == 0 or n.startswith('rmsnorm.')]))"
-    )
-    done = _run("-c", code)
+def _loaded(*statements, path=None):
+    """The top-level packages and modules of rmsnorm that are loaded after each statement, in a process of their own."""
+    show = "print('|' + json.dumps([n for n in sys.modules if n.count('.') == 0 or n.startswith('rmsnorm.')]))"
+    code = "\n".join(["import sys, json", *(f"{statement}\n{show}" for statement in statements)])
+    done = _run("-c", code, path=path)
     assert done.returncode == 0, done.stderr
-    return set(json.loads(done.stdout.rpartition("|")[2]))
+    return [set(json.loads(line[1:])) for line in done.stdout.splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import rmsnorm",
-        "import rmsnorm.cli",
-        "from rmsnorm.cli import app\ntry:\n    app(['--help'])\nexcept SystemExit as end:\n    assert not end.code",
-        "from rmsnorm.cli import app\ntry: app(['check', '--list'])\nexcept SystemExit as end: assert not end.code",
-        "import rmsnorm.numpy_impl as n; n.rms_norm([1.0, 2.0]); n.rms_norm_vjp([1.0, 2.0], [1.0, 2.0])",
-        "from rmsnorm.numpy_impl.paper import derivation, invariances, norms",
-        "import rmsnorm.parity.backends as b; b.open_backend('numpy', 'cpu')",
-    ],
-    ids=["rmsnorm", "cli", "help", "list", "numpy_impl", "derivation", "backends"],
-)
-def test_no_framework_is_loaded(statement):
-    assert not _loaded(statement) & set(PACKAGES)
+STATEMENTS = {
+    "specification": "import rmsnorm, rmsnorm.errors, rmsnorm.call",
+    "numpy_impl": "rmsnorm.numpy_impl.rms_norm([1.0, 2.0]); rmsnorm.numpy_impl.rms_norm_vjp([1.0, 2.0], [1.0, 2.0])",
+    "derivation": "from rmsnorm.numpy_impl.paper import derivation, invariances, norms",
+    "backends": "import rmsnorm.parity.backends as b; b.open_backend('numpy', 'cpu')",
+    "identify": "import rmsnorm.identify",
+    "cli": "from rmsnorm.cli import app",
+    "help": "try: app(['--help'])\nexcept SystemExit as end: assert not end.code",
+    "list": "try: app(['check', '--list'])\nexcept SystemExit as end: assert not end.code",
+    "a framework": "import jax",
+}
 
 
-def test_the_specification_loads_no_array_library():
-    assert not _loaded("import rmsnorm, rmsnorm.errors, rmsnorm.call") & {"numpy", "ml_dtypes", *PACKAGES}
-
-
-def test_the_check_can_fail():
-    """The test sees a package that is loaded."""
-    assert "numpy" in _loaded("import rmsnorm.numpy_impl")
-    for package in PACKAGES:
-        if find_spec(package):
-            assert package in _loaded(f"import {package}"), package
-            return
-    pytest.skip("no framework is installed")
+def test_no_framework_is_loaded_unasked(tmp_path):
+    """Each statement after the ones before it. The last one shows that the test sees a package that is loaded."""
+    (tmp_path / "jax.py").write_text("")
+    loaded = dict(zip(STATEMENTS, _loaded(*STATEMENTS.values(), path=tmp_path), strict=True))
+    assert not loaded["specification"] & {"numpy", "ml_dtypes"}, "the specification loads no array library"
+    assert "rmsnorm.numpy_impl" not in loaded["specification"], "a folder is loaded at its first use"
+    assert {"numpy", "rmsnorm.numpy_impl"} <= loaded["numpy_impl"]
+    assert {name: modules & set(PACKAGES) for name, modules in loaded.items() if modules & set(PACKAGES)} == {
+        "a framework": {"jax"}
+    }
 
 
 @pytest.mark.parametrize("wing", WINGS)
@@ -76,18 +69,14 @@ def test_a_wing_loads_no_other(wing):
     backend = FRAMEWORKS[wing]
     if find_spec(backend.package) is None:
         pytest.skip(f"{backend.package} is not installed; pip install '.[{backend.extra}]'")
-    loaded = _loaded(f"from rmsnorm.{wing}_impl import rms_norm, rms_norm_vjp, rms_norm_jvp")
+    # TensorFlow loads Keras, and Keras loads other frameworks.
+    own, loaded = _loaded(
+        f"import {backend.package}", f"from rmsnorm.{wing}_impl import rms_norm, rms_norm_vjp, rms_norm_jvp"
+    )
     wings = {name for name in loaded if name.endswith("_impl") and name.count(".") == 1}
     assert wings == {f"rmsnorm.{wing}_impl"}
     assert not {name for name in loaded if name.startswith(("rmsnorm.parity", "rmsnorm.cli"))}
-    # TensorFlow loads Keras, and Keras loads other frameworks.
-    own = {backend.package, *_loaded(f"import {backend.package}")}
     assert not (loaded - own) & set(PACKAGES), "the functions need only the package of their arrays"
-
-
-def test_a_folder_is_loaded_at_its_first_use():
-    assert "rmsnorm.numpy_impl" not in _loaded("import rmsnorm")
-    assert "rmsnorm.numpy_impl" in _loaded("import rmsnorm; rmsnorm.numpy_impl.rms_norm([3.0, 4.0])")
 
 
 @pytest.mark.parametrize(
@@ -146,14 +135,11 @@ sys.exit(pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider"]))
 """
 
 
+@pytest.mark.slow  # CI's jobs with one framework show it at each push
 def test_the_tests_load_with_numpy_alone():
     """As in CI's jobs with one framework or none: a file that imports another one would end the session."""
     done = _run("-c", COLLECT, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-
-
-def _check(path, *arguments):
-    return _run("-m", "rmsnorm.cli", "check", *arguments, path=path)
 
 
 def test_the_stubs_hide_the_frameworks(nothing_installed):
@@ -163,26 +149,24 @@ def test_the_stubs_hide_the_frameworks(nothing_installed):
         assert f"ModuleNotFoundError: No module named '{package}'" in done.stderr
 
 
-def test_with_numpy_alone_the_golden_is_checked(nothing_installed, tmp_path):
+def test_with_numpy_alone_the_golden_is_checked_and_what_is_missing_is_named(nothing_installed, tmp_path):
     report = tmp_path / "parity.json"
-    done = _check(nothing_installed, "--backend", "numpy", "--variant", "gemma", "--dtype", "float32", "--json", report)
-    assert done.returncode == 0, done.stdout + done.stderr
-    records = json.loads(Path(report).read_text())["records"]
+    done = commands.rmsnorm(
+        "check", "--variant", "gemma", "--dtype", "float32", "--json", report, path=nothing_installed
+    )
+    assert done.exit_code == 0, done.stdout + done.stderr
+    records = json.loads(report.read_text())["records"]
     assert {record["backend"] for record in records} == {"numpy"}
     assert all(record["passed"] for record in records)
-
-
-def test_with_numpy_alone_what_is_missing_is_named(nothing_installed):
-    done = _check(nothing_installed, "--variant", "standard", "--dtype", "float64")
-    assert done.returncode == 0, done.stdout + done.stderr
     for extra in ("torch", "tf", "flax"):
         assert f"pip install '.[{extra}]'" in done.stdout
 
 
 @pytest.mark.parametrize("backend", ["torch", "tf", "flax"])
 def test_a_backend_that_is_asked_for_and_absent_is_an_error(nothing_installed, backend):
-    done = _check(nothing_installed, "--backend", backend, "--variant", "standard", "--dtype", "float64")
-    assert done.returncode == 2, done.stdout + done.stderr
+    asked = ("--backend", backend, "--variant", "standard", "--dtype", "float64")
+    done = commands.rmsnorm("check", *asked, path=nothing_installed)
+    assert done.exit_code == 2, done.stdout + done.stderr
     assert f"pip install '.[{backend}]'" in done.stdout
 
 

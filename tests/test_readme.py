@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from commands import rmsnorm
 from snippets import run, snippets
 
 ROOT = Path(__file__).parent.parent
@@ -28,9 +29,7 @@ def test_snippets_run(snippet, capsys, tmp_path, monkeypatch):
 
 def test_the_table_of_variants_is_what_the_command_prints():
     table = re.search(r"<!-- rmsnorm variants --markdown -->\n(.*?)<!-- end -->", README, re.DOTALL)
-    printed = subprocess.run(
-        [sys.executable, "-m", "rmsnorm.cli", "variants", "--markdown"], capture_output=True, text=True, check=True
-    ).stdout
+    printed = rmsnorm("variants", "--markdown").stdout
     assert table is not None
     assert table.group(1) == printed, "run `rmsnorm variants --markdown` and put its output into README.md"
 
@@ -43,7 +42,11 @@ def test_the_tables_of_times_are_those_of_the_committed_runs(page, name):
     mark = f"<!-- python benchmarks/tables.py {name} -->\n"
     table = re.search(rf"{re.escape(mark)}(.*?)<!-- end -->", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     printed = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "tables.py", name], capture_output=True, text=True, check=True
+        [sys.executable, ROOT / "benchmarks" / "tables.py", name],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     ).stdout
     assert table is not None
     assert table.group(1) == printed, f"put the output of `python benchmarks/tables.py {name}` into {page}"

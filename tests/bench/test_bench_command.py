@@ -6,8 +6,9 @@ import io
 import json
 import os
 import runpy
-import subprocess
 import sys
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from commands import rmsnorm
 from rich.console import Console
-from typer.testing import CliRunner
 
 from rmsnorm.bench import files, report
 from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.measure import LEAST_TURNS
 from rmsnorm.bench.problem import OPS
 from rmsnorm.bench.run import BackendRun, run
-from rmsnorm.cli import app
 from rmsnorm.cli.usage import backends
 from rmsnorm.frameworks import FRAMEWORKS
 
@@ -47,14 +47,7 @@ def test_the_outcome_of_a_worker_is_reported(code, status, message):
     assert (state.status, state.message) == (status, message)
 
 
-def _bench(*arguments, path=None, **environment):
-    environment = {**os.environ, "COLUMNS": "100", **environment}
-    if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return subprocess.run(
-        [sys.executable, "-m", "rmsnorm.cli", "bench", *map(str, arguments)],
-        capture_output=True, text=True, timeout=500, env=environment, check=False,
-    )  # fmt: skip
+_bench = partial(rmsnorm, "bench")
 
 
 MODES = {
@@ -83,7 +76,7 @@ def test_every_backend_times_a_small_shape(backend, tmp_path):
             TORCHDYNAMO_DISABLE=str(int(backend == "keras-torch")),  # as with PyTorch's own layers, and compiled there
             JAX_NUMPY_DTYPE_PROMOTION="standard",  # Flax's own layers do not run under the strict one of the tests
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_code == 0, done.stdout + done.stderr
     document = json.loads(target.read_text())
     assert [(run["status"], run["cores"]) for run in document["backends"]] == [("done", 1)]
     records = document["records"]
@@ -225,7 +218,7 @@ def test_ours_that_is_wrong_exits_with_1(tmp_path):
     )
     done = _bench("--backend", "numpy", "--op", "fwd", "--shape", "4x64", "--dtype", "float32", "--seconds", "0",
                   path=tmp_path)  # fmt: skip
-    assert done.returncode == 1, done.stderr
+    assert done.exit_code == 1, done.stderr
     assert "ours wrong, fwd 4x64 f32: y" in done.stdout
 
 
@@ -234,10 +227,10 @@ def test_a_backend_that_is_asked_for_and_absent_exits_with_2_and_else_is_skipped
         (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('no {package}', name='{package}')\n")
     small = ("--op", "fwd", "--shape", "2x8", "--dtype", "float32", "--seconds", "0")
     asked = _bench("--backend", "flax", *small, path=tmp_path)
-    assert asked.returncode == 2
+    assert asked.exit_code == 2
     assert "pip install '.[flax]'" in asked.stdout
     skipped = _bench(*small, path=tmp_path)
-    assert skipped.returncode == 0, skipped.stdout + skipped.stderr
+    assert skipped.exit_code == 0, skipped.stdout + skipped.stderr
     assert "NumPy done: 1 cells" in skipped.stdout
     assert all(f"pip install '.[{extra}]'" in skipped.stdout for extra in ("torch", "tf", "flax"))
 
@@ -265,18 +258,15 @@ def test_a_backend_that_is_asked_for_and_absent_exits_with_2_and_else_is_skipped
     ],
 )
 def test_bad_usage_exits_with_2_and_says_what_is_valid(flag, value, words):
-    done = CliRunner().invoke(app, ["bench", flag, value], env={"COLUMNS": "300"})
+    done = _bench(flag, value, COLUMNS="300")
     assert done.exit_code == 2
     assert words in " ".join(done.stderr.split())
 
 
-def test_a_plot_without_matplotlib_says_how_to_install_it(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.util\n_find = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *rest: None if name == 'matplotlib' else _find(name, *rest)\n"
-    )
-    done = _bench("--backend", "numpy", "--plot", tmp_path / "x.svg", path=tmp_path, COLUMNS="300")
-    assert done.returncode == 2
+def test_a_plot_without_matplotlib_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(import_module("rmsnorm.cli.bench"), "find_spec", lambda name: None)
+    done = _bench("--backend", "numpy", "--plot", tmp_path / "x.svg", COLUMNS="300")
+    assert done.exit_code == 2
     assert "matplotlib is not installed, expected for --plot; from a checkout: pip install '.[plot]'" in done.stderr
 
 
@@ -284,7 +274,7 @@ def test_a_backend_has_the_names_of_the_frameworks():
     """An alias is its backend, and two names of one backend are one run."""
     small = ("--op", "fwd", "--shape", "2x8", "--dtype", "float32", "--seconds", "0")
     done = _bench("--backend", "np", "--backend", "numpy", *small)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_code == 0, done.stdout + done.stderr
     assert done.stdout.count("NumPy done: 1 cells") == 1
     for row in FRAMEWORKS.values():
         for alias in row.aliases:
@@ -294,13 +284,13 @@ def test_a_backend_has_the_names_of_the_frameworks():
 
 def test_numpy_on_a_gpu_is_refused():
     done = _bench("--backend", "numpy", "--device", "cuda")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "NumPy refused: numpy: device is 'cuda', expected 'cpu'" in done.stdout
 
 
 def test_help_teaches():
     shown = _bench("--help", COLUMNS="160")
-    assert shown.returncode == 0
+    assert shown.exit_code == 0
     flags = "backend op shape dtype variant device seconds threads json summary plot"
     for word in flags.split():
         assert f"--{word}" in shown.stdout

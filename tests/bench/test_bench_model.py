@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from commands import rmsnorm
 
 from rmsnorm.bench import model
 from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.measure import LEAST_TURNS
 from rmsnorm.bench.models import DTYPES, MODES, NORMS, OPS, Sizes, draw_decoding, draw_tokens
-from rmsnorm.cli import app
 
 SMALL = Sizes(layers=1, width=16, batch=1, length=4)
 
@@ -25,7 +24,7 @@ def test_the_model_in_pytorch_is_timed_with_every_norm(tmp_path: Path) -> None:
     sizes = [f"--{name}={size}" for name, size in SMALL._asdict().items()]
     target = tmp_path / "model.json"
     arguments = ["--backend", "torch", "--mode", "eager", "--seconds", "0", "--threads", "1", *sizes, "--json", target]
-    done = CliRunner().invoke(app, ["bench", "model", *map(str, arguments)])
+    done = rmsnorm("bench", "model", *arguments)
     assert done.exit_code == 0, done.output
     records = json.loads(target.read_text())["records"]
     rows = [(record["dtype"], record["op"], record["norm"]) for record in records]
@@ -130,15 +129,13 @@ def test_what_is_drawn_is_the_same_each_time_and_has_the_sizes() -> None:
     ],
 )
 def test_bad_usage_exits_with_2_and_says_what_is_valid(options: str, words: str) -> None:
-    done = CliRunner().invoke(app, ["bench", "model", *options.split()], env={"COLUMNS": "300"})
+    done = rmsnorm("bench", "model", *options.split(), COLUMNS="300")
     assert done.exit_code == 2
     assert words in " ".join(done.stderr.split())
 
 
 def test_help_teaches() -> None:
-    shown = " ".join(
-        CliRunner().invoke(app, ["bench", "model", "--help"], env={"COLUMNS": "200"}).stdout.replace("│", " ").split()
-    )
+    shown = " ".join(rmsnorm("bench", "model", "--help").stdout.replace("│", " ").split())
     assert "rmsnorm bench model --backend torch --dtype bfloat16" in shown
     for word in (
         "a step of gradient descent",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import rmsnorm
 
 from rmsnorm.bench.measure import LEAST_TURNS
 from rmsnorm.bench.recurrent import NORMS, OPS, Sizes, allowed, make
@@ -22,12 +20,7 @@ MODES = {"numpy": [""], "torch": [""], "tf": ["graph", "jit"], "flax": ["jit"]}
 
 
 def bench(*arguments: str, path: Path) -> Any:
-    code = f"import sys; sys.path.insert(0, {str(path)!r}); from rmsnorm.cli import app; app()"
-    environment = {"PYTHONPATH": str(path)}
-    return subprocess.run(
-        [sys.executable, "-c", code, "bench", "recurrent", *arguments],
-        capture_output=True, text=True, timeout=300, env={**os.environ, **environment, "COLUMNS": "200"},
-    )  # fmt: skip
+    return rmsnorm("bench", "recurrent", *arguments, path=path)
 
 
 @pytest.mark.parametrize("backend", FRAMEWORKS)
@@ -37,7 +30,7 @@ def test_every_backend(backend: str, tmp_path: Path) -> None:
     if row.missing:
         pytest.skip(f"{row.missing} is not installed; pip install '.[{row.extra}]'")
     done = bench("--backend", backend, *SMALL, "--json", str(tmp_path / "bench.json"), path=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_code == 0, done.stdout + done.stderr
     records = json.loads((tmp_path / "bench.json").read_text())["records"]
     assert sorted((r["mode"], r["norm"], r["op"]) for r in records) == sorted(
         (mode, norm, op) for mode in MODES[backend] for norm in NORMS for op in OPS[: 1 if backend == "numpy" else 2]
@@ -59,7 +52,7 @@ def test_what_is_wrong_is_named_and_not_timed(tmp_path: Path) -> None:
         "recurrent.nematus_gru = wrong\n"
     )
     done = bench("--backend", "numpy", *SMALL, path=tmp_path)
-    assert done.returncode == 1, done.stderr
+    assert done.exit_code == 1, done.stderr
     assert "rms wrong, fwd 3x2x4x8 f32: off by" in done.stdout
     assert "prms wrong" not in done.stdout
 
@@ -79,6 +72,6 @@ def test_the_bound_is_above_roundings_and_below_another_norm() -> None:
 
 def test_an_unknown_backend_and_help() -> None:
     done = bench("--backend", "theano", path=Path("/nowhere"))
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "rmsnorm bench recurrent: backend is 'theano', expected" in done.stderr
     assert "rmsnorm bench recurrent --backend torch" in bench("--help", path=Path("/nowhere")).stdout

@@ -1,33 +1,24 @@
-"""The command line, run as a user runs it."""
+"""The command line: what it prints, its files and its exit status."""
 
 import io
 import json
-import os
 import re
-import subprocess
-import sys
 from importlib import import_module
 
 import pytest
+from commands import rmsnorm
 from rich.console import Console
 
 from rmsnorm import PRESETS, Variant, __version__, screen
-from rmsnorm.cli import app, tables
+from rmsnorm.cli import tables
 from rmsnorm.variants import families
 
 listing = import_module("rmsnorm.cli.check")._listing
 
 
-def rmsnorm(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "rmsnorm.cli", *arguments],
-        capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "160"},
-    )  # fmt: skip
-
-
 def test_help_teaches():
     shown = rmsnorm("check", "--help")
-    assert shown.returncode == 0
+    assert shown.exit_code == 0
     for word in ("--backend", "--variant", "--dtype", "--device", "--json", "--junit", "--markdown", "--all", "--list"):
         assert word in shown.stdout
     assert "rmsnorm check --backend torch --variant llama --dtype bfloat16" in shown.stdout
@@ -38,7 +29,7 @@ def test_help_teaches():
 @pytest.mark.slow
 def test_a_backend_has_other_names():
     shown = rmsnorm("check", "--backend", "np", "--variant", "llama", "--dtype", "bfloat16")
-    assert shown.returncode == 0, shown.stderr
+    assert shown.exit_code == 0, shown.stderr
     assert "NumPy held: all" in shown.stdout
 
 
@@ -46,7 +37,7 @@ def test_check_holds_and_writes_its_reports(tmp_path):
     files = {name: tmp_path / f"parity.{name}" for name in ("json", "junit", "markdown")}
     flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     shown = rmsnorm("check", "--backend", "numpy", "--variant", "llama", "--dtype", "bfloat16", *flags)
-    assert shown.returncode == 0, shown.stderr
+    assert shown.exit_code == 0, shown.stderr
     assert "NumPy held: all" in shown.stdout
     assert "llama" in shown.stdout
     records = json.loads(files["json"].read_text())["records"]
@@ -72,13 +63,13 @@ def test_check_holds_and_writes_its_reports(tmp_path):
 )
 def test_bad_usage_exits_with_2_and_says_what_is_valid(flag, value, words):
     shown = rmsnorm("check", flag, value)
-    assert shown.returncode == 2
+    assert shown.exit_code == 2
     assert words in " ".join(shown.stderr.split())
 
 
 def test_a_device_that_a_requested_backend_lacks_exits_with_2():
     shown = rmsnorm("check", "--backend", "numpy", "--device", "cuda")
-    assert shown.returncode == 2
+    assert shown.exit_code == 2
     assert "NumPy refused: numpy: device is 'cuda', expected 'cpu'" in shown.stdout
 
 
@@ -88,19 +79,15 @@ def test_a_disagreement_exits_with_1(tmp_path):
         "true = derivation.rms\n"
         "derivation.rms = lambda *args, **options: true(*args, **options) * (1 + 1e-4)\n"
     )
-    shown = subprocess.run(
-        [sys.executable, "-m", "rmsnorm.cli", "check", "--backend", "numpy", "--variant", "t5", "--dtype", "float32"],
-        capture_output=True, text=True, timeout=300,
-        env={**os.environ, "COLUMNS": "160", "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
-    assert shown.returncode == 1, shown.stderr
+    shown = rmsnorm("check", "--backend", "numpy", "--variant", "t5", "--dtype", "float32", path=tmp_path)
+    assert shown.exit_code == 1, shown.stderr
     assert "x numpy t5 f32 'rows' y: parity ratio" in shown.stdout
     assert "NumPy differs:" in shown.stdout
 
 
 def test_list_shows_cases_without_running_any():
     shown = rmsnorm("check", "--list", "--variant", "lasagne")
-    assert shown.returncode == 0
+    assert shown.exit_code == 0
     assert "channels" in shown.stdout
     assert "per-channel parameters" in shown.stdout
     assert "zero rows" not in shown.stdout
@@ -117,15 +104,9 @@ def test_the_list_of_cases_fits_a_terminal(width):
     assert ("or a pipe, also: variants" in " ".join(" ".join(lines).split())) == (width < 250)
 
 
-def printed(capsys, *arguments):
-    """What `rmsnorm variants` prints, without a process of its own."""
-    app(["variants", *arguments], standalone_mode=False)
-    return capsys.readouterr().out
-
-
-def test_variants_are_listed_whole_in_80_columns(capsys):
+def test_variants_are_listed_whole_in_80_columns():
     """In a pipe and in a terminal of any width: it has no columns that could be left out."""
-    shown = printed(capsys)
+    shown = rmsnorm("variants").stdout
     assert max(map(len, shown.splitlines())) <= 80
     entries = dict(zip(PRESETS, re.split("^(?:" + "|".join(PRESETS) + ") +", shown, flags=re.M)[1:], strict=True))
     for preset in PRESETS.values():
@@ -138,8 +119,8 @@ def test_variants_are_listed_whole_in_80_columns(capsys):
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "qwen3", "Mamba2", "pixtral"])
-def test_one_variant_is_shown_in_full(name, capsys):
-    lines = printed(capsys, name).splitlines()
+def test_one_variant_is_shown_in_full(name):
+    lines = rmsnorm("variants", name).stdout.splitlines()
     assert max(map(len, lines)) <= 80
     labels = [line[2:16].strip() for line in lines if re.match("  [a-z]", line)]
     assert labels == ["equation", "eps", "place of eps", "statistic", "rounded", "dtype of y", "gain", "bias",
@@ -150,17 +131,17 @@ def test_one_variant_is_shown_in_full(name, capsys):
         assert family.variant.split(",")[0] in lines
 
 
-def test_variants_as_json_are_the_fields(capsys):
-    rows = json.loads(printed(capsys, "--json"))
+def test_variants_as_json_are_the_fields():
+    rows = json.loads(rmsnorm("variants", "--json").stdout)
     assert [Variant.from_json(json.dumps({key: value for key, value in row.items() if key != "families"}))
             for row in rows] == list(PRESETS.values())  # fmt: skip
-    one = json.loads(printed(capsys, "gemma", "--json"))
+    one = json.loads(rmsnorm("variants", "gemma", "--json").stdout)
     assert (one["scale_offset"], one["families"]) == (1, ["gemma", "gemma2", "gemma3", "recurrent_gemma"])
 
 
 def test_invariances_prints_the_papers_table():
     shown = rmsnorm("invariances")
-    assert shown.returncode == 0
+    assert shown.exit_code == 0
     lines = {line.split("│")[1].strip(): line for line in shown.stdout.splitlines() if line.count("│") == 8}
     assert lines["LayerNorm"].count("holds") == 4
     assert lines["RMSNorm"].count("holds") == 3

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from commands import rmsnorm
 
-from rmsnorm.cli import app
 from rmsnorm.files import replacing, write_text
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -107,11 +106,11 @@ def test_ctrl_c_keeps_what_check_has_finished(tmp_path: Path) -> None:
 def test_a_full_disk(tmp_path: Path) -> None:
     """A sentence and status 2, whichever output it is."""
     with open("/dev/full", "w") as full:
-        run = subprocess.run([*COMMAND, "variants"], stdout=full, stderr=subprocess.PIPE, text=True)
+        run = subprocess.run([*COMMAND, "variants"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert run.returncode == 2
     assert run.stderr == ("rmsnorm: standard output cannot be used, as the system says: No space left on device\n")
     arguments = ["check", "--backend", "numpy", "--variant", "mlx", "--dtype", "float32", "--json", "/dev/full"]
-    run = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True)
+    run = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60)
     assert run.returncode == 2
     assert "/dev/full cannot be used, as the system says: No space left on device" in run.stderr
     assert "Traceback" not in run.stderr
@@ -147,7 +146,7 @@ def test_vectors_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(vectors, "_serialized", full)
     for folder in (tmp_path / "new", tmp_path):
-        run = CliRunner().invoke(app, ["vectors", "write", str(folder), "--variant", "mlx"])
+        run = rmsnorm("vectors", "write", folder, "--variant", "mlx")
         assert run.exit_code == 2, run.output
         assert not list(tmp_path.iterdir())
 
@@ -169,11 +168,11 @@ def test_manifests_that_are_none(tmp_path: Path, document: Any) -> None:
         digest = vectors._digest_of(document["files"])
         document = {"kind": vectors._KIND, "format": vectors.FORMAT, "digest": digest, **document}
     (tmp_path / "manifest.json").write_text(json.dumps(document))
-    run = CliRunner().invoke(app, ["vectors", "check", str(tmp_path)])
+    run = rmsnorm("vectors", "check", tmp_path)
     assert run.exit_code == 2, run.output
     assert "expected" in run.output
     (tmp_path / "manifest.json").write_text("[" * 100_000)
-    assert CliRunner().invoke(app, ["vectors", "check", str(tmp_path)]).exit_code == 2
+    assert rmsnorm("vectors", "check", tmp_path).exit_code == 2
 
 
 def test_onnx_files_that_are_none(tmp_path: Path) -> None:

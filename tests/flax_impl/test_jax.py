@@ -465,7 +465,7 @@ try:
 except ModuleNotFoundError as error:
     print('needs', error.name)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "needs flax\n"
 
 

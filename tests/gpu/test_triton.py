@@ -35,7 +35,7 @@ def run(tests, *options, package=ROOT, kernels="interpret"):
         "PYTHONPATH": os.pathsep.join([str(package), str(TRITON), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, *options]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=230)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch_kernels.py runs on the GPU")
@@ -83,7 +83,7 @@ def test_after_tensorflow_triton_is_not_imported():
     code = "import sys, types; sys.modules['tensorflow'] = types.ModuleType('tensorflow')\n"
     code += "from rmsnorm import gpu; print(gpu.has_triton())"
     environment = {**os.environ, "PYTHONPATH": str(TRITON)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
     assert done.stdout == "False\n"
     assert "import triton first, or set RMSNORM_GPU_KERNELS=0" in done.stderr
 
@@ -92,7 +92,7 @@ def test_after_tensorflow_triton_is_not_imported():
 def test_the_script_for_a_machine_with_a_gpu_runs_dry(tmp_path):
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(TRITON), "BACKENDS": "torch"}
     command = [ROOT / "benchmarks/gpu.sh", "--dry-run", tmp_path / "results"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert {path.name for path in (tmp_path / "results").iterdir()} == {"machine.txt", "parity-torch.json"}
     assert "torch" in (tmp_path / "results/machine.txt").read_text()

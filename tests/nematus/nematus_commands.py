@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from commands import rmsnorm
 
-from rmsnorm.cli import app
 from rmsnorm.nematus.config import Config
 
 PACKAGES = {"torch": "torch", "keras": "tensorflow", "flax": "flax", "tf": "tensorflow"}
@@ -18,9 +17,7 @@ PACKAGES = {"torch": "torch", "keras": "tensorflow", "flax": "flax", "tf": "tens
 
 def run(*arguments: Any, status: int = 0, typed: bytes | None = None) -> str:
     """What ``rmsnorm port`` with these arguments prints, and what it prints as an error where that is expected."""
-    result = CliRunner().invoke(app, ["port", *map(str, arguments)], input=typed, env={"COLUMNS": "1000"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = rmsnorm("port", *arguments, typed=typed, COLUMNS="1000")
     assert result.exit_code == status, result.output
     return result.stdout if status == 0 else result.output
 

@@ -207,7 +207,8 @@ def test_what_describes_a_call_is_small_and_goes_between_processes() -> None:
 def test_without_numba_the_import_says_so():
     code = "import sys\nsys.modules['numba'] = None\nimport rmsnorm.numpy_impl.fast\nprint('imported')"
     environment = {name: value for name, value in os.environ.items() if name != "RMSNORM_CPU_KERNELS"}
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment)
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert "imported" not in done.stdout
     assert "numpy_impl.fast is now the golden, 200 to 1,600 times as slow, as numba is not installed" in done.stderr
     assert "from a checkout: pip install '.[cpu]'" in done.stderr

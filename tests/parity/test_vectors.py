@@ -6,7 +6,6 @@ import os
 import shutil
 import struct
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
+from commands import rmsnorm
 from safetensors.numpy import save_file
 
 from rmsnorm import Variant
@@ -317,13 +317,6 @@ def test_only_the_quantities_asked_for_count(tmp_path):
     }
 
 
-def rmsnorm(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "rmsnorm.cli", *map(str, arguments)],
-        capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "160"},
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def compiler():
     path = shutil.which(os.environ.get("CC", "cc"))
@@ -338,7 +331,7 @@ def test_the_example_in_c(compiler, tmp_path):
     folder, program = tmp_path / "vectors", tmp_path / "rms_norm"
     flags = ["--quantity", "y", "--quantity", "dx", "--quantity", "dscale"]
     done = rmsnorm("vectors", "write", folder, "--variant", "gemma", "--dtype", "float32", *flags)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert done.stdout.startswith("7 cases, 0.3 MB in ")
     (folder / "outputs").mkdir()
     for define, status, words in ((), 0, "vectors held: all 20 comparisons of 7 cases"), (
@@ -348,7 +341,7 @@ def test_the_example_in_c(compiler, tmp_path):
         subprocess.run([compiler, *strict, *define, "-o", program, SOURCE, "-lm"], check=True, timeout=60)
         subprocess.run([program, *sorted(folder.glob("gemma.*.safetensors"))], check=True, timeout=60)
         done = rmsnorm("vectors", "check", folder, "--junit", tmp_path / "parity.xml")
-        assert done.returncode == status, done.stdout + done.stderr
+        assert done.exit_code == status, done.stdout + done.stderr
         assert words in done.stdout
         assert ("<failure" in (tmp_path / "parity.xml").read_text()) == bool(status)
 
@@ -381,6 +374,6 @@ def test_the_example_in_c_refuses_what_it_cannot_read(compiler, tmp_path):
 )
 def test_bad_usage_exits_with_2_and_one_sentence(arguments, words, tmp_path):
     shown = rmsnorm("vectors", *(str(tmp_path) if word == "DIR" else word for word in arguments))
-    assert shown.returncode == 2
+    assert shown.exit_code == 2
     assert words in " ".join(shown.stderr.split())
     assert "Traceback" not in shown.stderr

@@ -11,11 +11,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from commands import rmsnorm
 
 from rmsnorm import numpy_impl
 from rmsnorm.accuracy.bounds import bound
-from rmsnorm.cli import app
 from rmsnorm.parity import check, fitting, report
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.targets import open_target
@@ -196,7 +195,7 @@ def test_the_command_checks_a_target(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "own", raising=False)
-    done = CliRunner().invoke(app, ["check", *arguments], env={"COLUMNS": "200"})
+    done = rmsnorm("check", *arguments)
     assert done.exit_code == status, done.output
     assert words in done.output
     assert (tmp_path / "a.html").exists() == ("--html" in arguments)
