@@ -24,6 +24,7 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rms
 keep_what_jax_compiles()
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE / "inductor"))
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "kernels"))
+_TESTS = Path(__file__).with_name("tests")
 CASES = 6
 SEED = os.environ.get("RMSNORM_TEST_SEED", "0")
 if not find_spec("numba"):
@@ -39,13 +40,6 @@ _NEEDS = {
     "flax": ["flax_impl/layers.py", "flax_impl/linen.py", "nematus/flax/*", "*/flax.py"],
 }
 _NEEDS["torch"] += ["conversion/layer_norm/__init__.py", "conversion/replacement/__init__.py"]  # whose examples use it
-_PROGRAMS = {  # that tests run or import
-    "keras": ["tests/**/keras_*.py"],
-    "jax": ["tests/**/flax_*.py"],
-    "torch": ["tests/**/torch_*.py"],
-    "triton": ["tests/gpu/*_machine_code.py"],
-    "tensorflow": ["tests/**/tf_*.py"],
-}
 if find_spec("hypothesis"):
     from hypothesis import settings
 
@@ -53,7 +47,13 @@ if find_spec("hypothesis"):
 
 collect_ignore_glob = [
     f"rmsnorm/{pattern}" for package, patterns in _NEEDS.items() if not find_spec(package) for pattern in patterns
-] + [pattern for package, patterns in _PROGRAMS.items() if not find_spec(package) for pattern in patterns]
+]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Of the files in tests/ only those with tests: --doctest-modules would import helpers and programs, too."""
+    is_test = collection_path.name.startswith("test_") or collection_path.suffix != ".py"
+    return None if is_test or not collection_path.is_relative_to(_TESTS) else True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,7 +8,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -183,6 +183,20 @@ def wing(request: pytest.FixtureRequest) -> Wing:
     if find_spec(backend.package) is None:
         pytest.skip(f"{backend.package} is not installed; pip install '.[{backend.extra}]'")
     return Wing(request.param)
+
+
+@pytest.fixture
+def forget() -> Iterator[Callable[..., None]]:
+    """Empties the caches of functions, now and at the end of the test: what they keep depends on what it replaces."""
+    emptied: list[Any] = []
+
+    def empty(*functions: Any) -> None:
+        emptied.extend(functions)
+        for function in functions:
+            function.cache_clear()
+
+    yield empty
+    empty(*emptied)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,15 +84,16 @@ def test_a_full_disk(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_code_whose_dependencies_are_not_known_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_whose_dependencies_are_not_known_is_not_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, forget: Any
+) -> None:
     """As in a bundle without the sources, or without the description of numba."""
     for name, value in (("__file__", str(folder / "bundle" / "cache.py")), ("version", _unknown)):
         with monkeypatch.context() as patch:
             patch.setattr(cache, name, value)
-            cache._state.cache_clear()
+            forget(cache._state)
             cache.write("f", CODE)
             assert cache.read("f") is None
-    cache._state.cache_clear()
     assert list(folder.iterdir()) == []
 
 

@@ -236,12 +236,11 @@ def test_errors_of_a_handler() -> None:
             jax.block_until_ready(jax.ffi.ffi_call("rmsnorm", types)(x, attribute=attribute))
 
 
-def test_a_jaxlib_that_does_not_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jaxlib_that_does_not_take_them(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: the handler's API version (0.3) is incompatible")
 
     monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
-    rows._is_registered.cache_clear()
+    forget(rows._is_registered)
     with pytest.warns(UserWarning, match="this jaxlib does not accept the CPU kernels"):
         assert calls(lambda x: rms_norm(x), jnp.ones((2, 3))) == 0
-    rows._is_registered.cache_clear()

@@ -32,14 +32,14 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=WAYS)
-def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+def way(request: Any, monkeypatch: pytest.MonkeyPatch, forget: Any) -> str:
     """One of the ways, for tensors of every size. A call that it does not support goes to the next way."""
     if request.param == "kernels" and not cpu.is_available():
         pytest.skip("no numba")
     if request.param != "kernels":
         monkeypatch.setattr(cpu, "supports", lambda call: False)
     monkeypatch.setattr(eager, "_LARGE", 2**60 if request.param == "operations" else 1)
-    eager.compiled.cache_clear()
+    forget(eager.compiled)
     return str(request.param)
 
 
@@ -79,11 +79,11 @@ def test_every_way_is_the_golden(name: str, dtype: str, way: str, monkeypatch: p
     assert bool(eager.compiled.cache_info().misses) == (way == "compiled" or (way == "kernels" and not used))
 
 
-def test_one_trace_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_trace_for_every_batch(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     """One forward and one backward trace for all sizes of the axes that share parameters; others for another width."""
     monkeypatch.setattr(cpu, "supports", lambda call: False)
     monkeypatch.setattr(eager, "_LARGE", 1)
-    eager.compiled.cache_clear()
+    forget(eager.compiled)
     traced, traced_of = [], eager.compiled
     monkeypatch.setattr(eager, "compiled", lambda *arguments: traced.append(traced_of(*arguments)) or traced[-1])
     for batch in ((2, 3), (5, 3), (1, 7)):

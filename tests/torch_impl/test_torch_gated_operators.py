@@ -167,19 +167,16 @@ def test_what_the_kernels_cannot_read_takes_plain_operations(axes: Any) -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_the_operators_compute_without_kernels(gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operators_compute_without_kernels(gated: bool, monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     """In a process that loads a program and has no kernels; and no rows, which no kernel takes."""
     (x, scale, gate), dy = problem()
     z = gate if gated else None
     text = settings((x, scale, z))
     wanted = [*FORWARD(x, scale, z, text), *BACKWARD(dy, x, scale, z, text)]
     assert [t.shape for t in FORWARD(x[:0], scale, z if z is None else z[:0], text)] == [(0, 2, 6), (0, 2, 1)]
-    gated_operators._planned.cache_clear()
-    gated_operators.gates.plan.cache_clear()
+    forget(gated_operators._planned, gated_operators.gates.plan)
     monkeypatch.setattr("rmsnorm.cpu.is_available", lambda: False)
     results = [*FORWARD(x, scale, z, text), *BACKWARD(dy, x, scale, z, text)]
-    gated_operators._planned.cache_clear()
-    gated_operators.gates.plan.cache_clear()
     for result, want in zip(results, wanted, strict=True):
         assert (result.shape, result.dtype) == (want.shape, want.dtype)
         assert not result.numel() or (result - want).abs().max() <= NEAR * max(1.0, float(want.detach().abs().max()))

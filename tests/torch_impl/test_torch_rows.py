@@ -6,7 +6,7 @@ import copy
 import functools
 import io
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -32,17 +32,15 @@ def draw(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
 
 
 @pytest.fixture
-def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+def without_kernels(monkeypatch: pytest.MonkeyPatch, forget: Any) -> Callable[[bool], None]:
     """Switches the kernels off, and on again."""
 
     def switch(off: bool) -> None:
         monkeypatch.setattr(cpu, "supports", (lambda call: False) if off else supports)
-        functional._planned.cache_clear()
+        forget(functional._planned)
 
     supports = cpu.supports
-    yield switch
-    monkeypatch.undo()
-    functional._planned.cache_clear()
+    return switch
 
 
 def operators(function: Callable[[], Any]) -> set[str]:

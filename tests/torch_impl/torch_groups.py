@@ -429,12 +429,6 @@ def feature_parallel_layer() -> None:
     assert torch.equal(theirs.weight, scale)
 
 
-CHECKS = (
-    bfloat16, float32, float64, mixed_placements, two_dimensions, second_derivatives,
-    data_parallel, fully_sharded, sequence_parallel, feature_parallel_layer,
-)  # fmt: skip
-
-
 def run(rank: int, world: int, folder: Path, *names: str) -> None:
     """All checks in one group. A process that fails leaves, and the others lose it; they are ended from outside."""
     torch.set_num_threads(1)
