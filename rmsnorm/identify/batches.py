@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -16,6 +16,7 @@ from rmsnorm.targets.target import TargetError
 
 _COUNTS: Final = (2, 7, 64, 255, 256, 257, 1024, 4096)
 _FEWER: Final = (7, 257, 4096)  # where every count is compiled
+_FEWEST: Final = (7, 257)  # of identify, which asks for much else
 _PERIOD: Final = 7  # different rows, which are repeated: an odd number, so that each of them is at every kind of place
 _WIDTHS: Final = (1024, 4096)  # beside the target's own: programs of one block sum narrow rows in one way
 _ELEMENTS: Final = 2**22  # in one call
@@ -57,19 +58,28 @@ class Asked(NamedTuple):
     counts: tuple[int, ...]
 
 
-def dependences(session: Session, *, gradients: bool) -> tuple[list[Dependence], Asked]:
+def dependences(session: Session, *, gradients: bool, thorough: bool = True) -> tuple[list[Dependence], Asked]:
     """Every quantity that depends on the number of rows, or on the call, with the first number of rows that shows it.
 
     A call has one row alone, or up to 4,096; seven different rows come again and again, so that each of them is at many
     places. dscale, a sum over the rows, is compared with that of an equal call.
+
+    Args:
+        session: of the target.
+        gradients: whether dx and dscale count.
+        thorough: whether to ask for float32 and bfloat16, at three widths, with eight numbers of rows (three where a
+            library compiles each); else for one dtype, two widths and two numbers.
     """
+    few = _FEWER if session.target.bridge.compiles else _COUNTS
+    sizes, more = (few, _WIDTHS) if thorough else (_FEWEST, _WIDTHS[-1:])
+    asked = [entry for entry in ("float32", "bfloat16") if entry in session.accepts] or [*session.accepts[:1]]
     found: dict[tuple[str, bool], Dependence] = {}
     widths: list[int] = []
     counts: list[int] = []
-    for width, resized in _at_widths(session):
+    for width, resized in _at_widths(session, more):
         try:
-            for dtype in [entry for entry in ("float32", "bfloat16") if entry in session.accepts] or session.accepts[:1]:
-                for seen in _of_one(resized, width, dtype, counts, gradients=gradients):
+            for dtype in asked if thorough else asked[:1]:
+                for seen in _of_one(resized, sizes, dtype, counts, gradients=gradients):
                     found.setdefault((seen.quantity, not seen.count), seen)
         except TargetError:
             continue  # it takes no such x: that is no finding of this step
@@ -82,37 +92,41 @@ def solve_batches(session: Session, findings: Findings, *, gradients: bool) -> N
     if not session.layout.unlimited:
         findings.not_observable("batches", "it takes one number of rows")
         return
-    found, asked = dependences(session, gradients=gradients and session.target.differentiable)
+    found, asked = dependences(session, gradients=gradients and session.target.differentiable, thorough=False)
     if not asked.widths:
         findings.not_observable("batches", "no other number of rows could be tried")
     elif found:
-        findings.add("batches", "depends", "; ".join(entry.sentence for entry in found))
+        findings.add("batches", "differ", "; ".join(entry.sentence for entry in found))
     else:
-        tried = ", ".join(map(str, asked.counts))
+        tried = " and ".join(map(str, asked.counts))
         widths = " and ".join(map(str, asked.widths))
-        evidence = f"a row has the same bits alone, in calls of {tried} rows and again, with {widths} elements in a row"
+        evidence = (
+            f"a row of {widths} elements has the same bits alone and in calls of {tried} rows, and in a second call"
+        )
         findings.add("batches", "the same", evidence)
 
 
-def _at_widths(session: Session) -> Iterator[tuple[int, Session]]:
+def _at_widths(session: Session, more: Sequence[int]) -> Iterator[tuple[int, Session]]:
     yield session.n, session
     if session.layout.group:
         return
-    for width in _WIDTHS:
+    for width in more:
         resized = session.resized(width) if width > session.n else None
         if resized is not None:
             yield width, resized
 
 
 def _of_one(
-    session: Session, width: int, dtype: str, counts: list[int], *, gradients: bool
+    session: Session, sizes: Sequence[int], dtype: str, counts: list[int], *, gradients: bool
 ) -> Iterator[Dependence]:
+    """At one width and in one dtype; ``counts`` gets the numbers of rows that were asked for."""
+    width = session.n
     random = np.random.default_rng(23)
     rows, dy = (random.normal(size=(_PERIOD, session.n)) for _ in range(2))
     parts = [_results(session, rows[i : i + 1], dy[i : i + 1], dtype, gradients=gradients) for i in range(_PERIOD)]
     alone = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != "dscale"}
     seen: dict[str, Dependence] = {}
-    for count in _FEWER if session.target.bridge.compiles else _COUNTS:
+    for count in sizes:
         if count * session.n > _ELEMENTS:
             break
         many = [np.resize(entry, (count, session.n)) for entry in (rows, dy)]

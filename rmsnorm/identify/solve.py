@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rmsnorm.identify.batches import solve_batches
 from rmsnorm.identify.behaviour import solve_behaviour, solve_float64
 from rmsnorm.identify.confirm import Fresh, confirm, nearest
 from rmsnorm.identify.eps import Denominator, Eps, solve_eps
@@ -159,6 +160,7 @@ def _solve(
             if confirmed:
                 solve_gate_gradient(session, model, findings)
         solve_extras(session, model, findings)
+        solve_batches(session, findings, gradients=gradients)
     else:
         findings.withdraw(_OF_THE_MODEL, seen, "no model was confirmed")
     _ask_in_training(session, findings)
