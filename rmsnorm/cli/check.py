@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.progress import TaskID
@@ -64,6 +65,15 @@ def check(
     all_: Annotated[
         bool, typer.Option("--all", help="Every case in every variant and dtype that it has, in place of each once.")
     ] = False,
+    edges: Annotated[
+        bool, typer.Option("--edges", help="A TARGET fails if it refuses x of no rows, no columns, 66,001 columns.")
+    ] = False,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="A TARGET fails if a row's bits depend on the number of rows.")
+    ] = False,
+    large: Annotated[
+        bool, typer.Option("--large", help="Also y of 2^31 elements of a TARGET: 16 GB or more, and minutes.")
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
 ) -> None:
     """Compare every backend with the golden: values, gradients and derivatives, in every variant and dtype.
@@ -84,9 +94,12 @@ def check(
     if target is not None:
         if all_ or list_:
             raise unusable("rmsnorm check: expected no --all and no --list beside a TARGET; leave them out")
-        runs = [_judged(target, backend or [], variant or [], dtype or [], device, html)]
+        options = {"edges": edges, "batch_invariant": batch_invariant, "large": large}
+        runs = [_judged(target, backend or [], variant or [], dtype or [], device, html, options)]
         html = None
     else:
+        if edges or batch_invariant or large:
+            raise unusable("rmsnorm check: --edges, --batch-invariant and --large are for a TARGET; name one")
         runs = _compared(backend, variant, dtype, device, all_=all_, list_=list_)
         if runs:
             screen.console().print(report.terminal(runs))
@@ -106,7 +119,13 @@ def check(
 
 
 def _judged(
-    target: str, backend: list[str], variant: list[str], dtype: list[str], device: str, html: Path | None
+    target: str,
+    backend: list[str],
+    variant: list[str],
+    dtype: list[str],
+    device: str,
+    html: Path | None,
+    options: Mapping[str, Any],
 ) -> BackendRun:
     """The comparisons of somebody's target, printed."""
     from rmsnorm.parity import check as check_target
@@ -122,7 +141,7 @@ def _judged(
     sys.path.insert(0, "")  # as with python -m: a module of the folder in which the command runs
     try:
         result = check_target(
-            target, PRESETS[names[0]], framework=next(iter(backend), None), dtypes=types, device=device
+            target, PRESETS[names[0]], framework=next(iter(backend), None), dtypes=types, device=device, **options
         )
     except (ValueError, ModuleNotFoundError) as error:
         raise unusable(str(error)) from None
@@ -143,7 +162,7 @@ def _compared(
 ) -> list[BackendRun]:
     """The comparisons of the backends; none if the cases were listed."""
     from rmsnorm.parity.cases import select
-    from rmsnorm.parity.run import run, worker_command
+    from rmsnorm.parity.run import NO_LARGE, run, worker_command
 
     chosen = backends(backend, "rmsnorm check")
     variants = choices("variant", variant, tuple(PRESETS)) if variant else ()
@@ -163,9 +182,11 @@ def _compared(
         )
         for name in chosen
     }
-    total = sum(1 for _ in select(variants, types, brief=brief))
+    totals = {
+        name: sum(1 for _ in select(variants, types, brief=brief, large=name not in NO_LARGE)) for name in commands
+    }
     with progress() as bars:
-        tasks: dict[str, TaskID] = {name: bars.add_task(name, total=total) for name in commands}
+        tasks: dict[str, TaskID] = {name: bars.add_task(name, total=total) for name, total in totals.items()}
         slowest_first = {name: commands[name] for name in sorted(commands, key=_SLOWEST_FIRST.index)}
         runs = run(slowest_first, on_progress=lambda state: bars.update(tasks[state.name], completed=state.cases))
     runs.sort(key=lambda state: chosen.index(state.name))

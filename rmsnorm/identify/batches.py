@@ -1,4 +1,4 @@
-"""Whether a row's y and gradients are the same bits however many rows are in the call, wherever it is, and every time."""
+"""Whether a row has the same bits of y and dx however many rows are in the call, and wherever it is among them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.identify.findings import Findings
-from rmsnorm.identify.session import Session
+from rmsnorm.identify.session import Session, Value
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 
@@ -72,7 +72,7 @@ def dependences(session: Session, *, gradients: bool, thorough: bool = True) -> 
     """
     few = _FEWER if session.target.bridge.compiles else _COUNTS
     sizes, more = (few, _WIDTHS) if thorough else (_FEWEST, _WIDTHS[-1:])
-    asked = [entry for entry in ("float32", "bfloat16") if entry in session.accepts] or [*session.accepts[:1]]
+    asked = [entry for entry in session.accepts if entry in ("float32", "bfloat16")][::-1] or session.accepts[:1]
     found: dict[tuple[str, bool], Dependence] = {}
     widths: list[int] = []
     counts: list[int] = []
@@ -129,7 +129,7 @@ def _of_one(
     for count in sizes:
         if count * session.n > _ELEMENTS:
             break
-        many = [np.resize(entry, (count, session.n)) for entry in (rows, dy)]
+        many = np.resize(rows, (count, session.n)), np.resize(dy, (count, session.n))
         first, again = (_results(session, *many, dtype, gradients=gradients) for _ in range(2))
         counts.append(count)
         for name, want in first.items():
@@ -153,7 +153,7 @@ def _difference(name: str, want: Array, got: Array, count: int, width: int, dtyp
 
 def _results(session: Session, rows: Array, dy: Array, dtype: str, *, gradients: bool) -> dict[str, Array]:
     """y and dx as rows, and dscale, of one call."""
-    x, arrays = session.prepare(rows, dtype, **_parameters(session))
+    x, arrays = session.prepare(rows, dtype, None, **_parameters(session))
     results = {"y": session.layout.to_rows(session.target.forward(x, **arrays), len(rows))}
     session.check_time()
     if gradients:
@@ -166,7 +166,7 @@ def _results(session: Session, rows: Array, dy: Array, dtype: str, *, gradients:
     return results
 
 
-def _parameters(session: Session) -> dict[str, Array]:
+def _parameters(session: Session) -> dict[str, Value]:
     """A gain that is not constant: a product with a power of two would hide the last bit."""
     if not session.takes("scale"):
         return {}

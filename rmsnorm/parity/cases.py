@@ -185,13 +185,16 @@ CASES: Final = (
 
 
 def select(
-    variants: tuple[str, ...] = (), types: tuple[str, ...] = (), *, brief: bool = False
+    variants: tuple[str, ...] = (), types: tuple[str, ...] = (), *, brief: bool = False, large: bool = True
 ) -> Iterator[tuple[Case, str, str]]:
     """Every (case, variant, dtype) of the table, or those with these variants and dtypes.
 
-    ``brief`` is every variant in every dtype, and each case once, in one dtype after the other.
+    ``brief`` is every variant in every dtype, and each case once, in one dtype after the other. Without ``large`` the
+    cases of more than 16,384 elements are left out.
     """
     for i, case in enumerate(CASES):
+        if case.is_large and not large:
+            continue
         for variant in case.variants:
             for j, dtype in enumerate(case.dtypes):
                 if (variants and variant not in variants) or (types and dtype not in types):

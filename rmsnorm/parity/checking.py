@@ -20,6 +20,7 @@ from rmsnorm import errors, page
 from rmsnorm.files import write_text
 from rmsnorm.identify import Identity, identify
 from rmsnorm.numpy_impl.arithmetic import add
+from rmsnorm.parity import beyond
 from rmsnorm.parity.cases import Array, Data, recast
 from rmsnorm.parity.fitting import fitted, in_batches
 from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
@@ -103,7 +104,8 @@ def _line(record: Record) -> str:
 
 
 def _not_compared(run: BackendRun) -> list[str]:
-    return [f"not compared: {what}: {reason}" for what, reason in skips(run)]
+    edges = [f"edge: {what}: {reason}; it fails with edges=True" for what, reason in skips(run, edges=True)]
+    return [*edges, *(f"not compared: {what}: {reason}" for what, reason in skips(run))]
 
 
 def _identified(target: Target) -> Identity | str:
@@ -149,6 +151,9 @@ def check(
     compiled: bool = False,
     group_size: int | None = None,
     init: Mapping[str, Any] | None = None,
+    edges: bool = False,
+    batch_invariant: bool = False,
+    large: bool = False,
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
 
@@ -171,6 +176,11 @@ def check(
         group_size: how many elements of the last axis are normalised together, as in Mamba-2; None for all of them.
         compiled: whether the function, as the compiler of its framework makes it, must agree as well.
         init: arguments for its constructor, or options for a function.
+        edges: whether x of no rows, no columns, one element or very long rows must be taken. Else a target may refuse
+            it, and the report says so; wrong numbers count always.
+        batch_invariant: whether a row must have the same bits, in y and dx, alone and in calls of 2 to 4,096 rows, at
+            every place, and dscale the same bits in equal calls.
+        large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes.
 
     Raises:
         ValueError: there is no such function, variant or dtype, its width is not a multiple of ``group_size``, or no
@@ -201,7 +211,14 @@ def check(
         run.skipped.append(Skip("gradients", "", f"{target.framework} has no automatic differentiation"))
     for called, data in fitted(target, chosen, types, run.skipped, extremes=extremes, group_size=group_size):
         labels = (run.name, run.version, device, chosen.name, data.x.dtype.name, data.case.name)
-        verdicts = _verdicts(called, data, group_size, gradients=gradients and called.differentiable, compiled=compiled)
+        differentiated = gradients and called.differentiable
+        verdicts = _verdicts(called, data, group_size, gradients=differentiated, compiled=compiled)
+        refused = [verdict for verdict in verdicts if not (verdict.passed or verdict.bound)]
+        if refused and data.case.edge and not edges:
+            error = refused[0].detail.partition(": ")[2] or refused[0].detail
+            reason = f"x of shape {data.x.shape} is refused: {error}"
+            run.skipped.append(Skip(data.case.name, data.x.dtype.name, reason, edge=True))
+            continue
         run.cases, elements = run.cases + 1, elements + data.x.size
         if called.returned:
             came, wanted = " and ".join(sorted(called.returned)), called.bridge.array
@@ -210,6 +227,17 @@ def check(
             run.records = [Record(*labels, **asdict(failed("y", sentence)))]
             break
         run.records += [Record(*labels, **asdict(verdict)) for verdict in verdicts]
+    else:
+        asked = []
+        if batch_invariant:
+            verdicts = beyond.of_batches(target, run.skipped, gradients=gradients and target.differentiable)
+            asked.append((beyond.BATCHES, "float32", verdicts))
+        if large:
+            first = types[0] or "float32"
+            asked.append((beyond.LARGE.name, first, beyond.of_31_bits(target, chosen, first, run.skipped)))
+        for name, dtype, verdicts in asked:
+            labels = (run.name, run.version, device, chosen.name, dtype, name)
+            run.records += [Record(*labels, **asdict(verdict)) for verdict in verdicts]
     run.seconds = time.monotonic() - began
     run.conclude()
     if not elements and not run.failures:
@@ -275,6 +303,10 @@ def _ways(
     """
     same, cheap = contextlib.nullcontext(), not target.bridge.compiles
     yield "", target, data, same, True
+    if compiled:
+        yield "compiled", replace(target, function=target.bridge.compiled(target.function)), data, same, True
+    if data.case.is_large:
+        return  # what the other ways show, smaller cases show as well
     yield "called again", target, data, same, False
     if target.training is not None:
         yield "in training", target, data, target.training(True), cheap
@@ -284,8 +316,6 @@ def _ways(
             x, dy, gate = view(data.x), view(data.dy), None if data.gate is None else view(data.gate)
             if x is not None and dy is not None and x.strides != data.x.strides:
                 yield layout, target, replace(data, x=x, dy=dy, gate=gate), same, True
-    if compiled:
-        yield "compiled", replace(target, function=target.bridge.compiled(target.function)), data, same, True
 
 
 def _in_order(order: Callable[[tuple[int, ...]], tuple[int, ...]], axes: int) -> Callable[[Array], Array | None]:

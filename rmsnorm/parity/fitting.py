@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -13,7 +14,9 @@ from rmsnorm.parity.run import Skip
 from rmsnorm.targets import Target, TargetError
 from rmsnorm.variants import Variant
 
-_OF_THE_WIDTH: Final = ("wide", "width 1", "no columns")
+_OF_THE_WIDTH: Final = ("wide", "very wide", "width 1", "one element", "no columns")
+_ROWS: Final = 2**16  # elements of the different rows of a case, and
+_REPEATED: Final = 2**23  # of all of them, where the target has wide rows
 _WIDEST: Final = (1, 16381)  # of the case "wide": an outlier is 127 times the RMS; a Triton kernel takes up to 16384
 _GATED: Final = "gate"  # the case for an optional gate; what the gate does is said by the variant
 _PER_ROW: Final = ("x", "gate", "mask", "residual")
@@ -61,7 +64,7 @@ def fitted(
         if not (reason or extremes) and (case.mask or (case.data in ("huge", "tiny") and dtype != "float16")):
             reason = "only with extremes=True"
         if not reason:
-            resized, case = _matched(target, case, group_size)
+            resized, case = matched(target, case, group_size)
             required = _requires_gate(resized, make(case, variant, dtype)) if required is None else required
             if required and (case.mask or case.residual):
                 reason = "beside a gate there is neither a mask nor a residual"
@@ -120,7 +123,7 @@ def _sizes(target: Target) -> tuple[int, ...]:
     return target.shape_of("scale", width) if "scale" in target.arguments else width
 
 
-def _matched(target: Target, case: Case, group_size: int | None) -> tuple[Target, Case]:
+def matched(target: Target, case: Case, group_size: int | None) -> tuple[Target, Case]:
     """The target and a case, each as the other needs it."""
     scale, bias = ("scale" in target.arguments, "bias" in target.arguments)
     declared = {target.dtypes[name] for name in ("scale", "bias") if name in target.dtypes}
@@ -139,5 +142,22 @@ def _matched(target: Target, case: Case, group_size: int | None) -> tuple[Target
     if target.resized is not None and case.shape[-1]:
         return target.resized(case.shape[-1]), case
     sizes = _sizes(target)
-    lead = case.shape[: -1 if target.rank is None else target.rank - len(sizes)]
-    return target, replace(case, shape=(*lead, *sizes), options={"axis": tuple(range(-len(sizes), 0))})
+    rows = len(case.shape) - 1 if target.rank is None else target.rank - len(sizes)
+    lead, repeats = case.shape[:rows], case.repeats[:rows]
+    if case.is_large:
+        lead, repeats = _fewer(lead, repeats or (1,) * rows, target.width)
+    repeats = (*repeats, *[1] * len(sizes)) if repeats else ()
+    axes = tuple(range(-len(sizes), 0))
+    return target, replace(case, shape=(*lead, *sizes), repeats=repeats, options={"axis": axes})
+
+
+def _fewer(lead: tuple[int, ...], repeats: tuple[int, ...], width: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """So many different rows, and repetitions of them, that golden and target take seconds for rows of this width."""
+    once = [size // count for size, count in zip(lead, repeats, strict=True)]
+    axis = int(np.argmax(once))
+    others = math.prod(once) // once[axis] * width
+    once[axis] = max(2, min(once[axis], _ROWS // others))
+    counts = list(repeats)
+    while math.prod(once) * math.prod(counts) * width > _REPEATED and max(counts) > 1:
+        counts[int(np.argmax(counts))] //= 2
+    return tuple(size * count for size, count in zip(once, counts, strict=True)), tuple(counts)

@@ -63,11 +63,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Expected:
-    """What is expected of a quantity: the golden's value, the unit of its parity ratio, and the bound."""
+    """What is expected of a quantity: the golden's value, the unit of its parity ratio, and the bound.
+
+    ``repeats``: how often each element of the value is there.
+    """
 
     value: Array
     unit: Array
     bound: Bound
+    repeats: int = 1
 
 
 def judge(implementation: Implementation, data: Data, expected: Mapping[str, Expected] | None = None) -> list[Verdict]:
@@ -132,7 +136,7 @@ def _repeated(data: Data, once: Mapping[str, Expected], *, automatic: bool) -> d
             value, unit = (want.value.astype(np.float64) * many).astype(want.value.dtype), want.unit * many
         else:
             value, unit = (np.tile(array, data.case.repeats) for array in (want.value, want.unit))
-        expected[name] = Expected(value, unit, limit)
+        expected[name] = Expected(value, unit, limit, value.size // max(1, want.value.size))
     return expected
 
 
@@ -174,8 +178,8 @@ def _compare(name: str, got: Array, expected: Expected) -> Verdict:
         same &= (wide_got != 0) | (np.signbit(wide_got) == np.signbit(wide_want))
     identical = float(np.mean(same)) if want.size else 1.0
     parity_ratio = float(ratio.max(initial=0.0))
-    # The bound on the share is an expectation: three elements may differ however few there are.
-    enough = np.sum(distances != 0) <= 3 + (1 - limit.identical) * want.size
+    # The bound on the share is an expectation: three elements may differ however few there are, and their repetitions.
+    enough = np.sum(distances != 0) <= 3 * expected.repeats + (1 - limit.identical) * want.size
     passed = bool(parity_ratio <= limit.ratio and enough)
     return Verdict(
         name, parity_ratio, limit.ratio, identical, limit.identical, float(distances.max(initial=0.0)), passed,

@@ -119,6 +119,15 @@ def _candidate(data: Data, fault: str) -> Outcome:
         normalised = np.where(normalised[..., :1] > 3, 2 * normalised, normalised)
     if fault == "factor beyond two axes" and x.ndim > 2:
         normalised = 1.1 * normalised
+    if fault.startswith("rows from"):  # the rows are along all axes but the last
+        first, what = int(fault.split()[2]), fault.rpartition(" ")[2]
+        rest = {"normalised": h, "computed": 0 * h, "scaled": 1.01 * normalised}[what]
+        numbers = np.arange(x.size // x.shape[-1]).reshape((*x.shape[:-1], 1))
+        normalised = np.where(numbers < first, normalised, rest)
+    if fault == "first index from 300 on scaled" and x.ndim > 1:
+        normalised = np.concatenate([normalised[:300], 1.01 * normalised[300:]])
+    if fault == "gain dropped from column 20000 on":
+        g = np.where(np.arange(x.shape[-1]) < 20000, g, 1.0)
     before = call.norm is not None
     late, b = (b, -0.0) if fault == "bias after the gate" else (-0.0, b)
     ungated = _affine(call, normalised, g, b, o, before=before != (fault == "rounded on the other side"), fault=fault)
@@ -161,6 +170,8 @@ def _candidate(data: Data, fault: str) -> Outcome:
     if data.scale is not None:
         terms = v if fault == "dscale of dbias" else v * (h if fault == "dscale of x" else inside)
         dscale = np.sum(terms, axis=over)
+        if fault == "dscale summed in the dtype of x":  # one row after the other
+            dscale = np.add.reduce(_cast(terms, x.dtype.name), axis=0).astype(np.float64)
         results["dscale"] = _cast(np.zeros_like(dscale) if fault == "no dscale" else dscale, data.scale.dtype.name)
     if data.bias is not None:
         results["dbias"] = _cast(np.sum(v, axis=over), data.bias.dtype.name)
@@ -254,6 +265,14 @@ MUTANTS: Final = (
     Mutant("factor beyond two axes", "x of three axes", (("odd", "standard"),)),
     Mutant("factor beyond two axes", "x of four axes", (("constant", "standard"),)),
     Mutant("factor beyond two axes", "x of five axes", (("tall", "standard"),)),
+    Mutant("rows from 8192 on not normalised", "as they are", (("many rows", "standard"),)),
+    Mutant("rows from 8192 on not normalised", "of 3 axes", (("long sequences", "standard"),)),
+    Mutant("rows from 65535 on not computed", "more than the blocks of a grid", (("many rows", "standard"),)),
+    Mutant("rows from 4097 on scaled", "by 1.01, along the second axis", (("long sequences", "standard"),)),
+    Mutant("first index from 300 on scaled", "by 1.01, of two axes", (("many of two axes", "standard"),)),
+    Mutant("gain dropped from column 20000 on", "more than a block has", (("very wide", "standard"),)),
+    Mutant("dscale summed in the dtype of x", "terms of one sign", (("one sign", "standard"),), dtypes.HALF),
+    Mutant("dscale summed in the dtype of x", "of a wide gain, too", (("one sign", "llama"),), dtypes.HALF),
     Mutant("strides ignored", "x read as if it were contiguous", (("strided", "standard"), ("strided", "llama"))),
     Mutant("clipped at 4.5", "outliers cut off"),
     Mutant("clipped at 60", "large outliers cut off", (("wide", "standard"),)),

@@ -33,10 +33,15 @@ _PICTURES: Final = 6
 _CASES: Final = 12  # names in a line
 
 
-def skips(run: BackendRun) -> list[tuple[str, str]]:
-    """What was not compared, and why: cases with the same reason together, with the dtypes where it is some of them."""
+def skips(run: BackendRun, *, edges: bool = False) -> list[tuple[str, str]]:
+    """What was not compared, and why: cases with the same reason together, with the dtypes where it is some of them.
+
+    ``edges``: those that the target refused, in place of the others.
+    """
     types: dict[tuple[str, str], list[str]] = {}
     for skip in run.skipped:
+        if skip.edge != edges:
+            continue
         types.setdefault((skip.reason, skip.case), []).append(dtypes.short(skip.dtype) if skip.dtype else "")
     compared = {record.case for record in run.records}
     alike: dict[tuple[str, str], list[str]] = {}

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from rmsnorm.processes import Worker, end_with_parent, follow, stop
 
+NO_LARGE: Final = ("numpy",)  # backends that make a matrix for each row, as the paper does
 PATIENCE: Final = 240.0  # seconds without output after which a worker counts as hung
 
 
@@ -43,11 +44,15 @@ class Record:
 
 
 class Skip(NamedTuple):
-    """A case that was not compared in a dtype of x, or what was compared in no case (no ``dtype``), and the reason."""
+    """A case that was not compared in a dtype of x, or what was compared in no case (no ``dtype``), and the reason.
+
+    ``edge``: whether the target refused it, as an implementation may refuse empty or very long rows.
+    """
 
     case: str
     dtype: str
     reason: str
+    edge: bool = False
 
 
 @dataclass
@@ -160,7 +165,8 @@ def _work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"status": "refused", "message": str(error)}
         return
     yield {"hello": version, "device": options["device"]}
-    for case, variant, dtype in select(tuple(options["variants"]), tuple(options["dtypes"]), brief=options["brief"]):
+    asked = tuple(options["variants"]), tuple(options["dtypes"])
+    for case, variant, dtype in select(*asked, brief=options["brief"], large=backend not in NO_LARGE):
         data = make(case, variant, dtype)
         verdicts = judge(implementation, data)
         if backend == "numpy" and dtype == "float64":
