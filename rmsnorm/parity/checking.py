@@ -255,8 +255,11 @@ def _in_groups(data: Data, size: int) -> Data:
 
     arrays = {name: split(getattr(data, name)) for name in ("x", "scale", "bias", "dy", "mask", "residual", "gate")}
     tangents = tuple(map(split, data.tangents))
-    case = replace(data.case, shape=arrays["x"].shape, options={"axis": -1, "feature_axis": (-2, -1)})
-    return recast(replace(data, case=case, axis=-1, feature_axis=(-2, -1), tangents=tangents, **arrays), data.variant)
+    repeats = (*data.case.repeats, 1) if data.case.repeats else ()
+    options = {"axis": -1, "feature_axis": (-2, -1)}
+    case, once = replace(data.case, shape=arrays["x"].shape, options=options, repeats=repeats), data.once
+    split_data = replace(data, case=case, axis=-1, feature_axis=(-2, -1), tangents=tangents, **arrays)
+    return recast(replace(split_data, once=once and _in_groups(once, size)), data.variant)
 
 
 def _expected(data: Data, quantities: Sequence[str], group_size: int | None) -> dict[str, Expected]:

@@ -131,12 +131,15 @@ def matched(target: Target, case: Case, group_size: int | None) -> tuple[Target,
     if case.name == "wide":
         case = replace(case, shape=_WIDEST)
     if target.rank not in (None, len(case.shape)):
-        case = replace(case, shape=(case.shape[0], *[1] * ((target.rank or 0) - 2), case.shape[-1]))
+        between = [1] * ((target.rank or 0) - 2)
+        repeats = (case.repeats[0], *between, 1) if case.repeats else ()
+        case = replace(case, shape=(case.shape[0], *between, case.shape[-1]), repeats=repeats)
     if group_size is not None:  # at least two groups in each row
         case = replace(case, shape=(*case.shape[:-1], group_size * max(2, case.shape[-1] // group_size)))
     if target.sizes:
         declared_sizes = zip(target.sizes[1:], case.shape[1:], strict=True)
-        case = replace(case, shape=(case.shape[0], *(own or size for own, size in declared_sizes)))
+        repeats = case.repeats and (case.repeats[0], *[1] * len(case.shape[1:]))
+        case = replace(case, shape=(case.shape[0], *(own or size for own, size in declared_sizes)), repeats=repeats)
     if target.width is None:
         return target, case
     if target.resized is not None and case.shape[-1]:

@@ -269,7 +269,7 @@ MUTANTS: Final = (
     Mutant("rows from 8192 on not normalised", "of 3 axes", (("long sequences", "standard"),)),
     Mutant("rows from 65535 on not computed", "more than the blocks of a grid", (("many rows", "standard"),)),
     Mutant("rows from 4097 on scaled", "by 1.01, along the second axis", (("long sequences", "standard"),)),
-    Mutant("first index from 300 on scaled", "by 1.01, of two axes", (("many of two axes", "standard"),)),
+    Mutant("first index from 300 on scaled", "by 1.01, of two axes", (("many, 3 axes", "standard"),)),
     Mutant("gain dropped from column 20000 on", "more than a block has", (("very wide", "standard"),)),
     Mutant("dscale summed in the dtype of x", "terms of one sign", (("one sign", "standard"),), dtypes.HALF),
     Mutant("dscale summed in the dtype of x", "of a wide gain, too", (("one sign", "llama"),), dtypes.HALF),

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rmsnorm.accuracy.ulps import ulps
+from rmsnorm.identify.batches import dependences
+from rmsnorm.identify.findings import Findings
+from rmsnorm.identify.session import open_session
+from rmsnorm.targets import open_target
 
 VARIANTS = ["standard", "llama"]
 
@@ -29,6 +35,26 @@ def test_a_row_in_a_batch_is_what_it_is_alone(wing, variant):
         np.testing.assert_array_equal(wing.rms_norm(x[rows], scale, bias, variant=variant), y[rows])
         dx = wing.rms_norm_vjp(dy[rows], x[rows], scale, bias, variant=variant)[0]
         np.testing.assert_array_equal(dx, gradients[0][rows])
+
+
+LAYERS = {
+    "torch": "rmsnorm.torch_impl:RMSNorm",
+    "tf": "rmsnorm.tf_impl:RMSNormalization",
+    "flax": "rmsnorm.flax_impl:RMSNorm",
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("wing", LAYERS, indirect=True)
+def test_a_row_has_the_same_bits_in_calls_of_many_rows(wing, compiled):
+    target = open_target(LAYERS[wing.name], width=256)
+    if compiled:
+        target = replace(target, function=target.bridge.compiled(target.function))
+    session = open_session(replace(target, resized=None), 256, math.inf, math.inf, Findings())
+    found, (_, counts) = dependences(session, gradients=True, thorough=wing.name == "torch" and not compiled)
+    assert max(counts) >= 257
+    assert not found, [entry.sentence for entry in found]
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (2, 2, 8), (32, 1)], ids=str)

@@ -74,7 +74,7 @@ WRONG = {
     "rows from 8192 on": (rows_from(8192, lambda y: 2 * y), "float32", "'many rows' f32 y: at"),
     "rows from 65535 on": (rows_from(65535, torch.zeros_like), "float32", "'many rows' f32 y: at"),
     "columns from 20000 on": (gain_of_20000, "float32", "'very wide' f32 y: at"),
-    "the first index from 300 on": (first_of_300, "float32", "'many of two axes' f32 y: at"),
+    "the first index from 300 on": (first_of_300, "float32", "'many, 3 axes' f32 y: at"),
     "dscale in f16": (NarrowSum.apply, "float16", "'one sign' f16 dscale: at"),
     "dscale in bf16": (NarrowSum.apply, "bfloat16", "'one sign' bf16 dscale: at"),
 }
