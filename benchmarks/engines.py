@@ -1,0 +1,494 @@
+"""RMSNorm of engines that have no wing here: what identify, check and the golden say of each, on a CPU, forward only.
+
+    python benchmarks/engines.py --install /tmp/engines openvino tinygrad    # each in an environment of its own
+    python benchmarks/engines.py --engine openvino                           # in this environment
+
+Each run writes the engine's row of docs/engines.md. An engine that cannot be installed, imported or called is listed
+there with its error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from rmsnorm.accuracy.ulps import ulps
+from rmsnorm.identify import Identity, identify, open_target
+from rmsnorm.identify.batches import dependences
+from rmsnorm.identify.findings import Findings
+from rmsnorm.identify.session import open_session
+from rmsnorm.numpy_impl import rms_norm
+from rmsnorm.parity import check
+from rmsnorm.variants import Variant
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "engines.md"
+EPS = 1e-5
+DTYPES = ("float32", "float16", "bfloat16")
+SHAPE = (256, 1000)  # of the data whose bits are counted
+SECONDS = 300.0  # of identify, and of the question about the number of rows
+Norm = Callable[[Any, Any], Any]  # of x and the gain, arrays of NumPy
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine.
+
+    Attributes:
+        packages: what pip installs; the first one is the engine, whose version the page names.
+        calls: what of it is called, for the page.
+        variant: the one that its documentation, or the operators of the model, describe.
+        make: imports the engine and returns the function.
+    """
+
+    packages: tuple[str, ...]
+    calls: str
+    variant: str
+    make: Callable[[], Norm]
+
+
+def onnx_model(x: Any, weight: Any, *, operator: bool) -> bytes:
+    """RMSNormalization of opset 23, or the same as separate operators in the dtype of x, with sizes that are free."""
+    onnx = importlib.import_module("onnx")
+    helper = onnx.helper
+    types = [helper.np_dtype_to_tensor_dtype(array.dtype) for array in (x, weight)]
+    sizes = [f"d{i}" for i in range(x.ndim)]
+    if operator:
+        nodes = [helper.make_node("RMSNormalization", ["x", "weight"], ["y"], epsilon=EPS)]
+        tensors = []
+    else:
+        if x.dtype != weight.dtype:
+            raise TypeError("the operators of ONNX take two tensors of one dtype")
+        nodes = [
+            helper.make_node("Mul", ["x", "x"], ["square"]),
+            helper.make_node("ReduceMean", ["square", "last"], ["mean"]),
+            helper.make_node("Add", ["mean", "eps"], ["sum"]),
+            helper.make_node("Sqrt", ["sum"], ["root"]),
+            helper.make_node("Div", ["x", "root"], ["normalised"]),
+            helper.make_node("Mul", ["normalised", "weight"], ["y"]),
+        ]
+        arrays = {"last": np.array([-1]), "eps": np.array(EPS, x.dtype)}
+        tensors = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(
+        nodes,
+        "rms_norm",
+        [helper.make_tensor_value_info("x", types[0], sizes),
+         helper.make_tensor_value_info("weight", types[1], sizes[-1:])],
+        [helper.make_tensor_value_info("y", types[1], sizes)],
+        tensors,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    return bytes(model.SerializeToString())
+
+
+def for_each_kind(build: Callable[[Any, Any], Norm]) -> Norm:
+    """A function that builds a program once for each number of axes and pair of dtypes, and gives it dense arrays."""
+    programs: dict[Any, Norm | Exception] = {}
+
+    def norm(x: Any, weight: Any) -> Any:
+        x, weight = np.ascontiguousarray(x), np.ascontiguousarray(weight)
+        kind = (x.ndim, x.dtype, weight.dtype)
+        if kind not in programs:
+            try:
+                programs[kind] = build(x, weight)
+            except Exception as error:  # an engine may raise anything for a dtype that it does not have
+                programs[kind] = error
+        program = programs[kind]
+        if isinstance(program, Exception):
+            raise program
+        return program(x, weight)
+
+    return norm
+
+
+def with_onnxruntime(operator: bool) -> Norm:
+    runtime = importlib.import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+
+    def build(x: Any, weight: Any) -> Norm:
+        model = onnx_model(x, weight, operator=operator)
+        session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return lambda x, weight: session.run(None, {"x": x, "weight": weight})[0]
+
+    return for_each_kind(build)
+
+
+def with_onnx_reference() -> Norm:
+    reference = importlib.import_module("onnx.reference")
+
+    def build(x: Any, weight: Any) -> Norm:
+        evaluator = reference.ReferenceEvaluator(onnx_model(x, weight, operator=True))
+        return lambda x, weight: evaluator.run(None, {"x": x, "weight": weight})[0]
+
+    return for_each_kind(build)
+
+
+def with_openvino(operator: bool) -> Norm:
+    ov = importlib.import_module("openvino")
+    core = ov.Core()
+
+    def build(x: Any, weight: Any) -> Norm:
+        if x.dtype == ml_dtypes.bfloat16:
+            raise TypeError("its Python package has no array in bfloat16")
+        model = core.read_model(onnx_model(x, weight, operator=operator), b"")
+        compiled = core.compile_model(model, "CPU")
+        return lambda x, weight: np.array(compiled([x, weight])[0])
+
+    return for_each_kind(build)
+
+
+def with_tinygrad() -> Norm:
+    tinygrad = importlib.import_module("tinygrad")
+    nn = importlib.import_module("tinygrad.nn")
+
+    def send(array: Any) -> Any:
+        array = np.ascontiguousarray(array)
+        if array.dtype == ml_dtypes.bfloat16:
+            return tinygrad.Tensor(array.view(np.uint16)).bitcast(tinygrad.dtypes.bfloat16)
+        return tinygrad.Tensor(array)
+
+    def norm(x: Any, weight: Any) -> Any:
+        layer = nn.RMSNorm(x.shape[-1], eps=EPS)
+        layer.weight = send(weight)
+        y = layer(send(x)).realize()
+        if y.dtype == tinygrad.dtypes.bfloat16:
+            return y.bitcast(tinygrad.dtypes.uint16).numpy().view(ml_dtypes.bfloat16)
+        return y.numpy()
+
+    return norm
+
+
+def with_mlx(fused: bool) -> Norm:
+    mx = importlib.import_module("mlx.core")
+    mx.set_default_device(mx.cpu)
+
+    def send(array: Any) -> Any:
+        array = np.ascontiguousarray(array)
+        if array.dtype == ml_dtypes.bfloat16:
+            return mx.array(array.view(np.uint16)).view(mx.bfloat16)
+        if array.dtype == np.float64:
+            raise TypeError("mlx would turn float64 into float32")
+        return mx.array(array)
+
+    def operations(x: Any, weight: Any) -> Any:
+        return x * mx.rsqrt(mx.mean(mx.square(x), axis=-1, keepdims=True) + EPS) * weight
+
+    def norm(x: Any, weight: Any) -> Any:
+        x, weight = send(x), send(weight)
+        y = mx.fast.rms_norm(x, weight, EPS) if fused else operations(x, weight)
+        return np.array(y.view(mx.uint16)).view(ml_dtypes.bfloat16) if y.dtype == mx.bfloat16 else np.array(y)
+
+    return norm
+
+
+def with_paddle() -> Norm:
+    paddle = importlib.import_module("paddle")
+    paddle.set_device("cpu")
+    functional = paddle.nn.functional
+
+    def send(array: Any) -> Any:
+        array = np.ascontiguousarray(array)
+        if array.dtype == ml_dtypes.bfloat16:
+            return paddle.to_tensor(array.view(np.int16)).view("bfloat16")
+        return paddle.to_tensor(array)
+
+    def norm(x: Any, weight: Any) -> Any:
+        y = functional.rms_norm(send(x), [x.shape[-1]], send(weight), EPS)
+        y = y[0] if isinstance(y, (tuple, list)) else y
+        return y.view("int16").numpy().view(ml_dtypes.bfloat16) if y.dtype == paddle.bfloat16 else y.numpy()
+
+    return norm
+
+
+def with_ncnn() -> Norm:
+    ncnn = importlib.import_module("ncnn")
+
+    @functools.cache
+    def layer(width: int, gain: bytes) -> Any:
+        net = ncnn.Net()
+        text = f"7767517\n2 2\nInput x 0 1 x\nRMSNorm y 1 1 x y 0={width} 1={EPS!r} 2=1\n"
+        with tempfile.TemporaryDirectory() as folder:
+            names = [os.path.join(folder, name) for name in ("n.param", "n.bin")]
+            Path(names[0]).write_text(text)
+            Path(names[1]).write_bytes(gain)
+            if net.load_param(names[0]) or net.load_model(names[1]):
+                raise ValueError("ncnn cannot load the layer RMSNorm")
+        return net
+
+    def norm(x: Any, weight: Any) -> Any:
+        if x.dtype != np.float32 or weight.dtype != np.float32:
+            raise TypeError("its Mat is given in float32 here")
+        width = x.shape[-1]
+        rows = np.ascontiguousarray(x).reshape(-1, width)
+        extractor = layer(width, np.ascontiguousarray(weight).tobytes()).create_extractor()
+        extractor.input("x", ncnn.Mat(rows))
+        _, y = extractor.extract("y")
+        return np.array(y).reshape(x.shape)
+
+    return norm
+
+
+def with_litert() -> Norm:
+    """The operators SQUARE, MEAN, ADD, RSQRT, MUL, MUL, written with the schema that its package has."""
+    interpreter = importlib.import_module("ai_edge_litert.interpreter")
+    schema = importlib.import_module("ai_edge_litert.schema_py_generated")
+    types = {"float32": schema.TensorType.FLOAT32, "float16": schema.TensorType.FLOAT16,
+             "bfloat16": schema.TensorType.BFLOAT16}  # fmt: skip
+
+    def model(x: Any) -> bytes:
+        import flatbuffers
+
+        held, kind = schema.ModelT(), types[x.dtype.name]
+        held.version, held.buffers, held.operatorCodes = 3, [schema.BufferT()], []
+        graph = schema.SubGraphT()
+        graph.tensors, graph.operators = [], []
+
+        def tensor(shape: Sequence[int], value: Any = None, kind: int = kind) -> int:
+            entry = schema.TensorT()
+            entry.type, entry.shape, entry.buffer = kind, list(shape), 0
+            if value is not None:
+                data = schema.BufferT()
+                data.data = np.frombuffer(value.tobytes(), np.uint8)
+                held.buffers.append(data)
+                entry.buffer = len(held.buffers) - 1
+            graph.tensors.append(entry)
+            return len(graph.tensors) - 1
+
+        def operator(name: str, inputs: Sequence[int], shape: Sequence[int], options: str = "") -> int:
+            code = schema.OperatorCodeT()
+            code.builtinCode = getattr(schema.BuiltinOperator, name)
+            code.deprecatedBuiltinCode = code.builtinCode
+            code.version = 1
+            held.operatorCodes.append(code)
+            entry, output = schema.OperatorT(), tensor(shape)
+            entry.opcodeIndex, entry.inputs, entry.outputs = len(held.operatorCodes) - 1, list(inputs), [output]
+            if options:
+                entry.builtinOptionsType = getattr(schema.BuiltinOptions, options)
+                entry.builtinOptions = getattr(schema, f"{options}T")()
+                if options == "ReducerOptions":
+                    entry.builtinOptions.keepDims = True
+            graph.operators.append(entry)
+            return output
+
+        one = (*x.shape[:-1], 1)
+        inputs = [tensor(x.shape), tensor(x.shape[-1:])]
+        axis = tensor([1], np.array([x.ndim - 1], np.int32), schema.TensorType.INT32)
+        mean = operator("MEAN", [operator("SQUARE", inputs[:1], x.shape), axis], one, "ReducerOptions")
+        total = operator("ADD", [mean, tensor([], np.array(EPS, x.dtype))], one, "AddOptions")
+        normalised = operator("MUL", [inputs[0], operator("RSQRT", [total], one)], x.shape, "MulOptions")
+        graph.inputs = inputs
+        graph.outputs = [operator("MUL", [normalised, inputs[1]], x.shape, "MulOptions")]
+        held.subgraphs = [graph]
+        builder = flatbuffers.Builder(1024)
+        builder.Finish(held.Pack(builder), b"TFL3")
+        return bytes(builder.Output())
+
+    @functools.cache
+    def program(shape: tuple[int, ...], dtype: str) -> Any:
+        runner = interpreter.Interpreter(model_content=model(np.zeros(shape, dtype)))
+        runner.allocate_tensors()
+        return runner
+
+    def norm(x: Any, weight: Any) -> Any:
+        if x.dtype != weight.dtype:
+            raise TypeError("its operators take two tensors of one dtype")
+        runner = program(x.shape, x.dtype.name)
+        for detail, array in zip(runner.get_input_details(), (x, weight), strict=True):
+            runner.set_tensor(detail["index"], np.ascontiguousarray(array))
+        runner.invoke()
+        return runner.get_tensor(runner.get_output_details()[0]["index"])
+
+    return norm
+
+
+def with_numpy() -> Norm:
+    def norm(x: Any, weight: Any) -> Any:
+        wide = x.astype(np.float32)
+        mean = (wide * wide).mean(-1, keepdims=True)
+        return (wide / np.sqrt(mean + np.float32(EPS)) * weight.astype(np.float32)).astype(x.dtype)
+
+    return norm
+
+
+OPERATORS = "the operators Mul, ReduceMean, Add, Sqrt, Div, Mul of ONNX"
+ENGINES = {
+    "numpy": Engine(("numpy",), "three lines in float32", "standard", with_numpy),
+    "onnxruntime": Engine(
+        ("onnxruntime", "onnx"), "`RMSNormalization` of opset 23", "onnx", functools.partial(with_onnxruntime, True)
+    ),
+    "onnxruntime-operators": Engine(
+        ("onnxruntime", "onnx"), OPERATORS, "onnx", functools.partial(with_onnxruntime, False)
+    ),
+    "onnx-reference": Engine(("onnx",), "`RMSNormalization` of opset 23, `ReferenceEvaluator`", "onnx",
+                             with_onnx_reference),
+    "openvino": Engine(
+        ("openvino", "onnx"), "`RMSNormalization` of opset 23", "onnx", functools.partial(with_openvino, True)
+    ),
+    "openvino-operators": Engine(("openvino", "onnx"), OPERATORS, "onnx", functools.partial(with_openvino, False)),
+    "litert": Engine(("ai-edge-litert",), "the operators SQUARE, MEAN, ADD, RSQRT, MUL, MUL", "onnx", with_litert),
+    "tinygrad": Engine(("tinygrad",), "`tinygrad.nn.RMSNorm`", "llama", with_tinygrad),
+    "mlx": Engine(("mlx[cpu]",), "`mx.fast.rms_norm`", "mlx", functools.partial(with_mlx, True)),
+    "mlx-operators": Engine(("mlx[cpu]",), "`x * mx.rsqrt(mx.mean(mx.square(x)) + eps) * weight`", "mlx",
+                            functools.partial(with_mlx, False)),
+    "paddle": Engine(("paddlepaddle",), "`paddle.nn.functional.rms_norm`", "standard", with_paddle),
+    "ncnn": Engine(("ncnn",), "the layer `RMSNorm`", "standard", with_ncnn),
+}  # fmt: skip
+HEAD = """# RMSNorm of other engines
+
+Written by `python benchmarks/engines.py --install FOLDER NAME ...`, which makes an environment for each engine, calls it with NumPy
+arrays and eps = 1e-5 on a CPU, forward only, and asks this package what it computes. The engines have their default settings.
+
+- *identify*, *eps* and *rounding* are what `rmsnorm.identify` found out, whatever the documentation says.
+- *float32*, *float16*, *bfloat16*: the share of elements with the bits of the golden of the variant *against*, and the largest
+  distance in ulps, of 256 rows of 1,000 normal numbers and a gain between 0.5 and 2. In 16 bits the gain has the dtype of x.
+- *check* counts the comparisons of `rmsnorm.parity.check` with that variant that hold, in the dtypes that the engine takes.
+- *rows* says whether a row has the same bits alone and among up to 4,096 rows, at three widths.
+"""
+COLUMNS = ("engine", "version", "what is called", "identify", "eps", "rounding", "against", *DTYPES, "check", "rows",
+           "measured")  # fmt: skip
+MISSING = "## Not measured"
+
+
+def measured(name: str) -> list[str]:
+    """The cells of an engine's row, without its name."""
+    engine = ENGINES[name]
+    norm = engine.make()
+    distribution = re.sub(r"\[.*", "", engine.packages[0])
+    identity = identify(norm, framework="numpy", gradients=False, time_limit=SECONDS)
+    variant = Variant.get(engine.variant).replace(eps=EPS)
+    bits = {dtype: agreement(norm, variant, dtype) for dtype in DTYPES}
+    taken = [dtype for dtype in DTYPES if bits[dtype]]
+    report = check(norm, variant, framework="numpy", gradients=False, dtypes=taken)
+    held = len(report.run.records) - len(report.run.failures)
+    return [
+        importlib.metadata.version(distribution),
+        engine.calls,
+        said(identity),
+        *(str(identity[key]) if identity[key] is not None else "not observable" for key in ("eps", "rounding")),
+        engine.variant,
+        *(bits[dtype] or "not taken" for dtype in DTYPES),
+        f"{held:,} of {len(report.run.records):,}",
+        rows(norm),
+        f"{datetime.date.today()}, {processor()}",
+    ]
+
+
+def said(identity: Identity) -> str:
+    text = identity.headline.removeprefix(f"{identity.target} ")
+    return "; ".join([text, *(entry for entry in identity.defects if entry not in text)])
+
+
+def agreement(norm: Norm, variant: Variant, dtype: str) -> str:
+    """The share of elements with the bits of the golden, and the largest distance; empty if it takes no such arrays."""
+    random = np.random.default_rng(7)
+    x, weight = random.normal(size=SHAPE).astype(dtype), random.uniform(0.5, 2.0, SHAPE[-1:]).astype(dtype)
+    want = rms_norm(x, weight, variant=variant)
+    try:
+        y = np.asarray(norm(x, weight))
+    except Exception:  # an engine may raise anything for a dtype that it does not have
+        return ""
+    if y.dtype != want.dtype:
+        return f"returns {y.dtype.name}"
+    distances = ulps(y, want)
+    return f"{100 * float(np.mean(distances == 0)):.4g} %, {distances.max():.0f} ulp"
+
+
+def rows(norm: Norm) -> str:
+    """Whether the bits of a row depend on how many rows there are."""
+    target = open_target(norm, framework="numpy")
+    session = open_session(target, 64, time.monotonic() + SECONDS, SECONDS, Findings())
+    found, asked = dependences(session, gradients=False)
+    return "; ".join(entry.sentence for entry in found) or f"the same bits alone and among {max(asked.counts):,} rows"
+
+
+def processor() -> str:
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+        keys = dict(re.findall(r"^(model name|cpu family|model|flags)\s*: (.*)$", text, re.MULTILINE))
+        wide = "with" if "avx512f" in keys.get("flags", "").split() else "without"
+        return f"{keys['model name']} (family {keys['cpu family']}, model {keys['model']}), {wide} AVX-512"
+    return platform.processor() or platform.machine()
+
+
+def written(text: str, name: str, row: list[str] | None, error: str = "") -> str:
+    """The page with an engine's row, or with the error of one that has none."""
+    cells = dict(re.findall(r"^\| `([^`]+)` (\|.*)$", text, re.MULTILINE))
+    errors = dict(re.findall(r"^- `([^`]+)`: (.*)$", text, re.MULTILINE))
+    for entries in (cells, errors):
+        entries.pop(name, None)
+    if row is None:
+        errors[name] = error
+    else:
+        cells[name] = "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in row) + " |"
+    table = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    table += [f"| `{key}` {cells[key]}" for key in sorted(cells)]
+    listed = ["", MISSING, "", *(f"- `{key}`: {errors[key]}" for key in sorted(errors))] if errors else []
+    return "\n".join([HEAD, *table, *listed, ""])
+
+
+def write(page: Path, name: str, row: list[str] | None, error: str = "") -> None:
+    page.write_text(written(page.read_text() if page.exists() else "", name, row, error))
+
+
+def install(folder: Path, name: str, page: Path) -> None:
+    """Make an environment for the engine's packages, or take the one that is there, and measure in it."""
+    home = folder / re.sub(r"\[.*", "", ENGINES[name].packages[0])
+    python = home / "bin" / "python"
+    if not python.exists():
+        venv.create(home, with_pip=True)
+    pip = [str(python), "-m", "pip", "install", "-q", "-e", str(ROOT), *ENGINES[name].packages]
+    try:
+        done = subprocess.run(pip, capture_output=True, text=True, timeout=300)
+    except subprocess.TimeoutExpired:
+        write(page, name, None, "pip takes more than 300 seconds")
+        return
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        write(page, name, None, f"pip: {lines[-1] if lines else done.stderr[-200:]}")
+        return
+    command = [str(python), __file__, "--engine", name, "--page", str(page)]
+    code = subprocess.run(command).returncode
+    if code:
+        write(page, name, None, f"its process ends with code {code}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=ENGINES, help="measure it in this environment")
+    parser.add_argument("--install", nargs="+", metavar=("FOLDER", "ENGINE"), help="measure each in its own one")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    chosen = parser.parse_args(arguments)
+    if chosen.install:
+        for name in chosen.install[1:] or ENGINES:
+            install(Path(chosen.install[0]), name, chosen.page)
+    if chosen.engine:
+        try:
+            row = measured(chosen.engine)
+        except Exception as error:  # an engine may raise anything
+            write(chosen.page, chosen.engine, None, f"{type(error).__name__}: {' '.join(str(error).split()):.300}")
+        else:
+            write(chosen.page, chosen.engine, row)
+
+
+if __name__ == "__main__":
+    main()
