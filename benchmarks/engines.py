@@ -58,12 +58,14 @@ class Engine:
         calls: what of it is called, for the page.
         variant: the one that its documentation, or the operators of the model, describe.
         make: imports the engine and returns the function.
+        empty: whether it can be called with an x without elements; False where that ends the process.
     """
 
     packages: tuple[str, ...]
     calls: str
     variant: str
     make: Callable[[], Norm]
+    empty: bool = True
 
 
 def onnx_model(x: Any, weight: Any, *, operator: bool) -> bytes:
@@ -438,7 +440,7 @@ ENGINES = {
     "paddle-operators": Engine(("paddlepaddle",), "`x * rsqrt(mean(square(x)) + eps) * weight`", "standard",
                                functools.partial(with_paddle, False)),
     "tract": Engine(("tract", "onnx"), "`RMSNormalization` of opset 23", "onnx", functools.partial(with_tract, True)),
-    "tract-operators": Engine(("tract", "onnx"), OPERATORS, "onnx", functools.partial(with_tract, False)),
+    "tract-operators": Engine(("tract", "onnx"), OPERATORS, "onnx", functools.partial(with_tract, False), empty=False),
     "iree": Engine(("iree-base-compiler", "iree-base-runtime", "onnx"), "`RMSNormalization` of opset 23", "onnx",
                    functools.partial(with_iree, True)),
     "iree-operators": Engine(("iree-base-compiler", "iree-base-runtime", "onnx"), OPERATORS, "onnx",
@@ -446,7 +448,7 @@ ENGINES = {
     "candle": Engine(("candle-nn",), "`candle.models.llama.RmsNorm`", "standard", with_candle),
     "executorch": Engine(("executorch", "torch"), "`torch.nn.functional.rms_norm`, lowered with XNNPACK", "standard",
                          with_executorch),
-    "ncnn": Engine(("ncnn",), "the layer `RMSNorm`", "standard", with_ncnn),
+    "ncnn": Engine(("ncnn",), "the layer `RMSNorm`", "standard", with_ncnn, empty=False),
 }  # fmt: skip
 HEAD = """# RMSNorm of other engines
 
@@ -470,10 +472,11 @@ MISSING = "## Not measured"
 def measured(name: str) -> list[str]:
     """The cells of an engine's row after its name, from its version on."""
     engine = ENGINES[name]
-    norm = engine.make()
+    norm = engine.make() if engine.empty else never_empty(engine.make())
     norm(np.ones((2, 64), np.float32), np.ones(64, np.float32))  # an error of this call is the engine's
     distribution = re.sub(r"\[.*", "", engine.packages[0])
     text, identity = identified(norm)
+    text += "" if engine.empty else "; an x without elements ends the process"
     variant = Variant.get(engine.variant).replace(eps=EPS)
     bits = {dtype: agreement(norm, variant, dtype) for dtype in DTYPES}
     taken = [dtype for dtype in DTYPES if bits[dtype]]
@@ -490,6 +493,15 @@ def measured(name: str) -> list[str]:
         rows(norm),
         f"{datetime.date.today()}, {processor()}",
     ]
+
+
+def never_empty(norm: Norm) -> Norm:
+    def guarded(x: Any, weight: Any) -> Any:
+        if not x.size:
+            raise ValueError("an x without elements would end the process")
+        return norm(x, weight)
+
+    return guarded
 
 
 def identified(norm: Norm) -> tuple[str, Identity]:
