@@ -288,16 +288,17 @@ def with_executorch() -> Norm:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if half else torch.from_numpy(array)
 
     @functools.cache
-    def method(dtype: str, other: str) -> Any:
+    def method(dtype: str, other: str, wide: bool) -> Any:  # memory is planned for the largest x
         example = send(np.ones((4, 64), dtype)), send(np.ones(64, other))
-        rows, size = torch.export.Dim("rows", min=1, max=4096), torch.export.Dim("width", min=2, max=4096)
+        most = (64, 2**18) if wide else (4096, 4096)
+        rows, size = (torch.export.Dim(f"size{i}", min=i + 1, max=limit) for i, limit in enumerate(most))
         exported = torch.export.export(Norm(), example, dynamic_shapes=({0: rows, 1: size}, {0: size}))
         lowered = exir.to_edge_transform_and_lower(exported, partitioner=[xnnpack.XnnpackPartitioner()])
         program = runtime.load_program(lowered.to_executorch().buffer)
         return program, program.load_method("forward")
 
     def norm(x: Any, weight: Any) -> Any:
-        _, program = method(x.dtype.name, weight.dtype.name)
+        _, program = method(x.dtype.name, weight.dtype.name, x.shape[-1] > 4096)
         y = program.execute([send(x.reshape(-1, x.shape[-1])), send(weight)])[0].clone()
         half = y.dtype == torch.bfloat16
         return (y.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if half else y.numpy()).reshape(x.shape)
@@ -447,7 +448,7 @@ ENGINES = {
                              functools.partial(with_iree, False)),
     "candle": Engine(("candle-nn",), "`candle.models.llama.RmsNorm`", "standard", with_candle),
     "executorch": Engine(("executorch", "torch"), "`torch.nn.functional.rms_norm`, lowered with XNNPACK", "standard",
-                         with_executorch),
+                         with_executorch, empty=False),
     "ncnn": Engine(("ncnn",), "the layer `RMSNorm`", "standard", with_ncnn, empty=False),
 }  # fmt: skip
 HEAD = """# RMSNorm of other engines
