@@ -43,7 +43,8 @@ class Call:
         axes: the normalised axes, sorted and counted from 0.
         feature_axes: the axes that carry the parameters, also sorted and counted from 0.
         eps: a number.
-        x: T, the dtype of x, or of x + residual.
+        x: dtype of what is normalised: that of x, or that to which x + residual is rounded before it is normalised.
+        sum: T, the dtype of x, or of the returned x + residual.
         norm: dtype to which h / rho is rounded before the gain; None if it is not rounded there.
         product: dtype of the operations with the parameters if ``norm`` is set.
         result: dtype of y.
@@ -57,6 +58,7 @@ class Call:
     feature_axes: tuple[int, ...]
     eps: float
     x: str
+    sum: str
     norm: str | None
     product: str
     result: str
@@ -95,7 +97,7 @@ class Call:
         """The norm alone: of x * f(z) before, and after with y in the dtype of the product."""
         assert self.gate is not None  # noqa: S101
         if self.is_gated_before:
-            return replace(self, x=self.gate, gate=None)
+            return replace(self, x=self.gate, sum=self.gate, gate=None)
         return replace(self, result=self.gate, gate=None)
 
     @property
@@ -191,6 +193,7 @@ def resolve(
         out_dtype = errors.dtype_named(op, "out_dtype", out_dtype)
 
     t = dtypes.promote(x.dtype, residual.dtype if residual else None)
+    is_exact_sum = residual is not None and variant.residual_rounding == "after"
     parameters = [parameter.dtype for parameter in (scale, bias) if parameter is not None]
     g = dtypes.promote(*parameters) if parameters else None
     norm, product, result = roundings or _roundings(variant, t, g)
@@ -200,7 +203,8 @@ def resolve(
         axes=axes,
         feature_axes=feature_axes,
         eps=variant.eps_for(t),
-        x=t,
+        x=dtypes.arithmetic(t) if is_exact_sum else t,
+        sum=t,
         norm=norm,
         product=product,
         result=out_dtype or result,

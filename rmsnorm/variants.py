@@ -53,6 +53,7 @@ PartialRounding = Literal["ceil", "floor"]
 ResultDtype = Literal["x", "scale", "promote", "promote_first", "half_scale"]
 GateFunction = Literal["silu", "sigmoid"]
 GatePosition = Literal["after", "before"]
+ResidualRounding = Literal["before", "after"]
 _CHOICES: Final = {
     "eps_position": get_args(EpsPosition),
     "statistic": get_args(Statistic),
@@ -61,6 +62,7 @@ _CHOICES: Final = {
     "result_dtype": get_args(ResultDtype),
     "gate_function": get_args(GateFunction),
     "gate_position": get_args(GatePosition),
+    "residual_rounding": get_args(ResidualRounding),
 }
 
 
@@ -92,6 +94,9 @@ class Variant:
         gate_position: ``after`` multiplies y by f(z) before its last rounding; ``before`` normalises x * f(z), which is
             not rounded to T. The product is taken in promote(T, the dtype of z, that of the products with the
             parameters), in float32 at least.
+        residual_rounding: when x + residual is rounded to T, where a call has a residual: ``before`` it is normalised;
+            or ``after``, so that the sum itself is normalised, which is taken in float32 at least, and only the
+            returned sum is rounded.
         scale_name: the name of the gain in this variant's checkpoints.
         source: where it is defined.
 
@@ -115,6 +120,7 @@ class Variant:
     result_dtype: ResultDtype = "x"
     gate_function: GateFunction = "silu"
     gate_position: GatePosition = "after"
+    residual_rounding: ResidualRounding = "before"
     scale_name: str = "scale"
     source: str = ""
 

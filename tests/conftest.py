@@ -70,8 +70,9 @@ class Wing:
 
     def direct(self, data: Data) -> Outcome:
         """Calls every public function on a case, with each option of the call as its own argument."""
+        own = data.case.gate or data.case.residual_rounding or not data.case.variants
         options = {
-            "variant": data.variant if data.case.gate or not data.case.variants else data.variant.name,
+            "variant": data.variant if own else data.variant.name,
             "eps": data.case.options.get("eps"),
             "partial": data.case.options.get("partial"),
             "axis": data.axis,

@@ -41,6 +41,9 @@ operations.
     before it         h = x f(z) errs by 6, so 1/rho by 6 and h / rho by 12: inverse_rms 6, y and dscale 12. The second
                       term of dh and of jvp has h / rho twice, and 1/rho: 30. In jvp and dx another product with f: 36.
 
+A sum x + residual that is normalised before it is rounded errs by 1, so 1/rho by 1 and h / rho by 2: inverse_rms 1, y
+and dscale 2. The second term of dx and jvp has h / rho twice, and 1/rho: 5.
+
 Automatic differentiation of another program rounds what the formulas do not, where h / rho is rounded to a format
 before the gain: that format is then the one of the operations after it, and of their derivatives. dx: dy * gain is
 rounded, 1. dscale: h / rho, and its product with dy, 2. A gate after the norm: dy f(z) is rounded before all three and
@@ -69,6 +72,7 @@ _GATE: Final = {
     "after": {"y": 7, "dx": 6, "dscale": 6, "dbias": 6, "dgate": 1, "jvp": 7},
     "before": {"y": 12, "inverse_rms": 6, "dx": 36, "dscale": 12, "dgate": 30, "jvp": 36},
 }
+_SUM: Final = {"y": 2, "inverse_rms": 1, "dx": 5, "dresidual": 5, "dscale": 2, "jvp": 5}
 
 
 @dataclass(frozen=True)
@@ -116,10 +120,12 @@ def bound(
         "dbias": math.sqrt(rows),
         "dgate": (2 * inverse + math.sqrt(n) + 8 if call.is_gated_before else inverse + 4) + 14,
     }[quantity]
+    if residual and call.variant.residual_rounding == "after":
+        operations += _SUM.get(quantity, 0)
     if call.gate is not None:
         operations += _GATE[call.variant.gate_position].get(quantity, 0)
     free = call.variant.rounding == "input_dtype"
-    arithmetic = call.x if free else dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
+    arithmetic = call.sum if free else dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
     w = dtypes.unit_roundoff(arithmetic) / dtypes.unit_roundoff(dtype)
     roundings: float = 2 * _named_roundings(call) if quantity == "y" else 2
     if quantity == "dgate" and not call.is_gated_before:

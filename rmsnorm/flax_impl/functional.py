@@ -23,7 +23,7 @@ from rmsnorm.call import Axis, Call, Spec, resolve, three_of
 from rmsnorm.flax_impl import arithmetic, rows
 from rmsnorm.flax_impl.arithmetic import Across, backward, elementwise, statistic
 from rmsnorm.flax_impl.gate import factor, slope
-from rmsnorm.flax_impl.rounding import add, cast, convert, with_x64
+from rmsnorm.flax_impl.rounding import add, cast, convert, narrowed, with_x64
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -100,7 +100,7 @@ def rms_norm(
         y, inverse_rms = normalise(call, None, h, scale, bias, mask)
     outputs = [y]
     if residual is not None:
-        outputs.append(h)
+        outputs.append(narrowed(h, call.sum))
     if return_inverse_rms:
         outputs.append(cast(lax.stop_gradient(inverse_rms), call.inverse_rms))
     return tuple(outputs) if len(outputs) > 1 else y
@@ -171,7 +171,7 @@ def _vjp(
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of a checked call without a gate."""
     h = add(x, residual, call.x)
-    if all(t is None or t.dtype == x.dtype for t in (residual, dh)):  # else each is rounded from float64
+    if call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh)):
         gradients = _gradients(call, dy, h, scale, bias, mask, dh)
         return gradients if residual is None else (*gradients, gradients[0])
     dx, dscale, dbias = _pull_back(call, dy, h, scale, mask, dh)

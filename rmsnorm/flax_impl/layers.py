@@ -22,7 +22,7 @@ from rmsnorm import errors
 from rmsnorm.call import check_axis
 from rmsnorm.flax_impl.arithmetic import Across
 from rmsnorm.flax_impl.functional import _arrays, _resolve, gated, normalise
-from rmsnorm.flax_impl.rounding import add
+from rmsnorm.flax_impl.rounding import add, narrowed
 from rmsnorm.interface import constructor
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -219,7 +219,7 @@ def normalise_over(
         return gated(call, across, x, scale, bias, gate)[0]
     h = add(x, residual, call.x)
     y, _ = normalise(call, across, h, scale, bias, mask)
-    return y if residual is None else (y, h)
+    return y if residual is None else (y, narrowed(h, call.sum))
 
 
 def feature_sizes(x: Any, variant: Variant, axis: Any, feature_axis: Any) -> tuple[int, ...]:

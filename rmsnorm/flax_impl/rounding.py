@@ -39,6 +39,11 @@ def _add(x: jax.Array, residual: jax.Array, dtype: str) -> jax.Array:
     return cast(double(x) + double(residual), dtype)
 
 
+def narrowed(h: jax.Array, dtype: str) -> jax.Array:
+    """A sum in the dtype in which it is returned."""
+    return h if h.dtype.name == dtype else cast(double(h), dtype)
+
+
 def double(x: jax.Array) -> jax.Array:
     return cast(x, "float64")
 

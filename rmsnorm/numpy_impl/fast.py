@@ -4,8 +4,8 @@
 
 The arithmetic has the 53 bits of float64, that of the golden 106. So f16, bf16 and f32 equal the golden's results
 unless the exact result is within a few 2^-53 of the middle between two numbers, and y in f64 is within an ulp:
-docs/numbers.md. For other axes than the last, for a gate or groups in float64, with a bias, a mask or a residual, and
-without numba, these functions call the golden.
+docs/numbers.md. For other axes than the last, for a gate or groups in float64, with a bias, a mask or a residual, for
+a residual whose sum is rounded after the norm, and without numba, these functions call the golden.
 
 dscale and dbias are summed in float64 over chunks of rows, from the first row to the last, and then over the chunks,
 from the first to the last. The size of a chunk depends on the number and the length of the rows alone: not on how they
@@ -153,6 +153,8 @@ def _is_for_gated_kernels(call: Call) -> bool:
 
 
 def _is_supported(call: Call, bias: Any, mask: Any, residual: Any, gate: Any, dy: Any = None) -> bool:
+    if residual is not None and call.variant.residual_rounding == "after":  # the kernels normalise a rounded sum
+        return False
     if not _is_for_gated_kernels(call):
         return cpu.supports(call)
     has_wide = any(array is not None and array.dtype == np.float64 for array in (gate, dy))

@@ -109,17 +109,16 @@ def rms_norm(
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
     rows = Rows(call)
-    total = add(x, residual, call.x)
     y = np.empty((rows.count, rows.n), call.result)
     inverse_rms = np.zeros((rows.count, 1), call.inverse_rms)
     with np.errstate(all="ignore"):
-        h, after = _gated(call, scaled(total), gate, rows)
+        h, after = _gated(call, _sum(call, x, residual), gate, rows)
         for block, data in blocks(rows, call, h, scale, bias, mask):
             y[block] = forward(call, data, None if after is None else part(after, block))
             inverse_rms[block] = data.inverse_rms(call.inverse_rms)
     outputs = [rows.back(y)]
     if residual is not None:
-        outputs.append(total)
+        outputs.append(add(x, residual, call.sum))
     if return_inverse_rms:
         outputs.append(rows.back(inverse_rms))
     return tuple(outputs) if len(outputs) > 1 else outputs[0]
@@ -181,7 +180,7 @@ def rms_norm_vjp(
     )  # fmt: skip
     rows = Rows(call)
     with np.errstate(all="ignore"):
-        h, after = _gated(call, scaled(add(x, residual, call.x)), gate, rows)
+        h, after = _gated(call, _sum(call, x, residual), gate, rows)
         v = apply(rows.of, scaled(dy))
         v = v if after is None else times(v, after)
         gradient, along_scale, along_bias, ungated = (_empty(rows) for _ in range(4))
@@ -266,7 +265,7 @@ def rms_norm_jvp(
     rows = Rows(call)
     zero = np.zeros(())
     with np.errstate(all="ignore"):
-        h, after = _gated(call, scaled(add(x, residual, call.x)), gate, rows)
+        h, after = _gated(call, _sum(call, x, residual), gate, rows)
         dh = scaled(zero if dx is None else dx)
         dh = apply(rows.of, times(dh, factor(call, gate)) if call.is_gated_before else dh)
     dg = rows.of(zero if dscale is None else dscale.reshape(call.feature_shape))
@@ -280,6 +279,13 @@ def rms_norm_jvp(
             along = along if after is None else times(along, part(after, block))
             dy[block] = _rounded((along[0].where(data.live, 0.0), along[1]), call.result)
     return rows.back(dy)
+
+
+def _sum(call: Call, x: Array, residual: Array | None) -> Scaled:
+    """x + residual, rounded as the variant says; x without one."""
+    if residual is not None and call.variant.residual_rounding == "after":
+        return plus(scaled(x), scaled(residual))
+    return scaled(add(x, residual, call.sum))
 
 
 def _gated(call: Call, h: Scaled, gate: Array | None, rows: Rows) -> tuple[Scaled, Scaled | None]:

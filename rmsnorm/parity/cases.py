@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rmsnorm import dtypes
 from rmsnorm.call import Axis, Call, Spec, resolve
-from rmsnorm.variants import PRESETS, GateFunction, GatePosition, Variant, derive
+from rmsnorm.variants import PRESETS, GateFunction, GatePosition, ResidualRounding, Variant, derive
 
 Array = npt.NDArray[Any]
 _EVERY: Final = tuple(PRESETS)
@@ -47,6 +47,7 @@ class Case:
         mask: some elements not counted, with NaN under the mask, and a row with none.
         residual, strided: whether there is a residual; whether x is a strided view.
         gate: gate_function and gate_position of the variant that it runs with; None for no gate.
+        residual_rounding: that of the variant that it runs with; None for that of the variant itself.
         options: further arguments of the call.
         repeats: how often the values are repeated along each axis of x, powers of two; empty for once. The golden
             computes them once, so that a case may have many rows. Not for sums of one sign: there equal terms are
@@ -66,6 +67,7 @@ class Case:
     residual: bool = False
     strided: bool = False
     gate: tuple[GateFunction, GatePosition] | None = None
+    residual_rounding: ResidualRounding | None = None
     dtypes: tuple[str, ...] = dtypes.FLOATS
     options: Mapping[str, Any] = field(default_factory=dict)
     repeats: tuple[int, ...] = ()
@@ -153,6 +155,8 @@ CASES: Final = (
     Case("mask", (16, 48), ("standard", "flax", "llama", "x_transformers"), "a masked mean, NaN under it", mask=True),
     Case("mask, partial", (16, 48), ("paper",), "both at once", mask=True, options={"partial": 0.5}),
     Case("residual", (16, 48), ("standard", "llama", "gemma"), "the fused add of pre-norm blocks", residual=True),
+    Case("residual, exact sum", (16, 48), ("standard", "llama"), "the sum is normalised before it is rounded",
+         residual=True, residual_rounding="after"),
     Case("eps 0.1", (16, 48), ("standard", "zhang_torch", "keras_rms_scaling"), "eps of the call",
          options={"eps": 0.1}),
     Case("channels", (3, 6, 5, 7), ("lasagne", "standard"), "per-channel parameters",
@@ -213,7 +217,7 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
     if any(count > 1 for count in case.repeats):
         shape = tuple(size // count for size, count in zip(case.shape, case.repeats, strict=True))
         return _repeated(make(replace(case, shape=shape, repeats=()), variant, dtype), case)
-    chosen = _gated(case, derive("make", variant, case.options.get("eps"), case.options.get("partial")))
+    chosen = _chosen(case, derive("make", variant, case.options.get("eps"), case.options.get("partial")))
     random = np.random.default_rng(zlib.crc32(f"{case.name}/{chosen.name}/{dtype}".encode()))
     axis, feature_axis = case.options.get("axis", -1), case.options.get("feature_axis")
     layout = resolve("make", Spec(case.shape, dtype), variant=chosen, axis=axis, feature_axis=feature_axis)
@@ -243,7 +247,7 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         scale=scale,
         bias=bias,
         dy=_signed(case, random.normal(0.1, 1.0, case.shape)).astype(call.result),
-        dh=random.normal(0.0, 1.0, case.shape).astype(call.x) if case.residual else None,
+        dh=random.normal(0.0, 1.0, case.shape).astype(call.sum) if case.residual else None,
         tangents=(
             _tangent(case, x, random),
             None if scale is None else random.normal(size=sizes).astype(width),
@@ -298,11 +302,14 @@ def _call(case: Case, variant: Variant, dtype: str, scale: Array | None, bias: A
     )
 
 
-def _gated(case: Case, variant: Variant) -> Variant:
-    if case.gate is None:
-        return variant
-    function, position = case.gate
-    return variant.replace(gate_function=function, gate_position=position)
+def _chosen(case: Case, variant: Variant) -> Variant:
+    """The variant with the fields that the case has of its own."""
+    fields: dict[str, Any] = {}
+    if case.gate is not None:
+        fields = dict(zip(("gate_function", "gate_position"), case.gate, strict=True))
+    if case.residual_rounding is not None:
+        fields["residual_rounding"] = case.residual_rounding
+    return variant.replace(**fields) if fields else variant
 
 
 def _gate(shape: tuple[int, ...], dtype: str, random: np.random.Generator) -> Array:

@@ -18,6 +18,7 @@ _OTHERS: Final = {
     "scale_offset": (0.0, 1.0),
     "gate_function": ("silu", "sigmoid"),
     "gate_position": ("after", "before"),
+    "residual_rounding": ("before", "after"),
     "result_dtype": ("x", "scale", "promote"),
     "eps": (0.0, *(float(f"1e-{power}") for power in range(12, 0, -1)), None),
 }
@@ -74,8 +75,8 @@ def _data(variant: Variant, output: Output) -> Data | None:
 
 def _candidates(asked: Variant) -> Iterator[list[Variant]]:
     """The simplest answers first; last what may round anywhere, whose bounds let others pass."""
-    gate = {"gate_function": asked.gate_function, "gate_position": asked.gate_position}
-    presets = [preset.replace(**gate) for preset in PRESETS.values()]
+    of_calls = {name: getattr(asked, name) for name in ("gate_function", "gate_position", "residual_rounding")}
+    presets = [preset.replace(**of_calls) for preset in PRESETS.values()]
     exact = [preset for preset in presets if preset.rounding != "input_dtype"]
     yield exact
     yield [asked.replace(**{name: value}) for name, values in _OTHERS.items() for value in values]

@@ -50,7 +50,9 @@ def _candidate(data: Data, fault: str) -> Outcome:
     if fault == "x f(z) rounded":
         h = _round(h, call.x)
     if data.residual is not None and fault != "residual dropped":
-        h = _round(h + data.residual.astype(np.float64), call.x)
+        h = h + data.residual.astype(np.float64)
+        if (variant.residual_rounding == "before") != (fault == "sum rounded on the other side"):
+            h = _round(h, call.sum)
     gain_array, bias_array = data.scale, data.bias
     if fault == "gain and bias swapped":
         gain_array, bias_array = bias_array, gain_array
@@ -254,6 +256,8 @@ MUTANTS: Final = (
     Mutant("empty rows", "a row with nothing counted is not 0", (("mask", "standard"),)),
     Mutant("residual dropped", "x alone is normalised", (("residual", "standard"),)),
     Mutant("gradient of the residual branch dropped", "dh does not reach dx", (("residual", "llama"),)),
+    Mutant("sum rounded on the other side", "before the norm", (("residual, exact sum", "llama"),), dtypes.HALF),
+    Mutant("sum rounded on the other side", "after the norm", (("residual", "llama"),), dtypes.HALF),
     Mutant("no second term in dx", "1/rho taken for a constant"),
     Mutant("eps forgotten in dx", "the gradient of another eps", (("rows", "standard"), ("width 1", "standard"))),
     Mutant("gain dropped from dx", "u = v"),

@@ -11,7 +11,8 @@ A folder holds a safetensors file for every case, and ``manifest.json``. Format 
         metadata     strings: variant, dtype, case, what the call means (eps, eps_position, statistic, scale_offset, n,
                      k, axes and feature_axes counted from 0 with commas; norm: dtype to which x / rho is rounded before
                      the gain, or empty; product: dtype of the operations with the parameters, where norm is not empty;
-                     gate_function and gate_position, where there is a gate), and for every quantity bound.Q and
+                     gate_function and gate_position, where there is a gate; residual_rounding, where there is a
+                     residual), and for every quantity bound.Q and
                      identical.Q
     outputs/VARIANT.DTYPE.CASE.safetensors
         Q            what the other program computed
@@ -183,9 +184,10 @@ def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done
 
 def _variant(metadata: Mapping[str, str]) -> Variant | None:
     """The variant of a case, None where this version has none of that name."""
-    gate = {name: metadata[name] for name in ("gate_function", "gate_position") if name in metadata}
+    names = ("gate_function", "gate_position", "residual_rounding")
+    own = {name: metadata[name] for name in names if name in metadata}
     preset = PRESETS.get(metadata["variant"])
-    return None if preset is None else preset.replace(**gate)
+    return None if preset is None else preset.replace(**own)
 
 
 def _inputs(data: Data) -> dict[str, Array]:
@@ -205,6 +207,8 @@ def _metadata(data: Data, expected: Mapping[str, Expected]) -> dict[str, str]:
     }  # fmt: skip
     if data.gate is not None:
         metadata |= {"gate_function": variant.gate_function, "gate_position": variant.gate_position}
+    if data.residual is not None:
+        metadata["residual_rounding"] = variant.residual_rounding
     for name, want in expected.items():
         metadata |= {f"bound.{name}": want.bound.ratio, f"identical.{name}": want.bound.identical}
     return {name: str(value) for name, value in metadata.items()}

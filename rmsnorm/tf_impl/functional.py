@@ -95,7 +95,7 @@ def rms_norm(
     y, inverse_rms = _rms_norm(call, h, scale, bias, mask)
     outputs = [y]
     if residual is not None:
-        outputs.append(h)
+        outputs.append(cast(h, call.sum))
     if return_inverse_rms:
         outputs.append(cast(tf.stop_gradient(inverse_rms), call.inverse_rms))
     return tuple(outputs) if len(outputs) > 1 else y
@@ -165,7 +165,7 @@ def _vjp(
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of a checked call without a gate."""
     h = add(x, residual, call.x)
-    one_dtype = all(t is None or t.dtype == x.dtype for t in (residual, dh))  # else each is rounded from float64
+    one_dtype = call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh))
     if one_dtype and tf.executing_eagerly() and not is_recording():
         gradients = eager.gradients(call, dy, h, scale, bias, mask, dh)
         if gradients is not None:

@@ -18,7 +18,7 @@ from rmsnorm import dtypes
 def add(x: tf.Tensor, residual: tf.Tensor | None, dtype: str) -> tf.Tensor:
     if residual is None:
         return x
-    if x.dtype == residual.dtype and dtype not in dtypes.HALF:
+    if x.dtype == residual.dtype == dtype and dtype not in dtypes.HALF:
         return x + residual
     return cast(tf.cast(x, tf.float64) + tf.cast(residual, tf.float64), dtype)
 

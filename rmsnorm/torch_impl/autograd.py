@@ -55,7 +55,7 @@ class RMSNormFunction(torch.autograd.Function):
         x, residual, bias = ctx.dtypes
         dx, dscale, dbias = dh, None, None
         if dy is not None:
-            one_dtype = residual in (None, x)
+            one_dtype = residual in (None, x) and ctx.call.x == ctx.call.sum
             dx, dscale, dbias = _backward(ctx.call, ctx.plan, dy, dh, h, scale, bias, mask, inverse_rms, one_dtype)
         _, _, _, needs_x, needs_residual, needs_scale, needs_bias, _ = ctx.needs_input_grad
         return (

@@ -154,7 +154,7 @@ def rms_norm_vjp(
     )  # fmt: skip
     if gate is not None or (call.axes != call.feature_axes and mask is None and residual is None):
         return _gated_vjp(call, dy, x, scale, bias, gate)
-    one_dtype = all(t is None or t.dtype == x.dtype for t in (residual, dh))  # else each is rounded from float64
+    one_dtype = call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh))
     if one_dtype and not is_transformed() and not is_differentiated(dy, dh, x, residual, scale):
         results = rows.gradients(call, dy, x, residual, scale, bias, mask, dh)
         if results is not None:
@@ -328,7 +328,7 @@ def _rms_norm(
         return y
     outputs = [y]
     if residual is not None:
-        outputs.append(h)
+        outputs.append(h if call.x == call.sum else cast(h, call.sum))
     if return_inverse_rms:
         outputs.append(cast(inverse_rms.detach(), call.inverse_rms))
     return tuple(outputs)

@@ -58,6 +58,7 @@ def serve(call: Call, *tensors: Tensor | None) -> bool:
     present = [t for t in tensors if t is not None]
     if (
         call.axes != call.feature_axes
+        or call.x != call.sum
         or not all(type(t) in TYPES and t.layout is torch.strided for t in present)
         or (residual is not None and x is not None and residual.dtype != x.dtype)
     ):
@@ -120,7 +121,7 @@ def call_of(shape: torch.Size, dtype: torch.dtype, settings: str, k: Any) -> Cal
             gate_function=fields["gate_function"], gate_position=fields["gate_position"],
         ),
         shape=tuple(shape), axes=axes, feature_axes=feature_axes, eps=fields["eps"], x=dtype_name(dtype),
-        norm=fields["norm"], product=fields["product"], result=fields["result"],
+        sum=dtype_name(dtype), norm=fields["norm"], product=fields["product"], result=fields["result"],
         inverse_rms=dtypes.arithmetic(dtype_name(dtype)), gate=fields["gate"],
     )  # fmt: skip
 

@@ -218,11 +218,11 @@ def check(data: Any, slack: float = 0.0) -> int:
     def parameter(values: Any, row: Any) -> list[Any]:
         return [None if values is None else exact(values.ravel()[owner[i]]) for i in row]
 
-    h = data.x.ravel()
+    h = list(map(exact, data.x.ravel()))
     if data.residual is not None:
-        pairs = zip(map(exact, h), map(exact, data.residual.ravel()), strict=True)
-        total = [nearest(None if x is None else x + r, t) for x, r in pairs]
-        h = array(total, t)
+        h = [None if x is None else x + r for x, r in zip(h, map(exact, data.residual.ravel()), strict=True)]
+        if variant.residual_rounding == "before":
+            h = [exact(nearest(total, t)) for total in h]
     one = [mpf(1)] * len(h)
     f, slope = one, one
     if data.gate is not None:
@@ -242,7 +242,7 @@ def check(data: Any, slack: float = 0.0) -> int:
     sums = {int(column): [mpf(0), mpf(0)] for column in columns}
     offset = mpf(variant.scale_offset)
     for number, indices in enumerate(rows):
-        row = Row(variant, eps, [None if math.isnan(h[i]) else exact(h[i]) * before[i] for i in indices], mask[indices])
+        row = Row(variant, eps, [None if h[i] is None else h[i] * before[i] for i in indices], mask[indices])
         v = row.upstream([dy[i] * after[i] for i in indices])
         summed = [j for j, i in enumerate(indices) if owner[i] in sums]
         for j, c in zip(summed, row.normalised(masked=True, indices=summed), strict=True):
@@ -260,7 +260,7 @@ def check(data: Any, slack: float = 0.0) -> int:
         count += compare([nearest(row.inverse_rms, arithmetic)], inverse_rms, arithmetic)
         dx = row.pull_back([e * o for e, o in zip(v, gain, strict=True)])
         if data.gate is not None:
-            dz = [e * exact(h[i]) for e, i in zip(dx, indices, strict=True)]
+            dz = [e * h[i] for e, i in zip(dx, indices, strict=True)]
             if variant.gate_position == "after":
                 dz = [dy[i] * e for e, i in zip(ungated, indices, strict=True)]
             want = [nearest(e * slope[i], data.gate.dtype.name) for e, i in zip(dz, indices, strict=True)]
