@@ -7,27 +7,38 @@ from typing import Any
 
 import numpy as np
 
+from rmsnorm import dtypes
 from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.form import close
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
 from rmsnorm.numpy_impl import rms_norm
+from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
+from rmsnorm.variants import Variant
 
 _SAME = 1e-3  # of the largest element: a formula, not a rounding
+_BITS = 0.95  # share of elements with the bits of the right rounding; of another, about half of them
+_ROUNDED = {
+    "before": "the statistic is of the sum after it is rounded",
+    "after": "the statistic is of the sum before it is rounded",
+}
 
 
-def solve_extras(session: Session, model: Model, findings: Findings) -> None:
-    """Ask with a mask and with a residual, where the target takes them."""
+def solve_extras(session: Session, model: Model, findings: Findings) -> Variant:
+    """Ask with a mask and with a residual, where the target takes them: the variant, with what it does with these."""
     if not model.plain or session.layout.group or not session.layout.unlimited:
-        return
+        return model.variant
     for argument, ask in (("mask", _mask), ("residual", _residual)):
         if session.takes(argument):
             try:
                 ask(session, model, findings)
             except TargetError as error:
                 findings.not_observable(argument, str(error))
+    if "residual_rounding" in findings.entries:
+        return model.variant.replace(residual_rounding=findings.entries["residual_rounding"].value)
+    return model.variant
 
 
 def _pose(session: Session) -> tuple[Array, dict[str, Array]]:
@@ -93,8 +104,42 @@ def _residual(session: Session, model: Model, findings: Findings) -> None:
     y = session.target.forward(x, **parameters, residual=residual).astype(np.float64)
     if close(y, _golden(session, model, x + residual, parameters), _SAME):
         findings.add("residual", "added", "y is that of x + residual")
+        _rounded_sum(session, model, findings)
     elif close(y, _golden(session, model, x, parameters), _SAME):
         findings.add("residual", "ignored", "y is the same without it")
         findings.defect("the residual is not added")
     else:
         findings.add("residual", "otherwise", "y is not that of x + residual")
+
+
+def _rounded_sum(session: Session, model: Model, findings: Findings) -> None:
+    """Whether the sum is rounded before it is normalised, which shows where x and the residual have 16 bits."""
+    random = np.random.default_rng(25)
+    for dtype in (name for name in ("bfloat16", "float16") if name in session.accepts):
+        x, parameters = session.prepare(random.normal(0.1, 1.0, (session.step, session.n)), dtype)
+        residual = session.layout.to_x(random.normal(size=(session.step, session.n))).astype(x.dtype)
+        y = session.target.forward(x, **parameters, residual=residual)
+        _returned_sum(session, x, residual, findings)
+        axes: dict[str, Any] = {"axis": session.layout.axes, "feature_axis": session.layout.feature_axes}
+        shares = {}
+        for order in _ROUNDED:
+            variant = model.variant.replace(residual_rounding=order)
+            want, _ = rms_norm(
+                x, parameters.get("scale"), parameters.get("bias"), variant=variant, residual=residual,
+                out_dtype=y.dtype.name, **axes,
+            )  # fmt: skip
+            shares[order] = float(np.mean(want == y))
+        order = max(shares, key=lambda name: shares[name])
+        if shares[order] > _BITS > min(shares.values()):
+            same = f"{100 * shares[order]:.4g} % of y are its bits in {dtypes.short(dtype)}"
+            findings.add("residual_rounding", order, f"{_ROUNDED[order]}: {same}")
+            return
+
+
+def _returned_sum(session: Session, x: Array, residual: Array, findings: Findings) -> None:
+    second = session.target.second
+    if second is not None:
+        want = add(x, residual, x.dtype.name)
+        same = second.shape == want.shape and second.dtype == want.dtype and np.array_equal(second, want)
+        value = "rounded" if same else "otherwise"
+        findings.add("returned_sum", value, f"the second result, {second.dtype.name}, beside x + residual rounded once")

@@ -159,7 +159,7 @@ def _solve(
             solve_gradients(session, model, form, findings)
             if confirmed:
                 solve_gate_gradient(session, model, findings)
-        solve_extras(session, model, findings)
+        model = replace(model, variant=solve_extras(session, model, findings))
         solve_batches(session, findings, gradients=gradients)
     else:
         findings.withdraw(_OF_THE_MODEL, seen, "no model was confirmed")

@@ -50,13 +50,13 @@ def fitted(
 ) -> Iterator[tuple[Target, Data]]:
     """The target and the arrays of every case that it can be called with; ``skipped`` gets the others.
 
-    A case that is there for a bias, for no gain or for a strided x is in neither: every case has the parameters that
-    the target takes, and x in several layouts.
+    A case that is there for a bias, for no gain, for a strided x or for a field of the variant is in neither: every
+    case has the parameters that the target takes, x in several layouts, and the fields of the variant.
     """
     pairs = {
         (case.name, dtype): case
         for case, _, dtype in select((variant.name, "standard"), types)
-        if case.options or case.gate or (case.scale and not (case.bias or case.strided))
+        if case.options or case.gate or (case.scale and not (case.bias or case.strided or case.residual_rounding))
     }
     gate, required = (variant.gate_function, variant.gate_position), None if "gate" in target.arguments else False
     for (name, dtype), case in pairs.items():

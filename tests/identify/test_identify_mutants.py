@@ -50,6 +50,7 @@ REPORTED = {
     "row of an outlier doubled": "kind is 'none', {name} is RMSNorm",
     "mask ignored": "the mask is ignored",
     "residual dropped": "the residual is not added",
+    "sum rounded on the other side": "residual_rounding is '",
     "gate forgotten": "the gate is not applied",
     "gate on the other side": "gate_position is '",
     "another function of the gate": "gate_function is '",
@@ -88,6 +89,8 @@ def target_of(fault, case_name, variant_name):
         variant = variant.replace(eps=case.options["eps"])
     if case.gate:
         variant = variant.replace(gate_function=case.gate[0], gate_position=case.gate[1])
+    if case.residual_rounding:
+        variant = variant.replace(residual_rounding=case.residual_rounding)
 
     def data(arrays, dy=None):
         x, scale, bias = (arrays.get(argument) for argument in ("x", "scale", "bias"))
