@@ -95,6 +95,9 @@ def _in_full(variant: Variant) -> list[str]:
         "bias": "yes" if variant.bias else "no",
         "partial": f"with partial=p the first {variant.partial_rounding}(n p) elements count; by default all",
         "gate": f"where a call has one: f is {variant.gate_function}, {variant.gate_position} the norm",
+        "residual": {"before": "x + residual is rounded to T before it is normalised",
+                     "after": "x + residual is normalised, and rounded to T where it is returned"}[
+                         variant.residual_rounding],
         "source": row[-1].replace("`", ""),
         "families": ", ".join(_families(variant)) or "none of those that were asked",
     }  # fmt: skip

@@ -78,7 +78,8 @@ def rms_norm(
         feature_axis: axis or axes of the parameters; None for the normalised ones.
         mask: bool, broadcasts to x: True counts in the statistic. Elsewhere y is normalised, too, but every derivative
             takes it as a constant, so values under the mask reach no gradient. A row with nothing counted gives 0.
-        residual: added to x first, in promote(x, residual); the sum h is returned beside y.
+        residual: added to x first, in promote(x, residual); the sum h is returned beside y. ``residual_rounding`` of
+            the variant says whether y is that of h before or after it is rounded.
         gate: z, floating-point, shaped as x, in a call without mask and residual: y is multiplied by f(z), or x is
             before it is normalised, as ``gate_function`` and ``gate_position`` of the variant say.
         out_dtype: dtype of y; None for the variant's rule.
