@@ -44,6 +44,12 @@ rows, rows of zeros, of equal numbers, with NaN and infinity.
 A cell is the share of right bits, the mean over the cases, and the largest distance, in unit roundoffs (u) of the terms
 that make the element: a sum that cancels is measured by its terms. A layer that takes no such x has a dash.
 """
+EVERY = """
+## Every number of 16 bits
+
+Rows of six elements, of which the first is each of the 65,536 numbers of the dtype, NaN and infinity among them, and
+the others are fixed, of three sizes: the least share of right bits of the three, and the largest distance.
+"""
 BATCHES = """
 ## Does a row depend on how many rows there are?
 
@@ -59,7 +65,9 @@ def measure(name: str) -> dict[str, Any]:
     from rmsnorm.identify.findings import Findings
     from rmsnorm.identify.session import open_session
     from rmsnorm.parity import check
+    from rmsnorm.parity.beyond import of_every_number
     from rmsnorm.targets import open_target
+    from rmsnorm.variants import PRESETS
 
     package, layer, variant, init, compiled = LAYERS[name]
     target = open_target(layer, init=init)
@@ -69,10 +77,14 @@ def measure(name: str) -> dict[str, Any]:
     report = check(target, variant, dtypes=DTYPES)
     for record in report.run.records:
         cells.setdefault(f"{record.dtype} {record.quantity}", []).append((record.bit_identical, record.parity_ratio))
+    every = {}
+    for dtype in ("float16", "bfloat16"):
+        verdicts = of_every_number(target, PRESETS[variant], dtype, [], gradients=True, extremes=True)
+        every |= {f"{dtype} {entry.quantity}": (entry.bit_identical, entry.parity_ratio) for entry in verdicts}
     session = open_session(target, 64, float("inf"), float("inf"), Findings())
     found, asked = dependences(session, gradients=True)
     return {
-        "layer": name, "package": package, "version": version(package), "cells": cells,
+        "layer": name, "package": package, "version": version(package), "cells": cells, "every": every,
         "dependences": [vars(entry) for entry in found], "widths": asked.widths,
     }  # fmt: skip
 
@@ -97,6 +109,11 @@ def page(data: dict[str, Any]) -> str:
             cells = [_cell(layer["cells"].get(f"{dtype} {quantity}")) for dtype in DTYPES]
             lines.append(f"| {_name(layer)} | {' | '.join(cells)} |")
         lines.append("")
+    lines += [EVERY.strip(), "", "| layer | f16 y | f16 dx | bf16 y | bf16 dx |", "| --- " * 5 + "|"]
+    for layer in data["layers"]:
+        names = [f"{dtype} {quantity}" for dtype in ("float16", "bfloat16") for quantity in ("y", "dx")]
+        cells = [_cell([layer["every"][name]] if name in layer["every"] else None) for name in names]
+        lines.append(f"| {_name(layer)} | {' | '.join(cells)} |")
     widths = sorted({width for layer in data["layers"] for width in layer["widths"]})
     lines += [BATCHES.strip().format(widths=", ".join(map(str, widths))), "", "| layer | y | dx | dscale |",
               "| --- " * 4 + "|"]  # fmt: skip

@@ -71,6 +71,9 @@ def check(
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="A TARGET fails if a row's bits depend on the number of rows.")
     ] = False,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Also every number of f16 and bf16 as an element of rows of a TARGET.")
+    ] = False,
     large: Annotated[
         bool, typer.Option("--large", help="Also y of 2^31 elements of a TARGET: 16 GB or more, and minutes.")
     ] = False,
@@ -94,12 +97,13 @@ def check(
     if target is not None:
         if all_ or list_:
             raise unusable("rmsnorm check: expected no --all and no --list beside a TARGET; leave them out")
-        options = {"edges": edges, "batch_invariant": batch_invariant, "large": large}
+        options = {"edges": edges, "batch_invariant": batch_invariant, "exhaustive": exhaustive, "large": large}
         runs = [_judged(target, backend or [], variant or [], dtype or [], device, html, options)]
         html = None
     else:
-        if edges or batch_invariant or large:
-            raise unusable("rmsnorm check: --edges, --batch-invariant and --large are for a TARGET; name one")
+        if edges or batch_invariant or exhaustive or large:
+            unasked = "--edges, --batch-invariant, --exhaustive and --large"
+            raise unusable(f"rmsnorm check: {unasked} are for a TARGET; name one")
         runs = _compared(backend, variant, dtype, device, all_=all_, list_=list_)
         if runs:
             screen.console().print(report.terminal(runs))

@@ -1,4 +1,4 @@
-"""What no single case can show: results that depend on the number of rows, and x of more than 2^31 elements."""
+"""What no single case can show: dependence on the number of rows, every number of 16 bits, more than 2^31 elements."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from rmsnorm import dtypes
 from rmsnorm.identify.batches import dependences
 from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.session import open_session
@@ -21,7 +22,10 @@ from rmsnorm.variants import Variant
 
 BATCHES: Final = "batches"
 LARGE: Final = Case("2^31 elements", (257, 64), ("standard",), "more elements than 31 bits count")
+EVERY: Final = Case("every number", (65536, 6), ("standard",), "every bit pattern of 16 bits as an element of a row")
 ELEMENTS: Final = 2**31
+_SIZES: Final = (1.0, 2.0**-9, 2.0**9)  # of the other elements of the row
+_CUBED: Final = 2.0**40  # cubes of numbers up to it are in the range of float32: automatic differentiation takes them
 _AT_ONCE: Final = 64  # repetitions of the rows that are compared together
 _TIME: Final = 600.0  # seconds
 
@@ -41,6 +45,42 @@ def of_batches(target: Target, skipped: list[Skip], *, gradients: bool) -> list[
     wrong = {entry.quantity: failed(entry.quantity, entry.sentence) for entry in reversed(found)}
     names = ("y", "dx", *(("dscale",) if "scale" in target.arguments else ())) if gradients else ("y",)
     return [wrong.get(name, Verdict(name, 0.0, 0.0, 1.0, 1.0, 0.0, True, "")) for name in names]
+
+
+def of_every_number(
+    target: Target, variant: Variant, dtype: str, skipped: list[Skip], *, gradients: bool, extremes: bool
+) -> list[Verdict]:
+    """Verdicts on y and dx of rows in which one element is every number of a dtype of 16 bits.
+
+    The other elements are fixed, of three sizes. Without ``extremes`` numbers whose cubes leave float32 are left out.
+    """
+    if dtypes.unit_roundoff(dtype) < dtypes.unit_roundoff("float16") or target.rank not in (None, 2) or target.sizes:
+        skipped.append(Skip(EVERY.name, dtype, "it is for x of 16 bits, two axes and any number of rows"))
+        return []
+    sized, case = matched(target, replace(EVERY, shape=(2, EVERY.shape[-1])), None)
+    numbers = np.arange(2**16, dtype=np.uint16).view(dtype)
+    if not extremes:
+        with np.errstate(invalid="ignore"):  # of NaN that signals
+            numbers = numbers[~(np.abs(numbers.astype(np.float64)) > _CUBED)]
+    worst: dict[str, Verdict] = {}
+    for size in _SIZES:
+        data = make(replace(case, shape=(len(numbers), *case.shape[1:])), variant, dtype)
+        row = np.random.default_rng(26).normal(size=case.shape[1:]) * size
+        data.x[...] = row.astype(dtype)
+        data.x.reshape(len(numbers), -1)[:, 0] = numbers
+        expected = expect(data, ("y", "dx") if gradients else ("y",), automatic=True)
+        try:
+            results = {"y": [sized.forward(data.x, data.scale, data.bias)]}
+            if gradients:
+                results["dx"] = [np.asarray(sized.gradients(data.x, data.scale, data.bias, data.dy)[0])]
+        except TargetError as error:
+            return [failed("y", str(error))]
+        for verdict in compare(Outcome(results), expected):
+            before = worst.setdefault(verdict.quantity, verdict)
+            worse = max(before, verdict, key=lambda entry: (not entry.passed, entry.parity_ratio))
+            share = min(before.bit_identical, verdict.bit_identical)
+            worst[verdict.quantity] = replace(worse, bit_identical=share)
+    return list(worst.values())
 
 
 def of_31_bits(target: Target, variant: Variant, dtype: str, skipped: list[Skip]) -> list[Verdict]:

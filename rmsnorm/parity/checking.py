@@ -153,6 +153,7 @@ def check(
     init: Mapping[str, Any] | None = None,
     edges: bool = False,
     batch_invariant: bool = False,
+    exhaustive: bool = False,
     large: bool = False,
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
@@ -180,6 +181,8 @@ def check(
             it, and the report says so; wrong numbers count always.
         batch_invariant: whether a row must have the same bits, in y and dx, alone and in calls of 2 to 4,096 rows, at
             every place, and dscale the same bits in equal calls.
+        exhaustive: whether y and dx of rows in which one element is each of the 65,536 numbers of float16, and of
+            bfloat16, count; those whose cubes leave float32 only with ``extremes``.
         large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes.
 
     Raises:
@@ -232,6 +235,12 @@ def check(
         if batch_invariant:
             verdicts = beyond.of_batches(target, run.skipped, gradients=gradients and target.differentiable)
             asked.append((beyond.BATCHES, "float32", verdicts))
+        for dtype in dict.fromkeys(types) if exhaustive else ():
+            if dtype in formats.HALF:
+                differentiated = gradients and target.differentiable
+                about = {"gradients": differentiated, "extremes": extremes}
+                verdicts = beyond.of_every_number(target, chosen, dtype, run.skipped, **about)
+                asked.append((beyond.EVERY.name, dtype, verdicts))
         if large:
             first = types[0] or "float32"
             asked.append((beyond.LARGE.name, first, beyond.of_31_bits(target, chosen, first, run.skipped)))

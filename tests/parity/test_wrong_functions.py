@@ -143,6 +143,19 @@ def test_a_refusal_is_an_edge() -> None:
     assert not check(lambda x, weight: right(x, weight) + (x.shape[0] == 1), framework="torch", dtypes="float32").passed
 
 
+def test_one_number_of_65536() -> None:
+    """The function is wrong for 33.25 as the first element of a row, and for its neighbours in bfloat16 right."""
+
+    def wrong(x: Any, weight: Any) -> Any:
+        y = right(x, weight)
+        return torch.where(x[..., :1] == 33.25, 1.5 * y, y) if x.shape[-1] == 6 else y
+
+    assert check(wrong, dtypes="bfloat16").passed
+    report = check(wrong, dtypes="bfloat16", exhaustive=True)
+    assert {record.case for record in report.run.failures} == {"every number"}
+    assert check(right, dtypes=("bfloat16", "float16"), exhaustive=True).passed
+
+
 def test_more_elements_than_an_index_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 2^16 in the place of 2^31."""
     monkeypatch.setattr(beyond, "ELEMENTS", 2**16)
