@@ -22,7 +22,7 @@ def test_a_row_says_what_an_engine_computes(page: Path) -> None:
     assert cells["identify"].startswith("is RMSNorm: the variant standard with eps 1e-05")
     assert (cells["eps"], cells["rounding"]) == ("1e-05", "after_scale")
     held, count = map(int, cells["check"].split(" of "))
-    assert 0 < held < count  # NumPy adds one element after another where x is transposed in memory
+    assert held == count > 40
     share, distance = cells["float32"].split(" %, ")
     assert 30 < float(share) < 100
     assert distance in ("1 ulp", "2 ulp", "3 ulp", "4 ulp")
