@@ -148,7 +148,7 @@ def _verdicts(cases: Any, outputs: Any, *, bits: Any) -> Any:
         got = {name: [next(remaining)] for name in names}
         if data.residual is not None:
             h = data.x.astype(np.float64) + data.residual
-            assert np.array_equal(got["h"][0], h.astype(data.call.x))
+            assert np.array_equal(got["h"][0], h.astype(data.call.sum))
         wanted = {name: want[name] for name in ("y", "inverse_rms")}
         if not bits(data):
             wanted["y"] = dataclasses.replace(want["y"], bound=Bound(want["y"].bound.ratio, 0.0))
