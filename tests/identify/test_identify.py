@@ -150,7 +150,7 @@ KNOWN = [
     (HF.format("olmo2", "Olmo2RMSNorm"), "olmo2", {}),
     ("rmsnorm.torch_impl:RMSNorm", "torch", {"overflow": "right", "empty_row": "0", "nan_under_mask": "kept out"}),
     ("rmsnorm.tf_impl:RMSNormalization", "keras", {"overflow": "right"}),
-    ("rmsnorm.numpy_impl:rms_norm", "standard", {"residual": "added", "returned_sum": "rounded", "residual_rounding": "before"}),
+    ("rmsnorm.numpy_impl:rms_norm", "standard", {"returned_sum": "rounded", "residual_rounding": "before"}),
 ]
 
 
