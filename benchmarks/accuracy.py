@@ -34,7 +34,7 @@ LAYERS = {  # name: (package, target, variant, init, whether it is compiled)
 QUANTITIES = ("y", "dx", "dscale")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
-HEAD = """# How exact
+HEAD = """# Accuracy of every framework's RMSNorm
 
 How many results of each framework's own RMSNorm and of ours have the bits of the golden, the correctly rounded result,
 and how far the others are from it at most. `python benchmarks/accuracy.py` measures it in the cases of
