@@ -595,6 +595,11 @@ def install(folder: Path, name: str, page: Path) -> None:
         write(page, name, None, f"its process ends with code {code}")
 
 
+def without_folders(text: str) -> str:
+    """The text in one line, with paths of files cut to their last part."""
+    return re.sub(r"(?<![\w.])/\S+/", "", " ".join(text.split()))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=ENGINES, help="measure it in this environment")
@@ -608,7 +613,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             row = measured(chosen.engine)
         except Exception as error:  # an engine may raise anything
-            write(chosen.page, chosen.engine, None, f"{type(error).__name__}: {' '.join(str(error).split()):.300}")
+            write(chosen.page, chosen.engine, None, f"{type(error).__name__}: {without_folders(str(error)):.200}")
         else:
             write(chosen.page, chosen.engine, row)
 
