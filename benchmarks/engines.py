@@ -342,7 +342,7 @@ def with_litert() -> Norm:
              "bfloat16": schema.TensorType.BFLOAT16}  # fmt: skip
 
     def model(x: Any) -> bytes:
-        import flatbuffers
+        flatbuffers = importlib.import_module("flatbuffers")
 
         held, kind = schema.ModelT(), types[x.dtype.name]
         held.version, held.buffers, held.operatorCodes = 3, [schema.BufferT()], []
