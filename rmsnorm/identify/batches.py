@@ -82,6 +82,7 @@ def dependences(session: Session, *, gradients: bool, thorough: bool = True) -> 
                 for seen in _of_one(resized, sizes, dtype, counts, gradients=gradients):
                     found.setdefault((seen.quantity, not seen.count), seen)
         except TargetError:
+            session.check_time()
             continue  # it takes no such x: that is no finding of this step
         widths.append(width)
     return list(found.values()), Asked(tuple(widths), tuple(sorted(set(counts))))
@@ -92,7 +93,11 @@ def solve_batches(session: Session, findings: Findings, *, gradients: bool) -> N
     if not session.layout.unlimited:
         findings.not_observable("batches", "it takes one number of rows")
         return
-    found, asked = dependences(session, gradients=gradients and session.target.differentiable, thorough=False)
+    try:
+        found, asked = dependences(session, gradients=gradients and session.target.differentiable, thorough=False)
+    except TargetError as error:  # the time is over
+        findings.not_observable("batches", str(error))
+        return
     if not asked.widths:
         findings.not_observable("batches", "no other number of rows could be tried")
     elif found:

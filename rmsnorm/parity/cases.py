@@ -40,8 +40,9 @@ class Case:
         variants: names of the presets that it runs with.
         reason: what it can tell.
         data: kind of values: rows (a quarter of them with an outlier), huge, tiny, clamped, zero_rows (half of them,
-            and x the same memory along its first axis), constant (and one-hot), non_finite or one_sign (no element of
-            x or dy is negative, so that the terms of a sum of gradients add up).
+            and x the same memory along its first axis), constant (and one-hot), non_finite, alike (rows without an
+            outlier: beside one, a long sum in float32 loses what is small) or one_sign (no element of x or dy is
+            negative, so that the terms of a sum of gradients add up).
         scale, bias: whether there is one; bias None means as the variant has it.
         parameters: dtype of scale and bias, None for that of x.
         mask: some elements not counted, with NaN under the mask, and a row with none.
@@ -131,7 +132,7 @@ CASES: Final = (
          repeats=(256, 1)),
     Case("long sequences", (2, 8224, 3), ("standard",), "many rows along the second axis", repeats=(1, 32, 1)),
     Case("many, 3 axes", (8224, 2, 3), ("standard",), "a first index that is large", repeats=(32, 1, 1)),
-    Case("very wide", (2, 66001), ("standard",), "more columns than 16 bits count", edge=True),
+    Case("very wide", (2, 66001), ("standard",), "more columns than 16 bits count", "alike", edge=True),
     Case("one sign", (4112, 8), ("standard", "llama"), "a sum of gradients that grows with every row", "one_sign"),
     Case("strided", (12, 30), ("standard", "llama"), "a view with gaps in both axes", strided=True),
     Case("huge", (8, 33), ("standard", "llama", "gemma", "paper", "zhang_torch", "x_transformers"),

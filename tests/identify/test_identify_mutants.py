@@ -126,7 +126,9 @@ def target_of(fault, case_name, variant_name):
     return variant, Target(fault or "honest", "numpy", NumPy(), function, tuple(arguments), derivatives=derivatives)
 
 
-PAIRS = [(mutant.fault, case, variant) for mutant in MUTANTS for case, variant in mutant.pairs]
+# what shows with more rows or columns than identify asks for is seen by `check`
+LARGE = {case.name for case in CASES if case.is_large}
+PAIRS = [(mutant.fault, case, variant) for mutant in MUTANTS for case, variant in mutant.pairs if case not in LARGE]
 
 
 @pytest.mark.parametrize(("fault", "case", "name"), sorted(set(PAIRS)), ids=str)
