@@ -15,7 +15,8 @@ Every bound is  roundings + w * operations:
                  Where a variant does all its arithmetic in the dtype of x, w is 1 in every dtype.
     operations   roundings of the arithmetic that reach the result, each at most 1 in units of w:
                  a sum of k terms errs by at most k, and by sqrt(k) with the random signs that roundings have
-                 (Higham & Mary 2019); every order of summation in use stays below sqrt(k);
+                 (Higham & Mary 2019); every order of summation in use stays below sqrt(k), but for float32 sums of
+                 tens of thousands of squares one after the other beside an outlier, which loses all of them alike;
                  the square root halves what the sum contributes to rho.
 
 | quantity    | roundings                   | operations                                                               |
