@@ -313,7 +313,7 @@ def test_other_names_axes_and_calls(name: str) -> None:
     assert type(mine) is kind
     (entry,) = replace(mine)
     assert entry == dry
-    assert str(entry) == str(dry).replace(": would be RMSNorm", ": now RMSNorm")
+    assert (": would be RMSNorm" in str(dry), ": now RMSNorm" in str(entry)) == (True, True)
     assert entry.variant is not None, entry.why
     assert isinstance(mine, Replaced)
     assert isinstance(mine, kind)
