@@ -33,6 +33,7 @@ LAYERS = {  # name: (package, target, variant, init, whether it is compiled)
 }
 QUANTITIES = ("y", "dx", "dscale")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+EVERY_NUMBER = ("float16", "bfloat16")
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 HEAD = """# Accuracy of every framework's RMSNorm
 
@@ -78,11 +79,11 @@ def measure(name: str) -> dict[str, Any]:
     for record in report.run.records:
         cells.setdefault(f"{record.dtype} {record.quantity}", []).append((record.bit_identical, record.parity_ratio))
     every = {}
-    for dtype in ("float16", "bfloat16"):
-        verdicts = of_every_number(target, PRESETS[variant], dtype, [], gradients=True, extremes=True)
+    for dtype in EVERY_NUMBER:
+        verdicts = of_every_number(target, PRESETS[variant], dtype, [], gradients=target.differentiable, extremes=True)
         every |= {f"{dtype} {entry.quantity}": (entry.bit_identical, entry.parity_ratio) for entry in verdicts}
     session = open_session(target, 64, float("inf"), float("inf"), Findings())
-    found, asked = dependences(session, gradients=True)
+    found, asked = dependences(session, gradients=target.differentiable)
     return {
         "layer": name, "package": package, "version": version(package), "cells": cells, "every": every,
         "dependences": [vars(entry) for entry in found], "widths": asked.widths,

@@ -112,12 +112,12 @@ def _ratio(
     x, scale, bias, gate, y = answer
     call = model.call(x, scale, bias)
     if narrow:
-        call = replace(call, x="float32", product="float32", result="float32")
+        call = replace(call, x="float32", sum="float32", product="float32", result="float32")
     if model.gate is not None:
         position = model.variant.replace(gate_position=model.gate.position)
         call = replace(call, variant=position, gate=dtypes.arithmetic(dtypes.promote(call.x, call.product)))
     if model.variant.rounding == "input_dtype":
-        call = replace(call, x=narrower(*pair))
+        call = replace(call, x=narrower(*pair), sum=narrower(*pair))
     dtype = "float32" if narrow else narrower(y.dtype.name, call.norm or y.dtype.name)
     got, want = y.astype(np.float64), wanted.astype(np.float64)
     with np.errstate(all="ignore"):

@@ -124,7 +124,7 @@ def test_one_variant_is_shown_in_full(name):
     assert max(map(len, lines)) <= 80
     labels = [line[2:16].strip() for line in lines if re.match("  [a-z]", line)]
     assert labels == ["equation", "eps", "place of eps", "statistic", "rounded", "dtype of y", "gain", "bias",
-                      "partial", "gate", "source", "families"]  # fmt: skip
+                      "partial", "gate", "residual", "source", "families"]  # fmt: skip
     family = families().get(name.lower())
     if family is not None and name not in PRESETS:
         assert lines[0].startswith(f"{name.lower()} is a family of models. {family.norm} in ")

@@ -161,7 +161,7 @@ def test_the_whole_table(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with_kernels = 0
     for case, variant, _ in select(types=(dtype,), brief=dtype != "float32"):  # test_interface has all cases in PyTorch
         data = make(case, variant, dtype)
-        if case.gate or not cpu.supports(data.call):
+        if case.gate or case.residual_rounding or not cpu.supports(data.call):  # a sum that is not rounded: the golden
             continue
         with_kernels += 1
         want = judge.golden(data)
@@ -189,7 +189,7 @@ def _outcome(data: Any) -> judge.Outcome:
 def test_the_table_leaves_out_what_is_not_in_rows() -> None:
     cases = [run for run in select() if not run[0].gate]  # of which the kernels compute the norm alone
     left = {case.name for case, variant, dtype in cases if not cpu.supports(make(case, variant, dtype).call)}
-    assert left == {"no rows", "no columns", "channels", "middle axis", "apart", "groups"}
+    assert left == {"no rows", "no batch", "no columns", "channels", "middle axis", "apart", "groups"}
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
