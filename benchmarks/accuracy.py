@@ -116,7 +116,7 @@ def page(data: dict[str, Any]) -> str:
         cells = [_cell([layer["every"][name]] if name in layer["every"] else None) for name in names]
         lines.append(f"| {_name(layer)} | {' | '.join(cells)} |")
     widths = sorted({width for layer in data["layers"] for width in layer["widths"]})
-    lines += [BATCHES.strip().format(widths=", ".join(map(str, widths))), "", "| layer | y | dx | dscale |",
+    lines += ["", BATCHES.strip().format(widths=", ".join(map(str, widths))), "", "| layer | y | dx | dscale |",
               "| --- " * 4 + "|"]  # fmt: skip
     for layer in data["layers"]:
         found = {entry["quantity"]: entry for entry in reversed(layer["dependences"])}
