@@ -66,39 +66,29 @@ def measure(name: str) -> dict[str, Any]:
     from rmsnorm.identify.findings import Findings
     from rmsnorm.identify.session import open_session
     from rmsnorm.parity import check
-    from rmsnorm.parity.beyond import of_every_number
+    from rmsnorm.parity.beyond import Beyond
     from rmsnorm.targets import open_target
     from rmsnorm.variants import PRESETS
 
     package, layer, variant, init, compiled = LAYERS[name]
     target = open_target(layer, init=init)
     if compiled:
-        target = _compiled(target)
+        target = target.compiled
     cells: dict[str, dict[str, list[float]]] = {}
     report = check(target, variant, dtypes=DTYPES)
     for record in report.run.records:
         cells.setdefault(f"{record.dtype} {record.quantity}", []).append((record.bit_identical, record.parity_ratio))
     every = {}
     for dtype in EVERY_NUMBER:
-        verdicts = of_every_number(target, PRESETS[variant], dtype, [], gradients=target.differentiable, extremes=True)
+        asked = Beyond(target, PRESETS[variant], gradients=target.differentiable)
+        verdicts = asked.every_number(dtype, extremes=True)
         every |= {f"{dtype} {entry.quantity}": (entry.bit_identical, entry.parity_ratio) for entry in verdicts}
     session = open_session(target, 64, float("inf"), float("inf"), Findings())
-    found, asked = dependences(session, gradients=target.differentiable)
+    found, (widths, _) = dependences(session, gradients=target.differentiable)
     return {
         "layer": name, "package": package, "version": version(package), "cells": cells, "every": every,
-        "dependences": [vars(entry) for entry in found], "widths": asked.widths,
+        "dependences": [vars(entry) for entry in found], "widths": widths,
     }  # fmt: skip
-
-
-def _compiled(target: Any) -> Any:
-    from dataclasses import replace
-
-    resized = target.resized
-    return replace(
-        target,
-        function=target.bridge.compiled(target.function),
-        resized=None if resized is None else lambda width: _compiled(resized(width)),
-    )
 
 
 def page(data: dict[str, Any]) -> str:

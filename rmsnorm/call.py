@@ -50,6 +50,7 @@ class Call:
         result: dtype of y.
         inverse_rms: dtype of the returned 1 / rho.
         gate: dtype of the product with the gate; None without one.
+        exact_sum: whether x + residual is normalised before it is rounded to T.
     """
 
     variant: Variant
@@ -64,6 +65,7 @@ class Call:
     result: str
     inverse_rms: str
     gate: str | None = None
+    exact_sum: bool = False
 
     def __hash__(self) -> int:
         return hash((self.variant, self.shape, self.x))  # fewer fields, to be fast: plans are looked up by it
@@ -193,7 +195,7 @@ def resolve(
         out_dtype = errors.dtype_named(op, "out_dtype", out_dtype)
 
     t = dtypes.promote(x.dtype, residual.dtype if residual else None)
-    is_exact_sum = residual is not None and variant.residual_rounding == "after"
+    exact_sum = residual is not None and variant.residual_rounding == "after"
     parameters = [parameter.dtype for parameter in (scale, bias) if parameter is not None]
     g = dtypes.promote(*parameters) if parameters else None
     norm, product, result = roundings or _roundings(variant, t, g)
@@ -203,13 +205,14 @@ def resolve(
         axes=axes,
         feature_axes=feature_axes,
         eps=variant.eps_for(t),
-        x=dtypes.arithmetic(t) if is_exact_sum else t,
+        x=dtypes.arithmetic(t) if exact_sum else t,
         sum=t,
         norm=norm,
         product=product,
         result=out_dtype or result,
         inverse_rms=dtypes.arithmetic(t),
         gate=None if gate is None else dtypes.arithmetic(dtypes.promote(t, gate.dtype, product)),
+        exact_sum=exact_sum,
     )
 
 

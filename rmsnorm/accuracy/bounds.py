@@ -121,7 +121,7 @@ def bound(
         "dbias": math.sqrt(rows),
         "dgate": (2 * inverse + math.sqrt(n) + 8 if call.is_gated_before else inverse + 4) + 14,
     }[quantity]
-    if residual and call.variant.residual_rounding == "after":
+    if call.exact_sum:
         operations += _SUM.get(quantity, 0)
     if call.gate is not None:
         operations += _GATE[call.variant.gate_position].get(quantity, 0)

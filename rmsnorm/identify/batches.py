@@ -17,7 +17,7 @@ from rmsnorm.targets.target import TargetError
 _COUNTS: Final = (2, 7, 64, 255, 256, 257, 1024, 4096)
 _FEWER: Final = (7, 257, 4096)  # where every count is compiled
 _FEWEST: Final = (7, 257)  # of identify, which asks for much else
-_PERIOD: Final = 7  # different rows, which are repeated: an odd number, so that each of them is at every kind of place
+_PERIOD: Final = 7  # different examples, which are repeated: an odd number, so that each is at every kind of place
 _WIDTHS: Final = (1024, 4096)  # beside the target's own: programs of one block sum narrow rows in one way
 _ELEMENTS: Final = 2**22  # in one call
 
@@ -61,8 +61,9 @@ class Asked(NamedTuple):
 def dependences(session: Session, *, gradients: bool, thorough: bool = True) -> tuple[list[Dependence], Asked]:
     """Every quantity that depends on the number of rows, or on the call, with the first number of rows that shows it.
 
-    A call has one row alone, or up to 4,096; seven different rows come again and again, so that each of them is at many
-    places. dscale, a sum over the rows, is compared with that of an equal call.
+    A call has one example alone, or up to 4,096; seven different ones come again and again, so that each of them is at
+    many places. An example is a row, or the rows that lie together in x, as the groups of its last axis, each of which
+    may have a gain of its own. dscale, a sum over the rows, is compared with that of an equal call.
 
     Args:
         session: of the target.
@@ -126,24 +127,24 @@ def _of_one(
 ) -> Iterator[Dependence]:
     """At one width and in one dtype; ``counts`` gets the numbers of rows that were asked for."""
     width = session.n
-    random = np.random.default_rng(23)
-    rows, dy = (random.normal(size=(_PERIOD, session.n)) for _ in range(2))
-    parts = [_results(session, rows[i : i + 1], dy[i : i + 1], dtype, gradients=gradients) for i in range(_PERIOD)]
+    random, each = np.random.default_rng(23), session.layout.rows_per_example
+    rows, dy = (random.normal(size=(_PERIOD, each, session.n)) for _ in range(2))
+    parts = [_results(session, row, v, dtype, gradients=gradients) for row, v in zip(rows, dy, strict=True)]
     alone = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != "dscale"}
     seen: dict[str, Dependence] = {}
     for count in sizes:
-        if count * session.n > _ELEMENTS:
+        if count * each * session.n > _ELEMENTS:
             break
-        many = np.resize(rows, (count, session.n)), np.resize(dy, (count, session.n))
-        first, again = (_results(session, *many, dtype, gradients=gradients) for _ in range(2))
-        counts.append(count)
+        many = [np.resize(part, (count * each, session.n)) for part in (rows, dy)]
+        first, again = (_results(session, many[0], many[1], dtype, gradients=gradients) for _ in range(2))
+        counts.append(count * each)
         for name, want in first.items():
             if want.tobytes() != again[name].tobytes():
                 yield _difference(name, want, again[name], 0, width, dtype)
         for name, row in alone.items():
             want = np.resize(row, first[name].shape)
             if want.tobytes() != first[name].tobytes():
-                one = _difference(name, want, first[name], count, width, dtype)
+                one = _difference(name, want, first[name], count * each, width, dtype)
                 before = seen.get(name, one)
                 share, distance = max(before.share, one.share), max(before.distance, one.distance)
                 seen[name] = replace(before, share=share, distance=distance)

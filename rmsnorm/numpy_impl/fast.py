@@ -153,7 +153,7 @@ def _is_for_gated_kernels(call: Call) -> bool:
 
 
 def _is_supported(call: Call, bias: Any, mask: Any, residual: Any, gate: Any, dy: Any = None) -> bool:
-    if residual is not None and call.variant.residual_rounding == "after":  # the kernels normalise a rounded sum
+    if call.exact_sum:  # the kernels normalise a rounded sum
         return False
     if not _is_for_gated_kernels(call):
         return cpu.supports(call)

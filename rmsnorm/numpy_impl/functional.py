@@ -284,7 +284,7 @@ def rms_norm_jvp(
 
 def _sum(call: Call, x: Array, residual: Array | None) -> Scaled:
     """x + residual, rounded as the variant says; x without one."""
-    if residual is not None and call.variant.residual_rounding == "after":
+    if residual is not None and call.exact_sum:
         return plus(scaled(x), scaled(residual))
     return scaled(add(x, residual, call.sum))
 

@@ -48,8 +48,7 @@ def _numpy(device: str) -> Implementation:
         call, rows = data.call, Rows(data.call)
         f, slope = (rows.of(part) for part in _gate(data))
         on_x, on_y = (f, np.ones(())) if call.is_gated_before else (np.ones(()), f)
-        is_exact_sum = data.residual is not None and data.variant.residual_rounding == "after"
-        h = rows.of(add(data.x, data.residual, "float64" if is_exact_sum else call.sum)).astype(np.float64) * on_x
+        h = rows.of(add(data.x, data.residual, "float64" if call.exact_sum else call.sum)).astype(np.float64) * on_x
         spread = [None if p is None else rows.of(p.reshape(call.feature_shape)) for p in (data.scale, data.bias)]
         unmasked = rows.of(np.asarray(True if data.mask is None else data.mask))
         dy, dh = (rows.of(v).astype(np.float64) for v in (data.dy, np.zeros(()) if data.dh is None else data.dh))

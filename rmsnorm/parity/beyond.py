@@ -3,107 +3,146 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm.identify.batches import dependences
 from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.session import open_session
 from rmsnorm.identify.statistic import grouped
-from rmsnorm.parity.cases import Case, make
-from rmsnorm.parity.fitting import matched
-from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
+from rmsnorm.parity.cases import Case, Data, make
+from rmsnorm.parity.fitting import expect_in_groups, posed
+from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, failed
 from rmsnorm.parity.run import Skip
 from rmsnorm.targets import Target, TargetError
+from rmsnorm.targets.open import WIDTH
 from rmsnorm.variants import Variant
 
 BATCHES: Final = "batches"
 LARGE: Final = Case("2^31 elements", (257, 64), ("standard",), "more elements than 31 bits count")
-EVERY: Final = Case("every number", (65536, 6), ("standard",), "every bit pattern of 16 bits as an element of a row")
+EVERY: Final = Case("every number", (2, 6), ("standard",), "every bit pattern of 16 bits as an element of a row")
 ELEMENTS: Final = 2**31
 _SIZES: Final = (1.0, 2.0**-9, 2.0**9)  # of the other elements of the row
+_WIDEST: Final = 64  # elements of a row, of which there are 65,536: the golden takes minutes for more
 _CUBED: Final = 2.0**40  # cubes of numbers up to it are in the range of float32: automatic differentiation takes them
 _AT_ONCE: Final = 64  # repetitions of the rows that are compared together
 _TIME: Final = 600.0  # seconds
 
 
-def of_batches(target: Target, skipped: list[Skip], *, gradients: bool) -> list[Verdict]:
-    """A verdict on y, dx and dscale: whether their bits depend on the number of rows, or on the call."""
-    with target.evaluating():
-        session = open_session(target, target.width or 64, time.monotonic() + _TIME, _TIME, Findings())
-        session = grouped(session, Findings())
-        if not session.layout.unlimited:
-            skipped.append(Skip(BATCHES, "", "it takes one number of rows"))
-            return []
-        found, asked = dependences(session, gradients=gradients)
-    if not asked.widths:
-        skipped.append(Skip(BATCHES, "", "it takes no other number of rows"))
-        return []
-    wrong = {entry.quantity: failed(entry.quantity, entry.sentence) for entry in reversed(found)}
-    names = ("y", "dx", *(("dscale",) if "scale" in target.arguments else ())) if gradients else ("y",)
-    return [wrong.get(name, Verdict(name, 0.0, 0.0, 1.0, 1.0, 0.0, True, "")) for name in names]
+@dataclass(frozen=True)
+class Beyond:
+    """The questions to a target that are no case; each answer is a list of verdicts, empty where it cannot be asked.
 
-
-def of_every_number(
-    target: Target, variant: Variant, dtype: str, skipped: list[Skip], *, gradients: bool, extremes: bool
-) -> list[Verdict]:
-    """Verdicts on y and dx of rows in which one element is every number of a dtype of 16 bits.
-
-    The other elements are fixed, of three sizes. Without ``extremes`` numbers whose cubes leave float32 are left out.
+    Attributes:
+        target: what is asked.
+        variant, group_size: what it should be, as of ``check``.
+        skipped: gets what cannot be asked, and why.
+        gradients: whether dx and dscale count.
+        compiled: whether the target, as the compiler of its library makes it, is asked as well.
     """
-    if dtypes.unit_roundoff(dtype) < dtypes.unit_roundoff("float16") or target.rank not in (None, 2) or target.sizes:
-        skipped.append(Skip(EVERY.name, dtype, "it is for x of 16 bits, two axes and any number of rows"))
+
+    target: Target
+    variant: Variant
+    group_size: int | None = None
+    skipped: list[Skip] = field(default_factory=list)
+    gradients: bool = True
+    compiled: bool = False
+
+    def batches(self) -> list[Verdict]:
+        """On y, dx and dscale: whether their bits depend on the number of rows, or on the call."""
+        return self._of_both(self._batches)
+
+    def every_number(self, dtype: str, *, extremes: bool) -> list[Verdict]:
+        """On y and dx of rows in which one element is every number of a dtype of 16 bits.
+
+        The others are fixed, of three sizes. Without ``extremes`` numbers whose cubes leave float32 are left out.
+        """
+        return self._of_both(lambda target: self._every_number(target, dtype, extremes=extremes))
+
+    def elements(self, dtype: str) -> list[Verdict]:
+        """On y of 2^31 elements and some more: 257 rows, again and again."""
+        return self._of_both(lambda target: self._elements(target, dtype))
+
+    def _of_both(self, ask: Callable[[Target], list[Verdict]]) -> list[Verdict]:
+        """The answers, where these pass those of the compiled target."""
+        answers = ask(self.target)
+        if not (self.compiled and answers):
+            return answers
+        failures = {entry.quantity: entry for entry in ask(self.target.compiled) if not entry.passed}
+        failures = {name: replace(entry, detail=f"compiled: {entry.detail}") for name, entry in failures.items()}
+        return [failures.get(entry.quantity, entry) if entry.passed else entry for entry in answers]
+
+    def _skip(self, name: str, dtype: str, reason: str) -> list[Verdict]:
+        self.skipped.append(Skip(name, dtype, reason))
         return []
-    sized, case = matched(target, replace(EVERY, shape=(2, EVERY.shape[-1])), None)
-    numbers = np.arange(2**16, dtype=np.uint16).view(dtype)
-    if not extremes:
-        with np.errstate(invalid="ignore"):  # of NaN that signals
-            numbers = numbers[~(np.abs(numbers.astype(np.float64)) > _CUBED)]
-    worst: dict[str, Verdict] = {}
-    for size in _SIZES:
-        data = make(replace(case, shape=(len(numbers), *case.shape[1:])), variant, dtype)
-        row = np.random.default_rng(26).normal(size=case.shape[1:]) * size
-        data.x[...] = row.astype(dtype)
-        data.x.reshape(len(numbers), -1)[:, 0] = numbers
-        expected = expect(data, ("y", "dx") if gradients else ("y",), automatic=True)
+
+    def _posed(self, target: Target, case: Case, dtype: str) -> tuple[Target, Data]:
+        return posed(target, case, self.variant, dtype, self.group_size)
+
+    def _batches(self, target: Target) -> list[Verdict]:
+        with target.evaluating():
+            session = open_session(target, target.width or WIDTH, time.monotonic() + _TIME, _TIME, Findings())
+            session = grouped(session, Findings())
+            if not session.layout.unlimited:
+                return self._skip(BATCHES, "", "it takes one number of rows")
+            found, asked = dependences(session, gradients=self.gradients)
+        if not asked.widths:
+            return self._skip(BATCHES, "", "it takes no other number of rows")
+        wrong = {entry.quantity: failed(entry.quantity, entry.sentence) for entry in reversed(found)}
+        names = ("y", "dx", *(("dscale",) if "scale" in target.arguments else ())) if self.gradients else ("y",)
+        return [wrong.get(name, Verdict(name, 0.0, 0.0, 1.0, 1.0, 0.0, True, "")) for name in names]
+
+    def _every_number(self, target: Target, dtype: str, *, extremes: bool) -> list[Verdict]:
+        if target.rank not in (None, 2) or target.sizes or (target.resized is None and (target.width or 0) > _WIDEST):
+            return self._skip(EVERY.name, dtype, f"it takes no x of any number of rows and at most {_WIDEST} columns")
+        sized, few = self._posed(target, EVERY, dtype)
+        numbers = np.arange(2**16, dtype=np.uint16).view(dtype)
+        if not extremes:
+            with np.errstate(invalid="ignore"):  # of NaN that signals
+                numbers = numbers[~(np.abs(numbers.astype(np.float64)) > _CUBED)]
+        data = make(replace(few.case, shape=(len(numbers), *few.x.shape[1:])), self.variant, dtype)
+        inputs = {"scale": data.scale, "bias": data.bias, "gate": data.gate}
+        present = {name: array for name, array in inputs.items() if array is not None}
+        worst: dict[str, Verdict] = {}
+        for size in _SIZES:
+            data.x[...] = (np.random.default_rng(26).normal(size=data.x.shape[1:]) * size).astype(dtype)
+            data.x.reshape(len(numbers), -1)[:, 0] = numbers
+            expected = expect_in_groups(data, ("y", "dx") if self.gradients else ("y",), self.group_size)
+            try:
+                results = {"y": [sized.forward(data.x, **present)]}
+                if self.gradients:
+                    results["dx"] = [np.asarray(sized.all_gradients(data.dy, x=data.x, **present)["x"])]
+            except TargetError as error:
+                return [failed("y", str(error))]
+            for verdict in compare(Outcome(results), expected):
+                before = worst.setdefault(verdict.quantity, verdict)
+                worse = max(before, verdict, key=lambda entry: (not entry.passed, entry.parity_ratio))
+                share = min(before.bit_identical, verdict.bit_identical)
+                worst[verdict.quantity] = replace(worse, bit_identical=share)
+        return list(worst.values())
+
+    def _elements(self, target: Target, dtype: str) -> list[Verdict]:
+        if target.rank not in (None, 2) or target.sizes:
+            return self._skip(LARGE.name, dtype, "it takes no x of two axes and any size")
+        sized, data = self._posed(target, LARGE, dtype)
+        rows, count = len(data.x), ELEMENTS // data.x.size + 1
+        repeats = [1] * (data.x.ndim - 1)
+        gate = {} if data.gate is None else {"gate": np.tile(data.gate, (count, *repeats))}
         try:
-            results = {"y": [sized.forward(data.x, data.scale, data.bias)]}
-            if gradients:
-                results["dx"] = [np.asarray(sized.gradients(data.x, data.scale, data.bias, data.dy)[0])]
+            y = sized.forward(np.tile(data.x, (count, *repeats)), data.scale, data.bias, **gate)
         except TargetError as error:
             return [failed("y", str(error))]
-        for verdict in compare(Outcome(results), expected):
-            before = worst.setdefault(verdict.quantity, verdict)
-            worse = max(before, verdict, key=lambda entry: (not entry.passed, entry.parity_ratio))
-            share = min(before.bit_identical, verdict.bit_identical)
-            worst[verdict.quantity] = replace(worse, bit_identical=share)
-    return list(worst.values())
-
-
-def of_31_bits(target: Target, variant: Variant, dtype: str, skipped: list[Skip]) -> list[Verdict]:
-    """A verdict on y of 2^31 elements and some more: 257 rows, again and again."""
-    if target.rank not in (None, 2) or target.sizes:
-        skipped.append(Skip(LARGE.name, dtype, "it takes no x of two axes and any size"))
-        return []
-    sized, case = matched(target, LARGE, None)
-    data = make(case, variant, dtype)
-    count = ELEMENTS // data.x.size + 1
-    try:
-        y = sized.forward(np.tile(data.x, (count, *[1] * (data.x.ndim - 1))), data.scale, data.bias)
-    except TargetError as error:
-        return [failed("y", str(error))]
-    want = expect(data, ["y"], automatic=True)["y"]
-    worst: Verdict | None = None
-    for start in range(0, count, _AT_ONCE):
-        part = y[start * len(data.x) : (start + _AT_ONCE) * len(data.x)]
-        repeats = (len(part) // len(data.x), *[1] * (data.x.ndim - 1))
-        wanted = Expected(np.tile(want.value, repeats), np.tile(want.unit, repeats), want.bound, repeats[0])
-        (verdict,) = compare(Outcome({"y": [part]}), {"y": wanted})
-        if not verdict.passed:
-            return [replace(verdict, detail=f"after {start * len(data.x)} rows, {verdict.detail}")]
-        worst = verdict if worst is None else max(worst, verdict, key=lambda entry: entry.parity_ratio)
-    assert worst is not None  # noqa: S101  (there is at least one part)
-    return [worst]
+        want = expect_in_groups(data, ["y"], self.group_size)["y"]
+        worst: list[Verdict] = []
+        for start in range(0, count, _AT_ONCE):
+            part = y[start * rows : (start + _AT_ONCE) * rows]
+            many = len(part) // rows
+            value, unit = (np.tile(array, (many, *repeats)) for array in (want.value, want.unit))
+            (verdict,) = compare(Outcome({"y": [part]}), {"y": Expected(value, unit, want.bound, many)})
+            if not verdict.passed:
+                return [replace(verdict, detail=f"after {start * rows} rows, {verdict.detail}")]
+            worst = [max(*worst, verdict, key=lambda entry: entry.parity_ratio)] if worst else [verdict]
+        return worst

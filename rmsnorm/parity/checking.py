@@ -21,9 +21,9 @@ from rmsnorm.files import write_text
 from rmsnorm.identify import Identity, identify
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity import beyond
-from rmsnorm.parity.cases import Array, Data, recast
-from rmsnorm.parity.fitting import fitted, in_batches
-from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
+from rmsnorm.parity.cases import Array, Data
+from rmsnorm.parity.fitting import expect_in_groups, fitted, in_batches
+from rmsnorm.parity.judge import Outcome, Verdict, compare, failed
 from rmsnorm.parity.report import html_parts, numbers, skips
 from rmsnorm.parity.run import BackendRun, Record, Skip
 from rmsnorm.targets import Target, TargetError, open_target
@@ -231,20 +231,17 @@ def check(
             break
         run.records += [Record(*labels, **asdict(verdict)) for verdict in verdicts]
     else:
-        asked = []
-        if batch_invariant:
-            verdicts = beyond.of_batches(target, run.skipped, gradients=gradients and target.differentiable)
-            asked.append((beyond.BATCHES, "float32", verdicts))
+        differentiated = gradients and target.differentiable
+        more = beyond.Beyond(target, chosen, group_size, run.skipped, differentiated, compiled)
+        answers = [(beyond.BATCHES, types[0], more.batches())] if batch_invariant else []
         for dtype in dict.fromkeys(types) if exhaustive else ():
             if dtype in formats.HALF:
-                differentiated = gradients and target.differentiable
-                about = {"gradients": differentiated, "extremes": extremes}
-                verdicts = beyond.of_every_number(target, chosen, dtype, run.skipped, **about)
-                asked.append((beyond.EVERY.name, dtype, verdicts))
+                answers.append((beyond.EVERY.name, dtype, more.every_number(dtype, extremes=extremes)))
+            else:
+                run.skipped.append(Skip(beyond.EVERY.name, dtype, "it is for x of 16 bits"))
         if large:
-            first = types[0] or "float32"
-            asked.append((beyond.LARGE.name, first, beyond.of_31_bits(target, chosen, first, run.skipped)))
-        for name, dtype, verdicts in asked:
+            answers.append((beyond.LARGE.name, types[0], more.elements(types[0])))
+        for name, dtype, verdicts in answers:
             labels = (run.name, run.version, device, chosen.name, dtype, name)
             run.records += [Record(*labels, **asdict(verdict)) for verdict in verdicts]
     run.seconds = time.monotonic() - began
@@ -256,37 +253,10 @@ def check(
     return Report(target, chosen, run, identity)
 
 
-def _in_groups(data: Data, size: int) -> Data:
-    """The same call with the groups along an axis of their own, as the golden takes them."""
-
-    def split(array: Array | None) -> Any:
-        return None if array is None else array.reshape(*array.shape[:-1], array.shape[-1] // size, size)
-
-    arrays = {name: split(getattr(data, name)) for name in ("x", "scale", "bias", "dy", "mask", "residual", "gate")}
-    tangents = tuple(map(split, data.tangents))
-    repeats = (*data.case.repeats, 1) if data.case.repeats else ()
-    options = {"axis": -1, "feature_axis": (-2, -1)}
-    case, once = replace(data.case, shape=arrays["x"].shape, options=options, repeats=repeats), data.once
-    split_data = replace(data, case=case, axis=-1, feature_axis=(-2, -1), tangents=tangents, **arrays)
-    return recast(replace(split_data, once=once and _in_groups(once, size)), data.variant)
-
-
-def _expected(data: Data, quantities: Sequence[str], group_size: int | None) -> dict[str, Expected]:
-    asked = data if group_size is None else _in_groups(data, group_size)
-    expected = expect(asked, quantities, automatic=True)
-    if group_size is None:
-        return expected
-
-    def flat(array: Array) -> Array:
-        return array.reshape(*array.shape[:-2], array.shape[-2] * array.shape[-1])
-
-    return {name: Expected(flat(want.value), flat(want.unit), want.bound) for name, want in expected.items()}
-
-
 def _verdicts(target: Target, data: Data, group_size: int | None, *, gradients: bool, compiled: bool) -> list[Verdict]:
     """A verdict on each quantity: on the first way to call the target in which it differs, else on the first way."""
     counted = ("y", *_GRADIENTS.values()) if gradients else ("y",)
-    expected = _expected(data, counted, group_size)
+    expected = expect_in_groups(data, counted, group_size)
     verdicts: dict[str, Verdict] = {}
     first: dict[str, Array] = {}
     for way, called, view, scope, differentiated in _ways(target, data, compiled=compiled):
@@ -316,7 +286,7 @@ def _ways(
     same, cheap = contextlib.nullcontext(), not target.bridge.compiles
     yield "", target, data, same, True
     if compiled:
-        yield "compiled", replace(target, function=target.bridge.compiled(target.function)), data, same, True
+        yield "compiled", target.compiled, data, same, True
     if data.case.is_large:
         return  # what the other ways show, smaller cases show as well
     yield "called again", target, data, same, False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.parity.cases import Case, Data, make, select
+from rmsnorm.parity.cases import Array, Case, Data, make, recast, select
+from rmsnorm.parity.judge import Expected, expect
 from rmsnorm.parity.run import Skip
 from rmsnorm.targets import Target, TargetError
 from rmsnorm.variants import Variant
@@ -164,3 +165,40 @@ def _fewer(lead: tuple[int, ...], repeats: tuple[int, ...], width: int) -> tuple
     while math.prod(once) * math.prod(counts) * width > _REPEATED and max(counts) > 1:
         counts[int(np.argmax(counts))] //= 2
     return tuple(size * count for size, count in zip(once, counts, strict=True)), tuple(counts)
+
+
+def posed(target: Target, case: Case, variant: Variant, dtype: str, group_size: int | None) -> tuple[Target, Data]:
+    """The target and the arrays of a case, with a gate if it answers with one alone."""
+    sized, case = matched(target, case, group_size)
+    data = make(case, variant, dtype)
+    if "gate" in target.arguments and _requires_gate(sized, data):
+        data = make(replace(case, gate=(variant.gate_function, variant.gate_position)), variant, dtype)
+    return sized, data
+
+
+def _in_groups(data: Data, size: int) -> Data:
+    """The same call with the groups along an axis of their own, as the golden takes them."""
+
+    def split(array: Array | None) -> Any:
+        return None if array is None else array.reshape(*array.shape[:-1], array.shape[-1] // size, size)
+
+    arrays = {name: split(getattr(data, name)) for name in ("x", "scale", "bias", "dy", "mask", "residual", "gate")}
+    tangents = tuple(map(split, data.tangents))
+    repeats = (*data.case.repeats, 1) if data.case.repeats else ()
+    options = {"axis": -1, "feature_axis": (-2, -1)}
+    case, once = replace(data.case, shape=arrays["x"].shape, options=options, repeats=repeats), data.once
+    split_data = replace(data, case=case, axis=-1, feature_axis=(-2, -1), tangents=tangents, **arrays)
+    return recast(replace(split_data, once=once and _in_groups(once, size)), data.variant)
+
+
+def expect_in_groups(data: Data, quantities: Sequence[str], group_size: int | None) -> dict[str, Expected]:
+    """What is expected of another program that normalises groups of this size, None for whole rows."""
+    asked = data if group_size is None else _in_groups(data, group_size)
+    expected = expect(asked, quantities, automatic=True)
+    if group_size is None:
+        return expected
+
+    def flat(array: Array) -> Array:
+        return array.reshape(*array.shape[:-2], array.shape[-2] * array.shape[-1])
+
+    return {name: Expected(flat(want.value), flat(want.unit), want.bound) for name, want in expected.items()}

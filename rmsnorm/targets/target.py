@@ -6,7 +6,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -105,6 +105,16 @@ class Target:
     def evaluating(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which it does not train."""
         return self.training(False) if self.training else contextlib.nullcontext()
+
+    @property
+    def compiled(self) -> Target:
+        """The same, as the compiler of its library makes it."""
+        resized = self.resized
+        return replace(
+            self,
+            function=self.bridge.compiled(self.function),
+            resized=None if resized is None else lambda width: resized(width).compiled,
+        )
 
     @property
     def differentiable(self) -> bool:

@@ -50,7 +50,7 @@ LAYERS = {
 def test_a_row_has_the_same_bits_in_calls_of_many_rows(wing, compiled):
     target = open_target(LAYERS[wing.name], width=256)
     if compiled:
-        target = replace(target, function=target.bridge.compiled(target.function))
+        target = target.compiled
     session = open_session(replace(target, resized=None), 256, math.inf, math.inf, Findings())
     found, (_, counts) = dependences(session, gradients=True, thorough=wing.name == "torch" and not compiled)
     assert max(counts) >= 257

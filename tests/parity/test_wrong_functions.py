@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from rmsnorm.identify import identify
 from rmsnorm.parity import beyond, check
 from rmsnorm.parity.cases import Case
+from rmsnorm.targets import open_target
+from rmsnorm.variants import Variant
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -164,6 +167,49 @@ def test_more_elements_than_an_index_counts(monkeypatch: pytest.MonkeyPatch) -> 
     report = check(wrong, dtypes="float32", large=True)
     (detail,) = [record.detail for record in report.run.failures if record.case == beyond.LARGE.name]
     assert detail.startswith("after ")
+
+
+def gated(x: Any, weight: Any, gate: Any) -> Any:
+    """Mamba-2's, in groups of 4, which must have its gate."""
+    h = x.float() * torch.nn.functional.silu(gate.float())
+    wide = h.reshape(*h.shape[:-1], h.shape[-1] // 4, 4)
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+    return weight * y.reshape(h.shape).to(x.dtype)
+
+
+MAMBA = Variant.get("llama").replace(gate_position="before")
+
+
+@pytest.mark.parametrize("question", ["batch_invariant", "exhaustive", "large"])
+def test_every_question_is_asked_of_groups_and_gates(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beyond, "ELEMENTS", 2**16)
+    monkeypatch.setattr(beyond, "_SIZES", (1.0,))
+    options: dict[str, Any] = {"dtypes": "bfloat16", "group_size": 4, "gradients": question != "large"}
+    name = {"batch_invariant": beyond.BATCHES, "exhaustive": beyond.EVERY.name, "large": beyond.LARGE.name}[question]
+    report = check(gated, MAMBA, **options, **{question: True})
+    assert report.passed, report.text
+    assert name in {record.case for record in report.run.records}
+
+    def wrong(x: Any, weight: Any, gate: Any) -> Any:
+        y = gated(x, weight, gate)
+        return torch.where(x[..., :1] == 2.0**30, 1.5 * y, y)
+
+    if question == "exhaustive":
+        failures = check(wrong, MAMBA, **options, exhaustive=True).run.failures
+        assert {record.case for record in failures} == {name}
+    if question == "batch_invariant":  # each group of a row has a gain of its own
+        assert identify(gated)["batches"] == "the same"
+
+
+def test_what_is_compiled_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler of this target makes another function: one whose blocks depend on the number of rows."""
+    target = open_target(lambda x, weight: right(x, weight), framework="torch")
+    changed = replace(open_target(lambda x, weight: blocks_by_rows(x, weight), framework="torch"), resized=None)
+    monkeypatch.setattr(type(target), "compiled", property(lambda self: changed))
+    more = beyond.Beyond(target, Variant.get("standard"), gradients=False, compiled=True)
+    (verdict,) = more.batches()
+    assert verdict.detail.startswith("compiled: y of a row depends on how many rows there are: from 256 rows on, ")
+    assert all(entry.passed for entry in replace(more, compiled=False).batches())
 
 
 def test_repeated_rows_are_those_of_the_golden() -> None:

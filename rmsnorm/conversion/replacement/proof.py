@@ -234,7 +234,7 @@ def _require_results(
 
 def _quick(target: Target) -> Target:
     """The target as one program in place of one for each operation, in the mode of now, where shapes are compiled."""
-    return replace(target, function=target.bridge.compiled(target.function)) if target.bridge.compiles else target
+    return target.compiled if target.bridge.compiles else target
 
 
 def _results(target: Target, x: Array, dy: Array, arrays: dict[str, Array]) -> dict[str, Any]:
