@@ -17,6 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from engines import processor
+
 LAYERS = {  # name: (package, target, variant, init, whether it is compiled)
     "torch/own": ("torch", "torch.nn:RMSNorm", "torch", {}, False),
     "torch/own, torch.compile": ("torch", "torch.nn:RMSNorm", "torch", {}, True),
@@ -137,11 +139,6 @@ def _dependence(entry: dict[str, Any] | None) -> str:
     return f"from {entry['count']} rows: {share}, {distance} ({SHORT[entry['dtype']]}, {entry['width']} elements)"
 
 
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if sys.platform == "linux" else []
-    return next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layer", action="append", choices=LAYERS, help="a layer to measure; default: all")
@@ -160,16 +157,8 @@ def main() -> None:
             command = [sys.executable, __file__, "--one", name]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
             layers.append(json.loads(done.stdout.splitlines()[-1]))
-        cpu = next(
-            (
-                line.split(":")[1].strip()
-                for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if "model name" in line
-            ),
-            platform.processor(),
-        )
-        data = {"date": datetime.date.today().isoformat(), "processor": cpu, "python": platform.python_version(),
-                "layers": layers}  # fmt: skip
+        about = {"date": datetime.date.today().isoformat(), "processor": processor()}
+        data = {**about, "python": platform.python_version(), "layers": layers}
         arguments.json.write_text(json.dumps(data), encoding="utf-8")
     else:
         parser.error("expected --json to measure, or --from to write the page; pass one of them")

@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
+import accuracy
 import pytest
 
 ROOT = Path(__file__).parents[1]
 NUMBERS = ROOT / "benchmarks/results/accuracy-cpu-2core-zen1-2026-11-25.json"
 
 
-@pytest.fixture(scope="module")
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("accuracy_script", ROOT / "benchmarks/accuracy.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_is_that_of_the_numbers(script: Any) -> None:
+def test_the_page_is_that_of_the_numbers() -> None:
     page = (ROOT / "docs/accuracy.md").read_text(encoding="utf-8")
-    assert script.page(json.loads(NUMBERS.read_text(encoding="utf-8"))) == page
+    assert accuracy.page(json.loads(NUMBERS.read_text(encoding="utf-8"))) == page
 
 
-def test_what_is_measured(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function of NumPy that rounds in float32, where every row stands alone."""
     target = f"{Path(__file__)}:plain"
-    monkeypatch.setattr(script, "LAYERS", {"numpy/plain": ("numpy", target, "standard", {}, False)})
-    monkeypatch.setattr(script, "DTYPES", ("float32",))
-    monkeypatch.setattr(script, "EVERY_NUMBER", ())
-    layer = script.measure("numpy/plain")
+    monkeypatch.setattr(accuracy, "LAYERS", {"numpy/plain": ("numpy", target, "standard", {}, False)})
+    monkeypatch.setattr(accuracy, "DTYPES", ("float32",))
+    monkeypatch.setattr(accuracy, "EVERY_NUMBER", ())
+    layer = accuracy.measure("numpy/plain")
     shares = [share for share, _ in layer["cells"]["float32 y"]]
     assert 0.1 < sum(shares) / len(shares) < 0.95
     assert (layer["dependences"], layer["every"]) == ([], {})
-    text = script.page({"date": "", "processor": "", "python": "", "layers": [layer]})
+    text = accuracy.page({"date": "", "processor": "", "python": "", "layers": [layer]})
     assert f"| numpy {layer['version']}, plain | no | no | no |" in text
 
 
