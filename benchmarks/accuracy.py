@@ -1,8 +1,8 @@
 """How exact each framework's own RMSNorm is, and ours: the page docs/accuracy.md.
 
-python benchmarks/accuracy.py --json accuracy.json             # measures every layer, in 20 minutes
-python benchmarks/accuracy.py --json accuracy.json --layer torch/ours --layer torch/own   # some of them
-python benchmarks/accuracy.py --from accuracy.json > docs/accuracy.md                     # writes the page
+python benchmarks/accuracy.py --json benchmarks/accuracy.json             # measures every layer, in 20 minutes
+python benchmarks/accuracy.py --json benchmarks/accuracy.json --layer torch/ours --layer torch/own   # some of them
+python benchmarks/accuracy.py --from benchmarks/accuracy.json > docs/accuracy.md                     # writes the page
 """
 
 from __future__ import annotations

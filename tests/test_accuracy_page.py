@@ -10,7 +10,7 @@ import accuracy
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NUMBERS = ROOT / "benchmarks/results/accuracy-cpu-2core-zen1-2026-11-25.json"
+NUMBERS = ROOT / "benchmarks/accuracy.json"
 
 
 def test_the_page_is_that_of_the_numbers() -> None:
