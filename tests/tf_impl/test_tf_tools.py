@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from options import MAGNITUDES
 
 from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
@@ -19,9 +18,9 @@ from rmsnorm.numpy_impl.double_double import DoubleDouble
 
 tf = pytest.importorskip("tensorflow")
 
-from tf_arrays import MODES, converted, to_tf  # noqa: E402
+from tf_arrays import MODES, to_tf  # noqa: E402
 from tf_checks import check_values  # noqa: E402
-from tf_gradients import by_graph, by_tape, by_tape_outside, by_vjp, forward_mode  # noqa: E402
+from tf_gradients import by_graph, by_tape, by_vjp, forward_mode  # noqa: E402
 
 from rmsnorm.tf_impl import rms_norm  # noqa: E402
 from rmsnorm.tf_impl.rounding import cast, product_error, sum_of_squares  # noqa: E402
@@ -37,24 +36,6 @@ def test_variables() -> None:
         want = golden.rms_norm_vjp(np.ones((3, 8)), x.numpy(), scale.numpy(), variant="gemma")
         for g, w in zip(got, want, strict=False):
             np.testing.assert_allclose(g, w, rtol=2.0**-44, atol=2.0**-44)
-
-
-@pytest.mark.parametrize("dtype", MAGNITUDES)
-def test_nan_inf_and_zero_rows(dtype: str) -> None:
-    x = np.random.default_rng(0).standard_normal((6, 5))
-    x[0, 1], x[1, 2], x[2, 3], x[3] = np.nan, np.inf, -np.inf, 0
-    x = x.astype(dtype)
-    scale = np.ones(5, dtype)
-    for variant, eps in itertools.product(("standard", "llama", "zhang_torch", "x_transformers"), (None, 0.0)):
-        want = golden.rms_norm(x, scale, variant=variant, eps=eps, return_inverse_rms=True)
-        got = rms_norm(to_tf(x), to_tf(scale), variant=variant, eps=eps, return_inverse_rms=True)
-        for g, w in zip(got, want, strict=True):
-            assert ulps(g.numpy(), w).max() <= 1
-        assert np.isnan(want[0][3]).all() == (eps == 0)
-        dx = by_tape(tf.ones((6, 5), dtype), [to_tf(x)], {"variant": variant, "eps": eps})[0].numpy()
-        assert np.isfinite(dx[4:].astype(np.float64)).all()
-        if eps is None:  # at q = 0 the direction of a counts as 0
-            assert ulps(dx[3], golden.rms_norm_vjp(np.ones_like(x[3]), x[3], variant=variant)[0]).max() <= 1
 
 
 def test_nothing_under_the_mask_reaches_a_derivative() -> None:
@@ -78,32 +59,6 @@ def test_nothing_under_the_mask_reaches_a_derivative() -> None:
             for c, d in zip(clean, dirty, strict=True):
                 assert ((c.numpy() == d.numpy()) | (np.isnan(c) & np.isnan(d))).all()
             assert (dirty[0].numpy()[~mask] == 0).all()
-
-
-@pytest.mark.parametrize("shape", [(0, 8), (4, 0), (0, 0), (0,), (1,), (3, 1)])
-def test_empty_and_single(shape: tuple[int, ...]) -> None:
-    for dtype, masked in itertools.product(MAGNITUDES, (False, True)):
-        x, scale = np.full(shape, 2.0, dtype), np.full(shape[-1:], 3.0, dtype)
-        options = {"mask": np.ones(shape, bool)} if masked else {}
-        want = golden.rms_norm(x, scale, return_inverse_rms=True, **options)
-        modes = ["eager"] if dtype != "float64" or masked else ["eager", "unknown sizes", "compiled, unknown sizes"]
-        for mode in modes:
-
-            def function(tensors: Any) -> Any:
-                x, scale, *mask = tensors
-                return rms_norm(x, scale, return_inverse_rms=True, mask=mask[0] if mask else None)
-
-            y, inverse_rms = MODES[mode](function)([*map(to_tf, (x, scale, *options.values()))])
-            check_values(y, want[0])
-            assert ulps(inverse_rms.numpy(), want[1]).max(initial=0) <= 1
-        want = golden.rms_norm_vjp(x, x, scale, **options)
-        for gradients in (by_vjp, by_tape, *([by_tape_outside] if dtype == "float64" and not masked else [])):
-            for g, w in zip(gradients(to_tf(x), [to_tf(x), to_tf(scale)], converted(options)), want, strict=False):
-                assert g.shape == w.shape
-                # eps = 1e-6 of 4 is left of x x / rho^2 - 1: what float64 rounds there is 2^-53 / 1e-6 of it, and
-                # what float32 does, between 16 bits, 2^-24 of terms that add up to 6 for each of 8 operations
-                atol = 6 * 8 * 2.0**-24 if dtype in dtypes.HALF else 1e-15
-                np.testing.assert_allclose(g.numpy().astype("f8"), w.astype("f8"), rtol=2.0**-7, atol=atol)
 
 
 def test_the_number_of_counted_elements_is_exact_where_the_size_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
