@@ -57,8 +57,10 @@ class DoubleDouble:
     @staticmethod
     def _normal(hi: Array, lo: Array) -> DoubleDouble:
         s = hi + lo
-        rest = lo - (s - hi)
-        changed = (lo != 0) & np.isfinite(rest) & np.isfinite(s)  # where lo is 0, hi keeps the sign of a zero
+        rest = lo - (s - hi)  # which is not finite where s is not
+        changed = (lo != 0) & np.isfinite(rest)  # where lo is 0, hi keeps the sign of a zero
+        if changed.all():
+            return DoubleDouble(s, rest)
         return DoubleDouble(np.where(changed, s, hi), np.where(changed, rest, 0.0))
 
     def __add__(self, other: DoubleDouble) -> DoubleDouble:
@@ -99,7 +101,7 @@ class DoubleDouble:
         r = (a - DoubleDouble(k) * _LN2).scaled(-9)
         p = r
         for i in range(10, 1, -1):
-            p = r + r * p / DoubleDouble(float(i))
+            p = r + r * p * _INVERSES[i]
         for _ in range(9):
             p = p.scaled(1) + p * p
         return (DoubleDouble(1.0) + p).where(~(self.hi < -(2.0**16)), 0.0), k.astype(np.int64)
@@ -190,3 +192,6 @@ def _round_to_odd(hi: Array, lo: Array) -> Array:
     inwards = (lo != 0) & (np.signbit(lo) != np.signbit(hi))
     cut = np.where(inwards, np.nextafter(hi, 0.0), hi)
     return (cut.view(np.uint64) | (lo != 0).astype(np.uint64)).view(np.float64)
+
+
+_INVERSES = {i: DoubleDouble(1.0) / DoubleDouble(float(i)) for i in range(2, 11)}

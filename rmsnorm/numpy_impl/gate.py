@@ -18,21 +18,26 @@ from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 
 def factor(call: Call, gate: Array) -> Scaled:
     z = gate.astype(np.float64)
-    return times(scaled(z), _sigmoid(z)) if call.variant.gate_function == "silu" else _sigmoid(z)
+    share, _ = _sigmoids(z)
+    return times(scaled(z), share) if call.variant.gate_function == "silu" else share
 
 
 def slope(call: Call, gate: Array) -> Scaled:
     z = gate.astype(np.float64)
-    rest = _sigmoid(-z)
+    share, rest = _sigmoids(z)
     if call.variant.gate_function == "silu":
         rest = plus(scaled(np.ones_like(z)), times(scaled(z), rest))
-    return times(_sigmoid(z), rest)
+    return times(share, rest)
 
 
-def _sigmoid(z: Array) -> Scaled:
-    """By the exponential of -|z|, which stays in range."""
+def _sigmoids(z: Array) -> tuple[Scaled, Scaled]:
+    """s(z) and s(-z), by the exponential of -|z|, which stays in range."""
     power, exponent = DoubleDouble(-np.abs(z)).exp()
-    share = DoubleDouble(1.0) / (DoubleDouble(1.0) + power.scaled(exponent))
-    below = power * share
-    parts = DoubleDouble(np.where(z < 0, below.hi, share.hi), np.where(z < 0, below.lo, share.lo))
-    return parts, np.where(z < 0, exponent, 0)
+    large = DoubleDouble(1.0) / (DoubleDouble(1.0) + power.scaled(exponent))
+    small = power * large
+
+    def chosen(below: Array) -> Scaled:
+        parts = DoubleDouble(np.where(below, small.hi, large.hi), np.where(below, small.lo, large.lo))
+        return parts, np.where(below, exponent, 0)
+
+    return chosen(z < 0), chosen(z > 0)
