@@ -1,6 +1,6 @@
 """What every test shares: settings of the frameworks before any import, compiled code on disk, and which tests run.
 
-``make test`` leaves out the tests with the mark ``slow``. Of a test with many cases it runs a sample: six for each
+``make test`` leaves out the tests with the mark ``slow``. Of a test with many cases it runs a sample: three for each
 framework, or as many as the mark ``sample(n)`` says. ``make test-all`` (``pytest --all``) runs everything. A sample
 depends on RMSNORM_TEST_SEED alone, which the nightly workflow sets to the date; the first lines of a run say it.
 """
@@ -25,7 +25,7 @@ keep_what_jax_compiles()
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE / "inductor"))
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "kernels"))
 _TESTS = Path(__file__).with_name("tests")
-CASES = 6
+CASES = 3
 SEED = os.environ.get("RMSNORM_TEST_SEED", "0")
 if not find_spec("numba"):
     os.environ.setdefault("RMSNORM_CPU_KERNELS", "0")  # the warning that numba is missing would be an error

@@ -65,6 +65,7 @@ def test_no_framework_is_loaded_unasked(tmp_path):
 
 
 @pytest.mark.parametrize("wing", WINGS)
+@pytest.mark.sample(2)
 def test_a_wing_loads_no_other(wing):
     backend = FRAMEWORKS[wing]
     if find_spec(backend.package) is None:

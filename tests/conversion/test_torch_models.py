@@ -101,6 +101,7 @@ def learned(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sample(2)
 def test_a_model_says_and_learns_the_same(name: str) -> None:
     model = build(name)
     mine = copy.deepcopy(model)

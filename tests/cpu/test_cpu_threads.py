@@ -335,6 +335,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.sample(1)
 def test_child_processes(method: str, framework: str, tmp_path: Path) -> None:
     """The parent has used its threads, forward and backward. The children do so, too, one after the other."""
     if framework == "torch":
@@ -520,6 +521,7 @@ def _one_call(installed: Path, **environment: str) -> tuple[bool, list[Path]]:
     return loads_numba, sorted(installed.rglob("*.o"))
 
 
+@pytest.mark.slow
 def test_a_place_for_compiled_code(installed: Path) -> None:
     """Without a folder to write to, a call compiles and keeps nothing. With one, a second process needs no numba."""
     assert _one_call(installed) == (True, [])

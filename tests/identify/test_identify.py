@@ -155,6 +155,7 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("name", "preset", "findings"), KNOWN, ids=[name for name, *_ in KNOWN])
+@pytest.mark.sample(2)
 def test_it_is_recognised_with_no_hint(name, preset, findings):
     package = {"rmsnorm.tf_impl:RMSNormalization": "keras"}.get(name, name.split(".")[0])
     if importlib.util.find_spec(package) is None:

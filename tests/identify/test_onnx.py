@@ -101,7 +101,7 @@ def _chosen(dtype: str) -> list[Any]:
     """Every kind of call once; what 16-bit ONNX cannot hold left out."""
     seen: set[Any] = set()
     chosen = []
-    for case, name, _ in select(types=(dtype,)):
+    for case, name, _ in select(types=(dtype,), large=False):
         if case.parameters == "bfloat16" or case.options.get("out_dtype") == "bfloat16":
             continue  # the runtime's CPU provider has no arithmetic in it
         if case.name in F32_RANGE and dtype == "float32":

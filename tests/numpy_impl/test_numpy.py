@@ -136,6 +136,7 @@ def test_what_is_no_array_of_numbers(wing: Any) -> None:
 
 @WINGS
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.sample(1)
 def test_however_rows_are_batched(dtype: str, wing: Any) -> None:
     """Also the gradients of the parameters, whose sums go from row to row in one order."""
     a = draw(dtype, rows=(2400,), width=33)

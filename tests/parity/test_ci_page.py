@@ -64,6 +64,7 @@ def test_the_workflow_runs_and_finds_a_mistake(project):
     assert 'failures="1"' in (project / "parity.xml").read_text()
 
 
+@pytest.mark.slow
 def test_the_other_snippets_in_python_run(project):
     others = [snippet for snippet in SNIPPETS["python"] if not re.match(r"# \S+\.py\n", snippet)]
     assert len(others) == 2

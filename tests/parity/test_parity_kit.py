@@ -34,6 +34,7 @@ def test_every_mutant_is_rejected_wherever_its_mistake_is_visible(mutant):
         assert not any("Error" in verdict.detail for verdict in failed), failed[0].detail
 
 
+@pytest.mark.slow
 def test_without_a_mistake_the_mutants_code_passes():
     pairs = {(pair, dtype) for mutant in MUTANTS for pair in mutant.pairs for dtype in mutant.dtypes}
     for (case, variant), dtype in sorted(pairs):

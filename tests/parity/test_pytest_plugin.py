@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rmsnorm import PRESETS, Variant, numpy_impl
+from rmsnorm.numpy_impl import fast
 from rmsnorm.parity import check, report
 
 
@@ -141,16 +142,16 @@ def test_the_report_goes_to_junit(tmp_path: Path) -> None:
 
 def test_parameters_follow_the_signature() -> None:
     def bare(x: Any) -> Any:
-        return numpy_impl.rms_norm(x)
+        return fast.rms_norm(x)
 
     def with_bias(x: Any, weight: Any, bias: Any) -> Any:
-        return numpy_impl.rms_norm(x, weight, bias)
+        return fast.rms_norm(x, weight, bias)
 
     def swapped(x: Any, weight: Any, bias: Any) -> Any:
-        return numpy_impl.rms_norm(x, bias, weight)
+        return fast.rms_norm(x, bias, weight)
 
     def with_residual(x: Any, weight: Any, residual: Any = None) -> Any:
-        return numpy_impl.rms_norm(x, weight, residual=residual)
+        return fast.rms_norm(x, weight, residual=residual)
 
     options: Any = {"framework": "numpy", "dtypes": "float32"}
     assert check(bare, **options).passed
@@ -166,25 +167,26 @@ def test_parameters_follow_the_signature() -> None:
     ):
 
         def wrong_sum(x: Any, weight: Any, residual: Any = None, second: Any = second) -> Any:
-            y = numpy_impl.rms_norm(x, weight, residual=residual)
+            y = fast.rms_norm(x, weight, residual=residual)
             return y if residual is None else (y[0], second(x, y[1]))
 
         result = check(wrong_sum, **options)
         assert not result.passed
         assert words in result.text
-    result = check(numpy_impl.rms_norm, extremes=True, **options)
+    result = check(fast.rms_norm, extremes=True, **options)
     assert result.passed, result.text
     assert {"mask", "huge", "residual"} <= {record.case for record in result.run.records}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.sample(2)
 def test_the_golden_is_every_preset(preset: str) -> None:
     """With every option that a case can pass to a function; every second one in 16 bits."""
 
     dtype = [["bfloat16"], ["float32"]][list(PRESETS).index(preset) % 2]
 
     def golden(x: Any, weight: Any, bias: Any, mask: Any = None, residual: Any = None) -> Any:
-        return numpy_impl.rms_norm(x, weight, bias, variant=preset, mask=mask, residual=residual)
+        return fast.rms_norm(x, weight, bias, variant=preset, mask=mask, residual=residual)
 
     result = check(golden, preset, framework="numpy", dtypes=dtype, extremes=True)
     assert result.passed, result.text
@@ -414,7 +416,7 @@ class TestFrameworks:
             ("gemma.modeling_gemma:GemmaRMSNorm", "gemma"),
             ("t5.modeling_t5:T5LayerNorm", "t5"),
         ):
-            result = check(f"transformers.models.{path}", variant)
+            result = check(f"transformers.models.{path}", variant, dtypes="bfloat16")
             assert result.passed, result.text
         result = check("transformers.models.llama.modeling_llama:LlamaRMSNorm", "llama", dtypes="float64")
         assert not result.passed, "it computes in float32"

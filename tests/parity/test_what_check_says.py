@@ -135,6 +135,7 @@ class TestOnnx:
         ("dtype", "shape"),
         [("float32", (4, 64)), ("float32", ("rows", 64)), ("float16", (2, 3, 64)), ("float32", (5, 1, 2, 1, 1, 16))],
     )
+    @pytest.mark.sample(2)
     def test_as_declared(self, dtype: str, shape: tuple[Any, ...], tmp_path: Path) -> None:
         right = check(self.file(tmp_path / "a.onnx", dtype, shape), "standard")
         assert right.passed, right.text

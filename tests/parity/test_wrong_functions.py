@@ -84,6 +84,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
+@pytest.mark.sample(3)
 def test_what_few_rows_do_not_show(name: str) -> None:
     function, dtype, line = WRONG[name]
     report = check(lambda x, weight: function(x, weight), framework="torch", dtypes=dtype)
@@ -180,7 +181,7 @@ def gated(x: Any, weight: Any, gate: Any) -> Any:
 MAMBA = Variant.get("llama").replace(gate_position="before")
 
 
-@pytest.mark.parametrize("question", ["batch_invariant", "exhaustive", "large"])
+@pytest.mark.parametrize("question", ["batch_invariant", pytest.param("exhaustive", marks=pytest.mark.slow), "large"])
 def test_every_question_is_asked_of_groups_and_gates(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beyond, "ELEMENTS", 2**16)
     monkeypatch.setattr(beyond, "_SIZES", (1.0,))

@@ -47,6 +47,7 @@ def small(name: str) -> tuple[Any, list[Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.sample(2)
 def test_second_derivatives(name: str) -> None:
     """Three nestings, eagerly and for some in a graph, against differences, and to the last bits against each other."""
     function, arrays, options = small(name)
@@ -104,6 +105,7 @@ def test_third_derivatives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.sample(2)
 def test_jacobians(name: str) -> None:
     """tape.jacobian and batch_jacobian, which vectorise the backward pass, give the golden's."""
     function, arrays, options = small(name)

@@ -32,6 +32,7 @@ def options_of(layer: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("jit_compile", "policy"), [(False, "mixed_bfloat16"), (True, "float32")])
 @pytest.mark.sample(1)
+@pytest.mark.slow
 def test_in_graphs(jit_compile: bool, policy: str) -> None:
     """Every configuration in one function: y, the gradients, and the derivative along x itself, of the golden."""
     layers, given = [], []

@@ -42,6 +42,7 @@ def check(quantity: str, got: np.ndarray, want: np.ndarray, terms: dict[str, np.
     assert (error <= bound(quantity, call, "float32").ratio * 2.0**-24 * terms[quantity]).all()
 
 
+@pytest.mark.slow
 def test_models_of_keras(tmp_path: Path) -> None:
     """By the converter and by Keras, which both export a SavedModel for it."""
     variants = ("keras", "llama", "zhang_torch", "x_transformers", "keras_rms_scaling", "lasagne")

@@ -215,6 +215,7 @@ def test_errors_while_a_graph_is_traced() -> None:
     assert trace(rms_norm, tf.TensorSpec([None, 4], tf.float16)).structured_outputs.shape.as_list() == [None, 4]
 
 
+@pytest.mark.slow
 def test_the_functions_load_no_layer() -> None:
     """rmsnorm.tf_impl alone imports neither framework; the functions import no layer of Keras."""
     code = (

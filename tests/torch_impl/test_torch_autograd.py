@@ -60,6 +60,7 @@ def small(name: str) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.sample(2)
 def test_gradcheck(name: str) -> None:
     """Against central differences: first and second derivatives, forward, backward, batched, forward over backward."""
     function, arrays = small(name)

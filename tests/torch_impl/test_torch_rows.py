@@ -117,6 +117,7 @@ def test_with_kernels_as_without(layout: str, dtype: Any, without_kernels: Any) 
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.sample(1)
 def test_large_with_kernels_as_without(dtype: str, without_kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operators on blocks of rows give the same as on the whole, too."""
     shape = (3, 700, 1025)

@@ -1,0 +1,55 @@
+"""The cases of the parity kit for the tests of every framework: one judge, and one set of bounds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from rmsnorm.parity.cases import CASES, Case, make
+from rmsnorm.parity.judge import Implementation, expect, judge
+
+Combinations = Iterable[tuple[Case, str, str]]
+BY_NAME = {case.name: case for case in CASES}
+
+
+@cache
+def _expected(case: str, variant: str, dtype: str) -> dict[str, Any]:
+    """The golden's results, which take longer than those of the wings that are compared with them."""
+    return expect(make(BY_NAME[case], variant, dtype))
+
+
+def failures(implementation: Implementation, combinations: Combinations) -> tuple[list[str], dict[Any, list[float]]]:
+    """The failed verdicts, and for every variant the number of compared y, how many differ, and by how much."""
+    failed: list[str] = []
+    tally: defaultdict[Any, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for case, variant, dtype in combinations:
+        data = make(case, variant, dtype)
+        for verdict in judge(implementation, data, _expected(case.name, variant, dtype)):
+            if not verdict.passed:
+                failed.append(f"{case.name}, {variant}, {dtype}, {verdict.quantity}: {verdict.detail}")
+            # f(z) errs by 5, and a sum that is rounded to the dtype of the arithmetic by 1
+            exact = data.gate is None and (case.residual_rounding is None or data.call.x != data.call.sum)
+            if verdict.quantity == "y" and data.out_dtype is None and exact:
+                counted = tally[variant, data.call.result]
+                counted[0] += data.x.size
+                counted[1] += (1 - verdict.bit_identical) * data.x.size
+                counted[2] = max(counted[2], verdict.max_ulp)
+    return failed, tally
+
+
+def hold(name: str, implementation: Implementation, combinations: Combinations) -> None:
+    """Every quantity within the bounds of the kit, and y within those of an implementation that computes in more bits.
+
+    16 and 64 bits: at least 99.9 % of y bit-identical, never more than 1 ulp; 32 bits: 2 ulp.
+    """
+    failed, tally = failures(implementation, combinations)
+    assert not failed, "\n".join([f"{len(failed)} verdicts of {name}:", *failed[:20]])
+    for (variant, dtype), (count, different, most) in tally.items():
+        seen = f"{name}, {variant}, {dtype}: {different:.0f} of {count} elements of y differ, at most {most} ulp"
+        if dtype == "float32":
+            assert most <= 2, seen
+        else:  # 16 bits; and float64, where the result carries what each operation rounded off
+            assert most <= 1, seen
+            assert different <= 0.001 * count, seen
