@@ -13,9 +13,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from experiments.pickles import read_pickle
-from rmsnorm import errors
+from rmsnorm import errors, tensors
 from rmsnorm.files import check_expansion, check_regular, read_json, reading, replacing, write_text
-from rmsnorm.nematus.checkpoints import theano
 from rmsnorm.nematus.checkpoints.files import finite
 from rmsnorm.nematus.names import Variable, is_of_training, match
 
@@ -56,7 +55,7 @@ def read(op: str, path: str | os.PathLike[str], options: str | os.PathLike[str] 
     contents = contents.get("options", contents)
     if not isinstance(contents, dict) or not isinstance(words, dict):
         raise errors.wrong_type(op, "options", contents, WANTED, "pass options=")
-    shapes, array = theano.read(path, op)
+    shapes, array = tensors.npz(op, path, is_of_training)
     shapes = {name: shape for name, shape in shapes.items() if not is_of_training(name)}
     return Archive(path, contents, words, shapes, array)
 

@@ -31,8 +31,10 @@ EPILOG: Final = (
     "    rmsnorm identify my_kernels.py:rms_norm --framework torch --init '{\"eps\": 1e-5}'\n\n"
     "    rmsnorm identify model.onnx\n\n"
     "    rmsnorm identify --sweep transformers\n\n"
+    "    rmsnorm identify --checkpoint model.safetensors --variant gemma\n\n"
     "Exit status: 0 an RMSNorm over the axes of --axis (the last ones) that is recognised and has no defect, 1 another "
-    "norm or axis, a defect, or a target that raised or hung, 2 bad usage or no such target."
+    "norm or axis, a defect, or a target that raised or hung, gains that contradict --variant or tell nothing, 2 bad "
+    "usage or no such target."
 )
 
 
@@ -72,6 +74,12 @@ def identify(
     markdown: Annotated[
         Path | None, typer.Option(help="Write the counts of a sweep as Markdown.", dir_okay=False)
     ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Say whether the gains in a checkpoint are w or 1 + w: see below.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="The variant that the gains of --checkpoint are compared with.")
+    ] = None,
 ) -> None:
     """Find out which normalisation a callable computes: its variant, eps, roundings, gradients, with the evidence.
 
@@ -79,9 +87,17 @@ def identify(
     and its place, bfloat16 rows the rounding points, one changed element the axes. The solved variant must then
     predict y on fresh data within the bounds of `rmsnorm check`. The target runs in a process of its own. A class is
     built with the arguments that the names in its constructor suggest (`dim`, `hidden_size`, ...).
+
+    `--checkpoint` calls nothing: it reads the gains of a safetensors file (or a folder of them), a NumPy archive, a
+    file of Keras or a checkpoint of Orbax.
     """
-    if (target is None) == (sweep is None):
-        raise unusable(f"{_COMMAND}: expected a TARGET such as torch.nn:RMSNorm, or --sweep PACKAGE")
+    if [target, sweep, checkpoint].count(None) != 2:
+        raise unusable(f"{_COMMAND}: expected a TARGET such as torch.nn:RMSNorm, --sweep PACKAGE or --checkpoint FILE")
+    if checkpoint is not None:
+        _of_checkpoint(checkpoint, variant, json)
+        return
+    if variant is not None:
+        raise unusable(f"{_COMMAND}: --variant is for --checkpoint; `rmsnorm check` compares a target with a variant")
     from rmsnorm.targets.open import framework_name
 
     choices("device", [device], DEVICES, _COMMAND)
@@ -113,6 +129,26 @@ def identify(
     if html is not None:
         _write_page(identity, html)
     if not (identity.recognised and identity.is_over(wanted)):
+        raise typer.Exit(DIFFERS)
+
+
+def _of_checkpoint(path: Path, variant: str | None, json: bool) -> None:
+    from rmsnorm.identify import identify_checkpoint
+
+    with Console(stderr=True).status(f"reading the gains of {path}"):
+        found = identify_checkpoint(path, variant)
+    if json:
+        typer.echo(json_.dumps(found.json, indent=2))
+    else:
+        table = Table("gains", "tensors", "mean", "least", "most", "below 0", "they fit", box=SIMPLE_HEAD)
+        for kind in found.kinds:
+            numbers = (f"{number:.3g}" for number in (kind.mean, kind.least, kind.most))
+            table.add_row(Text(kind.name), str(kind.count), *numbers, f"{kind.negative:.0%}", kind.fits)
+        console = screen.console()
+        console.print(table)
+        style = {True: "bold green", False: "bold red", None: ""}[found.agrees]
+        console.print(Text(found.text, style=style))
+    if not found.agrees:
         raise typer.Exit(DIFFERS)
 
 

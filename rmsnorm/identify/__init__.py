@@ -1,8 +1,12 @@
 """Finds out which normalisation a callable computes, as a black box. Loads no framework before a target needs it."""
 
+from rmsnorm.identify.checkpoint import Checkpoint, identify_checkpoint
 from rmsnorm.identify.identity import Finding, Identity
 from rmsnorm.identify.solve import identify
 from rmsnorm.targets import NoTarget, open_target
 from rmsnorm.targets.target import Target, TargetError
 
-__all__ = ["Finding", "Identity", "NoTarget", "Target", "TargetError", "identify", "open_target"]
+__all__ = [
+    "Checkpoint", "Finding", "Identity", "NoTarget", "Target", "TargetError", "identify", "identify_checkpoint",
+    "open_target",
+]  # fmt: skip

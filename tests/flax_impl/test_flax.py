@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,24 @@ def test_state_goes_both_ways() -> None:
     loaded = serialization.from_bytes(start, serialization.to_bytes(changed))
     np.testing.assert_array_equal(mine.apply(loaded, x), mine.apply(changed, x))
     np.testing.assert_allclose(mine.apply(loaded, x), theirs.apply(loaded, x), rtol=20 * 2.0**-24)
+
+
+def test_the_gains_in_a_checkpoint_are_found(tmp_path: Path) -> None:
+    """Of an nnx.State, and of the parameters of linen."""
+    orbax = pytest.importorskip("orbax.checkpoint")
+    from rmsnorm.identify import identify_checkpoint
+
+    class Block(nnx.Module):
+        def __init__(self, rngs: Any) -> None:
+            self.norm, self.proj = RMSNorm(8, variant="gemma", rngs=rngs), nnx.Linear(8, 8, rngs=rngs)
+
+    linen_state = linen.RMSNorm(variant="gemma").init(jax.random.key(0), jnp.ones((2, 8)))["params"]
+    for name, state in (("nnx", nnx.state(Block(nnx.Rngs(0)))), ("linen", {"RMSNorm_0": linen_state})):
+        with orbax.StandardCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / name, state)
+        found = identify_checkpoint(tmp_path / name, "llama")
+        assert [kind.fits for kind in found.kinds] == ["1 + w"], found.text
+        assert not found.agrees
 
 
 def test_initialisation() -> None:

@@ -100,6 +100,22 @@ def test_in_the_place_of_the_built_in(axis: Any, shape: tuple[int, ...], tmp_pat
         np.testing.assert_array_equal(first.get_weights()[0], second.get_weights()[0])
 
 
+def test_the_gains_in_a_file_are_found(tmp_path: Path) -> None:
+    """Of layers within layers, beside the state of an optimiser and a LayerNorm."""
+    from rmsnorm.identify import identify_checkpoint
+
+    inner = keras.Sequential([keras.Input((8,)), RMSNormalization(variant="gemma"), keras.layers.Dense(8)])
+    model = keras.Sequential([keras.Input((8,)), inner, keras.layers.LayerNormalization(), BuiltIn()])
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.save(tmp_path / "a.keras")
+    model.save_weights(tmp_path / "a.weights.h5")
+    for name in ("a.keras", "a.weights.h5"):
+        found = identify_checkpoint(tmp_path / name, "gemma")
+        assert sorted(kind.fits for kind in found.kinds) == ["1 + w", "bias", "w"], found.text
+        assert not found.agrees
+
+
 def test_dtypes_are_those_of_the_built_in() -> None:
     for policy in ("float32", "float64", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16"):
         for dtype in ("float16", "bfloat16", "float32", "float64"):

@@ -5,70 +5,28 @@ The weights have the names of Nematus master with dots for slashes. Reading them
 
 from __future__ import annotations
 
-import io
 import json
-import math
 import os
-import zipfile
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rmsnorm import errors
-from rmsnorm.files import check_expansion, reading, replacing
+from rmsnorm import errors, tensors
+from rmsnorm.files import reading, replacing
 from rmsnorm.nematus.backends import model_class
 from rmsnorm.nematus.checkpoints.files import OP
 from rmsnorm.nematus.config import Config, write
 from rmsnorm.nematus.names import check
 
 SUFFIX: Final = ".keras"
-WEIGHTS: Final = ".weights.h5"
 _WANTED: Final = "a model of rmsnorm in a file of Keras"
-_CHUNK: Final = 2**20  # numbers: HDF5 reads whole chunks, which compressed take hardly any room in a file
 
 
-def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
-    """Shapes of the arrays by name, and a function that reads one array.
-
-    Raises:
-        ModuleNotFoundError: h5py, which is installed with Keras, is not installed.
-        ValueError: the file is damaged, or contains no model of this package.
-    """
-    try:
-        h5py: Any = import_module("h5py")
-    except ImportError as error:
-        raise errors.missing_framework("Keras", "tf") from error
-    weights: Any = path
-    with reading(OP, path, _WANTED):
-        if path.suffix == SUFFIX:
-            weights = io.BytesIO(_member(path, "model" + WEIGHTS))
-        with h5py.File(weights, "r") as file:
-            datasets = _datasets(h5py, file)
-            shapes = {name: dataset.shape for name, dataset in datasets.items()}
-
-    def array(name: str) -> Any:
-        with reading(OP, path, _WANTED), h5py.File(weights, "r") as file:
-            return _datasets(h5py, file)[name][()]
-
-    return shapes, array
-
-
-def _datasets(h5py: Any, file: Any) -> dict[str, Any]:
-    """The arrays by name. None may be a link or be kept in another file, which the file from outside would choose."""
-
-    def own(group: Any, name: str, kind: Any) -> Any:
-        part = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
-        if part is None or (isinstance(part, h5py.Dataset) and (part.external or part.is_virtual)):
-            raise ValueError(f"{name} is kept outside of it")
-        if not isinstance(part, kind):
-            raise ValueError(f"{name} is a {type(part).__name__} of HDF5, not a {kind.__name__}")
-        if kind is h5py.Dataset and math.prod(part.chunks or ()) > max(part.size, _CHUNK):
-            raise ValueError(f"{name} is stored in chunks that are larger than it: {part.chunks}")
-        return part
-
-    variables = own(file, "vars", h5py.Group)
-    return {name.replace(".", "/"): own(variables, name, h5py.Dataset) for name in variables}
+def read(path: Path) -> tensors.Tensors:
+    """The arrays by the names of Nematus master: see ``tensors.keras``."""
+    shapes, tensor = tensors.keras(OP, path, "vars", _WANTED)
+    names = {name.replace(".", "/"): name for name in shapes}
+    return {name: shapes[own] for name, own in names.items()}, lambda name: tensor(names[name])
 
 
 def read_options(path: Path) -> dict[str, Any]:
@@ -78,7 +36,7 @@ def read_options(path: Path) -> dict[str, Any]:
         ValueError: the file is damaged, or contains another kind of model.
     """
     with reading(OP, path, _WANTED):
-        return write(Config(**json.loads(_member(path, "config.json"))["config"]["config"]))
+        return write(Config(**json.loads(tensors.member(path, "config.json"))["config"]["config"]))
 
 
 def save_keras(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:
@@ -99,9 +57,3 @@ def save_keras(path: str | os.PathLike[str], config: Config, parameters: Mapping
     model = model_class("tf", config)(config.replace(exponential_smoothing=0.0), parameters)
     with replacing(path) as temporary:
         model.save(temporary)
-
-
-def _member(path: Path, name: str) -> bytes:
-    with zipfile.ZipFile(path) as archive:
-        check_expansion(archive.getinfo(name).file_size, path.stat().st_size)
-        return archive.read(name)

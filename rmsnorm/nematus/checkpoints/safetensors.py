@@ -6,41 +6,28 @@ The names are those of Nematus master with dots for slashes, as in the state dic
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from safetensors import safe_open
 from safetensors.numpy import save
 
-from rmsnorm import errors
-from rmsnorm.files import reading, replacing
+from rmsnorm import errors, tensors
+from rmsnorm.files import replacing
 from rmsnorm.nematus.cells import dotted, slashed
 from rmsnorm.nematus.checkpoints.files import OP, write_options
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import check
 
 SUFFIX: Final = ".safetensors"
-_WANTED: Final = "a safetensors file"
 
 
-def read(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
-    """Shapes of the arrays by name, and a function that reads one array.
-
-    Raises:
-        ValueError: the file is incomplete, or is no safetensors file.
-    """
-    with reading(OP, path, _WANTED):
-        file = safe_open(path, framework="numpy")
-        names = {slashed(name): name for name in file.keys()}  # noqa: SIM118
-        shapes = {name: tuple(file.get_slice(own).get_shape()) for name, own in names.items()}
-
-    def array(name: str) -> Any:
-        with reading(OP, path, _WANTED):
-            return file.get_tensor(names[name])
-
-    return shapes, array
+def read(path: Path) -> tensors.Tensors:
+    """The arrays by the names of Nematus master: see ``tensors.safetensors``."""
+    shapes, tensor = tensors.safetensors(OP, path)
+    names = {slashed(name): name for name in shapes}
+    return {name: shapes[own] for name, own in names.items()}, lambda name: tensor(names[name])
 
 
 def save_safetensors(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:

@@ -2,78 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from rmsnorm import errors
-from rmsnorm.files import reading, replacing
+from rmsnorm import errors, tensors
+from rmsnorm.files import replacing
 from rmsnorm.nematus.checkpoints.files import OP, write_options
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import check, is_of_training, variables
 
-__all__ = ["read", "save_theano"]
 
-_SUFFIX: Final = ".npy"
-_WANTED: Final = "an npz archive"
-
-
-def read(path: Path, op: str = OP) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
-    """Shapes of the arrays by name, and a function that reads one array.
-
-    Arrays of Python objects, which only unpickling could read, are left out if they belong to the trainer.
-
-    Raises:
-        ValueError: the file is no archive, is incomplete, or has such an array as a part of the model.
-    """
-    with reading(op, path, _WANTED):
-        if not zipfile.is_zipfile(path):
-            raise zipfile.BadZipFile("its end is missing")
-        arrays: dict[str, _Header] = {}
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                if member.filename.endswith(_SUFFIX):
-                    name = member.filename.removesuffix(_SUFFIX)
-                    if name in arrays:
-                        raise zipfile.BadZipFile(f"{name} is in it twice")
-                    with archive.open(member) as file:
-                        arrays[name] = _header(name, file, member.file_size)
-    for name, header in arrays.items():
-        if header.dtype.hasobject and not is_of_training(name):
-            raise errors.InputValueError(
-                f"{op}: {name} in {path} is an array of Python objects, expected numbers; "
-                "it is never unpickled: save it as numbers, or leave it out"
-            )
-
-    def array(name: str) -> Any:
-        with reading(op, path, _WANTED), zipfile.ZipFile(path) as archive, archive.open(name + _SUFFIX) as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
-
-    return {name: header.shape for name, header in arrays.items() if not header.dtype.hasobject}, array
-
-
-class _Header(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-def _header(name: str, file: Any, size: int) -> _Header:
-    """What the start of an array says of it, which must be what follows."""
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0), (3, 0)):
-        raise errors.InputValueError(f"{name} has a header of version {version}")
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(file)
-    wanted, rest = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if not dtype.hasobject and (min(shape, default=0) < 0 or wanted != rest):
-        raise errors.InputValueError(f"{name} of shape {shape} and {rest} bytes, expected {wanted}")
-    return _Header(shape, dtype)
+def read(path: Path) -> tensors.Tensors:
+    """The arrays of a model and numbers of its trainer: see ``tensors.npz``."""
+    return tensors.npz(OP, path, is_of_training)
 
 
 def save_theano(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:

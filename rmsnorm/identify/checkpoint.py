@@ -1,0 +1,231 @@
+"""What the gains of a checkpoint say of its norms: whether they multiply by w or by 1 + w.
+
+A gain begins as the number with which the norm passes its rows on unchanged: w = 1, or w = 0 where the gain is 1 + w.
+Training moves it, and what stays is a tendency. So each tensor speaks for
+
+    w        if its mean is at least 0.7 and less than 1 % of it is negative;
+    1 + w    if its mean is at most 0.3, on either side of 0, and at least 10 % of it is negative, or all of it is 0;
+
+and for neither otherwise. Tensors of one kind, whose names differ in numbers alone, are counted together. They fit what
+more than two thirds of those that speak for something speak for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from rmsnorm import errors, tensors
+from rmsnorm.files import check_regular
+from rmsnorm.variants import PRESETS, Variant
+
+_OP: Final = "identify"
+_WANTED: Final = (
+    "a .safetensors, .npz, .keras or .weights.h5 file, a folder of safetensors files or an Orbax checkpoint"
+)
+_LARGEST: Final = 2**24  # elements of a gain
+_GAIN: Final = re.compile(r"^(weight|scale|gamma|gain|g)$|norm_(weight|scale|gamma)$|^new_std$|_ln_?s$")
+_NORM: Final = re.compile(r"norm|(^|_)ln(_|\d|f|$)|^rms", re.IGNORECASE)
+_OTHER: Final = re.compile(r"(batch|group|instance|weight|spectral)_?norm|^bn\d*$", re.IGNORECASE)
+_TRAINER: Final = re.compile(r"^(optim\w*|opt_state|adam\w*|exp_avg\w*|mu|nu|m|v|momentum|velocity)$", re.IGNORECASE)
+_OF_BATCHES: Final = ("running_mean", "running_var", "moving_mean", "moving_variance", "mean", "var")
+_BIASES: Final = {"weight": "bias", "scale": "bias", "gamma": "beta", "gain": "bias", "g": "b", "0": "1"}
+
+Fit = Literal["w", "1 + w", "bias", "unclear"]
+_OFFSETS: Final[Mapping[str, float]] = {"w": 0.0, "1 + w": 1.0}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The gains whose names differ in numbers alone.
+
+    Attributes:
+        name: with a star for each number.
+        count: of tensors.
+        mean: of all elements; ``least`` and ``most`` are the ends of their range.
+        negative: share of the elements below 0.
+        fits: ``w`` or ``1 + w``; ``bias`` for a norm with a bias, perhaps a LayerNorm; ``unclear``.
+    """
+
+    name: str
+    count: int
+    mean: float
+    least: float
+    most: float
+    negative: float
+    fits: Fit
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The gains of a file, and what they say.
+
+    Attributes:
+        agrees: with the variant that was asked for; without one, whether they tell anything; None where they do not.
+        text: the same in a sentence for each finding.
+    """
+
+    path: str
+    variant: str | None
+    kinds: tuple[Kind, ...]
+    agrees: bool | None
+    text: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | None = None) -> Checkpoint:
+    """Compare the gains of a checkpoint with a variant, or find out whether they are w or 1 + w.
+
+    Only tensors that are named as gains of a norm are read; of safetensors files of any size no others are loaded.
+    Quantisation scales, layer scales, batch norms and the state of an optimiser are no gains.
+
+    Args:
+        path: a safetensors file or a folder of them, a NumPy archive, a file of Keras, a checkpoint of Orbax.
+        variant: a preset or a ``Variant``, of which ``scale_offset`` counts.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is of another form or damaged, or no tensor has the name of a norm's gain.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/model.npz", **{"layers.0.input_norm.weight": np.ones(8, np.float32)})
+        ...     print(identify_checkpoint(f"{folder}/model.npz", "gemma").text)
+        gains have mean 1: with gemma's offset 1 every norm's y is 2 times as large (layers.*.input_norm.weight)
+    """
+    chosen = None if variant is None else Variant.get(variant)
+    shapes, tensor = _read(Path(path))
+    groups: dict[str, list[tuple[np.ndarray[Any, Any], bool]]] = {}
+    for name, shape in shapes.items():
+        if not 1 <= len(shape) <= 3 or not 0 < np.prod(shape) <= _LARGEST or not (found := _parts(name, shapes)):
+            continue
+        values = tensor(name)
+        if values.dtype.kind in "fV":  # V: the formats that NumPy lacks
+            kind = re.sub(r"\d+", "*", name if found[-1] != "0" else name.removesuffix("0")) + "0" * (found[-1] == "0")
+            groups.setdefault(kind, []).append((values.astype(np.float64), _has_bias(name, found[-1], shapes)))
+    if not groups:
+        some = ", ".join(list(shapes)[:4]) or "none"
+        raise errors.InputValueError(
+            f"{_OP}: {path} has no gain of a norm among its {len(shapes)} tensors, expected a name such as "
+            f"layers.0.input_layernorm.weight; its names are {some}"
+        )
+    kinds = tuple(_kind(name, members) for name, members in sorted(groups.items()))
+    agrees, sentences = _conclusions(kinds, chosen)
+    return Checkpoint(str(path), None if chosen is None else chosen.name, kinds, agrees, "\n".join(sentences))
+
+
+def _read(path: Path) -> tensors.Tensors:
+    if (path / "_CHECKPOINT_METADATA").is_file():
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        return tensors.orbax(_OP, path, size)
+    if path.is_dir():
+        files = [tensors.safetensors(_OP, file) for file in sorted(path.glob("*.safetensors"))]
+        if files:
+            where = {name: tensor for shapes, tensor in files for name in shapes}
+            return {name: shape for shapes, _ in files for name, shape in shapes.items()}, lambda name: where[name](
+                name
+            )
+    else:
+        check_regular(_OP, path, _WANTED)
+        for suffix, read in (
+            (".safetensors", tensors.safetensors), (".npz", tensors.npz),
+            (".keras", tensors.keras), (".weights.h5", tensors.keras),
+        ):  # fmt: skip
+            if path.name.endswith(suffix):
+                return read(_OP, path)
+    fix = "save it as one of these; files of pickle (.pt, .bin, .ckpt) are never read"
+    raise errors.out_of_domain(_OP, "checkpoint", str(path), _WANTED, fix)
+
+
+def _parts(name: str, shapes: Mapping[str, Any]) -> list[str]:
+    """The parts of the name of a norm's gain; none of another tensor's."""
+    parts = re.split(r"[./]", name)
+    *above, last = parts
+    in_keras = above[-1:] == ["vars"]
+    if in_keras:  # Keras numbers the weights of a layer
+        above = above[:-1]
+    is_gain = last == "0" if in_keras else _GAIN.search(last)
+    # the layer itself, or the one around it: norm.weight, norm.scale.value, layer_norm_weight, cell_lns
+    named = any(_NORM.search(part) for part in above[-2:]) or re.search(r"norm_|^new_std$|_ln_?s$", last)
+    if not (is_gain and named) or any(_OTHER.search(part) or _TRAINER.search(part) for part in parts):
+        return []
+    others = ("2", "3") if in_keras else _OF_BATCHES
+    prefix = name[: len(name) - len(last)]
+    return [] if any(prefix + other in shapes for other in others) else parts
+
+
+def _has_bias(name: str, last: str, shapes: Mapping[str, Any]) -> bool:
+    prefix = name[: len(name) - len(last)]
+    others = {_BIASES.get(last, ""), last.replace("weight", "bias"), last.replace("lns", "lnb"), "new_mean"} - {
+        last,
+        "",
+    }
+    return any(prefix + other in shapes for other in others)
+
+
+def _kind(name: str, members: list[tuple[np.ndarray[Any, Any], bool]]) -> Kind:
+    every = np.concatenate([values.ravel() for values, _ in members])
+    if not np.isfinite(every).all():
+        raise errors.InputValueError(
+            f"{_OP}: {name} has NaN or infinity, expected finite gains; take another checkpoint"
+        )
+    spoken = [_speaks_for(values) for values, _ in members]
+    plain, shifted = spoken.count("w"), spoken.count("1 + w")
+    fits: Fit = "unclear"
+    if any(bias for _, bias in members):
+        fits = "bias"
+    elif 3 * plain > 2 * (plain + shifted):
+        fits = "w"
+    elif 3 * shifted > 2 * (plain + shifted):
+        fits = "1 + w"
+    mean, least, most, negative = map(float, (every.mean(), every.min(), every.max(), np.mean(every < 0)))
+    return Kind(name, len(members), mean, least, most, negative, fits)
+
+
+def _speaks_for(values: np.ndarray[Any, Any]) -> Fit:
+    mean, negative = values.mean(), np.mean(values < 0)
+    if mean >= 0.7 and negative < 0.01:
+        return "w"
+    return "1 + w" if not values.any() or (abs(mean) <= 0.3 and negative >= 0.1) else "unclear"
+
+
+def _conclusions(kinds: tuple[Kind, ...], variant: Variant | None) -> tuple[bool | None, list[str]]:
+    sentences = []
+    for fit, offset in _OFFSETS.items():
+        some = [kind for kind in kinds if kind.fits == fit]
+        if not some:
+            continue
+        mean = sum(kind.mean * kind.count for kind in some) / sum(kind.count for kind in some)
+        text = f"gains have mean {mean:.2g}: "
+        if variant is None:
+            names = [name for name, preset in PRESETS.items() if preset.scale_offset == offset][:4]
+            text += f"they fit {fit}, as in {', '.join(names)}"
+        elif variant.scale_offset == offset:
+            text += f"they fit {fit}, as {variant.name} has it"
+        else:
+            factor = abs((variant.scale_offset + mean) / (offset + mean))
+            text += (
+                f"with {variant.name}'s offset {variant.scale_offset:g} every norm's y is {factor:.2g} times as large"
+            )
+        sentences.append(f"{text} ({', '.join(kind.name for kind in some)})")
+    for fit, text in (
+        ("unclear", "whether they are w or 1 + w cannot be told"),
+        ("bias", "they have a bias beside them, as in a LayerNorm"),
+    ):
+        some = [kind for kind in kinds if kind.fits == fit]
+        if some:
+            sentences.append(f"{text} ({', '.join(kind.name for kind in some)})")
+    told = {_OFFSETS[kind.fits] for kind in kinds if kind.fits in _OFFSETS}
+    if not told:
+        return None, sentences
+    return (True if variant is None else told == {variant.scale_offset}), sentences

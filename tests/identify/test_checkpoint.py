@@ -1,0 +1,138 @@
+"""The gains of a checkpoint: w or 1 + w, or no gains of an RMSNorm at all."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from commands import rmsnorm
+from safetensors.numpy import save_file
+
+from rmsnorm.identify import identify_checkpoint
+
+
+def gains(mean: float, dtype: Any = np.float32, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(mean, 0.1, 64).astype(dtype)
+
+
+LLAMA = {f"model.layers.{i}.{name}_layernorm.weight": gains(1, seed=i) for i in range(3) for name in ("input", "post")}
+GEMMA = {name: values - 1 for name, values in LLAMA.items()}
+OTHERS = {
+    "model.layers.0.q_proj.scale": gains(0.01),
+    "blocks.0.ls1.gamma": gains(0),
+    "blocks.0.bn1.weight": gains(1),
+    "blocks.0.norm1.weight": gains(1),
+    "blocks.0.norm1.running_mean": gains(0),
+    "exp_avg.model.norm.weight": gains(0),
+    "optimizer/norm/weight": gains(0),
+    "model.norm.counts": np.arange(3),
+    "model.norm_proj.weight": np.zeros((4, 4, 4, 4), np.float32),
+    "batch_normalization/vars/0": gains(1),
+}
+
+
+def saved(path: Path, arrays: dict[str, Any]) -> Path:
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    else:
+        save_file(arrays, path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])
+def test_a_variant_of_the_other_kind_is_contradicted(name: str, tmp_path: Path) -> None:
+    llama, gemma = (saved(tmp_path / f"{i}{name}", {**arrays, **OTHERS}) for i, arrays in enumerate((LLAMA, GEMMA)))
+    for path, right, wrong, fits in ((llama, "llama", "gemma", "w"), (gemma, "gemma", "llama", "1 + w")):
+        assert [(kind.count, kind.fits) for kind in identify_checkpoint(path).kinds] == [(3, fits), (3, fits)]
+        assert [identify_checkpoint(path, variant).agrees for variant in (None, right, wrong)] == [True, True, False]
+    text = identify_checkpoint(llama, "gemma").text
+    assert text.startswith(
+        "gains have mean 1: with gemma's offset 1 every norm's y is 2 times as large (model.layers.*."
+    )
+
+
+def test_bfloat16_in_several_files(tmp_path: Path) -> None:
+    """Which NumPy alone does not read."""
+    torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
+    from safetensors.torch import save_file
+
+    for number, (name, values) in enumerate(GEMMA.items()):
+        save_file({name: torch.from_numpy(values).bfloat16()}, tmp_path / f"model-{number}-of-6.safetensors")
+    found = identify_checkpoint(tmp_path)
+    assert [(kind.count, kind.fits) for kind in found.kinds] == [(3, "1 + w")] * 2
+    rounded = np.stack([values.astype(ml_dtypes.bfloat16) for name, values in GEMMA.items() if "input" in name])
+    assert found.kinds[0].mean == rounded.astype(np.float64).mean()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fits"),
+    [
+        ({"layers.0.layer_norm_weight": gains(0)}, "1 + w"),  # of Transformer Engine
+        ({"norm/scale": np.zeros(8, np.float32)}, "1 + w"),
+        ({"layers/rms_normalization_3/vars/0": gains(1)}, "w"),
+        ({"encoder_cell_lns": gains(1)}, "w"),
+        ({"ln_f.weight": gains(1)}, "w"),
+        ({"blocks/ln_1/scale": np.stack([gains(1)] * 4)}, "w"),  # of layers that were scanned
+        ({"norm.weight": gains(0.5)}, "unclear"),
+        ({"norm.weight": np.abs(gains(0.1))}, "unclear"),  # small and positive, as in the first layers of LLaMA
+        ({"a.norm.weight": gains(1), "a.norm.bias": gains(0)}, "bias"),
+        ({"layer_normalization/vars/0": gains(1), "layer_normalization/vars/1": gains(0)}, "bias"),
+        ({"layer_norm_weight": gains(1), "layer_norm_bias": gains(0)}, "bias"),
+    ],
+)
+def test_what_gains_are_called_and_what_they_say(arrays: dict[str, Any], fits: str, tmp_path: Path) -> None:
+    (kind,) = identify_checkpoint(saved(tmp_path / "a.safetensors", arrays)).kinds
+    assert kind.fits == fits
+
+
+def test_kinds_that_differ_are_told_apart(tmp_path: Path) -> None:
+    """As in Qwen3-Next, whose gated norm has no offset."""
+    arrays = GEMMA | {"model.layers.0.linear_attn.norm.weight": gains(1)}
+    found = identify_checkpoint(saved(tmp_path / "a.npz", arrays), "gemma")
+    assert (found.agrees, [kind.fits for kind in found.kinds]) == (False, ["1 + w", "w", "1 + w"])
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "sprung",))
+
+    (tmp_path / "a.pt").write_bytes(pickle.dumps(Trap()))
+    np.savez(tmp_path / "a.npz", **{"norm.weight": np.array([Trap()], object)})
+    (tmp_path / "cut.safetensors").write_bytes(saved(tmp_path / "whole.safetensors", LLAMA).read_bytes()[:-5])
+    saved(tmp_path / "others.npz", OTHERS)
+    saved(tmp_path / "nan.npz", {"norm.weight": np.array([1.0, np.nan])})
+    for name, words in (
+        ("a.pt", r"expected a .safetensors.*files of pickle \(.pt, .bin, .ckpt\) are never read"),
+        ("a.npz", "is an array of Python objects, expected numbers; it is never unpickled"),
+        ("cut.safetensors", "cut.safetensors is damaged"),
+        ("others.npz", "has no gain of a norm among its 10 tensors, expected a name such as .*; its names are model"),
+        ("nan.npz", "norm.weight has NaN or infinity, expected finite gains"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            identify_checkpoint(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=r"nothing.npz is missing, expected a .safetensors, .npz"):
+        identify_checkpoint(tmp_path / "nothing.npz")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.npz", LLAMA)
+    shown = rmsnorm("identify", "--checkpoint", path, "--variant", "gemma")
+    assert shown.exit_code == 1, shown.stderr
+    assert "every norm's y is 2 times as large" in " ".join(shown.stdout.split())
+    done = rmsnorm("identify", "--checkpoint", path, "--json")
+    assert (done.exit_code, [kind["fits"] for kind in json.loads(done.stdout)["kinds"]]) == (0, ["w", "w"])
+    for arguments, words in (
+        (["--checkpoint", path, "--variant", "gema"], "did you mean 'gemma'?"),
+        (["torch.nn:RMSNorm", "--variant", "llama"], "--variant is for --checkpoint"),
+        (["torch.nn:RMSNorm", "--checkpoint", path], "expected a TARGET such as"),
+    ):
+        refused = rmsnorm("identify", *arguments)
+        assert refused.exit_code == 2
+        assert words in " ".join(refused.stderr.split())
