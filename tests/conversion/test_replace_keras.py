@@ -204,6 +204,7 @@ def test_what_is_left_alone_and_why() -> None:
     assert [*model.losses] == [loss], "the calls of the proof add none"
 
 
+@pytest.mark.slow
 def test_a_norm_with_a_gate() -> None:
     def build() -> Any:
         keras.utils.set_random_seed(0)

@@ -47,7 +47,7 @@ LAYERS = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("wing", LAYERS, indirect=True)
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_a_row_has_the_same_bits_in_calls_of_many_rows(wing, compiled):
     target = open_target(LAYERS[wing.name], width=256)
     if compiled:

@@ -165,6 +165,7 @@ def test_everything_is_the_goldens(framework: Any, kind: str, dtype: str) -> Non
         ("transformer smoothed labels", {}),
     ],
 )
+@pytest.mark.sample(1)
 def test_in_graphs_everything_is_the_goldens(framework: Any, kind: str, changes: dict[str, Any]) -> None:
     check_everything(framework, kind, "float32", **changes)
 

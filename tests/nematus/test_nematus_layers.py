@@ -215,6 +215,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.sample(2)
+@pytest.mark.slow
 def test_in_a_graph_of_tensorflow_1(part: str, failures: dict[str, str]) -> None:
     assert not failures[part], failures[part]
 

@@ -38,6 +38,7 @@ def golden_of(model):
 
 
 @pytest.mark.parametrize("kind", ["plain", "transformer rms", "zero rela tied all"])
+@pytest.mark.sample(1)
 def test_a_graph_serves_all_sentences(kind):
     model = model_of(kind)
     in_numpy = golden_of(model)
@@ -55,6 +56,7 @@ def test_a_graph_serves_all_sentences(kind):
 @pytest.mark.usefixtures("eagerly")
 @pytest.mark.filterwarnings(NUMPY_2)
 @pytest.mark.parametrize("kind", ["deep", "tied all", "transformer tied all"])
+@pytest.mark.sample(1)
 def test_a_model_is_saved_and_comes_back(kind, tmp_path):
     """To the bit, and with the names of Nematus."""
     model = model_of(kind)
@@ -81,6 +83,7 @@ def test_a_model_is_saved_and_comes_back(kind, tmp_path):
 
 
 @pytest.mark.filterwarnings(NUMPY_2)
+@pytest.mark.slow
 def test_fit_makes_the_loss_fall(tmp_path):
     """To half in some steps, in a graph; the loss is what the method says; a loaded model goes on as the saved one."""
     model = model_of("tied decoder")
@@ -128,6 +131,7 @@ def test_the_gradients_of_a_function_compiled_by_xla(kind):
 
 
 @pytest.mark.parametrize("kind", ["tied decoder", "transformer rms"])
+@pytest.mark.sample(1)
 def test_a_graph_drops_what_eager_mode_drops(kind):
     """By the seed of the model."""
     rates = WITH_DROPOUT if kind == "tied decoder" else dict.fromkeys(WITHOUT_DROPOUT, 0.3)
@@ -157,6 +161,7 @@ def test_what_the_transformer_drops_as_a_whole(monkeypatch):
 
 
 @pytest.mark.parametrize(("norm", "compiled"), [("layer", False), ("rms", True)])
+@pytest.mark.sample(1)
 def test_cells_in_a_graph_that_knows_no_lengths(norm, compiled):
     """Also compiled by XLA, with the gradients."""
     pytest.importorskip("torch")
@@ -228,6 +233,7 @@ def layers(norm, **options):
 
 @pytest.mark.usefixtures("eagerly")
 @pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.sample(1)
 def test_a_layer_is_its_cell_step_by_step(norm):
     """In Keras's own loop: from any state, with a mask, from the end, in all that it returns.
 

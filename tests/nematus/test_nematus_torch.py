@@ -57,6 +57,7 @@ def test_training_makes_the_loss_fall(kind):
 
 
 @pytest.mark.parametrize("kind", ["rms", "transformer rms"])
+@pytest.mark.sample(1)
 def test_the_loss_compiles_in_one_piece(kind):
     """In training too. The graph is as long as the sentences are, so short ones here."""
     model = model_of(kind)

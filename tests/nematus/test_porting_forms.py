@@ -215,6 +215,7 @@ def test_without_the_framework(
 
 
 @pytest.mark.parametrize(("kind", "dialect"), [("layer", "theano"), ("tied all", "tensorflow")])
+@pytest.mark.sample(1)
 def test_once_around(kind: str, dialect: str, tmp_path: Path) -> None:
     """TensorFlow to PyTorch to Theano to Flax to TensorFlow to Keras and back: each tensor, option and dictionary."""
     for form in ("tf", "torch", "flax", "keras"):

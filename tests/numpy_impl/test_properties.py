@@ -230,6 +230,7 @@ def test_the_golden_is_the_nearest_number(data):
 
 
 @pytest.mark.parametrize("wing", ["numpy"], indirect=True)
+@pytest.mark.slow
 def test_the_random_calls_can_tell(wing):
     """The property fails for a golden with another eps.
 

@@ -154,10 +154,10 @@ def test_one_number_of_65536() -> None:
         y = right(x, weight)
         return torch.where(x[..., :1] == 33.25, 1.5 * y, y) if x.shape[-1] == 6 else y
 
-    assert check(wrong, dtypes="bfloat16").passed
-    report = check(wrong, dtypes="bfloat16", exhaustive=True)
+    assert check(wrong, dtypes="bfloat16", gradients=False).passed
+    report = check(wrong, dtypes="bfloat16", exhaustive=True, gradients=False)
     assert {record.case for record in report.run.failures} == {"every number"}
-    assert check(right, dtypes=("bfloat16", "float16"), exhaustive=True).passed
+    assert check(right, dtypes="bfloat16", exhaustive=True).passed
 
 
 def test_more_elements_than_an_index_counts(monkeypatch: pytest.MonkeyPatch) -> None:
