@@ -50,6 +50,7 @@ TESTS = {
     "rmsnorm/nematus": ["tests/nematus"],
     "rmsnorm/bench": ["tests/bench"],
     "rmsnorm/cli": ["tests/cli", "tests/test_readme.py"],
+    "rmsnorm/tensors.py": ["tests/identify/test_checkpoint.py", "tests/nematus/test_hostile_files.py"],
     "rmsnorm/": [
         "tests/specification",
         "tests/test_interface.py",

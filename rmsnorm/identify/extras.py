@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,20 @@ from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
-from rmsnorm.variants import Variant
+from rmsnorm.variants import Rounding, Variant
 
 _SAME = 1e-3  # of the largest element: a formula, not a rounding
 _BITS = 0.95  # share of elements with the bits of the right rounding; of another, about half of them
 _ROUNDED = {
     "before": "the statistic is of the sum after it is rounded",
     "after": "the statistic is of the sum before it is rounded",
+}
+
+
+_ROUNDINGS: dict[Rounding, str] = {
+    "before_scale": "the normalised row is rounded before the gain",
+    "after_scale": "y is rounded once, after the gain",
+    "input_dtype": "every step is rounded",
 }
 
 
@@ -113,25 +121,30 @@ def _residual(session: Session, model: Model, findings: Findings) -> None:
 
 
 def _rounded_sum(session: Session, model: Model, findings: Findings) -> None:
-    """Whether the sum is rounded before it is normalised, which shows where x and the residual have 16 bits."""
+    """Where the sum is rounded, and the normalised row, which shows where x and the residual have 16 bits."""
     random = np.random.default_rng(25)
+    gain: dict[str, Any] = {"scale": session.parameter("scale", random, 0.5, 2.0)} if session.takes("scale") else {}
+    own = model.variant.rounding
     for dtype in (name for name in ("bfloat16", "float16") if name in session.accepts):
-        x, parameters = session.prepare(random.normal(0.1, 1.0, (session.step, session.n)), dtype)
+        x, parameters = session.prepare(random.normal(0.1, 1.0, (session.step, session.n)), dtype, **gain)
         residual = session.layout.to_x(random.normal(size=(session.step, session.n))).astype(x.dtype)
         y = session.target.forward(x, **parameters, residual=residual)
         _returned_sum(session, x, residual, findings)
         axes: dict[str, Any] = {"axis": session.layout.axes, "feature_axis": session.layout.feature_axes}
         shares = {}
-        for order in _ROUNDED:
-            variant = model.variant.replace(residual_rounding=order)
+        for order, rounding in product(_ROUNDED, [own, *(name for name in _ROUNDINGS if name != own)]):
+            variant = model.variant.replace(residual_rounding=order, rounding=rounding)
             want, _ = rms_norm(
                 x, parameters.get("scale"), parameters.get("bias"), variant=variant, residual=residual,
                 out_dtype=y.dtype.name, **axes,
             )  # fmt: skip
-            shares[order] = float(np.mean(want == y))
-        order = max(shares, key=lambda name: shares[name])
-        if shares[order] > _BITS > min(shares.values()):
-            same = f"{100 * shares[order]:.4g} % of y are its bits in {dtypes.short(dtype)}"
+            shares[order, rounding] = float(np.mean(want == y))
+        order, rounding = max(shares, key=lambda names: shares[names])
+        same = f"{100 * shares[order, rounding]:.4g} % of y are its bits in {dtypes.short(dtype)}"
+        if "rounding" in findings.entries and shares[order, rounding] > _BITS > max(shares[o, own] for o in _ROUNDED):
+            findings.add("rounding_with_residual", rounding, f"{_ROUNDINGS[rounding]}: {same}")
+            findings.defect(f"with a residual {_ROUNDINGS[rounding]}, without one {_ROUNDINGS[own]}")
+        if shares[order, rounding] > _BITS > min(shares[o, rounding] for o in _ROUNDED):
             findings.add("residual_rounding", order, f"{_ROUNDED[order]}: {same}")
             return
 

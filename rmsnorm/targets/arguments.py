@@ -89,6 +89,19 @@ def arguments_of(
     return names, values
 
 
+def requires_residual(call: Callable[..., Any]) -> bool:
+    """Whether a function, or the call of a layer, takes no x without a residual.
+
+    >>> requires_residual(lambda x, residual, weight: x), requires_residual(lambda x, weight, residual=None: x)
+    (True, False)
+    """
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(argument_named(p.name) == "residual" and p.default is p.empty for p in parameters)
+
+
 def _key(parameter: inspect.Parameter) -> str:
     return "" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name
 

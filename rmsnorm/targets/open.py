@@ -25,6 +25,7 @@ from rmsnorm.targets.arguments import (
     arguments_of,
     constructor_arguments,
     makes_layers,
+    requires_residual,
     width_argument,
 )
 from rmsnorm.targets.bridges import bridge
@@ -218,6 +219,14 @@ def _from_file(path: Path) -> types.ModuleType:
 
 
 def _open(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
+    target = _opened(thing, name, width, init, call)
+    if isinstance(thing, type):
+        return target  # of a layer that was opened here, too
+    called = next((getattr(thing, name) for name in ("forward", "call") if hasattr(thing, name)), thing)
+    return replace(target, needs_residual=requires_residual(called))
+
+
+def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
     open_layer = opener(thing)
     if isinstance(thing, type) or (open_layer is None and not init and makes_layers(thing)):
         return _built(thing, name, width, init, call)

@@ -68,6 +68,7 @@ class Target:
         dtypes: the only dtype of an argument, by its name, where a file declares it.
         x_shape: the shape of x to ask with, whose first size counts examples unless it is normalised; None to try some.
         training: for a layer: the context in which it trains (True) or not; None where that is all the same.
+        needs_residual: whether it takes no x without one. Where the caller has none, it gets zeros.
         noticed: what its calls showed; the targets that ``replace`` makes of it write there, too, as they are the same
             function called in another way.
     """
@@ -88,6 +89,7 @@ class Target:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     x_shape: Shape | None = None
     training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
+    needs_residual: bool = False
     noticed: Noticed = field(default_factory=Noticed)
 
     @property
@@ -126,7 +128,7 @@ class Target:
         Raises:
             TargetError: the target raised, or did not return an array of the shape of x.
         """
-        arrays = _present(x=x, scale=scale, bias=bias, **others)
+        arrays = self._completed(_present(x=x, scale=scale, bias=bias, **others))
         self.noticed.second = None
 
         def run() -> Array:
@@ -165,6 +167,7 @@ class Target:
 
     def all_gradients(self, dy: Array, **arrays: Array) -> Mapping[str, Array | None]:
         """The gradient for each of the arrays, by its name, as ``gradients``."""
+        arrays = self._completed(arrays)
 
         def run() -> Mapping[str, Array | None]:
             if self.derivatives is not None:
@@ -175,6 +178,11 @@ class Target:
 
         gradients: Mapping[str, Array | None] = self._guarded(run, arrays)
         return gradients
+
+    def _completed(self, arrays: dict[str, Array]) -> dict[str, Array]:
+        if not self.needs_residual or "residual" in arrays:
+            return arrays
+        return {**arrays, "residual": np.zeros_like(arrays["x"])}
 
     def _guarded(self, run: Callable[[], Any], arrays: Mapping[str, Array]) -> Any:
         wide = any(array.dtype == np.float64 for array in arrays.values())

@@ -202,6 +202,49 @@ def test_every_question_is_asked_of_groups_and_gates(question: str, monkeypatch:
         assert identify(gated)["batches"] == "the same"
 
 
+def fused(x: Any, residual: Any, weight: Any) -> Any:
+    """It must have a residual, as the kernels of inference engines."""
+    h = x + residual
+    return right(h, weight), h
+
+
+class Fused(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Any, residual: Any) -> Any:
+        return fused(x, residual, self.weight)
+
+
+@pytest.mark.parametrize("target", [fused, Fused])
+def test_what_must_have_a_residual_is_asked_with_one(target: Any) -> None:
+    identity = identify(target)
+    assert identity.recognised, identity.text
+    assert (identity["residual"], identity["residual_rounding"], identity["gradients"]) == ("added", "before", "agree")
+    report = check(target, dtypes="bfloat16")
+    assert report.passed, report.text
+    assert {"rows", "residual", "odd"} <= {record.case for record in report.run.records}
+    assert not check(
+        lambda x, residual, weight: fused(x, 2 * residual, weight), framework="torch", dtypes="float32"
+    ).passed
+
+
+def test_a_rounding_that_changes_with_a_residual() -> None:
+    def layer(x: Any, weight: Any, residual: Any = None) -> Any:
+        if residual is not None:
+            return right(x + residual, weight)
+        return weight * right(x, torch.ones_like(weight))
+
+    identity = identify(layer, gradients=False)
+    assert identity.variant is not None
+    assert (identity.recognised, identity.variant.rounding) == (False, "before_scale")
+    assert identity["rounding_with_residual"] == "after_scale"
+    assert identity.defects == (
+        "with a residual y is rounded once, after the gain, without one the normalised row is rounded before the gain",
+    )
+
+
 def test_what_is_compiled_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler of this target makes another function: one whose blocks depend on the number of rows."""
     target = open_target(lambda x, weight: right(x, weight), framework="torch")
