@@ -1,7 +1,7 @@
 """The tables of README.md and benchmarks/README.md, in Markdown, from the committed runs. A test compares them.
 
 python benchmarks/tables.py model     # a Transformer with each norm
-python benchmarks/tables.py short     # the layers, as the README has them; all-layers: in every mode, shape and dtype
+python benchmarks/tables.py readme    # the layers in a few cells; short: in some more; all-layers: in every mode
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ ROWS = {
 DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 SHAPES = ("4096x4096", "8192x1024", "512x768", "32x768", "1x4096")
 SHORT = (("4096x4096", "float32"), ("4096x4096", "bfloat16"), ("512x768", "float32"), ("32x768", "float32"))
+SHORTEST = (*SHORT[:2], SHORT[-1])
 SHORT_ROWS = (("torch", ""), ("torch", "compiled"), ("tf", ""), ("flax", "jit"), ("numpy", ""))
 
 
@@ -47,6 +48,20 @@ def numbers(values: Iterable[float]) -> str:
     """Two digits of the least and the largest of several runs."""
     texts = list(dict.fromkeys(f"{value:.0f}" if value >= 9.95 else f"{value:#.2g}" for value in sorted(values)))
     return "-".join([texts[0], texts[-1]][: len(texts)]) if texts else ""
+
+
+def readme(path: Path) -> str:
+    """A line for each framework: ours, forward and backward, beside its own RMSNorm and LayerNorm."""
+    ours = [record for record in records(path) if record.get("ours") and record["op"] == "fwd+bwd"]
+    lines = [["with gradients", *(f"{shape} {DTYPES[dtype]}" for shape, dtype in SHORTEST)], ["---"] * 4]
+    for backend, mode in SHORT_ROWS:
+        cells = []
+        for column in SHORTEST:
+            own = [r for r in ours if (r["backend"], r["mode"], r["shape"], r["dtype"]) == (backend, mode, *column)]
+            pairs = (("speedup", "RMSNorm"), ("layer_norm_speedup", "LayerNorm"))
+            cells.append(", ".join(f"{numbers(r[key] for r in own)} x {other}" for key, other in pairs))
+        lines.append([ROWS[backend, mode], *cells])
+    return markdown(lines)
 
 
 def layers(columns: Iterable[tuple[str, str]], path: Path, shown: Iterable[tuple[str, str]]) -> str:
@@ -95,6 +110,8 @@ def table(name: str) -> str:
         return model(MODEL)
     if name == "short":
         return layers(SHORT, LAYERS, SHORT_ROWS)
+    if name == "readme":
+        return readme(LAYERS)
     return layers([(shape, dtype) for dtype in DTYPES for shape in SHAPES], LAYERS, ROWS)
 
 

@@ -10,6 +10,9 @@ In float64 it is counted beyond an ulp, for derivatives beyond their bound. The 
 zero counts, but of a derivative of plain operations; NaN equals NaN. Two classes are counted by themselves: rows with
 subnormal numbers in TensorFlow and JAX, and sums over rows whose terms leave the range of float64 when added.
 
+With --corpus FILE the first rows of each kind whose y differs are kept, as text: hard_cases.json has those that were
+found so far, and test_hard_cases.py makes the calls again.
+
 With --out the summary is written every minute; it also is when the program is interrupted or terminated.
 """
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import collections
 import io
+import json
 import os
 import signal
 import sys
@@ -281,8 +285,12 @@ def count(
     minutes: float = 0.0,
     totals: Totals | None = None,
     report: Callable[[], None] = lambda: None,
+    corpus: list[dict[str, Any]] | None = None,
 ) -> Totals:
-    """Compares so many calls, or for so many minutes; prints so many examples of each sort of difference."""
+    """Compares so many calls, or for so many minutes; prints so many examples of each sort of difference.
+
+    ``corpus`` gets one row whose y differs of each kind, format and wing.
+    """
     totals = totals or Totals()
     shown = collections.Counter[tuple[str, ...]]()
     opened, random = list(wings(backends)), np.random.default_rng(seed)
@@ -318,6 +326,10 @@ def count(
                             key = (sort, place, quantity, dtypes.short(golden.dtype.name), kind)
                             totals.elements[key] += differs[i].size
                             totals.differing[key] += int(differs[i].sum())
+                            if corpus is not None and quantity == "y" and differs[i].any():
+                                hard = {"found_by": place, "kind": kind, "difference": sort, **_one_row(problem, i)}
+                                if not any(same_kind(hard, other) for other in corpus):
+                                    corpus.append(hard)
                             if differs[i].any() and shown[key[:4]] < examples:
                                 shown[key[:4]] += 1
                                 j = int(np.argmax(differs[i]))
@@ -326,6 +338,33 @@ def count(
             if name == "flax" and minutes:
                 sys.modules["jax"].clear_caches()  # programs of shapes that do not come again
     return totals
+
+
+def _one_row(problem: Problem, index: int) -> dict[str, Any]:
+    """The call on one row, as text: numbers in hexadecimal."""
+    arrays = {name: array for name, array in problem.arrays.items() if array is not None and name not in ("dy", "dh")}
+    parts = {name: array if array.ndim == 1 else array[index] for name, array in arrays.items()}
+    variant = {key: None if value is None else str(value) for key, value in vars(problem.options["variant"]).items()}
+    return {
+        "variant": {key: variant[key] for key in ("name", "eps", "partial")},
+        "arrays": {name: [part.dtype.name, [float(value).hex() for value in part]] for name, part in parts.items()},
+    }
+
+
+def same_kind(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two rows of the corpus are alike, so that one of them is enough."""
+    same = all(one[key] == other[key] for key in ("found_by", "kind", "difference"))
+    return same and one["arrays"]["x"][0] == other["arrays"]["x"][0]
+
+
+def call_of(hard: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The arguments of rms_norm for a row of the corpus, and its variant."""
+    fields = {key: None if value is None else float(value) for key, value in hard["variant"].items() if key != "name"}
+    arrays = {
+        name: np.array([float.fromhex(number) for number in numbers]).astype(dtype)
+        for name, (dtype, numbers) in hard["arrays"].items()
+    }
+    return arrays, PRESETS[hard["variant"]["name"]].replace(**fields)
 
 
 def _rows(problem: Problem, quantity: str, golden: Array) -> Iterator[tuple[Any, str]]:
@@ -359,10 +398,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", action="append", help="numpy, torch, tf or flax; may be repeated")
     parser.add_argument("--examples", type=int, default=0, help="print so many differences of each sort")
+    parser.add_argument("--corpus", type=Path, help="write rows that differ to this file, as JSON")
     parser.add_argument("--out", type=Path, help="write the summary to this file, not to the terminal")
     arguments = parser.parse_args()
     backends = arguments.backend or ["numpy", "torch", "tf", "flax"]
     totals = Totals()
+    corpus: list[dict[str, Any]] | None = None if arguments.corpus is None else []
 
     def report() -> None:
         text = io.StringIO()
@@ -380,12 +421,15 @@ def main() -> None:
     every_minute = report if arguments.out else lambda: None
     try:
         count(
-            arguments.calls, arguments.seed, backends, arguments.examples, arguments.minutes, totals, every_minute
+            arguments.calls, arguments.seed, backends, arguments.examples, arguments.minutes, totals, every_minute,
+            corpus,
         )  # fmt: skip
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
         report()
+        if corpus is not None:
+            arguments.corpus.write_text("\n".join(["[", ",\n".join(map(json.dumps, corpus)), "]", ""]))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name not in ELSEWHERE
 SNIPPETS = {path.name: snippets(path) for path in PAGES}
 PRINTED = {
     "index.md": "torch.Size([2, 16])",
+    "layers.md": "tensor(0., ",
     "which.md": "LlamaRMSNorm is RMSNorm: the variant llama",
     "mathematics.md": "0.707 1.0",
     "troubleshooting.md": "there is no argument 'epsilon', expected 'normalized_shape', 'eps'",

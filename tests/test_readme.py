@@ -28,15 +28,16 @@ def test_snippets_run(snippet, capsys, tmp_path, monkeypatch):
 
 
 def test_the_table_of_variants_is_what_the_command_prints():
-    table = re.search(r"<!-- rmsnorm variants --markdown -->\n(.*?)<!-- end -->", README, re.DOTALL)
+    page = (ROOT / "docs" / "variants.md").read_text(encoding="utf-8")
+    table = re.search(r"<!-- rmsnorm variants --markdown -->\n(.*?)<!-- end -->", page, re.DOTALL)
     printed = rmsnorm("variants", "--markdown").stdout
     assert table is not None
-    assert table.group(1) == printed, "run `rmsnorm variants --markdown` and put its output into README.md"
+    assert table.group(1) == printed, "run `rmsnorm variants --markdown` and put its output into docs/variants.md"
 
 
 @pytest.mark.parametrize(
     ("page", "name"),
-    [("README.md", "short"), ("benchmarks/README.md", "model"), ("benchmarks/README.md", "all-layers")],
+    [("README.md", "readme"), ("benchmarks/README.md", "model"), ("benchmarks/README.md", "all-layers")],
 )
 def test_the_tables_of_times_are_those_of_the_committed_runs(page, name):
     mark = f"<!-- python benchmarks/tables.py {name} -->\n"
@@ -52,10 +53,8 @@ def test_the_tables_of_times_are_those_of_the_committed_runs(page, name):
     assert table.group(1) == printed, f"put the output of `python benchmarks/tables.py {name}` into {page}"
 
 
-def test_the_commands_for_vectors_are_those_of_the_example_in_c():
-    lines = re.findall(r"^    ((?:cc|mkdir|rmsnorm vectors) .*)$", README, re.MULTILINE)
-    assert len(lines) == 4
-    assert lines == snippets(ROOT / "docs" / "ci.md", "sh")[0].splitlines(), "a test runs those of docs/ci.md"
+def test_a_newcomer_reads_it_to_the_end():
+    assert len(README.splitlines()) <= 120
 
 
 def test_the_two_commands_are_targets():
@@ -67,7 +66,7 @@ def test_the_two_commands_are_targets():
 
 def test_files_that_are_named_exist():
     for path in re.findall(r"\]\((?!http)([^)]+)\)", README):
-        assert (ROOT / path).exists(), path
+        assert (ROOT / path.partition("#")[0]).exists(), path
 
 
 def test_links_of_a_release_are_addresses():

@@ -18,7 +18,7 @@ def variants(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="A variant, or a family of models such as qwen3.")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of the README.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/variants.md.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print every field as JSON.")] = False,
 ) -> None:
     """List the variants of RMSNorm: what each name means. With NAME, one of them in full."""
