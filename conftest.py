@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,9 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rms
 keep_what_jax_compiles()
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE / "inductor"))
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "kernels"))
+# So is bytecode: the tests start a hundred processes, and each would compile this package again.
+if os.environ.get("RMSNORM_TEST_BYTECODE") != "0" and os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 _TESTS = Path(__file__).with_name("tests")
 CASES = 3
 SEED = os.environ.get("RMSNORM_TEST_SEED", "0")

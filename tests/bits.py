@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -251,16 +252,16 @@ def compare(got: Array, want: Array, limit: Any, signs: bool) -> dict[str, Array
 def has_subnormal(problem: Problem, quantity: str, want: dict[str, Array]) -> Array:
     """Where an argument that enters the row, 1 / rho in float64, or the exact result is subnormal; not in float16."""
     names = ["x", "residual", "scale", "bias", *(["dy", "dh"] if quantity.startswith("d") else [])]
-    golden, result = want[quantity], _is_subnormal(want[quantity])
+    golden, result = want[quantity], is_subnormal(want[quantity])
     saved = want["inverse_rms"] if want["inverse_rms"].dtype == np.float64 else None
     for array in (saved, *(problem.arrays[name] for name in names)):
         if array is not None:
-            found = _is_subnormal(array)
+            found = is_subnormal(array)
             result = result | (found.any(axis=1, keepdims=True) if min(found.ndim, golden.ndim) == 2 else found.any())
     return result
 
 
-def _is_subnormal(array: Array) -> Array:
+def is_subnormal(array: Array) -> Array:
     least = (
         0.0 if array.dtype == np.float16 else float(ml_dtypes.finfo(array.dtype).smallest_normal)
     )  # exact in float32
@@ -359,7 +360,8 @@ def same_kind(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def call_of(hard: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """The arguments of rms_norm for a row of the corpus, and its variant."""
-    fields = {key: None if value is None else float(value) for key, value in hard["variant"].items() if key != "name"}
+    eps, partial = hard["variant"]["eps"], hard["variant"]["partial"]
+    fields = {"eps": None if eps is None else float(eps), "partial": None if partial is None else Fraction(partial)}
     arrays = {
         name: np.array([float.fromhex(number) for number in numbers]).astype(dtype)
         for name, (dtype, numbers) in hard["arrays"].items()

@@ -162,7 +162,7 @@ def _run(folder: Path, mutant: dict[str, Any], every: bool, limit: float) -> dic
     tests = TESTS[room(mutant["file"])] if mutant["file"] else []
     command += [*(["--all"] if every else []), *tests, mutant["file"]]
     start = time.monotonic()
-    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "RMSNORM_TEST_BYTECODE": "0"}
     process = subprocess.Popen(
         command, cwd=folder, env=environment, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -19,6 +19,7 @@ from rmsnorm.bench.models import DTYPES, MODES, NORMS, OPS, Sizes, draw_decoding
 SMALL = Sizes(layers=1, width=16, batch=1, length=4)
 
 
+@pytest.mark.slow
 def test_the_model_in_pytorch_is_timed_with_every_norm(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
     sizes = [f"--{name}={size}" for name, size in SMALL._asdict().items()]

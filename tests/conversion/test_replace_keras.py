@@ -174,6 +174,7 @@ def test_what_is_computed_is_ours() -> None:
     assert np.array_equal(own(X[None, None, None]), OwnNorm.call(own, X[None, None, None]))  # six axes
 
 
+@pytest.mark.slow
 def test_what_is_left_alone_and_why() -> None:
     changed, unbuilt = OwnNorm(), OwnNorm()
     own = [changed, OwnNorm(rate=0.1), Counting(), AddingALoss(), Measuring(), WithoutNaN()]

@@ -119,6 +119,7 @@ def test_many_write_and_read_at_once(folder: Path) -> None:
     assert len(list(folder.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_what_the_first_calls_cost_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "cold_start.py"))
     script["main"](["--backend", "numpy", "--dtype", "float32"])

@@ -60,6 +60,7 @@ def check(apart: list[float], dtype: str, *, rows_whole: bool) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.sample(len(CELLS))  # one process computes all
 def test_arrays_over_devices(found: Any, cell: str) -> None:
     _, spec, dtype, *_ = cell.split()
     check(found[cell]["apart"], dtype, rows_whole=spec in ("batch", "operations"))
@@ -89,6 +90,7 @@ def test_the_inspection_finds_what_is_gathered_or_sent_about(found: Any) -> None
 
 
 @pytest.mark.parametrize("way", NAMED)
+@pytest.mark.sample(len(NAMED))
 def test_layers_over_a_named_axis(found: Any, way: str) -> None:
     """The built-in one averages the means of the devices, as if each counted as many elements."""
     check(found[way], way.split()[-1], rows_whole=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import warnings
 from typing import Any
 
@@ -113,7 +114,7 @@ def _chosen(dtype: str) -> list[Any]:
         if kind not in seen:
             seen.add(kind)
             chosen.append(make(case, name, dtype))
-    return chosen
+    return chosen if "RMSNORM_TEST_ALL" in os.environ else chosen[::3]
 
 
 @pytest.fixture(scope="module", params=["float16", pytest.param("float32", marks=pytest.mark.slow)])
@@ -169,7 +170,7 @@ def test_the_exported_program_agrees_under_onnxruntime(exported: Any) -> None:
     onnx.checker.check_model(program.model_proto, full_check=True)
     outputs = _session(program).run(None, feeds)
     verdicts = list(_verdicts(cases, outputs, bits=lambda data: not _rounds_in_between(data)))
-    assert len(verdicts) == 2 * len(cases) > 90
+    assert len(verdicts) == 2 * len(cases) > 30
     failed = [
         (data.case.name, data.variant.name, verdict)
         for data, verdict in verdicts
@@ -265,6 +266,7 @@ def test_layers_become_the_operator_of_opset_23(layers: Any) -> None:
         _agrees(model.layers, session.run(None, {"x": batch}), batch)
 
 
+@pytest.mark.slow
 def test_below_opset_23_the_operator_is_written_out(layers: Any) -> None:
     model, x = layers
     program = _export(model, (x,), opset_version=18)

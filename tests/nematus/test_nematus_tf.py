@@ -110,6 +110,7 @@ def test_fit_makes_the_loss_fall(tmp_path):
 
 @pytest.mark.parametrize("kind", ["rms", "transformer layer"])
 @pytest.mark.sample(1)
+@pytest.mark.slow
 def test_the_gradients_of_a_function_compiled_by_xla(kind):
     model = model_of(kind)
     sentences, weights = batch(model.config), model.by_name()

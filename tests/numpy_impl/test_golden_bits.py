@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rmsnorm import PRESETS, dtypes
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
@@ -52,6 +53,7 @@ def test_its_bits_are_those_of_every_machine() -> None:
     assert digest() == DIGEST
 
 
+@pytest.mark.slow
 def test_its_bits_do_not_depend_on_vector_instructions() -> None:
     module = np._core._multiarray_umath
     present = [name for name in module.__cpu_dispatch__ if module.__cpu_features__[name]]

@@ -438,6 +438,7 @@ class TestFrameworks:
         assert check(eager_only, dtypes="float32").passed
         assert "y: compiled: at (" in check(eager_only, dtypes="float32", compiled=True).text
 
+    @pytest.mark.slow
     def test_flax(self) -> None:
         nnx = pytest.importorskip("flax.nnx", reason="flax is not installed; pip install '.[flax]'")
         result = check(nnx.RMSNorm(12, rngs=nnx.Rngs(0)), "flax", dtypes="float32", extremes=True)

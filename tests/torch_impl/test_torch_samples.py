@@ -133,6 +133,7 @@ def test_operators_keep_to_their_schemas() -> None:
             torch_rms_norm(sample.input, *sample.args, **sample.kwargs)
 
 
+@pytest.mark.slow
 def test_composite_compliance() -> None:
     """test_ops, TestCompositeCompliance: right for any subset of arguments that are a wrapping subclass."""
     from torch.testing._internal.composite_compliance import (
