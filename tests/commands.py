@@ -16,9 +16,16 @@ def rmsnorm(*arguments: Any, path: Path | None = None, typed: bytes | None = Non
 
     Its workers are processes, which import from the folder ``path`` first.
     """
+    return command(app, *arguments, path=path, typed=typed, **environment)
+
+
+def command(
+    program: Any, *arguments: Any, path: Path | None = None, typed: bytes | None = None, **environment: str
+) -> Result:
+    """The same of another program."""
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    done = CliRunner().invoke(app, list(map(str, arguments)), input=typed, env={"COLUMNS": "200", **environment})
+    done = CliRunner().invoke(program, list(map(str, arguments)), input=typed, env={"COLUMNS": "200", **environment})
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done

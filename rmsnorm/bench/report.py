@@ -13,7 +13,6 @@ from rich.text import Text
 
 from rmsnorm import dtypes
 from rmsnorm.bench.backends import BACKENDS
-from rmsnorm.bench.models import OPS as MODEL_OPS
 from rmsnorm.bench.run import BackendRun
 
 _COLUMNS: Final = (
@@ -41,50 +40,7 @@ def terminal(runs: Sequence[BackendRun]) -> RenderableType:
             parts.append(_table(run, cells.values()))
     if parts:
         parts.append(Text(_LEGEND, style="dim"))
-    return Group(*parts, *(_outcome(run) for run in runs))
-
-
-def recurrent(runs: Sequence[BackendRun], length: int) -> RenderableType:
-    """A table with the time of a step in microseconds, and one line about every backend."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in ("", "norm", "fwd us", "LayerNorm / it", "fwd+bwd us", "LayerNorm / it"):
-        table.add_column(name, justify="right" if " " in name else "left", no_wrap=True)
-    for run in runs:
-        rows: dict[tuple[str, str], list[str]] = {}
-        for record in run.records:
-            timing, cells = record["timing"], rows.setdefault((record["mode"], record["norm"]), [])
-            cells += (
-                [_three_digits(1e6 * timing["median"] / length), _times(record["speedup"])]
-                if timing
-                else [record["status"], ""]
-            )
-        for (mode, norm), cells in sorted(rows.items(), key=lambda row: row[0][0]):
-            name = f"{BACKENDS[run.name].title} {mode}".strip()
-            table.add_row(name if norm == "layer" else "", norm, *cells, style="green" if norm == "rms" else "")
-        table.add_section()
-    return Group(table, *(_outcome(run) for run in runs))
-
-
-def model(runs: Sequence[BackendRun]) -> RenderableType:
-    """A table with the time of a training step and of a decoded word, and one line about every backend."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    columns = [name for op in MODEL_OPS for name in (f"{op} ms", "built-in / it", "LayerNorm / it")]
-    for name in ("", "norm", *columns):
-        table.add_column(name, justify="right" if " " in name else "left", no_wrap=True)
-    for run in runs:
-        rows: dict[tuple[str, str, str], dict[str, list[str]]] = {}
-        for record in run.records:
-            timing, row = record["timing"], rows.setdefault((record["dtype"], record["mode"], record["norm"]), {})
-            ratios = [_times(record["speedup"]), _times(record["layer_norm_speedup"])]
-            row[record["op"]] = [_ms(timing["median"]), *ratios] if timing else [record["status"], "", ""]
-        before = None
-        for (dtype, mode, norm), row in rows.items():
-            cells = [cell for op in MODEL_OPS for cell in row.get(op, ["", "", ""])]
-            name = f"{BACKENDS[run.name].title} {dtypes.short(dtype)} {mode}"
-            table.add_row(name if name != before else "", norm, *cells, style="green" if norm == "ours" else "")
-            before = name
-        table.add_section()
-    return Group(table, *(_outcome(run) for run in runs))
+    return Group(*parts, *(outcome(run) for run in runs))
 
 
 def _table(run: BackendRun, cells: Iterable[Sequence[Mapping[str, Any]]]) -> Table:
@@ -107,17 +63,17 @@ def _row(record: Mapping[str, Any]) -> list[str]:
         return [f"  {record['candidate']}", record["status"]]
     return [
         f"  {record['candidate']}",
-        _ms(timing["median"]),
-        _times(record["speedup"]),
-        _times(record["layer_norm_speedup"]),
-        _times(record["over_copy"]),
+        ms(timing["median"]),
+        times(record["speedup"]),
+        times(record["layer_norm_speedup"]),
+        times(record["over_copy"]),
         "/".join(_percent(share) for share in record["bits"].values()) or "-",
         "/".join(f"{ulps:.0f}" if ulps < 1e6 else f"{ulps:.0e}" for ulps in record["max_ulp"].values()) or "-",
         f"{record['first_call']:.3f}",
     ]
 
 
-def _outcome(run: BackendRun) -> Text:
+def outcome(run: BackendRun) -> Text:
     notes = [
         f"\n  {record['candidate']} {record['status']}, {_cell(record)}: {record['detail']}"
         for record in run.records
@@ -144,15 +100,15 @@ def _cell(record: Mapping[str, Any]) -> str:
     return f"{record['op']} {'x'.join(map(str, record['shape']))} {dtypes.short(record['dtype'])}"
 
 
-def _ms(seconds: float) -> str:
-    return _three_digits(1e3 * seconds)
+def ms(seconds: float) -> str:
+    return three_digits(1e3 * seconds)
 
 
-def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else _three_digits(ratio)
+def times(ratio: float | None) -> str:
+    return "-" if ratio is None else three_digits(ratio)
 
 
-def _three_digits(number: float) -> str:
+def three_digits(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:#.3g}"
 
 

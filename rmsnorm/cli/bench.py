@@ -28,27 +28,7 @@ EPILOG: Final = (
 )
 
 
-RECURRENT_EPILOG: Final = (
-    "Examples:\n\n"
-    "    rmsnorm bench recurrent --backend torch --threads 1\n\n"
-    "Exit status: 0 all timed, 1 one is wrong or a backend crashed, hung or was stopped, 2 bad usage or a requested "
-    "backend is not installed."
-)
-
-MODEL_EPILOG: Final = (
-    "Examples:\n\n"
-    "    rmsnorm bench model --backend torch --dtype bfloat16\n\n"
-    "    rmsnorm bench model --op decode --mode compiled --mode jit --width 1024 --length 2048\n\n"
-    "Exit status: 0 all timed, 1 ours is wrong or a backend crashed, hung or was stopped, 2 bad usage or a requested "
-    "backend is not installed."
-)
-
-app = typer.Typer(name="bench")
-
-
-@app.callback(invoke_without_command=True, epilog=EPILOG)
 def bench(
-    context: typer.Context,
     backend: Annotated[
         list[str] | None, typer.Option(help=f"Backend to time: {_BACKEND_NAMES}. Repeatable.", show_default="all")
     ] = None,
@@ -88,8 +68,6 @@ def bench(
     ratios far less. The first columns of ratios say how much faster a candidate is than the built-in layer and than
     LayerNorm, run in the same way, and how much slower than a copy.
     """
-    if context.invoked_subcommand:
-        return
     from rmsnorm.bench import report
     from rmsnorm.bench.backends import BACKENDS
     from rmsnorm.bench.problem import DTYPES, OPS
@@ -103,7 +81,7 @@ def bench(
         choices("variant", [variant], tuple(PRESETS), command)
     choices("device", [device], DEVICES, command)
     shapes = [_shape(text) for text in dict.fromkeys(shape or _SHAPES)]
-    _check_folders(command, json, summary, plot)
+    check_folders(command, json, summary, plot)
     if plot and find_spec("matplotlib") is None:
         raise unusable(f"{command}: matplotlib is not installed, expected for --plot; {errors.install('plot')}")
     if threads and threads > (os.cpu_count() or threads):
@@ -126,148 +104,22 @@ def bench(
             if runs[-1].status == "stopped":
                 break
     screen.console(least=report.WIDTH).print(report.terminal(runs))
-    _write(runs, {"seconds": seconds, "threads": threads}, json, summary)
+    write(runs, {"seconds": seconds, "threads": threads}, json, summary)
     if plot and any(state.records for state in runs):
         from rmsnorm.bench.plot import write_plot
 
         write_plot(runs, plot)
-    _exit(runs, backend)
+    end(runs, backend)
 
 
-@app.command(epilog=RECURRENT_EPILOG)
-def recurrent(
-    backend: Annotated[
-        list[str] | None, typer.Option(help=f"Backend to time: {BACKEND_NAMES}. Repeatable.", show_default="all")
-    ] = None,
-    length: Annotated[int, typer.Option(help="Steps of the sequence.", min=1)] = 20,
-    batch: Annotated[int, typer.Option(help="Sentences.", min=1)] = 32,
-    features: Annotated[int, typer.Option(help="Features of a word.", min=1)] = 512,
-    state: Annotated[int, typer.Option(help="Size of the state of the GRU.", min=1)] = 1024,
-    seconds: Annotated[
-        float, typer.Option(help="Seconds for an op of a backend, for all norms together.", min=0.0)
-    ] = 5.0,
-    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
-    summary: Annotated[
-        Path | None, typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False)
-    ] = None,
-) -> None:
-    """Time a step of Nematus's GRU with RMSNorm, with pRMSNorm and without a norm, beside one with LayerNorm.
-
-    fwd is the forward pass; fwd+bwd adds all gradients, as in training. The norms take turns in one process, in random
-    order, on the same words; a result is first compared with the golden. Float32 on the CPU. LayerNorm is the fastest
-    one of each framework.
-    """
-    from rmsnorm.bench import report
-    from rmsnorm.bench.recurrent import NORMS, Sizes, worker_command
-    from rmsnorm.bench.run import run
-
-    chosen = backends(backend, "rmsnorm bench recurrent")
-    _check_folders("rmsnorm bench recurrent", json, summary)
-    sizes = Sizes(length, batch, features, state)
-    runs = []
-    with progress("norms", lines=True) as shown:
-        bars = {name: shown.add_task(name, total=len(NORMS), start=False) for name in chosen}
-        for name, bar in bars.items():
-            shown.start_task(bar)
-            command = worker_command(name, sizes, seconds=seconds, threads=threads)
-            runs.append(run(name, command, on_progress=lambda _: shown.advance(bar)))  # noqa: B023
-            if runs[-1].status == "stopped":
-                break
-    screen.console(least=80).print(report.recurrent(runs, length))
-    _write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
-    _exit(runs, backend)
-
-
-@app.command(epilog=MODEL_EPILOG)
-def model(
-    backend: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Backend to time: torch, tf (Keras on TensorFlow), flax, keras-torch, keras-jax. Repeatable.",
-            show_default="all",
-        ),
-    ] = None,
-    op: Annotated[
-        list[str] | None,
-        typer.Option(help="train, a step of training, or decode, one word. Repeatable.", show_default="both"),
-    ] = None,
-    mode: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="eager, compiled (torch.compile), graph (tf.function) or jit (jax.jit, TensorFlow's XLA). Repeatable.",
-            show_default="all that a backend has",
-        ),
-    ] = None,
-    norm: Annotated[
-        list[str] | None,
-        typer.Option(help="ours, built-in, LayerNorm or none. Repeatable.", show_default="all"),
-    ] = None,
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(help="Dtype of all parameters: float32 or bfloat16. Repeatable.", show_default="both"),
-    ] = None,
-    layers: Annotated[int, typer.Option(help="Blocks of attention and SwiGLU, each with two norms.", min=1)] = 8,
-    width: Annotated[int, typer.Option(help="Features; a head has 64 of them.", min=2)] = 512,
-    batch: Annotated[int, typer.Option(help="Sentences of a training step.", min=1)] = 4,
-    length: Annotated[int, typer.Option(help="Words of a sentence, and those that a decoded word sees.", min=2)] = 256,
-    seconds: Annotated[float, typer.Option(help="Seconds for a cell, for all norms together.", min=0.0)] = 10.0,
-    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
-    summary: Annotated[
-        Path | None, typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False)
-    ] = None,
-) -> None:
-    """Time a small Transformer with our RMSNorm, the framework's own, LayerNorm and no norm.
-
-    It is the number that a user feels: a norm is a few per cent of a model, and a slow one, or one that keeps a
-    compiler from fusing what stands around it, costs more. The model is a decoder in the framework's own layers, the
-    same in each. train is a step of gradient descent: forward pass, loss, gradients, new parameters. decode is the
-    logits of one more word, with the keys and values of the words before it. A cell is an op in a mode and a dtype; its
-    norms take turns in one process, in random order. The second result of ours is first compared with the built-in
-    layer's. On the CPU.
-    """
-    from rmsnorm.bench import report
-    from rmsnorm.bench.model import worker_command
-    from rmsnorm.bench.models import DTYPES, MODES, NORMS, OPS, Sizes
-    from rmsnorm.bench.run import run
-
-    command = "rmsnorm bench model"
-    chosen = backends(backend, command, tuple(MODES))
-    modes = tuple(dict.fromkeys(name for key in chosen for name in MODES[key]))
-    options: Any = {
-        "ops": choices("op", op, OPS, command), "dtypes": choices("dtype", dtype, DTYPES, command),
-        "modes": choices("mode", mode, modes, command), "norms": choices("norm", norm, NORMS, command),
-        "seconds": seconds, "threads": threads,
-    }  # fmt: skip
-    _check_folders(command, json, summary)
-    sizes = Sizes(layers, width, batch, length)
-    if width % sizes.heads:
-        raise unusable(str(errors.out_of_domain(command, "width", width, "whole heads", "use a multiple of 64")))
-    runs = []
-    with progress("cells", lines=True) as shown:
-        cells = len(options["ops"]) * len(options["dtypes"])
-        totals = {name: cells * len({*MODES[name]} & {*options["modes"]}) for name in chosen}
-        bars = {name: shown.add_task(name, total=total, start=False) for name, total in totals.items() if total}
-        for name, bar in bars.items():
-            shown.start_task(bar)
-            runs.append(run(name, worker_command(name, sizes, **options), on_progress=lambda state: shown.update(
-                bars[state.name], completed=state.cells)))  # fmt: skip
-            if runs[-1].status == "stopped":
-                break
-    screen.console(least=report.WIDTH).print(report.model(runs))
-    _write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
-    _exit(runs, backend)
-
-
-def _check_folders(command: str, *paths: Path | None) -> None:
+def check_folders(command: str, *paths: Path | None) -> None:
     """Exit if there is no folder for a file: before the measurement, not after it."""
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise unusable(f"{command}: {path.parent} is not a folder, expected one to write {path.name} in")
 
 
-def _write(runs: Sequence[BackendRun], settings: Mapping[str, Any], json: Path | None, summary: Path | None) -> None:
+def write(runs: Sequence[BackendRun], settings: Mapping[str, Any], json: Path | None, summary: Path | None) -> None:
     from rmsnorm.bench.files import write_json, write_summary
 
     if json:
@@ -276,7 +128,7 @@ def _write(runs: Sequence[BackendRun], settings: Mapping[str, Any], json: Path |
         write_summary(runs, settings, summary)
 
 
-def _exit(runs: Sequence[BackendRun], requested: Sequence[str] | None) -> None:
+def end(runs: Sequence[BackendRun], requested: Sequence[str] | None) -> None:
     """Exit with status 1 or 2 if a run failed."""
     states = {state.status for state in runs}
     if states & {"crashed", "hung", "stopped"} or any(state.failures for state in runs):

@@ -9,8 +9,8 @@ import keras
 from keras import layers, ops
 
 from rmsnorm.bench.candidates import BUILTIN, LAYER_NORM, OURS, Call
-from rmsnorm.bench.models import RATE, VOCABULARY, Sizes, draw_decoding, draw_tokens
 from rmsnorm.tf_impl import RMSNormalization
+from whole_models import RATE, VOCABULARY, Sizes, draw_decoding, draw_tokens
 
 _NORMS: dict[str, Callable[..., Any]] = {
     OURS: RMSNormalization, BUILTIN: layers.RMSNormalization, LAYER_NORM: layers.LayerNormalization,

@@ -1,6 +1,8 @@
 """What RMSNorm costs in place of LayerNorm where the paper measured it: in steps of Nematus's GRU.
 
-A worker (``python -m rmsnorm.bench.recurrent NAME ...``) writes one JSON object a line, as rmsnorm.bench.run does.
+    python benchmarks/recurrent_step.py --backend torch
+
+A worker (``recurrent_step.py worker NAME ...``) writes one JSON object a line, as rmsnorm.bench.run does.
 """
 
 from __future__ import annotations
@@ -8,19 +10,36 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
 
-from rmsnorm.bench.backends import open_backend
+from rmsnorm import screen
+from rmsnorm.bench.backends import BACKENDS, open_backend
 from rmsnorm.bench.candidates import Call
 from rmsnorm.bench.measure import alternate, used_by_others
-from rmsnorm.bench.run import limit
+from rmsnorm.bench.report import outcome, three_digits, times
+from rmsnorm.bench.run import BackendRun, limit, run
+from rmsnorm.cli.bench import check_folders, end, write
+from rmsnorm.cli.usage import BACKEND_NAMES, backends, progress
 from rmsnorm.nematus.cells import CellNorm, nematus_gru_shapes
 from rmsnorm.nematus.numpy.recurrent import nematus_gru
 from rmsnorm.processes import end_with_parent
+
+app = typer.Typer(add_completion=False)
+EPILOG: Final = (
+    "Examples:\n\n"
+    "    python benchmarks/recurrent_step.py --backend torch --threads 1\n\n"
+    "Exit status: 0 all timed, 1 one is wrong or a backend crashed, hung or was stopped, 2 bad usage or a requested "
+    "backend is not installed."
+)
 
 NORMS: Final[tuple[CellNorm, ...]] = ("layer", "rms", "prms", "none")
 OPS: Final = ("fwd", "fwd+bwd")
@@ -171,7 +190,7 @@ def _slope(task: Task) -> tuple[Any, float]:
 
 def worker_command(backend: str, sizes: Sizes, *, seconds: float, threads: int | None) -> list[str]:
     options = {"sizes": sizes, "seconds": seconds, "threads": threads}
-    return [sys.executable, "-m", "rmsnorm.bench.recurrent", backend, json.dumps(options)]
+    return [sys.executable, __file__, "worker", backend, json.dumps(options)]
 
 
 def _work(name: str, sizes: Sizes, seconds: float) -> Iterator[dict[str, Any]]:
@@ -217,14 +236,78 @@ def _work(name: str, sizes: Sizes, seconds: float) -> Iterator[dict[str, Any]]:
     yield {"status": "done"}
 
 
-def main() -> None:
+def table_of(runs: Sequence[BackendRun], length: int) -> RenderableType:
+    """A table with the time of a step in microseconds, and one line about every backend."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("", "norm", "fwd us", "LayerNorm / it", "fwd+bwd us", "LayerNorm / it"):
+        table.add_column(name, justify="right" if " " in name else "left", no_wrap=True)
+    for state in runs:
+        rows: dict[tuple[str, str], list[str]] = {}
+        for record in state.records:
+            timing, cells = record["timing"], rows.setdefault((record["mode"], record["norm"]), [])
+            cells += (
+                [three_digits(1e6 * timing["median"] / length), times(record["speedup"])]
+                if timing
+                else [record["status"], ""]
+            )
+        for (mode, norm), cells in sorted(rows.items(), key=lambda row: row[0][0]):
+            name = f"{BACKENDS[state.name].title} {mode}".strip()
+            table.add_row(name if norm == "layer" else "", norm, *cells, style="green" if norm == "rms" else "")
+        table.add_section()
+    return Group(table, *(outcome(state) for state in runs))
+
+
+@app.command(epilog=EPILOG)
+def time_steps(
+    backend: Annotated[
+        list[str] | None, typer.Option(help=f"Backend to time: {BACKEND_NAMES}. Repeatable.", show_default="all")
+    ] = None,
+    length: Annotated[int, typer.Option(help="Steps of the sequence.", min=1)] = 20,
+    batch: Annotated[int, typer.Option(help="Sentences.", min=1)] = 32,
+    features: Annotated[int, typer.Option(help="Features of a word.", min=1)] = 512,
+    state: Annotated[int, typer.Option(help="Size of the state of the GRU.", min=1)] = 1024,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds for an op of a backend, for all norms together.", min=0.0)
+    ] = 5.0,
+    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Time a step of Nematus's GRU with RMSNorm, with pRMSNorm and without a norm, beside one with LayerNorm.
+
+    fwd is the forward pass; fwd+bwd adds all gradients, as in training. The norms take turns in one process, in random
+    order, on the same words; a result is first compared with the golden. Float32 on the CPU. LayerNorm is the fastest
+    one of each framework.
+    """
+    chosen = backends(backend, "recurrent_step.py")
+    check_folders("recurrent_step.py", json, summary)
+    sizes = Sizes(length, batch, features, state)
+    runs = []
+    with progress("steps", lines=True) as shown:
+        bars = {name: shown.add_task(name, total=len(NORMS) + 3, start=False) for name in chosen}
+        for name, bar in bars.items():
+            shown.start_task(bar)
+            command = worker_command(name, sizes, seconds=seconds, threads=threads)
+            runs.append(run(name, command, on_progress=lambda _: shown.advance(bar)))  # noqa: B023
+            if runs[-1].status == "stopped":
+                break
+    screen.console(least=80).print(table_of(runs, length))
+    write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
+    end(runs, backend)
+
+
+def worker(backend: str, options: Mapping[str, Any]) -> None:
     end_with_parent()
-    options = json.loads(sys.argv[2])
     if options["threads"]:
         limit(options["threads"])
-    for message in _work(sys.argv[1], Sizes(*options["sizes"]), options["seconds"]):
+    for message in _work(backend, Sizes(*options["sizes"]), options["seconds"]):
         print(json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["worker"]:
+        worker(sys.argv[2], json.loads(sys.argv[3]))
+    else:
+        app()

@@ -11,8 +11,8 @@ from flax import nnx
 from jax import numpy as jnp
 
 from rmsnorm.bench.candidates import BUILTIN, LAYER_NORM, OURS, Call
-from rmsnorm.bench.models import RATE, VOCABULARY, Sizes, draw_decoding, draw_tokens
 from rmsnorm.flax_impl import RMSNorm
+from whole_models import RATE, VOCABULARY, Sizes, draw_decoding, draw_tokens
 
 _LAYERS: dict[str, Callable[..., Any]] = {OURS: RMSNorm, BUILTIN: nnx.RMSNorm, LAYER_NORM: nnx.LayerNorm}
 

@@ -1,4 +1,4 @@
-"""``rmsnorm bench model``: every norm is timed in the same model, and ours computes what the built-in layer does."""
+"""``benchmarks/whole_model.py`` times every norm in the same model, and ours computes what the built-in layer does."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import rmsnorm
+import whole_model as model
+from commands import command
+from whole_models import DTYPES, MODES, NORMS, OPS, Sizes, draw_decoding, draw_tokens
 
-from rmsnorm.bench import model
 from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.measure import LEAST_TURNS
-from rmsnorm.bench.models import DTYPES, MODES, NORMS, OPS, Sizes, draw_decoding, draw_tokens
 
 SMALL = Sizes(layers=1, width=16, batch=1, length=4)
 
@@ -25,7 +25,7 @@ def test_the_model_in_pytorch_is_timed_with_every_norm(tmp_path: Path) -> None:
     sizes = [f"--{name}={size}" for name, size in SMALL._asdict().items()]
     target = tmp_path / "model.json"
     arguments = ["--backend", "torch", "--mode", "eager", "--seconds", "0", "--threads", "1", *sizes, "--json", target]
-    done = rmsnorm("bench", "model", *arguments)
+    done = command(model.app, *arguments)
     assert done.exit_code == 0, done.output
     records = json.loads(target.read_text())["records"]
     rows = [(record["dtype"], record["op"], record["norm"]) for record in records]
@@ -130,14 +130,14 @@ def test_what_is_drawn_is_the_same_each_time_and_has_the_sizes() -> None:
     ],
 )
 def test_bad_usage_exits_with_2_and_says_what_is_valid(options: str, words: str) -> None:
-    done = rmsnorm("bench", "model", *options.split(), COLUMNS="300")
+    done = command(model.app, *options.split(), COLUMNS="300")
     assert done.exit_code == 2
     assert words in " ".join(done.stderr.split())
 
 
 def test_help_teaches() -> None:
-    shown = " ".join(rmsnorm("bench", "model", "--help").stdout.replace("│", " ").split())
-    assert "rmsnorm bench model --backend torch --dtype bfloat16" in shown
+    shown = " ".join(command(model.app, "--help").stdout.replace("│", " ").split())
+    assert "python benchmarks/whole_model.py --backend torch --dtype bfloat16" in shown
     for word in (
         "a step of gradient descent",
         "keras-torch",

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from rmsnorm.bench.candidates import BUILTIN, LAYER_NORM, OURS, Call
-from rmsnorm.bench.models import RATE, VOCABULARY, Sizes, draw_decoding, draw_tokens
 from rmsnorm.torch_impl import RMSNorm
+from whole_models import RATE, VOCABULARY, Sizes, draw_decoding, draw_tokens
 
 _NORMS: dict[str, Callable[[int], nn.Module]] = {
     OURS: RMSNorm, BUILTIN: nn.RMSNorm, LAYER_NORM: nn.LayerNorm, "none": nn.Identity,

@@ -1,4 +1,4 @@
-"""``rmsnorm bench recurrent``: what is timed is right, and the ratios are to LayerNorm."""
+"""``benchmarks/recurrent_step.py``: what is timed is right, and the ratios are to LayerNorm."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import rmsnorm
+from commands import command
+from recurrent_step import NORMS, OPS, Sizes, allowed, app, make
 
 from rmsnorm.bench.measure import LEAST_TURNS
-from rmsnorm.bench.recurrent import NORMS, OPS, Sizes, allowed, make
 from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.nematus.numpy.recurrent import nematus_gru
 
@@ -20,7 +20,7 @@ MODES = {"numpy": [""], "torch": [""], "tf": ["graph", "jit"], "flax": ["jit"]}
 
 
 def bench(*arguments: str, path: Path) -> Any:
-    return rmsnorm("bench", "recurrent", *arguments, path=path)
+    return command(app, *arguments, path=path)
 
 
 @pytest.mark.parametrize("backend", FRAMEWORKS)
@@ -73,5 +73,5 @@ def test_the_bound_is_above_roundings_and_below_another_norm() -> None:
 def test_an_unknown_backend_and_help() -> None:
     done = bench("--backend", "theano", path=Path("/nowhere"))
     assert done.exit_code == 2
-    assert "rmsnorm bench recurrent: backend is 'theano', expected" in done.stderr
-    assert "rmsnorm bench recurrent --backend torch" in bench("--help", path=Path("/nowhere")).stdout
+    assert "recurrent_step.py: backend is 'theano', expected" in done.stderr
+    assert "python benchmarks/recurrent_step.py --backend torch" in bench("--help", path=Path("/nowhere")).stdout
