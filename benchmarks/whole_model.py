@@ -111,7 +111,7 @@ def worker_command(
     return [sys.executable, __file__, "worker", backend, json.dumps(options)]
 
 
-def _step(backend: str) -> Step:
+def step_in(backend: str) -> Step:
     if backend == "torch":
         from whole_models import torch
 
@@ -133,7 +133,7 @@ def work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield {"hello": workbench.version, "device": workbench.device, "cores": cores}
-    sizes, step = Sizes(*options["sizes"]), _step(backend)
+    sizes, step = Sizes(*options["sizes"]), step_in(backend)
     for dtype in options["dtypes"]:
         for mode in (mode for mode in MODES[backend] if mode in options["modes"]):
             for op in options["ops"]:

@@ -245,7 +245,7 @@ def test_a_row_whose_code_cannot_be_compiled_fails_its_call(monkeypatch, capsys)
     place = cancelled_place("float32", "float32")
     with monkeypatch.context() as patch:
         machine_code.table[place] = 0  # as in a new process
-        machine_code._later(place, "cancelled", "float32", "float32")
+        machine_code.later(place, "cancelled", "float32", "float32")
         patch.setattr(machine_code, "address", fail)
         with pytest.raises(MemoryError, match=r"^$"):  # the reason is printed by then
             fast.rms_norm_vjp(x, x)

@@ -70,12 +70,12 @@ class Key(NamedTuple):
             result = address("forward", self.x, self.y, self.norm or "", self.product or "", *self.options)
         else:
             result = address("backward", self.x, self.y, *self.options)
-            _later(cancelled_place(self.x, self.y), "cancelled", self.x, self.y)
+            later(cancelled_place(self.x, self.y), "cancelled", self.x, self.y)
         table[self.place] = result
         return result
 
 
-def _later(place: int, module: str, *key: str) -> None:
+def later(place: int, module: str, *key: str) -> None:
     """Puts into the table a function that compiles the real one when it is first called, and takes its place: most
     programs never call it."""
     if table[place]:

@@ -121,7 +121,7 @@ def _write(
             tensors |= {f"expected.{name}": want.value, f"unit.{name}": want.unit}
         metadata = _metadata(data, expected)
         name = f"{variant}.{dtype}.{re.sub('[^a-z0-9.]+', '-', case.name)}.safetensors"
-        content = _serialized(tensors, metadata)
+        content = serialized(tensors, metadata)
         path.with_name(name).write_bytes(content)
         shapes = {name: errors.describe(array.shape, array.dtype.name) for name, array in tensors.items()}
         files.append({"file": name, "sha256": _digest(content), "tensors": shapes, "metadata": metadata})
@@ -130,7 +130,7 @@ def _write(
         "kind": _KIND,
         "format": FORMAT,
         "rmsnorm": version("rmsnorm"),
-        "digest": _digest_of(files),
+        "digest": digest_of(files),
         "files": files,
     }
     path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
@@ -214,7 +214,7 @@ def _metadata(data: Data, expected: Mapping[str, Expected]) -> dict[str, str]:
     return {name: str(value) for name, value in metadata.items()}
 
 
-def _serialized(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+def serialized(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
     """A safetensors file. The library writes metadata in a random order."""
     widest_first = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)  # this aligns all of them
     header: dict[str, Any] = {"__metadata__": metadata}
@@ -257,7 +257,7 @@ def _manifest(folder: Path) -> list[dict[str, Any]]:
     for name, want in (("kind", _KIND), ("format", FORMAT)):
         if manifest[name] != want:
             raise errors.out_of_domain(_OP, f"{name} of the vectors", manifest[name], repr(want), again)
-    if manifest["digest"] != (digest := _digest_of(manifest["files"])):
+    if manifest["digest"] != (digest := digest_of(manifest["files"])):
         raise errors.out_of_domain(_OP, "digest of manifest.json", manifest["digest"], repr(digest), again)
     with reading(_OP, folder / "manifest.json", "one that rmsnorm wrote"):
         for entry in manifest["files"]:
@@ -308,5 +308,5 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _digest_of(files: Sequence[Mapping[str, Any]]) -> str:
+def digest_of(files: Sequence[Mapping[str, Any]]) -> str:
     return _digest(json.dumps(files, sort_keys=True).encode())

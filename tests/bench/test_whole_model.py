@@ -48,7 +48,7 @@ def test_the_model_in_pytorch_is_timed_with_every_norm(tmp_path: Path) -> None:
 def test_ours_computes_what_the_built_in_layer_does_and_a_model_without_norms_does_not(backend: str, mode: str) -> None:
     for package in BACKENDS[backend].packages:
         pytest.importorskip(package, reason=f"{package} is not installed")
-    step = model._step(backend)
+    step = model.step_in(backend)
 
     def results(op: str, norm: str) -> Any:
         call = step(op, norm, SMALL, "float32", mode)

@@ -144,7 +144,7 @@ def test_vectors_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
     def full(tensors: Any, metadata: Any) -> bytes:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(vectors, "_serialized", full)
+    monkeypatch.setattr(vectors, "serialized", full)
     for folder in (tmp_path / "new", tmp_path):
         run = rmsnorm("vectors", "write", folder, "--variant", "mlx")
         assert run.exit_code == 2, run.output
@@ -165,7 +165,7 @@ def test_manifests_that_are_none(tmp_path: Path, document: Any) -> None:
     from rmsnorm.parity import vectors
 
     if isinstance(document, dict):
-        digest = vectors._digest_of(document["files"])
+        digest = vectors.digest_of(document["files"])
         document = {"kind": vectors._KIND, "format": vectors.FORMAT, "digest": digest, **document}
     (tmp_path / "manifest.json").write_text(json.dumps(document))
     run = rmsnorm("vectors", "check", tmp_path)

@@ -107,10 +107,10 @@ def test_single_steps_of_zero(name: str) -> None:
     config, parameters, _ = run.model(RUNS[name])
     x, x_mask, y, _ = sentences_of(run)
     p = Transformer(config, parameters)._parameters()
-    memory, bias, states = golden._begin(p, config, x, x_mask, 1)
-    before = np.concatenate((golden._before_first(config, y.T), y.T), axis=1)
+    memory, bias, states = golden.begin(p, config, x, x_mask, 1)
+    before = np.concatenate((golden.before_first(config, y.T), y.T), axis=1)
     for time in range(len(y)):
-        log_p, states = golden._step(p, config, before[:, time : time + 1], memory, bias, states)
+        log_p, states = golden.decode_step(p, config, before[:, time : time + 1], memory, bias, states)
         assert abs(log_p - log_softmax(run.arrays["step_logits"][:, time].astype(float))).max() <= 2e-5
 
 
@@ -121,10 +121,10 @@ def test_single_steps_of_the_rnn_of_zero() -> None:
     x, x_mask, y, y_mask = sentences_of(run)
     model = RNNSearch(config, parameters)
     p = model._parameters()
-    memory, states = recurrent._begin(p, config, x, x_mask, 1)
+    memory, states = recurrent.begin(p, config, x, x_mask, 1)
     words = np.zeros((y.shape[1], config.embedding_size))
     for time in range(len(y)):
-        log_p, states = recurrent._step(p, config, memory, states, words)
+        log_p, states = recurrent.decode_step(p, config, memory, states, words)
         errors = log_p - log_softmax(run.arrays["step_logits"][:, time].astype(float))
         assert abs(errors[y_mask[time] > 0]).max() <= 2e-5
         words = model.parameters["tgt_embedding"][y[time]] + model.parameters["bias"]

@@ -170,7 +170,7 @@ def test_the_verdicts_are_those_of_check(folder, fault):
             direct[variant, dtype, case.name, verdict.quantity] = verdict
         name = f"{variant}.{dtype}.{case.name.replace(' ', '-')}.safetensors"
         outputs = {quantity: np.ascontiguousarray(results[0]) for quantity, results in outcome.results.items()}
-        (folder / "outputs" / name).write_bytes(vectors._serialized(outputs, {}))
+        (folder / "outputs" / name).write_bytes(vectors.serialized(outputs, {}))
     run = vectors.check(folder)
     assert run.message == _INSTEAD[fault]
     records = run.records
@@ -304,7 +304,7 @@ def test_vectors_without_outputs_or_expectations_are_refused(tmp_path):
         vectors.check(tmp_path)
     (tmp_path / "outputs").mkdir()
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    manifest |= {"files": [], "digest": vectors._digest_of([])}
+    manifest |= {"files": [], "digest": vectors.digest_of([])}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match=r"was compared in no case, expected at least one \(its files expect no"):
         vectors.check(tmp_path)

@@ -51,13 +51,13 @@ class RNNSearch:
         """See protocol.RNNSearch.logits."""
         p, config = self._parameters(), self.config
         ids, mask, words, _ = self._sentences("logits", x, x_mask, y)
-        return _score(p, config, ids, mask, words, stepwise=stepwise)
+        return score(p, config, ids, mask, words, stepwise=stepwise)
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, rng: np.random.Generator | None = None) -> Array:
         """See protocol.RNNSearch.loss. rng: for training; the dropout masks are drawn from it."""
         p, config = self._parameters(rng), self.config
         ids, mask, words, words_mask = self._sentences("loss", x, x_mask, y, y_mask)
-        return losses(config, _score(p, config, ids, mask, words), words, words_mask, rnn_smoothed(config))
+        return losses(config, score(p, config, ids, mask, words), words, words_mask, rnn_smoothed(config))
 
     def translate(
         self,
@@ -73,13 +73,13 @@ class RNNSearch:
         table = p[target_table(config)]
         ids, mask = sentences.source("translate", x, x_mask, config)
         plan = beam.plan(config, (mask != 0).sum(axis=0), beam_size, max_length, normalization_alpha)
-        memory, states = _begin(p, config, ids, mask, plan.beam_size)
+        memory, states = begin(p, config, ids, mask, plan.beam_size)
 
         def step(states: list[Array], previous: Any) -> tuple[Array, list[Array]]:
             words = np.zeros((len(states[0]), table.shape[1]))
             if not beam.is_first(config, previous):
                 words = table[previous] + (p[ZERO_BIAS] if rules(config).embedding_bias else 0)
-            return _step(p, config, memory, states, words)
+            return decode_step(p, config, memory, states, words)
 
         return beam.search(plan, step, states)
 
@@ -103,7 +103,7 @@ class _Memory(NamedTuple):
     mask: Array
 
 
-def _score(p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, stepwise: bool = False) -> Array:
+def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, stepwise: bool = False) -> Array:
     """Logits of the target words."""
     if rules(config).own_recurrent:
         return zero_rnnsearch.score(p, config, x, mask, y)
@@ -115,14 +115,14 @@ def _score(p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, st
     return _decode(p, config, memory, [initial, *[high] * (config.rnn_dec_depth - 1)], words, old=old)[0]
 
 
-def _begin(p: Parameters, config: Config, x: Array, mask: Array, beam_size: int) -> tuple[_Memory, list[Array]]:
+def begin(p: Parameters, config: Config, x: Array, mask: Array, beam_size: int) -> tuple[_Memory, list[Array]]:
     """Memory and states before the first word, beam_size rows for every sentence."""
     memory, initial = _attend_to(p, config, x, mask)
     memory = _Memory(*(np.repeat(array, beam_size, axis=1) for array in memory))
     return memory, [np.repeat(initial, beam_size, axis=0)] * config.rnn_dec_depth
 
 
-def _step(
+def decode_step(
     p: Parameters, config: Config, memory: _Memory, states: list[Array], words: Array
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the word after the given embeddings, and the new states."""

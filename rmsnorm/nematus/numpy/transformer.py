@@ -61,14 +61,14 @@ class Transformer:
         """See protocol.Transformer.logits."""
         p, config = self._parameters(), self.config
         ids, mask, words, _ = self._sentences("logits", x, x_mask, y)
-        return _score(p, config, ids, mask, words)
+        return score(p, config, ids, mask, words)
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool = False) -> Array:
         """See protocol.Transformer.loss. training: with label smoothing."""
         p, config = self._parameters(), self.config
         target = smoothed(config.label_smoothing if training else 0.0, config.target_vocab_size)
         ids, mask, words, words_mask = self._sentences("loss", x, x_mask, y, y_mask)
-        return losses(config, _score(p, config, ids, mask, words).swapaxes(0, 1), words, words_mask, target)
+        return losses(config, score(p, config, ids, mask, words).swapaxes(0, 1), words, words_mask, target)
 
     def translate(
         self,
@@ -83,11 +83,11 @@ class Transformer:
         p, config = self._parameters(), self.config
         ids, mask = sentences.source("translate", x, x_mask, config)
         plan = beam.plan(config, (mask != 0).sum(axis=0), beam_size, max_length, normalization_alpha)
-        memory, bias, past = _begin(p, config, ids, mask, plan.beam_size)
+        memory, bias, past = begin(p, config, ids, mask, plan.beam_size)
 
         def step(states: list[Array], previous: Any) -> tuple[Array, list[Array]]:
-            words = _before_first(config, bias) if beam.is_first(config, previous) else previous[:, None]
-            return _step(p, config, words, memory, bias, states)
+            words = before_first(config, bias) if beam.is_first(config, previous) else previous[:, None]
+            return decode_step(p, config, words, memory, bias, states)
 
         return beam.search(plan, step, past)
 
@@ -101,23 +101,23 @@ class Transformer:
         return ids, mask, *sentences.target(op, y, ids.shape[2], config, y_mask)
 
 
-def _score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Array:
+def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Array:
     """Logits of the target words."""
     bias = _padding(config, mask)
     memory = _encoder_stack(p, config, x, bias)
-    before = np.concatenate((_before_first(config, y.T), y.T[:, :-1]), axis=1)
+    before = np.concatenate((before_first(config, y.T), y.T[:, :-1]), axis=1)
     future = np.triu(np.full((len(y), len(y)), config.masked_score), k=1)
     return _decode(p, config, _embed(p, config, "decoder", before), memory, bias, future, None)[0]
 
 
-def _begin(p: Parameters, config: Config, x: Array, mask: Array, beam_size: int) -> tuple[Array, Array, list[Array]]:
+def begin(p: Parameters, config: Config, x: Array, mask: Array, beam_size: int) -> tuple[Array, Array, list[Array]]:
     """What a search needs before the first word, with beam_size rows for every sentence: memory, bias and states."""
     bias = _padding(config, mask)
     memory, bias = (np.repeat(array, beam_size, axis=0) for array in (_encoder_stack(p, config, x, bias), bias))
     return memory, bias, [np.zeros((len(bias), 0, config.state_size))] * (2 * config.transformer_dec_depth)
 
 
-def _step(
+def decode_step(
     p: Parameters, config: Config, words: Array, memory: Array, bias: Array, past: list[Array]
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the word after the given ones, and the keys and values so far."""
@@ -151,7 +151,7 @@ def _padding(config: Config, mask: Array) -> Array:
     return np.where(mask == 0, config.masked_score, 0.0).T[:, None, None]
 
 
-def _before_first(config: Config, like: Array) -> Array:
+def before_first(config: Config, like: Array) -> Array:
     """What precedes the first word, one id for each row of ``like``."""
     return np.full((len(like), 1), rules(config).go)
 
