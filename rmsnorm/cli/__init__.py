@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from rmsnorm import __version__, errors
-from rmsnorm.cli import bench, check, identify, port, tables, vectors
+from rmsnorm.cli import bench, check, identify, port, sweep, tables, vectors
 from rmsnorm.cli.usage import BROKEN, UNUSABLE, unusable
 from rmsnorm.processes import end_by_exception
 
@@ -78,6 +78,7 @@ def _main(
 
 app.command(epilog=check.EPILOG)(check.check)
 app.command(epilog=identify.EPILOG)(identify.identify)
+app.command(epilog=sweep.EPILOG)(sweep.sweep)
 app.add_typer(vectors.app)
 app.add_typer(port.app)
 app.command(epilog=bench.EPILOG)(bench.bench)

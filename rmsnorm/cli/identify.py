@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm import errors, page, screen
-from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, progress, unusable
+from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, unusable
 from rmsnorm.files import write_text
 from rmsnorm.frameworks import NAMES
 
@@ -30,7 +30,6 @@ EPILOG: Final = (
     "    rmsnorm identify transformers.models.llama.modeling_llama:LlamaRMSNorm --json\n\n"
     "    rmsnorm identify my_kernels.py:rms_norm --framework torch --init '{\"eps\": 1e-5}'\n\n"
     "    rmsnorm identify model.onnx\n\n"
-    "    rmsnorm identify --sweep transformers\n\n"
     "    rmsnorm identify --checkpoint model.safetensors --variant gemma\n\n"
     "Exit status: 0 an RMSNorm over the axes of --axis (the last ones) that is recognised and has no defect, 1 another "
     "norm or axis, a defect, or a target that raised or hung, gains that contradict --variant or tell nothing, 2 bad "
@@ -68,12 +67,6 @@ def identify(
     time_limit: Annotated[float, typer.Option(help="Seconds for a target, without imports.", min=1.0)] = 60.0,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with the evidence.", dir_okay=False)] = None,
-    sweep: Annotated[
-        str | None, typer.Option(metavar="PACKAGE", help="Identify every RMSNorm of a package, and count them.")
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(help="Write the counts of a sweep as Markdown.", dir_okay=False)
-    ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Say whether the gains in a checkpoint are w or 1 + w: see below.")
     ] = None,
@@ -91,8 +84,8 @@ def identify(
     `--checkpoint` calls nothing: it reads the gains of a safetensors file (or a folder of them), a NumPy archive, a
     file of Keras or a checkpoint of Orbax.
     """
-    if [target, sweep, checkpoint].count(None) != 2:
-        raise unusable(f"{_COMMAND}: expected a TARGET such as torch.nn:RMSNorm, --sweep PACKAGE or --checkpoint FILE")
+    if (target is None) == (checkpoint is None):
+        raise unusable(f"{_COMMAND}: expected a TARGET such as torch.nn:RMSNorm, or --checkpoint FILE")
     if checkpoint is not None:
         _of_checkpoint(checkpoint, variant, json)
         return
@@ -112,9 +105,6 @@ def identify(
         "args": dict(map(_argument, arg or [])),
     }
     options: dict[str, Any] = {"framework": framework, "width": width, "device": device, "gradients": gradients}
-    if sweep is not None:
-        _sweep(sweep, {"device": device, "gradients": gradients}, time_limit, json, markdown)
-        return
     from rmsnorm.identify.worker import identities
 
     assert target is not None  # noqa: S101  (checked above)
@@ -215,47 +205,3 @@ def _write_page(identity: Identity, path: Path) -> None:
         digits = [17 + math.log10(max(distance, 1e-17)) for _, distance in near]
         parts.append(page.bars(title, [name for name, _ in near], digits, [f"{distance:.1e}" for _, distance in near]))
     write_text(path, page.document(f"What is {identity.target}?", *parts))
-
-
-def _why_left(name: str) -> str | None:
-    """Why replace leaves a layer of that class; None where it does not."""
-    from rmsnorm.conversion import replace
-    from rmsnorm.targets.open import make_layer
-    from rmsnorm.targets.target import NoTarget
-
-    try:
-        report = replace(make_layer(name), dry_run=True)
-    except (TypeError, NoTarget) as error:
-        return str(error)
-    own = next((entry for entry in report if not entry.name), None)
-    return "it is not asked" if own is None else own.why if own.variant is None else None
-
-
-def _sweep(package: str, options: dict[str, Any], time_limit: float, json: bool, markdown: Path | None) -> None:
-    from rmsnorm.identify.sweep import sweep
-    from rmsnorm.targets.target import NoTarget
-
-    if markdown is not None and not markdown.parent.is_dir():
-        raise unusable(f"{_COMMAND}: {markdown.parent} is not a folder, expected one to write {markdown.name} in")
-    try:
-        with progress("classes") as bar:
-            task = bar.add_task(package[:6], total=None)
-            result = sweep(package, time_limit=time_limit, on_progress=lambda done, total: bar.update(
-                task, completed=done, total=total), **options)  # fmt: skip
-    except NoTarget as error:
-        raise unusable(str(error)) from None
-    if json:
-        typer.echo(json_.dumps(result.json, indent=2))
-    else:
-        table = Table("classes", "what they compute", "examples", box=SIMPLE_HEAD)
-        for text, names in result.clusters:
-            table.add_row(str(len(names)), Text(text), Text(", ".join(name.split(":")[1] for name in names[:3])))
-        console = screen.console()
-        count = sum(len(names) for _, names in result.clusters)
-        console.print(f"{count} classes of {package} {result.version}", table)
-        for name, reason in result.refused:
-            console.print(Text(f"not called: {name}: {reason}", style="dim"))
-    if markdown is not None:
-        write_text(markdown, result.markdown({name: _why_left(name) for name in result.classes}))
-    if not result.clusters:
-        raise typer.Exit(DIFFERS)

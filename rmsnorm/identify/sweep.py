@@ -63,7 +63,7 @@ class Sweep:
         rows = [
             f"# The RMSNorms of {self.package} {self.version}",
             "",
-            f"Written by `rmsnorm identify --sweep {self.package} --markdown docs/identify.md`: {count} classes are",
+            f"Written by `rmsnorm sweep {self.package} --markdown docs/identify.md`: {count} classes are",
             f"RMSNorm or have its name, in {len(self.clusters)} clusters.",
             f"All were built small and asked as black boxes. `rmsnorm.conversion.replace` takes {replaced} of them.",
             "",

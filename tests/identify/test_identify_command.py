@@ -46,8 +46,7 @@ def test_the_command_reports_and_exits(tmp_path):
     [
         (["torch.nn:RMSNor"], "torch.nn has no 'RMSNor'"),
         (["torch.nn:RMSNorm", "--init", "{"], "init is '{', expected a JSON object"),
-        ([], "expected a TARGET such as torch.nn:RMSNorm, or --sweep PACKAGE"),
-        (["--sweep", "no_such_package"], "package 'no_such_package' is not installed"),
+        ([], "expected a TARGET such as torch.nn:RMSNorm, or --checkpoint FILE"),
         (["x:y", "--framework", "caffe"], "framework is 'caffe', expected 'torch'"),
         (["x:y", "--shape", "4,64"], "shape is '4,64', expected sizes such as 4x64"),
         (["x:y", "--arg", "condition=4x64:one"], "arg is 'condition=4x64:one', expected NAME=SHAPE:VALUE"),
@@ -82,7 +81,7 @@ def test_a_sweep_counts_by_what_is_computed(tmp_path, monkeypatch):
     )
     page = tmp_path / "page.md"
     monkeypatch.syspath_prepend(tmp_path)
-    shown = run("--sweep", "zoo", "--json", "--markdown", page, path=tmp_path)
+    shown = rmsnorm("sweep", "zoo", "--json", "--markdown", page, path=tmp_path)
     assert shown.exit_code == 0, shown.stderr
     result = json.loads(shown.stdout)
     assert [(part["count"], part["computes"]) for part in result["clusters"]] == [
@@ -98,3 +97,6 @@ def test_a_sweep_counts_by_what_is_computed(tmp_path, monkeypatch):
         in written
     )
     assert "| `OtherLayerNorm` | yes |" in written
+    refused = rmsnorm("sweep", "no_such_package")
+    assert refused.exit_code == 2
+    assert "package 'no_such_package' is not installed" in " ".join(refused.stderr.split())

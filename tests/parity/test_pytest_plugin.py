@@ -377,6 +377,7 @@ class TestFrameworks:
         assert not check(CutOff, apex, dtypes="bfloat16", gradients=False).passed
         assert {r.quantity for r in check(Constant, apex, dtypes="float32").run.failures} == {"dgate"}
 
+    @pytest.mark.slow
     def test_groups(self) -> None:
         """Of 16 elements, of 8, of all, and every fourth element: each is right for itself alone."""
         torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")

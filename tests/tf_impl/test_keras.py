@@ -241,6 +241,7 @@ def test_training_is_the_gradient_of_the_golden(jit_compile: bool) -> None:
     assert losses == sorted(losses, reverse=True)
 
 
+@pytest.mark.slow
 def test_export(tmp_path: Path) -> None:
     """A SavedModel that TensorFlow alone can serve, for any batch, and train: it has the gradient, and that one's."""
     model = keras.Sequential([keras.Input((8,)), filled(RMSNormalization(variant="llama", partial=0.3), (None, 8))])

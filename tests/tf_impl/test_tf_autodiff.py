@@ -47,7 +47,7 @@ def small(name: str) -> tuple[Any, list[Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_second_derivatives(name: str) -> None:
     """Three nestings, eagerly and for some in a graph, against differences, and to the last bits against each other."""
     function, arrays, options = small(name)
