@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import os
 
 import numpy as np
 import pytest
