@@ -107,6 +107,10 @@ def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | N
     shapes, tensor = _read(Path(path))
     groups: dict[str, list[tuple[np.ndarray[Any, Any], bool]]] = {}
     for name, shape in shapes.items():
+        if not name.isprintable():  # it would be printed
+            raise errors.InputValueError(
+                f"{_OP}: a tensor of {path} has the name {name!r:.80}, expected printable words"
+            )
         if not 1 <= len(shape) <= 3 or not 0 < np.prod(shape) <= _LARGEST or not (found := _parts(name, shapes)):
             continue
         values = tensor(name)
