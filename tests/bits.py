@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import argparse
 import collections
+import importlib
 import io
 import json
-import os
 import signal
 import sys
 import time
@@ -43,6 +43,8 @@ from rmsnorm import dtypes, numpy_impl
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.call import Spec, resolve
+from rmsnorm.numpy_impl import fast
+from rmsnorm.targets.bridges import bridge
 from rmsnorm.variants import PRESETS
 
 Array = np.ndarray[Any, Any]
@@ -173,43 +175,15 @@ def run(
 
 def wings(names: list[str]) -> Iterator[tuple[str, Any, Callable[[Any], Any], Callable[[Any], Array], tuple[int, ...]]]:
     """Name, module, how an array goes in and comes out, and along which axes it is called."""
-    as_it_is = lambda array: array  # noqa: E731
     if "numpy" in names:
-        from rmsnorm.numpy_impl import fast
-
-        yield "numpy", fast, as_it_is, as_it_is, (-1,)
-    if "torch" in names:
-        import torch
-
-        from rmsnorm import torch_impl
-
-        def send(array: Array | None) -> Any:
-            if array is None or array.dtype != ml_dtypes.bfloat16:
-                return None if array is None else torch.from_numpy(array)
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-
-        def fetch(tensor: Any) -> Array:
-            if tensor.dtype != torch.bfloat16:
-                return tensor.numpy()
-            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-
-        yield "torch", torch_impl, send, fetch, (-1, 0)
-    if "tf" in names:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        import tensorflow as tf
-
-        from rmsnorm import tf_impl
-
-        constant = lambda array: None if array is None else tf.constant(array)  # noqa: E731
-        yield "tf", tf_impl, constant, lambda tensor: tensor.numpy(), (-1, 0)
-    if "flax" in names:
-        import jax
-
-        from rmsnorm import flax_impl
-
-        jax.config.update("jax_enable_x64", True)
-        put = lambda array: None if array is None else jax.numpy.asarray(array)  # noqa: E731
-        yield "flax", flax_impl, put, np.asarray, (-1, 0)
+        yield "numpy", fast, lambda array: array, lambda array: array, (-1,)
+    for name in ("torch", "tf", "flax"):
+        if name in names:
+            between = bridge(name)
+            if name == "flax":
+                importlib.import_module("jax").config.update("jax_enable_x64", True)
+            send = lambda array, between=between: None if array is None else between.send(array)  # noqa: E731
+            yield name, importlib.import_module(f"rmsnorm.{name}_impl"), send, between.fetch, (-1, 0)
 
 
 def allowed(problem: Problem, want: dict[str, Array]) -> tuple[dict[str, Any], dict[str, Any]]:

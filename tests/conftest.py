@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -23,6 +22,7 @@ from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.judge import Implementation, Outcome, named_gradients
+from rmsnorm.targets.bridges import bridge
 
 # OpenMP reads this when PyTorch loads it: a thread that waits for work sleeps. One that spins takes a core from others
 # where there are more such threads than cores, as with pytest -n.
@@ -97,27 +97,15 @@ class Wing:
         """JAX computes in float64 only if x64 is enabled."""
         return importlib.import_module("jax").enable_x64(wide) if self.name == "flax" else contextlib.nullcontext()
 
+    @cached_property
+    def bridge(self) -> Any:
+        return bridge(self.name)
+
     def send(self, array: Any) -> Any:
-        if self.name == "torch":
-            torch = importlib.import_module("torch")
-            if array.dtype == ml_dtypes.bfloat16:
-                return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-            return torch.from_numpy(array.copy())
-        if self.name == "tf":
-            return importlib.import_module("tensorflow").constant(array)
-        if self.name == "flax":
-            return importlib.import_module("jax.numpy").asarray(array)
-        return array
+        return array if self.name == "numpy" else self.bridge.send(array)
 
     def fetch(self, array: Any) -> Any:
-        if array is None:
-            return None
-        if self.name == "torch":
-            torch = importlib.import_module("torch")
-            array = array.detach()
-            if array.dtype == torch.bfloat16:
-                return array.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return array if self.name == "numpy" else np.asarray(array)
+        return None if array is None else self.bridge.fetch(array)
 
 
 def _mapped(function: Any, value: Any) -> Any:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 
 from rmsnorm import errors
@@ -20,6 +19,7 @@ from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.numpy_impl.double_double import DoubleDouble
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.judge import GRADIENTS, Implementation, Outcome, named_gradients
+from rmsnorm.targets.bridges import bridge
 
 
 def open_backend(key: str, device: str) -> tuple[str, Implementation]:
@@ -115,6 +115,12 @@ def _numpy(device: str) -> Implementation:
     return quietly
 
 
+def _ways(framework: str, device: str) -> tuple[Callable[[Array | None], Any], Callable[[Any], Array]]:
+    """How an array goes into a framework, None as it is, and how it comes back."""
+    between = bridge(framework, device)
+    return lambda array: None if array is None else between.send(array), between.fetch
+
+
 def round_to(x: Array, dtype: str) -> Array:
     """float64 to a format, in one rounding."""
     return DoubleDouble(x).round(dtype)
@@ -148,18 +154,7 @@ def _torch(device: str) -> Implementation:
 
     _only("torch", device, ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 
-    def send(array: Array | None) -> Any:
-        if array is None:
-            return None
-        if array.dtype == ml_dtypes.bfloat16:
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
-        return torch.from_numpy(array).to(device)
-
-    def fetch(tensor: Any) -> Array:
-        tensor = tensor.detach().cpu()
-        if tensor.dtype == torch.bfloat16:
-            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return tensor.numpy()
+    send, fetch = _ways("torch", device)
 
     def run(data: Data) -> Outcome:
         options = {**data.options, "mask": send(data.mask)}
@@ -204,13 +199,10 @@ def _tf(device: str) -> Implementation:
     from rmsnorm.tf_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 
     _only("tf", device, ["cpu", *(["cuda"] if tf.config.list_physical_devices("GPU") else [])])
-    device_name = "/GPU:0" if device == "cuda" else "/CPU:0"
-
-    def send(array: Array | None) -> Any:
-        return None if array is None else tf.constant(array)
+    send, fetch = _ways("tf", device)
 
     def run(data: Data) -> Outcome:
-        with tf.device(device_name):
+        with bridge("tf", device).scope(wide=False):
             options = {**data.options, "mask": send(data.mask)}
             inputs = [send(getattr(data, name)) for name in _INPUTS]
             *primals, residual, gate = inputs
@@ -240,7 +232,7 @@ def _tf(device: str) -> Implementation:
                 if was is not None and not np.array_equal(_bits(was), _bits(now.numpy()))
             ]
             derivatives = (accumulator.jvp(y), jvp)
-            return _outcome(data, np.asarray, outputs[0], inverse_rms, by_tape, by_formula, derivatives, changed)
+            return _outcome(data, fetch, outputs[0], inverse_rms, by_tape, by_formula, derivatives, changed)
 
     return run
 
@@ -252,10 +244,7 @@ def _flax(device: str) -> Implementation:
 
     platforms = {d.platform for d in jax.devices()} | {"cpu"}
     _only("flax", device, ["cpu", *(["cuda"] if "gpu" in platforms else [])])
-    target = jax.devices("gpu" if device == "cuda" else "cpu")[0]
-
-    def send(array: Array | None) -> Any:
-        return None if array is None else jax.device_put(np.ascontiguousarray(array), target)
+    send, fetch = _ways("flax", device)
 
     def run(data: Data) -> Outcome:
         wide = any(a is not None and a.dtype == np.float64 for a in (data.x, data.scale, data.bias, data.dy))
@@ -267,7 +256,7 @@ def _flax(device: str) -> Implementation:
             y, inverse_rms, by_tape, by_formula, derivatives = everything(
                 data, arrays, along, cotangents, send(data.mask)
             )
-            return _outcome(data, np.asarray, y, inverse_rms, by_tape, by_formula, derivatives, changed=())
+            return _outcome(data, fetch, y, inverse_rms, by_tape, by_formula, derivatives, changed=())
 
     def everything(data: Data, arrays: Any, along: Any, cotangents: Any, mask: Any) -> Any:
         # one function for the compiler, as in a user's training step

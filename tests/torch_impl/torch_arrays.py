@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
+
+from rmsnorm.targets.bridges import Torch
+
+BRIDGE = Torch()
 
 
 def to_torch(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
-    if value.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(value.astype(np.float32)).bfloat16()  # exact
-    return torch.from_numpy(value.copy())
+    return BRIDGE.send(value)
 
 
 def to_numpy(value: Any) -> Any:
-    if value is None:
-        return None
-    value = value.detach()
-    return value.float().numpy().astype(ml_dtypes.bfloat16) if value.dtype == torch.bfloat16 else value.numpy()
+    return None if value is None else BRIDGE.fetch(value)
 
 
 def torch_options(options: dict[str, Any]) -> dict[str, Any]:
