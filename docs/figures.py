@@ -1,12 +1,14 @@
-"""The figures of docs/mathematics.md and docs/porting.md: python docs/figures.py writes docs/images."""
+"""The figures of docs/mathematics.md, porting.md and architecture.md: python docs/figures.py writes docs/images."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import matplotlib
 import ml_dtypes
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
@@ -60,24 +62,31 @@ def rounding() -> None:
     save(figure, "rounding.svg")
 
 
+def canvas(height: float, top: float) -> tuple[Figure, Axes]:
+    """A figure for boxes and arrows, 100 units wide."""
+    figure = Figure(figsize=(7, height), layout="constrained")
+    axis = figure.subplots()
+    axis.set(xlim=(-1, 101), ylim=(-1, top))
+    axis.axis("off")
+    return figure, axis
+
+
+def box(axis: Axes, x: float, y: float, width: float, lines: str, colour: str, height: float = 8) -> None:
+    corner = (x, y - height / 2)
+    axis.add_patch(FancyBboxPatch(corner, width, height, "round,pad=0,rounding_size=1", fc=colour, ec="0.4"))
+    axis.text(x + width / 2, y, lines, ha="center", va="center", size=8, linespacing=1.4)
+
+
+def arrow(axis: Axes, start: tuple[float, float], end: tuple[float, float], style: str = "-|>") -> None:
+    axis.annotate("", end, start, arrowprops={"arrowstyle": style, "color": "0.3", "shrinkA": 2, "shrinkB": 2})
+
+
 def forms() -> None:
     """The forms of a Nematus model, from those of its trainers to those that are written and read again."""
-    figure = Figure(figsize=(7, 3.8), layout="constrained")
-    axis = figure.subplots()
-    axis.set(xlim=(-1, 101), ylim=(-1, 54))
-    axis.axis("off")
-
-    def box(x: float, y: float, width: float, lines: str, colour: str, height: float = 8) -> None:
-        corner = (x, y - height / 2)
-        axis.add_patch(FancyBboxPatch(corner, width, height, "round,pad=0,rounding_size=1", fc=colour, ec="0.4"))
-        axis.text(x + width / 2, y, lines, ha="center", va="center", size=8, linespacing=1.4)
-
-    def arrow(start: tuple[float, float], end: tuple[float, float], style: str) -> None:
-        axis.annotate("", end, start, arrowprops={"arrowstyle": style, "color": "0.3", "shrinkA": 2, "shrinkB": 2})
-
+    figure, axis = canvas(3.8, 54)
     axis.text(0, 51, "from a trainer: read", size=8, weight="bold")
     axis.text(67, 51, "--to: written, and read again", size=8, weight="bold")
-    box(39, 24, 20, "nematus.load:\narrays by name,\noptions", "#fff2cc", 14)
+    box(axis, 39, 24, 20, "nematus.load:\narrays by name,\noptions", "#fff2cc", 14)
     trainers = {
         "Nematus, TensorFlow\nmodel.npz.index, .data-…": 36,
         "Nematus, Theano\nmodel.npz": 24,
@@ -91,15 +100,75 @@ def forms() -> None:
         "theano (RNNSearch)\nmodel.npz": 4,
     }
     for lines, y in trainers.items():
-        box(0, y, 31, lines, "#dae8fc")
-        arrow((31, y), (39, 24 + (y - 24) / 3), "-|>")
+        box(axis, 0, y, 31, lines, "#dae8fc")
+        arrow(axis, (31, y), (39, 24 + (y - 24) / 3))
     for lines, y in written.items():
-        box(67, y, 33, lines, "#d5e8d4")
-        arrow((59, 24 + (y - 24) / 4), (67, y), "<|-|>")
+        box(axis, 67, y, 33, lines, "#d5e8d4")
+        arrow(axis, (59, 24 + (y - 24) / 4), (67, y), "<|-|>")
     save(figure, "forms.svg")
+
+
+# Rooms from the top to the bottom, each with what it is for. A test holds the order to the table in CONTRIBUTING.md.
+FLOORS: Final = (
+    {"cli": "a file for each command"},
+    {"parity": "check, vectors", "conversion": "replace", "bench": "times"},
+    {"identify": "which variant is it?", "nematus": "models of Nematus and zero"},
+    {"accuracy": "how far apart, and how far it may be", "targets": "anybody's callable, called with arrays"},
+    {"tf_impl": "TensorFlow, Keras"},
+    {"numpy_impl": "the golden", "torch_impl": "PyTorch", "flax_impl": "JAX, Flax"},
+    {
+        "cpu": "kernels, by numba",
+        "gpu": "kernels, in Triton",
+        "files": "read and written safely",
+        "rmsnorm": "the face",
+    },
+    {"specification": "what a call means", "processes": "workers", "page": "HTML", "screen": "tables"},
+)
+COLOURS: Final = ("#f8cecc", "#e1d5e7", "#e1d5e7", "#fff2cc", "#d5e8d4", "#d5e8d4", "#dae8fc", "#dae8fc")
+
+
+def architecture() -> None:
+    """The rooms of the package: each one imports only from lower floors."""
+    figure, axis = canvas(4.6, 98)
+    for floor, (rooms, colour) in enumerate(zip(FLOORS, COLOURS, strict=True)):
+        width = 96 / len(rooms)
+        for place, (room, purpose) in enumerate(rooms.items()):
+            y = 92 - 12.5 * floor
+            box(axis, 4 + place * width, y, width - 1.5, "", colour, 10)
+            middle = 4 + place * width + (width - 1.5) / 2
+            axis.text(middle, y + 2, room, ha="center", va="center", size=8, weight="bold")
+            axis.text(middle, y - 2.2, purpose, ha="center", va="center", size=7)
+    arrow(axis, (1, 97), (1, 0))
+    save(figure, "architecture.svg")
+
+
+def call() -> None:
+    """The way of one call of rms_norm in PyTorch."""
+    figure, axis = canvas(5.2, 108)
+    box(axis, 18, 102, 64, "rms_norm(x, gain, variant=..., mask=..., ...)\ntorch_impl/functional.py", "#d5e8d4", 10)
+    box(axis, 18, 86, 64, "derive: the variant, with the eps and partial of the call\nvariants.py", "#dae8fc", 10)
+    box(axis, 18, 70, 64, "resolve: axes, sizes, dtypes, roundings; or one sentence of error\ncall.py", "#dae8fc", 10)
+    axis.text(100, 78, "kept for the next call\nof these shapes\nand options", ha="right", va="center", size=7)
+    box(axis, 18, 54, 64, "who computes it?\nfunctional.py, rows.plan", "#fff2cc", 10)
+    for start, end in ((97, 91), (81, 75), (65, 59)):
+        arrow(axis, (50, start), (50, end))
+    ways = (
+        "a compiler or a transform\nfollows the call: operators.py,\nor plain operations\nof arithmetic.py",
+        "rows in memory, and\nkernels for them:\ncpu/launch.py, then\nmachine code of cpu/forward.py",
+        "anything else:\nplain operations\nof arithmetic.py,\nblock after block",
+    )
+    for place, lines in enumerate(ways):
+        box(axis, place * 34, 32, 32, lines, "#e1d5e7", 18)
+        arrow(axis, (50 + 12 * (place - 1), 49), (16 + 34 * place, 41))
+        arrow(axis, (16 + 34 * place, 23), (50 + 12 * (place - 1), 13))
+    result = "y, and h = x + residual; x, gain, mask and 1 / rho are kept for the gradients"
+    box(axis, 4, 7, 92, f"{result}\nautograd.py: backward takes one of the same ways", "#d5e8d4", 11)
+    save(figure, "call.svg")
 
 
 if __name__ == "__main__":
     eps()
     rounding()
     forms()
+    architecture()
+    call()

@@ -62,6 +62,15 @@ def test_the_table_has_every_room_and_points_down():
     assert set(ROOM) - {"specification", "rmsnorm"} == modules - {"__init__"}
 
 
+def test_the_picture_has_every_room_above_those_that_it_imports():
+    picture = (ROOT / "docs" / "images" / "architecture.svg").read_text(encoding="utf-8")
+    labels = re.findall(r'<text style="font-weight: 700[^>]* y="([\d.]+)"[^>]*>(\w+)</text>', picture)
+    depth = {room: float(y) for y, room in labels}
+    assert set(depth) == set(ALLOWED)
+    for room, allowed in ALLOWED.items():
+        assert [other for other in allowed if depth[other] <= depth[room]] == [], room
+
+
 def test_no_wing_imports_another_but_for_the_layer_of_keras():
     wings = {"numpy_impl", "torch_impl", "flax_impl", "tf_impl"}
     found = {
