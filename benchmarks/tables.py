@@ -6,6 +6,7 @@ python benchmarks/tables.py readme    # the layers in a few cells; short: in som
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -32,8 +33,10 @@ ROWS = {
 DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 SHAPES = ("4096x4096", "8192x1024", "512x768", "32x768", "1x4096")
 SHORT = (("4096x4096", "float32"), ("4096x4096", "bfloat16"), ("512x768", "float32"), ("32x768", "float32"))
-SHORTEST = (*SHORT[:2], SHORT[-1])
+SHORTEST = (*SHORT[:2], SHORT[-1], ("1x4096", "float32"))
 SHORT_ROWS = (("torch", ""), ("torch", "compiled"), ("tf", ""), ("flax", "jit"), ("numpy", ""))
+OPS = (("fwd", "forward"), ("fwd+bwd", "with gradients"))
+OTHERS = (("speedup", "RMSNorm"), ("layer_norm_speedup", "LayerNorm"))
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
@@ -51,17 +54,29 @@ def numbers(values: Iterable[float]) -> str:
 
 
 def readme(path: Path) -> str:
-    """A line for each framework: ours, forward and backward, beside its own RMSNorm and LayerNorm."""
-    ours = [record for record in records(path) if record.get("ours") and record["op"] == "fwd+bwd"]
-    lines = [["with gradients", *(f"{shape} {DTYPES[dtype]}" for shape, dtype in SHORTEST)], ["---"] * 4]
-    for backend, mode in SHORT_ROWS:
+    """A line for each framework and op: ours beside its own RMSNorm and LayerNorm. What is slower is bold."""
+    ours = [record for record in records(path) if record.get("ours")]
+    lines = [["", *(f"{shape} {DTYPES[dtype]}" for shape, dtype in SHORTEST)], ["---"] * (len(SHORTEST) + 1)]
+    for (backend, mode), (op, way) in itertools.product(SHORT_ROWS, OPS):
         cells = []
         for column in SHORTEST:
-            own = [r for r in ours if (r["backend"], r["mode"], r["shape"], r["dtype"]) == (backend, mode, *column)]
-            pairs = (("speedup", "RMSNorm"), ("layer_norm_speedup", "LayerNorm"))
-            cells.append(", ".join(f"{numbers(r[key] for r in own)} x {other}" for key, other in pairs))
-        lines.append([ROWS[backend, mode], *cells])
-    return markdown(lines)
+            (own,) = (
+                r
+                for r in ours
+                if (r["backend"], r["mode"], r["op"], r["shape"], r["dtype"]) == (backend, mode, op, *column)
+            )
+            texts = [f"{numbers([own[name]])} x {other}" for name, other in OTHERS]
+            cells.append(", ".join(f"**{text}**" if float(text.split()[0]) < 1 else text for text in texts))
+        lines.append([f"{ROWS[backend, mode]}, {way}", *cells])
+    ratios = [record[name] for record in ours for name, _ in OTHERS if name in record]
+    shown = [float(numbers([ratio])) for ratio in ratios]
+    faster, slower = sum(ratio > 1 for ratio in shown), sum(ratio < 1 for ratio in shown)
+    return (
+        f"{markdown(lines)}\n"
+        f"In all {len(shown)} comparisons that were run, with {len(SHAPES)} shapes and {len(DTYPES)} dtypes, ours is faster "
+        f"in {faster}, slower in {slower} and equal in the rest: from {numbers([min(ratios)])} to {numbers([max(ratios)])} "
+        "times as fast.\n"
+    )
 
 
 def layers(columns: Iterable[tuple[str, str]], path: Path, shown: Iterable[tuple[str, str]]) -> str:
@@ -70,12 +85,11 @@ def layers(columns: Iterable[tuple[str, str]], path: Path, shown: Iterable[tuple
     columns = list(columns)
     lines = [["", "against", *(f"{shape} {DTYPES[dtype]}" for shape, dtype in columns)], ["---"] * (len(columns) + 2)]
     for backend, mode in shown:
-        for name, other in (("speedup", "RMSNorm"), ("layer_norm_speedup", "LayerNorm")):
-            for op, way in (("fwd", "forward"), ("fwd+bwd", "with gradients")):
-                own = [r for r in ours if (r["backend"], r["mode"], r["op"]) == (backend, mode, op)]
-                cells = [numbers(r[name] for r in own if (r["shape"], r["dtype"]) == column) for column in columns]
-                if any(cells):
-                    lines.append([ROWS[backend, mode], f"{other}, {way}", *cells])
+        for (name, other), (op, way) in itertools.product(OTHERS, OPS):
+            own = [r for r in ours if (r["backend"], r["mode"], r["op"]) == (backend, mode, op)]
+            cells = [numbers(r[name] for r in own if (r["shape"], r["dtype"]) == column) for column in columns]
+            if any(cells):
+                lines.append([ROWS[backend, mode], f"{other}, {way}", *cells])
     return markdown(lines)
 
 

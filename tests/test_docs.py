@@ -12,10 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from commands import rmsnorm
 from snippets import run, snippets
+
+from rmsnorm import PRESETS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+LINKING = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
 ELSEWHERE = {"ci.md", "mismatches.md", "porting.md"}  # pages whose snippets other tests run
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name not in ELSEWHERE)
 SNIPPETS = {path.name: snippets(path) for path in PAGES}
@@ -75,9 +79,16 @@ def test_tables_are_generated(page, command):
     assert table.group(1) == printed.stdout, f"put the output of `python {command}` into docs/{page}"
 
 
-def test_the_families_are_many_and_their_variants_are_presets():
-    from rmsnorm import PRESETS
+def test_the_table_of_variants_is_what_the_command_prints():
+    page = (DOCS / "variants.md").read_text(encoding="utf-8")
+    table = re.search(r"<!-- rmsnorm variants --markdown -->\n(.*?)<!-- end -->", page, re.DOTALL)
+    assert table is not None
+    printed = rmsnorm("variants", "--markdown").stdout
+    assert table.group(1) == printed, "put the output of `rmsnorm variants --markdown` into docs/variants.md"
+    assert f"[{len(PRESETS)} variants](docs/variants.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
+
+def test_the_families_are_many_and_their_variants_are_presets():
     families = json.loads((ROOT / "rmsnorm" / "families.json").read_text(encoding="utf-8"))["families"]
     assert len(families) >= 25
     assert {family["variant"].split(",")[0].split(" but ")[0] for family in families.values()} <= set(PRESETS)
@@ -87,6 +98,23 @@ def test_the_families_are_many_and_their_variants_are_presets():
 def test_the_site_has_every_page():
     listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", [*LINKING, *DOCS.rglob("*.md")], ids=lambda path: path.name)
+def test_links_lead_to_files_headings_and_tests(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for path, anchor, name in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?(?: '(\w+)')?\)", text):
+        target = (page.parent / path) if path else page
+        assert target.exists(), path
+        if name:
+            definition = rf"^ *(?:def|class) {name}\b"
+            assert re.search(definition, target.read_text(encoding="utf-8"), re.MULTILINE), f"{path} has no {name}"
+        if anchor and target.parent.name != "api":  # whose headings are those of docstrings
+            included = re.match("<!-- include (.*) -->", target.read_text(encoding="utf-8"))
+            target = ROOT / included[1] if included else target
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+            assert anchor in slugs, f"{path} has no heading {anchor}"
 
 
 def test_functions_and_commands_that_are_named_exist():

@@ -104,8 +104,3 @@ def test_the_tables_name_every_form_and_dialect() -> None:
     assert dialects.keys() == set(get_args(Dialect))
     for name in re.findall(r"save_\w+", PAGE):
         assert name in nematus.__all__
-
-
-def test_files_that_are_named_exist() -> None:
-    for path in re.findall(r"\]\((?!http)([^)]+)\)", PAGE):
-        assert (ROOT / "docs" / path).exists(), path

@@ -88,8 +88,3 @@ def test_the_commands_run(project):
     first = (ROOT / "examples" / "rms_norm.c").read_text().split("*/")[0]
     for command in commands.splitlines()[:2]:
         assert command in first, "the program says the same"
-
-
-def test_files_that_are_named_exist():
-    for path in re.findall(r"\]\((?!http)([^)]+)\)", PAGE):
-        assert (ROOT / "docs" / path).exists(), path
