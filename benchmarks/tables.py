@@ -73,9 +73,9 @@ def readme(path: Path) -> str:
     faster, slower = sum(ratio > 1 for ratio in shown), sum(ratio < 1 for ratio in shown)
     return (
         f"{markdown(lines)}\n"
-        f"In all {len(shown)} comparisons that were run, with {len(SHAPES)} shapes and {len(DTYPES)} dtypes, ours is faster "
-        f"in {faster}, slower in {slower} and equal in the rest: from {numbers([min(ratios)])} to {numbers([max(ratios)])} "
-        "times as fast.\n"
+        f"In all {len(shown)} comparisons that were run, with {len(SHAPES)} shapes and {len(DTYPES)} dtypes, ours is "
+        f"faster in {faster}, slower in {slower} and equal in the rest: from {numbers([min(ratios)])} to "
+        f"{numbers([max(ratios)])} times as fast.\n"
     )
 
 
