@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,21 +101,32 @@ def test_the_site_has_every_page():
     assert sorted(listed) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 
-@pytest.mark.parametrize("page", [*LINKING, *DOCS.rglob("*.md")], ids=lambda path: path.name)
-def test_links_lead_to_files_headings_and_tests(page):
+def broken_links(page: Path) -> Iterator[str]:
+    """Links of a page to files, headings and definitions that do not exist."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for path, anchor, name in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?(?: '(\w+)')?\)", text):
         target = (page.parent / path) if path else page
-        assert target.exists(), path
-        if name:
-            definition = rf"^ *(?:def|class) {name}\b"
-            assert re.search(definition, target.read_text(encoding="utf-8"), re.MULTILINE), f"{path} has no {name}"
-        if anchor and target.parent.name != "api":  # whose headings are those of docstrings
+        if not target.exists():
+            yield f"{page.name}: there is no file {path}"
+        elif name and not re.search(rf"^ *(?:def|class) {name}\b", target.read_text(encoding="utf-8"), re.MULTILINE):
+            yield f"{page.name}: {path} defines no {name}"
+        elif anchor and target.parent.name != "api":  # whose headings are those of docstrings
             included = re.match("<!-- include (.*) -->", target.read_text(encoding="utf-8"))
             target = ROOT / included[1] if included else target
             headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
-            assert anchor in slugs, f"{path} has no heading {anchor}"
+            if anchor not in slugs:
+                yield f"{page.name}: {path} has no heading {anchor}"
+
+
+def test_links_lead_to_files_headings_and_definitions(tmp_path):
+    for page in (*LINKING, *DOCS.rglob("*.md")):
+        assert not list(broken_links(page))
+    page = tmp_path / "page.md"
+    page.write_text("# A heading\n[a](b.md) [c](#a-heading) [d](#another) [e](page.md 'nothing') [f](https://host/g)")
+    assert [sentence.split(": ")[1] for sentence in broken_links(page)] == [
+        "there is no file b.md", " has no heading another", "page.md defines no nothing",
+    ]  # fmt: skip
 
 
 def test_functions_and_commands_that_are_named_exist():
