@@ -108,7 +108,7 @@ def forms() -> None:
     save(figure, "forms.svg")
 
 
-# Rooms from the top to the bottom, each with what it is for. A test holds the order to the table in CONTRIBUTING.md.
+# Parts from the top to the bottom, each with what it is for. A test holds the order to the table in CONTRIBUTING.md.
 FLOORS: Final = (
     {"cli": "a file for each command"},
     {"parity": "check, vectors", "conversion": "replace", "bench": "times"},
@@ -120,7 +120,7 @@ FLOORS: Final = (
         "cpu": "kernels, by numba",
         "gpu": "kernels, in Triton",
         "files": "read and written safely",
-        "rmsnorm": "the face",
+        "rmsnorm": "what import gives",
     },
     {"specification": "what a call means", "processes": "workers", "page": "HTML", "screen": "tables"},
 )
@@ -128,15 +128,15 @@ COLOURS: Final = ("#f8cecc", "#e1d5e7", "#e1d5e7", "#fff2cc", "#d5e8d4", "#d5e8d
 
 
 def architecture() -> None:
-    """The rooms of the package: each one imports only from lower floors."""
+    """The parts of the package: each one imports only from lower floors."""
     figure, axis = canvas(4.6, 98)
-    for floor, (rooms, colour) in enumerate(zip(FLOORS, COLOURS, strict=True)):
-        width = 96 / len(rooms)
-        for place, (room, purpose) in enumerate(rooms.items()):
+    for floor, (parts, colour) in enumerate(zip(FLOORS, COLOURS, strict=True)):
+        width = 96 / len(parts)
+        for place, (part, purpose) in enumerate(parts.items()):
             y = 92 - 12.5 * floor
             box(axis, 4 + place * width, y, width - 1.5, "", colour, 10)
             middle = 4 + place * width + (width - 1.5) / 2
-            axis.text(middle, y + 2, room, ha="center", va="center", size=8, weight="bold")
+            axis.text(middle, y + 2, part, ha="center", va="center", size=8, weight="bold")
             axis.text(middle, y - 2.2, purpose, ha="center", va="center", size=7)
     arrow(axis, (1, 97), (1, 0))
     save(figure, "architecture.svg")
