@@ -22,14 +22,16 @@ class Record:
         status: ``timed``, or not timed: ``wrong`` is one of ours beyond the bounds of the parity kit, ``failed`` is a
             candidate that raised.
         detail: how it was wrong, or what it raised.
-        bits, max_ulp: for every result the share of right bits, and the largest distance to the right result in ulps.
+        bits: for every result the share of right bits.
+        max_ulp: for every result the largest distance to the right result in ulps.
         first_call: seconds, with the compilation.
         peak_bytes: what a call adds to the allocated memory at most.
         saved_bytes: what the forward pass keeps for the backward pass.
         moved_bytes: the least that must be read and written.
         speedup: how many times faster than the built-in layer, run in the same way.
         layer_norm_speedup: how many times faster than LayerNorm, run in the same way.
-        over_copy, over_copy_into: how many times slower than a copy to new memory, and to memory in use.
+        over_copy: how many times slower than a copy to new memory.
+        over_copy_into: how many times slower than a copy to memory in use.
         others: cores that other processes used meanwhile.
     """
 
