@@ -221,6 +221,16 @@ def rms_scaling():
     return keras.layers.LayerNormalization(rms_scaling=True)
 
 
+def test_what_dtypes_have_in_common_is_said_once():
+    def norm(x, weight):
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.float()).to(x.dtype)
+
+    identity = identify(norm, gradients=False)
+    assert identity["overflow"].startswith("right in f16; 0 in bf16, f32")
+    assert identity["underflow"] == "right"
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
