@@ -158,7 +158,7 @@ class Jax:
         return stack
 
     def send(self, array: Array) -> Any:
-        return self.jax.device_put(np.ascontiguousarray(array), self.device)
+        return self.jax.device_put(np.asarray(array, order="C"), self.device)  # of no axis, too
 
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(tensor)

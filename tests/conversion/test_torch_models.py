@@ -371,6 +371,7 @@ def test_what_is_no_model() -> None:
 
 
 @pytest.mark.parametrize("name", LEFT)
+@pytest.mark.sample(2)
 def test_what_is_left_alone_and_why(name: str) -> None:
     make, why = LEFT[name]
     layer = make()

@@ -458,6 +458,7 @@ print(json.dumps([messages, digests, "llvmlite" in sys.modules]))
 """
 
 
+@pytest.mark.slow
 def test_without_numba_the_results_are_the_same() -> None:
     """One warning for NumPy and one for PyTorch say how to install it; none if the kernels are switched off."""
     try:

@@ -17,6 +17,7 @@ pytest.importorskip("flax")
 from rmsnorm import cpu, dtypes
 
 ROWS, WIDTH = 16, 64
+pytestmark = pytest.mark.slow  # the process that computes all takes half a minute; test_flax.py has four devices
 MESHES = {"Auto": ("bfloat16", "float32 masked", "float64"), "Explicit": ("float64 masked",)}
 CELLS = [
     f"{mesh} {spec} {dtype}"

@@ -267,6 +267,7 @@ def test_a_layer_is_the_function_of_its_weights():
 
 
 @pytest.mark.filterwarnings(NUMPY_2)
+@pytest.mark.slow
 def test_a_model_with_layers_learns_is_saved_and_comes_back(tmp_path):
     """A functional model with masked words, a layer for each direction and one more; to the bit."""
     keras.utils.set_random_seed(0)

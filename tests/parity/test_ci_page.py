@@ -45,6 +45,7 @@ def project(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_workflow_runs_and_finds_a_mistake(project):
     """Every command of the workflow except the installation, which the environment of the test replaces."""
     (workflow,) = SNIPPETS["yaml"]

@@ -422,6 +422,7 @@ class TestFrameworks:
         result = check("transformers.models.llama.modeling_llama:LlamaRMSNorm", "llama", dtypes="float64")
         assert not result.passed, "it computes in float32"
 
+    @pytest.mark.slow
     def test_keras(self) -> None:
         pytest.importorskip("tensorflow", reason="tensorflow is not installed; pip install '.[tf]'")
         keras = pytest.importorskip("keras", reason="keras is not installed; pip install '.[tf]'")

@@ -99,6 +99,7 @@ def test_every_derivative_is_that_of_plain_operations(function: str, position: s
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.sample(1)
+@pytest.mark.slow
 def test_compiled_programs_have_the_bits_of_eager_calls(dtype: Any) -> None:
     """With gradients, also for unknown sizes, rows with gaps and no rows."""
     compiled = torch.compile(rms_norm, fullgraph=True, dynamic=True)
