@@ -245,6 +245,7 @@ def _agrees(layers: Any, outputs: Any, x: Any) -> None:
         assert verdict.passed, (layer.variant.name, verdict.detail)
 
 
+@pytest.mark.slow
 def test_layers_become_the_operator_of_opset_23(layers: Any) -> None:
     import torch
 

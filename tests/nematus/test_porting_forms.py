@@ -91,6 +91,7 @@ def test_keras_keeps_options_that_no_model_has(tmp_path: Path) -> None:
     assert loaded.config.options["saveto"] == "model.npz"
 
 
+@pytest.mark.slow
 def test_keras_itself_reads_it(tmp_path: Path) -> None:
     """By its load_model and load_weights; and what Keras has saved is read back, without the slots of its optimizer."""
     keras, _ = pytest.importorskip("keras"), pytest.importorskip("tensorflow")

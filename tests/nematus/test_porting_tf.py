@@ -52,6 +52,7 @@ def test_what_a_training_run_leaves(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.parameters[key], value)
 
 
+@pytest.mark.slow
 def test_tensorflow_1_restores_what_is_written(tmp_path: Path) -> None:
     """By tf.train.Saver, by the names of the version; options that its Nematus finds."""
     for kind, column in (

@@ -63,6 +63,7 @@ def test_models_of_keras(tmp_path: Path) -> None:
             check("y", y, golden.rms_norm(X, *parameters, variant=layer.variant), terms, call)
 
 
+@pytest.mark.slow
 def test_functions_with_gradients(tmp_path: Path) -> None:
     """From concrete functions and from a SavedModel: LiteRT can train, too."""
     x, dy, residual = RNG.standard_normal((3, 6, 40)).astype(np.float32)

@@ -62,6 +62,7 @@ def test_a_program_calls_the_kernels_without_the_dispatcher(name: str) -> None:
         torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_program_calls_the_operators_for_what_it_cannot_plan() -> None:
     """A residual, a mask, and results that a program uses although they have no elements."""
     x, residual, scale = randn(4, 6), randn(4, 6), randn(6)
