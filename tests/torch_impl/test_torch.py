@@ -34,7 +34,8 @@ INPUTS = ("x", "scale", "bias", "residual", "gate")
 
 def by_transforms(data: Data) -> Outcome:
     """y and its derivatives by torch.func, which differentiates the plain operations."""
-    inputs = {name: to_torch(getattr(data, name)) for name in INPUTS if getattr(data, name) is not None}
+    # forward mode of torch.func takes no expanded tensor, whatever the function
+    inputs = {name: to_torch(getattr(data, name)).contiguous() for name in INPUTS if getattr(data, name) is not None}
     directions = dict(zip(INPUTS, data.tangents, strict=False))
     options = {**data.options, "mask": to_torch(data.mask), "return_inverse_rms": True}
 
