@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
@@ -26,12 +25,11 @@ from rmsnorm.bench.backends import BACKENDS, open_backend
 from rmsnorm.bench.candidates import Call
 from rmsnorm.bench.measure import alternate, used_by_others
 from rmsnorm.bench.report import outcome, three_digits, times
-from rmsnorm.bench.run import BackendRun, limit, run
-from rmsnorm.cli.bench import check_folders, end, write
-from rmsnorm.cli.usage import BACKEND_NAMES, backends, progress
+from rmsnorm.bench.run import BackendRun, hello, serve
+from rmsnorm.cli.bench import Json, Summary, Threads, check_folders, end, run_each, write
+from rmsnorm.cli.usage import BACKEND_NAMES, backends
 from rmsnorm.nematus.cells import CellNorm, nematus_gru_shapes
 from rmsnorm.nematus.numpy.recurrent import nematus_gru
-from rmsnorm.processes import end_with_parent
 
 app = typer.Typer(add_completion=False)
 EPILOG: Final = (
@@ -193,14 +191,14 @@ def worker_command(backend: str, sizes: Sizes, *, seconds: float, threads: int |
     return [sys.executable, __file__, "worker", backend, json.dumps(options)]
 
 
-def _work(name: str, sizes: Sizes, seconds: float) -> Iterator[dict[str, Any]]:
+def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    sizes, seconds = Sizes(*options["sizes"]), options["seconds"]
     try:
         workbench = open_backend(name, "cpu")
     except ModuleNotFoundError as missing:
         yield {"status": "absent", "message": str(missing)}
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield {"hello": workbench.version, "device": workbench.device, "cores": cores}
+    yield hello(workbench)
     calls: dict[tuple[str, str, str], Call] = {}
     records: list[dict[str, Any]] = []
     for norm in NORMS:
@@ -219,7 +217,7 @@ def _work(name: str, sizes: Sizes, seconds: float) -> Iterator[dict[str, Any]]:
                     "ours": True, "mode": mode, "norm": norm, "status": status, "error": error,
                     "detail": "" if status == "timed" else f"off by {error:.2g} of the largest",
                 })  # fmt: skip
-        yield {"norm": norm}
+        yield {"records": []}
     others = used_by_others()
     timings: dict[Any, Any] = {}
     for cell in dict.fromkeys(key[:2] for key in calls):
@@ -269,11 +267,9 @@ def time_steps(
     seconds: Annotated[
         float, typer.Option(help="Seconds for an op of a backend, for all norms together.", min=0.0)
     ] = 5.0,
-    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
-    summary: Annotated[
-        Path | None, typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False)
-    ] = None,
+    threads: Threads = None,
+    json: Json = None,
+    summary: Summary = None,
 ) -> None:
     """Time a step of Nematus's GRU with RMSNorm, with pRMSNorm and without a norm, beside one with LayerNorm.
 
@@ -284,30 +280,15 @@ def time_steps(
     chosen = backends(backend, "recurrent_step.py")
     check_folders("recurrent_step.py", json, summary)
     sizes = Sizes(length, batch, features, state)
-    runs = []
-    with progress("steps", lines=True) as shown:
-        bars = {name: shown.add_task(name, total=len(NORMS) + 3, start=False) for name in chosen}
-        for name, bar in bars.items():
-            shown.start_task(bar)
-            command = worker_command(name, sizes, seconds=seconds, threads=threads)
-            runs.append(run(name, command, on_progress=lambda _: shown.advance(bar)))  # noqa: B023
-            if runs[-1].status == "stopped":
-                break
+    commands = {name: worker_command(name, sizes, seconds=seconds, threads=threads) for name in chosen}
+    runs = run_each(commands, dict.fromkeys(chosen, len(NORMS) + 1))  # each norm is compared, then all are timed
     screen.console(least=80).print(table_of(runs, length))
     write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
     end(runs, backend)
 
 
-def worker(backend: str, options: Mapping[str, Any]) -> None:
-    end_with_parent()
-    if options["threads"]:
-        limit(options["threads"])
-    for message in _work(backend, Sizes(*options["sizes"]), options["seconds"]):
-        print(json.dumps(message), flush=True)
-
-
 if __name__ == "__main__":
     if sys.argv[1:2] == ["worker"]:
-        worker(sys.argv[2], json.loads(sys.argv[3]))
+        serve(_work)
     else:
         app()

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -28,11 +26,10 @@ from rmsnorm.bench.backends import BACKENDS, open_backend
 from rmsnorm.bench.candidates import BUILTIN, LAYER_NORM, OURS, Call
 from rmsnorm.bench.measure import alternate, used_by_others
 from rmsnorm.bench.report import WIDTH, ms, outcome, times
-from rmsnorm.bench.run import BackendRun, limit, run
-from rmsnorm.cli.bench import check_folders, end, write
-from rmsnorm.cli.usage import backends, choices, progress, unusable
+from rmsnorm.bench.run import BackendRun, hello, serve
+from rmsnorm.cli.bench import Json, Summary, Threads, check_folders, end, run_each, write
+from rmsnorm.cli.usage import backends, choices, unusable
 from rmsnorm.dtypes import unit_roundoff
-from rmsnorm.processes import end_with_parent
 
 app = typer.Typer(add_completion=False)
 EPILOG: Final = (
@@ -131,8 +128,7 @@ def work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     except ModuleNotFoundError as missing:
         yield {"status": "absent", "message": str(missing)}
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield {"hello": workbench.version, "device": workbench.device, "cores": cores}
+    yield hello(workbench)
     sizes, step = Sizes(*options["sizes"]), step_in(backend)
     for dtype in options["dtypes"]:
         for mode in (mode for mode in MODES[backend] if mode in options["modes"]):
@@ -196,11 +192,9 @@ def time_models(
     batch: Annotated[int, typer.Option(help="Sentences of a training step.", min=1)] = 4,
     length: Annotated[int, typer.Option(help="Words of a sentence, and those that a decoded word sees.", min=2)] = 256,
     seconds: Annotated[float, typer.Option(help="Seconds for a cell, for all norms together.", min=0.0)] = 10.0,
-    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
-    summary: Annotated[
-        Path | None, typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False)
-    ] = None,
+    threads: Threads = None,
+    json: Json = None,
+    summary: Summary = None,
 ) -> None:
     """Time a small Transformer with our RMSNorm, the framework's own, LayerNorm and no norm.
 
@@ -223,32 +217,16 @@ def time_models(
     sizes = Sizes(layers, width, batch, length)
     if width % sizes.heads:
         raise unusable(str(errors.out_of_domain(command, "width", width, "whole heads", "use a multiple of 64")))
-    runs = []
-    with progress("cells", lines=True) as shown:
-        cells = len(options["ops"]) * len(options["dtypes"])
-        totals = {name: cells * len({*MODES[name]} & {*options["modes"]}) for name in chosen}
-        bars = {name: shown.add_task(name, total=total, start=False) for name, total in totals.items() if total}
-        for name, bar in bars.items():
-            shown.start_task(bar)
-            runs.append(run(name, worker_command(name, sizes, **options), on_progress=lambda state: shown.update(
-                bars[state.name], completed=state.cells)))  # fmt: skip
-            if runs[-1].status == "stopped":
-                break
+    cells = len(options["ops"]) * len(options["dtypes"])
+    totals = {name: cells * len({*MODES[name]} & {*options["modes"]}) for name in chosen}
+    runs = run_each({name: worker_command(name, sizes, **options) for name in chosen if totals[name]}, totals)
     screen.console(least=WIDTH).print(table_of(runs))
     write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
     end(runs, backend)
 
 
-def worker(backend: str, options: Mapping[str, Any]) -> None:
-    end_with_parent()
-    if options["threads"]:
-        limit(options["threads"])
-    for message in work(backend, options):
-        print(json.dumps(message), flush=True)
-
-
 if __name__ == "__main__":
     if sys.argv[1:2] == ["worker"]:
-        worker(sys.argv[2], json.loads(sys.argv[3]))
+        serve(work)
     else:
         app()

@@ -1,4 +1,4 @@
-"""The combinations of options that the tests of every framework go through, and arrays for them."""
+"""Arrays for a call with some options, in the formats and magnitudes that tests of several frameworks use."""
 
 from __future__ import annotations
 
@@ -13,31 +13,14 @@ MAGNITUDES = {
     "float32": (1.0, 1e20, 1e-30),
     "float64": (1.0, 1e20, 1e-30, 1e300, 1e-300),
 }
-# a mask has this shape, a residual this dtype
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "rows": {"axis": 0},
-    "image": {"axis": (2, 3), "feature_axis": 1},
-    "pair": {"axis": (-1, 1)},
-    "all": {"axis": (0, 1, 2, 3), "feature_axis": 3},
-    "partial": {"partial": 0.3},
-    "mask": {"mask": (2, 3, 4, 5)},
-    "broadcast mask": {"mask": (3, 1, 5)},
-    "partial mask": {"mask": (2, 3, 4, 5), "partial": 0.7, "axis": (1, 3)},
-    "residual": {"residual": "float32"},
-    "residual mask": {"residual": "bfloat16", "mask": (2, 3, 4, 5)},
-    "half out": {"out_dtype": "bfloat16"},
-    "double out": {"out_dtype": "float64"},
-    "inner": {"axis": 1},
-    "apart": {"axis": (0, -1), "feature_axis": 2},
-    "partial pair": {"partial": 0.3, "axis": (1, 3)},
-}
 
 
 def make(
     options: dict[str, Any], dtype: str, parameters: str, seed: int, magnitude: float = 1.0, limit: float = np.inf
 ) -> Any:
-    """Arguments of the golden: x, scale, bias, options; every mask has an empty row and NaN under it.
+    """Arguments of the golden: x, scale, bias, options, of which ``mask`` is a shape and ``residual`` a dtype.
+
+    Every mask has an empty row and NaN under it.
 
     Rows differ in size by up to exp(limit), and numbers of a row go up to 2 limit.
     """

@@ -74,8 +74,6 @@ def run(
 
 
 def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    if options["threads"]:
-        limit(options["threads"])
     from rmsnorm.bench.backends import BACKENDS, open_backend
     from rmsnorm.bench.cell import measure
     from rmsnorm.bench.problem import make
@@ -88,8 +86,7 @@ def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     except ValueError as error:
         yield {"status": "refused", "message": str(error)}
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield {"hello": workbench.version, "device": workbench.device, "cores": cores}
+    yield hello(workbench)
     variant = PRESETS[options["variant"]] if options["variant"] else BACKENDS[name].variant
     for shape in options["shapes"]:
         for dtype in options["dtypes"]:
@@ -108,11 +105,21 @@ def limit(threads: int) -> None:
         os.environ[name] = str(threads)
 
 
-def main() -> None:
+def hello(workbench: Any) -> dict[str, Any]:
+    """The first message of a worker."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"hello": workbench.version, "device": workbench.device, "cores": cores}
+
+
+def serve(work: Callable[[str, Mapping[str, Any]], Iterator[dict[str, Any]]]) -> None:
+    """The program of a worker: its last arguments are the backend and the options, and each message becomes a line."""
     end_with_parent()
-    for message in _work(sys.argv[1], json.loads(sys.argv[2])):
+    name, options = sys.argv[-2], json.loads(sys.argv[-1])
+    if options["threads"]:
+        limit(options["threads"])
+    for message in work(name, options):
         print(json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    serve(_work)

@@ -28,6 +28,14 @@ EPILOG: Final = (
 )
 
 
+# options that the programs in benchmarks/ have, too
+Threads = Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")]
+Json = Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)]
+Summary = Annotated[
+    Path | None, typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False)
+]
+
+
 def bench(
     backend: Annotated[
         list[str] | None, typer.Option(help=f"Backend to time: {_BACKEND_NAMES}. Repeatable.", show_default="all")
@@ -53,11 +61,9 @@ def bench(
     ] = None,
     device: Annotated[str, typer.Option(help=f"Where: {' or '.join(DEVICES)} (NumPy: cpu).")] = "cpu",
     seconds: Annotated[float, typer.Option(help="Seconds for a cell, for all its candidates together.", min=0.0)] = 2.0,
-    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
-    summary: Annotated[
-        Path | None, typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False)
-    ] = None,
+    threads: Threads = None,
+    json: Json = None,
+    summary: Summary = None,
     plot: Annotated[Path | None, typer.Option(help="Draw GB/s over size as SVG.", dir_okay=False)] = None,
 ) -> None:
     """Time ours beside the framework's own layer, LayerNorm, each eagerly and compiled, and a copy of the same bytes.
@@ -71,7 +77,7 @@ def bench(
     from rmsnorm.bench import report
     from rmsnorm.bench.backends import BACKENDS
     from rmsnorm.bench.problem import DTYPES, OPS
-    from rmsnorm.bench.run import run, worker_command
+    from rmsnorm.bench.run import worker_command
 
     command = "rmsnorm bench"
     chosen = backends(backend, command, tuple(BACKENDS))
@@ -93,16 +99,7 @@ def bench(
         )
         for name in chosen
     }  # fmt: skip
-    runs = []
-    with progress("cells", lines=True) as shown:
-        total = len(ops) * len(shapes) * len(types)
-        bars = {name: shown.add_task(name, total=total, start=False) for name in chosen}
-        for name, bar in bars.items():
-            shown.start_task(bar)
-            runs.append(run(name, commands[name], on_progress=lambda state: shown.update(
-                bars[state.name], completed=state.cells)))  # fmt: skip
-            if runs[-1].status == "stopped":
-                break
+    runs = run_each(commands, dict.fromkeys(chosen, len(ops) * len(shapes) * len(types)))
     screen.console(least=report.WIDTH).print(report.terminal(runs))
     write(runs, {"seconds": seconds, "threads": threads}, json, summary)
     if plot and any(state.records for state in runs):
@@ -110,6 +107,22 @@ def bench(
 
         write_plot(runs, plot)
     end(runs, backend)
+
+
+def run_each(commands: Mapping[str, Sequence[str]], totals: Mapping[str, int]) -> list[BackendRun]:
+    """Run the worker of each backend, one after the other, with a bar for its cells, until the user stops one."""
+    from rmsnorm.bench.run import run
+
+    runs = []
+    with progress("cells", lines=True) as shown:
+        bars = {name: shown.add_task(name, total=totals[name], start=False) for name in commands}
+        for name, bar in bars.items():
+            shown.start_task(bar)
+            runs.append(run(name, commands[name], on_progress=lambda state: shown.update(
+                bars[state.name], completed=state.cells)))  # fmt: skip
+            if runs[-1].status == "stopped":
+                break
+    return runs
 
 
 def check_folders(command: str, *paths: Path | None) -> None:

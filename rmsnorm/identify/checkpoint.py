@@ -33,7 +33,8 @@ _LARGEST: Final = 2**24  # elements of a gain
 _GAIN: Final = re.compile(r"^(weight|scale|gamma|gain|g)$|norm_(weight|scale|gamma)$|^new_std$|_ln_?s$")
 _NORM: Final = re.compile(r"norm|(^|_)ln(_|\d|f|$)|^rms", re.IGNORECASE)
 _OTHER: Final = re.compile(r"(batch|group|instance|weight|spectral)_?norm|^bn\d*$", re.IGNORECASE)
-_TRAINER: Final = re.compile(r"^(optim\w*|opt_state|adam\w*|exp_avg\w*|mu|nu|m|v|momentum|velocity)$", re.IGNORECASE)
+_TRAINER: Final = re.compile(r"^(optim\w*|opt_state|adam\w*|exp_avg\w*|momentum|velocity)$", re.IGNORECASE)
+_MOMENTS: Final = ("m", "v", "mu", "nu")  # of a trainer where they come first; elsewhere v may be the values
 _OF_BATCHES: Final = ("running_mean", "running_var", "moving_mean", "moving_variance", "mean", "var")
 _BIASES: Final = {"weight": "bias", "scale": "bias", "gamma": "beta", "gain": "bias", "g": "b", "0": "1"}
 
@@ -111,12 +112,12 @@ def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | N
             raise errors.InputValueError(
                 f"{_OP}: a tensor of {path} has the name {name!r:.80}, expected printable words"
             )
-        if not 1 <= len(shape) <= 3 or not 0 < np.prod(shape) <= _LARGEST or not (found := _parts(name, shapes)):
+        if not 1 <= len(shape) <= 3 or not 0 < np.prod(shape) <= _LARGEST or not _is_gain(name, shapes):
             continue
         values = tensor(name)
         if values.dtype.kind in "fV":  # V: the formats that NumPy lacks
-            kind = re.sub(r"\d+", "*", name if found[-1] != "0" else name.removesuffix("0")) + "0" * (found[-1] == "0")
-            groups.setdefault(kind, []).append((values.astype(np.float64), _has_bias(name, found[-1], shapes)))
+            kind = re.sub(r"\d+(?=.*[./])", "*", name)
+            groups.setdefault(kind, []).append((values.astype(np.float64), _has_bias(name, shapes)))
     if not groups:
         some = ", ".join(list(shapes)[:4]) or "none"
         raise errors.InputValueError(
@@ -133,12 +134,14 @@ def _read(path: Path) -> tensors.Tensors:
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         return tensors.orbax(_OP, path, size)
     if path.is_dir():
-        files = [tensors.safetensors(_OP, file) for file in sorted(path.glob("*.safetensors"))]
+        paths = sorted(path.glob("*.safetensors"))
+        for file in paths:
+            check_regular(_OP, file, _WANTED)
+        files = [tensors.safetensors(_OP, file) for file in paths]
         if files:
-            where = {name: tensor for shapes, tensor in files for name in shapes}
-            return {name: shape for shapes, _ in files for name, shape in shapes.items()}, lambda name: where[name](
-                name
-            )
+            readers = {name: tensor for shapes, tensor in files for name in shapes}
+            every = {name: shape for shapes, _ in files for name, shape in shapes.items()}
+            return every, lambda name: readers[name](name)
     else:
         check_regular(_OP, path, _WANTED)
         for suffix, read in (
@@ -151,8 +154,8 @@ def _read(path: Path) -> tensors.Tensors:
     raise errors.out_of_domain(_OP, "checkpoint", str(path), _WANTED, fix)
 
 
-def _parts(name: str, shapes: Mapping[str, Any]) -> list[str]:
-    """The parts of the name of a norm's gain; none of another tensor's."""
+def _is_gain(name: str, shapes: Mapping[str, Any]) -> bool:
+    """Whether it is the name of a norm's gain, among the names of the others."""
     parts = re.split(r"[./]", name)
     *above, last = parts
     in_keras = above[-1:] == ["vars"]
@@ -161,20 +164,19 @@ def _parts(name: str, shapes: Mapping[str, Any]) -> list[str]:
     is_gain = last == "0" if in_keras else _GAIN.search(last)
     # the layer itself, or the one around it: norm.weight, norm.scale.value, layer_norm_weight, cell_lns
     named = any(_NORM.search(part) for part in above[-2:]) or re.search(r"norm_|^new_std$|_ln_?s$", last)
-    if not (is_gain and named) or any(_OTHER.search(part) or _TRAINER.search(part) for part in parts):
-        return []
+    of_others = parts[0] in _MOMENTS or any(_OTHER.search(part) or _TRAINER.search(part) for part in parts)
+    if not (is_gain and named) or of_others:
+        return False
     others = ("2", "3") if in_keras else _OF_BATCHES
     prefix = name[: len(name) - len(last)]
-    return [] if any(prefix + other in shapes for other in others) else parts
+    return not any(prefix + other in shapes for other in others)
 
 
-def _has_bias(name: str, last: str, shapes: Mapping[str, Any]) -> bool:
+def _has_bias(name: str, shapes: Mapping[str, Any]) -> bool:
+    last = re.split(r"[./]", name)[-1]
     prefix = name[: len(name) - len(last)]
-    others = {_BIASES.get(last, ""), last.replace("weight", "bias"), last.replace("lns", "lnb"), "new_mean"} - {
-        last,
-        "",
-    }
-    return any(prefix + other in shapes for other in others)
+    others = [_BIASES.get(last, last), last.replace("weight", "bias"), last.replace("lns", "lnb"), "new_mean"]
+    return any(other != last and prefix + other in shapes for other in others)
 
 
 def _kind(name: str, members: list[tuple[np.ndarray[Any, Any], bool]]) -> Kind:

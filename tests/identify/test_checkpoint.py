@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ OTHERS = {
     "blocks.0.norm1.running_mean": gains(0),
     "exp_avg.model.norm.weight": gains(0),
     "optimizer/norm/weight": gains(0),
+    "mu/norm/scale": gains(0),
     "model.norm.counts": np.arange(3),
     "model.norm_proj.weight": np.zeros((4, 4, 4, 4), np.float32),
     "batch_normalization/vars/0": gains(1),
@@ -78,6 +80,7 @@ def test_bfloat16_in_several_files(tmp_path: Path) -> None:
         ({"encoder_cell_lns": gains(1)}, "w"),
         ({"ln_f.weight": gains(1)}, "w"),
         ({"blocks/ln_1/scale": np.stack([gains(1)] * 4)}, "w"),  # of layers that were scanned
+        ({"attention.v.norm.weight": gains(1)}, "w"),
         ({"norm.weight": gains(0.5)}, "unclear"),
         ({"norm.weight": np.abs(gains(0.1))}, "unclear"),  # small and positive, as in the first layers of LLaMA
         ({"a.norm.weight": gains(1), "a.norm.bias": gains(0)}, "bias"),
@@ -112,12 +115,16 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         ("a.pt", r"expected a .safetensors.*files of pickle \(.pt, .bin, .ckpt\) are never read"),
         ("a.npz", "is an array of Python objects, expected numbers; it is never unpickled"),
         ("cut.safetensors", "cut.safetensors is damaged"),
-        ("others.npz", "has no gain of a norm among its 10 tensors, expected a name such as .*; its names are model"),
+        ("others.npz", "has no gain of a norm among its 11 tensors, expected a name such as .*; its names are model"),
         ("escape.safetensors", r"has the name 'norm\.\\x1b\[2Jweight', expected printable words"),
         ("nan.npz", "norm.weight has NaN or infinity, expected finite gains"),
     ):
         with pytest.raises(ValueError, match=words):
             identify_checkpoint(tmp_path / name)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder" / "a.safetensors")
+    with pytest.raises(ValueError, match=r"a\.safetensors is no regular file, expected a \.safetensors"):
+        identify_checkpoint(tmp_path / "folder")
     with pytest.raises(FileNotFoundError, match=r"nothing.npz is missing, expected a .safetensors, .npz"):
         identify_checkpoint(tmp_path / "nothing.npz")
     assert not (tmp_path / "sprung").exists()

@@ -19,9 +19,9 @@ from rmsnorm.parity.judge import Implementation, Outcome
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 tf = pytest.importorskip("tensorflow")
 
-from tf_arrays import MODES, make, to_tf  # noqa: E402
+from tf_arrays import MODES, converted, make, to_tf  # noqa: E402
 from tf_checks import check_near, check_values  # noqa: E402
-from tf_gradients import by_compiled_graph, by_tape, by_vjp, forward_mode  # noqa: E402
+from tf_gradients import GRAPHS, by_compiled_graph, by_tape, by_vjp, forward_mode  # noqa: E402
 
 from rmsnorm.tf_impl import rms_norm, rms_norm_vjp  # noqa: E402
 
@@ -69,6 +69,19 @@ def test_in_every_kind_of_graph_it_is_the_golden(mode: str, case: str) -> None:
     """
     first = BY_NAME[case].variants[0]
     hold(mode, traced(mode), [run for run in select((first,), brief=True) if run[0].name == case])
+
+
+@pytest.mark.parametrize("way", GRAPHS)
+@pytest.mark.sample(len(GRAPHS))
+def test_gradients_by_every_way_through_a_graph(way: Any) -> None:
+    """A tape within and around the function, and tf.gradients: what crosses between graphs is what it says."""
+    x, scale, bias, options = make({"mask": (2, 3, 4, 5), "axis": (1, 3)}, "float64", "float64", 0)
+    dy = np.random.default_rng(1).standard_normal(x.shape)
+    want = golden.rms_norm_vjp(dy, x, scale, bias, variant="zhang_torch", **options)
+    terms = term_sizes(x, scale, bias, dy=dy, tangents=(dy, None, None), variant="zhang_torch", **options)
+    got = way(to_tf(dy), [*map(to_tf, (x, scale, bias))], {**converted(options), "variant": "zhang_torch"})
+    for g, w, quantity in zip(got, want, ("dx", "dscale", "dbias"), strict=True):
+        check_near(g, w, terms[quantity], 2 * x.size + 32)
 
 
 @pytest.mark.parametrize("dtype", dtypes.HALF)

@@ -22,12 +22,5 @@ def to_numpy(value: Any) -> Any:
     return None if value is None else BRIDGE.fetch(value)
 
 
-def torch_options(options: dict[str, Any]) -> dict[str, Any]:
-    converted = {name: to_torch(value) for name, value in options.items()}
-    if "out_dtype" in options:
-        converted["out_dtype"] = getattr(torch, options["out_dtype"])
-    return converted
-
-
 def randn(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
