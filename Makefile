@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # In a folder of its own, for processes of its own: imported after TensorFlow it ends the process.
 TRITON := 'triton==3.9.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all times mutants gpu-check fuzz lint types docs format clean
+.PHONY: check quick test test-all times mutants experiments gpu-check fuzz lint types docs format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm check --backend numpy --backend torch --backend tf --backend flax
@@ -26,6 +26,10 @@ times: $(VENV)/ready
 # Puts 100 small faults into the package, one at a time, and says which of them the tests notice: 45 minutes.
 mutants: $(VENV)/ready
 	$(BIN)/python tests/mutation.py --json mutants.json
+
+# The paper's experiments whose results are missing, one after another, and the page of all: two hours on one core.
+experiments: $(VENV)/ready
+	$(BIN)/python -m experiments all
 
 # What an edit breaks first: specification, errors, formula, golden and interface, in NumPy and PyTorch. Of the dtypes, float32.
 quick: $(VENV)/ready

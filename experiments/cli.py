@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -51,19 +53,27 @@ def _command(experiment: Experiment) -> Callable[..., None]:
     """The function of a command, with the options of the experiment as typer reads them: from its signature."""
     own = {row.name: row for row in fields(experiment.options)}
 
-    def command(norm: list[str] | None, seeds: list[str], data: Path | None, out: Path | None, **values: Any) -> None:
-        from experiments.results import show
+    def command(
+        norm: list[str] | None, seeds: list[str], times: int, data: Path | None, out: Path | None, **values: Any
+    ) -> None:
+        from experiments.results import show, show_times
         from experiments.run import run
+        from experiments.timing import times_of
 
         norms = _parts(norm) or list(experiment.norms)
         options = experiment.options(**values)
         folder = out or Path("runs") / experiment.name
-        show(run(experiment, options, norms, _numbers(seeds), data, folder, _Bar()))
+        _limit_threads(options.threads)
+        if times:
+            show_times(times_of(experiment, options, norms, times, data, folder, _Bar("turns")))
+        else:
+            show(run(experiment, options, norms, _numbers(seeds), data, folder, _Bar()))
         typer.echo(f"written to {folder}")
 
     shared = {
         "norm": (list[str] | None, None, f"{', '.join(experiment.norms)}. Repeatable, or separated by commas."),
-        "seeds": (list[str], ["1"], "Seeds. Repeatable, or separated by commas."),
+        "seeds": (list[str], ["1"], "Seeds. Repeatable, or separated by commas. Five decide."),
+        "times": (int, 0, "Do not train to the end: measure a step so many times with each norm and all operations."),
         "data": (Path | None, None, "Folder with the real data; without it the default data."),
         "out": (Path | None, None, f"Folder of the results, where a run continues. By default runs/{experiment.name}."),
     }  # fmt: skip
@@ -83,6 +93,13 @@ def _command(experiment: Experiment) -> Callable[..., None]:
     return command
 
 
+def _limit_threads(count: int) -> None:
+    """Before a framework is imported, which reads these."""
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), str(count))
+    flag = f"--xla_cpu_multi_thread_eigen={'true' if count > 1 else 'false'}"  # XLA takes one thread or all
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+
+
 def _parts(values: list[str] | None) -> list[str]:
     return list(dict.fromkeys(part.strip() for value in values or () for part in value.split(",")))
 
@@ -97,10 +114,10 @@ def _numbers(values: list[str]) -> list[int]:
 class _Bar:
     """Progress with the time that is left: a bar in a terminal, else a line for every evaluation."""
 
-    def __init__(self) -> None:
-        console = Console(stderr=True)
+    def __init__(self, unit: str = "steps") -> None:
+        self.unit, console = unit, Console(stderr=True)
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False),
             console=console, disable=not console.is_terminal,
         )  # fmt: skip
@@ -123,21 +140,48 @@ class _Bar:
         if self.bar.disable:
             task = self.bar.tasks[self.task]
             left = "" if task.time_remaining is None else f", {task.time_remaining:.0f} s left"
-            print(f"{text}, {task.completed:g} of {task.total:g} steps{left}", file=sys.stderr, flush=True)
+            print(f"{text}, {task.completed:g} of {task.total:g} {self.unit}{left}", file=sys.stderr, flush=True)
 
 
 for _name in NAMES:
     app.command(name=_name)(_command(get(_name)))
 
 
+_RESULTS: Final = Path("experiments/results")
+_FOLDER: Any = Annotated[Path, typer.Option(help="Folder with a folder for each run.", file_okay=False)]
+
+
+@app.command(name="all")
+def every(
+    names: Annotated[list[str] | None, typer.Argument(help="Some of the runs of our page; by default all.")] = None,
+    out: _FOLDER = _RESULTS,
+) -> None:
+    """Start each run of our page whose results are missing, one after another. Then write the page."""
+    from experiments.runs import RUNS, missing
+
+    known = [planned.name for planned in RUNS]
+    for name in names or ():
+        if name not in known:
+            raise errors.not_a_choice("experiments", "the run", name, known)
+    out.mkdir(parents=True, exist_ok=True)
+    for planned, file in missing(out):
+        if planned.name in (names or known):
+            typer.echo(f"{planned.name}: {'times' if file == 'times.json' else 'training'}")
+            command = [sys.executable, "-m", "experiments", *planned.arguments(file, out)]
+            if subprocess.run(command, check=False).returncode:  # a process of its own: of one framework
+                raise typer.Exit(UNUSABLE)
+    if not missing(out):
+        report(out, out.parent / "RESULTS.md")
+
+
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that experiments wrote.")],
+    folder: _FOLDER = _RESULTS,
     out: Annotated[Path, typer.Option(help="The page, in Markdown.", dir_okay=False)] = Path("report.md"),
 ) -> None:
-    """One page of several runs: tables with the paper's numbers beside ours, and the figures."""
+    """The page of all runs: the claim, the answer, tables and figures."""
     from experiments.report import page
     from rmsnorm.files import write_text
 
-    write_text(out, page(folders, out.parent))
+    write_text(out, page(folder, out.parent))
     typer.echo(f"written to {out}")

@@ -14,10 +14,12 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from experiments.norms import KINDS
 from rmsnorm import errors
 
 NAMES: Final = ("mlp", "translation", "transformer", "reader", "retrieval", "cifar")
 NORMS: Final = ("none", "batch", "weight", "layer", "rms", "prms")
+PARTIAL: Final = 0.0625  # of pRMSNorm in the paper
 
 State = Mapping[str, np.ndarray[Any, Any]]
 
@@ -33,6 +35,13 @@ class Trainer(Protocol):
 
     def step(self, number: int) -> float:
         """Train on the batch of this number, counted from 0, to the end: no work of a device is left. The loss."""
+        ...
+
+    def seconds(self) -> dict[str, float]:
+        """Train on the first batch once more. Seconds of ``forward`` and ``backward``, and of the whole ``step``.
+
+        The first call may compile.
+        """
         ...
 
     def evaluate(self) -> dict[str, float]:
@@ -63,6 +72,18 @@ class Task(Protocol):
         ...
 
 
+def partial_of(norm: str) -> float | None:
+    """The fraction of the elements in the statistic of a norm: that in its name in percent, or the paper's 6.25 %.
+
+    >>> partial_of("rms"), partial_of("prms"), partial_of("prms-25")
+    (None, 0.0625, 0.25)
+    """
+    name, _, percent = norm.partition("-")
+    if name != "prms":
+        return None
+    return float(percent) / 100 if percent else PARTIAL
+
+
 def option(default: Any, text: str, *, least: float | None = None, choices: tuple[str, ...] = ()) -> Any:
     """A field of ``Options``, which is an option on the command line."""
     return field(default=default, metadata={"help": text, "least": least, "choices": choices})
@@ -78,6 +99,11 @@ class Options:
 
     steps: int = option(1000, "Training steps.", least=1)
     every: int = option(100, "Steps from one evaluation to the next.", least=1)
+    operations: str = option(
+        "ours", "LayerNorm of the framework and RMSNorm of this package; both of the framework; or both as separate"
+        " operations, as in the paper's programs:", choices=KINDS,
+    )  # fmt: skip
+    threads: int = option(1, "Threads of the framework; small matrices are fastest on one.", least=1)
 
     def __post_init__(self) -> None:
         for name, row in self.__dataclass_fields__.items():
@@ -100,6 +126,8 @@ class Experiment:
         options: the class of its options.
         open: reads the data from a folder, or makes the default data where that is None. Loads the framework.
         paper: time of a step in percent of that with LayerNorm, minus 100, by norm, as the paper has it.
+        level: the quality that the best norm should reach by default.
+        margin: RMSNorm is not worse than LayerNorm, if its quality is not lower by more than this.
     """
 
     name: str
@@ -109,6 +137,8 @@ class Experiment:
     options: type[Options]
     open: Callable[[Any, Path | None], Task]
     paper: Mapping[str, float] = field(default_factory=dict)
+    level: float = 0.0
+    margin: float = 0.0
 
 
 def get(name: str) -> Experiment:

@@ -1,53 +1,232 @@
-"""One page of several runs, in Markdown."""
+"""The page of all runs, in Markdown: the claim, our answer, the tables, the figures. Nothing in it is by hand."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from experiments.figures import FIGURES
-from experiments.results import table
+from experiments.figures import OVERVIEW
+from experiments.norms import has
+from experiments.results import number, span
+from experiments.runs import RUNS, Planned
+from experiments.timing import PARTS
+from experiments.verdict import LEAST
 from rmsnorm.files import read_json, reading
 
-_WANTED = "a summary of python -m experiments"
+_WANTED: Final = "what python -m experiments all writes"
+_FIGURES: Final = (  # run, figure, what it is
+    ("translation", "loss-steps.svg", "the paper's figure of RNNSearch: the loss over the first steps"),
+    ("translation", "loss-seconds.svg", "the same over the seconds of training"),
+    ("center", "quality.svg", "its figure of robustness: BLEU where 0.2 is added to every matrix at the beginning"),
+    ("mlp-4", "quality.svg", "the MLP at a batch of 4"),
+)
+_HOW: Final = """\
+A *verdict* is on the statement that RMSNorm's quality is not lower than LayerNorm's by more than the margin. Margins
+and levels stand in the programs and were there before the runs. A seed is a pair: both norms begin with the same
+weights and train on the same batches. The interval of the median difference comes from the order of the differences
+and assumes no distribution; with five seeds it goes from the least to the largest, with 94 % confidence. *Yes* means
+that the whole interval is above minus the margin, *no* that all of it is below.
+
+A *time* is the least of many turns, in which all models take one step on the same batch in changing order, in one
+process with one thread and nothing beside it. *separate*: both norms as separate operations, as in the paper's
+programs. *framework*: both as the framework ships them. *ours*: RMSNorm of this package, LayerNorm of the framework. A
+model without a norm shows what a norm of no cost would save. PyTorch runs operation by operation; in Flax
+(`translation`, `retrieval`) XLA compiles whole steps, with every norm. On a CPU PyTorch ships LayerNorm as one kernel
+and RMSNorm as several operations; a call of ours has a fixed cost in Python, which counts where rows are few or
+short."""
+_CHANGES: Final = """\
+- **Size.** All models are small, so that five seeds fit into minutes. In a large model a norm is a smaller part of a
+  step, and its fixed cost counts less. `--data` and the options take the paper's data and sizes.
+- **A GPU.** Nothing here was measured on one; the paper's times were.
+- **More seeds.** Five decide only what every seed agrees on. `--seeds 1,2,3,4,5,6,7,8` continues a run; with eight the
+  interval leaves out one seed at each end.
+- **The seed experiment's MLP.** `mlp --as-published` has logits that are sigmoids and weights from N(0, 1). It hardly
+  trains with any norm, so it decides nothing."""
 
 
-def page(folders: Sequence[Path], beside: Path) -> str:
-    """The page, whole: what stands in a file of its name is lost. Links to figures begin at the folder ``beside``.
+def page(folder: Path, beside: Path) -> str:
+    """The page of the runs in a folder, whole: what stands in a file of its name is lost. Draws ``overview.svg``.
+
+    Links to figures begin at the folder ``beside``.
 
     Raises:
-        FileNotFoundError: a folder has no summary.
-        ValueError: a summary is damaged.
+        FileNotFoundError: a run is missing.
+        ValueError: a result is damaged.
     """
-    parts = [
-        "# The paper's experiments",
-        "Written by `python -m experiments report`; another run of it replaces this page.",
-    ]
-    for folder in folders:
-        path = folder / "summary.json"
-        result = read_json("report", path, _WANTED)
-        with reading("report", path, _WANTED):
-            parts += _section(result, Path(os.path.relpath(folder, beside)))
+    from experiments.figures import draw_overview
+
+    results = {run.name: _read(folder / run.name / "summary.json") for run in RUNS}
+    times = {run.name: _read(folder / run.name / "times.json") for run in RUNS if run.turns}
+    with reading("report", folder, _WANTED):
+        draw_overview(folder / OVERVIEW, results, times)
+        parts = [*_answer(results, times), f"![overview]({_link(folder / OVERVIEW, beside)})"]
+        parts += ["## Quality", "\n".join(_qualities(results)), "\n".join(_reached(results)), _batch(results)]
+        parts += ["## Time of a step", "\n".join(_times(times)), _parts_of_time(times)]
+        parts += ["## The paper's figures"]
+        parts += [f"![{text}]({_link(folder / name / file, beside)})\n*{text}.*" for name, file, text in _FIGURES]
+        parts += ["## How it was measured", _HOW, "\n".join(_sizes(results)), _machines(results, times)]
+        parts += ["## What would change it", _CHANGES]
     return "\n\n".join(parts) + "\n"
 
 
-def _section(result: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    options, machine = result["options"], result["environment"]
-    columns, rows = table(result)
-    yield f"## {folder.name}: {result['title']}"
-    yield "\n".join(_line(row) for row in (columns, ["---"] * len(columns), *rows))
+def _read(path: Path) -> Any:
+    return read_json("report", path, _WANTED)
+
+
+def _link(path: Path, beside: Path) -> str:
+    return Path(os.path.relpath(path, beside)).as_posix()
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    for cells in (columns, ["---"] * len(columns), *rows):
+        yield f"| {' | '.join(cells)} |"
+
+
+def _verdict(result: Mapping[str, Any], norm: str = "rms") -> str:
+    text: str = result["norms"][norm]["minus_layer"]["is_not_worse"]
+    return text
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _ratios(times: Mapping[str, Any], kind: str, norm: str = "rms", part: str = "step") -> dict[str, float]:
+    """Of the time with LayerNorm of the same kind."""
+    result = {}
+    for name, own in times.items():
+        norms = own["seconds"][kind]
+        if norm in norms:
+            result[name] = norms[norm][part] / norms["layer"][part]
+    return result
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * abs(1 - ratio):.0f} % {'less' if ratio < 1 else 'more'}"
+
+
+def _answer(results: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[str]:
+    yield "# Is RMSNorm as good as LayerNorm, in less time?"
+    yield "`python -m experiments report` writes this page from the results beside it."
     yield (
-        f"{result['quality']} after {options['steps']:,} steps, mean ± standard deviation over the seeds "
-        f"{', '.join(map(str, result['seeds']))}; the time is the median over the steps, in which the norms took turns."
+        "**The claim.** RMSNorm has the quality of LayerNorm and takes 7 % to 64 % less time "
+        "(Zhang & Sennrich 2019, [arXiv 1910.07467](https://arxiv.org/abs/1910.07467))."
     )
-    yield " ".join(f"![{name.removesuffix('.svg')}]({(folder / name).as_posix()})" for name in FIGURES)
-    chosen = ", ".join(f"{name} {value}" for name, value in {**options, **result["facts"]}.items())
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    yield f"{chosen}; {result['peak_memory'] / 2**20:.0f} MiB at most in memory."
-    yield f"{machine['processor']}, {machine['cores']} cores, {machine['date'][:10]}, {versions}."
+    groups = {text: [name for name, own in results.items() if _verdict(own) == text] for text in _VERDICTS}
+    counted = [(text, len(names), _names(names)) for text, names in groups.items() if names]
+    said = "; ".join(f"{text} in {count} of {len(results)} ({names})" for text, count, names in counted)
+    yield f"**Our answer on quality.** RMSNorm is not worse than LayerNorm by more than the margin: {said}."
+    sentences = []
+    for kind, text in _KINDS.items():
+        ratios = _ratios(times, kind)
+        least, most = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+        ends = f"{_percent(ratios[least])} (`{least}`) to {_percent(ratios[most])} (`{most}`)"
+        faster = sum(ratio < 1 for ratio in ratios.values())
+        sentences.append(
+            f"{text}, a step takes from {ends} time than with LayerNorm: less in {faster} of {len(ratios)}"
+        )
+    yield "**Our answer on time.** " + ". ".join(sentences) + "."
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+_VERDICTS: Final = ("yes", "not decided", "no")
+_KINDS: Final = {
+    "separate": "As separate operations, as in the paper's programs",
+    "framework": "As the frameworks ship both norms",
+    "ours": "With our RMSNorm and the framework's LayerNorm",
+}
+_NORMS: Final = {"none": "no norm", "rms": "RMSNorm", "prms": "pRMSNorm"}
+_TIMED: Final = [(norm, kind) for norm in _NORMS for kind in _KINDS if has(kind, norm)]
+
+
+def _qualities(results: Mapping[str, Any]) -> Iterator[str]:
+    rows = []
+    for name, result in results.items():
+        own, statement = result["norms"], result["statement"]
+        medians = [number(own[norm]["median"]) if norm in own else "-" for norm in ("none", "layer", "rms", "prms")]
+        partial = own["prms"]["minus_layer"]["is_not_worse"] if "prms" in own else "-"
+        difference = span(own["rms"]["minus_layer"]["interval"], "+")
+        level = "reached" if max(norm["median"] for norm in own.values()) >= statement["level"] else "**missed**"
+        rows.append(
+            [name, f"{result['quality']}, {number(statement['level'])} {level}", *medians, number(statement["margin"]),
+             difference, f"**{_verdict(result)}**", partial]
+        )  # fmt: skip
+    columns = ["run", "measure, level", "no norm", "LayerNorm", "RMSNorm", "pRMSNorm", "margin",
+               "RMSNorm minus LayerNorm", "not worse?", "pRMSNorm?"]  # fmt: skip
+    yield from _table(columns, rows)
+    yield ""
+    yield (
+        f"Medians of {LEAST} seeds after the last step; the difference is the interval of its median. The statistic of "
+        "pRMSNorm has the first 6.25 % of the elements of a norm, `prms-25` the first 25 %."
+    )
+
+
+def _reached(results: Mapping[str, Any]) -> Iterator[str]:
+    """All norms: quartiles and how soon the level is reached."""
+    rows = []
+    for name, result in results.items():
+        for norm, own in result["norms"].items():
+            steps = own["steps_to_level"]
+            pair = "-" if norm == "layer" else span(own["minus_layer"]["interval"], "+")
+            shown = "not by every seed" if steps is None else f"{steps:,.0f}"
+            rows.append([name, norm, span(own["quartiles"]), pair, shown, f"{result['options']['steps']:,}"])
+    yield "Quartiles of every norm, its difference from LayerNorm, and the first evaluation at the level (median):"
+    yield ""
+    yield from _table(["run", "norm", "quartiles", "minus LayerNorm", "steps to the level", "of"], rows)
+
+
+def _batch(results: Mapping[str, Any]) -> str:
+    """What batch norm does at both batch sizes of the MLP."""
+    shown = []
+    for name in ("mlp-60", "mlp-4"):
+        own = results[name]["norms"]
+        difference = span(own["batch"]["minus_layer"]["interval"], "+")
+        medians = [number(own[norm]["median"]) for norm in ("batch", "layer")]
+        loss = own["batch"]["loss"] / own["layer"]["loss"]
+        size = results[name]["options"]["batch_size"]
+        shown.append(
+            f"With {size} images in a batch its accuracy is {medians[0]}, LayerNorm's {medians[1]} (difference "
+            f"{difference}), and its training loss at the end is {loss:.2g} times LayerNorm's"
+        )
+    return (
+        f"Batch norm and the size of a batch, in the MLP. {'. '.join(shown)}. It trains with the statistics of a "
+        "batch; the accuracy is measured with their running means."
+    )
+
+
+def _times(times: Mapping[str, Any]) -> Iterator[str]:
+    rows = []
+    for name, own in times.items():
+        paper = own.get("paper", {}).get("rms")
+        cells = []
+        for norm, kind in _TIMED:
+            ratio = _ratios({name: own}, kind, norm).get(name)
+            cells.append("-" if ratio is None else f"{ratio:.2f}")
+        rows.append([name, *cells, "-" if paper is None else f"{1 + paper / 100:.2f}"])
+    columns = [f"{_NORMS[norm]}, {kind}" for norm, kind in _TIMED]
+    yield from _table(["of LayerNorm's time", *columns, "RMSNorm in the paper"], rows)
+
+
+def _parts_of_time(times: Mapping[str, Any]) -> str:
+    shown = []
+    for part in PARTS[:2]:
+        ratios = {kind: _ratios(times, kind, part=part) for kind in _KINDS}
+        texts = (f"{kind} " + ", ".join(f"{ratio:.2f}" for ratio in own.values()) for kind, own in ratios.items())
+        shown.append(f"{part}: {'; '.join(texts)}")
+    return f"RMSNorm's ratios in the order of the rows, {'. '.join(shown)}."
+
+
+def _sizes(results: Mapping[str, Any]) -> Iterator[str]:
+    planned: dict[str, Planned] = {run.name: run for run in RUNS}
+    for name, result in results.items():
+        facts = ", ".join(f"{fact} {value}" for fact, value in result["facts"].items())
+        options = "".join(f" --{option.replace('_', '-')} {value}" for option, value in planned[name].options.items())
+        yield f"- `{name}`, `python -m experiments {planned[name].experiment}{options}`: {result['title']}; {facts}."
+
+
+def _machines(results: Mapping[str, Any], times: Mapping[str, Any]) -> str:
+    first = next(iter(times.values()))["environment"]
+    dates = {own["environment"]["date"][:10] for own in (*results.values(), *times.values())}
+    versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
+    return f"{first['processor']}, {first['cores']} cores, {' and '.join(sorted(dates))}, {versions}."

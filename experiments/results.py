@@ -8,13 +8,14 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median, quantiles
 from typing import Any, Final
 
 import numpy as np
 
 from experiments.experiment import Experiment
 from experiments.record import Record
+from experiments.verdict import interval, is_not_worse
 from rmsnorm import screen
 from rmsnorm.bench.files import environment
 from rmsnorm.files import write_text
@@ -23,8 +24,16 @@ ROWS: Final = 200  # of metrics.csv, for a seed and a norm; the rows of evaluati
 
 
 def summary(experiment: Experiment, record: Record, seeds: Sequence[int], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What summary.json says. Times are medians over the steps of all seeds; quality is that of the last step."""
+    """What summary.json says. Times are medians over the steps of all seeds; quality is that of the last step.
+
+    ``minus_layer`` compares a norm with LayerNorm, seed by seed: see experiments.verdict.
+    """
     norms = {norm: _of_norm(experiment, record, seeds, norm) for norm in record.settings["norms"]}
+    for own in norms.values() if "layer" in norms else ():
+        pairs = zip(own["quality"], norms["layer"]["quality"], strict=True)
+        differences = [value - other for value, other in pairs]
+        verdict = is_not_worse(differences, experiment.margin)
+        own["minus_layer"] = {"interval": interval(differences), "is_not_worse": verdict}
     return {
         **record.settings,
         "title": experiment.title,
@@ -42,14 +51,25 @@ def _of_norm(experiment: Experiment, record: Record, seeds: Sequence[int], norm:
     own = [row for row in record.evaluations if row["norm"] == norm]
     last = [[row[experiment.quality] for row in own if row["seed"] == seed][-1] for seed in seeds]
     seconds = [row[1] for seed in seeds for row in record.measured[seed, norm]]
+    reached = [
+        next((row["step"] for row in own if row["seed"] == seed and row[experiment.quality] >= experiment.level), None)
+        for seed in seeds
+    ]
+    steps = None if None in reached else median(step for step in reached if step)  # None: a seed stays below
+    lower, middle, upper = quantiles(last, method="inclusive") if len(last) > 1 else last * 3
     return {
         "quality": last,
-        "mean": fmean(last),
-        "sd": stdev(last) if len(last) > 1 else None,
-        "loss": fmean(record.measured[seed, norm][-1][0] for seed in seeds),
+        "median": middle,
+        "quartiles": [lower, upper],
+        "steps_to_level": steps,
+        "loss": fmean(row[0] for seed in seeds for row in _last_tenth(record.measured[seed, norm])),
         "seconds_per_step": median(seconds),
         "parameters": record.parameters[norm],
     }
+
+
+def _last_tenth(rows: Sequence[Any]) -> Sequence[Any]:
+    return rows[-max(1, len(rows) // 10) :]
 
 
 def metrics(record: Record) -> Iterator[dict[str, Any]]:
@@ -92,25 +112,37 @@ def _finite(value: Any) -> Any:
 
 
 def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: quality, time of a step, its ratios to those of no norm and of LayerNorm, and the paper's."""
-    columns = ["norm", result["quality"], "ms a step", "of none", "of layer", "of layer in the paper", "parameters"]
+    """Columns and rows: quality with its quartiles, the difference from LayerNorm, and whether it is not worse."""
+    columns = ["norm", result["quality"], "quartiles", "steps to the level", "minus layer", "not worse"]
     rows = []
     for norm, own in result["norms"].items():
-        quality = _number(own["mean"]) + ("" if own["sd"] is None else f" ± {_number(own['sd'])}")
-        ratios = [_ratio(own, result["norms"].get(other)) for other in ("none", "layer")]
-        paper = result["paper"].get(norm)
-        shown = "-" if paper is None else f"{1 + paper / 100:.2f}"
-        rows.append([norm, quality, f"{own['seconds_per_step'] * 1e3:.3g}", *ratios, shown, f"{own['parameters']:,}"])
+        steps = own["steps_to_level"]
+        row = [norm, number(own["median"]), span(own["quartiles"]), "-" if steps is None else f"{steps:,.0f}"]
+        pair = own.get("minus_layer", {"interval": None, "is_not_worse": "-"})
+        is_layer = norm == "layer"
+        row += ["-", "-"] if is_layer else [span(pair["interval"], "+"), pair["is_not_worse"]]
+        rows.append(row)
     return columns, rows
 
 
-def _number(value: float | None) -> str:
-    return "not finite" if value is None or not math.isfinite(value) else f"{value:.4g}"
+def number(value: float | None, sign: str = "") -> str:
+    return "not finite" if value is None or not math.isfinite(value) else f"{value:{sign}.3g}"
 
 
-def _ratio(own: Mapping[str, Any], other: Mapping[str, Any] | None) -> str:
-    return "-" if other is None else f"{own['seconds_per_step'] / other['seconds_per_step']:.2f}"
+def span(ends: Sequence[float | None] | None, sign: str = "") -> str:
+    return "-" if ends is None else " to ".join(number(end, sign) for end in ends)
 
 
 def show(result: Mapping[str, Any]) -> None:
-    screen.console().print(screen.fitting_table(*table(result), ["parameters"]))
+    screen.console().print(screen.fitting_table(*table(result), ["steps to the level", "quartiles"]))
+
+
+def show_times(result: Mapping[str, Any]) -> None:
+    """The time of a step over that with LayerNorm of the same kind."""
+    rows = []
+    for kind, norms in result["seconds"].items():
+        for norm, own in norms.items():
+            ratios = [f"{own[part] / norms['layer'][part]:.2f}" for part in own] if "layer" in norms else ["-"] * 3
+            rows.append([kind, norm, *ratios, f"{own['step'] * 1e3:.3g}"])
+    columns = ["operations", "norm", "forward, of layer", "backward", "step", "ms a step"]
+    screen.console().print(screen.fitting_table(columns, rows, []))

@@ -50,6 +50,7 @@ def run(
         "experiment": experiment.name,
         "norms": list(norms),
         "options": asdict(options),
+        "statement": {"level": experiment.level, "margin": experiment.margin},  # before the run, and kept with it
         "data": str(data.resolve()) if data else None,
     }
     out.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -10,20 +11,36 @@ from torch import Tensor
 from torch.nn.utils.parametrizations import weight_norm
 
 from experiments.batches import generator
-from experiments.experiment import State
-from rmsnorm.nematus.cells import PARTIAL
+from experiments.experiment import State, partial_of
+from experiments.norms import norms
 from rmsnorm.torch_impl import RMSNorm
 
+_EPS = 1e-5
 
-def norm_layer(norm: str, size: int) -> torch.nn.Module:
+
+class Norm(torch.nn.Module):
+    """LayerNorm or RMSNorm over the last axis, with gain and offset, as ``--operations`` says."""
+
+    def __init__(self, norm: str, size: int, operations: str) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+        self.bias = torch.nn.Parameter(torch.zeros(size))
+        self.is_centred, self.partial, self.norms = norm == "layer", partial_of(norm), norms("torch", operations)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = x, self.weight, self.bias, _EPS
+        return self.norms.layer_norm(*own) if self.is_centred else self.norms.rms_norm(*own, self.partial)
+
+
+def norm_layer(norm: str, size: int, operations: str) -> torch.nn.Module:
     """The norm of a layer's sums, over the last axis. Weight normalisation is of the layer's weights: see weighted."""
     if norm == "batch":
         return torch.nn.BatchNorm1d(size)
-    if norm == "layer":
-        return torch.nn.LayerNorm(size)
-    if norm in ("rms", "prms"):
-        return RMSNorm(size, bias=True, partial=PARTIAL if norm == "prms" else None, variant="zhang_tf")
-    return torch.nn.Identity()
+    if norm.startswith("prms") or norm == "rms":
+        if operations == "ours":
+            return RMSNorm(size, eps=_EPS, bias=True, partial=partial_of(norm), variant="nematus")
+        return Norm(norm, size, operations)
+    return Norm(norm, size, operations) if norm == "layer" else torch.nn.Identity()
 
 
 def weighted(norm: str, layer: torch.nn.Module) -> torch.nn.Module:
@@ -55,14 +72,30 @@ class TorchTrainer:
     def step(self, number: int) -> float:
         return self.descend(self.loss(number))
 
+    def seconds(self) -> dict[str, float]:
+        """See experiments.experiment.Trainer."""
+        began = time.perf_counter()
+        loss = self.loss(0)
+        forward = time.perf_counter()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        backward = time.perf_counter()
+        self.update()
+        loss.item()
+        return {"forward": forward - began, "backward": backward - forward, "step": time.perf_counter() - began}
+
     def descend(self, loss: Tensor) -> float:
         """One step of the optimizer."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        self.update()
+        return loss.item()
+
+    def update(self) -> None:
+        """Change the parameters by their gradients."""
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
-        return loss.item()
 
     def state(self) -> State:
         arrays = {f"model/{name}": value for name, value in self.model.state_dict().items()}

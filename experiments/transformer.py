@@ -13,6 +13,10 @@ from experiments.translation import NORMS, TranslationOptions, open_task
 class TransformerOptions(TranslationOptions):
     """Sizes of the Transformer."""
 
+    steps: int = option(800, "Training steps; the paper has 300,000.", least=1)
+    every: int = option(100, "Steps from one evaluation to the next.", least=1)
+    framework: str = option("torch", "Framework:", choices=("torch", "keras", "flax"))
+    rate: float = option(0.003, "Learning rate of Adam; Nematus has 1e-4.", least=0)
     place: str = option("pre", "Norms before the blocks (Nematus) or after them (zero):", choices=("pre", "post"))
     state: int = option(64, "Size of the states; Nematus has 512.", least=4)
     inner: int = option(256, "Size of the inner layers; Nematus has 2048.", least=1)
@@ -34,5 +38,7 @@ EXPERIMENT = Experiment(
     norms=NORMS,
     options=TransformerOptions,
     open=open_task,
+    level=80.0,
+    margin=5.0,
     paper={"rms": -6.9, "prms": -9.3},
 )

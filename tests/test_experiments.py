@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,9 @@ from experiments.experiment import NAMES, Experiment, Options, get, option
 from experiments.images import mnist
 from experiments.report import page
 from experiments.run import run
+from experiments.runs import RUNS, missing
+from experiments.timing import PARTS
+from experiments.verdict import interval, is_not_worse
 
 ROOT = Path(__file__).parents[1]
 
@@ -174,30 +178,103 @@ def test_a_damaged_checkpoint_is_one_sentence(tmp_path):
             train(tmp_path, seeds=(1,))
 
 
-def test_the_report_has_the_papers_ratios_beside_ours(tmp_path):
-    result = train(tmp_path / "line")
-    line = next(line for line in page([tmp_path / "line"], tmp_path).splitlines() if line.startswith("| rms"))
-    seconds = {norm: row["seconds_per_step"] for norm, row in result["norms"].items()}
-    quality, _, of_none, of_layer, paper, parameters = [cell.strip() for cell in line.strip("|").split("|")][1:]
-    assert [float(part) for part in quality.split(" ± ")] == pytest.approx(
-        [np.mean(result["norms"]["rms"]["quality"]), np.std(result["norms"]["rms"]["quality"], ddof=1)], rel=1e-3
-    )
-    ratios = [seconds["rms"] / seconds[other] for other in ("none", "layer")]
-    assert [of_none, of_layer, paper, parameters] == [*(f"{ratio:.2f}" for ratio in ratios), "0.75", "1"]
-    summary = tmp_path / "line" / "summary.json"
-    assert json.loads(summary.read_text())["norms"].keys() == result["norms"].keys()
-    summary.write_text("{}")
-    with pytest.raises(ValueError, match=r"summary.json is damaged \('options'\), expected a summary"):
-        page([tmp_path / "line"], tmp_path)
+@pytest.fixture
+def results(tmp_path):
+    """A folder with results of all runs, made of the line's."""
+    made = train(tmp_path / "line", seeds=(1, 2, 3, 4, 5))
+    for planned in RUNS:
+        norms = planned.norms or ("none", "batch", "layer", "rms", "prms")
+        own = {norm: made["norms"].get(norm, made["norms"]["rms"]) for norm in norms}
+        quality = [-1.0, -1.0, 0.0, 1.0, 2.0] if planned.name == "reader" else [0.0, 0.0, 1.0, 0.0, 0.0]
+        pairs = {"interval": (min(quality), max(quality)), "is_not_worse": is_not_worse(quality, 0.5)}
+        own |= {"rms": {**own["rms"], "quality": quality, "minus_layer": pairs}}
+        own |= {"layer": {**own["layer"], "quality": [0.0] * 5}}
+        folder = tmp_path / "results" / planned.name
+        folder.mkdir(parents=True)
+        statement, options = {"level": 0.9, "margin": 0.5}, {"steps": 30, "batch_size": 4}
+        result = {**made, "norms": own, "statement": statement, "options": options, "title": planned.name}
+        (folder / "summary.json").write_text(json.dumps(result))
+        ratios = {"ours": 0.8, "framework": 1.25, "separate": 0.5}
+        parts = {
+            kind: {norm: dict.fromkeys(PARTS, ratio if norm == "rms" else 1.0) for norm in ("none", "layer", "rms")}
+            for kind, ratio in ratios.items()
+        }
+        times = {"seconds": parts, "paper": {"rms": -24.7}, "environment": made["environment"]}
+        (folder / "times.json").write_text(json.dumps(times))
+    return tmp_path / "results"
 
 
-def test_the_committed_report_is_what_the_program_writes():
+@pytest.mark.usefixtures("figures")
+def test_the_page_says_what_the_results_say(results):
+    text = page(results, results.parent)
+    lines = text.splitlines()
+    assert "not worse than LayerNorm by more than the margin: yes in 7 of 8 (`translation`, " in text
+    assert "not decided in 1 of 8 (`reader`)." in text
+    assert "a step takes from 50 % less (`translation`) to 50 % less (`translation`) time than with LayerNorm: " in text
+    assert "less in 7 of 7. As the frameworks ship both norms, a step takes from 25 % more" in text
+    rows = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in lines if "|" in line
+    }
+    assert rows["reader"][-1] == "0.75", "the last table with that row is of times; the paper's is 24.7 % less"
+    assert len(lines) <= 150
+    for figure in re.findall(r"\]\((\S+)\)", text):
+        assert figure.startswith(("http", "results/"))
+    (results / "reader" / "summary.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"is damaged \('norms'\), expected what python -m experiments all writes"):
+        page(results, results.parent)
+
+
+def test_missing_runs_are_named_with_the_command_that_makes_them(results):
+    assert missing(results) == []
+    (results / "center" / "times.json").unlink()
+    (results / "reader" / "times.json").unlink()
+    (results / "mlp-4" / "summary.json").unlink()
+    assert [(planned.name, file) for planned, file in missing(results)] == [
+        ("reader", "times.json"), ("mlp-4", "summary.json"),
+    ]  # fmt: skip
+    (_, times), (planned, summary) = missing(results)
+    assert planned.arguments(times, Path("r")) == [
+        "mlp", "--batch-size", "4", "--steps", "6000", "--out", "r/mlp-4", "--times", "400"
+    ]  # fmt: skip
+    assert planned.arguments(summary, Path("r"))[-2:] == ["--seeds", "1,2,3,4,5"]
+
+
+def test_the_committed_page_is_what_the_program_writes(tmp_path):
     """Without a line by hand, which the next report would lose."""
-    path = ROOT / "experiments" / "RESULTS.md"
-    text = path.read_text()
-    names = re.findall(r"^## ([\w-]+): ", text, re.MULTILINE)
-    assert sorted(names) == sorted(folder.name for folder in (path.parent / "results").iterdir())
-    assert text == page([path.parent / "results" / name for name in names], path.parent)
+    folder = ROOT / "experiments" / "results"
+    copy = tmp_path / "results"
+    shutil.copytree(folder, copy)  # where the figure may be drawn again
+    assert (folder.parent / "RESULTS.md").read_text() == page(copy, tmp_path)
+    for planned in RUNS:
+        own, statement = planned.of, json.loads((folder / planned.name / "summary.json").read_text())["statement"]
+        assert statement == {"level": own.level, "margin": own.margin}, "which was there before the run"
+
+
+@pytest.mark.parametrize(
+    ("differences", "want"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], None),  # the least of four is above the median with a probability of 1/16
+        ([5.0, 1.0, 4.0, 2.0, 3.0], (1.0, 5.0)),
+        ([*range(8)], (1, 6)),
+        ([*range(7)], (0, 6)),
+    ],
+)
+def test_the_interval_of_a_median(differences, want):
+    assert interval(differences) == want
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says():
+    draw = np.random.default_rng(1)
+    counts = [low <= 0 <= high for low, high in (interval(draw.standard_cauchy(5)) for _ in range(2000))]
+    assert 0.92 < np.mean(counts) < 0.955, "1 - 2/32 = 0.9375, and 5 standard deviations are 0.027"
+
+
+def test_a_verdict():
+    assert is_not_worse([-0.1, 0.0, 0.1, 0.2, 0.3], 0.1) == "yes"
+    assert is_not_worse([-0.11, 0.0, 0.1, 0.2, 0.3], 0.1) == "not decided"
+    assert is_not_worse([-0.5, -0.4, -0.3, -0.2, -0.11], 0.1) == "no"
+    assert is_not_worse([float("nan")] * 5, 0.1) == "not decided"
+    assert is_not_worse([0.0] * 4, 0.1) == "not decided"
 
 
 def test_options_are_checked():
@@ -244,7 +321,7 @@ def test_mlp_by_the_command(tmp_path, monkeypatch, capfd):
     assert len(err.splitlines()) == 2
     assert err.startswith("seed 1 accuracy none 0.")
     result = json.loads((tmp_path / "mlp" / "summary.json").read_text())
-    assert list(result["norms"]) == ["none", "batch", "weight", "layer", "rms", "prms"]
+    assert list(result["norms"])[:6] == ["none", "batch", "weight", "layer", "rms", "prms"]
     assert out.split("written")[0].split() != []
     sizes = {norm: row["parameters"] for norm, row in result["norms"].items()}
     plain = 8 * (64 + 8 + 8 + 10 + 3) + 10

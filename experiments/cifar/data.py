@@ -20,7 +20,9 @@ _TRAIN: Final = tuple(f"cifar-10-batches-py/data_batch_{number}" for number in r
 _TEST: Final = "cifar-10-batches-py/test_batch"
 _LARGEST: Final = 2**26  # bytes of a file in the archive; those of CIFAR-10 have 31 MB
 _WANTED: Final = "the archive of CIFAR-10 for Python"
-_SCALE: Final = 3  # of a digit of 8×8 in an image
+_SCALE: Final = 2  # of a digit of 8×8 in an image
+_CANVAS: Final = 16  # pixels of a side of such an image
+_NOISE: Final = 0.1  # the largest brightness of its background
 
 
 def cifar(folder: Path) -> Images:
@@ -100,7 +102,7 @@ _CLASSES: Final = {
 
 
 def digits_in_colour(count: int) -> Images:
-    """scikit-learn's digits, three times as large, somewhere on noise, in a colour that says nothing of the class.
+    """scikit-learn's digits, twice as large, on faint noise, in a colour that says nothing of the class.
 
     The first ``count`` of the training images, and all test images.
     """
@@ -110,9 +112,9 @@ def digits_in_colour(count: int) -> Images:
     def painted(images: Array) -> Array:
         large = images.reshape(-1, 8, 8).repeat(_SCALE, axis=1).repeat(_SCALE, axis=2)
         size = large.shape[1]
-        canvas = draw.uniform(0, 0.5, (len(large), 3, SIDE, SIDE)).astype(np.float32)
+        canvas = draw.uniform(0, _NOISE, (len(large), 3, _CANVAS, _CANVAS)).astype(np.float32)
         colours = draw.uniform(0.3, 1, (len(large), 3, 1, 1)).astype(np.float32)
-        corners = draw.integers(0, SIDE - size + 1, (len(large), 2))
+        corners = draw.integers(0, _CANVAS - size + 1, (len(large), 2))
         for image, ink, colour, (top, left) in zip(canvas, large, colours, corners, strict=True):
             window = image[:, top : top + size, left : left + size]
             window += ink * (colour - window)

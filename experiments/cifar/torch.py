@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from experiments.cifar import CIFAROptions
 
 SLOPE: Final = 0.1  # of the leaky ReLU
-DROPOUT: Final = 0.5
 _AT_ONCE: Final = 200  # test images
+_EPS: Final = 1e-5
 
 
 class CIFARTask:
@@ -34,7 +34,8 @@ class CIFARTask:
         check_batch(options.batch_size, len(images.train))
         self.options = options
         self.images = Images(*map(torch.from_numpy, whitened(images, options.whitening)))
-        self.facts = {"training images": len(images.train), "test images": len(images.test)}
+        sizes = {"training images": len(images.train), "test images": len(images.test)}
+        self.facts = {**sizes, "elements of a norm": "those of a channel, of LayerNorm all of an image"}
 
     def trainer(self, norm: str, seed: int) -> CIFARTrainer:
         seeded(seed)
@@ -46,7 +47,7 @@ class CIFARTrainer(TorchTrainer):
 
     def __init__(self, options: CIFAROptions, images: Images, norm: str, seed: int) -> None:
         self.options, self.images = options, images
-        model = conv_pool_cnn_c(norm, options.width)
+        model = conv_pool_cnn_c(norm, options.width, options.drop, options.operations)
         if norm == "weight":
             begin_by_data(model, images.train[: 5 * options.batch_size])
         super().__init__(model, torch.optim.Adam(model.parameters(), lr=options.rate), seed)
@@ -76,17 +77,38 @@ class ChannelNorm(torch.nn.Module):
     axis: those of the statistic: (2, 3) as in the authors' layer for Lasagne, or 1.
     """
 
-    def __init__(self, channels: int, axis: int | tuple[int, ...]) -> None:
+    def __init__(self, channels: int, axis: int | tuple[int, ...], operations: str) -> None:
         super().__init__()
-        self.axis = axis
+        self.axis, self.operations = axis, operations
         self.weight = torch.nn.Parameter(torch.ones(channels))
         self.bias = torch.nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.bias, variant="lasagne", axis=self.axis, feature_axis=1)
+        if self.operations == "ours":
+            y: Tensor = rms_norm(x, self.weight, self.bias, variant="lasagne", axis=self.axis, feature_axis=1)
+            return y
+        weight, bias = self.weight[:, None, None], self.bias[:, None, None]
+        if self.operations == "framework" and self.axis != 1:  # which has no gain along other axes than the last ones
+            return functional.rms_norm(x, x.shape[2:], eps=_EPS) * weight + bias
+        return x * (x * x).mean(self.axis, keepdim=True).add(_EPS).rsqrt() * weight + bias
 
 
-def conv_pool_cnn_c(norm: str, width: int) -> torch.nn.Sequential:
+class GroupNorm(torch.nn.Module):
+    """LayerNorm of images over channels and pixels, as Ba et al. 2016 have it, as separate operations."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(channels))
+        self.bias = torch.nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        axes = 1, 2, 3
+        centred = x - x.mean(axes, keepdim=True)
+        y = centred * (centred * centred).mean(axes, keepdim=True).add(_EPS).rsqrt()
+        return y * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+def conv_pool_cnn_c(norm: str, width: int, drop: float, operations: str = "ours") -> torch.nn.Sequential:
     """Three convolutions of 3×3 with ``width`` channels, pool, dropout; three of twice the width, pool, dropout; one
     without padding, two of 1×1, the mean over the image, and a dense layer, which is normalised, too."""
     wide = 2 * width
@@ -94,24 +116,26 @@ def conv_pool_cnn_c(norm: str, width: int) -> torch.nn.Sequential:
     channels = 3
     for block in (width, wide):
         for _ in range(3):
-            layers += _convolution(norm, channels, block, 3, "same")
+            layers += _convolution(norm, channels, block, 3, "same", operations)
             channels = block
-        layers += [torch.nn.MaxPool2d(2), torch.nn.Dropout(DROPOUT)]
-    layers += _convolution(norm, wide, wide, 3, "valid")
-    layers += [*_convolution(norm, wide, wide, 1, "valid"), *_convolution(norm, wide, wide, 1, "valid")]
+        layers += [torch.nn.MaxPool2d(2), torch.nn.Dropout(drop)]
+    for size in (3, 1, 1):
+        layers += _convolution(norm, wide, wide, size, "valid", operations)
     layers += [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()]
     dense = _begun(torch.nn.Linear(wide, CLASSES), 0.1)
-    last = norm_layer("rms" if norm == CHANNELS else norm, CLASSES)
+    last = norm_layer("rms" if norm == CHANNELS else norm, CLASSES, operations)
     return torch.nn.Sequential(*layers, weighted(norm, dense), last)
 
 
-def _convolution(norm: str, channels: int, width: int, size: int, padding: str) -> list[torch.nn.Module]:
+def _convolution(
+    norm: str, channels: int, width: int, size: int, padding: str, operations: str
+) -> list[torch.nn.Module]:
     convolution = _begun(torch.nn.Conv2d(channels, width, size, padding=padding), 0.05)
     norms: dict[str, Any] = {
         "batch": lambda: torch.nn.BatchNorm2d(width),
-        "layer": lambda: torch.nn.GroupNorm(1, width),  # over channels and pixels, as Ba et al. 2016 have it
-        "rms": lambda: ChannelNorm(width, (2, 3)),
-        CHANNELS: lambda: ChannelNorm(width, 1),
+        "layer": lambda: GroupNorm(width) if operations == "separate" else torch.nn.GroupNorm(1, width),
+        "rms": lambda: ChannelNorm(width, (2, 3), operations),
+        CHANNELS: lambda: ChannelNorm(width, 1, operations),
     }
     return [weighted(norm, convolution), norms.get(norm, torch.nn.Identity)(), torch.nn.LeakyReLU(SLOPE)]
 

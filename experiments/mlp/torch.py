@@ -29,7 +29,8 @@ class MLPTask:
     def __init__(self, options: MLPOptions, images: Images) -> None:
         self.options, self.images = options, Images(*map(torch.from_numpy, images))
         check_batch(options.batch_size, len(images.train))
-        self.facts = {"training images": len(images.train), "test images": len(images.test)}
+        sizes = {"training images": len(images.train), "test images": len(images.test)}
+        self.facts = {**sizes, "elements of a norm": str(options.width)}
 
     def trainer(self, norm: str, seed: int) -> MLPTrainer:
         seeded(seed)
@@ -37,9 +38,11 @@ class MLPTask:
 
 
 class MLPTrainer(TorchTrainer):
-    """sigmoid(norm(x W + b)) three times, then the seed's output layer: its logits are sigmoids too.
+    """sigmoid(norm(x W + b)) three times, then an output layer. Biases begin as 0.
 
-    Weights are drawn from N(0, 1), biases are 0.
+    Weights are drawn from N(0, 16 / (rows + columns)), which suits sigmoids (Glorot & Bengio 2010). As published, they
+    are drawn from N(0, 1), and the logits are sigmoids, too: then no class can have more than 0.24 of the probability,
+    and most sigmoids begin where they have no slope.
     """
 
     def __init__(self, options: MLPOptions, images: Images, norm: str, seed: int) -> None:
@@ -47,8 +50,10 @@ class MLPTrainer(TorchTrainer):
         sizes = [images.train.shape[1], *[options.width] * HIDDEN]
         layers: list[torch.nn.Module] = []
         for size, width in pairwise(sizes):
-            layers += [weighted(norm, _linear(size, width)), norm_layer(norm, width), torch.nn.Sigmoid()]
-        model = torch.nn.Sequential(*layers, weighted(norm, _linear(options.width, CLASSES)), torch.nn.Sigmoid())
+            dense = weighted(norm, _linear(size, width, options))
+            layers += [dense, norm_layer(norm, width, options.operations), torch.nn.Sigmoid()]
+        layers += [weighted(norm, _linear(options.width, CLASSES, options))]
+        model = torch.nn.Sequential(*layers, *([torch.nn.Sigmoid()] if options.as_published else []))
         super().__init__(model, torch.optim.SGD(model.parameters(), lr=options.rate), seed)
 
     def loss(self, number: int) -> Tensor:
@@ -63,8 +68,8 @@ class MLPTrainer(TorchTrainer):
         return {"accuracy": right.float().mean().item()}
 
 
-def _linear(size: int, width: int) -> torch.nn.Linear:
+def _linear(size: int, width: int, options: MLPOptions) -> torch.nn.Linear:
     layer = torch.nn.Linear(size, width)
-    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.weight, std=1.0 if options.as_published else 4 / (size + width) ** 0.5)
     torch.nn.init.zeros_(layer.bias)
     return layer

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from experiments.batches import batch_of, check_batch
+from experiments.norms import used
 from experiments.reader import cloze
 from experiments.reader.config import LAYERS, Config
 from experiments.reader.model import AttentiveReader
@@ -32,14 +33,14 @@ class ReaderTask:
 
     def __init__(self, options: ReaderOptions, data: Path | None) -> None:
         self.options = options
-        torch.set_num_threads(options.threads)
         sizes = options.questions, options.tested
         self.data = cloze.read(data, *sizes, options.longest, options.vocabulary) if data else cloze.generated(*sizes)
         check_batch(options.batch_size, len(self.data.train))
         if not self.data.test:
             raise errors.out_of_domain("experiments", "tested", options.tested, "1 or more without --data", "take more")
         sizes = len(self.data.train), len(self.data.test)
-        self.facts = {"training questions": sizes[0], "test questions": sizes[1], "words": self.data.words}
+        counts = {"training questions": sizes[0], "test questions": sizes[1], "words": self.data.words}
+        self.facts = {**counts, "elements of a norm": f"{options.width} or {4 * options.width}"}
 
     def trainer(self, norm: str, seed: int) -> ReaderTrainer:
         return ReaderTrainer(self.options, self.data, norm, seed)
@@ -58,11 +59,14 @@ class ReaderTrainer(TorchTrainer):
         )  # fmt: skip
         model = AttentiveReader(config, initial(config.shapes(), seed)).train()
         super().__init__(model, torch.optim.Adam(model.parameters(), lr=options.rate), seed)
+        self.norms = used("torch", options.operations)
 
     def loss(self, number: int) -> Tensor:
         seeded(self.seed, number)
         rows = batch_of(len(self.data.train), self.options.batch_size, self.seed, number)
-        return self.model.cost(*cloze.batch([self.data.train[row] for row in rows]))
+        with self.norms:
+            cost: Tensor = self.model.cost(*cloze.batch([self.data.train[row] for row in rows]))
+        return cost
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

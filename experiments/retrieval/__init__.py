@@ -15,7 +15,7 @@ __all__ = ["EXPERIMENT", "Config", "load", "save"]
 class RetrievalOptions(Options):
     """Those of the generated images; the paper has batches of 128, 1024 features, and words of 300."""
 
-    steps: int = option(600, "Training steps.", least=1)
+    steps: int = option(1000, "Training steps.", least=1)
     every: int = option(100, "Steps from one evaluation to the next.", least=1)
     batch_size: int = option(64, "Images in a batch; the paper has 128.", least=2)
     rate: float = option(1e-3, "Learning rate of Adam.", least=0)
@@ -40,5 +40,7 @@ EXPERIMENT = Experiment(
     norms=("none", "layer", "rms", "prms"),
     options=RetrievalOptions,
     open=_open,
+    level=90.0,
+    margin=2.0,
     paper={"rms": -40.8, "prms": -63.9},
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +13,12 @@ from jax import numpy as jnp
 
 from experiments.batches import batch_of, check_batch, generator
 from experiments.experiment import State
+from experiments.norms import used
 from experiments.retrieval import captions
 from experiments.retrieval.config import LAYERS, Config
 from experiments.retrieval.model import OrderEmbedding
 from experiments.retrieval.ranks import FOLDS, over_folds
+from experiments.timing import compiled_apart, of_programs
 from experiments.weights import initial
 from rmsnorm import errors
 
@@ -45,8 +46,10 @@ class RetrievalTask:
         if test < FOLDS:
             want = f"at least {FOLDS}, one for every fold"
             raise errors.out_of_domain("experiments", "number of test images", test, want, "take more")
-        self.facts = {"training images": train, "test images": test, "words": self.data.words}
+        counts = {"training images": train, "test images": test, "words": self.data.words}
+        self.facts = {**counts, "elements of a norm": f"{options.width} or {2 * options.width}"}
         self.compiled: dict[str, tuple[Any, ...]] = {}
+        self.norms = used("flax", options.operations)
 
     def trainer(self, norm: str, seed: int) -> RetrievalTrainer:
         if norm not in self.compiled:  # once for all seeds
@@ -57,18 +60,19 @@ class RetrievalTask:
                 dim_image=self.data.train.images.shape[1], encoder=layer, margin=options.margin,
             )  # fmt: skip
             self.compiled[norm] = config, *_functions(config, optax.adam(options.rate))
-        return RetrievalTrainer(self.options, self.data, seed, *self.compiled[norm])
+        return RetrievalTrainer(self, seed, *self.compiled[norm])
 
 
-def _functions(config: Config, optimizer: Any) -> tuple[Any, Callable[..., Any], dict[str, Callable[..., Any]]]:
-    """The optimizer, a step, and what computes embeddings and errors."""
+def _functions(config: Config, optimizer: Any) -> tuple[Any, tuple[Any, ...], Any, dict[str, Callable[..., Any]]]:
+    """The optimizer; cost, gradients and a step; the compiled step; and what computes embeddings and errors."""
 
-    def cost(parameters: Any, *batch: Any) -> jax.Array:
+    def cost(parameters: Any, _: Any, *batch: Any) -> jax.Array:
         return OrderEmbedding(config, parameters).cost(*batch)
 
-    @partial(jax.jit, donate_argnums=(0, 1))
+    both = jax.value_and_grad(cost)
+
     def step(parameters: Any, slots: Any, *batch: Any) -> Any:
-        loss, gradients = jax.value_and_grad(cost)(parameters, *batch)
+        loss, gradients = both(parameters, slots, *batch)
         gradients = jax.tree.map(lambda g: g * jnp.minimum(1, LARGEST / jnp.linalg.norm(g.ravel())), gradients)
         with jax.numpy_dtype_promotion("standard"):  # Optax multiplies numbers of other dtypes
             updates, slots = optimizer.update(gradients, slots)
@@ -77,7 +81,8 @@ def _functions(config: Config, optimizer: Any) -> tuple[Any, Callable[..., Any],
     def method(name: str) -> Callable[..., Any]:
         return jax.jit(lambda parameters, *batch: getattr(OrderEmbedding(config, parameters), name)(*batch))
 
-    return optimizer, step, {name: method(name) for name in ("sentences", "images", "errors")}
+    methods = {name: method(name) for name in ("sentences", "images", "errors")}
+    return optimizer, (cost, both, step), jax.jit(step, donate_argnums=(0, 1)), methods
 
 
 class RetrievalTrainer:
@@ -85,27 +90,37 @@ class RetrievalTrainer:
 
     def __init__(
         self,
-        options: RetrievalOptions,
-        data: captions.Dataset,
+        task: RetrievalTask,
         seed: int,
         config: Config,
         optimizer: Any,
-        step: Callable[..., Any],
+        programs: tuple[Any, ...],
+        update: Callable[..., Any],
         methods: dict[str, Callable[..., Any]],
     ) -> None:
-        self.options, self.data, self.seed = options, data, seed
-        self.update, self.methods = step, methods
+        self.options, self.data, self.norms, self.seed = task.options, task.data, task.norms, seed
+        self.programs, self.update, self.methods = programs, update, methods
+        self.timed: list[Any] = []
         self.weights = {name: jnp.asarray(value) for name, value in initial(config.shapes(), seed).items()}
         self.slots = optimizer.init(self.weights)
         self.parameters = sum(value.size for value in self.weights.values())
         copies = jax.tree.map(jnp.copy, (self.weights, self.slots))
-        jax.block_until_ready(self.update(*copies, *self._batch(0)))  # XLA compiles before the first step is timed
+        with self.norms:
+            jax.block_until_ready(self.update(*copies, *self._batch(0)))  # XLA compiles before the first step is timed
 
     def step(self, number: int) -> float:
-        loss, self.weights, self.slots = jax.block_until_ready(
-            self.update(self.weights, self.slots, *self._batch(number))
-        )
+        with self.norms:  # where another length is compiled
+            loss, self.weights, self.slots = jax.block_until_ready(
+                self.update(self.weights, self.slots, *self._batch(number))
+            )
         return float(loss)
+
+    def seconds(self) -> dict[str, float]:
+        arguments = self.weights, self.slots, *self._batch(0)
+        if not self.timed:
+            with self.norms:
+                self.timed = compiled_apart(self.programs, *arguments)
+        return of_programs(*(lambda own=own: jax.block_until_ready(own(*arguments)) for own in self.timed))
 
     def _batch(self, number: int) -> tuple[np.ndarray, ...]:
         count, size = len(self.data.train.images), self.options.batch_size

@@ -33,12 +33,16 @@ _MODULES: Final = {"torch": "torch", "keras": "tf", "flax": "flax"}
 
 
 class Learner(Protocol):
-    """A model of a framework and its optimizer, made from (config, parameters, learning rate, largest gradient)."""
+    """A model of a framework and its optimizer, made from (config, parameters, options)."""
 
     model: Any
 
     def minimise(self, batch: Batch) -> float:
         """One step of Adam on the mean loss of the sentences, which is returned."""
+        ...
+
+    def seconds_of(self, batch: Batch) -> dict[str, float]:
+        """Train on the batch. See experiments.experiment.Trainer.seconds."""
         ...
 
     def state(self) -> State: ...
@@ -69,13 +73,15 @@ class TranslationTask:
         self.pairs = [pair for pair in pairs if min(map(len, pair)) > 1 and max(map(len, pair)) <= options.longest + 1]
         check_batch(options.batch_size, len(self.pairs))
         sizes = {"source words": self.config.source_vocab_sizes[0], "target words": self.config.target_vocab_size}
-        self.facts = {"sentences": len(self.pairs), **sizes}
+        rows = variables(self.config.replace(norm="rms"))
+        gains = sorted({row.shape[-1] for row in rows if row.name.endswith("/scale")})
+        self.facts = {"sentences": len(self.pairs), **sizes, "elements of a norm": " or ".join(map(str, gains))}
 
     def trainer(self, norm: str, seed: int) -> TranslationTrainer:
         config = self.config.replace(norm=norm)
         learner = import_module(f"experiments.translation.{self.options.framework}").Learner
         parameters = begin(config, seed, self.options.init_center)
-        return TranslationTrainer(self, config, learner(config, parameters, self.options.rate, self.options.clip), seed)
+        return TranslationTrainer(self, config, learner(config, parameters, self.options), seed)
 
     @lru_cache(maxsize=1)  # noqa: B019  (a task lives as long as the program)
     def batch(self, seed: int, number: int) -> Batch:
@@ -97,6 +103,9 @@ class TranslationTrainer:
         batch = self.task.batch(self.seed, number)
         loss, y_mask = self.learner.minimise(batch), batch[3]
         return loss if self.config.dialect == "zero" else loss * y_mask.shape[1] / float(y_mask.sum())
+
+    def seconds(self) -> dict[str, float]:
+        return self.learner.seconds_of(self.task.batch(self.seed, 0))
 
     def evaluate(self) -> dict[str, float]:
         texts, options = self.task.texts, self.task.options

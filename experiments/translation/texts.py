@@ -20,7 +20,7 @@ _SHARED: Final = 0.5  # of the words of a text are in a vocabulary that fits, or
 _ENDS: Final = ("<EOS>", "eos", "</s>")
 
 _SYLLABLES: Final = ("ba", "de", "fi", "go", "lu", "ma", "ne", "ri", "so", "tu")
-_NOUNS, _ADJECTIVES, _VERBS, _PREPOSITIONS = 40, 20, 20, 6
+_NOUNS, _ADJECTIVES, _VERBS, _PREPOSITIONS = 12, 6, 6, 3
 
 
 class Texts(NamedTuple):
