@@ -96,10 +96,10 @@ class Call:
 
     @property
     def without_gate(self) -> Call:
-        """The norm alone: of x * f(z) before, and after with y in the dtype of the product."""
+        """The norm alone: of h * f(z) before, and after with y in the dtype of the product."""
         assert self.gate is not None  # noqa: S101
         if self.is_gated_before:
-            return replace(self, x=self.gate, sum=self.gate, gate=None)
+            return replace(self, x=self.gate, sum=self.gate, gate=None, exact_sum=False)
         return replace(self, result=self.gate, gate=None)
 
     @property
@@ -183,9 +183,6 @@ def resolve(
             _check_float(op, name, array)
             if not _agree(array.shape, x.shape):
                 raise errors.wrong_shape(op, name, array.shape, x.shape, f"x {x}")
-    for name, other in (("mask", mask), ("residual", residual)):
-        if gate is not None and other is not None:
-            raise errors.gate_and(op, name)
     if mask is not None:
         if mask.dtype != "bool":
             raise errors.wrong_dtype(op, "mask", mask.dtype, ["bool"])

@@ -186,11 +186,6 @@ def missing_primal(op: str, tangent: str) -> ValueError:
     return InputValueError(f"{op}: {tangent} is given without {primal}, expected both or neither; pass {primal} too")
 
 
-def gate_and(op: str, name: str) -> ValueError:
-    fix = "add it to x first" if name == "residual" else "multiply by f(gate) outside"
-    return InputValueError(f"{op}: there is a gate and a {name}, expected one of the two; {fix}")
-
-
 def install(extra: str) -> str:
     """How an extra is installed, in every message; the package is not on PyPI yet.
 

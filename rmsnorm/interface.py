@@ -47,7 +47,7 @@ class Forward(Protocol[In_contra, Out_co]):
     @overload
     def __call__(
         self, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: In_contra, gate: None = None, return_inverse_rms: Literal[False] = False,
+        residual: In_contra, gate: In_contra | None = None, return_inverse_rms: Literal[False] = False,
         **options: Unpack[Options],
     ) -> tuple[Out_co, Out_co]: ...  # fmt: skip
     @overload
@@ -59,7 +59,7 @@ class Forward(Protocol[In_contra, Out_co]):
     @overload
     def __call__(
         self, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: In_contra, gate: None = None, return_inverse_rms: Literal[True],
+        residual: In_contra, gate: In_contra | None = None, return_inverse_rms: Literal[True],
         **options: Unpack[Options],
     ) -> tuple[Out_co, Out_co, Out_co]: ...  # fmt: skip
     @overload
@@ -71,7 +71,7 @@ class Forward(Protocol[In_contra, Out_co]):
 
 
 class Gradients(Protocol[In_contra, Out_co]):
-    """``rms_norm_vjp`` of a framework: (dx, dscale, dbias), and dresidual or dgate where there is one.
+    """``rms_norm_vjp`` of a framework: (dx, dscale, dbias), and dresidual and dgate where there are such.
 
     The gradients of parameters are Any, as they are None without the parameter.
     """
@@ -91,6 +91,11 @@ class Gradients(Protocol[In_contra, Out_co]):
         self, dy: Any, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
         residual: None = None, gate: In_contra, **options: Unpack[Options],
     ) -> tuple[Out_co, Any, Any, Out_co]: ...  # fmt: skip
+    @overload
+    def __call__(
+        self, dy: Any, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
+        residual: In_contra, gate: In_contra, **options: Unpack[Options],
+    ) -> tuple[Out_co, Any, Any, Out_co, Out_co]: ...  # fmt: skip
     @overload
     def __call__(
         self, dy: Any, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,

@@ -95,6 +95,36 @@ def test_golden_gradients_are_the_slopes_of_the_golden(function, position):
 
 
 @pytest.mark.parametrize(("function", "position"), GATES)
+def test_golden_gradients_with_a_mask_and_a_residual_are_the_slopes_of_the_golden(function, position):
+    """Of the elements that the mask lets through: y under it is a constant, and h is returned without the gate."""
+    variant, random = gated("gemma", function, position), np.random.default_rng(5)
+    x, gain, bias, z = arrays("float64", "float64")
+    mask = random.random(x.shape) < 0.7
+    primals = [x, gain, bias, random.normal(size=x.shape), z]
+    dy, dh, *tangents = (random.normal(size=p.shape) for p in (x, x, *primals))
+
+    def loss(step, moved):
+        moves = [t if i in moved else 0.0 for i, t in enumerate(tangents)]
+        x, gain, bias, residual, z = (p + step * t for p, t in zip(primals, moves, strict=True))
+        y, h = numpy_impl.rms_norm(x, gain, bias, variant=variant, mask=mask, residual=residual, gate=z)
+        assert np.array_equal(h, x + residual)
+        return np.sum(dy * mask * y) + np.sum(dh * h)
+
+    options = {"variant": variant, "mask": mask, "residual": primals[3]}
+    gradients = numpy_impl.rms_norm_vjp((dy, dh), x, gain, bias, gate=z, **options)
+    for i, (gradient, tangent) in enumerate(zip(gradients, tangents, strict=True)):
+        slope = (loss(1e-5, [i]) - loss(-1e-5, [i])) / 2e-5  # its square and what it rounds off: both about 1e-10
+        np.testing.assert_allclose(np.sum(gradient * tangent), slope, rtol=1e-7)
+    along = numpy_impl.rms_norm_jvp((x, gain, bias), tangents[:3], gate=z, **options)
+    without = numpy_impl.rms_norm_vjp(dy, x, gain, bias, gate=z, **options)
+    pairs = zip(without[:3], tangents, strict=False)
+    np.testing.assert_allclose(np.sum(dy * along), sum(np.sum(g * t) for g, t in pairs), rtol=1e-12)
+    x[~mask] = z[~mask] = np.nan
+    others = numpy_impl.rms_norm_vjp(dy, x, gain, bias, gate=z, **options)
+    assert all(np.array_equal(got, want) for got, want in zip(others, without, strict=True))
+
+
+@pytest.mark.parametrize(("function", "position"), GATES)
 def test_what_is_not_finite_propagates_as_in_the_equation(function, position):
     x, z = np.ones((5, 8)), np.random.default_rng(0).normal(size=(5, 8))
     x[0, 1], x[1, 2], x[2, 3], x[3, 1] = np.inf, -np.inf, np.nan, 1e308
@@ -363,8 +393,6 @@ def test_what_is_no_gate_is_refused():
     for wrong, sentence in (
         ({"gate": z[:1]}, r"gate has shape \(1, 5, 24\), expected \(2, 5, 24\)"),
         ({"gate": z > 0}, "gate has dtype bool"),
-        ({"gate": z, "mask": z > 0}, "there is a gate and a mask, expected one of the two"),
-        ({"gate": z, "residual": x}, "there is a gate and a residual, expected one of the two; add it to x first"),
     ):
         with pytest.raises((TypeError, ValueError), match=f"rms_norm: {sentence}"):
             numpy_impl.rms_norm(x, gain, **wrong)

@@ -43,12 +43,13 @@ operations.
                       term of dh and of jvp has h / rho twice, and 1/rho: 30. In jvp and dx another product with f: 36.
 
 A sum x + residual that is normalised before it is rounded errs by 1, so 1/rho by 1 and h / rho by 2: inverse_rms 1, y
-and dscale 2. The second term of dx and jvp has h / rho twice, and 1/rho: 5.
+and dscale 2. The second term of dx and jvp has h / rho twice, and 1/rho: 5. dgate is made of y, 2, or of dh and of the
+sum itself, 6.
 
 Automatic differentiation of another program rounds what the formulas do not, where h / rho is rounded to a format
 before the gain: that format is then the one of the operations after it, and of their derivatives. dx: dy * gain is
 rounded, 1. dscale: h / rho, and its product with dy, 2. A gate after the norm: dy f(z) is rounded before all three and
-dbias, 1. A gate before it: dgate is the product of f'(z) and the gradient for x f(z), which is rounded as dx is, 1.
+dbias, 1. A gate before it: dgate is the product of f'(z) and the gradient for h f(z), which is rounded as dx is, 1.
 Each is at most 1 in units of the terms, times the unit roundoff of that format over u.
 
 Bits: in 16 bits a correct implementation gives the bits of the golden's y, except where its own error carries a value
@@ -70,10 +71,11 @@ from rmsnorm.call import Call
 
 QUANTITIES = ("y", "inverse_rms", "dx", "dscale", "dbias", "dresidual", "dgate", "jvp")
 _GATE: Final = {
-    "after": {"y": 7, "dx": 6, "dscale": 6, "dbias": 6, "dgate": 1, "jvp": 7},
-    "before": {"y": 12, "inverse_rms": 6, "dx": 36, "dscale": 12, "dgate": 30, "jvp": 36},
+    "after": {"y": 7, "dx": 6, "dresidual": 6, "dscale": 6, "dbias": 6, "dgate": 1, "jvp": 7},
+    "before": {"y": 12, "inverse_rms": 6, "dx": 36, "dresidual": 36, "dscale": 12, "dgate": 30, "jvp": 36},
 }
 _SUM: Final = {"y": 2, "inverse_rms": 1, "dx": 5, "dresidual": 5, "dscale": 2, "jvp": 5}
+_SUM_OF_GATE: Final = {"after": 2, "before": 6}
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ def bound(
         "dgate": (2 * inverse + math.sqrt(n) + 8 if call.is_gated_before else inverse + 4) + 14,
     }[quantity]
     if call.exact_sum:
-        operations += _SUM.get(quantity, 0)
+        is_of_gate = quantity == "dgate"
+        operations += _SUM_OF_GATE[call.variant.gate_position] if is_of_gate else _SUM.get(quantity, 0)
     if call.gate is not None:
         operations += _GATE[call.variant.gate_position].get(quantity, 0)
     free = call.variant.rounding == "input_dtype"

@@ -78,23 +78,29 @@ def term_sizes(
         out_dtype=out_dtype,
     )
     with np.errstate(all="ignore"):
+        h = add(x, residual, call.x)
         if gate is None:
-            return _term_sizes(call, add(x, residual, call.x), scale, bias, dy, tangents, dh, mask)
-        return _gated(call, x.astype(np.float64), scale, bias, dy, tangents, gate.astype(np.float64))
+            return _term_sizes(call, h, scale, bias, dy, tangents, dh, mask)
+        return _gated(call, h.astype(np.float64), scale, bias, dy, tangents, dh, mask, gate.astype(np.float64))
 
 
 def _gated(
-    call: Call, x: Array, scale: Array | None, bias: Array | None, dy: Array, tangents: Sequence[Array | None], z: Array
-) -> dict[str, Array]:
+    call: Call, h: Array, scale: Array | None, bias: Array | None, dy: Array, tangents: Sequence[Array | None],
+    dh: Array | None, mask: Array | None, z: Array,
+) -> dict[str, Array]:  # fmt: skip
+    def unmasked(array: Array) -> Array:
+        return np.where(True if mask is None else mask, np.abs(array), 0.0)
+
     s = np.exp(np.minimum(z, 0)) / (1 + np.exp(-np.abs(z)))
     f, slope = (z * s, s * (1 + np.abs(z) * (1 + s))) if call.variant.gate_function == "silu" else (s, s * (1 + s))
     if call.is_gated_before:
         moved = [None if tangents[0] is None else tangents[0] * f, *tangents[1:]]
-        sizes = _term_sizes(call, x * f, scale, bias, dy, moved, None, None)
-        return sizes | {"dx": sizes["dx"] * np.abs(f), "dgate": sizes["dx"] * np.abs(x) * slope}
-    sizes = _term_sizes(call, x, scale, bias, dy * f, tangents, None, None)
-    gated = {"y": sizes["y"] * np.abs(f), "jvp": sizes["jvp"] * np.abs(f)}
-    return sizes | gated | {"dgate": np.abs(dy.astype(np.float64)) * sizes["y"] * slope}
+        sizes = _term_sizes(call, h * f, scale, bias, dy, moved, None, mask)
+        dx = unmasked(sizes["dx"] * f) + (0.0 if dh is None else np.abs(dh.astype(np.float64)))
+        return sizes | {"dx": dx, "dresidual": dx, "dgate": unmasked(sizes["dx"] * h * slope)}
+    sizes = _term_sizes(call, h, scale, bias, dy * f, tangents, dh, mask)
+    gated = {"y": sizes["y"] * np.abs(f), "jvp": unmasked(sizes["jvp"] * f)}
+    return sizes | gated | {"dgate": unmasked(dy.astype(np.float64) * sizes["y"] * slope)}
 
 
 def _term_sizes(

@@ -19,7 +19,7 @@ from jax import numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from rmsnorm import errors
-from rmsnorm.call import Axis, Call, Spec, resolve, three_of
+from rmsnorm.call import Axis, Call, Spec, given, resolve, three_of
 from rmsnorm.flax_impl import arithmetic, rows
 from rmsnorm.flax_impl.arithmetic import Across, backward, elementwise, statistic
 from rmsnorm.flax_impl.gate import factor, slope
@@ -65,8 +65,8 @@ def rms_norm(
             takes it as a constant, so values under the mask reach no gradient. A row with nothing counted gives 0.
         residual: added to x first, in promote(x, residual); the sum h is returned beside y. ``residual_rounding`` of
             the variant says whether y is that of h before or after it is rounded.
-        gate: z, floating-point, shaped as x, in a call without mask and residual: y is multiplied by f(z), or x is
-            before it is normalised, as ``gate_function`` and ``gate_position`` of the variant say.
+        gate: z, floating-point, shaped as x: y is multiplied by f(z), or h is before it is normalised, as
+            ``gate_function`` and ``gate_position`` of the variant say.
         out_dtype: dtype of y; None for the variant's rule.
         return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; derivatives take it as a constant.
 
@@ -94,11 +94,8 @@ def rms_norm(
         "rms_norm", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
-    if gate is not None:
-        y, inverse_rms = gated(call, None, x, scale, bias, gate)
-    else:
-        h = add(x, residual, call.x)
-        y, inverse_rms = normalise(call, None, h, scale, bias, mask)
+    h = add(x, residual, call.x)
+    y, inverse_rms = gated(call, None, h, scale, bias, mask, gate)
     outputs = [y]
     if residual is not None:
         outputs.append(narrowed(h, call.sum))
@@ -136,8 +133,8 @@ def rms_norm_vjp(
         x, scale, bias and options: as for rms_norm; ``out_dtype`` does not enter.
 
     Returns:
-        (dx, dscale, dbias), each in the dtype of its argument, None where that is None; with ``residual``
-        (dx, dscale, dbias, dresidual), and with ``gate`` (dx, dscale, dbias, dgate).
+        (dx, dscale, dbias), each in the dtype of its argument, None where that is None. With ``residual`` dresidual
+        follows, and with ``gate`` dgate.
 
     Raises:
         TypeError, ValueError: as rms_norm; also when dy has another shape than x.
@@ -162,7 +159,7 @@ def rms_norm_vjp(
         dy=_spec(dy), dh=_spec(dh),
     )  # fmt: skip
     if gate is not None:
-        return _gated_vjp(call, dy, x, scale, bias, gate)
+        return _gated_vjp(call, dy, x, scale, bias, mask, residual, gate, dh)
     return _vjp(call, dy, x, scale, bias, mask, residual, dh)
 
 
@@ -235,42 +232,63 @@ def rms_norm_jvp(
         variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dx=_spec(dx), dscale=_spec(dscale), dbias=_spec(dbias),
     )  # fmt: skip
-    if gate is not None:
-        return _gated_jvp(call, x, scale, gate, dx, dscale, dbias)
     h = add(x, residual, call.x)
+    if gate is not None:
+        return _gated_jvp(call, h, scale, mask, gate, dx, dscale, dbias)
     return _push_forward(call, h, scale, mask, dx, dscale, dbias)
 
 
 def gated(
-    call: Call, across: Across | None, x: jax.Array, scale: jax.Array | None, bias: jax.Array | None, gate: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """y and 1 / rho of a checked call with a gate."""
-    f, inner = factor(call, gate), call.without_gate
-    y, inverse_rms = normalise(inner, across, x.astype(f.dtype) * f if call.is_gated_before else x, scale, bias, None)
-    return y if call.is_gated_before else convert(y * f, call.result), inverse_rms
+    call: Call, across: Across | None, h: jax.Array, scale: jax.Array | None, bias: jax.Array | None,
+    mask: jax.Array | None, gate: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """y and 1 / rho of a checked call, with a gate or not."""
+    if gate is None:
+        y, inverse_rms = normalise(call, across, h, scale, bias, mask)
+        return y, inverse_rms
+    f, inner = factor(call, _held(gate, mask)), call.without_gate
+    h = _held(h, mask).astype(f.dtype) * f if call.is_gated_before else h
+    y, inverse_rms = normalise(inner, across, h, scale, bias, mask)
+    return y if call.is_gated_before else _held(convert(y * f, call.result), mask), inverse_rms
 
 
 def _gated_vjp(
-    call: Call, dy: jax.Array, x: jax.Array, scale: jax.Array | None, bias: jax.Array | None, gate: jax.Array
-) -> tuple[Any, ...]:
-    f, inner = factor(call, gate), call.without_gate
-    wide = x.astype(f.dtype)
+    call: Call, dy: jax.Array, x: jax.Array, scale: jax.Array | None, bias: jax.Array | None, mask: jax.Array | None,
+    residual: jax.Array | None, gate: jax.Array, dh: jax.Array | None,
+) -> tuple[Any, ...]:  # fmt: skip
+    f, inner, h = factor(call, gate), call.without_gate, add(x, residual, call.x)
+    results: tuple[Any, ...]
     if call.is_gated_before:
-        dh, dscale, dbias = _vjp(inner, dy, wide * f, scale, bias)
-        dx, dgate = dh * f, dh * wide
+        h = h.astype(f.dtype)
+        gradient, dscale, dbias = _vjp(inner, dy, h * f, scale, bias, mask)
+        dgate, dx = gradient * h, _unmasked(gradient * f, mask)
+        of_sum = [convert(dx, _name(t)) if dh is None else add(dx, dh, _name(t)) for t in given([x, residual])]
+        results = of_sum[0], dscale, dbias, *of_sum[1:]
     else:
-        dx, dscale, dbias = _vjp(inner, dy.astype(f.dtype) * f, x, scale, bias)
-        dgate = dy.astype(f.dtype) * normalise(inner, None, x, scale, bias, None)[0]
-    dgate = convert(dgate * slope(call, gate), _name(gate))
-    return convert(dx, _name(x)), dscale, dbias, dgate
+        dy = dy.astype(f.dtype)
+        results = _vjp(inner, dy * f, x, scale, bias, mask, residual, dh)
+        dgate = dy * normalise(inner, None, h, scale, bias, mask)[0]
+    return *results, convert(_unmasked(dgate * slope(call, gate), mask), _name(gate))
 
 
-def _gated_jvp(call: Call, x: jax.Array, scale: Any, gate: jax.Array, dx: Any, dscale: Any, dbias: Any) -> jax.Array:
+def _gated_jvp(
+    call: Call, h: jax.Array, scale: Any, mask: Any, gate: jax.Array, dx: Any, dscale: Any, dbias: Any
+) -> jax.Array:
     f, inner = factor(call, gate), call.without_gate
     if not call.is_gated_before:
-        return convert(_push_forward(inner, x, scale, None, dx, dscale, dbias) * f, call.result)
+        return convert(_unmasked(_push_forward(inner, h, scale, mask, dx, dscale, dbias) * f, mask), call.result)
     dx = None if dx is None else dx.astype(f.dtype) * f
-    return _push_forward(inner, x.astype(f.dtype) * f, scale, None, dx, dscale, dbias)
+    return _push_forward(inner, h.astype(f.dtype) * f, scale, mask, dx, dscale, dbias)
+
+
+def _held(values: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """The values, of which derivatives take those under the mask as constants."""
+    return values if mask is None else jnp.where(mask, values, lax.stop_gradient(values))
+
+
+def _unmasked(values: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """0 under the mask, where gate and x may be NaN."""
+    return values if mask is None else jnp.where(mask, values, jnp.zeros_like(values))
 
 
 @bind(jax.custom_jvp, nondiff_argnums=(0, 1))

@@ -21,7 +21,7 @@ from rmsnorm import dtypes as formats
 from rmsnorm import errors
 from rmsnorm.call import check_axis
 from rmsnorm.flax_impl.arithmetic import Across
-from rmsnorm.flax_impl.functional import _arrays, _resolve, gated, normalise
+from rmsnorm.flax_impl.functional import _arrays, _resolve, gated
 from rmsnorm.flax_impl.rounding import add, narrowed
 from rmsnorm.interface import constructor
 from rmsnorm.variants import Preset, Variant, derive
@@ -136,7 +136,7 @@ class RMSNorm(nnx.RMSNorm):
     ) -> jax.Array: ...
     @overload
     def __call__(
-        self, x: jax.Array, mask: jax.Array | None = None, *, residual: jax.Array
+        self, x: jax.Array, mask: jax.Array | None = None, *, residual: jax.Array, gate: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]: ...
     def __call__(
         self,
@@ -155,8 +155,8 @@ class RMSNorm(nnx.RMSNorm):
             mask: bool, broadcasting to x: True counts in the statistic. Elsewhere y is normalised likewise but constant
                 to every derivative, and a row with nothing counted gives 0.
             residual: added to x first, in promote(x, residual).
-            gate: z, shaped as x, without mask and residual: y is multiplied by f(z), or x is before it is normalised,
-                as ``gate_function`` and ``gate_position`` of the variant say.
+            gate: z, shaped as x: y is multiplied by f(z), or h is before it is normalised, as ``gate_function`` and
+                ``gate_position`` of the variant say.
 
         Returns:
             y, shaped as x; with ``residual`` (y, x + residual).
@@ -215,10 +215,8 @@ def normalise_over(
         variant=variant, axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
     across = None if axis_name is None else Across(_hashable(axis_name), _hashable(axis_index_groups))
-    if gate is not None:
-        return gated(call, across, x, scale, bias, gate)[0]
     h = add(x, residual, call.x)
-    y, _ = normalise(call, across, h, scale, bias, mask)
+    y, _ = gated(call, across, h, scale, bias, mask, gate)
     return y if residual is None else (y, narrowed(h, call.sum))
 
 

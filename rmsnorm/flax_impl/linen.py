@@ -96,8 +96,8 @@ class RMSNorm(nn.RMSNorm):
             mask: broadcasting to x, cast to bool as flax.linen.RMSNorm does: True counts in the statistic. Elsewhere y
                 is normalised likewise but constant to every derivative, and a row with nothing counted gives 0.
             residual: added to x first, in promote(x, residual).
-            gate: z, shaped as x, without mask and residual: y is multiplied by f(z), or x is before it is normalised,
-                as ``gate_function`` and ``gate_position`` of the variant say.
+            gate: z, shaped as x: y is multiplied by f(z), or h is before it is normalised, as ``gate_function`` and
+                ``gate_position`` of the variant say.
 
         Returns:
             y, shaped as x; with ``residual`` (y, x + residual).

@@ -80,8 +80,8 @@ def rms_norm(
             takes it as a constant, so values under the mask reach no gradient. A row with nothing counted gives 0.
         residual: added to x first, in promote(x, residual); the sum h is returned beside y. ``residual_rounding`` of
             the variant says whether y is that of h before or after it is rounded.
-        gate: z, floating-point, shaped as x, in a call without mask and residual: y is multiplied by f(z), or x is
-            before it is normalised, as ``gate_function`` and ``gate_position`` of the variant say.
+        gate: z, floating-point, shaped as x: y is multiplied by f(z), or h is before it is normalised, as
+            ``gate_function`` and ``gate_position`` of the variant say.
         out_dtype: dtype of y; None for the variant's rule.
         return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; derivatives take it as a constant.
 
@@ -154,8 +154,8 @@ def rms_norm_vjp(
         x, scale, bias and options: as for rms_norm; ``out_dtype`` does not enter.
 
     Returns:
-        (dx, dscale, dbias), each in the dtype of its argument, None where that is None; with ``residual``
-        (dx, dscale, dbias, dresidual), and with ``gate`` (dx, dscale, dbias, dgate).
+        (dx, dscale, dbias), each in the dtype of its argument, None where that is None. With ``residual`` dresidual
+        follows, and with ``gate`` dgate.
 
     Raises:
         TypeError, ValueError: as rms_norm; also when dy has another shape than x.
@@ -181,10 +181,11 @@ def rms_norm_vjp(
     )  # fmt: skip
     rows = Rows(call)
     with np.errstate(all="ignore"):
-        h, after = _gated(call, _sum(call, x, residual), gate, rows)
+        ungated = _sum(call, x, residual)
+        h, after = _gated(call, ungated, gate, rows)
         v = apply(rows.of, scaled(dy))
         v = v if after is None else times(v, after)
-        gradient, along_scale, along_bias, ungated = (_empty(rows) for _ in range(4))
+        gradient, along_scale, along_bias, factored = (_empty(rows) for _ in range(4))
         for block, data in blocks(rows, call, h, scale, bias, mask):
             along, exponent = part(v, block)
             upstream = along.where(data.live, 0.0), exponent
@@ -193,22 +194,22 @@ def rms_norm_vjp(
             assign(along_scale, block, (along.where(data.live, 0.0), exponent))
             assign(gradient, block, backward(data, upstream))
             if after is not None:
-                assign(ungated, block, affine(call, data))  # y that the factor multiplies, as the variant rounds it
+                assign(factored, block, affine(call, data))  # y before the gate, as the variant rounds it
         results = [
             None if scale is None else rows.over_rows(along_scale).round(scale.dtype.name),
             None if bias is None else rows.over_rows(along_bias).round(bias.dtype.name),
         ]
         dx = apply(rows.back, gradient)
+        dgate: tuple[Array, ...] = ()
         if gate is None:
-            whole = dx[0].scaled(dx[1])
-            dx = (whole if dh is None else whole + DoubleDouble(dh)), np.zeros((), int)
+            dx = dx[0].scaled(dx[1]), np.zeros((), int)
         else:
-            dz = times(dx, scaled(x)) if after is None else times(scaled(dy), apply(rows.back, ungated))
-            results.append(_rounded(times(dz, slope(call, gate)), gate.dtype.name))
-            dx = times(dx, factor(call, gate)) if after is None else dx
-        if residual is not None:
-            results.append(_rounded(dx, residual.dtype.name))
-        return _rounded(dx, x.dtype.name), *results
+            dz = times(dx, ungated) if after is None else times(scaled(dy), apply(rows.back, factored))
+            dgate = (_rounded(_unmasked(times(dz, slope(call, gate)), mask), gate.dtype.name),)
+            dx = _unmasked(times(dx, factor(call, gate)), mask) if after is None else dx
+        dx = dx if dh is None else plus(dx, scaled(dh))
+        dresidual = () if residual is None else (_rounded(dx, residual.dtype.name),)
+        return _rounded(dx, x.dtype.name), *results, *dresidual, *dgate
 
 
 def rms_norm_jvp(
@@ -295,6 +296,11 @@ def _gated(call: Call, h: Scaled, gate: Array | None, rows: Rows) -> tuple[Scale
         return h, None
     f = factor(call, gate)
     return (times(h, f), None) if call.is_gated_before else (h, apply(rows.of, f))
+
+
+def _unmasked(terms: Scaled, mask: Array | None) -> Scaled:
+    """0 under the mask, where gate and x may be NaN."""
+    return terms if mask is None else (terms[0].where(np.broadcast_to(mask, terms[0].hi.shape), 0.0), terms[1])
 
 
 def _rounded(terms: Scaled, dtype: str) -> Array:

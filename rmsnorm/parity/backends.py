@@ -48,7 +48,8 @@ def _numpy(device: str) -> Implementation:
         call, rows = data.call, Rows(data.call)
         f, slope = (rows.of(part) for part in _gate(data))
         on_x, on_y = (f, np.ones(())) if call.is_gated_before else (np.ones(()), f)
-        h = rows.of(add(data.x, data.residual, "float64" if call.exact_sum else call.sum)).astype(np.float64) * on_x
+        total = rows.of(add(data.x, data.residual, "float64" if call.exact_sum else call.sum)).astype(np.float64)
+        h = total * on_x
         spread = [None if p is None else rows.of(p.reshape(call.feature_shape)) for p in (data.scale, data.bias)]
         unmasked = rows.of(np.asarray(True if data.mask is None else data.mask))
         dy, dh = (rows.of(v).astype(np.float64) for v in (data.dy, np.zeros(()) if data.dh is None else data.dh))
@@ -89,14 +90,14 @@ def _numpy(device: str) -> Implementation:
             dy[i], normalised[i], y[i] = v, inner, _affine(data, normalised[i], g, b)
         if rows.n:
             dy[~(unmasked & (np.arange(rows.n) < call.k)).any(axis=1)] = 0.0
-        dgate = dx * rows.of(data.x).astype(np.float64) if call.is_gated_before else own_dy * y
-        dgate, dx = rows.back(dgate * slope), rows.back(dx * on_x + dh)
+        dgate = np.where(unmasked, (dx * total if call.is_gated_before else own_dy * y) * slope, 0.0)
+        dgate, dx = rows.back(dgate), rows.back(np.where(unmasked, dx * on_x, 0.0) + dh)
         over = {"dscale": rows.back(dy * normalised), "dbias": rows.back(dy)}
         results = {
             "y": round_to(rows.back(y * on_y), call.result),
             "inverse_rms": round_to(rows.back(inverse_rms), call.inverse_rms),
             "dx": round_to(dx, data.x.dtype.name),
-            "jvp": round_to(rows.back(jvp * on_y), call.result),
+            "jvp": round_to(rows.back(np.where(unmasked, jvp * on_y, 0.0)), call.result),
         }
         for name, parameter in (("dscale", data.scale), ("dbias", data.bias)):
             if parameter is not None:

@@ -45,7 +45,7 @@ class Case:
             negative, so that the terms of a sum of gradients add up).
         scale, bias: whether there is one; bias None means as the variant has it.
         parameters: dtype of scale and bias, None for that of x.
-        mask: some elements not counted, with NaN under the mask, and a row with none.
+        mask: some elements not counted, with NaN in x and in a gate under the mask, and a row with none.
         residual, strided: whether there is a residual; whether x is a strided view.
         gate: gate_function and gate_position of the variant that it runs with; None for no gate.
         residual_rounding: that of the variant that it runs with; None for that of the variant itself.
@@ -188,6 +188,14 @@ CASES: Final = (
     Case("sigmoid gate", (16, 48), ("standard",), "another f, which is not 0 for z = 0", bias=True,
          gate=("sigmoid", "after")),
     Case("sigmoid gate of x", (16, 48), ("standard",), "and before the norm", gate=("sigmoid", "before")),
+    Case("gate, mask", (16, 48), ("standard", "llama"), "no gradient under the mask, where gate and x are NaN",
+         mask=True, gate=("silu", "after")),
+    Case("gate, residual", (16, 48), ("standard", "apex"), "a sum and its gate", residual=True,
+         gate=("silu", "after")),
+    Case("gate of x, masked sum", (6, 4, 12), ("llama",), "the masked statistic of (x + residual) f(z) in groups",
+         mask=True, residual=True, gate=("silu", "before"), options={"axis": -1, "feature_axis": (-2, -1)}),
+    Case("gate, exact sum", (16, 48), ("standard",), "a sum that is not rounded, and its gate", residual=True,
+         gate=("sigmoid", "before"), residual_rounding="after"),
 )  # fmt: skip
 
 
@@ -242,6 +250,8 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         room[1::2, 1::2] = x
         x = room[1::2, 1::2]
     gate = _gate(case.shape, dtype, random) if case.gate else None
+    if gate is not None and mask is not None:
+        gate[~mask & mask.any(axis=-1, keepdims=True)] = np.nan
     call = _call(case, chosen, dtype, scale, bias)
     return Data(
         case=case,

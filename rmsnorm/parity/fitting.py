@@ -19,7 +19,7 @@ _OF_THE_WIDTH: Final = ("wide", "very wide", "width 1", "one element", "no colum
 _ROWS: Final = 2**16  # elements of the different rows of a case, and
 _REPEATED: Final = 2**23  # of all of them, where the target has wide rows
 _WIDEST: Final = (1, 16381)  # of the case "wide": an outlier is 127 times the RMS; a Triton kernel takes up to 16384
-_GATED: Final = "gate"  # the case for an optional gate; what the gate does is said by the variant
+_GATED: Final = ("gate", "gate, mask", "gate, residual")  # for an optional gate: what it does, the variant says
 _PER_ROW: Final = ("x", "gate", "mask", "residual")
 
 
@@ -67,8 +67,6 @@ def fitted(
         if not reason:
             resized, case = matched(target, case, group_size)
             required = _requires_gate(resized, make(case, variant, dtype)) if required is None else required
-            if required and (case.mask or case.residual):
-                reason = "beside a gate there is neither a mask nor a residual"
         if reason:
             skipped.append(Skip(name, dtype, reason))
             continue
@@ -90,7 +88,7 @@ def _requires_gate(target: Target, data: Data) -> bool:
 
 def _unfit(target: Target, case: Case, dtype: str, group_size: int | None) -> str:
     """Why the target cannot be called with a case; empty if it can."""
-    if case.options or (case.gate and case.name != _GATED):
+    if case.options or (case.gate and case.name not in _GATED):
         return "an option of the call, of which check passes none"
     asked = {"mask": case.mask, "residual": case.residual, "gate": case.gate}
     if any(needed and argument not in target.arguments for argument, needed in asked.items()):

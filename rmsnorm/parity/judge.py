@@ -142,8 +142,8 @@ def _repeated(data: Data, once: Mapping[str, Expected], *, automatic: bool) -> d
 
 def named_gradients(data: Data, gradients: Sequence[Any]) -> dict[str, Any]:
     """What rms_norm_vjp returns for a case, by name."""
-    last = "dresidual" if data.gate is None else "dgate"
-    return dict(zip(("dx", "dscale", "dbias", last), gradients, strict=False))
+    more = [name for name in ("residual", "gate") if getattr(data, name) is not None]
+    return dict(zip(("dx", "dscale", "dbias", *(f"d{name}" for name in more)), gradients, strict=True))
 
 
 def golden(data: Data, quantities: Sequence[str] = QUANTITIES) -> dict[str, Array]:

@@ -46,13 +46,16 @@ def _candidate(data: Data, fault: str) -> Outcome:
     axes = call.feature_axes if fault == "groups ignored" else axes
     f, slope = _gate(data, fault)
     on_x, on_y = (f, 1.0) if call.is_gated_before != (fault == "gate on the other side") else (1.0, f)
-    h = x.astype(np.float64) * on_x
+    whole = x.astype(np.float64)
+    if data.residual is not None and fault not in ("residual dropped", "residual after the gate"):
+        whole = whole + data.residual.astype(np.float64)
+        if (variant.residual_rounding == "before") != (fault == "sum rounded on the other side"):
+            whole = _round(whole, call.sum)
+    h = whole * on_x
+    if data.residual is not None and fault == "residual after the gate":
+        h = h + data.residual.astype(np.float64)
     if fault == "x f(z) rounded":
         h = _round(h, call.x)
-    if data.residual is not None and fault != "residual dropped":
-        h = h + data.residual.astype(np.float64)
-        if (variant.residual_rounding == "before") != (fault == "sum rounded on the other side"):
-            h = _round(h, call.sum)
     gain_array, bias_array = data.scale, data.bias
     if fault == "gain and bias swapped":
         gain_array, bias_array = bias_array, gain_array
@@ -148,8 +151,9 @@ def _candidate(data: Data, fault: str) -> Outcome:
     if fault == "eps forgotten in dx":
         along_h = np.where(counted & (q > 0), c * inverse / np.where(q > 0, q * inverse, 1.0) * along, 0.0)
     dx = np.where(unmasked & ~empty, u * inverse - along_h, 0.0)
-    dgate = (dx * x.astype(np.float64) if call.is_gated_before else data.dy.astype(np.float64) * ungated) * slope
-    dx = dx if fault == "no gate in dx" else dx * on_x
+    dgate = (dx * whole if call.is_gated_before else data.dy.astype(np.float64) * ungated) * slope
+    dgate = dgate if fault == "NaN under the mask" else np.where(unmasked & ~empty, dgate, 0.0)
+    dx = dx if fault == "no gate in dx" else np.where(unmasked, dx * on_x, 0.0)
     if data.dh is not None and fault != "gradient of the residual branch dropped":
         dx = dx + data.dh.astype(np.float64)
     da, dg, db = (np.zeros(()) if t is None else t.astype(np.float64) for t in data.tangents)
@@ -159,7 +163,7 @@ def _candidate(data: Data, fault: str) -> Outcome:
         db.reshape(shape) if db.ndim else db,
     )
     jvp = da * inverse - inside * np.sum(np.where(np.isfinite(s), direction, 0.0) * da, axis=axes, keepdims=True) / size
-    jvp = np.where(unmasked & ~empty, jvp * (o + g) + inside * dg + db, 0.0) * on_y
+    jvp = np.where(unmasked & ~empty, (jvp * (o + g) + inside * dg + db) * on_y, 0.0)
 
     over = call.shared_axes
     result = "float32" if fault == "float32 result" else call.result
@@ -251,11 +255,15 @@ MUTANTS: Final = (
     Mutant("squares in float32", "squares overflow", (("huge", "standard"), ("huge", "llama")), _SPREAD),
     Mutant("squares in float32", "squares underflow", (("tiny", "paper"),), _SPREAD),
     Mutant("axis", "first axis for last", (("rows", "standard"), ("middle axis", "keras"))),
-    Mutant("mask ignored", "masked elements counted", (("mask", "standard"),)),
+    Mutant("mask ignored", "masked elements counted",
+           (("mask", "standard"), ("gate, mask", "llama"), ("gate of x, masked sum", "llama"))),
     Mutant("NaN under the mask", "NaN reaches the gain's gradient", (("mask", "standard"),)),
+    Mutant("NaN under the mask", "NaN reaches the gate's gradient", (("gate, mask", "standard"),)),
     Mutant("empty rows", "a row with nothing counted is not 0", (("mask", "standard"),)),
-    Mutant("residual dropped", "x alone is normalised", (("residual", "standard"),)),
-    Mutant("gradient of the residual branch dropped", "dh does not reach dx", (("residual", "llama"),)),
+    Mutant("residual dropped", "x alone is normalised", (("residual", "standard"), ("gate, residual", "standard"))),
+    Mutant("residual after the gate", "x f(z) + residual", (("gate of x, masked sum", "llama"),)),
+    Mutant("gradient of the residual branch dropped", "dh does not reach dx",
+           (("residual", "llama"), ("gate, residual", "apex"), ("gate of x, masked sum", "llama"))),
     Mutant("sum rounded on the other side", "before the norm", (("residual, exact sum", "llama"),), dtypes.HALF),
     Mutant("sum rounded on the other side", "after the norm", (("residual", "llama"),), dtypes.HALF),
     Mutant("no second term in dx", "1/rho taken for a constant"),

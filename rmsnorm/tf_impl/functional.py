@@ -8,6 +8,7 @@ TensorFlow's own kernels take subnormal numbers as 0, and so do these functions 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Never
@@ -63,8 +64,8 @@ def rms_norm(
             takes it as a constant, so values under the mask reach no gradient. A row with nothing counted gives 0.
         residual: added to x first, in promote(x, residual); the sum h is returned beside y. ``residual_rounding`` of
             the variant says whether y is that of h before or after it is rounded.
-        gate: z, floating-point, shaped as x, in a call without mask and residual: y is multiplied by f(z), or x is
-            before it is normalised, as ``gate_function`` and ``gate_position`` of the variant say.
+        gate: z, floating-point, shaped as x: y is multiplied by f(z), or h is before it is normalised, as
+            ``gate_function`` and ``gate_position`` of the variant say.
         out_dtype: dtype of y; None for the variant's rule.
         return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; derivatives take it as a constant.
 
@@ -90,10 +91,9 @@ def rms_norm(
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
     x, scale, bias, mask, residual, gate = _tensors(x, scale, bias, mask, residual, gate)
-    if gate is not None:
-        return _gated(call, x, scale, bias, gate, return_inverse_rms)
     h = add(x, residual, call.x)
-    y, inverse_rms = _rms_norm(call, h, scale, bias, mask)
+    forward = _rms_norm if gate is None else functools.partial(_gated, gate=gate)
+    y, inverse_rms = forward(call, h, scale, bias, mask)
     outputs = [y]
     if residual is not None:
         outputs.append(cast(h, call.sum))
@@ -132,8 +132,8 @@ def rms_norm_vjp(
         x, scale, bias and options: as for rms_norm; ``out_dtype`` does not enter.
 
     Returns:
-        (dx, dscale, dbias), each in the dtype of its argument, None where that is None; with ``residual``
-        (dx, dscale, dbias, dresidual), and with ``gate`` (dx, dscale, dbias, dgate).
+        (dx, dscale, dbias), each in the dtype of its argument, None where that is None. With ``residual`` dresidual
+        follows, and with ``gate`` dgate.
 
     Raises:
         TypeError, ValueError: as rms_norm; also when dy has another shape than x.
@@ -156,7 +156,7 @@ def rms_norm_vjp(
     )  # fmt: skip
     x, scale, bias, mask, residual, gate, dy, dh = _tensors(x, scale, bias, mask, residual, gate, dy, dh)
     if gate is not None:
-        return _gated_vjp(call, dy, x, scale, bias, gate)
+        return _gated_vjp(call, dy, x, scale, bias, mask, residual, gate, dh)
     return _vjp(call, dy, x, scale, bias, mask, residual, dh)
 
 
@@ -235,9 +235,10 @@ def rms_norm_jvp(
     )  # fmt: skip
     x, scale, bias, mask, residual, gate = _tensors(x, scale, bias, mask, residual, gate)
     dx, dscale, dbias = _tensors(dx, dscale, dbias)
+    h = add(x, residual, call.x)
     if gate is not None:
-        return _gated_jvp(call, x, scale, gate, dx, dscale, dbias)
-    return _jvp(call, add(x, residual, call.x), scale, mask, dx, dscale, dbias)
+        return _gated_jvp(call, h, scale, mask, gate, dx, dscale, dbias)
+    return _jvp(call, h, scale, mask, dx, dscale, dbias)
 
 
 def _jvp(call: Call, h: tf.Tensor, scale: Any, mask: Any, dx: Any, dscale: Any, dbias: Any) -> tf.Tensor:
@@ -247,36 +248,52 @@ def _jvp(call: Call, h: tf.Tensor, scale: Any, mask: Any, dx: Any, dscale: Any, 
 
 
 def _gated(
-    call: Call, x: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, gate: tf.Tensor, return_inverse_rms: bool
-) -> Any:
-    f = factor(call, gate)
-    x = tf.cast(x, f.dtype) * f if call.is_gated_before else x
-    y, inverse_rms = _rms_norm(call.without_gate, x, scale, bias, None)
-    y = y if call.is_gated_before else cast(y * f, call.result)
-    return (y, cast(tf.stop_gradient(inverse_rms), call.inverse_rms)) if return_inverse_rms else y
+    call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None, gate: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    f = factor(call, _held(gate, mask))
+    h = tf.cast(_held(h, mask), f.dtype) * f if call.is_gated_before else h
+    y, inverse_rms = _rms_norm(call.without_gate, h, scale, bias, mask)
+    return y if call.is_gated_before else _held(cast(y * f, call.result), mask), inverse_rms
 
 
 def _gated_vjp(
-    call: Call, dy: tf.Tensor, x: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, gate: tf.Tensor
-) -> tuple[Any, ...]:
-    f, inner = factor(call, gate), call.without_gate
-    wide = tf.cast(x, f.dtype)
+    call: Call, dy: tf.Tensor, x: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
+    residual: tf.Tensor | None, gate: tf.Tensor, dh: tf.Tensor | None,
+) -> tuple[Any, ...]:  # fmt: skip
+    f, inner, h = factor(call, gate), call.without_gate, add(x, residual, call.x)
+    results: tuple[Any, ...]
     if call.is_gated_before:
-        dh, dscale, dbias = _vjp(inner, dy, wide * f, scale, bias)
-        dx, dgate = dh * f, dh * wide
+        h = tf.cast(h, f.dtype)
+        gradient, dscale, dbias = _vjp(inner, dy, h * f, scale, bias, mask)
+        dgate, dx = gradient * h, _unmasked(gradient * f, mask)
+        dx = dx if dh is None else tf.cast(dx, tf.float64) + tf.cast(dh, tf.float64)
+        dresidual = () if residual is None else (cast(dx, _name(residual)),)
+        results = cast(dx, _name(x)), dscale, dbias, *dresidual
     else:
-        dx, dscale, dbias = _vjp(inner, tf.cast(dy, f.dtype) * f, x, scale, bias)
-        dgate = tf.cast(dy, f.dtype) * _rms_norm(inner, x, scale, bias, None)[0]
-    dgate = cast(dgate * slope(call, gate), _name(gate))
-    return cast(dx, _name(x)), dscale, dbias, dgate
+        dy = tf.cast(dy, f.dtype)
+        results = _vjp(inner, dy * f, x, scale, bias, mask, residual, dh)
+        dgate = dy * _rms_norm(inner, h, scale, bias, mask)[0]
+    return *results, cast(_unmasked(dgate * slope(call, gate), mask), _name(gate))
 
 
-def _gated_jvp(call: Call, x: tf.Tensor, scale: Any, gate: tf.Tensor, dx: Any, dscale: Any, dbias: Any) -> tf.Tensor:
+def _gated_jvp(
+    call: Call, h: tf.Tensor, scale: Any, mask: Any, gate: tf.Tensor, dx: Any, dscale: Any, dbias: Any
+) -> tf.Tensor:
     f, inner = factor(call, gate), call.without_gate
     if not call.is_gated_before:
-        return cast(_jvp(inner, x, scale, None, dx, dscale, dbias) * f, call.result)
+        return cast(_unmasked(_jvp(inner, h, scale, mask, dx, dscale, dbias) * f, mask), call.result)
     dx = None if dx is None else tf.cast(dx, f.dtype) * f
-    return _jvp(inner, tf.cast(x, f.dtype) * f, scale, None, dx, dscale, dbias)
+    return _jvp(inner, tf.cast(h, f.dtype) * f, scale, mask, dx, dscale, dbias)
+
+
+def _held(values: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    """The values, of which derivatives take those under the mask as constants."""
+    return values if mask is None else tf.where(mask, values, tf.stop_gradient(values))
+
+
+def _unmasked(values: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    """0 under the mask, where gate and x may be NaN."""
+    return values if mask is None else tf.where(mask, values, tf.zeros_like(values))
 
 
 def _rms_norm(

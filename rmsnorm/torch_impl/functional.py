@@ -72,8 +72,8 @@ def rms_norm(
             takes it as a constant, so values under the mask reach no gradient. A row with nothing counted gives 0.
         residual: added to x first, in promote(x, residual); the sum h is returned beside y. ``residual_rounding`` of
             the variant says whether y is that of h before or after it is rounded.
-        gate: z, floating-point, shaped as x, in a call without mask and residual: y is multiplied by f(z), or x is
-            before it is normalised, as ``gate_function`` and ``gate_position`` of the variant say.
+        gate: z, floating-point, shaped as x: y is multiplied by f(z), or h is before it is normalised, as
+            ``gate_function`` and ``gate_position`` of the variant say.
         out_dtype: dtype of y; None for the variant's rule.
         return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; derivatives take it as a constant.
 
@@ -131,8 +131,8 @@ def rms_norm_vjp(
         x, scale, bias and options: as for rms_norm; ``out_dtype`` does not enter.
 
     Returns:
-        (dx, dscale, dbias), each in the dtype of its argument, None where that is None; with ``residual``
-        (dx, dscale, dbias, dresidual), and with ``gate`` (dx, dscale, dbias, dgate).
+        (dx, dscale, dbias), each in the dtype of its argument, None where that is None. With ``residual`` dresidual
+        follows, and with ``gate`` dgate.
 
     Raises:
         TypeError, ValueError: as rms_norm; also when dy has another shape than x.
@@ -154,7 +154,7 @@ def rms_norm_vjp(
         others={"dy": dy, "dh": dh},
     )  # fmt: skip
     if gate is not None or (call.axes != call.feature_axes and mask is None and residual is None):
-        return _gated_vjp(call, dy, x, scale, bias, gate)
+        return _gated_vjp(call, dy, x, scale, bias, gate, mask, residual, dh)
     one_dtype = call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh))
     if one_dtype and not is_transformed() and not is_differentiated(dy, dh, x, residual, scale):
         results = rows.gradients(call, dy, x, residual, scale, bias, mask, dh)
@@ -216,27 +216,57 @@ def rms_norm_jvp(
         others={"dx": dx, "dscale": dscale, "dbias": dbias},
     )  # fmt: skip
     if gate is not None:
-        return _gated_jvp(call, [x, scale, bias], [dx, dscale, dbias], gate)
+        h = add(x, residual, call.x)
+        return _gated_jvp(call, [h, scale, bias], [dx, dscale, dbias], mask, gate)
     h = add(x, residual, call.x).double()
     inverse_rms = statistic(call, h, mask).inverse_rms
     return cast(tangent(call, h, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
 
 
+def _gated_sum(
+    options: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, residual: Tensor,
+    gate: Tensor, return_inverse_rms: bool,
+) -> Any:  # fmt: skip
+    """The results of a call with a gate and a residual: of x + residual as x, with the roundings of this call."""
+    call, _ = _gated_call(options, x, scale, bias, mask, residual, gate)
+    h = onnx.total(call, x, residual) if onnx.is_exported() else add(x, residual, call.x)
+    roundings = Roundings(call.norm, call.product, call.result)
+    options = (call.variant, call.eps, None, call.axes, call.feature_axes, roundings)
+    results = _gated(options, h, scale, bias, mask, gate, return_inverse_rms)
+    y, *inverse_rms = results if return_inverse_rms else (results,)
+    return y, cast(h, call.sum), *inverse_rms
+
+
 def _gated(
-    options: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, residual: Tensor | None,
-    gate: Tensor | None, return_inverse_rms: bool,
+    options: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None,
+    return_inverse_rms: bool,
 ) -> Any:  # fmt: skip
     """The results of a call with a gate or in groups; None without a gate where there is no kernel."""
-    call, plan = _gated_call(options, x, scale, bias, mask, residual, gate)
+    call, plan = _gated_call(options, x, scale, bias, mask, None, gate)
+    results = None if mask is not None else _by_kernels(options, call, plan, x, scale, bias, gate, return_inverse_rms)
+    if results is None:
+        if gate is None:
+            return None
+        check_storage("rms_norm", x, scale=scale, bias=bias, mask=mask, gate=gate)
+        f = factor(call, _held(gate, mask))
+        x = _held(x, mask).to(f.dtype) * f if call.is_gated_before else x
+        y, inverse_rms = rms_norm(x, scale, bias, mask=mask, return_inverse_rms=True, **call.inside_gate)
+        results = y if call.is_gated_before else _held(cast(y * f, call.result), mask), inverse_rms
+    y, inverse_rms = results
+    return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
+
+
+def _by_kernels(
+    options: Any, call: Call, plan: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None,
+    with_inverse_rms: bool,
+) -> Any:  # fmt: skip
+    """y and, if asked for, 1 / rho, by the kernels for gates and groups; None where they cannot compute them."""
     if plan is not None and gates.is_served(x, scale, gate):
         if is_differentiated(x, scale, gate):
-            y, inverse_rms = gates.GatedFunction.apply(call, plan, _gated_vjp, return_inverse_rms, x, scale, gate)
-        else:
-            y, inverse_rms = gates.forward(call, plan, x, scale, gate, return_inverse_rms)
-        return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
+            return gates.GatedFunction.apply(call, plan, _gated_vjp, with_inverse_rms, x, scale, gate)
+        return gates.forward(call, plan, x, scale, gate, with_inverse_rms)
     if _is_gated_operator(call, x, scale, bias, gate):
-        y, inverse_rms = gated_operators.forward(call, x, scale, gate)
-        return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
+        return gated_operators.forward(call, x, scale, gate)
     order = (*call.shared_axes, *call.feature_axes)
     if plan is None and order != tuple(range(len(order))) and gates.is_served(x, scale, gate):
         own = _moved(call, order)
@@ -244,17 +274,11 @@ def _gated(
             x, gate = (None if t is None else t.permute(order) for t in (x, gate))
             variant, eps, partial, _, _, out_dtype = options
             options = (variant, eps, partial, own.axes, own.feature_axes, out_dtype)
+            moved = _gated_call(options, x, scale, bias, None, None, gate)
+            results = _by_kernels(options, *moved, x, scale, bias, gate, with_inverse_rms)
             back = sorted(range(len(order)), key=order.__getitem__)
-            y = _gated(options, x, scale, bias, mask, residual, gate, return_inverse_rms)
-            return tuple(t.permute(back) for t in y) if return_inverse_rms else y.permute(back)
-    if gate is None:
-        return None
-    check_storage("rms_norm", x, scale=scale, bias=bias, gate=gate)
-    f = factor(call, gate)
-    x = x.to(f.dtype) * f if call.is_gated_before else x
-    y, inverse_rms = rms_norm(x, scale, bias, return_inverse_rms=True, **call.inside_gate)
-    y = y if call.is_gated_before else cast(y * f, call.result)
-    return (y, cast(inverse_rms, call.inverse_rms)) if return_inverse_rms else y
+            return results and tuple(None if t is None else t.permute(back) for t in results)
+    return None
 
 
 def _moved(call: Call, order: tuple[int, ...]) -> Call:
@@ -268,10 +292,18 @@ def _is_gated_operator(call: Call, x: Tensor, scale: Any, bias: Any, gate: Tenso
 
 
 def _gated_vjp(
-    call: Call, dy: Tensor, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None
-) -> tuple[Any, ...]:
+    call: Call, dy: Tensor, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None,
+    mask: Tensor | None = None, residual: Tensor | None = None, dh: Tensor | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    if residual is not None:
+        own, h = replace(call, sum=call.x, exact_sum=False), add(x, residual, call.x)
+        dx, dscale, dbias, dgate = _gated_vjp(own, dy, h, scale, bias, gate, mask)
+        dx = dx if dh is None else dx.double() + dh.double()
+        return cast(dx, dtype_name(x.dtype)), dscale, dbias, cast(dx, dtype_name(residual.dtype)), dgate
     results = None
-    if bias is None and gates.is_served(dy, x, scale, gate) and not is_differentiated(dy, x, scale, gate):
+    if mask is not None:
+        pass
+    elif bias is None and gates.is_served(dy, x, scale, gate) and not is_differentiated(dy, x, scale, gate):
         results = gates.gradients(call, dy, x, scale, gate)
     elif _is_gated_operator(call, x, scale, bias, gate):
         results = gated_operators.gradients(call, dy, x, scale, gate)
@@ -284,21 +316,32 @@ def _gated_vjp(
     f = factor(call, gate)
     wide = x.to(f.dtype)
     if call.is_gated_before:
-        dh, dscale, dbias = rms_norm_vjp(dy, wide * f, scale, bias, **call.inside_gate)
-        dx, dgate = dh * f, dh * wide
+        gradient, dscale, dbias = rms_norm_vjp(dy, wide * f, scale, bias, mask=mask, **call.inside_gate)
+        dx, dgate = _unmasked(gradient * f, mask), gradient * wide
     else:
-        dx, dscale, dbias = rms_norm_vjp(dy * f, x, scale, bias, **call.inside_gate)
-        dgate = dy * rms_norm(x, scale, bias, **call.inside_gate)
-    dgate = cast(dgate * slope(call, gate), dtype_name(gate.dtype))
+        dx, dscale, dbias = rms_norm_vjp(dy * f, x, scale, bias, mask=mask, **call.inside_gate)
+        dgate = dy * rms_norm(x, scale, bias, mask=mask, **call.inside_gate)
+    dgate = cast(_unmasked(dgate * slope(call, gate), mask), dtype_name(gate.dtype))
     return cast(dx, dtype_name(x.dtype)), dscale, dbias, dgate
 
 
-def _gated_jvp(call: Call, primals: list[Any], tangents: list[Any], gate: Tensor) -> Tensor:
+def _gated_jvp(call: Call, primals: list[Any], tangents: list[Any], mask: Tensor | None, gate: Tensor) -> Tensor:
     f = factor(call, gate)
     if not call.is_gated_before:
-        return cast(rms_norm_jvp(primals, tangents, **call.inside_gate) * f, call.result)
+        dy = rms_norm_jvp(primals, tangents, mask=mask, **call.inside_gate)
+        return cast(_unmasked(dy * f, mask), call.result)
     x, dx = (None if t is None else t.to(f.dtype) * f for t in (primals[0], tangents[0]))
-    return rms_norm_jvp([x, *primals[1:]], [dx, *tangents[1:]], **call.inside_gate)
+    return rms_norm_jvp([x, *primals[1:]], [dx, *tangents[1:]], mask=mask, **call.inside_gate)
+
+
+def _held(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The values, of which derivatives take those under the mask as constants."""
+    return values if mask is None else torch.where(mask, values, values.detach())
+
+
+def _unmasked(values: Tensor, mask: Tensor | None) -> Tensor:
+    """0 under the mask, where gate and x may be NaN."""
+    return values if mask is None else torch.where(mask, values, 0.0)
 
 
 @in_graph
@@ -320,8 +363,10 @@ def _rms_norm(
     return_inverse_rms: bool,
 ) -> Any:  # fmt: skip
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
+    if gate is not None and residual is not None:
+        return _gated_sum(options, x, scale, bias, mask, residual, gate, return_inverse_rms)
     if gate is not None or (feature_axis is not None and mask is None and residual is None):
-        results = _gated(options, x, scale, bias, mask, residual, gate, return_inverse_rms)
+        results = _gated(options, x, scale, bias, mask, gate, return_inverse_rms)
         if results is not None:
             return results
     call, y, h, inverse_rms = _computed(options, x, residual, scale, bias, mask, return_inverse_rms)

@@ -26,10 +26,10 @@ def forward(
     call: Call, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """y, x + residual and 1 / rho; the exporter drops what is not used of them."""
-    wide = torch.float64 if "float64" in (call.x, call.product, call.result) else torch.float32
+    wide = _wide(call)
     product = wide if call.norm is None else getattr(torch, call.product)
     norm = wide if call.norm is None else getattr(torch, call.norm)
-    h = x if residual is None else (x.to(wide) + residual.to(wide)).to(getattr(torch, call.x))
+    h = total(call, x, residual)
     rho, empty = _rho(call, h.to(wide), mask)
     gain = None if scale is None else scale.to(product)
     if scale is not None and call.variant.scale_offset:
@@ -56,6 +56,16 @@ def forward(
     if empty is not None:
         y, inverse_rms = torch.where(empty, 0.0, y), torch.where(empty, 0.0, inverse_rms)
     return y, h, inverse_rms
+
+
+def total(call: Call, x: Tensor, residual: Tensor | None) -> Tensor:
+    """x + residual, or x."""
+    wide = _wide(call)
+    return x if residual is None else (x.to(wide) + residual.to(wide)).to(getattr(torch, call.x))
+
+
+def _wide(call: Call) -> torch.dtype:
+    return torch.float64 if "float64" in (call.x, call.product, call.result) else torch.float32
 
 
 def sigmoid(z: Tensor) -> Tensor:

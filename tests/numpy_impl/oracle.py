@@ -126,6 +126,9 @@ class Row:
         elements = [mpf(0) if masked and not self.mask[i] else self.h[i] for i in indices]
         return [None if h is None else h / self.rho for h in elements]
 
+    def under_mask_zero(self, v: list[Any]) -> list[Any]:
+        return [e if m else mpf(0) for e, m in zip(v, self.mask, strict=True)]
+
     def affine(self, g: list[Any], b: list[Any], offset: Any, formats: tuple[str | None, str, str]) -> list[Any]:
         """y before it is rounded, and before a gate after the norm."""
         norm, product, _ = formats
@@ -164,8 +167,14 @@ class Row:
         return [(t / self.rho - x * inner) if m else mpf(0) for t, x, m in terms]
 
 
+def times(a: Any, b: Any) -> Any:
+    return None if a is None or b is None else a * b
+
+
 def gate(variant: Any, z: Any) -> tuple[Any, Any]:
     """f(z) and f'(z)."""
+    if z is None:
+        return None, None
     s, rest = 1 / (1 + mp.exp(-z)), 1 / (1 + mp.exp(z))
     return (z * s, s * (1 + z * rest)) if variant.gate_function == "silu" else (s, s * rest)
 
@@ -242,8 +251,8 @@ def check(data: Any, slack: float = 0.0) -> int:
     sums = {int(column): [mpf(0), mpf(0)] for column in columns}
     offset = mpf(variant.scale_offset)
     for number, indices in enumerate(rows):
-        row = Row(variant, eps, [None if h[i] is None else h[i] * before[i] for i in indices], mask[indices])
-        v = row.upstream([dy[i] * after[i] for i in indices])
+        row = Row(variant, eps, [times(h[i], before[i]) for i in indices], mask[indices])
+        v = row.upstream([times(dy[i], after[i]) for i in indices])
         summed = [j for j, i in enumerate(indices) if owner[i] in sums]
         for j, c in zip(summed, row.normalised(masked=True, indices=summed), strict=True):
             sums[owner[indices[j]]][0] += v[j] * c
@@ -253,28 +262,31 @@ def check(data: Any, slack: float = 0.0) -> int:
         g, b = parameter(data.scale, indices), parameter(data.bias, indices)
         gain = [mpf(1) if p is None else offset + p for p in g]
         ungated = row.affine(g, b, offset, formats)
-        y = [nearest(None if e is None else e * after[i], formats[2]) for e, i in zip(ungated, indices, strict=True)]
+        y = [nearest(times(e, after[i]), formats[2]) for e, i in zip(ungated, indices, strict=True)]
         count += compare(y, results["y"][indices], formats[2], units["y"][indices])
         arithmetic = "float64" if t == "float64" else "float32"
         inverse_rms = results["inverse_rms"][number : number + 1]
         count += compare([nearest(row.inverse_rms, arithmetic)], inverse_rms, arithmetic)
         dx = row.pull_back([e * o for e, o in zip(v, gain, strict=True)])
         if data.gate is not None:
-            dz = [e * h[i] for e, i in zip(dx, indices, strict=True)]
+            dz = [times(e, h[i]) for e, i in zip(dx, indices, strict=True)]
             if variant.gate_position == "after":
-                dz = [dy[i] * e for e, i in zip(ungated, indices, strict=True)]
-            want = [nearest(e * slope[i], data.gate.dtype.name) for e, i in zip(dz, indices, strict=True)]
+                dz = [times(dy[i], e) for e, i in zip(ungated, indices, strict=True)]
+            dz = row.under_mask_zero([times(e, slope[i]) for e, i in zip(dz, indices, strict=True)])
+            want = [nearest(e, data.gate.dtype.name) for e in dz]
             count += compare(want, results["dgate"][indices], data.gate.dtype.name, units["dgate"][indices])
-        dx = [e * before[i] + dh[i] for e, i in zip(dx, indices, strict=True)]
+        dx = row.under_mask_zero([times(e, before[i]) for e, i in zip(dx, indices, strict=True)])
+        dx = [e + dh[i] for e, i in zip(dx, indices, strict=True)]
         for name in ("dx", "dresidual") if data.residual is not None else ("dx",):
             count += compare([nearest(e, t) for e in dx], results[name][indices], t, units[name][indices])
-        jvp = row.push_forward([tangent[i] * before[i] for i in indices])
+        jvp = row.push_forward([times(tangent[i], before[i]) for i in indices])
         jvp = [e * o for e, o in zip(jvp, gain, strict=True)]
         dg, db = (parameter(values, indices) for values in data.tangents[1:])
         zero = mpf(0)
         terms = zip(jvp, row.normalised(masked=True), dg, db, row.mask, strict=True)
         jvp = [e + x * (p or zero) + (q or zero) if m and row.k else zero for e, x, p, q, m in terms]
-        want = [nearest(e * after[i], formats[2]) for e, i in zip(jvp, indices, strict=True)]
+        jvp = row.under_mask_zero([times(e, after[i]) for e, i in zip(jvp, indices, strict=True)])
+        want = [nearest(e, formats[2]) for e in jvp]
         count += compare(want, results["jvp"][indices], formats[2], units["jvp"][indices])
     order = sorted(sums)
     for j, (name, p) in enumerate((("dscale", data.scale), ("dbias", data.bias))):

@@ -297,7 +297,7 @@ def test_filters_that_no_case_passes_and_folders_that_are_not_empty_are_refused(
 
 def test_vectors_without_outputs_or_expectations_are_refused(tmp_path):
     """A check of nothing is no check that held."""
-    assert vectors.write(tmp_path, variants=["standard"], types=["float32"], quantities=["dresidual"]) == 3
+    assert vectors.write(tmp_path, variants=["standard"], types=["float32"], quantities=["dresidual"]) == 5
     with pytest.raises(
         ValueError, match=r"expected one with a folder outputs in it; make the folder .*outputs, and let"
     ):
