@@ -8,6 +8,7 @@ single thread needs no more by the clock.
     python benchmarks/cold_start.py                                 # every installed framework: two minutes
     python benchmarks/cold_start.py --backend torch --dtype float32
     PYTHONPATH=OTHER python benchmarks/cold_start.py                # another version of rmsnorm
+    ENVIRONMENT/bin/python benchmarks/cold_start.py                 # of an installed wheel, which has the kernels
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 import sys
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any
@@ -11,7 +11,11 @@ from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.variants import PRESETS, Variant
 
 __all__ = ["PRESETS", "Variant", "__version__"]
-__version__ = version("rmsnorm")
+
+try:
+    __version__ = version("rmsnorm")
+except PackageNotFoundError:  # its sources are read, as a build does
+    __version__ = "not installed"
 
 _ELSEWHERE = {
     **{f"{alias}_impl": f"rmsnorm.{row.folder}" for row in FRAMEWORKS.values() for alias in row.aliases},

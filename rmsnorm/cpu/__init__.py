@@ -1,13 +1,16 @@
-"""RMSNorm on the CPU, compiled just in time by numba, for rows in the memory of any framework.
+"""RMSNorm on the CPU by compiled kernels, for rows in the memory of any framework.
 
-The first call compiles what it needs in a second or two; later processes load that, without numba.
+A wheel has a library of the kernels that most calls need. Others, and all in a checkout, are compiled by numba when
+they are first called, in a second or two; later processes load that, without numba.
 
     launch                          a checked call becomes a plan: settings, chunks of rows, threads
-    machine_code, cache             what is compiled, loaded, and kept on disk
+    machine_code, target            where the kernels are: in the library for the processor, or else
+    compiler, cache                 compiled, and kept on disk
+    build                           makes the library
     openmp, threads                 who computes which chunk
     arrays; xla                     for NumPy's arrays; for XLA. PyTorch and TensorFlow use launch.
 
-The rest is what numba compiles, and is imported for nothing else:
+The rest is what is compiled, and is imported for nothing else:
 
     forward, backward               the kernels; they are made of statistic and formats
     gated                           the kernels for norms in groups, or with a gate
@@ -33,22 +36,25 @@ def is_switched_off() -> bool:
 
 @lru_cache(maxsize=1)
 def what_is_missing() -> str | None:
-    """Why the kernels cannot be compiled, and what mends that; None if they can."""
-    try:
-        if find_spec("numba") is None:
-            raise ModuleNotFoundError("No module named 'numba'")
-        from rmsnorm.cpu import launch
+    """Why there are no kernels, and what mends that; None if there are: in the library, or by numba."""
+    from rmsnorm.cpu import launch, machine_code
 
-        launch.run()  # imports numba if it is not compiled yet
+    try:
+        if machine_code.library() is None and find_spec("numba") is None:
+            raise ModuleNotFoundError("No module named 'numba'")
+        launch.run()  # imports numba if it is in no library and not compiled yet
     except ImportError as error:  # also a numba that does not support the installed NumPy
         state = "is not installed" if isinstance(error, ModuleNotFoundError) else "cannot be imported"
-        return f"numba {state} ({error}); {errors.install('cpu')}, or set RMSNORM_CPU_KERNELS=0 to hide this warning"
+        return (
+            f"there is no library of kernels for this processor, and numba {state} ({error}); "
+            f"{errors.install('jit')}, or set RMSNORM_CPU_KERNELS=0 to hide this warning"
+        )
     return None
 
 
 @lru_cache(maxsize=1)
 def is_available() -> bool:
-    """Whether numba works. If it does not, a warning says so, unless RMSNORM_CPU_KERNELS=0 switches the kernels off."""
+    """Whether there are kernels. Without any a warning says so, unless RMSNORM_CPU_KERNELS=0 switches them off."""
     if is_switched_off():
         return False
     missing = what_is_missing()
@@ -58,8 +64,54 @@ def is_available() -> bool:
 
 
 def supports(call: Call) -> bool:
-    """Whether the kernels can compute a call: numba works, and ``in_rows`` holds."""
-    return in_rows(call) and is_available()
+    """Whether the kernels can compute a call: there are such kernels, and ``in_rows`` holds."""
+    return in_rows(call) and has_kernels(call.x, call.result, call.norm, call.product)
+
+
+@lru_cache(maxsize=256)
+def has_kernels(x: str, y: str, norm: str | None, product: str) -> bool:
+    """Whether there are kernels for the formats of a call: a library has them with every option, or not at all."""
+    if not is_available():
+        return False
+    from rmsnorm.cpu import machine_code
+
+    key = machine_code.Key("forward", x, y, norm, product if norm else None)
+    return _is_there(machine_code.is_ready(*key.function), f"from {x} to {y}")
+
+
+def _is_there(is_ready: bool, what: str) -> bool:
+    """Whether the library has kernels, or numba compiles them. If neither, a warning says so, once for each."""
+    from rmsnorm.cpu import machine_code
+
+    if is_ready or machine_code.can_compile():
+        return True
+    warnings.warn(
+        f"rmsnorm: using slower code with the same results {what}, as the wheel has no such kernel, and numba, which "
+        f"would compile it, is not installed; {errors.install('jit')}, or set RMSNORM_CPU_KERNELS=0 to hide this",
+        stacklevel=2,
+    )
+    return False
+
+
+def _has_gated_kernels(call: Call, gate: str | None) -> bool:
+    if not is_available():
+        return False
+    from rmsnorm.cpu import launch, machine_code
+
+    kernels = [launch.GatedKernels(kind, call, gate) for kind in machine_code.KINDS]
+    what = (
+        f"from {call.x} to {call.result}, with a gate in {gate}"
+        if gate
+        else f"from {call.x} to {call.result} in groups"
+    )
+    return _has_functions(tuple(tuple(own.key) for own in kernels), what)
+
+
+@lru_cache(maxsize=256)
+def _has_functions(keys: tuple[tuple[str, ...], ...], what: str) -> bool:
+    from rmsnorm.cpu import machine_code
+
+    return _is_there(all(machine_code.is_ready("gated", *key) for key in keys), what)
 
 
 def in_rows(call: Call) -> bool:
@@ -79,5 +131,5 @@ def supports_gated(call: Call, gate: str | None) -> bool:
         and call.has_last_axes and call.feature_axes == last and len(call.axes) <= len(last) and 0 not in call.shape
         and "float64" not in (call.x, call.result, gate)
         and call.k == call.n and call.variant.statistic != "variance" and not rounded_offset
-        and is_available()
+        and _has_gated_kernels(call, gate)
     )  # fmt: skip

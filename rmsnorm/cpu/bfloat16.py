@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from rmsnorm.cpu import target
 from rmsnorm.cpu.formats import bits, inlined, widen
 
 # Roundings of 1 / rho, the gain and two products: each is half a unit in the last place, or one beside a power of two.
@@ -118,7 +119,7 @@ def narrow_in_software(_: Any, single: Any) -> Any:
 
 
 # The bits of the nearest bfloat16, to even, of a finite float32 that is 0 or above 2^-126.
-narrow: Final = _narrow if binding.get_host_cpu_features().get("avx512bf16") else narrow_in_software
+narrow: Final = _narrow if target.has("avx512bf16") else narrow_in_software
 
 
 @intrinsic

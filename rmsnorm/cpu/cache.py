@@ -7,6 +7,7 @@ Its first bytes are a digest of the rest. Where no file can be written or read, 
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,9 +18,9 @@ from pathlib import Path
 from stat import S_IWOTH
 from typing import Final
 
-import llvmlite
 import numpy as np
-from llvmlite import binding as llvm
+
+from rmsnorm.cpu import target
 
 _DIGEST: Final = sha256().digest_size
 _UNUSABLE: Final = (OSError, PackageNotFoundError)  # no such file, or what it depends on is not known, as in a bundle
@@ -80,11 +81,16 @@ def _file(name: str) -> str:
 @lru_cache(maxsize=1)
 def _state() -> str:
     """A digest of all that compiled code depends on. One of _UNUSABLE if that cannot be read."""
+    versions = (sys.version, version("numba"), version("llvmlite"), np.__version__)
+    state = (sources(), versions, platform.machine(), sys.platform, target.processor())
+    return sha256(repr(state).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def sources() -> str:
+    """A digest of the sources. An OSError if they cannot be read."""
     package = Path(__file__).parent
     digest = sha256()
     for path in (package.with_name("dtypes.py"), *sorted(package.glob("*.py"))):
         digest.update(path.read_bytes())
-    versions = (sys.version, version("numba"), llvmlite.__version__, np.__version__)
-    processor = (llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
-    digest.update(repr((versions, processor)).encode())
     return digest.hexdigest()[:16]

@@ -10,20 +10,20 @@ import math
 from typing import Any, Final
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 
 from rmsnorm import dtypes
+from rmsnorm.cpu import target
 from rmsnorm.cpu.settings import BF16, F16, F32
 
 inlined: Final = njit(inline="always")
 apart: Final = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 # Whether the processor converts f16 to f32 and back, as nearly every one does: on x86, on ARM.
-_FEATURES: Final = binding.get_host_cpu_features()
-_HAS_HALF: Final = bool(_FEATURES.get("f16c") or _FEATURES.get("fp-armv8"))
+_HAS_HALF: Final = target.has("f16c") or target.has("fp-armv8")
 
 _EXPONENT: Final = np.int64(0x7FF0000000000000)
 _OVERFLOW: Final = {

@@ -12,16 +12,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from llvmlite import binding
 
-from rmsnorm.cpu import exact
+from rmsnorm.cpu import exact, target
 from rmsnorm.cpu.bfloat16 import any_set, as_it_is, forward_row, forward_row_before, is_moderate, is_small, narrow
 from rmsnorm.cpu.formats import LOAD, ROUND, STORE, apart, fma, inlined, view
 from rmsnorm.cpu.settings import F64, FORWARD, STORAGE
 from rmsnorm.cpu.statistic import add_rows, masked_mean_square, rho_of, sum_of_squares
 from rmsnorm.cpu.system import LINE, aligned, free, malloc, settings_at, word
 
-_FMA: Final = binding.get_host_cpu_features().get("fma", True)  # only x86 names this feature
+_FMA: Final = target.has_fma()
 _X, _X_STEP, _RESIDUAL, _, _BIAS, _MASK, _MASK_STEP, _MASK_STRIDE, _Y, _H, _INVERSE_RMS = range(len(FORWARD))
 
 

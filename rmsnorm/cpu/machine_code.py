@@ -1,35 +1,100 @@
-"""The machine code of what numba compiles: made once, kept on disk, and loaded without numba.
+"""The machine code of the kernels: from the library of the wheel, else what numba compiled once and the disk keeps.
 
-To import numba takes longer than to load all that a program needs. The code of each C function is kept by itself.
+A library has the common functions (see build.py), for a level of processors. To load it needs neither numba nor
+llvmlite. The code of a function that it lacks is kept by itself, and loaded without numba, which takes longer to import
+than all that a program needs.
 """
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from threading import RLock
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from llvmlite import binding as llvm
 
-from rmsnorm.cpu import cache
-from rmsnorm.cpu.settings import CODE, KERNELS, OPTIONS, STORAGE, cancelled_place
+from rmsnorm.cpu import target
+from rmsnorm.cpu.cache import sources
+from rmsnorm.cpu.settings import CODE, KERNELS, OPTIONS, STORAGE, TABLE, cancelled_place
 
 KINDS: Final = ("forward", "backward")
 _SHAPE: Final = (len(KINDS), len(STORAGE), len(STORAGE), len(CODE), len(CODE), 2 ** len(OPTIONS))  # of keys of kernels
-
-# See settings.py. Compiled code finds the table by this name.
-table: Final = np.zeros(KERNELS + int(np.prod(_SHAPE)), np.int64)
-llvm.add_symbol("rmsnorm_table", table.ctypes.data)
+WORDS: Final = KERNELS + int(np.prod(_SHAPE))  # of the table
 
 _addresses: dict[str, int] = {}
 _stubs: list[Any] = []  # compiled code refers to them
 _lock = RLock()
+
+
+def library_name(level: str) -> str:
+    """The name of the file of a library."""
+    return f"kernels-{level}.so"
+
+
+def mark() -> str:
+    """A name that a library has if it was made of the sources that are here; empty where these cannot be read."""
+    try:
+        return f"rmsnorm_of_{sources()}"
+    except OSError:  # in a bundle
+        return ""
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    """The library for this processor, from RMSNORM_CPU_LIBRARY, a folder, or beside this file. None if there is none.
+
+    With RMSNORM_CPU_LIBRARY=0 none is used, and everything is compiled.
+    """
+    folder = os.environ.get("RMSNORM_CPU_LIBRARY") or str(Path(__file__).parent)
+    if folder == "0" or target.built() is not None:
+        return None
+    for level in target.levels():
+        file = Path(folder, library_name(level))
+        if file.exists():
+            with suppress(OSError):  # the system cannot load it
+                own = ctypes.CDLL(str(file))
+                if not mark() or hasattr(own, mark()):
+                    return own
+    return None
+
+
+def _table() -> np.ndarray:
+    """See settings.py. Compiled code finds the table by its name, which a library defines."""
+    own = library()
+    if own is None:
+        return np.zeros(WORDS, np.int64)
+    return np.ctypeslib.as_array((ctypes.c_int64 * WORDS).in_dll(own, TABLE))
+
+
+table: Final = _table()
+
+
+@lru_cache(maxsize=1)
+def can_compile() -> bool:
+    """Whether numba is there, and works, for what the library lacks. Without a library, ``what_is_missing`` knows."""
+    if library() is None or find_spec("numba") is None:
+        return library() is None
+    try:
+        import numba  # noqa: F401
+    except ImportError:  # it does not support the installed NumPy
+        return False
+    return True
+
+
+def is_ready(module: str, *key: object) -> bool:
+    """Whether the library has a function."""
+    return library() is not None and hasattr(library(), symbol(name_of(module, *key)))
+
+
+def name_of(module: str, *key: object) -> str:
+    return "-".join((module, *map(str, key)))
 
 
 def address(module: str, *key: object) -> int:
@@ -37,14 +102,37 @@ def address(module: str, *key: object) -> int:
 
     All its arguments are 64-bit integers, and so is its result.
     """
-    name = "-".join((module, *map(str, key)))
+    name = name_of(module, *key)
     result = _addresses.get(name)
     if result is None:
         with _lock:
             result = _addresses.get(name)
             if result is None:
-                result = _addresses[name] = _load(name, cache.read(name) or _compile(name, module, key))
+                result = _addresses[name] = _found(name) or _compiled(name, module, key)
     return result
+
+
+def _found(name: str) -> int:
+    """The address of a function of the library; 0 if it lacks the function."""
+    try:
+        return ctypes.cast(getattr(library(), symbol(name)), ctypes.c_void_p).value or 0
+    except AttributeError:  # or there is no library
+        return 0
+
+
+def described(module: str, *key: object) -> Any:
+    """The function, which numba can compile."""
+    return import_module(f"rmsnorm.cpu.{module}").compiled(*key)
+
+
+def _compiled(name: str, module: str, key: tuple[object, ...]) -> int:
+    from rmsnorm.cpu import cache, compiler
+
+    code = cache.read(name)
+    if code is None:
+        code = compiler.object_of(symbol(name), lambda: described(module, *key), table.ctypes.data)
+        cache.write(name, code)
+    return compiler.load(symbol(name), code, table.ctypes.data)
 
 
 class Key(NamedTuple):
@@ -64,21 +152,27 @@ class Key(NamedTuple):
         options = sum(2 ** OPTIONS.index(name) for name in self.options)
         return KERNELS + int(np.ravel_multi_index((KINDS.index(self.kind), *formats, options), _SHAPE))
 
+    @property
+    def function(self) -> tuple[str, ...]:
+        """The module, and what its ``compiled`` takes."""
+        formats = (self.norm or "", self.product or "") if self.kind == "forward" else ()
+        return self.kind, self.x, self.y, *formats, *self.options
+
     def address(self) -> int:
         """The address of the kernel, which is then in the table."""
-        if self.kind == "forward":
-            result = address("forward", self.x, self.y, self.norm or "", self.product or "", *self.options)
-        else:
-            result = address("backward", self.x, self.y, *self.options)
+        if self.kind == "backward":
             later(cancelled_place(self.x, self.y), "cancelled", self.x, self.y)
-        table[self.place] = result
+        result = table[self.place] = address(*self.function)
         return result
 
 
 def later(place: int, module: str, *key: str) -> None:
     """Puts into the table a function that compiles the real one when it is first called, and takes its place: most
-    programs never call it."""
+    programs never call it. What the library has is there at once."""
     if table[place]:
+        return
+    if is_ready(module, *key):
+        table[place] = address(module, *key)
         return
 
     def first(*arguments: int) -> int:
@@ -95,63 +189,8 @@ def later(place: int, module: str, *key: str) -> None:
     table[place] = ctypes.cast(_stubs[-1], ctypes.c_void_p).value or 0
 
 
-def _compile(name: str, module: str, key: tuple[object, ...]) -> bytes:
-    from numba import cfunc, int64
-
-    collects = gc.isenabled()
-    gc.disable()  # a tenth of the time would go into it
-    try:
-        function = import_module(f"rmsnorm.cpu.{module}").compiled(*key)
-        compiled = cfunc(int64(*[int64] * function.__code__.co_argcount), error_model="numpy")(function)
-    finally:
-        if collects:
-            gc.enable()
-    ir = llvm.parse_assembly(compiled.inspect_llvm())
-    ir.get_function(compiled.native_name).name = _symbol(name)
-    machine = _machine()
-    _drop_exceptions(name, ir, machine)
-    code: bytes = machine.emit_object(ir)
-    cache.write(name, code)
-    return code
-
-
-def _drop_exceptions(name: str, ir: Any, machine: Any) -> None:
-    """Removes what prints an exception with the help of numba. Nothing that is compiled may raise one."""
-    for function in ir.functions:
-        if not function.is_declaration and function.name != _symbol(name):
-            function.linkage = "internal"  # nothing else can then replace it
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_ipsccp_pass()
-    passes.add_simplify_cfg_pass()
-    passes.add_strip_dead_prototype_pass()
-    passes.run(ir, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
-    missing = [function.name for function in ir.functions if function.name.startswith(("numba_", "NRT_"))]
-    if missing:
-        raise AssertionError(f"{name} calls {missing}, which a process without numba does not have")
-
-
-def _load(name: str, code: bytes) -> int:
-    engine = _engine()
-    engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    return int(engine.get_function_address(_symbol(name)))
-
-
-def _symbol(name: str) -> str:
+def symbol(name: str) -> str:
     return f"rmsnorm_{name}"
-
-
-def _machine() -> Any:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_triple(llvm.get_process_triple())
-    features = llvm.get_host_cpu_features().flatten()
-    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3, jit=True)
-
-
-@lru_cache(maxsize=1)
-def _engine() -> Any:
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
 
 
 def _renew_lock() -> None:

@@ -59,6 +59,7 @@ OPTIONS: Final = ("mask", "other", "bias")
 # XLA's threads, and two messages; what adds o to the gains; what moves a parameter of the format of each code; what
 # computes a row again that cancels, for formats of x and y; kernels.
 COMPUTE, WORK, SPREAD, NO_MEMORY, NO_KERNEL, OFFSET, PARAMETERS = range(7)
+TABLE: Final = "rmsnorm_table"  # its name in compiled code
 _CANCELLED: Final = PARAMETERS + 1 + len(STORAGE)
 KERNELS: Final = _CANCELLED + len(STORAGE) ** 2
 

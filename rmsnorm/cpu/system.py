@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from typing import Any, Final
 
@@ -12,14 +11,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from rmsnorm.cpu import target
 from rmsnorm.cpu.formats import inlined, view
 from rmsnorm.cpu.memory import LEAST, MADV_HUGEPAGE, PAGE
-from rmsnorm.cpu.settings import JOB, SETTINGS
+from rmsnorm.cpu.settings import JOB, SETTINGS, TABLE
 
-_IS_X86: Final = platform.machine() in ("x86_64", "AMD64")
-_IS_ARM: Final = platform.machine() in ("aarch64", "arm64")
 # MXCSR (x86) or FPCR (ARM) of a new thread. XLA's threads have other values: they take subnormal numbers as 0.
-STANDARD_CONTROL: Final = 0x1F80 if _IS_X86 else 0
+STANDARD_CONTROL: Final = 0x1F80 if target.IS_X86 else 0
 _LIKE: Final = np.zeros(1, SETTINGS)  # only its type is read
 _WORD: Final = ir.IntType(64)
 
@@ -85,7 +83,7 @@ def table(_: Any) -> Any:
     """The address of ``machine_code.table``, also in code that another process compiled."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        name, variables = "rmsnorm_table", builder.module.globals
+        name, variables = TABLE, builder.module.globals
         variable = variables[name] if name in variables else ir.GlobalVariable(builder.module, _WORD, name)
         return builder.ptrtoint(variable, _WORD)
 
@@ -110,12 +108,12 @@ def exchange_control(_: Any, value: Any) -> Any:
     """Sets the thread's control register of floating-point arithmetic, on x86 and ARM. Returns what it was before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if _IS_ARM:
+        if target.IS_ARM:
             read, write = ir.FunctionType(_WORD, []), ir.FunctionType(ir.VoidType(), [_WORD])
             former = builder.call(cgutils.get_or_insert_function(builder.module, read, "llvm.aarch64.get.fpcr"), [])
             builder.call(cgutils.get_or_insert_function(builder.module, write, "llvm.aarch64.set.fpcr"), [args[0]])
             return former
-        if not _IS_X86:
+        if not target.IS_X86:
             return args[0]
         half = ir.IntType(32)
         memory = cgutils.alloca_once(builder, half)

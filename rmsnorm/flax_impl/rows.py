@@ -271,11 +271,12 @@ def _lower(
 ) -> Any:  # fmt: skip
     """The program of a primitive for CPUs: a kernel, on several devices a kernel for each, or else plain operations."""
     count, results = partitions.device_count(context.module_context), None
-    if count and cpu.is_available() and _is_registered():
+    call = params["call"]
+    if count and cpu.has_kernels(call.x, call.result, call.norm, call.product) and _is_registered():
         if count == 1:
             return _lower_kernel(kernel, context, *operands, **params)
         part = bind(_part, primitive, plain, **params)
-        results = partitions.lower(context, operands, params["call"], bind(plain, **params), part)
+        results = partitions.lower(context, operands, call, bind(plain, **params), part)
     return mlir.lower_fun(plain, multiple_results=True)(context, *operands, **params) if results is None else results
 
 

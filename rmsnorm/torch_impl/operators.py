@@ -48,7 +48,7 @@ LIBRARY.define(
     tags=torch.Tag.pt2_compliant_tag,
 )
 _forward, _backward = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
-_has_kernels = constant(lambda: cpu.is_available())
+_has_kernels = constant(cpu.has_kernels)
 _is_usable = constant(gpu_rows.is_usable)
 
 
@@ -64,7 +64,7 @@ def serve(call: Call, *tensors: Tensor | None) -> bool:
     ):
         return False
     if all(t.is_cpu for t in present):
-        return _has_kernels()
+        return _has_kernels(call.x, call.result, call.norm, call.product)
     formats = (dtype_name(t.dtype) for t in present)
     return all(t.is_cuda for t in present) and gpu.supports(call, *formats) and _is_usable(present[0].device)
 

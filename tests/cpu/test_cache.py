@@ -92,6 +92,7 @@ def test_code_whose_dependencies_are_not_known_is_not_kept(
         with monkeypatch.context() as patch:
             patch.setattr(cache, name, value)
             forget(cache._state)
+            forget(cache.sources)
             cache.write("f", CODE)
             assert cache.read("f") is None
     assert list(folder.iterdir()) == []

@@ -474,8 +474,8 @@ def test_without_numba_the_results_are_the_same() -> None:
     consequences = ["numpy_impl.fast is now the golden", "using slower code with the same results"][: 1 + with_torch]
     for message, consequence in zip(absent[0], consequences, strict=True):
         assert consequence in message
-        assert "as numba is not installed (" in message
-        assert "pip install '.[cpu]'" in message
+        assert "and numba is not installed (" in message
+        assert "pip install '.[jit]'" in message
         assert "or set RMSNORM_CPU_KERNELS=0" in message
     assert with_kernels[1] == absent[1] == switched_off[1]
     assert [loads_kernels for _, _, loads_kernels in (with_kernels, absent, switched_off)] == [True, False, False]
