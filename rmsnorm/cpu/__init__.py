@@ -68,11 +68,13 @@ def supports(call: Call) -> bool:
     return in_rows(call) and has_kernels(call.x, call.result, call.norm, call.product)
 
 
-@lru_cache(maxsize=256)
 def has_kernels(x: str, y: str, norm: str | None, product: str) -> bool:
     """Whether there are kernels for the formats of a call: a library has them with every option, or not at all."""
-    if not is_available():
-        return False
+    return is_available() and _has_formats(x, y, norm, product)
+
+
+@lru_cache(maxsize=256)
+def _has_formats(x: str, y: str, norm: str | None, product: str) -> bool:
     from rmsnorm.cpu import machine_code
 
     key = machine_code.Key("forward", x, y, norm, product if norm else None)
