@@ -17,6 +17,7 @@ try:
 except PackageNotFoundError:  # its sources are read, as a build does
     __version__ = "not installed"
 
+_FUNCTIONS = {"explain": "bench.explain"}  # and their modules
 _ELSEWHERE = {
     **{f"{alias}_impl": f"rmsnorm.{row.folder}" for row in FRAMEWORKS.values() for alias in row.aliases},
     "RMSNorm": "rmsnorm.torch_impl.RMSNorm, rmsnorm.tf_impl.RMSNormalization or rmsnorm.flax_impl.RMSNorm",
@@ -32,6 +33,8 @@ _ELSEWHERE = {
 
 def __getattr__(name: str) -> Any:
     """Imports a folder at its first use: ``rmsnorm.torch_impl`` loads PyTorch, ``import rmsnorm`` does not."""
+    if name in _FUNCTIONS:
+        return getattr(import_module(f"rmsnorm.{_FUNCTIONS[name]}"), name)
     if not name.startswith("_") and find_spec(f"rmsnorm.{name}"):
         return import_module(f"rmsnorm.{name}")
     message = f"module 'rmsnorm' has no attribute {name!r}"

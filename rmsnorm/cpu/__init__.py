@@ -23,11 +23,15 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Final
 
 from rmsnorm import errors
 from rmsnorm.call import Call
+
+_NO_FORMATS: Final = "the wheel has no kernel for these formats, and numba, which would compile it, is not installed"
 
 
 def is_switched_off() -> bool:
@@ -135,3 +139,36 @@ def supports_gated(call: Call, gate: str | None) -> bool:
         and call.k == call.n and call.variant.statistic != "variance" and not rounded_offset
         and _has_gated_kernels(call, gate)
     )  # fmt: skip
+
+
+def why_not(call: Call, gate: str | None, arrays: Sequence[str] = ()) -> str | None:
+    """Why no kernel can compute a call with a gate of that dtype, and with those of bias, mask and residual.
+
+    None if one can. What decides is ``supports`` and ``supports_gated``, which say the same.
+    """
+    if is_switched_off():
+        return "RMSNORM_CPU_KERNELS=0 switches the kernels off"
+    if (missing := what_is_missing()) is not None:
+        return missing
+    is_plain = gate is None and call.axes == call.feature_axes
+    last = tuple(range(len(call.shape) - len(call.feature_axes), len(call.shape)))
+    special, variant = "a kernel for gates and groups", call.variant
+    conditions = [
+        (0 in call.shape, "x has no elements"),
+        (not call.has_last_axes, "the normalised axes are not the last ones"),
+    ]
+    if is_plain:
+        conditions += [(not has_kernels(call.x, call.result, call.norm, call.product), _NO_FORMATS)]
+    else:
+        conditions += [
+            (call.feature_axes != last, "the parameters are not along the last axes"),
+            (len(call.axes) > len(last), "the parameters are along fewer axes than the normalised ones"),
+            ("float64" in (call.x, call.result, gate), f"{special} has at most 32 bits"),
+            (call.k != call.n, f"{special} takes all elements into the statistic"),
+            (variant.statistic == "variance", f"{special} subtracts no mean"),
+            (call.norm is not None and bool(variant.scale_offset), f"{special} does not round 1 + w first"),
+            (bool(arrays), f"{special} takes no {' and no '.join(arrays)}"),
+        ]
+        if not any(is_refused for is_refused, _ in conditions):
+            conditions += [(not _has_gated_kernels(call, gate), _NO_FORMATS)]
+    return next((sentence for is_refused, sentence in conditions if is_refused), None)

@@ -112,6 +112,11 @@ def address(module: str, *key: object) -> int:
     return result
 
 
+def known() -> dict[str, int]:
+    """The addresses of the functions that this process has asked for, by name."""
+    return dict(_addresses)
+
+
 def _found(name: str) -> int:
     """The address of a function of the library; 0 if it lacks the function."""
     try:

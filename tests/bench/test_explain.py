@@ -1,0 +1,82 @@
+"""``rmsnorm.explain`` names the kernel that runs, or says why none does; what it says is what decides."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rmsnorm
+from rmsnorm import cpu, dtypes
+from rmsnorm.parity.cases import CASES, make
+from rmsnorm.targets.bridges import bridge
+
+needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="there are no kernels")
+FRAMEWORKS = [
+    "numpy",
+    pytest.param("torch", marks=pytest.mark.torch),
+    pytest.param("tf", marks=pytest.mark.tf),
+    pytest.param("flax", marks=pytest.mark.flax),
+]
+TITLES = {"numpy": "NumPy", "torch": "PyTorch", "tf": "TensorFlow", "flax": "JAX"}
+
+
+@needs_kernels
+def test_what_it_says_is_what_decides() -> None:
+    """Over every case of the parity kit: there is a reason if, and only if, the kernels do not support the call."""
+    seen = set()
+    for case, dtype in itertools.product(CASES, dtypes.FLOATS):
+        for variant in case.variants if dtype in case.dtypes else ():
+            data = make(case, variant, dtype)
+            gate = None if data.gate is None else data.gate.dtype.name
+            arrays = [name for name in ("bias", "mask", "residual") if getattr(data, name) is not None]
+            is_special = gate is not None or data.call.axes != data.call.feature_axes
+            supported = cpu.supports_gated(data.call, gate) and not arrays if is_special else cpu.supports(data.call)
+            reason = cpu.why_not(data.call, gate, arrays)
+            assert (reason is None) == supported, (case.name, variant, dtype, reason)
+            seen.add(reason)
+    assert len(seen) > 6
+
+
+@needs_kernels
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_it_names_what_runs(framework: str) -> None:
+    if framework != "numpy":
+        pytest.importorskip({"torch": "torch", "tf": "tensorflow", "flax": "jax"}[framework])
+    send = (lambda array: array) if framework == "numpy" else bridge(framework).send
+    x, gain, mask = np.ones((4, 6), "float32"), np.ones(6, "float32"), np.ones((4, 6), bool)
+
+    def said(**options: Any) -> str:
+        arrays = {name: send(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
+        text: str = rmsnorm.explain(send(x), send(gain), **arrays)
+        title, _, rest = text.partition(": ")
+        assert title == TITLES[framework]
+        return rest
+
+    assert said() == "kernel forward-float32-float32--"
+    assert said(mask=mask) == "kernel forward-float32-float32---mask"
+    assert said(variant="llama") == "kernel forward-float32-float32-float32-float32"
+    gated = "gated-forward-float32-float32-float32-silu-after--"
+    beside = "forward-float32-float32--, and plain operations for the gate"
+    assert said(gate=x) == f"kernel {gated if framework in ('numpy', 'torch') else beside}"
+    gain = np.ones(4, "float32")
+    if framework == "torch":  # which gives the kernel the axes in another order
+        assert said(axis=0) == "kernel forward-float32-float32--"
+    else:
+        assert said(axis=0) == "plain operations, as the normalised axes are not the last ones"
+
+
+def test_without_kernels_it_says_so(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
+    monkeypatch.setenv("RMSNORM_CPU_KERNELS", "0")
+    forget(cpu.is_available)
+    x = np.ones((4, 6), "float32")
+    assert rmsnorm.explain(x) == "NumPy: plain operations, as RMSNORM_CPU_KERNELS=0 switches the kernels off"
+
+
+def test_what_is_no_array_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"explain: x is \[1\.0\].*, expected an array of a framework"):
+        rmsnorm.explain([1.0])
+    with pytest.raises(ValueError, match="scale has shape"):
+        rmsnorm.explain(np.ones((2, 3)), np.ones(2))
