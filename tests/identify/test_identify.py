@@ -560,3 +560,27 @@ def test_a_gate_that_is_cut_off_in_16_bits_says_nothing_of_roundings():
     identity = identify(norm)
     assert identity.defects == ("a gate above 30 is cut off there", "a gate below -30 is cut off there")
     assert identity["rounding"] is None
+
+
+def _rows(x, axes=-1):
+    return x / np.sqrt((x * x).mean(axes, keepdims=True) + 1e-6)
+
+
+def _of_three_axes_at_most(x):
+    if x.ndim > 3:
+        raise ValueError("x has more than three axes")
+    return _rows(x)
+
+
+def _over_the_sequence(x):
+    return _rows(x, -1 if x.ndim < 3 else (-2, -1))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"), [(_rows, "the same"), (_of_three_axes_at_most, "up to 3"), (_over_the_sequence, None)]
+)
+def test_x_of_more_axes_is_asked_for(function, said):
+    identity = identify(function, gradients=False)
+    defects = [text for text in identity.defects if text == "y of x with 3 axes is another one than that of its rows"]
+    assert len(defects) == (said is None)
+    assert said is None or identity["more_axes"] == said

@@ -248,8 +248,9 @@ def test_eager(layer: Any, tmp_path: Path) -> None:
     with tf.name_scope("gates_x_norm"):
         made = layer(4, eps=0.1)
     (gain,) = made.trainable_variables
-    leaf = "new_std" if layer is LayerNormLayer else "scale"
+    leaf, name = ("new_std", "layer_norm_layer") if layer is LayerNormLayer else ("scale", "rms_norm_layer")
     assert gain is getattr(made, leaf)
+    assert made.name == name, "tf.Module gives it"
     assert gain.name == f"gates_x_norm/{leaf}:0"
     np.testing.assert_array_equal(gain, np.ones(4, "f4"))
     gain.assign(rng.standard_normal(4).astype("f4"))
