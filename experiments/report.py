@@ -18,7 +18,7 @@ from rmsnorm.files import read_json, reading
 _WANTED: Final = "what python -m experiments all writes"
 _FIGURES: Final = (  # run, figure, what it is
     ("translation", "loss-steps.svg", "the paper's figure of RNNSearch: the loss over the first steps"),
-    ("translation", "loss-seconds.svg", "the same over the seconds of training"),
+    ("translation", "loss-seconds.svg", "the same over the seconds of training, which begin with XLA's compilation"),
     ("center", "quality.svg", "its figure of robustness: BLEU where 0.2 is added to every matrix at the beginning"),
     ("mlp-4", "quality.svg", "the MLP at a batch of 4"),
 )
