@@ -584,3 +584,22 @@ def test_x_of_more_axes_is_asked_for(function, said):
     defects = [text for text in identity.defects if text == "y of x with 3 axes is another one than that of its rows"]
     assert len(defects) == (said is None)
     assert said is None or identity["more_axes"] == said
+
+
+def test_the_kind_and_the_statistic_are_said():
+    identity = identify(_rows, gradients=False)
+    assert (identity["kind"], identity["statistic"]) == ("rmsnorm", "mean_square")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_gate_without_a_gradient_is_a_defect(stopped):
+    torch = pytest.importorskip("torch")
+
+    def gated(x, gate):
+        gate = gate.detach() if stopped else gate
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * torch.sigmoid(gate)
+
+    identity = identify(gated, framework="torch")
+    assert identity["gate_gradient"] == ("wrong" if stopped else "agrees")
+    assert any("the gate" in text and ("no gradient" in text or "is 0" in text) for text in identity.defects) == stopped
