@@ -27,7 +27,7 @@ times: $(VENV)/ready
 mutants: $(VENV)/ready
 	$(BIN)/python tests/mutation.py --json mutants.json
 
-# The paper's experiments whose results are missing, one after another, and the page of all: two hours on one core.
+# The paper's experiments whose results are missing, one after another, and the page of all: 45 minutes on one core.
 experiments: $(VENV)/ready
 	$(BIN)/python -m experiments all
 
