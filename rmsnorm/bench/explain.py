@@ -116,9 +116,9 @@ def _traced(x: Any, scale: Any, bias: Any, options: dict[str, Any]) -> list[str]
     text = program.lower(x, scale, bias, arrays).as_text()
     if "custom_call @rmsnorm(" not in text:
         return []
-    from rmsnorm.cpu import launch
+    from rmsnorm.cpu import launch, machine_code
 
     call = _call(FRAMEWORKS["flax"], x, scale, bias, options)
     call = call.without_gate if call.gate is not None else call
     key = launch.kernel_key("forward", call, options.get("mask") is not None, False, bias is not None)
-    return ["-".join(key.function)]
+    return [machine_code.name_of(*key.function)]

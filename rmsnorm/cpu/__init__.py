@@ -32,6 +32,7 @@ from rmsnorm import errors
 from rmsnorm.call import Call
 
 _NO_FORMATS: Final = "the wheel has no kernel for these formats, and numba, which would compile it, is not installed"
+_SPECIAL: Final = "a kernel for gates and groups"
 
 
 def is_switched_off() -> bool:
@@ -70,6 +71,69 @@ def is_available() -> bool:
 def supports(call: Call) -> bool:
     """Whether the kernels can compute a call: there are such kernels, and ``in_rows`` holds."""
     return in_rows(call) and has_kernels(call.x, call.result, call.norm, call.product)
+
+
+def supports_gated(call: Call, gate: str | None) -> bool:
+    """Whether the kernels for gates and groups can compute a call without a bias: at most 32 bits, plain statistics.
+
+    The last axes are normalised, and the parameters are along these, or along more of the last axes.
+    """
+    return _is_special(call, gate) and _gated_refusal(call, gate) is None and _has_gated_kernels(call, gate)
+
+
+def why_not(call: Call, gate: str | None, arrays: Sequence[str] = ()) -> str | None:
+    """Why no kernel can compute a call with a gate of that dtype, and with those of bias, mask and residual.
+
+    None if one can.
+    """
+    if is_switched_off():
+        return "RMSNORM_CPU_KERNELS=0 switches the kernels off"
+    if (missing := what_is_missing()) is not None:
+        return missing
+    if not _is_special(call, gate):
+        return _refusal(call) or (None if supports(call) else _NO_FORMATS)
+    if (refusal := _gated_refusal(call, gate)) is not None:
+        return refusal
+    if arrays:
+        return f"{_SPECIAL} takes no {' and no '.join(arrays)}"
+    return None if _has_gated_kernels(call, gate) else _NO_FORMATS
+
+
+def in_rows(call: Call) -> bool:
+    """Whether the last axes are normalised and carry the parameters, and no axis is empty."""
+    return call.axes == call.feature_axes and _refusal(call) is None
+
+
+def _is_special(call: Call, gate: str | None) -> bool:
+    """Whether the kernels for gates and groups are asked."""
+    return gate is not None or call.axes != call.feature_axes
+
+
+def _refusal(call: Call) -> str | None:
+    """Why x has no rows in which the normalised elements follow each other."""
+    if 0 in call.shape:
+        return "x has no elements"
+    return None if call.has_last_axes else "the normalised axes are not the last ones"
+
+
+def _gated_refusal(call: Call, gate: str | None) -> str | None:
+    """Why a kernel for gates and groups cannot compute a call."""
+    if (refusal := _refusal(call)) is not None:
+        return refusal
+    last = tuple(range(len(call.shape) - len(call.feature_axes), len(call.shape)))
+    if call.feature_axes != last:
+        return "the parameters are not along the last axes"
+    if len(call.axes) > len(last):
+        return "the parameters are along fewer axes than the normalised ones"
+    if "float64" in (call.x, call.result, gate):
+        return f"{_SPECIAL} has at most 32 bits"
+    if call.k != call.n:
+        return f"{_SPECIAL} takes all elements into the statistic"
+    if call.variant.statistic == "variance":
+        return f"{_SPECIAL} subtracts no mean"
+    if call.norm is not None and call.variant.scale_offset:
+        return f"{_SPECIAL} does not round 1 + w first"
+    return None
 
 
 def has_kernels(x: str, y: str, norm: str | None, product: str) -> bool:
@@ -118,57 +182,3 @@ def _has_functions(keys: tuple[tuple[str, ...], ...], what: str) -> bool:
     from rmsnorm.cpu import machine_code
 
     return _is_there(all(machine_code.is_ready("gated", *key) for key in keys), what)
-
-
-def in_rows(call: Call) -> bool:
-    """Whether the last axes are normalised and carry the parameters, and no axis is empty."""
-    return call.has_last_axes and call.axes == call.feature_axes and 0 not in call.shape
-
-
-def supports_gated(call: Call, gate: str | None) -> bool:
-    """Whether the kernels for gates and groups can compute a call without a bias: at most 32 bits, plain statistics.
-
-    The last axes are normalised, and the parameters are along these, or along more of the last axes.
-    """
-    last = tuple(range(len(call.shape) - len(call.feature_axes), len(call.shape)))
-    rounded_offset = call.norm is not None and bool(call.variant.scale_offset)
-    return (
-        (gate is not None or call.axes != call.feature_axes)
-        and call.has_last_axes and call.feature_axes == last and len(call.axes) <= len(last) and 0 not in call.shape
-        and "float64" not in (call.x, call.result, gate)
-        and call.k == call.n and call.variant.statistic != "variance" and not rounded_offset
-        and _has_gated_kernels(call, gate)
-    )  # fmt: skip
-
-
-def why_not(call: Call, gate: str | None, arrays: Sequence[str] = ()) -> str | None:
-    """Why no kernel can compute a call with a gate of that dtype, and with those of bias, mask and residual.
-
-    None if one can. What decides is ``supports`` and ``supports_gated``, which say the same.
-    """
-    if is_switched_off():
-        return "RMSNORM_CPU_KERNELS=0 switches the kernels off"
-    if (missing := what_is_missing()) is not None:
-        return missing
-    is_plain = gate is None and call.axes == call.feature_axes
-    last = tuple(range(len(call.shape) - len(call.feature_axes), len(call.shape)))
-    special, variant = "a kernel for gates and groups", call.variant
-    conditions = [
-        (0 in call.shape, "x has no elements"),
-        (not call.has_last_axes, "the normalised axes are not the last ones"),
-    ]
-    if is_plain:
-        conditions += [(not has_kernels(call.x, call.result, call.norm, call.product), _NO_FORMATS)]
-    else:
-        conditions += [
-            (call.feature_axes != last, "the parameters are not along the last axes"),
-            (len(call.axes) > len(last), "the parameters are along fewer axes than the normalised ones"),
-            ("float64" in (call.x, call.result, gate), f"{special} has at most 32 bits"),
-            (call.k != call.n, f"{special} takes all elements into the statistic"),
-            (variant.statistic == "variance", f"{special} subtracts no mean"),
-            (call.norm is not None and bool(variant.scale_offset), f"{special} does not round 1 + w first"),
-            (bool(arrays), f"{special} takes no {' and no '.join(arrays)}"),
-        ]
-        if not any(is_refused for is_refused, _ in conditions):
-            conditions += [(not _has_gated_kernels(call, gate), _NO_FORMATS)]
-    return next((sentence for is_refused, sentence in conditions if is_refused), None)

@@ -300,12 +300,10 @@ def _gated_vjp(
         dx, dscale, dbias, dgate = _gated_vjp(own, dy, h, scale, bias, gate, mask)
         dx = dx if dh is None else dx.double() + dh.double()
         return cast(dx, dtype_name(x.dtype)), dscale, dbias, cast(dx, dtype_name(residual.dtype)), dgate
-    results = None
-    if mask is not None:
-        pass
-    elif bias is None and gates.is_served(dy, x, scale, gate) and not is_differentiated(dy, x, scale, gate):
+    results, is_plain = None, mask is None and bias is None
+    if is_plain and gates.is_served(dy, x, scale, gate) and not is_differentiated(dy, x, scale, gate):
         results = gates.gradients(call, dy, x, scale, gate)
-    elif _is_gated_operator(call, x, scale, bias, gate):
+    elif is_plain and _is_gated_operator(call, x, scale, bias, gate):
         results = gated_operators.gradients(call, dy, x, scale, gate)
     if results is not None:
         dx, dscale, dgate = results

@@ -10,6 +10,7 @@ import pytest
 
 import rmsnorm
 from rmsnorm import cpu, dtypes
+from rmsnorm.numpy_impl import fast
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.targets.bridges import bridge
 
@@ -70,7 +71,7 @@ def test_it_names_what_runs(framework: str) -> None:
 
 def test_without_kernels_it_says_so(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     monkeypatch.setenv("RMSNORM_CPU_KERNELS", "0")
-    forget(cpu.is_available)
+    forget(cpu.is_available, fast._is_compiled)
     x = np.ones((4, 6), "float32")
     assert rmsnorm.explain(x) == "NumPy: plain operations, as RMSNORM_CPU_KERNELS=0 switches the kernels off"
 

@@ -1,0 +1,51 @@
+"""What identify says of kind and statistic, of x with more axes, and of a gate's gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rmsnorm.identify import identify
+
+
+def _rows(x, axes=-1):
+    return x / np.sqrt((x * x).mean(axes, keepdims=True) + 1e-6)
+
+
+def _of_three_axes_at_most(x):
+    if x.ndim > 3:
+        raise ValueError("x has more than three axes")
+    return _rows(x)
+
+
+def _over_the_sequence(x):
+    return _rows(x, -1 if x.ndim < 3 else (-2, -1))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"), [(_rows, "the same"), (_of_three_axes_at_most, "up to 3"), (_over_the_sequence, None)]
+)
+def test_x_of_more_axes_is_asked_for(function, said):
+    identity = identify(function, gradients=False)
+    defects = [text for text in identity.defects if text == "y of x with 3 axes is another one than that of its rows"]
+    assert len(defects) == (said is None)
+    assert said is None or identity["more_axes"] == said
+
+
+def test_the_kind_and_the_statistic_are_said():
+    identity = identify(_rows, gradients=False)
+    assert (identity["kind"], identity["statistic"]) == ("rmsnorm", "mean_square")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_gate_without_a_gradient_is_a_defect(stopped):
+    torch = pytest.importorskip("torch")
+
+    def gated(x, gate):
+        gate = gate.detach() if stopped else gate
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * torch.sigmoid(gate)
+
+    identity = identify(gated, framework="torch")
+    assert identity["gate_gradient"] == ("wrong" if stopped else "agrees")
+    assert any("the gate" in text and ("no gradient" in text or "is 0" in text) for text in identity.defects) == stopped
