@@ -39,13 +39,14 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
     kernels = _traced(x, scale, bias, options) if row.key == "flax" else _called(row, x, scale, bias, options)
     names = list(dict.fromkeys(kernels))
     if not names:
-        arrays = [name for name in ("bias", "mask", "residual") if {"bias": bias, **options}.get(name) is not None]
+        present = {"bias": bias, **options}
+        arrays = tuple(name for name in ("bias", "mask", "residual") if present.get(name) is not None)
         reason = (
             cpu.why_not(call, _dtype(options.get("gate")), arrays) or "an array is not in the memory of a CPU as it is"
         )
         return f"{row.title}: plain operations, as {reason}"
     beside = ""
-    if options.get("gate") is not None and not names[0].startswith("gated"):
+    if options.get("gate") is not None and call.variant.gate_function not in names[0]:
         beside = ", and plain operations for the gate"
     return f"{row.title}: kernel {' and '.join(names)}{beside}"
 

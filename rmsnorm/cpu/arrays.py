@@ -24,23 +24,25 @@ def forward(
     bias: Array | None = None,
     mask: Array | None = None,
     residual: Array | None = None,
+    gate: Array | None = None,
     *,
     with_inverse_rms: bool = True,
 ) -> tuple[Array, Array | None, Array | None]:
     """y, h = x + residual (None without one), and 1 / rho in float64 if asked for, of a call that is supported."""
     if residual is not None:
-        x, residual = x.astype(call.x, copy=False), _rows(call.n, residual.astype(call.x, copy=False))
-    scale, bias, x = _native(scale), _native(bias), _rows(call.n, x)
+        x, residual = x.astype(call.x, copy=False), residual.astype(call.x, copy=False)
+    plan = launch.plan(call, _name(scale), _name(bias), _name(gate))
+    scale, bias, x = _native(scale), _native(bias), _rows(plan.n, x)
     y = np.empty(call.shape, call.result)
     h = None if residual is None else np.empty(call.shape, call.x)
-    plan = launch.plan(call, _name(scale), _name(bias))
     inverse_rms = np.empty(plan.reduced) if with_inverse_rms else None
     residual = None if residual is None else np.ascontiguousarray(residual)
-    mask_rows, mask_arguments = _masked(call, mask)
+    mask_rows, mask_arguments = _masked(call, plan.n, mask)
+    gate, gate_step = _gates(plan.n, gate)
     plan.run_forward(
-        own_threads, (x, residual, scale, bias, mask_rows, y, h, inverse_rms),
+        own_threads, (x, residual, scale, bias, mask_rows, y, h, inverse_rms, gate),
         address(x), x.strides[0], address(residual), address(scale), address(bias), *mask_arguments,
-        address(y), address(h), address(inverse_rms),
+        address(y), address(h), address(inverse_rms), address(gate), gate_step,
     )  # fmt: skip
     return y, h, inverse_rms
 
@@ -53,67 +55,39 @@ def backward(
     bias: Array | None,
     mask: Array | None,
     dh: Array | None = None,
-) -> tuple[Array, Array | None, Array | None]:
-    """dx + dh, dscale and dbias, each in the dtype of its argument."""
+    gate: Array | None = None,
+) -> tuple[Array, Array | None, Array | None, Array | None]:
+    """dx + dh, dscale, dbias and dgate, each in the dtype of its argument."""
     factors = inverse_rms(call, h, mask) if call.x == "float64" else None
-    scale, bias, h = _native(scale), _native(bias), _rows(call.n, h)
+    if _name(dy) != call.result:
+        call = replace(call, result=_named(dy.dtype))
+    plan = launch.plan(call, _name(scale), _name(bias), _name(gate))
+    dgate = None if gate is None else np.empty(call.shape, gate.dtype.newbyteorder("="))
+    scale, bias, h, (gate, gate_step) = _native(scale), _native(bias), _rows(plan.n, h), _gates(plan.n, gate)
     dy = np.ascontiguousarray(_native(dy))
     dh = None if dh is None else np.ascontiguousarray(dh, dtype=call.x)
     dx = np.empty(call.shape, call.x)
     dscale, dbias = (None if primal is None else np.empty(primal.shape, primal.dtype) for primal in (scale, bias))
-    if _name(dy) != call.result:
-        call = replace(call, result=_named(dy.dtype))
-    plan = launch.plan(call, _name(scale), _name(bias))
-    mask_rows, mask_arguments = _masked(call, mask)
+    mask_rows, mask_arguments = _masked(call, plan.n, mask)
     plan.run_backward(
-        own_threads, (h, scale, mask_rows, factors, dy, dh, dx, dscale, dbias),
+        own_threads, (h, scale, mask_rows, factors, dy, dh, dx, dscale, dbias, gate, dgate, bias),
         address(h), h.strides[0], address(scale), *mask_arguments, address(factors), address(dy), address(dh),
-        address(dx), address(dscale), address(dbias),
+        address(dx), address(dscale), address(dbias), address(gate), gate_step, address(dgate),
+        0 if gate is None else address(bias),
     )  # fmt: skip
-    return dx, dscale, dbias
-
-
-def gated_forward(
-    call: Call, x: Array, scale: Array | None, gate: Array | None, *, with_inverse_rms: bool
-) -> tuple[Array, Array | None]:
-    """y, and 1 / rho in float64 if asked for, of a call with a gate or in groups that is supported."""
-    plan = launch.gated_plan(call, _name(gate), _name(scale))
-    scale, x, (gate, gate_step) = _native(scale), _rows(plan.n, x), _gates(plan.n, gate)
-    y, inverse_rms = np.empty(call.shape, call.result), np.empty(plan.reduced) if with_inverse_rms else None
-    plan.run_forward(
-        own_threads, (x, gate, scale, y, inverse_rms),
-        address(x), x.strides[0], address(gate), address(scale), 0, 0, gate_step, 0, address(y), 0,
-        address(inverse_rms),
-    )  # fmt: skip
-    return y, inverse_rms
-
-
-def gated_backward(
-    call: Call, dy: Array, x: Array, scale: Array | None, gate: Array | None
-) -> tuple[Array, Array | None, Array | None]:
-    """dx, dscale and dgate, each in the dtype of its argument."""
-    plan = launch.gated_plan(replace(call, result=_named(dy.dtype)), _name(gate), _name(scale))
-    dx = np.empty(call.shape, call.x)
-    dgate = None if gate is None else np.empty(call.shape, gate.dtype.newbyteorder("="))
-    dscale = None if scale is None else np.empty(scale.shape, scale.dtype.newbyteorder("="))
-    scale, x, (gate, gate_step), dy = _native(scale), _rows(plan.n, x), _gates(plan.n, gate), _native(dy)
-    plan.run_backward(
-        own_threads, (x, gate, scale, dy, dx, dgate, dscale),
-        address(x), x.strides[0], address(scale), address(gate), gate_step, 0, 0, address(dy), address(dgate),
-        address(dx), address(dscale), 0,
-    )  # fmt: skip
-    return dx, dscale, dgate
+    return dx, dscale, dbias, dgate
 
 
 def inverse_rms(call: Call, h: Array, mask: Array | None) -> Array:
     """1 / rho in float64."""
     plan = launch.plan(call, None, None)
     result = np.empty(plan.reduced)
-    h = _rows(call.n, h)
-    mask_rows, mask_arguments = _masked(call, mask)
+    h = _rows(plan.n, h)
+    mask_rows, mask_arguments = _masked(call, plan.n, mask)
     plan.run_forward(
-        own_threads, (h, mask_rows, result), address(h), h.strides[0], 0, 0, 0, *mask_arguments, 0, 0, address(result)
-    )
+        own_threads, (h, mask_rows, result),
+        address(h), h.strides[0], 0, 0, 0, *mask_arguments, 0, 0, address(result), 0, 0,
+    )  # fmt: skip
     return result
 
 
@@ -137,11 +111,11 @@ def _gates(n: int, gate: Array | None) -> tuple[Array | None, int]:
     return matrix, matrix.strides[0]
 
 
-def _masked(call: Call, mask: Array | None) -> tuple[Array | None, tuple[int, int, int]]:
+def _masked(call: Call, n: int, mask: Array | None) -> tuple[Array | None, tuple[int, int, int]]:
     """The mask in rows, which the caller keeps alive; its address, and the steps to the next row and element."""
     if mask is None:
         return None, (0, 0, 0)
-    matrix = np.broadcast_to(mask, call.shape).reshape(-1, call.n)
+    matrix = np.broadcast_to(mask, call.shape).reshape(-1, n)
     if matrix.strides[1] < 0:  # a negative step would mean that there is no mask
         matrix = matrix.copy()
     return matrix, (address(matrix), matrix.strides[0], matrix.strides[1])

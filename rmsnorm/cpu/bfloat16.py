@@ -9,6 +9,7 @@ computes it in float64. 1 / rho and share must be between 2^-20 and 2^20, the si
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -17,31 +18,112 @@ from numba import types
 from numba.extending import intrinsic
 
 from rmsnorm.cpu import target
-from rmsnorm.cpu.formats import bits, inlined, widen
+from rmsnorm.cpu.formats import STORE, apart, bits, inlined, widen
+from rmsnorm.cpu.gate import Gate, load_single, single_of
 
 # Roundings of 1 / rho, the gain and two products: each is half a unit in the last place, or one beside a power of two.
 _FORWARD: Final = 5
+# With a gate also h, which float64 has, or five units of f(z) (see gate.py) and its product; and some for what is left.
+_GATED: Final = 16
+_NORMAL: Final = np.float32(2.0**-126)
+_LARGE: Final = np.float32(2.0**16)  # f(z): above, a product before it may have lost bits that its result shows
 # In 2^-24 of the terms: h / rho and its factor, three products and a difference, 1 / rho, the ends of the interval.
 _BACKWARD: Final = np.float32(12 * 2.0**-24)
 
 
-@inlined
-def forward_row(h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
-    """y = h / rho * gain, from bfloat16 to bfloat16."""
-    for j in range(h.size):
-        result = (bits(widen(h[j])) * inverse_rms) * gain[j]
-        y[j] = narrow(result)
-        doubt[j] = _is_near_tie(result) | _is_tiny(result)
+def forward_row_of(gate: Gate, y: str, product: str, before: bool) -> Callable[..., Any]:
+    """y = h / rho * gain, of a row in bfloat16, or in float64 with a gate before the norm; with one after it, * f(z).
+
+    With ``before`` h / rho is rounded to bfloat16 first, and its product with the gain as the variant says.
+    """
+    on_x, on_y = gate.position == "before", gate.position == "after"
+    read = np.float32 if on_x else _widened
+    factor, is_out = (_gated(gate) if on_y else _ungated)
+    is_near, is_tiny = (_is_near(_GATED), _is_tiny_or_zero) if gate.position else (_is_near(_FORWARD), _is_tiny)
+    narrow_y = narrow if y == "bfloat16" else as_it_is
+    cut = _cut if on_y and product == "bfloat16" else as_it_is
+
+    @inlined
+    def row(h: Any, z: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
+        for j in range(h.size):
+            result = (read(h[j]) * inverse_rms) * gain[j] * factor(z[j])
+            y[j] = narrow(result)
+            doubt[j] = is_near(result) | is_tiny(result) | is_out(z[j])
+
+    @inlined
+    def row_before(h: Any, z: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
+        for j in range(h.size):
+            normalised = read(h[j]) * inverse_rms
+            # exact, or rounded as the variant says
+            result = cut(bits(widen(narrow(normalised))) * gain[j]) * factor(z[j])
+            y[j] = narrow_y(result)
+            doubt[j] = is_near(normalised) | is_tiny(normalised) | is_tiny(result) | is_out(z[j])
+            if on_y:
+                doubt[j] |= is_near(result)
+
+    return row_before if before else row
+
+
+def _gated(gate: Gate) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """f(z), and whether it may be too large, both in float32."""
+    single, load = single_of(gate), load_single(gate.z)
+
+    @inlined
+    def factor(z: Any) -> Any:
+        return single(load(z))
+
+    @inlined
+    def is_out(z: Any) -> Any:
+        return not abs(load(z)) <= _LARGE
+
+    return factor, is_out
 
 
 @inlined
-def forward_row_before(narrow_y: Any, h: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
-    """Likewise, with h / rho rounded to bfloat16 first; ``narrow_y`` makes y of the product, which may be float32."""
-    for j in range(h.size):
-        normalised = bits(widen(h[j])) * inverse_rms
-        result = bits(widen(narrow(normalised))) * gain[j]  # exact, or rounded as the variant says
-        y[j] = narrow_y(result)
-        doubt[j] = _is_near_tie(normalised) | _is_tiny(normalised) | _is_tiny(result)
+def _one(_: Any) -> Any:
+    return np.float32(1)
+
+
+@inlined
+def _never(_: Any) -> Any:
+    return False
+
+
+_ungated: Final = (_one, _never)
+
+
+@inlined
+def _widened(half: Any) -> Any:
+    return bits(widen(half))
+
+
+@inlined
+def _cut(single: Any) -> Any:
+    """The nearest bfloat16, as a float32."""
+    return bits(widen(narrow(single)))
+
+
+def put_of(name: str) -> Callable[..., Any]:
+    """What rounds a row in float64 once to a format, with memory for the marks of doubt."""
+    store = STORE[name]
+
+    def put(values: Any, y: Any, eights: Any, doubt: Any) -> None:
+        for j in range(values.size):
+            store(y, j, values[j])
+
+    def put_bfloat(values: Any, y: Any, eights: Any, doubt: Any) -> None:
+        for j in range(values.size):
+            single = np.float32(values[j])  # half a unit from the value
+            size = abs(single)
+            y[j] = narrow(single)
+            doubt[j] = is_near_one(single) | ((size < _NORMAL) & (size != 0)) | (not size < np.float32(np.inf))
+        for i8 in range(eights.size if any_set(eights) else 0):
+            if eights[i8]:
+                for j in range(np.uint64(8 * i8), np.uint64(min(8 * i8 + 8, values.size))):
+                    store(y, j, values[j])
+
+    is_near_one = _is_near(1)
+    return apart(put_bfloat if name == "bfloat16" else put)
 
 
 @inlined
@@ -122,16 +204,19 @@ def narrow_in_software(_: Any, single: Any) -> Any:
 narrow: Final = _narrow if target.has("avx512bf16") else narrow_in_software
 
 
-@intrinsic
-def _is_near_tie(_: Any, single: Any) -> Any:
-    """Whether the part that rounding cuts off is within a few units of one half."""
+def _is_near(units: int) -> Any:
+    @intrinsic
+    def is_near(_: Any, single: Any) -> Any:
+        """Whether the part that rounding cuts off is within so many units of one half."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rest = builder.and_(builder.bitcast(args[0], _WORD), ir.Constant(_WORD, 0xFFFF))
-        above = builder.sub(rest, ir.Constant(_WORD, 0x8000 - _FORWARD))
-        return builder.icmp_unsigned("<=", above, ir.Constant(_WORD, 2 * _FORWARD))
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            rest = builder.and_(builder.bitcast(args[0], _WORD), ir.Constant(_WORD, 0xFFFF))
+            above = builder.sub(rest, ir.Constant(_WORD, 0x8000 - units))
+            return builder.icmp_unsigned("<=", above, ir.Constant(_WORD, 2 * units))
 
-    return types.boolean(types.float32), generate
+        return types.boolean(types.float32), generate
+
+    return is_near
 
 
 @intrinsic
@@ -158,6 +243,12 @@ def _is_tiny(_: Any, single: Any) -> Any:
         return builder.icmp_unsigned("<", below, ir.Constant(_WORD, (127 - 80) << 23))
 
     return types.boolean(types.float32), generate
+
+
+@inlined
+def _is_tiny_or_zero(single: Any) -> Any:
+    """With a gate, a product that underflowed may have been multiplied by more than 1."""
+    return abs(single) < np.float32(2.0**-80)
 
 
 @inlined

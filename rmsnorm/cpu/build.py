@@ -25,8 +25,8 @@ from typing import Final
 from rmsnorm import dtypes, errors
 from rmsnorm.call import Call, Spec, resolve
 from rmsnorm.cpu import target
-from rmsnorm.cpu.launch import GatedKernels, kernel_key
-from rmsnorm.cpu.machine_code import WORDS, described, library_name, mark, name_of, symbol, table
+from rmsnorm.cpu.launch import kernel_key
+from rmsnorm.cpu.machine_code import KINDS, WORDS, Key, described, library_name, mark, name_of, symbol, table
 from rmsnorm.variants import PRESETS, Variant
 
 Function = tuple[str, ...]  # the module, and what its ``compiled`` takes
@@ -48,19 +48,18 @@ def functions() -> list[Function]:
     found: dict[Function, None] = dict.fromkeys(_TASKS)
     for x, y in product(dtypes.FLOATS, dtypes.FLOATS):
         found[("cancelled", x, y)] = None
-        for mask, other in ((False, False), (False, True), (True, False)):
-            options = tuple(name for name, is_set in (("mask", mask), ("other", other)) if is_set)
-            found[("backward", x, y, *options)] = None
+        for options in ((), ("other",), ("mask",)):
+            found[Key("backward", x, y, options=options).function] = None
     for call, parameter in _calls():
         for mask, other, bias in product((False, True), repeat=3):
             found[kernel_key("forward", call, mask, other, bias).function] = None
         if "float64" in (call.x, call.result):
             continue
-        for gate, (function, position) in (("", ("silu", "after")), *product((call.x,), _GATES)):
+        for function, position in _GATES:
             variant = call.variant.replace(gate_function=function, gate_position=position)
-            gated = _resolved(variant, call.x, parameter, gate or None)
-            for kind in ("forward", "backward"):
-                found[("gated", *GatedKernels(kind, gated, gate or None).key)] = None
+            gated = _resolved(variant, call.x, parameter, call.x)
+            for kind in KINDS:
+                found[kernel_key(kind, gated, False, False, False, call.x).function] = None
     return list(found)
 
 

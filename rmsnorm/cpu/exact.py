@@ -25,11 +25,13 @@ from rmsnorm.cpu.formats import (
     view,
 )
 from rmsnorm.cpu.settings import CLAMP, FORWARD, INSIDE, OUTSIDE, PARAMETERS, STORAGE
-from rmsnorm.cpu.statistic import add_rows, is_counted, span
+from rmsnorm.cpu.statistic import add_rows, group_of, is_counted, place, span
 from rmsnorm.cpu.system import call_c, free, malloc, settings_at, table, word
 
 _LEAST: Final = -(2**20)  # below every exponent
-_X, _X_STEP, _RESIDUAL, _SCALE, _, _MASK, _MASK_STEP, _MASK_STRIDE, _Y, _H, _INVERSE_RMS = range(len(FORWARD))
+_X, _X_STEP, _RESIDUAL, _SCALE, _, _MASK, _MASK_STEP, _MASK_STRIDE, _Y, _H, _INVERSE_RMS, _, _ = range(
+    len(FORWARD)
+)
 
 
 def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other: bool, has_bias: bool) -> Any:
@@ -71,28 +73,33 @@ def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other:
         residual, h, inverse_rms = word(arguments, _RESIDUAL), word(arguments, _H), word(arguments, _INVERSE_RMS)
         mask, mask_step, scale = word(arguments, _MASK), word(arguments, _MASK_STEP), word(arguments, _SCALE)
         stride = word(arguments, _MASK_STRIDE) if mask else -1
+        groups = s.groups
+        start, stop, width = start * groups, stop * groups, n * groups
         row_bytes, y_bytes = n * s.x_bytes, n * s.y_bytes
-        gain, b = view(prepared, n, 0.0), view(prepared + 8 * n, n, 0.0)
-        memory = malloc(16 * n)
+        gain, b = view(prepared, width, 0.0), view(prepared + 8 * width, width, 0.0)
+        memory = malloc(8 * (n + width))
         if memory == 0:
             return 1
-        centred, gain_error = view(memory, n, 0.0), view(memory + 8 * n, n, 0.0)
+        centred, gain_error = view(memory, n, 0.0), view(memory + 8 * n, width, 0.0)
         if not before:
             if scale:
-                call_c(word(table(), PARAMETERS + s.scale), scale, memory + 8 * n, n, 0)
-            for j in range(n):
+                call_c(word(table(), PARAMETERS + s.scale), scale, memory + 8 * n, width, 0)
+            for j in range(width):
                 gain_error[j] = sum_error(offset, gain_error[j], gain[j]) if scale else 0.0
-        low, high = span(np.float64, gain, n)
+        low, high = span(np.float64, gain, width)
         moderate = low > 2.0**-200 and high < 2.0**200
         if has_bias:
-            low, high = span(np.float64, b, n)
+            low, high = span(np.float64, b, width)
             moderate = moderate and low > 2.0**-200 and high < 2.0**200
         for i in range(start, stop):
-            h_row = view(x + i * x_step, n, like_x)
+            at = 8 * group_of(i, groups) * n
+            gain, b = view(prepared + at, n, 0.0), view(prepared + at + 8 * width, n, 0.0)
+            gain_error = view(memory + 8 * n + at, n, 0.0)
+            h_row = view(x + place(i, groups, x_step, row_bytes), n, like_x)
             if has_other and residual:
                 x_row, h_row = h_row, view(h + i * row_bytes, n, like_x)
                 add_rows(load, add, x_row, view(residual + i * row_bytes, n, like_x), h_row)
-            mask_row = view(mask + i * mask_step, n, np.uint8(0))
+            mask_row = view(mask + place(i, groups, mask_step, n * stride), n, np.uint8(0))
             low, high = span(load, h_row, n)
             k, largest = first, high
             if has_mask:

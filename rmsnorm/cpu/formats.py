@@ -69,23 +69,36 @@ def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
 
 @intrinsic
 def multiply_add(_: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, in one rounding if the processor has an instruction for it."""
-    return types.float64(types.float64, types.float64, types.float64), _multiply_add()
+    """a * b + c, in one rounding if the processor has an instruction for it; in float32 if all three are of it."""
+    number = types.float32 if a == b == c == types.float32 else types.float64
+    return number(number, number, number), _multiply_add()
 
 
 @intrinsic
 def add_product_in_any_order(_: Any, a: Any, b: Any, total: Any) -> Any:
-    """Likewise, as one of many such sums that the compiler may add in another order: only so can it vectorise."""
+    """a * b + total, as one of many such sums that the compiler may add in another order: only so can it vectorise."""
     return types.float64(types.float64, types.float64, types.float64), _multiply_add("reassoc")
 
 
 def _multiply_add(*flags: str) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        number = ir.DoubleType()
+        number = args[0].type
         function = builder.module.declare_intrinsic("llvm.fmuladd", (number,), ir.FunctionType(number, [number] * 3))
         return builder.call(function, args, fastmath=flags)
 
     return generate
+
+
+@intrinsic
+def shifted(_: Any, single: Any) -> Any:
+    """2 to the power of the integer in the last bits of a float32. numba's own operators would make it 64 bits wide."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(32)
+        biased = builder.add(builder.bitcast(args[0], word), ir.Constant(word, 127))
+        return builder.bitcast(builder.shl(biased, ir.Constant(word, 23)), ir.FloatType())
+
+    return types.float32(types.float32), generate
 
 
 @intrinsic

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
@@ -39,8 +38,8 @@ _CHUNK: Final = 2**15  # elements: below, one thread is as fast as two
 POOL: Final = 2**21  # elements: likewise for threads that must be woken first
 _LARGE: Final = 2**21  # elements: from here on, huge pages are faster
 
-_RESIDUAL, _FORWARD_SCALE, _BIAS, _FORWARD_MASK = map(FORWARD.index, ("residual", "scale", "bias", "mask"))
-_DH, _BACKWARD_SCALE, _BACKWARD_MASK = map(BACKWARD.index, ("dh", "scale", "mask"))
+_RESIDUAL, _FORWARD_SCALE, _FORWARD_BIAS, _FORWARD_MASK = map(FORWARD.index, ("residual", "scale", "bias", "mask"))
+_DH, _BACKWARD_SCALE, _BACKWARD_BIAS, _BACKWARD_MASK = map(BACKWARD.index, ("dh", "scale", "bias", "mask"))
 _DSCALE, _DBIAS = map(BACKWARD.index, ("dscale", "dbias"))
 
 # How many threads there are, and the address of the function with which OpenMP starts them (see openmp.py), else 0.
@@ -57,14 +56,14 @@ class Plan(NamedTuple):
     settings: np.ndarray
     place: int  # the address of the settings
     rows: int
-    n: int
+    n: int  # elements of a row of the parameters
     x_bytes: int  # of a row
     reduced: tuple[int, ...]  # shape of 1 / rho
     chunk: int  # rows of a backward task: it depends on the shape alone, and so does the order of the gradients' sums
     small: bool  # one thread computes it
     large: bool
-    forward: Kernels | GatedKernels
-    backward: Kernels | GatedKernels
+    forward: Kernels
+    backward: Kernels
     run: Callable[..., int]  # ``run`` of tasks.py
 
     def run_forward(self, threads: Threads, owners: object, *arguments: int) -> None:
@@ -80,7 +79,8 @@ class Plan(NamedTuple):
         elif gomp_parallel:
             self.run(kernel, 0, self.place, self.rows, self.step(count), count, gomp_parallel, *arguments)
         else:
-            self._share_out(kernel, self.step(count), count, owners, arguments, _FORWARD_SCALE, arguments[_BIAS])
+            scale, bias = arguments[_FORWARD_SCALE], arguments[_FORWARD_BIAS]
+            self._share_out(kernel, self.step(count), count, owners, arguments, scale, bias)
 
     def forward_kernel(self, arguments: Sequence[int]) -> int:
         """The address of the kernel for such arguments."""
@@ -103,7 +103,8 @@ class Plan(NamedTuple):
             self.run(kernel, 1, self.place, self.rows, self.chunk, count, gomp_parallel, *arguments)
         else:
             sums = np.empty((-(-self.rows // self.chunk), 2, self.n))
-            self._share_out(kernel, self.chunk, count, (owners, sums), arguments, _BACKWARD_SCALE, 0, address(sums))
+            scale, bias = arguments[_BACKWARD_SCALE], arguments[_BACKWARD_BIAS]
+            self._share_out(kernel, self.chunk, count, (owners, sums), arguments, scale, bias, address(sums))
             for name, gradient, first in (("scale", _DSCALE, 0), ("bias", _DBIAS, 1)):
                 if arguments[gradient]:
                     self._move(name, arguments[gradient], sums[0, first], len(sums))
@@ -114,8 +115,8 @@ class Plan(NamedTuple):
     ) -> None:  # fmt: skip
         """A job on the threads of this package. An interrupt may leave one at work, which then owns the memory."""
         prepared, job, work = np.ones((2, self.n)), np.zeros(JOB, np.int64), _from_c(WORK)
-        if arguments[scale]:
-            self._move("scale", arguments[scale], prepared[0])
+        if scale:
+            self._move("scale", scale, prepared[0])
             if self.settings[0]["offset"]:
                 _from_c(OFFSET)(self.place, address(prepared), int(sums != 0))
         if bias:
@@ -139,29 +140,32 @@ class Plan(NamedTuple):
 class Kernels(dict[tuple[bool, bool], int]):
     """Addresses of kernels, by whether there is a mask, and a residual or dh; compiled when first used."""
 
-    def __init__(self, kind: str, call: Call, has_bias: bool) -> None:
-        self.kind, self.call, self.has_bias = kind, call, has_bias
+    def __init__(self, kind: str, call: Call, has_bias: bool, gate: str | None) -> None:
+        self.kind, self.call, self.has_bias, self.gate = kind, call, has_bias, gate
 
     def __missing__(self, key: tuple[bool, bool]) -> int:
-        self[key] = kernel_key(self.kind, self.call, *key, self.has_bias).address()
+        self[key] = kernel_key(self.kind, self.call, *key, self.has_bias, self.gate).address()
         return self[key]
 
 
-def kernel_key(kind: str, call: Call, has_mask: bool, has_other: bool, has_bias: bool) -> machine_code.Key:
-    """The key of the kernel for a call."""
+def kernel_key(
+    kind: str, call: Call, has_mask: bool, has_other: bool, has_bias: bool, gate: str | None = None
+) -> machine_code.Key:
+    """The key of the kernel for a call with a gate of that dtype."""
     masked = has_mask or call.variant.statistic == "variance"
-    options = masked, has_other and not masked, has_bias and kind == "forward"
+    rounds = kind == "forward" or (gate is not None and not call.is_gated_before)  # whether y before the gate counts
+    options = masked, has_other and not masked, has_bias and rounds
     named = tuple(name for name, is_set in zip(OPTIONS, options, strict=True) if is_set)
-    if kind == "backward":
-        return machine_code.Key(kind, call.x, call.result, options=named)
-    product = None if call.norm is None else call.product
-    return machine_code.Key(kind, call.x, call.result, call.norm, product, named)
+    gated = "" if gate is None else f"{call.variant.gate_function}-{call.variant.gate_position}-{gate}"
+    norm = call.norm if rounds else None
+    return machine_code.Key(kind, call.x, call.result, norm, None if norm is None else call.product, named, gated)
 
 
 @lru_cache(maxsize=1024)
-def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
-    """The plan of a call that ``supports`` accepts, with parameters of these dtypes."""
-    n, rows = call.n, math.prod(call.shape[: -len(call.axes)])
+def plan(call: Call, scale: str | None, bias: str | None, gate: str | None = None) -> Plan:
+    """The plan of a call that ``supports`` accepts, with parameters and a gate of these dtypes."""
+    n = math.prod(call.shape[axis] for axis in call.feature_axes)
+    rows = math.prod(call.shape) // n
     settings = settings_of(call, rows, scale, bias)
     load_parameters(call, scale, bias)
     return Plan(
@@ -174,37 +178,9 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
         chunk=max(-(-2 * _CHUNK // n), -(-rows // 64), min(rows, 16)),
         small=rows * n < _CHUNK,
         large=rows * n >= _LARGE,
-        forward=Kernels("forward", call, bias is not None),
-        backward=Kernels("backward", call, bias is not None),
+        forward=Kernels("forward", call, bias is not None, gate),
+        backward=Kernels("backward", call, bias is not None, gate),
         run=run(),
-    )
-
-
-class GatedKernels(dict[tuple[bool, bool], int]):
-    """The address of the one kernel for a norm with a gate of a dtype, or None; compiled when first used."""
-
-    def __init__(self, kind: str, call: Call, gate: str | None) -> None:
-        product = None if call.norm is None else call.product
-        gated = (gate, call.variant.gate_function, call.variant.gate_position) if gate else ("", "", "")
-        self.key = (kind, call.x, call.result, *gated, call.norm or "", product or "")
-
-    def __missing__(self, key: tuple[bool, bool]) -> int:
-        self[key] = machine_code.address("gated", *self.key)
-        return self[key]
-
-
-@lru_cache(maxsize=1024)
-def gated_plan(call: Call, gate: str | None, scale: str | None) -> Plan:
-    """The plan of a call that ``supports_gated`` accepts, with a gate and a gain of these dtypes."""
-    whole = plan(replace(call, axes=call.feature_axes, gate=None), scale, None)
-    settings = whole.settings.copy()
-    settings["k"] = call.n  # of a group
-    return whole._replace(
-        settings=settings,
-        place=address(settings),
-        reduced=tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape)),
-        forward=GatedKernels("forward", call, gate),
-        backward=GatedKernels("backward", call, gate),
     )
 
 

@@ -22,10 +22,13 @@ import numpy as np
 
 from rmsnorm.cpu import target
 from rmsnorm.cpu.cache import sources
-from rmsnorm.cpu.settings import CODE, KERNELS, OPTIONS, STORAGE, TABLE, cancelled_place
+from rmsnorm.cpu.settings import CODE, GATES, KERNELS, OPTIONS, STORAGE, TABLE, cancelled_place
 
 KINDS: Final = ("forward", "backward")
-_SHAPE: Final = (len(KINDS), len(STORAGE), len(STORAGE), len(CODE), len(CODE), 2 ** len(OPTIONS))  # of keys of kernels
+_GATES: Final = ("", *GATES)
+_SHAPE: Final = (  # of keys of kernels
+    len(KINDS), len(STORAGE), len(STORAGE), len(CODE), len(CODE), 2 ** len(OPTIONS), len(_GATES),
+)  # fmt: skip
 WORDS: Final = KERNELS + int(np.prod(_SHAPE))  # of the table
 
 _addresses: dict[str, int] = {}
@@ -141,7 +144,7 @@ def _compiled(name: str, module: str, key: tuple[object, ...]) -> int:
 
 
 class Key(NamedTuple):
-    """What a kernel is compiled for: formats (empty or None if there is none), and those of OPTIONS that it has."""
+    """What a kernel is compiled for: formats, those of OPTIONS that it has, and a gate of GATES; empty or None if none."""
 
     kind: str
     x: str
@@ -149,24 +152,32 @@ class Key(NamedTuple):
     norm: str | None = None
     product: str | None = None
     options: tuple[str, ...] = ()
+    gate: str = ""
 
     @property
     def place(self) -> int:
         """The place of the kernel in the table."""
         formats = CODE[self.x] - 1, CODE[self.y] - 1, CODE[self.norm], CODE[self.product]
         options = sum(2 ** OPTIONS.index(name) for name in self.options)
-        return KERNELS + int(np.ravel_multi_index((KINDS.index(self.kind), *formats, options), _SHAPE))
+        place = KINDS.index(self.kind), *formats, options, _GATES.index(self.gate)
+        return KERNELS + int(np.ravel_multi_index(place, _SHAPE))
 
     @property
     def function(self) -> tuple[str, ...]:
         """The module, and what its ``compiled`` takes."""
-        formats = (self.norm or "", self.product or "") if self.kind == "forward" else ()
-        return self.kind, self.x, self.y, *formats, *self.options
+        gate = (self.gate,) if self.gate else ()
+        return self.kind, self.x, self.y, self.norm or "", self.product or "", *self.options, *gate
+
+    @property
+    def settles(self) -> tuple[str, str]:
+        """The formats of what computes a row of dx again: with a gate one of the rows is in float64."""
+        x = "float64" if "before" in self.gate else self.x
+        return x, "float64" if "after" in self.gate else self.y
 
     def address(self) -> int:
         """The address of the kernel, which is then in the table."""
         if self.kind == "backward":
-            later(cancelled_place(self.x, self.y), "cancelled", self.x, self.y)
+            later(cancelled_place(*self.settles), "cancelled", *self.settles)
         result = table[self.place] = address(*self.function)
         return result
 

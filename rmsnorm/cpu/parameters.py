@@ -41,7 +41,7 @@ def _mover(name: str) -> Any:
 def _offset(settings: int, gains: int, is_backward: int) -> int:
     """Adds o to scale: rounded if the variant rounds each operation, but the gradients are those of the formula."""
     s = settings_at(settings)
-    n, offset = s.n, s.offset
+    n, offset = s.n * s.groups, s.offset
     gain = view(gains, n, 0.0)
     for j in range(n):
         gain[j] += offset

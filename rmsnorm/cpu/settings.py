@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -37,23 +39,31 @@ SETTINGS: Final = np.dtype(
         ("y_bytes", np.int64),
         ("prefetch", np.int64),  # 1: the statistic of the next row is computed before y of this row, else 0
         ("single", np.bool_),  # whether float32 arithmetic may be enough, see bfloat16.py
+        ("groups", np.int64),  # of n elements in a row of the parameters, each with a statistic of its own
     ],
     align=True,
 )
 
+RECORD: Final = SETTINGS.itemsize  # bytes
+
 # The caller's arguments of a kernel, each a word: an address (0 if there is no such array) or a step in bytes. The
-# steps lead to the next row of x, h or the mask; ``mask_stride`` leads to the next element.
+# steps lead to the next row of x, h, the mask or the gate; ``mask_stride`` leads to the next element.
 FORWARD: Final = (
-    "x", "x_step", "residual", "scale", "bias", "mask", "mask_step", "mask_stride", "y", "h", "inverse_rms",
+    "x", "x_step", "residual", "scale", "bias", "mask", "mask_step", "mask_stride", "y", "h", "inverse_rms", "gate",
+    "gate_step",
 )  # fmt: skip
 BACKWARD: Final = (
     "h", "h_step", "scale", "mask", "mask_step", "mask_stride", "inverse_rms", "dy", "dh", "dx", "dscale", "dbias",
+    "gate", "gate_step", "dgate", "bias",
 )  # fmt: skip
 
 # What a kernel is compiled with if a call has it, so that others need not be compiled with it: a mask, or a variance as
-# its statistic; a residual, backward dh; forward a bias. Kernels with a mask are slower, and can compute calls with a
-# residual, too.
+# its statistic; a residual, backward dh; a bias, backward only with a gate after the norm. Kernels with a mask are
+# slower, and can compute calls with a residual, too.
 OPTIONS: Final = ("mask", "other", "bias")
+
+# A gate is an option, too: its function, whether it comes before the norm or after it, and the format of z.
+GATES: Final = tuple(map("-".join, product(("silu", "sigmoid"), ("before", "after"), tuple(STORAGE)[:3])))
 
 # A table of addresses, in words, through which compiled functions call each other: what is in tasks.py; what starts
 # XLA's threads, and two messages; what adds o to the gains; what moves a parameter of the format of each code; what
@@ -96,10 +106,11 @@ def settings_of(call: Call, rows: int, scale: str | None, bias: str | None) -> n
         "product": CODE[call.product],
         "scale": CODE[scale],
         "bias": CODE[bias],
-        "prefetch": n <= _NARROW or (n <= 8 * _NARROW and rows * n <= _CACHED),
+        "prefetch": call.gate is None and (n <= _NARROW or (n <= 8 * _NARROW and rows * n <= _CACHED)),
         "x_bytes": np.dtype(STORAGE[call.x]).itemsize,
         "y_bytes": np.dtype(STORAGE[call.result]).itemsize,
         "single": _may_use_float32(call, bias),
+        "groups": math.prod(call.shape[axis] for axis in call.feature_axes) // n,
     }
     record = np.zeros(1, SETTINGS)
     for name, value in values.items():

@@ -16,6 +16,18 @@ _INFINITE: Final = np.int64(0x7FF0000000000000)
 
 
 @inlined
+def group_of(i: int, groups: int) -> Any:
+    """Which group of its row the i-th group is."""
+    return 0 if groups == 1 else i % groups
+
+
+@inlined
+def place(i: int, groups: int, step: int, width: int) -> Any:
+    """How many bytes after the first row the i-th group begins, of so many bytes. A step leads from a row to the next."""
+    return i * step if groups == 1 else i // groups * step + i % groups * width
+
+
+@inlined
 def add_rows(load: Any, store: Any, x: Any, residual: Any, h: Any) -> None:
     for j in range(h.size):
         store(h, j, load(x[j]) + load(residual[j]))

@@ -58,6 +58,12 @@ def set_word(_: Any, address: Any, index: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
+@inlined
+def copy_words(source: int, target: int, count: int) -> None:
+    for i in range(count):
+        set_word(target, i, word(source, i))
+
+
 @intrinsic
 def fetch_add(_: Any, counter: Any, amount: Any) -> Any:
     """The number at an address; the amount is added to it, in one step that no other thread can interrupt."""

@@ -51,8 +51,9 @@ from rmsnorm.cpu.system import (
     word,
 )
 
-_FORWARD_SCALE, _BIAS = (ARGUMENTS + FORWARD.index(name) for name in ("scale", "bias"))
-_BACKWARD_SCALE, _DSCALE, _DBIAS = (ARGUMENTS + BACKWARD.index(name) for name in ("scale", "dscale", "dbias"))
+_FORWARD_SCALE, _FORWARD_BIAS = (ARGUMENTS + FORWARD.index(name) for name in ("scale", "bias"))
+_BACKWARD_SCALE, _BACKWARD_BIAS = (ARGUMENTS + BACKWARD.index(name) for name in ("scale", "bias"))
+_DSCALE, _DBIAS = (ARGUMENTS + BACKWARD.index(name) for name in ("dscale", "dbias"))
 
 # Python's C interface; an object is the integer of its address.
 _integer = types.ExternalFunction("PyLong_AsLongLong", types.int64(types.int64))
@@ -86,7 +87,7 @@ def compute(job: int) -> int:
     """Computes a job. Returns 1 if memory is short, else 0."""
     settings, rows, step, is_backward = word(job, SETTINGS_OF), word(job, ROWS), word(job, STEP), word(job, KIND)
     s, parallel = settings_at(settings), word(job, PARALLEL)
-    n = s.n
+    n = s.n * s.groups
     chunks = (rows + step - 1) // step if parallel else 1
     parts = (chunks if parallel else 2) if is_backward else 0  # the second is for the sums of the next chunk
     memory = malloc(LINE + 16 * n * (1 + parts))
@@ -103,8 +104,9 @@ def compute(job: int) -> int:
         gain = view(prepared, n, 0.0)
         for j in range(n):
             gain[j] = 1.0
-    if not is_backward and word(job, _BIAS):
-        call_c(word(table(), PARAMETERS + s.bias), word(job, _BIAS), prepared + 8 * n, n, 0)
+    bias = word(job, _BACKWARD_BIAS if is_backward else _FORWARD_BIAS)
+    if bias:
+        call_c(word(table(), PARAMETERS + s.bias), bias, prepared + 8 * n, n, 0)
     if parallel:
         set_word(job, PREPARED, prepared)
         set_word(job, SUMS, sums)
@@ -138,7 +140,8 @@ def work(job: int) -> int:
     while chunk * step < rows:  # a thread that comes too late reads nothing but the job
         settings, start = word(job, SETTINGS_OF), chunk * step
         stop = start + step if start + step < rows else rows
-        place = word(job, SUMS) + chunk * 16 * settings_at(settings).n
+        s = settings_at(settings)
+        place = word(job, SUMS) + chunk * 16 * s.n * s.groups
         if call_c(word(job, KERNEL), settings, start, stop, word(job, PREPARED), place, job + 8 * ARGUMENTS):
             set_word(job, FAILED, 1)
         chunk = fetch_add(job + 8 * NEXT, 1)

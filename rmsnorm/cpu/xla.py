@@ -32,7 +32,8 @@ def forward(call: Call, scale: str | None, bias: str | None, mask: tuple[int, in
     x, gain, shift, mask_data = _buffers(OPERAND, True, scale, bias, mask)
     y, inverse_rms = _buffers(RESULT, True, True)
     steps = map(_number, mask or (0, 0))
-    sources = [x, _number(launched.x_bytes), _number(0), gain, shift, mask_data, *steps, y, _number(0), inverse_rms]
+    none = _number(0)
+    sources = [x, _number(launched.x_bytes), none, gain, shift, mask_data, *steps, y, none, inverse_rms, none, none]
     key = kernel_key("forward", call, mask is not None, False, bias is not None)
     return _attribute(key, launched, launched.step(available()), sources)
 
@@ -46,7 +47,8 @@ def backward(
     dy, h, factors, gain, mask_data, dh_data = _buffers(OPERAND, True, True, inverse_rms, scale, mask, dh)
     gradients = _buffers(RESULT, *wanted)
     steps = map(_number, mask or (0, 0))
-    sources = [h, _number(launched.x_bytes), gain, mask_data, *steps, factors, dy, dh_data, *gradients]
+    no_gate = [_number(0)] * 4
+    sources = [h, _number(launched.x_bytes), gain, mask_data, *steps, factors, dy, dh_data, *gradients, *no_gate]
     key = kernel_key("backward", call, mask is not None, dh, bias is not None)
     return _attribute(key, launched, launched.chunk, sources)
 

@@ -105,7 +105,7 @@ def handle(frame: int) -> int:
     if threads > 1:
         set_word(job, PARALLEL, word(addresses, SPREAD))
     result, width = word(job, _DX if is_backward else _Y), s.x_bytes if is_backward else s.y_bytes
-    advise(result, rows * s.n * width)
+    advise(result, rows * s.n * s.groups * width)
     control = exchange_control(STANDARD_CONTROL)
     failed = call_c(word(addresses, COMPUTE), job)
     exchange_control(control)

@@ -80,9 +80,9 @@ def _tangent_in_operations(
 
 
 def _is_in_rows(call: Call, h: Any, *others: Any) -> bool:
-    """Whether all sizes are known, ``cpu.in_rows`` holds, and all arrays lie on devices as h does."""
+    """Whether all sizes are known, kernels can take the call, and all arrays lie on devices as h does."""
     known = all(isinstance(size, int) for size in call.shape)
-    return known and cpu.in_rows(call) and partitions.lie_alike(call, h, *others)
+    return known and cpu.refusal(call) is None and partitions.lie_alike(call, h, *others)
 
 
 def _with_all_axes(call: Call, mask: Any) -> Any:
@@ -218,10 +218,10 @@ def _mask_in_steps(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
     """The mask of rows, or of elements if it differs within a row; its steps to the next row and element."""
     if mask is None:
         return None, None
-    first = len(call.shape) - len(call.axes)
+    first = len(call.shape) - len(call.feature_axes)
     if prod(mask.shape[first:]) == 1:
         return jnp.broadcast_to(mask, (*call.shape[:first], *mask.shape[first:])), (1, 0)
-    return jnp.broadcast_to(mask, call.shape), (call.n, 1)
+    return jnp.broadcast_to(mask, call.shape), (prod(call.shape[first:]), 1)
 
 
 @with_x64
@@ -272,7 +272,7 @@ def _lower(
     """The program of a primitive for CPUs: a kernel, on several devices a kernel for each, or else plain operations."""
     count, results = partitions.device_count(context.module_context), None
     call = params["call"]
-    if count and cpu.has_kernels(call.x, call.result, call.norm, call.product) and _is_registered():
+    if count and cpu.has_kernels(call) and _is_registered():
         if count == 1:
             return _lower_kernel(kernel, context, *operands, **params)
         part = bind(_part, primitive, plain, **params)

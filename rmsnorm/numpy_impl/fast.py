@@ -4,8 +4,8 @@
 
 The arithmetic has the 53 bits of float64, that of the golden 106. So f16, bf16 and f32 equal the golden's results
 unless the exact result is within a few 2^-53 of the middle between two numbers, and y in f64 is within an ulp:
-docs/numbers.md. For other axes than the last, for a gate or groups in float64, with a bias, a mask or a residual, for
-a residual whose sum is rounded after the norm, and without numba, these functions call the golden.
+docs/numbers.md. For other axes than the last, for a gate in float64, for a residual whose sum is rounded after the
+norm, and without kernels, these functions call the golden.
 
 dscale and dbias are summed in float64 over chunks of rows, from the first row to the last, and then over the chunks,
 from the first to the last. The size of a chunk depends on the number and the length of the rows alone: not on how they
@@ -15,6 +15,7 @@ are batched, and not on the number of threads.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
@@ -69,11 +70,9 @@ def rms_norm(
         )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
-    h = None
-    if _is_for_gated_kernels(call):
-        y, inverse_rms = kernels.gated_forward(call, x, scale, gate, with_inverse_rms=return_inverse_rms)
-    else:
-        y, h, inverse_rms = kernels.forward(call, x, scale, bias, mask, residual, with_inverse_rms=return_inverse_rms)
+    y, h, inverse_rms = kernels.forward(
+        call, x, scale, bias, mask, residual, gate, with_inverse_rms=return_inverse_rms
+    )
     outputs = [y]
     if h is not None:
         outputs.append(h)
@@ -125,13 +124,11 @@ def rms_norm_vjp(
         )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
-    if _is_for_gated_kernels(call):
-        dx, dscale, dgate = kernels.gated_backward(call, dy, x, scale, gate)
-        return (dx, dscale, None) if gate is None else (dx, dscale, None, dgate)
     with np.errstate(all="ignore"):
         h = x if residual is None else x + residual  # both have one dtype: the sum is rounded once
-    gradients = kernels.backward(call, dy, h, scale, bias, mask, dh)
-    return gradients if residual is None else (*gradients, gradients[0].copy())
+    *gradients, dgate = kernels.backward(call, dy, h, scale, bias, mask, dh, gate)
+    dresidual = () if residual is None else (gradients[0].copy(),)
+    return *gradients, *dresidual, *(() if gate is None else (dgate,))
 
 
 @lru_cache(maxsize=1)
@@ -147,19 +144,15 @@ def _is_compiled() -> bool:
     return missing is None
 
 
-def _is_for_gated_kernels(call: Call) -> bool:
-    """Whether the call has a gate or groups."""
-    return call.gate is not None or call.axes != call.feature_axes
-
-
 def _is_supported(call: Call, bias: Any, mask: Any, residual: Any, gate: Any, dy: Any = None) -> bool:
     if call.exact_sum:  # the kernels normalise a rounded sum
         return False
-    if not _is_for_gated_kernels(call):
+    if gate is None and call.axes == call.feature_axes:
         return cpu.supports(call)
-    has_wide = any(array is not None and array.dtype == np.float64 for array in (gate, dy))
-    is_plain = not has_wide and all(array is None for array in (bias, mask, residual))
-    return is_plain and cpu.supports_gated(call, None if gate is None else gate.dtype.name)
+    present = {"bias": bias, "mask": mask, "residual": residual}
+    arrays = tuple(name for name, array in present.items() if array is not None)
+    own = call if dy is None else replace(call, result=dy.dtype.name)
+    return cpu.supports(own, None if gate is None else gate.dtype.name, arrays)
 
 
 def _call(op: str, options: tuple[Any, ...], *arrays: Any) -> Call:

@@ -158,8 +158,8 @@ def _forward_kernel(
     y, inverse_rms = _empty((call.shape, call.result), (plan.reduced, "float64"))
     plan.run_forward(
         threads.own_threads, (h, scale, bias, mask, y, inverse_rms),
-        _address(h), plan.x_bytes, 0, _address(scale), _address(bias), *_mask(call, mask),
-        _address(y), 0, _address(inverse_rms),
+        _address(h), plan.x_bytes, 0, _address(scale), _address(bias), *_mask(plan.n, mask),
+        _address(y), 0, _address(inverse_rms), 0, 0,
     )  # fmt: skip
     return y, inverse_rms
 
@@ -181,8 +181,8 @@ def _backward_kernel(
     results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in given(primals))), primals)
     plan.run_backward(
         threads.own_threads, (h, scale, mask, inverse_rms, dy, dh, results),
-        _address(h), plan.x_bytes, _address(scale), *_mask(call, mask),
-        _address(inverse_rms), _address(dy), _address(dh), *map(_address, results),
+        _address(h), plan.x_bytes, _address(scale), *_mask(plan.n, mask),
+        _address(inverse_rms), _address(dy), _address(dh), *map(_address, results), 0, 0, 0, 0,
     )  # fmt: skip
     return results
 
@@ -211,9 +211,9 @@ def _address(tensor: tf.Tensor | None) -> int:
     return 0 if tensor is None else int(tensor._numpy().__array_interface__["data"][0])
 
 
-def _mask(call: Call, mask: tf.Tensor | None) -> tuple[int, int, int]:
+def _mask(n: int, mask: tf.Tensor | None) -> tuple[int, int, int]:
     """The mask's address, and its steps to the next row and element."""
-    return (0, 0, 0) if mask is None else (_address(mask), call.n, 1)
+    return (0, 0, 0) if mask is None else (_address(mask), n, 1)
 
 
 def _name(x: tf.Tensor | None) -> str | None:

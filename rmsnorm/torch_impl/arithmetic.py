@@ -7,15 +7,16 @@ rounds off is carried along.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rmsnorm.call import Call
 from rmsnorm.torch_impl.rounding import (
-    add,
     cast,
     complete,
     dtype_name,
@@ -103,6 +104,52 @@ def statistic(call: Call, h: Tensor, mask: Tensor | None) -> Statistic:
 
 
 def forward(
+    call: Call, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """y, and 1 / rho in float64."""
+    if gate is not None:
+        return gated(call, _forward, h, scale, bias, mask, gate)
+    return _forward(call, h, scale, bias, mask)
+
+
+def gated(
+    call: Call, norm: Callable[..., tuple[Tensor, Tensor]], h: Tensor, scale: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, gate: Tensor, sigmoid: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Likewise, with what a function gives for the call without its gate. f(z) is in the dtype of such products."""
+    f = factor(call, _held(gate, mask), sigmoid)
+    if call.is_gated_before:
+        return norm(call.without_gate, _held(h, mask).to(f.dtype) * f, scale, bias, mask)
+    y, inverse_rms = norm(call.without_gate, h, scale, bias, mask)
+    return _held(cast(y * f, call.result), mask), inverse_rms
+
+
+def factor(call: Call, gate: Tensor, sigmoid: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """f(z): the sigmoid s(z), or for silu z s(z)."""
+    z = gate.to(getattr(torch, str(call.gate)))
+    if sigmoid is not None:
+        return z * sigmoid(z) if call.variant.gate_function == "silu" else sigmoid(z)
+    return functional.silu(z) if call.variant.gate_function == "silu" else z.sigmoid()
+
+
+def slope(call: Call, gate: Tensor) -> Tensor:
+    """f'(z): s(z) s(-z), or for silu s(z) (1 + z s(-z))."""
+    z = gate.to(getattr(torch, str(call.gate)))
+    below = (-z).sigmoid()
+    return z.sigmoid() * (1 + z * below if call.variant.gate_function == "silu" else below)
+
+
+def _held(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The values, of which derivatives take those under the mask as constants."""
+    return values if mask is None else torch.where(mask, values, values.detach())
+
+
+def _unmasked(values: Tensor, mask: Tensor | None) -> Tensor:
+    """0 under the mask, where the gate and x may be NaN."""
+    return values if mask is None else torch.where(mask, values, 0.0)
+
+
+def _forward(
     call: Call, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     h = complete(h).double()  # once: the gradients of its uses then add up in float64
@@ -190,34 +237,56 @@ def backward(
 
 
 def gradients(
-    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
-    dh: Tensor | None, inverse_rms: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """dx + dh in float64, dscale and dbias in the dtypes of the parameters; without 1 / rho, its derivative counts."""
+    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    dh: Tensor | None, gate: Tensor | None = None, inverse_rms: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """dx + dh in float64, dscale, dbias and dgate in their dtypes; without 1 / rho, its derivative counts."""
+    dgate = None
+    if gate is not None:
+        whole, own, ungated = call, call.without_gate, h
+        f = factor(call, gate)
+        if call.is_gated_before:
+            h = h.to(f.dtype) * f
+        else:
+            dgate = dy * _forward(own, h, scale, bias, mask)[0].double()
+            dy = dy.double() * f
+        call = own
     h = h.double()
     if inverse_rms is None:
         inverse_rms = statistic(call, h, mask).inverse_rms
     dx, dscale, dbias = backward(call, dy, h, scale, mask, inverse_rms)
+    if gate is not None:
+        if whole.is_gated_before:
+            dgate, dx = dx * ungated, _unmasked(dx * f, mask)
+        dgate = cast(_unmasked(dgate * slope(whole, gate), mask), dtype_name(gate.dtype))
     return (
         dx if dh is None else dx + dh.double(),
         None if scale is None else cast(dscale, dtype_name(scale.dtype)),
-        None if bias is None else cast(dbias, dtype_name(bias)),
+        None if bias is None else cast(dbias, dtype_name(bias.dtype)),
+        dgate,
     )
 
 
 def tangents(
-    call: Call, x: Tensor, residual: Tensor | None, scale: Tensor | None, mask: Tensor | None,
-    dx: Tensor | None, dresidual: Tensor | None, dscale: Tensor | None, dbias: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Those of y and of h = x + residual, None without one, in their dtypes."""
-    h = add(x, residual, call.x).double()
-    inverse_rms = statistic(call, h, mask).inverse_rms
-    terms = [term.double() for term in (dx, dresidual) if term is not None]
-    dh = sum(terms) if terms else None
-    dy = cast(tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias), call.result)
-    if residual is None:
-        return dy, None
-    return dy, cast(torch.zeros_like(h) if dh is None else dh, call.x)
+    call: Call, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None,
+    dh: Tensor | None, dscale: Tensor | None, dbias: Tensor | None, dgate: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """That of y, in its dtype, along those of h, of the parameters and of the gate."""
+    own, along = call, None
+    if gate is not None:
+        own, f = call.without_gate, factor(call, gate)
+        step = None if dgate is None else _unmasked(dgate.double() * slope(call, gate), mask)
+        if call.is_gated_before:
+            along = None if step is None else h * step
+            dh = along if dh is None else dh.double() * f + (0.0 if along is None else along)
+            h = h.to(f.dtype) * f
+        elif step is not None:
+            along = _forward(own, h, scale, bias, mask)[0].double() * step
+    h = h.double()
+    dy = tangent(own, h, scale, mask, statistic(own, h, mask).inverse_rms, dh, dscale, dbias)
+    if gate is not None and not call.is_gated_before:
+        dy = _unmasked(dy * f, mask) + (0.0 if along is None else along)
+    return cast(dy, call.result)
 
 
 def tangent(

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rmsnorm.torch_impl import gated_operators, operators, rows
+from rmsnorm.torch_impl import operators, rows
 from rmsnorm.torch_impl.dynamo import once_imported
 from rmsnorm.torch_impl.rounding import dtype_name
 
@@ -28,7 +28,7 @@ _REGISTRY: Final = "torch._inductor.codegen.custom_extern_kernel_codegen"
 def _kept(shape: torch.Size, key: str) -> rows.Kept | None:
     x, scale, bias, *settings = json.loads(key)
     g, b = (None if p is None else (torch.Size(p[0]), _dtype(p[1])) for p in (scale, bias))
-    call, plan = operators.planned(rows.CPU, shape, _dtype(x), g and g[1], b and b[1], False, *settings)
+    call, plan = operators.planned(rows.CPU, shape, _dtype(x), g and g[1], b and b[1], False, False, *settings)
     return rows.keep(None, call, plan, shape, _dtype(x), g, b)
 
 
@@ -42,35 +42,35 @@ def _forward(key: str, x: Tensor, scale: Tensor | None, bias: Tensor | None, wit
     kept = _kept(x.shape, key)
     if kept is None:
         return _FORWARD(x, None, scale, bias, None, *json.loads(key)[3:])
-    y, inverse_rms = kept.forward(x, scale, bias, with_inverse_rms)
+    y, inverse_rms = kept.forward(x, scale, bias, None, with_inverse_rms)
     return y, None, inverse_rms
 
 
-def _backward(key: str, dy: Tensor, h: Tensor, inverse_rms: Tensor, scale: Tensor | None) -> Any:
+def _backward(
+    key: str, dy: Tensor, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None
+) -> Any:
     """The results of the operator; None for the gradient of a parameter that is None."""
     kept = _kept(h.shape, key)
     if kept is None:
-        _, _, bias, *settings = json.loads(key)
-        return _BACKWARD(dy, None, h, inverse_rms, scale, None, bias and _dtype(bias[1]), *settings)
-    return kept.backward(dy, h, scale, inverse_rms)
+        return _BACKWARD(dy, None, h, inverse_rms, scale, bias, None, *json.loads(key)[3:])
+    return kept.backward(dy, h, scale, inverse_rms)[:3]
 
 
 def _write_forward(node: Any, write_line: Callable[[str], None]) -> None:
     (x, residual, scale, bias, mask, *settings), _ = node.unflatten_args(node.inputs, node.constant_args)
     _, h, inverse_rms = _used(node)
     served = residual is None and mask is None and not h and _have_no_gaps(x, scale, bias)
-    key = _key(x, scale, bias and (bias.get_size(), bias.get_dtype()), settings)
+    key = _key(x, scale, bias, settings)
     _write(node, write_line, served and key, x, scale, bias, inverse_rms)
 
 
 def _write_backward(node: Any, write_line: Callable[[str], None]) -> None:
-    (dy, dh, h, inverse_rms, scale, mask, bias, *settings), _ = node.unflatten_args(node.inputs, node.constant_args)
+    (dy, dh, h, inverse_rms, scale, bias, mask, *settings), _ = node.unflatten_args(node.inputs, node.constant_args)
     _, dscale, dbias = _used(node)
     served = dh is None and mask is None and _have_no_gaps(dy, h, inverse_rms, scale)
     served = served and dscale <= (scale is not None) and dbias <= (bias is not None)
-    features = h.get_size()[-operators.decoded(settings[0])["axes"] :]
-    key = _key(h, scale, bias and (features, bias), settings)
-    _write(node, write_line, served and key, dy, h, inverse_rms, scale)
+    key = _key(h, scale, bias, settings)
+    _write(node, write_line, served and key, dy, h, inverse_rms, scale, bias)
 
 
 def _used(node: Any) -> tuple[bool, ...]:
@@ -92,11 +92,10 @@ def _have_no_gaps(*tensors: Any) -> bool:
     return True
 
 
-def _key(x: Any, scale: Any, bias: tuple[Any, torch.dtype] | None, settings: list[Any]) -> str | None:
+def _key(x: Any, scale: Any, bias: Any, settings: list[Any]) -> str | None:
     """What ``_kept`` must know of a call, apart from the shape of x; None if there are symbols in it."""
-    gain = None if scale is None else (scale.get_size(), scale.get_dtype())
     try:
-        parameters = [p and (list(map(int, p[0])), dtype_name(p[1])) for p in (gain, bias)]
+        parameters = [p and (list(map(int, p.get_size())), dtype_name(p.get_dtype())) for p in (scale, bias)]
         return json.dumps([dtype_name(x.get_dtype()), *parameters, *settings])
     except TypeError:
         return None
@@ -111,24 +110,14 @@ def _write(node: Any, write_line: Callable[[str], None], key: Any, *arguments: A
     write_line(f"{node.get_name()} = {function}({', '.join(texts)})")
 
 
-def _write_in_groups(node: Any, write_line: Callable[[str], None]) -> None:
-    arguments = ", ".join([*node.codegen_args(), *node.codegen_kwargs()])
-    write_line(f"{node.get_name()} = {node.python_kernel_name}.in_program({arguments})")
-
-
 def register() -> None:
     """Let Inductor, when it is imported, write the calls of the operators so."""
     _FORWARD.in_program, _BACKWARD.in_program = _forward, _backward  # by these names the written code calls them
-    gated_operators.FORWARD.in_program = gated_operators.run_forward
-    gated_operators.BACKWARD.in_program = gated_operators.run_backward
     once_imported(_REGISTRY, _register)
 
 
 def _register() -> None:
     from torch._inductor.codegen import custom_extern_kernel_codegen as codegen
 
-    for operator, write in (
-        (_FORWARD, _write_forward), (_BACKWARD, _write_backward),
-        (gated_operators.FORWARD, _write_in_groups), (gated_operators.BACKWARD, _write_in_groups),
-    ):  # fmt: skip
+    for operator, write in ((_FORWARD, _write_forward), (_BACKWARD, _write_backward)):
         codegen.CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.{operator}"] = codegen.CustomCodegen(python=write)

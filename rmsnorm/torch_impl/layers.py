@@ -129,12 +129,12 @@ class RMSNorm(torch.nn.RMSNorm):
         weight = own["weight"] if "weight" in own else self.weight  # noqa: SIM401  (get would look it up)
         bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
         alone = (
-            mask is None and residual is None and gate is None
+            mask is None and residual is None
             and type(x) is Tensor and not is_watched() and forward_ad._current_level < 0
         )  # fmt: skip
         if alone:
             settings = self.eps, self.variant
-            if (y := again(self._kept, settings, x, weight, bias)) is not None:
+            if (y := again(self._kept, settings, x, weight, bias, *(() if gate is None else (gate,)))) is not None:
                 return y
         if not isinstance(x, Tensor):
             if isinstance(x, torch.fx.Proxy) and x.tracer.root is not self:  # one node of the graph, as the built-in is
@@ -156,7 +156,7 @@ class RMSNorm(torch.nn.RMSNorm):
             gate=gate,
         )
         if alone:
-            self.__dict__["_kept"] = kept(settings, self._axes, x, weight, bias)
+            self.__dict__["_kept"] = kept(settings, (self._axes, None), x, weight, bias, gate)
         return y
 
     if TYPE_CHECKING:

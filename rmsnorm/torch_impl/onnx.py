@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rmsnorm.call import Call
-from rmsnorm.torch_impl.arithmetic import _centred, _counted, _part
+from rmsnorm.torch_impl.arithmetic import _centred, _counted, _part, gated
 
 
 def is_exported() -> bool:
@@ -23,13 +23,18 @@ def is_exported() -> bool:
 
 
 def forward(
-    call: Call, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
+    call: Call, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    gate: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """y, x + residual and 1 / rho; the exporter drops what is not used of them."""
+    if gate is not None:
+        h = _total(call, x, residual)
+        y, inverse_rms = gated(call, _ungated, h, scale, bias, mask, gate, _sigmoid)
+        return y, h, inverse_rms
     wide = _wide(call)
     product = wide if call.norm is None else getattr(torch, call.product)
     norm = wide if call.norm is None else getattr(torch, call.norm)
-    h = total(call, x, residual)
+    h = _total(call, x, residual)
     rho, empty = _rho(call, h.to(wide), mask)
     gain = None if scale is None else scale.to(product)
     if scale is not None and call.variant.scale_offset:
@@ -58,7 +63,12 @@ def forward(
     return y, h, inverse_rms
 
 
-def total(call: Call, x: Tensor, residual: Tensor | None) -> Tensor:
+def _ungated(call: Call, h: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor]:
+    y, _, inverse_rms = forward(call, h, None, *others)
+    return y, inverse_rms
+
+
+def _total(call: Call, x: Tensor, residual: Tensor | None) -> Tensor:
     """x + residual, or x."""
     wide = _wide(call)
     return x if residual is None else (x.to(wide) + residual.to(wide)).to(getattr(torch, call.x))
@@ -68,7 +78,7 @@ def _wide(call: Call) -> torch.dtype:
     return torch.float64 if "float64" in (call.x, call.product, call.result) else torch.float32
 
 
-def sigmoid(z: Tensor) -> Tensor:
+def _sigmoid(z: Tensor) -> Tensor:
     """By the exponential of -|z|: onnxruntime's operator Sigmoid (1.31) is 0 below -15.9 in float32."""
     power = (-z.abs()).exp()
     return torch.where(z < 0, power, 1.0) / (1 + power)

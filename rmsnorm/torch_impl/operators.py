@@ -43,12 +43,12 @@ LIBRARY.define(
     tags=torch.Tag.pt2_compliant_tag,
 )
 LIBRARY.define(
-    "backward(Tensor dy, Tensor? dh, Tensor h, Tensor inverse_rms, Tensor? scale, Tensor? mask, ScalarType? bias, "
+    "backward(Tensor dy, Tensor? dh, Tensor h, Tensor inverse_rms, Tensor? scale, Tensor? bias, Tensor? mask, "
     "str settings, SymInt? k) -> (Tensor dx, Tensor dscale, Tensor dbias)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _forward, _backward = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
-_has_kernels = constant(cpu.has_kernels)
+_has_formats = constant(cpu.has_formats)
 _is_usable = constant(gpu_rows.is_usable)
 
 
@@ -56,33 +56,67 @@ def serve(call: Call, *tensors: Tensor | None) -> bool:
     """Whether the operators can compute a call with these tensors, x and the residual first, once its axes are last."""
     x, residual, *_ = tensors
     present = [t for t in tensors if t is not None]
+    own = axes_last(call)
     if (
-        call.axes != call.feature_axes
-        or call.x != call.sum
+        call.x != call.sum
+        or not own.has_last_axes
+        or len(own.axes) > len(own.feature_axes)
         or not all(type(t) in TYPES and t.layout is torch.strided for t in present)
         or (residual is not None and x is not None and residual.dtype != x.dtype)
     ):
         return False
     if all(t.is_cpu for t in present):
-        return _has_kernels(call.x, call.result, call.norm, call.product)
+        return _has_formats(call.x, call.result, call.norm, call.product if call.norm else None)
     formats = (dtype_name(t.dtype) for t in present)
     return all(t.is_cuda for t in present) and gpu.supports(call, *formats) and _is_usable(present[0].device)
+
+
+def axes_last(call: Call) -> Call:
+    """The call on x with the axes of the parameters as the last ones."""
+    order = order_of(call)
+    axes, feature_axes = (tuple(sorted(map(order.index, part))) for part in (call.axes, call.feature_axes))
+    return replace(call, shape=tuple(call.shape[axis] for axis in order), axes=axes, feature_axes=feature_axes)
+
+
+def order_of(call: Call) -> tuple[int, ...]:
+    """The axes of x in the order in which the kernels take them."""
+    return (*call.shared_axes, *call.feature_axes)
+
+
+def moved(call: Call, *tensors: Tensor | None) -> list[Any]:
+    """The tensors, each of the shape of x or to broadcast to it, with the axes in that order."""
+    order = order_of(call)
+    if order == tuple(range(len(order))):
+        return list(tensors)
+    return [None if t is None else t.expand(call.shape).permute(order) for t in tensors]
+
+
+def moved_back(call: Call, *tensors: Tensor | None) -> list[Any]:
+    """Such tensors with the axes in the order of x."""
+    order = order_of(call)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return list(tensors) if back == list(order) == sorted(order) else [
+        None if t is None else t.permute(back) for t in tensors
+    ]
 
 
 def forward(
     call: Call, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """y, h = x + residual (None without one) and 1 / rho in float64."""
-    y, h, inverse_rms = _forward(x, residual, scale, bias, mask, *settings_of(call))
-    return y, None if residual is None else h, inverse_rms
+    own = axes_last(call)
+    x, residual, mask = moved(call, x, residual, mask)
+    y, h, inverse_rms = _forward(x, residual, scale, bias, mask, *settings_of(own))
+    y, h, inverse_rms = moved_back(call, y, None if residual is None else h, inverse_rms)
+    return y, h, inverse_rms
 
 
 def backward(
-    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
+    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
     inverse_rms: Tensor, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
-    dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, mask, bias, *settings_of(call))
+    dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, bias, mask, *settings_of(call))
     return dx, None if scale is None else dscale, None if bias is None else dbias
 
 
@@ -93,11 +127,8 @@ def settings_of(call: Call) -> tuple[str, Any]:
         "axes": len(call.axes), "eps": call.eps, "eps_position": variant.eps_position, "statistic": variant.statistic,
         "scale_offset": variant.scale_offset, "norm": call.norm, "product": call.product, "result": call.result,
     }  # fmt: skip
-    if call.gate is not None or call.axes != call.feature_axes:
-        fields |= {
-            "features": len(call.feature_axes), "gate": call.gate, "gate_function": variant.gate_function,
-            "gate_position": variant.gate_position,
-        }  # fmt: skip
+    if call.axes != call.feature_axes:
+        fields["features"] = len(call.feature_axes)
     text = json.dumps(fields).replace('"', "'")  # the C++ that Inductor writes has strings without escapes
     return text, None if variant.partial is None else call.k
 
@@ -106,7 +137,7 @@ def settings_of(call: Call) -> tuple[str, Any]:
 def decoded(settings: str) -> dict[str, Any]:
     """The fields of such a text."""
     fields: dict[str, Any] = json.loads(settings.replace("'", '"'))
-    return {"features": fields["axes"], "gate": None, "gate_function": "silu", "gate_position": "after", **fields}
+    return {"features": fields["axes"], **fields}
 
 
 def call_of(shape: torch.Size, dtype: torch.dtype, settings: str, k: Any) -> Call:
@@ -118,19 +149,21 @@ def call_of(shape: torch.Size, dtype: torch.dtype, settings: str, k: Any) -> Cal
         variant=Variant(
             name="", eps=fields["eps"], eps_position=fields["eps_position"], statistic=fields["statistic"],
             scale_offset=fields["scale_offset"], partial=None if k is None else Fraction(int(k), int(n)),
-            gate_function=fields["gate_function"], gate_position=fields["gate_position"],
         ),
         shape=tuple(shape), axes=axes, feature_axes=feature_axes, eps=fields["eps"], x=dtype_name(dtype),
         sum=dtype_name(dtype), norm=fields["norm"], product=fields["product"], result=fields["result"],
-        inverse_rms=dtypes.arithmetic(dtype_name(dtype)), gate=fields["gate"],
+        inverse_rms=dtypes.arithmetic(dtype_name(dtype)),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
-def planned(device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, has_mask: bool, *settings: Any) -> Any:
+def planned(
+    device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, has_mask: bool, has_other: bool, *settings: Any
+) -> Any:
     """The call and its plan for the kernels."""
     call = call_of(shape, dtype, *settings)
-    return call, rows.plan(device, call, scale and dtype_name(scale), bias and dtype_name(bias), has_mask)
+    g, b = (None if p is None else dtype_name(p) for p in (scale, bias))
+    return call, rows.plan(device, call, g, b, has_mask, None, has_other)
 
 
 def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
@@ -141,18 +174,20 @@ def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
 def _run_forward(
     x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    call, plan = planned(x.device, x.shape, x.dtype, dtype_of(scale), dtype_of(bias), mask is not None, *settings)
+    others = dtype_of(scale), dtype_of(bias), mask is not None, residual is not None
+    call, plan = planned(x.device, x.shape, x.dtype, *others, *settings)
     y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask)
     return y, x.new_empty(0) if h is None else h, inverse_rms
 
 
 @untraced
 def _run_backward(
-    dy: Tensor, dh: Tensor | None, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, mask: Tensor | None,
-    bias: torch.dtype | None, *settings: Any,
+    dy: Tensor, dh: Tensor | None, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    call, plan = planned(h.device, h.shape, h.dtype, dtype_of(scale), bias, mask is not None, *settings)
-    return present(h, *rows.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh))
+    others = dtype_of(scale), dtype_of(bias), mask is not None, dh is not None
+    call, plan = planned(h.device, h.shape, h.dtype, *others, *settings)
+    return present(h, *rows.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh)[:3])
 
 
 def present(like: Tensor, *tensors: Tensor | None) -> Any:
@@ -170,12 +205,11 @@ def _forward_types(
 
 
 def _backward_types(
-    dy: Tensor, dh: Any, h: Tensor, inverse_rms: Any, scale: Tensor | None, mask: Any, bias: torch.dtype | None,
+    dy: Tensor, dh: Any, h: Tensor, inverse_rms: Any, scale: Tensor | None, bias: Tensor | None, mask: Any,
     settings: str, k: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    features = h.shape[-decoded(settings)["axes"] :]
-    dscale, dbias = (None if dtype is None else h.new_empty(features, dtype=dtype) for dtype in (dtype_of(scale), bias))
-    return present(h, torch.empty_like(h), dscale, dbias)
+    gapless = [None if p is None else p.new_empty(p.shape) for p in (scale, bias)]
+    return present(h, torch.empty_like(h), *gapless)
 
 
 class _Forward(torch.autograd.Function):
@@ -188,18 +222,17 @@ class _Forward(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, residual, scale, bias, mask, *ctx.settings = inputs
         _, h, inverse_rms = output
-        ctx.bias = dtype_of(bias)
-        ctx.save_for_backward(x if residual is None else h, scale, mask, inverse_rms)
-        ctx.save_for_forward(x, residual, scale, mask)
+        ctx.save_for_backward(x if residual is None else h, scale, bias, mask, inverse_rms)
+        ctx.save_for_forward(x, residual, scale, bias, mask)
         ctx.mark_non_differentiable(*((h, inverse_rms) if residual is None else (inverse_rms,)))
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _: Any) -> tuple[Any, ...]:
-        h, scale, mask, inverse_rms = ctx.saved_tensors
+        h, scale, bias, mask, inverse_rms = ctx.saved_tensors
         dx, dscale, dbias = dh, None, None
         if dy is not None:
-            dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, mask, ctx.bias, *ctx.settings)
+            dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, bias, mask, *ctx.settings)
         _, needs_residual, needs_scale, needs_bias, *rest = ctx.needs_input_grad
         return (
             dx, dx if needs_residual else None, dscale if needs_scale else None, dbias if needs_bias else None,
@@ -208,10 +241,23 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, dx: Any, dresidual: Any, dscale: Any, dbias: Any, *_: Any) -> Any:
-        x, residual, scale, mask = ctx.saved_tensors
+        x, *others = ctx.saved_tensors
         call = call_of(x.shape, x.dtype, *ctx.settings)
-        dy, dh = arithmetic.tangents(call, x, residual, scale, mask, dx, dresidual, dscale, dbias)
-        return dy, dh, None
+        return *tangents(call, x, *others, None, dx, dresidual, dscale, dbias, None), None
+
+
+def tangents(
+    call: Call, x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Any, gate: Tensor | None,
+    dx: Any, dresidual: Any, dscale: Any, dbias: Any, dgate: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Those of y and of h = x + residual, None without one, in their dtypes."""
+    h = add(x, residual, call.x)
+    terms = [term.double() for term in (dx, dresidual) if term is not None]
+    dh = sum(terms) if terms else None
+    dy = arithmetic.tangents(call, h, scale, bias, mask, gate, dh, dscale, dbias, dgate)
+    if residual is None:
+        return dy, None
+    return dy, cast(torch.zeros_like(h, dtype=torch.float64) if dh is None else dh, call.x)
 
 
 class _Backward(torch.autograd.Function):
@@ -224,16 +270,16 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        dy, dh, h, _, scale, mask, ctx.bias, *ctx.settings = inputs
-        ctx.save_for_backward(dy, dh, h, scale, mask)
-        ctx.save_for_forward(dy, dh, h, scale, mask)
+        dy, dh, h, _, scale, bias, mask, *ctx.settings = inputs
+        ctx.save_for_backward(dy, dh, h, scale, bias, mask)
+        ctx.save_for_forward(dy, dh, h, scale, bias, mask)
         _, dscale, dbias = output
-        ctx.mark_non_differentiable(*(t for t, p in ((dscale, scale), (dbias, ctx.bias)) if p is None))
+        ctx.mark_non_differentiable(*(t for t, p in ((dscale, scale), (dbias, bias)) if p is None))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        dy, dh, h, scale, mask = ctx.saved_tensors
-        function, primals = _plain(ctx, dy, dh, h, scale, mask)
+        dy, dh, h, scale, bias, mask = ctx.saved_tensors
+        function, primals = _plain(ctx, dy, dh, h, scale, bias, mask)
         _, pull_back = torch.func.vjp(function, *primals)
         rest = iter(pull_back(cotangents))
         ddy, ddh, dx, dscale = (None if p is None else next(rest) for p in (dy, dh, h, scale))
@@ -241,23 +287,25 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, ddy: Any, ddh: Any, dx: Any, _: Any, dscale: Any, *__: Any) -> Any:
-        dy, dh, h, scale, mask = ctx.saved_tensors
-        function, primals = _plain(ctx, dy, dh, h, scale, mask)
+        dy, dh, h, scale, bias, mask = ctx.saved_tensors
+        function, primals = _plain(ctx, dy, dh, h, scale, bias, mask)
         pairs = zip((dy, dh, h, scale), (ddy, ddh, dx, dscale), strict=True)
         tangents = tuple(torch.zeros_like(p) if t is None else t for p, t in pairs if p is not None)
         results, pull_back = torch.func.vjp(function, *primals)
         _, push_forward = torch.func.vjp(pull_back, tuple(map(torch.zeros_like, results)))  # which is linear
         (moved,) = push_forward(tangents)
-        return tuple(t if p else None for t, p in zip(moved, (True, scale is not None, ctx.bias), strict=True))
+        return tuple(t if p else None for t, p in zip(moved, (True, scale is not None, bias is not None), strict=True))
 
 
-def _plain(ctx: Any, dy: Any, dh: Any, h: Any, scale: Any, mask: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _plain(
+    ctx: Any, dy: Any, dh: Any, h: Any, scale: Any, bias: Any, mask: Any
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The gradients as a function of those of dy, dh, h and scale that are not None, and these."""
 
     def gradients(*primals: Tensor) -> Any:
         rest = iter(primals)
         v, vh, x, g = (None if p is None else next(rest) for p in (dy, dh, h, scale))
-        return _plain_backward(v, vh, x, None, g, mask, ctx.bias, *ctx.settings)
+        return _plain_backward(v, vh, x, None, g, bias, mask, *ctx.settings)
 
     return gradients, tuple(p for p in (dy, dh, h, scale) if p is not None)
 
@@ -286,11 +334,11 @@ def _plain_forward(x: Any, residual: Any, scale: Any, bias: Any, mask: Any, *set
 
 
 def _plain_backward(
-    dy: Any, dh: Any, h: Any, inverse_rms: Any, scale: Any, mask: Any, bias: Any, *settings: Any
+    dy: Any, dh: Any, h: Any, inverse_rms: Any, scale: Any, bias: Any, mask: Any, *settings: Any
 ) -> Any:
     call = call_of(h.shape, h.dtype, *settings)
-    dx, *others = arithmetic.gradients(call, dy, h, scale, bias, mask, dh)
-    return present(h, cast(dx, call.x), *others)
+    dx, dscale, dbias, _ = arithmetic.gradients(call, dy, h, scale, bias, mask, dh)
+    return present(h, cast(dx, call.x), dscale, dbias)
 
 
 def _batched_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -309,15 +357,16 @@ def _batched_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
 
 def _batched_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
     """More rows; plain operations where a parameter has gradients, which each element of the batch has of its own."""
-    dy, dh, h, inverse_rms, scale, mask, bias, *settings = arguments
+    dy, dh, h, inverse_rms, scale, bias, mask, *settings = arguments
     dy, dh, h, inverse_rms, gain = _with_batches(info, in_dims[:5], dy, dh, h, inverse_rms, scale)
-    mask = _mask_first(mask, in_dims[5], h)
+    mask = _mask_first(mask, in_dims[6], h)
     if scale is None and bias is None:
-        return _backward(dy, dh, h, inverse_rms, None, mask, None, *settings), (0, None, None)
+        return _backward(dy, dh, h, inverse_rms, None, None, mask, *settings), (0, None, None)
     call = _call_on_batch(h, settings)
-    dx, *others = arithmetic.gradients(call, dy, h, gain, bias, mask, dh)  # an outer derivative goes through 1 / rho
+    # an outer derivative goes through 1 / rho
+    dx, dscale, dbias, _ = arithmetic.gradients(call, dy, h, gain, bias, mask, dh)
     dims = (0, None if scale is None else 0, None if bias is None else 0)
-    return present(h, cast(dx, call.x), *others), dims
+    return present(h, cast(dx, call.x), dscale, dbias), dims
 
 
 def _with_batches(info: Any, in_dims: Any, *tensors: Tensor | None) -> list[Any]:
@@ -331,7 +380,7 @@ def _with_batches(info: Any, in_dims: Any, *tensors: Tensor | None) -> list[Any]
 def _call_on_batch(x: Tensor, settings: Any) -> Call:
     """The call on a batch in which each element has parameters of its own."""
     call = call_of(x.shape, x.dtype, *settings)
-    return replace(call, feature_axes=(0, *call.axes))
+    return replace(call, feature_axes=(0, *call.feature_axes))
 
 
 def _mask_first(mask: Tensor | None, dim: int | None, x: Any) -> Tensor | None:

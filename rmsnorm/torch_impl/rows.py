@@ -32,26 +32,30 @@ _empty_strided: Final = getattr(  # for half of what torch.empty takes
 _BLOCK: Final = 2**18  # elements, whose float64 temporaries stay in cache
 
 
-def plan(device: torch.device, call: Call, scale: str | None, bias: str | None, has_mask: bool) -> Any:
-    """What the kernels for a device need for a call; None if they cannot compute it."""
+def plan(
+    device: torch.device, call: Call, scale: str | None, bias: str | None, has_mask: bool, gate: str | None = None,
+    has_residual: bool = False,
+) -> Any:  # fmt: skip
+    """What the kernels for a device need for a call with a gate of that dtype; None if they cannot compute it."""
     if gpu.is_usable(device):
-        return None if has_mask else gpu.plan(call, scale, bias)
-    if device.type != "cpu" or not cpu.supports(call):
+        return None if has_mask or gate is not None else gpu.plan(call, scale, bias)
+    present = {"bias": bias is not None, "mask": has_mask, "residual": has_residual}
+    if device.type != "cpu" or not cpu.supports(call, gate, tuple(name for name, is_set in present.items() if is_set)):
         return None
     from rmsnorm.cpu import launch
 
-    return launch.plan(call, scale, bias)
+    return launch.plan(call, scale, bias, gate)
 
 
 def forward(
     call: Call, plan: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, with_inverse_rms: bool = True,
+    mask: Tensor | None, gate: Tensor | None = None, with_inverse_rms: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64; by kernels if there is a plan."""
     if plan is None:
-        check_storage("rms_norm", x, residual=residual, scale=scale, bias=bias, mask=mask)
+        check_storage("rms_norm", x, residual=residual, scale=scale, bias=bias, mask=mask, gate=gate)
         h = None if residual is None else add(x, residual, call.x)
-        y, inverse_rms = _forward_in_blocks(call, x if h is None else h, scale, bias, mask)
+        y, inverse_rms = _forward_in_blocks(call, x if h is None else h, scale, bias, mask, gate)
         return y, h, inverse_rms
     if type(plan) is gpu.Plan:
         return gpu.forward(plan, x, residual, scale, bias)
@@ -63,14 +67,14 @@ def forward(
         x, other = x.to(t), residual.to(t).contiguous()
     matrix = x if x.is_contiguous() else rows_of(x, plan.n)
     mask_rows, mask_step, mask_stride = _masked(mask, x, plan.n)
-    scale, bias = gapless(scale), gapless(bias)
+    scale, bias, (gates, gate_step) = gapless(scale), gapless(bias), _gates(gate, plan.n)
     if plan.large:
         advise(y.data_ptr(), y.nbytes)
     plan.run_forward(
-        openmp_threads, (matrix, other, scale, bias, mask_rows, y, h, inverse_rms),
+        openmp_threads, (matrix, other, scale, bias, mask_rows, y, h, inverse_rms, gates),
         matrix.data_ptr(), plan.x_bytes if matrix is x else matrix.stride(0) * x.element_size(),
         _address(other), _address(scale), _address(bias), _address(mask_rows), mask_step, mask_stride,
-        y.data_ptr(), _address(h), _address(inverse_rms),
+        y.data_ptr(), _address(h), _address(inverse_rms), _address(gates), gate_step,
     )  # fmt: skip
     if matrix is not x:
         y, h = laid_out(y, x), None if h is None else laid_out(h, x)
@@ -86,6 +90,7 @@ class Kept(NamedTuple):
     dtype: torch.dtype
     scale: tuple[torch.Size, torch.dtype] | None
     bias: tuple[torch.Size, torch.dtype] | None
+    gate: torch.dtype | None
     plan: Any
     job: tuple[int, ...]  # the first arguments of its ``run``, if it is small
     y: tuple[Any, ...]  # sizes, strides and dtype, likewise of what follows
@@ -93,50 +98,59 @@ class Kept(NamedTuple):
     dx: tuple[Any, ...]
     dscale: tuple[Any, ...] | None
     dbias: tuple[Any, ...] | None
+    dgate: tuple[Any, ...] | None
+    gate_step: int
 
-    def fits(self, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> bool:
+    def fits(
+        self, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None = None
+    ) -> bool:
         """Whether a call is this one, so that ``forward`` computes it."""
         return (
             x.shape == self.shape and x.dtype is self.dtype and settings == self.settings
-            and is_plain(x, scale, bias) and x.is_contiguous()  # which sparse tensors do not have
+            and is_plain(x, scale, bias, gate) and x.is_contiguous()  # which sparse tensors do not have
             and _fits(scale, self.scale) and _fits(bias, self.bias)
+            and _fits(gate, self.gate and (self.shape, self.gate))
         )  # fmt: skip
 
     def forward(
-        self, x: Tensor, scale: Tensor | None, bias: Tensor | None, with_inverse_rms: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+        self, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None = None,
+        with_inverse_rms: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """y and, if asked for, 1 / rho in float64."""
         plan, y = self.plan, _empty_strided(*self.y)
         inverse_rms = _empty_strided(*self.inverse_rms) if with_inverse_rms else None
         addresses = (
             x.data_ptr(), plan.x_bytes, 0, _address(scale), _address(bias), 0, 0, 0, y.data_ptr(), 0,
-            _address(inverse_rms),
+            _address(inverse_rms), _address(gate), self.gate_step,
         )  # fmt: skip
         if plan.small:
             plan.run(*self.job, *addresses)
         else:
             if plan.large:
                 advise(y.data_ptr(), y.nbytes)
-            plan.run_forward(openmp_threads, (x, scale, bias, y, inverse_rms), *addresses)
+            plan.run_forward(openmp_threads, (x, scale, bias, gate, y, inverse_rms), *addresses)
         return y, inverse_rms
 
     def backward(
-        self, dy: Tensor, x: Tensor, scale: Tensor | None, inverse_rms: Tensor
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """dx, dscale and dbias, of a plain dy without gaps."""
+        self, dy: Tensor, x: Tensor, scale: Tensor | None, inverse_rms: Tensor | None, bias: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+        """dx, dscale, dbias and dgate, of a plain dy without gaps. The bias counts with a gate alone."""
         plan, dx = self.plan, _empty_strided(*self.dx)
-        dscale, dbias = (None if p is None else _empty_strided(*p) for p in (self.dscale, self.dbias))
+        dscale, dbias, dgate = (None if p is None else _empty_strided(*p) for p in (self.dscale, self.dbias, self.dgate))
         addresses = (
             x.data_ptr(), plan.x_bytes, _address(scale), 0, 0, 0,
-            inverse_rms.data_ptr(), dy.data_ptr(), 0, dx.data_ptr(), _address(dscale), _address(dbias),
+            _address(inverse_rms), dy.data_ptr(), 0, dx.data_ptr(), _address(dscale), _address(dbias),
+            _address(gate), self.gate_step, _address(dgate), 0 if gate is None else _address(bias),
         )  # fmt: skip
         if plan.small:
             plan.run(plan.backward[False, False], 1, plan.place, plan.rows, plan.chunk, 1, 0, *addresses)
         else:
             if plan.large:
                 advise(dx.data_ptr(), dx.nbytes)
-            plan.run_backward(openmp_threads, (x, scale, inverse_rms, dy, dx, dscale, dbias), *addresses)
-        return dx, dscale, dbias
+            owners = x, scale, bias, gate, inverse_rms, dy, dx, dscale, dbias, dgate
+            plan.run_backward(openmp_threads, owners, *addresses)
+        return dx, dscale, dbias, dgate
 
 
 def _fits(parameter: Tensor | None, kept: tuple[torch.Size, torch.dtype] | None) -> bool:
@@ -145,15 +159,18 @@ def _fits(parameter: Tensor | None, kept: tuple[torch.Size, torch.dtype] | None)
     return parameter.shape == kept[0] and parameter.dtype is kept[1] and parameter.is_contiguous()
 
 
-def keep(settings: Any, call: Call, plan: Any, x: torch.Size, dtype: torch.dtype, scale: Any, bias: Any) -> Kept | None:
+def keep(
+    settings: Any, call: Call, plan: Any, x: torch.Size, dtype: torch.dtype, scale: Any, bias: Any,
+    gate: torch.dtype | None = None,
+) -> Kept | None:  # fmt: skip
     """A call that was computed, of x of that shape and dtype and such parameters; None if no kernel on the CPU can."""
     if plan is None or type(plan) is gpu.Plan:
         return None
     job = (plan.forward[False, False], 0, plan.place, plan.rows, plan.rows, 1, 0) if plan.small else ()
     y, dx = _contiguous(x, _DTYPES[call.result]), _contiguous(x, dtype)
-    gradients = (None if p is None else _contiguous(*p) for p in (scale, bias))
-    reduced = _contiguous(plan.reduced, torch.float64)
-    return Kept(settings, call, x, dtype, scale, bias, plan, job, y, reduced, dx, *gradients)
+    gradients = (None if p is None else _contiguous(*p) for p in (scale, bias, gate and (x, gate)))
+    reduced, step = _contiguous(plan.reduced, torch.float64), plan.n * gate.itemsize if gate else 0
+    return Kept(settings, call, x, dtype, scale, bias, gate, plan, job, y, reduced, dx, *gradients, step)
 
 
 def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -163,57 +180,69 @@ def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:
 
 
 def backward(
-    call: Call, plan: Any, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
-    inverse_rms: Tensor, dh: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
+    call: Call, plan: Any, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    inverse_rms: Tensor, dh: Tensor | None, gate: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """dx + dh in T, dscale, dbias and dgate in the dtypes of the parameters and the gate."""
     if plan is None or not (is_plain if h.is_cpu else is_plain_on_gpu)(dy, dh):
-        return _backward_in_blocks(call, dy, h, scale, bias, mask, inverse_rms, dh)
-    return _backward_by_kernels(call, plan, dy, h, scale, bias, mask, inverse_rms, dh)
+        return _backward_in_blocks(call, dy, h, scale, bias, mask, inverse_rms, dh, gate)
+    return _backward_by_kernels(call, plan, dy, h, scale, bias, mask, inverse_rms, dh, gate)
 
 
 def gradients(
     call: Call, dy: Tensor, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, dh: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None] | None:  # fmt: skip
+    mask: Tensor | None, dh: Tensor | None, gate: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None] | None:  # fmt: skip
     """As backward, by kernels and without a forward pass before; None if no kernel can compute with these tensors."""
-    if not (is_plain if x.is_cpu else is_plain_on_gpu)(dy, x, residual, scale, bias, mask, dh):
+    if not (is_plain if x.is_cpu else is_plain_on_gpu)(dy, x, residual, scale, bias, mask, dh, gate):
         return None
-    g, b = (None if p is None else dtype_name(p.dtype) for p in (scale, bias))
-    kernels = plan(x.device, replace(call, result=dtype_name(dy.dtype)), g, b, mask is not None)
+    g, b, z = (None if p is None else dtype_name(p.dtype) for p in (scale, bias, gate))
+    has_mask = mask is not None
+    kernels = plan(x.device, replace(call, result=dtype_name(dy.dtype)), g, b, has_mask, z, dh is not None)
     if kernels is None:
         return None
     h = x if residual is None else x + residual  # of one dtype: rounded once
     inverse_rms = None  # the kernels for the CPU compute it again, but not for float64
     if h.dtype == torch.float64 or type(kernels) is gpu.Plan:
-        statistic = plan(x.device, call, None, None, mask is not None)
+        statistic = plan(x.device, call, None, None, has_mask)
         inverse_rms = forward(call, statistic, h, None, None, None, mask)[2]
-    dtype = None if bias is None else bias.dtype
-    return _backward_by_kernels(call, kernels, dy, h, scale, dtype, mask, inverse_rms, dh)
+    return _backward_by_kernels(call, kernels, dy, h, scale, bias, mask, inverse_rms, dh, gate)
 
 
 def _backward_by_kernels(
-    call: Call, plan: Any, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
-    inverse_rms: Tensor | None, dh: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    call: Call, plan: Any, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    inverse_rms: Tensor | None, dh: Tensor | None, gate: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     if inverse_rms is not None and type(plan) is gpu.Plan:
-        return gpu.backward(plan, dy, h, scale, bias, inverse_rms, dh)
+        return *gpu.backward(plan, dy, h, scale, None if bias is None else bias.dtype, inverse_rms, dh), None
     dx = torch.empty(*h.shape, dtype=h.dtype, device=CPU)
-    sizes = h.shape[-len(call.axes) :]
-    dscale = None if scale is None else torch.empty(*sizes, dtype=scale.dtype, device=CPU)
-    dbias = None if bias is None else torch.empty(*sizes, dtype=bias, device=CPU)
+    dscale, dbias = (None if p is None else torch.empty(*p.shape, dtype=p.dtype, device=CPU) for p in (scale, bias))
+    dgate = None if gate is None else torch.empty(*h.shape, dtype=gate.dtype, device=CPU)
     matrix = h if h.is_contiguous() else rows_of(h, plan.n)
     mask_rows, mask_step, mask_stride = _masked(mask, h, plan.n)
-    dy, dh, gain = dy.contiguous(), gapless(dh), gapless(scale)
-    if plan.large:
-        advise(dx.data_ptr(), dx.nbytes)
+    dy, dh, gain, (gates, gate_step) = dy.contiguous(), gapless(dh), gapless(scale), _gates(gate, plan.n)
+    shift = None if gate is None else gapless(bias)  # dgate needs it
+    for result in (dx, dgate) if plan.large else ():
+        if result is not None:
+            advise(result.data_ptr(), result.nbytes)
     plan.run_backward(
-        openmp_threads, (matrix, gain, mask_rows, inverse_rms, dy, dh, dx, dscale, dbias),
+        openmp_threads, (matrix, gain, mask_rows, inverse_rms, dy, dh, dx, dscale, dbias, gates, dgate, shift),
         matrix.data_ptr(), plan.x_bytes if matrix is h else matrix.stride(0) * h.element_size(),
         _address(gain), _address(mask_rows), mask_step, mask_stride,
         _address(inverse_rms), dy.data_ptr(), _address(dh), dx.data_ptr(), _address(dscale), _address(dbias),
+        _address(gates), gate_step, _address(dgate), _address(shift),
     )  # fmt: skip
-    return dx if matrix is h else laid_out(dx, h), dscale, dbias
+    if gate is not None and dgate is not None and not gate.is_contiguous():
+        dgate = laid_out(dgate, gate)
+    return dx if matrix is h else laid_out(dx, h), dscale, dbias, dgate
+
+
+def _gates(gate: Tensor | None, n: int) -> tuple[Tensor | None, int]:
+    """The gate in rows of n, and the bytes from one to the next."""
+    if gate is None:
+        return None, 0
+    gates = rows_of(gate, n)
+    return gates, gates.stride(0) * gates.element_size()
 
 
 def openmp_threads() -> tuple[int, int]:
@@ -222,31 +251,31 @@ def openmp_threads() -> tuple[int, int]:
 
 
 def _forward_in_blocks(
-    call: Call, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
+    call: Call, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    if h.numel() <= _BLOCK or not cpu.in_rows(call) or not is_plain(h, scale, bias, mask):
-        return arithmetic.forward(call, h, scale, bias, mask)
+    if not _has_blocks(call, h, scale, bias, mask, gate):
+        return arithmetic.forward(call, h, scale, bias, mask, gate)
     y = _empty(h.shape, call.result)
     inverse_rms = h.new_empty([*h.shape[: -len(call.axes)], *(1 for _ in call.axes)], dtype=torch.float64)
     out, factors, g, b = y.view(-1, call.n), inverse_rms.view(-1, 1), _flat(scale), _flat(bias)
-    for block, part, rows, mask_rows in _blocks(call, h, mask):
-        out[block], factors[block] = arithmetic.forward(part, rows, g, b, mask_rows)
+    for block, part, rows, mask_rows, gates in _blocks(call, h, mask, gate):
+        out[block], factors[block] = arithmetic.forward(part, rows, g, b, mask_rows, gates)
     return y, inverse_rms
 
 
 def _backward_in_blocks(
-    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
-    inverse_rms: Tensor, dh: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """As backward, by arithmetic.backward: in blocks that stay in cache, unless the operations are traced."""
-    if h.numel() <= _BLOCK or not cpu.in_rows(call) or not is_plain(dy, h, scale, mask, dh):
-        dx, dscale, dbias = arithmetic.gradients(call, dy, h, scale, bias, mask, dh, inverse_rms)
-        return cast(dx, call.x), dscale, dbias
+    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    inverse_rms: Tensor, dh: Tensor | None, gate: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """As backward, by plain operations: in blocks that stay in cache, unless the operations are traced."""
+    if gate is not None or not _has_blocks(call, h, dy, scale, mask, dh):
+        dx, *others = arithmetic.gradients(call, dy, h, scale, bias, mask, dh, gate, inverse_rms)
+        return cast(dx, call.x), *others
     dx = _empty(h.shape, call.x)
     dscale, dbias = torch.zeros(2, call.n, dtype=torch.float64, device=CPU).unbind()
     out, v, factors, g = dx.view(-1, call.n), dy.reshape(-1, call.n), inverse_rms.view(-1, 1), _flat(scale)
     dh_rows = None if dh is None else dh.reshape(-1, call.n)
-    for block, part, rows, mask_rows in _blocks(call, h, mask):
+    for block, part, rows, mask_rows, _ in _blocks(call, h, mask, None):
         block_dx, *sums = arithmetic.backward(part, v[block], rows.double(), g, mask_rows, factors[block])
         out[block] = cast(block_dx if dh_rows is None else block_dx + dh_rows[block].double(), call.x)
         dscale += sums[0]
@@ -255,18 +284,28 @@ def _backward_in_blocks(
     return (
         dx,
         None if scale is None else cast(dscale, dtype_name(scale.dtype)),
-        None if bias is None else cast(dbias, dtype_name(bias)),
+        None if bias is None else cast(dbias, dtype_name(bias.dtype)),
+        None,
     )
 
 
-def _blocks(call: Call, h: Tensor, mask: Tensor | None) -> Iterator[tuple[slice, Call, Tensor, Tensor | None]]:
-    """Slices of rows, the call on each, and its elements and mask."""
+def _has_blocks(call: Call, h: Tensor, *others: Tensor | None) -> bool:
+    in_rows = call.axes == call.feature_axes and call.has_last_axes and 0 not in call.shape
+    return h.numel() > _BLOCK and in_rows and is_plain(h, *others)
+
+
+def _blocks(
+    call: Call, h: Tensor, mask: Tensor | None, gate: Tensor | None
+) -> Iterator[tuple[slice, Call, Tensor, Tensor | None, Tensor | None]]:
+    """Slices of rows, the call on each, and its elements, mask and gate."""
     rows, mask_rows = h.reshape(-1, call.n), None if mask is None else mask.expand(h.shape).reshape(-1, call.n)
+    gates = None if gate is None else gate.reshape(-1, call.n)
     step = max(1, _BLOCK // call.n)
     for start in range(0, rows.shape[0], step):
         block = slice(start, start + step)
         part = replace(call, shape=tuple(rows[block].shape), axes=(1,), feature_axes=(1,))
-        yield block, part, rows[block], None if mask_rows is None else mask_rows[block]
+        own_mask, own_gate = (None if t is None else t[block] for t in (mask_rows, gates))
+        yield block, part, rows[block], own_mask, own_gate
 
 
 def _empty(shape: Any, dtype: str) -> Tensor:

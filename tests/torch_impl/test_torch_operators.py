@@ -52,7 +52,10 @@ def test_opcheck(dtype: Any) -> None:
     mask, inverse_rms = randn(3, 6) > 0, randn(3, 1, dtype=F64).abs()
     for arguments in ((x, None, scale, None, None), (x, residual, scale, bias, mask), (x, None, None, None, None)):
         torch.library.opcheck(FORWARD, (*arguments, *settings(dtype, k=4)))
-    for arguments in ((dy, None, x, inverse_rms, scale, None, dtype), (dy, residual, x, inverse_rms, None, mask, None)):
+    for arguments in (
+        (dy, None, x, inverse_rms, scale, bias, None),
+        (dy, residual, x, inverse_rms, None, None, mask),
+    ):
         torch.library.opcheck(BACKWARD, (*arguments, *settings(dtype, k=4)))
 
 

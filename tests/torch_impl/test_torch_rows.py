@@ -222,7 +222,7 @@ def test_bytes_kept_for_backward(dtype: Any) -> None:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             out = rms_norm(x, scale, bias, mask=mask, residual=residual if with_residual else None)
         size = 2 if dtype != torch.float32 else 4
-        assert sum(kept.values()) == 64 * 96 * size + 96 * size + 64 * masked + 64 * 8
+        assert sum(kept.values()) == 64 * 96 * size + 2 * 96 * size + 64 * masked + 64 * 8
         assert (out[1] if with_residual else x).untyped_storage().data_ptr() in kept
 
 

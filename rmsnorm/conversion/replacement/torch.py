@@ -169,52 +169,40 @@ def become_layer(module: Any, variant: Variant, eps: float | None) -> None:
 @functools.cache
 def class_of(kind: Any, norm: Norm) -> Any:
     """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
-    if norm.gate is not None:
-        return subclass(class_of, kind, norm, "forward", _gated_forward(kind, norm))
     settings, last = (norm.known.eps, norm.known), tuple(range(-len(norm.axes), 0))
-    may_keep = norm.axes == norm.gain_axes == last and norm.group is None
+    may_keep, group = norm.axes == norm.gain_axes == last, norm.group
+    axes = (norm.axes, norm.gain_axes) if group is None else (-1, (-2, -1))
 
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
         x: Any = inputs[0] if inputs else named.get(norm.x)
-        if len(inputs) + len(named) != 1 or not isinstance(x, Tensor):
+        gates = [] if norm.gate is None else [inputs[1] if len(inputs) == 2 else named.get(norm.gate)]
+        if len(inputs) + len(named) != 1 + len(gates) or not isinstance(x, Tensor) or not _fit(x, *gates):
             return kind.forward(self, *inputs, **named)
-        own = self.__dict__.get("_kept")  # of the last call, as in rmsnorm.torch_impl.RMSNorm
-        scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
+        tensors: list[Any] = [x, *(_vector(self, name, x, norm) for name in (norm.scale, norm.bias)), *gates]
+        if group is not None:
+            if not norm.takes(x.shape):
+                return kind.forward(self, *inputs, **named)
+            tensors = [None if t is None else t.unflatten(-1, (-1, group)) for t in tensors]
         alone = may_keep and type(x) is Tensor and not is_watched() and forward_ad._current_level < 0
-        if alone and (y := again(own, settings, x, scale, bias)) is not None:
-            return y
-        if not norm.takes(x.shape):
-            return kind.forward(self, *inputs, **named)
-        y = _computed(norm, x, scale, bias)
-        if alone:
-            self.__dict__["_kept"] = kept(settings, last, x, scale, bias)
-        return y
+        # of the last call, as in rmsnorm.torch_impl.RMSNorm
+        y = again(self.__dict__.get("_kept"), settings, *tensors) if alone else None
+        if y is None:
+            if not norm.takes(x.shape):
+                return kind.forward(self, *inputs, **named)
+            gate = tensors[3] if gates else None
+            y = rms_norm(*tensors[:3], variant=norm.known, axis=axes[0], feature_axis=axes[1], gate=gate)
+            if alone:
+                self.__dict__["_kept"] = kept(settings, axes, *tensors)
+        return y if group is None else y.flatten(-2)
 
     return subclass(class_of, kind, norm, "forward", forward)
 
 
-def _gated_forward(kind: Any, norm: Norm) -> Any:
-    def forward(self: Any, *inputs: Any, **named: Any) -> Any:
-        x: Any = inputs[0] if inputs else named.get(norm.x)
-        gate: Any = inputs[1] if len(inputs) == 2 else named.get(str(norm.gate))
-        tensors = isinstance(x, Tensor) and isinstance(gate, Tensor) and gate.is_floating_point()
-        if len(inputs) + len(named) != 2 or not tensors or x.shape != gate.shape or not norm.takes(x.shape):
-            return kind.forward(self, *inputs, **named)
-        scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
-        return _computed(norm, x, scale, bias, gate)
-
-    return forward
-
-
-def _computed(norm: Norm, x: Any, scale: Any, bias: Any, gate: Any = None) -> Any:
-    if norm.group is None:
-        return rms_norm(
-            x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes, gate=gate
-        )  # fmt: skip
-    x, gate, scale, bias = (
-        None if tensor is None else tensor.unflatten(-1, (-1, norm.group)) for tensor in (x, gate, scale, bias)
-    )
-    return rms_norm(x, scale, bias, variant=norm.known, axis=-1, feature_axis=(-2, -1), gate=gate).flatten(-2)
+def _fit(x: Tensor, *gates: Any) -> bool:
+    for gate in gates:
+        if not isinstance(gate, Tensor) or not gate.is_floating_point() or gate.shape != x.shape:
+            return False
+    return True
 
 
 def _vector(module: Any, name: str | None, x: Tensor, norm: Norm) -> Tensor | None:
