@@ -41,7 +41,7 @@ def test_what_it_says_is_what_decides() -> None:
         None,
         "x has no elements",
         "the normalised axes are not the last ones",
-        "the parameters are along fewer axes than the normalised ones",
+        "the parameters are not along the last axes",
         "a kernel with a gate has at most 32 bits",
     }
 
