@@ -98,7 +98,7 @@ class Transformer:
         """Ids and masks of the source and of the target."""
         config = self.config
         ids, mask = sentences.source(op, x, x_mask, config)
-        return ids, mask, *sentences.target(op, y, ids.shape[2], config, y_mask)
+        return ids, mask, *sentences.target(op, y, y_mask, ids.shape[2], config)
 
 
 def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Array:
