@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial as bind
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rmsnorm.nematus import sentences
+import numpy as np
+
+from rmsnorm.nematus import beam, sentences
 from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.dialects import rules
-from rmsnorm.nematus.models import search
+from rmsnorm.nematus.dialects import first_word, rules
 from rmsnorm.nematus.models.operations import Array
 
 if TYPE_CHECKING:
@@ -73,11 +75,19 @@ class Shell:
         normalization_alpha: float | None = None,
     ) -> Translations:
         """See protocol.RNNSearch and protocol.Transformer."""
-        run, like = self.runner(training=False)
+        (run, like), ops, config = self.runner(training=False), self.operations, self.config
         ids, mask = self._source("translate", x, x_mask, like)
-        return search.translate(
-            self.network, self.config, self.operations, run, ids, mask, beam_size, max_length, normalization_alpha
-        )
+        plan = beam.plan(config, ops.to_host(mask != 0).sum(axis=0), beam_size, max_length, normalization_alpha)
+        rows, length = len(plan.lengths) * plan.beam_size, plan.steps if ops.FIXED_CACHES else 0
+        memory, states = run(self.network.begin, ids, mask, beam_size=plan.beam_size, length=length)
+        times = count()
+
+        def step(states: list[Array], previous: Any) -> tuple[Any, list[Array]]:
+            words = np.full(rows, first_word(config)) if beam.is_first(config, previous) else previous
+            log_p, states = run(self.network.step, memory, states, ops.words(words, ids), next(times))
+            return ops.to_host(log_p), states
+
+        return beam.search(plan, step, states, ops.rows)
 
     def _source(self, op: str, x: Any, x_mask: Any, like: Any) -> tuple[Array, Array]:
         """Ids (factors, length, batch), checked against the sizes of the vocabularies, and their mask."""
