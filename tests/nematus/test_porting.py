@@ -361,17 +361,6 @@ def test_tensorflow_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_checkpoint_without_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of("rms")
-    (tmp_path / "model.npz.index").touch()
-    (tmp_path / "model.npz.json").write_text(json.dumps(write(config)))
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ModuleNotFoundError, match=r"TensorFlow is not installed.*pip install '\.\[tf\]'"):
-        nematus.load(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match=r"TensorFlow is not installed"):
-        nematus.save_tensorflow(tmp_path / "out", config, random_parameters(config))
-
-
 def test_the_archive_is_a_plain_one(tmp_path: Path) -> None:
     """Names, float32, and no pickle: what Theano Nematus loads."""
     save(tmp_path)

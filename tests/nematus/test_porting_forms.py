@@ -226,22 +226,23 @@ def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
     refuses("holds 1 NaN or infinite values of 5", tmp_path)
 
 
-@pytest.mark.parametrize(("form", "module", "name"), [("keras", "h5py", "Keras"), ("flax", "orbax.checkpoint", "Flax")])
+@pytest.mark.parametrize(
+    ("form", "module", "name"),
+    [("keras", "h5py", "Keras"), ("flax", "orbax.checkpoint", "Flax"), ("tf", "tensorflow", "TensorFlow")],
+)
 def test_without_the_framework(
     form: str, module: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / TARGETS[form].file
-    path.mkdir()
-    (path / "_CHECKPOINT_METADATA").touch()
-    if form == "keras":
-        (path / "_CHECKPOINT_METADATA").unlink()
-        path.rmdir()
-        path.touch()
+    config, path = config_of("rms"), tmp_path / TARGETS[form].file
+    file = {"keras": path, "flax": path / "_CHECKPOINT_METADATA", "tf": Path(f"{path}.index")}[form]
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        ModuleNotFoundError, match=rf"{name} is not installed, expected for this backend; from a checkout"
-    ):
-        nematus.load(path, config=write(config_of("rms")))
+    message = rf"{name} is not installed, expected for this backend; from a checkout.*pip install '\.\["
+    refuses(message, path, error=ModuleNotFoundError, config=write(config))
+    if form != "keras":  # whose form Keras itself writes
+        with pytest.raises(ModuleNotFoundError, match=message):
+            TARGETS[form].save(tmp_path / "out", config, random_parameters(config))
 
 
 @pytest.mark.parametrize(("kind", "dialect"), [("layer", "theano"), ("tied all", "tensorflow")])

@@ -99,20 +99,8 @@ def future(start: Any, count: int, length: int, score: float, like: jax.Array) -
     return jnp.where(is_future, score, 0.0).astype(like.dtype)
 
 
-def empty_cache(rows: int, length: int, size: int, like: jax.Array) -> jax.Array:
-    return jnp.zeros((rows, length, size), like.dtype)
-
-
 def cached(cache: jax.Array, new: jax.Array, start: Any) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(cache, new, start, 1)
-
-
-def cached_length(cache: jax.Array, count: int) -> int:
-    return cache.shape[1]
-
-
-def words(ids: Any, like: jax.Array) -> Any:
-    return ids
 
 
 def scan(

@@ -87,15 +87,8 @@ class Operations(Protocol):
     def future(self, start: Any, count: Any, length: Any, score: float, like: Array) -> Array:
         """What is added to the scores (count, length) of words from ``start`` on: a score where a key comes later."""
 
-    def empty_cache(self, rows: Any, length: int, size: int, like: Array) -> Array: ...
     def cached(self, cache: Array, new: Array, start: Any) -> Array:
         """The cache with what follows the first ``start`` words."""
-
-    def cached_length(self, cache: Array, count: Any) -> Any:
-        """The length of a cache with so many words more."""
-
-    def words(self, ids: Any, like: Array) -> Array:
-        """Ids of NumPy as those of a batch are."""
 
     def checked(self, check: Callable[..., Any], ids: Any, mask: Any) -> Any:
         """What ``check(ids, mask)`` returns; ids and mask themselves while a compiler or a tracer is at work.

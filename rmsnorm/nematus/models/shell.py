@@ -84,7 +84,7 @@ class Shell:
 
         def step(states: list[Array], previous: Any) -> tuple[Any, list[Array]]:
             words = np.full(rows, first_word(config)) if beam.is_first(config, previous) else previous
-            log_p, states = run(self.network.step, memory, states, ops.words(words, ids), next(times))
+            log_p, states = run(self.network.step, memory, states, ops.as_ids(words, like), next(times))
             return ops.to_host(log_p), states
 
         return beam.search(plan, step, states, ops.rows)

@@ -111,20 +111,8 @@ def future(start: Any, count: Any, length: Any, score: float, like: tf.Tensor) -
     return score * tf.cast(tf.range(length) > tf.range(start, start + count)[:, None], like.dtype)
 
 
-def empty_cache(rows: Any, length: int, size: int, like: tf.Tensor) -> tf.Tensor:
-    return tf.zeros((rows, 0, size), like.dtype)
-
-
 def cached(cache: tf.Tensor, new: tf.Tensor, start: Any) -> tf.Tensor:
     return tf.concat((cache, new), 1)
-
-
-def cached_length(cache: tf.Tensor, count: Any) -> Any:
-    return tf.shape(cache)[1] + count
-
-
-def words(ids: Any, like: tf.Tensor) -> tf.Tensor:
-    return tf.cast(ids, like.dtype)
 
 
 def to_host(x: tf.Tensor) -> Any:

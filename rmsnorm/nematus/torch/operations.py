@@ -96,20 +96,8 @@ def future(start: int, count: int, length: int, score: float, like: Tensor) -> T
     return like.new_full((count, length), score).triu(start + 1)
 
 
-def empty_cache(rows: int, length: int, size: int, like: Tensor) -> Tensor:
-    return like.new_zeros(rows, 0, size)
-
-
 def cached(cache: Tensor, new: Tensor, start: int) -> Tensor:
     return torch.cat((cache, new), 1)
-
-
-def cached_length(cache: Tensor, count: int) -> int:
-    return cache.shape[1] + count
-
-
-def words(ids: Any, like: Tensor) -> Tensor:
-    return torch.as_tensor(ids, device=like.device)
 
 
 def to_host(x: Tensor) -> Any:
