@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from experiments.reader.config import SMALL, Config, Outputs, check_batch
 from rmsnorm.nematus.sentences import check_ids
+from rmsnorm.nematus.torch.operations import on_host
 from rmsnorm.nematus.torch.parameters import Named
 from rmsnorm.nematus.torch.recurrent import lstm
-from rmsnorm.nematus.torch.sentences import on_host
 from rmsnorm.torch_impl.rounding import is_transformed
 
 __all__ = ["AttentiveReader"]

@@ -102,13 +102,8 @@ def search(plan: Plan, step: Step, states: States, rows: Rows = getitem) -> Tran
     Raises:
         ValueError: the beam is wider than the vocabulary.
     """
-    if plan.name == "zero":
-        return _zero(plan, step, states, rows)
-    find = _sampler if plan.name == "sampler" else _costs
-    batch, size = len(plan.lengths), plan.beam_size
-    sequences, scores = find(step, states, rows, batch, size, plan.steps, plan.alpha)
-    order = np.argsort(-scores, axis=1, kind="stable")
-    return Translations(_take(sequences, order), _take(scores, order))
+    find = {"sampler": _sampler, "costs": _costs, "zero": _zero}[plan.name]
+    return find(plan, step, states, rows)
 
 
 class _Finished:
@@ -139,18 +134,17 @@ class _Finished:
         return np.where(any_ended[:, :, None], self.words, alive), np.where(any_ended, self.scores, scores)
 
 
-def _sampler(
-    step: Step, states: States, rows: Rows, batch: int, size: int, max_length: int, alpha: float
-) -> tuple[Array, Array]:
+def _sampler(plan: Plan, step: Step, states: States, rows: Rows) -> Translations:
     """Keep finished hypotheses in a list of their own.
 
-    Stops when no sentence can improve, or after max_length - 1 words.
+    Stops when no sentence can improve, or one word before the longest translation.
     """
+    batch, size = len(plan.lengths), plan.beam_size
     row: Array = np.arange(batch)[:, None] * size
     alive: Array = np.zeros((batch, size, 0), np.int64)
     alive_scores = np.zeros((batch, size))
     finished = _Finished(batch, size, np.float64(_LOW))
-    for time in range(1, max_length):
+    for time in range(1, plan.steps):
         if (finished.worst() > alive_scores[:, 0]).all():
             break
         previous = None if time == 1 else alive[:, :, -1].ravel()
@@ -174,18 +168,17 @@ def _sampler(
     sequences, scores = finished.or_else(alive, alive_scores)
     ends = np.concatenate((sequences == 0, np.ones((batch, size, 1), bool)), axis=2)
     lengths = ends.argmax(axis=2) + 1  # the end of sentence counts, even if the search did not reach it
-    return sequences, scores / lengths**alpha
+    return _best_first(sequences, scores / lengths**plan.alpha)
 
 
-def _costs(
-    step: Step, states: States, rows: Rows, batch: int, size: int, max_length: int, alpha: float
-) -> tuple[Array, Array]:
+def _costs(plan: Plan, step: Step, states: States, rows: Rows) -> Translations:
     """All hypotheses are in one list. A finished one stays at no cost; its score becomes positive, above all others."""
+    batch, size = len(plan.lengths), plan.beam_size
     row = np.arange(batch)[:, None] * size
     words = np.zeros((batch, size, 0), np.int64)
     scores = np.tile([0.0] + [_NEVER] * (size - 1), (batch, 1))
     previous = None
-    while words.shape[2] < max_length and (previous is None or previous.any()):
+    while words.shape[2] < plan.steps and (previous is None or previous.any()):
         log_p, states = step(states, previous)
         log_p = log_p.reshape(batch, size, -1)
         if previous is not None:
@@ -204,7 +197,7 @@ def _costs(
     sequences = np.pad(words, ((0, 0), (0, 0), (0, 1)))  # the end of sentence, even if the search did not reach it
     lengths = sequences.shape[2] - (sequences[:, :, ::-1] != 0).argmax(axis=2) + 1
     lengths = np.where(sequences.any(axis=2), lengths, 1)
-    return sequences, -np.abs(scores) / lengths**alpha
+    return _best_first(sequences, -np.abs(scores) / lengths**plan.alpha)
 
 
 def _zero(plan: Plan, step: Step, states: States, rows: Rows) -> Translations:
@@ -272,6 +265,11 @@ def _top(scores: Array, size: int) -> Array:
 def _take(values: Array, order: Array) -> Array:
     """The entries of these hypotheses of every sentence."""
     return np.take_along_axis(values, order.reshape(*order.shape, *[1] * (values.ndim - 2)), axis=1)
+
+
+def _best_first(sequences: Array, scores: Array) -> Translations:
+    order = np.argsort(-scores, axis=1, kind="stable")
+    return Translations(_take(sequences, order), _take(scores, order))
 
 
 def _check_beam(size: int, log_p: Array) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from rmsnorm import errors
 from rmsnorm.nematus.config import Bias, Config, Norm
@@ -11,6 +11,7 @@ from rmsnorm.nematus.zero import smoothed
 
 CellNorm: TypeAlias = Norm
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
+Initial: TypeAlias = Literal["zeros", "ones", "normal", "orthogonal"]
 
 NORMS: Final = get_args(Norm)
 EPS: Final = 1e-5  # of Nematus and of the authors' layers.py
@@ -95,6 +96,20 @@ def dotted(name: str) -> str:
 def slashed(name: str) -> str:
     """The way back of dotted."""
     return "/".join("forward" if part == "forward_" else part for part in name.split("."))
+
+
+def initial(name: str) -> Initial:
+    """What a parameter of a new cell is, as in Nematus: numbers, normal ones of size 0.01, or orthogonal squares.
+
+    >>> [initial(name) for name in ("U", "gru0/input_to_gates", "gru0/gates_x_norm/scale", "b")]
+    ['orthogonal', 'normal', 'ones', 'zeros']
+    """
+    leaf = name.rpartition("/")[2]
+    if leaf.startswith(("U", "state")):
+        return "orthogonal"
+    if leaf.startswith(("W", "input")):
+        return "normal"
+    return "ones" if leaf[0] == "s" or leaf == "new_std" else "zeros"
 
 
 def gru_names(norm: CellNorm) -> dict[str, str]:

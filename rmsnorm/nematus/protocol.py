@@ -79,11 +79,9 @@ class Cells(Protocol):
             h' = u h + (1 - u) tanh(r norm(h Ux; s4) + norm(x Wx + bx; s2)),    then m h' + (1 - m) h
 
         Args:
-            x: (length, batch, features).
-            h0: (batch, state).
+            x, h0, norm, partial: as for nematus_gru.
             parameters: W, U, b, Wx, Ux, bx; with a norm the gains s1 to s4; with LayerNorm also the offsets b1 to b4.
             mask: m, (length, batch), any numbers.
-            norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
 
         Returns:
             The states, (length, batch, state).
@@ -115,11 +113,10 @@ class Cells(Protocol):
         b is added twice, as in the authors' code.
 
         Args:
-            x: (length, batch, features).
+            x, norm, partial: as for nematus_gru.
             h0, c0: (batch, state).
             parameters: W, U, b; with a norm the gains s1 to s3; with LayerNorm also the offsets b1 to b3.
             mask: m, (length, batch), any numbers.
-            norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
 
         Returns:
             (h, c), both (length, batch, state).
@@ -133,8 +130,8 @@ class Cells(Protocol):
         ...
 
 
-class RNNSearch(Protocol):
-    """Nematus's attentional encoder-decoder: scores, losses and translations.
+class Model(Protocol):
+    """What RNNSearch and the Transformer have in common: scores, losses and translations.
 
     Masks, states and probabilities have the dtype of the parameters; NumPy computes in float64. The loss is computed in
     at least float32.
@@ -147,19 +144,14 @@ class RNNSearch(Protocol):
         config: of the model; ``config.dialect`` names the version whose rules it follows.
         parameters: arrays under the names of Nematus master, as ``rmsnorm.nematus.load`` returns them. The model has
             their dtype, and in PyTorch their device.
-
-    In the dialect ``zero`` it is the RNNSearch of that toolkit, with its names but for the scope. The loss
-    is the mean over the words of a sentence, minus the smallest loss that label smoothing leaves. Words of y that are 0
-    are padding, and places that are padding in all sentences are left out, also of the results.
-
-    Source: github.com/EdinburghNLP/nematus: rnn_model.py and beam_search_sampler.py of master, model.py and
-    inference.py of v0.3, nmt.py of Theano Nematus; github.com/bzhangGo/zero: rnnsearch.py, search.py.
     """
 
     def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None: ...
 
     def encode(self, x: Any, x_mask: Any) -> Array:
-        """What the decoder attends to: (source length, batch, 2 state_size).
+        """What the decoder attends to.
+
+        (source length, batch, 2 state_size) of RNNSearch, (batch, source length, state_size) of a Transformer.
 
         Args:
             x: ids, (factors, source length, batch).
@@ -171,22 +163,10 @@ class RNNSearch(Protocol):
         """
         ...
 
-    def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Array:
-        """Logits of every target word, given the words before it: (target length, batch, vocabulary).
-
-        Args:
-            x, x_mask: as for encode.
-            y: ids, (target length, batch).
-            stepwise: whether to use the rules of decoding where those of scoring differ (dialect
-                ``tensorflow-v0.3``).
-
-        Raises:
-            TypeError, ValueError: as encode.
-        """
-        ...
-
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Array:
         """Cross-entropy of each sentence, summed over its words: (batch,), with the label smoothing of the config.
+
+        A Transformer smooths in training only, and then the smallest loss that is possible is subtracted.
 
         Args:
             x, x_mask, y: as for logits.
@@ -226,33 +206,43 @@ class RNNSearch(Protocol):
         ...
 
 
-class Transformer(Protocol):
+class RNNSearch(Model, Protocol):
+    """Nematus's attentional encoder-decoder: scores, losses and translations.
+
+    In the dialect ``zero`` it is the RNNSearch of that toolkit, with its names but for the scope. The loss
+    is the mean over the words of a sentence, minus the smallest loss that label smoothing leaves. Words of y that are 0
+    are padding, and places that are padding in all sentences are left out, also of the results.
+
+    Source: github.com/EdinburghNLP/nematus: rnn_model.py and beam_search_sampler.py of master, model.py and
+    inference.py of v0.3, nmt.py of Theano Nematus; github.com/bzhangGo/zero: rnnsearch.py, search.py.
+    """
+
+    def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Array:
+        """Logits of every target word, given the words before it: (target length, batch, vocabulary).
+
+        Args:
+            x, x_mask: as for encode.
+            y: ids, (target length, batch).
+            stepwise: whether to use the rules of decoding where those of scoring differ (dialect
+                ``tensorflow-v0.3``).
+
+        Raises:
+            TypeError, ValueError: as encode.
+        """
+        ...
+
+
+class Transformer(Model, Protocol):
     """Nematus's Transformer: pre-norm, sinusoids for positions, one more norm at the end of each stack.
 
-    Constructor, training and ``translate`` are those of RNNSearch, with these differences: logits and the output of the
-    encoder are batch-major, as in Nematus; the source has one factor; labels are smoothed in training only, and then
-    the smallest possible loss is subtracted; NumPy has no dropout here, so ``loss`` takes ``training`` in place of
-    ``rng``.
+    Logits and the output of the encoder are batch-major, as in Nematus, and the source has one factor. NumPy has no
+    dropout here, so ``loss`` takes ``training`` in place of ``rng``.
 
     In the dialect ``zero`` it is the Transformer of that toolkit, or its ReLA Transformer: norms follow the sums. What
     is said of RNNSearch in that dialect holds, but labels are smoothed in training only.
 
     Source: Nematus master, transformer.py and transformer_inference.py; zero, transformer.py and transformer_rela.py.
     """
-
-    def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None: ...
-
-    def encode(self, x: Any, x_mask: Any) -> Array:
-        """What the decoder attends to: (batch, source length, state_size).
-
-        Args:
-            x: ids, (1, source length, batch).
-            x_mask: 1 on words and on the end of sentence, 0 after it, (source length, batch).
-
-        Raises:
-            TypeError, ValueError: as RNNSearch.encode.
-        """
-        ...
 
     def logits(self, x: Any, x_mask: Any, y: Any) -> Array:
         """Logits of every target word, given the words before it: (batch, target length, vocabulary).
@@ -262,32 +252,6 @@ class Transformer(Protocol):
             y: ids, (target length, batch).
 
         Raises:
-            TypeError, ValueError: as RNNSearch.encode.
+            TypeError, ValueError: as encode.
         """
-        ...
-
-    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Array:
-        """Cross-entropy of each sentence, summed over its words: (batch,).
-
-        In training with the label smoothing of the config, minus the smallest loss that is then possible.
-
-        Args:
-            x, x_mask, y: as for logits.
-            y_mask: as x_mask, (target length, batch).
-
-        Raises:
-            TypeError, ValueError: as RNNSearch.encode.
-        """
-        ...
-
-    def translate(
-        self,
-        x: Any,
-        x_mask: Any,
-        beam_size: int | None = None,
-        max_length: int | None = None,
-        *,
-        normalization_alpha: float | None = None,
-    ) -> Translations:
-        """As RNNSearch.translate."""
         ...

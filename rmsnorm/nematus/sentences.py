@@ -38,7 +38,7 @@ def source(op: str, x: Any, x_mask: Any, config: Config) -> tuple[Array, Array]:
     return (x[:, _kept(mask)], mask[_kept(mask)]) if rules(config).pads_with_zero else (x, mask)
 
 
-def target(op: str, y: Any, batch: int, config: Config, y_mask: Any = None) -> tuple[Array, Array]:
+def target(op: str, y: Any, y_mask: Any, batch: int, config: Config) -> tuple[Array, Array]:
     """Ids (length, batch), checked against the size of the vocabulary, and their mask; as source.
 
     Without a mask all are words; where 0 is padding, those that are not 0.

@@ -17,6 +17,7 @@ from flax import nnx
 from jax import numpy as jnp
 
 from rmsnorm.nematus import flax as nematus
+from rmsnorm.nematus.backends import model_class
 from rmsnorm.nematus.flax import operations
 from rmsnorm.variants import Variant
 
@@ -56,8 +57,7 @@ def formula(x: Any, gain: Any, offset: Any, eps: float, partial: float | None) -
 
 class Model(nematus_framework.Model):
     def __init__(self, config: Any, parameters: Any, *, training: bool = False, seed: int = 0) -> None:
-        kind: Any = nematus.Transformer if config.model_type == "transformer" else nematus.RNNSearch
-        self.own: Any = kind(config, parameters, rngs=nnx.Rngs(seed))
+        self.own: Any = model_class("flax", config)(config, parameters, rngs=nnx.Rngs(seed))
         (self.own.train if training else self.own.eval)()
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:

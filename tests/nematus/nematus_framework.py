@@ -19,9 +19,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nematus_models import WITH_DROPOUT, random_parameters
+from nematus_models import WITH_DROPOUT, check_directions, random_parameters
 
 from rmsnorm.nematus.models.parameters import Parameters
+
+# Two computations of one thing in another order: logits are below 10, with some hundred roundings in a row.
+EXACT = {"float64": 1e-12, "float32": 2e-5}
+# Relative to the norm of a gradient, which adds up numbers of both signs.
+GRADIENT = {"float64": 1e-10, "float32": 1e-4}
 
 
 class Model:
@@ -96,6 +101,46 @@ def exact_gradients(config: Any, parameters: Any, sentences: Any, *, training: b
 
     wide = {name: np.asarray(value, np.float64) for name, value in parameters.items()}
     return torch_nematus.Model(config, wide, training=training).gradients(*sentences)[1]
+
+
+def check_close(result: Any, wanted: Any) -> None:
+    bound = EXACT[result.dtype.name] * max(1.0, abs(wanted).max())
+    np.testing.assert_allclose(result, wanted, rtol=0, atol=bound)
+
+
+def check_everything(
+    framework: Any, golden: Any, model: Any, sentences: Any, dtype: str, *, training: bool = False,
+    stepwise: bool = False, floor: float = 0.0,
+) -> None:  # fmt: skip
+    """Compares states, logits and losses with the golden's, and gradients with differences of its losses.
+
+    Only those of PyTorch in float64; all others are compared with these.
+
+    Args:
+        training: whether the models are in training mode.
+        stepwise: whether there are logits by the rules of decoding.
+        floor: how far a gradient may be off, of the norm of the largest one, where rounding is all that it is.
+    """
+    x, x_mask, y, _ = sentences
+    pairs = [(one.encode(x, x_mask), one.logits(x, x_mask, y), one.loss(*sentences)) for one in (model, golden)]
+    if stepwise:
+        pairs.append(tuple(one.logits(x, x_mask, y, stepwise=True) for one in (model, golden)))
+    for result, wanted in (*zip(*pairs[:2], strict=True), *pairs[2:]):
+        assert result.dtype == dtype
+        check_close(result, wanted)
+    config, parameters = golden.own.config, golden.own.parameters
+    if framework.__name__ == "torch_nematus" and dtype == "float64":
+        check_directions(
+            lambda moved: type(golden)(config, moved, training=training).loss(*sentences).mean(),
+            parameters,
+            model.gradients(*sentences)[1],
+        )
+        return
+    gradients = exact_gradients(config, parameters, sentences, training=training)
+    errors = model.gradient_errors(sentences, gradients)[1]
+    largest = max(size for _, size in errors.values())
+    for name, (error, size) in errors.items():
+        assert error <= GRADIENT[dtype] * size + floor * largest, name
 
 
 def lose_words(framework: Any, config: Any, masks: dict[str, Any]) -> tuple[Any, Any, int]:

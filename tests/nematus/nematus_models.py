@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from rmsnorm import nematus
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.config import Config, read
 from rmsnorm.nematus.names import VERSIONS, variables
@@ -103,13 +106,27 @@ SMALL_ZERO_RNN: dict[str, Any] = {
     **{name: SMALL_ZERO[name] for name in ("dialect", "search", "norm", "eps", "masked_score", "translation_maxlen")},
 }
 ZERO_RNN: dict[str, dict[str, Any]] = {
-    "zero rnn": {"tie_decoder_embeddings": True, "label_smoothing": 0.1},
+    "zero rnn": {"tie_decoder_embeddings": True, "label_smoothing": 0.1, "beam_size": 7, "masked_score": -1e7},
     "zero rnn layer": {"norm": "layer"},
 }
 WITHOUT_DROPOUT = dict.fromkeys(
     [f"transformer_dropout_{part}" for part in ("embeddings", "residual", "relu", "attn")], 0.0
 )
 WITH_DROPOUT = {f"rnn_dropout_{part}": 0.3 for part in ("embedding", "hidden", "source", "target")}
+
+
+def same(arrays: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Checks that these are the same names, dtypes and bits."""
+    assert arrays.keys() == wanted.keys()
+    for name, array in arrays.items():
+        assert array.dtype == wanted[name].dtype
+        np.testing.assert_array_equal(array, wanted[name], err_msg=name)
+
+
+def refuses(message: str, path: Path, *, error: Any = ValueError, **options: Any) -> None:
+    """Checks that ``nematus.load`` refuses the model with such a message."""
+    with pytest.raises(error, match=message):
+        nematus.load(path, **options)
 
 
 def config_of(kind: str) -> Config:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import numpy_nematus
 import pytest
-from nematus_framework import exact_gradients, lose_words
+from nematus_framework import check_close, check_everything, lose_words
 from nematus_models import (
     FACTORS,
     KINDS,
@@ -18,7 +18,6 @@ from nematus_models import (
     WITHOUT_DROPOUT,
     batch,
     check_beams,
-    check_directions,
     check_gradients,
     config_of,
     random_parameters,
@@ -26,11 +25,6 @@ from nematus_models import (
 )
 
 from rmsnorm.nematus.names import source_tables, target_table, variables
-
-# Two computations of one thing in another order: logits are below 10, with some hundred roundings in a row.
-EXACT = {"float64": 1e-12, "float32": 2e-5}
-# Relative to the norm of a gradient, which adds up numbers of both signs.
-GRADIENT = {"float64": 1e-10, "float32": 1e-4}
 
 # Their searches are those of other kinds: only what is before the first step differs, or a layer that every step has.
 SAME_SEARCH = {
@@ -48,11 +42,6 @@ def pair(framework: Any, kind: str, dtype: str = "float64", **changes: Any) -> t
     config = config.replace(**(WITHOUT_DROPOUT if is_transformer else {}), **changes)
     parameters = random_parameters(config, dtype)
     return tuple(where.Model(config, parameters, training=is_transformer) for where in (numpy_nematus, framework))
-
-
-def check_close(result: Any, wanted: Any) -> None:
-    bound = EXACT[result.dtype.name] * max(1.0, abs(wanted).max())
-    np.testing.assert_allclose(result, wanted, rtol=0, atol=bound)
 
 
 # Others are compared with NumPy's models below. What B does in compiled Keras and Flax is tests/cli/test_cli_port.py.
@@ -93,35 +82,12 @@ def test_what_theano_nematus_computed(framework: Any) -> None:
             np.testing.assert_allclose(loss, run.arrays["theano_loss"], rtol=1e-12)
 
 
-def check_everything(framework: Any, kind: str, dtype: str, **changes: Any) -> tuple[Any, Any]:
-    """Compares states, logits and losses with the golden's, and gradients with differences of its losses.
-
-    Only those of PyTorch in float64; all others are compared with these. Returns both models.
-    """
+def check_kind(framework: Any, kind: str, dtype: str, **changes: Any) -> tuple[Any, Any]:
+    """The golden and the model of a framework, after check_everything."""
     golden, model = pair(framework, kind, dtype, **changes)
-    sentences = batch(config_of(kind))
-    x, x_mask, y, _ = sentences
-    config, parameters, training = golden.own.config, golden.own.parameters, kind in TRANSFORMERS
-
-    def check(result: Any, wanted: Any) -> None:
-        assert result.dtype == dtype
-        check_close(result, wanted)
-
-    check(model.encode(x, x_mask), golden.encode(x, x_mask))
-    check(model.logits(x, x_mask, y), golden.logits(x, x_mask, y))
-    if kind in KINDS:
-        check(model.logits(x, x_mask, y, stepwise=True), golden.logits(x, x_mask, y, stepwise=True))
-    check(model.loss(*sentences), golden.loss(*sentences))
-    if framework.__name__ == "torch_nematus" and dtype == "float64":
-        check_directions(
-            lambda moved: numpy_nematus.Model(config, moved, training=training).loss(*sentences).mean(),
-            parameters,
-            model.gradients(*sentences)[1],
-        )
-        return golden, model
-    wanted = exact_gradients(config, parameters, sentences, training=training)
-    for name, (error, size) in model.gradient_errors(sentences, wanted)[1].items():
-        assert error <= GRADIENT[dtype] * size, name
+    check_everything(
+        framework, golden, model, batch(config_of(kind)), dtype, training=kind in TRANSFORMERS, stepwise=kind in KINDS
+    )
     return golden, model
 
 
@@ -145,7 +111,7 @@ def test_a_transformer_without_norms(framework: Any) -> None:
 )
 @pytest.mark.parametrize("kind", [*KINDS, *TRANSFORMERS])
 def test_everything_is_the_goldens(framework: Any, kind: str, dtype: str) -> None:
-    golden, model = check_everything(framework, kind, dtype)
+    golden, model = check_kind(framework, kind, dtype)
     if dtype == "float32" or kind in SAME_SEARCH:
         return
     x, x_mask, _, _ = batch(config_of(kind))
@@ -167,7 +133,7 @@ def test_everything_is_the_goldens(framework: Any, kind: str, dtype: str) -> Non
 )
 @pytest.mark.sample(1)
 def test_in_graphs_everything_is_the_goldens(framework: Any, kind: str, changes: dict[str, Any]) -> None:
-    check_everything(framework, kind, "float32", **changes)
+    check_kind(framework, kind, "float32", **changes)
 
 
 @pytest.mark.usefixtures("quick")
@@ -351,27 +317,21 @@ def test_errors(framework: Any, kind: str) -> None:
     model, array = framework.Model(config, random_parameters(config)).own, framework.array
     sentences = batch(config)
     x, x_mask, y, y_mask = map(array, sentences)
-    with pytest.raises(ValueError, match=r"encode: x is \(4, 3\), expected the shape \((1|2), length, batch\)"):
-        model.encode(x[0], x_mask)
+    above = array(np.where(sentences[0] == sentences[0].max(), 9, sentences[0]))
+    for message, arguments in {
+        r"encode: x is \(4, 3\), expected the shape \((1|2), length, batch\)": (x[0], x_mask),
+        r"encode: x_mask is 0, expected at least one word in every sentence": (x, x_mask * 0),
+        r"logits: y is \(4, 2\), expected the shape \(length, 3\)": (x, x_mask, y[:, :2]),
+        r"logits: y is \(0, 3\), expected the shape \(length, 3\)": (x, x_mask, y[:0]),
+        r"loss: an id of x is 9, expected 0 to (7|8), the vocabulary": (above, x_mask, y, y_mask),
+        r"loss: an id of y is -1, expected 0 to 7, the vocabulary": (x, x_mask, y - 1, y_mask),
+        r"loss: y_mask has shape \(2, 3\), expected \(4, 3\) to match y": (x, x_mask, y, y_mask[:2]),
+        r"translate: x_mask has shape \(3, 3\), expected \(4, 3\)": (x, x_mask[1:]),
+        r"translate: beam_size is 0, expected an integer >= 1": (x, x_mask, 0),
+        r"translate: beam_size is 9, expected at most 8, the target vocabulary": (x, x_mask, 9),
+        r"translate: max_length is -1, expected an integer >= 1": (x, x_mask, 2, -1),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            getattr(model, message.partition(":")[0])(*arguments)
     with pytest.raises(TypeError, match=r"logits: x is dtype\('float64'\).*expected an array of integers"):
         model.logits(array(sentences[0] * 1.0), x_mask, y)
-    with pytest.raises(ValueError, match=r"loss: an id of x is 9, expected 0 to (7|8), the vocabulary"):
-        model.loss(array(np.where(sentences[0] == sentences[0].max(), 9, sentences[0])), x_mask, y, y_mask)
-    with pytest.raises(ValueError, match=r"loss: an id of y is -1, expected 0 to 7, the vocabulary"):
-        model.loss(x, x_mask, y - 1, y_mask)
-    with pytest.raises(ValueError, match=r"translate: x_mask has shape \(3, 3\), expected \(4, 3\)"):
-        model.translate(x, x_mask[1:])
-    with pytest.raises(ValueError, match=r"encode: x_mask is 0, expected at least one word in every sentence"):
-        model.encode(x, x_mask * 0)
-    with pytest.raises(ValueError, match=r"loss: y_mask has shape \(2, 3\), expected \(4, 3\) to match y"):
-        model.loss(x, x_mask, y, y_mask[:2])
-    with pytest.raises(ValueError, match=r"logits: y is \(4, 2\), expected the shape \(length, 3\)"):
-        model.logits(x, x_mask, y[:, :2])
-    with pytest.raises(ValueError, match=r"logits: y is \(0, 3\), expected the shape \(length, 3\)"):
-        model.logits(x, x_mask, y[:0])
-    with pytest.raises(ValueError, match=r"translate: beam_size is 0, expected an integer >= 1"):
-        model.translate(x, x_mask, 0)
-    with pytest.raises(ValueError, match=r"translate: max_length is -1, expected an integer >= 1"):
-        model.translate(x, x_mask, 2, -1)
-    with pytest.raises(ValueError, match=r"translate: beam_size is 9, expected at most 8, the target vocabulary"):
-        model.translate(x, x_mask, 9)

@@ -13,7 +13,7 @@ from nematus_models import WITH_DROPOUT, WITHOUT_DROPOUT, batch, config_of, rand
 jax = pytest.importorskip("jax")
 pytest.importorskip("flax")
 from flax import nnx  # noqa: E402
-from flax_nematus import by_name, mean_loss, quick, wide  # noqa: E402
+from flax_nematus import Model, by_name, mean_loss, quick, wide  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 from nematus_framework import exact_gradients  # noqa: E402
 
@@ -24,11 +24,7 @@ from rmsnorm.nematus.models import rnnsearch, transformer  # noqa: E402
 def model_of(kind, *, dtype="float32", seed=0, **changes):
     """A model; a Transformer in training mode, without dropout."""
     config = config_of(kind).replace(**{**WITHOUT_DROPOUT, **changes})
-    is_transformer = config.model_type == "transformer"
-    parameters = random_parameters(config, dtype, seed)
-    model = (nematus.Transformer if is_transformer else nematus.RNNSearch)(config, parameters, rngs=nnx.Rngs(0))
-    (model.train if is_transformer else model.eval)()
-    return model
+    return Model(config, random_parameters(config, dtype, seed), training=config.model_type == "transformer").own
 
 
 def test_a_program_is_as_long_for_long_sentences_and_of_full_precision():

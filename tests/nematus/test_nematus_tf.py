@@ -14,6 +14,7 @@ from tf_nematus import Model, quick  # noqa: E402
 
 from rmsnorm.nematus import numpy as golden  # noqa: E402
 from rmsnorm.nematus import tf as nematus  # noqa: E402
+from rmsnorm.nematus.backends import model_class  # noqa: E402
 from rmsnorm.nematus.models import recurrent  # noqa: E402
 from rmsnorm.nematus.names import variables  # noqa: E402
 
@@ -33,8 +34,8 @@ def model_of(kind, **changes):
 
 
 def golden_of(model):
-    kind = golden.Transformer if model.config.model_type == "transformer" else golden.RNNSearch
-    return kind(model.config, {name: weight.numpy() for name, weight in model.by_name().items()})
+    parameters = {name: weight.numpy() for name, weight in model.by_name().items()}
+    return model_class("numpy", model.config)(model.config, parameters)
 
 
 @pytest.mark.parametrize("kind", ["plain", "transformer rms", "zero rela tied all"])

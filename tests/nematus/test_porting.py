@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nematus_models import KINDS, TRANSFORMERS, batch, config_of, random_parameters, reference
+from nematus_models import KINDS, TRANSFORMERS, batch, config_of, random_parameters, reference, refuses, same
 
 from rmsnorm import nematus
 from rmsnorm.nematus.centring import to_rms_norm
 from rmsnorm.nematus.config import LEGACY, Config, read, write
 from rmsnorm.nematus.names import VERSIONS, check, is_of_training, unused, variables
 from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
-from rmsnorm.nematus.vocabulary import vocabularies
 
 OTHER_NUMBERS = "Theano Nematus will compute other numbers"
 
@@ -93,8 +92,6 @@ def test_warnings_where_theano_nematus_differs(tmp_path: Path) -> None:
         save(tmp_path, "deep")
     with pytest.warns(UserWarning, match=rf"{OTHER_NUMBERS}: its output activation is tanh"):
         save(tmp_path, "relu")
-    with pytest.raises(ValueError, match=r"no variable like decoder/lexical/W; save a TensorFlow checkpoint"):
-        save(tmp_path, "lexical")
 
 
 def test_what_the_names_do_not_tell_is_asked(tmp_path: Path) -> None:
@@ -103,16 +100,12 @@ def test_what_the_names_do_not_tell_is_asked(tmp_path: Path) -> None:
         config, _ = save(tmp_path, kind)
         assert nematus.load(tmp_path).config.norm == config.norm, "this package writes it down"
         reoption(tmp_path, layer_normalization_type=None, norm=None, dialect=None)
-        with pytest.raises(
-            ValueError, match=r"norm is None, expected 'layer' or 'rms', as the .* pass norm=, .*-source"
-        ):
-            nematus.load(tmp_path)
+        refuses(r"norm is None, expected 'layer' or 'rms', as the .* pass norm=, .*-source", tmp_path)
         for norm in ("layer", "rms", "prms"):
             said = nematus.load(tmp_path, norm=norm).config  # type: ignore[arg-type]
             assert (said.norm, said.norm_offset, said.dialect) == (norm, True, "theano")
     save(tmp_path, "rms")
-    with pytest.raises(ValueError, match=r"norm is 'layer', expected rms or prms, as its variables say"):
-        nematus.load(tmp_path, norm="layer")
+    refuses(r"norm is 'layer', expected rms or prms, as its variables say", tmp_path, norm="layer")
 
 
 @pytest.mark.parametrize("kind", ["rms", "transformer rms", "deep theano", "deep v0.3", "zero rms", "zero rnn"])
@@ -203,8 +196,7 @@ def test_options_of_every_version() -> None:
 def test_options_that_cannot_be(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     save(tmp_path)
     reoption(tmp_path, dialect=None, **changes)
-    with pytest.raises(ValueError, match=message):
-        nematus.load(tmp_path)
+    refuses(message, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -228,20 +220,15 @@ def test_options_that_cannot_be(changes: dict[str, Any], message: str, tmp_path:
 def test_archives_that_do_not_fit(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     save(tmp_path)
     rewrite(tmp_path, **changes)
-    with pytest.raises((TypeError, ValueError), match=message):
-        nematus.load(tmp_path)
+    refuses(message, tmp_path, error=(TypeError, ValueError))
 
 
 def test_the_config_of_another_model(tmp_path: Path) -> None:
     save(tmp_path)
     reoption(tmp_path, enc_depth=2)
-    with pytest.raises(
-        ValueError, match=r"lacks encoder_2_U and \d+ more, expected by the config as encoder/backward-s"
-    ):
-        nematus.load(tmp_path)
+    refuses(r"lacks encoder_2_U and \d+ more, expected by the config as encoder/backward-s", tmp_path)
     reoption(tmp_path, enc_depth=1, dim=6)
-    with pytest.raises(ValueError, match=r"has shape .*, expected .* by the config; is it the config of another model"):
-        nematus.load(tmp_path)
+    refuses(r"has shape .*, expected .* by the config; is it the config of another model", tmp_path)
     with pytest.raises(ValueError, match=r"save_theano: the model lacks decoder/base/gru2/gates_bias"):
         nematus.save_theano(
             tmp_path / "m",
@@ -275,60 +262,46 @@ def test_averages_of_exponential_smoothing(tmp_path: Path) -> None:
     reoption(tmp_path, exponential_smoothing=1e-4)
     smooth = nematus.load(tmp_path)
     assert smooth.smoothed
-    for name, array in smooth.parameters.items():
-        np.testing.assert_array_equal(array, 2 * parameters[name])
+    same(smooth.parameters, {name: 2 * array for name, array in parameters.items()})
     nematus.save_theano(tmp_path / "again.npz", smooth.config, smooth.parameters)
     again = nematus.load(tmp_path / "again.npz")
     assert not again.smoothed
     assert again.config == smooth.config.replace(exponential_smoothing=0.0)
     rewrite(tmp_path, ff_state_b_smooth=None)
-    with pytest.raises(
-        ValueError, match=r"smoothed, lacks ff_state_b_smooth, expected by the config as decoder/initial"
-    ):
-        nematus.load(tmp_path / "model.npz")
+    refuses(r"smoothed, lacks ff_state_b_smooth, expected by the config as decoder/initial", tmp_path / "model.npz")
 
 
-def test_damaged_files(tmp_path: Path) -> None:
+def test_damaged_options(tmp_path: Path) -> None:
     save(tmp_path)
-    path = tmp_path / "model.npz"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"model.npz is damaged \(.*\), expected an npz archive"):
-        nematus.load(tmp_path)
-    middle = len(whole) // 2
-    path.write_bytes(whole[:middle] + bytes(64) + whole[middle + 64 :])
-    with pytest.raises(ValueError, match=r"model.npz is damaged \(.*\), expected an npz archive"):
-        nematus.load(tmp_path)
-    path.write_bytes(whole)
     options = tmp_path / "model.npz.json"
     options.write_text(options.read_text()[:-10])
-    with pytest.raises(ValueError, match=r"model.npz.json is not JSON \(.*\), expected the options of a Nematus model"):
-        nematus.load(tmp_path)
+    refuses(r"model.npz.json is not JSON \(.*\), expected the options of a Nematus model", tmp_path)
     options.write_text("[1]")
-    with pytest.raises(ValueError, match=r"model.npz.json is not an object"):
-        nematus.load(tmp_path)
+    refuses(r"model.npz.json is not an object", tmp_path)
 
 
 def test_where_models_are_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no model, expected a checkpoint \(\*.index\), an archive"):
-        nematus.load(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"nothing.npz is neither a directory, nor a file, nor the prefix"):
-        nematus.load(tmp_path / "nothing.npz")
+    refuses(r"holds no model, expected a checkpoint \(\*.index\), an archive", tmp_path, error=FileNotFoundError)
+    refuses(
+        r"nothing.npz is neither a directory, nor a file, nor the prefix",
+        tmp_path / "nothing.npz",
+        error=FileNotFoundError,
+    )
     config, _ = save(tmp_path)
     assert nematus.load(tmp_path).config == nematus.load(tmp_path / "model.npz").config == config
     options = (tmp_path / "model.npz.json").rename(tmp_path / "config.json")
     assert nematus.load(tmp_path / "model.npz").config == config
     elsewhere = options.rename(tmp_path / "options.json")
-    with pytest.raises(
-        FileNotFoundError, match=r"the options of .*model.npz are missing, expected in .*model.npz.json"
-    ):
-        nematus.load(tmp_path / "model.npz")
+    refuses(
+        r"the options of .*model.npz are missing, expected in .*model.npz.json",
+        tmp_path / "model.npz",
+        error=FileNotFoundError,
+    )
     assert nematus.load(tmp_path / "model.npz", config=elsewhere).config == config
     assert nematus.load(tmp_path / "model.npz", config=write(config, theano=True)).config == config
     for name in ("one.npz", "two.npz"):
         nematus.save_theano(tmp_path / name, config, random_parameters(config))
-    with pytest.raises(ValueError, match=r"holds 2 models, expected one; name one of one.npz, two.npz"):
-        nematus.load(tmp_path)
+    refuses(r"holds 2 models, expected one; name one of one.npz, two.npz", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -340,30 +313,14 @@ def test_checkpoints_from_the_midst_of_training(name: str, tmp_path: Path) -> No
     path = (tmp_path / "model.npz").rename(tmp_path / name)
     assert nematus.load(path).config == config
     (tmp_path / "model.npz.json").rename(tmp_path / "model-2.npz.json")
-    with pytest.raises(FileNotFoundError, match=r"the options of .* are missing"):
-        nematus.load(path)
+    refuses(r"the options of .* are missing", path, error=FileNotFoundError)
     (tmp_path / "model-2.npz.json").rename(tmp_path / "config.json")
     assert nematus.load(path).config == config
     np.savez(tmp_path / "io.npz", logits=np.zeros(3))
     if path.suffix == ".npz":
         assert nematus.load(tmp_path).path == path
     else:
-        with pytest.raises(FileNotFoundError, match=r"holds no model"):
-            nematus.load(tmp_path)
-
-
-def test_the_id_of_unknown_words_in_scores(tmp_path: Path) -> None:
-    """Master trains and scores by the dictionary, and translates with 2 whatever that is; others know only 1."""
-    for first, ids in (({"eos": 0, "UNK": 1, "w2": 2}, 1), ({"<EOS>": 0, "<GO>": 1, "<UNK>": 2}, 2)):
-        for name, size in (("0", 9), ("1", 8)):
-            words = {**first, **{f"w{index}": index for index in range(3, size)}}
-            (tmp_path / f"{name}.json").write_text(json.dumps(words))
-        for dialect, translating, scoring in (("tensorflow", 2, ids), ("tensorflow-v0.3", 1, 1), ("theano", 1, 1)):
-            save(tmp_path, dialect=dialect, options={"dictionaries": ["0.json", "1.json"]})
-            model = nematus.load(tmp_path)
-            for wanted, asked in ((translating, False), (scoring, True)):
-                sources, target = vocabularies(model, scoring=asked)
-                assert [vocabulary.unknown for vocabulary in (*sources, target)] == [wanted, wanted]
+        refuses(r"holds no model", tmp_path, error=FileNotFoundError)
 
 
 def test_gains_that_a_conversion_dropped(tmp_path: Path) -> None:
@@ -372,8 +329,7 @@ def test_gains_that_a_conversion_dropped(tmp_path: Path) -> None:
     with np.load(tmp_path / "model.npz") as archive:
         kept = {name: array for name, array in archive.items() if not name.endswith(("_lns", "_ln_s"))}
     np.savez(tmp_path / "model.npz", **kept)
-    with pytest.raises(ValueError, match=r"no gains, expected those of the norms, because its option layer_normalisat"):
-        nematus.load(tmp_path)
+    refuses(r"no gains, expected those of the norms, because its option layer_normalisat", tmp_path)
     assert nematus.load(tmp_path, norm="none").config.norm == "none"
 
 
@@ -403,17 +359,6 @@ def test_tensorflow_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(OSError, match="No space left on device"):
         nematus.save_tensorflow(tmp_path / "model.npz", config, random_parameters(config, "float32"))
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_checkpoint_without_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of("rms")
-    (tmp_path / "model.npz.index").touch()
-    (tmp_path / "model.npz.json").write_text(json.dumps(write(config)))
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ModuleNotFoundError, match=r"TensorFlow is not installed.*pip install '\.\[tf\]'"):
-        nematus.load(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match=r"TensorFlow is not installed"):
-        nematus.save_tensorflow(tmp_path / "out", config, random_parameters(config))
 
 
 def test_the_archive_is_a_plain_one(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nematus_models import config_of, random_parameters, reference
+from nematus_models import config_of, random_parameters, reference, refuses, same
 
 from rmsnorm import nematus
 from rmsnorm.nematus.config import read, write
@@ -48,8 +48,7 @@ def test_what_a_training_run_leaves(name: str, tmp_path: Path) -> None:
     assert set(loaded.left_out) == set(extra)
     assert set(loaded.unused) == set(dead)
     assert sorted(own.values()) == sorted(run.tensors)
-    for key, value in parameters.items():
-        np.testing.assert_array_equal(loaded.parameters[key], value)
+    same(loaded.parameters, parameters)
 
 
 @pytest.mark.slow
@@ -75,29 +74,10 @@ def test_tensorflow_1_restores_what_is_written(tmp_path: Path) -> None:
                 assert latest == str(prefix)
                 tf.compat.v1.train.Saver().restore(session, latest)
                 values = session.run(restored)
-        for name, value in values.items():
-            np.testing.assert_array_equal(value, parameters[name])
+        same(values, parameters)
         options = json.loads(Path(f"{prefix}.json").read_text())
         assert ("rnn_enc_depth" in options) == (column == "name" or kind == "deep v0.4")
         assert ("embedding_size" in options) == (column != "v01")
-
-
-def test_damaged_checkpoints(tmp_path: Path) -> None:
-    config = config_of("rms")
-    nematus.save_tensorflow(tmp_path / "model.npz", config, random_parameters(config, "float32"))
-    data = tmp_path / "model.npz.data-00000-of-00001"
-    whole = data.read_bytes()
-    data.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"model.npz is damaged \(.*\), expected a whole checkpoint"):
-        nematus.load(tmp_path)
-    data.write_bytes(bytes(100) + whole[100:])
-    with pytest.raises(ValueError, match=r"model.npz is damaged \(.*\), expected a whole checkpoint"):
-        nematus.load(tmp_path)
-    data.write_bytes(whole)
-    index = tmp_path / "model.npz.index"
-    index.write_bytes(index.read_bytes()[:50])
-    with pytest.raises(ValueError, match=r"model.npz is damaged \(.*\), expected a whole checkpoint"):
-        nematus.load(tmp_path)
 
 
 def test_numbered_checkpoints(tmp_path: Path) -> None:
@@ -114,8 +94,7 @@ def test_numbered_checkpoints(tmp_path: Path) -> None:
         np.testing.assert_array_equal(nematus.load(tmp_path / file).parameters[name], wanted)
     (tmp_path / "checkpoint").unlink()
     names = r"model.npz-1000.index, model.npz-2000.index"
-    with pytest.raises(ValueError, match=rf"holds 2 models, expected one; name one of {names}"):
-        nematus.load(tmp_path)
+    refuses(rf"holds 2 models, expected one; name one of {names}", tmp_path)
 
 
 def test_an_archive_with_the_name_of_a_tensorflow_checkpoint(tmp_path: Path) -> None:
@@ -123,10 +102,8 @@ def test_an_archive_with_the_name_of_a_tensorflow_checkpoint(tmp_path: Path) -> 
     for save, seed in ((nematus.save_tensorflow, 1), (nematus.save_theano, 2)):
         save(tmp_path / "model.npz", config, random_parameters(config, seed=seed))
     (tmp_path / "checkpoint").unlink()
-    with pytest.raises(ValueError, match=r"holds 2 models, expected one; name one of model.npz.index, model.npz$"):
-        nematus.load(tmp_path)
-    with pytest.raises(ValueError, match=r"model.npz is a file and the prefix of .*; name model.npz.index, or move"):
-        nematus.load(tmp_path / "model.npz")
+    refuses(r"holds 2 models, expected one; name one of model.npz.index, model.npz$", tmp_path)
+    refuses(r"model.npz is a file and the prefix of .*; name model.npz.index, or move", tmp_path / "model.npz")
     name = "decoder/initial_state_constructor/b"
     wanted = random_parameters(config, seed=1)[name]
     np.testing.assert_array_equal(nematus.load(tmp_path / "model.npz.index").parameters[name], wanted)
@@ -146,8 +123,7 @@ def test_a_transformer_whose_other_option_tied_the_projection(tmp_path: Path) ->
     assert not nematus.load(tmp_path).config.tie_decoder_embeddings
     lacking = {key: value for key, value in random_parameters(untied, "float32").items() if "softmax" not in key}
     checkpoint(tmp_path / "model.npz", lacking, write(untied))
-    with pytest.raises(ValueError, match=r"lacks transformer_model/softmax_projection_layer/embedding_table, expected"):
-        nematus.load(tmp_path)
+    refuses(r"lacks transformer_model/softmax_projection_layer/embedding_table, expected", tmp_path)
     assert read(write(untied), norm="rms") == untied
 
 

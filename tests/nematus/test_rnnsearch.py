@@ -9,6 +9,7 @@ import pytest
 from nematus_models import KINDS, batch, config_of, random_parameters
 
 from rmsnorm.nematus import beam
+from rmsnorm.nematus.backends import model_class
 from rmsnorm.nematus.numpy.output import log_softmax
 from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
 from rmsnorm.nematus.numpy.transformer import Transformer
@@ -17,9 +18,9 @@ U = 2.0**-53
 EXACT = 1e-12  # two float64 computations of one thing in another order; logits are below 10
 
 
-def model_of(kind: str, **changes: Any) -> RNNSearch:
+def model_of(kind: str, **changes: Any) -> Any:
     config = config_of(kind).replace(**changes)
-    return RNNSearch(config, random_parameters(config))
+    return model_class("numpy", config)(config, random_parameters(config))
 
 
 def of_words(model: Any, x: Any, x_mask: Any, y: Any) -> Any:
@@ -31,13 +32,9 @@ def of_words(model: Any, x: Any, x_mask: Any, y: Any) -> Any:
     return np.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "transformer"])
+@pytest.mark.parametrize("kind", [*KINDS, "transformer rms"])
 def test_padding_and_neighbours_change_nothing(kind: str) -> None:
-    if kind == "transformer":
-        config = config_of("transformer rms")
-        model: Any = Transformer(config, random_parameters(config))
-    else:
-        model = model_of(kind)
+    model = model_of(kind)
     x, x_mask, y, y_mask = batch(model.config)
     losses = model.loss(x, x_mask, y, y_mask)
     for i, loss in enumerate(losses):
@@ -48,15 +45,11 @@ def test_padding_and_neighbours_change_nothing(kind: str) -> None:
         np.testing.assert_allclose(alone, [loss], rtol=EXACT)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "transformer"])
+@pytest.mark.parametrize("kind", [*KINDS, "transformer layer"])
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_scores_of_translations_are_those_of_their_words(kind: str, beam_size: int) -> None:
     """The score that a beam search keeps for a hypothesis is that of its words, scored from the start."""
-    if kind == "transformer":
-        config = config_of("transformer layer")
-        model: Any = Transformer(config, random_parameters(config))
-    else:
-        model = model_of(kind)
+    model = model_of(kind)
     x, x_mask, _, _ = batch(model.config)
     translations = model.translate(x, x_mask, beam_size, 6, normalization_alpha=0.5)
     assert (np.diff(translations.scores, axis=1) <= 0).all()
@@ -168,8 +161,7 @@ def test_smoothed_labels() -> None:
     wanted = -((0.9 * right + 0.1 * log_p.mean(axis=-1)) * y_mask).sum(axis=0)
     np.testing.assert_allclose(model.loss(x, x_mask, y, y_mask), wanted, rtol=EXACT)
 
-    config = config_of("transformer smoothed labels")
-    transformer = Transformer(config, random_parameters(config))
+    transformer = model_of("transformer smoothed labels")
     log_p = log_softmax(transformer.logits(x, x_mask, y)).swapaxes(0, 1)
     right = np.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(transformer.loss(x, x_mask, y, y_mask), -(right * y_mask).sum(axis=0), rtol=EXACT)

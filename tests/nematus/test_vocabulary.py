@@ -48,10 +48,19 @@ def test_from_words_to_words(tmp_path: Path) -> None:
 
 
 def test_the_id_of_unknown_words(tmp_path: Path) -> None:
-    for dialect, unknown in (("tensorflow", 2), ("tensorflow-v0.3", 1), ("theano", 1)):
-        sources, target = vocabularies(saved(tmp_path, "rms", dialect=dialect))
-        assert (sources[0].unknown, target.unknown) == (unknown, unknown)
-        assert batch(["what"], sources)[0][0, 0, 0] == unknown
+    """Master trains and scores by the dictionary, and translates with 2 whatever that is; others know only 1."""
+    for first, ids in (({"eos": 0, "UNK": 1, "w2": 2}, 1), ({"<EOS>": 0, "<GO>": 1, "<UNK>": 2}, 2)):
+        for name, size in (("0", 9), ("1", 8)):
+            words = {**first, **{f"w{index}": index for index in range(3, size)}}
+            (tmp_path / f"{name}.json").write_text(json.dumps(words))
+        for dialect, translating, scoring in (("tensorflow", 2, ids), ("tensorflow-v0.3", 1, 1), ("theano", 1, 1)):
+            config = config_of("rms").replace(dialect=dialect, options={"dictionaries": ["0.json", "1.json"]})
+            nematus.save_theano(tmp_path / "model.npz", config, random_parameters(config))
+            model = nematus.load(tmp_path)
+            for wanted, asked in ((translating, False), (scoring, True)):
+                sources, target = vocabularies(model, scoring=asked)
+                assert [vocabulary.unknown for vocabulary in (*sources, target)] == [wanted, wanted]
+                assert batch(["what"], sources)[0][0, 0, 0] == wanted
 
 
 def test_errors(tmp_path: Path) -> None:

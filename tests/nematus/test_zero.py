@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import numpy_nematus
 import pytest
-from nematus_framework import exact_gradients
+from nematus_framework import check_everything
 from nematus_models import (
     WITHOUT_DROPOUT,
     ZERO,
     ZERO_RNN,
     Reference,
     batch,
-    check_directions,
     check_gradients,
     config_of,
     random_parameters,
@@ -24,9 +23,8 @@ from nematus_models import (
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.config import read, write
+from rmsnorm.nematus.dialects import NOTHING
 from rmsnorm.nematus.numpy import RNNSearch, Transformer
-from rmsnorm.nematus.numpy import rnnsearch as recurrent
-from rmsnorm.nematus.numpy import transformer as golden
 from rmsnorm.nematus.numpy.output import log_softmax
 from rmsnorm.nematus.numpy.parameters import Parameters, normalise
 
@@ -100,34 +98,21 @@ def check_zero_beams(run: Reference, model: Any) -> int:
     return len(names)
 
 
-@pytest.mark.parametrize("name", ["Z1", "Z2"])
+@pytest.mark.parametrize("name", RUNS)
 def test_single_steps_of_zero(name: str) -> None:
-    """The same words, one at a time."""
+    """The same words, one at a time; an RNN without the mask that keeps the states after the end."""
     run = reference(name)
     config, parameters, _ = run.model(RUNS[name])
-    x, x_mask, y, _ = sentences_of(run)
-    p = Transformer(config, parameters)._parameters()
-    memory, bias, states = golden.begin(p, config, x, x_mask, 1)
-    before = np.concatenate((golden.before_first(config, y.T), y.T), axis=1)
-    for time in range(len(y)):
-        log_p, states = golden.decode_step(p, config, before[:, time : time + 1], memory, bias, states)
-        assert abs(log_p - log_softmax(run.arrays["step_logits"][:, time].astype(float))).max() <= 2e-5
-
-
-def test_single_steps_of_the_rnn_of_zero() -> None:
-    """The same words, one at a time, but without the mask that keeps the states after the end."""
-    run = reference("Z3")
-    config, parameters, _ = run.model("rms")
     x, x_mask, y, y_mask = sentences_of(run)
-    model = RNNSearch(config, parameters)
+    model = numpy_nematus.Model(config, parameters).own
     p = model._parameters()
-    memory, states = recurrent.begin(p, config, x, x_mask, 1)
-    words = np.zeros((y.shape[1], config.embedding_size))
+    memory, states = model._begin(p, config, x, x_mask, 1)
     for time in range(len(y)):
-        log_p, states = recurrent.decode_step(p, config, memory, states, words)
+        words = y[time - 1] if time else np.full(y.shape[1], NOTHING)
+        log_p, states = model._decode_step(p, config, memory, states, words)
         errors = log_p - log_softmax(run.arrays["step_logits"][:, time].astype(float))
-        assert abs(errors[y_mask[time] > 0]).max() <= 2e-5
-        words = model.parameters["tgt_embedding"][y[time]] + model.parameters["bias"]
+        compared = y_mask[time] > 0 if config.model_type == "rnn" else ...
+        assert abs(errors[compared]).max() <= 2e-5
 
 
 def test_the_norms_alone() -> None:
@@ -172,28 +157,12 @@ def test_the_gradients_of_the_norms_alone() -> None:
 def test_every_framework_computes_what_the_golden_computes(framework: Any, kind: str) -> None:
     """Scores, losses, gradients and translations in float64, of sentences with a place that is empty in all."""
     config = config_of(kind).replace(**WITHOUT_DROPOUT)
-    parameters = random_parameters(config)
+    parameters, sentences = random_parameters(config), padded(batch(config))
     wanted, model = (module.Model(config, parameters, training=True) for module in (numpy_nematus, framework))
-    x, x_mask, y, y_mask = padded(batch(config))
-    for name in ("encode", "logits"):
-        arguments = (x, x_mask) if name == "encode" else (x, x_mask, y)
-        expected = wanted.call(name, *arguments)
-        assert expected.shape[config.model_type == "transformer"] == 4
-        np.testing.assert_allclose(model.call(name, *arguments), expected, rtol=0, atol=1e-12 * abs(expected).max())
-    sentences = (x, x_mask, y, y_mask)
+    check_everything(framework, wanted, model, sentences, "float64", training=True, floor=1e-14)
+    x, x_mask, y, _ = sentences
     np.testing.assert_allclose(model.loss(*sentences), wanted.loss(*sentences), rtol=1e-12)
-    if framework.__name__ == "torch_nematus":  # all others are compared with it
-        check_directions(
-            lambda moved: numpy_nematus.Model(config, moved, training=True).loss(*sentences).mean(),
-            parameters,
-            model.gradients(*sentences)[1],
-        )
-    else:
-        gradients = exact_gradients(config, parameters, sentences, training=True)
-        errors = model.gradient_errors(sentences, gradients)[1]
-        largest = max(size for _, size in errors.values())
-        for name, (error, size) in errors.items():
-            assert error <= 1e-10 * size + 1e-14 * largest, name
+    assert model.logits(x, x_mask, y).shape[config.model_type == "transformer"] == len(y) - 1
     both = [one.translate(x, x_mask, 2, 1) for one in (wanted, model)]
     np.testing.assert_array_equal(both[0].sequences, both[1].sequences)
     np.testing.assert_allclose(both[0].scores, both[1].scores, rtol=1e-6)

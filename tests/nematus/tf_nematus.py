@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from rmsnorm.nematus import tf as nematus
+from rmsnorm.nematus.backends import model_class
 
 
 @contextmanager
@@ -29,8 +30,7 @@ wide = quick
 
 class Model(nematus_framework.Model):
     def __init__(self, config: Any, parameters: Any, *, training: bool = False, seed: int = 0) -> None:
-        kind = nematus.Transformer if config.model_type == "transformer" else nematus.RNNSearch
-        self.own: Any = kind(config, parameters)
+        self.own: Any = model_class("tf", config)(config, parameters)
         self.own.seed.state.assign([seed, 0])
         self.training = training
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from rmsnorm.nematus import torch as nematus
+from rmsnorm.nematus.backends import model_class
 
 quick = wide = nullcontext
 
@@ -21,8 +22,7 @@ quick = wide = nullcontext
 class Model(nematus_framework.Model):
     def __init__(self, config: Any, parameters: Any, *, training: bool = False, seed: int = 0) -> None:
         torch.manual_seed(seed)
-        kind = nematus.Transformer if config.model_type == "transformer" else nematus.RNNSearch
-        self.own: Any = kind(config, parameters).train(training)
+        self.own: Any = model_class("torch", config)(config, parameters).train(training)
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         return numpy(getattr(self.own, name)(*arguments, **options))

@@ -1,7 +1,6 @@
 """Nematus's recurrent cells, RNNSearch and Transformer in Flax."""
 
-from rmsnorm.nematus.flax.recurrent import gru, lstm, nematus_gru
-from rmsnorm.nematus.flax.recurrent_layers import GRU, LSTM, NematusGRU
+from rmsnorm.nematus.flax.recurrent import GRU, LSTM, NematusGRU, gru, lstm, nematus_gru
 from rmsnorm.nematus.flax.rnnsearch import RNNSearch
 from rmsnorm.nematus.flax.transformer import Transformer
 

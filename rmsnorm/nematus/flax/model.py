@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from rmsnorm import errors
-from rmsnorm.nematus.flax import operations, sentences
+from rmsnorm.nematus.flax import operations
 from rmsnorm.nematus.flax.parameters import Named
 from rmsnorm.nematus.models.parameters import Parameters
 from rmsnorm.nematus.models.shell import Shell
@@ -24,7 +24,6 @@ class Model(Shell, Named):
     """A module for batches (x, x_mask, y, y_mask), whose call is the loss of each sentence."""
 
     operations: ClassVar[Any] = operations
-    sentences: ClassVar[Any] = sentences
 
     def __init__(self, config: Config, parameters: Mapping[str, Any], *, rngs: nnx.Rngs | None = None) -> None:
         super().__init__(parameters)

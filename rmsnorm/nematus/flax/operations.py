@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial as bind
+from operator import getitem
 from typing import Any, Final
 
 import jax
@@ -19,12 +20,13 @@ from rmsnorm.nematus.models.operations import Step
 FIXED_CACHES: Final = True  # a step of a search is compiled once
 
 tanh, sigmoid, relu, exp, stop_gradient = jnp.tanh, jax.nn.sigmoid, jax.nn.relu, jnp.exp, lax.stop_gradient
+shape, rows, where, to_host = jnp.shape, getitem, jnp.where, np.asarray
+concatenated, repeated, sum, max = jnp.concatenate, jnp.repeat, jnp.sum, jnp.max
+split, transposed = bind(jnp.split, axis=-1), jnp.matrix_transpose
 # Accelerators multiply in a lower precision by default.
 matmul = bind(jnp.matmul, precision=lax.Precision.HIGHEST)
-
-
-def shape(x: jax.Array) -> Sequence[int]:
-    return x.shape
+weighted = bind(jnp.einsum, "tsb,sbe->tbe", precision=lax.Precision.HIGHEST)
+rms_norm = bind(functional.rms_norm, variant="nematus")
 
 
 def cast(x: jax.Array, like: jax.Array) -> jax.Array:
@@ -35,40 +37,8 @@ def filled(shape: Sequence[int], value: float, like: jax.Array) -> jax.Array:
     return jnp.full(shape, value, like.dtype)
 
 
-def where(condition: jax.Array, x: jax.Array, other: float) -> jax.Array:
-    return jnp.where(condition, x, other)
-
-
-def concatenated(arrays: Sequence[jax.Array], axis: int) -> jax.Array:
-    return jnp.concatenate(arrays, axis)
-
-
-def split(x: jax.Array, parts: int) -> Sequence[jax.Array]:
-    return jnp.split(x, parts, axis=-1)
-
-
-def transposed(x: jax.Array) -> jax.Array:
-    return x.swapaxes(-1, -2)
-
-
-def repeated(x: jax.Array, times: int, axis: int) -> jax.Array:
-    return jnp.repeat(x, times, axis)
-
-
-def sum(x: jax.Array, axis: int) -> jax.Array:
-    return x.sum(axis)
-
-
-def max(x: jax.Array, axis: int) -> jax.Array:
-    return x.max(axis)
-
-
 def take(table: jax.Array, ids: jax.Array) -> jax.Array:
     return jnp.take(table, jnp.maximum(ids, 0), axis=0)
-
-
-def weighted(weights: jax.Array, values: jax.Array) -> jax.Array:
-    return jnp.einsum("tsb,sbe->tbe", weights, values, precision=lax.Precision.HIGHEST)
 
 
 def softmax(x: jax.Array, axis: int) -> jax.Array:
@@ -88,10 +58,6 @@ def cross_entropy(logits: jax.Array, ids: jax.Array, right: float, wrong: float)
     log_p = log_softmax(logits)
     losses = (wrong - right) * jnp.take_along_axis(log_p, ids[..., None], axis=-1)[..., 0]
     return losses - wrong * log_p.sum(-1) if wrong else losses
-
-
-def rms_norm(x: jax.Array, gain: jax.Array, offset: jax.Array | None, eps: float, partial: float | None) -> jax.Array:
-    return functional.rms_norm(x, gain, offset, variant="nematus", eps=eps, partial=partial)
 
 
 def layer_norm(x: jax.Array, gain: jax.Array, offset: jax.Array | None, eps: float) -> jax.Array:
@@ -133,28 +99,8 @@ def future(start: Any, count: int, length: int, score: float, like: jax.Array) -
     return jnp.where(is_future, score, 0.0).astype(like.dtype)
 
 
-def empty_cache(rows: int, length: int, size: int, like: jax.Array) -> jax.Array:
-    return jnp.zeros((rows, length, size), like.dtype)
-
-
 def cached(cache: jax.Array, new: jax.Array, start: Any) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(cache, new, start, 1)
-
-
-def cached_length(cache: jax.Array, count: int) -> int:
-    return cache.shape[1]
-
-
-def words(ids: Any, like: jax.Array) -> Any:
-    return ids
-
-
-def rows(x: jax.Array, indices: Any) -> jax.Array:
-    return x[indices]
-
-
-def to_host(x: jax.Array) -> Any:
-    return np.asarray(x)
 
 
 def scan(
@@ -167,3 +113,22 @@ def scan(
 
     results: tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]] = lax.scan(body, state, inputs, reverse=reverse)[1]
     return results
+
+
+def checked(check: Callable[..., Any], ids: Any, mask: Any) -> Any:
+    """Of what is traced, which has no values, the shape and the dtype are checked."""
+    result = check(_on_host(ids, 0), _on_host(mask, 1))
+    return (ids, mask) if any(isinstance(value, jax.core.Tracer) for value in (ids, mask)) else result
+
+
+def _on_host(value: Any, valid: int) -> Any:
+    is_traced = isinstance(value, jax.core.Tracer)
+    return np.broadcast_to(np.asarray(valid, value.dtype), value.shape) if is_traced else value
+
+
+def as_ids(ids: Any, like: jax.Array) -> jax.Array:
+    return jnp.asarray(ids)
+
+
+def as_mask(mask: Any, like: jax.Array) -> jax.Array:
+    return jnp.asarray(mask).astype(like.dtype)

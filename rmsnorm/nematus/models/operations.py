@@ -24,30 +24,29 @@ class Operations(Protocol):
     exp: Callable[[Array], Array]
     stop_gradient: Callable[[Array], Array]
 
-    def shape(self, x: Array) -> Sequence[Any]: ...
+    def shape(self, x: Array, /) -> Sequence[Any]: ...
+    def rows(self, x: Array, indices: Any, /) -> Array: ...  # of these indices, which are NumPy's
+    def where(self, condition: Array, x: Array, other: float, /) -> Array: ...
+    def concatenated(self, arrays: Sequence[Array], axis: int, /) -> Array: ...
+    def split(self, x: Array, parts: int, /) -> Sequence[Array]: ...  # equal parts of the last axis
+    def repeated(self, x: Array, times: int, axis: int, /) -> Array: ...  # each entry so many times, one after another
+    def sum(self, x: Array, axis: int, /) -> Array: ...
+    def max(self, x: Array, axis: int, /) -> Array: ...
+    def transposed(self, x: Array, /) -> Array: ...  # the last two axes in the other order
+    def to_host(self, x: Array, /) -> Any: ...  # as an array of NumPy
     def cast(self, x: Array, like: Array) -> Array: ...
     def filled(self, shape: Sequence[Any], value: float, like: Array) -> Array: ...
-    def where(self, condition: Array, x: Array, other: float) -> Array: ...
-    def concatenated(self, arrays: Sequence[Array], axis: int) -> Array: ...
-    def split(self, x: Array, parts: int) -> Sequence[Array]:
-        """Equal parts of the last axis."""
-
-    def transposed(self, x: Array) -> Array:
-        """The last two axes in the other order."""
-
-    def repeated(self, x: Array, times: int, axis: int) -> Array:
-        """Each entry of an axis so many times, one after another."""
-
-    def sum(self, x: Array, axis: int) -> Array: ...
-    def max(self, x: Array, axis: int) -> Array: ...
     def take(self, table: Array, ids: Array) -> Array:
         """Rows of a table; an id below 0 gives row 0."""
 
+    def weighted(self, weights: Array, values: Array, /) -> Array:
+        """Sums over the source: weights (steps, source, batch), values (source, batch, size)."""
+
+    def rms_norm(
+        self, x: Array, gain: Array, offset: Array | None, /, *, eps: float, partial: float | None
+    ) -> Array: ...
     def matmul(self, x: Array, w: Array) -> Array:
         """x w, in the full precision of their dtype; w is one matrix, or as many as x has."""
-
-    def weighted(self, weights: Array, values: Array) -> Array:
-        """Sums over the source: weights (steps, source, batch), values (source, batch, size)."""
 
     def softmax(self, x: Array, axis: int) -> Array:
         """Weights, divided by their sum once more.
@@ -65,7 +64,6 @@ class Operations(Protocol):
     def cross_entropy(self, logits: Array, ids: Array, right: float, wrong: float) -> Array:
         """-sum_v target_v log p_v, in at least float32; target is ``right`` at the id and ``wrong`` elsewhere."""
 
-    def rms_norm(self, x: Array, gain: Array, offset: Array | None, eps: float, partial: float | None) -> Array: ...
     def layer_norm(self, x: Array, gain: Array, offset: Array | None, eps: float) -> Array: ...
 
     def dropout(self, x: Array, rate: float, random: Any, shared: tuple[int, ...] = ()) -> Array:
@@ -89,21 +87,18 @@ class Operations(Protocol):
     def future(self, start: Any, count: Any, length: Any, score: float, like: Array) -> Array:
         """What is added to the scores (count, length) of words from ``start`` on: a score where a key comes later."""
 
-    def empty_cache(self, rows: Any, length: int, size: int, like: Array) -> Array: ...
     def cached(self, cache: Array, new: Array, start: Any) -> Array:
         """The cache with what follows the first ``start`` words."""
 
-    def cached_length(self, cache: Array, count: Any) -> Any:
-        """The length of a cache with so many words more."""
+    def checked(self, check: Callable[..., Any], ids: Any, mask: Any) -> Any:
+        """What ``check(ids, mask)`` returns; ids and mask themselves while a compiler or a tracer is at work.
 
-    def words(self, ids: Any, like: Array) -> Array:
-        """Ids of NumPy as those of a batch are."""
+        Then they have no values to check.
+        """
 
-    def rows(self, x: Array, indices: Any) -> Array:
-        """The rows of these indices, which are NumPy's."""
-
-    def to_host(self, x: Array) -> Any:
-        """The array as one of NumPy."""
+    def as_ids(self, ids: Any, like: Array) -> Array: ...
+    def as_mask(self, mask: Any, like: Array) -> Array:
+        """Ids and masks of NumPy or of the framework beside a parameter, the mask in its dtype."""
 
     def scan(
         self, step: Step, state: tuple[Array, ...], inputs: tuple[Array, ...], others: tuple[Array, ...] = (),

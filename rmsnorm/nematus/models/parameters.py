@@ -76,7 +76,7 @@ def normalise(p: Parameters, x: Array, gain: str, offset: str | None, norm: Cell
     bias = None if offset is None else p.get(offset)
     if norm == "layer":
         return p.ops.layer_norm(x, p[gain], bias, p.eps)
-    return p.ops.rms_norm(x, p[gain], bias, p.eps, p.partial if norm == "prms" else None)
+    return p.ops.rms_norm(x, p[gain], bias, eps=p.eps, partial=p.partial if norm == "prms" else None)
 
 
 def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | None) -> Array:

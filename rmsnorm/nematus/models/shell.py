@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial as bind
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
+from rmsnorm.nematus import beam, sentences
 from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.models import search
+from rmsnorm.nematus.dialects import first_word, rules
 from rmsnorm.nematus.models.operations import Array
 
 if TYPE_CHECKING:
@@ -18,18 +23,17 @@ class Shell:
 
     Attributes:
         network: the module rnnsearch or transformer of models/.
-        operations, sentences: those modules of the framework.
+        operations: that module of the framework.
     """
 
     network: ClassVar[Any]
     operations: ClassVar[Any]
-    sentences: ClassVar[Any]
     config: Config
 
     def runner(self, *, training: bool) -> tuple[Callable[..., Any], Any]:
         """What calls a function of the network with the parameters as they are now, with dropout in training.
 
-        Also what ids and masks are made for: a parameter, or the dtype of the parameters.
+        Also a parameter.
         """
         raise NotImplementedError
 
@@ -40,11 +44,11 @@ class Shell:
     def compute(self, name: str, training: bool, x: Any, x_mask: Any, *target: Any, **options: Any) -> Array:
         """The result of the method of this name."""
         run, like = self.runner(training=training)
-        batch = self.sentences.source(name, x, x_mask, self.config, like)
+        batch = self._source(name, x, x_mask, like)
         if name == "encode":
             return run(self.network.encode, *batch)
         y, *y_mask = target
-        words, mask = self.sentences.target(name, y, batch[0].shape[2], self.config, like, *y_mask)
+        words, mask = self._target(name, y, batch[0].shape[2], like, *y_mask)
         if name == "logits":
             return run(self.network.score, *batch, words, **options)
         return run(self.network.loss, *batch, words, mask, training=training)
@@ -71,8 +75,31 @@ class Shell:
         normalization_alpha: float | None = None,
     ) -> Translations:
         """See protocol.RNNSearch and protocol.Transformer."""
-        run, like = self.runner(training=False)
-        ids, mask = self.sentences.source("translate", x, x_mask, self.config, like)
-        return search.translate(
-            self.network, self.config, self.operations, run, ids, mask, beam_size, max_length, normalization_alpha
-        )
+        (run, like), ops, config = self.runner(training=False), self.operations, self.config
+        ids, mask = self._source("translate", x, x_mask, like)
+        plan = beam.plan(config, ops.to_host(mask != 0).sum(axis=0), beam_size, max_length, normalization_alpha)
+        rows, length = len(plan.lengths) * plan.beam_size, plan.steps if ops.FIXED_CACHES else 0
+        memory, states = run(self.network.begin, ids, mask, beam_size=plan.beam_size, length=length)
+        times = count()
+
+        def step(states: list[Array], previous: Any) -> tuple[Any, list[Array]]:
+            words = np.full(rows, first_word(config)) if beam.is_first(config, previous) else previous
+            log_p, states = run(self.network.step, memory, states, ops.as_ids(words, like), next(times))
+            return ops.to_host(log_p), states
+
+        return beam.search(plan, step, states, ops.rows)
+
+    def _source(self, op: str, x: Any, x_mask: Any, like: Any) -> tuple[Array, Array]:
+        """Ids (factors, length, batch), checked against the sizes of the vocabularies, and their mask."""
+        ops, check = self.operations, bind(sentences.source, op, config=self.config)
+        ids, mask = ops.checked(check, x, x_mask)
+        return ops.as_ids(ids, like), ops.as_mask(mask, like)
+
+    def _target(self, op: str, y: Any, batch: Any, like: Any, y_mask: Any = None) -> tuple[Array, Array]:
+        """Ids (length, batch), checked against the size of the vocabulary, and their mask."""
+        ops, check = self.operations, bind(sentences.target, op, batch=batch, config=self.config)
+        ids, mask = ops.checked(check, y, y_mask)
+        words = ops.as_ids(ids, like)
+        if mask is None:
+            mask = words != 0 if rules(self.config).pads_with_zero else words >= 0
+        return words, ops.as_mask(mask, like)

@@ -62,12 +62,12 @@ def begin(
 ) -> tuple[Memory, list[Array]]:
     """What a search needs before the first word, beam_size rows for every sentence: memory, and caches.
 
-    length: of caches whose length must be known.
+    length: of the caches, 0 where they grow.
     """
     ops, memory = p.ops, attend_to(p, config, x, mask)
     layers = [tuple(ops.repeated(array, beam_size, 0) for array in layer) for layer in memory.layers]
     memory = Memory(layers, ops.repeated(memory.bias, beam_size, 0))
-    cache = ops.empty_cache(ops.shape(memory.bias)[0], length, config.state_size, memory.bias)
+    cache = ops.filled((ops.shape(memory.bias)[0], length, config.state_size), 0.0, memory.bias)
     return memory, [cache] * (2 * config.transformer_dec_depth)
 
 
@@ -75,7 +75,7 @@ def step(
     p: Parameters, config: Config, memory: Memory, caches: list[Array], previous: Array, start: Any
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the word after ``start`` words, of which these are the last ones, and the new caches."""
-    length = p.ops.cached_length(caches[0], 1)
+    length = p.ops.shape(caches[0])[1] + (0 if p.ops.FIXED_CACHES else 1)
     future = p.ops.future(start, 1, length, config.masked_score, memory.bias)
     logits, caches = _decode(p, config, previous[:, None], memory, future, start, length, caches)
     return p.ops.log_softmax(logits[:, 0]), caches

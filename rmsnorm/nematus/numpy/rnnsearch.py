@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rmsnorm.nematus import beam, sentences
-from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus import sentences
 from rmsnorm.nematus.cells import rates, rnn_smoothed
-from rmsnorm.nematus.dialects import rules
+from rmsnorm.nematus.dialects import NOTHING, rules
 from rmsnorm.nematus.names import source_tables, target_table
 from rmsnorm.nematus.numpy import zero_rnnsearch
+from rmsnorm.nematus.numpy.model import Model
 from rmsnorm.nematus.numpy.output import lexical_state, log_softmax, losses, predict
 from rmsnorm.nematus.numpy.parameters import Array, Dropout, Parameters, feed_forward, leaves, project
 from rmsnorm.nematus.numpy.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
@@ -22,76 +21,6 @@ if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
 __all__ = ["RNNSearch"]
-
-
-class RNNSearch:
-    """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
-
-    Example:
-        >>> from rmsnorm.nematus.config import Config
-        >>> from rmsnorm.nematus.names import variables
-        >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3)
-        >>> model = RNNSearch(config, {row.name: np.zeros(row.shape) for row in variables(config)})
-        >>> x, y = np.array([[[3], [2], [0]]]), np.array([[1], [0]])
-        >>> model.loss(x, np.ones((3, 1)), y, np.ones((2, 1))).round(4)  # 2 log 3
-        array([2.1972])
-    """
-
-    def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None:
-        self.config = config
-        self.parameters = {name: np.asarray(value, np.float64) for name, value in parameters.items()}
-
-    def encode(self, x: Any, x_mask: Any) -> Array:
-        """See protocol.RNNSearch.encode."""
-        p, config = self._parameters(), self.config
-        ids, mask = sentences.source("encode", x, x_mask, config)
-        return _attend_to(p, config, ids, mask)[0].context
-
-    def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Array:
-        """See protocol.RNNSearch.logits."""
-        p, config = self._parameters(), self.config
-        ids, mask, words, _ = self._sentences("logits", x, x_mask, y)
-        return score(p, config, ids, mask, words, stepwise=stepwise)
-
-    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, rng: np.random.Generator | None = None) -> Array:
-        """See protocol.RNNSearch.loss. rng: for training; the dropout masks are drawn from it."""
-        p, config = self._parameters(rng), self.config
-        ids, mask, words, words_mask = self._sentences("loss", x, x_mask, y, y_mask)
-        return losses(config, score(p, config, ids, mask, words), words, words_mask, rnn_smoothed(config))
-
-    def translate(
-        self,
-        x: Any,
-        x_mask: Any,
-        beam_size: int | None = None,
-        max_length: int | None = None,
-        *,
-        normalization_alpha: float | None = None,
-    ) -> Translations:
-        """See protocol.RNNSearch.translate."""
-        p, config = self._parameters(), self.config
-        table = p[target_table(config)]
-        ids, mask = sentences.source("translate", x, x_mask, config)
-        plan = beam.plan(config, (mask != 0).sum(axis=0), beam_size, max_length, normalization_alpha)
-        memory, states = begin(p, config, ids, mask, plan.beam_size)
-
-        def step(states: list[Array], previous: Any) -> tuple[Array, list[Array]]:
-            words = np.zeros((len(states[0]), table.shape[1]))
-            if not beam.is_first(config, previous):
-                words = table[previous] + (p[ZERO_BIAS] if rules(config).embedding_bias else 0)
-            return decode_step(p, config, memory, states, words)
-
-        return beam.search(plan, step, states)
-
-    def _parameters(self, rng: np.random.Generator | None = None) -> Parameters:
-        dropout = None if rng is None else Dropout(rates(self.config, self.parameters), rng)
-        return Parameters(self.parameters, self.config.norm, eps=self.config.eps, dropout=dropout)
-
-    def _sentences(self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any = None) -> tuple[Array, Array, Array, Array]:
-        """Ids and masks of the source and of the target."""
-        config = self.config
-        ids, mask = sentences.source(op, x, x_mask, config)
-        return ids, mask, *sentences.target(op, y, ids.shape[2], config, y_mask)
 
 
 class _Memory(NamedTuple):
@@ -125,9 +54,10 @@ def begin(p: Parameters, config: Config, x: Array, mask: Array, beam_size: int) 
 def decode_step(
     p: Parameters, config: Config, memory: _Memory, states: list[Array], words: Array
 ) -> tuple[Array, list[Array]]:
-    """Log-probabilities of the word after the given embeddings, and the new states."""
+    """Log-probabilities of the words after these ids, and the new states; the vector of no word is zero."""
+    embeddings = p[target_table(config)][words] + (p[ZERO_BIAS] if rules(config).embedding_bias else 0)
     decode = zero_rnnsearch.decode if rules(config).own_recurrent else _decode
-    logits, states = decode(p, config, memory, states, words[None])
+    logits, states = decode(p, config, memory, states, embeddings[None] * (words != NOTHING)[:, None])
     return log_softmax(logits[0]), states
 
 
@@ -197,3 +127,38 @@ def _attend(p: Parameters, state: Array, memory: _Memory) -> tuple[Array, Array]
     weights = np.exp(scores - scores.max(axis=0)) * memory.mask  # of all scores, padding too, as in Nematus
     weights /= weights.sum(axis=0)
     return (memory.context * weights[..., None]).sum(axis=0), weights
+
+
+class RNNSearch(Model):
+    """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
+
+    Example:
+        >>> from rmsnorm.nematus.config import Config
+        >>> from rmsnorm.nematus.names import variables
+        >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3)
+        >>> model = RNNSearch(config, {row.name: np.zeros(row.shape) for row in variables(config)})
+        >>> x, y = np.array([[[3], [2], [0]]]), np.array([[1], [0]])
+        >>> model.loss(x, np.ones((3, 1)), y, np.ones((2, 1))).round(4)  # 2 log 3
+        array([2.1972])
+    """
+
+    _begin, _decode_step = staticmethod(begin), staticmethod(decode_step)
+
+    def encode(self, x: Any, x_mask: Any) -> Array:
+        """See protocol.RNNSearch.encode."""
+        p, config = self._parameters(), self.config
+        ids, mask = sentences.source("encode", x, x_mask, config)
+        return _attend_to(p, config, ids, mask)[0].context
+
+    def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Array:
+        """See protocol.RNNSearch.logits."""
+        p, config = self._parameters(), self.config
+        ids, mask, words, _ = self._sentences("logits", x, x_mask, y)
+        return score(p, config, ids, mask, words, stepwise=stepwise)
+
+    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, rng: np.random.Generator | None = None) -> Array:
+        """See protocol.RNNSearch.loss. rng: for training; the dropout masks are drawn from it."""
+        dropout = None if rng is None else Dropout(rates(self.config, self.parameters), rng)
+        p, config = self._parameters(dropout), self.config
+        ids, mask, words, words_mask = self._sentences("loss", x, x_mask, y, y_mask)
+        return losses(config, score(p, config, ids, mask, words), words, words_mask, rnn_smoothed(config))

@@ -5,14 +5,13 @@ Logits and the output of the encoder are batch-major, as in Nematus. The arithme
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rmsnorm.nematus import beam, sentences
-from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus import sentences
 from rmsnorm.nematus.dialects import NOTHING, rules
+from rmsnorm.nematus.numpy.model import Model
 from rmsnorm.nematus.numpy.output import log_softmax, losses
 from rmsnorm.nematus.numpy.parameters import Array, Parameters, normalise, project, sigmoid, softmax
 from rmsnorm.nematus.transformer_names import (
@@ -33,96 +32,30 @@ if TYPE_CHECKING:
 __all__ = ["Transformer"]
 
 
-class Transformer:
-    """Nematus's Transformer: see rmsnorm.nematus.protocol.Transformer.
-
-    Example:
-        >>> from rmsnorm.nematus.config import Config
-        >>> from rmsnorm.nematus.names import variables
-        >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 3}
-        >>> config = Config(**sizes, model_type="transformer", norm="rms", transformer_num_heads=2)
-        >>> model = Transformer(config, {row.name: np.zeros(row.shape) for row in variables(config)})
-        >>> x, y = np.array([[[3], [2], [0]]]), np.array([[1], [0]])
-        >>> model.loss(x, np.ones((3, 1)), y, np.ones((2, 1))).round(4)  # 2 log 3
-        array([2.1972])
-    """
-
-    def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None:
-        self.config = config
-        self.parameters = {name: np.asarray(value, np.float64) for name, value in parameters.items()}
-
-    def encode(self, x: Any, x_mask: Any) -> Array:
-        """See protocol.Transformer.encode."""
-        p, config = self._parameters(), self.config
-        ids, mask = sentences.source("encode", x, x_mask, config)
-        return _encoder_stack(p, config, ids, _padding(config, mask))
-
-    def logits(self, x: Any, x_mask: Any, y: Any) -> Array:
-        """See protocol.Transformer.logits."""
-        p, config = self._parameters(), self.config
-        ids, mask, words, _ = self._sentences("logits", x, x_mask, y)
-        return score(p, config, ids, mask, words)
-
-    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool = False) -> Array:
-        """See protocol.Transformer.loss. training: with label smoothing."""
-        p, config = self._parameters(), self.config
-        target = smoothed(config.label_smoothing if training else 0.0, config.target_vocab_size)
-        ids, mask, words, words_mask = self._sentences("loss", x, x_mask, y, y_mask)
-        return losses(config, score(p, config, ids, mask, words).swapaxes(0, 1), words, words_mask, target)
-
-    def translate(
-        self,
-        x: Any,
-        x_mask: Any,
-        beam_size: int | None = None,
-        max_length: int | None = None,
-        *,
-        normalization_alpha: float | None = None,
-    ) -> Translations:
-        """See protocol.Transformer.translate."""
-        p, config = self._parameters(), self.config
-        ids, mask = sentences.source("translate", x, x_mask, config)
-        plan = beam.plan(config, (mask != 0).sum(axis=0), beam_size, max_length, normalization_alpha)
-        memory, bias, past = begin(p, config, ids, mask, plan.beam_size)
-
-        def step(states: list[Array], previous: Any) -> tuple[Array, list[Array]]:
-            words = before_first(config, bias) if beam.is_first(config, previous) else previous[:, None]
-            return decode_step(p, config, words, memory, bias, states)
-
-        return beam.search(plan, step, past)
-
-    def _parameters(self) -> Parameters:
-        return Parameters(self.parameters, self.config.norm, eps=self.config.eps)
-
-    def _sentences(self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any = None) -> tuple[Array, Array, Array, Array]:
-        """Ids and masks of the source and of the target."""
-        config = self.config
-        ids, mask = sentences.source(op, x, x_mask, config)
-        return ids, mask, *sentences.target(op, y, ids.shape[2], config, y_mask)
-
-
 def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Array:
     """Logits of the target words."""
     bias = _padding(config, mask)
     memory = _encoder_stack(p, config, x, bias)
-    before = np.concatenate((before_first(config, y.T), y.T[:, :-1]), axis=1)
+    before = np.insert(y.T[:, :-1], 0, rules(config).go, axis=1)
     future = np.triu(np.full((len(y), len(y)), config.masked_score), k=1)
     return _decode(p, config, _embed(p, config, "decoder", before), memory, bias, future, None)[0]
 
 
-def begin(p: Parameters, config: Config, x: Array, mask: Array, beam_size: int) -> tuple[Array, Array, list[Array]]:
-    """What a search needs before the first word, with beam_size rows for every sentence: memory, bias and states."""
+def begin(
+    p: Parameters, config: Config, x: Array, mask: Array, beam_size: int
+) -> tuple[tuple[Array, Array], list[Array]]:
+    """What a search needs before the first word, with beam_size rows for every sentence: memory, bias, and states."""
     bias = _padding(config, mask)
     memory, bias = (np.repeat(array, beam_size, axis=0) for array in (_encoder_stack(p, config, x, bias), bias))
-    return memory, bias, [np.zeros((len(bias), 0, config.state_size))] * (2 * config.transformer_dec_depth)
+    return (memory, bias), [np.zeros((len(bias), 0, config.state_size))] * (2 * config.transformer_dec_depth)
 
 
 def decode_step(
-    p: Parameters, config: Config, words: Array, memory: Array, bias: Array, past: list[Array]
+    p: Parameters, config: Config, memory: tuple[Array, Array], past: list[Array], words: Array
 ) -> tuple[Array, list[Array]]:
-    """Log-probabilities of the word after the given ones, and the keys and values so far."""
-    h = _embed(p, config, "decoder", words, past[0].shape[1])
-    logits, past = _decode(p, config, h, memory, bias, np.zeros(()), past)
+    """Log-probabilities of the words after these ids, and the keys and values so far."""
+    h = _embed(p, config, "decoder", words[:, None], past[0].shape[1])
+    logits, past = _decode(p, config, h, *memory, np.zeros(()), past)
     return log_softmax(logits[:, 0]), past
 
 
@@ -149,11 +82,6 @@ def _decode(
 def _padding(config: Config, mask: Array) -> Array:
     """What is added to the scores of attention to the source, (batch, heads, queries, keys)."""
     return np.where(mask == 0, config.masked_score, 0.0).T[:, None, None]
-
-
-def before_first(config: Config, like: Array) -> Array:
-    """What precedes the first word, one id for each row of ``like``."""
-    return np.full((len(like), 1), rules(config).go)
 
 
 def _positions(start: int, length: int, size: int) -> Array:
@@ -230,3 +158,39 @@ def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> Array:
     hidden = np.maximum(_map(p, config, "ffn", "in", _before(p, config, "ffn", x)), 0)
     y = _after(p, config, "ffn", x, _map(p, config, "ffn", "out", hidden))
     return _normed(p, config, "final", y) if last and not rules(config).post_norm else y
+
+
+class Transformer(Model):
+    """Nematus's Transformer: see rmsnorm.nematus.protocol.Transformer.
+
+    Example:
+        >>> from rmsnorm.nematus.config import Config
+        >>> from rmsnorm.nematus.names import variables
+        >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 3}
+        >>> config = Config(**sizes, model_type="transformer", norm="rms", transformer_num_heads=2)
+        >>> model = Transformer(config, {row.name: np.zeros(row.shape) for row in variables(config)})
+        >>> x, y = np.array([[[3], [2], [0]]]), np.array([[1], [0]])
+        >>> model.loss(x, np.ones((3, 1)), y, np.ones((2, 1))).round(4)  # 2 log 3
+        array([2.1972])
+    """
+
+    _begin, _decode_step = staticmethod(begin), staticmethod(decode_step)
+
+    def encode(self, x: Any, x_mask: Any) -> Array:
+        """See protocol.Transformer.encode."""
+        p, config = self._parameters(), self.config
+        ids, mask = sentences.source("encode", x, x_mask, config)
+        return _encoder_stack(p, config, ids, _padding(config, mask))
+
+    def logits(self, x: Any, x_mask: Any, y: Any) -> Array:
+        """See protocol.Transformer.logits."""
+        p, config = self._parameters(), self.config
+        ids, mask, words, _ = self._sentences("logits", x, x_mask, y)
+        return score(p, config, ids, mask, words)
+
+    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool = False) -> Array:
+        """See protocol.Transformer.loss. training: with label smoothing."""
+        p, config = self._parameters(), self.config
+        target = smoothed(config.label_smoothing if training else 0.0, config.target_vocab_size)
+        ids, mask, words, words_mask = self._sentences("loss", x, x_mask, y, y_mask)
+        return losses(config, score(p, config, ids, mask, words).swapaxes(0, 1), words, words_mask, target)

@@ -1,7 +1,16 @@
 """Nematus's recurrent cells, RNNSearch and Transformer in Keras on TensorFlow, and layers for Nematus's own graphs."""
 
-from rmsnorm.nematus.tf.recurrent import gru, lstm, nematus_gru
-from rmsnorm.nematus.tf.recurrent_layers import GRU, LSTM, GRUCell, LSTMCell, NematusGRU, NematusGRUCell
+from rmsnorm.nematus.tf.recurrent import (
+    GRU,
+    LSTM,
+    GRUCell,
+    LSTMCell,
+    NematusGRU,
+    NematusGRUCell,
+    gru,
+    lstm,
+    nematus_gru,
+)
 from rmsnorm.nematus.tf.rnnsearch import RNNSearch
 from rmsnorm.nematus.tf.transformer import Transformer
 

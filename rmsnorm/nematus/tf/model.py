@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from rmsnorm.nematus.models.parameters import Parameters
 from rmsnorm.nematus.models.shell import Shell
-from rmsnorm.nematus.tf import operations, sentences
+from rmsnorm.nematus.tf import operations
 from rmsnorm.nematus.tf.parameters import Graphs, Named
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ class NematusModel(Shell, Named, keras.Model):
     """
 
     operations: ClassVar[Any] = operations
-    sentences: ClassVar[Any] = sentences
 
     def __init__(self, config: Config, parameters: Mapping[str, Any], **kwargs: Any) -> None:
         arrays = {name: np.asarray(parameters[name]) for name in sorted(parameters)}
@@ -85,7 +84,7 @@ class NematusModel(Shell, Named, keras.Model):
             tensors = tuple(tf.constant(value) if isinstance(value, int) else value for value in tensors)
             return self.graphs.run(self._call, *tensors, called=function, drops=training, **options)
 
-        return run, self.variable_dtype
+        return run, self.weights[0]
 
     def _call(self, *tensors: Any, called: Callable[..., Any], drops: bool, **options: Any) -> Any:
         config, random = self.config, self.seed if drops else None

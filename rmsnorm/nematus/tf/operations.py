@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial as bind
 from typing import Any, Final
 
 import keras
@@ -16,6 +17,10 @@ from rmsnorm.tf_impl import functional
 FIXED_CACHES: Final = False
 
 tanh, sigmoid, relu, exp, stop_gradient = tf.tanh, tf.sigmoid, tf.nn.relu, tf.exp, tf.stop_gradient
+concatenated, repeated, sum, max, rows = tf.concat, tf.repeat, tf.reduce_sum, tf.reduce_max, tf.gather
+split, transposed = bind(tf.split, axis=-1), tf.linalg.matrix_transpose
+weighted = bind(tf.einsum, "tsb,sbe->tbe")
+rms_norm = bind(functional.rms_norm, variant="nematus")
 
 
 def shape(x: tf.Tensor) -> Sequence[Any]:
@@ -34,30 +39,6 @@ def where(condition: tf.Tensor, x: tf.Tensor, other: float) -> tf.Tensor:
     return tf.where(condition, x, tf.cast(other, x.dtype))
 
 
-def concatenated(arrays: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
-    return tf.concat(arrays, axis)
-
-
-def split(x: tf.Tensor, parts: int) -> Sequence[tf.Tensor]:
-    return tf.split(x, parts, -1)
-
-
-def transposed(x: tf.Tensor) -> tf.Tensor:
-    return tf.linalg.matrix_transpose(x)
-
-
-def repeated(x: tf.Tensor, times: int, axis: int) -> tf.Tensor:
-    return tf.repeat(x, times, axis)
-
-
-def sum(x: tf.Tensor, axis: int) -> tf.Tensor:
-    return tf.reduce_sum(x, axis)
-
-
-def max(x: tf.Tensor, axis: int) -> tf.Tensor:
-    return tf.reduce_max(x, axis)
-
-
 def take(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     return tf.gather(table, tf.maximum(ids, 0))
 
@@ -68,10 +49,6 @@ def matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
         return x @ w
     y = tf.reshape(x, (-1, tf.shape(w)[0])) @ w
     return tf.reshape(y, (*tf.unstack(tf.shape(x))[:-1], w.shape[1]))
-
-
-def weighted(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    return tf.einsum("tsb,sbe->tbe", weights, values)
 
 
 def softmax(x: tf.Tensor, axis: int) -> tf.Tensor:
@@ -91,10 +68,6 @@ def cross_entropy(logits: tf.Tensor, ids: tf.Tensor, right: float, wrong: float)
     logits = _wide(logits)
     losses = (right - wrong) * tf.nn.sparse_softmax_cross_entropy_with_logits(ids, logits)
     return losses - wrong * tf.reduce_sum(tf.nn.log_softmax(logits), -1) if wrong else losses
-
-
-def rms_norm(x: tf.Tensor, gain: tf.Tensor, offset: tf.Tensor | None, eps: float, partial: float | None) -> tf.Tensor:
-    return functional.rms_norm(x, gain, offset, variant="nematus", eps=eps, partial=partial)
 
 
 def layer_norm(x: tf.Tensor, gain: tf.Tensor, offset: tf.Tensor | None, eps: float) -> tf.Tensor:
@@ -138,24 +111,8 @@ def future(start: Any, count: Any, length: Any, score: float, like: tf.Tensor) -
     return score * tf.cast(tf.range(length) > tf.range(start, start + count)[:, None], like.dtype)
 
 
-def empty_cache(rows: Any, length: int, size: int, like: tf.Tensor) -> tf.Tensor:
-    return tf.zeros((rows, 0, size), like.dtype)
-
-
 def cached(cache: tf.Tensor, new: tf.Tensor, start: Any) -> tf.Tensor:
     return tf.concat((cache, new), 1)
-
-
-def cached_length(cache: tf.Tensor, count: Any) -> Any:
-    return tf.shape(cache)[1] + count
-
-
-def words(ids: Any, like: tf.Tensor) -> tf.Tensor:
-    return tf.cast(ids, like.dtype)
-
-
-def rows(x: tf.Tensor, indices: Any) -> tf.Tensor:
-    return tf.gather(x, indices)
 
 
 def to_host(x: tf.Tensor) -> Any:
@@ -174,6 +131,18 @@ def scan(
 
     results = tf.scan(body, inputs, (*state, *map(tf.zeros_like, others)), reverse=reverse)
     return results[:count], results[count:]
+
+
+def checked(check: Callable[..., Any], ids: Any, mask: Any) -> Any:
+    return check(ids, mask) if tf.executing_eagerly() else (ids, mask)
+
+
+def as_ids(ids: Any, like: Any) -> tf.Tensor:
+    return tf.cast(ids, tf.int64)
+
+
+def as_mask(mask: Any, like: Any) -> tf.Tensor:
+    return tf.cast(mask, like.dtype)
 
 
 def _wide(x: tf.Tensor) -> tf.Tensor:

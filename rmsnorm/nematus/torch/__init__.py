@@ -1,7 +1,6 @@
 """Nematus's recurrent cells, RNNSearch and Transformer in PyTorch."""
 
-from rmsnorm.nematus.torch.recurrent import gru, lstm, nematus_gru
-from rmsnorm.nematus.torch.recurrent_layers import GRU, LSTM, NematusGRU
+from rmsnorm.nematus.torch.recurrent import GRU, LSTM, NematusGRU, gru, lstm, nematus_gru
 from rmsnorm.nematus.torch.rnnsearch import RNNSearch
 from rmsnorm.nematus.torch.transformer import Transformer
 

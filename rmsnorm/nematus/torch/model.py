@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rmsnorm.nematus.models.parameters import Parameters
 from rmsnorm.nematus.models.shell import Shell
-from rmsnorm.nematus.torch import operations, sentences
+from rmsnorm.nematus.torch import operations
 from rmsnorm.nematus.torch.parameters import Named
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ class Model(Shell, Named):
     """A module for batches (x, x_mask, y, y_mask), whose call is the loss of each sentence."""
 
     operations: ClassVar[Any] = operations
-    sentences: ClassVar[Any] = sentences
 
     def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None:
         super().__init__(parameters)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial as bind
+from operator import getitem
 from typing import Any, Final
 
 import torch
@@ -12,15 +14,16 @@ from torch.nn import functional
 
 from rmsnorm.nematus.models.operations import Step
 from rmsnorm.torch_impl import functional as own
+from rmsnorm.torch_impl.rounding import is_transformed
 
 FIXED_CACHES: Final = False
 
 tanh, sigmoid, relu, exp, stop_gradient = torch.tanh, torch.sigmoid, torch.relu, torch.exp, torch.detach
-matmul = torch.matmul
-
-
-def shape(x: Tensor) -> Sequence[int]:
-    return x.shape
+shape, rows, where, matmul = Tensor.size, getitem, torch.where, torch.matmul
+concatenated, repeated, sum, max = torch.cat, torch.repeat_interleave, torch.sum, torch.amax
+split = bind(torch.chunk, dim=-1)
+weighted = bind(torch.einsum, "tsb,sbe->tbe")
+rms_norm = bind(own.rms_norm, variant="nematus")
 
 
 def cast(x: Tensor, like: Tensor) -> Tensor:
@@ -31,40 +34,12 @@ def filled(shape: Sequence[int], value: float, like: Tensor) -> Tensor:
     return like.new_full(shape, value)
 
 
-def where(condition: Tensor, x: Tensor, other: float) -> Tensor:
-    return torch.where(condition, x, other)
-
-
-def concatenated(arrays: Sequence[Tensor], axis: int) -> Tensor:
-    return torch.cat(tuple(arrays), axis)
-
-
-def split(x: Tensor, parts: int) -> Sequence[Tensor]:
-    return x.chunk(parts, -1)
-
-
 def transposed(x: Tensor) -> Tensor:
     return x.transpose(-1, -2)
 
 
-def repeated(x: Tensor, times: int, axis: int) -> Tensor:
-    return x.repeat_interleave(times, axis)
-
-
-def sum(x: Tensor, axis: int) -> Tensor:
-    return x.sum(axis)
-
-
-def max(x: Tensor, axis: int) -> Tensor:
-    return x.amax(axis)
-
-
 def take(table: Tensor, ids: Tensor) -> Tensor:
     return functional.embedding(ids.clamp(min=0), table)
-
-
-def weighted(weights: Tensor, values: Tensor) -> Tensor:
-    return torch.einsum("tsb,sbe->tbe", weights, values)
 
 
 def softmax(x: Tensor, axis: int) -> Tensor:
@@ -84,10 +59,6 @@ def cross_entropy(logits: Tensor, ids: Tensor, right: float, wrong: float) -> Te
     log_p = log_softmax(logits)
     losses = (wrong - right) * log_p.gather(-1, ids[..., None])[..., 0]
     return losses - wrong * log_p.sum(-1) if wrong else losses
-
-
-def rms_norm(x: Tensor, gain: Tensor, offset: Tensor | None, eps: float, partial: float | None) -> Tensor:
-    return own.rms_norm(x, gain, offset, variant="nematus", eps=eps, partial=partial)
 
 
 def layer_norm(x: Tensor, gain: Tensor, offset: Tensor | None, eps: float) -> Tensor:
@@ -125,24 +96,8 @@ def future(start: int, count: int, length: int, score: float, like: Tensor) -> T
     return like.new_full((count, length), score).triu(start + 1)
 
 
-def empty_cache(rows: int, length: int, size: int, like: Tensor) -> Tensor:
-    return like.new_zeros(rows, 0, size)
-
-
 def cached(cache: Tensor, new: Tensor, start: int) -> Tensor:
     return torch.cat((cache, new), 1)
-
-
-def cached_length(cache: Tensor, count: int) -> int:
-    return cache.shape[1] + count
-
-
-def words(ids: Any, like: Tensor) -> Tensor:
-    return torch.as_tensor(ids, device=like.device)
-
-
-def rows(x: Tensor, indices: Any) -> Tensor:
-    return x[indices]
 
 
 def to_host(x: Tensor) -> Any:
@@ -163,3 +118,23 @@ def scan(
         return tuple(part[None][:0] for part in first), tuple(part[None][:0] for part in others)
     stacked = [torch.stack(column[:: -1 if reverse else 1]) for column in zip(*kept, strict=True)]
     return tuple(stacked[: len(first)]), tuple(stacked[len(first) :])
+
+
+def checked(check: Callable[..., Any], ids: Any, mask: Any) -> Any:
+    return (ids, mask) if is_transformed() else check(on_host(ids), on_host(mask))
+
+
+def on_host(value: Any) -> Any:
+    """The value for NumPy, which has no bfloat16: floating-point tensors become float64."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach().cpu()
+    return value.double() if value.is_floating_point() else value
+
+
+def as_ids(ids: Any, like: Tensor) -> Tensor:
+    return torch.as_tensor(ids, device=like.device).long()
+
+
+def as_mask(mask: Any, like: Tensor) -> Tensor:
+    return torch.as_tensor(mask).to(like)
