@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Findings, NotRms
+from rmsnorm.identify.findings import Findings, Learned, NotRms
 from rmsnorm.identify.model import ACTIVATIONS, Activation, Gate, Position
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
@@ -32,14 +32,14 @@ def solve_gate(session: Session, findings: Findings, x: Array) -> tuple[Session,
     if session.takes("gate_vector"):
         return _vector(session, findings, x)
     if not session.takes("gate"):
-        findings.add("gate", False, "y is the normalised row except for gain and bias, at every element")
+        findings.gate = Learned(False, "y is the normalised row except for gain and bias, at every element")
         return session, None
     optional = _answers_without(session, x)
     z = _wide_gate(x)
     base, y = (session.rows(x, gate=gate).astype(np.float64) for gate in (_COMMON, z))
     slack = _slack(session)
     if _near(y, base, slack):
-        findings.add("gate", False, "y does not change with the gate")
+        findings.gate = Learned(False, "y does not change with the gate")
         findings.defect("the gate is not applied")
         return session.with_neutral(gate=None if optional else 1.0), None
     for gate in (*(Gate(name, position) for name in ACTIVATIONS for position in _POSITIONS), *_cut_off(session, x)):
@@ -51,7 +51,7 @@ def solve_gate(session: Session, findings: Findings, x: Array) -> tuple[Session,
             continue
         where = "x, before the statistic" if before else "the normalised row"
         evidence = f"an input: {gate.activation}(gate) multiplies {where}, for -64 to 64"
-        findings.add("gate", f"{gate.activation}, {gate.position}", evidence)
+        findings.gate = Learned(f"{gate.activation}, {gate.position}", evidence)
         for words, limit in (("above", gate.high), ("below", gate.low)):
             if math.isfinite(limit):
                 findings.defect(f"a gate {words} {limit:.4g} is cut off there")
@@ -166,6 +166,6 @@ def _vector(session: Session, findings: Findings, x: Array) -> tuple[Session, Ga
     for name, act in ACTIVATIONS.items():
         start = float(act(np.zeros(())))
         if start and _near(y, base * act(argument) / start, _slack(session)):
-            findings.add("gate", f"{name} of gate * x, after", f"a parameter: {name}(gate * x) multiplies y")
+            findings.gate = Learned(f"{name} of gate * x, after", f"a parameter: {name}(gate * x) multiplies y")
             return replace(session, factor=start), Gate(name, "after", vector=True)
     raise NotRms("the gate acts in no known way")

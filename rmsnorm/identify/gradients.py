@@ -11,7 +11,7 @@ from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.call import Spec, resolve
-from rmsnorm.identify.findings import Findings
+from rmsnorm.identify.findings import Findings, Learned, not_observable
 from rmsnorm.identify.form import Form
 from rmsnorm.identify.layout import Layout
 from rmsnorm.identify.model import Model, cast
@@ -58,14 +58,14 @@ def solve_gradients(session: Session, model: Model, form: Form, findings: Findin
     """Compare the gradients with the golden's, or with differences of the model where no Variant describes it."""
     target = session.target
     if not target.differentiable:
-        findings.not_observable("gradients", f"{target.framework} has no automatic differentiation")
+        findings.gradients = not_observable(f"{target.framework} has no automatic differentiation")
         return
     dtype = "float32" if "float32" in session.accepts else session.accepts[0]
     problem = _pose(session, dtype)
     try:
         gradients = target.gradients(problem.x, problem.scale, problem.bias, problem.dy, **problem.others)
     except TargetError as error:
-        findings.add("gradients", "raise", str(error))
+        findings.gradients = Learned("raise", str(error))
         findings.defect(f"its gradient cannot be taken: {error}")
         return
     if not model.plain or (problem.scale is not None and problem.scale.size < session.n):
@@ -104,7 +104,7 @@ def solve_gate_gradient(session: Session, model: Model, findings: Findings) -> N
     for mistake in mistakes:
         findings.defect(mistake)
     evidence = f"{dtypes.short(dtype)}: dgate and dx against differences, for gates from -3 to 3"
-    findings.add("gate_gradient", "wrong" if mistakes else "agrees", "; ".join([evidence, *mistakes]))
+    findings.gate_gradient = Learned("wrong" if mistakes else "agrees", "; ".join([evidence, *mistakes]))
 
 
 def _known_mistake(
@@ -159,7 +159,7 @@ def _by_golden(
         allowed = bound(name, call, dtype).ratio
         comparisons.append(f"{name} within {ratio:.2g} u of its terms (the kit allows {allowed:.2g})")
     compared = f"{dtypes.short(problem.x.dtype.name)}: " + "; ".join(comparisons)
-    findings.add("gradients", "agree" if agree else "wrong", compared)
+    findings.gradients = Learned("agree" if agree else "wrong", compared)
 
 
 def _pose(session: Session, dtype: str, *, with_gate: bool = False) -> Problem:
@@ -298,7 +298,7 @@ def _by_differences(
     got, dscale, dbias = gradients
     if got is None:
         findings.defect("there is no gradient for x")
-        findings.add("gradients", "wrong", "dx is missing")
+        findings.gradients = Learned("wrong", "dx is missing")
         return
     worst = _off("x", got, session, model, problem)
     missing = [
@@ -317,7 +317,7 @@ def _by_differences(
     evidence = f"{dtype}: dx against differences of the model, within {worst:.1g}"
     if own:
         evidence = f"{dtype}: dx within {_OWN:.0%} of differences of the target itself"
-    findings.add("gradients", "wrong" if wrong else "agree", evidence)
+    findings.gradients = Learned("wrong" if wrong else "agree", evidence)
 
 
 def _off(name: str, gradient: Array, session: Session, model: Model, problem: Problem) -> float:

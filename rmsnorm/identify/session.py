@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Findings
+from rmsnorm.identify.findings import Findings, Learned
 from rmsnorm.identify.layout import ORDINARY, ROWS, Layout, find_layout
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import Target, TargetError
@@ -177,7 +177,7 @@ def open_session(target: Target, width: int, deadline: float, time_limit: float,
             y = session.rows(rows, name)
             accepts.append(name)
         except TargetError as error:
-            findings.add(f"{name} x", "refused", str(error))
+            findings.refused[name] = Learned("refused", str(error))
             continue
         if name == "float64" and not np.array_equal(y, session.rows(rows.astype(np.float32).astype(np.float64), name)):
             wide = name if y.dtype == np.float64 else wide

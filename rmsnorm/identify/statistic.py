@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Findings, NotRms
+from rmsnorm.identify.findings import Findings, Learned, NotRms
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
@@ -92,9 +92,9 @@ def grouped(session: Session, findings: Findings) -> Session:
             break
         layout = replace(layout, group=group, groups=n // group if group and words else None)
     shape = str(list(layout.shape(4 if layout.unlimited else 1))).replace(" ", "")
-    findings.add("axes", layout.description, f"where y changes when one element of x {shape} does")
+    findings.axes = Learned(layout.description, f"where y changes when one element of x {shape} does")
     if layout.group:
-        findings.add("group_size", layout.group, f"elements of the last axis that change one another{words}")
+        findings.group_size = Learned(layout.group, f"elements of the last axis that change one another{words}")
     return replace(session, layout=layout)
 
 

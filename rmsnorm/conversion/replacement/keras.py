@@ -10,6 +10,7 @@ from typing import Any, Final
 import keras
 import numpy as np
 
+from rmsnorm.conversion.replacement.change import called_with, computed, vector
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import changed, decide, first_parameter, gate_parameter, require_same
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
@@ -142,50 +143,31 @@ def others(layer: Any) -> list[str]:
 
 def become(layer: Any, norm: Norm) -> None:
     """Gives a layer another call; its class stays, and so do its config and what is saved of it."""
-    own, names = layer.call, [name for name in (norm.x, norm.gate) if name is not None]
+    own = layer.call
 
     @functools.wraps(own)
     def call(*inputs: Any, **named: Any) -> Any:
-        arrays = {**named, **dict(zip(names, inputs, strict=False))}
-        more = [name for name, value in arrays.items() if name not in ("training", *names) and value is not None]
-        x: Any = arrays.get(norm.x)
-        gate: list[Any] = [arrays.get(name) for name in names[1:]]
+        asked = {name: value for name, value in named.items() if name != "training" and value is not None}
+        x, gate = called_with(norm, inputs, asked)
         shape = getattr(x, "shape", None)
-        fits = all(_is_floating(z) and tuple(z.shape) == tuple(shape or ()) for z in gate)
-        if len(inputs) > len(names) or more or shape is None or not fits or not norm.takes(shape):
+        if shape is None or not norm.takes(shape) or not (norm.gate is None or _is_gate_of(x, gate)):
             return own(*inputs, **named)
-        scale, bias = (_vector(layer, name, x, norm) for name in (norm.scale, norm.bias))
-        return _computed(norm, x, scale, bias, *gate)
+        scale, bias = (vector(keras.ops, _weight(layer, name), x, norm) for name in (norm.scale, norm.bias))
+        rms_norm = functools.partial(compute, out_dtype=keras.backend.standardize_dtype(x.dtype))
+        return computed(keras.ops, rms_norm, norm, keras.ops.shape(x), x, scale, bias, gate)
 
     call.norm = norm  # type: ignore[attr-defined]
     object.__setattr__(layer, "call", call)
 
 
-def _is_floating(value: Any) -> bool:
-    return hasattr(value, "dtype") and keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
+def _weight(layer: Any, name: str | None) -> Any:
+    return next((weight.value for weight in layer.weights if weight.name == name), None)
 
 
-def _computed(norm: Norm, x: Any, scale: Any, bias: Any, gate: Any = None) -> Any:
-    options = {"variant": norm.known, "out_dtype": keras.backend.standardize_dtype(x.dtype)}
-    if norm.group is None:
-        return compute(x, scale, bias, gate=gate, axis=norm.axes, feature_axis=norm.gain_axes, **options)
-    whole = keras.ops.shape(x)
-    groups = [*whole[:-1], x.shape[-1] // norm.group, norm.group]
-    x, gate = (None if value is None else keras.ops.reshape(value, groups) for value in (x, gate))
-    scale, bias = (None if value is None else keras.ops.reshape(value, [-1, norm.group]) for value in (scale, bias))
-    y = compute(x, scale, bias, axis=-1, feature_axis=(-2, -1), gate=gate, **options)
-    return keras.ops.reshape(y, whole)
-
-
-def _vector(layer: Any, name: str | None, x: Any, norm: Norm) -> Any:
-    """A weight without its axes of size 1; one number at every element."""
-    weight = next((weight.value for weight in layer.weights if weight.name == name), None)
-    if weight is None:
-        return None
-    sizes = [x.shape[axis] for axis in norm.gain_axes]
-    if all(size == 1 for size in weight.shape):
-        return keras.ops.broadcast_to(keras.ops.reshape(weight, [1] * len(sizes)), sizes)
-    return weight if len(weight.shape) == len(sizes) else keras.ops.reshape(weight, [s for s in weight.shape if s > 1])
+def _is_gate_of(x: Any, gate: Any) -> bool:
+    if not hasattr(gate, "dtype") or tuple(gate.shape) != tuple(x.shape):
+        return False
+    return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(gate.dtype)))
 
 
 def forget_traces(model: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from rmsnorm.conversion.replacement.change import Replaced, subclass
+from rmsnorm.conversion.replacement.change import Replaced, called_with, computed, subclass, vector
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import changed, decide, first_parameter, gate_parameter
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
@@ -169,23 +169,22 @@ def become_layer(module: Any, variant: Variant, eps: float | None) -> None:
 @functools.cache
 def class_of(kind: Any, norm: Norm) -> Any:
     """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
-    if norm.gate is not None:
-        return subclass(class_of, kind, norm, "forward", _gated_forward(kind, norm))
     settings, last = (norm.known.eps, norm.known), tuple(range(-len(norm.axes), 0))
-    may_keep = norm.axes == norm.gain_axes == last and norm.group is None
+    may_keep = norm.axes == norm.gain_axes == last and norm.group is None and norm.gate is None
 
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
-        x: Any = inputs[0] if inputs else named.get(norm.x)
-        if len(inputs) + len(named) != 1 or not isinstance(x, Tensor):
+        x, gate = called_with(norm, inputs, named)
+        if not isinstance(x, Tensor) or (norm.gate is not None and not _is_gate_of(x, gate)):
             return kind.forward(self, *inputs, **named)
         own = self.__dict__.get("_kept")  # of the last call, as in rmsnorm.torch_impl.RMSNorm
-        scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
+        names = norm.scale, norm.bias
+        scale, bias = (None if name is None else vector(torch, getattr(self, name), x, norm) for name in names)
         alone = may_keep and type(x) is Tensor and not is_watched() and forward_ad._current_level < 0
         if alone and (y := again(own, settings, x, scale, bias)) is not None:
             return y
         if not norm.takes(x.shape):
             return kind.forward(self, *inputs, **named)
-        y = _computed(norm, x, scale, bias)
+        y = computed(torch, rms_norm, norm, x.shape, x, scale, bias, gate)
         if alone:
             self.__dict__["_kept"] = kept(settings, last, x, scale, bias)
         return y
@@ -193,40 +192,8 @@ def class_of(kind: Any, norm: Norm) -> Any:
     return subclass(class_of, kind, norm, "forward", forward)
 
 
-def _gated_forward(kind: Any, norm: Norm) -> Any:
-    def forward(self: Any, *inputs: Any, **named: Any) -> Any:
-        x: Any = inputs[0] if inputs else named.get(norm.x)
-        gate: Any = inputs[1] if len(inputs) == 2 else named.get(str(norm.gate))
-        tensors = isinstance(x, Tensor) and isinstance(gate, Tensor) and gate.is_floating_point()
-        if len(inputs) + len(named) != 2 or not tensors or x.shape != gate.shape or not norm.takes(x.shape):
-            return kind.forward(self, *inputs, **named)
-        scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
-        return _computed(norm, x, scale, bias, gate)
-
-    return forward
-
-
-def _computed(norm: Norm, x: Any, scale: Any, bias: Any, gate: Any = None) -> Any:
-    if norm.group is None:
-        return rms_norm(
-            x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes, gate=gate
-        )  # fmt: skip
-    x, gate, scale, bias = (
-        None if tensor is None else tensor.unflatten(-1, (-1, norm.group)) for tensor in (x, gate, scale, bias)
-    )
-    return rms_norm(x, scale, bias, variant=norm.known, axis=-1, feature_axis=(-2, -1), gate=gate).flatten(-2)
-
-
-def _vector(module: Any, name: str | None, x: Tensor, norm: Norm) -> Tensor | None:
-    """A parameter without its axes of size 1; one number at every element."""
-    parameter = None if name is None else getattr(module, name)
-    if parameter is None:
-        return None
-    if parameter.numel() == 1:
-        return parameter.reshape([1] * len(norm.gain_axes)).expand([x.shape[axis] for axis in norm.gain_axes])
-    return (
-        parameter if parameter.ndim == len(norm.gain_axes) else parameter.reshape([s for s in parameter.shape if s > 1])
-    )
+def _is_gate_of(x: Tensor, gate: Any) -> bool:
+    return isinstance(gate, Tensor) and gate.is_floating_point() and gate.shape == x.shape
 
 
 def forget_traces(model: nn.Module) -> None:
