@@ -7,6 +7,7 @@ from typing import Final, Literal
 import numpy as np
 
 from rmsnorm import dtypes
+from rmsnorm.accuracy.bounds import IN_RANGE
 from rmsnorm.identify.findings import Findings, Learned, not_observable
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
@@ -72,7 +73,7 @@ def _outcome(y: Array, want: Array) -> Outcome:
         return "NaN" if np.isnan(y).any() else "infinity"
     if np.all(y == 0):
         return "0"
-    return "right" if np.max(np.abs(y - want)) < 0.02 * np.max(np.abs(want)) else "wrong"
+    return "right" if np.max(np.abs(y - want)) < IN_RANGE * np.max(np.abs(want)) else "wrong"
 
 
 def _content(y: Array) -> Content:

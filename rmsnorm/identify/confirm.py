@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.accuracy.bounds import bound
+from rmsnorm.accuracy.bounds import SAME_BITS, bound
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.identify.findings import Learned
 from rmsnorm.identify.model import Model, Stages, cast, rounded
 from rmsnorm.identify.names import FIELDS, different
-from rmsnorm.identify.rounding import SHARE, Numerics
+from rmsnorm.identify.rounding import Numerics
 from rmsnorm.identify.session import Answer, Session
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.targets.bridges import Array
@@ -77,7 +77,7 @@ def confirm(model: Model, numerics: Numerics, fresh: Fresh, *, keeps_float64: bo
         common = narrower(unit, *(pair if free else ()))
         distance = ratio / 2 * dtypes.unit_roundoff(unit) / dtypes.unit_roundoff(common)
         same = float(np.mean(ulps(*(cast(part.astype(np.float64), common) for part in (answer.y, wanted))) == 0))
-        within = ratio <= limit and (same >= SHARE or free or unit not in dtypes.HALF or stages is not None)
+        within = ratio <= limit and (same >= SAME_BITS or free or unit not in dtypes.HALF or stages is not None)
         confirmed &= within
         if not set(pair) & set(dtypes.HALF):
             wide.append(within)

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from rmsnorm import dtypes
+from rmsnorm.accuracy.bounds import EPS_SPREAD
 from rmsnorm.identify.findings import Findings, Learned, NotRms, not_observable
 from rmsnorm.identify.layout import ROWS
 from rmsnorm.identify.session import Session
@@ -16,7 +17,6 @@ from rmsnorm.identify.statistic import EXPONENTS, Statistic, inverse_rms
 from rmsnorm.targets.bridges import Array
 from rmsnorm.variants import EpsPosition
 
-_FITS: Final = 0.5  # relative spread of eps over rows of all sizes, beside the noise: where eps is large, 0.2
 _POSITIONS: Final[tuple[EpsPosition, ...]] = ("inside", "outside", "clamp")
 _FORMULAS: Final = {"inside": "sqrt(q + eps)", "outside": "sqrt(q) + eps", "clamp": "max(sqrt(q), eps / sqrt(k))"}
 
@@ -188,7 +188,7 @@ def measure(session: Session, noise: float, k: int, *, centred: bool) -> Measure
     value = float(np.median(curves[position][far]))
     eps = {"inside": value**2, "outside": value, "clamp": value * math.sqrt(k)}[position]
     others = ", ".join(f"{name} {100 * spread[name]:.2g} %" for name in _POSITIONS if name != position)
-    if spread[position] > max(_FITS, 50 * noise):
+    if spread[position] > max(EPS_SPREAD, 50 * noise):
         raise NotRms(
             f"x / rho depends on the size of x, but not as eps makes it: of {', '.join(_FORMULAS.values())} the best, "
             f"{_FORMULAS[position]}, holds within {100 * spread[position]:.2g} %"

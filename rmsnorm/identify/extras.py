@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rmsnorm import dtypes
+from rmsnorm.accuracy.bounds import FORMULA, SAME_BITS_OF_SUM
 from rmsnorm.identify.findings import Findings, Learned, not_observable
 from rmsnorm.identify.form import close
 from rmsnorm.identify.model import Model
@@ -19,8 +20,6 @@ from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 from rmsnorm.variants import Rounding, Variant
 
-_SAME = 1e-3  # of the largest element: a formula, not a rounding
-_BITS = 0.95  # share of elements with the bits of the right rounding; of another, about half of them
 _ROUNDED = {
     "before": "the statistic is of the sum after it is rounded",
     "after": "the statistic is of the sum before it is rounded",
@@ -76,7 +75,7 @@ def _mask(session: Session, model: Model, findings: Findings) -> None:
     def agrees(y: Array, want: Array) -> bool:
         """At the elements that count."""
         a, b = (np.where(rows, layout.to_rows(part.astype(np.float64), count), 0.0) for part in (y, want))
-        return close(a, b, _SAME)
+        return close(a, b, FORMULA)
 
     y = session.target.forward(x, **parameters, mask=mask)
     if agrees(y, _golden(session, model, x, parameters)):
@@ -112,10 +111,10 @@ def _residual(session: Session, model: Model, findings: Findings) -> None:
     x, parameters = _pose(session)
     residual = session.layout.to_x(np.random.default_rng(20).normal(size=(session.step, session.n))).astype(x.dtype)
     y = session.target.forward(x, **parameters, residual=residual).astype(np.float64)
-    if close(y, _golden(session, model, x + residual, parameters), _SAME):
+    if close(y, _golden(session, model, x + residual, parameters), FORMULA):
         findings.residual = Learned("added", "y is that of x + residual")
         _rounded_sum(session, model, findings)
-    elif close(y, _golden(session, model, x, parameters), _SAME):
+    elif close(y, _golden(session, model, x, parameters), FORMULA):
         findings.residual = Learned("ignored", "y is the same without it")
         findings.defect("the residual is not added")
     else:
@@ -143,10 +142,12 @@ def _rounded_sum(session: Session, model: Model, findings: Findings) -> None:
             shares[order, rounding] = float(np.mean(want == y))
         order, rounding = max(shares, key=lambda names: shares[names])
         same = f"{100 * shares[order, rounding]:.4g} % of y are its bits in {dtypes.short(dtype)}"
-        if findings.rounding is not None and shares[order, rounding] > _BITS > max(shares[o, own] for o in _ROUNDED):
+        if findings.rounding is not None and shares[order, rounding] > SAME_BITS_OF_SUM > max(
+            shares[o, own] for o in _ROUNDED
+        ):
             findings.rounding_with_residual = Learned(rounding, f"{_ROUNDINGS[rounding]}: {same}")
             findings.defect(f"with a residual {_ROUNDINGS[rounding]}, without one {_ROUNDINGS[own]}")
-        if shares[order, rounding] > _BITS > min(shares[o, rounding] for o in _ROUNDED):
+        if shares[order, rounding] > SAME_BITS_OF_SUM > min(shares[o, rounding] for o in _ROUNDED):
             findings.residual_rounding = Learned(order, f"{_ROUNDED[order]}: {same}")
             return
 

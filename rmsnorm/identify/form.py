@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rmsnorm.accuracy.bounds import FORM
 from rmsnorm.identify.findings import Findings, Learned, NotRms, not_observable
 from rmsnorm.identify.gate import solve_gate
 from rmsnorm.identify.model import Gate
@@ -15,7 +16,6 @@ from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import Target
 
-_COARSE: Final = 2.0**-6  # mistakes of form are of the size of y; roundings to bfloat16 are a quarter of this
 _SWAPPED: Final = {"scale": "bias", "bias": "scale"}
 
 
@@ -106,7 +106,7 @@ def _spread_rows(random: np.random.Generator, n: int) -> Array:
     return 8 * rows
 
 
-def close(a: Array, b: Array, tolerance: float = _COARSE) -> bool:
+def close(a: Array, b: Array, tolerance: float = FORM) -> bool:
     """Equal up to a share of the largest number."""
     size = np.max(np.abs(b), initial=0.0)
     return bool(np.all(np.isfinite(a)) and np.max(np.abs(a - b), initial=0.0) <= tolerance * max(size, 1e-30))

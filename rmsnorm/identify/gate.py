@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from rmsnorm import dtypes
+from rmsnorm.accuracy.bounds import FORMULA
 from rmsnorm.identify.findings import Findings, Learned, NotRms
 from rmsnorm.identify.model import ACTIVATIONS, Activation, Gate, Position
 from rmsnorm.identify.session import Session
@@ -19,7 +20,6 @@ _NEUTRAL: Final = {"identity": 1.0, "sigmoid": 64.0, "silu": 64.0, "gelu": 32.0,
                    "tanh": 64.0, "softplus": 64.0}  # fmt: skip
 _POSITIONS: Final[tuple[Position, ...]] = ("after", "before")
 _LEVELS: Final = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 32.0, 64.0)
-_SAME: Final = 1e-3  # a formula, not a rounding: the nearest formulas are further apart at some of the levels
 _COMMON: Final = 2.0  # the gate at all other elements
 
 
@@ -76,7 +76,7 @@ def _slack(session: Session) -> float:
 def _near(a: Array, b: Array, slack: float) -> bool:
     """Equal but for a share of each element, and the roundings of the largest one of its row."""
     largest = np.max(np.abs(b), axis=-1, keepdims=True, initial=0.0)
-    share = max(_SAME, slack)
+    share = max(FORMULA, slack)
     return bool(np.all(np.isfinite(a)) and np.all(np.abs(a - b) <= share * np.abs(b) + slack * largest))
 
 
@@ -98,7 +98,7 @@ def _cut_off(session: Session, x: Array) -> list[Gate]:
     for name, act in ACTIVATIONS.items():
         got = factor * act(np.asarray(_COMMON))
         slack = _slack(session) * np.max(np.abs(act(levels)))
-        follows = np.abs(got - act(levels)) <= max(_SAME, _slack(session)) * np.abs(act(levels)) + slack
+        follows = np.abs(got - act(levels)) <= max(FORMULA, _slack(session)) * np.abs(act(levels)) + slack
         inside = np.flatnonzero(follows)
         around = len(inside) >= 3 and levels[inside[0]] < 0 < levels[inside[-1]]
         if np.isfinite(got).all() and around and len(inside) == inside[-1] - inside[0] + 1 < len(levels):
@@ -115,7 +115,7 @@ def _limit(act: Activation, levels: Array, got: Array, inside: Array, sign: int)
     values = got[: inside[0]] if sign < 0 else got[inside[-1] + 1 :]
     if not len(outside):
         return sign * math.inf
-    if np.ptp(values) > _SAME * max(np.max(np.abs(values)), _SAME):
+    if np.ptp(values) > FORMULA * max(np.max(np.abs(values)), FORMULA):
         return None
     near, far = (levels[inside[0]], outside[-1]) if sign < 0 else (levels[inside[-1]], outside[0])
     limit = _inverse(act, float(np.median(values)), float(near), float(far))

@@ -66,14 +66,19 @@ class Identity:
     rank: int = 0
     activation: str | None = None
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The value of each finding, None where it is not observable."""
+        return {finding.name: finding.value for finding in self.findings}
+
     def __getitem__(self, name: str) -> Any:
         """The value of a finding, None where it is not observable or was not asked."""
-        return next((finding.value for finding in self.findings if finding.name == name), None)
+        return self.values.get(name)
 
     @property
     def answered(self) -> bool:
         """Whether it answered as a function of x: a target that raised has no finding on its kind."""
-        return any(finding.name == "kind" for finding in self.findings)
+        return "kind" in self.values
 
     def differences(self, variant: str | Variant) -> tuple[str, ...]:
         """Sentences on the observable fields that are different in a variant.
@@ -84,7 +89,8 @@ class Identity:
         wanted = get_variant("Identity.differences", variant)
         if self.variant is None:
             return (f"kind is {self.kind!r}, {wanted.name} is RMSNorm",)
-        different = names.different(self.variant, wanted, self.observed)
+        observed = {name for name, value in self.values.items() if value is not None}
+        different = names.different(self.variant, wanted, observed)
         values = {name: getattr(self.variant, name) for name in different}
         if isinstance(self["gate"], str):
             gate = dict(zip(("gate_function", "gate_position"), self["gate"].split(", "), strict=False))
@@ -92,11 +98,6 @@ class Identity:
         return tuple(
             f"{name} is {value!r}, {wanted.name} has {getattr(wanted, name)!r}" for name, value in values.items()
         )
-
-    @property
-    def observed(self) -> frozenset[str]:
-        """The names of the findings that have a value."""
-        return frozenset(finding.name for finding in self.findings if finding.value is not None)
 
     def is_over(self, axis: int | Sequence[int] | None) -> bool:
         """Whether it normalises these axes; None for the last ones."""
@@ -122,6 +123,16 @@ class Identity:
             "axes": tuple(data["axes"]),
             "nearest": tuple((name, math.inf if d is None else d) for name, d in data["nearest"]),
         })  # fmt: skip
+
+    @property
+    def described(self) -> str:
+        """Its variant, by name or by what differs from the nearest preset; and its groups, factor and gate."""
+        assert self.variant is not None  # noqa: S101  (every RMSNorm has one)
+        groups = f", in groups of {self['group_size']}" if self["group_size"] else ""
+        factor = ", times a number that it learns" if self["learned_factor"] else ""
+        article = "an optional" if self.plain else "an" if str(self.activation)[0] in "aeiou" else "a"
+        gate = f", with {article} {self.activation} gate" if self.activation else ""
+        return names.described(self.variant, self.values) + groups + factor + gate
 
     @property
     def headline(self) -> str:
@@ -155,13 +166,13 @@ def headline(identity: Identity) -> str:
         return f"{identity.target} is not RMSNorm: x is divided by the root of its variance, as keras_rms_scaling does"
     where = "" if identity.last_axes else f" over axis {identity['axes']} (not the last)"
     if identity.recognised:
-        return f"{identity.target} is RMSNorm{where}: {names.described(identity)}"
+        return f"{identity.target} is RMSNorm{where}: {identity.described}"
     if identity["confirmed"] is False and identity["rounding"] is None and identity["eps_position"] is None:
         near = f", nearest to the variant {identity.nearest[0][0]}" if identity.nearest else ""
         return f"{identity.target} is close to RMSNorm{where}{near}, but no model predicts its y"
     count = len(identity.defects)
     defects = "1 defect" if count == 1 else f"{count} defects"
-    return f"{identity.target} is close to RMSNorm{where}: {names.described(identity)}; {defects}"
+    return f"{identity.target} is close to RMSNorm{where}: {identity.described}; {defects}"
 
 
 def _unrecognised(identity: Identity) -> str:
@@ -225,4 +236,4 @@ def cluster(identity: Identity) -> str:
         return {"layernorm": "LayerNorm", "rms_scaling": "rms_scaling"}[identity.kind]
     gain = ", without a gain" if identity["gain"] is False else ""
     defects = [sentence.replace(identity.target, "it") for sentence in identity.defects]
-    return "; ".join([names.described(identity) + gain, *defects])
+    return "; ".join([identity.described + gain, *defects])

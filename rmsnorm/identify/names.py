@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from rmsnorm.variants import PRESETS, Variant
-
-if TYPE_CHECKING:
-    from rmsnorm.identify.identity import Identity
 
 FIELDS: Final = tuple(f.name for f in fields(Variant) if f.name not in ("name", "scale_name", "source"))
 SHOWN: Final = 6  # presets that are listed
@@ -18,7 +15,7 @@ _MODERN: Final = ("standard", "llama", "gemma", "t5", "torch", "flax", "mlx", "o
                   "transformer_engine", "equinox")  # fmt: skip
 
 
-def different(variant: Variant | None, wanted: Variant, observed: Collection[str]) -> list[str]:
+def different(variant: Variant, wanted: Variant, observed: Collection[str]) -> list[str]:
     """The observed fields that two variants do not share."""
     return [name for name in FIELDS if name in observed and getattr(variant, name) != getattr(wanted, name)]
 
@@ -39,11 +36,13 @@ def named(variant: Variant, presets: Iterable[Variant], *, unlike: Collection[st
     return variant
 
 
-def described(identity: Identity) -> str:
-    """The variant by its name, or by the nearest preset and the fields that differ; all of them where several fit."""
-    variant, observed = identity.variant, identity.observed
-    assert variant is not None  # noqa: S101  (every RMSNorm has one)
-    presets = _nearest(identity)
+def described(variant: Variant, values: Mapping[str, Any]) -> str:
+    """The variant by its name, or by the nearest preset and the fields that differ; all of them where several fit.
+
+    values: of all findings by their names; a field that is None there was not observed.
+    """
+    observed = {name for name, value in values.items() if value is not None}
+    presets = _nearest(variant, values, observed)
     fields = different(variant, presets[0], observed)
     names = [preset.name for preset in presets]
     text = f"the variant {names[0]}"
@@ -58,35 +57,27 @@ def described(identity: Identity) -> str:
         if family is not None:
             text = f"the variant {family} with eps {variant.eps} (the same as the preset {names[0]})"
     unsure = ": these cannot be told apart by what was asked" if len(names) > 1 else ""
-    return text + unsure + _more(identity)
+    return text + unsure
 
 
-def _nearest(identity: Identity) -> list[Variant]:
+def _nearest(variant: Variant, values: Mapping[str, Any], observed: Collection[str]) -> list[Variant]:
     """The presets that differ in the fewest observable fields: one of them unless they differ in eps at most.
 
     An old preset is no name for what it does not describe completely.
     """
     ranked: dict[tuple[int, bool], list[Variant]] = {}
     for name in (*_MODERN, *(name for name in PRESETS if name not in _MODERN)):
-        fields = different(identity.variant, PRESETS[name], identity.observed)
+        fields = different(variant, PRESETS[name], observed)
         if not fields or name in _MODERN:
             ranked.setdefault((len(set(fields) - {"eps"}), "eps" in fields), []).append(PRESETS[name])
     count, _ = best = min(ranked)
     if count:
         return ranked[best][:1]
     hidden = {"eps", "bias"}
-    if identity["gain"] is False and not identity["bias"]:
+    if values.get("gain") is False and not values.get("bias"):
         hidden |= {"scale_offset", "rounding", "result_dtype"}  # of what it does not have
-    if identity["partial"] is None:
+    if values.get("partial") is None:
         hidden.add("partial_rounding")
     kinds = {tuple(getattr(preset, name) for name in FIELDS if name not in hidden): preset
              for preset in reversed(ranked[best])}  # fmt: skip
     return [preset for preset in ranked[best] if preset in kinds.values()]
-
-
-def _more(identity: Identity) -> str:
-    """What a variant does not say: groups, a factor and a gate."""
-    groups = f", in groups of {identity['group_size']}" if identity["group_size"] else ""
-    groups += ", times a number that it learns" if identity["learned_factor"] else ""
-    article = "an optional" if identity.plain else "an" if str(identity.activation)[0] in "aeiou" else "a"
-    return groups + (f", with {article} {identity.activation} gate" if identity.activation else "")

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm import dtypes
+from rmsnorm.accuracy.bounds import SAME_BITS
 from rmsnorm.identify.findings import Findings, Learned, not_observable
 from rmsnorm.identify.model import Model, Stages, rounded
 from rmsnorm.identify.session import Answer, Session
@@ -26,7 +27,6 @@ PAIRS: Final = (
 _RULES: Final[tuple[ResultDtype, ...]] = ("x", "promote", "scale", "half_scale")
 Pair = tuple[str, str]  # dtypes of x and of the gain
 Scores = dict[Rounding, dict[Pair, float]]
-SHARE: Final = 0.99  # of identical bits: arithmetic in float32 moves 0.2 % of float16, a wrong rounding point 25 %
 
 
 @dataclass(frozen=True)
@@ -212,14 +212,14 @@ def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | No
         return scores
 
     scores = score(model)
-    if model.variant.scale_offset and _best(scores) < SHARE:
+    if model.variant.scale_offset and _best(scores) < SAME_BITS:
         narrow = score(replace(model, gain_rounded=True))
-        if _best(narrow) >= SHARE:
+        if _best(narrow) >= SAME_BITS:
             findings.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
             return replace(_decide(session, stages, rule, results, narrow, findings), gain_rounded=True)
-    if rule == "promote" and _best(scores) < SHARE:
+    if rule == "promote" and _best(scores) < SAME_BITS:
         first = score(model, "promote_first")
-        if _best(first) >= SHARE:
+        if _best(first) >= SAME_BITS:
             known = "" if findings.result_dtype is None else f"{findings.result_dtype.evidence}; "
             findings.result_dtype = Learned("promote_first", f"{known}x / rho is rounded to the dtype of y, too")
             return _decide(session, stages, "promote_first", results, first, findings)
@@ -291,7 +291,7 @@ def _decide(
         return Numerics(stages, None, rule, results)
     pair = max(shares, key=lambda pair: shares[pair] - scores[other][pair])
     words: dict[Rounding, str] = {"before_scale": "before the gain", "after_scale": "once, after the gain"}
-    if least[best] >= SHARE or (any(stages.values()) and least[best] - least[other] > 0.1):
+    if least[best] >= SAME_BITS or (any(stages.values()) and least[best] - least[other] > 0.1):
         findings.rounding = Learned(best,
             f"{100 * shares[pair]:.5g} % of {dtypes.short(pair[0])} y with a {dtypes.short(pair[1])} gain has the bits "
             f"of y rounded {words[best]}; rounded {words[other]}: {100 * scores[other][pair]:.3g} %",

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from rmsnorm.accuracy.bounds import FORMULA
 from rmsnorm.identify.eps import Denominator, Measured, measure, nice
 from rmsnorm.identify.findings import Findings, Learned, NotRms
 from rmsnorm.identify.session import Session
@@ -17,7 +18,6 @@ from rmsnorm.targets.target import TargetError
 
 _MULTIPLES: Final = (2, 3, 4, 0.5, 0.25)  # of the first width: a target may take only some of them
 _MORE: Final = 2  # of these are tried: two points fit any power of n, a third one does not fit a wrong one
-_SAME: Final = 1e-3  # of eps at two widths: n and n + 1 differ by 0.5 % at a width of 192
 _FEW: Final = 2  # digits of a number that somebody wrote
 
 
@@ -197,7 +197,7 @@ def _at_several(seen: Sequence[Seen]) -> list[_Reading]:
     for reading in _bases(seen, _tolerance(noise)):
         values = [entry.eps.value * reading.unit(entry) for entry in seen]
         for form in _eps_forms(seen):
-            eps = _fitted(form, values, seen, max(_SAME, _tolerance(noise))) if any(values) else 0.0
+            eps = _fitted(form, values, seen, max(FORMULA, _tolerance(noise))) if any(values) else 0.0
             if eps is not None:
                 readings.append(replace(reading, eps=nice(eps, noise), eps_form=form))
                 break

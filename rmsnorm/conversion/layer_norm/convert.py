@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rmsnorm.accuracy.bounds import CONVERSION
 from rmsnorm.conversion.layer_norm.behaviour import own_norms
 from rmsnorm.conversion.layer_norm.conversion import (
-    BOUND,
     Conversion,
     Layer,
     difference,
@@ -89,7 +89,7 @@ class Model(ABC):
     """
 
     eps: ClassVar[str] = "epsilon"
-    bound: float = BOUND
+    bound: float = CONVERSION
 
     def __init__(self, model: Any, inputs: Any, options: Any) -> None:
         self.model, self.inputs, self.options = model, inputs, options

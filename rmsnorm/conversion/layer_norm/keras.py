@@ -11,7 +11,8 @@ import keras
 import numpy as np
 
 from rmsnorm import errors
-from rmsnorm.conversion.layer_norm.conversion import BOUND, BOUND_OF_FLOAT32, Conversion
+from rmsnorm.accuracy.bounds import CONVERSION, CONVERSION_OF_FLOAT32
+from rmsnorm.conversion.layer_norm.conversion import Conversion
 from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace, convert, norm_of
 from rmsnorm.conversion.layer_norm.streams import LayerNorm, Node, Operand, Plan, Rule, Value, moved, spread, sum_of
 from rmsnorm.conversion.replacement.keras import become, is_candidate, is_replaced, key_of
@@ -63,7 +64,7 @@ class _Model(Model):
     def __init__(self, model: Any, inputs: Any, options: Any) -> None:
         super().__init__(model, inputs, options)
         is_wide = keras.backend.backend() == "tensorflow"
-        self.dtype, self.bound = ("float64", BOUND) if is_wide else ("float32", BOUND_OF_FLOAT32)
+        self.dtype, self.bound = ("float64", CONVERSION) if is_wide else ("float32", CONVERSION_OF_FLOAT32)
 
     def layers(self) -> Iterator[tuple[str, Any]]:
         for path, layer in _walk(self.model):

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from rmsnorm import dtypes
+from rmsnorm.accuracy.bounds import of_replacement
 from rmsnorm.conversion.replacement.layout import Array, Norm, Rows, find_layout, grouped_layout, parameters
 from rmsnorm.conversion.replacement.report import (
     REASONS,
@@ -24,9 +26,7 @@ from rmsnorm.conversion.replacement.report import (
 from rmsnorm.identify import Identity, Target, TargetError, identify
 from rmsnorm.targets.arguments import argument_named
 
-_U: Final = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}  # unit roundoffs
-_DTYPES: Final = tuple(_U)
-_FAR: Final = 32  # roundings of each of the two results beside those of its sums
+_DTYPES: Final = ("float32", "bfloat16", "float16")
 _SPECIAL: Final = (("zeros", 0.0), ("NaN", np.nan), ("infinity", np.inf), ("-infinity", -np.inf))
 _TIME: Final = 600.0  # seconds for identify
 
@@ -216,7 +216,7 @@ def _require_results(
         got = _results(ours, x, dy, arrays)
     except TargetError as error:
         raise Unproven(f"its replacement fails{where}: {error}") from None
-    narrow = max(x.dtype.name, want["y"].dtype.name, key=lambda name: _U.get(name, 0.0))
+    narrow = max(x.dtype.name, want["y"].dtype.name, key=_roundoff)
     special = ~np.isfinite(x.astype(np.float32)).all(norm.axes, keepdims=True)
     for name, value in want.items():
         other = got.get(name)
@@ -296,6 +296,10 @@ def _with_special_rows(target: Target, norm: Norm, x: Array) -> list[tuple[str, 
     return views
 
 
+def _roundoff(dtype: str) -> float:
+    return dtypes.unit_roundoff(dtype) if dtype in _DTYPES else 0.0
+
+
 def require_same(name: str, want: Array | None, got: Array | None, dtype: str, where: str) -> None:
     """Two results must be the same up to roundings to a dtype.
 
@@ -308,7 +312,7 @@ def require_same(name: str, want: Array | None, got: Array | None, dtype: str, w
 
 
 def _difference(want: Array | None, got: Array | None, dtype: str) -> str | None:
-    """How two results differ by more than the roundings of both, each at most _FAR and those of a sum."""
+    """How two results differ by more than the roundings of both."""
     if want is None or got is None:
         other = want if got is None else got
         return None if other is None or not np.any(other) else "is missing on one side"
@@ -320,5 +324,5 @@ def _difference(want: Array | None, got: Array | None, dtype: str) -> str | None
         return "has NaN or infinity at other places"
     far = np.abs(got[finite] - want[finite]).max(initial=0.0)
     size = np.abs(want[finite]).max(initial=0.0)
-    allowed = (math.sqrt(want.size) + _FAR) * _U[dtype] * size
+    allowed = of_replacement(want.size, dtype) * size
     return None if far <= allowed else f"differs by {far / size:.1g} of the largest element" if size else "is not 0"

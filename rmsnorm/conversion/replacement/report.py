@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, get_args
 
 from rmsnorm.identify import Identity
-from rmsnorm.identify.names import described, named
+from rmsnorm.identify.names import named
 from rmsnorm.variants import PRESETS, GateFunction, GatePosition, Variant
 
 REASONS: Final = {
@@ -92,4 +92,4 @@ def _named(identity: Identity) -> Variant:
     variant = identity.variant
     assert variant is not None  # noqa: S101  (of every RMSNorm)
     preset = named(variant, (PRESETS["torch"], *PRESETS.values()), unlike=("eps", "bias"), own=("eps",))
-    return preset if preset is not variant else variant.replace(name=described(identity).removeprefix("the variant "))
+    return preset if preset is not variant else variant.replace(name=identity.described.removeprefix("the variant "))
