@@ -142,9 +142,8 @@ def _rounded_sum(session: Session, model: Model, findings: Findings) -> None:
             shares[order, rounding] = float(np.mean(want == y))
         order, rounding = max(shares, key=lambda names: shares[names])
         same = f"{100 * shares[order, rounding]:.4g} % of y are its bits in {dtypes.short(dtype)}"
-        if findings.rounding is not None and shares[order, rounding] > SAME_BITS_OF_SUM > max(
-            shares[o, own] for o in _ROUNDED
-        ):
+        as_without = max(shares[o, own] for o in _ROUNDED)
+        if findings.rounding is not None and shares[order, rounding] > SAME_BITS_OF_SUM > as_without:
             findings.rounding_with_residual = Learned(rounding, f"{_ROUNDINGS[rounding]}: {same}")
             findings.defect(f"with a residual {_ROUNDINGS[rounding]}, without one {_ROUNDINGS[own]}")
         if shares[order, rounding] > SAME_BITS_OF_SUM > min(shares[o, rounding] for o in _ROUNDED):
