@@ -26,7 +26,8 @@ from rmsnorm.bench.candidates import Call
 from rmsnorm.bench.measure import alternate, used_by_others
 from rmsnorm.bench.report import outcome, three_digits, times
 from rmsnorm.bench.run import BackendRun, hello, serve
-from rmsnorm.cli.bench import Json, Summary, Threads, check_folders, end, run_each, write
+from rmsnorm.cli.bench import Summary, Threads, end, run_each, write
+from rmsnorm.cli.reports import Json, check_folders
 from rmsnorm.cli.usage import BACKEND_NAMES, backends
 from rmsnorm.nematus.cells import CellNorm, nematus_gru_shapes
 from rmsnorm.nematus.numpy.recurrent import nematus_gru

@@ -27,7 +27,8 @@ from rmsnorm.bench.candidates import BUILTIN, LAYER_NORM, OURS, Call
 from rmsnorm.bench.measure import alternate, used_by_others
 from rmsnorm.bench.report import WIDTH, ms, outcome, times
 from rmsnorm.bench.run import BackendRun, hello, serve
-from rmsnorm.cli.bench import Json, Summary, Threads, check_folders, end, run_each, write
+from rmsnorm.cli.bench import Summary, Threads, end, run_each, write
+from rmsnorm.cli.reports import Json, check_folders
 from rmsnorm.cli.usage import backends, choices, unusable
 from rmsnorm.dtypes import unit_roundoff
 

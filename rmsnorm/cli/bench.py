@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rmsnorm import PRESETS, errors, screen
+from rmsnorm.cli.reports import PANEL, Json, check_folders
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, unusable
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _BACKEND_NAMES: Final = f"{BACKEND_NAMES} (with Keras on TensorFlow), keras-torch, keras-jax"
 _SHAPES: Final = ("1x4096", "32x768", "512x768", "8192x1024", "4096x4096")
+_MEASURED: Final = "How it is measured"
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm bench --backend torch --shape 512x768 --dtype float32\n\n"
@@ -29,10 +31,16 @@ EPILOG: Final = (
 
 
 # options that the programs in benchmarks/ have, too
-Threads = Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")]
-Json = Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)]
+Threads = Annotated[
+    int | None, typer.Option(help="Cores to use.", min=1, show_default="all", rich_help_panel=_MEASURED)
+]
+Seconds = Annotated[
+    float,
+    typer.Option(help="Seconds for a cell, for all its candidates together.", min=0.0, rich_help_panel=_MEASURED),
+]
 Summary = Annotated[
-    Path | None, typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False)
+    Path | None,
+    typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False, rich_help_panel=PANEL),
 ]
 
 
@@ -60,11 +68,13 @@ def bench(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help=f"Where: {' or '.join(DEVICES)} (NumPy: cpu).")] = "cpu",
-    seconds: Annotated[float, typer.Option(help="Seconds for a cell, for all its candidates together.", min=0.0)] = 2.0,
+    seconds: Seconds = 2.0,
     threads: Threads = None,
     json: Json = None,
     summary: Summary = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw GB/s over size as SVG.", dir_okay=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw GB/s over size as SVG.", dir_okay=False, rich_help_panel=PANEL)
+    ] = None,
 ) -> None:
     """Time ours beside the framework's own layer, LayerNorm, each eagerly and compiled, and a copy of the same bytes.
 
@@ -123,13 +133,6 @@ def run_each(commands: Mapping[str, Sequence[str]], totals: Mapping[str, int]) -
             if runs[-1].status == "stopped":
                 break
     return runs
-
-
-def check_folders(command: str, *paths: Path | None) -> None:
-    """Exit if there is no folder for a file: before the measurement, not after it."""
-    for path in paths:
-        if path is not None and not path.parent.is_dir():
-            raise unusable(f"{command}: {path.parent} is not a folder, expected one to write {path.name} in")
 
 
 def write(runs: Sequence[BackendRun], settings: Mapping[str, Any], json: Path | None, summary: Path | None) -> None:

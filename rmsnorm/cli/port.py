@@ -30,6 +30,8 @@ _STDIN: Final = Path("-")
 _TARGETS: Final = ("torch", "keras", "flax", "numpy", "tf", "theano")
 _FORMS: Final = {"pytorch": "torch", "tensorflow": "tf", "jax": "flax"}
 _STATUS: Final = "Exit status: 0 written, 2 bad usage, or files that are damaged or do not fit each other."
+_FILES: Final = "What the model is read from"
+_RUN: Final = "How it is computed"
 NEMATUS_EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm port nematus model/ model.torch --to torch\n\n"
@@ -56,13 +58,19 @@ Where = Annotated[
 ]
 Options = Annotated[
     Path | None,
-    typer.Option(help="The model's options as JSON.", dir_okay=False, show_default="the file beside the model"),
+    typer.Option(
+        help="The model's options as JSON.",
+        dir_okay=False,
+        show_default="the file beside the model",
+        rich_help_panel=_FILES,
+    ),
 ]
 SourceNorm = Annotated[
     str | None,
     typer.Option(
         help=f"Its norm: {', '.join(get_args(Norm))}; a Theano model with offsets needs it.",
         show_default="by its names",
+        rich_help_panel=_FILES,
     ),
 ]
 Dictionary = Annotated[
@@ -70,6 +78,7 @@ Dictionary = Annotated[
     typer.Option(
         help="Nematus's JSON: for each factor of the source, then for the target. Repeatable.",
         show_default="those that the options name",
+        rich_help_panel=_FILES,
     ),
 ]
 Source = Annotated[
@@ -77,12 +86,18 @@ Source = Annotated[
 ]
 Output = Annotated[Path | None, typer.Option(help="Where to write.", dir_okay=False, show_default="the terminal")]
 Backend = Annotated[
-    str | None, typer.Option(help=f"Backend: {BACKEND_NAMES}.", show_default="torch if it is installed, else numpy")
+    str | None,
+    typer.Option(
+        help=f"Backend: {BACKEND_NAMES}.", show_default="torch if it is installed, else numpy", rich_help_panel=_RUN
+    ),
 ]
 Alpha = Annotated[
     float | None, typer.Option(help="Scores are divided by length^ALPHA.", show_default="0, in zero its option")
 ]
-Batch = Annotated[int | None, typer.Option(help="Sentences at once.", min=1, show_default="80, in zero its option")]
+Batch = Annotated[
+    int | None,
+    typer.Option(help="Sentences at once.", min=1, show_default="80, in zero its option", rich_help_panel=_RUN),
+]
 
 
 @app.command(epilog=_STATUS.replace("written", "shown"))

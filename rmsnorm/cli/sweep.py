@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm import screen
+from rmsnorm.cli.reports import check_folders
 from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, progress, unusable
 from rmsnorm.files import write_text
 
@@ -39,8 +40,7 @@ def sweep(
     from rmsnorm.targets.target import NoTarget
 
     choices("device", [device], DEVICES, _COMMAND)
-    if markdown is not None and not markdown.parent.is_dir():
-        raise unusable(f"{_COMMAND}: {markdown.parent} is not a folder, expected one to write {markdown.name} in")
+    check_folders(_COMMAND, markdown)
     try:
         with progress("classes") as bar:
             task = bar.add_task(package[:6], total=None)

@@ -6,11 +6,12 @@ import re
 from importlib import import_module
 
 import pytest
+import typer
 from commands import rmsnorm
 from rich.console import Console
 
 from rmsnorm import PRESETS, Variant, __version__, screen
-from rmsnorm.cli import tables
+from rmsnorm.cli import app, tables
 from rmsnorm.variants import families
 
 listing = import_module("rmsnorm.cli.check")._listing
@@ -24,6 +25,23 @@ def test_help_teaches():
     assert "rmsnorm check --backend torch --variant llama --dtype bfloat16" in shown.stdout
     assert "Exit status: 0 everything agrees" in shown.stdout
     assert rmsnorm("--version").stdout.strip() == __version__
+
+
+def _commands(command, name="rmsnorm"):
+    if not hasattr(command, "commands"):
+        yield name, command
+    for part, inner in getattr(command, "commands", {}).items():
+        yield from _commands(inner, f"{name} {part}")
+
+
+def test_help_begins_with_at_most_six_options():
+    counts = {
+        name: sum(getattr(parameter, "rich_help_panel", "") is None for parameter in command.params
+                  if parameter.param_type_name == "option")
+        for name, command in _commands(typer.main.get_command(app))
+    }  # fmt: skip
+    assert len(counts) > 10
+    assert {name: count for name, count in counts.items() if count > 6} == {}
 
 
 @pytest.mark.slow

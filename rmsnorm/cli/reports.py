@@ -1,0 +1,47 @@
+"""The files that ``check`` and ``vectors check`` write, and the folders for these and all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from rmsnorm.cli.usage import unusable
+
+if TYPE_CHECKING:
+    from rmsnorm.parity.run import BackendRun
+
+PANEL: Final = "Reports"
+Json = Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False, rich_help_panel=PANEL)]
+Junit = Annotated[Path | None, typer.Option(help="Write a JUnit report for CI.", dir_okay=False, rich_help_panel=PANEL)]
+Markdown = Annotated[
+    Path | None, typer.Option(help="Write the whole table as Markdown.", dir_okay=False, rich_help_panel=PANEL)
+]
+Html = Annotated[
+    Path | None, typer.Option(help="Write a page with pictures of what differs.", dir_okay=False, rich_help_panel=PANEL)
+]
+
+
+def check_folders(command: str, *paths: Path | None) -> None:
+    """Exit if there is no folder for a file: before the work, not after it."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise unusable(f"{command}: {path.parent} is not a folder, expected one to write {path.name} in")
+
+
+def write_reports(
+    runs: Sequence[BackendRun], json: Path | None, junit: Path | None, markdown: Path | None, html: Path | None
+) -> None:
+    """Write the comparisons to the files that were asked for."""
+    from rmsnorm.parity import report
+
+    if json:
+        report.write_json(runs, json)
+    if junit:
+        report.write_junit(runs, junit)
+    if markdown:
+        report.write_markdown(runs, markdown)
+    if html:
+        report.write_html(runs, html)
