@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from rmsnorm import errors
 from rmsnorm.processes import Worker, end_with_parent, follow
 from rmsnorm.variants import PRESETS
 
@@ -83,7 +84,7 @@ def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     except ModuleNotFoundError as error:
         yield {"status": "absent", "message": str(error)}
         return
-    except ValueError as error:
+    except errors.InputError as error:
         yield {"status": "refused", "message": str(error)}
         return
     yield hello(workbench)

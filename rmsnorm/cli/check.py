@@ -154,12 +154,9 @@ def _judged(
             )
     types = choices("dtype", dtype, dtypes.FLOATS) if dtype else None
     sys.path.insert(0, "")  # as with python -m: a module of the folder in which the command runs
-    try:
-        result = check_target(
-            target, PRESETS[names[0]], framework=next(iter(backend), None), dtypes=types, device=device, **options
-        )
-    except (ValueError, ModuleNotFoundError) as error:
-        raise unusable(str(error)) from None
+    result = check_target(
+        target, PRESETS[names[0]], framework=next(iter(backend), None), dtypes=types, device=device, **options
+    )
     screen.console().print(Text(result.text, style="" if result.passed else "red"))
     if html:
         result.write_html(html)

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from rmsnorm import errors
 from rmsnorm.identify.identity import Identity
 from rmsnorm.processes import Worker, end_with_parent, messages
 
@@ -62,7 +63,6 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from rmsnorm.identify.solve import identify_opened
     from rmsnorm.targets.open import locate, open_target
-    from rmsnorm.targets.target import NoTarget
 
     def write(**event: Any) -> None:
         print(json.dumps(event), file=out, flush=True)
@@ -75,7 +75,7 @@ def main() -> None:
                 locate(name)
             write(opened=name)
             target = open_target(name, **options)
-        except NoTarget as error:
+        except errors.InputError as error:
             write(refused=str(error))
             continue
         identity = identify_opened(
