@@ -98,7 +98,7 @@ def test_a_device_that_the_library_of_a_target_lacks_exits_with_2(command, tmp_p
     jax = pytest.importorskip("jax")
     if any(device.platform == "gpu" for device in jax.devices()):
         pytest.skip("there is one")
-    (tmp_path / "own.py").write_text("import jax\n\ndef norm(x):\n    return x\n")
+    (tmp_path / "own.py").write_text("from jax import numpy as jnp\n\ndef norm(x):\n    return jnp.sqrt(x)\n")
     shown = rmsnorm(command, f"{tmp_path / 'own.py'}:norm", "--device", "cuda")
     assert shown.exit_code == 2
     assert "device is 'cuda', expected 'cpu'" in shown.stderr

@@ -10,7 +10,6 @@ from functools import partial
 from itertools import product
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from rmsnorm.conversion.layer_norm.torch_rules import is_float, rule_of
 from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.conversion.replacement.torch import become, become_layer, is_candidate, is_replaced, key_of
 from rmsnorm.identify import Target, open_target
+from rmsnorm.targets.bridges import bridge
 from rmsnorm.variants import get_variant
 
 _SHAPES: Final = {
@@ -293,10 +293,7 @@ def _run(model: nn.Module, inputs: Any, options: Any, mode: Any = None) -> list[
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
+    return bridge("torch").fetch(tensor)
 
 
 def _slots(model: nn.Module) -> dict[int, list[str]]:
