@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rmsnorm import PRESETS, errors, screen
-from rmsnorm.cli.reports import PANEL, Json, check_folders
+from rmsnorm.cli.reports import Json, check_folders, file
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, unusable
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _BACKEND_NAMES: Final = f"{BACKEND_NAMES} (with Keras on TensorFlow), keras-torch, keras-jax"
 _SHAPES: Final = ("1x4096", "32x768", "512x768", "8192x1024", "4096x4096")
-_MEASURED: Final = "How it is measured"
+_measured = partial(typer.Option, rich_help_panel="How it is measured")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm bench --backend torch --shape 512x768 --dtype float32\n\n"
@@ -31,16 +32,14 @@ EPILOG: Final = (
 
 
 # options that the programs in benchmarks/ have, too
-Threads = Annotated[
-    int | None, typer.Option(help="Cores to use.", min=1, show_default="all", rich_help_panel=_MEASURED)
-]
+Threads = Annotated[int | None, _measured(help="Cores to use.", min=1, show_default="all")]
 Seconds = Annotated[
     float,
-    typer.Option(help="Seconds for a cell, for all its candidates together.", min=0.0, rich_help_panel=_MEASURED),
+    _measured(help="Seconds for a cell, for all its candidates together.", min=0.0),
 ]
 Summary = Annotated[
     Path | None,
-    typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False, rich_help_panel=PANEL),
+    file(help="Write one line of JSON for each record, in few digits."),
 ]
 
 
@@ -72,9 +71,7 @@ def bench(
     threads: Threads = None,
     json: Json = None,
     summary: Summary = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw GB/s over size as SVG.", dir_okay=False, rich_help_panel=PANEL)
-    ] = None,
+    plot: Annotated[Path | None, file(help="Draw GB/s over size as SVG.")] = None,
 ) -> None:
     """Time ours beside the framework's own layer, LayerNorm, each eagerly and compiled, and a copy of the same bytes.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rmsnorm.parity.run import BackendRun
 
 _SLOWEST_FIRST: Final = ("flax", "numpy", "tf", "torch")
-_OF_TARGET: Final = "Of a TARGET"
+_of_target = partial(typer.Option, rich_help_panel="Of a TARGET")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm check\n\n"
@@ -64,35 +65,19 @@ def check(
     list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
     edges: Annotated[
         bool,
-        typer.Option(
-            "--edges",
-            help="A TARGET fails if it refuses x of no rows, no columns, 66,001 columns.",
-            rich_help_panel=_OF_TARGET,
-        ),
+        _of_target("--edges", help="A TARGET fails if it refuses x of no rows, no columns, 66,001 columns."),
     ] = False,
     batch_invariant: Annotated[
         bool,
-        typer.Option(
-            "--batch-invariant",
-            help="A TARGET fails if a row's bits depend on the number of rows.",
-            rich_help_panel=_OF_TARGET,
-        ),
+        _of_target("--batch-invariant", help="A TARGET fails if a row's bits depend on the number of rows."),
     ] = False,
     exhaustive: Annotated[
         bool,
-        typer.Option(
-            "--exhaustive",
-            help="Also every number of f16 and bf16 as an element of rows of a TARGET.",
-            rich_help_panel=_OF_TARGET,
-        ),
+        _of_target("--exhaustive", help="Also every number of f16 and bf16 as an element of rows of a TARGET."),
     ] = False,
     large: Annotated[
         bool,
-        typer.Option(
-            "--large",
-            help="Also y of 2^31 elements of a TARGET: 16 GB or more, and minutes.",
-            rich_help_panel=_OF_TARGET,
-        ),
+        _of_target("--large", help="Also y of 2^31 elements of a TARGET: 16 GB or more, and minutes."),
     ] = False,
     json: Json = None,
     junit: Junit = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 _COMMAND: Final = "rmsnorm identify"
 _SIZES: Final = "sizes such as 4x64"
 _FRAMEWORKS: Final = ", ".join(NAMES)
-_CALLED: Final = "How it is called"
-_CHECKPOINT: Final = "A checkpoint in place of a target"
+_called = partial(typer.Option, rich_help_panel="How it is called")
+_of_gains = partial(typer.Option, rich_help_panel="A checkpoint in place of a target")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm identify torch.nn:RMSNorm\n\n"
@@ -62,34 +63,25 @@ def identify(
     html: Annotated[Path | None, typer.Option(help="Write a page with the evidence.", dir_okay=False)] = None,
     width: Annotated[
         int | None,
-        typer.Option(
-            help="Size of the normalised axis.", min=1, show_default="64, or its only size", rich_help_panel=_CALLED
-        ),
+        _called(help="Size of the normalised axis.", min=1, show_default="64, or its only size"),
     ] = None,
     shape: Annotated[
         str | None,
-        typer.Option(help="Shape of x, such as 4x64x8x8.", show_default="tries some", rich_help_panel=_CALLED),
+        _called(help="Shape of x, such as 4x64x8x8.", show_default="tries some"),
     ] = None,
     arg: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Another argument of its call, such as condition=4x64, or scale=1:2 for a value beside 0.",
-            rich_help_panel=_CALLED,
-        ),
+        _called(help="Another argument of its call, such as condition=4x64, or scale=1:2 for a value beside 0."),
     ] = None,
-    device: Annotated[
-        str, typer.Option(help=f"Where it runs: {' or '.join(DEVICES)}.", rich_help_panel=_CALLED)
-    ] = "cpu",
-    time_limit: Annotated[
-        float, typer.Option(help="Seconds for a target, without imports.", min=1.0, rich_help_panel=_CALLED)
-    ] = 60.0,
+    device: Annotated[str, _called(help=f"Where it runs: {' or '.join(DEVICES)}.")] = "cpu",
+    time_limit: Annotated[float, _called(help="Seconds for a target, without imports.", min=1.0)] = 60.0,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="Say whether the gains in a checkpoint are w or 1 + w.", rich_help_panel=_CHECKPOINT),
+        _of_gains(help="Say whether the gains in a checkpoint are w or 1 + w."),
     ] = None,
     variant: Annotated[
         str | None,
-        typer.Option(help="The variant that the gains of --checkpoint are compared with.", rich_help_panel=_CHECKPOINT),
+        _of_gains(help="The variant that the gains of --checkpoint are compared with."),
     ] = None,
 ) -> None:
     """Find out which normalisation a callable computes: its variant, eps, roundings, gradients, with the evidence.

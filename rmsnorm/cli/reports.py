@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,15 +14,11 @@ from rmsnorm.cli.usage import unusable
 if TYPE_CHECKING:
     from rmsnorm.parity.run import BackendRun
 
-PANEL: Final = "Reports"
-Json = Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False, rich_help_panel=PANEL)]
-Junit = Annotated[Path | None, typer.Option(help="Write a JUnit report for CI.", dir_okay=False, rich_help_panel=PANEL)]
-Markdown = Annotated[
-    Path | None, typer.Option(help="Write the whole table as Markdown.", dir_okay=False, rich_help_panel=PANEL)
-]
-Html = Annotated[
-    Path | None, typer.Option(help="Write a page with pictures of what differs.", dir_okay=False, rich_help_panel=PANEL)
-]
+file = partial(typer.Option, dir_okay=False, rich_help_panel="Reports")
+Json = Annotated[Path | None, file(help="Write every record as JSON.")]
+Junit = Annotated[Path | None, file(help="Write a JUnit report for CI.")]
+Markdown = Annotated[Path | None, file(help="Write the whole table as Markdown.")]
+Html = Annotated[Path | None, file(help="Write a page with pictures of what differs.")]
 
 
 def check_folders(command: str, *paths: Path | None) -> None:

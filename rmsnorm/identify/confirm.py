@@ -10,9 +10,10 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import SAME_BITS, bound
+from rmsnorm.accuracy.rounding import cast, rounded
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.identify.findings import Learned
-from rmsnorm.identify.model import Model, Stages, cast, rounded
+from rmsnorm.identify.model import Model, Stages
 from rmsnorm.identify.names import FIELDS, different
 from rmsnorm.identify.rounding import Numerics
 from rmsnorm.identify.session import Answer, Session

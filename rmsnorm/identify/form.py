@@ -67,8 +67,7 @@ def solve_form(session: Session, findings: Findings) -> tuple[Session, Form]:
     session, gate = solve_gate(session, findings, x)
     optional = None
     if gate is not None and session.neutral["gate"] is None:  # what follows asks the norm without it
-        arguments = tuple(name for name in session.target.arguments if name != "gate")
-        session, gate, optional = replace(session, target=replace(session.target, arguments=arguments)), None, gate
+        session, gate, optional = session.withholding("gate"), None, gate
     session, factor = _factor(session, findings, x)
     session, gain = _gain(session, findings, x)
     session, bias = _bias(session, findings, x)
@@ -151,8 +150,7 @@ def _gain(session: Session, findings: Findings, x: Array) -> tuple[Session, Gain
         findings.scale_offset = not_observable("the gain is not applied")
         findings.defect("the gain is not applied")
         if "scale" in session.target.names:  # a layer keeps its own, and the model has none
-            arguments = tuple(entry for entry in session.target.arguments if entry != "scale")
-            session = replace(session, target=replace(session.target, arguments=arguments))
+            session = session.withholding(*session.withheld, "scale")
         return session.with_neutral(scale=1.0), Gain(applied=False)
     if not close(y, zero + wide * slope) or np.max(np.abs(slope)) < 1e-3 * np.max(np.abs(one)):
         for o in (0.0, 1.0):

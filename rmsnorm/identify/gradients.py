@@ -9,12 +9,13 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import FORMULA, OWN_GRADIENT, STEP, STEP_OF_FLOAT32, bound
+from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.call import Spec, resolve
 from rmsnorm.identify.findings import Findings, Learned, not_observable
 from rmsnorm.identify.form import Form
 from rmsnorm.identify.layout import Layout
-from rmsnorm.identify.model import Model, cast
+from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
 from rmsnorm.numpy_impl import rms_norm_vjp
 from rmsnorm.targets.bridges import Array

@@ -12,8 +12,9 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import SAME_BITS
+from rmsnorm.accuracy.rounding import rounded
 from rmsnorm.identify.findings import Findings, Learned, not_observable
-from rmsnorm.identify.model import Model, Stages, rounded
+from rmsnorm.identify.model import Model, Stages
 from rmsnorm.identify.session import Answer, Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError

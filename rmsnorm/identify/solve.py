@@ -194,7 +194,7 @@ def _ask_with_gate(
     session: Session, model: Model, numerics: Numerics, findings: Findings, keeps_float64: bool, *, gradients: bool
 ) -> None:
     """Whether the model predicts y and its gradients with a gate, too, which all else was asked without."""
-    session = replace(session, target=replace(session.target, arguments=(*session.target.arguments, "gate")))
+    session = session.withholding(*session.withheld - {"gate"})
     fresh = Fresh(session, numerics)
     everywhere, _, findings.confirmed_gate = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
     if not (everywhere and fresh.answers):
