@@ -16,7 +16,7 @@ from rmsnorm.cli.reports import Json, check_folders, file
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, unusable
 
 if TYPE_CHECKING:
-    from rmsnorm.bench.run import BackendRun
+    from rmsnorm.bench.run import BenchRun
 
 _BACKEND_NAMES: Final = f"{BACKEND_NAMES} (with Keras on TensorFlow), keras-torch, keras-jax"
 _SHAPES: Final = ("1x4096", "32x768", "512x768", "8192x1024", "4096x4096")
@@ -116,7 +116,7 @@ def bench(
     end(runs, backend)
 
 
-def run_each(commands: Mapping[str, Sequence[str]], totals: Mapping[str, int]) -> list[BackendRun]:
+def run_each(commands: Mapping[str, Sequence[str]], totals: Mapping[str, int]) -> list[BenchRun]:
     """Run the worker of each backend, one after the other, with a bar for its cells, until the user stops one."""
     from rmsnorm.bench.run import run
 
@@ -132,7 +132,7 @@ def run_each(commands: Mapping[str, Sequence[str]], totals: Mapping[str, int]) -
     return runs
 
 
-def write(runs: Sequence[BackendRun], settings: Mapping[str, Any], json: Path | None, summary: Path | None) -> None:
+def write(runs: Sequence[BenchRun], settings: Mapping[str, Any], json: Path | None, summary: Path | None) -> None:
     from rmsnorm.bench.files import write_json, write_summary
 
     if json:
@@ -141,7 +141,7 @@ def write(runs: Sequence[BackendRun], settings: Mapping[str, Any], json: Path | 
         write_summary(runs, settings, summary)
 
 
-def end(runs: Sequence[BackendRun], requested: Sequence[str] | None) -> None:
+def end(runs: Sequence[BenchRun], requested: Sequence[str] | None) -> None:
     """Exit with status 1 or 2 if a run failed."""
     states = {state.status for state in runs}
     if states & {"crashed", "hung", "stopped"} or any(state.failures for state in runs):

@@ -11,7 +11,7 @@ import numpy as np
 
 from rmsnorm.accuracy.bounds import CONVERSION
 from rmsnorm.conversion.layer_norm.behaviour import own_norms
-from rmsnorm.conversion.layer_norm.conversion import (
+from rmsnorm.conversion.layer_norm.result import (
     Conversion,
     Layer,
     difference,

@@ -14,8 +14,8 @@ from jax import numpy as jnp
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import batching, mlir
 
-from rmsnorm.conversion.layer_norm.conversion import Conversion
 from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace, convert, norm_of
+from rmsnorm.conversion.layer_norm.result import Conversion
 from rmsnorm.conversion.layer_norm.streams import LayerNorm, Node, Operand, Plan, Rule, Value, moved, spread, sum_of
 from rmsnorm.conversion.replacement.flax import become, is_candidate, is_replaced, key_of
 from rmsnorm.conversion.replacement.layout import Norm

@@ -12,8 +12,8 @@ import numpy as np
 
 from rmsnorm import errors
 from rmsnorm.accuracy.bounds import CONVERSION, CONVERSION_OF_FLOAT32
-from rmsnorm.conversion.layer_norm.conversion import Conversion
 from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace, convert, norm_of
+from rmsnorm.conversion.layer_norm.result import Conversion
 from rmsnorm.conversion.layer_norm.streams import LayerNorm, Node, Operand, Plan, Rule, Value, moved, spread, sum_of
 from rmsnorm.conversion.replacement.keras import become, is_candidate, is_replaced, key_of
 from rmsnorm.conversion.replacement.proof import first_parameter

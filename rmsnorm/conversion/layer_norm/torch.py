@@ -17,8 +17,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from rmsnorm.conversion.layer_norm.conversion import Conversion, first_names
 from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace, convert, norm_of
+from rmsnorm.conversion.layer_norm.result import Conversion, first_names
 from rmsnorm.conversion.layer_norm.streams import Axes, LayerNorm, Node, Plan, Value
 from rmsnorm.conversion.layer_norm.torch_rules import is_float, rule_of
 from rmsnorm.conversion.replacement.proof import first_parameter

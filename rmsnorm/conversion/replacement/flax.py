@@ -12,8 +12,8 @@ from flax import nnx
 
 from rmsnorm.conversion.replacement.change import Replaced, called_with, computed, subclass, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import decide, first_parameter, gate_parameter
-from rmsnorm.conversion.replacement.report import NoNorm, Unproven
+from rmsnorm.conversion.replacement.proof import decide, require_gain_alone
+from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.flax_impl.functional import rms_norm
 from rmsnorm.flax_impl.layers import RMSNorm
 from rmsnorm.identify import Identity, Target, open_target
@@ -41,9 +41,7 @@ def prove(module: nnx.Module) -> tuple[Norm, Identity]:
     if _inner(module):
         raise Unproven("it has modules of its own")
     target = open_target(nnx.clone(module))
-    names = list(_variables(module))
-    if set(names) - set(target.names.values()) or "factor" in target.names:
-        raise NoNorm(f"it holds {', '.join(names)}, expected a gain and perhaps a bias")
+    require_gain_alone(target, list(_variables(module)))
 
     def replacement(norm: Norm) -> Target:
         ours = nnx.clone(module)
@@ -53,11 +51,10 @@ def prove(module: nnx.Module) -> tuple[Norm, Identity]:
     asked = nnx.clone(module)
     if type(asked) is nnx.RMSNorm:
         asked.dtype = None
-    gate = gate_parameter(module.__call__)
-    decision = decide(target, first_parameter(module.__call__), replacement, open_target(asked), gate)
-    if _changes(nnx.clone(module), *[jax.numpy.ones(decision[0].shapes[-1])] * (2 if gate else 1)):
+    norm, identity = decide(target, module.__call__, replacement, open_target(asked))
+    if _changes(nnx.clone(module), *[jax.numpy.ones(norm.shapes[-1])] * (2 if norm.gate else 1)):
         raise Unproven("a call changes its state")
-    return decision
+    return norm, identity
 
 
 def _changes(module: nnx.Module, *inputs: Any) -> bool:

@@ -12,8 +12,8 @@ import numpy as np
 
 from rmsnorm.conversion.replacement.change import called_with, computed, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import changed, decide, first_parameter, gate_parameter, require_same
-from rmsnorm.conversion.replacement.report import NoNorm, Unproven
+from rmsnorm.conversion.replacement.proof import changed, decide, require_gain_alone, require_same
+from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Identity, Target
 from rmsnorm.targets.layers import build, open_keras
 from rmsnorm.tf_impl.layers import RMSNormalization, compute
@@ -52,14 +52,12 @@ def prove(layer: Any) -> tuple[Norm, Identity]:
         target = open_keras(layer, layer.name, "cpu")
     except Exception as error:  # get_config may raise anything
         raise Unproven(f"its config cannot be read ({type(error).__name__})") from None
-    weights = [weight.name for weight in layer.weights]
-    if set(weights) - set(target.names.values()) or "factor" in target.names:
-        raise NoNorm(f"it holds {', '.join(weights)}, expected a gain and perhaps a bias")
+    require_gain_alone(target, [weight.name for weight in layer.weights])
 
     def replacement(norm: Norm) -> Target:
         return open_keras(layer, layer.name, "cpu", change=lambda fresh: become(fresh, norm))
 
-    norm, identity = decide(target, first_parameter(layer.call), replacement, gate=gate_parameter(layer.call))
+    norm, identity = decide(target, layer.call, replacement)
     _require_no_more(layer, norm)
     return norm, identity
 

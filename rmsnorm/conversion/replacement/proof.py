@@ -32,20 +32,20 @@ _TIME: Final = 600.0  # seconds for identify
 
 
 def decide(
-    target: Target, x: str, replaced: Callable[[Norm], Target], asked: Target | None = None, gate: str | None = None
+    target: Target, call: Callable[..., Any], replaced: Callable[[Norm], Target], asked: Target | None = None
 ) -> tuple[Norm, Identity]:
     """What a layer computes, if its replacement computes the same.
 
     Args:
         target: the layer, or a copy of it.
-        x: its name of x.
+        call: its own call, whose first parameter is x, and whose second one may be a gate.
         replaced: makes the replacement of a copy.
         asked: the same layer without what no variant says, such as another dtype of y; None for the layer itself.
-        gate: its name of the gate where the replacement takes one; None refuses it.
 
     Raises:
         Unproven: the layer must stay as it is, and why.
     """
+    x, gate = first_parameter(call), _gate_parameter(call)
     if "gate_vector" in target.arguments or ("gate" in target.arguments and gate is None):
         raise Unproven(REASONS["rmsnorm"])
     with target.training(False) if target.training else contextlib.nullcontext():
@@ -93,12 +93,22 @@ def _gated(target: Target, x: str, gate: str) -> tuple[Norm, Identity]:
     return grouped_layout(target, x, gate, identity["group_size"]).with_variant(variant), identity
 
 
+def require_gain_alone(target: Target, names: list[str]) -> None:
+    """Of the parameters and buffers with these names, each must be the gain or the bias.
+
+    Raises:
+        NoNorm: another one is there.
+    """
+    if set(names) - set(target.names.values()) or "factor" in target.names:
+        raise NoNorm(f"it holds {', '.join(names)}, expected a gain and perhaps a bias")
+
+
 def first_parameter(call: Callable[..., Any]) -> str:
     """Its name of x."""
     return next(iter(inspect.signature(call).parameters), "")
 
 
-def gate_parameter(call: Callable[..., Any]) -> str | None:
+def _gate_parameter(call: Callable[..., Any]) -> str | None:
     """The name of its second parameter, if that is a gate.
 
     Raises:

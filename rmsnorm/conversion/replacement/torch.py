@@ -16,8 +16,8 @@ from torch.autograd import forward_ad
 
 from rmsnorm.conversion.replacement.change import Replaced, called_with, computed, subclass, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import changed, decide, first_parameter, gate_parameter
-from rmsnorm.conversion.replacement.report import NoNorm, Unproven
+from rmsnorm.conversion.replacement.proof import changed, decide, require_gain_alone
+from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Identity, Target, TargetError, open_target
 from rmsnorm.torch_impl.autograd import again
 from rmsnorm.torch_impl.functional import kept, rms_norm
@@ -60,9 +60,7 @@ def prove(module: nn.Module) -> tuple[Norm, Identity]:
     before = copy.deepcopy(probe)
     target = open_target(probe)
     tensors = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
-    if set(tensors) - set(target.names.values()) or "factor" in target.names:
-        raise NoNorm(f"it holds {', '.join(tensors)}, expected a gain and perhaps a bias")
-
+    require_gain_alone(target, tensors)
     target = _without_dummies(target)
 
     def replacement(norm: Norm) -> Target:
@@ -71,7 +69,7 @@ def prove(module: nn.Module) -> tuple[Norm, Identity]:
         return replace(open_target(ours), arguments=target.arguments)
 
     with torch.random.fork_rng(devices=[]):
-        decision = decide(target, first_parameter(module.forward), replacement, gate=gate_parameter(module.forward))
+        decision = decide(target, module.forward, replacement)
     touched = changed(_everything(before), _everything(probe))
     if touched:
         raise Unproven(f"a call changes its {', '.join(touched)}")
