@@ -250,7 +250,7 @@ def bridge(name: str, device: str = "cpu") -> Bridge:
     """
     if name == "mlx":
         if find_spec(name) is None:
-            raise errors.MissingFramework("identify: mlx is not installed, expected for its arrays; pip install mlx")
+            raise errors.MissingFramework("identify: mlx is not installed, expected for its arrays; install it")
         return Mlx(device)
     key = framework("identify", name).key
     with imported(key):
