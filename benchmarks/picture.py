@@ -9,7 +9,7 @@ from pathlib import Path
 from tables import LAYERS
 
 from rmsnorm.bench.plot import write_plot
-from rmsnorm.bench.run import BackendRun
+from rmsnorm.bench.run import BenchRun
 
 
 def main(backend: str, path: Path) -> None:
@@ -18,7 +18,7 @@ def main(backend: str, path: Path) -> None:
         for entry in head.get("backends", ()):
             if entry["name"] == backend:
                 records = [r for r in map(json.loads, lines) if r.get("backend") == backend and "timing" in r]
-                run = BackendRun(backend, version=entry["version"], device=entry["device"], cores=entry["cores"])
+                run = BenchRun(backend, version=entry["version"], device=entry["device"], cores=entry["cores"])
                 run.records = [record for record in records if record["dtype"] == "float32"]
                 write_plot([run], path, head["environment"])
                 return

@@ -25,8 +25,9 @@ from rmsnorm.bench.backends import BACKENDS, open_backend
 from rmsnorm.bench.candidates import Call
 from rmsnorm.bench.measure import alternate, used_by_others
 from rmsnorm.bench.report import outcome, three_digits, times
-from rmsnorm.bench.run import BackendRun, hello, serve
-from rmsnorm.cli.bench import Json, Summary, Threads, check_folders, end, run_each, write
+from rmsnorm.bench.run import BenchRun, hello, serve
+from rmsnorm.cli.bench import Summary, Threads, end, run_each, write
+from rmsnorm.cli.reports import Json, check_folders
 from rmsnorm.cli.usage import BACKEND_NAMES, backends
 from rmsnorm.nematus.cells import CellNorm, nematus_gru_shapes
 from rmsnorm.nematus.numpy.recurrent import nematus_gru
@@ -234,7 +235,7 @@ def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"status": "done"}
 
 
-def table_of(runs: Sequence[BackendRun], length: int) -> RenderableType:
+def table_of(runs: Sequence[BenchRun], length: int) -> RenderableType:
     """A table with the time of a step in microseconds, and one line about every backend."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in ("", "norm", "fwd us", "LayerNorm / it", "fwd+bwd us", "LayerNorm / it"):

@@ -26,8 +26,9 @@ from rmsnorm.bench.backends import BACKENDS, open_backend
 from rmsnorm.bench.candidates import BUILTIN, LAYER_NORM, OURS, Call
 from rmsnorm.bench.measure import alternate, used_by_others
 from rmsnorm.bench.report import WIDTH, ms, outcome, times
-from rmsnorm.bench.run import BackendRun, hello, serve
-from rmsnorm.cli.bench import Json, Summary, Threads, check_folders, end, run_each, write
+from rmsnorm.bench.run import BenchRun, hello, serve
+from rmsnorm.cli.bench import Summary, Threads, end, run_each, write
+from rmsnorm.cli.reports import Json, check_folders
 from rmsnorm.cli.usage import backends, choices, unusable
 from rmsnorm.dtypes import unit_roundoff
 
@@ -137,7 +138,7 @@ def work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"status": "done"}
 
 
-def table_of(runs: Sequence[BackendRun]) -> RenderableType:
+def table_of(runs: Sequence[BenchRun]) -> RenderableType:
     """A table with the time of a training step and of a decoded word, and one line about every backend."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     columns = [name for op in OPS for name in (f"{op} ms", "built-in / it", "LayerNorm / it")]

@@ -112,6 +112,44 @@ class Worker:
     seconds: float = 0.0
 
 
+def messages(
+    worker: Worker, command: Sequence[str], patience: Callable[[], float], *, job: Any = None
+) -> Iterator[Mapping[str, Any]]:
+    """Runs the command of a worker, and yields its messages to its end; it is killed where the caller stops before.
+
+    Messages with ``hello`` or ``status`` also set the fields of the worker. One that is silent for longer than
+    ``patience()`` seconds is killed, and has hung.
+
+    job: written to its standard input as JSON.
+    """
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        process = start(command, stderr=errors, stdin=None if job is None else subprocess.PIPE)
+        try:
+            with reading(process) as next_line:
+                if process.stdin is not None:
+                    with process.stdin as pipe:
+                        json.dump(job, pipe)
+                while (line := next_line(patience())) is not None:
+                    message = _message(line)
+                    if "hello" in message:
+                        worker.version, worker.device = message["hello"], message["device"]
+                    elif "status" in message:
+                        worker.status, worker.message = message["status"], message.get("message", "")
+                    worker.seconds = time.monotonic() - began
+                    yield message
+                code = process.wait(timeout=patience())
+            if worker.status == "running":
+                errors.seek(0)
+                printed = [line.strip() for line in errors if line.strip()]
+                reason = f"signal {-code}" if code < 0 else f"exit status {code}"
+                worker.status, worker.message = "crashed", f"{reason}; {printed[-1] if printed else 'no output'}"
+        except (queue.Empty, subprocess.TimeoutExpired):
+            worker.status, worker.message = "hung", "no output in time"
+        finally:
+            worker.seconds = time.monotonic() - began
+
+
 def follow(
     worker: Worker,
     command: Sequence[str],
@@ -120,36 +158,18 @@ def follow(
     patience: float,
     progress: Callable[[], str],
 ) -> None:
-    """Runs the command of a worker to its end. Kills it after ``patience`` seconds without output.
+    """Runs the command of a worker to its end, or to Ctrl-C. Kills it after ``patience`` seconds without output.
 
-    ``take`` is called with every message. Messages with ``hello`` or ``status`` also set the fields of the worker.
-    ``progress`` says how far the worker came, for the message about a worker that hangs.
+    ``take`` is called with every message. ``progress`` says how far the worker came, for the message about a worker
+    that hangs.
     """
-    began = time.monotonic()
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-        process = start(command, stderr=errors)
-        try:
-            with reading(process) as next_line:
-                while (line := next_line(patience)) is not None:
-                    message = _message(line)
-                    if "hello" in message:
-                        worker.version, worker.device = message["hello"], message["device"]
-                    elif "status" in message:
-                        worker.status, worker.message = message["status"], message.get("message", "")
-                    worker.seconds = time.monotonic() - began
-                    take(message)
-                code = process.wait(timeout=patience)
-            if worker.status == "running":
-                errors.seek(0)
-                printed = [line.strip() for line in errors if line.strip()]
-                reason = f"signal {-code}" if code < 0 else f"exit status {code}"
-                worker.status, worker.message = "crashed", f"{reason}; {printed[-1] if printed else 'no output'}"
-        except (queue.Empty, subprocess.TimeoutExpired):
-            worker.status, worker.message = "hung", f"no output for {patience:g} s after {progress()}"
-        except KeyboardInterrupt:  # what is finished counts
-            stop(worker)
-        finally:
-            worker.seconds = time.monotonic() - began
+    try:
+        for message in messages(worker, command, lambda: patience):
+            take(message)
+    except KeyboardInterrupt:  # what is finished counts
+        stop(worker)
+    if worker.status == "hung":
+        worker.message = f"no output for {patience:g} s after {progress()}"
 
 
 def stop(worker: Worker) -> None:

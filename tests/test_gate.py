@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import itertools
 
-import ml_dtypes
 import mpmath
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from rmsnorm.call import Spec, resolve
 from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.numpy_impl import fast
 from rmsnorm.numpy_impl.gate import factor, slope
+from rmsnorm.targets.bridges import bridge
 from rmsnorm.variants import Variant
 
 FUNCTIONS, POSITIONS = ("silu", "sigmoid"), ("after", "before")
@@ -150,22 +150,12 @@ def _torch():
 
     from rmsnorm.torch_impl import RMSNorm
 
-    def send(array):
-        if array.dtype == ml_dtypes.bfloat16:
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(array)
-
-    def fetch(tensor):
-        tensor = tensor.detach()
-        if tensor.dtype == torch.bfloat16:
-            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return tensor.numpy()
-
     def pull(function, dy, *primals):
         leaves = [p.clone().requires_grad_() for p in primals]
         return torch.autograd.grad(function(*leaves), leaves, dy)
 
-    return send, fetch, pull, lambda variant, x, z: RMSNorm(24, variant=variant)(x, gate=z)
+    between = bridge("torch")
+    return between.send, between.fetch, pull, lambda variant, x, z: RMSNorm(24, variant=variant)(x, gate=z)
 
 
 def _tf():

@@ -58,6 +58,9 @@ the width of that error, w * operations, over the spacing of the borders, 2, how
 rounding point moves a quarter of the elements, most of them by less than any bound on the ratio: only this bound
 sees it. The share is an expectation over values anywhere between the borders. In a row whose elements are alike, all
 of them cross a border or none does: there it does not bound what another program computes.
+
+``identify``, ``replace`` and ``to_rms_norm`` compare formulas before anything is known of roundings. Their thresholds,
+``FORM`` and those after it, lie between what roundings do and what the nearest other formula does.
 """
 
 from __future__ import annotations
@@ -70,6 +73,32 @@ from rmsnorm import dtypes
 from rmsnorm.call import Call
 
 QUANTITIES = ("y", "inverse_rms", "dx", "dscale", "dbias", "dresidual", "dgate", "jvp")
+
+# Of the largest element, of a row or of all.
+FORM: Final = 2.0**-6  # the parts of a formula: a wrong one is of the size of y, bfloat16 rounds y by a quarter of this
+FORMULA: Final = 1e-3  # one formula or another: float32 rounds by 6e-8, and n + 1 in place of n shows, 0.5 % at 192
+CHANGED: Final = 0.05  # whether y changed: far above rounding, far below what a tenfold statistic does
+CONSTANT: Final = 0.03  # whether y / x is one number along a row: above the roundings of 16 bits, below another row's
+IN_RANGE: Final = 0.02  # y of huge and of tiny rows: five roundings of bfloat16; what overflows is of the size of y
+EPS_SPREAD: Final = 0.5  # of eps, relative, over rows of all sizes, beside the noise: 0.2 where eps is large
+# Shares of elements with the bits of a prediction. Float32 arithmetic moves 0.2 % of float16, a wrong rounding point
+# 25 %; with a residual, whose sum is rounded too, another rounding leaves half of the bits.
+SAME_BITS: Final = 0.99
+SAME_BITS_OF_SUM: Final = 0.95
+# Differences along a direction. In float64 the step is near the cube root of the unit roundoff, where truncation and
+# rounding meet. Of a target in float32 it is larger: rounding errs by 2^-17 of it, the third derivative by 2^-12.
+STEP: Final = 2.0**-17
+STEP_OF_FLOAT32: Final = 2.0**-6
+OWN_GRADIENT: Final = 0.01  # a gradient beside such differences of the target itself
+# LayerNorm in float64: a few hundred roundings of 1e-16; in float32, and with an eps that was solved there, far less.
+LAYER_NORM: Final = 1e-12
+LAYER_NORM_OF_FLOAT32: Final = 1e-4
+# Outputs of a model in float64, before and after its LayerNorms became RMSNorm: roundings of about 1e-16 each, and a
+# factor of 1e6 for deep models and for LayerNorms that subtract a large mean. A weight that is centred wrongly changes
+# outputs by far more. In float32, for frameworks whose RMSNorm computes in it, the factor is 1e3.
+CONVERSION: Final = 1e-10
+CONVERSION_OF_FLOAT32: Final = 1e-4
+
 _GATE: Final = {
     "after": {"y": 7, "dx": 6, "dresidual": 6, "dscale": 6, "dbias": 6, "dgate": 1, "jvp": 7},
     "before": {"y": 12, "inverse_rms": 6, "dx": 36, "dresidual": 36, "dscale": 12, "dgate": 30, "jvp": 36},
@@ -143,6 +172,14 @@ def bound(
         roundings += extra * dtypes.unit_roundoff(call.norm) / dtypes.unit_roundoff(dtype)
     exact_bits = quantity == "y" and dtype in dtypes.HALF and not free and not (automatic and alike)
     return Bound(roundings + w * operations, 1 - w * operations / 2 if exact_bits else 0.0)
+
+
+def of_replacement(size: int, dtype: str) -> float:
+    """The largest difference of a layer and its replacement, as a share of the largest of so many elements.
+
+    It has sqrt(size) roundings for the sums of both, with random signs, and 32 for all else.
+    """
+    return (math.sqrt(size) + 32) * dtypes.unit_roundoff(dtype)
 
 
 def _named_roundings(call: Call) -> int:

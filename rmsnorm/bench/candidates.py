@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.bench.problem import Array, Problem
 from rmsnorm.variants import Variant
 
@@ -114,9 +113,3 @@ def processor() -> str:
     except OSError:
         lines = []
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
-
-
-def only(backend: str, device: str, known: Sequence[str]) -> None:
-    """Raises ValueError if the backend has no such device."""
-    if device not in known:
-        raise errors.not_a_choice(backend, "device", device, known)

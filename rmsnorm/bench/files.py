@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from rmsnorm.bench.candidates import processor
-from rmsnorm.bench.run import BackendRun
+from rmsnorm.bench.run import BenchRun
 from rmsnorm.files import write_text
 
 _PACKAGES: Final = ("numpy", "ml_dtypes", "numba", "torch", "tensorflow", "keras", "jax", "jaxlib", "flax")
 
 
-def write_json(runs: Sequence[BackendRun], settings: Mapping[str, Any], path: Path) -> None:
+def write_json(runs: Sequence[BenchRun], settings: Mapping[str, Any], path: Path) -> None:
     """Write every record, the outcome of every backend, the settings and the machine."""
     write_text(path, json.dumps(_document(runs, settings), indent=1, allow_nan=False) + "\n")
 
 
-def write_summary(runs: Sequence[BackendRun], settings: Mapping[str, Any], path: Path) -> None:
+def write_summary(runs: Sequence[BenchRun], settings: Mapping[str, Any], path: Path) -> None:
     """Write the same as JSON Lines: first the machine, the settings and the backends, then one line for each record."""
     write_text(path, summary(_document(runs, settings)))
 
@@ -46,7 +46,7 @@ def summary(document: Mapping[str, Any]) -> str:
     return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
 
 
-def _document(runs: Sequence[BackendRun], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _document(runs: Sequence[BenchRun], settings: Mapping[str, Any]) -> dict[str, Any]:
     backends = [{name: value for name, value in asdict(run).items() if name != "records"} for run in runs]
     return {
         "rmsnorm": version("rmsnorm"),

@@ -16,7 +16,7 @@ from rmsnorm import dtypes
 from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.candidates import COPY, COPY_INTO
 from rmsnorm.bench.files import environment
-from rmsnorm.bench.run import BackendRun
+from rmsnorm.bench.run import BenchRun
 from rmsnorm.files import replacing
 
 _LIMIT: Final = "a copy into memory in use:\nthe limit"
@@ -24,7 +24,7 @@ _STYLES: Final = {"": "-", "graph": "--"}  # dotted if compiled
 _COLOURS: Final = {"ours": "#d55e00", "built-in": "#0072b2", "LayerNorm": "#009e73"}  # for colour-blind readers, too
 
 
-def write_plot(runs: Sequence[BackendRun], path: Path, machine: Mapping[str, Any] | None = None) -> None:
+def write_plot(runs: Sequence[BenchRun], path: Path, machine: Mapping[str, Any] | None = None) -> None:
     """Draw an SVG with a panel for every backend, op and dtype, and in it a line for every candidate.
 
     Args:
@@ -62,7 +62,7 @@ def write_plot(runs: Sequence[BackendRun], path: Path, machine: Mapping[str, Any
         figure.savefig(temporary, format="svg", metadata={"Date": None})
 
 
-def _title(runs: Sequence[BackendRun], machine: Mapping[str, Any]) -> str:
+def _title(runs: Sequence[BenchRun], machine: Mapping[str, Any]) -> str:
     ran = [run for run in runs if run.records]
     cores = max(run.cores for run in ran) or machine["cores"]
     devices = ", ".join(dict.fromkeys(run.device for run in ran))

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rmsnorm import dtypes
 from rmsnorm.bench.backends import BACKENDS
-from rmsnorm.bench.run import BackendRun
+from rmsnorm.bench.run import BenchRun
 
 _COLUMNS: Final = (
     "", "ms", "built-in / it", "LayerNorm / it", "it / copy", "right bits %", "max ulp", "first s",
@@ -29,7 +29,7 @@ _LEGEND: Final = (
 )
 
 
-def terminal(runs: Sequence[BackendRun]) -> RenderableType:
+def terminal(runs: Sequence[BenchRun]) -> RenderableType:
     """A table for every backend that ran, and one line about every backend."""
     parts: list[RenderableType] = []
     for run in runs:
@@ -43,7 +43,7 @@ def terminal(runs: Sequence[BackendRun]) -> RenderableType:
     return Group(*parts, *(outcome(run) for run in runs))
 
 
-def _table(run: BackendRun, cells: Iterable[Sequence[Mapping[str, Any]]]) -> Table:
+def _table(run: BenchRun, cells: Iterable[Sequence[Mapping[str, Any]]]) -> Table:
     title = f"{BACKENDS[run.name].title} {run.version} on {run.device}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in _COLUMNS:
@@ -73,7 +73,7 @@ def _row(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def outcome(run: BackendRun) -> Text:
+def outcome(run: BenchRun) -> Text:
     notes = [
         f"\n  {record['candidate']} {record['status']}, {_cell(record)}: {record['detail']}"
         for record in run.records

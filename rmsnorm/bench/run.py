@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from rmsnorm import errors
 from rmsnorm.processes import Worker, end_with_parent, follow
 from rmsnorm.variants import PRESETS
 
@@ -20,7 +21,7 @@ PATIENCE: Final = 900.0  # seconds without output after which a worker counts as
 
 
 @dataclass
-class BackendRun(Worker):
+class BenchRun(Worker):
     """The outcome of a backend: ``done``, ``absent``, ``refused``, ``crashed`` or ``hung``; and its records."""
 
     cores: int = 0
@@ -57,10 +58,10 @@ def run(
     command: Sequence[str],
     *,
     patience: float = PATIENCE,
-    on_progress: Callable[[BackendRun], None] = lambda run: None,
-) -> BackendRun:
+    on_progress: Callable[[BenchRun], None] = lambda run: None,
+) -> BenchRun:
     """Run the worker of a backend and collect its records. Kill a worker that is silent for ``patience`` seconds."""
-    state = BackendRun(name)
+    state = BenchRun(name)
 
     def take(message: Mapping[str, Any]) -> None:
         state.cores = message.get("cores", state.cores)
@@ -83,7 +84,7 @@ def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     except ModuleNotFoundError as error:
         yield {"status": "absent", "message": str(error)}
         return
-    except ValueError as error:
+    except errors.InputError as error:
         yield {"status": "refused", "message": str(error)}
         return
     yield hello(workbench)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rmsnorm import PRESETS, errors, screen
+from rmsnorm.cli.reports import Json, check_folders, file
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, unusable
 
 if TYPE_CHECKING:
-    from rmsnorm.bench.run import BackendRun
+    from rmsnorm.bench.run import BenchRun
 
 _BACKEND_NAMES: Final = f"{BACKEND_NAMES} (with Keras on TensorFlow), keras-torch, keras-jax"
 _SHAPES: Final = ("1x4096", "32x768", "512x768", "8192x1024", "4096x4096")
+_measured = partial(typer.Option, rich_help_panel="How it is measured")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm bench --backend torch --shape 512x768 --dtype float32\n\n"
@@ -29,10 +32,14 @@ EPILOG: Final = (
 
 
 # options that the programs in benchmarks/ have, too
-Threads = Annotated[int | None, typer.Option(help="Cores to use.", min=1, show_default="all")]
-Json = Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)]
+Threads = Annotated[int | None, _measured(help="Cores to use.", min=1, show_default="all")]
+Seconds = Annotated[
+    float,
+    _measured(help="Seconds for a cell, for all its candidates together.", min=0.0),
+]
 Summary = Annotated[
-    Path | None, typer.Option(help="Write one line of JSON for each record, in few digits.", dir_okay=False)
+    Path | None,
+    file(help="Write one line of JSON for each record, in few digits."),
 ]
 
 
@@ -60,11 +67,11 @@ def bench(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help=f"Where: {' or '.join(DEVICES)} (NumPy: cpu).")] = "cpu",
-    seconds: Annotated[float, typer.Option(help="Seconds for a cell, for all its candidates together.", min=0.0)] = 2.0,
+    seconds: Seconds = 2.0,
     threads: Threads = None,
     json: Json = None,
     summary: Summary = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw GB/s over size as SVG.", dir_okay=False)] = None,
+    plot: Annotated[Path | None, file(help="Draw GB/s over size as SVG.")] = None,
 ) -> None:
     """Time ours beside the framework's own layer, LayerNorm, each eagerly and compiled, and a copy of the same bytes.
 
@@ -109,7 +116,7 @@ def bench(
     end(runs, backend)
 
 
-def run_each(commands: Mapping[str, Sequence[str]], totals: Mapping[str, int]) -> list[BackendRun]:
+def run_each(commands: Mapping[str, Sequence[str]], totals: Mapping[str, int]) -> list[BenchRun]:
     """Run the worker of each backend, one after the other, with a bar for its cells, until the user stops one."""
     from rmsnorm.bench.run import run
 
@@ -125,14 +132,7 @@ def run_each(commands: Mapping[str, Sequence[str]], totals: Mapping[str, int]) -
     return runs
 
 
-def check_folders(command: str, *paths: Path | None) -> None:
-    """Exit if there is no folder for a file: before the measurement, not after it."""
-    for path in paths:
-        if path is not None and not path.parent.is_dir():
-            raise unusable(f"{command}: {path.parent} is not a folder, expected one to write {path.name} in")
-
-
-def write(runs: Sequence[BackendRun], settings: Mapping[str, Any], json: Path | None, summary: Path | None) -> None:
+def write(runs: Sequence[BenchRun], settings: Mapping[str, Any], json: Path | None, summary: Path | None) -> None:
     from rmsnorm.bench.files import write_json, write_summary
 
     if json:
@@ -141,7 +141,7 @@ def write(runs: Sequence[BackendRun], settings: Mapping[str, Any], json: Path | 
         write_summary(runs, settings, summary)
 
 
-def end(runs: Sequence[BackendRun], requested: Sequence[str] | None) -> None:
+def end(runs: Sequence[BenchRun], requested: Sequence[str] | None) -> None:
     """Exit with status 1 or 2 if a run failed."""
     states = {state.status for state in runs}
     if states & {"crashed", "hung", "stopped"} or any(state.failures for state in runs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -13,12 +14,14 @@ from rich.progress import TaskID
 from rich.text import Text
 
 from rmsnorm import PRESETS, dtypes, screen
+from rmsnorm.cli.reports import Html, Json, Junit, Markdown, check_folders, write_reports
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, unusable
 
 if TYPE_CHECKING:
     from rmsnorm.parity.run import BackendRun
 
 _SLOWEST_FIRST: Final = ("flax", "numpy", "tf", "torch")
+_of_target = partial(typer.Option, rich_help_panel="Of a TARGET")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm check\n\n"
@@ -56,28 +59,30 @@ def check(
         list[str] | None, typer.Option(help=f"Dtype of x: {', '.join(dtypes.FLOATS)}. Repeatable.", show_default="all")
     ] = None,
     device: Annotated[str, typer.Option(help=f"Device: {' or '.join(DEVICES)} (NumPy always runs on cpu).")] = "cpu",
-    json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
-    junit: Annotated[Path | None, typer.Option(help="Write a JUnit report for CI.", dir_okay=False)] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the whole table as Markdown.", dir_okay=False)] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page with pictures of what differs.", dir_okay=False)
-    ] = None,
     all_: Annotated[
         bool, typer.Option("--all", help="Every case in every variant and dtype that it has, in place of each once.")
     ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
     edges: Annotated[
-        bool, typer.Option("--edges", help="A TARGET fails if it refuses x of no rows, no columns, 66,001 columns.")
+        bool,
+        _of_target("--edges", help="A TARGET fails if it refuses x of no rows, no columns, 66,001 columns."),
     ] = False,
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="A TARGET fails if a row's bits depend on the number of rows.")
+        bool,
+        _of_target("--batch-invariant", help="A TARGET fails if a row's bits depend on the number of rows."),
     ] = False,
     exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Also every number of f16 and bf16 as an element of rows of a TARGET.")
+        bool,
+        _of_target("--exhaustive", help="Also every number of f16 and bf16 as an element of rows of a TARGET."),
     ] = False,
     large: Annotated[
-        bool, typer.Option("--large", help="Also y of 2^31 elements of a TARGET: 16 GB or more, and minutes.")
+        bool,
+        _of_target("--large", help="Also y of 2^31 elements of a TARGET: 16 GB or more, and minutes."),
     ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
+    json: Json = None,
+    junit: Junit = None,
+    markdown: Markdown = None,
+    html: Html = None,
 ) -> None:
     """Compare every backend with the golden: values, gradients and derivatives, in every variant and dtype.
 
@@ -91,9 +96,7 @@ def check(
     """
     from rmsnorm.parity import report
 
-    for path in (json, junit, markdown, html):
-        if path is not None and not path.parent.is_dir():
-            raise unusable(f"rmsnorm check: {path.parent} is not a folder, expected one to write {path.name} in")
+    check_folders("rmsnorm check", json, junit, markdown, html)
     if target is not None:
         if all_ or list_:
             raise unusable("rmsnorm check: expected no --all and no --list beside a TARGET; leave them out")
@@ -107,14 +110,7 @@ def check(
         runs = _compared(backend, variant, dtype, device, all_=all_, list_=list_)
         if runs:
             screen.console().print(report.terminal(runs))
-    if json:
-        report.write_json(runs, json)
-    if junit:
-        report.write_junit(runs, junit)
-    if markdown:
-        report.write_markdown(runs, markdown)
-    if html:
-        report.write_html(runs, html)
+    write_reports(runs, json, junit, markdown, html)
     states = {state.status for state in runs}
     if states & {"differs", "crashed", "hung", "stopped"}:
         raise typer.Exit(DIFFERS)
@@ -143,12 +139,9 @@ def _judged(
             )
     types = choices("dtype", dtype, dtypes.FLOATS) if dtype else None
     sys.path.insert(0, "")  # as with python -m: a module of the folder in which the command runs
-    try:
-        result = check_target(
-            target, PRESETS[names[0]], framework=next(iter(backend), None), dtypes=types, device=device, **options
-        )
-    except (ValueError, ModuleNotFoundError) as error:
-        raise unusable(str(error)) from None
+    result = check_target(
+        target, PRESETS[names[0]], framework=next(iter(backend), None), dtypes=types, device=device, **options
+    )
     screen.console().print(Text(result.text, style="" if result.passed else "red"))
     if html:
         result.write_html(html)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm import errors, page, screen
+from rmsnorm.cli.reports import check_folders
 from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, unusable
 from rmsnorm.files import write_text
 from rmsnorm.frameworks import NAMES
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 _COMMAND: Final = "rmsnorm identify"
 _SIZES: Final = "sizes such as 4x64"
 _FRAMEWORKS: Final = ", ".join(NAMES)
+_called = partial(typer.Option, rich_help_panel="How it is called")
+_of_gains = partial(typer.Option, rich_help_panel="A checkpoint in place of a target")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm identify torch.nn:RMSNorm\n\n"
@@ -51,27 +55,33 @@ def identify(
     framework: Annotated[
         str | None, typer.Option(help=f"Framework of a function's arrays: {_FRAMEWORKS}.", show_default="guessed")
     ] = None,
-    width: Annotated[
-        int | None, typer.Option(help="Size of the normalised axis.", min=1, show_default="64, or its only size")
-    ] = None,
-    shape: Annotated[str | None, typer.Option(help="Shape of x, such as 4x64x8x8.", show_default="tries some")] = None,
     axis: Annotated[
         str | None, typer.Option(help="Axes that it must normalise, such as 1 or -2,-1.", show_default="the last")
     ] = None,
-    arg: Annotated[
-        list[str] | None,
-        typer.Option(help="Another argument of its call, such as condition=4x64, or scale=1:2 for a value beside 0."),
-    ] = None,
-    device: Annotated[str, typer.Option(help=f"Where it runs: {' or '.join(DEVICES)}.")] = "cpu",
     gradients: Annotated[bool, typer.Option(help="Ask for its gradients, too.")] = True,
-    time_limit: Annotated[float, typer.Option(help="Seconds for a target, without imports.", min=1.0)] = 60.0,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with the evidence.", dir_okay=False)] = None,
+    width: Annotated[
+        int | None,
+        _called(help="Size of the normalised axis.", min=1, show_default="64, or its only size"),
+    ] = None,
+    shape: Annotated[
+        str | None,
+        _called(help="Shape of x, such as 4x64x8x8.", show_default="tries some"),
+    ] = None,
+    arg: Annotated[
+        list[str] | None,
+        _called(help="Another argument of its call, such as condition=4x64, or scale=1:2 for a value beside 0."),
+    ] = None,
+    device: Annotated[str, _called(help=f"Where it runs: {' or '.join(DEVICES)}.")] = "cpu",
+    time_limit: Annotated[float, _called(help="Seconds for a target, without imports.", min=1.0)] = 60.0,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Say whether the gains in a checkpoint are w or 1 + w: see below.")
+        Path | None,
+        _of_gains(help="Say whether the gains in a checkpoint are w or 1 + w."),
     ] = None,
     variant: Annotated[
-        str | None, typer.Option(help="The variant that the gains of --checkpoint are compared with.")
+        str | None,
+        _of_gains(help="The variant that the gains of --checkpoint are compared with."),
     ] = None,
 ) -> None:
     """Find out which normalisation a callable computes: its variant, eps, roundings, gradients, with the evidence.
@@ -96,8 +106,7 @@ def identify(
     choices("device", [device], DEVICES, _COMMAND)
     if framework is not None:
         framework_name(_COMMAND, framework)
-    if html is not None and not html.parent.is_dir():
-        raise unusable(f"{_COMMAND}: {html.parent} is not a folder, expected one to write {html.name} in")
+    check_folders(_COMMAND, html)
     wanted = None if axis is None else _numbers("axis", axis, ",", "integers such as -2,-1")
     asked: dict[str, Any] = {
         "shape": None if shape is None else _numbers("shape", shape, "x", _SIZES),

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, TextIO, get_args
 
@@ -30,6 +31,8 @@ _STDIN: Final = Path("-")
 _TARGETS: Final = ("torch", "keras", "flax", "numpy", "tf", "theano")
 _FORMS: Final = {"pytorch": "torch", "tensorflow": "tf", "jax": "flax"}
 _STATUS: Final = "Exit status: 0 written, 2 bad usage, or files that are damaged or do not fit each other."
+_read_from = partial(typer.Option, rich_help_panel="What the model is read from")
+_computed_by = partial(typer.Option, rich_help_panel="How it is computed")
 NEMATUS_EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm port nematus model/ model.torch --to torch\n\n"
@@ -56,18 +59,18 @@ Where = Annotated[
 ]
 Options = Annotated[
     Path | None,
-    typer.Option(help="The model's options as JSON.", dir_okay=False, show_default="the file beside the model"),
+    _read_from(help="The model's options as JSON.", dir_okay=False, show_default="the file beside the model"),
 ]
 SourceNorm = Annotated[
     str | None,
-    typer.Option(
+    _read_from(
         help=f"Its norm: {', '.join(get_args(Norm))}; a Theano model with offsets needs it.",
         show_default="by its names",
     ),
 ]
 Dictionary = Annotated[
     list[Path] | None,
-    typer.Option(
+    _read_from(
         help="Nematus's JSON: for each factor of the source, then for the target. Repeatable.",
         show_default="those that the options name",
     ),
@@ -77,12 +80,16 @@ Source = Annotated[
 ]
 Output = Annotated[Path | None, typer.Option(help="Where to write.", dir_okay=False, show_default="the terminal")]
 Backend = Annotated[
-    str | None, typer.Option(help=f"Backend: {BACKEND_NAMES}.", show_default="torch if it is installed, else numpy")
+    str | None,
+    _computed_by(help=f"Backend: {BACKEND_NAMES}.", show_default="torch if it is installed, else numpy"),
 ]
 Alpha = Annotated[
     float | None, typer.Option(help="Scores are divided by length^ALPHA.", show_default="0, in zero its option")
 ]
-Batch = Annotated[int | None, typer.Option(help="Sentences at once.", min=1, show_default="80, in zero its option")]
+Batch = Annotated[
+    int | None,
+    _computed_by(help="Sentences at once.", min=1, show_default="80, in zero its option"),
+]
 
 
 @app.command(epilog=_STATUS.replace("written", "shown"))

@@ -11,8 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import screen
-from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, progress, unusable
+from rmsnorm import errors, screen
+from rmsnorm.cli.reports import check_folders
+from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, progress
 from rmsnorm.files import write_text
 
 _COMMAND: Final = "rmsnorm sweep"
@@ -36,23 +37,18 @@ def sweep(
     Each class is built small and asked as `rmsnorm identify` asks one, in a process of its own.
     """
     from rmsnorm.identify.sweep import sweep as identify_all
-    from rmsnorm.targets.target import NoTarget
 
     choices("device", [device], DEVICES, _COMMAND)
-    if markdown is not None and not markdown.parent.is_dir():
-        raise unusable(f"{_COMMAND}: {markdown.parent} is not a folder, expected one to write {markdown.name} in")
-    try:
-        with progress("classes") as bar:
-            task = bar.add_task(package[:6], total=None)
-            result = identify_all(
-                package,
-                time_limit=time_limit,
-                on_progress=lambda done, total: bar.update(task, completed=done, total=total),
-                device=device,
-                gradients=gradients,
-            )
-    except NoTarget as error:
-        raise unusable(str(error)) from None
+    check_folders(_COMMAND, markdown)
+    with progress("classes") as bar:
+        task = bar.add_task(package[:6], total=None)
+        result = identify_all(
+            package,
+            time_limit=time_limit,
+            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+            device=device,
+            gradients=gradients,
+        )
     if json:
         typer.echo(json_.dumps(result.json, indent=2))
     else:
@@ -74,11 +70,10 @@ def _why_left(name: str) -> str | None:
     """Why replace leaves a layer of that class; None where it does not."""
     from rmsnorm.conversion import replace
     from rmsnorm.targets.open import make_layer
-    from rmsnorm.targets.target import NoTarget
 
     try:
         report = replace(make_layer(name), dry_run=True)
-    except (TypeError, NoTarget) as error:
+    except errors.InputError as error:
         return str(error)
     own = next((entry for entry in report if not entry.name), None)
     return "it is not asked" if own is None else own.why if own.variant is None else None

@@ -52,7 +52,7 @@ def _choice(option: str, name: str, known: Sequence[str], command: str) -> str:
             return errors.dtype_named(command, option, name, known)
         if name not in known:
             raise errors.not_a_choice(command, option, name, known)
-    except ValueError as error:
+    except errors.InputError as error:
         raise unusable(str(error)) from None
     return name
 

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 import typer
 
 from rmsnorm import PRESETS, dtypes, screen
-from rmsnorm.cli.usage import DIFFERS, choices, progress, unusable
+from rmsnorm.cli.reports import Html, Json, Junit, Markdown, check_folders, write_reports
+from rmsnorm.cli.usage import DIFFERS, choices, progress
 
 app = typer.Typer(
     name="vectors", help="Golden test vectors in files, for implementations that Python cannot call.",
@@ -77,12 +78,10 @@ def check(
         Path,
         typer.Argument(metavar="DIR", help="The folder of `rmsnorm vectors write`, with the folder outputs in it."),
     ],
-    json: Annotated[Path | None, typer.Option(help="Write every record as JSON.", dir_okay=False)] = None,
-    junit: Annotated[Path | None, typer.Option(help="Write a JUnit report for CI.", dir_okay=False)] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the whole table as Markdown.", dir_okay=False)] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page with pictures of what differs.", dir_okay=False)
-    ] = None,
+    json: Json = None,
+    junit: Junit = None,
+    markdown: Markdown = None,
+    html: Html = None,
 ) -> None:
     """Compare the outputs that another program has written, DIR/outputs/NAME.safetensors, with the golden's.
 
@@ -91,22 +90,11 @@ def check(
     """
     from rmsnorm.parity import report, vectors
 
-    for path in (json, junit, markdown, html):
-        if path is not None and not path.parent.is_dir():
-            raise unusable(
-                f"rmsnorm vectors check: {path.parent} is not a folder, expected one to write {path.name} in"
-            )
+    check_folders("rmsnorm vectors check", json, junit, markdown, html)
     with progress() as bars:
         task = bars.add_task("check", total=None)
         run = vectors.check(folder, on_progress=lambda done, total: bars.update(task, completed=done, total=total))
     screen.console().print(report.terminal([run]))
-    for write_report, path in (
-        (report.write_json, json),
-        (report.write_junit, junit),
-        (report.write_markdown, markdown),
-        (report.write_html, html),
-    ):
-        if path:
-            write_report([run], path)
+    write_reports([run], json, junit, markdown, html)
     if run.failures:
         raise typer.Exit(DIFFERS)

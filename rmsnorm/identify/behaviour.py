@@ -7,7 +7,8 @@ from typing import Final, Literal
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Findings
+from rmsnorm.accuracy.bounds import IN_RANGE
+from rmsnorm.identify.findings import Findings, Learned, not_observable
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
@@ -17,7 +18,7 @@ Outcome = Literal["right", "wrong", "0", "NaN", "infinity"]
 Content = Literal["0", "finite", "infinite", "NaN", "NaN at some elements"]
 _HUGE: Final = {"float16": 2.0**12, "bfloat16": 2.0**66, "float32": 2.0**66, "float64": 2.0**600}
 _TINY: Final = {"float16": 2.0**-12, "bfloat16": 2.0**-100, "float32": 2.0**-100, "float64": 2.0**-600}
-_ROWS: Final = {"zero_row": "a row of zeros", "nan": "one NaN in a row", "infinity": "one infinity in a row"}
+_ROWS: Final = ("zero_row", "nan", "infinity")
 
 
 def solve_behaviour(session: Session, model: Model, findings: Findings) -> None:
@@ -49,11 +50,15 @@ def solve_behaviour(session: Session, model: Model, findings: Findings) -> None:
         rows[3:5] = row
         if not np.array_equal(y[5], session.unit(rows, dtype)[5]):
             findings.defect(f"a row of {dtype} y depends on NaN and infinity in other rows")
-    for name, sizes in (("overflow", _HUGE), ("underflow", _TINY)):
-        asked = ", ".join(f"{sizes[dtype]:.0e} in {dtypes.short(dtype)}" for dtype in outcomes[name])
-        _report(name, outcomes[name], f"x of about {asked}", findings)
-    for name, asked in _ROWS.items():
-        _report(name, contents[name], asked, findings)
+    of_huge, of_tiny = (
+        "x of about " + ", ".join(f"{sizes[dtype]:.0e} in {dtypes.short(dtype)}" for dtype in outcomes["overflow"])
+        for sizes in (_HUGE, _TINY)
+    )
+    findings.overflow = _in_words(outcomes["overflow"], of_huge)
+    findings.underflow = _in_words(outcomes["underflow"], of_tiny)
+    findings.zero_row = _in_words(contents["zero_row"], "a row of zeros")
+    findings.nan = _in_words(contents["nan"], "one NaN in a row")
+    findings.infinity = _in_words(contents["infinity"], "one infinity in a row")
 
 
 def _scaled(eps: float, size: float, model: Model) -> float:
@@ -68,7 +73,7 @@ def _outcome(y: Array, want: Array) -> Outcome:
         return "NaN" if np.isnan(y).any() else "infinity"
     if np.all(y == 0):
         return "0"
-    return "right" if np.max(np.abs(y - want)) < 0.02 * np.max(np.abs(want)) else "wrong"
+    return "right" if np.max(np.abs(y - want)) < IN_RANGE * np.max(np.abs(want)) else "wrong"
 
 
 def _content(y: Array) -> Content:
@@ -79,34 +84,33 @@ def _content(y: Array) -> Content:
     return "0" if np.all(y == 0) else "finite" if np.all(np.isfinite(y)) else "infinite"
 
 
-def _report(name: str, by_dtype: dict[str, Outcome] | dict[str, Content], asked: str, findings: Findings) -> None:
-    """One word where all dtypes have the same, else the dtypes of every word."""
+def _in_words(by_dtype: dict[str, Outcome] | dict[str, Content], asked: str) -> Learned[str] | None:
+    """One word where all dtypes have the same, else the dtypes of every word; None where nothing came back."""
     words = list(dict.fromkeys(by_dtype.values()))
-    if len(words) == 1:
-        findings.add(name, words[0], asked)
-    elif words:
-        parts = [(word, ", ".join(dtypes.short(d) for d in by_dtype if by_dtype[d] == word)) for word in words]
-        findings.add(name, "; ".join(f"{word} in {names}" for word, names in parts), asked)
+    parts = [(word, ", ".join(dtypes.short(d) for d in by_dtype if by_dtype[d] == word)) for word in words]
+    if len(parts) > 1:
+        return Learned("; ".join(f"{word} in {names}" for word, names in parts), asked)
+    return Learned(words[0], asked) if words else None
 
 
 def solve_float64(session: Session, model: Model, findings: Findings) -> bool:
     """Whether float64 is kept: it may go through float32, or the statistic may."""
     if "float64" not in session.accepts:
-        findings.not_observable("float64", "it takes no float64 x")
+        findings.float64 = not_observable("it takes no float64 x")
         return False
     rows = np.random.default_rng(13).normal(size=(8, session.n))
     y, narrow = session.rows(rows, "float64"), session.rows(rows.astype(np.float32).astype(np.float64), "float64")
     if y.dtype != np.float64:
-        findings.add("float64", f"down-cast to {y.dtype.name}", f"y of float64 x is {y.dtype.name}")
+        findings.float64 = Learned(f"down-cast to {y.dtype.name}", f"y of float64 x is {y.dtype.name}")
         return False
     if np.array_equal(y, narrow):
-        findings.add("float64", "down-cast to float32", "y does not change when float64 x is rounded to float32")
+        findings.float64 = Learned("down-cast to float32", "y does not change when float64 x is rounded to float32")
         return False
     want = rows * model.inverse_rms(rows, model.eps_for("float64")) * model.factor
     error = float(np.max(np.abs(session.unit(rows, "float64") - want)) / np.max(np.abs(want)))
     if not model.centred and 1e-10 < error < 1e-6:
         evidence = f"x / rho is off by {error:.0e}, and changes with every bit of x"
-        findings.add("float64", "statistic in float32", evidence)
+        findings.float64 = Learned("statistic in float32", evidence)
         return False
-    findings.add("float64", "kept", "y changes with the bits that float32 does not have")
+    findings.float64 = Learned("kept", "y changes with the bits that float32 does not have")
     return True

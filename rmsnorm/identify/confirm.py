@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.accuracy.bounds import bound
+from rmsnorm.accuracy.bounds import SAME_BITS, bound
+from rmsnorm.accuracy.rounding import cast, rounded
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.identify.findings import Findings
-from rmsnorm.identify.identity import FIELDS
-from rmsnorm.identify.model import Model, Stages, cast, rounded
-from rmsnorm.identify.rounding import SHARE, Numerics
+from rmsnorm.identify.findings import Learned
+from rmsnorm.identify.model import Model, Stages
+from rmsnorm.identify.names import FIELDS, different
+from rmsnorm.identify.rounding import Numerics
 from rmsnorm.identify.session import Answer, Session
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.targets.bridges import Array
@@ -58,16 +59,15 @@ class Fresh:
 
 
 class Confirmed(NamedTuple):
-    """Whether the model predicts y within the bounds in every dtype; and its formula, in 32 and 64 bits."""
+    """Whether the model predicts y within the bounds in every dtype; its formula, in 32 and 64 bits; the evidence."""
 
     everywhere: bool
     formula: bool
+    finding: Learned[bool]
 
 
-def confirm(
-    model: Model, numerics: Numerics, fresh: Fresh, findings: Findings, *, keeps_float64: bool, name: str = "confirmed"
-) -> Confirmed:
-    """Compare with the golden, or with the model where a Variant does not say everything: the finding of that name."""
+def confirm(model: Model, numerics: Numerics, fresh: Fresh, *, keeps_float64: bool) -> Confirmed:
+    """Compare with the golden, or with the model where a Variant does not say everything."""
     confirmed, comparisons, wide = True, [], []
     free = numerics.rounding == "input_dtype"
     for pair, answer in fresh.answers.items():
@@ -78,7 +78,7 @@ def confirm(
         common = narrower(unit, *(pair if free else ()))
         distance = ratio / 2 * dtypes.unit_roundoff(unit) / dtypes.unit_roundoff(common)
         same = float(np.mean(ulps(*(cast(part.astype(np.float64), common) for part in (answer.y, wanted))) == 0))
-        within = ratio <= limit and (same >= SHARE or free or unit not in dtypes.HALF or stages is not None)
+        within = ratio <= limit and (same >= SAME_BITS or free or unit not in dtypes.HALF or stages is not None)
         confirmed &= within
         if not set(pair) & set(dtypes.HALF):
             wide.append(within)
@@ -87,8 +87,8 @@ def confirm(
             f"{types} {distance:.2g} ulp, {100 * same:.4g} % identical{'' if within else ' (beyond the bound)'}"
         )
     what = "the golden" if model.plain else "the model"
-    findings.add(name, confirmed, f"{what} on fresh rows, in ulps of the terms of y: " + "; ".join(comparisons))
-    return Confirmed(confirmed, all(wide) if wide else confirmed)
+    evidence = f"{what} on fresh rows, in ulps of the terms of y: " + "; ".join(comparisons)
+    return Confirmed(confirmed, all(wide) if wide else confirmed, Learned(confirmed, evidence))
 
 
 def narrower(*names: str) -> str:
@@ -141,6 +141,6 @@ def nearest(fresh: Fresh, variant: Variant, bias: bool) -> tuple[tuple[str, floa
             with np.errstate(all="ignore"):
                 part = np.max(np.abs(y.astype(np.float64) - want) / np.where(size > 0, size, 1.0))
             distance = max(distance, float(part) if np.isfinite(part) else math.inf)
-        others = sum(getattr(preset, name) != getattr(variant, name) for name in FIELDS)
+        others = len(different(variant, preset, FIELDS))
         distances.append((float(f"{distance:.1e}"), others, order, preset.name))
     return tuple((name, distance) for distance, _, _, name in sorted(distances))

@@ -9,14 +9,14 @@ from typing import Final
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Findings, NotRms
+from rmsnorm.accuracy.bounds import EPS_SPREAD
+from rmsnorm.identify.findings import Findings, Learned, NotRms, not_observable
 from rmsnorm.identify.layout import ROWS
 from rmsnorm.identify.session import Session
 from rmsnorm.identify.statistic import EXPONENTS, Statistic, inverse_rms
 from rmsnorm.targets.bridges import Array
 from rmsnorm.variants import EpsPosition
 
-_FITS: Final = 0.5  # relative spread of eps over rows of all sizes, beside the noise: where eps is large, 0.2
 _POSITIONS: Final[tuple[EpsPosition, ...]] = ("inside", "outside", "clamp")
 _FORMULAS: Final = {"inside": "sqrt(q + eps)", "outside": "sqrt(q) + eps", "clamp": "max(sqrt(q), eps / sqrt(k))"}
 
@@ -95,9 +95,9 @@ def solve_eps(
         value = nice(measured.value or value, max(noise, 2e-4))
         findings.defect(f"eps is not rescaled with x / max|x|: it acts as {value:.3g} max|x|^2")
     if value == 0:
-        findings.not_observable("eps_position", "eps is 0")
+        findings.eps_position = not_observable("eps is 0")
     else:
-        findings.add("eps_position", measured.position, evidence)
+        findings.eps_position = Learned(measured.position, evidence)
     by_dtype = {session.wide: value}
     if not statistic.of_max:
         by_dtype |= _in_other_dtypes(session, statistic, measured.position, k, unit=unit, centred=centred)
@@ -109,7 +109,7 @@ def solve_eps(
         narrow = {}  # in float16 alone it is the eps itself, or the square, that has become subnormal
     for dtype, eps in narrow.items():
         machine = ", its machine epsilon," if eps == dtypes.epsilon(dtype) else ""
-        findings.add(f"eps in {dtype}", eps, f"solved from {dtype} rows; {single:.3g} in wider dtypes")
+        findings.narrow_eps[dtype] = Learned(eps, f"solved from {dtype} rows; {single:.3g} in wider dtypes")
         findings.defect(f"eps is {eps:.3g}{machine} for {dtype} x, and {single:.3g} in wider dtypes")
     return Eps(final, measured.position, bool(statistic.of_max), tuple(narrow.items()))
 
@@ -136,13 +136,13 @@ def _name(
     """eps as in a Variant: None where it is the machine epsilon of the arithmetic."""
     machine, double = dtypes.epsilon("float32"), dtypes.epsilon("float64")
     if single != machine or wide.get("float64", double) not in (double, machine):
-        findings.add("eps", value, evidence)
+        findings.eps = Learned(value, evidence)
         return value
     if wide.get("float64") == machine and session.wide == "float64":
-        findings.add("eps", machine, evidence + "; float64 has the same")
+        findings.eps = Learned(machine, evidence + "; float64 has the same")
         return machine
     in_double = f", {wide['float64']:.4g} in float64" if "float64" in wide else ""
-    findings.add("eps", "machine epsilon", f"{machine:.4g} in float32{in_double}; {evidence}")
+    findings.eps = Learned("machine epsilon", f"{machine:.4g} in float32{in_double}; {evidence}")
     return None
 
 
@@ -188,7 +188,7 @@ def measure(session: Session, noise: float, k: int, *, centred: bool) -> Measure
     value = float(np.median(curves[position][far]))
     eps = {"inside": value**2, "outside": value, "clamp": value * math.sqrt(k)}[position]
     others = ", ".join(f"{name} {100 * spread[name]:.2g} %" for name in _POSITIONS if name != position)
-    if spread[position] > max(_FITS, 50 * noise):
+    if spread[position] > max(EPS_SPREAD, 50 * noise):
         raise NotRms(
             f"x / rho depends on the size of x, but not as eps makes it: of {', '.join(_FORMULAS.values())} the best, "
             f"{_FORMULAS[position]}, holds within {100 * spread[position]:.2g} %"

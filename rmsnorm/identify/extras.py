@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Findings
+from rmsnorm.accuracy.bounds import FORMULA, SAME_BITS_OF_SUM
+from rmsnorm.identify.findings import Findings, Learned, not_observable
 from rmsnorm.identify.form import close
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
@@ -19,8 +20,6 @@ from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 from rmsnorm.variants import Rounding, Variant
 
-_SAME = 1e-3  # of the largest element: a formula, not a rounding
-_BITS = 0.95  # share of elements with the bits of the right rounding; of another, about half of them
 _ROUNDED = {
     "before": "the statistic is of the sum after it is rounded",
     "after": "the statistic is of the sum before it is rounded",
@@ -38,15 +37,18 @@ def solve_extras(session: Session, model: Model, findings: Findings) -> Variant:
     """Ask with a mask and with a residual, where the target takes them: the variant, with what it does with these."""
     if not model.plain or session.layout.group or not session.layout.unlimited:
         return model.variant
-    for argument, ask in (("mask", _mask), ("residual", _residual)):
-        if session.takes(argument):
-            try:
-                ask(session, model, findings)
-            except TargetError as error:
-                findings.not_observable(argument, str(error))
-    if "residual_rounding" in findings.entries:
-        return model.variant.replace(residual_rounding=findings.entries["residual_rounding"].value)
-    return model.variant
+    if session.takes("mask"):
+        try:
+            _mask(session, model, findings)
+        except TargetError as error:
+            findings.mask = not_observable(str(error))
+    if session.takes("residual"):
+        try:
+            _residual(session, model, findings)
+        except TargetError as error:
+            findings.residual = not_observable(str(error))
+    rounding = findings.residual_rounding
+    return model.variant if rounding is None else model.variant.replace(residual_rounding=rounding.value)
 
 
 def _pose(session: Session) -> tuple[Array, dict[str, Array]]:
@@ -73,28 +75,27 @@ def _mask(session: Session, model: Model, findings: Findings) -> None:
     def agrees(y: Array, want: Array) -> bool:
         """At the elements that count."""
         a, b = (np.where(rows, layout.to_rows(part.astype(np.float64), count), 0.0) for part in (y, want))
-        return close(a, b, _SAME)
+        return close(a, b, FORMULA)
 
     y = session.target.forward(x, **parameters, mask=mask)
     if agrees(y, _golden(session, model, x, parameters)):
-        findings.add("mask", "ignored", "y of the elements that count is the same without the mask")
+        findings.mask = Learned("ignored", "y of the elements that count is the same without the mask")
         findings.defect("the mask is ignored")
         return
     if not agrees(y, _golden(session, model, x, parameters, mask)):
-        findings.add("mask", "otherwise", "y is not that of a mean over the elements that count")
+        findings.mask = Learned("otherwise", "y is not that of a mean over the elements that count")
         return
     if session.target.differentiable:
         rows[2] = True  # a row with nothing counted has a finding of its own
         reached = _nan_reaches_dscale(session, x, layout.to_x(rows), parameters)
-        findings.add(
-            "nan_under_mask",
+        findings.nan_under_mask = Learned(
             "reaches the gradient" if reached else "kept out",
             f"dscale is {'NaN' if reached else 'finite'} with NaN under the mask",
         )
-    findings.add("mask", "counts", "a mean over the elements that count")
+    findings.mask = Learned("counts", "a mean over the elements that count")
     empty = layout.to_rows(y.astype(np.float64), count)[2]
     content = "0" if np.all(empty == 0) else "NaN" if np.isnan(empty).all() else "not 0"
-    findings.add("empty_row", content, "y of a row with nothing counted")
+    findings.empty_row = Learned(content, "y of a row with nothing counted")
 
 
 def _nan_reaches_dscale(session: Session, x: Array, mask: Array, parameters: Mapping[str, Array]) -> bool:
@@ -110,14 +111,14 @@ def _residual(session: Session, model: Model, findings: Findings) -> None:
     x, parameters = _pose(session)
     residual = session.layout.to_x(np.random.default_rng(20).normal(size=(session.step, session.n))).astype(x.dtype)
     y = session.target.forward(x, **parameters, residual=residual).astype(np.float64)
-    if close(y, _golden(session, model, x + residual, parameters), _SAME):
-        findings.add("residual", "added", "y is that of x + residual")
+    if close(y, _golden(session, model, x + residual, parameters), FORMULA):
+        findings.residual = Learned("added", "y is that of x + residual")
         _rounded_sum(session, model, findings)
-    elif close(y, _golden(session, model, x, parameters), _SAME):
-        findings.add("residual", "ignored", "y is the same without it")
+    elif close(y, _golden(session, model, x, parameters), FORMULA):
+        findings.residual = Learned("ignored", "y is the same without it")
         findings.defect("the residual is not added")
     else:
-        findings.add("residual", "otherwise", "y is not that of x + residual")
+        findings.residual = Learned("otherwise", "y is not that of x + residual")
 
 
 def _rounded_sum(session: Session, model: Model, findings: Findings) -> None:
@@ -141,11 +142,12 @@ def _rounded_sum(session: Session, model: Model, findings: Findings) -> None:
             shares[order, rounding] = float(np.mean(want == y))
         order, rounding = max(shares, key=lambda names: shares[names])
         same = f"{100 * shares[order, rounding]:.4g} % of y are its bits in {dtypes.short(dtype)}"
-        if "rounding" in findings.entries and shares[order, rounding] > _BITS > max(shares[o, own] for o in _ROUNDED):
-            findings.add("rounding_with_residual", rounding, f"{_ROUNDINGS[rounding]}: {same}")
+        as_without = max(shares[o, own] for o in _ROUNDED)
+        if findings.rounding is not None and shares[order, rounding] > SAME_BITS_OF_SUM > as_without:
+            findings.rounding_with_residual = Learned(rounding, f"{_ROUNDINGS[rounding]}: {same}")
             findings.defect(f"with a residual {_ROUNDINGS[rounding]}, without one {_ROUNDINGS[own]}")
-        if shares[order, rounding] > _BITS > min(shares[o, rounding] for o in _ROUNDED):
-            findings.add("residual_rounding", order, f"{_ROUNDED[order]}: {same}")
+        if shares[order, rounding] > SAME_BITS_OF_SUM > min(shares[o, rounding] for o in _ROUNDED):
+            findings.residual_rounding = Learned(order, f"{_ROUNDED[order]}: {same}")
             return
 
 
@@ -155,4 +157,6 @@ def _returned_sum(session: Session, x: Array, residual: Array, findings: Finding
         want = add(x, residual, x.dtype.name)
         same = second.shape == want.shape and second.dtype == want.dtype and np.array_equal(second, want)
         value = "rounded" if same else "otherwise"
-        findings.add("returned_sum", value, f"the second result, {second.dtype.name}, beside x + residual rounded once")
+        findings.returned_sum = Learned(
+            value, f"the second result, {second.dtype.name}, beside x + residual rounded once"
+        )

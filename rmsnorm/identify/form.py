@@ -8,14 +8,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.identify.findings import Findings, NotRms
+from rmsnorm.accuracy.bounds import FORM
+from rmsnorm.identify.findings import Findings, Learned, NotRms, not_observable
 from rmsnorm.identify.gate import solve_gate
 from rmsnorm.identify.model import Gate
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import Target
 
-_COARSE: Final = 2.0**-6  # mistakes of form are of the size of y; roundings to bfloat16 are a quarter of this
 _SWAPPED: Final = {"scale": "bias", "bias": "scale"}
 
 
@@ -67,8 +67,7 @@ def solve_form(session: Session, findings: Findings) -> tuple[Session, Form]:
     session, gate = solve_gate(session, findings, x)
     optional = None
     if gate is not None and session.neutral["gate"] is None:  # what follows asks the norm without it
-        arguments = tuple(name for name in session.target.arguments if name != "gate")
-        session, gate, optional = replace(session, target=replace(session.target, arguments=arguments)), None, gate
+        session, gate, optional = session.withholding("gate"), None, gate
     session, factor = _factor(session, findings, x)
     session, gain = _gain(session, findings, x)
     session, bias = _bias(session, findings, x)
@@ -96,7 +95,7 @@ def _factor(session: Session, findings: Findings, x: Array) -> tuple[Session, bo
     evidence = (
         f"y is proportional to {name}{f' + {offset:g}' if offset else ''}; all else was asked with 1 in its place"
     )
-    findings.add("learned_factor", name, evidence)
+    findings.learned_factor = Learned(name, evidence)
     return session.with_neutral(factor=1.0 - offset), True
 
 
@@ -106,7 +105,7 @@ def _spread_rows(random: np.random.Generator, n: int) -> Array:
     return 8 * rows
 
 
-def close(a: Array, b: Array, tolerance: float = _COARSE) -> bool:
+def close(a: Array, b: Array, tolerance: float = FORM) -> bool:
     """Equal up to a share of the largest number."""
     size = np.max(np.abs(b), initial=0.0)
     return bool(np.all(np.isfinite(a)) and np.max(np.abs(a - b), initial=0.0) <= tolerance * max(size, 1e-30))
@@ -138,8 +137,8 @@ def _exchanged(target: Target) -> Target:
 
 def _gain(session: Session, findings: Findings, x: Array) -> tuple[Session, Gain]:
     if not session.takes("scale"):
-        findings.add("gain", False, "it takes none")
-        findings.not_observable("scale_offset", "there is no gain")
+        findings.gain = Learned(False, "it takes none")
+        findings.scale_offset = not_observable("there is no gain")
         return session, Gain(applied=False)
     vector = session.parameter("scale", np.random.default_rng(5), 0.25, 2.0)
     zero, one = session.unit(x, scale=0.0), session.unit(x, scale=1.0)
@@ -147,18 +146,17 @@ def _gain(session: Session, findings: Findings, x: Array) -> tuple[Session, Gain
     wide = session.spread(vector, len(x))
     slope = one - zero
     if close(y, one) and close(zero, one):
-        findings.add("gain", False, "y does not change with the gain")
-        findings.not_observable("scale_offset", "the gain is not applied")
+        findings.gain = Learned(False, "y does not change with the gain")
+        findings.scale_offset = not_observable("the gain is not applied")
         findings.defect("the gain is not applied")
         if "scale" in session.target.names:  # a layer keeps its own, and the model has none
-            arguments = tuple(entry for entry in session.target.arguments if entry != "scale")
-            session = replace(session, target=replace(session.target, arguments=arguments))
+            session = session.withholding(*session.withheld, "scale")
         return session.with_neutral(scale=1.0), Gain(applied=False)
     if not close(y, zero + wide * slope) or np.max(np.abs(slope)) < 1e-3 * np.max(np.abs(one)):
         for o in (0.0, 1.0):
             if close(session.unit(x * (o + wide), scale=1.0), y):
-                findings.add("gain", True, "it multiplies x before the statistic is taken")
-                findings.add("scale_offset", o, "y(x, gain) = y(x (o + gain))")
+                findings.gain = Learned(True, "it multiplies x before the statistic is taken")
+                findings.scale_offset = Learned(o, "y(x, gain) = y(x (o + gain))")
                 findings.defect("the gain multiplies x before the statistic is taken, not the normalised row")
                 return session.with_neutral(scale=1.0 - o), Gain(applied=True, offset=o, first=True)
         raise NotRms("y is not linear in the gain")
@@ -168,24 +166,24 @@ def _gain(session: Session, findings: Findings, x: Array) -> tuple[Session, Gain
     offset = nearest_number(measured, max(1e-6, float(np.percentile(np.abs(ratio - measured), 90))))
     if not close(zero, measured * slope):
         raise NotRms("y has a part that the gain does not multiply, and that is no multiple of the normalised row")
-    findings.add("gain", True, "y is linear in it")
-    findings.add("scale_offset", offset, f"with a gain of 0, y is {measured:.4g} times the normalised row")
+    findings.gain = Learned(True, "y is linear in it")
+    findings.scale_offset = Learned(offset, f"with a gain of 0, y is {measured:.4g} times the normalised row")
     return session.with_neutral(scale=1.0 - offset), Gain(applied=True, offset=offset)
 
 
 def _bias(session: Session, findings: Findings, x: Array) -> tuple[Session, bool]:
     if not session.takes("bias"):
-        findings.add("bias", False, "it takes none")
+        findings.bias = Learned(False, "it takes none")
         return session, False
     vector = session.parameter("bias", np.random.default_rng(6), -3, 3)
     added = session.unit(x, bias=vector) - session.unit(x, bias=0.0)
     if np.max(np.abs(added)) < 1e-6:
-        findings.add("bias", False, "y does not change with the bias")
+        findings.bias = Learned(False, "y does not change with the bias")
         findings.defect("the bias is not applied")
         return session.with_neutral(bias=0.0), False
     if not close(added, session.spread(vector, len(x))):
         raise NotRms(f"{session.target.names.get('bias', 'the bias')} is not added to y")
-    findings.add("bias", True, "y changes by the bias")
+    findings.bias = Learned(True, "y changes by the bias")
     return session, True
 
 
@@ -203,10 +201,10 @@ def _centred(session: Session, findings: Findings, x: Array) -> bool:
     if not close(y, slope * centre + shift):
         raise NotRms("y is not the row divided by one number: its elements have different factors")
     if close(shift, slope * mean):
-        findings.add("numerator", "x", "y is proportional to x in every row, whatever its mean")
+        findings.numerator = Learned("x", "y is proportional to x in every row, whatever its mean")
         return False
     if np.max(np.abs(shift)) <= 1e-3 * np.max(np.abs(y)):
-        findings.add("numerator", "x - mean", "y is proportional to x less its mean")
+        findings.numerator = Learned("x - mean", "y is proportional to x less its mean")
         return True
     raise NotRms("y is neither proportional to x nor to x less its mean")
 

@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Findings, NotRms
+from rmsnorm.accuracy.bounds import FORMULA
+from rmsnorm.identify.findings import Findings, Learned, NotRms
 from rmsnorm.identify.model import ACTIVATIONS, Activation, Gate, Position
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
@@ -19,7 +20,6 @@ _NEUTRAL: Final = {"identity": 1.0, "sigmoid": 64.0, "silu": 64.0, "gelu": 32.0,
                    "tanh": 64.0, "softplus": 64.0}  # fmt: skip
 _POSITIONS: Final[tuple[Position, ...]] = ("after", "before")
 _LEVELS: Final = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 32.0, 64.0)
-_SAME: Final = 1e-3  # a formula, not a rounding: the nearest formulas are further apart at some of the levels
 _COMMON: Final = 2.0  # the gate at all other elements
 
 
@@ -32,14 +32,14 @@ def solve_gate(session: Session, findings: Findings, x: Array) -> tuple[Session,
     if session.takes("gate_vector"):
         return _vector(session, findings, x)
     if not session.takes("gate"):
-        findings.add("gate", False, "y is the normalised row except for gain and bias, at every element")
+        findings.gate = Learned(False, "y is the normalised row except for gain and bias, at every element")
         return session, None
     optional = _answers_without(session, x)
     z = _wide_gate(x)
     base, y = (session.rows(x, gate=gate).astype(np.float64) for gate in (_COMMON, z))
     slack = _slack(session)
     if _near(y, base, slack):
-        findings.add("gate", False, "y does not change with the gate")
+        findings.gate = Learned(False, "y does not change with the gate")
         findings.defect("the gate is not applied")
         return session.with_neutral(gate=None if optional else 1.0), None
     for gate in (*(Gate(name, position) for name in ACTIVATIONS for position in _POSITIONS), *_cut_off(session, x)):
@@ -51,7 +51,7 @@ def solve_gate(session: Session, findings: Findings, x: Array) -> tuple[Session,
             continue
         where = "x, before the statistic" if before else "the normalised row"
         evidence = f"an input: {gate.activation}(gate) multiplies {where}, for -64 to 64"
-        findings.add("gate", f"{gate.activation}, {gate.position}", evidence)
+        findings.gate = Learned(f"{gate.activation}, {gate.position}", evidence)
         for words, limit in (("above", gate.high), ("below", gate.low)):
             if math.isfinite(limit):
                 findings.defect(f"a gate {words} {limit:.4g} is cut off there")
@@ -76,7 +76,7 @@ def _slack(session: Session) -> float:
 def _near(a: Array, b: Array, slack: float) -> bool:
     """Equal but for a share of each element, and the roundings of the largest one of its row."""
     largest = np.max(np.abs(b), axis=-1, keepdims=True, initial=0.0)
-    share = max(_SAME, slack)
+    share = max(FORMULA, slack)
     return bool(np.all(np.isfinite(a)) and np.all(np.abs(a - b) <= share * np.abs(b) + slack * largest))
 
 
@@ -98,7 +98,7 @@ def _cut_off(session: Session, x: Array) -> list[Gate]:
     for name, act in ACTIVATIONS.items():
         got = factor * act(np.asarray(_COMMON))
         slack = _slack(session) * np.max(np.abs(act(levels)))
-        follows = np.abs(got - act(levels)) <= max(_SAME, _slack(session)) * np.abs(act(levels)) + slack
+        follows = np.abs(got - act(levels)) <= max(FORMULA, _slack(session)) * np.abs(act(levels)) + slack
         inside = np.flatnonzero(follows)
         around = len(inside) >= 3 and levels[inside[0]] < 0 < levels[inside[-1]]
         if np.isfinite(got).all() and around and len(inside) == inside[-1] - inside[0] + 1 < len(levels):
@@ -115,7 +115,7 @@ def _limit(act: Activation, levels: Array, got: Array, inside: Array, sign: int)
     values = got[: inside[0]] if sign < 0 else got[inside[-1] + 1 :]
     if not len(outside):
         return sign * math.inf
-    if np.ptp(values) > _SAME * max(np.max(np.abs(values)), _SAME):
+    if np.ptp(values) > FORMULA * max(np.max(np.abs(values)), FORMULA):
         return None
     near, far = (levels[inside[0]], outside[-1]) if sign < 0 else (levels[inside[-1]], outside[0])
     limit = _inverse(act, float(np.median(values)), float(near), float(far))
@@ -166,6 +166,6 @@ def _vector(session: Session, findings: Findings, x: Array) -> tuple[Session, Ga
     for name, act in ACTIVATIONS.items():
         start = float(act(np.zeros(())))
         if start and _near(y, base * act(argument) / start, _slack(session)):
-            findings.add("gate", f"{name} of gate * x, after", f"a parameter: {name}(gate * x) multiplies y")
+            findings.gate = Learned(f"{name} of gate * x, after", f"a parameter: {name}(gate * x) multiplies y")
             return replace(session, factor=start), Gate(name, "after", vector=True)
     raise NotRms("the gate acts in no known way")

@@ -8,22 +8,20 @@ from typing import Any
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.accuracy.bounds import bound
+from rmsnorm.accuracy.bounds import FORMULA, OWN_GRADIENT, STEP, STEP_OF_FLOAT32, bound
+from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.call import Spec, resolve
-from rmsnorm.identify.findings import Findings
+from rmsnorm.identify.findings import Findings, Learned, not_observable
 from rmsnorm.identify.form import Form
 from rmsnorm.identify.layout import Layout
-from rmsnorm.identify.model import Model, cast
+from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
 from rmsnorm.numpy_impl import rms_norm_vjp
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 
 _NAMES = ("dx", "dscale", "dbias")
-_STEP = 2.0**-6  # of differences of the target: float32 errs by 2^-17 of the step, and the third derivative by 2^-12
-_OWN = 0.01
-_WRONG = 1e-3  # of the largest element: a formula, not a rounding
 Gradients = tuple[Array | None, Array | None, Array | None]
 
 
@@ -58,14 +56,14 @@ def solve_gradients(session: Session, model: Model, form: Form, findings: Findin
     """Compare the gradients with the golden's, or with differences of the model where no Variant describes it."""
     target = session.target
     if not target.differentiable:
-        findings.not_observable("gradients", f"{target.framework} has no automatic differentiation")
+        findings.gradients = not_observable(f"{target.framework} has no automatic differentiation")
         return
     dtype = "float32" if "float32" in session.accepts else session.accepts[0]
     problem = _pose(session, dtype)
     try:
         gradients = target.gradients(problem.x, problem.scale, problem.bias, problem.dy, **problem.others)
     except TargetError as error:
-        findings.add("gradients", "raise", str(error))
+        findings.gradients = Learned("raise", str(error))
         findings.defect(f"its gradient cannot be taken: {error}")
         return
     if not model.plain or (problem.scale is not None and problem.scale.size < session.n):
@@ -87,7 +85,7 @@ def solve_gate_gradient(session: Session, model: Model, findings: Findings) -> N
     except TargetError as error:
         findings.defect(f"with a gate, its gradient cannot be taken: {error}")
         return
-    mistakes, allowed = [], max(_WRONG, 4 * dtypes.unit_roundoff(dtype))
+    mistakes, allowed = [], max(FORMULA, 4 * dtypes.unit_roundoff(dtype))
     for name, words in (("gate", "the gate"), ("x", "x")):
         got = gradients.get(name)
         if got is None:
@@ -104,7 +102,7 @@ def solve_gate_gradient(session: Session, model: Model, findings: Findings) -> N
     for mistake in mistakes:
         findings.defect(mistake)
     evidence = f"{dtypes.short(dtype)}: dgate and dx against differences, for gates from -3 to 3"
-    findings.add("gate_gradient", "wrong" if mistakes else "agrees", "; ".join([evidence, *mistakes]))
+    findings.gate_gradient = Learned("wrong" if mistakes else "agrees", "; ".join([evidence, *mistakes]))
 
 
 def _known_mistake(
@@ -144,7 +142,7 @@ def _by_golden(
         want = problem.own_shape(name, golden[name])
         mistake = _mistake(name, got, want, session, model, problem)
         if mistake and got is not None and _is_its_own(name, got, session, problem):
-            comparisons.append(f"{name} within {_OWN:.0%} of differences of the target itself")
+            comparisons.append(f"{name} within {OWN_GRADIENT:.0%} of differences of the target itself")
             continue
         if mistake:
             findings.defect(mistake)
@@ -159,7 +157,7 @@ def _by_golden(
         allowed = bound(name, call, dtype).ratio
         comparisons.append(f"{name} within {ratio:.2g} u of its terms (the kit allows {allowed:.2g})")
     compared = f"{dtypes.short(problem.x.dtype.name)}: " + "; ".join(comparisons)
-    findings.add("gradients", "agree" if agree else "wrong", compared)
+    findings.gradients = Learned("agree" if agree else "wrong", compared)
 
 
 def _pose(session: Session, dtype: str, *, with_gate: bool = False) -> Problem:
@@ -200,7 +198,7 @@ def _is_its_own(name: str, got: Array, session: Session, problem: Problem) -> bo
         value.astype(np.float64),
         *(random.uniform(-1, 1, value.shape) * np.abs(value) for _ in range(3)),
     ):
-        ends = [(value + sign * _STEP * direction).astype(value.dtype) for sign in (1, -1)]
+        ends = [(value + sign * STEP_OF_FLOAT32 * direction).astype(value.dtype) for sign in (1, -1)]
         try:
             moved = [_forward(session, problem, {name[1:]: end}) for end in ends]
         except TargetError:
@@ -208,7 +206,7 @@ def _is_its_own(name: str, got: Array, session: Session, problem: Problem) -> bo
         along = problem.dy.astype(np.float64) * (moved[0].astype(np.float64) - moved[1].astype(np.float64))
         terms = got.astype(np.float64) * (ends[0].astype(np.float64) - ends[1].astype(np.float64))
         size = summed(np.abs(along)) + summed(np.abs(terms))
-        if np.any(np.abs(summed(along) - summed(terms)) > _OWN * size):
+        if np.any(np.abs(summed(along) - summed(terms)) > OWN_GRADIENT * size):
             return False
     return True
 
@@ -242,7 +240,7 @@ def _mistake(name: str, got: Array | None, want: Array, session: Session, model:
 def _close(a: Array, b: Array, name: str) -> bool:
     """By rows for dx, whose rows have very different sizes."""
     size = np.max(np.abs(b), axis=-1, keepdims=True) if name == "dx" and b.ndim > 1 else np.max(np.abs(b), initial=0.0)
-    return bool(np.all(np.abs(a - b) <= _WRONG * np.maximum(size, 1e-30)))
+    return bool(np.all(np.abs(a - b) <= FORMULA * np.maximum(size, 1e-30)))
 
 
 def _suspects(name: str, session: Session, model: Model, problem: Problem) -> dict[str, Array]:
@@ -298,7 +296,7 @@ def _by_differences(
     got, dscale, dbias = gradients
     if got is None:
         findings.defect("there is no gradient for x")
-        findings.add("gradients", "wrong", "dx is missing")
+        findings.gradients = Learned("wrong", "dx is missing")
         return
     worst = _off("x", got, session, model, problem)
     missing = [
@@ -308,16 +306,16 @@ def _by_differences(
     ]
     for words in missing:
         findings.defect(f"there is no gradient for {words}")
-    own = worst > _WRONG and _is_its_own("dx", got, session, problem)
+    own = worst > FORMULA and _is_its_own("dx", got, session, problem)
     if own:
         worst = 0.0
-    if worst > _WRONG:
+    if worst > FORMULA:
         findings.defect(f"the gradient for x is wrong by {100 * worst:.2g} %, against differences")
-    wrong, dtype = worst > _WRONG or bool(missing), dtypes.short(problem.x.dtype.name)
+    wrong, dtype = worst > FORMULA or bool(missing), dtypes.short(problem.x.dtype.name)
     evidence = f"{dtype}: dx against differences of the model, within {worst:.1g}"
     if own:
-        evidence = f"{dtype}: dx within {_OWN:.0%} of differences of the target itself"
-    findings.add("gradients", "wrong" if wrong else "agree", evidence)
+        evidence = f"{dtype}: dx within {OWN_GRADIENT:.0%} of differences of the target itself"
+    findings.gradients = Learned("wrong" if wrong else "agree", evidence)
 
 
 def _off(name: str, gradient: Array, session: Session, model: Model, problem: Problem) -> float:
@@ -336,12 +334,11 @@ def _off(name: str, gradient: Array, session: Session, model: Model, problem: Pr
     worst = 0.0
     for _ in range(4):
         t = random.uniform(-1, 1, x.shape) * size
-        step = 2.0**-17
         ends = []
-        for sign in (step, -step):
+        for sign in (STEP, -STEP):
             moved = (x, gate if gate is None else gate + sign * t) if name == "gate" else (x + sign * t, gate)
             ends.append(model.predict(moved[0], spread[0], spread[1], moved[1]))
-        along = (v * (ends[0] - ends[1])).sum(-1) / (2 * step)
+        along = (v * (ends[0] - ends[1])).sum(-1) / (2 * STEP)
         terms = np.abs(got * t).sum(-1) + np.abs(along)
         worst = max(worst, float(np.max(np.abs((got * t).sum(-1) - along) / np.maximum(terms, 1e-30))))
     return worst

@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from rmsnorm.variants import PRESETS, Variant, get_variant
+from rmsnorm.identify import names
+from rmsnorm.variants import Variant, get_variant
 
 Kind = Literal["rmsnorm", "layernorm", "rms_scaling", "none"]
-_FAMILIES: Final = ("llama", "gemma", "t5", "standard")  # the best known first: others are one with another eps
-_MODERN: Final = ("standard", "llama", "gemma", "t5", "torch", "flax", "mlx", "onnx", "apex", "x_transformers",
-                  "transformer_engine", "equinox")  # fmt: skip
-_NEAR: Final = 6  # presets that are listed
-FIELDS = tuple(f.name for f in fields(Variant) if f.name not in ("name", "scale_name", "source"))
 
 
 @dataclass(frozen=True)
@@ -70,14 +66,19 @@ class Identity:
     rank: int = 0
     activation: str | None = None
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The value of each finding, None where it is not observable."""
+        return {finding.name: finding.value for finding in self.findings}
+
     def __getitem__(self, name: str) -> Any:
         """The value of a finding, None where it is not observable or was not asked."""
-        return next((finding.value for finding in self.findings if finding.name == name), None)
+        return self.values.get(name)
 
     @property
     def answered(self) -> bool:
         """Whether it answered as a function of x: a target that raised has no finding on its kind."""
-        return any(finding.name == "kind" for finding in self.findings)
+        return "kind" in self.values
 
     def differences(self, variant: str | Variant) -> tuple[str, ...]:
         """Sentences on the observable fields that are different in a variant.
@@ -88,17 +89,15 @@ class Identity:
         wanted = get_variant("Identity.differences", variant)
         if self.variant is None:
             return (f"kind is {self.kind!r}, {wanted.name} is RMSNorm",)
-        values = {name: getattr(self.variant, name) for name in self._different_fields(wanted)}
+        observed = {name for name, value in self.values.items() if value is not None}
+        different = names.different(self.variant, wanted, observed)
+        values = {name: getattr(self.variant, name) for name in different}
         if isinstance(self["gate"], str):
             gate = dict(zip(("gate_function", "gate_position"), self["gate"].split(", "), strict=False))
             values |= {name: value for name, value in gate.items() if value != getattr(wanted, name)}
         return tuple(
             f"{name} is {value!r}, {wanted.name} has {getattr(wanted, name)!r}" for name, value in values.items()
         )
-
-    def _different_fields(self, wanted: Variant) -> list[str]:
-        observed = {finding.name for finding in self.findings if finding.value is not None}
-        return [name for name in FIELDS if name in observed and getattr(self.variant, name) != getattr(wanted, name)]
 
     def is_over(self, axis: int | Sequence[int] | None) -> bool:
         """Whether it normalises these axes; None for the last ones."""
@@ -124,6 +123,16 @@ class Identity:
             "axes": tuple(data["axes"]),
             "nearest": tuple((name, math.inf if d is None else d) for name, d in data["nearest"]),
         })  # fmt: skip
+
+    @property
+    def described(self) -> str:
+        """Its variant, by name or by what differs from the nearest preset; and its groups, factor and gate."""
+        assert self.variant is not None  # noqa: S101  (every RMSNorm has one)
+        groups = f", in groups of {self['group_size']}" if self["group_size"] else ""
+        factor = ", times a number that it learns" if self["learned_factor"] else ""
+        article = "an optional" if self.plain else "an" if str(self.activation)[0] in "aeiou" else "a"
+        gate = f", with {article} {self.activation} gate" if self.activation else ""
+        return names.described(self.variant, self.values) + groups + factor + gate
 
     @property
     def headline(self) -> str:
@@ -157,70 +166,18 @@ def headline(identity: Identity) -> str:
         return f"{identity.target} is not RMSNorm: x is divided by the root of its variance, as keras_rms_scaling does"
     where = "" if identity.last_axes else f" over axis {identity['axes']} (not the last)"
     if identity.recognised:
-        return f"{identity.target} is RMSNorm{where}: {described(identity)}"
+        return f"{identity.target} is RMSNorm{where}: {identity.described}"
     if identity["confirmed"] is False and identity["rounding"] is None and identity["eps_position"] is None:
         near = f", nearest to the variant {identity.nearest[0][0]}" if identity.nearest else ""
         return f"{identity.target} is close to RMSNorm{where}{near}, but no model predicts its y"
     count = len(identity.defects)
     defects = "1 defect" if count == 1 else f"{count} defects"
-    return f"{identity.target} is close to RMSNorm{where}: {described(identity)}; {defects}"
+    return f"{identity.target} is close to RMSNorm{where}: {identity.described}; {defects}"
 
 
 def _unrecognised(identity: Identity) -> str:
     reasons = [finding.evidence for finding in identity.findings if finding.name == "kind"]
     return f"not recognised: {next(iter([*reasons, *identity.defects]), 'nothing is known of it')}"
-
-
-def described(identity: Identity) -> str:
-    """The variant by its name, or by the nearest preset and the fields that differ; all of them where several fit."""
-    assert identity.variant is not None  # noqa: S101  (every RMSNorm has one)
-    presets = _nearest_presets(identity)
-    fields = identity._different_fields(presets[0])
-    names = [preset.name for preset in presets]
-    text = f"the variant {names[0]}"
-    if len(names) > 1:
-        text = f"one of {', '.join(names[:_NEAR])}"
-    if fields == ["eps"]:
-        text += f" with eps {identity.variant.eps}"
-    elif fields:
-        text += " but " + ", ".join(f"{name} is {getattr(identity.variant, name)!r}" for name in fields)
-    elif len(names) == 1 and identity.variant.eps is not None:
-        family = next((name for name in _FAMILIES if identity._different_fields(PRESETS[name]) == ["eps"]), None)
-        if family is not None:
-            text = f"the variant {family} with eps {identity.variant.eps} (the same as the preset {names[0]})"
-    unsure = ": these cannot be told apart by what was asked" if len(names) > 1 else ""
-    return text + unsure + _more(identity)
-
-
-def _nearest_presets(identity: Identity) -> list[Variant]:
-    """The presets that differ in the fewest observable fields: one of them unless they differ in eps at most.
-
-    An old preset is no name for what it does not describe completely.
-    """
-    ranked: dict[tuple[int, bool], list[Variant]] = {}
-    for name in (*_MODERN, *(name for name in PRESETS if name not in _MODERN)):
-        fields = identity._different_fields(PRESETS[name])
-        if not fields or name in _MODERN:
-            ranked.setdefault((len(set(fields) - {"eps"}), "eps" in fields), []).append(PRESETS[name])
-    count, _ = best = min(ranked)
-    if count:
-        return ranked[best][:1]
-    hidden = {"eps", "bias"}
-    if identity["gain"] is False and not identity["bias"]:
-        hidden |= {"scale_offset", "rounding", "result_dtype"}  # of what it does not have
-    if identity["partial"] is None:
-        hidden.add("partial_rounding")
-    kinds = {tuple(getattr(preset, name) for name in FIELDS if name not in hidden): preset
-             for preset in reversed(ranked[best])}  # fmt: skip
-    return [preset for preset in ranked[best] if preset in kinds.values()]
-
-
-def _more(identity: Identity) -> str:
-    """What a variant does not say: groups, a factor and a gate."""
-    groups = f", in groups of {identity['group_size']}" if identity["group_size"] else ""
-    groups += ", times a number that it learns" if identity["learned_factor"] else ""
-    article = "an optional" if identity.plain else "an" if str(identity.activation)[0] in "aeiou" else "a"
-    return groups + (f", with {article} {identity.activation} gate" if identity.activation else "")
 
 
 class Row(NamedTuple):
@@ -240,7 +197,7 @@ def nearest_rows(identity: Identity) -> list[Row]:
     """One row, or none where no preset was compared."""
     if not identity.nearest:
         return []
-    near = ", ".join(f"{name} {distance:.1e}" for name, distance in identity.nearest[:_NEAR])
+    near = ", ".join(f"{name} {distance:.1e}" for name, distance in identity.nearest[: names.SHOWN])
     return [Row("nearest", near, "largest difference of y, as a share of the largest |y| of its row")]
 
 
@@ -279,4 +236,4 @@ def cluster(identity: Identity) -> str:
         return {"layernorm": "LayerNorm", "rms_scaling": "rms_scaling"}[identity.kind]
     gain = ", without a gain" if identity["gain"] is False else ""
     defects = [sentence.replace(identity.target, "it") for sentence in identity.defects]
-    return "; ".join([described(identity) + gain, *defects])
+    return "; ".join([identity.described + gain, *defects])

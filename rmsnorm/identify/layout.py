@@ -9,12 +9,12 @@ from typing import Final
 
 import numpy as np
 
+from rmsnorm.accuracy.bounds import CHANGED
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import Shape, Target, TargetError
 
 ROWS: Final = 80  # in one call, so that a library compiles for one shape
 ORDINARY: Final[Mapping[str, float]] = {"scale": 0.5, "bias": 0.25, "factor": 1.0, "gate_vector": 0.0, "gate": 2.0}
-_CHANGED: Final = 0.05  # of the largest |y|: far above rounding, far below what a tenfold statistic does
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _axes(target: Target, sizes: tuple[int | None, ...], dtype: str) -> tuple[in
     for index in (tuple(0 for _ in shape), tuple(size - 1 for size in shape)):
         moved = base.copy()
         moved[index] = 4 * math.sqrt(math.prod(shape)) * np.sign(base[index])
-        changed = np.argwhere(np.abs(call(target, moved, dtype) - y) > _CHANGED * np.max(np.abs(y)))
+        changed = np.argwhere(np.abs(call(target, moved, dtype) - y) > CHANGED * np.max(np.abs(y)))
         axes |= {int(axis) for axis in np.argwhere((changed != index).any(axis=0))[:, 0]}
     return tuple(sorted(axes))
 

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from rmsnorm.accuracy.rounding import cast, rounded
 from rmsnorm.call import Call, Spec, resolve
-from rmsnorm.numpy_impl.double_double import DoubleDouble
 from rmsnorm.targets.bridges import Array
 from rmsnorm.variants import Variant
 
@@ -213,13 +213,3 @@ class Model:
         if self.gate and self.gate.position == "after" and activation is not None:
             y = y * activation
         return cast(y, result or call.result)
-
-
-def cast(x: Array, dtype: str) -> Array:
-    """float64 to a dtype in one rounding."""
-    return DoubleDouble(x).round(dtype)
-
-
-def rounded(x: Any, dtype: str) -> Array:
-    """An array in that dtype, as float64."""
-    return cast(x, dtype).astype(np.float64)

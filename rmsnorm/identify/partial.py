@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from rmsnorm.identify.findings import Findings, NotRms
+from rmsnorm.identify.findings import Findings, Learned, NotRms, not_observable
 from rmsnorm.identify.session import Session
 from rmsnorm.identify.statistic import Counted, find_counted
 from rmsnorm.targets.bridges import Array
@@ -60,7 +60,7 @@ def solve_partial(session: Session, known: Mapping[int, Counted], findings: Find
     if counted.end == "last":
         findings.defect(f"the statistic is that of the last {counted.k} elements, not of the first")
     if all(counted.k == n for n, counted in known.items()):
-        findings.add("partial", None, f"all {session.n} elements of a row change the others")
+        findings.partial = Learned(None, f"all {session.n} elements of a row change the others")
         return None
     single = len(session.layout.axes) == 1 and not session.layout.group
 
@@ -80,17 +80,17 @@ def solve_partial(session: Session, known: Mapping[int, Counted], findings: Find
             else f"the elements that enter the statistic are no fraction of a row: {listed}"
         )  # fmt: skip
     if counted.k == session.n:
-        findings.add("partial", None, f"at a width of {session.n} all elements change the others: {listed}")
+        findings.partial = Learned(None, f"at a width of {session.n} all elements change the others: {listed}")
         return None
     only = (
         "; no other width could be tried: it may be another fraction, or a constant" if len(partial.seen) == 1 else ""
     )
-    findings.add("partial", float(partial.p) if partial.fits else counted.k / session.n,
+    findings.partial = Learned(float(partial.p) if partial.fits else counted.k / session.n,
                  f"the {counted.end} elements that change the others: {listed}{only}")  # fmt: skip
     if partial.rounding is None and partial.fits:
-        findings.not_observable("partial_rounding", f"ceil and floor give the k that was seen: {listed}")
+        findings.partial_rounding = not_observable(f"ceil and floor give the k that was seen: {listed}")
     elif partial.fits:
-        findings.add("partial_rounding", partial.rounding, f"k = {partial.rounding}(n p) at every width")
+        findings.partial_rounding = Learned(partial.rounding, f"k = {partial.rounding}(n p) at every width")
     if partial.floating:
         findings.defect(f"k = {partial.rounding}(n p) is computed in floating point: {listed}")
     return partial

@@ -11,8 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Findings
-from rmsnorm.identify.model import Model, Stages, rounded
+from rmsnorm.accuracy.bounds import SAME_BITS
+from rmsnorm.accuracy.rounding import rounded
+from rmsnorm.identify.findings import Findings, Learned, not_observable
+from rmsnorm.identify.model import Model, Stages
 from rmsnorm.identify.session import Answer, Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
@@ -26,7 +28,6 @@ PAIRS: Final = (
 _RULES: Final[tuple[ResultDtype, ...]] = ("x", "promote", "scale", "half_scale")
 Pair = tuple[str, str]  # dtypes of x and of the gain
 Scores = dict[Rounding, dict[Pair, float]]
-SHARE: Final = 0.99  # of identical bits: arithmetic in float32 moves 0.2 % of float16, a wrong rounding point 25 %
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def solve_stages(session: Session, model: Model, findings: Findings) -> dict[str
     by_dtype: dict[str, Stages | None] = {}
     unexplained: list[str] = []
     if not session.exact:
-        findings.not_observable("statistic_dtype", _INEXACT)
+        findings.statistic_dtype = not_observable(_INEXACT)
         return dict.fromkeys(session.accepts)
     for dtype in session.accepts:
         try:
@@ -157,12 +158,12 @@ def _bounds(x: Array, y: Array, dtype: str, n: int, arithmetic: str) -> tuple[Ar
 def _report_stages(by_dtype: dict[str, Stages | None], unexplained: list[str], findings: Findings) -> None:
     halves = [dtype for dtype in by_dtype if dtype in dtypes.HALF]
     if halves and all(whole(by_dtype[dtype], dtype) for dtype in halves):
-        findings.add("statistic_dtype", "that of x", "1 / rho is what arithmetic in 16 bits gives, step by step")
+        findings.statistic_dtype = Learned("that of x", "1 / rho is what arithmetic in 16 bits gives, step by step")
         return
     if not halves:
-        findings.not_observable("statistic_dtype", "it takes no 16-bit x")
+        findings.statistic_dtype = not_observable("it takes no 16-bit x")
     elif not any(by_dtype[dtype] for dtype in halves):
-        findings.add("statistic_dtype", "float32 or wider", "the exact 1 / rho explains every element of 16-bit y")
+        findings.statistic_dtype = Learned("float32 or wider", "the exact 1 / rho explains every element of 16-bit y")
     for dtype, stages in by_dtype.items():
         if stages is None:
             continue
@@ -173,7 +174,9 @@ def _report_stages(by_dtype: dict[str, Stages | None], unexplained: list[str], f
         verb = "are" if stages.squares or stages.count > 1 else "is"
         findings.defect(f"for {dtype} x, {listed} {verb} rounded to {stages.dtype}{_before(stages, dtype)}")
         if dtype in halves:
-            findings.add("statistic_dtype", f"{listed} in {stages.dtype}", "the only roundings that explain 16-bit y")
+            findings.statistic_dtype = Learned(
+                f"{listed} in {stages.dtype}", "the only roundings that explain 16-bit y"
+            )
 
 
 def _listed(stages: Stages) -> str:
@@ -195,7 +198,7 @@ def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | No
     rule = _result_rule(session, results, findings)
     halves = [dtype for dtype in stages if dtype in dtypes.HALF]
     if halves and all(whole(stages[dtype], dtype) for dtype in halves):
-        findings.add("rounding", "input_dtype", "every operation is rounded to the dtype of x")
+        findings.rounding = Learned("input_dtype", "every operation is rounded to the dtype of x")
         return Numerics(stages, "input_dtype", rule, results)
 
     def score(model: Model, rule: ResultDtype | None = rule) -> Scores:
@@ -210,16 +213,16 @@ def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | No
         return scores
 
     scores = score(model)
-    if model.variant.scale_offset and _best(scores) < SHARE:
+    if model.variant.scale_offset and _best(scores) < SAME_BITS:
         narrow = score(replace(model, gain_rounded=True))
-        if _best(narrow) >= SHARE:
+        if _best(narrow) >= SAME_BITS:
             findings.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
             return replace(_decide(session, stages, rule, results, narrow, findings), gain_rounded=True)
-    if rule == "promote" and _best(scores) < SHARE:
+    if rule == "promote" and _best(scores) < SAME_BITS:
         first = score(model, "promote_first")
-        if _best(first) >= SHARE:
-            evidence = f"{findings.entries['result_dtype'].evidence}; x / rho is rounded to the dtype of y, too"
-            findings.add("result_dtype", "promote_first", evidence)
+        if _best(first) >= SAME_BITS:
+            known = "" if findings.result_dtype is None else f"{findings.result_dtype.evidence}; "
+            findings.result_dtype = Learned("promote_first", f"{known}x / rho is rounded to the dtype of y, too")
             return _decide(session, stages, "promote_first", results, first, findings)
     return _decide(session, stages, rule, results, scores, findings)
 
@@ -281,27 +284,26 @@ def _decide(
     other: Rounding = "after_scale" if best == "before_scale" else "before_scale"
     shares = scores[best]
     if not shares:
-        findings.not_observable("rounding", "it takes no 16-bit x")
+        findings.rounding = not_observable("it takes no 16-bit x")
         return Numerics(stages, None, rule, results)
     alike = abs(least[best] - least[other]) < 0.01 <= least[best] - 0.9
     if alike or not (session.takes("scale") or session.takes("bias")):
-        findings.not_observable("rounding", "no step after x / rho can be rounded separately")
+        findings.rounding = not_observable("no step after x / rho can be rounded separately")
         return Numerics(stages, None, rule, results)
     pair = max(shares, key=lambda pair: shares[pair] - scores[other][pair])
     words: dict[Rounding, str] = {"before_scale": "before the gain", "after_scale": "once, after the gain"}
-    if least[best] >= SHARE or (any(stages.values()) and least[best] - least[other] > 0.1):
-        findings.add(
-            "rounding", best,
+    if least[best] >= SAME_BITS or (any(stages.values()) and least[best] - least[other] > 0.1):
+        findings.rounding = Learned(best,
             f"{100 * shares[pair]:.5g} % of {dtypes.short(pair[0])} y with a {dtypes.short(pair[1])} gain has the bits "
             f"of y rounded {words[best]}; rounded {words[other]}: {100 * scores[other][pair]:.3g} %",
         )  # fmt: skip
         return Numerics(stages, best, rule, results)
     if not session.exact:
-        findings.not_observable("rounding", _INEXACT)
+        findings.rounding = not_observable(_INEXACT)
         wide = {pair: result for pair, result in results.items() if not set(pair) & set(dtypes.HALF)}
         return Numerics(stages, None, rule, wide)
     most = f"{100 * least[best]:.3g} %"
-    findings.not_observable("rounding", f"neither before nor after the gain explains the bits: {most} at most")
+    findings.rounding = not_observable(f"neither before nor after the gain explains the bits: {most} at most")
     findings.defect(f"16-bit y is rounded in an unknown way: at most {most} of it can be predicted")
     return Numerics(stages, best, rule, results)
 
@@ -320,17 +322,17 @@ def _result_rule(session: Session, results: dict[Pair, str], findings: Findings)
         dtypes_of_y = set(results.values())
         if len(dtypes_of_y) == 1 and len({t for t, _ in results}) > 1:
             (always,) = dtypes_of_y
-            findings.add("result_dtype", f"always {always}", listed)
+            findings.result_dtype = Learned(f"always {always}", listed)
             findings.defect(f"y is {always} whatever x is")
         else:
-            findings.add("result_dtype", "another rule", listed)
+            findings.result_dtype = Learned("another rule", listed)
             findings.defect(f"the dtype of y follows no known rule ({listed})")
         return None
     if len(fits) > 1:
         reason = "it takes no gain of another dtype" if has_gain else "there is no gain"
-        findings.not_observable("result_dtype", f"{reason}, and y is of the dtype of x")
+        findings.result_dtype = not_observable(f"{reason}, and y is of the dtype of x")
         return None
-    findings.add("result_dtype", fits[0], listed)
+    findings.result_dtype = Learned(fits[0], listed)
     return fits[0]
 
 

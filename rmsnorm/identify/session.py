@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Findings
+from rmsnorm.identify.findings import Findings, Learned
 from rmsnorm.identify.layout import ORDINARY, ROWS, Layout, find_layout
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import Target, TargetError
@@ -38,6 +38,7 @@ class Session:
         wide: the widest dtype in which it computes.
         accepts: dtypes of x with parameters of the same dtype.
         neutral: for each argument the value that leaves x / rho; None where the argument is left out.
+        withheld: arguments of the target that are not passed.
         lift, factor: what the neutral gate multiplies x and y by, powers of two if the gate is not cut off.
     """
 
@@ -48,6 +49,7 @@ class Session:
     wide: str = "float32"
     accepts: tuple[str, ...] = dtypes.FLOATS
     neutral: Mapping[str, float | None] = field(default_factory=lambda: ORDINARY)
+    withheld: frozenset[str] = frozenset()
     lift: float = 1.0
     factor: float = 1.0
 
@@ -72,7 +74,11 @@ class Session:
         return max(4, min(wanted, 2**14 // self.n))
 
     def takes(self, argument: str) -> bool:
-        return argument in self.target.arguments
+        return argument in self.target.arguments and argument not in self.withheld
+
+    def withholding(self, *arguments: str) -> Session:
+        """The session that passes none of these arguments."""
+        return replace(self, withheld=frozenset(arguments))
 
     def with_neutral(self, **values: float | None) -> Session:
         return replace(self, neutral={**self.neutral, **values})
@@ -84,7 +90,7 @@ class Session:
             return None
         if target.width is not None and target.resized is not None:
             try:
-                target = replace(target.resized(width), arguments=target.arguments)
+                target = target.resized(width)
             except ValueError:
                 return None
         sizes = tuple(width if axis in layout.axes else size for axis, size in enumerate(layout.sizes))
@@ -177,7 +183,7 @@ def open_session(target: Target, width: int, deadline: float, time_limit: float,
             y = session.rows(rows, name)
             accepts.append(name)
         except TargetError as error:
-            findings.add(f"{name} x", "refused", str(error))
+            findings.refused[name] = Learned("refused", str(error))
             continue
         if name == "float64" and not np.array_equal(y, session.rows(rows.astype(np.float32).astype(np.float64), name)):
             wide = name if y.dtype == np.float64 else wide

@@ -15,11 +15,12 @@ from rmsnorm.identify.behaviour import solve_behaviour, solve_float64
 from rmsnorm.identify.confirm import Fresh, confirm, nearest
 from rmsnorm.identify.eps import Denominator, Eps, solve_eps
 from rmsnorm.identify.extras import solve_extras
-from rmsnorm.identify.findings import Findings, NotRms
+from rmsnorm.identify.findings import Findings, Learned, NotRms
 from rmsnorm.identify.form import Form, close, solve_form
 from rmsnorm.identify.gradients import solve_gate_gradient, solve_gradients
-from rmsnorm.identify.identity import FIELDS, Identity, Kind
+from rmsnorm.identify.identity import Identity, Kind
 from rmsnorm.identify.model import Model
+from rmsnorm.identify.names import named
 from rmsnorm.identify.partial import Partial, solve_partial
 from rmsnorm.identify.rounding import Numerics, explained, solve_rounding, solve_stages
 from rmsnorm.identify.session import Session, open_session
@@ -36,7 +37,6 @@ _KINDS: Final[dict[Kind, str]] = {
     "rmsnorm": "x divided by the root of its mean square, whatever its mean",
 }
 _STATISTIC: Final = "solved from the sum of squares and the squared sum of 32 rows"
-_OF_THE_MODEL: Final = ("eps", "eps_position", "statistic_dtype", "rounding", "divisor", "factor", "float64", "widths")
 _SOMETIMES_HIDDEN: Final = {"scale_offset", "rounding", "result_dtype", "partial_rounding", "eps_position"}
 
 
@@ -94,7 +94,7 @@ def identify_opened(
     start = time.monotonic()
     findings = Findings()
     if target.notes:
-        findings.add("assumed", "; ".join(target.notes), "needed to call it")
+        findings.assumed = Learned("; ".join(target.notes), "needed to call it")
     try:
         with target.evaluating():
             identity = _solve(
@@ -102,7 +102,7 @@ def identify_opened(
             )
     except NotRms as reason:
         findings.defects.clear()  # they rest on a form that is not the target's
-        findings.add("kind", "none", str(reason))
+        findings.kind = Learned("none", str(reason))
         identity = _unrecognised(target, findings)
     except TargetError as error:
         findings.defect(str(error))
@@ -118,7 +118,7 @@ def _unrecognised(target: Target, findings: Findings) -> Identity:
         variant=None,
         recognised=False,
         plain=False,
-        findings=tuple(findings.entries.values()),
+        findings=findings.listed,
         defects=tuple(findings.defects),
         nearest=(),
     )
@@ -147,12 +147,12 @@ def _solve(
     # the dtypes of the steps, and where results are rounded; now the variant has all its fields
     stages = solve_stages(session, model, findings)
     numerics = solve_rounding(session, model, stages, findings)
-    model = replace(model, variant=_named(model, numerics, findings), gain_rounded=numerics.gain_rounded)
+    model = replace(model, variant=_variant(model, numerics, findings), gain_rounded=numerics.gain_rounded)
 
     # the model must predict y on data that were not used until here: else nothing is said that rests on it
     keeps_float64 = solve_float64(session, model, findings)
     fresh = Fresh(session, numerics)
-    confirmed, formula = confirm(model, numerics, fresh, findings, keeps_float64=keeps_float64)
+    confirmed, formula, findings.confirmed = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
     if formula or model.gate or any(explained(stages, dtype) for dtype, stages in numerics.stages.items()):
         solve_behaviour(session, model, findings)
         if gradients:
@@ -162,7 +162,7 @@ def _solve(
         model = replace(model, variant=solve_extras(session, model, findings))
         solve_batches(session, findings, gradients=gradients)
     else:
-        findings.withdraw(_OF_THE_MODEL, seen, "no model was confirmed")
+        findings.withdraw_model(seen)
     _ask_in_training(session, findings)
     _ask_with_more_axes(session, findings)
     if session.target.touched:
@@ -180,7 +180,7 @@ def _solve(
         variant=model.variant if kind != "layernorm" else None,
         recognised=recognised,
         plain=recognised and model.plain and not (session.layout.group or form.factor),
-        findings=tuple(findings.entries.values()),
+        findings=findings.listed,
         defects=tuple(findings.defects),
         nearest=nearest(fresh, model.variant, form.bias),
         last_axes=session.layout.last,
@@ -194,9 +194,9 @@ def _ask_with_gate(
     session: Session, model: Model, numerics: Numerics, findings: Findings, keeps_float64: bool, *, gradients: bool
 ) -> None:
     """Whether the model predicts y and its gradients with a gate, too, which all else was asked without."""
-    session = replace(session, target=replace(session.target, arguments=(*session.target.arguments, "gate")))
+    session = session.withholding(*session.withheld - {"gate"})
     fresh = Fresh(session, numerics)
-    everywhere, _ = confirm(model, numerics, fresh, findings, keeps_float64=keeps_float64, name="confirmed_gate")
+    everywhere, _, findings.confirmed_gate = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
     if not (everywhere and fresh.answers):
         findings.defect("with a gate, y is not what the model predicts within the bounds")
     elif gradients:
@@ -212,7 +212,7 @@ def _is_a_function(session: Session, findings: Findings) -> None:
     rows = np.random.default_rng(21).normal(size=(4, session.n))
     if session.rows(rows).tobytes() != session.rows(rows).tobytes():
         raise NotRms("two calls with the same x give different y: it is random, or it keeps something between calls")
-    findings.add("repeatable", True, "two calls with the same x give the same bits")
+    findings.repeatable = Learned(True, "two calls with the same x give the same bits")
 
 
 def _ask_in_training(session: Session, findings: Findings) -> None:
@@ -227,7 +227,7 @@ def _ask_in_training(session: Session, findings: Findings) -> None:
     except TargetError as error:
         findings.defect(f"in training: {error}")
         return
-    findings.add("training", "the same" if all(same) else "otherwise", "y in training beside y in evaluation")
+    findings.training = Learned("the same" if all(same) else "otherwise", "y in training beside y in evaluation")
     if not all(same):
         findings.defect("in training, y is another one than in evaluation")
 
@@ -245,12 +245,12 @@ def _ask_with_more_axes(session: Session, findings: Findings) -> None:
         try:
             y = session.target.forward(x.reshape(*lead, session.n), **arrays)
         except TargetError as error:
-            findings.add("more_axes", f"up to {len(lead)}", str(error))
+            findings.more_axes = Learned(f"up to {len(lead)}", str(error))
             return
         if not close(y.reshape(want.shape).astype(np.float64), want.astype(np.float64)):
             findings.defect(f"y of x with {len(lead) + 1} axes is another one than that of its rows")
             return
-    findings.add("more_axes", "the same", "y of x with 3, 4 and 5 axes is that of its rows")
+    findings.more_axes = Learned("the same", "y of x with 3, 4 and 5 axes is that of its rows")
 
 
 def _kind(form: Form, statistic: Statistic, findings: Findings) -> Kind:
@@ -258,8 +258,8 @@ def _kind(form: Form, statistic: Statistic, findings: Findings) -> Kind:
     if form.centred and not variance:
         raise NotRms("the mean is subtracted in the numerator but not in the denominator")
     kind: Kind = "layernorm" if form.centred else "rms_scaling" if variance else "rmsnorm"
-    findings.add("kind", kind, _KINDS[kind])
-    findings.add("statistic", statistic.kind, _STATISTIC)
+    findings.kind = Learned(kind, _KINDS[kind])
+    findings.statistic = Learned(statistic.kind, _STATISTIC)
     return kind
 
 
@@ -299,15 +299,11 @@ def _model(
     )
 
 
-def _named(model: Model, numerics: Numerics, findings: Findings) -> Variant:
+def _variant(model: Model, numerics: Numerics, findings: Findings) -> Variant:
     """The solved variant, under the name of the first preset that has the same values of all observable fields."""
     variant = model.variant.replace(rounding=numerics.rounding or "after_scale", result_dtype=numerics.result or "x")
-    free = _SOMETIMES_HIDDEN & findings.unobservable
+    hidden = {name for name in _SOMETIMES_HIDDEN if findings.is_hidden(name)}
     if variant.partial is None:
-        free |= {"partial_rounding"}
-    for ignored in (free, free | {"bias"}):
-        seen = [name for name in FIELDS if name not in ignored]
-        for preset in PRESETS.values():
-            if all(getattr(preset, name) == getattr(variant, name) for name in seen):
-                return preset.replace(**{name: getattr(variant, name) for name in (*seen, "bias")})
-    return variant
+        hidden.add("partial_rounding")
+    exact = named(variant, PRESETS.values(), unlike=hidden, own=())
+    return exact if exact is not variant else named(variant, PRESETS.values(), unlike=hidden | {"bias"}, own=("bias",))

@@ -9,12 +9,12 @@ from typing import Final, Literal
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.identify.findings import Findings, NotRms
+from rmsnorm.accuracy.bounds import CHANGED, FORM
+from rmsnorm.identify.findings import Findings, Learned, NotRms
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 
-_COARSE: Final = 2.0**-6
 _UNEVEN: Final = "x_j changes some y_i of its row and not others"
 # powers of two by which rows are multiplied, the largest (eps and roundings are small beside it) and the smallest
 EXPONENTS: Final = {"float16": (3, -13), "bfloat16": (20, -58), "float32": (20, -58), "float64": (20, -220)}
@@ -59,7 +59,7 @@ def responding(session: Session, which: Array) -> Array:
         rows = np.tile(base, (len(which) + 1, 1))
         rows[np.arange(len(which)), which] = sign * 4 * math.sqrt(n) * np.sign(base[which])
         y = session.rows(rows).astype(np.float64)
-        any_changed |= ~(np.abs(y[:-1] - y[-1]) <= 0.05 * np.max(np.abs(y[-1])))
+        any_changed |= ~(np.abs(y[:-1] - y[-1]) <= CHANGED * np.max(np.abs(y[-1])))
     any_changed[np.arange(len(which)), which] = False
     return any_changed
 
@@ -92,9 +92,9 @@ def grouped(session: Session, findings: Findings) -> Session:
             break
         layout = replace(layout, group=group, groups=n // group if group and words else None)
     shape = str(list(layout.shape(4 if layout.unlimited else 1))).replace(" ", "")
-    findings.add("axes", layout.description, f"where y changes when one element of x {shape} does")
+    findings.axes = Learned(layout.description, f"where y changes when one element of x {shape} does")
     if layout.group:
-        findings.add("group_size", layout.group, f"elements of the last axis that change one another{words}")
+        findings.group_size = Learned(layout.group, f"elements of the last axis that change one another{words}")
     return replace(session, layout=layout)
 
 
@@ -177,9 +177,9 @@ def solve_statistic(session: Session, counted: Counted, *, centred: bool) -> Sta
     solved = np.linalg.lstsq(used * weight, np.ones(len(rows)), rcond=None)[0]
     per, minus, spiked = np.concatenate([solved, np.zeros(3)])[:3] if k > 1 else (solved[0], 0.0, 0.0)
     fitted = used @ solved
-    if np.any(fitted <= 0) or np.max(np.abs(rho / np.sqrt(np.maximum(fitted, 1e-300)) - 1)) > _COARSE:
+    if np.any(fitted <= 0) or np.max(np.abs(rho / np.sqrt(np.maximum(fitted, 1e-300)) - 1)) > FORM:
         raise NotRms(_clipped(session) or "the denominator is no function of the row's sum of squares and sum")
-    if np.max(np.abs(used[:, :2] @ solved[:2]) / fitted) < _COARSE:
+    if np.max(np.abs(used[:, :2] @ solved[:2]) / fitted) < FORM:
         raise NotRms("the denominator is the largest |x| of a row, not its root mean square")
     noise = float(max(np.sqrt(np.mean((rho / np.sqrt(fitted) - 1) ** 2)), dtypes.unit_roundoff("float64")))
     variance = -minus / per > 0.5
@@ -210,7 +210,7 @@ def _clipped(session: Session) -> str | None:
     sizes = 4.0 ** np.arange(-2, 6)
     rows = rows[:1] * sizes[:, None] / rows[0, 0]
     y = session.unit(rows)
-    apart = np.flatnonzero(np.max(np.abs(y - y[2]), axis=-1) > _COARSE * np.max(np.abs(y[2])))
+    apart = np.flatnonzero(np.max(np.abs(y - y[2]), axis=-1) > FORM * np.max(np.abs(y[2])))
     if len(apart) and apart[0] > 2:
         between = " and ".join(f"{size:g}" for size in sizes[apart[0] - 1 : apart[0] + 1])
         return f"y changes when a row grows: x is cut off somewhere between {between}"

@@ -9,15 +9,15 @@ from typing import Final
 
 import numpy as np
 
+from rmsnorm.accuracy.bounds import FORMULA
 from rmsnorm.identify.eps import Denominator, Measured, measure, nice
-from rmsnorm.identify.findings import Findings, NotRms
+from rmsnorm.identify.findings import Findings, Learned, NotRms
 from rmsnorm.identify.session import Session
 from rmsnorm.identify.statistic import Counted, Statistic, find_counted, solve_statistic
 from rmsnorm.targets.target import TargetError
 
 _MULTIPLES: Final = (2, 3, 4, 0.5, 0.25)  # of the first width: a target may take only some of them
 _MORE: Final = 2  # of these are tried: two points fit any power of n, a third one does not fit a wrong one
-_SAME: Final = 1e-3  # of eps at two widths: n and n + 1 differ by 0.5 % at a width of 192
 _FEW: Final = 2  # digits of a number that somebody wrote
 
 
@@ -149,6 +149,10 @@ def look_further(session: Session, findings: Findings, *, centred: bool) -> list
     return seen
 
 
+def _short(value: float) -> float:
+    return int(value) if value == int(value) else value
+
+
 def solve_denominator(session: Session, first: Seen, others: Sequence[Seen], findings: Findings) -> Denominator:
     """The simplest reading that is true at every width, and what it has that no variant has."""
     seen = [first, *others]
@@ -163,17 +167,18 @@ def solve_denominator(session: Session, first: Seen, others: Sequence[Seen], fin
     said = chosen.sentences(first, single=single)
     if single:  # eps is a number there; what somebody wrote is another question
         said.pop("eps", None)
-    for name, value in (("divisor", chosen.size_at(first)), ("factor", chosen.factor_at(first))):
-        if name in said:
-            findings.add(name, int(value) if value == int(value) else value, said[name])
+    if "divisor" in said:
+        findings.divisor = Learned(_short(chosen.size_at(first)), said["divisor"])
+    if "factor" in said:
+        findings.factor = Learned(_short(chosen.factor_at(first)), said["factor"])
     unknown = [] if fits or len(seen) == 1 else [_unknown(seen)]
     for sentence in unknown or said.values():
         findings.defect(sentence)
     if single and not unknown:
-        findings.add("widths", str(first.n), _untried(session, seen, readings))
+        findings.widths = Learned(str(first.n), _untried(session, seen, readings))
     else:
         solved = "the denominator below is that of the first" if unknown else "at which the denominator was solved"
-        findings.add("widths", _listed([entry.n for entry in seen]), f"elements in a row, {solved}")
+        findings.widths = Learned(_listed([entry.n for entry in seen]), f"elements in a row, {solved}")
     scale = _FORMS[chosen.eps_form](first)
     return Denominator(
         size=None if (chosen.size, chosen.divisor) == ("k", 1.0) else chosen.size_at(first),
@@ -192,7 +197,7 @@ def _at_several(seen: Sequence[Seen]) -> list[_Reading]:
     for reading in _bases(seen, _tolerance(noise)):
         values = [entry.eps.value * reading.unit(entry) for entry in seen]
         for form in _eps_forms(seen):
-            eps = _fitted(form, values, seen, max(_SAME, _tolerance(noise))) if any(values) else 0.0
+            eps = _fitted(form, values, seen, max(FORMULA, _tolerance(noise))) if any(values) else 0.0
             if eps is not None:
                 readings.append(replace(reading, eps=nice(eps, noise), eps_form=form))
                 break

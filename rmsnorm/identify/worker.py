@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from rmsnorm import errors
 from rmsnorm.identify.identity import Identity
-from rmsnorm.processes import end_with_parent, reading, start
+from rmsnorm.processes import Worker, end_with_parent, messages
 
 _IMPORTS: Final = 300.0  # seconds to open a target: imports do not count in its limit
-
-
-class _Ended(Exception):
-    """The process ended with this target, or was killed because of it: the message is the sentence for the report."""
 
 
 def identities(targets: Sequence[str], *, time_limit: float, **options: Any) -> Iterator[tuple[str, Identity | str]]:
@@ -35,48 +30,28 @@ def identities(targets: Sequence[str], *, time_limit: float, **options: Any) -> 
             ones have a new process.
         options: of identify.
     """
-    remaining = deque(targets)
-    while remaining:
-        process = _start({"targets": list(remaining), "time_limit": time_limit, "options": options})
-        with reading(process) as next_line:
-            running = True
-            while remaining and running:
-                target = remaining.popleft()
-                try:
-                    result = _result(next_line, target, time_limit)
-                except _Ended as reason:
-                    result = Identity(target, "", "none", None, False, False, (), (str(reason),), ())
-                    running = False
-                yield target, result
-
-
-def _start(job: dict[str, Any]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "rmsnorm.identify.worker"]
-    process = start(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdin  # noqa: S101  (it is a pipe)
-    with process.stdin as pipe:
-        json.dump(job, pipe)
-    return process
+    remaining, deadline = deque(targets), 0.0
 
+    def patience() -> float:
+        return max(0.1, deadline - time.monotonic())
 
-def _result(next_line: Callable[[float], str | None], target: str, time_limit: float) -> Identity | str:
-    """The identity of the next target, or why there is no such target."""
-    deadline, opened = time.monotonic() + _IMPORTS, False
-    while True:
-        try:
-            line = next_line(max(0.1, deadline - time.monotonic()))
-        except queue.Empty:
+    while remaining:
+        deadline, opened = time.monotonic() + _IMPORTS, False
+        worker = Worker("identify")
+        job = {"targets": list(remaining), "time_limit": time_limit, "options": options}
+        for event in messages(worker, command, patience, job=job):
+            if "opened" in event:
+                deadline, opened = time.monotonic() + time_limit + 2, True
+            elif "refused" in event or "identity" in event:
+                result = event["refused"] if "refused" in event else Identity.from_json(event["identity"])
+                yield remaining.popleft(), result
+                deadline, opened = time.monotonic() + _IMPORTS, False
+        if remaining:  # the process ended with this target, or was killed because of it
+            target = remaining.popleft()
             took = f"took more than its limit of {time_limit:g} s" if opened else f"was not imported in {_IMPORTS:g} s"
-            raise _Ended(f"{target} {took}, and was ended") from None
-        if line is None:
-            raise _Ended(f"{target} ended its process")
-        event = json.loads(line)
-        if "opened" in event:
-            deadline, opened = time.monotonic() + time_limit + 2, True
-        elif "refused" in event:
-            return str(event["refused"])
-        else:
-            return Identity.from_json(event["identity"])
+            why = f"{took}, and was ended" if worker.status == "hung" else "ended its process"
+            yield target, Identity(target, "", "none", None, False, False, (), (f"{target} {why}",), ())
 
 
 def main() -> None:
@@ -88,7 +63,6 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from rmsnorm.identify.solve import identify_opened
     from rmsnorm.targets.open import locate, open_target
-    from rmsnorm.targets.target import NoTarget
 
     def write(**event: Any) -> None:
         print(json.dumps(event), file=out, flush=True)
@@ -101,7 +75,7 @@ def main() -> None:
                 locate(name)
             write(opened=name)
             target = open_target(name, **options)
-        except NoTarget as error:
+        except errors.InputError as error:
             write(refused=str(error))
             continue
         identity = identify_opened(

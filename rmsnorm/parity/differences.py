@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from rmsnorm import dtypes
+from rmsnorm.accuracy.bounds import STEP
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.judge import Verdict
-
-STEP = 2.0**-17  # near the cube root of the unit roundoff, where truncation and rounding of a difference meet
 
 
 def differences(data: Data) -> list[Verdict]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.numpy_impl.double_double import DoubleDouble
+from rmsnorm.accuracy.rounding import cast, rounded
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.judge import Implementation, Outcome
 
@@ -50,12 +50,12 @@ def _candidate(data: Data, fault: str) -> Outcome:
     if data.residual is not None and fault not in ("residual dropped", "residual after the gate"):
         whole = whole + data.residual.astype(np.float64)
         if (variant.residual_rounding == "before") != (fault == "sum rounded on the other side"):
-            whole = _round(whole, call.sum)
+            whole = rounded(whole, call.sum)
     h = whole * on_x
     if data.residual is not None and fault == "residual after the gate":
         h = h + data.residual.astype(np.float64)
     if fault == "x f(z) rounded":
-        h = _round(h, call.x)
+        h = rounded(h, call.x)
     gain_array, bias_array = data.scale, data.bias
     if fault == "gain and bias swapped":
         gain_array, bias_array = bias_array, gain_array
@@ -93,12 +93,12 @@ def _candidate(data: Data, fault: str) -> Outcome:
         h = c = h - mean(h)
     squares = c * c
     if fault == "squares in the dtype of x":
-        squares = (_round(c, call.x).astype(call.x) ** 2).astype(np.float64)
+        squares = (rounded(c, call.x).astype(call.x) ** 2).astype(np.float64)
     if fault == "squares in float32":
         squares = (c.astype(np.float32) ** 2).astype(np.float64)
     q = mean(squares)
     if fault == "mean square in bfloat16":
-        q = _round(q, "bfloat16")
+        q = rounded(q, "bfloat16")
     eps = 0.0 if fault == "no eps" else call.eps
     position = variant.eps_position
     if fault == "eps on the other side":
@@ -114,7 +114,7 @@ def _candidate(data: Data, fault: str) -> Outcome:
     s = {"inside": rho, "outside": root, "clamp": np.where(root > eps / np.sqrt(size), root, np.inf)}[position]
     inverse = 1 / rho
     if fault == "1/rho in bfloat16":
-        inverse = _round(inverse, "bfloat16")
+        inverse = rounded(inverse, "bfloat16")
     inverse = np.where(empty & (fault != "empty rows"), 0.0, inverse)
 
     normalised = np.where(empty & (fault != "empty rows"), 0.0, h * inverse)
@@ -137,7 +137,7 @@ def _candidate(data: Data, fault: str) -> Outcome:
     late, b = (b, -0.0) if fault == "bias after the gate" else (-0.0, b)
     ungated = _affine(call, normalised, g, b, o, before=before != (fault == "rounded on the other side"), fault=fault)
     if fault == "y rounded before the gate":
-        ungated = _round(ungated, call.x)
+        ungated = rounded(ungated, call.x)
     y = np.where(empty & (fault != "empty rows"), 0.0, ungated * on_y + late)
 
     v = np.where(unmasked & ~empty, data.dy.astype(np.float64) * (1.0 if fault == "no gate in dx" else on_y), 0.0)
@@ -168,23 +168,23 @@ def _candidate(data: Data, fault: str) -> Outcome:
     over = call.shared_axes
     result = "float32" if fault == "float32 result" else call.result
     results: dict[str, Array] = {
-        "y": _cast(y, result),
-        "inverse_rms": _cast(inverse, call.inverse_rms),
-        "dx": _cast(dx, x.dtype.name),
-        "jvp": _cast(jvp, call.result),
+        "y": cast(y, result),
+        "inverse_rms": cast(inverse, call.inverse_rms),
+        "dx": cast(dx, x.dtype.name),
+        "jvp": cast(jvp, call.result),
     }
     if data.scale is not None:
         terms = v if fault == "dscale of dbias" else v * (h if fault == "dscale of x" else inside)
         dscale = np.sum(terms, axis=over)
         if fault == "dscale summed in the dtype of x":  # one row after the other
-            dscale = np.add.reduce(_cast(terms, x.dtype.name), axis=0).astype(np.float64)
-        results["dscale"] = _cast(np.zeros_like(dscale) if fault == "no dscale" else dscale, data.scale.dtype.name)
+            dscale = np.add.reduce(cast(terms, x.dtype.name), axis=0).astype(np.float64)
+        results["dscale"] = cast(np.zeros_like(dscale) if fault == "no dscale" else dscale, data.scale.dtype.name)
     if data.bias is not None:
-        results["dbias"] = _cast(np.sum(v, axis=over), data.bias.dtype.name)
+        results["dbias"] = cast(np.sum(v, axis=over), data.bias.dtype.name)
     if data.residual is not None:
-        results["dresidual"] = _cast(dx, data.residual.dtype.name)
+        results["dresidual"] = cast(dx, data.residual.dtype.name)
     if data.gate is not None:
-        results["dgate"] = _cast(np.zeros_like(dgate) if fault == "no dgate" else dgate, data.gate.dtype.name)
+        results["dgate"] = cast(np.zeros_like(dgate) if fault == "no dgate" else dgate, data.gate.dtype.name)
     return Outcome({name: [value] for name, value in results.items()}, ("x",) if fault == "writes x" else ())
 
 
@@ -199,7 +199,7 @@ def _gate(data: Data, fault: str) -> tuple[Any, Any]:
     silu = (data.variant.gate_function == "silu") != (fault == "another function of the gate")
     f, slope = (z * s, s * (1 + z * rest)) if silu else (s, s * rest)
     if fault == "f(z) rounded":
-        f = _round(f, data.call.x)
+        f = rounded(f, data.call.x)
     return f, {"f for f' in dgate": f, "s(z) for f' in dgate": s}.get(fault, slope)
 
 
@@ -210,16 +210,8 @@ def _affine(call: Any, normalised: Array, g: Any, b: Any, o: float, *, before: b
         b = -0.0
     if not before:
         return normalised * (o + g) + b
-    first = _round(normalised, call.norm or call.x)
-    return _round(_round(first * _round(o + np.asarray(g), call.product), call.product) + b, call.product)
-
-
-def _round(x: Array, dtype: str) -> Array:
-    return _cast(x, dtype).astype(np.float64)
-
-
-def _cast(x: Array, dtype: str) -> Array:
-    return DoubleDouble(x).round(dtype)
+    first = rounded(normalised, call.norm or call.x)
+    return rounded(rounded(first * rounded(o + np.asarray(g), call.product), call.product) + b, call.product)
 
 
 def _shifted(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from rmsnorm import errors
 from rmsnorm.processes import Worker, end_with_parent, follow, stop
 
 NO_LARGE: Final = ("numpy",)  # backends that make a matrix for each row, as the paper does
@@ -161,7 +162,7 @@ def _work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     except ModuleNotFoundError as error:
         yield {"status": "absent", "message": str(error)}
         return
-    except ValueError as error:
+    except errors.InputError as error:
         yield {"status": "refused", "message": str(error)}
         return
     yield {"hello": version, "device": options["device"]}

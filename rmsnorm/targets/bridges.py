@@ -6,13 +6,15 @@ import contextlib
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm.frameworks import framework
+from rmsnorm import errors
+from rmsnorm.frameworks import framework, imported
 
 Array = npt.NDArray[Any]
 Function = Callable[[Mapping[str, Any]], Any]
@@ -64,7 +66,7 @@ class NumPy:
         raise NotImplementedError
 
     def compiled(self, function: Function) -> Function:
-        raise ValueError("check: compiled is True for a NumPy function, expected a framework with a compiler; drop it")
+        raise errors.out_of_domain("check", "compiled", True, "a framework with a compiler for a function", "drop it")
 
 
 class Torch:
@@ -75,6 +77,7 @@ class Torch:
     def __init__(self, device: str = "cpu") -> None:
         import torch
 
+        _require("torch", device, torch.cuda.is_available())
         self.torch, self.device, self.array = torch, device, torch.Tensor
 
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
@@ -116,6 +119,7 @@ class TensorFlow:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         import tensorflow as tf
 
+        _require("tf", device, bool(tf.config.list_physical_devices("GPU")))
         self.tf, self.device = tf, "/GPU:0" if device == "cuda" else "/CPU:0"
         self.array = tf.Tensor
 
@@ -148,6 +152,7 @@ class Jax:
     def __init__(self, device: str = "cpu") -> None:
         import jax
 
+        _require("flax", device, any(entry.platform == "gpu" for entry in jax.devices()))
         self.jax, self.device = jax, jax.devices("gpu" if device == "cuda" else "cpu")[0]
         self.array = jax.Array
 
@@ -210,6 +215,12 @@ class Mlx:
         return self.mx.compile(function)  # type: ignore[no-any-return, unused-ignore]
 
 
+def _require(name: str, device: str, has_gpu: bool) -> None:
+    known = ["cpu", *(["cuda"] if has_gpu else [])]
+    if device not in known:
+        raise errors.not_a_choice(name, "device", device, known)
+
+
 def _memory(array: Array) -> tuple[Array, tuple[int, ...]]:
     """A copy of an array's memory, flat, and the strides that show the array in it.
 
@@ -227,7 +238,6 @@ _BRIDGES: Final[dict[str, Callable[[str], Bridge]]] = {
     "torch": Torch,
     "tf": TensorFlow,
     "flax": Jax,
-    "mlx": Mlx,
 }
 
 
@@ -235,6 +245,13 @@ def bridge(name: str, device: str = "cpu") -> Bridge:
     """The bridge to the arrays of a framework, by its key or an alias: numpy, torch, tensorflow, jax, ..., or of mlx.
 
     Raises:
-        ValueError: there is no such framework.
+        ValueError: there is no such framework, or it has no such device.
+        ModuleNotFoundError: it is not installed.
     """
-    return _BRIDGES[name if name in _BRIDGES else framework("identify", name).key](device)
+    if name == "mlx":
+        if find_spec(name) is None:
+            raise errors.MissingFramework("identify: mlx is not installed, expected for its arrays; install it")
+        return Mlx(device)
+    key = framework("identify", name).key
+    with imported(key):
+        return _BRIDGES[key](device)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rmsnorm import errors
 from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.frameworks import framework as row_of
 from rmsnorm.targets.arguments import (
@@ -306,16 +307,21 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
     candidates = _candidates(function)
     if len(candidates) == 1:
         return target_for(candidates[0])
-    working = []
+    working, missing = [], None
     for candidate in candidates:
-        target = target_for(candidate)
         try:
+            target = target_for(candidate)
             target.forward(x, **arrays)
         except TargetError:
+            continue
+        except errors.InputError as error:  # the library is not on that device
+            missing = missing or error
             continue
         if not target.returned:
             return target
         working.append(candidate)  # NumPy's arrays go into many a function of TensorFlow, and its tensors come back
+    if missing is not None:
+        raise missing
     return target_for([*working, *candidates][0])  # the report says what it raises, or returns
 
 

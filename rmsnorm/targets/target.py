@@ -25,7 +25,7 @@ _NEEDS_GPU: Final = re.compile(
 )
 
 
-class NoTarget(ValueError):
+class NoTarget(errors.InputValueError):
     """There is no such target: the name is wrong, or the arguments cannot build it."""
 
 

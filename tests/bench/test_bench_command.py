@@ -23,7 +23,7 @@ from rmsnorm.bench import files, report
 from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.measure import LEAST_TURNS
 from rmsnorm.bench.problem import OPS
-from rmsnorm.bench.run import BackendRun, run
+from rmsnorm.bench.run import BenchRun, run
 from rmsnorm.cli.usage import backends
 from rmsnorm.frameworks import FRAMEWORKS
 
@@ -125,10 +125,10 @@ def _runs():
              for record, name in ((slower, "built-in jit"), (sizes[1], "built-in jit"), (RECORD, "copy"),
                                   (RECORD, "copy into"))]  # fmt: skip
     return [
-        BackendRun(
+        BenchRun(
             "torch", "done", version="9.9", device="a machine", cells=2, records=[RECORD, sizes[0], *named, WRONG]
         ),
-        BackendRun("tf", "absent", "pip install it"),
+        BenchRun("tf", "absent", "pip install it"),
     ]
 
 
@@ -207,7 +207,7 @@ def test_the_plot_is_svg_with_a_line_for_each_candidate(tmp_path):
     assert "copy" not in text, "a copy to new memory is no limit"
     assert any(words.startswith("a machine, ") and "PyTorch 9.9" in words for words in text), text
     with pytest.raises(ValueError, match="nothing was timed"):
-        write_plot([BackendRun("torch", "done", records=[WRONG])], tmp_path / "none.svg")
+        write_plot([BenchRun("torch", "done", records=[WRONG])], tmp_path / "none.svg")
 
 
 def test_ours_that_is_wrong_exits_with_1(tmp_path):

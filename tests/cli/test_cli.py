@@ -4,13 +4,15 @@ import io
 import json
 import re
 from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
+import typer
 from commands import rmsnorm
 from rich.console import Console
 
 from rmsnorm import PRESETS, Variant, __version__, screen
-from rmsnorm.cli import tables
+from rmsnorm.cli import app, tables
 from rmsnorm.variants import families
 
 listing = import_module("rmsnorm.cli.check")._listing
@@ -24,6 +26,23 @@ def test_help_teaches():
     assert "rmsnorm check --backend torch --variant llama --dtype bfloat16" in shown.stdout
     assert "Exit status: 0 everything agrees" in shown.stdout
     assert rmsnorm("--version").stdout.strip() == __version__
+
+
+def _commands(command, name="rmsnorm"):
+    if not hasattr(command, "commands"):
+        yield name, command
+    for part, inner in getattr(command, "commands", {}).items():
+        yield from _commands(inner, f"{name} {part}")
+
+
+def test_help_begins_with_at_most_six_options():
+    counts = {
+        name: sum(getattr(parameter, "rich_help_panel", "") is None for parameter in command.params
+                  if parameter.param_type_name == "option")
+        for name, command in _commands(typer.main.get_command(app))
+    }  # fmt: skip
+    assert len(counts) > 10
+    assert {name: count for name, count in counts.items() if count > 6} == {}
 
 
 @pytest.mark.slow
@@ -71,6 +90,36 @@ def test_a_device_that_a_requested_backend_lacks_exits_with_2():
     shown = rmsnorm("check", "--backend", "numpy", "--device", "cuda")
     assert shown.exit_code == 2
     assert "NumPy refused: numpy: device is 'cuda', expected 'cpu'" in shown.stdout
+
+
+@pytest.mark.flax
+@pytest.mark.parametrize("command", ["check", "identify"])
+def test_a_device_that_the_library_of_a_target_lacks_exits_with_2(command, tmp_path):
+    jax = pytest.importorskip("jax")
+    if any(device.platform == "gpu" for device in jax.devices()):
+        pytest.skip("there is one")
+    (tmp_path / "own.py").write_text("from jax import numpy as jnp\n\ndef norm(x):\n    return jnp.sqrt(x)\n")
+    shown = rmsnorm(command, f"{tmp_path / 'own.py'}:norm", "--device", "cuda")
+    assert shown.exit_code == 2
+    assert "device is 'cuda', expected 'cpu'" in shown.stderr
+
+
+@pytest.mark.skipif(find_spec("mlx") is not None, reason="it is installed")
+def test_a_library_of_a_target_that_is_not_installed_exits_with_2(tmp_path):
+    (tmp_path / "own.py").write_text("def norm(x):\n    return x\n")
+    shown = rmsnorm("identify", f"{tmp_path / 'own.py'}:norm", "--framework", "mlx")
+    assert shown.exit_code == 2
+    assert "mlx is not installed" in shown.stderr
+
+
+def test_a_mistake_of_ours_in_a_check_is_no_bad_usage(monkeypatch, tmp_path):
+    def broken(*_, **__):
+        raise ValueError("a mistake of ours")
+
+    monkeypatch.setattr(import_module("rmsnorm.parity.checking"), "open_target", broken)
+    shown = rmsnorm("check", f"{tmp_path / 'own.py'}:norm")
+    assert shown.exit_code == 3
+    assert "this is a mistake of rmsnorm, not of its use" in shown.stderr
 
 
 def test_a_disagreement_exits_with_1(tmp_path):

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from conversions import IDS, ROUNDING, SINGLE, distance, shown
 
-from rmsnorm.conversion.layer_norm import Conversion, conversion, streams, to_rms_norm
+from rmsnorm.conversion.layer_norm import Conversion, streams, to_rms_norm
 from rmsnorm.conversion.layer_norm.behaviour import own_norms
+from rmsnorm.conversion.layer_norm.result import difference
 
 TOKENS = {"vocab_size": 11, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 16}
@@ -434,11 +435,11 @@ def test_a_wrong_plan_is_not_given_out(name, monkeypatch):
 def test_differences():
     """Relative to the greatest element; NaN and infinities where they were, integers the same."""
     one = np.array([1.0, -4.0, np.inf, np.nan])
-    assert conversion.difference([one], [one + np.array([0, 1, 0, 0])]) == 0.25
-    assert conversion.difference([one], [np.array([1.0, -4.0, 2.0, np.nan])]) == np.inf
-    assert conversion.difference([one], [one.astype(np.float32)]) == np.inf
-    assert conversion.difference([np.array([1, 2])], [np.array([1, 3])]) == np.inf
-    assert conversion.difference([np.zeros(2)], [np.array([0, 1e-3])]) == 1e-3
+    assert difference([one], [one + np.array([0, 1, 0, 0])]) == 0.25
+    assert difference([one], [np.array([1.0, -4.0, 2.0, np.nan])]) == np.inf
+    assert difference([one], [one.astype(np.float32)]) == np.inf
+    assert difference([np.array([1, 2])], [np.array([1, 3])]) == np.inf
+    assert difference([np.zeros(2)], [np.array([0, 1e-3])]) == 1e-3
 
 
 def test_what_is_no_model():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rmsnorm.identify import identify
+from rmsnorm.identify.findings import Findings, Learned
 
 
 def _rows(x, axes=-1):
@@ -35,6 +36,19 @@ def test_x_of_more_axes_is_asked_for(function, said):
 def test_the_kind_and_the_statistic_are_said():
     identity = identify(_rows, gradients=False)
     assert (identity["kind"], identity["statistic"]) == ("rmsnorm", "mean_square")
+
+
+def test_what_rests_on_a_model_is_withdrawn_with_it():
+    findings = Findings(gain=Learned(True, "y is linear in it"), eps=Learned(1e-6, "solved"))
+    findings.narrow_eps["bfloat16"] = Learned(1e-2, "solved from bfloat16 rows")
+    assert [finding.name for finding in findings.listed] == ["gain", "eps", "eps in bfloat16"]
+    findings.defect("seen before")
+    findings.defect("seen by the model")
+    findings.withdraw_model(1)
+    assert {finding.name: finding.value for finding in findings.listed} == {"gain": True, "eps": None}
+    assert findings.is_hidden("eps")
+    assert not findings.is_hidden("gain")
+    assert findings.defects == ["seen before"]
 
 
 @pytest.mark.torch

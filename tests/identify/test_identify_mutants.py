@@ -51,6 +51,7 @@ REPORTED = {
     "mask ignored": "the mask is ignored",
     "residual dropped": "the residual is not added",
     "sum rounded on the other side": "residual_rounding is '",
+    "residual after the gate": "residual_rounding is 'after'",  # identify passes a gate or a residual, not both
     "gate forgotten": "the gate is not applied",
     "gate on the other side": "gate_position is '",
     "another function of the gate": "gate_function is '",
@@ -74,6 +75,8 @@ FINDINGS = {
 # at every width below 1000; nor about strides, or rows so wide that an outlier is 60 times their RMS; the target of a
 # case in groups has one group
 NOT_OBSERVABLE = {("gradient of the residual branch dropped", "residual"), ("floor for ceil", "partial 0.001"),
+                  ("gradient of the residual branch dropped", "gate, residual"),
+                  ("gradient of the residual branch dropped", "gate of x, masked sum"),
                   ("clipped at 60", "wide"), ("strides ignored", "strided"), ("groups ignored", "gate of x"),
                   ("groups ignored", "groups")}  # fmt: skip
 

@@ -19,10 +19,10 @@ from rmsnorm.bench.candidates import (
     Call,
     Candidate,
     Workbench,
-    only,
     processor,
 )  # fmt: skip
 from rmsnorm.bench.problem import Problem
+from rmsnorm.targets.bridges import bridge
 from rmsnorm.variants import PRESETS, Variant
 
 Layers = dict[str, tuple[Any, Any, Any, Variant | None]]  # by kind: layer, function of state and x, state, variant
@@ -73,15 +73,14 @@ def load_keras(device: str) -> Workbench:
 
 
 def _workbench(device: str, version: str, layers: Callable[[Problem, Variant], Layers]) -> Workbench:
-    platforms = {device.platform for device in jax.devices()} | {"cpu"}
-    only("flax", device, ["cpu", *(["cuda"] if "gpu" in platforms else [])])
+    between = bridge("flax", device)
     target = jax.devices("gpu" if device == "cuda" else "cpu")[0]
 
     def waited(function: Any, *arguments: Any) -> Call:
         return lambda: jax.block_until_ready(function(*arguments))
 
     def candidates(problem: Problem, op: str, variant: Variant) -> list[Candidate]:
-        x, dy = (jax.device_put(array, target) for array in (problem.x, problem.dy))
+        x, dy = map(between.send, (problem.x, problem.dy))
 
         def pair(kind: str, layer: Any, forward: Any, state: Any, expected: Variant | None) -> list[Candidate]:
 

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from rmsnorm.bench.backends import keras
-from rmsnorm.bench.candidates import COPY, Call, Candidate, Workbench, copy_into, only, processor
+from rmsnorm.bench.candidates import COPY, Call, Candidate, Workbench, copy_into, processor
 from rmsnorm.bench.problem import Problem
+from rmsnorm.targets.bridges import bridge
 from rmsnorm.variants import Variant
 
 
@@ -21,7 +20,7 @@ def load(device: str) -> Workbench:
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
-    only("tf", device, ["cpu", *(["cuda"] if gpus else [])])
+    between = bridge("tf", device)
     device_name = "/GPU:0" if device == "cuda" else "/CPU:0"
 
     def gpu_peak(call: Call) -> int:
@@ -78,4 +77,4 @@ def load(device: str) -> Workbench:
     name = tf.config.experimental.get_device_details(gpus[0])["device_name"] if device == "cuda" else processor()
     synchronise = tf.test.experimental.sync_devices if device == "cuda" else lambda: None
     version = f"{tf.__version__}, {keras_version}"
-    return Workbench(version, name, candidates, lambda tensor: np.asarray(tensor.numpy()), synchronise)
+    return Workbench(version, name, candidates, between.fetch, synchronise)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from rmsnorm.bench.backends import keras
@@ -19,11 +18,11 @@ from rmsnorm.bench.candidates import (
     Call,
     Candidate,
     Workbench,
-    only,
     processor,
     resident_peak,
 )  # fmt: skip
-from rmsnorm.bench.problem import Array, Problem
+from rmsnorm.bench.problem import Problem
+from rmsnorm.targets.bridges import bridge
 from rmsnorm.torch_impl import RMSNorm
 from rmsnorm.variants import PRESETS, Variant
 
@@ -31,6 +30,8 @@ Layers = Mapping[str, tuple[Any, Variant | None]]
 
 
 def load(device: str) -> Workbench:
+    between = bridge("torch", device)
+
     def layers(problem: Problem, variant: Variant) -> Layers:
         options: Any = {"device": device, "dtype": getattr(torch, problem.dtype)}
         width = problem.x.shape[-1]
@@ -40,7 +41,7 @@ def load(device: str) -> Workbench:
             LAYER_NORM: (torch.nn.LayerNorm(width, **options), None),
         }
         for layer, _ in made.values():
-            layer.load_state_dict({"weight": _send(problem.scale, device)}, strict=False)
+            layer.load_state_dict({"weight": between.send(problem.scale)}, strict=False)
         return made
 
     return _workbench(device, torch.__version__, layers)
@@ -53,12 +54,12 @@ def load_keras(device: str) -> Workbench:
 
 
 def _workbench(device: str, version: str, layers: Callable[[Problem, Variant], Layers]) -> Workbench:
-    only("torch", device, ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+    between = bridge("torch", device)
     peak: Callable[[Call], int | None] = _cuda_peak if device == "cuda" else resident_peak
 
     def candidates(problem: Problem, op: str, variant: Variant) -> list[Candidate]:
         torch.compiler.reset()
-        x, dy = (_send(array, device) for array in (problem.x, problem.dy))
+        x, dy = (between.send(array) for array in (problem.x, problem.dy))
         leaf = x.detach().requires_grad_()
 
         def pair(kind: str, layer: Any, expected: Variant | None) -> list[Candidate]:
@@ -92,20 +93,7 @@ def _workbench(device: str, version: str, layers: Callable[[Problem, Variant], L
 
     name = torch.cuda.get_device_name() if device == "cuda" else processor()
     synchronise = torch.cuda.synchronize if device == "cuda" else lambda: None
-    return Workbench(version, name, candidates, _fetch, synchronise)
-
-
-def _send(array: Array, device: str) -> Any:
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
-    return torch.from_numpy(array).to(device)
-
-
-def _fetch(tensor: Any) -> Array:
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(np.dtype("bfloat16"))
-    return np.asarray(tensor)
+    return Workbench(version, name, candidates, between.fetch, synchronise)
 
 
 def _saved(run: Any, leaf: Any) -> int:

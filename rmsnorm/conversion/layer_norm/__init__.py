@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from rmsnorm import errors
-from rmsnorm.conversion.layer_norm.conversion import Conversion, Layer
+from rmsnorm.conversion.layer_norm.result import Conversion, Layer
 
 __all__ = ["Conversion", "Layer", "to_rms_norm"]
 

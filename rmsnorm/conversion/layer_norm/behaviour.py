@@ -11,14 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from rmsnorm.accuracy.bounds import LAYER_NORM, LAYER_NORM_OF_FLOAT32
 from rmsnorm.conversion.replacement.layout import Norm, parameters
 from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Target, TargetError
 from rmsnorm.identify.eps import nice
 from rmsnorm.variants import Variant
 
-_SAME: Final = 1e-12  # of the largest element: the formula in float64, a few hundred roundings of 1e-16
-_NEARLY: Final = 1e-4  # the same in float32, and of eps, which is solved from there
 _NARROW: Final = "it computes LayerNorm in less than float64, where nothing shows that its replacement is exact"
 _LEADS: Final = ((3,), (2, 3), (2, 3, 4))
 
@@ -43,8 +42,8 @@ def layer_norm(target: Target, x: str) -> Norm | None:
     if variant is None:
         return None
     shapes = [(*lead, width) for lead in _LEADS]
-    if not all(_agrees(target, variant, shape, _SAME) for shape in shapes):
-        if all(_agrees(target, variant, shape, _NEARLY) for shape in shapes):
+    if not all(_agrees(target, variant, shape, LAYER_NORM) for shape in shapes):
+        if all(_agrees(target, variant, shape, LAYER_NORM_OF_FLOAT32) for shape in shapes):
             raise Unproven(_NARROW)
         return None
     names = target.names

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -14,22 +14,11 @@ from jax import numpy as jnp
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import batching, mlir
 
-from rmsnorm.conversion.layer_norm.behaviour import own_norms
-from rmsnorm.conversion.layer_norm.conversion import Conversion, Layer, difference, first_names, require_exact
-from rmsnorm.conversion.layer_norm.streams import (
-    Node,
-    Norm,
-    Operand,
-    Plan,
-    Rule,
-    Value,
-    make_plan,
-    moved,
-    spread,
-    sum_of,
-)
+from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace, convert, norm_of
+from rmsnorm.conversion.layer_norm.result import Conversion
+from rmsnorm.conversion.layer_norm.streams import LayerNorm, Node, Operand, Plan, Rule, Value, moved, spread, sum_of
 from rmsnorm.conversion.replacement.flax import become, is_candidate, is_replaced, key_of
-from rmsnorm.conversion.replacement.layout import Norm as Layout
+from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.flax_impl.layers import RMSNorm
 from rmsnorm.identify import Target, open_target
@@ -54,22 +43,44 @@ def to_rms_norm(model: nnx.Module, *inputs: Any, **options: Any) -> Conversion:
         >>> print(to_rms_norm(model, jnp.ones((2, 3))).layers[0])
         layers/1 (LayerNorm): now RMSNorm; eps 1e-06, centred layers/0/bias, layers/0/kernel
     """
-    own, left = own_norms(_candidates(model), key_of, _opened)
-    trace = _Trace(model, inputs, options, own)
-    plan = make_plan(trace.nodes, {**trace.obstacles, **left})
-    result = nnx.clone(model)
-    layers = tuple(_layers(model, plan, own))
-    if not plan.converted:
-        return Conversion(result, layers, (), (), 0.0, 0.0)
-    notes = (*_apply(result, plan, own), *trace.notes(plan))
-    error = difference(_outputs(model, inputs, options), _outputs(result, inputs, options))
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        inputs, options = jax.tree.map(_widen, (inputs, options))
-        wide = _wide(model)
-        before = _outputs(wide, inputs, options)
-        _apply(wide, plan, own)
-        exact = require_exact(difference(before, _outputs(wide, inputs, options)))
-    return Conversion(result, layers, tuple(sorted(plan.centred)), notes, exact, error)
+    return convert(_Model(model, inputs, options))
+
+
+class _Model(Model):
+    def layers(self) -> Iterator[tuple[str, nnx.Module]]:
+        for path, module in list(nnx.iter_modules(self.model)):
+            yield _name(path), module
+
+    def may_be_own(self, layer: nnx.Module) -> bool:
+        plain = not is_replaced(layer) and len(list(nnx.iter_modules(layer))) == 1
+        return plain and not type(layer).__module__.startswith("flax.") and is_candidate(layer)
+
+    def key_of(self, layer: nnx.Module) -> Any:
+        return key_of(layer)
+
+    def opened(self, layer: nnx.Module) -> tuple[Target, str]:
+        return open_target(nnx.clone(layer)), first_parameter(layer.__call__)
+
+    def trace(self, own: Norms) -> Trace:
+        return _Trace(self.model, self.inputs, self.options, own)
+
+    def changed(self, plan: Plan | None, own: Norms, *, wide: bool) -> tuple[nnx.Module, list[str]]:
+        result = _wide(self.model) if wide else nnx.clone(self.model)
+        if plan is not None:
+            _apply(result, plan, own)
+        return result, []
+
+    def outputs(self, model: nnx.Module, *, wide: bool) -> list[np.ndarray]:
+        sample = self.inputs, self.options
+        inputs, options = jax.tree.map(_widen, sample) if wide else sample
+        clone: Any = nnx.clone(model)
+        clone.eval()
+        return [np.asarray(array) for array in jax.tree.leaves(clone(*inputs, **options))]
+
+    @contextlib.contextmanager
+    def wide(self) -> Iterator[None]:
+        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+            yield
 
 
 # Each call of LayerNorm or dropout is one operation of the jaxpr. Without these primitives the jaxpr would have
@@ -101,7 +112,7 @@ _define(_dropout_p, lambda x, path: x)
 class _Call:
     """The LayerNorm at a path, as a function of its parameters. It is hashed by identity, as jax requires a hash."""
 
-    def __init__(self, path: str, layer: Any, own: Layout | None) -> None:
+    def __init__(self, path: str, layer: Any, own: Norm | None) -> None:
         self.path, self.kind = path, type(layer)
         self.graphdef, self.state = nnx.split(layer)
         self.x = "x" if own is None else own.x
@@ -142,17 +153,15 @@ class _Dropout(nnx.Dropout):
         return _dropout_p.bind(inputs, path=self.marked)
 
 
-class _Trace:
+class _Trace(Trace):
     """The graph of a run in evaluation mode on the sample inputs: every operation of the jaxpr."""
 
-    def __init__(self, model: nnx.Module, inputs: Any, options: Any, own: Mapping[str, Layout]) -> None:
-        self.nodes: list[Node] = []
-        self.obstacles: dict[str, str] = {}
-        self._dropouts: list[tuple[str, Value]] = []
+    def __init__(self, model: nnx.Module, inputs: Any, options: Any, own: Norms) -> None:
+        super().__init__()
         marked = nnx.clone(model)
         marked.eval()
         for path, module in list(nnx.iter_modules(marked)):
-            name = "/".join(map(str, path))
+            name = _name(path)
             self._mark(name, module, own.get(name))
         graphdef, state = nnx.split(marked)
         flat = nnx.to_flat_state(state)
@@ -168,7 +177,7 @@ class _Trace:
         weights = [variable[...] for _, variable in flat]
         closed = jax.make_jaxpr(call)(weights, sample)
         arguments = [
-            (array, _leaf(path, variable, array)) for (path, variable), array in zip(flat, weights, strict=True)
+            (array, self._leaf(path, variable, array)) for (path, variable), array in zip(flat, weights, strict=True)
         ]
         for array in (jnp.asarray(array) for array in sample if array is not None):
             arguments.append((array, Value(array.shape, "the model's input", obstacle="has a mean of its own")))
@@ -177,19 +186,24 @@ class _Trace:
                 value.is_output = True
         reached = {node.norm.layer for node in self.nodes if node.norm}
         for path, module in nnx.iter_modules(marked):
-            name = "/".join(map(str, path))
+            name = _name(path)
             norm = getattr(module, "marked", None)
             if isinstance(norm, _Call) and norm.more:
                 self.obstacles[name] = f"it is called with {norm.more}"
             elif isinstance(norm, _Call) and name not in reached:
                 self.obstacles.setdefault(name, "the sample inputs do not reach it, or only within a scan or vmap")
 
-    def notes(self, plan: Plan) -> Iterator[str]:
-        names = [name for name, value in self._dropouts if value in plan.values]
-        if names:
-            yield f"dropout in {first_names(names)}: its output is not centred; the models agree only in evaluation"
+    def _leaf(self, path: Sequence[Any], variable: Any, array: Any) -> Value | None:
+        name = _name(path)
+        if not _is_float(array):
+            return None
+        if not isinstance(variable, nnx.Param):
+            return Value(array.shape, name, obstacle=f"is a {type(variable).__name__}")
+        if array.dtype.itemsize < 4:
+            self.coarse[name] = array.dtype.name
+        return Value(array.shape, name, parameter=name)
 
-    def _mark(self, path: str, module: Any, own: Layout | None) -> None:
+    def _mark(self, path: str, module: Any, own: Norm | None) -> None:
         if type(module) is nnx.LayerNorm or own is not None:
             call = _Call(path, module, own)
             module.__class__ = _marked(type(module))
@@ -233,29 +247,18 @@ class _Trace:
             self.nodes.append(Node(f"LayerNorm {call.path}", inputs, outputs, norm=_norm(call, operands)))
         else:
             if eqn.primitive is _dropout_p:
-                self._dropouts.append((eqn.params["path"], inputs[0]))
+                self.dropouts.append((eqn.params["path"], inputs[0]))
             rule = _rule(eqn, operands, inputs, outputs[0]) if outputs else None
             self.nodes.append(Node(f"jax {name}", inputs, outputs, rule))
         return list(zip(arrays, values, strict=True))
 
 
-def _leaf(path: Sequence[Any], variable: Any, array: Any) -> Value | None:
-    name = "/".join(map(str, path))
-    if not _is_float(array):
-        return None
-    if not isinstance(variable, nnx.Param):
-        return Value(array.shape, name, obstacle=f"is a {type(variable).__name__}")
-    return Value(array.shape, name, parameter=name)
-
-
-def _norm(call: _Call, operands: Sequence[tuple[Any, Value | None]]) -> Norm:
+def _norm(call: _Call, operands: Sequence[tuple[Any, Value | None]]) -> LayerNorm:
     parameters = dict(zip(call.names, operands[1:], strict=True))
-    scale, (bias, leaf) = parameters.get("scale", (None, None))[0], parameters.get("bias", (None, None))
-    shape = operands[0][0].shape
-    axes = frozenset(axis % len(shape) for axis in call.axes if shape[axis] > 1)
-    constant = call.same_axes and (scale is None or bool((scale == scale.flatten()[0]).all()))
-    centred = bias is None or float(np.asarray(bias, np.float64).mean()) == 0
-    return Norm(call.path, axes, constant, leaf, centred)
+    (scale, _), (bias, leaf) = (parameters.get(name, (None, None)) for name in ("scale", "bias"))
+    gain, shift = (None if array is None else np.asarray(array) for array in (scale, bias))
+    norm = norm_of(call.path, call.axes, operands[0][0].shape, gain, shift, leaf)
+    return norm._replace(constant=norm.constant and call.same_axes)
 
 
 def _rule(
@@ -300,57 +303,22 @@ def _move(eqn: Any, operands: Sequence[tuple[Any, Value | None]], numbers: list[
     return [np.asarray(array, np.int64) for array in (out if eqn.primitive.multiple_results else [out])]
 
 
-def _apply(model: nnx.Module, plan: Plan, own: Mapping[str, Layout]) -> list[str]:
-    """Centres the parameters of the plan and turns its layers into RMSNorm, in place. Returns notes."""
-    coarse: dict[str, list[str]] = defaultdict(list)
+def _apply(model: nnx.Module, plan: Plan, own: Norms) -> None:
+    """Centres the parameters of the plan and turns its layers into RMSNorm, in place."""
     for path, variable in nnx.to_flat_state(nnx.state(model)):
-        name = "/".join(map(str, path))
-        if name in plan.centred:
+        if axes := plan.centred.get(_name(path)):
             array = variable[...]
             wide = np.asarray(array, np.float64)
-            value = (wide - wide.mean(tuple(plan.centred[name]), keepdims=True)).astype(array.dtype)
+            value = (wide - wide.mean(tuple(axes), keepdims=True)).astype(array.dtype)
             _get(model, path)[...] = jnp.asarray(value)
-            if array.dtype.itemsize < 4:
-                coarse[array.dtype.name].append(name)
     for path, module in list(nnx.iter_modules(model)):
-        name = "/".join(map(str, path))
+        name = _name(path)
         if name in plan.converted and name in own:
             become(module, own[name])
         elif name in plan.converted:
             layer: Any = module
             layer.variant = derive("to_rms_norm", "flax", layer.epsilon, None)
             layer.__class__ = RMSNorm
-    return [f"{first_names(names)}: rounded to {dtype} once more" for dtype, names in coarse.items()]
-
-
-def _candidates(model: nnx.Module) -> Iterator[tuple[str, nnx.Module]]:
-    """Modules that may be a LayerNorm of another class than Flax's."""
-    for path, module in nnx.iter_modules(model):
-        plain = not is_replaced(module) and len(list(nnx.iter_modules(module))) == 1
-        if plain and not type(module).__module__.startswith("flax.") and is_candidate(module):
-            yield "/".join(map(str, path)), module
-
-
-def _opened(module: nnx.Module) -> tuple[Target, str]:
-    return open_target(nnx.clone(module)), first_parameter(module.__call__)
-
-
-def _layers(model: nnx.Module, plan: Plan, own: Mapping[str, Layout]) -> Iterator[Layer]:
-    for path, module in nnx.iter_modules(model):
-        name = "/".join(map(str, path))
-        if name in plan.converted:
-            weights = first_names(sorted(plan.converted[name]))
-            eps = own[name].known.eps if name in own else module.epsilon
-            yield Layer(name, type(module).__name__, True, f"eps {eps}, centred {weights or 'nothing'}")
-        elif name in plan.left:
-            yield Layer(name, type(module).__name__, False, plan.left[name])
-
-
-def _outputs(model: nnx.Module, inputs: Any, options: Any) -> list[np.ndarray]:
-    clone = nnx.clone(model)
-    clone.eval()
-    out: Any = clone(*inputs, **options)
-    return [np.asarray(array) for array in jax.tree.leaves(out)]
 
 
 def _wide(model: nnx.Module) -> nnx.Module:
@@ -369,6 +337,10 @@ def _wide(model: nnx.Module) -> nnx.Module:
 
 def _widen(value: Any) -> Any:
     return jnp.asarray(value, jnp.float64) if isinstance(value, (jax.Array, np.ndarray)) and _is_float(value) else value
+
+
+def _name(path: Sequence[Any]) -> str:
+    return "/".join(map(str, path))
 
 
 def _get(model: Any, path: Sequence[Any]) -> Any:

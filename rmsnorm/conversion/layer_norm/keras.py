@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
@@ -12,30 +11,11 @@ import keras
 import numpy as np
 
 from rmsnorm import errors
-from rmsnorm.conversion.layer_norm.behaviour import own_norms
-from rmsnorm.conversion.layer_norm.conversion import (
-    BOUND,
-    BOUND_OF_FLOAT32,
-    Conversion,
-    Layer,
-    difference,
-    first_names,
-    require_exact,
-)
-from rmsnorm.conversion.layer_norm.streams import (
-    Node,
-    Norm,
-    Operand,
-    Plan,
-    Rule,
-    Value,
-    make_plan,
-    moved,
-    spread,
-    sum_of,
-)
+from rmsnorm.accuracy.bounds import CONVERSION, CONVERSION_OF_FLOAT32
+from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace, convert, norm_of
+from rmsnorm.conversion.layer_norm.result import Conversion
+from rmsnorm.conversion.layer_norm.streams import LayerNorm, Node, Operand, Plan, Rule, Value, moved, spread, sum_of
 from rmsnorm.conversion.replacement.keras import become, is_candidate, is_replaced, key_of
-from rmsnorm.conversion.replacement.layout import Norm as Layout
 from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.identify import Target
 from rmsnorm.targets.layers import open_keras
@@ -76,49 +56,57 @@ def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
         want = "a functional or Sequential model, whose graph of layers is known"
         fix = "build it with keras.Model(inputs, outputs)"
         raise errors.out_of_domain("to_rms_norm", "the class of the model", type(model).__name__, want, fix)
-    before = _outputs(model, inputs, options)  # this call builds the model, too
-    own, left = own_norms(_candidates(model), key_of, _opened)
-    trace = _Trace(model, inputs, own)
-    plan = make_plan(trace.nodes, {**trace.obstacles, **left})
-    result = _apply(model, plan, own)
-    layers = tuple(_layers(model, plan, own))
-    if not plan.converted:
-        return Conversion(result, layers, (), (), 0.0, 0.0)
-    error = difference(before, _outputs(result, inputs, options))
-    dtype, bound = ("float64", BOUND) if keras.backend.backend() == "tensorflow" else ("float32", BOUND_OF_FLOAT32)
-    wide = [_evaluate(_apply(model, edit, own, dtype), *inputs) for edit in (None, plan)]
-    exact = require_exact(difference(*([*map(_array, keras.tree.flatten(outputs))] for outputs in wide)), bound)
-    return Conversion(result, layers, tuple(sorted(plan.centred)), tuple(trace.notes(plan)), exact, error)
+    model(*inputs, **options, training=False)  # this call builds the model
+    return convert(_Model(model, inputs, options))
 
 
-class _Trace:
+class _Model(Model):
+    def __init__(self, model: Any, inputs: Any, options: Any) -> None:
+        super().__init__(model, inputs, options)
+        is_wide = keras.backend.backend() == "tensorflow"
+        self.dtype, self.bound = ("float64", CONVERSION) if is_wide else ("float32", CONVERSION_OF_FLOAT32)
+
+    def layers(self) -> Iterator[tuple[str, Any]]:
+        for path, layer in _walk(self.model):
+            yield path, layer
+            yield from ((name, norm) for name, norm in _norms_in(path, layer) if norm is not layer)
+
+    def may_be_own(self, layer: Any) -> bool:
+        plain = isinstance(layer, keras.layers.Layer) and not is_replaced(layer) and "call" not in vars(layer)
+        own = plain and not type(layer).__module__.startswith("keras.") and len(list(layer._flatten_layers())) == 1
+        return own and layer.built and is_candidate(layer)
+
+    def key_of(self, layer: Any) -> Any:
+        return key_of(layer)
+
+    def opened(self, layer: Any) -> tuple[Target, str]:
+        return open_keras(layer, layer.name, "cpu"), first_parameter(layer.call)
+
+    def trace(self, own: Norms) -> Trace:
+        return _Trace(self.model, self.inputs, own)
+
+    def changed(self, plan: Plan | None, own: Norms, *, wide: bool) -> tuple[Any, list[str]]:
+        return _apply(self.model, plan, own, self.dtype if wide else None), []
+
+    def outputs(self, model: Any, *, wide: bool) -> list[np.ndarray]:
+        y = _evaluate(model, *self.inputs) if wide else model(*self.inputs, **self.options, training=False)
+        return [_array(tensor) for tensor in keras.tree.flatten(y)]
+
+
+class _Trace(Trace):
     """The graph of a run on the sample inputs: every layer and operation."""
 
-    def __init__(self, model: Any, inputs: Any, own: Mapping[str, Layout]) -> None:
+    def __init__(self, model: Any, inputs: Any, own: Norms) -> None:
+        super().__init__()
         self._own = own
-        self.nodes: list[Node] = []
-        self.obstacles: dict[str, str] = {}
         self._paths: dict[int, str] = {}
         self._leaves: dict[int, Value] = {}
-        self._values: dict[int, Value] = {}
-        self._alive: list[Any] = []  # keeps the tensors, so that no id is used again
-        self._dropouts: list[tuple[str, Value]] = []
-        self._coarse: dict[str, list[str]] = defaultdict(list)
         tensors = [keras.ops.convert_to_tensor(array) for array in keras.tree.flatten(inputs)]
         for tensor in tensors:
             self._enter(tensor, Value(tuple(tensor.shape), "the model's input", obstacle="has a mean of its own"))
         for tensor in keras.tree.flatten(self._run(model, "", *tensors)):
             if _is_float(tensor):
                 self._value(tensor).is_output = True
-
-    def notes(self, plan: Plan) -> Iterator[str]:
-        names = [name for name, value in self._dropouts if value in plan.values]
-        if names:
-            yield f"dropout in {first_names(names)}: its output is not centred; the models agree only in evaluation"
-        for dtype, weights in self._coarse.items():
-            names = [name for name in weights if name in plan.centred]
-            if names:
-                yield f"{first_names(names)}: rounded to {dtype} once more"
 
     def _run(self, model: Any, path: str, *inputs: Any) -> Any:
         return _run_graph(model, lambda operation: partial(self._call, path, operation), inputs)
@@ -131,7 +119,7 @@ class _Trace:
         inputs = [self._value(tensor) for tensor in arguments]
         out = operation(*args, **kwargs)
         if type(operation).__name__ in _SAME and (_get(operation, "rate") or _get(operation, "stddev")):
-            self._dropouts.append((path, inputs[0]))
+            self.dropouts.append((path, inputs[0]))
         results = [tensor for tensor in keras.tree.flatten(out) if _is_float(tensor)]
         if results and all(any(result is argument for argument in arguments) for result in results):
             return out
@@ -139,11 +127,14 @@ class _Trace:
         leaves = {id(variable): self._leaf(path, operation, variable) for variable in getattr(operation, "weights", [])}
         node = Node(f"{path} ({type(operation).__name__})", [*inputs, *leaves.values()], outputs)
         if type(operation) is keras.layers.LayerNormalization:
-            node.norm = _norm(path, operation, leaves, args[0])
+            axes = operation.axis if isinstance(operation.axis, (list, tuple)) else [operation.axis]
+            node.norm = _norm(path, axes, args[0], operation.gamma, operation.beta, leaves)
             if operation.rms_scaling:
                 self.obstacles[path] = "rms_scaling=True divides by the variance"
         elif path in self._own and len(inputs) == 1:
-            node.norm = _own_norm(path, operation, self._own[path], leaves, arguments[0])
+            names = self._own[path].scale, self._own[path].bias
+            gain, bias = (next((v for v in operation.weights if v.name == name), None) for name in names)
+            node.norm = _norm(path, [-1], arguments[0], gain, bias, leaves)
         elif outputs:
             node.rule = _rule(operation, args, kwargs, inputs, leaves, outputs[0])
             self._find_hidden_norms(path, operation)
@@ -153,20 +144,8 @@ class _Trace:
         return out
 
     def _find_hidden_norms(self, path: str, operation: Any) -> None:
-        for layer in operation._flatten_layers() if isinstance(operation, keras.layers.Layer) else ():
-            if isinstance(layer, keras.layers.LayerNormalization):
-                name = path if layer is operation else f"{path}/{layer.name}"
-                kind = type(operation).__name__
-                self.obstacles[name] = f"it is part of {path} ({kind}), which does not show its graph"
-
-    def _enter(self, tensor: Any, value: Value) -> None:
-        self._alive.append(tensor)
-        self._values[id(tensor)] = value
-
-    def _value(self, tensor: Any) -> Value:
-        if id(tensor) not in self._values:
-            self._enter(tensor, Value(tuple(tensor.shape), "a constant", obstacle="is no parameter"))
-        return self._values[id(tensor)]
+        for name, _ in _norms_in(path, operation):
+            self.obstacles[name] = f"it is part of {path} ({type(operation).__name__}), which does not show its graph"
 
     def _leaf(self, path: str, layer: Any, variable: Any) -> Value:
         if id(variable) not in self._leaves:
@@ -175,31 +154,20 @@ class _Trace:
             parameter = None if known is None else name
             self._leaves[id(variable)] = Value(tuple(variable.shape), name, parameter, "is an unknown kind of weight")
             if np.dtype(variable.numpy().dtype).itemsize < 4:
-                self._coarse[variable.dtype].append(name)
+                self.coarse[name] = variable.dtype
         return self._leaves[id(variable)]
 
 
-def _norm(path: str, layer: Any, leaves: dict[int, Value], x: Any) -> Norm:
-    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
-    gamma, beta = layer.gamma, layer.beta
-    constant = gamma is None or bool((_array(gamma) == _array(gamma).flat[0]).all())
-    centred = beta is None or float(_array(beta).astype(np.float64).mean()) == 0
-    normalized = frozenset(axis % len(x.shape) for axis in axes if x.shape[axis] > 1)
-    return Norm(path, normalized, constant, None if beta is None else leaves[id(beta)], centred)
+def _norm(path: str, axes: Sequence[int], x: Any, gain: Any, bias: Any, leaves: dict[int, Value]) -> LayerNorm:
+    scale, shift = (None if variable is None else _array(variable) for variable in (gain, bias))
+    return norm_of(path, axes, tuple(x.shape), scale, shift, None if bias is None else leaves[id(bias)])
 
 
-def _own_norm(path: str, layer: Any, own: Layout, leaves: dict[int, Value], x: Any) -> Norm:
-    gain, bias = (next((v for v in layer.weights if v.name == name), None) for name in (own.scale, own.bias))
-    constant = gain is None or bool((_array(gain) == _array(gain).flat[0]).all())
-    centred = bias is None or float(_array(bias).astype(np.float64).mean()) == 0
-    last = len(x.shape) - 1
-    return Norm(
-        path,
-        frozenset({last} if x.shape[last] > 1 else ()),
-        constant,
-        None if bias is None else leaves[id(bias)],
-        centred,
-    )
+def _norms_in(path: str, operation: Any) -> Iterator[tuple[str, Any]]:
+    """Keras's LayerNorms inside a layer, which may be one itself, by their names."""
+    for layer in operation._flatten_layers() if isinstance(operation, keras.layers.Layer) else ():
+        if isinstance(layer, keras.layers.LayerNormalization):
+            yield path if layer is operation else f"{path}/{layer.name}", layer
 
 
 def _rule(
@@ -286,20 +254,7 @@ def _move(operation: Any, args: Any, kwargs: Any, numbers: list[np.ndarray]) -> 
     return [_array(tensor).astype(np.int64) for tensor in keras.tree.flatten(operation(*args, **kwargs))]
 
 
-def _candidates(model: Any) -> Iterator[tuple[str, Any]]:
-    """Layers that may be a LayerNorm of another class than Keras's."""
-    for path, layer in _walk(model):
-        plain = isinstance(layer, keras.layers.Layer) and not is_replaced(layer) and "call" not in vars(layer)
-        own = plain and not type(layer).__module__.startswith("keras.") and len(list(layer._flatten_layers())) == 1
-        if own and layer.built and is_candidate(layer):
-            yield path, layer
-
-
-def _opened(layer: Any) -> tuple[Target, str]:
-    return open_keras(layer, layer.name, "cpu"), first_parameter(layer.call)
-
-
-def _apply(model: Any, plan: Plan | None, own: Mapping[str, Layout], dtype: str | None = None) -> Any:
+def _apply(model: Any, plan: Plan | None, own: Norms, dtype: str | None = None) -> Any:
     """A clone of the model, in ``dtype`` if given, with the plan's RMSNorm layers and centred weights if given."""
     names = {id(layer): path for path, layer in _walk(model)}
 
@@ -341,18 +296,6 @@ def _rms_norm(layer: Any, dtype: Any) -> RMSNormalization:
     )  # fmt: skip
 
 
-def _layers(model: Any, plan: Plan, own: Mapping[str, Layout]) -> Iterator[Layer]:
-    for path, layer in _walk(model):
-        if path in plan.converted:
-            weights = first_names(sorted(plan.converted[path]))
-            eps = own[path].known.eps if path in own else layer.epsilon
-            yield Layer(path, type(layer).__name__, True, f"eps {eps}, centred {weights or 'nothing'}")
-        for name in plan.left:
-            if name == path or name.startswith(f"{path}/"):
-                kind = type(layer).__name__ if name == path else "LayerNormalization"
-                yield Layer(name, kind, False, plan.left[name])
-
-
 def _walk(model: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     for layer in model.layers:
         name = f"{path}/{layer.name}".lstrip("/")
@@ -377,10 +320,6 @@ def _evaluate(model: Any, *inputs: Any, **_: Any) -> Any:
     """The outputs of a model without casts to the dtypes of its inputs; the same for the models inside it."""
     inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
     return _run_graph(model, lambda layer: partial(_evaluate, layer) if _is_graph(layer) else layer, inputs)
-
-
-def _outputs(model: Any, inputs: Any, options: Any) -> list[np.ndarray]:
-    return [_array(tensor) for tensor in keras.tree.flatten(model(*inputs, **options, training=False))]
 
 
 def _array(tensor: Any) -> np.ndarray:

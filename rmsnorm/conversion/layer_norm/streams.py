@@ -67,7 +67,7 @@ State = tuple[Value, Axes]
 Rule = Callable[[Value, Axes], list[State]]
 
 
-class Norm(NamedTuple):
+class LayerNorm(NamedTuple):
     """A LayerNorm over ``axes`` of the first input of its node. The node has one output.
 
     Attributes:
@@ -89,7 +89,7 @@ class Node:
     inputs: list[Value]
     outputs: list[Value]
     rule: Rule | None = None
-    norm: Norm | None = None
+    norm: LayerNorm | None = None
 
     def __post_init__(self) -> None:
         for value in self.outputs:
@@ -198,7 +198,7 @@ def _source(value: Value, rows: np.ndarray) -> Axes:
     return axes
 
 
-def _needs_of_norm(norm: Norm, output: Value, axes: Axes) -> list[State]:
+def _needs_of_norm(norm: LayerNorm, output: Value, axes: Axes) -> list[State]:
     if axes != norm.axes:
         raise Stop("is not linear")
     if not norm.constant:

@@ -10,7 +10,6 @@ from functools import partial
 from itertools import product
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -18,21 +17,14 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from rmsnorm.conversion.layer_norm.behaviour import own_norms
-from rmsnorm.conversion.layer_norm.conversion import Conversion, Layer, difference, first_names, require_exact
-from rmsnorm.conversion.layer_norm.streams import (
-    Axes,
-    Node,
-    Norm,
-    Plan,
-    Value,
-    make_plan,
-)
+from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace, convert, norm_of
+from rmsnorm.conversion.layer_norm.result import Conversion, first_names
+from rmsnorm.conversion.layer_norm.streams import Axes, LayerNorm, Node, Plan, Value
 from rmsnorm.conversion.layer_norm.torch_rules import is_float, rule_of
-from rmsnorm.conversion.replacement.layout import Norm as Layout
 from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.conversion.replacement.torch import become, become_layer, is_candidate, is_replaced, key_of
 from rmsnorm.identify import Target, open_target
+from rmsnorm.targets.bridges import bridge
 from rmsnorm.variants import get_variant
 
 _SHAPES: Final = {
@@ -53,41 +45,60 @@ def to_rms_norm(model: nn.Module, *inputs: Any, **options: Any) -> Conversion:
         1 (LayerNorm): now RMSNorm; eps 1e-05, centred 0.bias, 0.weight
         3 (LayerNorm): left; aten.relu in 2 is not linear
     """
-    own, left = own_norms(_candidates(model), key_of, _opened)
-    trace = _Trace(copy.deepcopy(model).eval(), inputs, options, own)
-    plan = make_plan(trace.nodes, {**trace.obstacles, **left})
-    result = copy.deepcopy(model)
-    layers = tuple(_layers(model, plan, own))
-    if not plan.converted:
-        return Conversion(result, layers, (), (), 0.0, 0.0)
-    notes = (*_apply(result, plan, own), *trace.notes(plan))
-    error = difference(_outputs(model, inputs, options), _outputs(result, inputs, options))
-    inputs, options = tree_map(lambda value: value.double() if is_float(value) else value, (inputs, options))
-    wide = copy.deepcopy(model).double()
-    before = _outputs(wide, inputs, options)
-    _apply(wide, plan, own)
-    exact = require_exact(difference(before, _outputs(wide, inputs, options)))
-    return Conversion(result, layers, tuple(sorted(plan.centred)), notes, exact, error)
+    return convert(_Model(model, inputs, options))
 
 
-class _Trace(TorchDispatchMode):
+class _Model(Model):
+    eps = "eps"
+
+    def layers(self) -> Iterator[tuple[str, nn.Module]]:
+        return self.model.named_modules()
+
+    def may_be_own(self, layer: nn.Module) -> bool:
+        plain = "forward" not in vars(layer) and not list(layer.children()) and not is_replaced(layer)
+        known = isinstance(layer, nn.LayerNorm) or type(layer).__module__.startswith("torch.")
+        return plain and not known and is_candidate(layer)
+
+    def key_of(self, layer: nn.Module) -> Any:
+        return key_of(layer)
+
+    def opened(self, layer: nn.Module) -> tuple[Target, str]:
+        probe = copy.deepcopy(layer).cpu().double()
+        vars(probe).update(_forward_hooks={}, _forward_pre_hooks={})
+        return open_target(probe), first_parameter(layer.forward)
+
+    def trace(self, own: Norms) -> Trace:
+        return _Trace(copy.deepcopy(self.model).eval(), self.inputs, self.options, own)
+
+    def changed(self, plan: Plan | None, own: Norms, *, wide: bool) -> tuple[nn.Module, list[str]]:
+        result = copy.deepcopy(self.model)
+        result = result.double() if wide else result
+        return result, [] if plan is None else _apply(result, plan, own)
+
+    def outputs(self, model: nn.Module, *, wide: bool) -> list[np.ndarray]:
+        sample = self.inputs, self.options
+        sample = tree_map(lambda value: value.double() if is_float(value) else value, sample) if wide else sample
+        training = {module: module.training for module in model.modules()}
+        try:
+            return [_array(tensor) for tensor in _run(model.eval(), *sample)]
+        finally:
+            for module, mode in training.items():
+                module.training = mode
+
+
+class _Trace(Trace, TorchDispatchMode):
     """The graph of a run: every operation below autograd, and the module that is running."""
 
-    def __init__(self, model: nn.Module, inputs: Any, options: Any, own: Mapping[str, Layout]) -> None:
+    def __init__(self, model: nn.Module, inputs: Any, options: Any, own: Norms) -> None:
         super().__init__()
         self._own = own  # LayerNorms of other classes: each call is one operation
         self._inside: list[Tensor] = []  # what the one that is running was called with
         self._otherwise: set[str] = set()  # those that are called with more than x
-        self.nodes: list[Node] = []
-        self.obstacles: dict[str, str] = {}
         self._modules = dict(model.named_modules())
         self._slots = _slots(model)
         self._leaves: dict[str, Value] = {}
-        self._values: dict[int, Value] = {}
-        # By storage. It also keeps the tensors alive, so that no id is used again.
-        self._views: dict[int, list[Tensor]] = defaultdict(list)
+        self._views: dict[int, list[Tensor]] = defaultdict(list)  # by storage
         self._running: list[str] = []
-        self._dropouts: list[tuple[str, Value]] = []
         for tensor in [*model.parameters(), *model.buffers()]:
             self._views[_storage(tensor)].append(tensor)
         for tensor in filter(is_float, _tensors((inputs, options))):
@@ -98,11 +109,6 @@ class _Trace(TorchDispatchMode):
         for tensor in filter(is_float, _run(model, inputs, options, self)):
             self._value(tensor).is_output = True
         self._find_obstacles()
-
-    def notes(self, plan: Plan) -> Iterator[str]:
-        names = [name for name, value in self._dropouts if value in plan.values]
-        if names:
-            yield f"dropout in {first_names(names)}: its output is not centred; the models agree only in evaluation"
 
     def _find_obstacles(self) -> None:
         """Finds the layers that stay whatever they read."""
@@ -152,7 +158,7 @@ class _Trace(TorchDispatchMode):
     def _begin(self, name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._running.append(name)
         if isinstance(module, _DropoutNd) and module.p > 0 and args and is_float(args[0]):
-            self._dropouts.append((name, self._value(args[0])))
+            self.dropouts.append((name, self._value(args[0])))
         if name in self._own:
             x: Any = args[0] if args else named.get(self._own[name].x)
             if len(args) + len(named) == 1 and is_float(x):
@@ -163,25 +169,24 @@ class _Trace(TorchDispatchMode):
     def _end(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         name = self._running.pop()
         if self._inside and name in self._own:
-            x = self._inside.pop()
+            x = self._inside[-1]
             names = self._own[name].scale, self._own[name].bias
             weight, bias = (None if entry is None else getattr(module, entry) for entry in names)
             values = {id(tensor): self._value(tensor) for tensor in (x, weight, bias) if tensor is not None}
             y = Value(tuple(out.shape), obstacle="is in no weight")
             norm = _norm(name, values, x, x.shape[-1:], weight, bias)
+            self._inside.pop()
             self.nodes.append(Node(f"{type(module).__name__} {name}", list(values.values()), [y], norm=norm))
             self._enter(out, y)
 
     def _enter(self, tensor: Tensor, value: Value) -> None:
-        self._values[id(tensor)] = value
+        super()._enter(tensor, value)
         self._views[_storage(tensor)].append(tensor)
 
     def _value(self, tensor: Tensor) -> Value:
         if id(tensor) not in self._values and id(tensor) in self._slots:
             return self._leaf(tensor)
-        if id(tensor) not in self._values:
-            self._enter(tensor, Value(tuple(tensor.shape), "a constant", obstacle="is no parameter"))
-        return self._values[id(tensor)]
+        return super()._value(tensor)
 
     def _leaf(self, tensor: Tensor) -> Value:
         """The value of a parameter. A tied parameter has one value for each module that holds it."""
@@ -194,6 +199,8 @@ class _Trace(TorchDispatchMode):
         slot = slots[0] if owner is None else slot_of[owner]
         if slot not in self._leaves:
             self._leaves[slot] = Value(tuple(tensor.shape), slot, parameter=slot)
+            if tensor.dtype.itemsize < 4:
+                self.coarse[slot] = str(tensor.dtype).removeprefix("torch.")
             module, _, name = slot.rpartition(".")
             if name in self._modules[module]._non_persistent_buffers_set:
                 self._block(slot, tensor, "is a buffer that is not saved with the model")
@@ -206,20 +213,20 @@ class _Trace(TorchDispatchMode):
         leaf.parameter, leaf.obstacle = None, obstacle
 
 
-def _norm(layer: str, values: Mapping[int, Value], x: Tensor, sizes: Any, weight: Any = None, bias: Any = None) -> Norm:
-    axes = frozenset(axis for axis in range(x.ndim - len(sizes), x.ndim) if x.shape[axis] > 1)
-    constant = weight is None or bool((weight == weight.flatten()[0]).all())
-    centred = bias is None or float(bias.double().mean()) == 0
-    return Norm(layer, axes, constant, None if bias is None else values[id(bias)], centred)
+def _norm(
+    layer: str, values: Mapping[int, Value], x: Tensor, sizes: Any, weight: Any = None, bias: Any = None
+) -> LayerNorm:
+    gain, shift = (None if tensor is None else _array(tensor) for tensor in (weight, bias))
+    axes = range(x.ndim - len(sizes), x.ndim)
+    return norm_of(layer, axes, x.shape, gain, shift, None if bias is None else values[id(bias)])
 
 
-def _apply(model: nn.Module, plan: Plan, own: Mapping[str, Layout]) -> list[str]:
+def _apply(model: nn.Module, plan: Plan, own: Norms) -> list[str]:
     """Centres the parameters of the plan and turns its layers into RMSNorm, in place. Returns notes."""
     modules, slots, notes = dict(model.named_modules()), _slots(model), []
     centred: dict[tuple[int, Axes], list[str]] = defaultdict(list)
     for slot, axes in plan.centred.items():
         centred[id(_get(modules, slot)), axes].append(slot)
-    coarse: dict[torch.dtype, list[str]] = defaultdict(list)
     for (key, axes), names in centred.items():
         tensor = _get(modules, names[0])
         wide = tensor.detach().double()
@@ -235,10 +242,6 @@ def _apply(model: nn.Module, plan: Plan, own: Mapping[str, Layout]) -> list[str]
                 setattr(modules[module], last, untied)
             notes.append(f"{first_names(names)}: no longer tied to {first_names(tied)}, which does not change")
             _forget_ties(modules)
-        if tensor.dtype.itemsize < 4:
-            coarse[tensor.dtype] += names
-    for dtype, names in coarse.items():
-        notes.append(f"{first_names(sorted(names))}: rounded to {str(dtype).removeprefix('torch.')} once more")
     for name in plan.converted:
         layer: Any = modules[name]
         if name in own:
@@ -246,21 +249,6 @@ def _apply(model: nn.Module, plan: Plan, own: Mapping[str, Layout]) -> list[str]
             continue
         become_layer(layer, get_variant("to_rms_norm", "torch"), layer.eps)
     return notes
-
-
-def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that may be a LayerNorm of another class than PyTorch's."""
-    for name, module in model.named_modules():
-        plain = "forward" not in vars(module) and not list(module.children()) and not is_replaced(module)
-        known = isinstance(module, nn.LayerNorm) or type(module).__module__.startswith("torch.")
-        if plain and not known and is_candidate(module):
-            yield name, module
-
-
-def _opened(module: nn.Module) -> tuple[Target, str]:
-    probe = copy.deepcopy(module).cpu().double()
-    vars(probe).update(_forward_hooks={}, _forward_pre_hooks={})
-    return open_target(probe), first_parameter(module.forward)
 
 
 def _computes_layer_norm(module: nn.Module) -> bool:
@@ -293,16 +281,6 @@ def _forget_ties(modules: Mapping[str, nn.Module]) -> None:
             config.tie_word_embeddings = False
 
 
-def _layers(model: nn.Module, plan: Plan, own: Mapping[str, Layout]) -> Iterator[Layer]:
-    for name, module in model.named_modules():
-        if name in plan.converted:
-            weights = first_names(sorted(plan.converted[name]))
-            eps = own[name].known.eps if name in own else module.eps
-            yield Layer(name, type(module).__name__, True, f"eps {eps}, centred {weights or 'nothing'}")
-        elif name in plan.left:
-            yield Layer(name, type(module).__name__, False, plan.left[name])
-
-
 def _run(model: nn.Module, inputs: Any, options: Any, mode: Any = None) -> list[Tensor]:
     """Runs the model; returns all tensors of its result. Fused attention is off, as it supports LayerNorm only."""
     fused = torch.backends.mha.get_fastpath_enabled()
@@ -314,20 +292,8 @@ def _run(model: nn.Module, inputs: Any, options: Any, mode: Any = None) -> list[
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def _outputs(model: nn.Module, inputs: Any, options: Any) -> list[np.ndarray]:
-    training = {module: module.training for module in model.modules()}
-    try:
-        return [_array(tensor) for tensor in _run(model.eval(), inputs, options)]
-    finally:
-        for module, mode in training.items():
-            module.training = mode
-
-
 def _array(tensor: Tensor) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
+    return bridge("torch").fetch(tensor)
 
 
 def _slots(model: nn.Module) -> dict[int, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,50 @@ def subclass(make: Callable[[Any, Norm], Any], kind: Any, norm: Norm, method: st
 def _made_again(make: Callable[[Any, Norm], Any], kind: Any, norm: Norm) -> Any:
     made = make(kind, norm)
     return made.__new__(made)
+
+
+def called_with(norm: Norm, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    """x and the gate of a call; (None, None) of one with anything else, which the replaced module computes itself."""
+    if len(inputs) + len(named) != (1 if norm.gate is None else 2):
+        return None, None
+    x = inputs[0] if inputs else named.get(norm.x)
+    return x, None if norm.gate is None else inputs[1] if len(inputs) == 2 else named.get(norm.gate)
+
+
+def vector(xp: Any, parameter: Any, x: Any, norm: Norm) -> Any:
+    """A parameter without its axes of size 1; one number at every element. xp: torch, jax.numpy or keras.ops."""
+    if parameter is None:
+        return None
+    if math.prod(parameter.shape) == 1:
+        sizes = [x.shape[axis] for axis in norm.gain_axes]
+        return xp.broadcast_to(xp.reshape(parameter, [1] * len(sizes)), sizes)
+    if len(parameter.shape) == len(norm.gain_axes):
+        return parameter
+    return xp.reshape(parameter, [size for size in parameter.shape if size > 1])
+
+
+def axes_of(norm: Norm) -> tuple[Any, Any]:
+    """``axis`` and ``feature_axis`` of the call."""
+    return (norm.axes, norm.gain_axes) if norm.group is None else (-1, (-2, -1))
+
+
+def in_groups(xp: Any, norm: Norm, shape: Sequence[Any], *arrays: Any) -> list[Any]:
+    """x, which has this shape, the gain, the bias and the gate, if there is one, in groups where the layer has them."""
+    if norm.group is None:
+        return list(arrays)
+    groups = [shape[-1] // norm.group, norm.group]
+    shapes = [[*shape[:-1], *groups], groups, groups, [*shape[:-1], *groups]]
+    return [None if array is None else xp.reshape(array, own) for array, own in zip(arrays, shapes, strict=False)]
+
+
+def computed(
+    xp: Any, rms_norm: Callable[..., Any], norm: Norm, shape: Sequence[Any], x: Any, scale: Any, bias: Any, gate: Any
+) -> Any:
+    """y of x, which has this shape, by the rms_norm of a framework."""
+    x, scale, bias, gate = in_groups(xp, norm, shape, x, scale, bias, gate)
+    axis, feature_axis = axes_of(norm)
+    y = rms_norm(x, scale, bias, variant=norm.known, axis=axis, feature_axis=feature_axis, gate=gate)
+    return y if norm.group is None else xp.reshape(y, shape)
 
 
 def change(changes: Sequence[tuple[Any, Norm]], become: Callable[[Any, Norm], None]) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 from flax import nnx
 
-from rmsnorm.conversion.replacement.change import Replaced, subclass
+from rmsnorm.conversion.replacement.change import Replaced, called_with, computed, subclass, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import decide, first_parameter, gate_parameter
-from rmsnorm.conversion.replacement.report import NoNorm, Unproven
+from rmsnorm.conversion.replacement.proof import decide, require_gain_alone
+from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.flax_impl.functional import rms_norm
 from rmsnorm.flax_impl.layers import RMSNorm
 from rmsnorm.identify import Identity, Target, open_target
@@ -41,9 +41,7 @@ def prove(module: nnx.Module) -> tuple[Norm, Identity]:
     if _inner(module):
         raise Unproven("it has modules of its own")
     target = open_target(nnx.clone(module))
-    names = list(_variables(module))
-    if set(names) - set(target.names.values()) or "factor" in target.names:
-        raise NoNorm(f"it holds {', '.join(names)}, expected a gain and perhaps a bias")
+    require_gain_alone(target, list(_variables(module)))
 
     def replacement(norm: Norm) -> Target:
         ours = nnx.clone(module)
@@ -53,11 +51,10 @@ def prove(module: nnx.Module) -> tuple[Norm, Identity]:
     asked = nnx.clone(module)
     if type(asked) is nnx.RMSNorm:
         asked.dtype = None
-    gate = gate_parameter(module.__call__)
-    decision = decide(target, first_parameter(module.__call__), replacement, open_target(asked), gate)
-    if _changes(nnx.clone(module), *[jax.numpy.ones(decision[0].shapes[-1])] * (2 if gate else 1)):
+    norm, identity = decide(target, module.__call__, replacement, open_target(asked))
+    if _changes(nnx.clone(module), *[jax.numpy.ones(norm.shapes[-1])] * (2 if norm.gate else 1)):
         raise Unproven("a call changes its state")
-    return decision
+    return norm, identity
 
 
 def _changes(module: nnx.Module, *inputs: Any) -> bool:
@@ -108,54 +105,22 @@ def become(module: Any, norm: Norm) -> None:
 @functools.cache
 def class_of(kind: Any, norm: Norm) -> Any:
     """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
-    if norm.gate is not None:
-        return subclass(class_of, kind, norm, "__call__", _gated_call(kind, norm))
 
     def __call__(self: Any, *inputs: Any, **named: Any) -> Any:
-        x: Any = inputs[0] if inputs else named.get(norm.x)
-        if len(inputs) + len(named) != 1 or not hasattr(x, "shape") or not norm.takes(x.shape):
+        x, gate = called_with(norm, inputs, named)
+        fits = hasattr(x, "shape") and (norm.gate is None or _is_gate_of(x, gate))
+        if not fits or not norm.takes(x.shape):
             return kind.__call__(self, *inputs, **named)
-        scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
-        return _computed(norm, x, scale, bias)
+        parameters = (None if name is None else getattr(self, name) for name in (norm.scale, norm.bias))
+        scale, bias = (None if p is None else vector(jax.numpy, p[...], x, norm) for p in parameters)
+        return computed(jax.numpy, rms_norm, norm, x.shape, x, scale, bias, gate)
 
     return subclass(class_of, kind, norm, "__call__", __call__)
 
 
-def _gated_call(kind: Any, norm: Norm) -> Any:
-    def __call__(self: Any, *inputs: Any, **named: Any) -> Any:
-        x: Any = inputs[0] if inputs else named.get(norm.x)
-        gate: Any = inputs[1] if len(inputs) == 2 else named.get(str(norm.gate))
-        arrays = all(hasattr(value, "shape") and jax.numpy.isdtype(value.dtype, "real floating") for value in (x, gate))
-        if len(inputs) + len(named) != 2 or not arrays or x.shape != gate.shape or not norm.takes(x.shape):
-            return kind.__call__(self, *inputs, **named)
-        scale, bias = (_vector(self, name, x, norm) for name in (norm.scale, norm.bias))
-        return _computed(norm, x, scale, bias, gate)
-
-    return __call__
-
-
-def _computed(norm: Norm, x: Any, scale: Any, bias: Any, gate: Any = None) -> Any:
-    if norm.group is None:
-        return rms_norm(
-            x, scale, bias, variant=norm.known, axis=norm.axes, feature_axis=norm.gain_axes, gate=gate
-        )  # fmt: skip
-    x, gate, scale, bias = (
-        None if value is None else value.reshape(*value.shape[:-1], -1, norm.group) for value in (x, gate, scale, bias)
-    )
-    y = rms_norm(x, scale, bias, variant=norm.known, axis=-1, feature_axis=(-2, -1), gate=gate)
-    return y.reshape(*y.shape[:-2], -1)
-
-
-def _vector(module: Any, name: str | None, x: Any, norm: Norm) -> Any:
-    """A parameter without its axes of size 1; one number at every element."""
-    parameter = None if name is None else getattr(module, name)
-    if parameter is None:
-        return None
-    value = parameter[...]
-    sizes = [x.shape[axis] for axis in norm.gain_axes]
-    if value.size == 1:
-        return jax.numpy.broadcast_to(value.reshape([1] * len(sizes)), sizes)
-    return value if value.ndim == len(sizes) else value.reshape([size for size in value.shape if size > 1])
+def _is_gate_of(x: Any, gate: Any) -> bool:
+    floating = all(hasattr(z, "dtype") and jax.numpy.isdtype(z.dtype, "real floating") for z in (x, gate))
+    return floating and gate.shape == x.shape
 
 
 def forget_traces(model: nnx.Module) -> None:

@@ -10,9 +10,10 @@ from typing import Any, Final
 import keras
 import numpy as np
 
+from rmsnorm.conversion.replacement.change import called_with, computed, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import changed, decide, first_parameter, gate_parameter, require_same
-from rmsnorm.conversion.replacement.report import NoNorm, Unproven
+from rmsnorm.conversion.replacement.proof import changed, decide, require_gain_alone, require_same
+from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Identity, Target
 from rmsnorm.targets.layers import build, open_keras
 from rmsnorm.tf_impl.layers import RMSNormalization, compute
@@ -51,14 +52,12 @@ def prove(layer: Any) -> tuple[Norm, Identity]:
         target = open_keras(layer, layer.name, "cpu")
     except Exception as error:  # get_config may raise anything
         raise Unproven(f"its config cannot be read ({type(error).__name__})") from None
-    weights = [weight.name for weight in layer.weights]
-    if set(weights) - set(target.names.values()) or "factor" in target.names:
-        raise NoNorm(f"it holds {', '.join(weights)}, expected a gain and perhaps a bias")
+    require_gain_alone(target, [weight.name for weight in layer.weights])
 
     def replacement(norm: Norm) -> Target:
         return open_keras(layer, layer.name, "cpu", change=lambda fresh: become(fresh, norm))
 
-    norm, identity = decide(target, first_parameter(layer.call), replacement, gate=gate_parameter(layer.call))
+    norm, identity = decide(target, layer.call, replacement)
     _require_no_more(layer, norm)
     return norm, identity
 
@@ -142,50 +141,31 @@ def others(layer: Any) -> list[str]:
 
 def become(layer: Any, norm: Norm) -> None:
     """Gives a layer another call; its class stays, and so do its config and what is saved of it."""
-    own, names = layer.call, [name for name in (norm.x, norm.gate) if name is not None]
+    own = layer.call
 
     @functools.wraps(own)
     def call(*inputs: Any, **named: Any) -> Any:
-        arrays = {**named, **dict(zip(names, inputs, strict=False))}
-        more = [name for name, value in arrays.items() if name not in ("training", *names) and value is not None]
-        x: Any = arrays.get(norm.x)
-        gate: list[Any] = [arrays.get(name) for name in names[1:]]
+        asked = {name: value for name, value in named.items() if name != "training" and value is not None}
+        x, gate = called_with(norm, inputs, asked)
         shape = getattr(x, "shape", None)
-        fits = all(_is_floating(z) and tuple(z.shape) == tuple(shape or ()) for z in gate)
-        if len(inputs) > len(names) or more or shape is None or not fits or not norm.takes(shape):
+        if shape is None or not norm.takes(shape) or not (norm.gate is None or _is_gate_of(x, gate)):
             return own(*inputs, **named)
-        scale, bias = (_vector(layer, name, x, norm) for name in (norm.scale, norm.bias))
-        return _computed(norm, x, scale, bias, *gate)
+        scale, bias = (vector(keras.ops, _weight(layer, name), x, norm) for name in (norm.scale, norm.bias))
+        rms_norm = functools.partial(compute, out_dtype=keras.backend.standardize_dtype(x.dtype))
+        return computed(keras.ops, rms_norm, norm, keras.ops.shape(x), x, scale, bias, gate)
 
     call.norm = norm  # type: ignore[attr-defined]
     object.__setattr__(layer, "call", call)
 
 
-def _is_floating(value: Any) -> bool:
-    return hasattr(value, "dtype") and keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
+def _weight(layer: Any, name: str | None) -> Any:
+    return next((weight.value for weight in layer.weights if weight.name == name), None)
 
 
-def _computed(norm: Norm, x: Any, scale: Any, bias: Any, gate: Any = None) -> Any:
-    options = {"variant": norm.known, "out_dtype": keras.backend.standardize_dtype(x.dtype)}
-    if norm.group is None:
-        return compute(x, scale, bias, gate=gate, axis=norm.axes, feature_axis=norm.gain_axes, **options)
-    whole = keras.ops.shape(x)
-    groups = [*whole[:-1], x.shape[-1] // norm.group, norm.group]
-    x, gate = (None if value is None else keras.ops.reshape(value, groups) for value in (x, gate))
-    scale, bias = (None if value is None else keras.ops.reshape(value, [-1, norm.group]) for value in (scale, bias))
-    y = compute(x, scale, bias, axis=-1, feature_axis=(-2, -1), gate=gate, **options)
-    return keras.ops.reshape(y, whole)
-
-
-def _vector(layer: Any, name: str | None, x: Any, norm: Norm) -> Any:
-    """A weight without its axes of size 1; one number at every element."""
-    weight = next((weight.value for weight in layer.weights if weight.name == name), None)
-    if weight is None:
-        return None
-    sizes = [x.shape[axis] for axis in norm.gain_axes]
-    if all(size == 1 for size in weight.shape):
-        return keras.ops.broadcast_to(keras.ops.reshape(weight, [1] * len(sizes)), sizes)
-    return weight if len(weight.shape) == len(sizes) else keras.ops.reshape(weight, [s for s in weight.shape if s > 1])
+def _is_gate_of(x: Any, gate: Any) -> bool:
+    if not hasattr(gate, "dtype") or tuple(gate.shape) != tuple(x.shape):
+        return False
+    return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(gate.dtype)))
 
 
 def forget_traces(model: Any) -> None:

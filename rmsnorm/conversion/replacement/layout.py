@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from rmsnorm.accuracy.bounds import CONSTANT, FORMULA
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.identify import Target, TargetError
 from rmsnorm.variants import Variant
 
 _OTHERS: Final = (2, 3, 5, 4, 6, 7)  # sizes of the axes of x that have nothing to do with the gain
 _WIDTH: Final = 16  # of a layer without a gain
-_VARIES: Final = 0.03  # of the largest y / x: above the roundings of 16 bits, below what another row does
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -128,7 +128,7 @@ def _measured_width(target: Target, width: int, offset: float) -> int | None:
     y = _of_one_number(target, width, 1.0 - offset)
     square = math.inf if y is None else float(np.mean(y**2))
     implied = round(width * square) if np.isfinite(square) else 0
-    return implied if implied > 1 and abs(width * square / implied - 1) < 1e-3 else None
+    return implied if implied > 1 and abs(width * square / implied - 1) < FORMULA else None
 
 
 def _offset(target: Target) -> float:
@@ -143,7 +143,7 @@ def _offset(target: Target) -> float:
     slope = one - zero
     with np.errstate(all="ignore"):
         ratio = float(np.median(zero / slope))
-    if not (math.isfinite(ratio) and np.allclose(zero, round(ratio) * slope, rtol=1e-3, atol=1e-6)):
+    if not (math.isfinite(ratio) and np.allclose(zero, round(ratio) * slope, rtol=FORMULA, atol=1e-6)):
         raise Unproven("y is not proportional to its gain, which is one number, or to that and an offset")
     return float(round(ratio))
 
@@ -214,7 +214,7 @@ def _normalised(target: Target, shape: Shape) -> Shape:
     largest = np.abs(ratio).max()
     if not 0 < largest < np.inf:
         return ()
-    constant = tuple(axis for axis in range(len(shape)) if np.ptp(ratio, axis=axis).max() <= _VARIES * largest)
+    constant = tuple(axis for axis in range(len(shape)) if np.ptp(ratio, axis=axis).max() <= CONSTANT * largest)
     return constant if len(constant) < len(shape) or len(shape) == 1 else ()
 
 

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from rmsnorm import dtypes
+from rmsnorm.accuracy.bounds import of_replacement
 from rmsnorm.conversion.replacement.layout import Array, Norm, Rows, find_layout, grouped_layout, parameters
 from rmsnorm.conversion.replacement.report import (
     REASONS,
@@ -24,28 +26,26 @@ from rmsnorm.conversion.replacement.report import (
 from rmsnorm.identify import Identity, Target, TargetError, identify
 from rmsnorm.targets.arguments import argument_named
 
-_U: Final = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}  # unit roundoffs
-_DTYPES: Final = tuple(_U)
-_FAR: Final = 32  # roundings of each of the two results beside those of its sums
+_DTYPES: Final = ("float32", "bfloat16", "float16")
 _SPECIAL: Final = (("zeros", 0.0), ("NaN", np.nan), ("infinity", np.inf), ("-infinity", -np.inf))
 _TIME: Final = 600.0  # seconds for identify
 
 
 def decide(
-    target: Target, x: str, replaced: Callable[[Norm], Target], asked: Target | None = None, gate: str | None = None
+    target: Target, call: Callable[..., Any], replaced: Callable[[Norm], Target], asked: Target | None = None
 ) -> tuple[Norm, Identity]:
     """What a layer computes, if its replacement computes the same.
 
     Args:
         target: the layer, or a copy of it.
-        x: its name of x.
+        call: its own call, whose first parameter is x, and whose second one may be a gate.
         replaced: makes the replacement of a copy.
         asked: the same layer without what no variant says, such as another dtype of y; None for the layer itself.
-        gate: its name of the gate where the replacement takes one; None refuses it.
 
     Raises:
         Unproven: the layer must stay as it is, and why.
     """
+    x, gate = first_parameter(call), _gate_parameter(call)
     if "gate_vector" in target.arguments or ("gate" in target.arguments and gate is None):
         raise Unproven(REASONS["rmsnorm"])
     with target.training(False) if target.training else contextlib.nullcontext():
@@ -93,12 +93,22 @@ def _gated(target: Target, x: str, gate: str) -> tuple[Norm, Identity]:
     return grouped_layout(target, x, gate, identity["group_size"]).with_variant(variant), identity
 
 
+def require_gain_alone(target: Target, names: list[str]) -> None:
+    """Of the parameters and buffers with these names, each must be the gain or the bias.
+
+    Raises:
+        NoNorm: another one is there.
+    """
+    if set(names) - set(target.names.values()) or "factor" in target.names:
+        raise NoNorm(f"it holds {', '.join(names)}, expected a gain and perhaps a bias")
+
+
 def first_parameter(call: Callable[..., Any]) -> str:
     """Its name of x."""
     return next(iter(inspect.signature(call).parameters), "")
 
 
-def gate_parameter(call: Callable[..., Any]) -> str | None:
+def _gate_parameter(call: Callable[..., Any]) -> str | None:
     """The name of its second parameter, if that is a gate.
 
     Raises:
@@ -216,7 +226,7 @@ def _require_results(
         got = _results(ours, x, dy, arrays)
     except TargetError as error:
         raise Unproven(f"its replacement fails{where}: {error}") from None
-    narrow = max(x.dtype.name, want["y"].dtype.name, key=lambda name: _U.get(name, 0.0))
+    narrow = max(x.dtype.name, want["y"].dtype.name, key=_roundoff)
     special = ~np.isfinite(x.astype(np.float32)).all(norm.axes, keepdims=True)
     for name, value in want.items():
         other = got.get(name)
@@ -296,6 +306,10 @@ def _with_special_rows(target: Target, norm: Norm, x: Array) -> list[tuple[str, 
     return views
 
 
+def _roundoff(dtype: str) -> float:
+    return dtypes.unit_roundoff(dtype) if dtype in _DTYPES else 0.0
+
+
 def require_same(name: str, want: Array | None, got: Array | None, dtype: str, where: str) -> None:
     """Two results must be the same up to roundings to a dtype.
 
@@ -308,7 +322,7 @@ def require_same(name: str, want: Array | None, got: Array | None, dtype: str, w
 
 
 def _difference(want: Array | None, got: Array | None, dtype: str) -> str | None:
-    """How two results differ by more than the roundings of both, each at most _FAR and those of a sum."""
+    """How two results differ by more than the roundings of both."""
     if want is None or got is None:
         other = want if got is None else got
         return None if other is None or not np.any(other) else "is missing on one side"
@@ -320,5 +334,5 @@ def _difference(want: Array | None, got: Array | None, dtype: str) -> str | None
         return "has NaN or infinity at other places"
     far = np.abs(got[finite] - want[finite]).max(initial=0.0)
     size = np.abs(want[finite]).max(initial=0.0)
-    allowed = (math.sqrt(want.size) + _FAR) * _U[dtype] * size
+    allowed = of_replacement(want.size, dtype) * size
     return None if far <= allowed else f"differs by {far / size:.1g} of the largest element" if size else "is not 0"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, get_args
 
 from rmsnorm.identify import Identity
-from rmsnorm.identify.identity import described
+from rmsnorm.identify.names import named
 from rmsnorm.variants import PRESETS, GateFunction, GatePosition, Variant
 
 REASONS: Final = {
@@ -91,8 +91,5 @@ def _named(identity: Identity) -> Variant:
     """The variant with the name of a preset that differs at most in eps, "torch" first; or named by the nearest one."""
     variant = identity.variant
     assert variant is not None  # noqa: S101  (of every RMSNorm)
-    for preset in (PRESETS["torch"], *PRESETS.values()):
-        labels = {"name": preset.name, "bias": preset.bias, "scale_name": preset.scale_name, "source": preset.source}
-        if variant.replace(**labels) == preset.replace(eps=variant.eps):
-            return variant.replace(**labels)
-    return variant.replace(name=described(identity).removeprefix("the variant "))
+    preset = named(variant, (PRESETS["torch"], *PRESETS.values()), unlike=("eps", "bias"), own=("eps",))
+    return preset if preset is not variant else variant.replace(name=identity.described.removeprefix("the variant "))

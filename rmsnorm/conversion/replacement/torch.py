@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from rmsnorm.conversion.replacement.change import Replaced, subclass
+from rmsnorm.conversion.replacement.change import Replaced, axes_of, called_with, in_groups, subclass, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import changed, decide, first_parameter, gate_parameter
-from rmsnorm.conversion.replacement.report import NoNorm, Unproven
+from rmsnorm.conversion.replacement.proof import changed, decide, require_gain_alone
+from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Identity, Target, TargetError, open_target
 from rmsnorm.torch_impl.autograd import again
 from rmsnorm.torch_impl.functional import kept, rms_norm
@@ -60,9 +60,7 @@ def prove(module: nn.Module) -> tuple[Norm, Identity]:
     before = copy.deepcopy(probe)
     target = open_target(probe)
     tensors = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
-    if set(tensors) - set(target.names.values()) or "factor" in target.names:
-        raise NoNorm(f"it holds {', '.join(tensors)}, expected a gain and perhaps a bias")
-
+    require_gain_alone(target, tensors)
     target = _without_dummies(target)
 
     def replacement(norm: Norm) -> Target:
@@ -71,7 +69,7 @@ def prove(module: nn.Module) -> tuple[Norm, Identity]:
         return replace(open_target(ours), arguments=target.arguments)
 
     with torch.random.fork_rng(devices=[]):
-        decision = decide(target, first_parameter(module.forward), replacement, gate=gate_parameter(module.forward))
+        decision = decide(target, module.forward, replacement)
     touched = changed(_everything(before), _everything(probe))
     if touched:
         raise Unproven(f"a call changes its {', '.join(touched)}")
@@ -170,51 +168,34 @@ def become_layer(module: Any, variant: Variant, eps: float | None) -> None:
 def class_of(kind: Any, norm: Norm) -> Any:
     """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
     settings, last = (norm.known.eps, norm.known), tuple(range(-len(norm.axes), 0))
-    may_keep, group = norm.axes == norm.gain_axes == last, norm.group
-    axes = (norm.axes, norm.gain_axes) if group is None else (-1, (-2, -1))
+    may_keep, axes = norm.axes == norm.gain_axes == last, axes_of(norm)
 
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
-        x: Any = inputs[0] if inputs else named.get(norm.x)
-        gates = [] if norm.gate is None else [inputs[1] if len(inputs) == 2 else named.get(norm.gate)]
-        if len(inputs) + len(named) != 1 + len(gates) or not isinstance(x, Tensor) or not _fit(x, *gates):
+        x, gate = called_with(norm, inputs, named)
+        if not isinstance(x, Tensor) or (norm.gate is not None and not _is_gate_of(x, gate)):
             return kind.forward(self, *inputs, **named)
-        tensors: list[Any] = [x, *(_vector(self, name, x, norm) for name in (norm.scale, norm.bias)), *gates]
-        if group is not None:
-            if not norm.takes(x.shape):
-                return kind.forward(self, *inputs, **named)
-            tensors = [None if t is None else t.unflatten(-1, (-1, group)) for t in tensors]
+        shape, names = x.shape, (norm.scale, norm.bias)
+        if norm.group is not None and not norm.takes(shape):
+            return kind.forward(self, *inputs, **named)
+        parameters = (None if name is None else vector(torch, getattr(self, name), x, norm) for name in names)
+        tensors = in_groups(torch, norm, shape, x, *parameters, *(() if gate is None else (gate,)))
         alone = may_keep and type(x) is Tensor and not is_watched() and forward_ad._current_level < 0
         # of the last call, as in rmsnorm.torch_impl.RMSNorm
         y = again(self.__dict__.get("_kept"), settings, *tensors) if alone else None
         if y is None:
-            if not norm.takes(x.shape):
+            if not norm.takes(shape):
                 return kind.forward(self, *inputs, **named)
-            gate = tensors[3] if gates else None
-            y = rms_norm(*tensors[:3], variant=norm.known, axis=axes[0], feature_axis=axes[1], gate=gate)
+            z = None if gate is None else tensors[3]
+            y = rms_norm(*tensors[:3], variant=norm.known, axis=axes[0], feature_axis=axes[1], gate=z)
             if alone:
                 self.__dict__["_kept"] = kept(settings, axes, *tensors)
-        return y if group is None else y.flatten(-2)
+        return y if norm.group is None else y.reshape(shape)
 
     return subclass(class_of, kind, norm, "forward", forward)
 
 
-def _fit(x: Tensor, *gates: Any) -> bool:
-    for gate in gates:
-        if not isinstance(gate, Tensor) or not gate.is_floating_point() or gate.shape != x.shape:
-            return False
-    return True
-
-
-def _vector(module: Any, name: str | None, x: Tensor, norm: Norm) -> Tensor | None:
-    """A parameter without its axes of size 1; one number at every element."""
-    parameter = None if name is None else getattr(module, name)
-    if parameter is None:
-        return None
-    if parameter.numel() == 1:
-        return parameter.reshape([1] * len(norm.gain_axes)).expand([x.shape[axis] for axis in norm.gain_axes])
-    return (
-        parameter if parameter.ndim == len(norm.gain_axes) else parameter.reshape([s for s in parameter.shape if s > 1])
-    )
+def _is_gate_of(x: Tensor, gate: Any) -> bool:
+    return isinstance(gate, Tensor) and gate.is_floating_point() and gate.shape == x.shape
 
 
 def forget_traces(model: nn.Module) -> None:

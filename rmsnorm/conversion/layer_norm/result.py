@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-# Two float64 computations of the same outputs differ by their roundings of about 1e-16 each. The bound allows a factor
-# of 1e6 for deep models and for LayerNorms that subtract a large mean. A wrongly centred weight changes outputs by far
-# more.
-BOUND: Final = 1e-10
-BOUND_OF_FLOAT32: Final = 1e-4  # a factor of 1e3, for frameworks whose RMSNorm computes in float32
+from rmsnorm.accuracy.bounds import CONVERSION
 
 
 class Layer(NamedTuple):
@@ -81,7 +77,7 @@ def _difference(before: np.ndarray, after: np.ndarray) -> float:
     return float(np.abs(before - after).max(initial=0.0) / (np.abs(before).max(initial=0.0) or 1.0))
 
 
-def require_exact(exact: float, bound: float = BOUND) -> float:
+def require_exact(exact: float, bound: float = CONVERSION) -> float:
     """Returns the difference if it is within rounding; raises ValueError otherwise."""
     if not exact <= bound:
         raise ValueError(

@@ -1,0 +1,44 @@
+"""The files that ``check`` and ``vectors check`` write, and the folders for these and all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rmsnorm.cli.usage import unusable
+
+if TYPE_CHECKING:
+    from rmsnorm.parity.run import BackendRun
+
+file = partial(typer.Option, dir_okay=False, rich_help_panel="Reports")
+Json = Annotated[Path | None, file(help="Write every record as JSON.")]
+Junit = Annotated[Path | None, file(help="Write a JUnit report for CI.")]
+Markdown = Annotated[Path | None, file(help="Write the whole table as Markdown.")]
+Html = Annotated[Path | None, file(help="Write a page with pictures of what differs.")]
+
+
+def check_folders(command: str, *paths: Path | None) -> None:
+    """Exit if there is no folder for a file: before the work, not after it."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise unusable(f"{command}: {path.parent} is not a folder, expected one to write {path.name} in")
+
+
+def write_reports(
+    runs: Sequence[BackendRun], json: Path | None, junit: Path | None, markdown: Path | None, html: Path | None
+) -> None:
+    """Write the comparisons to the files that were asked for."""
+    from rmsnorm.parity import report
+
+    if json:
+        report.write_json(runs, json)
+    if junit:
+        report.write_junit(runs, junit)
+    if markdown:
+        report.write_markdown(runs, markdown)
+    if html:
+        report.write_html(runs, html)

@@ -1,0 +1,83 @@
+"""What a solved variant is called: a preset's name, or that of the nearest one and the fields that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from rmsnorm.variants import PRESETS, Variant
+
+FIELDS: Final = tuple(f.name for f in fields(Variant) if f.name not in ("name", "scale_name", "source"))
+SHOWN: Final = 6  # presets that are listed
+_FAMILIES: Final = ("llama", "gemma", "t5", "standard")  # the best known first: others are one with another eps
+_MODERN: Final = ("standard", "llama", "gemma", "t5", "torch", "flax", "mlx", "onnx", "apex", "x_transformers",
+                  "transformer_engine", "equinox")  # fmt: skip
+
+
+def different(variant: Variant, wanted: Variant, observed: Collection[str]) -> list[str]:
+    """The observed fields that two variants do not share."""
+    return [name for name in FIELDS if name in observed and getattr(variant, name) != getattr(wanted, name)]
+
+
+def named(variant: Variant, presets: Iterable[Variant], *, unlike: Collection[str], own: Collection[str]) -> Variant:
+    """The variant under the name of the first of these presets that has the same values, or under its own name.
+
+    Args:
+        variant: what was solved.
+        presets: in the order of preference.
+        unlike: fields that may have other values; those of the preset then count, but for
+        own: fields of the variant that count.
+    """
+    same = [name for name in FIELDS if name not in unlike]
+    for preset in presets:
+        if not different(variant, preset, same):
+            return preset.replace(**{name: getattr(variant, name) for name in (*same, *own)})
+    return variant
+
+
+def described(variant: Variant, values: Mapping[str, Any]) -> str:
+    """The variant by its name, or by the nearest preset and the fields that differ; all of them where several fit.
+
+    values: of all findings by their names; a field that is None there was not observed.
+    """
+    observed = {name for name, value in values.items() if value is not None}
+    presets = _nearest(variant, values, observed)
+    fields = different(variant, presets[0], observed)
+    names = [preset.name for preset in presets]
+    text = f"the variant {names[0]}"
+    if len(names) > 1:
+        text = f"one of {', '.join(names[:SHOWN])}"
+    if fields == ["eps"]:
+        text += f" with eps {variant.eps}"
+    elif fields:
+        text += " but " + ", ".join(f"{name} is {getattr(variant, name)!r}" for name in fields)
+    elif len(names) == 1 and variant.eps is not None:
+        family = next((name for name in _FAMILIES if different(variant, PRESETS[name], observed) == ["eps"]), None)
+        if family is not None:
+            text = f"the variant {family} with eps {variant.eps} (the same as the preset {names[0]})"
+    unsure = ": these cannot be told apart by what was asked" if len(names) > 1 else ""
+    return text + unsure
+
+
+def _nearest(variant: Variant, values: Mapping[str, Any], observed: Collection[str]) -> list[Variant]:
+    """The presets that differ in the fewest observable fields: one of them unless they differ in eps at most.
+
+    An old preset is no name for what it does not describe completely.
+    """
+    ranked: dict[tuple[int, bool], list[Variant]] = {}
+    for name in (*_MODERN, *(name for name in PRESETS if name not in _MODERN)):
+        fields = different(variant, PRESETS[name], observed)
+        if not fields or name in _MODERN:
+            ranked.setdefault((len(set(fields) - {"eps"}), "eps" in fields), []).append(PRESETS[name])
+    count, _ = best = min(ranked)
+    if count:
+        return ranked[best][:1]
+    hidden = {"eps", "bias"}
+    if values.get("gain") is False and not values.get("bias"):
+        hidden |= {"scale_offset", "rounding", "result_dtype"}  # of what it does not have
+    if values.get("partial") is None:
+        hidden.add("partial_rounding")
+    kinds = {tuple(getattr(preset, name) for name in FIELDS if name not in hidden): preset
+             for preset in reversed(ranked[best])}  # fmt: skip
+    return [preset for preset in ranked[best] if preset in kinds.values()]
