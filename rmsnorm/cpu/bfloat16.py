@@ -38,7 +38,7 @@ def forward_row_of(gate: Gate, y: str, product: str, before: bool) -> Callable[.
     """
     on_x, on_y = gate.position == "before", gate.position == "after"
     read = np.float32 if on_x else _widened
-    factor, is_out = (_gated(gate) if on_y else _ungated)
+    factor, is_out = _gated(gate) if on_y else _ungated
     is_near, is_tiny = (_is_near(_GATED), _is_tiny_or_zero) if gate.position else (_is_near(_FORWARD), _is_tiny)
     narrow_y = narrow if y == "bfloat16" else as_it_is
     cut = _cut if on_y and product == "bfloat16" else as_it_is

@@ -57,7 +57,7 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
         def fill(
             h: Any, gain: Any, b: Any, rho: float, inverse: float, rest: float, z: Any, y: Any, first: Any, last: Any
         ) -> None:
-            """Elements ``first`` to ``last`` of a row of y: unsigned, as numba lets a signed index count from the end."""
+            """Elements ``first`` to ``last`` of y: unsigned, as numba lets a signed index count from the end."""
             for j in range(first, last):
                 if before:
                     result = round_norm(quotient(load(h[j]), rho, inverse, rest))
