@@ -25,7 +25,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from rmsnorm import __version__, cpu, dtypes, gpu
+from rmsnorm import cpu, dtypes, gpu
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import arithmetic, rows
 from rmsnorm.torch_impl import gpu as gpu_rows
@@ -33,6 +33,7 @@ from rmsnorm.torch_impl.dynamo import constant, untraced
 from rmsnorm.torch_impl.memory import is_plain
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 from rmsnorm.variants import Variant
+from rmsnorm.version import VERSION
 
 TYPES: Final = (Tensor, Parameter, FakeTensor, FunctionalTensor)  # others, a DTensor say, do not know the operators
 
@@ -128,7 +129,7 @@ def settings_of(call: Call) -> tuple[str, Any]:
     fields = {
         "axes": len(call.axes), "eps": call.eps, "eps_position": variant.eps_position, "statistic": variant.statistic,
         "scale_offset": variant.scale_offset, "norm": call.norm, "product": call.product, "result": call.result,
-        "version": __version__,  # Inductor keeps what it wrote on disk, and finds it by this text, among others
+        "version": VERSION,  # Inductor keeps what it wrote on disk, and finds it by this text, among others
     }  # fmt: skip
     if call.axes != call.feature_axes:
         fields["features"] = len(call.feature_axes)
