@@ -120,9 +120,11 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
             k, q = first, sum_of_squares(load_h, row, first) / first
         return k, q
 
-    def ungated(h: Any, rho: float, gain: Any, b: Any, y: Any) -> None:
-        """y before the gate, as forward.py rounds it."""
-        for j in range(y.size):
+    def ungated(k: int, h: Any, rho: float, gain: Any, b: Any, y: Any) -> None:
+        """y before the gate, as forward.py rounds it; 0 in a row with nothing counted."""
+        for j in range(y.size if has_mask and k == 0 else 0):
+            y[j] = 0.0
+        for j in range(0 if has_mask and k == 0 else y.size):
             if before:
                 result = round_product(round_norm(load_h(h[j]) / rho) * round_product(gain[j]))
             else:
@@ -333,7 +335,7 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
                 if on_x:
                     unweigh(gradients, x_row, derivative, mask_row, stride)
                 else:
-                    ungated(h_row, rho, gain, b, gradients)
+                    ungated(k, h_row, rho, gain, b, gradients)
                     unweigh(gradients, upstream, derivative, mask_row, stride)
                 put_z(gradients, view(dz + i * z_bytes * n, n, like_z), eights, doubt)
         if has_mask or may_be_single:

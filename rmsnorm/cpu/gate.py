@@ -24,6 +24,9 @@ _LN2_HIGH: Final = 0.6931471803691238  # of 33 bits: its product with a small in
 _LN2_LOW: Final = 1.9082149292705877e-10
 _ROUNDS: Final = 1.5 * 2.0**52  # a sum with it has no fraction
 _LAST: Final = 708.0  # exp(z) is a normal number for z between its negative and it
+# s(z) is below 1, and the slope of silu above it, for every z; rounded to 1, they would make a tie of what is none
+_BELOW: Final = 1 - 2.0**-51
+_ABOVE: Final = 1 + 2.0**-51
 _END: Final = 2.0**16  # for z below its negative f(z) is 0, as in the golden
 
 _LOG2E_32, _HIGH_32, _LOW_32 = np.float32(_LOG2E), np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -83,7 +86,7 @@ def factor_of(gate: Gate) -> Callable[..., Any]:
     @inlined
     def factor(z: float) -> Any:
         share = 1 / (1 + _power(-z))
-        share = 0.0 if z <= -_LAST else share
+        share = _BELOW if share > _BELOW else (0.0 if z <= -_LAST else share)
         return z * share if is_silu else share
 
     return factor
@@ -98,9 +101,13 @@ def factor_and_slope_of(gate: Gate) -> Callable[..., Any]:
         power = _power(-z)
         share = 1 / (1 + power)
         rest = power * share
+        is_one = share > _BELOW
         share = 0.0 if z <= -_LAST else share
         rest = 0.0 if z >= _LAST else rest
-        return (z * share, share * (1 + z * rest)) if is_silu else (share, share * rest)
+        slope = share * (1 + z * rest) if is_silu else share * rest
+        slope = _ABOVE if is_silu and is_one and slope < _ABOVE else slope
+        share = _BELOW if is_one else share
+        return (z * share if is_silu else share), slope
 
     return factor_and_slope
 

@@ -87,8 +87,8 @@ def test_compiled_programs(dtype: Any) -> None:
     compiled = torch.compile(rms_norm, fullgraph=True, dynamic=True)
     options = {"variant": variant(), **GROUPS}
     unit = 2.0**-8 if dtype == BF16 else 2.0**-22
-    for rows in (3, 5, 0):
-        tensors, dy = problem(dtype, rows)
+    for count in (3, 5, 0):
+        tensors, dy = problem(dtype, count)
         results = []
         for function in (rms_norm, compiled):
             ungated = function(*tensors[:2], **options)
@@ -162,9 +162,9 @@ def test_the_operators_compute_groups_without_kernels(
     program = make_fx(lambda x, scale: rms_norm(x, scale, mask=mask, variant=variant(), **GROUPS))(x, scale)
     ((*_, settings, k),) = (node.args for node in program.graph.nodes if node.target is FORWARD)
 
-    def run(rows: int) -> list[Any]:
-        y, _, inverse_rms = FORWARD(x[:rows], None, scale, None, mask, settings, k)
-        return [y, inverse_rms, *BACKWARD(dy[:rows], None, x[:rows], inverse_rms, scale, None, mask, settings, k)[:2]]
+    def run(count: int) -> list[Any]:
+        y, _, inverse_rms = FORWARD(x[:count], None, scale, None, mask, settings, k)
+        return [y, inverse_rms, *BACKWARD(dy[:count], None, x[:count], inverse_rms, scale, None, mask, settings, k)[:2]]
 
     assert [t.shape for t in run(0)] == [(0, 2, 6), (0, 2, 1), (0, 2, 6), (2, 6)]
     wanted = run(3)
@@ -181,8 +181,8 @@ def test_a_layer_with_a_gate_has_the_bits_of_the_golden(dtype: Any, position: st
     """In a first call, and in one that it keeps; with gradients, without, and for rows and gates with gaps."""
     layer = RMSNorm(48, variant=variant(position=position), dtype=dtype, bias=True)
     torch.nn.init.normal_(layer.bias)
-    for rows, gaps in ((5, 1), (5, 1), (5, 2), (7, 1), (7, 1)):
-        x, gate, dy = (randn(rows, 48 * gaps, dtype=dtype, seed=seed)[:, ::gaps] for seed in range(3))
+    for count, gaps in ((5, 1), (5, 1), (5, 2), (7, 1), (7, 1)):
+        x, gate, dy = (randn(count, 48 * gaps, dtype=dtype, seed=seed)[:, ::gaps] for seed in range(3))
         parameters = [p.detach() for p in (layer.weight, layer.bias)]
         arrays = [fetched(t) for t in (x, *parameters, gate, dy)]
         wanted = golden.rms_norm(*arrays[:3], gate=arrays[3], variant=layer.variant)
