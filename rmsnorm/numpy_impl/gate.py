@@ -33,7 +33,7 @@ def slope(call: Call, gate: Array) -> Scaled:
 def _sigmoids(z: Array) -> tuple[Scaled, Scaled]:
     """s(z) and s(-z), by the exponential of -|z|, which stays in range."""
     power, exponent = DoubleDouble(-np.abs(z)).exp()
-    large = DoubleDouble(1.0) / (DoubleDouble(1.0) + power.scaled(exponent))
+    large = DoubleDouble(1.0) / (DoubleDouble(1.0) + power.scaled(np.maximum(exponent, -1000)))  # below 1 for every z
     small = power * large
 
     def chosen(below: Array) -> Scaled:

@@ -461,9 +461,10 @@ def test_gates_beyond_the_kit(dtype: str, position: str, function: str) -> None:
     """Gates so large that s(z) is 1 in float64, rows of which nothing counted counts, in groups: the golden's bits."""
     rng = np.random.default_rng(sum(map(ord, dtype + position + function)))
     variant = Variant.get("llama").replace(gate_function=function, gate_position=position, partial=0.5)
-    shape = (40, 3, 8)
+    variant = variant.replace(eps=1.3e-5)  # with a root of few digits, x over it would often be a tie
+    shape = (400, 3, 8)
     x, gate, dy = (rng.standard_normal(shape).astype(dtype) for _ in range(3))
-    gate = (gate.astype(np.float32) * rng.choice([1.0, 40.0, 300.0], (40, 1, 1))).astype(dtype)
+    gate = (gate.astype(np.float32) * rng.choice([1.0, 40.0, 300.0], (400, 1, 1))).astype(dtype)
     mask = rng.random(shape) < 0.5
     mask[:10, :, :4] = False  # the first half enters the statistic
     scale, bias = (rng.standard_normal((3, 8)).astype(dtype) for _ in range(2))
