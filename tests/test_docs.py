@@ -150,6 +150,20 @@ def test_functions_and_commands_that_are_named_exist():
             command = command.commands[word]
 
 
+def test_the_page_of_commands_has_every_command():
+    from typer.main import get_command
+
+    from rmsnorm.cli import app
+
+    def names(command, name):
+        parts = getattr(command, "commands", {})
+        return [full for part, inner in parts.items() for full in names(inner, f"{name} {part}")] or [name]
+
+    page = (DOCS / "api" / "commands.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(rmsnorm(?: [a-z]+)+)", page, re.MULTILINE)
+    assert list(dict.fromkeys(listed)) == names(get_command(app), "rmsnorm")
+
+
 def test_the_site_links_to_a_definition_and_labels_cells():
     """The hooks of mkdocs: a link to a test is a page, at its line; a cell of a table has the title of its column."""
     spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
