@@ -2,20 +2,15 @@
 
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any
 
 from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.variants import PRESETS, Variant
+from rmsnorm.version import VERSION as __version__
 
 __all__ = ["PRESETS", "Variant", "__version__"]
-
-try:
-    __version__ = version("rmsnorm")
-except PackageNotFoundError:  # its sources are read, as a build does
-    __version__ = "not installed"
 
 _FUNCTIONS = {"explain": "bench.explain"}  # and their modules
 _ELSEWHERE = {

@@ -33,7 +33,6 @@ EXCEPTIONS = {
         "dynamo.py": "what torch.compile must know",
         "inductor.py": "what it writes for the operators",
         "operators.py": "the kernels in a program that is compiled or exported",
-        "gated_operators.py": "those for gates in groups",
         "autograd.py": "a torch.autograd.Function",
         "gpu.py": "the Triton kernels",
         "memory.py": "which tensors a kernel may read",

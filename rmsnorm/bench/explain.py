@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 from unittest.mock import patch
 
 from rmsnorm import cpu, errors
@@ -13,50 +16,91 @@ from rmsnorm.call import Call, Spec, resolve
 from rmsnorm.frameworks import FRAMEWORKS, Framework
 from rmsnorm.variants import derive
 
-_ARRAYS = {"torch": "torch.Tensor", "tf": "a tf.Tensor", "flax": "a jax.Array", "numpy": "a NumPy array"}
+_ARRAYS: Final = {"torch": "torch.Tensor", "tf": "a tf.Tensor", "flax": "a jax.Array", "numpy": "a NumPy array"}
+_OF_XLA: Final = re.compile(r"custom_call @rmsnorm\(.*?attribute = dense<\[(\d+),")
 
 
 def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
-    """What a call of ``rms_norm`` with these arguments runs: a kernel, or plain operations and why.
+    """What a call of ``rms_norm`` or of a layer runs: a kernel, or plain operations and why.
 
-    The call is made once, as the framework makes it outside of a compiler; of NumPy ``fast`` is called. Kernels have
-    the names that ``python -m rmsnorm.cpu.build --list`` prints.
+    The call is made once, as the framework makes it outside of a compiler, of JAX as it compiles it; of NumPy ``fast``
+    is called. Kernels have the names that ``python -m rmsnorm.cpu.build --list`` prints.
 
     Args:
-        x, scale, bias, options: those of ``rms_norm`` of the framework of x.
+        x, scale, bias, options: those of ``rms_norm`` of the framework of x. Or x is a layer, a model or any other
+            function of a framework's arrays; what follows are then the arguments of its call, the first two of them by
+            position. Of several kernels there is how often each is called.
 
     Raises:
-        TypeError: x is no array of a framework.
-        TypeError, ValueError: what ``rms_norm`` raises.
+        TypeError: x is no array of a framework, and cannot be called with one.
+        TypeError, ValueError: what the call raises.
 
     Example:
         >>> import numpy as np
         >>> explain(np.ones((4, 8), "float32"), axis=0)
         'NumPy: plain operations, as the normalised axes are not the last ones'
     """
+    if callable(x) and _key(x) is None:
+        return _explained_call(x, [array for array in (scale, bias) if array is not None], options)
     row = _framework(x)
     call = _call(row, x, scale, bias, options)
-    kernels = _traced(x, scale, bias, options) if row.key == "flax" else _called(row, x, scale, bias, options)
-    names = list(dict.fromkeys(kernels))
+    if row.key == "flax":
+        arrays = {name: value for name, value in options.items() if name in ("mask", "residual", "gate")}
+        others = {name: value for name, value in options.items() if name not in arrays}
+        rms_norm = _rms_norm(row)
+        names = _traced(lambda first, named: rms_norm(*first, **named, **others), (x, scale, bias), arrays)
+    else:
+        with _noted() as names:
+            _rms_norm(row)(x, scale, bias, **options)
     if not names:
         present = {"bias": bias, **options}
-        arrays = tuple(name for name in ("bias", "mask", "residual") if present.get(name) is not None)
-        reason = (
-            cpu.why_not(call, _dtype(options.get("gate")), arrays) or "an array is not in the memory of a CPU as it is"
-        )
+        beside = tuple(name for name in ("bias", "mask", "residual") if present.get(name) is not None)
+        reason = cpu.why_not(call, _dtype(options.get("gate")), beside)
+        reason = reason or "an array is not in the memory of a CPU as it is"
         return f"{row.title}: plain operations, as {reason}"
-    beside = ""
-    if options.get("gate") is not None and call.variant.gate_function not in names[0]:
-        beside = ", and plain operations for the gate"
-    return f"{row.title}: kernel {' and '.join(names)}{beside}"
+    is_apart = options.get("gate") is not None and call.variant.gate_function not in names[0]
+    rest = ", and plain operations for the gate" if is_apart else ""
+    return f"{row.title}: kernel {' and '.join(dict.fromkeys(names))}{rest}"
+
+
+def _explained_call(function: Any, arrays: list[Any], options: dict[str, Any]) -> str:
+    """What a call of a layer, or of any function, runs."""
+    found = [value for value in (*arrays, *options.values()) if _key(value) is not None]
+    row = _framework(found[0] if found else None)
+    if row.key == "flax":
+        names = _traced(lambda first, named: function(*first, **named), arrays, options)
+    else:
+        with _noted() as names:
+            function(*arrays, **options)
+    if not names:
+        return f"{row.title}: no kernel of rmsnorm was called; give the arrays of a norm in it to explain, to see why"
+    counts = Counter(names)
+    kernels = [name if count == 1 else f"{name} ({count} times)" for name, count in counts.items()]
+    return f"{row.title}: kernel {' and '.join(kernels)}"
+
+
+def _rms_norm(row: Framework) -> Callable[..., Any]:
+    module = "numpy_impl.fast" if row.key == "numpy" else f"{row.folder}.functional"
+    function: Callable[..., Any] = import_module(f"rmsnorm.{module}").rms_norm
+    return function
+
+
+def _key(x: Any) -> str | None:
+    """The framework whose array x is."""
+    if not (hasattr(x, "dtype") and hasattr(x, "shape")):
+        return None
+    packages = {base.__module__.partition(".")[0] for base in type(x).__mro__}
+    for key in _ARRAYS:
+        if packages & {FRAMEWORKS[key].package, *(("jaxlib",) if key == "flax" else ())}:
+            return key
+    return None
 
 
 def _framework(x: Any) -> Framework:
-    for key in ("torch", "tf", "flax", "numpy"):
-        packages = {base.__module__.partition(".")[0] for base in type(x).__mro__}
-        if packages & {FRAMEWORKS[key].package, *(("jaxlib",) if key == "flax" else ())}:
-            return FRAMEWORKS[key]
-    raise errors.wrong_type("explain", "x", x, "an array of a framework", f"pass {', '.join(_ARRAYS.values())}")
+    key = _key(x)
+    if key is None:
+        raise errors.wrong_type("explain", "x", x, "an array of a framework", f"pass {', '.join(_ARRAYS.values())}")
+    return FRAMEWORKS[key]
 
 
 def _dtype(array: Any) -> str | None:
@@ -76,50 +120,54 @@ def _call(row: Framework, x: Any, scale: Any, bias: Any, options: dict[str, Any]
     return resolve("explain", variant=variant, out_dtype=options.get("out_dtype"), **found, **axes)
 
 
-def _called(row: Framework, x: Any, scale: Any, bias: Any, options: dict[str, Any]) -> list[str]:
-    module = "numpy_impl.fast" if row.key == "numpy" else f"{row.folder}.functional"
-    with _noted() as kernels:
-        import_module(f"rmsnorm.{module}").rms_norm(x, scale, bias, **options)
-    return kernels
-
-
 @contextmanager
 def _noted() -> Iterator[list[str]]:
     """The names of the kernels that run within, of every thread."""
     if not cpu.is_available():
         yield []
         return
-    from rmsnorm.cpu import launch, machine_code
+    from rmsnorm.cpu import launch
 
     names: list[str] = []
 
     def noted(run: Callable[..., None]) -> Callable[..., None]:
         def run_forward(plan: Any, threads: Any, owners: Any, *arguments: int) -> None:
             run(plan, threads, owners, *arguments)
-            used = plan.forward_kernel(arguments)
-            names.extend(name for name, address in machine_code.known().items() if address == used)
+            names.append(_name_of(plan.forward_kernel(arguments)))
 
         return run_forward
 
-    with patch.object(launch.Plan, "run_forward", noted(launch.Plan.run_forward)):
+    def noted_again(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(kept: Any, *arrays: Any) -> Any:
+            if kept.plan.small:  # which ``run_forward`` does not compute
+                names.append(_name_of(kept.plan.forward[False, False]))
+            return forward(kept, *arrays)
+
+        return run
+
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(launch.Plan, "run_forward", noted(launch.Plan.run_forward)))
+        if rows := sys.modules.get("rmsnorm.torch_impl.rows"):
+            patches.enter_context(patch.object(rows.Kept, "forward", noted_again(rows.Kept.forward)))
         yield names
 
 
-def _traced(x: Any, scale: Any, bias: Any, options: dict[str, Any]) -> list[str]:
-    """Of JAX: what the program that XLA gets calls."""
+def _traced(function: Callable[..., Any], arrays: Any, options: dict[str, Any]) -> list[str]:
+    """The names of the kernels in the program of JAX's arrays that XLA gets."""
     import jax
 
-    from rmsnorm.flax_impl.functional import rms_norm
-
-    arrays = {name: value for name, value in options.items() if name in ("mask", "residual", "gate")}
-    others = {name: value for name, value in options.items() if name not in arrays}
-    program = jax.jit(lambda x, scale, bias, arrays: rms_norm(x, scale, bias, **arrays, **others))
-    text = program.lower(x, scale, bias, arrays).as_text()
-    if "custom_call @rmsnorm(" not in text:
+    named = {name: value for name, value in options.items() if _key(value) is not None}
+    others = {name: value for name, value in options.items() if name not in named}
+    program = jax.jit(lambda arrays, named: function(arrays, {**named, **others}))
+    places = list(map(int, _OF_XLA.findall(program.lower(tuple(arrays), named).as_text())))
+    if not places:
         return []
-    from rmsnorm.cpu import launch, machine_code
+    from rmsnorm.cpu import machine_code
 
-    call = _call(FRAMEWORKS["flax"], x, scale, bias, options)
-    call = call.without_gate if call.gate is not None else call
-    key = launch.kernel_key("forward", call, options.get("mask") is not None, False, bias is not None)
-    return [machine_code.name_of(*key.function)]
+    return [_name_of(int(machine_code.table[place])) for place in places]
+
+
+def _name_of(address: int) -> str:
+    from rmsnorm.cpu import machine_code
+
+    return next(name for name, own in machine_code.known().items() if own == address)

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from rmsnorm import __version__, errors
-from rmsnorm.cli import bench, check, identify, port, sweep, tables, vectors
+from rmsnorm.cli import bench, check, explain, identify, port, sweep, tables, vectors
 from rmsnorm.cli.usage import BROKEN, UNUSABLE, unusable
 from rmsnorm.processes import end_by_exception
 
@@ -82,5 +82,6 @@ app.command(epilog=sweep.EPILOG)(sweep.sweep)
 app.add_typer(vectors.app)
 app.add_typer(port.app)
 app.command(epilog=bench.EPILOG)(bench.bench)
+app.command(epilog=explain.EPILOG)(explain.explain)
 app.command()(tables.variants)
 app.command()(tables.invariances)

@@ -13,7 +13,7 @@ import typer
 
 from rmsnorm import PRESETS, errors, screen
 from rmsnorm.cli.reports import Json, check_folders, file
-from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, unusable
+from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, sizes, unusable
 
 if TYPE_CHECKING:
     from rmsnorm.bench.run import BenchRun
@@ -93,7 +93,7 @@ def bench(
     if variant:
         choices("variant", [variant], tuple(PRESETS), command)
     choices("device", [device], DEVICES, command)
-    shapes = [_shape(text) for text in dict.fromkeys(shape or _SHAPES)]
+    shapes = [sizes(text, "rmsnorm bench") for text in dict.fromkeys(shape or _SHAPES)]
     check_folders(command, json, summary, plot)
     if plot and find_spec("matplotlib") is None:
         raise unusable(f"{command}: matplotlib is not installed, expected for --plot; {errors.install('plot')}")
@@ -148,10 +148,3 @@ def end(runs: Sequence[BenchRun], requested: Sequence[str] | None) -> None:
         raise typer.Exit(DIFFERS)
     if "refused" in states or ("absent" in states and requested):
         raise typer.Exit(UNUSABLE)
-
-
-def _shape(text: str) -> list[int]:
-    sizes = text.split("x")
-    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise unusable(str(errors.out_of_domain("rmsnorm bench", "shape", text, "sizes > 0", "write it as 4096x4096")))
-    return [int(size) for size in sizes]

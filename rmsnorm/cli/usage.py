@@ -57,6 +57,14 @@ def _choice(option: str, name: str, known: Sequence[str], command: str) -> str:
     return name
 
 
+def sizes(text: str, command: str) -> list[int]:
+    """The shape that the user wrote."""
+    parts = text.split("x")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise unusable(str(errors.out_of_domain(command, "shape", text, "sizes > 0", "write it as 4096x4096")))
+    return [int(part) for part in parts]
+
+
 def unusable(message: str) -> typer.Exit:
     """Print what is wrong with the usage. The caller raises the result, which ends the command with status 2."""
     screen.console(stderr=True).print(message, style="red", highlight=False, markup=False)

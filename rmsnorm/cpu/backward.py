@@ -4,8 +4,10 @@
 
 with drho / dh = h / (k s). With a gate before the norm this is the gradient of h = x f(z), and dx and dgate are its
 products with f(z) and with x f'(z). With a gate after the norm dy is multiplied by f(z), and dgate is the product of
-dy, what forward.py multiplies by f(z), and f'(z). The results of such products are rows in float64. Addresses, rows and what is compiled are as in forward.py; the address h is that of x
-without a residual. Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
+dy, what forward.py multiplies by f(z), and f'(z). The results of such products are rows in float64.
+
+Addresses, rows and what is compiled are as in forward.py; the address h is that of x without a residual. Source: Zhang
+& Sennrich 2019 (arXiv 1910.07467).
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from rmsnorm.cpu import gate as gates
 from rmsnorm.cpu.bfloat16 import any_set, backward_row, is_moderate, put_of
 from rmsnorm.cpu.exact import _exponent
-from rmsnorm.cpu import gate as gates
 from rmsnorm.cpu.formats import LOAD, ROUND, STORE, add_product_in_any_order, apart, bits, inlined, multiply_add, view
 from rmsnorm.cpu.settings import BACKWARD, F64, OUTSIDE, RECORD, STORAGE, cancelled_place
 from rmsnorm.cpu.statistic import (

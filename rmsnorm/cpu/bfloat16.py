@@ -31,17 +31,18 @@ _LARGE: Final = np.float32(2.0**16)  # f(z): above, a product before it may have
 _BACKWARD: Final = np.float32(12 * 2.0**-24)
 
 
-def forward_row_of(gate: Gate, y: str, product: str, before: bool) -> Callable[..., Any]:
-    """y = h / rho * gain, of a row in bfloat16, or in float64 with a gate before the norm; with one after it, * f(z).
+def forward_row_of(gate: Gate, x: str, y: str, product: str, before: bool) -> tuple[Callable[..., Any], Any]:
+    """y = h / rho * gain, of a row in the format of x, or in float64 with a gate before the norm; after it, * f(z).
 
-    With ``before`` h / rho is rounded to bfloat16 first, and its product with the gain as the variant says.
+    With ``before`` h / rho is rounded to bfloat16 first, and its product with the gain as the variant says. Returned
+    with it is what reads an element of the row as float32.
     """
     on_x, on_y = gate.position == "before", gate.position == "after"
-    read = np.float32 if on_x else _widened
-    factor, is_out = (_gated(gate) if on_y else _ungated)
+    read = _widened if x == "bfloat16" and not on_x else np.float32
+    factor, is_out = _gated(gate) if on_y else _ungated
     is_near, is_tiny = (_is_near(_GATED), _is_tiny_or_zero) if gate.position else (_is_near(_FORWARD), _is_tiny)
     narrow_y = narrow if y == "bfloat16" else as_it_is
-    cut = _cut if on_y and product == "bfloat16" else as_it_is
+    cut = _cut if product == "bfloat16" and (on_y or y != "bfloat16") else as_it_is
 
     @inlined
     def row(h: Any, z: Any, gain: Any, inverse_rms: Any, y: Any, doubt: Any) -> None:
@@ -61,7 +62,7 @@ def forward_row_of(gate: Gate, y: str, product: str, before: bool) -> Callable[.
             if on_y:
                 doubt[j] |= is_near(result)
 
-    return row_before if before else row
+    return row_before if before else row, read
 
 
 def _gated(gate: Gate) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -149,11 +150,11 @@ def is_moderate(gain: Any) -> Any:
 
 
 @inlined
-def is_small(h: Any, first: int) -> Any:
+def is_small(read: Any, h: Any, first: int) -> Any:
     """Whether the elements from ``first`` on are finite and below 2^60."""
     small = True
     for j in range(first, h.size):
-        small &= abs(bits(widen(h[j]))) < np.float32(2.0**60)
+        small &= abs(read(h[j])) < np.float32(2.0**60)
     return small
 
 

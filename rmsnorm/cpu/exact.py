@@ -29,9 +29,7 @@ from rmsnorm.cpu.statistic import add_rows, group_of, is_counted, place, span
 from rmsnorm.cpu.system import call_c, free, malloc, settings_at, table, word
 
 _LEAST: Final = -(2**20)  # below every exponent
-_X, _X_STEP, _RESIDUAL, _SCALE, _, _MASK, _MASK_STEP, _MASK_STRIDE, _Y, _H, _INVERSE_RMS, _, _ = range(
-    len(FORWARD)
-)
+_X, _X_STEP, _RESIDUAL, _SCALE, _, _MASK, _MASK_STEP, _MASK_STRIDE, _Y, _H, _INVERSE_RMS, _, _ = range(len(FORWARD))
 
 
 def compiled(x: str, y: str, norm: str, product: str, has_mask: bool, has_other: bool, has_bias: bool) -> Any:

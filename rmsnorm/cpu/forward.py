@@ -19,7 +19,7 @@ from rmsnorm.cpu import exact, target
 from rmsnorm.cpu import gate as gates
 from rmsnorm.cpu.bfloat16 import any_set, forward_row_of, is_moderate, is_small
 from rmsnorm.cpu.formats import LOAD, ROUND, STORE, apart, fma, inlined, view
-from rmsnorm.cpu.settings import F64, FORWARD, RECORD, STORAGE
+from rmsnorm.cpu.settings import F64, FORWARD, RECORD, STORAGE, may_use_float32
 from rmsnorm.cpu.statistic import add_rows, group_of, masked_mean_square, place, rho_of, sum_of_squares
 from rmsnorm.cpu.system import LINE, aligned, copy_words, free, malloc, settings_at, word
 
@@ -49,15 +49,14 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
     before = norm != ""
     round_norm, round_product = ROUND[norm or "float64"], ROUND[product or "float64"]
     in_single = before and norm == product == "float32" and not has_bias
-    may_be_single = x == "bfloat16" == (norm or y) and y in ("bfloat16", product) and not has_bias
-    may_be_single = may_be_single and not (has_gate and y != "bfloat16")
-    forward_row = forward_row_of(own, y, product, before)
+    may_be_single = not has_bias and may_use_float32(x, y, norm) and not (has_gate and y != "bfloat16")
+    forward_row, read = forward_row_of(own, x, y, product, before)
 
     def fill_with(quotient: Any) -> Any:
         def fill(
             h: Any, gain: Any, b: Any, rho: float, inverse: float, rest: float, z: Any, y: Any, first: Any, last: Any
         ) -> None:
-            """Elements ``first`` to ``last`` of a row of y: unsigned, as numba lets a signed index count from the end."""
+            """Elements ``first`` to ``last`` of y: unsigned, as numba lets a signed index count from the end."""
             for j in range(first, last):
                 if before:
                     result = round_norm(quotient(load(h[j]), rho, inverse, rest))
@@ -181,7 +180,7 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
                 may_be_single
                 and single
                 and 2.0**-20 < rho < 2.0**20
-                and ((k == n and not variance) or (not on_x and is_small(row, 0 if has_mask else k)))
+                and ((k == n and not variance) or (not on_x and is_small(read, row, 0 if has_mask else k)))
             ):
                 gain32 = view(aligned(memory) + 4 * first, n, np.float32(0))
                 forward_row(row, z_row, gain32, np.float32(1 / rho), y_row, doubt)

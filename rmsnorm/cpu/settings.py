@@ -109,7 +109,7 @@ def settings_of(call: Call, rows: int, scale: str | None, bias: str | None) -> n
         "prefetch": call.gate is None and (n <= _NARROW or (n <= 8 * _NARROW and rows * n <= _CACHED)),
         "x_bytes": np.dtype(STORAGE[call.x]).itemsize,
         "y_bytes": np.dtype(STORAGE[call.result]).itemsize,
-        "single": _may_use_float32(call, bias),
+        "single": bias is None and may_use_float32(call.x, call.result, call.norm),
         "groups": math.prod(call.shape[axis] for axis in call.feature_axes) // n,
     }
     record = np.zeros(1, SETTINGS)
@@ -118,10 +118,6 @@ def settings_of(call: Call, rows: int, scale: str | None, bias: str | None) -> n
     return record
 
 
-def _may_use_float32(call: Call, bias: str | None) -> bool:
-    if call.x != "bfloat16" or bias is not None:
-        return False
-    if call.norm is None:
-        return call.result == "bfloat16"
-    rounds = call.norm == "bfloat16" and call.product in ("bfloat16", "float32")
-    return rounds and call.result in ("bfloat16", call.product)
+def may_use_float32(x: str, y: str, norm: str | None) -> bool:
+    """Whether a row of y may be computed in float32: where what is rounded first, h / rho or y, becomes bfloat16."""
+    return x in ("bfloat16", "float32") and y in ("bfloat16", "float32") and (norm or y) == "bfloat16"

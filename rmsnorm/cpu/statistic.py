@@ -23,7 +23,7 @@ def group_of(i: int, groups: int) -> Any:
 
 @inlined
 def place(i: int, groups: int, step: int, width: int) -> Any:
-    """How many bytes after the first row the i-th group begins, of so many bytes. A step leads from a row to the next."""
+    """How many bytes after the first row a group of so many bytes begins. A step leads from a row to the next."""
     return i * step if groups == 1 else i // groups * step + i % groups * width
 
 

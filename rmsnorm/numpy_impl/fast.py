@@ -70,9 +70,7 @@ def rms_norm(
         )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
-    y, h, inverse_rms = kernels.forward(
-        call, x, scale, bias, mask, residual, gate, with_inverse_rms=return_inverse_rms
-    )
+    y, h, inverse_rms = kernels.forward(call, x, scale, bias, mask, residual, gate, with_inverse_rms=return_inverse_rms)
     outputs = [y]
     if h is not None:
         outputs.append(h)
@@ -126,9 +124,8 @@ def rms_norm_vjp(
 
     with np.errstate(all="ignore"):
         h = x if residual is None else x + residual  # both have one dtype: the sum is rounded once
-    *gradients, dgate = kernels.backward(call, dy, h, scale, bias, mask, dh, gate)
-    dresidual = () if residual is None else (gradients[0].copy(),)
-    return *gradients, *dresidual, *(() if gate is None else (dgate,))
+    dx, dscale, dbias, dgate = kernels.backward(call, dy, h, scale, bias, mask, dh, gate)
+    return dx, dscale, dbias, *(() if residual is None else (dx.copy(),)), *(() if gate is None else (dgate,))
 
 
 @lru_cache(maxsize=1)

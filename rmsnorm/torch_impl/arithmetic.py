@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rmsnorm.call import Call
+from rmsnorm.torch_impl.gate import factor, slope
 from rmsnorm.torch_impl.rounding import (
     cast,
     complete,
@@ -122,21 +122,6 @@ def gated(
         return norm(call.without_gate, _held(h, mask).to(f.dtype) * f, scale, bias, mask)
     y, inverse_rms = norm(call.without_gate, h, scale, bias, mask)
     return _held(cast(y * f, call.result), mask), inverse_rms
-
-
-def factor(call: Call, gate: Tensor, sigmoid: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """f(z): the sigmoid s(z), or for silu z s(z)."""
-    z = gate.to(getattr(torch, str(call.gate)))
-    if sigmoid is not None:
-        return z * sigmoid(z) if call.variant.gate_function == "silu" else sigmoid(z)
-    return functional.silu(z) if call.variant.gate_function == "silu" else z.sigmoid()
-
-
-def slope(call: Call, gate: Tensor) -> Tensor:
-    """f'(z): s(z) s(-z), or for silu s(z) (1 + z s(-z))."""
-    z = gate.to(getattr(torch, str(call.gate)))
-    below = (-z).sigmoid()
-    return z.sigmoid() * (1 + z * below if call.variant.gate_function == "silu" else below)
 
 
 def _held(values: Tensor, mask: Tensor | None) -> Tensor:

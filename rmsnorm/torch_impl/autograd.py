@@ -65,7 +65,7 @@ class RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         _, _, _, dx, dresidual, dscale, dbias, _, dgate = tangents
-        return *operators.tangents(ctx.call, *ctx.saved_tensors, dx, dresidual, dscale, dbias, dgate), None
+        return *operators.tangents(ctx.call, ctx.saved_tensors, (dx, dresidual, dscale, dbias, dgate)), None
 
 
 class KeptFunction(torch.autograd.Function):
@@ -75,7 +75,7 @@ class KeptFunction(torch.autograd.Function):
     def forward(
         ctx: Any, kept: rows.Kept, x: Tensor, scale: Tensor | None, bias: Tensor | None, *gate: Tensor
     ) -> Tensor:
-        y, inverse_rms = kept.forward(x, scale, bias, *gate, with_inverse_rms=True)
+        y, inverse_rms = kept.forward(x, scale, bias, gate[0] if gate else None, True)
         ctx.kept = kept
         ctx.save_for_backward(x, scale, inverse_rms, bias, *gate)
         return y
@@ -113,9 +113,9 @@ def _backward(
     mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor, one_dtype: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate. ``one_dtype``: that of the residual, if there is one, is that of x."""
-    if gate is None and one_dtype and is_watched() and operators.serve(call, h, None, dy, dh, scale, mask):
-        if call.has_last_axes:
-            return *operators.backward(call, dy, h, scale, bias, mask, inverse_rms, dh), None
+    is_served = gate is None and one_dtype and call.has_last_axes and is_watched()
+    if is_served and operators.serve(call, h, None, dy, dh, scale, mask):
+        return *operators.backward(call, dy, h, scale, bias, mask, inverse_rms, dh), None
     if is_transformed() or is_differentiated(dy, dh, h, scale, gate) or not one_dtype:
         # a second derivative goes through 1 / rho
         known = None if is_differentiated(h, gate) else inverse_rms

@@ -348,12 +348,10 @@ def _resolved(op: str, out_dtype: Any, x: Any, scale: Any, bias: Any, mask: Any,
     return resolve(op, x, scale, bias, mask=mask, residual=residual, out_dtype=out_dtype, **options)
 
 
-def _call(
-    variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, *specs: Any
-) -> Call:
-    *specs, gate = specs
+def _call(variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, *specs: Any) -> Call:
+    *others, gate = specs
     chosen = derive("rms_norm", variant, eps, partial)
-    return _resolved("rms_norm", out_dtype, *specs, gate=gate, variant=chosen, axis=axis, feature_axis=feature_axis)
+    return _resolved("rms_norm", out_dtype, *others, gate=gate, variant=chosen, axis=axis, feature_axis=feature_axis)
 
 
 @lru_cache(maxsize=4096)

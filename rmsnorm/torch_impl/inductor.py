@@ -46,9 +46,7 @@ def _forward(key: str, x: Tensor, scale: Tensor | None, bias: Tensor | None, wit
     return y, None, inverse_rms
 
 
-def _backward(
-    key: str, dy: Tensor, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None
-) -> Any:
+def _backward(key: str, dy: Tensor, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None) -> Any:
     """The results of the operator; None for the gradient of a parameter that is None."""
     kept = _kept(h.shape, key)
     if kept is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -33,6 +33,7 @@ from rmsnorm.torch_impl.dynamo import constant, untraced
 from rmsnorm.torch_impl.memory import is_plain
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 from rmsnorm.variants import Variant
+from rmsnorm.version import VERSION
 
 TYPES: Final = (Tensor, Parameter, FakeTensor, FunctionalTensor)  # others, a DTensor say, do not know the operators
 
@@ -95,9 +96,11 @@ def moved_back(call: Call, *tensors: Tensor | None) -> list[Any]:
     """Such tensors with the axes in the order of x."""
     order = order_of(call)
     back = sorted(range(len(order)), key=order.__getitem__)
-    return list(tensors) if back == list(order) == sorted(order) else [
-        None if t is None else t.permute(back) for t in tensors
-    ]
+    return (
+        list(tensors)
+        if back == list(order) == sorted(order)
+        else [None if t is None else t.permute(back) for t in tensors]
+    )
 
 
 def forward(
@@ -126,6 +129,7 @@ def settings_of(call: Call) -> tuple[str, Any]:
     fields = {
         "axes": len(call.axes), "eps": call.eps, "eps_position": variant.eps_position, "statistic": variant.statistic,
         "scale_offset": variant.scale_offset, "norm": call.norm, "product": call.product, "result": call.result,
+        "version": VERSION,  # Inductor keeps what it wrote on disk, and finds it by this text, among others
     }  # fmt: skip
     if call.axes != call.feature_axes:
         fields["features"] = len(call.feature_axes)
@@ -243,14 +247,16 @@ class _Forward(torch.autograd.Function):
     def jvp(ctx: Any, dx: Any, dresidual: Any, dscale: Any, dbias: Any, *_: Any) -> Any:
         x, *others = ctx.saved_tensors
         call = call_of(x.shape, x.dtype, *ctx.settings)
-        return *tangents(call, x, *others, None, dx, dresidual, dscale, dbias, None), None
+        return *tangents(call, (x, *others, None), (dx, dresidual, dscale, dbias, None)), None
 
 
-def tangents(
-    call: Call, x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Any, gate: Tensor | None,
-    dx: Any, dresidual: Any, dscale: Any, dbias: Any, dgate: Any,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Those of y and of h = x + residual, None without one, in their dtypes."""
+def tangents(call: Call, tensors: Sequence[Any], moves: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+    """Those of y and of h = x + residual, None without one, in their dtypes.
+
+    ``tensors`` are x, residual, scale, bias, mask and gate; ``moves`` are the tangents of all but the mask.
+    """
+    x, residual, scale, bias, mask, gate = tensors
+    dx, dresidual, dscale, dbias, dgate = moves
     h = add(x, residual, call.x)
     terms = [term.double() for term in (dx, dresidual) if term is not None]
     dh = sum(terms) if terms else None

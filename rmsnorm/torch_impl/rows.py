@@ -137,7 +137,9 @@ class Kept(NamedTuple):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
         """dx, dscale, dbias and dgate, of a plain dy without gaps. The bias counts with a gate alone."""
         plan, dx = self.plan, _empty_strided(*self.dx)
-        dscale, dbias, dgate = (None if p is None else _empty_strided(*p) for p in (self.dscale, self.dbias, self.dgate))
+        dscale, dbias, dgate = (
+            None if p is None else _empty_strided(*p) for p in (self.dscale, self.dbias, self.dgate)
+        )
         addresses = (
             x.data_ptr(), plan.x_bytes, _address(scale), 0, 0, 0,
             _address(inverse_rms), dy.data_ptr(), 0, dx.data_ptr(), _address(dscale), _address(dbias),
@@ -168,9 +170,11 @@ def keep(
         return None
     job = (plan.forward[False, False], 0, plan.place, plan.rows, plan.rows, 1, 0) if plan.small else ()
     y, dx = _contiguous(x, _DTYPES[call.result]), _contiguous(x, dtype)
-    gradients = (None if p is None else _contiguous(*p) for p in (scale, bias, gate and (x, gate)))
+    dscale, dbias, dgate = (None if p is None else _contiguous(*p) for p in (scale, bias, gate and (x, gate)))
     reduced, step = _contiguous(plan.reduced, torch.float64), plan.n * gate.itemsize if gate else 0
-    return Kept(settings, call, x, dtype, scale, bias, gate, plan, job, y, reduced, dx, *gradients, step)
+    return Kept(
+        settings, call, x, dtype, scale, bias, gate, plan, job, y, reduced, dx, dscale, dbias, dgate, step
+    )  # fmt: skip
 
 
 def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import rmsnorm
 from rmsnorm import cpu, dtypes
+from rmsnorm.cli import app
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.targets.bridges import bridge
@@ -42,6 +44,7 @@ def test_what_it_says_is_what_decides() -> None:
         "x has no elements",
         "the normalised axes are not the last ones",
         "the parameters are not along the last axes",
+        "the parameters are along fewer axes than the normalised ones",
         "a kernel with a gate has at most 32 bits",
     }
 
@@ -86,3 +89,48 @@ def test_what_is_no_array_is_refused() -> None:
         rmsnorm.explain([1.0])
     with pytest.raises(ValueError, match="scale has shape"):
         rmsnorm.explain(np.ones((2, 3)), np.ones(2))
+
+
+@needs_kernels
+@pytest.mark.torch
+def test_of_a_layer_and_of_a_model_it_names_every_kernel() -> None:
+    """Also of a call that the layer keeps, of a compiled one, and of a function without a norm of ours."""
+    torch = pytest.importorskip("torch")
+    from rmsnorm.torch_impl import RMSNorm
+
+    layer, x = RMSNorm(64), torch.ones(4, 64)
+    for _ in range(2):
+        assert rmsnorm.explain(layer, x) == "PyTorch: kernel forward-float32-float32--"
+        assert rmsnorm.explain(layer, x, gate=x) == "PyTorch: kernel forward-float32-float32---silu-after-float32"
+    said = rmsnorm.explain(torch.nn.Sequential(layer, torch.nn.Linear(64, 64), layer), x)
+    assert said == "PyTorch: kernel forward-float32-float32-- (2 times)"
+    assert "no kernel of rmsnorm was called" in rmsnorm.explain(torch.nn.Linear(64, 64), x)
+
+
+@needs_kernels
+@pytest.mark.flax
+def test_of_a_program_of_jax_it_names_every_kernel() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    from rmsnorm.flax_impl import rms_norm
+
+    def function(x: Any, y: Any) -> Any:
+        return rms_norm(x).astype(y.dtype) + rms_norm(y)
+
+    x = jnp.ones((4, 64))
+    said = rmsnorm.explain(function, x, x.astype(jnp.bfloat16))
+    assert said == "JAX: kernel forward-float32-float32-- and forward-bfloat16-bfloat16--"
+
+
+@needs_kernels
+@pytest.mark.parametrize(("options", "status", "text"), [
+    (["numpy", "--with", "mask"], 0, "NumPy: kernel forward-float32-float32---mask"),
+    (["numpy", "--shape", "4x6", "--axis", "0"], 1, "the normalised axes are not the last ones"),
+    (["numpy", "--with", "gate", "--dtype", "float64"], 1, "a kernel with a gate has at most 32 bits"),
+    (["numpy", "--axis", "2"], 2, "axis is 2"),
+    (["numpy", "--shape", "4xa"], 2, "shape is '4xa'"),
+    (["numpy", "--with", "weights"], 2, "with is 'weights'"),
+])  # fmt: skip
+def test_the_command(options: list[str], status: int, text: str) -> None:
+    result = CliRunner().invoke(app, ["explain", *options])
+    assert result.exit_code == status
+    assert text in result.output + result.stderr

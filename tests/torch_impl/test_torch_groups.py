@@ -1,0 +1,209 @@
+"""Norms in groups and with a gate: eager calls by the kernels, traced ones by the operators beside the gate."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch_arrays import randn  # noqa: E402
+
+from rmsnorm import cpu  # noqa: E402
+from rmsnorm import numpy_impl as golden  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, arithmetic, functional, operators, rms_norm, rms_norm_jvp, rows  # noqa: E402
+from rmsnorm.variants import Variant  # noqa: E402
+
+pytest.importorskip("numba", reason="without the kernels a program has plain operations")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
+
+FORWARD, BACKWARD = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
+GROUPS = {"axis": -1, "feature_axis": (-2, -1)}
+BF16, F32 = torch.bfloat16, torch.float32
+# Float32, on numbers of the size of 1, second derivatives: some 100 operations and sums over 6 elements, on either side
+NEAR = 2.0**-24 * 2 * (100 + 6) * 2**4
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def variant(function: str = "silu", position: str = "after") -> Any:
+    return Variant.get("llama").replace(gate_function=function, gate_position=position)
+
+
+def problem(dtype: Any = F32, rows: int = 3) -> tuple[list[Any], Any]:
+    """x, gain and gate in two groups of 6, and dy."""
+    shapes = ((rows, 2, 6), (2, 6), (rows, 2, 6), (rows, 2, 6))
+    *tensors, dy = (randn(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes))
+    return [t.requires_grad_() for t in tensors], dy
+
+
+@pytest.mark.parametrize(("function", "position"), list(itertools.product(("silu", "sigmoid"), ("after", "before"))))
+def test_every_derivative_is_that_of_plain_operations(
+    function: str, position: str, monkeypatch: Any, forget: Any
+) -> None:
+    """First and second derivatives, tangents and batches, of groups with a gate."""
+    tensors, dy = problem()
+
+    def call(*tensors: Any) -> Any:
+        x, scale, gate = tensors
+        return rms_norm(x, scale, gate=gate, variant=variant(function, position), **GROUPS)
+
+    def derivatives() -> list[Any]:
+        y = call(*tensors)
+        first = torch.autograd.grad(y, tensors, dy.requires_grad_(), create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), (dy, *tensors))
+        with torch.autograd.forward_ad.dual_level():
+            dual = [torch.autograd.forward_ad.make_dual(t.detach(), t.detach() / 2) for t in tensors]
+            tangent = torch.autograd.forward_ad.unpack_dual(call(*dual)).tangent
+        batch = torch.vmap(call, (1, None, 1))(*(t[:, None] if t.ndim == 3 else t for t in tensors))
+        moved = torch.func.jvp(lambda *primals: torch.func.grad(lambda x: call(x, *primals[1:]).sum())(primals[0]),
+                               tuple(t.detach() for t in tensors), tuple(t.detach() / 2 for t in tensors))  # fmt: skip
+        return [y, *first, *second, tangent, batch, *moved]
+
+    results = derivatives()
+    monkeypatch.setattr(operators, "serve", lambda *_: False)
+    monkeypatch.setattr(rows, "plan", lambda *_: None)
+    forget(functional._planned)
+    wanted = derivatives()
+    assert len(results) == len(wanted) == 12
+    for result, want in zip(results, wanted, strict=True):
+        assert result.shape == want.shape
+        assert (result - want).abs().max() <= NEAR * max(1.0, float(want.detach().abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.sample(1)
+@pytest.mark.slow
+def test_compiled_programs(dtype: Any) -> None:
+    """With gradients, also for unknown sizes, rows with gaps and no rows. The gate is in float32 there."""
+    compiled = torch.compile(rms_norm, fullgraph=True, dynamic=True)
+    options = {"variant": variant(), **GROUPS}
+    unit = 2.0**-8 if dtype == BF16 else 2.0**-22
+    for rows in (3, 5, 0):
+        tensors, dy = problem(dtype, rows)
+        results = []
+        for function in (rms_norm, compiled):
+            ungated = function(*tensors[:2], **options)
+            y = function(*tensors[:2], gate=tensors[2], **options)
+            gradients = [torch.autograd.grad(o, leaves, dy) for o, leaves in ((ungated, tensors[:2]), (y, tensors))]
+            results.append(((ungated, *gradients[0]), (y, *gradients[1])))
+        (wanted, wanted_gated), (got, got_gated) = results
+        assert all(map(torch.equal, got, wanted))
+        for result, want in zip(got_gated, wanted_gated, strict=True):
+            assert not want.numel() or (result - want).abs().max() <= 2 * unit * want.abs().max()
+    x = randn(3, 2, 12, dtype=dtype)[..., ::2]
+    assert torch.equal(compiled(x, **options), rms_norm(x, **options))
+
+
+def test_one_node_each() -> None:
+    tensors, dy = problem()
+
+    def step(*tensors: Any) -> Any:
+        x, scale, gate = tensors
+        y = rms_norm(x, scale, gate=gate, variant=variant(), **GROUPS)
+        return torch.autograd.grad(y, tensors, dy)
+
+    program = make_fx(step)(*tensors)
+    ours = [node.target for node in program.graph.nodes if getattr(node.target, "namespace", "") == "rmsnorm"]
+    assert ours == [FORWARD, BACKWARD]
+    for result, want in zip(program(*tensors), step(*tensors), strict=True):
+        assert (result - want).abs().max() <= NEAR
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_a_gain_for_each_head_before_the_positions(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The axes of the gain are not the last ones: the kernels compute it on another view, in the layout of x."""
+    x, dy = (randn(2, 3, 5, 8, dtype=dtype, seed=seed) for seed in (0, 1))
+    scale, gate = randn(3, 8, dtype=dtype, seed=2), randn(2, 3, 5, 8, dtype=dtype, seed=3)
+    for tensors in ([x, scale], [x, scale, gate]):
+        results = []
+        for last in (False, True):
+            leaves = [t.clone().requires_grad_() for t in tensors]
+            moved = [t.transpose(1, 2) if last and t.ndim == 4 else t for t in leaves]
+            options = {"variant": variant(), "axis": -1, "feature_axis": (-2, -1) if last else (1, -1)}
+            with monkeypatch.context() as patch:
+                patch.setattr(arithmetic, "forward", None)  # of plain operations
+                y = rms_norm(*moved[:2], gate=dict(enumerate(moved)).get(2), **options)
+            y = y.transpose(1, 2) if last else y
+            assert y.is_contiguous()
+            results.append((y, *torch.autograd.grad(y, leaves, dy)))
+        assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("axes", [(1, -1), (-2, -1)])
+def test_what_the_kernels_cannot_read_takes_plain_operations(axes: Any) -> None:
+    """Tangents, and numbers that are stored with the other sign."""
+    shapes = {(1, -1): (2, 3, 5, 8), (-2, -1): (2, 5, 3, 8)}
+    x, scale = randn(*shapes[axes]), randn(3, 8, seed=1)
+    options = {"axis": -1, "feature_axis": axes, "variant": variant()}
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x / 2)
+        tangent = torch.autograd.forward_ad.unpack_dual(rms_norm(dual, scale, **options)).tangent
+    wanted = rms_norm_jvp((x, scale), (x / 2, None), **options)
+    assert (tangent - wanted).abs().max() <= NEAR
+    assert torch.equal(rms_norm(torch._neg_view(x), scale, **options), rms_norm(-x, scale, **options))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_operators_compute_groups_without_kernels(
+    masked: bool, monkeypatch: pytest.MonkeyPatch, forget: Any
+) -> None:
+    """In a process that loads a program and has no kernels; and no rows, which no kernel takes."""
+    (x, scale, _), dy = problem()
+    mask = torch.arange(6) < 4 if masked else None
+    program = make_fx(lambda x, scale: rms_norm(x, scale, mask=mask, variant=variant(), **GROUPS))(x, scale)
+    ((*_, settings, k),) = (node.args for node in program.graph.nodes if node.target is FORWARD)
+
+    def run(rows: int) -> list[Any]:
+        y, _, inverse_rms = FORWARD(x[:rows], None, scale, None, mask, settings, k)
+        return [y, inverse_rms, *BACKWARD(dy[:rows], None, x[:rows], inverse_rms, scale, None, mask, settings, k)[:2]]
+
+    assert [t.shape for t in run(0)] == [(0, 2, 6), (0, 2, 1), (0, 2, 6), (2, 6)]
+    wanted = run(3)
+    forget(operators.planned)
+    monkeypatch.setattr(cpu, "is_available", lambda: False)
+    for result, want in zip(run(3), wanted, strict=True):
+        assert (result.shape, result.dtype) == (want.shape, want.dtype)
+        assert (result - want).abs().max() <= NEAR * max(1.0, float(want.detach().abs().max()))
+
+
+@pytest.mark.parametrize("position", ["after", "before"])
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_a_layer_with_a_gate_has_the_bits_of_the_golden(dtype: Any, position: str) -> None:
+    """In a first call, and in one that it keeps; with gradients, without, and for rows and gates with gaps."""
+    layer = RMSNorm(48, variant=variant(position=position), dtype=dtype, bias=True)
+    torch.nn.init.normal_(layer.bias)
+    for rows, gaps in ((5, 1), (5, 1), (5, 2), (7, 1), (7, 1)):
+        x, gate, dy = (randn(rows, 48 * gaps, dtype=dtype, seed=seed)[:, ::gaps] for seed in range(3))
+        parameters = [p.detach() for p in (layer.weight, layer.bias)]
+        arrays = [fetched(t) for t in (x, *parameters, gate, dy)]
+        wanted = golden.rms_norm(*arrays[:3], gate=arrays[3], variant=layer.variant)
+        gradients = golden.rms_norm_vjp(arrays[4], *arrays[:3], gate=arrays[3], variant=layer.variant)
+        with torch.no_grad():
+            assert np.array_equal(fetched(layer(x, gate=gate)), wanted)
+        leaves = [x.detach().requires_grad_(), layer.weight, layer.bias, gate.detach().requires_grad_()]
+        y = layer(leaves[0], gate=leaves[3])
+        assert np.array_equal(fetched(y.detach()), wanted)
+        for got, want in zip(torch.autograd.grad(y, leaves, dy), gradients, strict=True):
+            assert np.array_equal(fetched(got), want)
+
+
+def fetched(tensor: Any) -> Any:
+    import ml_dtypes
+
+    if tensor.dtype == BF16:
+        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def test_an_axis_of_another_kind_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="rms_norm: feature_axis is"):
+        rms_norm(randn(3, 2, 6), axis=-1, feature_axis=np.array([-2, -1]))
