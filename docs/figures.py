@@ -109,7 +109,7 @@ def forms() -> None:
 
 
 # Parts from the top to the bottom, each with what it is for. A test holds the order to the table in CONTRIBUTING.md.
-FLOORS: Final = (
+LEVELS: Final = (
     {"cli": "a file for each command"},
     {"parity": "check, vectors", "conversion": "replace", "bench": "times"},
     {"identify": "which variant is it?", "nematus": "models of Nematus and zero"},
@@ -128,12 +128,12 @@ COLOURS: Final = ("#f8cecc", "#e1d5e7", "#e1d5e7", "#fff2cc", "#d5e8d4", "#d5e8d
 
 
 def architecture() -> None:
-    """The parts of the package: each one imports only from lower floors."""
+    """The parts of the package: each one imports only from lower levels."""
     figure, axis = canvas(4.6, 98)
-    for floor, (parts, colour) in enumerate(zip(FLOORS, COLOURS, strict=True)):
+    for level, (parts, colour) in enumerate(zip(LEVELS, COLOURS, strict=True)):
         width = 96 / len(parts)
         for place, (part, purpose) in enumerate(parts.items()):
-            y = 92 - 12.5 * floor
+            y = 92 - 12.5 * level
             box(axis, 4 + place * width, y, width - 1.5, "", colour, 10)
             middle = 4 + place * width + (width - 1.5) / 2
             axis.text(middle, y + 2, part, ha="center", va="center", size=8, weight="bold")
@@ -153,15 +153,15 @@ def call() -> None:
     for start, end in ((97, 91), (81, 75), (65, 59)):
         arrow(axis, (50, start), (50, end))
     ways = (
-        "a compiler or a transform\nfollows the call: operators.py,\nor plain operations\nof arithmetic.py",
-        "rows in memory, and\nkernels for them:\ncpu/launch.py, then\nmachine code of cpu/forward.py",
+        "a compiler or a transform\nfollows: the operators of\noperators.py, or plain\noperations of arithmetic.py",
+        "rows in memory, and\na kernel for them:\na plan of cpu/launch.py runs\nmachine code of cpu/forward.py",
         "anything else:\nplain operations\nof arithmetic.py,\nblock after block",
     )
     for place, lines in enumerate(ways):
         box(axis, place * 34, 32, 32, lines, "#e1d5e7", 18)
         arrow(axis, (50 + 12 * (place - 1), 49), (16 + 34 * place, 41))
         arrow(axis, (16 + 34 * place, 23), (50 + 12 * (place - 1), 13))
-    result = "y, and h = x + residual; x, gain, mask and 1 / rho are kept for the gradients"
+    result = "y, and h = x + residual; x, gain, mask, gate and 1 / rho are kept for the gradients"
     box(axis, 4, 7, 92, f"{result}\nautograd.py: backward takes one of the same ways", "#d5e8d4", 11)
     save(figure, "call.svg")
 
