@@ -59,9 +59,8 @@ def _gain_and_u(dy, scale, offsets, columns, inside, n, OFFSET: tl.constexpr):
 
 @triton.jit
 def _again(
-    h, dy, dh, scale, dx, row, inside_rows, first, last, n, k, h_step, r,
-    EPS: tl.constexpr, FLOOR: tl.constexpr, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
-    ROWS: tl.constexpr,
+    h, dy, dh, scale, dx, row, inside_rows, first, last, n, k, h_step, r, size, eps,
+    POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Elements ``first`` to ``last`` of rows of dx, in pairs of float64."""
     WIDTH: tl.constexpr = STEP // ROWS
@@ -83,20 +82,20 @@ def _again(
     plain = tl.sum(plain, 1)[:, None]
     inner, inner_error = tl.reduce((inner, inner_error), 1, plus)
     square, square_error = tl.reduce((square, square_error), 1, plus)
-    q = square[:, None] / k
-    rho = rho_of(q, EPS, FLOOR, POSITION)
+    q = square[:, None] / size
+    rho = rho_of(q, size, eps, POSITION)
     slope = tl.full(q.shape, 1.0, tl.float64)
     if POSITION == "inside":
-        share = EPS / (q + EPS)
+        share = eps / (q + eps)
     elif POSITION == "outside":
-        share = EPS / rho
+        share = eps / rho
         slope = tl.where(q > 0, rho / tl.sqrt(q), 0.0)
     else:
         share = tl.where(tl.sqrt(q) < rho, 1.0, 0.0)
         slope = 1 - share
     along, along_error = over(inner, inner_error, square, square_error)
     along, along_error = along[:, None], along_error[:, None]
-    step = r * r * slope * plain / k
+    step = r * r * slope * plain / size
     by_pairs = (step != 0) & (tl.abs(step) < float("inf"))
     for start in range(first, last, WIDTH):
         columns = start + j
@@ -109,7 +108,7 @@ def _again(
         rest = tl.where(tl.abs(rest) <= _ZERO * tl.abs(near), 0.0, rest) + share * near
         counts = columns < k
         rest = tl.where(counts, rest, u)
-        by_formula = r * (u - tl.where(counts, r * v * slope * (r * plain / k), 0.0))
+        by_formula = r * (u - tl.where(counts, r * v * slope * (r * plain / size), 0.0))
         gradient = tl.where(by_pairs, rest / rho, by_formula)
         if dh is not None:
             gradient += single(tl.load(dh + row * n + columns, mask=inside, other=0.0)).to(tl.float64)
@@ -120,7 +119,7 @@ def _again(
 @triton.jit
 def backward(
     h, dy, dh, scale, parts, inverse_rms, dx, dscale, dbias, rows, n, k, h_step, PROGRAMS, CHUNKS,
-    EPS: tl.constexpr, FLOOR: tl.constexpr, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
+    eps: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Tiles i, i + PROGRAMS ... of dx, and of dscale and dbias, of PROGRAMS by n, the sums over these rows in float64.
@@ -163,14 +162,15 @@ def backward(
             all_chunks = tl.arange(0, ALL)[None, :]
             inner = tl.load(parts + row * CHUNKS + all_chunks, mask=all_chunks < CHUNKS, other=0.0)
             inner = tl.sum(inner, 1)[:, None] * r
+        size = tl.zeros(r.shape, tl.float64) + k
         outside = ((r >= 1 / MOST_RHO) & (r <= 1 / LEAST_RHO)) == 0
         slope = tl.full(r.shape, 1.0, tl.float64)
         if POSITION == "outside":
-            slope = 1 / (1 - EPS * r)
-            outside = outside | (EPS * r > 0.5)
+            slope = 1 / (1 - eps * r)
+            outside = outside | (eps * r > 0.5)
         elif POSITION == "clamp":
-            slope = tl.where(r * FLOOR < 1 - 2.0**-50, 1.0, 0.0)  # 1 / rho is rounded
-        step = r * slope * inner / k
+            slope = tl.where(r * (eps / tl.sqrt(size)) < 1 - 2.0**-50, 1.0, 0.0)  # 1 / rho is rounded
+        step = r * slope * inner / size
         outside = outside | ((step != 0) & (((tl.abs(step) >= LEAST) & (tl.abs(step) <= MOST)) == 0))
         step_high, step_low = split(step)
         near = v * step_high
@@ -196,7 +196,7 @@ def backward(
             tl.debug_barrier()
             _again(
                 h, dy, dh, scale, dx, row, row < rows, chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, k, h_step,
-                r, EPS, FLOOR, POSITION, OFFSET, FORMAT, ROWS,
+                r, size, eps, POSITION, OFFSET, FORMAT, ROWS,
             )  # fmt: skip
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
     if dscale is not None:

@@ -51,8 +51,8 @@ def sum_parts(x, residual, parts, n, k, x_step, CHUNKS, FORMAT: tl.constexpr, BL
 
 @triton.jit
 def forward(
-    x, residual, scale, bias, parts, y, h_out, inverse_rms, rows, n, k, x_step, CHUNKS,
-    EPS: tl.constexpr, FLOOR: tl.constexpr, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
+    x, residual, scale, bias, parts, y, h_out, inverse_rms, rows, n, k, x_step, CHUNKS, eps: tl.float64,
+    POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
     NORM: tl.constexpr, PRODUCT: tl.constexpr, RESULT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     ALL: tl.constexpr,
 ):  # fmt: skip
@@ -76,7 +76,8 @@ def forward(
     else:
         chunks = tl.arange(0, ALL)[None, :]
         total = tl.sum(tl.load(parts + row * CHUNKS + chunks, mask=chunks < CHUNKS, other=0.0), 1)[:, None]
-    rho = rho_of(total / k, EPS, FLOOR, POSITION)
+    size = tl.zeros(total.shape, tl.float64) + k
+    rho = rho_of(total / size, size, eps, POSITION)
     if chunk == 0:
         tl.store(inverse_rms + row, 1 / rho, mask=row < rows)
     high, low = split(1 / rho)

@@ -131,15 +131,16 @@ def rounded_wide(number, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def rho_of(q, EPS: tl.constexpr, FLOOR: tl.constexpr, POSITION: tl.constexpr):
-    """rho in float64 of a mean square; FLOOR is the least rho of a clamp."""
+def rho_of(q, size, eps, POSITION: tl.constexpr):
+    """rho in float64 of the mean square of so many elements."""
     if POSITION == "inside":
-        rho = tl.sqrt(q + EPS)
+        rho = tl.sqrt(q + eps)
     elif POSITION == "outside":
-        rho = tl.sqrt(q) + EPS
+        rho = tl.sqrt(q) + eps
     else:
         rho = tl.sqrt(q)
-        rho = tl.where(rho < FLOOR, FLOOR, rho)
+        floor = eps / tl.sqrt(size)
+        rho = tl.where(rho < floor, floor, rho)
     return rho
 
 

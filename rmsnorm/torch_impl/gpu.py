@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rmsnorm import gpu
 from rmsnorm.call import Call
-from rmsnorm.gpu.plan import power_of_two, tiles
+from rmsnorm.gpu.plan import Tiles, power_of_two, tiles
 from rmsnorm.torch_impl.memory import gapless, laid_out, rows_of
 from rmsnorm.torch_impl.rounding import dtype_name
 
@@ -32,6 +32,8 @@ class Plan(NamedTuple):
     n: int
     k: int
     rows: int
+    forward: Tiles
+    backward: Tiles
     settings: dict[str, Any]  # of both kernels
     roundings: dict[str, str]  # of the forward pass
     reduced: tuple[int, ...]  # the shape of 1 / rho
@@ -45,11 +47,11 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan | None:
         return None
     n, k, variant = call.n, call.k, call.variant
     kept = len(call.shape) - len(call.axes)
+    rows = math.prod(call.shape[:kept])
     return Plan(
-        n, k, math.prod(call.shape[:kept]),
+        n, k, rows, tiles("forward", rows, n), tiles("backward", rows, n),
         {
-            "EPS": call.eps, "FLOOR": call.eps / k**0.5, "POSITION": variant.eps_position,
-            "OFFSET": variant.scale_offset, "FORMAT": call.x,
+            "eps": call.eps, "POSITION": variant.eps_position, "OFFSET": variant.scale_offset, "FORMAT": call.x,
         },
         {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result},
         (*call.shape[:kept], *(1 for _ in call.axes)),
@@ -57,23 +59,23 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan | None:
     )  # fmt: skip
 
 
-@lru_cache
 def is_usable(device: torch.device) -> bool:
-    """Whether the kernels run on a device; for a GPU that is too old, or not Nvidia's, a warning says that they do not.
-
-    An interpreter runs them on the CPU.
-    """
+    """Whether the kernels run on a device; an interpreter runs them on the CPU."""
     if device.type == "cpu":
         return gpu.is_interpreted()
-    if device.type != "cuda" or not gpu.has_triton():
-        return False
+    return device.type == "cuda" and gpu.has_triton() and _is_new_enough(device)
+
+
+@lru_cache
+def _is_new_enough(device: torch.device) -> bool:
+    """False for a GPU that is too old, or not Nvidia's; a warning says so."""
     if torch.version.hip is not None:
         why = "the kernels have not been tried on AMD's GPUs"
     elif (capability := torch.cuda.get_device_capability(device)) < _OLDEST:
         why = f"its compute capability is {capability}, and the kernels need {_OLDEST}"
     else:
         return True
-    warnings.warn(f"rmsnorm: on {device} slower code computes the same results: {why}", stacklevel=2)
+    warnings.warn(f"rmsnorm: on {device} slower code computes the same results: {why}", stacklevel=3)
     return False
 
 
@@ -92,7 +94,7 @@ def forward(
         h, x, residual = torch.empty(x.shape, dtype=dtype, device=x.device), x.to(dtype), residual.to(dtype)
         residual = residual.contiguous()
     matrix = rows_of(x, plan.n)
-    parts, tile = None, tiles("forward", plan.rows, plan.n)
+    parts, tile = None, plan.forward
     with _on(x):
         if tile.chunks > 1:
             parts = torch.empty(plan.rows, tile.chunks, dtype=torch.float64, device=x.device)
@@ -118,7 +120,7 @@ def backward(
     from rmsnorm.gpu import triton_backward as kernels
     from rmsnorm.gpu.triton_pairs import OPTIONS
 
-    tile = tiles("backward", plan.rows, plan.n)
+    tile = plan.backward
     dx = torch.empty(h.shape, dtype=h.dtype, device=h.device)
     sums = [
         None if dtype is None else torch.empty(tile.programs, plan.n, dtype=torch.float64, device=h.device)

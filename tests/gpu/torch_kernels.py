@@ -1,7 +1,7 @@
 """The Triton kernels against the golden, on a GPU, or else in Triton's interpreter, which test_triton.py starts.
 
-RMSNORM_GPU_KERNELS=interpret python -m pytest tests/gpu/torch_kernels.py     # without a GPU
-python -m pytest tests/gpu/torch_kernels.py                                   # with one
+RMSNORM_GPU_KERNELS=interpret TRITON_INTERPRET=1 python -m pytest tests/gpu/torch_kernels.py     # without a GPU
+python -m pytest tests/gpu/torch_kernels.py                                                      # with one
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import rmsnorm.gpu
 from rmsnorm import numpy_impl
 from rmsnorm.gpu import plan
-from rmsnorm.torch_impl import RMSNorm, gpu, rms_norm, rms_norm_vjp, rows
+from rmsnorm.torch_impl import RMSNorm, functional, gpu, operators, rms_norm, rms_norm_vjp, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinite numbers in the interpreter
 
@@ -46,6 +46,16 @@ def array(tensor):
     return (
         tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
     )
+
+
+@pytest.fixture(autouse=True)
+def new_plans():
+    """A plan has the division of its rows, which some tests change."""
+    functional._planned.cache_clear()
+    operators.planned.cache_clear()
+    yield
+    functional._planned.cache_clear()
+    operators.planned.cache_clear()
 
 
 @pytest.fixture

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import triton
 from gpu_kernels import CARDS, POINTERS, compiled, compiled_sums, predicted
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+
+from rmsnorm.call import Spec, resolve
+from rmsnorm.torch_impl import gpu
+from rmsnorm.variants import Variant
 
 # kernel, dtype, n, capability; the most registers that may not fit, in bytes
 CASES = [
@@ -54,6 +63,29 @@ def test_every_branch_is_machine_code(kernel, dtype, n, options):
 @pytest.mark.parametrize(("dtype", "n", "options"), [("float32", 65536, {}), ("bfloat16", 40000, {"OFFSET": 1.0})])
 def test_the_kernels_that_add_up_are_machine_code(dtype, n, options):
     assert all(made.asm["cubin"] for made in compiled_sums(dtype, n, **options))
+
+
+@pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
+def test_neither_width_nor_eps_compiles_a_kernel(position, monkeypatch):
+    """Of widths with one tile, what Triton takes for the key of compiled code is the same."""
+    keys, backend = [], make_backend(GPUTarget("cuda", 90, 32))
+
+    def run(kernel, *arguments, grid, warmup, **options):
+        binder = create_function_from_signature(kernel.signature, kernel.params, backend)
+        _, *key = binder(*arguments, **options)
+        keys.append((kernel.__name__, str(key)))
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    for n, eps in ((96, 1e-6), (112, 1e-5)):
+        variant = Variant(name="", eps=eps, eps_position=position)
+        call = resolve("rms_norm", Spec((64, n), "float32"), Spec((n,), "float32"), variant=variant)
+        plan = gpu.plan(call, "float32", None)
+        x, scale = torch.ones(64, n), torch.ones(n)
+        inverse_rms = gpu.forward(plan, x, None, scale, None)[2]
+        gpu.backward(plan, x, x, scale, None, inverse_rms, None)
+    first, second = keys[:3], keys[3:]
+    assert [name for name, _ in first] == ["forward", "backward", "add_up"]
+    assert first == second
 
 
 def test_the_model_of_time_knows_what_limits_a_kernel():
