@@ -70,13 +70,17 @@ def _warn(why: str, fix: str) -> None:
 
 
 def supports(call: Call, *formats: str | None) -> bool:
-    """Whether the kernels can compute a call, once its axes are last, with more arrays of these dtypes.
+    """Whether the kernels can compute a call with more arrays of these dtypes; plain operations compute the others.
 
-    They have no float64 but for their sums, no mask and no variance; plain operations have all of these.
+    The last axes are normalised, and the parameters are along these or more of the last axes. The kernels have no
+    float64 but for their sums, and no variance.
     """
     formats = (call.x, call.result, call.product, *formats)
+    rank = len(call.shape)
     return (
-        call.axes == call.feature_axes
+        call.has_last_axes
+        and call.feature_axes == tuple(range(rank - len(call.feature_axes), rank))
+        and len(call.axes) <= len(call.feature_axes)
         and all(name in (None, "float16", "bfloat16", "float32") for name in formats)
         and call.variant.statistic != "variance"
     )

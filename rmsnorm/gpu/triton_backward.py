@@ -20,12 +20,14 @@ from rmsnorm.gpu.triton_pairs import (
     gains,
     is_outside,
     over,
+    place,
     plus,
     rho_of,
     rounded,
     rounded_wide,
     single,
     split,
+    sum_of_parts,
     times,
     two_sum,
     wide_gains,
@@ -37,15 +39,17 @@ _ZERO: tl.constexpr = tl.constexpr(2.0**-95)  # of the terms of a difference of 
 
 
 @triton.jit
-def sum_parts(dy, h, scale, parts, n, h_step, CHUNKS, OFFSET: tl.constexpr, BLOCK: tl.constexpr):
+def sum_parts(dy, h, scale, parts, n, groups, h_step, CHUNKS, OFFSET: tl.constexpr, BLOCK: tl.constexpr):
     """Into ``parts``, of rows by CHUNKS: the inner product of u and h in a chunk of a row."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, group, _ = place(groups)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
-    u = single(tl.load(dy + row * n + columns, mask=columns < n, other=0.0)).to(tl.float64)
+    u = single(tl.load(dy + index * n + columns, mask=columns < n, other=0.0)).to(tl.float64)
     if scale is not None:
-        u *= wide_gains(scale, columns, columns < n, OFFSET)
-    v = single(tl.load(h + row * h_step + columns, mask=columns < n, other=0.0)).to(tl.float64)
-    tl.store(parts + row * CHUNKS + chunk, tl.sum(u * v, 0))
+        u *= wide_gains(scale + group * n, columns, columns < n, OFFSET)
+    here = row.to(tl.int64) * h_step + group * n + columns
+    v = single(tl.load(h + here, mask=columns < n, other=0.0)).to(tl.float64)
+    tl.store(parts + index * CHUNKS + chunk, tl.sum(u * v, 0))
 
 
 @triton.jit
@@ -59,10 +63,10 @@ def _gain_and_u(dy, scale, offsets, columns, inside, n, OFFSET: tl.constexpr):
 
 @triton.jit
 def _again(
-    h, dy, dh, scale, dx, row, inside_rows, first, last, n, k, h_step, r, size, eps,
+    h, dy, dh, scale, dx, h_row, own_row, inside_rows, first, last, n, k, r, size, eps,
     POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Elements ``first`` to ``last`` of rows of dx, in pairs of float64."""
+    """Elements ``first`` to ``last`` of rows of dx, in pairs of float64. Rows begin at ``own_row`` and ``h_row``."""
     WIDTH: tl.constexpr = STEP // ROWS
     j = tl.arange(0, WIDTH)[None, :]
     zero = tl.zeros((ROWS, WIDTH), tl.float64)
@@ -70,8 +74,8 @@ def _again(
     for start in range(0, n, WIDTH):
         columns = start + j
         inside = inside_rows & (columns < n)
-        v = single(tl.load(h + row * h_step + columns, mask=inside, other=0.0)).to(tl.float64)
-        gain, cotangent = _gain_and_u(dy, scale, row * n + columns, columns, inside, n, OFFSET)
+        v = single(tl.load(h + h_row + columns, mask=inside, other=0.0)).to(tl.float64)
+        gain, cotangent = _gain_and_u(dy, scale, own_row + columns, columns, inside, n, OFFSET)
         u = cotangent * gain
         plain += u * v  # in which an infinite number stays one
         product, error = times(u, tl.fma(cotangent, gain, -u), v, 0.0)
@@ -100,8 +104,8 @@ def _again(
     for start in range(first, last, WIDTH):
         columns = start + j
         inside = inside_rows & (columns < last)
-        v = single(tl.load(h + row * h_step + columns, mask=inside, other=0.0)).to(tl.float64)
-        gain, cotangent = _gain_and_u(dy, scale, row * n + columns, columns, inside, n, OFFSET)
+        v = single(tl.load(h + h_row + columns, mask=inside, other=0.0)).to(tl.float64)
+        gain, cotangent = _gain_and_u(dy, scale, own_row + columns, columns, inside, n, OFFSET)
         u = cotangent * gain
         near, near_error = times(v, 0.0, along, along_error)
         rest, _ = plus(u, tl.fma(cotangent, gain, -u), -near, -near_error)
@@ -111,23 +115,26 @@ def _again(
         by_formula = r * (u - tl.where(counts, r * v * slope * (r * plain / size), 0.0))
         gradient = tl.where(by_pairs, rest / rho, by_formula)
         if dh is not None:
-            gradient += single(tl.load(dh + row * n + columns, mask=inside, other=0.0)).to(tl.float64)
+            gradient += single(tl.load(dh + own_row + columns, mask=inside, other=0.0)).to(tl.float64)
         gradient = tl.where(gradient == 0, 0.0, gradient)  # a zero becomes +0
-        tl.store(dx + row * n + columns, rounded_wide(gradient, FORMAT), mask=inside)
+        tl.store(dx + own_row + columns, rounded_wide(gradient, FORMAT), mask=inside)
 
 
 @triton.jit
 def backward(
-    h, dy, dh, scale, parts, inverse_rms, dx, dscale, dbias, rows, n, k, h_step, PROGRAMS, CHUNKS,
+    h, dy, dh, scale, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, PROGRAMS, CHUNKS,
     eps: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
-    """Tiles i, i + PROGRAMS ... of dx, and of dscale and dbias, of PROGRAMS by n, the sums over these rows in float64.
+    """Tiles i, i + PROGRAMS ... of a group of dx, and the sums over these rows in float64, for dscale and dbias.
 
-    ``parts``: what sum_parts has written, if rows are split; a tile then is a chunk of one row. ALL: a power of two
-    that is not below CHUNKS.
+    Those are PROGRAMS by n times the number of groups. ``parts``: what sum_parts has written, if rows are split; a
+    tile then is a chunk of one row.
     """
-    program, chunk = tl.program_id(0), tl.program_id(1)
+    program, group, count = place(groups)
+    chunk = tl.program_id(1)
+    if scale is not None:
+        scale += group * n
     columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
     counts = columns < k
     if scale is not None:
@@ -136,10 +143,12 @@ def backward(
     dbias_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     for tile in range(program, tl.cdiv(rows, ROWS), PROGRAMS):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        index = row * count + group
+        h_row, own_row = row * h_step + group * n, index * n
         inside = (row < rows) & (columns < n)
-        r = tl.load(inverse_rms + row, mask=row < rows, other=0.0)
-        v = single(tl.load(h + row * h_step + columns, mask=inside, other=0.0))
-        cotangent = single(tl.load(dy + row * n + columns, mask=inside, other=0.0))
+        r = tl.load(inverse_rms + index, mask=row < rows, other=0.0)
+        v = single(tl.load(h + h_row + columns, mask=inside, other=0.0))
+        cotangent = single(tl.load(dy + own_row + columns, mask=inside, other=0.0))
         normalised = v.to(tl.float64) * r
         if dscale is not None:
             dscale_sum = tl.fma(cotangent.to(tl.float64), normalised, dscale_sum)
@@ -159,9 +168,7 @@ def backward(
         if parts is None:
             inner = tl.sum(wide_u * normalised, 1)[:, None]
         else:
-            all_chunks = tl.arange(0, ALL)[None, :]
-            inner = tl.load(parts + row * CHUNKS + all_chunks, mask=all_chunks < CHUNKS, other=0.0)
-            inner = tl.sum(inner, 1)[:, None] * r
+            inner = sum_of_parts(parts, index, CHUNKS, ALL) * r
         size = tl.zeros(r.shape, tl.float64) + k
         outside = ((r >= 1 / MOST_RHO) & (r <= 1 / LEAST_RHO)) == 0
         slope = tl.full(r.shape, 1.0, tl.float64)
@@ -185,24 +192,25 @@ def backward(
         gradient = rest * high
         error = tl.fma(rest, high, -gradient) + (rest * low + rest_error * high)
         if dh is not None:
-            other = single(tl.load(dh + row * n + columns, mask=inside, other=0.0))
+            other = single(tl.load(dh + own_row + columns, mask=inside, other=0.0))
             bad = bad | is_outside(other, other, other)
             gradient, sum_error = two_sum(gradient, other)
             error += sum_error
         gradient = rounded(tl.where(gradient == 0, 0.0, gradient), error, FORMAT)  # a zero becomes +0
         bad = (bad & inside) | (outside & (row < rows))
-        tl.store(dx + row * n + columns, gradient, mask=inside)  # now, so that no register keeps it
+        tl.store(dx + own_row + columns, gradient, mask=inside)  # now, so that no register keeps it
         if tl.max(bad.to(tl.int32)) > 0:
             tl.debug_barrier()
             _again(
-                h, dy, dh, scale, dx, row, row < rows, chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, k, h_step,
-                r, size, eps, POSITION, OFFSET, FORMAT, ROWS,
+                h, dy, dh, scale, dx, h_row, own_row, row < rows, chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n,
+                k, r, size, eps, POSITION, OFFSET, FORMAT, ROWS,
             )  # fmt: skip
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
+    sums = (program.to(tl.int64) * count + group) * n + columns
     if dscale is not None:
-        tl.store(dscale + program * n + columns, tl.sum(dscale_sum, 0), mask=columns < n)
+        tl.store(dscale + sums, tl.sum(dscale_sum, 0), mask=columns < n)
     if dbias is not None:
-        tl.store(dbias + program * n + columns, tl.sum(dbias_sum, 0), mask=columns < n)
+        tl.store(dbias + sums, tl.sum(dbias_sum, 0), mask=columns < n)
 
 
 @triton.jit
@@ -211,7 +219,7 @@ def add_up(sums, total, programs, n, FORMAT: tl.constexpr, ROWS: tl.constexpr, B
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     result = tl.zeros((ROWS, BLOCK), tl.float64)
     for start in range(0, programs, ROWS):
-        row = start + tl.arange(0, ROWS)[:, None]
+        row = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
         result += tl.load(sums + row * n + columns, mask=(row < programs) & (columns < n), other=0.0)
     result = tl.sum(result, 0)[None, :]
     tl.store(total + columns, rounded_wide(result, FORMAT), mask=columns < n)

@@ -25,6 +25,22 @@ MOST_RHO: Final = tl.constexpr(2.0**30)
 
 
 @triton.jit
+def place(groups):
+    """The number of a program in its group, the group, and how many there are. None is one group."""
+    if groups is None:
+        return tl.program_id(0), 0, 1
+    else:
+        return tl.program_id(0) // groups, tl.program_id(0) % groups, groups
+
+
+@triton.jit
+def sum_of_parts(parts, index, CHUNKS, ALL: tl.constexpr):
+    """Of a row that is split, what ``sum_parts`` has written. ALL: a power of two that is not below CHUNKS."""
+    chunks = tl.arange(0, ALL)[None, :]
+    return tl.sum(tl.load(parts + index * CHUNKS + chunks, mask=chunks < CHUNKS, other=0.0), 1)[:, None]
+
+
+@triton.jit
 def two_sum(a, b):
     """a + b, and what that rounds off."""
     total = a + b

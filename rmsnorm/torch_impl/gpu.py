@@ -31,7 +31,8 @@ class Plan(NamedTuple):
 
     n: int
     k: int
-    rows: int
+    rows: int  # of the parameters' width
+    groups: int  # of n elements in such a row
     forward: Tiles
     backward: Tiles
     settings: dict[str, Any]  # of both kernels
@@ -43,19 +44,19 @@ class Plan(NamedTuple):
 
 def plan(call: Call, scale: str | None, bias: str | None) -> Plan | None:
     """None if the kernels cannot compute the call."""
-    if not (call.has_last_axes and gpu.supports(call, scale, bias)) or 0 in call.shape:
+    if not gpu.supports(call, scale, bias) or 0 in call.shape:
         return None
     n, k, variant = call.n, call.k, call.variant
-    kept = len(call.shape) - len(call.axes)
-    rows = math.prod(call.shape[:kept])
+    kept, shared = (len(call.shape) - len(axes) for axes in (call.axes, call.feature_axes))
+    rows, groups = math.prod(call.shape[:shared]), math.prod(call.shape[shared:kept])
     return Plan(
-        n, k, rows, tiles("forward", rows, n), tiles("backward", rows, n),
+        n, k, rows, groups, tiles("forward", rows, n, groups), tiles("backward", rows, n, groups),
         {
             "eps": call.eps, "POSITION": variant.eps_position, "OFFSET": variant.scale_offset, "FORMAT": call.x,
         },
         {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result},
         (*call.shape[:kept], *(1 for _ in call.axes)),
-        call.shape[kept:],
+        call.shape[shared:],
     )  # fmt: skip
 
 
@@ -93,18 +94,18 @@ def forward(
     if residual is not None:
         h, x, residual = torch.empty(x.shape, dtype=dtype, device=x.device), x.to(dtype), residual.to(dtype)
         residual = residual.contiguous()
-    matrix = rows_of(x, plan.n)
+    matrix, groups = rows_of(x, plan.n * plan.groups), None if plan.groups == 1 else plan.groups
     parts, tile = None, plan.forward
     with _on(x):
         if tile.chunks > 1:
-            parts = torch.empty(plan.rows, tile.chunks, dtype=torch.float64, device=x.device)
-            kernels.sum_parts[plan.rows, tile.chunks](
-                matrix, residual, parts, plan.n, plan.k, matrix.stride(0), tile.chunks,
+            parts = torch.empty(plan.rows * plan.groups, tile.chunks, dtype=torch.float64, device=x.device)
+            kernels.sum_parts[plan.rows * plan.groups, tile.chunks](
+                matrix, residual, parts, plan.n, plan.k, groups, matrix.stride(0), tile.chunks,
                 FORMAT=plan.settings["FORMAT"], BLOCK=tile.block, num_warps=tile.warps, **OPTIONS,
             )  # fmt: skip
-        kernels.forward[tile.programs, tile.chunks](
+        kernels.forward[tile.programs * plan.groups, tile.chunks](
             matrix, residual, gapless(scale), gapless(bias), parts, y, h, inverse_rms,
-            plan.rows, plan.n, plan.k, matrix.stride(0), tile.chunks, **plan.settings, **plan.roundings,
+            plan.rows, plan.n, plan.k, groups, matrix.stride(0), tile.chunks, **plan.settings, **plan.roundings,
             ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks), num_warps=tile.warps, **OPTIONS,
         )  # fmt: skip
     if not x.is_contiguous():
@@ -120,24 +121,25 @@ def backward(
     from rmsnorm.gpu import triton_backward as kernels
     from rmsnorm.gpu.triton_pairs import OPTIONS
 
-    tile = plan.backward
+    tile, width = plan.backward, plan.n * plan.groups
+    groups = None if plan.groups == 1 else plan.groups
     dx = torch.empty(h.shape, dtype=h.dtype, device=h.device)
     sums = [
-        None if dtype is None else torch.empty(tile.programs, plan.n, dtype=torch.float64, device=h.device)
+        None if dtype is None else torch.empty(tile.programs, width, dtype=torch.float64, device=h.device)
         for dtype in (None if scale is None else scale.dtype, bias)
     ]
-    matrix, dy, gain = rows_of(h, plan.n), dy.contiguous(), gapless(scale)
+    matrix, dy, gain = rows_of(h, width), dy.contiguous(), gapless(scale)
     parts = None
     with _on(h):
         if tile.chunks > 1:
-            parts = torch.empty(plan.rows, tile.chunks, dtype=torch.float64, device=h.device)
-            kernels.sum_parts[plan.rows, tile.chunks](
-                dy, matrix, gain, parts, plan.n, matrix.stride(0), tile.chunks,
+            parts = torch.empty(plan.rows * plan.groups, tile.chunks, dtype=torch.float64, device=h.device)
+            kernels.sum_parts[plan.rows * plan.groups, tile.chunks](
+                dy, matrix, gain, parts, plan.n, groups, matrix.stride(0), tile.chunks,
                 OFFSET=plan.settings["OFFSET"], BLOCK=tile.block, num_warps=tile.warps, **OPTIONS,
             )  # fmt: skip
-        kernels.backward[tile.programs, tile.chunks](
+        kernels.backward[tile.programs * plan.groups, tile.chunks](
             matrix, dy, gapless(dh), gain, parts, inverse_rms, dx, *sums,
-            plan.rows, plan.n, plan.k, matrix.stride(0), tile.programs, tile.chunks, **plan.settings,
+            plan.rows, plan.n, plan.k, groups, matrix.stride(0), tile.programs, tile.chunks, **plan.settings,
             ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks), num_warps=tile.warps, **OPTIONS,
         )  # fmt: skip
         results: list[Tensor | None] = []
@@ -146,8 +148,8 @@ def backward(
                 results.append(None)
                 continue
             result = torch.empty(plan.sizes, dtype=dtype, device=h.device)
-            kernels.add_up[(-(-plan.n // _ADD_UP["BLOCK"]),)](
-                total, result, tile.programs, plan.n, FORMAT=dtype_name(dtype), **_ADD_UP, num_warps=4, **OPTIONS
+            kernels.add_up[(-(-width // _ADD_UP["BLOCK"]),)](
+                total, result, tile.programs, width, FORMAT=dtype_name(dtype), **_ADD_UP, num_warps=4, **OPTIONS
             )
             results.append(result)
     dscale, dbias = results

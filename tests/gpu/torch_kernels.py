@@ -24,13 +24,19 @@ VARIANTS = ("llama", "gemma", "paper", "zhang_torch", "x_transformers", "lasagne
 # The widest rows that a program has in registers, and the rows of a tile: the division of rows of 80 elements.
 BRANCHES = {"many": (2**13, 32), "one": (2**13, 1), "split": (64, 32)}
 WIDTH = 80
-CASES = [("many", list(DTYPES)[i % 3], variant) for i, variant in enumerate(VARIANTS)]
-CASES += [("one", "bfloat16", "llama"), ("one", "float32", "paper"), ("one", "float16", "gemma")]
+CASES = [("many", list(DTYPES)[i % 3], variant, 1) for i, variant in enumerate(VARIANTS)]
+CASES += [("one", "bfloat16", "llama", 1), ("one", "float32", "paper", 1), ("one", "float16", "gemma", 1)]
 CASES += [
-    ("split", "bfloat16", "llama"),
-    ("split", "float32", "zhang_torch"),
-    ("many", "float16", "gemma"),
-    ("many", "float32", "gemma"),
+    ("split", "bfloat16", "llama", 1),
+    ("split", "float32", "zhang_torch", 1),
+    ("many", "float16", "gemma", 1),
+    ("many", "float32", "gemma", 1),
+]
+CASES += [  # groups of a row
+    ("many", "bfloat16", "llama", 2),
+    ("one", "float32", "lasagne", 2),
+    ("split", "float16", "gemma", 2),
+    ("many", "float32", "paper", 5),
 ]
 
 
@@ -96,8 +102,8 @@ def draw(random, shape, dtype):
     return x
 
 
-@pytest.mark.parametrize(("branch", "dtype", "variant"), CASES)
-def test_values_and_gradients_are_the_goldens(branch, dtype, variant, used, monkeypatch):
+@pytest.mark.parametrize(("branch", "dtype", "variant", "groups"), CASES)
+def test_values_and_gradients_are_the_goldens(branch, dtype, variant, groups, used, monkeypatch):
     """In 16 bits bit for bit, in float32 within an ulp, and bit for bit in all but one element in 100,000."""
     choose(branch, monkeypatch)
     random = np.random.default_rng(len(variant))
@@ -108,9 +114,12 @@ def test_values_and_gradients_are_the_goldens(branch, dtype, variant, used, monk
     dy[8] = x[8]  # whose gradient cancels
     dy[9] = 0
     dy[0, 3] = np.inf
-    parameters = [random.normal(size=WIDTH).astype(kind) for _ in range(2 if variant == "lasagne" else 1)]
+    if groups > 1:
+        x, residual, dy, dh = (array.reshape(-1, groups, WIDTH) for array in (x, residual, dy, dh))
+    parameters = [random.normal(size=x.shape[1:]).astype(kind) for _ in range(2 if variant == "lasagne" else 1)]
     second = residual if variant in ("llama", "gemma", "zhang_torch") else None
-    options = {"variant": variant, "partial": 0.25 if variant in ("paper", "mlx") else None}
+    options = {"variant": variant, "axis": -1, "feature_axis": tuple(range(1, x.ndim))}
+    options["partial"] = 0.25 if variant in ("paper", "mlx") else None
     cotangent = dy.astype(DTYPES.get(str(numpy_impl.rms_norm(x, *parameters, **options).dtype), kind))
     results = numpy_impl.rms_norm(x, *parameters, residual=second, return_inverse_rms=True, **options)
     cotangents = cotangent if second is None else (cotangent, dh)
@@ -127,6 +136,7 @@ def test_values_and_gradients_are_the_goldens(branch, dtype, variant, used, monk
         tuple(pulled) if second is not None else pulled[0],
         *(leaf.detach() for leaf in leaves), residual=None if other is None else other.detach(), **options,
     )  # fmt: skip
+    assert used == ["forward", "backward"] * 2
     wanted_gradients = [w for w in wanted if w is not None]
     for name, got, want in [
         *zip(("y", "h", "1 / rho") if second is not None else ("y", "1 / rho"), outputs, results, strict=True),
@@ -190,6 +200,25 @@ def test_rows_with_a_step_are_read_where_they_are(used):
     assert torch.equal(rms_norm(across), rms_norm(across.contiguous()))
     assert torch.equal(rms_norm(across.T, axis=0), rms_norm(across).T)
     assert used == ["forward"] * 6
+
+
+def test_groups_in_rows_with_a_step_and_on_other_axes(used):
+    """Group i of a row reads the gains from n i on; rows of groups may have a step, and groups may be on any axis."""
+    whole = torch.randn(6, 5, 24, device=DEVICE)
+    scale = torch.randn(3, 24, device=DEVICE, requires_grad=True)
+    options = {"variant": "paper", "axis": -1, "feature_axis": (-2, -1)}
+    for x in (whole[:, 1:4], whole[::2, :3], whole[:, ::2], whole[:, :3].flip(0)):
+        x = x.detach().requires_grad_()
+        each = [rms_norm(x[:, i], scale[i], variant="paper") for i in range(3)]
+        want = torch.stack(each, 1)
+        y = rms_norm(x, scale, **options)
+        assert torch.equal(y, want)
+        dy = torch.randn(y.shape, device=DEVICE)
+        for got, wanted in zip(*(torch.autograd.grad(out, (x, scale), dy) for out in (y, want)), strict=True):
+            assert torch.equal(got, wanted)
+        across = rms_norm(x.permute(1, 2, 0), scale, variant="paper", axis=1, feature_axis=(0, 1))
+        assert torch.equal(across.permute(2, 0, 1), y)
+    assert used == (["forward"] * 4 + ["backward"] * 4 + ["forward"]) * 4
 
 
 def test_a_layer_a_mask_and_float64():

@@ -48,10 +48,12 @@ OPTIONS = [  # each branch of a kernel, which the interpreter does not compile
     ("forward", "float16", 80, {"POSITION": "outside", "OFFSET": 1.0, **MIXED}),
     ("forward", "float32", 80, {"POSITION": "clamp", "scale": None, "NORM": "float32", "k": 1}),
     ("forward", "float32", 1, {"rows": 1}),
+    ("forward", "bfloat16", 64, {"groups": 8}),
     ("backward", "bfloat16", 80, {"dh": POINTERS["bfloat16"], "dbias": SUMS, "dy": SINGLE, "scale": SINGLE}),
     ("backward", "float16", 80, {"POSITION": "outside", "OFFSET": 1.0, "k": 40}),
     ("backward", "float32", 80, {"POSITION": "clamp", "scale": None, "dscale": None, "k": 1}),
     ("backward", "float32", 1, {"rows": 1}),
+    ("backward", "bfloat16", 64, {"groups": 8}),
 ]
 
 
@@ -60,7 +62,9 @@ def test_every_branch_is_machine_code(kernel, dtype, n, options):
     assert compiled(kernel, dtype, n, **options).spilled == 0
 
 
-@pytest.mark.parametrize(("dtype", "n", "options"), [("float32", 65536, {}), ("bfloat16", 40000, {"OFFSET": 1.0})])
+@pytest.mark.parametrize(
+    ("dtype", "n", "options"), [("float32", 65536, {}), ("bfloat16", 40000, {"OFFSET": 1.0, "groups": 3})]
+)
 def test_the_kernels_that_add_up_are_machine_code(dtype, n, options):
     assert all(made.asm["cubin"] for made in compiled_sums(dtype, n, **options))
 
