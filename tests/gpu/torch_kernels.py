@@ -22,7 +22,7 @@ DEVICE = "cpu" if rmsnorm.gpu.is_interpreted() else "cuda"
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 VARIANTS = ("llama", "gemma", "paper", "zhang_torch", "x_transformers", "lasagne", "olmo2", "nematus", "mlx")
 # The widest rows that a program has in registers, and the rows of a tile: the division of rows of 80 elements.
-BRANCHES = {"many": (2**13, 32), "one": (2**13, 1), "split": (64, 32)}
+BRANCHES = {"many": (2**13, 32), "one": (2**13, 1), "split": (64, 1)}
 WIDTH = 80
 CASES = [("many", list(DTYPES)[i % 3], variant, 1) for i, variant in enumerate(VARIANTS)]
 CASES += [("one", "bfloat16", "llama", 1), ("one", "float32", "paper", 1), ("one", "float16", "gemma", 1)]
@@ -107,7 +107,7 @@ def test_values_and_gradients_are_the_goldens(branch, dtype, variant, groups, us
     """In 16 bits bit for bit, in float32 within an ulp, and bit for bit in all but one element in 100,000."""
     choose(branch, monkeypatch)
     random = np.random.default_rng(len(variant))
-    kind, shape = DTYPES[dtype], (10, WIDTH)
+    kind, shape = DTYPES[dtype], (20, WIDTH)  # the last rows are a tile without any that needs the slow way
     x, residual, dy, dh = (
         draw(random, shape, kind) if i < 1 else random.normal(size=shape).astype(kind) for i in range(4)
     )
