@@ -109,7 +109,8 @@ def _compile(function: Any, dtype: str, n: int, capability: int, rows: int, tile
         "inverse_rms": POINTERS["float64"], "h": own, "dy": own, "dh": None, "dx": own,
         "dscale": POINTERS["float64"], "dbias": None,
         "rows": rows, "n": n, "k": n, "groups": None, "x_step": n, "h_step": n, "CHUNKS": tile.chunks,
-        "PROGRAMS": tile.programs, "eps": "fp64", "POSITION": "inside", "OFFSET": 0.0, "FORMAT": dtype, "NORM": "",
+        "mask": None, "mask_step": 0, "mask_stride": 0, "PROGRAMS": tile.programs,
+        "eps": "fp64", "POSITION": "inside", "OFFSET": 0.0, "FORMAT": dtype, "NORM": "",
         "PRODUCT": dtype, "RESULT": dtype, "ROWS": tile.rows, "BLOCK": tile.block, "ALL": power_of_two(tile.chunks),
         "sums": POINTERS["float64"], "total": own, "programs": tile.programs,
     }  # fmt: skip

@@ -18,6 +18,7 @@ from rmsnorm.gpu.triton_pairs import (
     MOST_RHO,
     STEP,
     gains,
+    is_counted,
     is_outside,
     over,
     place,
@@ -39,32 +40,39 @@ _ZERO: tl.constexpr = tl.constexpr(2.0**-95)  # of the terms of a difference of 
 
 
 @triton.jit
-def sum_parts(dy, h, scale, parts, n, groups, h_step, CHUNKS, OFFSET: tl.constexpr, BLOCK: tl.constexpr):
-    """Into ``parts``, of rows by CHUNKS: the inner product of u and h in a chunk of a row."""
+def sum_parts(
+    dy, h, scale, mask, parts, n, k, groups, h_step, mask_step, mask_stride, CHUNKS,
+    OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Into ``parts``, of rows by CHUNKS: <u, h> in a chunk of a row; behind them, with a mask, how many count."""
     index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, group, _ = place(groups)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
-    u = single(tl.load(dy + index * n + columns, mask=columns < n, other=0.0)).to(tl.float64)
+    live = is_counted(mask, index, columns, mask_step, mask_stride, columns < n)
+    u = single(tl.load(dy + index * n + columns, mask=live, other=0.0)).to(tl.float64)
     if scale is not None:
-        u *= wide_gains(scale + group * n, columns, columns < n, OFFSET)
+        u *= wide_gains(scale + group * n, columns, live, OFFSET)
     here = row.to(tl.int64) * h_step + group * n + columns
-    v = single(tl.load(h + here, mask=columns < n, other=0.0)).to(tl.float64)
+    v = single(tl.load(h + here, mask=live, other=0.0)).to(tl.float64)
     tl.store(parts + index * CHUNKS + chunk, tl.sum(u * v, 0))
+    if mask is not None:
+        size = tl.sum((live & (columns < k)).to(tl.int32), 0).to(tl.float64)
+        tl.store(parts + (tl.num_programs(0) + index) * CHUNKS + chunk, size)
 
 
 @triton.jit
-def _gain_and_u(dy, scale, offsets, columns, inside, n, OFFSET: tl.constexpr):
+def _gain_and_cotangent(dy, scale, offsets, columns, inside, OFFSET: tl.constexpr):
     v = single(tl.load(dy + offsets, mask=inside, other=0.0)).to(tl.float64)
     gain = tl.full(v.shape, 1.0, tl.float64)
     if scale is not None:
-        gain = wide_gains(scale, columns, columns < n, OFFSET) + tl.zeros(v.shape, tl.float64)
+        gain = wide_gains(scale, columns, inside, OFFSET)
     return gain, v
 
 
 @triton.jit
 def _again(
-    h, dy, dh, scale, dx, h_row, own_row, inside_rows, first, last, n, k, r, size, eps,
-    POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
+    h, dy, dh, scale, mask, dx, h_row, own_row, mask_row, mask_stride, inside_rows, alive, first, last,
+    n, k, r, size, eps, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Elements ``first`` to ``last`` of rows of dx, in pairs of float64. Rows begin at ``own_row`` and ``h_row``."""
     WIDTH: tl.constexpr = STEP // ROWS
@@ -73,15 +81,15 @@ def _again(
     plain, inner, inner_error, square, square_error = zero, zero, zero, zero, zero
     for start in range(0, n, WIDTH):
         columns = start + j
-        inside = inside_rows & (columns < n)
-        v = single(tl.load(h + h_row + columns, mask=inside, other=0.0)).to(tl.float64)
-        gain, cotangent = _gain_and_u(dy, scale, own_row + columns, columns, inside, n, OFFSET)
+        live = is_counted(mask, mask_row, columns, 1, mask_stride, alive & (columns < n))
+        v = single(tl.load(h + h_row + columns, mask=live, other=0.0)).to(tl.float64)
+        gain, cotangent = _gain_and_cotangent(dy, scale, own_row + columns, columns, live, OFFSET)
         u = cotangent * gain
         plain += u * v  # in which an infinite number stays one
         product, error = times(u, tl.fma(cotangent, gain, -u), v, 0.0)
         inner, inner_error = plus(inner, inner_error, product, error)
         product, error = times(v, 0.0, v, 0.0)
-        counts = columns < k
+        counts = live & (columns < k)
         square, square_error = plus(square, square_error, tl.where(counts, product, 0), tl.where(counts, error, 0))
     plain = tl.sum(plain, 1)[:, None]
     inner, inner_error = tl.reduce((inner, inner_error), 1, plus)
@@ -104,16 +112,19 @@ def _again(
     for start in range(first, last, WIDTH):
         columns = start + j
         inside = inside_rows & (columns < last)
-        v = single(tl.load(h + h_row + columns, mask=inside, other=0.0)).to(tl.float64)
-        gain, cotangent = _gain_and_u(dy, scale, own_row + columns, columns, inside, n, OFFSET)
+        live = is_counted(mask, mask_row, columns, 1, mask_stride, alive & (columns < last))
+        v = single(tl.load(h + h_row + columns, mask=live, other=0.0)).to(tl.float64)
+        gain, cotangent = _gain_and_cotangent(dy, scale, own_row + columns, columns, live, OFFSET)
         u = cotangent * gain
         near, near_error = times(v, 0.0, along, along_error)
         rest, _ = plus(u, tl.fma(cotangent, gain, -u), -near, -near_error)
         rest = tl.where(tl.abs(rest) <= _ZERO * tl.abs(near), 0.0, rest) + share * near
-        counts = columns < k
+        counts = live & (columns < k)
         rest = tl.where(counts, rest, u)
         by_formula = r * (u - tl.where(counts, r * v * slope * (r * plain / size), 0.0))
         gradient = tl.where(by_pairs, rest / rho, by_formula)
+        if mask is not None:
+            gradient = tl.where(live, gradient, 0.0)
         if dh is not None:
             gradient += single(tl.load(dh + own_row + columns, mask=inside, other=0.0)).to(tl.float64)
         gradient = tl.where(gradient == 0, 0.0, gradient)  # a zero becomes +0
@@ -122,8 +133,8 @@ def _again(
 
 @triton.jit
 def backward(
-    h, dy, dh, scale, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, PROGRAMS, CHUNKS,
-    eps: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
+    h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, mask_step, mask_stride,
+    PROGRAMS, CHUNKS, eps: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Tiles i, i + PROGRAMS ... of a group of dx, and the sums over these rows in float64, for dscale and dbias.
@@ -136,9 +147,8 @@ def backward(
     if scale is not None:
         scale += group * n
     columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
-    counts = columns < k
     if scale is not None:
-        gain, gain_error = gains(scale, columns, columns < n, OFFSET)
+        every_gain, every_error = gains(scale, columns, columns < n, OFFSET)
     dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     dbias_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     for tile in range(program, tl.cdiv(rows, ROWS), PROGRAMS):
@@ -147,9 +157,23 @@ def backward(
         h_row, own_row = row * h_step + group * n, index * n
         inside = (row < rows) & (columns < n)
         r = tl.load(inverse_rms + index, mask=row < rows, other=0.0)
-        v = single(tl.load(h + h_row + columns, mask=inside, other=0.0))
-        cotangent = single(tl.load(dy + own_row + columns, mask=inside, other=0.0))
+        alive, live, counts, size = row < rows, inside, columns < k, tl.zeros(r.shape, tl.float64) + k
+        if mask is not None:
+            live = is_counted(mask, index, columns, mask_step, mask_stride, inside)
+            counts = live & counts
+            if parts is None:
+                size = tl.sum(counts.to(tl.int32), 1)[:, None].to(tl.float64)
+            else:
+                size = sum_of_parts(parts, rows * count + index, CHUNKS, ALL)
+            alive &= size > 0
+            live &= alive
+            counts &= alive
+            size, r = tl.where(alive, size, 1.0), tl.where(alive, r, 1.0)
+        v = single(tl.load(h + h_row + columns, mask=live, other=0.0))
+        cotangent = single(tl.load(dy + own_row + columns, mask=live, other=0.0))
         normalised = v.to(tl.float64) * r
+        if mask is not None:
+            normalised = tl.where(live, normalised, 0.0)  # r may be infinite
         if dscale is not None:
             dscale_sum = tl.fma(cotangent.to(tl.float64), normalised, dscale_sum)
         if dbias is not None:
@@ -157,6 +181,9 @@ def backward(
         u, u_error, wide_u = cotangent, 0.0, cotangent.to(tl.float64)
         bad = is_outside(u, u, u)
         if scale is not None:
+            gain, gain_error = every_gain, every_error
+            if mask is not None:
+                gain, gain_error = tl.where(live, gain, 0.0), tl.where(live, gain_error, 0.0)
             u = cotangent * gain
             wide_u = u.to(tl.float64)
             if OFFSET != 0 or dy.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
@@ -169,7 +196,6 @@ def backward(
             inner = tl.sum(wide_u * normalised, 1)[:, None]
         else:
             inner = sum_of_parts(parts, index, CHUNKS, ALL) * r
-        size = tl.zeros(r.shape, tl.float64) + k
         outside = ((r >= 1 / MOST_RHO) & (r <= 1 / LEAST_RHO)) == 0
         slope = tl.full(r.shape, 1.0, tl.float64)
         if POSITION == "outside":
@@ -191,19 +217,21 @@ def backward(
         high, low = split(r)
         gradient = rest * high
         error = tl.fma(rest, high, -gradient) + (rest * low + rest_error * high)
+        if mask is not None:
+            gradient, error = tl.where(live, gradient, 0.0), tl.where(live, error, 0.0)
         if dh is not None:
             other = single(tl.load(dh + own_row + columns, mask=inside, other=0.0))
             bad = bad | is_outside(other, other, other)
             gradient, sum_error = two_sum(gradient, other)
             error += sum_error
         gradient = rounded(tl.where(gradient == 0, 0.0, gradient), error, FORMAT)  # a zero becomes +0
-        bad = (bad & inside) | (outside & (row < rows))
+        bad = (bad & inside) | (outside & alive)
         tl.store(dx + own_row + columns, gradient, mask=inside)  # now, so that no register keeps it
         if tl.max(bad.to(tl.int32)) > 0:
             tl.debug_barrier()
             _again(
-                h, dy, dh, scale, dx, h_row, own_row, row < rows, chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n,
-                k, r, size, eps, POSITION, OFFSET, FORMAT, ROWS,
+                h, dy, dh, scale, mask, dx, h_row, own_row, index * mask_step, mask_stride, row < rows, alive,
+                chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, k, r, size, eps, POSITION, OFFSET, FORMAT, ROWS,
             )  # fmt: skip
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
     sums = (program.to(tl.int64) * count + group) * n + columns

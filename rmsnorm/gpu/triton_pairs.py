@@ -34,6 +34,15 @@ def place(groups):
 
 
 @triton.jit
+def is_counted(mask, index, columns, mask_step, mask_stride, inside):
+    """Which elements the mask leaves: all that are inside if it is None."""
+    if mask is None:
+        return inside
+    else:
+        return inside & (tl.load(mask + index * mask_step + columns * mask_stride, mask=inside, other=0) != 0)
+
+
+@triton.jit
 def sum_of_parts(parts, index, CHUNKS, ALL: tl.constexpr):
     """Of a row that is split, what ``sum_parts`` has written. ALL: a power of two that is not below CHUNKS."""
     chunks = tl.arange(0, ALL)[None, :]

@@ -19,7 +19,7 @@ from torch import Tensor
 from rmsnorm import gpu
 from rmsnorm.call import Call
 from rmsnorm.gpu.plan import Tiles, power_of_two, tiles
-from rmsnorm.torch_impl.memory import gapless, laid_out, rows_of
+from rmsnorm.torch_impl.memory import gapless, laid_out, mask_rows, rows_of
 from rmsnorm.torch_impl.rounding import dtype_name
 
 _OLDEST: Final = 8, 0  # the first compute capability that converts to bfloat16
@@ -81,7 +81,7 @@ def _is_new_enough(device: torch.device) -> bool:
 
 
 def forward(
-    plan: Plan, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None
+    plan: Plan, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """y, h = x + residual (None without one) and 1 / rho in float64."""
     from rmsnorm.gpu import triton_forward as kernels
@@ -94,18 +94,19 @@ def forward(
     if residual is not None:
         h, x, residual = torch.empty(x.shape, dtype=dtype, device=x.device), x.to(dtype), residual.to(dtype)
         residual = residual.contiguous()
-    matrix, groups = rows_of(x, plan.n * plan.groups), None if plan.groups == 1 else plan.groups
-    parts, tile = None, plan.forward
+    matrix, tile = rows_of(x, plan.n * plan.groups), plan.forward
+    masks, *steps = _masks(mask, x, plan.n)
+    sizes = plan.n, plan.k, None if plan.groups == 1 else plan.groups, matrix.stride(0), *steps
+    parts = _parts(plan, tile, x, mask)
     with _on(x):
-        if tile.chunks > 1:
-            parts = torch.empty(plan.rows * plan.groups, tile.chunks, dtype=torch.float64, device=x.device)
+        if parts is not None:
             kernels.sum_parts[plan.rows * plan.groups, tile.chunks](
-                matrix, residual, parts, plan.n, plan.k, groups, matrix.stride(0), tile.chunks,
+                matrix, residual, masks, parts, *sizes, tile.chunks,
                 FORMAT=plan.settings["FORMAT"], BLOCK=tile.block, num_warps=tile.warps, **OPTIONS,
             )  # fmt: skip
         kernels.forward[tile.programs * plan.groups, tile.chunks](
-            matrix, residual, gapless(scale), gapless(bias), parts, y, h, inverse_rms,
-            plan.rows, plan.n, plan.k, groups, matrix.stride(0), tile.chunks, **plan.settings, **plan.roundings,
+            matrix, residual, gapless(scale), gapless(bias), masks, parts, y, h, inverse_rms,
+            plan.rows, *sizes, tile.chunks, **plan.settings, **plan.roundings,
             ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks), num_warps=tile.warps, **OPTIONS,
         )  # fmt: skip
     if not x.is_contiguous():
@@ -114,32 +115,32 @@ def forward(
 
 
 def backward(
-    plan: Plan, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, inverse_rms: Tensor,
-    dh: Tensor | None,
+    plan: Plan, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
+    inverse_rms: Tensor, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
     from rmsnorm.gpu import triton_backward as kernels
     from rmsnorm.gpu.triton_pairs import OPTIONS
 
     tile, width = plan.backward, plan.n * plan.groups
-    groups = None if plan.groups == 1 else plan.groups
     dx = torch.empty(h.shape, dtype=h.dtype, device=h.device)
     sums = [
         None if dtype is None else torch.empty(tile.programs, width, dtype=torch.float64, device=h.device)
         for dtype in (None if scale is None else scale.dtype, bias)
     ]
     matrix, dy, gain = rows_of(h, width), dy.contiguous(), gapless(scale)
-    parts = None
+    masks, *steps = _masks(mask, h, plan.n)
+    sizes = plan.n, plan.k, None if plan.groups == 1 else plan.groups, matrix.stride(0), *steps
+    parts = _parts(plan, tile, h, mask)
     with _on(h):
-        if tile.chunks > 1:
-            parts = torch.empty(plan.rows * plan.groups, tile.chunks, dtype=torch.float64, device=h.device)
+        if parts is not None:
             kernels.sum_parts[plan.rows * plan.groups, tile.chunks](
-                dy, matrix, gain, parts, plan.n, groups, matrix.stride(0), tile.chunks,
+                dy, matrix, gain, masks, parts, *sizes, tile.chunks,
                 OFFSET=plan.settings["OFFSET"], BLOCK=tile.block, num_warps=tile.warps, **OPTIONS,
             )  # fmt: skip
         kernels.backward[tile.programs * plan.groups, tile.chunks](
-            matrix, dy, gapless(dh), gain, parts, inverse_rms, dx, *sums,
-            plan.rows, plan.n, plan.k, groups, matrix.stride(0), tile.programs, tile.chunks, **plan.settings,
+            matrix, dy, gapless(dh), gain, masks, parts, inverse_rms, dx, *sums,
+            plan.rows, *sizes, tile.programs, tile.chunks, **plan.settings,
             ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks), num_warps=tile.warps, **OPTIONS,
         )  # fmt: skip
         results: list[Tensor | None] = []
@@ -154,6 +155,22 @@ def backward(
             results.append(result)
     dscale, dbias = results
     return dx if h.is_contiguous() else laid_out(dx, h), dscale, dbias
+
+
+def _masks(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int, int]:
+    """The mask as bytes in rows, and the steps to the next row and the next element, which is 0 or 1."""
+    masks, step, stride = mask_rows(mask, x, n)
+    if masks is None:
+        return None, 0, 0
+    if stride > 1:
+        masks, step, stride = masks.contiguous(), n, 1
+    return masks.view(torch.uint8), step, stride
+
+
+def _parts(plan: Plan, tile: Tiles, x: Tensor, mask: Tensor | None) -> Tensor | None:
+    """For the sums over parts of rows, if rows are split: of products and, with a mask, of the elements that count."""
+    shape = 1 if mask is None else 2, plan.rows * plan.groups, tile.chunks
+    return torch.empty(shape, dtype=torch.float64, device=x.device) if tile.chunks > 1 else None
 
 
 def _on(x: Tensor) -> Any:

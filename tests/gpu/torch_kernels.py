@@ -38,6 +38,18 @@ CASES += [  # groups of a row
     ("split", "float16", "gemma", 2),
     ("many", "float32", "paper", 5),
 ]
+CASES = [(*case, False) for case in CASES]
+CASES += [
+    ("many", "bfloat16", "llama", 1, True),
+    ("many", "float32", "zhang_torch", 1, True),
+    ("many", "float16", "mlx", 1, True),
+    ("one", "float32", "paper", 1, True),
+    ("one", "bfloat16", "lasagne", 2, True),
+    ("one", "float16", "x_transformers", 1, True),
+    ("split", "float16", "gemma", 1, True),
+    ("split", "float32", "nematus", 2, True),
+    ("split", "bfloat16", "zhang_torch", 1, True),
+]
 
 
 def tensor(array):
@@ -102,8 +114,19 @@ def draw(random, shape, dtype):
     return x
 
 
-@pytest.mark.parametrize(("branch", "dtype", "variant", "groups"), CASES)
-def test_values_and_gradients_are_the_goldens(branch, dtype, variant, groups, used, monkeypatch):
+def draw_mask(random, x, dy):
+    """A mask of x; writes under it, into x and dy, what may reach no gradient."""
+    mask = random.random(x.shape) < 0.7
+    mask[10], mask[17] = False, False
+    mask[11, : x.shape[1] // 2] = False  # the elements that are counted, of a partial statistic
+    mask[12] = True
+    for values, row, value in ((x, 10, np.nan), (x, 13, np.nan), (x, 14, np.inf), (dy, 15, np.nan)):
+        values[row, ~mask[row]] = value
+    return mask
+
+
+@pytest.mark.parametrize(("branch", "dtype", "variant", "groups", "masked"), CASES)
+def test_values_and_gradients_are_the_goldens(branch, dtype, variant, groups, masked, used, monkeypatch):
     """In 16 bits bit for bit, in float32 within an ulp, and bit for bit in all but one element in 100,000."""
     choose(branch, monkeypatch)
     random = np.random.default_rng(len(variant))
@@ -114,16 +137,19 @@ def test_values_and_gradients_are_the_goldens(branch, dtype, variant, groups, us
     dy[8] = x[8]  # whose gradient cancels
     dy[9] = 0
     dy[0, 3] = np.inf
+    mask = draw_mask(random, x, dy) if masked else None
     if groups > 1:
         x, residual, dy, dh = (array.reshape(-1, groups, WIDTH) for array in (x, residual, dy, dh))
+        mask = None if mask is None else mask.reshape(x.shape)
     parameters = [random.normal(size=x.shape[1:]).astype(kind) for _ in range(2 if variant == "lasagne" else 1)]
     second = residual if variant in ("llama", "gemma", "zhang_torch") else None
     options = {"variant": variant, "axis": -1, "feature_axis": tuple(range(1, x.ndim))}
     options["partial"] = 0.25 if variant in ("paper", "mlx") else None
     cotangent = dy.astype(DTYPES.get(str(numpy_impl.rms_norm(x, *parameters, **options).dtype), kind))
-    results = numpy_impl.rms_norm(x, *parameters, residual=second, return_inverse_rms=True, **options)
+    results = numpy_impl.rms_norm(x, *parameters, residual=second, mask=mask, return_inverse_rms=True, **options)
     cotangents = cotangent if second is None else (cotangent, dh)
-    wanted = numpy_impl.rms_norm_vjp(cotangents, x, *parameters, residual=second, **options)
+    wanted = numpy_impl.rms_norm_vjp(cotangents, x, *parameters, residual=second, mask=mask, **options)
+    options["mask"] = None if mask is None else tensor(mask)
 
     leaves = [tensor(a).requires_grad_() for a in (x, *parameters)]
     other = None if second is None else tensor(second).requires_grad_()
@@ -202,6 +228,38 @@ def test_rows_with_a_step_are_read_where_they_are(used):
     assert used == ["forward"] * 6
 
 
+def test_a_mask_of_any_shape_and_memory(used):
+    """It broadcasts to x; a row with nothing counted has y = 0 with a bias, too, and gradients of 0."""
+    x, dy = torch.randn(2, 6, 3, 40, device=DEVICE)
+    scale, bias = torch.randn(2, 3, 40, device=DEVICE)
+    options = {"variant": "paper", "axis": -1, "feature_axis": (-2, -1)}
+    full = torch.rand(6, 3, 40, device=DEVICE) < 0.5
+    full[1] = False
+    for mask in (
+        full,
+        full[:, :1, :1],
+        full[:1, :, :1],
+        full[0],
+        full[0, 0],
+        full.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+    ):
+        whole = mask.expand(x.shape).contiguous()
+        y = rms_norm(x, scale, bias, mask=mask, **options)
+        assert torch.equal(y, rms_norm(x, scale, bias, mask=whole, **options))
+        empty = ~whole.any(-1)
+        assert not y[empty].any()
+        gradients = rms_norm_vjp(dy, x, scale, bias, mask=mask, **options)
+        for got, want in zip(gradients, rms_norm_vjp(dy, x, scale, bias, mask=whole, **options), strict=True):
+            assert torch.equal(got, want)
+        assert not gradients[0][~whole].any()
+        want = numpy_impl.rms_norm_vjp(
+            *(t.cpu().numpy() for t in (dy, x, scale, bias)), mask=whole.cpu().numpy(), **options
+        )
+        for got, wanted in zip(gradients, want, strict=True):
+            np.testing.assert_allclose(got.cpu().numpy(), wanted, rtol=1e-6, atol=1e-7)
+    assert used == (["forward"] * 2 + ["forward", "backward"] * 2) * 6
+
+
 def test_groups_in_rows_with_a_step_and_on_other_axes(used):
     """Group i of a row reads the gains from n i on; rows of groups may have a step, and groups may be on any axis."""
     whole = torch.randn(6, 5, 24, device=DEVICE)
@@ -221,12 +279,13 @@ def test_groups_in_rows_with_a_step_and_on_other_axes(used):
     assert used == (["forward"] * 4 + ["backward"] * 4 + ["forward"]) * 4
 
 
-def test_a_layer_a_mask_and_float64():
+def test_a_layer_a_mask_and_float64(used):
     """What no kernel computes is computed by plain operations, with the same results."""
     layer = RMSNorm(32, variant="llama", device=DEVICE)
     x = torch.randn(5, 32, device=DEVICE)
     mask = torch.ones(5, 32, dtype=torch.bool, device=DEVICE)
     assert torch.equal(layer(x), layer(x, mask=mask))
+    assert used == ["forward"] * 2
     assert torch.allclose(layer.double()(x.double()), layer.float()(x).double(), atol=1e-6)
     assert layer.float()(x[:0]).shape == (0, 32)
 

@@ -49,11 +49,15 @@ OPTIONS = [  # each branch of a kernel, which the interpreter does not compile
     ("forward", "float32", 80, {"POSITION": "clamp", "scale": None, "NORM": "float32", "k": 1}),
     ("forward", "float32", 1, {"rows": 1}),
     ("forward", "bfloat16", 64, {"groups": 8}),
+    ("forward", "bfloat16", 80, {"mask": "*u8", "mask_step": 80, "mask_stride": 1}),
+    ("forward", "float16", 80, {"mask": "*u8", "NORM": "float16", "POSITION": "clamp"}),
     ("backward", "bfloat16", 80, {"dh": POINTERS["bfloat16"], "dbias": SUMS, "dy": SINGLE, "scale": SINGLE}),
     ("backward", "float16", 80, {"POSITION": "outside", "OFFSET": 1.0, "k": 40}),
     ("backward", "float32", 80, {"POSITION": "clamp", "scale": None, "dscale": None, "k": 1}),
     ("backward", "float32", 1, {"rows": 1}),
     ("backward", "bfloat16", 64, {"groups": 8}),
+    ("backward", "bfloat16", 80, {"mask": "*u8", "mask_step": 80, "mask_stride": 1}),
+    ("backward", "float32", 80, {"mask": "*u8", "scale": None, "dscale": None, "POSITION": "clamp"}),
 ]
 
 
@@ -63,7 +67,8 @@ def test_every_branch_is_machine_code(kernel, dtype, n, options):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "n", "options"), [("float32", 65536, {}), ("bfloat16", 40000, {"OFFSET": 1.0, "groups": 3})]
+    ("dtype", "n", "options"),
+    [("float32", 65536, {}), ("bfloat16", 40000, {"OFFSET": 1.0, "groups": 3, "mask": "*u8"})],
 )
 def test_the_kernels_that_add_up_are_machine_code(dtype, n, options):
     assert all(made.asm["cubin"] for made in compiled_sums(dtype, n, **options))
@@ -85,8 +90,8 @@ def test_neither_width_nor_eps_compiles_a_kernel(position, monkeypatch):
         call = resolve("rms_norm", Spec((64, n), "float32"), Spec((n,), "float32"), variant=variant)
         plan = gpu.plan(call, "float32", None)
         x, scale = torch.ones(64, n), torch.ones(n)
-        inverse_rms = gpu.forward(plan, x, None, scale, None)[2]
-        gpu.backward(plan, x, x, scale, None, inverse_rms, None)
+        inverse_rms = gpu.forward(plan, x, None, scale, None, None)[2]
+        gpu.backward(plan, x, x, scale, None, None, inverse_rms, None)
     first, second = keys[:3], keys[3:]
     assert [name for name, _ in first] == ["forward", "backward", "add_up"]
     assert first == second
