@@ -51,7 +51,7 @@ def sum_parts(
     live = is_counted(mask, index, columns, mask_step, mask_stride, columns < n)
     u = single(tl.load(dy + index * n + columns, mask=live, other=0.0)).to(tl.float64)
     if scale is not None:
-        u *= wide_gains(scale + group * n, columns, live, OFFSET)
+        u *= wide_gains(scale + group * n, columns, columns < n, OFFSET)
     here = row.to(tl.int64) * h_step + group * n + columns
     v = single(tl.load(h + here, mask=live, other=0.0)).to(tl.float64)
     tl.store(parts + index * CHUNKS + chunk, tl.sum(u * v, 0))
@@ -148,7 +148,7 @@ def backward(
         scale += group * n
     columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
     if scale is not None:
-        every_gain, every_error = gains(scale, columns, columns < n, OFFSET)
+        gain, gain_error = gains(scale, columns, columns < n, OFFSET)
     dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     dbias_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     for tile in range(program, tl.cdiv(rows, ROWS), PROGRAMS):
@@ -167,7 +167,6 @@ def backward(
                 size = sum_of_parts(parts, rows * count + index, CHUNKS, ALL)
             alive &= size > 0
             live &= alive
-            counts &= alive
             size, r = tl.where(alive, size, 1.0), tl.where(alive, r, 1.0)
         v = single(tl.load(h + h_row + columns, mask=live, other=0.0))
         cotangent = single(tl.load(dy + own_row + columns, mask=live, other=0.0))
@@ -181,9 +180,6 @@ def backward(
         u, u_error, wide_u = cotangent, 0.0, cotangent.to(tl.float64)
         bad = is_outside(u, u, u)
         if scale is not None:
-            gain, gain_error = every_gain, every_error
-            if mask is not None:
-                gain, gain_error = tl.where(live, gain, 0.0), tl.where(live, gain_error, 0.0)
             u = cotangent * gain
             wide_u = u.to(tl.float64)
             if OFFSET != 0 or dy.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
@@ -217,8 +213,6 @@ def backward(
         high, low = split(r)
         gradient = rest * high
         error = tl.fma(rest, high, -gradient) + (rest * low + rest_error * high)
-        if mask is not None:
-            gradient, error = tl.where(live, gradient, 0.0), tl.where(live, error, 0.0)
         if dh is not None:
             other = single(tl.load(dh + own_row + columns, mask=inside, other=0.0))
             bad = bad | is_outside(other, other, other)

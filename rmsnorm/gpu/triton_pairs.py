@@ -39,7 +39,8 @@ def is_counted(mask, index, columns, mask_step, mask_stride, inside):
     if mask is None:
         return inside
     else:
-        return inside & (tl.load(mask + index * mask_step + columns * mask_stride, mask=inside, other=0) != 0)
+        place = index * mask_step + columns.to(tl.int64) * mask_stride
+        return inside & (tl.load(mask + place, mask=inside, other=0) != 0)
 
 
 @triton.jit

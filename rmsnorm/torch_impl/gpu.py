@@ -158,13 +158,9 @@ def backward(
 
 
 def _masks(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int, int]:
-    """The mask as bytes in rows, and the steps to the next row and the next element, which is 0 or 1."""
+    """The mask as bytes in rows, and the steps to the next row and the next element."""
     masks, step, stride = mask_rows(mask, x, n)
-    if masks is None:
-        return None, 0, 0
-    if stride > 1:
-        masks, step, stride = masks.contiguous(), n, 1
-    return masks.view(torch.uint8), step, stride
+    return None if masks is None else masks.view(torch.uint8), step, stride
 
 
 def _parts(plan: Plan, tile: Tiles, x: Tensor, mask: Tensor | None) -> Tensor | None:
