@@ -47,7 +47,7 @@ fuzz: $(VENV)/ready
 
 # The kernels for GPUs on a machine without one: interpreted in the cases of the parity kit, and compiled. Under ten minutes.
 gpu-check: $(VENV)/ready
-	PYTHONPATH=$(VENV)/triton RMSNORM_GPU_KERNELS=interpret $(BIN)/python -W ignore $(BIN)/rmsnorm check --all \
+	PYTHONPATH=$(VENV)/triton RMSNORM_GPU_KERNELS=interpret TRITON_INTERPRET=1 $(BIN)/python -W ignore $(BIN)/rmsnorm check --all \
 		--backend torch --dtype float16 --dtype bfloat16 --dtype float32
 	$(BIN)/python -m pytest -q tests/gpu
 	PYTHONPATH=$(VENV)/triton $(BIN)/python benchmarks/gpu_kernels.py

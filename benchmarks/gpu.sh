@@ -21,7 +21,7 @@ if [ -d benchmarks/wheels ]; then
 fi
 device=cuda limit=() shapes=(32x768 4096x128 512x4096 4096x4096 16384x8192 64x262144)
 if [ $dry = 1 ]; then
-    export RMSNORM_GPU_KERNELS=interpret PYTHONWARNINGS=ignore
+    export RMSNORM_GPU_KERNELS=interpret TRITON_INTERPRET=1 PYTHONWARNINGS=ignore
     device=cpu limit=(--variant llama --dtype bfloat16) shapes=(2x16)
 fi
 failed=()

@@ -108,8 +108,9 @@ def _compile(function: Any, dtype: str, n: int, capability: int, rows: int, tile
         "x": own, "residual": None, "scale": own, "bias": None, "parts": parts, "y": own, "h_out": None,
         "inverse_rms": POINTERS["float64"], "h": own, "dy": own, "dh": None, "dx": own,
         "dscale": POINTERS["float64"], "dbias": None,
-        "rows": rows, "n": n, "k": n, "x_step": n, "h_step": n, "CHUNKS": tile.chunks, "PROGRAMS": tile.programs,
-        "EPS": 1e-6, "FLOOR": 1e-6, "POSITION": "inside", "OFFSET": 0.0, "FORMAT": dtype, "NORM": "",
+        "rows": rows, "n": n, "k": n, "groups": None, "x_step": n, "h_step": n, "CHUNKS": tile.chunks,
+        "mask": None, "mask_step": 0, "mask_stride": 0, "PROGRAMS": tile.programs,
+        "eps": "fp64", "POSITION": "inside", "OFFSET": 0.0, "FORMAT": dtype, "NORM": "",
         "PRODUCT": dtype, "RESULT": dtype, "ROWS": tile.rows, "BLOCK": tile.block, "ALL": power_of_two(tile.chunks),
         "sums": POINTERS["float64"], "total": own, "programs": tile.programs,
     }  # fmt: skip
@@ -118,7 +119,9 @@ def _compile(function: Any, dtype: str, n: int, capability: int, rows: int, tile
     for i, name in enumerate(function.arg_names):
         value = values[name]
         is_pointer = isinstance(value, str) and value.startswith("*")
-        if is_pointer or (type(value) is int and value != 1 and not function.params[i].is_constexpr):
+        if value == "fp64":
+            signature[name] = value
+        elif is_pointer or (type(value) is int and value != 1 and not function.params[i].is_constexpr):
             signature[name] = value if is_pointer else "i32"
             if is_pointer or value % 16 == 0:
                 attributes[(i,)] = [["tt.divisibility", 16]]

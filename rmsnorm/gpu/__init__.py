@@ -4,8 +4,8 @@
     triton_pairs                    arithmetic in pairs of float32,
     triton_forward, _backward       and the kernels
 
-On a machine without a GPU an interpreter runs the kernels on arrays of the CPU: RMSNORM_GPU_KERNELS=interpret does
-that, in place of the kernels for the CPU. RMSNORM_GPU_KERNELS=0 switches them off.
+On a machine without a GPU an interpreter runs the kernels on arrays of the CPU: RMSNORM_GPU_KERNELS=interpret and
+Triton's own TRITON_INTERPRET=1 do that, in place of the kernels for the CPU. RMSNORM_GPU_KERNELS=0 switches them off.
 """
 
 from __future__ import annotations
@@ -14,51 +14,73 @@ import os
 import sys
 import warnings
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 
+from rmsnorm import errors
 from rmsnorm.call import Call
 
 
 def is_interpreted() -> bool:
     """Whether arrays of the CPU are computed by the kernels for GPUs, interpreted."""
-    return os.environ.get("RMSNORM_GPU_KERNELS") == "interpret"
-
-
-if is_interpreted():
-    os.environ["TRITON_INTERPRET"] = "1"  # which Triton reads when it is imported
+    if os.environ.get("RMSNORM_GPU_KERNELS") != "interpret":
+        return False
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        fix = "set both before Triton is imported"
+        raise errors.out_of_domain("rmsnorm", "RMSNORM_GPU_KERNELS", "interpret", "TRITON_INTERPRET=1 beside it", fix)
+    return True
 
 
 def is_switched_off() -> bool:
     return os.environ.get("RMSNORM_GPU_KERNELS") == "0"
 
 
-@lru_cache(maxsize=1)
 def has_triton() -> bool:
-    """Whether Triton can be imported. If it cannot, a warning says so, unless the kernels are switched off."""
+    """Whether Triton is imported, which this does. If it cannot, it warns, unless the kernels are switched off.
+
+    Nothing is cached but what cannot change: TensorFlow may be imported between two calls.
+    """
     if is_switched_off():
         return False
-    if find_spec("triton") is None:
-        why, fix = "triton is not installed", "pip install triton"
-    elif "tensorflow" in sys.modules and "triton" not in sys.modules:  # seen with tensorflow 2.21 and triton 3.9
-        why, fix = "tensorflow was imported before triton, which would end the process", "import triton first"
-    else:
+    if "triton" in sys.modules:
         return True
+    if not _is_installed():
+        _warn("triton is not installed", "pip install triton")
+        return False
+    if "tensorflow" in sys.modules:  # seen with tensorflow 2.21 and triton 3.9
+        _warn("tensorflow was imported before triton, which would end the process", "import triton first")
+        return False
+    import_module("triton")  # now, as TensorFlow may be imported before the first kernel runs
+    return True
+
+
+@lru_cache(maxsize=1)
+def _is_installed() -> bool:
+    return find_spec("triton") is not None
+
+
+@lru_cache(maxsize=2)
+def _warn(why: str, fix: str) -> None:
+    """Once each."""
     warnings.warn(
         f"rmsnorm: {why}; on the GPU slower code computes the same results; "
         f"{fix}, or set RMSNORM_GPU_KERNELS=0 to hide this warning",
-        stacklevel=2,
+        stacklevel=3,
     )
-    return False
 
 
 def supports(call: Call, *formats: str | None) -> bool:
-    """Whether the kernels can compute a call, once its axes are last, with more arrays of these dtypes.
+    """Whether the kernels can compute a call with more arrays of these dtypes; plain operations compute the others.
 
-    They have no float64 but for their sums, no mask and no variance; plain operations have all of these.
+    The last axes are normalised, and the parameters are along these or more of the last axes. The kernels have no
+    float64 but for their sums, and no variance.
     """
     formats = (call.x, call.result, call.product, *formats)
+    rank = len(call.shape)
     return (
-        call.axes == call.feature_axes
+        call.has_last_axes
+        and call.feature_axes == tuple(range(rank - len(call.feature_axes), rank))
+        and len(call.axes) <= len(call.feature_axes)
         and all(name in (None, "float16", "bfloat16", "float32") for name in formats)
         and call.variant.statistic != "variance"
     )

@@ -42,7 +42,7 @@ class Tiles(NamedTuple):
         rows: rows of a tile.
         block: elements of a row in a tile, a power of two.
         chunks: tiles in a row; more than one if the row is split.
-        programs: programs that share the rows; one computes tiles i, i + programs, i + 2 programs ...
+        programs: programs that share the rows of a group; one computes tiles i, i + programs, i + 2 programs ...
         warps: of 32 threads, in a program.
     """
 
@@ -53,8 +53,10 @@ class Tiles(NamedTuple):
     warps: int
 
 
-def tiles(kind: str, rows: int, n: int) -> Tiles:
-    """The division for a kind of pass, forward or backward.
+def tiles(kind: str, rows: int, n: int, groups: int = 1) -> Tiles:
+    """The division for a kind of pass, forward or backward, of rows that have so many groups of n elements.
+
+    A program has one group of its rows: so the gains of a tile are one row, and the sums for them have n elements.
 
     Example:
         >>> tiles("forward", 4096, 128)
@@ -62,6 +64,8 @@ def tiles(kind: str, rows: int, n: int) -> Tiles:
         >>> tiles("backward", 4096, 4096)
         Tiles(rows=1, block=4096, chunks=1, programs=256, warps=16)
         >>> tiles("forward", 64, 262144).chunks
+        32
+        >>> tiles("backward", 4096, 128, groups=32).programs
         32
     """
     limits = _LIMITS[kind]
@@ -72,9 +76,10 @@ def tiles(kind: str, rows: int, n: int) -> Tiles:
     tiles_of_rows = -(-rows // rows_each)
     warps = min(limits.most_warps, max(_FEWEST_WARPS, block // a_warp))
     programs = tiles_of_rows
-    if kind == "backward" and tiles_of_rows > _ALL_AT_ONCE:
+    every = tiles_of_rows * groups
+    if kind == "backward" and every > _ALL_AT_ONCE:
         most = next(number for width, number in _PROGRAMS if block <= width)
-        programs = min(most, max(_ALL_AT_ONCE, tiles_of_rows // _TILES_EACH))
+        programs = -(-min(most, max(_ALL_AT_ONCE, every // _TILES_EACH)) // groups)
     return Tiles(rows_each, block, -(-n // block), programs, warps)
 
 

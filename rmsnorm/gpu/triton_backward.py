@@ -18,14 +18,17 @@ from rmsnorm.gpu.triton_pairs import (
     MOST_RHO,
     STEP,
     gains,
+    is_counted,
     is_outside,
     over,
+    place,
     plus,
     rho_of,
     rounded,
     rounded_wide,
     single,
     split,
+    sum_of_parts,
     times,
     two_sum,
     wide_gains,
@@ -37,140 +40,169 @@ _ZERO: tl.constexpr = tl.constexpr(2.0**-95)  # of the terms of a difference of 
 
 
 @triton.jit
-def sum_parts(dy, h, scale, parts, n, h_step, CHUNKS, OFFSET: tl.constexpr, BLOCK: tl.constexpr):
-    """Into ``parts``, of rows by CHUNKS: the inner product of u and h in a chunk of a row."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+def sum_parts(
+    dy, h, scale, mask, parts, n, k, groups, h_step, mask_step, mask_stride, CHUNKS,
+    OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Into ``parts``, of rows by CHUNKS: <u, h> in a chunk of a row; behind them, with a mask, how many count."""
+    index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, group, _ = place(groups)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
-    u = single(tl.load(dy + row * n + columns, mask=columns < n, other=0.0)).to(tl.float64)
+    live = is_counted(mask, index, columns, mask_step, mask_stride, columns < n)
+    u = single(tl.load(dy + index * n + columns, mask=live, other=0.0)).to(tl.float64)
     if scale is not None:
-        u *= wide_gains(scale, columns, columns < n, OFFSET)
-    v = single(tl.load(h + row * h_step + columns, mask=columns < n, other=0.0)).to(tl.float64)
-    tl.store(parts + row * CHUNKS + chunk, tl.sum(u * v, 0))
+        u *= wide_gains(scale + group * n, columns, columns < n, OFFSET)
+    here = row.to(tl.int64) * h_step + group * n + columns
+    v = single(tl.load(h + here, mask=live, other=0.0)).to(tl.float64)
+    tl.store(parts + index * CHUNKS + chunk, tl.sum(u * v, 0))
+    if mask is not None:
+        size = tl.sum((live & (columns < k)).to(tl.int32), 0).to(tl.float64)
+        tl.store(parts + (tl.num_programs(0) + index) * CHUNKS + chunk, size)
 
 
 @triton.jit
-def _gain_and_u(dy, scale, offsets, columns, inside, n, OFFSET: tl.constexpr):
+def _gain_and_cotangent(dy, scale, offsets, columns, inside, OFFSET: tl.constexpr):
     v = single(tl.load(dy + offsets, mask=inside, other=0.0)).to(tl.float64)
     gain = tl.full(v.shape, 1.0, tl.float64)
     if scale is not None:
-        gain = wide_gains(scale, columns, columns < n, OFFSET) + tl.zeros(v.shape, tl.float64)
+        gain = wide_gains(scale, columns, inside, OFFSET)
     return gain, v
 
 
 @triton.jit
 def _again(
-    h, dy, dh, scale, dx, row, inside_rows, first, last, n, k, h_step, r,
-    EPS: tl.constexpr, FLOOR: tl.constexpr, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
-    ROWS: tl.constexpr,
+    h, dy, dh, scale, mask, dx, h_row, own_row, mask_row, mask_stride, inside_rows, alive, first, last,
+    n, k, r, size, eps, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Elements ``first`` to ``last`` of rows of dx, in pairs of float64."""
+    """Elements ``first`` to ``last`` of rows of dx, in pairs of float64. Rows begin at ``own_row`` and ``h_row``."""
     WIDTH: tl.constexpr = STEP // ROWS
     j = tl.arange(0, WIDTH)[None, :]
     zero = tl.zeros((ROWS, WIDTH), tl.float64)
     plain, inner, inner_error, square, square_error = zero, zero, zero, zero, zero
     for start in range(0, n, WIDTH):
         columns = start + j
-        inside = inside_rows & (columns < n)
-        v = single(tl.load(h + row * h_step + columns, mask=inside, other=0.0)).to(tl.float64)
-        gain, cotangent = _gain_and_u(dy, scale, row * n + columns, columns, inside, n, OFFSET)
+        live = is_counted(mask, mask_row, columns, 1, mask_stride, alive & (columns < n))
+        v = single(tl.load(h + h_row + columns, mask=live, other=0.0)).to(tl.float64)
+        gain, cotangent = _gain_and_cotangent(dy, scale, own_row + columns, columns, live, OFFSET)
         u = cotangent * gain
         plain += u * v  # in which an infinite number stays one
         product, error = times(u, tl.fma(cotangent, gain, -u), v, 0.0)
         inner, inner_error = plus(inner, inner_error, product, error)
         product, error = times(v, 0.0, v, 0.0)
-        counts = columns < k
+        counts = live & (columns < k)
         square, square_error = plus(square, square_error, tl.where(counts, product, 0), tl.where(counts, error, 0))
     plain = tl.sum(plain, 1)[:, None]
     inner, inner_error = tl.reduce((inner, inner_error), 1, plus)
     square, square_error = tl.reduce((square, square_error), 1, plus)
-    q = square[:, None] / k
-    rho = rho_of(q, EPS, FLOOR, POSITION)
+    q = square[:, None] / size
+    rho = rho_of(q, size, eps, POSITION)
     slope = tl.full(q.shape, 1.0, tl.float64)
     if POSITION == "inside":
-        share = EPS / (q + EPS)
+        share = eps / (q + eps)
     elif POSITION == "outside":
-        share = EPS / rho
+        share = eps / rho
         slope = tl.where(q > 0, rho / tl.sqrt(q), 0.0)
     else:
         share = tl.where(tl.sqrt(q) < rho, 1.0, 0.0)
         slope = 1 - share
     along, along_error = over(inner, inner_error, square, square_error)
     along, along_error = along[:, None], along_error[:, None]
-    step = r * r * slope * plain / k
+    step = r * r * slope * plain / size
     by_pairs = (step != 0) & (tl.abs(step) < float("inf"))
     for start in range(first, last, WIDTH):
         columns = start + j
         inside = inside_rows & (columns < last)
-        v = single(tl.load(h + row * h_step + columns, mask=inside, other=0.0)).to(tl.float64)
-        gain, cotangent = _gain_and_u(dy, scale, row * n + columns, columns, inside, n, OFFSET)
+        live = is_counted(mask, mask_row, columns, 1, mask_stride, alive & (columns < last))
+        v = single(tl.load(h + h_row + columns, mask=live, other=0.0)).to(tl.float64)
+        gain, cotangent = _gain_and_cotangent(dy, scale, own_row + columns, columns, live, OFFSET)
         u = cotangent * gain
         near, near_error = times(v, 0.0, along, along_error)
         rest, _ = plus(u, tl.fma(cotangent, gain, -u), -near, -near_error)
         rest = tl.where(tl.abs(rest) <= _ZERO * tl.abs(near), 0.0, rest) + share * near
-        counts = columns < k
+        counts = live & (columns < k)
         rest = tl.where(counts, rest, u)
-        by_formula = r * (u - tl.where(counts, r * v * slope * (r * plain / k), 0.0))
+        by_formula = r * (u - tl.where(counts, r * v * slope * (r * plain / size), 0.0))
         gradient = tl.where(by_pairs, rest / rho, by_formula)
+        if mask is not None:
+            gradient = tl.where(live, gradient, 0.0)
         if dh is not None:
-            gradient += single(tl.load(dh + row * n + columns, mask=inside, other=0.0)).to(tl.float64)
+            gradient += single(tl.load(dh + own_row + columns, mask=inside, other=0.0)).to(tl.float64)
         gradient = tl.where(gradient == 0, 0.0, gradient)  # a zero becomes +0
-        tl.store(dx + row * n + columns, rounded_wide(gradient, FORMAT), mask=inside)
+        tl.store(dx + own_row + columns, rounded_wide(gradient, FORMAT), mask=inside)
 
 
 @triton.jit
 def backward(
-    h, dy, dh, scale, parts, inverse_rms, dx, dscale, dbias, rows, n, k, h_step, PROGRAMS, CHUNKS,
-    EPS: tl.constexpr, FLOOR: tl.constexpr, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
+    h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, mask_step, mask_stride,
+    PROGRAMS, CHUNKS, eps: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
-    """Tiles i, i + PROGRAMS ... of dx, and of dscale and dbias, of PROGRAMS by n, the sums over these rows in float64.
+    """Tiles i, i + PROGRAMS ... of a group of dx, and the sums over these rows in float64, for dscale and dbias.
 
-    ``parts``: what sum_parts has written, if rows are split; a tile then is a chunk of one row. ALL: a power of two
-    that is not below CHUNKS.
+    Those are PROGRAMS by n times the number of groups. ``parts``: what sum_parts has written, if rows are split; a
+    tile then is a chunk of one row.
     """
-    program, chunk = tl.program_id(0), tl.program_id(1)
+    program, group, count = place(groups)
+    chunk = tl.program_id(1)
+    if scale is not None:
+        scale += group * n
     columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
-    counts = columns < k
     if scale is not None:
         gain, gain_error = gains(scale, columns, columns < n, OFFSET)
+        wide_gain = gain.to(tl.float64)
+        if OFFSET != 0:
+            wide_gain += gain_error
     dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     dbias_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     for tile in range(program, tl.cdiv(rows, ROWS), PROGRAMS):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        index = row * count + group
+        h_row, own_row = row * h_step + group * n, index * n
         inside = (row < rows) & (columns < n)
-        r = tl.load(inverse_rms + row, mask=row < rows, other=0.0)
-        v = single(tl.load(h + row * h_step + columns, mask=inside, other=0.0))
-        cotangent = single(tl.load(dy + row * n + columns, mask=inside, other=0.0))
-        normalised = v.to(tl.float64) * r
+        r = tl.load(inverse_rms + index, mask=row < rows, other=0.0)
+        alive, live, counts, size = row < rows, inside, columns < k, tl.zeros(r.shape, tl.float64) + k
+        if mask is not None:
+            live = is_counted(mask, index, columns, mask_step, mask_stride, inside)
+            counts = live & counts
+            if parts is None:
+                size = tl.sum(counts.to(tl.int32), 1)[:, None].to(tl.float64)
+            else:
+                size = sum_of_parts(parts, rows * count + index, CHUNKS, ALL)
+            alive &= size > 0
+            live &= alive
+            size, r = tl.where(alive, size, 1.0), tl.where(alive, r, 1.0)
+        v = single(tl.load(h + h_row + columns, mask=live, other=0.0))
+        cotangent = single(tl.load(dy + own_row + columns, mask=live, other=0.0))
+        product = v.to(tl.float64) * cotangent.to(tl.float64)  # exact
         if dscale is not None:
-            dscale_sum = tl.fma(cotangent.to(tl.float64), normalised, dscale_sum)
+            total = tl.fma(product, r, dscale_sum)
+            if mask is not None:
+                total = tl.where(live, total, dscale_sum)  # r may be infinite
+            dscale_sum = total
         if dbias is not None:
             dbias_sum += cotangent.to(tl.float64)
-        u, u_error, wide_u = cotangent, 0.0, cotangent.to(tl.float64)
+        u, u_error = cotangent, 0.0
         bad = is_outside(u, u, u)
         if scale is not None:
             u = cotangent * gain
-            wide_u = u.to(tl.float64)
+            product *= wide_gain
             if OFFSET != 0 or dy.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
                 u_error = tl.fma(cotangent, gain, -u)  # else 0
                 if OFFSET != 0:
                     u_error += cotangent * gain_error
-                wide_u += u_error
             bad = is_outside(u, cotangent, gain)
         if parts is None:
-            inner = tl.sum(wide_u * normalised, 1)[:, None]
+            inner = tl.sum(product, 1)[:, None] * r
         else:
-            all_chunks = tl.arange(0, ALL)[None, :]
-            inner = tl.load(parts + row * CHUNKS + all_chunks, mask=all_chunks < CHUNKS, other=0.0)
-            inner = tl.sum(inner, 1)[:, None] * r
+            inner = sum_of_parts(parts, index, CHUNKS, ALL) * r
         outside = ((r >= 1 / MOST_RHO) & (r <= 1 / LEAST_RHO)) == 0
         slope = tl.full(r.shape, 1.0, tl.float64)
         if POSITION == "outside":
-            slope = 1 / (1 - EPS * r)
-            outside = outside | (EPS * r > 0.5)
+            slope = 1 / (1 - eps * r)
+            outside = outside | (eps * r > 0.5)
         elif POSITION == "clamp":
-            slope = tl.where(r * FLOOR < 1 - 2.0**-50, 1.0, 0.0)  # 1 / rho is rounded
-        step = r * slope * inner / k
+            slope = tl.where(r * (eps / tl.sqrt(size)) < 1 - 2.0**-50, 1.0, 0.0)  # 1 / rho is rounded
+        step = r * slope * inner / size
         outside = outside | ((step != 0) & (((tl.abs(step) >= LEAST) & (tl.abs(step) <= MOST)) == 0))
         step_high, step_low = split(step)
         near = v * step_high
@@ -185,24 +217,25 @@ def backward(
         gradient = rest * high
         error = tl.fma(rest, high, -gradient) + (rest * low + rest_error * high)
         if dh is not None:
-            other = single(tl.load(dh + row * n + columns, mask=inside, other=0.0))
+            other = single(tl.load(dh + own_row + columns, mask=inside, other=0.0))
             bad = bad | is_outside(other, other, other)
             gradient, sum_error = two_sum(gradient, other)
             error += sum_error
         gradient = rounded(tl.where(gradient == 0, 0.0, gradient), error, FORMAT)  # a zero becomes +0
-        bad = (bad & inside) | (outside & (row < rows))
-        tl.store(dx + row * n + columns, gradient, mask=inside)  # now, so that no register keeps it
+        bad = (bad & inside) | (outside & alive)
+        tl.store(dx + own_row + columns, gradient, mask=inside)  # now, so that no register keeps it
         if tl.max(bad.to(tl.int32)) > 0:
             tl.debug_barrier()
             _again(
-                h, dy, dh, scale, dx, row, row < rows, chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, k, h_step,
-                r, EPS, FLOOR, POSITION, OFFSET, FORMAT, ROWS,
+                h, dy, dh, scale, mask, dx, h_row, own_row, index * mask_step, mask_stride, row < rows, alive,
+                chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, k, r, size, eps, POSITION, OFFSET, FORMAT, ROWS,
             )  # fmt: skip
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
+    sums = (program.to(tl.int64) * count + group) * n + columns
     if dscale is not None:
-        tl.store(dscale + program * n + columns, tl.sum(dscale_sum, 0), mask=columns < n)
+        tl.store(dscale + sums, tl.sum(dscale_sum, 0), mask=columns < n)
     if dbias is not None:
-        tl.store(dbias + program * n + columns, tl.sum(dbias_sum, 0), mask=columns < n)
+        tl.store(dbias + sums, tl.sum(dbias_sum, 0), mask=columns < n)
 
 
 @triton.jit
@@ -211,7 +244,7 @@ def add_up(sums, total, programs, n, FORMAT: tl.constexpr, ROWS: tl.constexpr, B
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     result = tl.zeros((ROWS, BLOCK), tl.float64)
     for start in range(0, programs, ROWS):
-        row = start + tl.arange(0, ROWS)[:, None]
+        row = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
         result += tl.load(sums + row * n + columns, mask=(row < programs) & (columns < n), other=0.0)
     result = tl.sum(result, 0)[None, :]
     tl.store(total + columns, rounded_wide(result, FORMAT), mask=columns < n)

@@ -15,12 +15,15 @@ from rmsnorm.gpu.triton_pairs import (
     MOST_RHO,
     STEP,
     gains,
+    is_counted,
     is_outside,
+    place,
     rho_of,
     rounded,
     rounded_wide,
     single,
     split,
+    sum_of_parts,
     to_format,
     two_sum,
     wide_gains,
@@ -40,46 +43,73 @@ def load_sum(x, residual, offsets, residual_offsets, inside, FORMAT: tl.constexp
 
 
 @triton.jit
-def sum_parts(x, residual, parts, n, k, x_step, CHUNKS, FORMAT: tl.constexpr, BLOCK: tl.constexpr):
-    """Into ``parts``, of rows by CHUNKS: the sum of squares in a chunk of a row."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+def sum_parts(
+    x, residual, mask, parts, n, k, groups, x_step, mask_step, mask_stride, CHUNKS,
+    FORMAT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Into ``parts``, of rows by CHUNKS: the squares in a chunk of a row; behind them, with a mask, how many count."""
+    index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, group, _ = place(groups)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
-    h = load_sum(x, residual, row * x_step + columns, row * n + columns, columns < k, FORMAT)
+    counts = is_counted(mask, index, columns, mask_step, mask_stride, columns < k)
+    here = row.to(tl.int64) * x_step + group * n + columns
+    h = load_sum(x, residual, here, index * n + columns, counts, FORMAT)
     h = single(h).to(tl.float64)
-    tl.store(parts + row * CHUNKS + chunk, tl.sum(h * h, 0))
+    tl.store(parts + index * CHUNKS + chunk, tl.sum(h * h, 0))
+    if mask is not None:
+        size = tl.sum(counts.to(tl.int32), 0).to(tl.float64)
+        tl.store(parts + (tl.num_programs(0) + index) * CHUNKS + chunk, size)
 
 
 @triton.jit
 def forward(
-    x, residual, scale, bias, parts, y, h_out, inverse_rms, rows, n, k, x_step, CHUNKS,
-    EPS: tl.constexpr, FLOOR: tl.constexpr, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
-    NORM: tl.constexpr, PRODUCT: tl.constexpr, RESULT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    ALL: tl.constexpr,
+    x, residual, scale, bias, mask, parts, y, h_out, inverse_rms, rows, n, k, groups, x_step, mask_step, mask_stride,
+    CHUNKS, eps: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr, NORM: tl.constexpr,
+    PRODUCT: tl.constexpr, RESULT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
-    """A tile of y, h and 1 / rho.
+    """A tile of y, h and 1 / rho, of rows of one group: program i has tile i // groups of group i % groups.
 
     ``parts``: what sum_parts has written, if rows are split; a program then has a chunk of one row. NORM, PRODUCT:
-    the formats to which h / rho and the products with the parameters are rounded; NORM is empty if only y is. ALL: a
-    power of two that is not below CHUNKS.
+    the formats to which h / rho and the products with the parameters are rounded; NORM is empty if only y is.
     """
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    tile, group, count = place(groups)
+    row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    index = row * count + group
+    x_row, own_row = row * x_step + group * n, index * n
+    if scale is not None:
+        scale += group * n
+    if bias is not None:
+        bias += group * n
     chunk = tl.program_id(1)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (columns < n)
-    h = load_sum(x, residual, row * x_step + columns, row * n + columns, inside, FORMAT)
+    h = load_sum(x, residual, x_row + columns, own_row + columns, inside, FORMAT)
     if residual is not None:
-        tl.store(h_out + row * n + columns, h, mask=inside)
+        tl.store(h_out + own_row + columns, h, mask=inside)
     h = single(h)
+    counts = columns < k
+    if mask is not None:
+        counts &= is_counted(mask, index, columns, mask_step, mask_stride, inside)
     if parts is None:
         wide = h.to(tl.float64)
-        total = tl.sum(tl.where(columns < k, wide * wide, 0.0), 1)[:, None]
+        total = tl.sum(tl.where(counts, wide * wide, 0.0), 1)[:, None]
     else:
-        chunks = tl.arange(0, ALL)[None, :]
-        total = tl.sum(tl.load(parts + row * CHUNKS + chunks, mask=chunks < CHUNKS, other=0.0), 1)[:, None]
-    rho = rho_of(total / k, EPS, FLOOR, POSITION)
+        total = sum_of_parts(parts, index, CHUNKS, ALL)
+    alive, size = row < rows, tl.zeros(total.shape, tl.float64) + k
+    if mask is not None:
+        if parts is None:
+            size = tl.sum(counts.to(tl.int32), 1)[:, None].to(tl.float64)
+        else:
+            size = sum_of_parts(parts, rows * count + index, CHUNKS, ALL)
+        alive &= size > 0
+        size = tl.where(size > 0, size, 1.0)
+    rho = rho_of(total / size, size, eps, POSITION)
+    inverse = 1 / rho
+    if mask is not None:
+        inverse = tl.where(alive, inverse, 0.0)
     if chunk == 0:
-        tl.store(inverse_rms + row, 1 / rho, mask=row < rows)
-    high, low = split(1 / rho)
+        tl.store(inverse_rms + index, inverse, mask=row < rows)
+    high, low = split(inverse)
 
     outside = ((rho >= LEAST_RHO) & (rho <= MOST_RHO)) == 0
     t = h * high
@@ -115,14 +145,17 @@ def forward(
             error += sum_error
             bad = bad | is_outside(t, 0.0, 0.0)
         result = rounded(t, error, RESULT)
-    bad = (bad & inside) | (outside & (row < rows))
-    tl.store(y + row * n + columns, result, mask=inside)
+    bad = (bad & inside) | (outside & alive)
+    if mask is not None:
+        bad &= alive
+        result = tl.where(alive, result, tl.zeros(result.shape, result.dtype))
+    tl.store(y + own_row + columns, result, mask=inside)
     if tl.max(bad.to(tl.int32)) > 0:
         tl.debug_barrier()
         for start in range(chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), STEP // ROWS):
             j = start + tl.arange(0, STEP // ROWS)[None, :]
             within = (row < rows) & (j < n)
-            own = load_sum(x, residual, row * x_step + j, row * n + j, within, FORMAT)
+            own = load_sum(x, residual, x_row + j, own_row + j, within, FORMAT)
             w = single(own).to(tl.float64)
             if NORM != "":
                 w = single(rounded_wide(w / rho, NORM)).to(tl.float64)
@@ -138,4 +171,6 @@ def forward(
                 w = w / rho
                 if bias is not None:
                     w += single(tl.load(bias + j, mask=j < n, other=0.0)).to(tl.float64)
-            tl.store(y + row * n + j, rounded_wide(w, RESULT), mask=within)
+            if mask is not None:
+                w = tl.where(alive, w, 0.0)
+            tl.store(y + own_row + j, rounded_wide(w, RESULT), mask=within)

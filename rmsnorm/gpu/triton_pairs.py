@@ -25,6 +25,32 @@ MOST_RHO: Final = tl.constexpr(2.0**30)
 
 
 @triton.jit
+def place(groups):
+    """The number of a program in its group, the group, and how many there are. None is one group."""
+    if groups is None:
+        return tl.program_id(0), 0, 1
+    else:
+        return tl.program_id(0) // groups, tl.program_id(0) % groups, groups
+
+
+@triton.jit
+def is_counted(mask, index, columns, mask_step, mask_stride, inside):
+    """Which elements the mask leaves: all that are inside if it is None."""
+    if mask is None:
+        return inside
+    else:
+        place = index * mask_step + columns.to(tl.int64) * mask_stride
+        return inside & (tl.load(mask + place, mask=inside, other=0) != 0)
+
+
+@triton.jit
+def sum_of_parts(parts, index, CHUNKS, ALL: tl.constexpr):
+    """Of a row that is split, what ``sum_parts`` has written. ALL: a power of two that is not below CHUNKS."""
+    chunks = tl.arange(0, ALL)[None, :]
+    return tl.sum(tl.load(parts + index * CHUNKS + chunks, mask=chunks < CHUNKS, other=0.0), 1)[:, None]
+
+
+@triton.jit
 def two_sum(a, b):
     """a + b, and what that rounds off."""
     total = a + b
@@ -131,15 +157,16 @@ def rounded_wide(number, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def rho_of(q, EPS: tl.constexpr, FLOOR: tl.constexpr, POSITION: tl.constexpr):
-    """rho in float64 of a mean square; FLOOR is the least rho of a clamp."""
+def rho_of(q, size, eps, POSITION: tl.constexpr):
+    """rho in float64 of the mean square of so many elements."""
     if POSITION == "inside":
-        rho = tl.sqrt(q + EPS)
+        rho = tl.sqrt(q + eps)
     elif POSITION == "outside":
-        rho = tl.sqrt(q) + EPS
+        rho = tl.sqrt(q) + eps
     else:
         rho = tl.sqrt(q)
-        rho = tl.where(rho < FLOOR, FLOOR, rho)
+        floor = eps / tl.sqrt(size)
+        rho = tl.where(rho < floor, floor, rho)
     return rho
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from rmsnorm import gpu
 from rmsnorm.call import Call
-from rmsnorm.gpu.plan import power_of_two, tiles
-from rmsnorm.torch_impl.memory import gapless, laid_out, rows_of
+from rmsnorm.gpu.plan import Tiles, power_of_two, tiles
+from rmsnorm.torch_impl.memory import gapless, laid_out, mask_rows, rows_of
 from rmsnorm.torch_impl.rounding import dtype_name
 
 _OLDEST: Final = 8, 0  # the first compute capability that converts to bfloat16
@@ -31,7 +31,10 @@ class Plan(NamedTuple):
 
     n: int
     k: int
-    rows: int
+    rows: int  # of the parameters' width
+    groups: int  # of n elements in such a row
+    forward: Tiles
+    backward: Tiles
     settings: dict[str, Any]  # of both kernels
     roundings: dict[str, str]  # of the forward pass
     reduced: tuple[int, ...]  # the shape of 1 / rho
@@ -41,44 +44,44 @@ class Plan(NamedTuple):
 
 def plan(call: Call, scale: str | None, bias: str | None) -> Plan | None:
     """None if the kernels cannot compute the call."""
-    if not (call.has_last_axes and gpu.supports(call, scale, bias)) or 0 in call.shape:
+    if not gpu.supports(call, scale, bias) or 0 in call.shape:
         return None
     n, k, variant = call.n, call.k, call.variant
-    kept = len(call.shape) - len(call.axes)
+    kept, shared = (len(call.shape) - len(axes) for axes in (call.axes, call.feature_axes))
+    rows, groups = math.prod(call.shape[:shared]), math.prod(call.shape[shared:kept])
     return Plan(
-        n, k, math.prod(call.shape[:kept]),
+        n, k, rows, groups, tiles("forward", rows, n, groups), tiles("backward", rows, n, groups),
         {
-            "EPS": call.eps, "FLOOR": call.eps / k**0.5, "POSITION": variant.eps_position,
-            "OFFSET": variant.scale_offset, "FORMAT": call.x,
+            "eps": call.eps, "POSITION": variant.eps_position, "OFFSET": variant.scale_offset, "FORMAT": call.x,
         },
         {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result},
         (*call.shape[:kept], *(1 for _ in call.axes)),
-        call.shape[kept:],
+        call.shape[shared:],
     )  # fmt: skip
 
 
-@lru_cache
 def is_usable(device: torch.device) -> bool:
-    """Whether the kernels run on a device; for a GPU that is too old, or not Nvidia's, a warning says that they do not.
-
-    An interpreter runs them on the CPU.
-    """
+    """Whether the kernels run on a device; an interpreter runs them on the CPU."""
     if device.type == "cpu":
         return gpu.is_interpreted()
-    if device.type != "cuda" or not gpu.has_triton():
-        return False
+    return device.type == "cuda" and gpu.has_triton() and _is_new_enough(device)
+
+
+@lru_cache
+def _is_new_enough(device: torch.device) -> bool:
+    """False for a GPU that is too old, or not Nvidia's; a warning says so."""
     if torch.version.hip is not None:
         why = "the kernels have not been tried on AMD's GPUs"
     elif (capability := torch.cuda.get_device_capability(device)) < _OLDEST:
         why = f"its compute capability is {capability}, and the kernels need {_OLDEST}"
     else:
         return True
-    warnings.warn(f"rmsnorm: on {device} slower code computes the same results: {why}", stacklevel=2)
+    warnings.warn(f"rmsnorm: on {device} slower code computes the same results: {why}", stacklevel=3)
     return False
 
 
 def forward(
-    plan: Plan, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None
+    plan: Plan, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """y, h = x + residual (None without one) and 1 / rho in float64."""
     from rmsnorm.gpu import triton_forward as kernels
@@ -91,18 +94,19 @@ def forward(
     if residual is not None:
         h, x, residual = torch.empty(x.shape, dtype=dtype, device=x.device), x.to(dtype), residual.to(dtype)
         residual = residual.contiguous()
-    matrix = rows_of(x, plan.n)
-    parts, tile = None, tiles("forward", plan.rows, plan.n)
+    matrix, tile = rows_of(x, plan.n * plan.groups), plan.forward
+    masks, *steps = _masks(mask, x, plan.n)
+    sizes = plan.n, plan.k, None if plan.groups == 1 else plan.groups, matrix.stride(0), *steps
+    parts = _parts(plan, tile, x, mask)
     with _on(x):
-        if tile.chunks > 1:
-            parts = torch.empty(plan.rows, tile.chunks, dtype=torch.float64, device=x.device)
-            kernels.sum_parts[plan.rows, tile.chunks](
-                matrix, residual, parts, plan.n, plan.k, matrix.stride(0), tile.chunks,
+        if parts is not None:
+            kernels.sum_parts[plan.rows * plan.groups, tile.chunks](
+                matrix, residual, masks, parts, *sizes, tile.chunks,
                 FORMAT=plan.settings["FORMAT"], BLOCK=tile.block, num_warps=tile.warps, **OPTIONS,
             )  # fmt: skip
-        kernels.forward[tile.programs, tile.chunks](
-            matrix, residual, gapless(scale), gapless(bias), parts, y, h, inverse_rms,
-            plan.rows, plan.n, plan.k, matrix.stride(0), tile.chunks, **plan.settings, **plan.roundings,
+        kernels.forward[tile.programs * plan.groups, tile.chunks](
+            matrix, residual, gapless(scale), gapless(bias), masks, parts, y, h, inverse_rms,
+            plan.rows, *sizes, tile.chunks, **plan.settings, **plan.roundings,
             ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks), num_warps=tile.warps, **OPTIONS,
         )  # fmt: skip
     if not x.is_contiguous():
@@ -111,31 +115,32 @@ def forward(
 
 
 def backward(
-    plan: Plan, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, inverse_rms: Tensor,
-    dh: Tensor | None,
+    plan: Plan, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
+    inverse_rms: Tensor, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
     from rmsnorm.gpu import triton_backward as kernels
     from rmsnorm.gpu.triton_pairs import OPTIONS
 
-    tile = tiles("backward", plan.rows, plan.n)
+    tile, width = plan.backward, plan.n * plan.groups
     dx = torch.empty(h.shape, dtype=h.dtype, device=h.device)
     sums = [
-        None if dtype is None else torch.empty(tile.programs, plan.n, dtype=torch.float64, device=h.device)
+        None if dtype is None else torch.empty(tile.programs, width, dtype=torch.float64, device=h.device)
         for dtype in (None if scale is None else scale.dtype, bias)
     ]
-    matrix, dy, gain = rows_of(h, plan.n), dy.contiguous(), gapless(scale)
-    parts = None
+    matrix, dy, gain = rows_of(h, width), dy.contiguous(), gapless(scale)
+    masks, *steps = _masks(mask, h, plan.n)
+    sizes = plan.n, plan.k, None if plan.groups == 1 else plan.groups, matrix.stride(0), *steps
+    parts = _parts(plan, tile, h, mask)
     with _on(h):
-        if tile.chunks > 1:
-            parts = torch.empty(plan.rows, tile.chunks, dtype=torch.float64, device=h.device)
-            kernels.sum_parts[plan.rows, tile.chunks](
-                dy, matrix, gain, parts, plan.n, matrix.stride(0), tile.chunks,
+        if parts is not None:
+            kernels.sum_parts[plan.rows * plan.groups, tile.chunks](
+                dy, matrix, gain, masks, parts, *sizes, tile.chunks,
                 OFFSET=plan.settings["OFFSET"], BLOCK=tile.block, num_warps=tile.warps, **OPTIONS,
             )  # fmt: skip
-        kernels.backward[tile.programs, tile.chunks](
-            matrix, dy, gapless(dh), gain, parts, inverse_rms, dx, *sums,
-            plan.rows, plan.n, plan.k, matrix.stride(0), tile.programs, tile.chunks, **plan.settings,
+        kernels.backward[tile.programs * plan.groups, tile.chunks](
+            matrix, dy, gapless(dh), gain, masks, parts, inverse_rms, dx, *sums,
+            plan.rows, *sizes, tile.programs, tile.chunks, **plan.settings,
             ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks), num_warps=tile.warps, **OPTIONS,
         )  # fmt: skip
         results: list[Tensor | None] = []
@@ -144,12 +149,24 @@ def backward(
                 results.append(None)
                 continue
             result = torch.empty(plan.sizes, dtype=dtype, device=h.device)
-            kernels.add_up[(-(-plan.n // _ADD_UP["BLOCK"]),)](
-                total, result, tile.programs, plan.n, FORMAT=dtype_name(dtype), **_ADD_UP, num_warps=4, **OPTIONS
+            kernels.add_up[(-(-width // _ADD_UP["BLOCK"]),)](
+                total, result, tile.programs, width, FORMAT=dtype_name(dtype), **_ADD_UP, num_warps=4, **OPTIONS
             )
             results.append(result)
     dscale, dbias = results
     return dx if h.is_contiguous() else laid_out(dx, h), dscale, dbias
+
+
+def _masks(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int, int]:
+    """The mask as bytes in rows, and the steps to the next row and the next element."""
+    masks, step, stride = mask_rows(mask, x, n)
+    return None if masks is None else masks.view(torch.uint8), step, stride
+
+
+def _parts(plan: Plan, tile: Tiles, x: Tensor, mask: Tensor | None) -> Tensor | None:
+    """For the sums over parts of rows, if rows are split: of products and, with a mask, of the elements that count."""
+    shape = 1 if mask is None else 2, plan.rows * plan.groups, tile.chunks
+    return torch.empty(shape, dtype=torch.float64, device=x.device) if tile.chunks > 1 else None
 
 
 def _on(x: Tensor) -> Any:

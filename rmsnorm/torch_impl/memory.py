@@ -65,6 +65,14 @@ def rows_of(x: Tensor, n: int) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
+def mask_rows(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int, int]:
+    """The mask in rows, and the steps to the next row and the next element."""
+    if mask is None:
+        return None, 0, 0
+    mask = mask.expand(x.shape).reshape(-1, n)
+    return mask, mask.stride(0), mask.stride(1)
+
+
 def laid_out(result: Tensor, x: Tensor) -> Tensor:
     """The result in the memory format of x."""
     return torch.empty_like(x, dtype=result.dtype).copy_(result)

@@ -68,8 +68,8 @@ def serve(call: Call, *tensors: Tensor | None) -> bool:
         return False
     if all(t.is_cpu for t in present):
         return _has_formats(call.x, call.result, call.norm, call.product if call.norm else None)
-    formats = (dtype_name(t.dtype) for t in present)
-    return all(t.is_cuda for t in present) and gpu.supports(call, *formats) and _is_usable(present[0].device)
+    formats = (dtype_name(t.dtype) for t in present if t.dtype != torch.bool)
+    return all(t.is_cuda for t in present) and gpu.supports(own, *formats) and _is_usable(present[0].device)
 
 
 def axes_last(call: Call) -> Call:

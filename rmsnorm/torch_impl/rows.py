@@ -19,7 +19,7 @@ from rmsnorm.call import Call
 from rmsnorm.cpu import openmp
 from rmsnorm.cpu.memory import advise
 from rmsnorm.torch_impl import arithmetic, gpu
-from rmsnorm.torch_impl.memory import check_storage, gapless, is_plain, is_plain_on_gpu, laid_out, rows_of
+from rmsnorm.torch_impl.memory import check_storage, gapless, is_plain, is_plain_on_gpu, laid_out, mask_rows, rows_of
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
@@ -38,7 +38,7 @@ def plan(
 ) -> Any:  # fmt: skip
     """What the kernels for a device need for a call with a gate of that dtype; None if they cannot compute it."""
     if gpu.is_usable(device):
-        return None if has_mask or gate is not None else gpu.plan(call, scale, bias)
+        return None if gate is not None else gpu.plan(call, scale, bias)
     present = {"bias": bias is not None, "mask": has_mask, "residual": has_residual}
     if device.type != "cpu" or not cpu.supports(call, gate, tuple(name for name, is_set in present.items() if is_set)):
         return None
@@ -58,7 +58,7 @@ def forward(
         y, inverse_rms = _forward_in_blocks(call, x if h is None else h, scale, bias, mask, gate)
         return y, h, inverse_rms
     if type(plan) is gpu.Plan:
-        return gpu.forward(plan, x, residual, scale, bias)
+        return gpu.forward(plan, x, residual, scale, bias, mask)
     y = torch.empty(*x.shape, dtype=_DTYPES[call.result], device=CPU)  # faster with separate sizes than with a shape
     inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=CPU) if with_inverse_rms else None
     h = other = None
@@ -66,14 +66,14 @@ def forward(
         h, t = _empty(x.shape, call.x), _DTYPES[call.x]
         x, other = x.to(t), residual.to(t).contiguous()
     matrix = x if x.is_contiguous() else rows_of(x, plan.n)
-    mask_rows, mask_step, mask_stride = _masked(mask, x, plan.n)
+    masks, mask_step, mask_stride = mask_rows(mask, x, plan.n)
     scale, bias, (gates, gate_step) = gapless(scale), gapless(bias), _gates(gate, plan.n)
     if plan.large:
         advise(y.data_ptr(), y.nbytes)
     plan.run_forward(
-        openmp_threads, (matrix, other, scale, bias, mask_rows, y, h, inverse_rms, gates),
+        openmp_threads, (matrix, other, scale, bias, masks, y, h, inverse_rms, gates),
         matrix.data_ptr(), plan.x_bytes if matrix is x else matrix.stride(0) * x.element_size(),
-        _address(other), _address(scale), _address(bias), _address(mask_rows), mask_step, mask_stride,
+        _address(other), _address(scale), _address(bias), _address(masks), mask_step, mask_stride,
         y.data_ptr(), _address(h), _address(inverse_rms), _address(gates), gate_step,
     )  # fmt: skip
     if matrix is not x:
@@ -218,21 +218,21 @@ def _backward_by_kernels(
     inverse_rms: Tensor | None, dh: Tensor | None, gate: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     if inverse_rms is not None and type(plan) is gpu.Plan:
-        return *gpu.backward(plan, dy, h, scale, None if bias is None else bias.dtype, inverse_rms, dh), None
+        return *gpu.backward(plan, dy, h, scale, None if bias is None else bias.dtype, mask, inverse_rms, dh), None
     dx = torch.empty(*h.shape, dtype=h.dtype, device=CPU)
     dscale, dbias = (None if p is None else torch.empty(*p.shape, dtype=p.dtype, device=CPU) for p in (scale, bias))
     dgate = None if gate is None else torch.empty(*h.shape, dtype=gate.dtype, device=CPU)
     matrix = h if h.is_contiguous() else rows_of(h, plan.n)
-    mask_rows, mask_step, mask_stride = _masked(mask, h, plan.n)
+    masks, mask_step, mask_stride = mask_rows(mask, h, plan.n)
     dy, dh, gain, (gates, gate_step) = dy.contiguous(), gapless(dh), gapless(scale), _gates(gate, plan.n)
     shift = None if gate is None else gapless(bias)  # dgate needs it
     for result in (dx, dgate) if plan.large else ():
         if result is not None:
             advise(result.data_ptr(), result.nbytes)
     plan.run_backward(
-        openmp_threads, (matrix, gain, mask_rows, inverse_rms, dy, dh, dx, dscale, dbias, gates, dgate, shift),
+        openmp_threads, (matrix, gain, masks, inverse_rms, dy, dh, dx, dscale, dbias, gates, dgate, shift),
         matrix.data_ptr(), plan.x_bytes if matrix is h else matrix.stride(0) * h.element_size(),
-        _address(gain), _address(mask_rows), mask_step, mask_stride,
+        _address(gain), _address(masks), mask_step, mask_stride,
         _address(inverse_rms), dy.data_ptr(), _address(dh), dx.data_ptr(), _address(dscale), _address(dbias),
         _address(gates), gate_step, _address(dgate), _address(shift),
     )  # fmt: skip
@@ -262,8 +262,8 @@ def _forward_in_blocks(
     y = _empty(h.shape, call.result)
     inverse_rms = h.new_empty([*h.shape[: -len(call.axes)], *(1 for _ in call.axes)], dtype=torch.float64)
     out, factors, g, b = y.view(-1, call.n), inverse_rms.view(-1, 1), _flat(scale), _flat(bias)
-    for block, part, rows, mask_rows, gates in _blocks(call, h, mask, gate):
-        out[block], factors[block] = arithmetic.forward(part, rows, g, b, mask_rows, gates)
+    for block, part, rows, masks, gates in _blocks(call, h, mask, gate):
+        out[block], factors[block] = arithmetic.forward(part, rows, g, b, masks, gates)
     return y, inverse_rms
 
 
@@ -279,8 +279,8 @@ def _backward_in_blocks(
     dscale, dbias = torch.zeros(2, call.n, dtype=torch.float64, device=CPU).unbind()
     out, v, factors, g = dx.view(-1, call.n), dy.reshape(-1, call.n), inverse_rms.view(-1, 1), _flat(scale)
     dh_rows = None if dh is None else dh.reshape(-1, call.n)
-    for block, part, rows, mask_rows, _ in _blocks(call, h, mask, None):
-        block_dx, *sums = arithmetic.backward(part, v[block], rows.double(), g, mask_rows, factors[block])
+    for block, part, rows, masks, _ in _blocks(call, h, mask, None):
+        block_dx, *sums = arithmetic.backward(part, v[block], rows.double(), g, masks, factors[block])
         out[block] = cast(block_dx if dh_rows is None else block_dx + dh_rows[block].double(), call.x)
         dscale += sums[0]
         dbias += sums[1]
@@ -302,13 +302,13 @@ def _blocks(
     call: Call, h: Tensor, mask: Tensor | None, gate: Tensor | None
 ) -> Iterator[tuple[slice, Call, Tensor, Tensor | None, Tensor | None]]:
     """Slices of rows, the call on each, and its elements, mask and gate."""
-    rows, mask_rows = h.reshape(-1, call.n), None if mask is None else mask.expand(h.shape).reshape(-1, call.n)
+    rows, masks = h.reshape(-1, call.n), None if mask is None else mask.expand(h.shape).reshape(-1, call.n)
     gates = None if gate is None else gate.reshape(-1, call.n)
     step = max(1, _BLOCK // call.n)
     for start in range(0, rows.shape[0], step):
         block = slice(start, start + step)
         part = replace(call, shape=tuple(rows[block].shape), axes=(1,), feature_axes=(1,))
-        own_mask, own_gate = (None if t is None else t[block] for t in (mask_rows, gates))
+        own_mask, own_gate = (None if t is None else t[block] for t in (masks, gates))
         yield block, part, rows[block], own_mask, own_gate
 
 
@@ -316,14 +316,6 @@ def _empty(shape: Any, dtype: str) -> Tensor:
     tensor = torch.empty(shape, dtype=_DTYPES[dtype], device=CPU)
     advise(tensor.data_ptr(), tensor.nbytes)
     return tensor
-
-
-def _masked(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int, int]:
-    """The mask in rows, and the steps to the next row and the next element."""
-    if mask is None:
-        return None, 0, 0
-    mask = mask.expand(x.shape).reshape(-1, n)
-    return mask, mask.stride(0), mask.stride(1)
 
 
 def _flat(parameter: Tensor | None) -> Tensor | None:

@@ -32,6 +32,7 @@ def run(tests, *options, package=ROOT, kernels="interpret"):
     environment = {
         **os.environ,
         "RMSNORM_GPU_KERNELS": kernels,
+        "TRITON_INTERPRET": str(int(kernels == "interpret")),
         "PYTHONPATH": os.pathsep.join([str(package), str(TRITON), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, *options]
@@ -86,6 +87,25 @@ def test_after_tensorflow_triton_is_not_imported():
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
     assert done.stdout == "False\n"
     assert "import triton first, or set RMSNORM_GPU_KERNELS=0" in done.stderr
+
+
+def test_with_triton_before_tensorflow_the_answer_stays():
+    """The answer imports Triton, so that TensorFlow, imported between it and the first kernel, changes nothing."""
+    code = "import sys, types; from rmsnorm import gpu; print(gpu.has_triton(), 'triton' in sys.modules)\n"
+    code += "sys.modules['tensorflow'] = types.ModuleType('tensorflow'); print(gpu.has_triton())"
+    environment = {**os.environ, "PYTHONPATH": str(TRITON)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.stdout == "True True\nTrue\n", done.stderr
+
+
+def test_an_import_writes_no_environment_variable():
+    code = "import os; before = dict(os.environ); import rmsnorm.gpu, rmsnorm.torch_impl; print(os.environ == before)\n"
+    code += "rmsnorm.gpu.is_interpreted()"
+    environment = {**os.environ, "PYTHONPATH": str(TRITON), "RMSNORM_GPU_KERNELS": "interpret"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.stdout == "True\n"
+    assert "is 'interpret', expected TRITON_INTERPRET=1 beside it; set both before Triton is imported" in done.stderr
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """The Triton kernels against the golden, on a GPU, or else in Triton's interpreter, which test_triton.py starts.
 
-RMSNORM_GPU_KERNELS=interpret python -m pytest tests/gpu/torch_kernels.py     # without a GPU
-python -m pytest tests/gpu/torch_kernels.py                                   # with one
+RMSNORM_GPU_KERNELS=interpret TRITON_INTERPRET=1 python -m pytest tests/gpu/torch_kernels.py     # without a GPU
+python -m pytest tests/gpu/torch_kernels.py                                                      # with one
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import rmsnorm.gpu
 from rmsnorm import numpy_impl
 from rmsnorm.gpu import plan
-from rmsnorm.torch_impl import RMSNorm, gpu, rms_norm, rms_norm_vjp, rows
+from rmsnorm.torch_impl import RMSNorm, functional, gpu, operators, rms_norm, rms_norm_vjp, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinite numbers in the interpreter
 
@@ -22,15 +22,33 @@ DEVICE = "cpu" if rmsnorm.gpu.is_interpreted() else "cuda"
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 VARIANTS = ("llama", "gemma", "paper", "zhang_torch", "x_transformers", "lasagne", "olmo2", "nematus", "mlx")
 # The widest rows that a program has in registers, and the rows of a tile: the division of rows of 80 elements.
-BRANCHES = {"many": (2**13, 32), "one": (2**13, 1), "split": (64, 32)}
+BRANCHES = {"many": (2**13, 32), "one": (2**13, 1), "split": (64, 1)}
 WIDTH = 80
-CASES = [("many", list(DTYPES)[i % 3], variant) for i, variant in enumerate(VARIANTS)]
-CASES += [("one", "bfloat16", "llama"), ("one", "float32", "paper"), ("one", "float16", "gemma")]
+CASES = [("many", list(DTYPES)[i % 3], variant, 1) for i, variant in enumerate(VARIANTS)]
+CASES += [("one", "bfloat16", "llama", 1), ("one", "float32", "paper", 1), ("one", "float16", "gemma", 1)]
 CASES += [
-    ("split", "bfloat16", "llama"),
-    ("split", "float32", "zhang_torch"),
-    ("many", "float16", "gemma"),
-    ("many", "float32", "gemma"),
+    ("split", "bfloat16", "llama", 1),
+    ("split", "float32", "zhang_torch", 1),
+    ("many", "float16", "gemma", 1),
+    ("many", "float32", "gemma", 1),
+]
+CASES += [  # groups of a row
+    ("many", "bfloat16", "llama", 2),
+    ("one", "float32", "lasagne", 2),
+    ("split", "float16", "gemma", 2),
+    ("many", "float32", "paper", 5),
+]
+CASES = [(*case, False) for case in CASES]
+CASES += [
+    ("many", "bfloat16", "llama", 1, True),
+    ("many", "float32", "zhang_torch", 1, True),
+    ("many", "float16", "mlx", 1, True),
+    ("one", "float32", "paper", 1, True),
+    ("one", "bfloat16", "lasagne", 2, True),
+    ("one", "float16", "x_transformers", 1, True),
+    ("split", "float16", "gemma", 1, True),
+    ("split", "float32", "nematus", 2, True),
+    ("split", "bfloat16", "zhang_torch", 1, True),
 ]
 
 
@@ -46,6 +64,16 @@ def array(tensor):
     return (
         tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
     )
+
+
+@pytest.fixture(autouse=True)
+def new_plans():
+    """A plan has the division of its rows, which some tests change."""
+    functional._planned.cache_clear()
+    operators.planned.cache_clear()
+    yield
+    functional._planned.cache_clear()
+    operators.planned.cache_clear()
 
 
 @pytest.fixture
@@ -86,25 +114,42 @@ def draw(random, shape, dtype):
     return x
 
 
-@pytest.mark.parametrize(("branch", "dtype", "variant"), CASES)
-def test_values_and_gradients_are_the_goldens(branch, dtype, variant, used, monkeypatch):
+def draw_mask(random, x, dy):
+    """A mask of x; writes under it, into x and dy, what may reach no gradient."""
+    mask = random.random(x.shape) < 0.7
+    mask[10], mask[17] = False, False
+    mask[11, : x.shape[1] // 2] = False  # the elements that are counted, of a partial statistic
+    mask[12] = True
+    for values, row, value in ((x, 10, np.nan), (x, 13, np.nan), (x, 14, np.inf), (dy, 15, np.nan)):
+        values[row, ~mask[row]] = value
+    return mask
+
+
+@pytest.mark.parametrize(("branch", "dtype", "variant", "groups", "masked"), CASES)
+def test_values_and_gradients_are_the_goldens(branch, dtype, variant, groups, masked, used, monkeypatch):
     """In 16 bits bit for bit, in float32 within an ulp, and bit for bit in all but one element in 100,000."""
     choose(branch, monkeypatch)
     random = np.random.default_rng(len(variant))
-    kind, shape = DTYPES[dtype], (10, WIDTH)
+    kind, shape = DTYPES[dtype], (20, WIDTH)  # the last rows are a tile without any that needs the slow way
     x, residual, dy, dh = (
         draw(random, shape, kind) if i < 1 else random.normal(size=shape).astype(kind) for i in range(4)
     )
     dy[8] = x[8]  # whose gradient cancels
     dy[9] = 0
     dy[0, 3] = np.inf
-    parameters = [random.normal(size=WIDTH).astype(kind) for _ in range(2 if variant == "lasagne" else 1)]
+    mask = draw_mask(random, x, dy) if masked else None
+    if groups > 1:
+        x, residual, dy, dh = (array.reshape(-1, groups, WIDTH) for array in (x, residual, dy, dh))
+        mask = None if mask is None else mask.reshape(x.shape)
+    parameters = [random.normal(size=x.shape[1:]).astype(kind) for _ in range(2 if variant == "lasagne" else 1)]
     second = residual if variant in ("llama", "gemma", "zhang_torch") else None
-    options = {"variant": variant, "partial": 0.25 if variant in ("paper", "mlx") else None}
+    options = {"variant": variant, "axis": -1, "feature_axis": tuple(range(1, x.ndim))}
+    options["partial"] = 0.25 if variant in ("paper", "mlx") else None
     cotangent = dy.astype(DTYPES.get(str(numpy_impl.rms_norm(x, *parameters, **options).dtype), kind))
-    results = numpy_impl.rms_norm(x, *parameters, residual=second, return_inverse_rms=True, **options)
+    results = numpy_impl.rms_norm(x, *parameters, residual=second, mask=mask, return_inverse_rms=True, **options)
     cotangents = cotangent if second is None else (cotangent, dh)
-    wanted = numpy_impl.rms_norm_vjp(cotangents, x, *parameters, residual=second, **options)
+    wanted = numpy_impl.rms_norm_vjp(cotangents, x, *parameters, residual=second, mask=mask, **options)
+    options["mask"] = None if mask is None else tensor(mask)
 
     leaves = [tensor(a).requires_grad_() for a in (x, *parameters)]
     other = None if second is None else tensor(second).requires_grad_()
@@ -117,6 +162,7 @@ def test_values_and_gradients_are_the_goldens(branch, dtype, variant, used, monk
         tuple(pulled) if second is not None else pulled[0],
         *(leaf.detach() for leaf in leaves), residual=None if other is None else other.detach(), **options,
     )  # fmt: skip
+    assert used == ["forward", "backward"] * 2
     wanted_gradients = [w for w in wanted if w is not None]
     for name, got, want in [
         *zip(("y", "h", "1 / rho") if second is not None else ("y", "1 / rho"), outputs, results, strict=True),
@@ -182,12 +228,69 @@ def test_rows_with_a_step_are_read_where_they_are(used):
     assert used == ["forward"] * 6
 
 
-def test_a_layer_a_mask_and_float64():
+def test_a_mask_of_any_shape_and_memory(used):
+    """It broadcasts to x; a row with nothing counted has y = 0 with a bias, too, and gradients of 0."""
+    x, dy = torch.randn(2, 6, 3, 40, device=DEVICE)
+    scale, bias = torch.randn(2, 3, 40, device=DEVICE)
+    options = {"variant": "paper", "axis": -1, "feature_axis": (-2, -1)}
+    full = torch.rand(6, 3, 40, device=DEVICE) < 0.5
+    full[1] = False
+    across = full.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    for mask in (full, across, full[:, :1, :1], full[:1, :, :1], full[0], full[0, 0]):
+        whole = mask.expand(x.shape).contiguous()
+        y = rms_norm(x, scale, bias, mask=mask, **options)
+        assert torch.equal(y, rms_norm(x, scale, bias, mask=whole, **options))
+        empty = ~whole.any(-1)
+        assert not y[empty].any()
+        gradients = rms_norm_vjp(dy, x, scale, bias, mask=mask, **options)
+        for got, want in zip(gradients, rms_norm_vjp(dy, x, scale, bias, mask=whole, **options), strict=True):
+            assert torch.equal(got, want)
+        assert not gradients[0][~whole].any()
+    assert used == (["forward"] * 2 + ["forward", "backward"] * 2) * 6
+
+
+@pytest.mark.parametrize("branch", ["one", "split"])
+def test_an_infinite_gain_under_the_mask_reaches_no_gradient(branch, used, monkeypatch):
+    choose(branch, monkeypatch)
+    random = np.random.default_rng(0)
+    x, dy = (random.normal(size=(4, WIDTH)).astype(np.float16) for _ in range(2))
+    dy[1] = 0  # and in the slow way
+    dy[1, 5] = 2.0**-24
+    scale, mask = np.ones(WIDTH, np.float16), np.ones((4, WIDTH), bool)
+    scale[3], mask[:, 3] = np.inf, False
+    got = rms_norm_vjp(tensor(dy), tensor(x), tensor(scale), mask=tensor(mask))
+    for gradient, want in zip(got[:2], numpy_impl.rms_norm_vjp(dy, x, scale, mask=mask)[:2], strict=True):
+        assert np.isfinite(want.astype(float)).all()
+        assert same_bits(array(gradient), want).all()
+    assert used == ["forward", "backward"]
+
+
+def test_groups_in_rows_with_a_step_and_on_other_axes(used):
+    """Group i of a row reads the gains from n i on; rows of groups may have a step, and groups may be on any axis."""
+    whole = torch.randn(6, 5, 24, device=DEVICE)
+    scale = torch.randn(3, 24, device=DEVICE, requires_grad=True)
+    options = {"variant": "paper", "axis": -1, "feature_axis": (-2, -1)}
+    for x in (whole[:, 1:4], whole[::2, :3], whole[:, ::2], whole[:, :3].flip(0)):
+        x = x.detach().requires_grad_()
+        each = [rms_norm(x[:, i], scale[i], variant="paper") for i in range(3)]
+        want = torch.stack(each, 1)
+        y = rms_norm(x, scale, **options)
+        assert torch.equal(y, want)
+        dy = torch.randn(y.shape, device=DEVICE)
+        for got, wanted in zip(*(torch.autograd.grad(out, (x, scale), dy) for out in (y, want)), strict=True):
+            assert torch.equal(got, wanted)
+        across = rms_norm(x.permute(1, 2, 0), scale, variant="paper", axis=1, feature_axis=(0, 1))
+        assert torch.equal(across.permute(2, 0, 1), y)
+    assert used == (["forward"] * 4 + ["backward"] * 4 + ["forward"]) * 4
+
+
+def test_a_layer_a_mask_and_float64(used):
     """What no kernel computes is computed by plain operations, with the same results."""
     layer = RMSNorm(32, variant="llama", device=DEVICE)
     x = torch.randn(5, 32, device=DEVICE)
     mask = torch.ones(5, 32, dtype=torch.bool, device=DEVICE)
     assert torch.equal(layer(x), layer(x, mask=mask))
+    assert used == ["forward"] * 2
     assert torch.allclose(layer.double()(x.double()), layer.float()(x).double(), atol=1e-6)
     assert layer.float()(x[:0]).shape == (0, 32)
 
