@@ -103,14 +103,6 @@ class Call:
         return replace(self, result=self.gate, gate=None)
 
     @property
-    def inside_gate(self) -> dict[str, Any]:
-        """The options of rms_norm for that call."""
-        return {
-            "variant": self.variant, "eps": self.eps, "axis": self.axes, "feature_axis": self.feature_axes,
-            "out_dtype": Roundings(self.norm, self.product, self.without_gate.result),
-        }  # fmt: skip
-
-    @property
     def is_gated_before(self) -> bool:
         return self.gate is not None and self.variant.gate_position == "before"
 
@@ -143,7 +135,6 @@ def resolve(
     residual: Spec | None = None,
     gate: Spec | None = None,
     out_dtype: Any = None,
-    roundings: Roundings | None = None,
     dscale: Spec | None = None,
     dbias: Spec | None = None,
     **like_x: Spec | None,
@@ -152,7 +143,6 @@ def resolve(
 
     Args:
         out_dtype: dtype of y, however it is spelled; None for the variant's rule.
-        roundings: in place of the variant's rule and ``out_dtype``.
         dscale, dbias: tangents of the parameters.
         like_x: other arrays that must have the shape of x (dy, dh, tangents of x), by name.
 
@@ -195,7 +185,7 @@ def resolve(
     exact_sum = residual is not None and variant.residual_rounding == "after"
     parameters = [parameter.dtype for parameter in (scale, bias) if parameter is not None]
     g = dtypes.promote(*parameters) if parameters else None
-    norm, product, result = roundings or _roundings(variant, t, g)
+    norm, product, result = _roundings(variant, t, g)
     return Call(
         variant=variant,
         shape=x.shape,
