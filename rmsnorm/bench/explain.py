@@ -56,6 +56,8 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
         present = {"bias": bias, **options}
         beside = tuple(name for name in ("bias", "mask", "residual") if present.get(name) is not None)
         reason = cpu.why_not(call, _dtype(options.get("gate")), beside)
+        if row.key == "numpy" and call.exact_sum:  # see numpy_impl/fast.py
+            reason = "the sum of x and the residual is not rounded before the norm"
         reason = reason or "an array is not in the memory of a CPU as it is"
         return f"{row.title}: plain operations, as {reason}"
     is_apart = options.get("gate") is not None and call.variant.gate_function not in names[0]

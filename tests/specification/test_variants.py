@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from rmsnorm import PRESETS, Variant, dtypes
-from rmsnorm.call import Roundings, Spec, resolve
+from rmsnorm.call import Spec, resolve
 from rmsnorm.variants import Preset
 
 # eps, its place, rounding, offset, bias, rounding of partial, dtype of y, name of the gain
@@ -82,14 +82,6 @@ def test_dtype_of_y(name, x, scale, want):
     assert (
         resolve("rms_norm", Spec((2, 4), x), parameter, variant=PRESETS[name], out_dtype="float16").result == "float16"
     )
-
-
-def test_roundings_of_another_call_are_no_dtype_of_y():
-    roundings, x = Roundings("bfloat16", "float32", "float16"), Spec((2, 4), "bfloat16")
-    call = resolve("rms_norm", x, variant=PRESETS["gemma"], roundings=roundings)
-    assert (call.norm, call.product, call.result) == roundings
-    with pytest.raises(ValueError, match=r"rms_norm: out_dtype is .*, expected 'float16', 'bfloat16'"):
-        resolve("rms_norm", x, variant=PRESETS["gemma"], out_dtype=roundings)
 
 
 def test_rounding_points():
