@@ -45,7 +45,7 @@ fuzz: $(VENV)/ready
 	$(BIN)/python tests/bits.py --calls 2000 --backend numpy --backend torch
 	$(BIN)/python tests/bits.py --calls 400 --backend tf --backend flax
 
-# The kernels for GPUs on a machine without one: interpreted in the cases of the parity kit, and compiled. Under ten minutes.
+# The kernels for GPUs on a machine without one: interpreted in the cases of the parity kit, and compiled. Under half an hour.
 gpu-check: $(VENV)/ready
 	PYTHONPATH=$(VENV)/triton RMSNORM_GPU_KERNELS=interpret TRITON_INTERPRET=1 $(BIN)/python -W ignore $(BIN)/rmsnorm check --all \
 		--backend torch --dtype float16 --dtype bfloat16 --dtype float32
