@@ -309,6 +309,14 @@ def test_a_list_is_no_tensor(wing):
     _raised(TypeError, f"rms_norm_jvp: dx {got} {want}", functional.rms_norm_jvp, (wing.send(X),), (x,))
     for name in ("scale", "bias", "mask", "residual"):
         _raised(TypeError, f"rms_norm: {name} {got} {want}", functional.rms_norm, wing.send(X), **{name: x})
+        for value in (1.0, True):
+            sentence = f"rms_norm: {name} is {value} ({type(value).__name__}), expected {want}"
+            _raised(TypeError, sentence, functional.rms_norm, wing.send(X), **{name: value})
+    with pytest.raises(TypeError, match=r"(?s)^rms_norm_vjp: dy is .*, expected a "):  # a pair without a residual
+        functional.rms_norm_vjp((wing.send(X), wing.send(X)), wing.send(X))
+    if wing.name != "flax":
+        array = f"rms_norm: x is f32[4, 16] (ndarray), expected {want}"
+        _raised(TypeError, array, functional.rms_norm, X)
     for op in (functional.rms_norm, functional.rms_norm_vjp):
         first = () if op is functional.rms_norm else (wing.send(X),)
         sentence = f"{op.__name__}: x is None (NoneType), expected {want}"

@@ -214,3 +214,7 @@ def test_only_what_is_asked_for() -> None:
         tape.watch(values)
         inverse_rms = rms_norm(*values, return_inverse_rms=True)[1]
     assert tape.gradient(inverse_rms, values) == [None, None, None]
+    with tf.GradientTape() as tape:
+        tape.watch(values[0])
+        h = rms_norm(2 * values[0], residual=values[0])[1]
+    assert (tape.gradient(h, values[0]).numpy() == 3).all()

@@ -159,43 +159,6 @@ def test_a_saved_model_has_the_gradient(tmp_path: Any) -> None:
         assert ulps(g.numpy(), w).max() <= 1
 
 
-def test_errors_name_the_tensor() -> None:
-    x, words = tf.ones((4, 16)), "convert it with tf.convert_to_tensor"
-    cases: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
-        (
-            (np.ones((4, 16), np.float32),),
-            {},
-            TypeError,
-            rf"rms_norm: x is f32\[4, 16\] \(ndarray\), expected a tf.Tensor; {words}",
-        ),
-        (([1.0],), {}, TypeError, rf"rms_norm: x is \[1.0\] \(list\), expected a tf.Tensor; {words}"),
-        ((None,), {}, TypeError, rf"rms_norm: x is None \(NoneType\), expected a tf.Tensor; {words}"),
-        ((x, 1.0), {}, TypeError, rf"rms_norm: scale is 1.0 \(float\), expected a tf.Tensor; {words}"),
-        ((x,), {"mask": True}, TypeError, r"rms_norm: mask is True \(bool\), expected a tf.Tensor"),
-        ((tf.ragged.constant([[1.0], [1.0, 2.0]]),), {}, TypeError, r"rms_norm: x is f32\[2, \?\] \(RaggedTensor\)"),
-        (
-            (tf.ones((4, 16), tf.int32),),
-            {},
-            TypeError,
-            "rms_norm: x has dtype int32, expected float16, bfloat16, float32",
-        ),
-        ((tf.ones((4, 16), tf.complex64),), {}, TypeError, "rms_norm: x has dtype complex64, expected float16"),
-        (
-            (x, tf.ones(8)),
-            {},
-            ValueError,
-            r"scale has shape \(8,\), expected \(16,\) to match axis -1 of x f32\[4, 16\]",
-        ),
-        ((x,), {"out_dtype": tf.int32}, ValueError, "rms_norm: out_dtype is 'int32', expected 'float16'"),
-        ((x,), {"mask": tf.ones((4, 16))}, TypeError, "rms_norm: mask has dtype float32, expected bool"),
-        ((tf.constant(1.0),), {}, ValueError, "rms_norm: x is 0-d, expected at least one axis"),
-    ]
-    for arguments, options, error, match in cases:
-        with pytest.raises(error, match=match):
-            rms_norm(*arguments, **options)
-    assert rms_norm(x, out_dtype=tf.float64).dtype == rms_norm(x, out_dtype="float64").dtype == tf.float64
-
-
 def test_errors_while_a_graph_is_traced() -> None:
     def trace(function: Any, *specs: Any) -> Any:
         return tf.function(function, input_signature=specs).get_concrete_function()

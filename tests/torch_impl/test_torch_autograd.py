@@ -179,7 +179,9 @@ def test_vmap(variant: str) -> None:
 
 
 def test_backward_keeps_only_x_the_parameters_the_mask_and_the_statistic() -> None:
-    for dtype, residual, masked in itertools.product((torch.bfloat16, torch.float64), (False, True), (False, True)):
+    """And 1 / rho of each row in float64."""
+    formats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for dtype, residual, masked in itertools.product(formats, (False, True), (False, True)):
         x, r = (torch.randn(6, 16, dtype=dtype).requires_grad_() for _ in range(2))
         scale, bias = (torch.randn(16, dtype=dtype).requires_grad_() for _ in range(2))
         mask = torch.rand(6, 16) > 0.3 if masked else None
@@ -191,7 +193,8 @@ def test_backward_keeps_only_x_the_parameters_the_mask_and_the_statistic() -> No
         expected = [h, scale, bias, *([mask] if masked else [])]
         assert all(tensor.data_ptr() in kept for tensor in expected)
         rest = [tensor for at, tensor in kept.items() if at not in {t.data_ptr() for t in expected}]
-        assert [tuple(tensor.shape) for tensor in rest] == [(6, 1)]
+        assert [(*tensor.shape, tensor.dtype) for tensor in rest] == [(6, 1, torch.float64)]
+        assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in kept.values())
 
 
 def test_only_what_is_asked_for() -> None:
@@ -209,6 +212,8 @@ def test_only_what_is_asked_for() -> None:
     leaf = values[0].clone().requires_grad_()
     _, inverse_rms = rms_norm(leaf, return_inverse_rms=True)
     assert not inverse_rms.requires_grad
+    h = rms_norm(values[0], residual=leaf)[1]
+    assert torch.equal(torch.autograd.grad(h.sum(), leaf)[0], torch.ones_like(leaf))
 
 
 def _second_derivative(layer: Any, x: Any, dy: Any) -> Any:

@@ -1,10 +1,9 @@
-"""The operators rmsnorm::gated_forward and rmsnorm::gated_backward: norms in groups in traced programs."""
+"""Norms in groups, with a gate and without, in traced programs: the operators take groups, plain operations a gate."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,13 +12,13 @@ torch = pytest.importorskip("torch")
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch_arrays import randn  # noqa: E402
 
-from rmsnorm.torch_impl import functional, gated_operators, rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
+from rmsnorm.torch_impl import rms_norm, rms_norm_jvp  # noqa: E402
 from rmsnorm.variants import Variant  # noqa: E402
 
 pytest.importorskip("numba", reason="without the kernels a program has plain operations")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
 
-FORWARD, BACKWARD = torch.ops.rmsnorm.gated_forward.default, torch.ops.rmsnorm.gated_backward.default
+FORWARD, BACKWARD = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
 GROUPS = {"axis": -1, "feature_axis": (-2, -1)}
 BF16, F32 = torch.bfloat16, torch.float32
 # Float32, on numbers of the size of 1, second derivatives: some 100 operations and sums over 6 elements, on either side
@@ -33,10 +32,6 @@ def _fresh_compiler() -> Any:
     torch._dynamo.reset()
 
 
-def variant(function: str = "silu", position: str = "after") -> Any:
-    return Variant.get("llama").replace(gate_function=function, gate_position=position)
-
-
 def problem(dtype: Any = F32, rows: int = 3) -> tuple[list[Any], Any]:
     """x, gain and gate in two groups of 6, and dy."""
     shapes = ((rows, 2, 6), (2, 6), (rows, 2, 6), (rows, 2, 6))
@@ -44,57 +39,42 @@ def problem(dtype: Any = F32, rows: int = 3) -> tuple[list[Any], Any]:
     return [t.requires_grad_() for t in tensors], dy
 
 
-def settings(tensors: Any, **chosen: Any) -> str:
-    """The text of a call that was traced."""
-    program = make_fx(lambda x, scale, gate: rms_norm(x, scale, gate=gate, variant=variant(**chosen), **GROUPS))(
-        *tensors
-    )
-    (text,) = (node.args[-1] for node in program.graph.nodes if node.target is FORWARD)
-    return str(text)
+def traced(function: Any, *tensors: Any) -> Any:
+    """A program, and its nodes of our operators."""
+    program = make_fx(function)(*tensors)
+    return program, [n for n in program.graph.nodes if getattr(n.target, "namespace", "") == "rmsnorm"]
+
+
+def check(got: Any, want: Any, gated: bool) -> None:
+    """The bits of eager calls, but for what the plain operations of a gate round."""
+    if gated and got.numel():
+        assert (got - want).abs().max() <= torch.finfo(want.dtype).eps * max(1.0, float(want.detach().abs().max()))
+    else:
+        assert torch.equal(got, want)
 
 
 @pytest.mark.slow
 def test_opcheck() -> None:
-    (x, scale, gate), dy = problem(BF16)
-    for gain, z in ((scale, gate), (None, gate), (scale, None)):
-        text = settings((x, gain, z))
-        torch.library.opcheck(FORWARD, (x, gain, z, text))
-        torch.library.opcheck(BACKWARD, (dy, x, gain, z, text))
+    (x, scale, residual), dy = problem(BF16)
+    for gain, other in ((scale, residual), (None, None)):
+        _, (node,) = traced(lambda x: rms_norm(x, gain, variant="llama", **GROUPS), x)  # noqa: B023
+        settings = node.args[5:]
+        torch.library.opcheck(FORWARD, (x, other, gain, None, None, *settings))
+        torch.library.opcheck(BACKWARD, (dy, other, x, randn(3, 2, 1).double().abs(), gain, None, None, *settings))
 
 
-@pytest.mark.parametrize(("function", "position"), list(itertools.product(("silu", "sigmoid"), ("after", "before"))))
-def test_every_derivative_is_that_of_plain_operations(function: str, position: str) -> None:
-    """First and second derivatives, tangents and batches."""
+def test_one_node_each() -> None:
     tensors, dy = problem()
-    text = settings(tensors, function=function, position=position)
+    for options, nodes in (({}, [FORWARD, BACKWARD]), ({"gate": tensors[2].detach()}, [FORWARD, BACKWARD])):
 
-    def plain(*tensors: Any) -> Any:
-        return gated_operators._plain_forward(*tensors, text)[0]
+        def step(x: Any, scale: Any) -> Any:
+            y = rms_norm(x, scale, variant="llama", **options, **GROUPS)  # noqa: B023
+            return torch.autograd.grad(y, (x, scale), dy)
 
-    def by_operator(*tensors: Any) -> Any:
-        return FORWARD(*tensors, text)[0]
-
-    def derivatives(function: Any) -> list[Any]:
-        y = function(*tensors)
-        first = torch.autograd.grad(y, tensors, dy.requires_grad_(), create_graph=True)
-        second = torch.autograd.grad(sum(g.square().sum() for g in first), (dy, *tensors))
-        with torch.autograd.forward_ad.dual_level():
-            dual = [torch.autograd.forward_ad.make_dual(t.detach(), t.detach() / 2) for t in tensors]
-            tangent = torch.autograd.forward_ad.unpack_dual(function(*dual)).tangent
-        batch = torch.vmap(function, (0, None, 0))(*(t[:, None] if t.ndim == 3 else t for t in tensors))
-        return [y, *first, *second, tangent, batch]
-
-    results = derivatives(by_operator)
-    with mock.patch.object(gated_operators, "serve", return_value=False):
-        wanted = derivatives(plain)
-    assert len(results) == len(wanted) == 10
-    moved = torch.func.jvp(lambda x: BACKWARD(dy, x, *tensors[1:], text), (tensors[0],), (dy,))[1]
-    wanted_moved = torch.func.jvp(
-        lambda x: gated_operators._plain_backward(dy, x, *tensors[1:], text), (tensors[0],), (dy,)
-    )[1]
-    for result, want in zip([*results, *moved], [*wanted, *wanted_moved], strict=True):
-        assert result.shape == want.shape
-        assert (result - want).abs().max() <= NEAR * max(1.0, float(want.detach().abs().max()))
+        program, found = traced(step, *tensors[:2])
+        assert [node.target for node in found] == nodes
+        for got, want in zip(program(*tensors[:2]), step(*tensors[:2]), strict=True):
+            check(got, want, gated=bool(options))
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
@@ -103,40 +83,21 @@ def test_every_derivative_is_that_of_plain_operations(function: str, position: s
 def test_compiled_programs_have_the_bits_of_eager_calls(dtype: Any) -> None:
     """With gradients, also for unknown sizes, rows with gaps and no rows."""
     compiled = torch.compile(rms_norm, fullgraph=True, dynamic=True)
-    options = {"variant": variant(), **GROUPS}
-    for rows in (3, 5, 0):
+    options = {"variant": Variant.get("llama"), **GROUPS}
+    for rows, gated in itertools.product((3, 5, 0), (False, True)):
         tensors, dy = problem(dtype, rows)
-        results = []
-        for function in (rms_norm, compiled):
-            y = function(*tensors[:2], gate=tensors[2], **options)
-            ungated = function(*tensors[:2], **options)
-            gradients = (torch.autograd.grad(o, leaves, dy) for o, leaves in ((y, tensors), (ungated, tensors[:2])))
-            results.append((y, ungated, *itertools.chain(*gradients)))
-        assert all(map(torch.equal, *results))
-    x, gate = (randn(3, 2, 12, dtype=dtype, seed=seed)[..., ::2] for seed in (0, 1))
-    assert torch.equal(compiled(x, gate=gate, **options), rms_norm(x, gate=gate, **options))
-
-
-def test_one_node_each() -> None:
-    tensors, dy = problem()
-
-    def step(*tensors: Any) -> Any:
-        x, scale, gate = tensors
-        y = rms_norm(x, scale, gate=gate, variant=variant(), **GROUPS)
-        return torch.autograd.grad(y, tensors, dy)
-
-    program = make_fx(step)(*tensors)
-    assert [n.target for n in program.graph.nodes if getattr(n.target, "namespace", "") == "rmsnorm"] == [
-        FORWARD,
-        BACKWARD,
-    ]
-    assert all(map(torch.equal, program(*tensors), step(*tensors)))
-    gradients = make_fx(lambda dy, x, scale, gate: rms_norm_vjp(dy, x, scale, gate=gate, variant=variant(), **GROUPS))
-    assert BACKWARD in [node.target for node in gradients(dy, *(t.detach() for t in tensors)).graph.nodes]
+        leaves, results = tensors[: 2 + gated], []
+        for function in (compiled, rms_norm):
+            y = function(*leaves[:2], gate=leaves[2] if gated else None, **options)
+            results.append((y, *torch.autograd.grad(y, leaves, dy)))
+        for got, want in zip(*results, strict=True):
+            check(got, want, gated)
+    x = randn(3, 2, 12, dtype=dtype)[..., ::2]
+    assert torch.equal(compiled(x, **options), rms_norm(x, **options))
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
-def test_a_gain_for_each_head_before_the_positions(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gain_for_each_head_before_the_positions(dtype: Any) -> None:
     """The axes of the gain are not the last ones: the kernels compute it on another view, in the layout of x."""
     x, dy = (randn(2, 3, 5, 8, dtype=dtype, seed=seed) for seed in (0, 1))
     scale, gate = randn(3, 8, dtype=dtype, seed=2), randn(2, 3, 5, 8, dtype=dtype, seed=3)
@@ -145,10 +106,8 @@ def test_a_gain_for_each_head_before_the_positions(dtype: Any, monkeypatch: pyte
         for last in (False, True):
             leaves = [t.clone().requires_grad_() for t in tensors]
             moved = [t.transpose(1, 2) if last and t.ndim == 4 else t for t in leaves]
-            options = {"variant": variant(), "axis": -1, "feature_axis": (-2, -1) if last else (1, -1)}
-            with monkeypatch.context() as patch:
-                patch.setattr(functional, "forward", None)  # of plain operations
-                y = rms_norm(*moved[:2], gate=dict(enumerate(moved)).get(2), **options)
+            options = {"variant": "llama", "axis": -1, "feature_axis": (-2, -1) if last else (1, -1)}
+            y = rms_norm(*moved[:2], gate=dict(enumerate(moved)).get(2), **options)
             y = y.transpose(1, 2) if last else y
             assert y.is_contiguous()
             results.append((y, *torch.autograd.grad(y, leaves, dy)))
@@ -160,7 +119,7 @@ def test_what_the_kernels_cannot_read_takes_plain_operations(axes: Any) -> None:
     """Tangents, and numbers that are stored with the other sign."""
     shapes = {(1, -1): (2, 3, 5, 8), (-2, -1): (2, 5, 3, 8)}
     x, scale = randn(*shapes[axes]), randn(3, 8, seed=1)
-    options = {"axis": -1, "feature_axis": axes, "variant": variant()}
+    options = {"axis": -1, "feature_axis": axes, "variant": "llama"}
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, x / 2)
         tangent = torch.autograd.forward_ad.unpack_dual(rms_norm(dual, scale, **options)).tangent
@@ -169,28 +128,22 @@ def test_what_the_kernels_cannot_read_takes_plain_operations(axes: Any) -> None:
     assert torch.equal(rms_norm(torch._neg_view(x), scale, **options), rms_norm(-x, scale, **options))
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_the_operators_compute_without_kernels(gated: bool, monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
+def test_the_operators_compute_without_kernels(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     """In a process that loads a program and has no kernels; and no rows, which no kernel takes."""
-    (x, scale, gate), dy = problem()
-    z = gate if gated else None
-    text = settings((x, scale, z))
-    wanted = [*FORWARD(x, scale, z, text), *BACKWARD(dy, x, scale, z, text)]
-    assert [t.shape for t in FORWARD(x[:0], scale, z if z is None else z[:0], text)] == [(0, 2, 6), (0, 2, 1)]
-    forget(gated_operators._planned, gated_operators.gates.plan)
+    from rmsnorm.torch_impl import operators
+
+    (x, scale, _), dy = problem()
+    program, (node,) = traced(lambda x, scale: rms_norm(x, scale, variant="llama", **GROUPS), x, scale)
+    wanted, settings = program(x, scale), node.args[5:]
+    assert [*FORWARD(x[:0], None, scale, None, None, *settings)[0].shape] == [0, 2, 6]
+    gradients = torch.autograd.grad(wanted, (x, scale), dy)
+    forget(operators.planned)
     monkeypatch.setattr("rmsnorm.cpu.is_available", lambda: False)
-    results = [*FORWARD(x, scale, z, text), *BACKWARD(dy, x, scale, z, text)]
-    for result, want in zip(results, wanted, strict=True):
-        assert (result.shape, result.dtype) == (want.shape, want.dtype)
-        assert not result.numel() or (result - want).abs().max() <= NEAR * max(1.0, float(want.detach().abs().max()))
+    y = program(x, scale)
+    for result, want in zip((y, *torch.autograd.grad(y, (x, scale), dy)), (wanted, *gradients), strict=True):
+        assert (result - want).abs().max() <= NEAR * max(1.0, float(want.detach().abs().max()))
 
 
 def test_an_axis_of_another_kind_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="rms_norm: feature_axis is"):
         rms_norm(randn(3, 2, 6), axis=-1, feature_axis=np.array([-2, -1]))
-
-
-def test_without_groups_the_norm_has_its_own_operator() -> None:
-    x, gate = randn(3, 6), randn(3, 6, seed=1)
-    program = make_fx(lambda x, gate: rms_norm(x, gate=gate))(x, gate)
-    assert torch.ops.rmsnorm.forward.default in [node.target for node in program.graph.nodes]

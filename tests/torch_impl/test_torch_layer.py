@@ -15,7 +15,6 @@ import rmsnorm
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
-from torch.nn.utils import parametrize  # noqa: E402
 from torch_arrays import randn  # noqa: E402
 from torch_layers import LlamaRMSNorm, randomised, ulp_bound  # noqa: E402
 
@@ -194,18 +193,6 @@ def test_functional_call_and_per_sample_gradients() -> None:
     assert ((each.sum(0) - whole).abs() <= 8 * 2.0**-24 * each.abs().sum(0)).all()
 
 
-def test_parametrize() -> None:
-    class Exponential(nn.Module):
-        def forward(self, raw: Any) -> Any:
-            return raw.exp()
-
-    layer, x = RMSNorm(8), randn(4, 8)
-    parametrize.register_parametrization(layer, "weight", Exponential())
-    assert torch.equal(layer(x), rms_norm(x, torch.ones(8).exp(), variant="torch"))
-    layer(x).square().sum().backward()
-    assert layer.parametrizations.weight.original.grad.abs().sum() > 0
-
-
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -230,22 +217,6 @@ def test_parametrize() -> None:
 def test_errors(make: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         make()
-
-
-def test_compile_and_export() -> None:
-    torch._dynamo.reset()
-    layer = randomised(RMSNorm(8, 1e-5, partial=0.3, variant="gemma"))
-    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
-    for rows in (4, 3):
-        x, mask = randn(rows, 8, dtype=torch.bfloat16), randn(rows, 8, seed=2) > -0.5
-        assert torch.equal(compiled(x, mask=mask), layer(x, mask=mask))
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", FutureWarning)
-        batch = torch.export.Dim("batch", min=2)
-        program = torch.export.export(layer, (randn(4, 8),), dynamic_shapes=({0: batch},))
-    assert torch.equal(program.module()(randn(7, 8)), layer(randn(7, 8)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

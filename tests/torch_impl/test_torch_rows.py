@@ -17,7 +17,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 if not cpu.is_available():
     pytest.skip("RMSNORM_CPU_KERNELS=0 switches the kernels off", allow_module_level=True)
-from torch.autograd import forward_ad  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, functional, rms_norm, rms_norm_jvp, rms_norm_vjp, rows  # noqa: E402
@@ -205,27 +204,6 @@ def test_any_number_of_threads_gives_the_same_bits(dtype: Any) -> None:
         check_equal(result, results[0])
 
 
-@pytest.mark.parametrize("dtype", ROUNDED)
-def test_bytes_kept_for_backward(dtype: Any) -> None:
-    """x or h and the parameters, which exist anyway, the mask, and 1 / rho of each row in float64."""
-    for with_residual, masked in itertools.product((False, True), repeat=2):
-        x, residual = (draw(64, 96, dtype=dtype, seed=seed).requires_grad_() for seed in range(2))
-        scale, bias = (draw(96, dtype=dtype, seed=seed).requires_grad_() for seed in range(2))
-        mask = draw(64, 1) > 0 if masked else None
-        kept: dict[int, int] = {}
-
-        def keep(tensor: Any, kept: dict[int, int] = kept) -> Any:
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            out = rms_norm(x, scale, bias, mask=mask, residual=residual if with_residual else None)
-        size = 2 if dtype != torch.float32 else 4
-        assert sum(kept.values()) == 64 * 96 * size + 2 * 96 * size + 64 * masked + 64 * 8
-        assert (out[1] if with_residual else x).untyped_storage().data_ptr() in kept
-
-
 class Named(torch.Tensor):
     """A subclass that sees what is done to it."""
 
@@ -282,48 +260,6 @@ def test_fake_and_meta_tensors() -> None:
     assert shapes == [((4, 32), torch.float32), *[((4, 32), torch.bfloat16)] * 2, ((32,), torch.float32)]
     y = rms_norm(torch.empty(LARGE, device="meta"), torch.empty(LARGE[1], device="meta"))
     assert (y.shape, y.device.type) == (LARGE, "meta")
-
-
-def test_transforms() -> None:
-    """torch.func, gradients in batches and of second order, tangents: the operators give what the kernels give."""
-    x, scale, dy = (draw(*shape, dtype=torch.float64, seed=seed) for seed, shape in enumerate(((4, 8), (8,), (4, 8))))
-
-    def loss(x: Any, scale: Any) -> Any:
-        return (rms_norm(x, scale) * dy).sum()
-
-    leaves = [x.clone().requires_grad_(), scale.clone().requires_grad_()]
-    want = torch.autograd.grad(loss(*leaves), leaves)
-    bound = 2.0**-48  # of sums of 8 terms near 1
-    for got in (
-        torch.func.grad(loss, (0, 1))(x, scale),
-        torch.func.vjp(loss, x, scale)[1](torch.ones((), dtype=x.dtype)),
-    ):
-        for g, w in zip(got, want, strict=True):
-            torch.testing.assert_close(g, w, rtol=bound, atol=bound)
-    batched = torch.func.vmap(rms_norm, (0, None))(x, scale)
-    torch.testing.assert_close(batched, rms_norm(x, scale), rtol=bound, atol=bound)
-    y = rms_norm(*leaves)
-    many = torch.stack([dy, 2 * dy])
-    for g, w in zip(torch.autograd.grad(y, leaves, many, is_grads_batched=True, retain_graph=True), want, strict=True):
-        torch.testing.assert_close(g, torch.stack([w, 2 * w]), rtol=bound, atol=bound)
-    with forward_ad.dual_level():
-        tangent = forward_ad.unpack_dual(rms_norm(forward_ad.make_dual(x, dy), scale)).tangent
-    torch.testing.assert_close(
-        tangent, torch.func.jvp(lambda x: rms_norm(x, scale), (x,), (dy,))[1], rtol=bound, atol=bound
-    )
-    assert torch.autograd.gradgradcheck(rms_norm, leaves)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
-def test_compiled() -> None:
-    torch._dynamo.reset()
-    x, scale = draw(4, 32).requires_grad_(), draw(32).requires_grad_()
-    y = torch.compile(rms_norm, fullgraph=True, backend="aot_eager")(x, scale)
-    want = rms_norm(x, scale)
-    assert torch.equal(y, want)
-    for g, w in zip(*(torch.autograd.grad(result.square().sum(), (x, scale)) for result in (y, want)), strict=True):
-        torch.testing.assert_close(g, w, rtol=2.0**-20, atol=2.0**-20)  # the order of 32 terms in float32
-    torch._dynamo.reset()
 
 
 STORED = {
@@ -394,30 +330,3 @@ def test_results_are_ordinary_tensors(differentiated: bool) -> None:
         assert torch.equal(tensor[: want.numel()], want.add(1).sub(1).reshape(-1))
         assert torch.equal(want.share_memory_(), want)
     assert torch.equal(rms_norm(x.detach(), scale.detach()).share_memory_(), rms_norm(x.detach(), scale.detach()))
-
-
-def test_distributed_tensors(tmp_path: Any) -> None:
-    """In a group of one process: PyTorch itself passes the parts of such a tensor on."""
-    distributed = pytest.importorskip("torch.distributed")
-    if not distributed.is_available() or not distributed.is_gloo_available():
-        pytest.skip("gloo is not available")
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        x, scale = draw(4, 32), draw(32)
-        layer = RMSNorm(32)
-        with torch.no_grad():
-            layer.weight.copy_(scale)
-        want = layer(x)
-        spread = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
-        weight = distribute_tensor(scale, mesh, [Replicate()])
-        got = torch.func.functional_call(layer, {"weight": weight}, (spread,))
-        assert isinstance(got, DTensor)
-        torch.testing.assert_close(got.full_tensor(), want, rtol=2.0**-22, atol=0)
-        got.sum().backward()
-        assert spread.grad.shape == x.shape
-    finally:
-        distributed.destroy_process_group()

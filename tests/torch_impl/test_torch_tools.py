@@ -93,23 +93,6 @@ def test_compile(variant: str, dtype: str, backend: str) -> None:
             assert (g - w).abs().max() <= bound * w.abs().max()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("strict", [False, True])
-def test_export(strict: bool) -> None:
-    class Model(torch.nn.Module):
-        def forward(self, x: Any, mask: Any) -> Any:
-            return rms_norm(x, variant="llama", mask=mask, partial=0.5)
-
-    x = torch.randn((4, 8), generator=torch.Generator().manual_seed(0)).bfloat16()
-    mask = torch.ones((4, 8), dtype=torch.bool)
-    batch = torch.export.Dim("batch", min=2)
-    program = torch.export.export(Model(), (x, mask), dynamic_shapes=({0: batch}, {0: batch}), strict=strict)
-    longer = torch.cat([x, 2 * x])
-    mask = longer > -0.5
-    assert torch.equal(program.module()(longer, mask), Model()(longer, mask))
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_the_samples_of_pytorch(dtype: str) -> None:
     """PyTorch's own OpInfo samples of rms_norm against its own reference.
