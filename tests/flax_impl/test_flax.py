@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,13 @@ pytest.importorskip("flax")
 
 import flax.linen  # noqa: E402
 from flax import nnx, serialization  # noqa: E402
+from flax_arrays import normal  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 
 from rmsnorm import PRESETS  # noqa: E402
 from rmsnorm.flax_impl import RMSNorm, linen, rms_norm  # noqa: E402
 
 EPS = 0.1  # large enough to be seen
-
-
-@pytest.fixture(autouse=True)
-def _strict() -> Iterator[None]:
-    with jax.numpy_dtype_promotion("strict"):
-        yield
-
-
-def normal(seed: int, *shape: int, dtype: Any = np.float32) -> Any:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 def nnx_layer(features: int, *, of: Any = RMSNorm, seed: int = 1, **options: Any) -> Any:
