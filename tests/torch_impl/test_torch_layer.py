@@ -239,8 +239,6 @@ def test_the_samples_of_pytorch(dtype: Any) -> None:
         assert got.dtype == want.dtype
         bound = ulp_bound(20, dtype if dtype != torch.float64 else torch.float32)
         assert ((got - want).abs() <= bound * want.abs() + torch.finfo(dtype).smallest_normal).all()
-        if dtype == torch.float64 and given.args[0].numel() < 200:
-            assert torch.autograd.gradcheck(layer, given.args)
     assert len(inputs) == 6
     errors = list(common_methods_invocations.error_inputs_rms_norm(None, "cpu"))
     for sample in (error.sample_input for error in errors):

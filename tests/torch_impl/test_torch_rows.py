@@ -255,8 +255,14 @@ def test_fake_and_meta_tensors() -> None:
         y.sum().backward()
     shapes = [(tensor.shape, tensor.dtype) for tensor in (y, h, x.grad, scale.grad)]
     assert shapes == [((4, 32), torch.float32), *[((4, 32), torch.bfloat16)] * 2, ((32,), torch.float32)]
-    y = rms_norm(torch.empty(LARGE, device="meta"), torch.empty(LARGE[1], device="meta"))
-    assert (y.shape, y.device.type) == (LARGE, "meta")
+    for dtype, masked in itertools.product((torch.float64, torch.bfloat16), (False, True)):
+        x = torch.empty(LARGE, device="meta", dtype=dtype, requires_grad=True)
+        scale = torch.empty(LARGE[1], device="meta", requires_grad=True)
+        mask = torch.empty((LARGE[0], 1), device="meta", dtype=torch.bool) if masked else None
+        y, inverse_rms = rms_norm(x, scale, mask=mask, partial=0.3, variant="llama", return_inverse_rms=True)
+        assert (y.device.type, y.shape, inverse_rms.shape) == ("meta", LARGE, (LARGE[0], 1))
+        y.sum().backward()
+        assert (x.grad.shape, x.grad.dtype, scale.grad.dtype) == (LARGE, dtype, torch.float32)
 
 
 STORED = {
