@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from options import DIFFERENTIABLE, MAGNITUDES
+from options import DIFFERENTIABLE, MAGNITUDES, directions_of, product_with_hessian
 from options import small as shared
 
 from rmsnorm import numpy_impl as golden
@@ -16,7 +16,7 @@ from rmsnorm import numpy_impl as golden
 tf = pytest.importorskip("tensorflow")
 
 from tf_arrays import converted, to_tf  # noqa: E402
-from tf_gradients import NESTINGS, backward_over_backward, by_tape, directions_of, product_with_hessian  # noqa: E402
+from tf_gradients import NESTINGS, backward_over_backward, by_tape  # noqa: E402
 
 from rmsnorm.tf_impl import arithmetic, rms_norm, rms_norm_vjp  # noqa: E402
 
