@@ -172,10 +172,6 @@ def test_promote_dtype_settles_the_dtype_alone() -> None:
 
 def test_arguments() -> None:
     x = normal(0, 2, 8)
-    with pytest.raises(ValueError, match=r"RMSNorm: variant is 'lama', expected .*; did you mean 'llama'\?"):
-        RMSNorm(8, variant="lama", rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"RMSNorm: partial is 2, expected a fraction in \(0, 1\]"):
-        linen.RMSNorm(partial=2)
     with pytest.raises(ValueError, match=r"scale has shape \(7,\), expected \(8,\) to match axis -1 of x f32\[2, 8\]"):
         nnx_layer(7)(x)
     for layer in both(8, reduction_axes=(0, 2)):

@@ -203,15 +203,10 @@ def test_functional_call_and_per_sample_gradients() -> None:
         ),
         (lambda: RMSNorm((4, 8))(torch.ones(8)), ValueError, r"shape \(8,\), expected \(4, 8\) .* x being f32\[8\]"),
         (lambda: RMSNorm(8)(torch.tensor(1.0)), ValueError, r"the end of x has shape \(\), expected \(8,\)"),
-        (lambda: RMSNorm(8)(torch.ones(8).int()), TypeError, "x has dtype int32, expected float16"),
         (lambda: RMSNorm(8)([1.0]), TypeError, r"x is \[1.0\] \(list\), expected a torch.Tensor"),
         (lambda: RMSNorm(()), ValueError, r"RMSNorm: normalized_shape is \(\), expected one size >= 0 or a sequence"),
         (lambda: RMSNorm(3.5), ValueError, "normalized_shape is 3.5, expected one size"),
         (lambda: RMSNorm((4, -1)), ValueError, r"normalized_shape is \(4, -1\), expected one size"),
-        (lambda: RMSNorm(8, -1.0), ValueError, "RMSNorm: eps is -1.0, expected a finite number >= 0"),
-        (lambda: RMSNorm(8, False), TypeError, "RMSNorm: eps is False .* expected a number or None"),
-        (lambda: RMSNorm(8, partial=2), ValueError, "RMSNorm: partial is 2, expected a fraction in"),
-        (lambda: RMSNorm(8, variant="lama"), ValueError, "did you mean 'llama'"),
     ],
 )
 def test_errors(make: Any, error: Any, words: str) -> None:
