@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from dataclasses import replace
 
 import mpmath
 import numpy as np
 import pytest
+from kit import BY_NAME, hold
 
-from rmsnorm import dtypes, numpy_impl
+from rmsnorm import numpy_impl
 from rmsnorm.call import Spec, resolve
-from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.numpy_impl import fast
 from rmsnorm.numpy_impl.gate import factor, slope
+from rmsnorm.parity.cases import make, select
+from rmsnorm.parity.judge import Outcome, compare, expect
 from rmsnorm.targets.bridges import bridge
 from rmsnorm.variants import Variant
 
@@ -145,49 +148,13 @@ def test_what_is_not_finite_propagates_as_in_the_equation(function, position):
         assert np.isnan(derivative[:3]).any(axis=1).all()
 
 
-def _torch():
-    import torch
-
-    from rmsnorm.torch_impl import RMSNorm
-
-    def pull(function, dy, *primals):
-        leaves = [p.clone().requires_grad_() for p in primals]
-        return torch.autograd.grad(function(*leaves), leaves, dy)
-
-    between = bridge("torch")
-    return between.send, between.fetch, pull, lambda variant, x, z: RMSNorm(24, variant=variant)(x, gate=z)
-
-
-def _tf():
-    import tensorflow as tf
-
-    from rmsnorm.tf_impl import RMSNormalization
-
-    def pull(function, dy, *primals):
-        with tf.GradientTape() as tape:
-            tape.watch(primals)
-            y = tf.function(function)(*primals)
-        return tape.gradient(y, primals, dy)
-
-    def layer(variant, x, z):
-        return RMSNormalization(variant=variant, dtype="mixed_bfloat16" if x.dtype == tf.bfloat16 else "float32")(
-            x, gate=z
-        )
-
-    return tf.constant, np.asarray, pull, layer
-
-
-def _flax():
-    import jax
-    from flax import nnx
-
-    from rmsnorm.flax_impl import RMSNorm
-
-    def pull(function, dy, *primals):
-        return jax.vjp(jax.jit(function), *primals)[1](dy)
-
-    return jax.numpy.asarray, np.asarray, pull, lambda variant, x, z: RMSNorm(
-        24, variant=variant, rngs=nnx.Rngs(0))(x, gate=z)  # fmt: skip
+LAYERS = {
+    "torch": lambda wing, variant, _: wing.RMSNorm(24, variant=variant),
+    "tf": lambda wing, variant, dtype: wing.RMSNormalization(variant=variant, dtype=dtype),
+    "flax": lambda wing, variant, _: wing.RMSNorm(
+        24, variant=variant, rngs=importlib.import_module("flax.nnx").Rngs(0)
+    ),
+}
 
 
 KERNELS = [  # the kernels of the parity kit; and a gate of another dtype, and eps beside the root
@@ -210,7 +177,7 @@ def test_kernels_have_the_bits_of_the_golden(framework, name, dtype, function, p
         pytest.importorskip("torch")
         from rmsnorm.torch_impl import arithmetic
 
-        monkeypatch.setattr(arithmetic, "factor", None)  # of plain operations
+        monkeypatch.setattr(arithmetic, "statistic", None)  # of plain operations
         compute = _kernels_of_torch
     else:
         monkeypatch.setattr(fast, "golden", None)
@@ -263,15 +230,16 @@ def _kernels_of_torch(dy, x, gain, *, gate, **options):
 
     from rmsnorm.torch_impl import rms_norm, rms_norm_vjp
 
-    send, fetch, pull, _ = _torch()
-    dy, x, gain, gate = (send(array) for array in (dy, x, gain, gate))
+    between = bridge("torch")
+    dy, x, gain, gate = (between.send(array) for array in (dy, x, gain, gate))
     outputs = rms_norm(x, gain, gate=gate, return_inverse_rms=True, **options)
     dx, dscale, _, dgate = rms_norm_vjp(dy, x, gain, gate=gate, **options)
-    by_tape = pull(lambda x, gain, gate: rms_norm(x, gain, gate=gate, **options), dy, x, gain, gate)
+    leaves = [array.clone().requires_grad_() for array in (x, gain, gate)]
+    by_tape = torch.autograd.grad(rms_norm(*leaves[:2], gate=leaves[2], **options), leaves, dy)
     assert all(map(torch.equal, by_tape, (dx, dscale, dgate)))
     y = rms_norm(x.clone().requires_grad_(), gain, gate=gate, return_inverse_rms=True, **options)
     assert all(map(torch.equal, y, outputs))
-    return [*map(fetch, outputs), fetch(dx), fetch(dscale), None, fetch(dgate)]
+    return [*map(between.fetch, (*outputs, dx, dscale)), None, between.fetch(dgate)]
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
@@ -289,17 +257,17 @@ def test_kernels_of_groups_have_the_bits_of_the_golden(framework, name, monkeypa
         want = [y, inverse_rms, *numpy_impl.rms_norm_vjp(dy, x, gain, **options)[:2]]
         with monkeypatch.context() as patch:
             if framework == "torch":
-                pytest.importorskip("torch")
-                from rmsnorm.torch_impl import arithmetic, functional, rms_norm, rms_norm_vjp
+                torch = pytest.importorskip("torch")
+                from rmsnorm.torch_impl import arithmetic, rms_norm, rms_norm_vjp
 
-                patch.setattr(arithmetic, "forward", None)
-                patch.setattr(functional, "gradients", None)
-                send, fetch, pull, _ = _torch()
-                x, gain, dy = map(send, (x, gain, dy))
+                patch.setattr(arithmetic, "statistic", None)  # of plain operations
+                between = bridge("torch")
+                x, gain, dy = map(between.send, (x, gain, dy))
                 got = [*rms_norm(x, gain, return_inverse_rms=True, **options)]
                 got += rms_norm_vjp(dy, x, gain, **options)[:2]
-                by_tape = pull(lambda x, gain, options=options: rms_norm(x, gain, **options), dy, x, gain)
-                got = [fetch(t) for t in (*got, *by_tape)]
+                leaves = [array.clone().requires_grad_() for array in (x, gain)]
+                by_tape = torch.autograd.grad(rms_norm(*leaves, **options), leaves, dy)
+                got = [between.fetch(t) for t in (*got, *by_tape)]
                 want += want[2:]
             else:
                 patch.setattr(fast, "golden", None)
@@ -309,73 +277,22 @@ def test_kernels_of_groups_have_the_bits_of_the_golden(framework, name, monkeypa
             assert np.array_equal(ours, golden)
 
 
-@pytest.mark.parametrize("key", ["torch", "tf", "flax"])
-def test_wings_agree_with_the_golden(key):
-    """y, the gradients by formula and by automatic differentiation, the derivative along tangents, and the layer."""
-    pytest.importorskip(FRAMEWORKS[key].package)
-    wing = importlib.import_module(f"rmsnorm.{FRAMEWORKS[key].folder}")
-    send, fetch, pull, layer = {"torch": _torch, "tf": _tf, "flax": _flax}[key]()
-    variants = [("apex", "bfloat16"), ("standard", "float32")]
-    for (function, position), (variant, dtype) in zip(GATES, variants + variants[::-1], strict=True):
-        chosen = gated(variant, function, position)
-        x, gain, bias, z = arrays(dtype)
-        dy = (np.arange(240).reshape(2, 5, 24) % 7 - 3.0).astype(dtype)
-        sent = [send(a) for a in (x, gain, bias, z)]
-        options = {"variant": chosen}
-
-        def call(x, gain, bias, z, options=options):
-            return wing.rms_norm(x, gain, bias, gate=z, **options)
-
-        want = numpy_impl.rms_norm(x, gain, bias, gate=z, **options)
-        gradients = numpy_impl.rms_norm_vjp(dy, x, gain, bias, gate=z, **options)
-        by_formula = wing.rms_norm_vjp(send(dy), *sent[:3], gate=sent[3], **options)
-        tangent = wing.rms_norm_jvp(sent[:3], [sent[3], *sent[1:3]], gate=sent[3], **options)
-        pairs = [
-            (call(*sent), want),
-            *zip(by_formula, gradients, strict=True),
-            *zip(pull(call, send(dy), *sent), gradients, strict=True),
-            (tangent, numpy_impl.rms_norm_jvp((x, gain, bias), (z, gain, bias), gate=z, **options)),
-            (layer(chosen, sent[0], sent[3]),
-             numpy_impl.rms_norm(x, np.ones(24, "float32"), gate=z, variant=chosen)),
-        ]  # fmt: skip
-        for got, golden in pairs:
-            assert is_near(fetch(got), golden)
-
-
-def is_near(got, golden):
-    """Within the roundings of float32, u, and one of the result's dtype; terms are at most 4 times the largest result.
-
-    f errs by 5 u (the exponential by 2; sum, quotient and product by 1 each), the product with it by 1, the norm by 1
-    and by what x, 1 / rho and the sum of a gradient bring from x * f: 3 times 6 u. So 25 u of the largest term.
-    """
-    assert (got.dtype, got.shape) == (golden.dtype, golden.shape)
-    u = 100 * dtypes.unit_roundoff("float32") + 2 * dtypes.unit_roundoff(golden.dtype.name)
-    wide = golden.astype(float)
-    return np.abs(got.astype(float) - wide).max() <= u * np.abs(wide).max()
-
-
-@pytest.mark.parametrize(("function", "position"), GATES)
-def test_another_gate_is_not_near(function, position):
-    """Before for after, SiLU for sigmoid, and a gate that is a constant to the gradient."""
-    x, gain, bias, z = arrays("bfloat16")
-    chosen = gated("apex", function, position)
-    other = {"silu": "sigmoid", "sigmoid": "silu", "after": "before", "before": "after"}
-    mutants = [
-        chosen.replace(gate_function=other[function]),
-        chosen.replace(gate_position=other[position]),
-    ]
-    dy = x[::-1]
-    for compute in (
-        lambda variant: [numpy_impl.rms_norm(x, gain, bias, gate=z, variant=variant)],
-        lambda variant: numpy_impl.rms_norm_vjp(dy, x, gain, bias, gate=z, variant=variant)[::3],
-    ):
-        want = compute(chosen)
-        assert all(is_near(got, golden) for got, golden in zip(want, want, strict=True))
-        for mutant in mutants:
-            pairs = zip(compute(mutant), want, strict=True)
-            assert not any(is_near(got, golden) for got, golden in pairs), mutant.label
-    dgate = numpy_impl.rms_norm_vjp(dy, x, gain, bias, gate=z, variant=chosen)[3]
-    assert not is_near(np.zeros_like(dgate), dgate)
+@pytest.mark.parametrize("wing", LAYERS, indirect=True)
+def test_wings_agree_with_the_golden(wing):
+    """y, the gradients and the derivative along tangents, with each option as its own argument; and the layer."""
+    runs = select(types=("bfloat16", "float32"))
+    hold(wing.name, wing.direct, [(case, *run) for case, *run in runs if case.gate and run[0] == case.variants[0]])
+    package = importlib.import_module(f"rmsnorm.{wing.name}_impl")
+    for (function, position), dtype in itertools.product(GATES, ("bfloat16", "float32")):
+        case = replace(BY_NAME["gate"], shape=(5, 24), scale=False, gate=(function, position))
+        data = make(case, "standard", dtype)
+        spec = Spec(data.x.shape, dtype)
+        call = resolve("test", spec, Spec((24,), "float32"), variant=data.variant, gate=spec)
+        data = replace(data, scale=np.ones(24, "float32"), call=call)
+        layer = LAYERS[wing.name](package, data.variant, "mixed_bfloat16" if dtype == "bfloat16" else dtype)
+        y = wing.fetch(layer(wing.send(data.x), gate=wing.send(data.gate)))
+        (verdict,) = compare(Outcome({"y": [y]}), expect(data, ["y"]))
+        assert verdict.passed, verdict
 
 
 def test_what_is_no_gate_is_refused():

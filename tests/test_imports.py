@@ -17,6 +17,7 @@ import rmsnorm
 from rmsnorm.frameworks import FRAMEWORKS
 
 PACKAGES = ("torch", "tensorflow", "keras", "jax", "flax")
+COMPILER = "numba"
 ROOT = Path(__file__).parents[1]
 WINGS = ("numpy", "torch", "tf", "flax")
 
@@ -43,6 +44,9 @@ STATEMENTS = {
     "specification": "import rmsnorm, rmsnorm.errors, rmsnorm.call",
     "numpy_impl": "rmsnorm.numpy_impl.rms_norm([1.0, 2.0]); rmsnorm.numpy_impl.rms_norm_vjp([1.0, 2.0], [1.0, 2.0])",
     "derivation": "from rmsnorm.numpy_impl.paper import derivation, invariances, norms",
+    "fast": "import rmsnorm.numpy_impl.fast",
+    "nematus": "import rmsnorm.nematus.model, rmsnorm.nematus.numpy.rnnsearch, rmsnorm.nematus.numpy.transformer",
+    "conversion": "import rmsnorm.conversion.layer_norm, rmsnorm.conversion",
     "backends": "import rmsnorm.parity.backends as b; b.open_backend('numpy', 'cpu')",
     "identify": "import rmsnorm.identify",
     "cli": "from rmsnorm.cli import app",
@@ -59,9 +63,9 @@ def test_no_framework_is_loaded_unasked(tmp_path):
     assert not loaded["specification"] & {"numpy", "ml_dtypes"}, "the specification loads no array library"
     assert "rmsnorm.numpy_impl" not in loaded["specification"], "a folder is loaded at its first use"
     assert {"numpy", "rmsnorm.numpy_impl"} <= loaded["numpy_impl"]
-    assert {name: modules & set(PACKAGES) for name, modules in loaded.items() if modules & set(PACKAGES)} == {
-        "a framework": {"jax"}
-    }
+    asked = {*PACKAGES, COMPILER}
+    assert {name: modules & asked for name, modules in loaded.items() if modules & asked} == {"a framework": {"jax"}}
+    assert "numpy" not in _loaded("import rmsnorm.nematus.names")[0]
 
 
 @pytest.mark.parametrize("wing", WINGS)
@@ -76,8 +80,10 @@ def test_a_wing_loads_no_other(wing):
     )
     wings = {name for name in loaded if name.endswith("_impl") and name.count(".") == 1}
     assert wings == {f"rmsnorm.{wing}_impl"}
-    assert not {name for name in loaded if name.startswith(("rmsnorm.parity", "rmsnorm.cli"))}
-    assert not (loaded - own) & set(PACKAGES), "the functions need only the package of their arrays"
+    assert not {name for name in loaded if name.startswith(("rmsnorm.parity", "rmsnorm.cli", "rmsnorm.nematus"))}
+    assert not (loaded - own) & {*PACKAGES, COMPILER}, "the functions need only the package of their arrays"
+    if wing != "torch":
+        assert not loaded & {f"rmsnorm.{wing}_impl.layers", f"rmsnorm.{wing}_impl.linen"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from fractions import Fraction
 
 import ml_dtypes
@@ -12,9 +13,10 @@ from kit import BY_NAME, hold
 
 from rmsnorm import PRESETS, Variant, cpu, dtypes
 from rmsnorm.accuracy.ulps import ulps
+from rmsnorm.call import Spec, resolve
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import make, select
-from rmsnorm.parity.judge import judge
+from rmsnorm.parity.judge import golden, judge
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # from forward_ad
 
@@ -162,6 +164,30 @@ def test_gradients_in_the_bits_of_the_golden(wing, dtype):
                     assert ulps(one, other).max() <= (0 if cpu.is_available() else 1)
 
 
+@pytest.mark.parametrize("wing", ["torch", "tf", "flax"], indirect=True)
+@pytest.mark.parametrize("dtype", [*dtypes.HALF, "float32"])
+def test_automatic_differentiation_rounds_once(wing, dtype):
+    """Twice would be another number than the golden's in one element of 10^4 or more."""
+    case = dataclasses.replace(BY_NAME["bias"], shape=(64, 512))
+    data = make(case, "llama", dtype)
+    want, results = golden(data), wing.implementation(data).results
+    for name in ("dx", "dscale", "dbias"):
+        assert len(results[name]) == 2
+        for got in results[name]:
+            assert ulps(got, want[name]).max() <= (0 if cpu.is_available() else 1)
+
+
+@pytest.mark.parametrize("wing", ["torch", "tf", "flax"], indirect=True)
+def test_a_residual_of_another_dtype_takes_both_gradients(wing):
+    data = make(BY_NAME["residual"], "llama", "bfloat16")
+    residual, dh = (array.astype(np.float32) for array in (data.residual, data.dh))
+    specs = Spec(data.x.shape, "bfloat16"), Spec(data.scale.shape, "bfloat16")
+    call = resolve("test", *specs, variant=data.variant, residual=Spec(data.x.shape, "float32"))
+    data = dataclasses.replace(data, call=call, residual=residual, dh=dh, dy=data.dy.astype(call.result))
+    for implementation in (wing.implementation, wing.direct):
+        assert not [verdict for verdict in judge(implementation, data) if not verdict.passed]
+
+
 def test_primals_and_tangents_may_be_left_out(wing):
     x, r, _, _, t, g, b, dg, db = _drawn()
     for primals, tangents in (
@@ -205,6 +231,9 @@ def test_out_dtype_may_be_the_frameworks_own(wing):
     want = rms_norm(x, out_dtype="bfloat16")
     for out_dtype in ("bfloat16", *own):
         assert wing.rms_norm(x, out_dtype=out_dtype).tobytes() == want.tobytes()
+    integer = importlib.import_module({"tf": "tensorflow", "flax": "jax.numpy"}.get(wing.name, wing.name)).int32
+    with pytest.raises(ValueError, match="out_dtype is 'int32', expected 'float16'"):
+        wing.rms_norm(x, out_dtype=integer)
 
 
 def test_forms_of_the_options(wing):

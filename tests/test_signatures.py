@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
-import itertools
 import re
 from pathlib import Path
 
@@ -98,41 +96,3 @@ def test_public_names_are_equal(wing):
 def test_every_wing_has_the_same_files(wing):
     names = {path.name for path in (PACKAGE / f"{wing}_impl").glob("*.py")}
     assert names ^ FILES == set(EXCEPTIONS[wing]), "an additional or missing file, or an exception no longer needed"
-
-
-def _definitions(source):
-    return [node.name for node in ast.parse(source).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-
-
-def _source(wing, file):
-    return (PACKAGE / f"{wing}_impl" / file).read_text()
-
-
-def _disorder(one, other):
-    """The names that two files define, each in its own order, if the orders differ."""
-    first, second = _definitions(one), _definitions(other)
-    orders = [name for name in first if name in second], [name for name in second if name in first]
-    return orders if orders[0] != orders[1] else None
-
-
-@pytest.mark.parametrize("file", ["functional.py", "arithmetic.py", "rounding.py", "layers.py"])
-def test_names_are_defined_in_the_same_order(file):
-    """So that a diff of two wings shows what differs."""
-    sources = {wing: _source(wing, file) for wing in WINGS if file not in EXCEPTIONS[wing]}
-    for one, other in itertools.combinations(sources, 2):
-        assert _disorder(sources[one], sources[other]) is None, f"{file} of {one} and {other}"
-
-
-def test_another_order_is_seen():
-    text = _source("torch", "arithmetic.py")
-    start, end = text.index("def backward("), text.index("def tangent(")
-    moved = text[:start] + text[end:] + "\n\n" + text[start:end]
-    own, other = _disorder(moved, _source("tf", "arithmetic.py"))
-    assert sorted(own) == sorted(other)
-    assert own[-1] == "backward"
-
-
-@pytest.mark.parametrize("wing", WINGS[1:])
-def test_the_roundings_have_the_same_names(wing):
-    shared = {"add", "cast", "finite", "power_of_two", "product_error", "sum_error", "sum_of_squares"}
-    assert shared <= set(_definitions(_source(wing, "rounding.py")))

@@ -51,12 +51,6 @@ class WithoutNaN(OwnNorm):
         return jnp.nan_to_num(super().__call__(hidden))
 
 
-class EpsOfTheSumNorm(nnx.Module):
-    def __call__(self, hidden: Any) -> Any:
-        total = jnp.square(hidden).sum(-1, keepdims=True) + 1e-3
-        return hidden * jax.lax.rsqrt(total) * hidden.shape[-1] ** 0.5
-
-
 class Gated(OwnNorm):
     """Mamba-2's, in groups of 4."""
 
@@ -127,12 +121,6 @@ def test_a_model_says_and_learns_the_same() -> None:
 def test_linen_makes_its_modules_in_each_call() -> None:
     with pytest.raises(TypeError, match=r"a linen model makes its norms in each call; name rmsnorm.flax_impl.linen"):
         replace(linen.RMSNorm())
-
-
-def test_an_eps_that_depends_on_the_width_is_no_constant() -> None:
-    (entry,) = replace(EpsOfTheSumNorm())
-    assert entry.variant is None
-    assert entry.why == "eps is 0.001 / n: it is added to the sum of squares, not to their mean"
 
 
 def test_groups_without_a_gate() -> None:

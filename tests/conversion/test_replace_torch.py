@@ -256,22 +256,6 @@ def test_an_eps_that_depends_on_the_width_is_no_constant(options: Any) -> None:
     assert entry.why == "eps is 0.001 / n: it is added to the sum of squares, not to their mean"
 
 
-class CutGate(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(16))
-
-    def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
-        y = nn.functional.rms_norm(x.float(), (16,), self.weight.float(), 1e-6)
-        return (y if gate is None else y * nn.functional.silu(gate.float().clamp(-9, 9))).to(x.dtype)
-
-
-def test_a_gate_that_is_cut_off_is_another_one() -> None:
-    (entry,) = replace(CutGate())
-    assert entry.variant is None
-    assert entry.why == "a gate above 9 is cut off there; a gate below -9 is cut off there"
-
-
 def test_what_a_norm_with_a_gate_computes_for_some_axes_only_stays() -> None:
     torch.manual_seed(0)
     layer = OddGate(lambda y, gate: 1.1 * y if y.ndim == 3 else y)

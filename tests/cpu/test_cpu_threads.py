@@ -251,27 +251,15 @@ def test_any_number_of_threads_gives_the_same_bits(dtype: str, monkeypatch: pyte
 
 
 def test_many_callers_at_once() -> None:
-    """16 threads, half of them with a layer of PyTorch if that is installed."""
+    """Layers of PyTorch are in test_torch_modules.py."""
     inputs = [large(seed=seed) for seed in range(2)]
     wanted = [(fast.rms_norm(x, scale), *fast.rms_norm_vjp(dy, x, scale)[:2]) for dy, x, scale in inputs]
-    try:
-        import torch
-
-        from rmsnorm.torch_impl import rms_norm
-    except ImportError:
-        torch = None
     wrong: list[str] = []
 
     def call(index: int) -> None:
         for which in (index % 2, 1 - index % 2):
             dy, x, scale = inputs[which]
-            if torch is None or index < 8:
-                results = (fast.rms_norm(x, scale), *fast.rms_norm_vjp(dy, x, scale)[:2])
-            else:
-                leaves = [torch.from_numpy(array).clone().requires_grad_() for array in (x, scale)]
-                y = rms_norm(*leaves)
-                y.backward(torch.from_numpy(dy))
-                results = (y.detach().numpy(), *(leaf.grad.numpy() for leaf in leaves))
+            results = (fast.rms_norm(x, scale), *fast.rms_norm_vjp(dy, x, scale)[:2])
             wrong.extend(
                 f"{index}: {name}"
                 for name, got, want in zip(("y", "dx", "dscale"), results, wanted[which], strict=True)
@@ -479,14 +467,6 @@ def test_without_numba_the_results_are_the_same() -> None:
         assert "or set RMSNORM_CPU_KERNELS=0" in message
     assert with_kernels[1] == absent[1] == switched_off[1]
     assert [loads_kernels for _, _, loads_kernels in (with_kernels, absent, switched_off)] == [True, False, False]
-
-
-@pytest.mark.parametrize("module", ["rmsnorm", "rmsnorm.numpy_impl.fast", "rmsnorm.torch_impl"])
-def test_importing_loads_no_numba(module: str) -> None:
-    if module == "rmsnorm.torch_impl":
-        pytest.importorskip("torch")
-    code = f"import sys, {module}\nprint('numba' in sys.modules)"
-    assert run(code) == "False\n"
 
 
 ONE_CALL = """

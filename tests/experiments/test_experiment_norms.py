@@ -49,11 +49,15 @@ def test_all_kinds_compute_the_norms_of_the_paper(framework: str, has_offset: bo
         made = norms(framework, kind)
         for norm, want in wanted.items():
             if has(kind, norm):
-                y = made.layer_norm(*own, 1e-5) if norm == "layer" else made.rms_norm(*own, 1e-5, partial_of(norm))
+                y = (
+                    made.layer_norm(*own, 1e-5)
+                    if norm == "layer"
+                    else made.rms_norm(*own, eps=1e-5, partial=partial_of(norm))
+                )
                 # a sum of 40 float32, and one rounding for each operation: at most 40 + 8 of 2^-24, of the sum's terms
                 np.testing.assert_allclose(np.asarray(y), want, atol=48 * 2**-24 * np.abs(want).max(), rtol=0)
     with pytest.raises(ValueError, match="norm is 'prms', expected 'layer' or 'rms'"):
-        norms(framework, "framework").rms_norm(*own, 1e-5, 0.0625)
+        norms(framework, "framework").rms_norm(*own, eps=1e-5, partial=0.0625)
 
 
 def test_a_framework_ships_no_prms() -> None:

@@ -13,6 +13,7 @@ import flax.linen
 import jax
 import numpy as np
 from flax import nnx
+from flax_arrays import normal
 from jax import numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
@@ -34,10 +35,6 @@ def mesh_of(kind: str) -> Any:
     if kind == "Row":
         return jax.make_mesh((8,), ("devices",), axis_types=(AxisType.Auto,))
     return jax.make_mesh((2, 4), ("batch", "features"), axis_types=(AxisType[kind],) * 2)
-
-
-def normal(seed: int, *shape: int, dtype: str = "float32") -> Any:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 @contextlib.contextmanager

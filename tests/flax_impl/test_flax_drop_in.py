@@ -7,7 +7,6 @@ import functools
 import inspect
 import itertools
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,13 @@ pytest.importorskip("flax")
 
 import flax.linen  # noqa: E402
 from flax import nnx  # noqa: E402
+from flax_arrays import normal  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 
 from rmsnorm.flax_impl import RMSNorm, linen, rms_norm  # noqa: E402
 
 WIDTH = 8
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-
-
-@pytest.fixture(autouse=True)
-def _strict() -> Iterator[None]:
-    with jax.numpy_dtype_promotion("strict"):
-        yield
-
-
-def normal(seed: int, *shape: int, dtype: Any = "float32") -> Any:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 def layer(seed: int = 1, **options: Any) -> Any:

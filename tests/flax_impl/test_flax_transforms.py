@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ pytest.importorskip("flax")
 
 import flax.linen as nn  # noqa: E402
 from flax import nnx  # noqa: E402
+from flax_arrays import normal  # noqa: E402
 from jax import checkpoint_policies as policies  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 
@@ -24,16 +24,6 @@ from rmsnorm.flax_impl import RMSNorm, linen, rms_norm  # noqa: E402
 BATCH, WIDTH, EPS = 4, 8, 0.1
 # Float32 in what JAX derives: each of two sums of n terms within n roundings, six more on the way, and the result's.
 ROUNDINGS = (2 * WIDTH + 2 * BATCH + 6) * 2.0**-24
-
-
-@pytest.fixture(autouse=True)
-def _strict() -> Iterator[None]:
-    with jax.numpy_dtype_promotion("strict"):
-        yield
-
-
-def normal(seed: int, *shape: int) -> Any:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 X, DY, T = (normal(seed, BATCH, WIDTH) for seed in range(3))

@@ -17,16 +17,12 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-from jax import numpy as jnp  # noqa: E402
+from flax_arrays import normal  # noqa: E402
 
 from rmsnorm.flax_impl import rms_norm, rms_norm_vjp  # noqa: E402
 
 ROWS, WIDTH = 96, 40
 SHAPES = [(ROWS,), (4, 24), (24, 2, 2)]
-
-
-def normal(seed: int, *shape: int, dtype: str = "float32") -> Any:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 def derived(x: Any, scale: Any, bias: Any, dy: Any) -> Any:

@@ -83,6 +83,8 @@ def test_what_a_form_refuses(tmp_path: Path) -> None:
         nematus.save_tensorflow(tmp_path / "model.npz", config, parameters)
     with pytest.raises(ValueError, match=r"save_keras: path is .*model.npz', expected a name that ends in .keras"):
         nematus.save_keras(tmp_path / "model.npz", config, parameters)
+    with pytest.raises(ValueError, match=r"path is '.*model.npz', expected a name that ends in .safetensors; add it"):
+        nematus.save_safetensors(tmp_path / "model.npz", config, parameters)
     with pytest.raises(ValueError, match=r"save_theano: dialect is 'zero', expected one of Nematus"):
         nematus.save_theano(tmp_path / "model.npz", config_of("zero rnn"), {})
     assert not list(tmp_path.iterdir())

@@ -229,6 +229,28 @@ def test_layers_say_which_argument_is_meant():
             Derived(hidden_size=8, **options)
 
 
+def test_layers_say_what_is_wrong():
+    """With their own name and that of the argument; what comes with a call has the sentences of the functions."""
+    torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
+    keras = pytest.importorskip("keras")
+    own = {"torch": torch.ones, "keras": keras.ops.ones, "nnx": jnp.ones, "linen": jnp.ones}
+    for name, (layer, options, eps, _, _, width) in _layers().items():
+        first = () if width is None else (width,)
+        op = "RMSNormalization" if name == "keras" else "RMSNorm"
+        for wrong, kind, sentence in (
+            ({"variant": "lama"}, ValueError, r"variant is 'lama', expected .*; did you mean 'llama'\?"),
+            ({"partial": 2}, ValueError, r"partial is 2, expected a fraction in \(0, 1\]"),
+            ({eps: -1.0}, ValueError, r"eps is -1\.0, expected a finite number >= 0"),
+            ({eps: False}, TypeError, r"eps is False \(bool\), expected a number or None"),
+            ({eps: "1e-6"}, TypeError, r"eps is '1e-6' \(str\), expected a number or None"),
+        ):
+            with pytest.raises(kind, match=f"^{op}: {sentence}"):
+                layer(*first, **options, **wrong)
+        if name != "linen":  # whose modules have no parameters of their own
+            with pytest.raises(TypeError, match=r"x has dtype int32, expected float16"):
+                layer(*first, **options)(own[name]((2, 8), dtype=torch.int32 if name == "torch" else "int32"))
+
+
 def test_layers_refuse_options_when_they_are_built():
     torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
     layers = _layers()
@@ -309,6 +331,14 @@ def test_a_list_is_no_tensor(wing):
     _raised(TypeError, f"rms_norm_jvp: dx {got} {want}", functional.rms_norm_jvp, (wing.send(X),), (x,))
     for name in ("scale", "bias", "mask", "residual"):
         _raised(TypeError, f"rms_norm: {name} {got} {want}", functional.rms_norm, wing.send(X), **{name: x})
+        for value in (1.0, True):
+            sentence = f"rms_norm: {name} is {value} ({type(value).__name__}), expected {want}"
+            _raised(TypeError, sentence, functional.rms_norm, wing.send(X), **{name: value})
+    with pytest.raises(TypeError, match=r"(?s)^rms_norm_vjp: dy is .*, expected a "):  # a pair without a residual
+        functional.rms_norm_vjp((wing.send(X), wing.send(X)), wing.send(X))
+    if wing.name != "flax":
+        array = f"rms_norm: x is f32[4, 16] (ndarray), expected {want}"
+        _raised(TypeError, array, functional.rms_norm, X)
     for op in (functional.rms_norm, functional.rms_norm_vjp):
         first = () if op is functional.rms_norm else (wing.send(X),)
         sentence = f"{op.__name__}: x is None (NoneType), expected {want}"

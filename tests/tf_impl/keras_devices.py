@@ -15,7 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 from keras_backend import check, to_numpy
-from keras_layer import filled, judged_step, normal
+from keras_configurations import filled, normal
+from keras_layer import judged_step
 from keras_parity import to_backend
 
 from rmsnorm import numpy_impl as golden

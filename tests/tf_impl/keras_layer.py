@@ -20,6 +20,7 @@ import pytest
 from keras import ops
 from keras.src.testing import TestCase
 from keras_backend import check, has_double, to_numpy, weights_of
+from keras_configurations import filled, normal
 
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.bounds import bound
@@ -31,18 +32,6 @@ BACKEND = keras.backend.backend()
 BuiltIn = keras.layers.RMSNormalization
 
 
-def normal(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def filled(layer: Any, shape: tuple[int | None, ...]) -> Any:
-    """The layer, built, with weights that show."""
-    if not layer.built:
-        layer.build(shape)
-    layer.set_weights([normal(*w.shape, seed=i + 1) for i, w in enumerate(layer.weights)])
-    return layer
-
-
 def applied(layer: Any, x: Any) -> Any:
     """Its output; on JAX in one compilation, not one for each operation."""
     if BACKEND == "jax":
@@ -50,6 +39,20 @@ def applied(layer: Any, x: Any) -> Any:
 
         return to_numpy(jax.jit(layer)(x))
     return to_numpy(layer(x))
+
+
+def run_by_the_harness(arguments: Any, shape: tuple[int, ...], weights: int) -> None:
+    TestCase().run_layer_test(
+        RMSNormalization,
+        init_kwargs=arguments,
+        input_shape=shape,
+        expected_output_shape=shape,
+        expected_num_trainable_weights=weights,
+        expected_num_non_trainable_weights=0,
+        expected_num_seed_generators=0,
+        expected_num_losses=0,
+        supports_masking=True,
+    )
 
 
 def check_the_harness_of_keras(folder: Path) -> None:
@@ -60,17 +63,7 @@ def check_the_harness_of_keras(folder: Path) -> None:
         ({"variant": "lasagne", "axis": (2, 3), "feature_axis": 1}, (2, 3, 4, 5), 2),
         ({"variant": "llama", "partial": 0.3}, (4, 8), 1),
     ):
-        TestCase().run_layer_test(
-            RMSNormalization,
-            init_kwargs=arguments,
-            input_shape=shape,
-            expected_output_shape=shape,
-            expected_num_trainable_weights=weights,
-            expected_num_non_trainable_weights=0,
-            expected_num_seed_generators=0,
-            expected_num_losses=0,
-            supports_masking=True,
-        )
+        run_by_the_harness(arguments, shape, weights)
 
 
 def check_the_tests_of_keras(folder: Path) -> None:
@@ -183,7 +176,15 @@ def check_copies(folder: Path) -> None:
 
 
 def check_in_the_place_of_the_built_in(folder: Path) -> None:
-    """Weights go both ways, in lists and files; a model that has the built-in is cloned with ours in its place."""
+    """Outputs agree on every axis that the built-in has right, and weights go both ways, in lists and files.
+
+    A model that has the built-in is cloned with ours in its place.
+    """
+    for axis, shape in ((-1, (3, 8)), ([-1], (3, 8)), ([1, 2], (2, 3, 4)), ([-1, -2], (2, 3, 4))):
+        x, n = normal(*shape) * 3, int(np.prod(shape[1:]))
+        layers = [filled(kind(axis), shape) for kind in (RMSNormalization, BuiltIn)]
+        # float32 throughout in the built-in: n / 2 + 5 roundings at most (keras_backend derives this)
+        np.testing.assert_allclose(*(to_numpy(layer(x)) for layer in layers), rtol=(n / 2 + 5) * 2.0**-23)
     x = normal(4, 8)
     built = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), BuiltIn(epsilon=1e-3, dtype="mixed_bfloat16")])
 
@@ -297,6 +298,10 @@ def check_masks(folder: Path) -> None:
     steps, pooled = (to_numpy(y) for y in model(tokens))
     np.testing.assert_allclose(pooled[1], steps[1, 0], rtol=2.0**-22)
     np.testing.assert_allclose(pooled[0], steps[0, :2].mean(0), rtol=2.0**-22, atol=2.0**-22)
+    embedded = keras.layers.Embedding(4, 8, mask_zero=True)(tokens)
+    y = RMSNormalization()(embedded)
+    np.testing.assert_array_equal(to_numpy(y._keras_mask), tokens != 0)
+    np.testing.assert_array_equal(to_numpy(y), to_numpy(RMSNormalization()(to_numpy(embedded))))
     assert RMSNormalization().supports_masking
     assert not BuiltIn().supports_masking
 
@@ -342,14 +347,20 @@ def judged_step(model: Any, layer: Any, x: Any, **compiled: Any) -> None:
 
 
 def check_training(folder: Path) -> None:
-    """Under every policy, compiled by the backend and not, eagerly, and where activations are computed again."""
+    """Under every policy, compiled by the backend and not, eagerly, and where activations are computed again.
+
+    In float32 with a row of zeros, a huge and a tiny one.
+    """
     ways: list[dict[str, Any]] = [{"jit_compile": False}, {"run_eagerly": True}]
     ways += [{"jit_compile": True}] if BACKEND != "torch" else []  # check_compiled_training
     for policy in ("float32", "mixed_bfloat16", "mixed_float16"):
         for way in ways if policy == "mixed_bfloat16" else ways[-1:]:
             layer = RMSNormalization(variant="equinox", dtype=policy)
             model = keras.Sequential([keras.Input((8,)), layer])
-            judged_step(model, filled(layer, (None, 8)), normal(16, 8), **way)
+            x = normal(16, 8)
+            if policy == "float32":
+                x[1], x[2], x[3] = 0, x[2] * 1e20, x[3] * 1e-30
+            judged_step(model, filled(layer, (None, 8)), x, **way)
     if BACKEND != "tensorflow":  # where it fails for every layer, of a keyword argument in a graph
         with keras.RematScope(mode="full"):
             layer = RMSNormalization(variant="equinox")

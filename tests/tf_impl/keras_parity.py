@@ -13,8 +13,8 @@ import keras
 import numpy as np
 from keras import ops
 from keras_backend import has_double, to_numpy
+from options import directions_of, product_with_hessian
 
-from rmsnorm import numpy_impl as golden
 from rmsnorm.parity import cases
 from rmsnorm.parity.judge import Outcome, judge
 from rmsnorm.tf_impl import RMSNormalization
@@ -98,11 +98,7 @@ def check_parity(folder: Path) -> None:
 
 
 def check_second_derivatives(folder: Path) -> None:
-    """Of <v, y> along directions, by four nestings, against differences of the golden's gradients.
-
-    These err by h^2 / 6 of the third derivative and by 2^-53 / h of the gradients, h = 2^-17: with rows of norm 1 or
-    more and directions of size 3 both are below 1e-7 * 27 of the largest number, as in test_tf_autodiff.
-    """
+    """Of <v, y> along directions, by four nestings, against differences of the golden's gradients."""
     if BACKEND == "tensorflow" or not has_double():
         return  # test_tf_layer
     rng = np.random.default_rng(0)
@@ -115,16 +111,8 @@ def check_second_derivatives(folder: Path) -> None:
         layer = RMSNormalization(**arguments, dtype="float64")
         layer.build((3, 4))
         arrays = [rng.standard_normal(shape) for shape in ((3, 4), *(w.shape for w in layer.weights))]
-        directions = [rng.standard_normal(a.shape) for a in arrays]
-        v, h = rng.standard_normal((3, 4)), 2.0**-17
-        ahead, behind = (
-            golden.rms_norm_vjp(
-                v, *(a + s * d for a, d in zip(arrays, directions, strict=True)),
-                variant=layer.variant, axis=layer.axis,
-            )
-            for s in (h, -h)
-        )  # fmt: skip
-        want = [(one - other) / (2 * h) for one, other in zip(ahead, behind, strict=True) if one is not None]
+        directions, v = directions_of(arrays), rng.standard_normal((3, 4))
+        want = product_with_hessian(arrays, v, directions, {"variant": layer.variant, "axis": layer.axis})
         largest = max(1.0, *(np.abs(w).max() for w in want))
         primals, along = (tuple(map(to_backend, values)) for values in (arrays, directions))
         *products, twice = nestings(layer, to_backend(v), primals, along)

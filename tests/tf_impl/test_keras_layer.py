@@ -16,7 +16,9 @@ if keras.backend.backend() != "tensorflow":
 import keras_layer  # noqa: E402
 import keras_parity  # noqa: E402
 
-CHECKS = keras_layer.CHECKS | keras_parity.CHECKS
+IN_TEST_KERAS = {"the_harness_of_keras", "the_tests_of_keras", "in_the_place_of_the_built_in", "training"}
+EVERY = keras_layer.CHECKS | keras_parity.CHECKS
+CHECKS = {name: check for name, check in EVERY.items() if name not in IN_TEST_KERAS}
 
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")

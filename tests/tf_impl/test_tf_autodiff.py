@@ -8,40 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from options import MAGNITUDES
+from options import DIFFERENTIABLE, MAGNITUDES, directions_of, product_with_hessian
+from options import small as shared
 
 from rmsnorm import numpy_impl as golden
 
 tf = pytest.importorskip("tensorflow")
 
 from tf_arrays import converted, to_tf  # noqa: E402
-from tf_gradients import NESTINGS, backward_over_backward, by_tape, directions_of, product_with_hessian  # noqa: E402
+from tf_gradients import NESTINGS, backward_over_backward, by_tape  # noqa: E402
 
 from rmsnorm.tf_impl import arithmetic, rms_norm, rms_norm_vjp  # noqa: E402
 
-DIFFERENTIABLE: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "image": {"axis": (1, 2), "feature_axis": 0},
-    "partial": {"partial": 0.5},
-    "mask": {"mask": True},
-    "mask and eps 0": {"mask": True, "eps": 0.0},
-    "outside": {"variant": "zhang_torch", "eps": 0.3},
-    "clamp": {"variant": "x_transformers", "eps": 3.0},
-    "variance": {"variant": "keras_rms_scaling"},
-    "offset": {"variant": "gemma", "eps": 0.5},
-    "before scale": {"variant": "llama", "mask": True, "partial": 0.5},
-}
-
 
 def small(name: str) -> tuple[Any, list[Any], dict[str, Any]]:
-    """A function of (x, scale, bias), its arguments in float64, NaN under the mask, and the golden's options."""
-    rng, options = np.random.default_rng(0), dict(DIFFERENTIABLE[name])
-    features = (2,) if "feature_axis" in options else (4,)
-    arrays = [rng.standard_normal(shape) for shape in ((2, 3, 4), features, features)]
-    if "mask" in options:
-        options["mask"] = rng.random((2, 3, 4)) > 0.3
-        options["mask"][0, 1] = False
-        arrays[0] = np.where(options["mask"], arrays[0], np.nan)
+    """A function of (x, scale, bias), its arguments in float64, and the golden's options."""
+    arrays, options = shared(name, (2, 3, 4))
     given = converted(options)
     return lambda *args: rms_norm(*args, **given), arrays, options
 
@@ -214,3 +196,7 @@ def test_only_what_is_asked_for() -> None:
         tape.watch(values)
         inverse_rms = rms_norm(*values, return_inverse_rms=True)[1]
     assert tape.gradient(inverse_rms, values) == [None, None, None]
+    with tf.GradientTape() as tape:
+        tape.watch(values[0])
+        h = rms_norm(2 * values[0], residual=values[0])[1]
+    assert (tape.gradient(h, values[0]).numpy() == 3).all()

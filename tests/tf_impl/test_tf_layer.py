@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from options import directions_of, product_with_hessian
 
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.terms import term_sizes
@@ -17,7 +18,7 @@ pytest.importorskip("keras")
 from keras_configurations import CONFIGURATIONS, filled, normal  # noqa: E402
 from tf_arrays import to_tf  # noqa: E402
 from tf_checks import check_near  # noqa: E402
-from tf_gradients import NESTINGS, directions_of, product_with_hessian  # noqa: E402
+from tf_gradients import NESTINGS  # noqa: E402
 
 from rmsnorm.tf_impl import RMSNormalization  # noqa: E402
 

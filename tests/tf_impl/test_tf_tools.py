@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+from options import hard_to_round
 
 from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
@@ -83,27 +82,8 @@ def test_the_number_of_counted_elements_is_exact_where_the_size_is_unknown(monke
 
 
 def test_one_rounding_to_16_bits() -> None:
-    rng = np.random.default_rng(0)
-    wide = rng.standard_normal(50_000) * np.logspace(-30, 40, 50_000)
-    exact = [rng.standard_normal(50_000).astype(dtype).astype(np.float64) for dtype in dtypes.HALF]
-    ties = [v + 2.0 ** np.frexp(v)[1] * dtypes.epsilon(d) / 4 for v, d in zip(exact, dtypes.HALF, strict=True)]
-    tie = np.concatenate(ties) * (1 + 1e-14 * rng.standard_normal(100_000))
-    edges = [
-        0.0,
-        -0.0,
-        np.inf,
-        -np.inf,
-        np.nan,
-        1e-60,
-        1e300,
-        65519.999999999,
-        65520.0,
-        3.3961775292304957e38,
-        3e-8,
-        6e-8,
-    ]
-    values = np.concatenate([wide, tie, edges])
     for dtype in dtypes.HALF:
+        values = hard_to_round(dtype, least=-30)
         with np.errstate(all="ignore"):
             want = DoubleDouble(values).round(dtype)
         for mode in MODES:
@@ -159,43 +139,6 @@ def test_a_saved_model_has_the_gradient(tmp_path: Any) -> None:
         assert ulps(g.numpy(), w).max() <= 1
 
 
-def test_errors_name_the_tensor() -> None:
-    x, words = tf.ones((4, 16)), "convert it with tf.convert_to_tensor"
-    cases: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
-        (
-            (np.ones((4, 16), np.float32),),
-            {},
-            TypeError,
-            rf"rms_norm: x is f32\[4, 16\] \(ndarray\), expected a tf.Tensor; {words}",
-        ),
-        (([1.0],), {}, TypeError, rf"rms_norm: x is \[1.0\] \(list\), expected a tf.Tensor; {words}"),
-        ((None,), {}, TypeError, rf"rms_norm: x is None \(NoneType\), expected a tf.Tensor; {words}"),
-        ((x, 1.0), {}, TypeError, rf"rms_norm: scale is 1.0 \(float\), expected a tf.Tensor; {words}"),
-        ((x,), {"mask": True}, TypeError, r"rms_norm: mask is True \(bool\), expected a tf.Tensor"),
-        ((tf.ragged.constant([[1.0], [1.0, 2.0]]),), {}, TypeError, r"rms_norm: x is f32\[2, \?\] \(RaggedTensor\)"),
-        (
-            (tf.ones((4, 16), tf.int32),),
-            {},
-            TypeError,
-            "rms_norm: x has dtype int32, expected float16, bfloat16, float32",
-        ),
-        ((tf.ones((4, 16), tf.complex64),), {}, TypeError, "rms_norm: x has dtype complex64, expected float16"),
-        (
-            (x, tf.ones(8)),
-            {},
-            ValueError,
-            r"scale has shape \(8,\), expected \(16,\) to match axis -1 of x f32\[4, 16\]",
-        ),
-        ((x,), {"out_dtype": tf.int32}, ValueError, "rms_norm: out_dtype is 'int32', expected 'float16'"),
-        ((x,), {"mask": tf.ones((4, 16))}, TypeError, "rms_norm: mask has dtype float32, expected bool"),
-        ((tf.constant(1.0),), {}, ValueError, "rms_norm: x is 0-d, expected at least one axis"),
-    ]
-    for arguments, options, error, match in cases:
-        with pytest.raises(error, match=match):
-            rms_norm(*arguments, **options)
-    assert rms_norm(x, out_dtype=tf.float64).dtype == rms_norm(x, out_dtype="float64").dtype == tf.float64
-
-
 def test_errors_while_a_graph_is_traced() -> None:
     def trace(function: Any, *specs: Any) -> Any:
         return tf.function(function, input_signature=specs).get_concrete_function()
@@ -213,14 +156,3 @@ def test_errors_while_a_graph_is_traced() -> None:
         16,
     )
     assert trace(rms_norm, tf.TensorSpec([None, 4], tf.float16)).structured_outputs.shape.as_list() == [None, 4]
-
-
-@pytest.mark.slow
-def test_the_functions_load_no_layer() -> None:
-    """rmsnorm.tf_impl alone imports neither framework; the functions import no layer of Keras."""
-    code = (
-        "import sys, rmsnorm.tf_impl as wing; assert not {'tensorflow', 'keras'} & set(sys.modules); "
-        "wing.rms_norm; assert 'tensorflow' in sys.modules and 'rmsnorm.tf_impl.layers' not in sys.modules; "
-        "wing.RMSNormalization; assert 'rmsnorm.tf_impl.layers' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

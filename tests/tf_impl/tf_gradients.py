@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from rmsnorm import numpy_impl as golden
 from rmsnorm.tf_impl import rms_norm, rms_norm_vjp
 
 
@@ -66,11 +64,6 @@ def forward_mode(arrays: list[Any], directions: list[Any], options: dict[str, An
     return accumulator.jvp(y)
 
 
-def directions_of(arrays: list[Any]) -> list[Any]:
-    rng = np.random.default_rng(7)
-    return [rng.standard_normal(array.shape) for array in arrays]
-
-
 def gradients_of(function: Any, arrays: Any, v: Any) -> Any:
     with tf.GradientTape() as tape:
         tape.watch(arrays)
@@ -101,17 +94,3 @@ def backward_over_forward(function: Any, arrays: Any, v: Any, directions: Any) -
 
 
 NESTINGS = (backward_over_backward, forward_over_backward, backward_over_forward)
-
-
-def product_with_hessian(arrays: Any, v: Any, directions: Any, options: dict[str, Any]) -> Any:
-    """Of <v, y>, by central differences of the golden's gradients, 2^-17 on each side.
-
-    They err by h^2 / 6 of the third derivative and by 2^-53 / h of the gradients: with rows of norm 1 or more and
-    directions of size 3 both are below 1e-7 of the largest gradient.
-    """
-    h = 2.0**-17
-    above, below = (
-        golden.rms_norm_vjp(v, *(a + s * d for a, d in zip(arrays, directions, strict=True)), **options)
-        for s in (h, -h)
-    )
-    return [(one - other) / (2 * h) for one, other in zip(above, below, strict=True) if one is not None]

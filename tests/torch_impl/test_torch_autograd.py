@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from options import DIFFERENTIABLE
+from options import small as shared
 
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.ulps import ulps
@@ -17,7 +19,7 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
-from torch_arrays import randn, to_numpy  # noqa: E402
+from torch_arrays import randn, to_numpy, to_torch  # noqa: E402
 from torch_gradients import by_autograd  # noqa: E402
 from torch_layers import randomised  # noqa: E402
 
@@ -26,44 +28,24 @@ from rmsnorm.torch_impl import RMSNorm, arithmetic, rms_norm, rms_norm_jvp  # no
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 
 
-DIFFERENTIABLE = {
-    "plain": {},
-    "image": {"axis": (1, 2), "feature_axis": 0},
-    "partial": {"partial": 0.5},
-    "mask": {"mask": True},
-    "mask and eps 0": {"mask": True, "eps": 0.0},
-    "outside": {"variant": "zhang_torch", "eps": 0.3},
-    "clamp": {"variant": "x_transformers", "eps": 2.0},
-    "variance": {"variant": "keras_rms_scaling"},
-    "offset": {"variant": "gemma", "eps": 0.5},
-    "before scale": {"variant": "llama", "mask": True, "partial": 0.5},
-}
-
-
-def small(name: str) -> tuple[Any, list[Any]]:
-    """A function of (x, scale, bias) and its arguments, in float64."""
-    options: dict[str, Any] = dict(DIFFERENTIABLE[name])
-    generator = torch.Generator().manual_seed(0)
-    features = (2,) if "feature_axis" in options else (3,)
-    arrays = [torch.randn(s, dtype=torch.float64, generator=generator) for s in ((2, 2, 3), features, features)]
-    if "mask" in options:
-        options["mask"] = torch.rand((2, 2, 3), generator=generator) > 0.3
-        options["mask"][0, 1] = False
+def small(name: str) -> tuple[Any, list[Any], dict[str, Any]]:
+    """A function of (x, scale, bias), its arguments in float64, and the golden's options."""
+    arrays, options = shared(name, (2, 2, 3))
+    mask = to_torch(options.get("mask"))
+    arrays[0] = np.nan_to_num(arrays[0], nan=1.0)  # a difference of NaN is NaN
 
     def function(*args: Any) -> Any:
-        y = rms_norm(*args, **options)
-        return (
-            torch.where(options["mask"], y, 0.0) if "mask" in options else y
-        )  # elsewhere constant to derivatives only
+        y = rms_norm(*args, **{**options, "mask": mask})
+        return y if mask is None else torch.where(mask, y, 0.0)  # elsewhere constant to derivatives only
 
-    return function, arrays
+    return function, [*map(to_torch, arrays)], options
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 @pytest.mark.sample(2)
 def test_gradcheck(name: str) -> None:
     """Against central differences: first and second derivatives, forward, backward, batched, forward over backward."""
-    function, arrays = small(name)
+    function, arrays, _ = small(name)
     leaves = [array.clone().requires_grad_() for array in arrays]
     assert torch.autograd.gradcheck(function, leaves, check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(
@@ -74,8 +56,7 @@ def test_gradcheck(name: str) -> None:
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_jacobians_and_hessians(name: str) -> None:
     """jacrev, jacfwd, vmap over vjp and jvp give the golden's Jacobian; four nestings give one Hessian."""
-    function, arrays = small(name)
-    options = {k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in _options_of(function).items()}
+    function, arrays, options = small(name)
     flat = arrays[0].numel()
     basis = torch.eye(flat, dtype=torch.float64).reshape(flat, 2, 2, 3)
     values = [to_numpy(array) for array in arrays]
@@ -103,13 +84,9 @@ def test_jacobians_and_hessians(name: str) -> None:
         np.testing.assert_allclose(hessian(arrays[0]), eager, rtol=2.0**-40, atol=2.0**-40)
 
 
-def _options_of(function: Any) -> dict[str, Any]:
-    return next(cell.cell_contents for cell in function.__closure__ if isinstance(cell.cell_contents, dict))
-
-
 def test_a_second_derivative_needs_the_recomputed_statistic(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the saved 1 / rho held constant gradgradcheck fails: the test above can tell."""
-    function, arrays = small("plain")
+    function, arrays, _ = small("plain")
     leaves = [array.clone().requires_grad_() for array in arrays]
     compute = arithmetic.statistic
     monkeypatch.setattr(arithmetic, "statistic", lambda *args: _detached(compute(*args)))
@@ -122,7 +99,7 @@ def _detached(row: Any) -> Any:
 
 
 def test_forward_over_backward_without_create_graph() -> None:
-    function, arrays = small("mask")
+    function, arrays, _ = small("mask")
     weight, direction = torch.rand(2, 2, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     with forward_ad.dual_level():
         x = forward_ad.make_dual(arrays[0].clone().requires_grad_(), direction)
@@ -179,7 +156,9 @@ def test_vmap(variant: str) -> None:
 
 
 def test_backward_keeps_only_x_the_parameters_the_mask_and_the_statistic() -> None:
-    for dtype, residual, masked in itertools.product((torch.bfloat16, torch.float64), (False, True), (False, True)):
+    """And 1 / rho of each row in float64."""
+    formats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for dtype, residual, masked in itertools.product(formats, (False, True), (False, True)):
         x, r = (torch.randn(6, 16, dtype=dtype).requires_grad_() for _ in range(2))
         scale, bias = (torch.randn(16, dtype=dtype).requires_grad_() for _ in range(2))
         mask = torch.rand(6, 16) > 0.3 if masked else None
@@ -191,7 +170,8 @@ def test_backward_keeps_only_x_the_parameters_the_mask_and_the_statistic() -> No
         expected = [h, scale, bias, *([mask] if masked else [])]
         assert all(tensor.data_ptr() in kept for tensor in expected)
         rest = [tensor for at, tensor in kept.items() if at not in {t.data_ptr() for t in expected}]
-        assert [tuple(tensor.shape) for tensor in rest] == [(6, 1)]
+        assert [(*tensor.shape, tensor.dtype) for tensor in rest] == [(6, 1, torch.float64)]
+        assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in kept.values())
 
 
 def test_only_what_is_asked_for() -> None:
@@ -209,6 +189,8 @@ def test_only_what_is_asked_for() -> None:
     leaf = values[0].clone().requires_grad_()
     _, inverse_rms = rms_norm(leaf, return_inverse_rms=True)
     assert not inverse_rms.requires_grad
+    h = rms_norm(values[0], residual=leaf)[1]
+    assert torch.equal(torch.autograd.grad(h.sum(), leaf)[0], torch.ones_like(leaf))
 
 
 def _second_derivative(layer: Any, x: Any, dy: Any) -> Any:

@@ -15,7 +15,6 @@ import rmsnorm
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
-from torch.nn.utils import parametrize  # noqa: E402
 from torch_arrays import randn  # noqa: E402
 from torch_layers import LlamaRMSNorm, randomised, ulp_bound  # noqa: E402
 
@@ -194,18 +193,6 @@ def test_functional_call_and_per_sample_gradients() -> None:
     assert ((each.sum(0) - whole).abs() <= 8 * 2.0**-24 * each.abs().sum(0)).all()
 
 
-def test_parametrize() -> None:
-    class Exponential(nn.Module):
-        def forward(self, raw: Any) -> Any:
-            return raw.exp()
-
-    layer, x = RMSNorm(8), randn(4, 8)
-    parametrize.register_parametrization(layer, "weight", Exponential())
-    assert torch.equal(layer(x), rms_norm(x, torch.ones(8).exp(), variant="torch"))
-    layer(x).square().sum().backward()
-    assert layer.parametrizations.weight.original.grad.abs().sum() > 0
-
-
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -216,36 +203,15 @@ def test_parametrize() -> None:
         ),
         (lambda: RMSNorm((4, 8))(torch.ones(8)), ValueError, r"shape \(8,\), expected \(4, 8\) .* x being f32\[8\]"),
         (lambda: RMSNorm(8)(torch.tensor(1.0)), ValueError, r"the end of x has shape \(\), expected \(8,\)"),
-        (lambda: RMSNorm(8)(torch.ones(8).int()), TypeError, "x has dtype int32, expected float16"),
         (lambda: RMSNorm(8)([1.0]), TypeError, r"x is \[1.0\] \(list\), expected a torch.Tensor"),
         (lambda: RMSNorm(()), ValueError, r"RMSNorm: normalized_shape is \(\), expected one size >= 0 or a sequence"),
         (lambda: RMSNorm(3.5), ValueError, "normalized_shape is 3.5, expected one size"),
         (lambda: RMSNorm((4, -1)), ValueError, r"normalized_shape is \(4, -1\), expected one size"),
-        (lambda: RMSNorm(8, -1.0), ValueError, "RMSNorm: eps is -1.0, expected a finite number >= 0"),
-        (lambda: RMSNorm(8, False), TypeError, "RMSNorm: eps is False .* expected a number or None"),
-        (lambda: RMSNorm(8, partial=2), ValueError, "RMSNorm: partial is 2, expected a fraction in"),
-        (lambda: RMSNorm(8, variant="lama"), ValueError, "did you mean 'llama'"),
     ],
 )
 def test_errors(make: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         make()
-
-
-def test_compile_and_export() -> None:
-    torch._dynamo.reset()
-    layer = randomised(RMSNorm(8, 1e-5, partial=0.3, variant="gemma"))
-    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
-    for rows in (4, 3):
-        x, mask = randn(rows, 8, dtype=torch.bfloat16), randn(rows, 8, seed=2) > -0.5
-        assert torch.equal(compiled(x, mask=mask), layer(x, mask=mask))
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", FutureWarning)
-        batch = torch.export.Dim("batch", min=2)
-        program = torch.export.export(layer, (randn(4, 8),), dynamic_shapes=({0: batch},))
-    assert torch.equal(program.module()(randn(7, 8)), layer(randn(7, 8)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -268,8 +234,6 @@ def test_the_samples_of_pytorch(dtype: Any) -> None:
         assert got.dtype == want.dtype
         bound = ulp_bound(20, dtype if dtype != torch.float64 else torch.float32)
         assert ((got - want).abs() <= bound * want.abs() + torch.finfo(dtype).smallest_normal).all()
-        if dtype == torch.float64 and given.args[0].numel() < 200:
-            assert torch.autograd.gradcheck(layer, given.args)
     assert len(inputs) == 6
     errors = list(common_methods_invocations.error_inputs_rms_norm(None, "cpu"))
     for sample in (error.sample_input for error in errors):

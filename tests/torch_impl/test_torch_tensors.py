@@ -22,7 +22,7 @@ from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from rmsnorm.torch_impl import rms_norm, rms_norm_vjp  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_vjp  # noqa: E402
 
 
 class Subclass(torch.Tensor):
@@ -156,3 +156,44 @@ def test_memory_that_was_freed() -> None:
         rms_norm(freed)
     with pytest.raises(ValueError, match="has no memory"):
         rms_norm_vjp(freed, torch.ones(4, 8))
+
+
+@contextlib.contextmanager
+def default_device(name):
+    torch.set_default_device(name)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("device", [default_device, torch.device], ids=["set_default_device", "with"])
+@pytest.mark.parametrize("rows", [3, 2**16], ids=["small", "large"])
+@pytest.mark.parametrize("axis", [-1, 0], ids=["rows", "columns"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_results_are_where_x_is(device, rows, axis, dtype):
+    """With meta as the default device: an allocation there has no memory to write to."""
+    x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    gain = torch.linspace(0.5, 2, x.shape[axis], dtype=dtype)
+    options = {"variant": "x_transformers", "axis": axis}
+
+    def results():
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, gain, x)]
+        y, h, inverse_rms = rms_norm(*leaves[:2], residual=leaves[2], return_inverse_rms=True, **options)
+        gradients = torch.autograd.grad((y, h), leaves, (x, x))
+        return [y, h, inverse_rms, *gradients, *rms_norm_vjp(x, x, gain, **options)[:2]]
+
+    want = results()
+    with device("meta"):
+        got = results()
+    for tensor, expected in zip(got, want, strict=True):
+        assert tensor.device.type == "cpu"
+        assert torch.equal(tensor, expected)
+
+
+def test_a_layer_on_the_cpu_with_another_default_device():
+    layer, x = RMSNorm(8), torch.linspace(-1, 2, 24).reshape(3, 8)
+    want = layer(x)
+    with torch.device("meta"):
+        assert torch.equal(layer(x), want)
+        assert layer.to("meta")(x.to("meta")).device.type == "meta"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 from typing import Any
 
 import numpy as np
@@ -21,17 +20,6 @@ from torch_layers import randomised, torch_rms_norm, ulp_bound  # noqa: E402
 from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
-
-
-def test_meta_tensors_have_the_shapes() -> None:
-    for dtype, masked in itertools.product((torch.float64, torch.bfloat16), (False, True)):
-        x = torch.empty((4, 8), device="meta", dtype=dtype, requires_grad=True)
-        scale = torch.empty(8, device="meta", requires_grad=True)
-        mask = torch.empty((4, 1), device="meta", dtype=torch.bool) if masked else None
-        y, inverse_rms = rms_norm(x, scale, mask=mask, partial=0.3, variant="llama", return_inverse_rms=True)
-        assert (y.device.type, y.shape, inverse_rms.shape) == ("meta", (4, 8), (4, 1))
-        y.sum().backward()
-        assert (x.grad.shape, x.grad.dtype, scale.grad.dtype) == ((4, 8), dtype, torch.float32)
 
 
 @pytest.fixture
@@ -93,26 +81,9 @@ def test_compile(variant: str, dtype: str, backend: str) -> None:
             assert (g - w).abs().max() <= bound * w.abs().max()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("strict", [False, True])
-def test_export(strict: bool) -> None:
-    class Model(torch.nn.Module):
-        def forward(self, x: Any, mask: Any) -> Any:
-            return rms_norm(x, variant="llama", mask=mask, partial=0.5)
-
-    x = torch.randn((4, 8), generator=torch.Generator().manual_seed(0)).bfloat16()
-    mask = torch.ones((4, 8), dtype=torch.bool)
-    batch = torch.export.Dim("batch", min=2)
-    program = torch.export.export(Model(), (x, mask), dynamic_shapes=({0: batch}, {0: batch}), strict=strict)
-    longer = torch.cat([x, 2 * x])
-    mask = longer > -0.5
-    assert torch.equal(program.module()(longer, mask), Model()(longer, mask))
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_the_samples_of_pytorch(dtype: str) -> None:
-    """PyTorch's own OpInfo samples of rms_norm against its own reference.
+    """PyTorch's own OpInfo samples of rms_norm against its own reference; derivatives are in test_torch_samples.py.
 
     Not applicable: eps < 0 (out of the domain here), complex dtypes (rejected here; there x^2 stands for |x|^2), and
     the reference's default eps for 16 bits, machine eps of the input dtype, where the operator takes that of f32.
@@ -140,12 +111,6 @@ def test_the_samples_of_pytorch(dtype: str) -> None:
         built_in = torch.nn.functional.rms_norm(sample.input, *sample.args, **sample.kwargs)
         assert (got.dtype, got.shape) == (built_in.dtype, built_in.shape)
         assert got.stride() == built_in.stride() or not got.numel()
-        if dtype == "float64" and sample.input.numel():
-            leaves = [sample.input, *sample.args[1:]]
-            x = [
-                leaf.detach().clamp(-9, 9).requires_grad_() for leaf in leaves
-            ]  # differences of 1e-6 at 1000 say little
-            assert torch.autograd.gradcheck(lambda x, *w, s=sample.args[0], e=eps: torch_rms_norm(x, s, *w, eps=e), x)
         run += 1
     assert run == 5
 

@@ -260,29 +260,6 @@ def test_checkpoints_recompute_the_same_bits(reentrant: bool) -> None:
     assert torch.equal(*(leaf.grad for leaf in leaves))
 
 
-@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")
-def test_saved_tensors_may_go_elsewhere() -> None:
-    """To the CPU, to a file; and with each gradient searched for NaN."""
-
-    def to_file(tensor: Any) -> Any:
-        buffer = io.BytesIO()
-        torch.save(tensor, buffer)
-        return buffer.getvalue()
-
-    layer, found = randomised(RMSNorm(8)), []
-    for context in (
-        torch.enable_grad(),
-        torch.autograd.graph.save_on_cpu(),
-        torch.autograd.graph.saved_tensors_hooks(to_file, lambda held: torch.load(io.BytesIO(held))),
-        torch.autograd.detect_anomaly(check_nan=True),
-    ):
-        leaf = randn(4, 8).requires_grad_()
-        with context:
-            layer(leaf).square().sum().backward()
-        found.append(leaf.grad)
-    assert all(torch.equal(got, found[0]) for got in found[1:])
-
-
 LAYOUTS = {
     "channels last": lambda x: x.to(memory_format=torch.channels_last),
     "every second": lambda x: torch.stack([x, -x], -1).flatten(-2)[..., ::2],

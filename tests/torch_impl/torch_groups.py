@@ -18,10 +18,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch_arrays import to_torch
-from torch_checks import check_gradient, check_values, magnitudes_of_terms
+from torch_checks import check_gradient, check_values
 
 import rmsnorm
 from rmsnorm import numpy_impl as golden
+from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_jvp, rms_norm_vjp
 
 ROWS = (3, 2, 4)
@@ -109,34 +110,31 @@ def spread_over_features(dtype: str) -> None:
         check_values(whole(y), want, share=1 - few / y.numel())
         dy = dy.astype(want.dtype)
         gradients = golden.rms_norm_vjp(dy, x, scale, bias, variant=variant, **options)
-        terms = magnitudes_of_terms(x, scale, dy, variant, options)
-        for leaf, gradient, term in zip(leaves, gradients, terms, strict=True):
-            check_gradient(whole(leaf.grad), gradient, term, 2 * x.size + 32)
+        tangents = (dy.astype(x.dtype), bias, scale)
+        chosen = {"variant": rmsnorm.Variant.get(variant).replace(partial=options.get("partial"))}
+        chosen |= {"mask": options["mask"]} if "mask" in options else {}
+        terms = term_sizes(x, scale, bias, dy=dy, tangents=tangents, **chosen)
+        for leaf, gradient, name in zip(leaves, gradients, ("dx", "dscale", "dbias"), strict=True):
+            check_gradient(whole(leaf.grad), gradient, terms[name], 2 * x.size + 32)
         if seed % 5 == 0:
-            check_functions(leaves, x, scale, bias, dy, options, spread, terms)
+            check_functions(leaves, x, scale, bias, dy, tangents, options, spread, terms)
 
 
-def check_functions(leaves: Any, x: Any, scale: Any, bias: Any, dy: Any, options: Any, spread: Any, terms: Any) -> None:
+def check_functions(
+    leaves: Any, x: Any, scale: Any, bias: Any, dy: Any, tangents: Any, options: Any, spread: Any, terms: Any
+) -> None:
     """rms_norm_vjp and rms_norm_jvp take distributed tensors, too."""
     mesh, variant = leaves[0].device_mesh, spread["variant"]
     primals = [leaf.detach() for leaf in leaves]
-    moved = distribute_tensor(to_torch(dy), mesh, [Shard(3)])
-    for got, want, term in zip(
-        rms_norm_vjp(moved, *primals, **spread),
-        golden.rms_norm_vjp(dy, x, scale, bias, variant=variant, **options),
-        terms, strict=True,
-    ):  # fmt: skip
-        check_gradient(whole(got), want, term, 2 * x.size + 32)
-    tangents = (dy.astype(x.dtype), bias, scale)
-    got = rms_norm_jvp(
-        primals, [distribute_tensor(to_torch(each), mesh, [Shard(each.ndim - 1)]) for each in tangents], **spread
+    moved, *along = (distribute_tensor(to_torch(each), mesh, [Shard(each.ndim - 1)]) for each in (dy, *tangents))
+    got = (*rms_norm_vjp(moved, *primals, **spread), rms_norm_jvp(primals, along, **spread))
+    options = {**options, "variant": variant}
+    want = (
+        *golden.rms_norm_vjp(dy, x, scale, bias, **options),
+        golden.rms_norm_jvp((x, scale, bias), tangents, **options),
     )
-    want = golden.rms_norm_jvp((x, scale, bias), tangents, variant=variant, **options)
-    # every term is at most |tangent| times a slope of at most n (o + |scale|) / rho
-    slope = x.shape[-1] * (2 + np.abs(scale.astype(float)).max())
-    inverse = golden.rms_norm(x.astype(float), variant=variant, return_inverse_rms=True, **options)[1]
-    bound = slope * (1 + inverse) * sum(np.abs(each.astype(float)).max() for each in tangents)
-    check_gradient(whole(got), want, np.broadcast_to(bound, x.shape), 2 * x.size + 32)
+    for one, other, name in zip(got, want, ("dx", "dscale", "dbias", "jvp"), strict=True):
+        check_gradient(whole(one), other, terms[name], 2 * x.size + 32)
 
 
 def bfloat16() -> None:
