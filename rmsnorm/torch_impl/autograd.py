@@ -77,12 +77,13 @@ class KeptFunction(torch.autograd.Function):
     ) -> Tensor:
         y, inverse_rms = kept.forward(x, scale, bias, gate[0] if gate else None, True)
         ctx.kept = kept
-        ctx.save_for_backward(x, scale, inverse_rms, bias, *gate)
+        # in the order of RMSNormFunction: a checkpoint compares what the first call saves with what the next one does
+        ctx.save_for_backward(x, scale, bias, *gate, inverse_rms)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        x, scale, inverse_rms, bias, *gate = ctx.saved_tensors
+        x, scale, bias, *gate, inverse_rms = ctx.saved_tensors
         kept = ctx.kept
         if not torch.is_grad_enabled() and is_plain(dy) and dy.is_contiguous():
             return None, *kept.backward(dy, x, scale, inverse_rms, bias, *gate)
