@@ -69,7 +69,8 @@ class Plan(NamedTuple):
     def run_forward(self, threads: Threads, owners: object, *arguments: int) -> None:
         """Computes y, h and 1 / rho.
 
-        ``arguments`` are FORWARD of settings.py. ``owners`` keep the memory at the addresses alive.
+        ``arguments`` are FORWARD of settings.py, without a gate up to 1 / rho. ``owners`` keep the memory at the
+        addresses alive.
         """
         kernel = self.forward[arguments[_FORWARD_MASK] != 0, arguments[_RESIDUAL] != 0]
         size = self.rows * self.n
@@ -93,7 +94,7 @@ class Plan(NamedTuple):
     def run_backward(self, threads: Threads, owners: object, *arguments: int) -> None:
         """Computes dx; and dscale and dbias in the formats of the parameters, unless their addresses are 0.
 
-        ``arguments`` are BACKWARD of settings.py; ``owners`` are as in ``run_forward``.
+        ``arguments`` are BACKWARD of settings.py, without a gate up to dbias; ``owners`` are as in ``run_forward``.
         """
         kernel = self.backward[arguments[_BACKWARD_MASK] != 0, arguments[_DH] != 0]
         count, gomp_parallel = threads() if self.rows > self.chunk else (1, 0)
@@ -103,7 +104,7 @@ class Plan(NamedTuple):
             self.run(kernel, 1, self.place, self.rows, self.chunk, count, gomp_parallel, *arguments)
         else:
             sums = np.empty((-(-self.rows // self.chunk), 2, self.n))
-            scale, bias = arguments[_BACKWARD_SCALE], arguments[_BACKWARD_BIAS]
+            scale, bias = arguments[_BACKWARD_SCALE], 0 if len(arguments) < len(BACKWARD) else arguments[_BACKWARD_BIAS]
             self._share_out(kernel, self.chunk, count, (owners, sums), arguments, scale, bias, address(sums))
             for name, gradient, first in (("scale", _DSCALE, 0), ("bias", _DBIAS, 1)):
                 if arguments[gradient]:

@@ -40,7 +40,8 @@ class RMSNormFunction(torch.autograd.Function):
         y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask, gate)
         ctx.call, ctx.plan = call, plan
         ctx.dtypes = x.dtype, None if residual is None else residual.dtype
-        ctx.save_for_backward(x if h is None else h, scale, bias, mask, gate, inverse_rms)
+        ctx.bias = None if gate is not None else bias  # without a gate only its dtype counts
+        ctx.save_for_backward(x if h is None else h, scale, bias if gate is not None else None, mask, gate, inverse_rms)
         if forward_ad._current_level >= 0:
             ctx.save_for_forward(x, residual, scale, bias, mask, gate)
         ctx.set_materialize_grads(False)
@@ -52,6 +53,7 @@ class RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _: Any) -> tuple[Any, ...]:
         h, scale, bias, mask, gate, inverse_rms = ctx.saved_tensors
+        bias = ctx.bias if gate is None else bias
         x, residual = ctx.dtypes
         dx, *others = dh, None, None, None
         if dy is not None:
@@ -75,34 +77,46 @@ class KeptFunction(torch.autograd.Function):
     def forward(
         ctx: Any, kept: rows.Kept, x: Tensor, scale: Tensor | None, bias: Tensor | None, *gate: Tensor
     ) -> Tensor:
-        y, inverse_rms = kept.forward(x, scale, bias, gate[0] if gate else None, True)
-        ctx.kept = kept
-        # in the order of RMSNormFunction: a checkpoint compares what the first call saves with what the next one does
-        ctx.save_for_backward(x, scale, bias, *gate, inverse_rms)
+        ctx.kept, ctx.bias = kept, bias
+        # saved in the order of RMSNormFunction: a checkpoint compares what the first call saves with what the next does
+        if gate:
+            y, inverse_rms = kept.forward(x, scale, bias, gate[0], True)
+            ctx.save_for_backward(x, scale, bias, *gate, inverse_rms)
+        else:
+            y, inverse_rms = kept.forward(x, scale, bias, None, True)
+            ctx.save_for_backward(x, scale, inverse_rms)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        x, scale, bias, *gate, inverse_rms = ctx.saved_tensors
-        kept = ctx.kept
+        kept, bias, gate = ctx.kept, ctx.bias, None
+        if kept.gate is None:
+            x, scale, inverse_rms = ctx.saved_tensors
+        else:
+            x, scale, bias, gate, inverse_rms = ctx.saved_tensors
         if not torch.is_grad_enabled() and is_plain(dy) and dy.is_contiguous():
-            return None, *kept.backward(dy, x, scale, inverse_rms, bias, *gate)
-        z = gate[0] if gate else None
-        dx, *others = _backward(kept.call, kept.plan, dy, None, x, scale, bias, None, z, inverse_rms, True)
-        return None, _to(dx, x.dtype), *others
+            results = kept.backward(dy, x, scale, inverse_rms, bias, gate)
+        else:
+            dx, *others = _backward(kept.call, kept.plan, dy, None, x, scale, bias, None, gate, inverse_rms, True)
+            results = _to(dx, x.dtype), *others
+        return None, *(results if gate is not None else results[:3])
 
 
 @untraced
 def again(
-    kept: rows.Kept | None, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, *gate: Tensor
-) -> Tensor | None:
+    kept: rows.Kept | None, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None,
+    gate: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
     """y of a call that was made before, and has no tangents; None if it is another one."""
-    if kept is None or not kept.fits(settings, x, scale, bias, *gate):
+    if kept is None or not kept.fits(settings, x, scale, bias, gate):
         return None
-    if is_differentiated(x, scale, bias, *gate):
-        y: Tensor = _apply(kept, x, scale, bias, *gate)
+    if gate is None:
+        differs = is_differentiated(x, scale, bias)
+        return _apply(kept, x, scale, bias) if differs else kept.forward(x, scale, bias)[0]
+    if is_differentiated(x, scale, bias, gate):
+        y: Tensor = _apply(kept, x, scale, bias, gate)
         return y
-    return kept.forward(x, scale, bias, *gate)[0]
+    return kept.forward(x, scale, bias, gate)[0]
 
 
 # Function.apply looks for torch.func first, which is no call that a layer keeps, for a microsecond and a half

@@ -134,7 +134,7 @@ class RMSNorm(torch.nn.RMSNorm):
         )  # fmt: skip
         if alone:
             settings = self.eps, self.variant
-            if (y := again(self._kept, settings, x, weight, bias, *(() if gate is None else (gate,)))) is not None:
+            if (y := again(self._kept, settings, x, weight, bias, gate)) is not None:
                 return y
         if not isinstance(x, Tensor):
             if isinstance(x, torch.fx.Proxy) and x.tracer.root is not self:  # one node of the graph, as the built-in is

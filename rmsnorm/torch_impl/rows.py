@@ -107,9 +107,9 @@ class Kept(NamedTuple):
         """Whether a call is this one, so that ``forward`` computes it."""
         return (
             x.shape == self.shape and x.dtype is self.dtype and settings == self.settings
-            and is_plain(x, scale, bias, gate) and x.is_contiguous()  # which sparse tensors do not have
+            and is_plain(x, scale, bias) and x.is_contiguous()  # which sparse tensors do not have
             and _fits(scale, self.scale) and _fits(bias, self.bias)
-            and _fits(gate, self.gate and (self.shape, self.gate))
+            and (gate is self.gate or (is_plain(gate) and _fits(gate, self.gate and (self.shape, self.gate))))
         )  # fmt: skip
 
     def forward(
@@ -119,10 +119,12 @@ class Kept(NamedTuple):
         """y and, if asked for, 1 / rho in float64."""
         plan, y = self.plan, _empty_strided(*self.y)
         inverse_rms = _empty_strided(*self.inverse_rms) if with_inverse_rms else None
-        addresses = (
+        addresses: tuple[int, ...] = (
             x.data_ptr(), plan.x_bytes, 0, _address(scale), _address(bias), 0, 0, 0, y.data_ptr(), 0,
-            _address(inverse_rms), _address(gate), self.gate_step,
+            _address(inverse_rms),
         )  # fmt: skip
+        if gate is not None:  # what is left out is 0
+            addresses += (gate.data_ptr(), self.gate_step)
         if plan.small:
             plan.run(*self.job, *addresses)
         else:
@@ -136,15 +138,16 @@ class Kept(NamedTuple):
         gate: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
         """dx, dscale, dbias and dgate, of a plain dy without gaps. The bias counts with a gate alone."""
-        plan, dx = self.plan, _empty_strided(*self.dx)
-        dscale, dbias, dgate = (
-            None if p is None else _empty_strided(*p) for p in (self.dscale, self.dbias, self.dgate)
-        )
-        addresses = (
+        plan, dx, dgate = self.plan, _empty_strided(*self.dx), None
+        dscale = None if self.dscale is None else _empty_strided(*self.dscale)
+        dbias = None if self.dbias is None else _empty_strided(*self.dbias)
+        addresses: tuple[int, ...] = (
             x.data_ptr(), plan.x_bytes, _address(scale), 0, 0, 0,
             _address(inverse_rms), dy.data_ptr(), 0, dx.data_ptr(), _address(dscale), _address(dbias),
-            _address(gate), self.gate_step, _address(dgate), 0 if gate is None else _address(bias),
         )  # fmt: skip
+        if gate is not None and self.dgate is not None:
+            dgate = _empty_strided(*self.dgate)
+            addresses += (gate.data_ptr(), self.gate_step, dgate.data_ptr(), _address(bias))
         if plan.small:
             plan.run(plan.backward[False, False], 1, plan.place, plan.rows, plan.chunk, 1, 0, *addresses)
         else:
