@@ -4,7 +4,7 @@
     python -m rmsnorm.cpu.build x86-64-v3 FOLDER       # which RMSNORM_CPU_LIBRARY then names
     python -m rmsnorm.cpu.build --list                 # the functions; numba compiles all others when they are called
 
-It takes two minutes on two cores.
+It takes two to three minutes on two cores.
 """
 
 from __future__ import annotations
