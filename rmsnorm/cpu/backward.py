@@ -25,12 +25,11 @@ from rmsnorm.cpu.statistic import (
     centre,
     group_of,
     is_counted,
-    masked_mean_square,
+    mean_square_of,
     place,
     rho_of,
     scaled_sum_of_squares,
     slope,
-    sum_of_squares,
 )
 from rmsnorm.cpu.system import LINE, aligned, call_c, copy_words, free, malloc, settings_at, table, word
 
@@ -69,6 +68,7 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
     may_be_single = x == y == "bfloat16" and not (has_mask or has_other or has_gate)
     is_wide = "float64" in (x, y)
     settle = cancelled_place(h_format, v_format)
+    mean_square = mean_square_of(load_h, has_mask)
     factor_and_slope = gates.factor_and_slope_of(own)
     lift = gates.lift_of(own, x)
     before, with_bias = norm != "", "bias" in options
@@ -111,14 +111,6 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
             product[j] = f[j] * (load_x(x[j]) if on_x else load_y(dy[j]))
 
     weigh = apart(weigh)
-
-    @inlined
-    def mean_square(row: Any, mask: Any, stride: int, first: int, variance: bool) -> Any:
-        if has_mask:
-            k, q = masked_mean_square(load_h, row, mask, stride, first, variance)
-        else:
-            k, q = first, sum_of_squares(load_h, row, first) / first
-        return k, q
 
     def ungated(k: int, h: Any, rho: float, gain: Any, b: Any, y: Any) -> None:
         """y before the gate, as forward.py rounds it; 0 in a row with nothing counted."""

@@ -20,7 +20,7 @@ from rmsnorm.cpu import gate as gates
 from rmsnorm.cpu.bfloat16 import any_set, forward_row_of, is_moderate, is_small
 from rmsnorm.cpu.formats import LOAD, ROUND, STORE, apart, fma, inlined, view
 from rmsnorm.cpu.settings import F64, FORWARD, RECORD, STORAGE, may_use_float32
-from rmsnorm.cpu.statistic import add_rows, group_of, masked_mean_square, place, rho_of, sum_of_squares
+from rmsnorm.cpu.statistic import add_rows, group_of, mean_square_of, place, rho_of
 from rmsnorm.cpu.system import LINE, aligned, copy_words, free, malloc, settings_at, word
 
 _FMA: Final = target.has_fma()
@@ -50,6 +50,7 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
     round_norm, round_product = ROUND[norm or "float64"], ROUND[product or "float64"]
     in_single = before and norm == product == "float32" and not has_bias
     may_be_single = not has_bias and may_use_float32(x, y, norm) and not (has_gate and y != "bfloat16")
+    mean_square = mean_square_of(load, has_mask)
     forward_row, read = forward_row_of(own, x, y, product, before)
 
     def fill_with(quotient: Any) -> Any:
@@ -83,14 +84,6 @@ def compiled(x: str, y: str, norm: str, product: str, *options: str) -> Any:
             h[j] = load_x(x[j]) * factor(load_z(z[j]))
 
     weigh = apart(weigh)
-
-    @inlined
-    def mean_square(row: Any, mask: Any, stride: int, first: int, variance: bool) -> Any:
-        if has_mask:
-            k, q = masked_mean_square(load, row, mask, stride, first, variance)
-        else:
-            k, q = first, sum_of_squares(load, row, first) / first
-        return k, q
 
     def forward(settings: int, start: int, stop: int, prepared: int, _: int, arguments: int) -> int:
         """Computes rows ``start`` to ``stop`` of y, h and 1 / rho; without y, only the others. 1 if memory is short.

@@ -84,6 +84,20 @@ def masked_mean_square(load: Any, h: Any, mask: Any, stride: int, first: int, va
     return k, total / size
 
 
+def mean_square_of(load: Any, has_mask: bool) -> Any:
+    """What gives the number of elements that count, and their mean square; without a mask those are the first ones."""
+
+    @inlined
+    def mean_square(h: Any, mask: Any, stride: int, first: int, variance: bool) -> Any:
+        if has_mask:
+            k, q = masked_mean_square(load, h, mask, stride, first, variance)
+        else:
+            k, q = first, sum_of_squares(load, h, first) / first
+        return k, q
+
+    return mean_square
+
+
 @apart
 def rho_of(s: Any, q: float, k: int, power: float = 1.0) -> Any:
     """rho of the mean square of k elements, all of them multiplied by a power of two."""

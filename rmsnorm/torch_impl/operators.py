@@ -95,12 +95,10 @@ def moved(call: Call, *tensors: Tensor | None) -> list[Any]:
 def moved_back(call: Call, *tensors: Tensor | None) -> list[Any]:
     """Such tensors with the axes in the order of x."""
     order = order_of(call)
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return (
-        list(tensors)
-        if back == list(order) == sorted(order)
-        else [None if t is None else t.permute(back) for t in tensors]
-    )
+    if order == tuple(range(len(order))):
+        return list(tensors)
+    back = [order.index(axis) for axis in range(len(order))]
+    return [None if t is None else t.permute(back) for t in tensors]
 
 
 def forward(
