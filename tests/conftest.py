@@ -123,6 +123,12 @@ def _arrays(value: Any) -> list[Any]:
     return arrays
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The programs that a test starts can import what the test itself can."""
+    folders, own = os.environ.get("PYTHONPATH", "").split(os.pathsep), map(str, config.getini("pythonpath"))
+    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, folders), *(path for path in own if path not in folders)])
+
+
 def pytest_report_header() -> str:
     versions = []
     for package in ("numpy", "torch", "tensorflow", "keras", "jax", "flax"):
