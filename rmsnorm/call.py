@@ -188,7 +188,7 @@ def resolve(
     norm, product, result = _roundings(variant, t, g)
     return Call(
         variant=variant,
-        shape=x.shape,
+        shape=tuple(x.shape),
         axes=axes,
         feature_axes=feature_axes,
         eps=variant.eps_for(t),

@@ -224,7 +224,7 @@ def test_a_required_framework_that_is_absent_fails_the_session(tmp_path):
 
 
 def test_a_training_step_in_pytorch_loads_no_compiler():
-    """torch._dynamo takes longer to import than all else; imported later, it knows the functions nevertheless."""
+    """torch._dynamo takes longer to import than all else; imported later, it has rms_norm as one node nevertheless."""
     pytest.importorskip("torch")
     done = _run(
         "-c",
@@ -233,10 +233,9 @@ def test_a_training_step_in_pytorch_loads_no_compiler():
         "layer, x = RMSNorm(8), torch.ones(4, 8)\n"
         "layer(x).sum().backward()\n"
         "assert 'torch._dynamo' not in sys.modules\n"
-        "import importlib.util\n"
-        "assert importlib.util.find_spec('torch._dynamo')  # as one asks whether it is there\n"
         "import torch._dynamo\n"
         "(graph,) = torch._dynamo.explain(lambda x: layer(x))(x).graphs\n"
-        "assert [node.target.__name__ for node in graph.graph.nodes if node.op == 'call_function'] == ['_in_graph']\n",
+        "(node,) = [node for node in graph.graph.nodes if node.op == 'call_function']\n"
+        "assert node.target.__name__ == 'rms_norm_in_graph'\n",
     )
     assert done.returncode == 0, done.stderr

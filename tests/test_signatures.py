@@ -28,7 +28,11 @@ EXCEPTIONS = {
     },
     "torch": {
         "onnx.py": "the operator that the exporter writes",
-        "dynamo.py": "what torch.compile must know",
+        "calls.py": "from the arguments to the call and the plan of its kernels",
+        "routes.py": "which code computes a call",
+        "settings.py": "a call as a text, for the operators",
+        "private.py": "what PyTorch has no public function for",
+        "compiled.py": "rms_norm as torch.compile has it",
         "inductor.py": "what it writes for the operators",
         "operators.py": "the kernels in a program that is compiled or exported",
         "autograd.py": "a torch.autograd.Function",

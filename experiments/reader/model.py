@@ -14,7 +14,7 @@ from rmsnorm.nematus.sentences import check_ids
 from rmsnorm.nematus.torch.operations import on_host
 from rmsnorm.nematus.torch.parameters import Named
 from rmsnorm.nematus.torch.recurrent import lstm
-from rmsnorm.torch_impl.rounding import is_transformed
+from rmsnorm.torch_impl.private import is_transformed
 
 __all__ = ["AttentiveReader"]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rmsnorm.call import Call
 from rmsnorm.torch_impl.gate import factor, slope
+from rmsnorm.torch_impl.private import is_transformed
 from rmsnorm.torch_impl.rounding import (
     cast,
     complete,
@@ -23,7 +24,6 @@ from rmsnorm.torch_impl.rounding import (
     excess,
     exponent_of,
     finite,
-    is_transformed,
     plus,
     power_of_two,
     product_error,

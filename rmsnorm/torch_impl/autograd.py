@@ -11,24 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import operators, rows
 from rmsnorm.torch_impl.arithmetic import gradients
-from rmsnorm.torch_impl.dynamo import untraced
 from rmsnorm.torch_impl.memory import is_plain
-from rmsnorm.torch_impl.rounding import cast, dtype_name, is_transformed, is_watched
-
-
-def is_differentiated(*tensors: Tensor | None) -> bool:
-    if forward_ad._current_level >= 0:
-        return True
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return True
-    return False
+from rmsnorm.torch_impl.private import apply_of, has_tangents, is_differentiated, is_transformed, is_watched, untraced
+from rmsnorm.torch_impl.rounding import cast, dtype_name
 
 
 class RMSNormFunction(torch.autograd.Function):
@@ -37,12 +26,12 @@ class RMSNormFunction(torch.autograd.Function):
         ctx: Any, call: Call, plan: Any, return_inverse_rms: bool, x: Tensor, residual: Tensor | None,
         scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-        y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask, gate)
+        y, h, inverse_rms = rows.forward(call, plan, True, x, residual, scale, bias, mask, gate)
         ctx.call, ctx.plan = call, plan
         ctx.dtypes = x.dtype, None if residual is None else residual.dtype
         ctx.bias = None if gate is not None else bias  # without a gate only its dtype counts
         ctx.save_for_backward(x if h is None else h, scale, bias if gate is not None else None, mask, gate, inverse_rms)
-        if forward_ad._current_level >= 0:
+        if has_tangents():
             ctx.save_for_forward(x, residual, scale, bias, mask, gate)
         ctx.set_materialize_grads(False)
         if not return_inverse_rms:  # every output costs a microsecond
@@ -119,8 +108,7 @@ def again(
     return kept.forward(x, scale, bias, gate)[0]
 
 
-# Function.apply looks for torch.func first, which is no call that a layer keeps, for a microsecond and a half
-_apply: Any = super(torch.autograd.Function, KeptFunction).apply
+_apply = apply_of(KeptFunction)  # a layer keeps no call of torch.func
 
 
 def _backward(

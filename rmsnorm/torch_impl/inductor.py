@@ -10,25 +10,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rmsnorm.torch_impl import operators, rows
-from rmsnorm.torch_impl.dynamo import once_imported
+from rmsnorm.torch_impl import rows
+from rmsnorm.torch_impl.private import CPU, has_inductor, is_used, write_in_programs
 from rmsnorm.torch_impl.rounding import dtype_name
-
-_FORWARD: Final = torch.ops.rmsnorm.forward.default
-_BACKWARD: Final = torch.ops.rmsnorm.backward.default
-_REGISTRY: Final = "torch._inductor.codegen.custom_extern_kernel_codegen"
+from rmsnorm.torch_impl.settings import planned
 
 
 @lru_cache(maxsize=4096)
 def _kept(shape: torch.Size, key: str) -> rows.Kept | None:
     x, scale, bias, *settings = json.loads(key)
     g, b = (None if p is None else (torch.Size(p[0]), _dtype(p[1])) for p in (scale, bias))
-    call, plan = operators.planned(rows.CPU, shape, _dtype(x), g and g[1], b and b[1], False, False, *settings)
+    call, plan = planned(CPU, shape, _dtype(x), g and g[1], b and b[1], False, False, *settings)
     return rows.keep(None, call, plan, shape, _dtype(x), g, b)
 
 
@@ -41,7 +38,7 @@ def _forward(key: str, x: Tensor, scale: Tensor | None, bias: Tensor | None, wit
     """The results of the operator, in a compiled program that uses no h, and perhaps no 1 / rho."""
     kept = _kept(x.shape, key)
     if kept is None:
-        return _FORWARD(x, None, scale, bias, None, *json.loads(key)[3:])
+        return torch.ops.rmsnorm.forward(x, None, scale, bias, None, *json.loads(key)[3:])
     y, inverse_rms = kept.forward(x, scale, bias, None, with_inverse_rms)
     return y, None, inverse_rms
 
@@ -50,7 +47,7 @@ def _backward(key: str, dy: Tensor, h: Tensor, inverse_rms: Tensor, scale: Tenso
     """The results of the operator; None for the gradient of a parameter that is None."""
     kept = _kept(h.shape, key)
     if kept is None:
-        return _BACKWARD(dy, None, h, inverse_rms, scale, bias, None, *json.loads(key)[3:])
+        return torch.ops.rmsnorm.backward(dy, None, h, inverse_rms, scale, bias, None, *json.loads(key)[3:])
     return kept.backward(dy, h, scale, inverse_rms)[:3]
 
 
@@ -73,9 +70,7 @@ def _write_backward(node: Any, write_line: Callable[[str], None]) -> None:
 
 def _used(node: Any) -> tuple[bool, ...]:
     """Which results of the operator the program uses."""
-    from torch._inductor.virtualized import V
-
-    return tuple(output.get_name() not in V.graph.removed_buffers for output in node.outputs)
+    return tuple(map(is_used, node.outputs))
 
 
 def _have_no_gaps(*tensors: Any) -> bool:
@@ -108,14 +103,18 @@ def _write(node: Any, write_line: Callable[[str], None], key: Any, *arguments: A
     write_line(f"{node.get_name()} = {function}({', '.join(texts)})")
 
 
+def prepare(forward: Any, backward: Any) -> None:
+    """Give the operators the names by which the written code calls these functions."""
+    forward.in_program, backward.in_program = _forward, _backward
+
+
 def register() -> None:
-    """Let Inductor, when it is imported, write the calls of the operators so."""
-    _FORWARD.in_program, _BACKWARD.in_program = _forward, _backward  # by these names the written code calls them
-    once_imported(_REGISTRY, _register)
+    """Let Inductor, once it is imported, write the calls of the operators so."""
+    if has_inductor():
+        _register()
 
 
-def _register() -> None:
-    from torch._inductor.codegen import custom_extern_kernel_codegen as codegen
-
-    for operator, write in ((_FORWARD, _write_forward), (_BACKWARD, _write_backward)):
-        codegen.CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.{operator}"] = codegen.CustomCodegen(python=write)
+@lru_cache
+def _register() -> bool:
+    operators = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
+    return all(map(write_in_programs, operators, (_write_forward, _write_backward)))

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter, init
 
 from rmsnorm import errors
 from rmsnorm.interface import constructor
 from rmsnorm.torch_impl.autograd import again
-from rmsnorm.torch_impl.functional import _spec, kept, rms_norm
-from rmsnorm.torch_impl.rounding import is_watched
+from rmsnorm.torch_impl.calls import kept, spec
+from rmsnorm.torch_impl.functional import rms_norm
+from rmsnorm.torch_impl.private import has_tangents, is_watched
 from rmsnorm.torch_impl.rows import Kept
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -130,7 +130,7 @@ class RMSNorm(torch.nn.RMSNorm):
         bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
         alone = (
             mask is None and residual is None
-            and type(x) is Tensor and not is_watched() and forward_ad._current_level < 0
+            and type(x) is Tensor and not is_watched() and not has_tangents(x, weight, bias, gate)
         )  # fmt: skip
         if alone:
             settings = self.eps, self.variant
@@ -142,7 +142,7 @@ class RMSNorm(torch.nn.RMSNorm):
                 tensors = {name: tensor for name, tensor in options.items() if tensor is not None}
                 return x.tracer.create_proxy("call_module", x.tracer.path_of_module(self), (x,), tensors)
         elif x.shape[self._axes[0] :] != self.normalized_shape:
-            why = f"normalized_shape, x being {_spec('RMSNorm', 'x', x)}"
+            why = f"normalized_shape, x being {spec('RMSNorm', 'x', x)}"
             raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[self._axes[0] :], self.normalized_shape, why)
         y = rms_norm(
             x,

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from rmsnorm import errors
+from rmsnorm.torch_impl.private import is_zero_tensor, modes
 from rmsnorm.torch_impl.rounding import dtype_name
 
 _DENSE: Final = {torch.strided, torch.jagged}
@@ -26,12 +27,12 @@ def is_plain(*tensors: Tensor | None) -> bool:
                 return False
             try:
                 if not tensor.data_ptr() and tensor.numel():
-                    if not tensor._is_zerotensor() and not tensor.untyped_storage().nbytes():
+                    if not is_zero_tensor(tensor) and not tensor.untyped_storage().nbytes():
                         raise errors.no_memory("rms_norm", tuple(tensor.shape))
                     return False
             except RuntimeError:  # sparse, or a batch of gradients
                 return False
-    return torch._C._len_torch_dispatch_stack() == 0
+    return not modes()
 
 
 def is_plain_on_gpu(*tensors: Tensor | None) -> bool:
@@ -41,10 +42,10 @@ def is_plain_on_gpu(*tensors: Tensor | None) -> bool:
         if tensor is not None:
             if (type(tensor) is not Tensor and type(tensor) is not Parameter) or not tensor.is_cuda or tensor.is_neg():
                 return False
-            if tensor.layout is not torch.strided or tensor._is_zerotensor():
+            if tensor.layout is not torch.strided or is_zero_tensor(tensor):
                 return False
             devices.add(tensor.device)
-    return len(devices) == 1 and torch._C._len_torch_dispatch_stack() == 0
+    return len(devices) == 1 and not modes()
 
 
 def check_storage(op: str, x: Tensor, **others: Tensor | None) -> None:

@@ -10,6 +10,8 @@ place of the float64 and the bit patterns of the other path.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -23,8 +25,8 @@ def is_exported() -> bool:
 
 
 def forward(
-    call: Call, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-    gate: Tensor | None = None,
+    call: Call, plan: Any, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None,
+    bias: Tensor | None, mask: Tensor | None, gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """y, x + residual and 1 / rho; the exporter drops what is not used of them."""
     if gate is not None:
@@ -64,7 +66,7 @@ def forward(
 
 
 def _ungated(call: Call, h: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor]:
-    y, _, inverse_rms = forward(call, h, None, *others)
+    y, _, inverse_rms = forward(call, None, True, h, None, *others)
     return y, inverse_rms
 
 

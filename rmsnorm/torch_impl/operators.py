@@ -10,32 +10,25 @@ the gradients, tangents and batches of parameters are those of the plain operati
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from fractions import Fraction
-from functools import lru_cache
 from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from rmsnorm import cpu, dtypes, gpu
+from rmsnorm import cpu, gpu
 from rmsnorm.call import Call
-from rmsnorm.torch_impl import arithmetic, rows
+from rmsnorm.torch_impl import arithmetic, inductor, private, rows
 from rmsnorm.torch_impl import gpu as gpu_rows
-from rmsnorm.torch_impl.dynamo import constant, untraced
+from rmsnorm.torch_impl.calls import axes_last, moved, moved_back
 from rmsnorm.torch_impl.memory import is_plain
+from rmsnorm.torch_impl.private import constant, is_differentiated, untraced
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
-from rmsnorm.variants import Variant
-from rmsnorm.version import VERSION
+from rmsnorm.torch_impl.settings import call_of, decoded, planned, settings_of
 
-TYPES: Final = (Tensor, Parameter, FakeTensor, FunctionalTensor)  # others, a DTensor say, do not know the operators
+TYPES: Final = (Tensor, Parameter, *private.TRACED)  # others, a DTensor say, do not know the operators
 
 LIBRARY: Final = torch.library.Library("rmsnorm", "DEF")
 LIBRARY.define(
@@ -49,17 +42,17 @@ LIBRARY.define(
     tags=torch.Tag.pt2_compliant_tag,
 )
 _forward, _backward = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
-_has_formats = constant(cpu.has_formats)
-_is_usable = constant(gpu_rows.is_usable)
+inductor.prepare(_forward, _backward)
+_has_formats, _is_usable = constant(cpu.has_formats), constant(gpu_rows.is_usable)
 
 
-def serve(call: Call, *tensors: Tensor | None) -> bool:
-    """Whether the operators can compute a call with these tensors, x and the residual first, once its axes are last."""
-    x, residual, *_ = tensors
-    present = [t for t in tensors if t is not None]
+def serve(call: Call, x: Tensor | None, residual: Tensor | None, *others: Tensor | None) -> bool:
+    """Whether the operators can compute a call without a gate on these tensors, once its axes are last."""
+    present = [t for t in (x, residual, *others) if t is not None]
     own = axes_last(call)
     if (
-        call.x != call.sum
+        private.below_autograd is None
+        or call.x != call.sum
         or not own.has_last_axes
         or len(own.axes) > len(own.feature_axes)
         or not all(type(t) in TYPES and t.layout is torch.strided for t in present)
@@ -72,42 +65,13 @@ def serve(call: Call, *tensors: Tensor | None) -> bool:
     return all(t.is_cuda for t in present) and gpu.supports(own, *formats) and _is_usable(present[0].device)
 
 
-def axes_last(call: Call) -> Call:
-    """The call on x with the axes of the parameters as the last ones."""
-    order = order_of(call)
-    axes, feature_axes = (tuple(sorted(map(order.index, part))) for part in (call.axes, call.feature_axes))
-    return replace(call, shape=tuple(call.shape[axis] for axis in order), axes=axes, feature_axes=feature_axes)
-
-
-def order_of(call: Call) -> tuple[int, ...]:
-    """The axes of x in the order in which the kernels take them."""
-    return (*call.shared_axes, *call.feature_axes)
-
-
-def moved(call: Call, *tensors: Tensor | None) -> list[Any]:
-    """The tensors, each of the shape of x or to broadcast to it, with the axes in that order."""
-    order = order_of(call)
-    if order == tuple(range(len(order))):
-        return list(tensors)
-    return [None if t is None else t.expand(call.shape).permute(order) for t in tensors]
-
-
-def moved_back(call: Call, *tensors: Tensor | None) -> list[Any]:
-    """Such tensors with the axes in the order of x."""
-    order = order_of(call)
-    if order == tuple(range(len(order))):
-        return list(tensors)
-    back = [order.index(axis) for axis in range(len(order))]
-    return [None if t is None else t.permute(back) for t in tensors]
-
-
 def forward(
-    call: Call, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
+    call: Call, plan: Any, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None,
+    bias: Tensor | None, mask: Tensor | None, gate: None,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """y, h = x + residual (None without one) and 1 / rho in float64."""
-    own = axes_last(call)
     x, residual, mask = moved(call, x, residual, mask)
-    y, h, inverse_rms = _forward(x, residual, scale, bias, mask, *settings_of(own))
+    y, h, inverse_rms = _forward(x, residual, scale, bias, mask, *settings_of(axes_last(call)))
     y, h, inverse_rms = moved_back(call, y, None if residual is None else h, inverse_rms)
     return y, h, inverse_rms
 
@@ -121,53 +85,6 @@ def backward(
     return dx, None if scale is None else dscale, None if bias is None else dbias
 
 
-def settings_of(call: Call) -> tuple[str, Any]:
-    """What the operators know of a call: a text, as every argument takes half a microsecond, and k if it is not n."""
-    variant = call.variant
-    fields = {
-        "axes": len(call.axes), "eps": call.eps, "eps_position": variant.eps_position, "statistic": variant.statistic,
-        "scale_offset": variant.scale_offset, "norm": call.norm, "product": call.product, "result": call.result,
-        "version": VERSION,  # Inductor keeps what it wrote on disk, and finds it by this text, among others
-    }  # fmt: skip
-    if call.axes != call.feature_axes:
-        fields["features"] = len(call.feature_axes)
-    text = json.dumps(fields).replace('"', "'")  # the C++ that Inductor writes has strings without escapes
-    return text, None if variant.partial is None else call.k
-
-
-@lru_cache(maxsize=1024)
-def decoded(settings: str) -> dict[str, Any]:
-    """The fields of such a text."""
-    fields: dict[str, Any] = json.loads(settings.replace("'", '"'))
-    return {"features": fields["axes"], **fields}
-
-
-def call_of(shape: torch.Size, dtype: torch.dtype, settings: str, k: Any) -> Call:
-    """The call that has these settings, on x of that shape and dtype."""
-    fields = decoded(settings)
-    axes, feature_axes = (tuple(range(len(shape) - fields[name], len(shape))) for name in ("axes", "features"))
-    n = math.prod(shape[axis] for axis in axes)
-    return Call(
-        variant=Variant(
-            name="", eps=fields["eps"], eps_position=fields["eps_position"], statistic=fields["statistic"],
-            scale_offset=fields["scale_offset"], partial=None if k is None else Fraction(int(k), int(n)),
-        ),
-        shape=tuple(shape), axes=axes, feature_axes=feature_axes, eps=fields["eps"], x=dtype_name(dtype),
-        sum=dtype_name(dtype), norm=fields["norm"], product=fields["product"], result=fields["result"],
-        inverse_rms=dtypes.arithmetic(dtype_name(dtype)),
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=4096)
-def planned(
-    device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, has_mask: bool, has_other: bool, *settings: Any
-) -> Any:
-    """The call and its plan for the kernels."""
-    call = call_of(shape, dtype, *settings)
-    g, b = (None if p is None else dtype_name(p) for p in (scale, bias))
-    return call, rows.plan(device, call, g, b, has_mask, None, has_other)
-
-
 def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
     return None if tensor is None else tensor.dtype
 
@@ -178,7 +95,7 @@ def _run_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     others = dtype_of(scale), dtype_of(bias), mask is not None, residual is not None
     call, plan = planned(x.device, x.shape, x.dtype, *others, *settings)
-    y, h, inverse_rms = rows.forward(call, plan, x, residual, scale, bias, mask)
+    y, h, inverse_rms = rows.forward(call, plan, True, x, residual, scale, bias, mask)
     return y, x.new_empty(0) if h is None else h, inverse_rms
 
 
@@ -200,6 +117,7 @@ def present(like: Tensor, *tensors: Tensor | None) -> Any:
 def _forward_types(
     x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Any, settings: str, k: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    inductor.register()
     axes, result = decoded(settings)["axes"], getattr(torch, decoded(settings)["result"])
     reduced = [*x.shape[:-axes], *(1 for _ in range(axes))]
     y, inverse_rms = torch.empty_like(x, dtype=result), x.new_empty(reduced, dtype=torch.float64)
@@ -217,7 +135,7 @@ def _backward_types(
 class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
+        with private.below_autograd():
             return _forward(*arguments)
 
     @staticmethod
@@ -269,7 +187,7 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
+        with private.below_autograd():
             return _backward(*arguments)
 
     @staticmethod
@@ -319,11 +237,12 @@ def differentiated(function: Any, plain: Callable[..., Any], run_on_cpu: Callabl
 
     @untraced
     def run(*arguments: Any) -> Any:
-        if torch._C._are_functorch_transforms_active():
+        if private.is_in_transform():
             return plain(*arguments)
-        if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+        tensors = [t for t in arguments if isinstance(t, Tensor)]
+        if is_differentiated(*tensors):
             return function.apply(*arguments)
-        if is_plain(*(t for t in arguments if isinstance(t, Tensor))):
+        if is_plain(*tensors):
             return run_on_cpu(*arguments)  # the dispatcher would take as long as a small kernel
         return function.forward(*arguments)
 

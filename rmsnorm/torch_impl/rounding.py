@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rmsnorm import dtypes
+from rmsnorm.torch_impl.private import is_batch_of_gradients
 
 NAMES: Final = {getattr(torch, name): name for name in (*dtypes.FLOATS, "bool")}
 
@@ -26,7 +27,7 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     """
     target: torch.dtype = getattr(torch, dtype)
     x = complete(x)
-    if dtype not in dtypes.HALF or x.dtype != torch.float64 or torch._C._functorch.is_legacy_batchedtensor(x):
+    if dtype not in dtypes.HALF or x.dtype != torch.float64 or is_batch_of_gradients(x):
         return x.to(target)
     single = x.float()
     with torch.no_grad():
@@ -50,16 +51,6 @@ def straight_through(value: Tensor, smooth: Tensor) -> Tensor:
     """The value of one with the derivatives of the other, which is the same where it is not finite."""
     zero = smooth.detach() - smooth  # +0, so that less it a zero keeps its sign
     return torch.where(smooth.isfinite(), value.detach() - zero, smooth)
-
-
-def is_transformed() -> bool:
-    """Whether a compiler, a tracer or torch.func looks on: for them the composite, which nests; a Function does not."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing()
-
-
-def is_watched() -> bool:
-    """Whether a compiler, torch.func, or a mode, as of make_fx or of selective checkpoints, sees the operations."""
-    return is_transformed() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def dtype_name(dtype: torch.dtype) -> str:

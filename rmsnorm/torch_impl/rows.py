@@ -20,15 +20,10 @@ from rmsnorm.cpu import openmp
 from rmsnorm.cpu.memory import advise
 from rmsnorm.torch_impl import arithmetic, gpu
 from rmsnorm.torch_impl.memory import check_storage, gapless, is_plain, is_plain_on_gpu, laid_out, mask_rows, rows_of
+from rmsnorm.torch_impl.private import CPU, empty_strided
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
-CPU: Final = torch.device("cpu")  # named in every allocation: the default device may be another one
-_empty_strided: Final = getattr(  # for half of what torch.empty takes
-    torch._C._dynamo.guards,
-    "_empty_strided_cpu",
-    lambda *memory: torch.empty_strided(*memory[:2], dtype=memory[2], device=CPU),
-)
 _BLOCK: Final = 2**18  # elements, whose float64 temporaries stay in cache
 
 
@@ -48,8 +43,8 @@ def plan(
 
 
 def forward(
-    call: Call, plan: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, gate: Tensor | None = None, with_inverse_rms: bool = True,
+    call: Call, plan: Any, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None,
+    bias: Tensor | None, mask: Tensor | None, gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64; by kernels if there is a plan."""
     if plan is None:
@@ -59,13 +54,15 @@ def forward(
         return y, h, inverse_rms
     if type(plan) is gpu.Plan:
         return gpu.forward(plan, x, residual, scale, bias, mask)
-    y = torch.empty(*x.shape, dtype=_DTYPES[call.result], device=CPU)  # faster with separate sizes than with a shape
     inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=CPU) if with_inverse_rms else None
     h = other = None
     if residual is not None:
         h, t = _empty(x.shape, call.x), _DTYPES[call.x]
         x, other = x.to(t), residual.to(t).contiguous()
-    matrix = x if x.is_contiguous() else rows_of(x, plan.n)
+    if x.is_contiguous():
+        matrix, y = x, empty_strided(call.shape, x.stride(), _DTYPES[call.result])
+    else:
+        matrix, y = rows_of(x, plan.n), torch.empty(x.shape, dtype=_DTYPES[call.result], device=CPU)
     masks, mask_step, mask_stride = mask_rows(mask, x, plan.n)
     scale, bias, (gates, gate_step) = gapless(scale), gapless(bias), _gates(gate, plan.n)
     if plan.large:
@@ -117,8 +114,8 @@ class Kept(NamedTuple):
         with_inverse_rms: bool = False,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """y and, if asked for, 1 / rho in float64."""
-        plan, y = self.plan, _empty_strided(*self.y)
-        inverse_rms = _empty_strided(*self.inverse_rms) if with_inverse_rms else None
+        plan, y = self.plan, empty_strided(*self.y)
+        inverse_rms = empty_strided(*self.inverse_rms) if with_inverse_rms else None
         addresses: tuple[int, ...] = (
             x.data_ptr(), plan.x_bytes, 0, _address(scale), _address(bias), 0, 0, 0, y.data_ptr(), 0,
             _address(inverse_rms),
@@ -138,15 +135,15 @@ class Kept(NamedTuple):
         gate: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
         """dx, dscale, dbias and dgate, of a plain dy without gaps. The bias counts with a gate alone."""
-        plan, dx, dgate = self.plan, _empty_strided(*self.dx), None
-        dscale = None if self.dscale is None else _empty_strided(*self.dscale)
-        dbias = None if self.dbias is None else _empty_strided(*self.dbias)
+        plan, dx, dgate = self.plan, empty_strided(*self.dx), None
+        dscale = None if self.dscale is None else empty_strided(*self.dscale)
+        dbias = None if self.dbias is None else empty_strided(*self.dbias)
         addresses: tuple[int, ...] = (
             x.data_ptr(), plan.x_bytes, _address(scale), 0, 0, 0,
             _address(inverse_rms), dy.data_ptr(), 0, dx.data_ptr(), _address(dscale), _address(dbias),
         )  # fmt: skip
         if gate is not None and self.dgate is not None:
-            dgate = _empty_strided(*self.dgate)
+            dgate = empty_strided(*self.dgate)
             addresses += (gate.data_ptr(), self.gate_step, dgate.data_ptr(), _address(bias))
         if plan.small:
             plan.run(plan.backward[False, False], 1, plan.place, plan.rows, plan.chunk, 1, 0, *addresses)
@@ -181,7 +178,7 @@ def keep(
 
 
 def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:
-    """What ``_empty_strided`` needs for a tensor without gaps."""
+    """What ``empty_strided`` needs for a tensor without gaps."""
     strides = list(accumulate([1, *(max(size, 1) for size in sizes[:0:-1])], mul))
     return tuple(sizes), tuple(strides[::-1]), dtype
 
@@ -212,7 +209,7 @@ def gradients(
     inverse_rms = None  # the kernels for the CPU compute it again, but not for float64
     if h.dtype == torch.float64 or type(kernels) is gpu.Plan:
         statistic = plan(x.device, call, None, None, has_mask)
-        inverse_rms = forward(call, statistic, h, None, None, None, mask)[2]
+        inverse_rms = forward(call, statistic, True, h, None, None, None, mask)[2]
     return _backward_by_kernels(call, kernels, dy, h, scale, bias, mask, inverse_rms, dh, gate)
 
 

@@ -14,7 +14,7 @@ import torch
 import rmsnorm.gpu
 from rmsnorm import numpy_impl
 from rmsnorm.gpu import plan
-from rmsnorm.torch_impl import RMSNorm, functional, gpu, operators, rms_norm, rms_norm_vjp, rows
+from rmsnorm.torch_impl import RMSNorm, calls, gpu, operators, rms_norm, rms_norm_vjp, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinite numbers in the interpreter
 
@@ -69,10 +69,10 @@ def array(tensor):
 @pytest.fixture(autouse=True)
 def new_plans():
     """A plan has the division of its rows, which some tests change."""
-    functional._planned.cache_clear()
+    calls._planned.cache_clear()
     operators.planned.cache_clear()
     yield
-    functional._planned.cache_clear()
+    calls._planned.cache_clear()
     operators.planned.cache_clear()
 
 

@@ -14,7 +14,7 @@ from torch_arrays import randn  # noqa: E402
 
 from rmsnorm import cpu  # noqa: E402
 from rmsnorm import numpy_impl as golden  # noqa: E402
-from rmsnorm.torch_impl import RMSNorm, arithmetic, functional, operators, rms_norm, rms_norm_jvp, rows  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, arithmetic, calls, operators, rms_norm, rms_norm_jvp, rows  # noqa: E402
 from rmsnorm.variants import Variant  # noqa: E402
 
 pytest.importorskip("numba", reason="without the kernels a program has plain operations")
@@ -71,7 +71,7 @@ def test_every_derivative_is_that_of_plain_operations(
     results = derivatives()
     monkeypatch.setattr(operators, "serve", lambda *_: False)
     monkeypatch.setattr(rows, "plan", lambda *_: None)
-    forget(functional._planned)
+    forget(calls._planned)
     wanted = derivatives()
     assert len(results) == len(wanted) == 12
     for result, want in zip(results, wanted, strict=True):

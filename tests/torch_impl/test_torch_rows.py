@@ -20,7 +20,7 @@ if not cpu.is_available():
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch_arrays import randn  # noqa: E402
 
-from rmsnorm.torch_impl import RMSNorm, functional, rms_norm, rms_norm_jvp, rms_norm_vjp, rows  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, calls, rms_norm, rms_norm_jvp, rms_norm_vjp, rows  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 ROUNDED = (torch.float16, torch.bfloat16, torch.float32)
@@ -32,8 +32,8 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch, forget: Any) -> Callable[[b
     """Switches the kernels off, and on again."""
 
     def switch(off: bool) -> None:
-        monkeypatch.setattr(cpu, "supports", (lambda call: False) if off else supports)
-        forget(functional._planned)
+        monkeypatch.setattr(cpu, "supports", (lambda *_: False) if off else supports)
+        forget(calls._planned)
 
     supports = cpu.supports
     return switch

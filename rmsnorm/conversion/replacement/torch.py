@@ -12,7 +12,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from rmsnorm.conversion.replacement.change import Replaced, axes_of, called_with, in_groups, subclass, vector
 from rmsnorm.conversion.replacement.layout import Norm
@@ -20,9 +19,10 @@ from rmsnorm.conversion.replacement.proof import changed, decide, require_gain_a
 from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Identity, Target, TargetError, open_target
 from rmsnorm.torch_impl.autograd import again
-from rmsnorm.torch_impl.functional import kept, rms_norm
+from rmsnorm.torch_impl.calls import kept
+from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
-from rmsnorm.torch_impl.rounding import is_watched
+from rmsnorm.torch_impl.private import has_tangents, is_watched
 from rmsnorm.variants import PRESETS, Variant
 
 _COMPARABLE: Final = (bool, int, float, str, tuple, type(None), torch.dtype)
@@ -179,7 +179,7 @@ def class_of(kind: Any, norm: Norm) -> Any:
             return kind.forward(self, *inputs, **named)
         parameters = (None if name is None else vector(torch, getattr(self, name), x, norm) for name in names)
         tensors = in_groups(torch, norm, shape, x, *parameters, *(() if gate is None else (gate,)))
-        alone = may_keep and type(x) is Tensor and not is_watched() and forward_ad._current_level < 0
+        alone = may_keep and type(x) is Tensor and not is_watched() and not has_tangents(*tensors)
         # of the last call, as in rmsnorm.torch_impl.RMSNorm
         y = again(self.__dict__.get("_kept"), settings, *tensors) if alone else None
         if y is None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from rmsnorm.nematus.models.operations import Step
 from rmsnorm.torch_impl import functional as own
-from rmsnorm.torch_impl.rounding import is_transformed
+from rmsnorm.torch_impl.private import is_transformed
 
 FIXED_CACHES: Final = False
 

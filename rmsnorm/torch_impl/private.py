@@ -1,0 +1,133 @@
+"""What PyTorch has no public function for, each with what is done in a version that does not have it either.
+
+A question that then cannot be asked has the answer with which the results are the same, and slower.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import reduce
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+F = TypeVar("F", bound=Callable[..., Any])
+CPU: Final = torch.device("cpu")  # named in every allocation: the default device may be another one
+
+
+def _found(path: str, otherwise: Any) -> Any:
+    """What has this name below ``torch``."""
+    owner: Any = torch
+    return reduce(lambda owner, name: getattr(owner, name, None), path.split("."), owner) or otherwise
+
+
+# Whether a function transform of torch.func is active.
+is_in_transform: Final = _found("_C._are_functorch_transforms_active", lambda: True)
+# How many modes see the operations, as those of make_fx and of selective checkpoints.
+modes: Final = _found("_C._len_torch_dispatch_stack", lambda: 1)
+# Whether autograd made a tensor of zeros that are not stored.
+is_zero_tensor: Final = _found("Tensor._is_zerotensor", lambda tensor: not tensor.untyped_storage().nbytes())
+# Whether a tensor is a batch of gradients (``is_grads_batched``), of which no bits can be read.
+is_batch_of_gradients: Final = _found("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
+# A context in which an operator runs without autograd. Without it the operators are not used.
+below_autograd: Final = _found("_C._AutoDispatchBelowAutograd", None)
+# A tensor on the CPU from its sizes, strides and dtype, for half of what torch.empty takes.
+empty_strided: Final = _found(
+    "_C._dynamo.guards._empty_strided_cpu",
+    lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype, device=CPU),
+)
+
+TRACED: tuple[type, ...] = ()  # what a compiler passes in place of a tensor
+with suppress(ImportError):
+    from torch._subclasses import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    TRACED = FakeTensor, FunctionalTensor
+
+
+if getattr(forward_ad, "_current_level", None) is not None:
+
+    def has_tangents(*tensors: Tensor | None) -> bool:
+        """Whether forward mode is on, in which the tensors may have tangents."""
+        return forward_ad._current_level >= 0
+
+else:
+
+    def has_tangents(*tensors: Tensor | None) -> bool:
+        """Whether one of the tensors has a tangent, or may have one where they are not known."""
+        return not tensors or any(
+            forward_ad.unpack_dual(t).tangent is not None for t in tensors if isinstance(t, Tensor)
+        )
+
+
+def is_differentiated(*tensors: Tensor | None) -> bool:
+    if has_tangents(*tensors):
+        return True
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+def is_transformed() -> bool:
+    """Whether a compiler, a tracer or torch.func looks on: for them the composite, which nests; a Function does not."""
+    return torch.compiler.is_compiling() or is_in_transform() or torch.jit.is_tracing()
+
+
+def is_watched() -> bool:
+    """Whether a compiler, torch.func, or a mode sees the operations."""
+    return is_transformed() or modes() > 0
+
+
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Its ``apply`` without the look for torch.func, which takes a microsecond and a half."""
+    base = super(torch.autograd.Function, function)
+    return base.apply if hasattr(base, "apply") else function.apply
+
+
+def untraced(function: F) -> F:
+    """The function and all it calls run as they are, also in a program that torch.compile cannot trace as a whole.
+
+    In another version parts of them are compiled. torch.compiler.disable takes a second here, to import Dynamo.
+    """
+    strategy = _found("_C._dynamo.eval_frame._FrameExecStrategy", None)
+    if strategy is not None:
+        skip = torch._C._dynamo.eval_frame._FrameAction.SKIP
+        torch._C._dynamo.eval_frame.set_code_exec_strategy(function.__code__, strategy(skip, skip))
+    return function
+
+
+def constant(function: F) -> F:
+    """The result is a constant of a program that Dynamo traces. torch.compiler.assume_constant_result imports Dynamo.
+
+    Another version traces the function.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def has_inductor() -> bool:
+    """Whether Inductor is imported, which takes a second and more."""
+    return "torch._inductor" in sys.modules
+
+
+def write_in_programs(operator: Any, write: Callable[[Any, Callable[[str], None]], None]) -> bool:
+    """Let Inductor write calls of an operator by a function of its node; False if it cannot be told."""
+    try:
+        from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen
+    except ImportError:
+        return False
+    CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.{operator}"] = CustomCodegen(python=write)
+    return True
+
+
+def is_used(output: Any) -> bool:
+    """Whether a program that Inductor writes uses this result of an operator."""
+    from torch._inductor.virtualized import V
+
+    return output.get_name() not in V.graph.removed_buffers

@@ -1,0 +1,65 @@
+"""What the operators of operators.py know of a call beside its tensors: a text, and how many elements are counted."""
+
+from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from rmsnorm import dtypes
+from rmsnorm.call import Call
+from rmsnorm.torch_impl import rows
+from rmsnorm.torch_impl.rounding import dtype_name
+from rmsnorm.variants import Variant
+from rmsnorm.version import VERSION
+
+
+def settings_of(call: Call) -> tuple[str, Any]:
+    """What the operators know of a call: a text, as every argument takes half a microsecond, and k if it is not n."""
+    variant = call.variant
+    fields = {
+        "axes": len(call.axes), "eps": call.eps, "eps_position": variant.eps_position, "statistic": variant.statistic,
+        "scale_offset": variant.scale_offset, "norm": call.norm, "product": call.product, "result": call.result,
+        "version": VERSION,  # Inductor keeps what it wrote on disk, and finds it by this text, among others
+    }  # fmt: skip
+    if call.axes != call.feature_axes:
+        fields["features"] = len(call.feature_axes)
+    text = json.dumps(fields).replace('"', "'")  # the C++ that Inductor writes has strings without escapes
+    return text, None if variant.partial is None else call.k
+
+
+@lru_cache(maxsize=1024)
+def decoded(settings: str) -> dict[str, Any]:
+    """The fields of such a text."""
+    fields: dict[str, Any] = json.loads(settings.replace("'", '"'))
+    return {"features": fields["axes"], **fields}
+
+
+def call_of(shape: torch.Size, dtype: torch.dtype, settings: str, k: Any) -> Call:
+    """The call that has these settings, on x of that shape and dtype."""
+    fields = decoded(settings)
+    axes, feature_axes = (tuple(range(len(shape) - fields[name], len(shape))) for name in ("axes", "features"))
+    n = math.prod(shape[axis] for axis in axes)
+    return Call(
+        variant=Variant(
+            name="", eps=fields["eps"], eps_position=fields["eps_position"], statistic=fields["statistic"],
+            scale_offset=fields["scale_offset"], partial=None if k is None else Fraction(int(k), int(n)),
+        ),
+        shape=tuple(shape), axes=axes, feature_axes=feature_axes, eps=fields["eps"], x=dtype_name(dtype),
+        sum=dtype_name(dtype), norm=fields["norm"], product=fields["product"], result=fields["result"],
+        inverse_rms=dtypes.arithmetic(dtype_name(dtype)),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def planned(
+    device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, has_mask: bool, has_other: bool, *settings: Any
+) -> Any:
+    """The call and its plan for the kernels."""
+    call = call_of(shape, dtype, *settings)
+    g, b = (None if p is None else dtype_name(p) for p in (scale, bias))
+    return call, rows.plan(device, call, g, b, has_mask, None, has_other)
