@@ -160,6 +160,7 @@ class RMSNormalization(keras.layers.Layer):
     def call(self, x: Any, gate: Any = None) -> Any:
         if isinstance(x, keras.KerasTensor):  # of somebody who calls this in place of the layer
             return self(x, gate=gate)
+        x, gate = _tensor(x), None if gate is None else _tensor(gate)
         scale, bias = (None if w is None else w.value for w in (self.scale, self.bias))
         return compute(
             x, scale, bias, variant=self.variant, axis=_hashable(self.axis), feature_axis=_hashable(self.feature_axis),
@@ -227,6 +228,11 @@ def _rms_norm_on(backend: str) -> Callable[..., Any]:
 
 
 compute = _rms_norm_on(keras.backend.backend())  # rms_norm on the arrays of that backend
+
+
+def _tensor(x: Any) -> Any:
+    """x as ``__call__`` hands it on, from somebody who calls ``call`` or ``stateless_call`` with another array."""
+    return x if keras.ops.is_tensor(x) else keras.ops.convert_to_tensor(x)
 
 
 def _hashable(axis: Any) -> Any:
