@@ -37,6 +37,7 @@ def _items(item: griffe.Object) -> Iterator[Any]:
 
 def _apart(section: str, known: list[str]) -> str:
     """``x, scale: text`` as two entries; ``options`` is every argument that has no entry of its own."""
+    same = [entry for entry in ENTRY.finditer(section) if entry["text"].startswith("as for ")]
     named = {name for entry in ENTRY.finditer(section) for name in re.split(", | and ", entry["names"])}
 
     def entries(match: re.Match[str]) -> str:
@@ -47,4 +48,7 @@ def _apart(section: str, known: list[str]) -> str:
         text = match["text"].rstrip()
         return "\n".join(f"    {name}: {text}" for name in names) + match["text"][len(text) :]
 
-    return ENTRY.sub(entries, section)
+    for entry in same:  # which says nothing of one of them
+        section = section.replace(entry[0], "", 1)
+    others = "".join(f"\nThe other arguments are {' '.join(entry['text'].split())}\n" for entry in same)
+    return ENTRY.sub(entries, section) + others

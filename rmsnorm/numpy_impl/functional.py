@@ -2,9 +2,8 @@
 
     y = h / rho * (o + g) + b        rho = sqrt(mean(h_i^2) + eps), or as the variant says
 
-Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py. Where speed counts,
-fast.py has rms_norm and rms_norm_vjp, with the same bits in f16, bf16 and f32 except next to a tie, hundreds of times
-as fast.
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py. fast.py has
+rms_norm and rms_norm_vjp in compiled kernels, with the same bits in f16, bf16 and f32 except next to a tie.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ def rms_norm_vjp(
 
     Args:
         dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, dh).
-        x, scale, bias and options: as for rms_norm; ``out_dtype`` does not enter.
+        x, scale, bias and options: as for rms_norm; ``out_dtype`` has no effect.
 
     Returns:
         (dx, dscale, dbias), each in the dtype of its argument, None where that is None. With ``residual`` dresidual

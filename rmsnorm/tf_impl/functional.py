@@ -129,7 +129,7 @@ def rms_norm_vjp(
 
     Args:
         dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, dh).
-        x, scale, bias and options: as for rms_norm; ``out_dtype`` does not enter.
+        x, scale, bias and options: as for rms_norm; ``out_dtype`` has no effect.
 
     Returns:
         (dx, dscale, dbias), each in the dtype of its argument, None where that is None. With ``residual`` dresidual
