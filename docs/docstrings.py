@@ -10,7 +10,7 @@ from typing import Any
 import griffe
 
 ENTRY = re.compile(r"^    (?P<names>[a-z_]+(?:(?:, | and )[a-z_]+)*): (?P<text>.*(?:\n(?:     .*|$))*)", re.MULTILINE)
-ARGUMENTS = re.compile(r"^Args:\n(?:    .*\n?|\n(?=    ))+", re.MULTILINE)
+ARGUMENTS = re.compile(r"^(?:Args|Attributes):\n(?:    .*\n?|\n(?=    ))+", re.MULTILINE)
 EXAMPLE = re.compile(r"^>>> (?:.+\n?)+", re.MULTILINE)  # without a title
 
 
@@ -44,11 +44,13 @@ def _apart(section: str, known: list[str]) -> str:
         names = []
         for name in re.split(", | and ", match["names"]):
             left = [other for other in known if other not in named | {"self", "unknown"}]
-            names += [name] if name in known or name != "options" else left
+            names += [name] if name in known or name != "options" or section.startswith("Attr") else left
         text = match["text"].rstrip()
         return "\n".join(f"    {name}: {text}" for name in names) + match["text"][len(text) :]
 
-    for entry in same:  # which says nothing of one of them
-        section = section.replace(entry[0], "", 1)
+    for entry in same:  # which would say the same of each of them
+        section = section.replace(entry[0].rstrip() + "\n", "", 1)
+    if section.strip() == "Args:":
+        section = ""
     others = "".join(f"\nThe other arguments are {' '.join(entry['text'].split())}\n" for entry in same)
     return ENTRY.sub(entries, section) + others

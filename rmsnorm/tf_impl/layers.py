@@ -48,15 +48,16 @@ class RMSNormalization(keras.layers.Layer):
     TensorFlow, PyTorch and JAX it is the rms_norm of tf_impl, torch_impl and flax_impl: its bits, derivatives and
     kernels. On NumPy and OpenVINO it is made of keras.ops, with arithmetic in float32.
 
-    A Keras mask (of time steps, say) is passed on and nothing more: features are normalised at every time step.
+    A Keras mask, such as one of time steps, is passed to the next layer and changes nothing here: features are
+    normalised at every time step.
 
     Args:
         axis: normalised axis or axes, any, in any order.
         epsilon: a number >= 0; None for the variant's, 1e-6 for ``keras``.
         scale: whether there is a gain; without it the factor is 1.
-        bias: whether there is one; None as the variant has it, which is not but for ``equinox`` and ``lasagne``.
+        bias: whether there is one; None as in the variant: only ``equinox`` and ``lasagne`` have one.
         feature_axis: axis or axes of the weights; None for the normalised ones.
-        partial: fraction of the elements, from the first, that enter the statistic; None for the variant's.
+        partial: fraction of the elements, counted from the first, that the statistic uses; None for the variant's.
         variant: name of a preset or a Variant. By default the layer is ``keras``, as keras.layers.RMSNormalization; the
             functions are ``standard``, which computes the same.
         scale_initializer: of the gain; None for 1 - o, so that the factor is 1.
