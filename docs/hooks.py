@@ -16,7 +16,8 @@ PRINTED = re.compile(r"<!-- output of python (?P<arguments>.+) -->\n")
 LISTED = re.compile(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n?")
 FORMULA = re.compile(r"^\$\$\n(?P<tex>.+?)\n\$\$$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[(?P<text>[^]]*)\]\((?P<path>[^)#\s]+)(?: '(?P<name>\w+)')?(?P<rest>[^)]*)\)")
-NUMBER = re.compile(r"(?<=[>\s])\d[\d.]*e-\d+(?=[<\s,;)])")  # which a browser breaks behind the hyphen
+TEXT = re.compile(r">[^<]+<")
+NUMBER = re.compile(r"(?<=[>\s])\d[\d.]*e-\d+(?=[<\s,;:).])")  # which a browser breaks behind the hyphen
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 STYLE = (
     "body { margin: 1rem; font: 15px/1.5 system-ui, sans-serif } pre { overflow-x: auto } :target { background: #ff8 }"
@@ -57,9 +58,9 @@ def on_page_content(html: str, **_: Any) -> str:
     def labelled(match: re.Match[str]) -> str:
         heads = [re.sub("<.*?>", "", head) for head in re.findall(r"<th(?: [^>]*)?>(.*?)</th>", match[0], re.DOTALL)]
         cells = iter(heads * match[0].count("<tr>"))
-        whole = NUMBER.sub(r'<span class="number">\g<0></span>', match[0])
-        return re.sub(r"<td", lambda _: f'<td data-label="{escape(next(cells), quote=True)}"', whole)
+        return re.sub(r"<td", lambda _: f'<td data-label="{escape(next(cells), quote=True)}"', match[0])
 
+    html = TEXT.sub(lambda match: NUMBER.sub(r'<span class="number">\g<0></span>', match[0]), html)
     return TABLE.sub(labelled, html)
 
 
