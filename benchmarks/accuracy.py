@@ -39,26 +39,27 @@ EVERY_NUMBER = ("float16", "bfloat16")
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 HEAD = """# Accuracy of every framework's RMSNorm
 
-How many results of each framework's own RMSNorm and of ours have the bits of the golden, the correctly rounded result,
-and how far the others are from it at most. `python benchmarks/accuracy.py` measures it in the cases of
-`rmsnorm.parity.check`: rows of very different norm with outliers, one to five axes, 1 to 66,001 columns, up to 65,792
-rows, rows of zeros, of equal numbers, with NaN and infinity.
+This page says how many results of each framework's own RMSNorm, and of ours, have the bits of the golden, which are
+those of the correctly rounded result, and how far the others are from it at most. `python benchmarks/accuracy.py`
+measures this in the cases of `rmsnorm.parity.check`: rows of very different norm with outliers, one to five axes, 1 to
+66,001 columns, up to 65,792 rows, rows of zeros, of equal numbers, with NaN and infinity.
 
-A cell is the share of right bits, the mean over the cases, and the largest distance, in unit roundoffs (u) of the terms
-that make the element: a sum that cancels is measured by its terms. A layer that takes no such x has a dash.
+A cell has two numbers. The first is the share of results with the right bits, as a mean over the cases. The second is
+the largest distance. Its unit u is the rounding error of the terms that add up to an element, so that a sum that
+cancels is measured by its terms. A layer that takes no such x has a dash.
 """
 EVERY = """
 ## Every number of 16 bits
 
-Rows of six elements, of which the first is each of the 65,536 numbers of the dtype, NaN and infinity among them, and
-the others are fixed, of three sizes: the least share of right bits of the three, and the largest distance.
+Here the first of the six elements of a row is each of the 65,536 numbers of the dtype, with NaN and infinity. The other
+elements are fixed, in three sizes. A cell has the smallest share of right bits of the three, and the largest distance.
 """
 BATCHES = """
 ## Does a row depend on how many rows there are?
 
 The same row was computed alone and in calls of up to 4,096 rows, of {widths} elements, in float32 and bfloat16, in y
-and dx; dscale in two equal calls. "from N rows" names the smallest call in which a bit differs. A model whose answers
-must not depend on who else is asking needs "no".
+and dx; dscale was computed in two equal calls. "from N rows" names the smallest call in which a bit differs. A model
+needs "no" if its answer must not depend on the other requests of a batch.
 """
 
 
@@ -127,7 +128,8 @@ def _cell(records: list[list[float]] | None) -> str:
     shares, ratios = zip(*records, strict=True)
     ratio = max(ratios)
     share = f"{100 * sum(shares) / len(shares):.2f} %"
-    return f"{share}, {ratio:.2g} u" if ratio < 1e4 else f"{share}, wrong"
+    distance = f"{ratio:.2g}" if ratio < 99 else f"{ratio:.0f}"
+    return f"{share}, {distance} u" if ratio < 1e4 else f"{share}, wrong"
 
 
 def _dependence(entry: dict[str, Any] | None) -> str:

@@ -116,20 +116,31 @@ ENGINES = {
 }  # fmt: skip
 HEAD = """# RMSNorm of other engines
 
-Written by `python benchmarks/engines.py --install FOLDER NAME ...`, which makes an environment for each engine, calls
-it with NumPy arrays and eps = 1e-5 on a CPU, forward only, and asks this package what it computes. The engines have
-their default settings.
-
-- *identify*, *eps* and *rounding* are what `rmsnorm.identify` found out, whatever the documentation says.
-- *float32*, *float16*, *bfloat16*: the share of elements with the bits of the golden of the variant *against*, and the
-  largest distance in ulps, of 256 rows of 1,000 normal numbers and a gain between 0.5 and 2. In 16 bits the gain has
-  the dtype of x. The variant `onnx` rounds before the gain, as ONNX defines it: an engine that rounds once, at the
-  end, differs from it in a quarter of the elements.
-- *check* counts the comparisons of `rmsnorm.parity.check` with that variant that hold, in the dtypes that it takes.
-- *rows* says whether a row has the same bits alone and among up to 4,096 rows, at three widths.
+This page says what RMSNorm computes in other engines on a CPU, and how near it is to the golden, the reference of this
+package. `python benchmarks/engines.py --install FOLDER NAME ...` writes it: it makes an environment for each engine,
+calls it with NumPy arrays and eps = 1e-5, forward only, with its default settings, and asks this package what it
+computes.
 """
-COLUMNS = ("engine", "version", "what is called", "identify", "eps", "rounding", "against", *DTYPES, "check", "rows",
-           "measured")  # fmt: skip
+TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "What it computes": (
+        "The columns from *identify* on are what `rmsnorm.identify` found out, whatever the documentation says.",
+        ("version", "what is called", "identify", "eps", "rounding"),
+    ),
+    "How near it is to the golden": (
+        """\
+- *against* is the variant whose golden it is compared with. The variant `onnx` rounds before the gain, as ONNX defines
+  it: an engine that rounds once, at the end, differs from it in a quarter of the elements.
+- *float32*, *float16*, *bfloat16*: the share of elements with the golden's bits, and the largest distance in ulps, of
+  256 rows of 1,000 normal numbers and a gain between 0.5 and 2. In 16 bits the gain has the dtype of x.
+- *check* counts the comparisons of `rmsnorm.parity.check` with that variant that hold, in the dtypes that it takes.""",
+        ("against", *DTYPES, "check"),
+    ),
+    "Does a row depend on how many rows there are?": (
+        "*rows* says whether a row has the same bits alone and among up to 4,096 rows, at three widths.",
+        ("rows", "measured"),
+    ),
+}
+COLUMNS = ("engine", *(name for _, columns in TABLES.values() for name in columns))
 MISSING = "## Not measured"
 
 
@@ -178,7 +189,7 @@ def identified(norm: Norm) -> tuple[str, Identity]:
 
     whole, rest = (identify(entry, framework="numpy", gradients=False, time_limit=SECONDS) for entry in (norm, narrow))
     identity = whole if whole.recognised or not rest.recognised else rest
-    text = identity.headline.removeprefix(f"{identity.target} ")
+    text = identity.headline.removeprefix(f"{identity.target} ").removeprefix("is RMSNorm: ")
     text = "; ".join([text, *(entry for entry in identity.defects if entry not in text)])
     return (text if identity is whole else f"{text}; in float64 no model predicts its y"), identity
 
@@ -218,18 +229,26 @@ def processor() -> str:
 
 def written(text: str, name: str, row: list[str] | None, error: str = "") -> str:
     """The page with an engine's row, or with the error of one that has none."""
-    cells = dict(re.findall(r"^\| `([^`]+)` (\|.*)$", text, re.MULTILINE))
+    cells: dict[str, list[str]] = {}
+    for key, rest in re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, re.MULTILINE):
+        cells.setdefault(key, []).extend(re.split(r" (?<!\\)\| ", rest))
     errors = dict(re.findall(r"^- `([^`]+)`: (.*)$", text, re.MULTILINE))
     for entries in (cells, errors):
         entries.pop(name, None)
     if row is None:
         errors[name] = error
     else:
-        cells[name] = "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in row) + " |"
-    table = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-    table += [f"| `{key}` {cells[key]}" for key in sorted(cells)]
+        cells[name] = [" ".join(cell.replace("|", "\\|").split()) for cell in row]
+    tables: list[str] = []
+    first = 0
+    for title, (about, columns) in TABLES.items():
+        tables += ["", f"## {title}", "", about, ""]
+        tables += [f"| engine | {' | '.join(columns)} |", "|" + " --- |" * (1 + len(columns))]
+        last = first + len(columns)
+        tables += [f"| `{key}` | {' | '.join(cells[key][first:last])} |" for key in sorted(cells)]
+        first = last
     listed = ["", MISSING, "", *(f"- `{key}`: {errors[key]}" for key in sorted(errors))] if errors else []
-    return "\n".join([HEAD, *table, *listed, ""])
+    return "\n".join([HEAD.rstrip(), *tables, *listed, ""])
 
 
 def write(page: Path, name: str, row: list[str] | None, error: str = "") -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import griffe
 
 ENTRY = re.compile(r"^    (?P<names>[a-z_]+(?:(?:, | and )[a-z_]+)*): (?P<text>.*(?:\n(?:     .*|$))*)", re.MULTILINE)
-ARGUMENTS = re.compile(r"^Args:\n(?:    .*\n?|\n(?=    ))+", re.MULTILINE)
+ARGUMENTS = re.compile(r"^(?:Args|Attributes):\n(?:    .*\n?|\n(?=    ))+", re.MULTILINE)
 EXAMPLE = re.compile(r"^>>> (?:.+\n?)+", re.MULTILINE)  # without a title
 
 
@@ -37,14 +37,20 @@ def _items(item: griffe.Object) -> Iterator[Any]:
 
 def _apart(section: str, known: list[str]) -> str:
     """``x, scale: text`` as two entries; ``options`` is every argument that has no entry of its own."""
+    same = [entry for entry in ENTRY.finditer(section) if entry["text"].startswith("as for ")]
     named = {name for entry in ENTRY.finditer(section) for name in re.split(", | and ", entry["names"])}
 
     def entries(match: re.Match[str]) -> str:
         names = []
         for name in re.split(", | and ", match["names"]):
             left = [other for other in known if other not in named | {"self", "unknown"}]
-            names += [name] if name in known or name != "options" else left
+            names += [name] if name in known or name != "options" or section.startswith("Attr") else left
         text = match["text"].rstrip()
         return "\n".join(f"    {name}: {text}" for name in names) + match["text"][len(text) :]
 
-    return ENTRY.sub(entries, section)
+    for entry in same:  # which would say the same of each of them
+        section = section.replace(entry[0].rstrip() + "\n", "", 1)
+    if section.strip() == "Args:":
+        section = ""
+    others = "".join(f"\nThe other arguments are {' '.join(entry['text'].split())}\n" for entry in same)
+    return ENTRY.sub(entries, section) + others

@@ -13,8 +13,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 INCLUDED = re.compile(r"<!-- include (?P<path>\S+) -->\n")
 PRINTED = re.compile(r"<!-- output of python (?P<arguments>.+) -->\n")
+LISTED = re.compile(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n?")
 FORMULA = re.compile(r"^\$\$\n(?P<tex>.+?)\n\$\$$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[(?P<text>[^]]*)\]\((?P<path>[^)#\s]+)(?: '(?P<name>\w+)')?(?P<rest>[^)]*)\)")
+TEXT = re.compile(r">[^<]+<")
+NUMBER = re.compile(r"(?<=[>\s])\d[\d.]*e-\d+(?=[<\s,;:).])")  # which a browser breaks behind the hyphen
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 STYLE = (
     "body { margin: 1rem; font: 15px/1.5 system-ui, sans-serif } pre { overflow-x: auto } :target { background: #ff8 }"
@@ -57,6 +60,7 @@ def on_page_content(html: str, **_: Any) -> str:
         cells = iter(heads * match[0].count("<tr>"))
         return re.sub(r"<td", lambda _: f'<td data-label="{escape(next(cells), quote=True)}"', match[0])
 
+    html = TEXT.sub(lambda match: NUMBER.sub(r'<span class="number">\g<0></span>', match[0]), html)
     return TABLE.sub(labelled, html)
 
 
@@ -98,9 +102,10 @@ def _anchor(path: Path, name: str | None) -> str:
 
 
 def _printed(arguments: str) -> str:
-    """What a command prints, without its heading."""
+    """What a command prints, without its heading and without lists of commands, whose sentences typer cuts."""
     command = [sys.executable, *arguments.split()]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.partition("\n")[2]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.partition("\n")[2]
+    return LISTED.sub("", printed)
 
 
 def _formula(tex: str) -> str:

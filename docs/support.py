@@ -10,10 +10,12 @@ DOCS = Path(__file__).parent
 BACKENDS = {"numpy": "NumPy", "torch": "PyTorch", "keras": "Keras 3", "flax": "Flax"}
 INTRODUCTION = """# What works
 
-✓ links to a test that shows it, whose name appears when the pointer is on it.
-**Bold** means that the framework's own RMSNorm does not have it, or has it wrong.
-`-` means that the question does not apply. `python docs/support.py` makes this page from [support.toml](support.toml).
-A test compares the two and checks that every named test exists.
+This page lists what works in each framework. A ✓ links to a test that shows it; the name of the test appears when the
+pointer is on the ✓. **Bold** means that the framework's own RMSNorm does not have the feature, or has it wrong.
+`-` means that the question does not apply. Numbers in brackets are the remarks at the end of the page.
+
+`python docs/support.py` makes this page from [support.toml](support.toml). A test compares the two and checks that
+every named test exists.
 """
 
 

@@ -304,7 +304,7 @@ def test_kernels_of_groups_have_the_bits_of_the_golden(framework, name, monkeypa
 
 
 @pytest.mark.parametrize("wing", LAYERS, indirect=True)
-def test_wings_agree_with_the_golden(wing):
+def test_implementations_agree_with_the_golden(wing):
     """y, the gradients and the derivative along tangents, with each option as its own argument; and the layer."""
     runs = select(types=("bfloat16", "float32"))
     hold(wing.name, wing.direct, [(case, *run) for case, *run in runs if case.gate and run[0] == case.variants[0]])

@@ -97,6 +97,6 @@ def test_public_names_are_equal(wing):
 
 
 @pytest.mark.parametrize("wing", WINGS)
-def test_every_wing_has_the_same_files(wing):
+def test_every_implementation_has_the_same_files(wing):
     names = {path.name for path in (PACKAGE / f"{wing}_impl").glob("*.py")}
     assert names ^ FILES == set(EXCEPTIONS[wing]), "an additional or missing file, or an exception no longer needed"

@@ -47,7 +47,7 @@ def write_plot(runs: Sequence[BenchRun], path: Path, machine: Mapping[str, Any] 
         raise ValueError("rmsnorm bench: nothing was timed, expected a candidate at least to plot")
     columns = list(dict.fromkeys(key[1:] for key in panels))
     rows = list(dict.fromkeys(key[0] for key in panels))
-    figure = Figure(figsize=(4.2 * len(columns) + 1.8, 3.2 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(max(4.2 * len(columns), 6), 3.2 * len(rows) + 0.6), layout="constrained")
     axes = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey="row")
     for row, backend in enumerate(rows):
         for column, (op, dtype) in enumerate(columns):
@@ -56,7 +56,8 @@ def write_plot(runs: Sequence[BenchRun], path: Path, machine: Mapping[str, Any] 
             axis.set_title(f"{BACKENDS[backend].title}, {op}, {dtypes.short(dtype)}", fontsize=10)
             axis.set_xlabel("shape of x" if row == len(rows) - 1 else "")
             axis.set_ylabel("GB/s (higher is better)" if column == 0 else "")
-        axes[row][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+    lines = {line.get_label(): line for axis in axes.flat for line in axis.lines}
+    figure.legend(lines.values(), lines, fontsize=9, loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(_title(runs, machine or environment()), fontsize=10)
     with matplotlib.rc_context({"svg.hashsalt": "rmsnorm", "svg.fonttype": "none"}), replacing(path) as temporary:
         figure.savefig(temporary, format="svg", metadata={"Date": None})

@@ -60,7 +60,7 @@ def check(
     ] = None,
     device: Annotated[str, typer.Option(help=f"Device: {' or '.join(DEVICES)} (NumPy always runs on cpu).")] = "cpu",
     all_: Annotated[
-        bool, typer.Option("--all", help="Every case in every variant and dtype that it has, in place of each once.")
+        bool, typer.Option("--all", help="Compare every case in every variant and dtype that it has.")
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
     edges: Annotated[
@@ -86,8 +86,9 @@ def check(
 ) -> None:
     """Compare every backend with the golden: values, gradients and derivatives, in every variant and dtype.
 
-    Every variant is compared in every dtype, and each case once; with --all, --variant or --dtype in all of theirs.
-    With a TARGET, that is compared with one variant, as rmsnorm.parity.check does it; a failure says what it is.
+    Every variant is compared in every dtype, and each case in one variant and dtype; with --all, --variant or --dtype
+    a case is compared in each variant and dtype that it has. With a TARGET, rmsnorm.parity.check compares the TARGET
+    with one variant; if it differs, the report says what it computes.
 
     The golden runs in NumPy in 106-bit arithmetic and rounds where the variant says. The parity ratio is a distance in
     units of the rounding error of the terms that add up to an element, so cancellation does not count as a defect.

@@ -25,7 +25,7 @@ EPILOG: Final = (
 
 
 def sweep(
-    package: Annotated[str, typer.Argument(help="The package, which must be installed: transformers, say.")],
+    package: Annotated[str, typer.Argument(help="The package, which must be installed, such as transformers.")],
     device: Annotated[str, typer.Option(help=f"Where they run: {' or '.join(DEVICES)}.")] = "cpu",
     gradients: Annotated[bool, typer.Option(help="Ask for their gradients, too.")] = True,
     time_limit: Annotated[float, typer.Option(help="Seconds for a class, without imports.", min=1.0)] = 60.0,
@@ -34,7 +34,7 @@ def sweep(
 ) -> None:
     """Identify every RMSNorm of a package, and count them by what they compute.
 
-    Each class is built small and asked as `rmsnorm identify` asks one, in a process of its own.
+    Each class is made with small sizes and identified as by `rmsnorm identify`, in a process of its own.
     """
     from rmsnorm.identify.sweep import sweep as identify_all
 

@@ -58,17 +58,17 @@ def rms_norm(
         bias: b, of the same sizes; None adds nothing.
         variant: name of a preset or a Variant.
         eps: replaces the variant's eps.
-        partial: fraction of the elements, from the first, that enter the statistic; replaces the variant's.
+        partial: fraction of the elements, counted from the first, that the statistic uses; replaces the variant's.
         axis: normalised axis or axes.
         feature_axis: axis or axes of the parameters; None for the normalised ones.
         mask: bool, broadcasts to x: True counts in the statistic. Elsewhere y is normalised, too, but every derivative
-            takes it as a constant, so values under the mask reach no gradient. A row with nothing counted gives 0.
+            takes it as a constant, so values under the mask reach no gradient. A row without counted elements gives 0.
         residual: added to x first, in promote(x, residual); the sum h is returned beside y. ``residual_rounding`` of
             the variant says whether y is that of h before or after it is rounded.
         gate: z, floating-point, shaped as x: y is multiplied by f(z), or h is before it is normalised, as
             ``gate_function`` and ``gate_position`` of the variant say.
         out_dtype: dtype of y; None for the variant's rule.
-        return_inverse_rms: also return 1 / rho, 0 in rows with nothing counted; derivatives take it as a constant.
+        return_inverse_rms: also return 1 / rho, 0 in rows without counted elements; derivatives take it as a constant.
 
     Returns:
         y, shaped as x; with ``residual`` (y, h). With ``return_inverse_rms`` 1 / rho follows: its normalised axes have
@@ -130,7 +130,7 @@ def rms_norm_vjp(
 
     Args:
         dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, dh).
-        x, scale, bias and options: as for rms_norm; ``out_dtype`` does not enter.
+        x, scale, bias and options: as for rms_norm; ``out_dtype`` has no effect.
 
     Returns:
         (dx, dscale, dbias), each in the dtype of its argument, None where that is None. With ``residual`` dresidual

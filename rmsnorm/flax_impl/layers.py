@@ -33,7 +33,7 @@ class RMSNorm(nnx.RMSNorm):
         y = h / rho * (o + scale) + bias,    h = x + residual,    rho = sqrt(mean(h_i^2) + eps)
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant. It is a flax.nnx.RMSNorm
-    and takes its arguments; the statistic is that of x whatever ``dtype`` says, weighted where it goes over devices.
+    and takes its arguments. The statistic does not depend on ``dtype``; over several devices it is a weighted mean.
     Gradients of the parameters are summed over rows in float64, however these are batched or spread over devices.
 
     Args:
@@ -48,21 +48,21 @@ class RMSNorm(nnx.RMSNorm):
         feature_axes: axis or axes of the parameters.
         axis_name: mapped axis, or axes, over whose devices rows are spread: the mean is that of all counted elements.
         axis_index_groups: groups of indices within that axis, each with a mean of its own.
-        use_fast_variance: taken and, as in flax.nnx.RMSNorm, without effect.
-        promote_dtype: maps (x, scale) and ``dtype`` to arrays of the dtype of y; another one than the default stands in
-            place of the variant's rule. Values are not taken from it.
+        use_fast_variance: has no effect, as in flax.nnx.RMSNorm.
+        promote_dtype: maps (x, scale) and ``dtype`` to arrays of the dtype of y. A function other than the default
+            replaces the variant's rule; only the dtype of its results is used.
         rngs: for scale_init and bias_init.
         scale_metadata, bias_metadata: of the parameters.
-        use_bias: whether there is a bias; None as the variant has it, which is not but for ``equinox``, ``lasagne``.
+        use_bias: whether there is a bias; None as in the variant: only ``equinox`` and ``lasagne`` have one.
         bias_init: zeros.
         partial: fraction of the elements (of every device's), from the first, that enter the statistic; None for the
             variant's.
         variant: name of a preset or a Variant. By default the layer is ``flax``, as flax.nnx.RMSNorm, and the functions
-            are ``standard``: where x has 16 bits and scale 32, y has 32 and 16.
+            are ``standard``: if x has 16 bits and scale has 32, y of the layer has 32 and y of the functions 16.
 
     Attributes:
         scale: gain, of shape (num_features,), or None.
-        bias: likewise; None where there is none, so that the state is that of flax.nnx.RMSNorm.
+        bias: of the same shape; or None, so that the state is that of flax.nnx.RMSNorm.
 
     Raises:
         TypeError: epsilon, partial or variant is of the wrong type.

@@ -26,19 +26,20 @@ class RMSNorm(nn.RMSNorm):
         y = h / rho * (o + scale) + bias,    h = x + residual,    rho = sqrt(mean(h_i^2) + eps)
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant. It is a
-    flax.linen.RMSNorm with its attributes, of which ``use_fast_variance`` and ``force_float32_reductions`` are without
-    effect: the statistic is that of x whatever they and ``dtype`` say, and weighted where it goes over devices.
+    flax.linen.RMSNorm with its attributes, of which ``use_fast_variance`` and ``force_float32_reductions`` have no
+    effect. The statistic does not depend on them and on ``dtype``; over several devices it is a weighted mean.
 
     Attributes:
         epsilon: a number >= 0; None for the variant's.
         scale_init: None for 1 - o, so that the factor is 1 at first.
-        use_bias: whether there is a parameter ``bias``; None as the variant has it, which is not but for ``equinox``,
-            ``lasagne``.
+        use_bias: whether there is a parameter ``bias``; None as in the variant: only ``equinox`` and ``lasagne`` have
+            one.
         bias_init: zeros.
         partial: fraction of the elements (of every device's), from the first, that enter the statistic; None for the
             variant's.
         variant: name of a preset or a Variant. By default the layer is ``flax``, as flax.linen.RMSNorm, and the
-            functions are ``standard``: where x has 16 bits and scale 32, y has 32 and 16.
+            functions are ``standard``: if x has 16 bits and scale has 32, y of the layer has 32 and y of the functions
+            16.
 
     Raises:
         TypeError: epsilon, partial or variant is of the wrong type.

@@ -117,7 +117,7 @@ def _ratio(
         position = model.variant.replace(gate_position=model.gate.position)
         call = replace(call, variant=position, gate=dtypes.arithmetic(dtypes.promote(call.x, call.product)))
     if model.variant.rounding == "input_dtype":
-        call = replace(call, x=narrower(*pair), sum=narrower(*pair))
+        call = replace(call, x=narrower(*pair, call.x), sum=narrower(*pair, call.sum))
     dtype = "float32" if narrow else narrower(y.dtype.name, call.norm or y.dtype.name)
     got, want = y.astype(np.float64), wanted.astype(np.float64)
     with np.errstate(all="ignore"):

@@ -160,7 +160,7 @@ def check(
 
     The cases are those of ``rmsnorm check --list`` that it can be called with: with a gain, a bias, a mask, a residual
     or a gate only if it takes one, by the name of the argument or the parameter; along the last axis. If it must have
-    a gate, every case has one, and the variant says what becomes of it. x has one to five axes. Each case runs twice,
+    a gate, every case has one, and the variant says what is done with it. x has one to five axes. Each case runs twice,
     in NumPy and PyTorch also with x and dy transposed, sliced and channels last in memory, and with a layer in training
     and in evaluation; the worst of these counts.
 

@@ -3,19 +3,19 @@
 A folder holds a safetensors file for every case, and ``manifest.json``. Format 1:
 
     VARIANT.DTYPE.CASE.safetensors
-        inputs       x, scale, bias, residual, gate, mask (BOOL, True counts), dy, dh (gradients with respect to y and
-                     to x + residual), tangent.x, tangent.scale, tangent.bias; only those that the case has
-        expected.Q   the golden's value of the quantity Q, in the dtype that Q must have: y, inverse_rms, dx, dscale,
-                     dbias, dresidual, dgate, jvp
-        unit.Q       F64, in the same shape: the unit of the parity ratio, |got - expected| / unit
-        metadata     strings: variant, dtype, case, what the call means (eps, eps_position, statistic, scale_offset, n,
-                     k, axes and feature_axes counted from 0 with commas; norm: dtype to which x / rho is rounded before
-                     the gain, or empty; product: dtype of the operations with the parameters, where norm is not empty;
-                     gate_function and gate_position, where there is a gate; residual_rounding, where there is a
-                     residual), and for every quantity bound.Q and
-                     identical.Q
+        inputs      x, scale, bias, residual, gate, mask, dy, dh, tangent.x, tangent.scale,
+                    tangent.bias: those that the case has
+        expected.Q  the golden's value of the quantity Q, in the dtype that Q must have
+        unit.Q      the unit of the parity ratio, |got - expected| / unit
+        metadata    what the call means, and for every quantity bound.Q and identical.Q
     outputs/VARIANT.DTYPE.CASE.safetensors
-        Q            what the other program computed
+        Q           what the other program computed
+
+Here dy and dh are gradients with respect to y and to x + residual, and a mask is true where an element counts. Q is y,
+inverse_rms, dx, dscale, dbias, dresidual, dgate or jvp. The units are F64, and the metadata are texts: variant, dtype,
+case, eps, eps_position, statistic, scale_offset, n, k, axes and feature_axes (counted from 0, with commas), norm (the
+dtype to which x / rho is rounded before the gain, or empty), product (the dtype of the operations with the parameters
+if norm is not empty), with a gate gate_function and gate_position, and with a residual residual_rounding.
 
 An element holds if it equals the expected one, if both are NaN, or if |got - expected| <= bound * unit. A quantity
 holds if all its N elements do, and at most 3 + (1 - identical) N have other bits. Tensors are little-endian, in

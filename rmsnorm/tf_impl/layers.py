@@ -48,15 +48,16 @@ class RMSNormalization(keras.layers.Layer):
     TensorFlow, PyTorch and JAX it is the rms_norm of tf_impl, torch_impl and flax_impl: its bits, derivatives and
     kernels. On NumPy and OpenVINO it is made of keras.ops, with arithmetic in float32.
 
-    A Keras mask (of time steps, say) is passed on and nothing more: features are normalised at every time step.
+    A Keras mask, such as one of time steps, is passed to the next layer and changes nothing here: features are
+    normalised at every time step.
 
     Args:
         axis: normalised axis or axes, any, in any order.
         epsilon: a number >= 0; None for the variant's, 1e-6 for ``keras``.
         scale: whether there is a gain; without it the factor is 1.
-        bias: whether there is one; None as the variant has it, which is not but for ``equinox`` and ``lasagne``.
+        bias: whether there is one; None as in the variant: only ``equinox`` and ``lasagne`` have one.
         feature_axis: axis or axes of the weights; None for the normalised ones.
-        partial: fraction of the elements, from the first, that enter the statistic; None for the variant's.
+        partial: fraction of the elements, counted from the first, that the statistic uses; None for the variant's.
         variant: name of a preset or a Variant. By default the layer is ``keras``, as keras.layers.RMSNormalization; the
             functions are ``standard``, which computes the same.
         scale_initializer: of the gain; None for 1 - o, so that the factor is 1.
@@ -160,6 +161,7 @@ class RMSNormalization(keras.layers.Layer):
     def call(self, x: Any, gate: Any = None) -> Any:
         if isinstance(x, keras.KerasTensor):  # of somebody who calls this in place of the layer
             return self(x, gate=gate)
+        x, gate = _tensor(x), None if gate is None else _tensor(gate)
         scale, bias = (None if w is None else w.value for w in (self.scale, self.bias))
         return compute(
             x, scale, bias, variant=self.variant, axis=_hashable(self.axis), feature_axis=_hashable(self.feature_axis),
@@ -227,6 +229,11 @@ def _rms_norm_on(backend: str) -> Callable[..., Any]:
 
 
 compute = _rms_norm_on(keras.backend.backend())  # rms_norm on the arrays of that backend
+
+
+def _tensor(x: Any) -> Any:
+    """x as ``__call__`` hands it on, from somebody who calls ``call`` or ``stateless_call`` with another array."""
+    return x if keras.ops.is_tensor(x) else keras.ops.convert_to_tensor(x)
 
 
 def _hashable(axis: Any) -> Any:

@@ -31,18 +31,18 @@ class RMSNorm(torch.nn.RMSNorm):
 
     Args:
         normalized_shape: sizes of the last axes of x, which are normalised; an integer for the last one alone.
-        eps: a number >= 0; None for the variant's, which the attribute ``eps`` then is. For ``torch`` that is None: the
-            machine epsilon of x, of f32 for 16-bit x.
+        eps: a number >= 0; None for the eps of the variant. That of ``torch`` is the machine epsilon of x, or of f32
+            for 16-bit x, and its attribute ``eps`` is None.
         elementwise_affine: whether there are parameters; without them the factor is 1 and there is no bias.
         device, dtype: of the parameters.
-        bias: whether there is one; None as the variant has it, which is not but for ``equinox`` and ``lasagne``.
-        partial: fraction of the elements, from the first, that enter the statistic; None for the variant's.
+        bias: whether there is one; None as in the variant: only ``equinox`` and ``lasagne`` have one.
+        partial: fraction of the elements, counted from the first, that the statistic uses; None for the variant's.
         variant: name of a preset or a Variant. By default the layer is ``torch``, as torch.nn.RMSNorm, and the
             functions are ``standard``, with eps 1e-6.
 
     Attributes:
         weight: gain, of normalized_shape; initially 1 - o, so that the factor is 1. None without parameters.
-        bias: likewise, initially 0; None where there is none, so that a state dict is that of torch.nn.RMSNorm.
+        bias: of the same shape, initially 0; or None, so that a state dict is that of torch.nn.RMSNorm.
 
     Raises:
         TypeError: eps, partial or variant is of the wrong type.

@@ -322,6 +322,26 @@ class LearnedLessOne(Learned):
         return Plain.norm(self, x) * (1 + self.factor.float())
 
 
+class NoGain(torch.nn.Module):
+    """Llama 4's norm of queries and keys: float64 is rounded to float32 first."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x):
+        h = x.float()
+        return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)).type_as(x)
+
+
+@pytest.mark.parametrize("eps", [1e-5, 3e-6])
+def test_without_a_gain_it_is_recognised_whatever_preset_has_its_eps(eps):
+    """Those with 1e-5 differ in what they round, which nothing shows here."""
+    identity = identify(NoGain(eps))
+    assert identity.recognised, identity.text
+    assert (identity.variant.eps, identity["float64"]) == (eps, "down-cast to float32")
+
+
 @pytest.mark.parametrize("module", [Learned, LearnedLessOne])
 def test_a_number_that_it_learns_is_no_defect(module):
     identity = identify(module)

@@ -91,7 +91,7 @@ def test_a_sweep_counts_by_what_is_computed(tmp_path, monkeypatch):
     assert "requires 'secret'" in result["refused"][0]["why"]
     assert result["others"] == 1
     written = page.read_text()
-    assert "`rmsnorm.conversion.replace` takes 2 of them." in written
+    assert "`rmsnorm.conversion.replace` can replace 2 of them." in written
     assert (
         "| 2 | the variant torch | `ARMSNorm`, `BRMSNorm` | 1 yes; 1 no: its forward is not that of its class |"
         in written

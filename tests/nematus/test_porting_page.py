@@ -96,7 +96,7 @@ def test_the_page_runs_from_its_first_line_to_its_last(
 
 def test_the_tables_name_every_form_and_dialect() -> None:
     forms, dialects = (
-        dict(re.findall(r"^\| `(\S+)` \| (.*?) \|", table, re.MULTILINE)) for table in PAGE.split("## Whose rules")
+        dict(re.findall(r"^\| `(\S+)` \| (.*?) \|", table, re.MULTILINE)) for table in PAGE.split("## Dialects")
     )
     assert forms.keys() == TARGETS.keys()
     for form, target in TARGETS.items():

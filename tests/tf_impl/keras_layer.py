@@ -212,11 +212,14 @@ def check_in_the_place_of_the_built_in(folder: Path) -> None:
 
 
 def check_drop_in_calls(folder: Path) -> None:
-    """What code for the built-in writes: the name of the argument, a configuration, call() for the layer itself."""
+    """What code for the built-in writes: the name of the argument, a configuration, call() for the layer itself,
+    which nobody converts arrays for.
+    """
     x = normal(4, 8)
     for kind in (RMSNormalization, BuiltIn):
         layer = filled(kind(), (None, 8))
-        np.testing.assert_array_equal(to_numpy(layer(x=x)), to_numpy(layer(x)))
+        for array in (layer(x=x), layer.call(x), layer.stateless_call([w.value for w in layer.variables], [], x)[0]):
+            np.testing.assert_array_equal(to_numpy(array), to_numpy(layer(x)))
     layer = filled(RMSNormalization(), (None, 8))
     inputs = keras.Input((8,))
     model = keras.Model(inputs, layer.call(inputs))
