@@ -149,7 +149,7 @@ def call() -> None:
     box(axis, 18, 86, 64, "derive: the variant, with the eps and partial of the call\nvariants.py", "#dae8fc", 10)
     box(axis, 18, 70, 64, "resolve: axes, sizes, dtypes, roundings; or one sentence of error\ncall.py", "#dae8fc", 10)
     axis.text(100, 78, "kept for the next call\nof these shapes\nand options", ha="right", va="center", size=7)
-    box(axis, 18, 54, 64, "which code computes it?\nfunctional.py, rows.plan", "#fff2cc", 10)
+    box(axis, 18, 54, 64, "which code computes it?\nthe first of ROUTES that holds, in routes.py", "#fff2cc", 10)
     for start, end in ((97, 91), (81, 75), (65, 59)):
         arrow(axis, (50, start), (50, end))
     ways = (

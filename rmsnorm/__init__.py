@@ -3,6 +3,7 @@
 The way of one call, in PyTorch on a CPU; the other frameworks have the same files::
 
     torch_impl/functional.py    rms_norm(x, scale, ...)
+    torch_impl/routes.py        the table of the ways that a call may take, and which one this call takes
     call.py                     checks every argument and decides every choice: a Call, which is kept
     cpu/__init__.py             may a kernel compute it, and why not? rmsnorm.explain asks the same
     torch_impl/rows.py          the memory of the results, and where the rows of each tensor are

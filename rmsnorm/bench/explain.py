@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final
 from unittest.mock import patch
@@ -131,26 +130,23 @@ def _noted() -> Iterator[list[str]]:
     from rmsnorm.cpu import launch
 
     names: list[str] = []
+    run, share_out = launch.Plan.run, launch.Plan._share_out
 
-    def noted(run: Callable[..., None]) -> Callable[..., None]:
-        def run_forward(plan: Any, threads: Any, owners: Any, *arguments: int) -> None:
-            run(plan, threads, owners, *arguments)
-            names.append(_name_of(plan.forward_kernel(arguments)))
+    def noted_run(plan: launch.Plan) -> Callable[..., int]:
+        def noted(kernel: int, *arguments: int) -> int:
+            names.append(_name_of(kernel))
+            return run.__get__(plan)(kernel, *arguments)
 
-        return run_forward
+        return noted
 
-    def noted_again(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(kept: Any, *arrays: Any) -> Any:
-            if kept.plan.small:  # which ``run_forward`` does not compute
-                names.append(_name_of(kept.plan.forward[False, False]))
-            return forward(kept, *arrays)
+    def noted_share_out(plan: launch.Plan, kernel: int, *arguments: Any) -> None:
+        names.append(_name_of(kernel))
+        share_out(plan, kernel, *arguments)
 
-        return run
-
-    with ExitStack() as patches:
-        patches.enter_context(patch.object(launch.Plan, "run_forward", noted(launch.Plan.run_forward)))
-        if rows := sys.modules.get("rmsnorm.torch_impl.rows"):
-            patches.enter_context(patch.object(rows.Kept, "forward", noted_again(rows.Kept.forward)))
+    with (
+        patch.object(launch.Plan, "run", property(noted_run)),
+        patch.object(launch.Plan, "_share_out", noted_share_out),
+    ):
         yield names
 
 

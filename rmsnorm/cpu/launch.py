@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
@@ -82,10 +82,6 @@ class Plan(NamedTuple):
         else:
             scale, bias = arguments[_FORWARD_SCALE], arguments[_FORWARD_BIAS]
             self._share_out(kernel, self.step(count), count, owners, arguments, scale, bias)
-
-    def forward_kernel(self, arguments: Sequence[int]) -> int:
-        """The address of the kernel for such arguments."""
-        return self.forward[arguments[_FORWARD_MASK] != 0, arguments[_RESIDUAL] != 0]
 
     def step(self, threads: int) -> int:
         """How many rows one of so many threads takes at a time in the forward pass."""

@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from rmsnorm import errors
@@ -21,6 +22,8 @@ def is_plain(*tensors: Tensor | None) -> bool:
     Only these have an address that a kernel may read: the numbers of a tensor with the negative bit are stored with the
     other sign, those of a tensor of zeros that autograd makes are not stored at all.
     """
+    if is_dynamo_compiling():  # which cannot trace these questions
+        return False
     for tensor in tensors:
         if tensor is not None:
             if (type(tensor) is not Tensor and type(tensor) is not Parameter) or not tensor.is_cpu or tensor.is_neg():
@@ -37,6 +40,8 @@ def is_plain(*tensors: Tensor | None) -> bool:
 
 def is_plain_on_gpu(*tensors: Tensor | None) -> bool:
     """As ``is_plain``, on one GPU."""
+    if is_dynamo_compiling():
+        return False
     devices = set()
     for tensor in tensors:
         if tensor is not None:

@@ -6,30 +6,36 @@ import json
 import math
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from rmsnorm import dtypes
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import rows
+from rmsnorm.torch_impl.private import constant
 from rmsnorm.torch_impl.rounding import dtype_name
 from rmsnorm.variants import Variant
 from rmsnorm.version import VERSION
+
+FIELDS: Final = ("eps", "eps_position", "statistic", "scale_offset", "norm", "product", "result")
 
 
 def settings_of(call: Call) -> tuple[str, Any]:
     """What the operators know of a call: a text, as every argument takes half a microsecond, and k if it is not n."""
     variant = call.variant
-    fields = {
-        "axes": len(call.axes), "eps": call.eps, "eps_position": variant.eps_position, "statistic": variant.statistic,
-        "scale_offset": variant.scale_offset, "norm": call.norm, "product": call.product, "result": call.result,
-        "version": VERSION,  # Inductor keeps what it wrote on disk, and finds it by this text, among others
-    }  # fmt: skip
-    if call.axes != call.feature_axes:
-        fields["features"] = len(call.feature_axes)
-    text = json.dumps(fields).replace('"', "'")  # the C++ that Inductor writes has strings without escapes
+    choices = variant.eps_position, variant.statistic, variant.scale_offset, call.norm, call.product, call.result
+    text = _text(len(call.axes), len(call.feature_axes), call.eps, *choices)
     return text, None if variant.partial is None else call.k
+
+
+@constant
+def _text(axes: int, features: int, *values: Any) -> str:
+    fields = {"axes": axes, **dict(zip(FIELDS, values, strict=True))}
+    if axes != features:
+        fields["features"] = features
+    fields["version"] = VERSION  # Inductor keeps what it wrote on disk, and finds it by this text, among others
+    return json.dumps(fields).replace('"', "'")  # the C++ that Inductor writes has strings without escapes
 
 
 @lru_cache(maxsize=1024)

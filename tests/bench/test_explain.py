@@ -102,6 +102,13 @@ def test_of_a_layer_and_of_a_model_it_names_every_kernel() -> None:
     for _ in range(2):
         assert rmsnorm.explain(layer, x) == "PyTorch: kernel forward-float32-float32--"
         assert rmsnorm.explain(layer, x, gate=x) == "PyTorch: kernel forward-float32-float32---silu-after-float32"
+
+    def step(x):
+        leaf = x.clone().requires_grad_()
+        layer(leaf).sum().backward()
+        return leaf.grad
+
+    assert rmsnorm.explain(step, x) == "PyTorch: kernel forward-float32-float32-- and backward-float32-float32--"
     said = rmsnorm.explain(torch.nn.Sequential(layer, torch.nn.Linear(64, 64), layer), x)
     assert said == "PyTorch: kernel forward-float32-float32-- (2 times)"
     assert "no kernel of rmsnorm was called" in rmsnorm.explain(torch.nn.Linear(64, 64), x)

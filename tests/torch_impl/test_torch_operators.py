@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -190,3 +191,19 @@ def test_compiled_by_inductor() -> None:
     for x in (randn(4, 6), randn(3, 5, 6), randn(0, 6), randn(4, 12)[:, ::2]):
         x = x.bfloat16()
         assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("options", [{}, {"partial": 0.5, "bias": True}, {"variant": "gemma"}])
+def test_the_backward_pass_alone_is_compiled_in_one_piece(options: dict[str, Any]) -> None:
+    """By torch's compiled autograd, of calls that were not compiled; the second one is kept by the layer."""
+    layer = randomised(RMSNorm(6, **options))
+    compiler = torch.compile(backend="aot_eager", fullgraph=True)
+    for rows in (2, 2, 5):
+        results = []
+        for compiled in (False, True):
+            x = randn(rows, 6).requires_grad_()
+            with torch._dynamo.compiled_autograd._enable(compiler) if compiled else nullcontext():
+                layer(x).square().sum().backward()
+            results.append((x.grad, layer.weight.grad.clone()))
+            layer.zero_grad()
+        assert all(map(torch.equal, *results))
