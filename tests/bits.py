@@ -1,11 +1,11 @@
-"""Every wing against the golden, bit by bit, on rows that an ordinary test does not draw.
+"""Every framework against the golden, bit by bit, on rows that an ordinary test does not draw.
 
     python tests/bits.py --calls 2000 --backend torch
-    python tests/bits.py --minutes 480 --out bits.md      # one wing after the other, each for the same time
+    python tests/bits.py --minutes 480 --out bits.md      # one framework after the other, each for the same time
 
 A call has 64 rows, each of a kind (KINDS), drawn as widely as its format goes; eps from 0 to 1e30; masks, partial
-statistics, residuals and mixed formats. It is made by the wing's kernels and by its plain operations: along the last
-axis, and along the first of the same rows transposed. What differs is counted by kind of row, quantity and format.
+statistics, residuals and mixed formats. It is made by the framework's kernels and by its plain operations: along the
+last axis, and along the first of the same rows transposed. What differs is counted by kind of row, quantity and format.
 In float64 it is counted beyond an ulp, for derivatives beyond their bound. The sign of a
 zero counts, but of a derivative of plain operations; NaN equals NaN. Two classes are counted by themselves: rows with
 subnormal numbers in TensorFlow and JAX, and sums over rows whose terms leave the range of float64 when added.
@@ -150,9 +150,9 @@ def draw(random: np.random.Generator) -> Problem:
 
 
 def run(
-    wing: Any, problem: Problem, send: Callable[[Any], Any], fetch: Callable[[Any], Array], axis: int
+    framework: Any, problem: Problem, send: Callable[[Any], Any], fetch: Callable[[Any], Array], axis: int
 ) -> dict[str, Array]:
-    """The results of a wing, rows first; along the first axis if ``axis`` is 0."""
+    """The results of a framework, rows first; along the first axis if ``axis`` is 0."""
 
     def turned(array: Array | None) -> Any:
         if array is None or array.ndim == 1:
@@ -163,8 +163,8 @@ def run(
     dy, dh = arrays.pop("dy"), arrays.pop("dh")
     positional = [arrays.pop(name) for name in ("x", "scale", "bias")]
     options = {**problem.options, **arrays, "axis": axis}
-    outputs = wing.rms_norm(*positional, return_inverse_rms=True, **options)
-    gradients = wing.rms_norm_vjp(dy if dh is None else (dy, dh), *positional, **options)
+    outputs = framework.rms_norm(*positional, return_inverse_rms=True, **options)
+    gradients = framework.rms_norm_vjp(dy if dh is None else (dy, dh), *positional, **options)
     names = ["y", "inverse_rms"] if len(outputs) == 2 else ["y", "h", "inverse_rms"]
     results = dict(zip([*names, "dx", "dscale", "dbias", "dresidual"], [*outputs, *gradients], strict=False))
     return {
@@ -173,7 +173,9 @@ def run(
     }
 
 
-def wings(names: list[str]) -> Iterator[tuple[str, Any, Callable[[Any], Any], Callable[[Any], Array], tuple[int, ...]]]:
+def frameworks(
+    names: list[str],
+) -> Iterator[tuple[str, Any, Callable[[Any], Any], Callable[[Any], Array], tuple[int, ...]]]:
     """Name, module, how an array goes in and comes out, and along which axes it is called."""
     if "numpy" in names:
         yield "numpy", fast, lambda array: array, lambda array: array, (-1,)
@@ -244,7 +246,7 @@ def is_subnormal(array: Array) -> Array:
 
 @dataclass
 class Totals:
-    """By sort of difference, wing and axis, quantity, format, and kind of row."""
+    """By sort of difference, framework and axis, quantity, format, and kind of row."""
 
     elements: collections.Counter[tuple[str, ...]] = field(default_factory=collections.Counter)
     differing: collections.Counter[tuple[str, ...]] = field(default_factory=collections.Counter)
@@ -264,12 +266,12 @@ def count(
 ) -> Totals:
     """Compares so many calls, or for so many minutes; prints so many examples of each sort of difference.
 
-    ``corpus`` gets one row whose y differs of each kind, format and wing.
+    ``corpus`` gets one row whose y differs of each kind, format and framework.
     """
     totals = totals or Totals()
     shown = collections.Counter[tuple[str, ...]]()
-    opened, random = list(wings(backends)), np.random.default_rng(seed)
-    spent, start = dict.fromkeys((wing[0] for wing in opened), 0.0), time.monotonic()
+    opened, random = list(frameworks(backends)), np.random.default_rng(seed)
+    spent, start = dict.fromkeys((framework[0] for framework in opened), 0.0), time.monotonic()
     reported = start
     for _ in track(range(sys.maxsize if minutes else calls), "calls", disable=bool(minutes) or calls < 10):
         now = time.monotonic()
@@ -282,10 +284,12 @@ def count(
         want = run(numpy_impl, problem, lambda a: a, lambda a: a, -1)
         limits, beyond = allowed(problem, want)
         totals.calls += 1
-        for name, wing, send, fetch, axes in [min(opened, key=lambda wing: spent[wing[0]])] if minutes else opened:
+        for name, framework, send, fetch, axes in (
+            [min(opened, key=lambda framework: spent[framework[0]])] if minutes else opened
+        ):
             for axis in axes:
                 with np.errstate(all="ignore"):
-                    results = run(wing, problem, send, fetch, axis)
+                    results = run(framework, problem, send, fetch, axis)
                 for quantity, golden in want.items():
                     got, place = results[quantity], f"{name} {'last' if axis else 'first'}"
                     signs = name == "numpy" or not quantity.startswith("d")
@@ -353,8 +357,10 @@ def _rows(problem: Problem, quantity: str, golden: Array) -> Iterator[tuple[Any,
 
 
 def table(totals: Totals) -> Table:
-    """Of what differs, by sort, wing, quantity and format."""
-    result = Table("what differs", "wing, axis", "quantity", "dtype", "elements", "of", "in rows", box=box.MARKDOWN)
+    """Of what differs, by sort, framework, quantity and format."""
+    result = Table(
+        "what differs", "framework, axis", "quantity", "dtype", "elements", "of", "in rows", box=box.MARKDOWN
+    )
     groups: dict[tuple[str, ...], list[tuple[int, int, str]]] = collections.defaultdict(list)
     for key, differing in totals.differing.items():
         if differing:

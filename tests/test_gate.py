@@ -1,4 +1,4 @@
-"""A gate, y * f(z) or the norm of x * f(z): the golden against the equations, and every wing against the golden."""
+"""A gate, y * f(z) or the norm of x * f(z): the golden against equations, frameworks against the golden."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ def test_what_is_not_finite_propagates_as_in_the_equation(function, position):
 
 
 LAYERS = {
-    "torch": lambda wing, variant, _: wing.RMSNorm(24, variant=variant),
-    "tf": lambda wing, variant, dtype: wing.RMSNormalization(variant=variant, dtype=dtype),
-    "flax": lambda wing, variant, _: wing.RMSNorm(
+    "torch": lambda framework, variant, _: framework.RMSNorm(24, variant=variant),
+    "tf": lambda framework, variant, dtype: framework.RMSNormalization(variant=variant, dtype=dtype),
+    "flax": lambda framework, variant, _: framework.RMSNorm(
         24, variant=variant, rngs=importlib.import_module("flax.nnx").Rngs(0)
     ),
 }
@@ -303,20 +303,24 @@ def test_kernels_of_groups_have_the_bits_of_the_golden(framework, name, monkeypa
             assert np.array_equal(ours, golden)
 
 
-@pytest.mark.parametrize("wing", LAYERS, indirect=True)
-def test_wings_agree_with_the_golden(wing):
+@pytest.mark.parametrize("framework", LAYERS, indirect=True)
+def test_frameworks_agree_with_the_golden(framework):
     """y, the gradients and the derivative along tangents, with each option as its own argument; and the layer."""
     runs = select(types=("bfloat16", "float32"))
-    hold(wing.name, wing.direct, [(case, *run) for case, *run in runs if case.gate and run[0] == case.variants[0]])
-    package = importlib.import_module(f"rmsnorm.{wing.name}_impl")
+    hold(
+        framework.name,
+        framework.direct,
+        [(case, *run) for case, *run in runs if case.gate and run[0] == case.variants[0]],
+    )
+    package = importlib.import_module(f"rmsnorm.{framework.name}_impl")
     for (function, position), dtype in itertools.product(GATES, ("bfloat16", "float32")):
         case = replace(BY_NAME["gate"], shape=(5, 24), scale=False, gate=(function, position))
         data = make(case, "standard", dtype)
         spec = Spec(data.x.shape, dtype)
         call = resolve("test", spec, Spec((24,), "float32"), variant=data.variant, gate=spec)
         data = replace(data, scale=np.ones(24, "float32"), call=call)
-        layer = LAYERS[wing.name](package, data.variant, "mixed_bfloat16" if dtype == "bfloat16" else dtype)
-        y = wing.fetch(layer(wing.send(data.x), gate=wing.send(data.gate)))
+        layer = LAYERS[framework.name](package, data.variant, "mixed_bfloat16" if dtype == "bfloat16" else dtype)
+        y = framework.fetch(layer(framework.send(data.x), gate=framework.send(data.gate)))
         (verdict,) = compare(Outcome({"y": [y]}), expect(data, ["y"]))
         assert verdict.passed, verdict
 

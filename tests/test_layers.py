@@ -1,4 +1,4 @@
-"""The rooms of the package and what each may import: the table in CONTRIBUTING.md, over every import there is."""
+"""The parts of the package and what each may import: the table in CONTRIBUTING.md, over every import there is."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ROWS = [
     (re.findall(r"`(\w+)`", row["names"]), set(re.findall(r"`(\w+)`", row["allowed"])))
     for row in ROW.finditer((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
 ]
-ALLOWED = {names[0]: allowed for names, allowed in ROWS}  # by room, lowest first
-ROOM = {name: names[0] for names, _ in ROWS for name in names}  # by file or folder
+ALLOWED = {names[0]: allowed for names, allowed in ROWS}  # by part, lowest first
+PART = {name: names[0] for names, _ in ROWS for name in names}  # by file or folder
 
 # Modules that load others by a name put together at run time: what the name can be. The faces load what users ask for,
 # which is no import of theirs.
@@ -32,16 +32,16 @@ BY_NAME = {
 }
 
 
-def room_of(module: str) -> str:
-    return ROOM[(module.split(".")[1:] or ["rmsnorm"])[0]]
+def part_of(module: str) -> str:
+    return PART[(module.split(".")[1:] or ["rmsnorm"])[0]]
 
 
 def violations(graph: dict[str, set[str]]) -> Iterator[str]:
     for module, targets in graph.items():
         for target in sorted(targets):
-            room, other = room_of(module), room_of(target)
-            if room != other and other not in ALLOWED[room]:
-                yield f"{module} imports {target}, and {room} may not import {other}"
+            part, other = part_of(module), part_of(target)
+            if part != other and other not in ALLOWED[part]:
+                yield f"{module} imports {target}, and {part} may not import {other}"
 
 
 @cache
@@ -49,42 +49,42 @@ def package() -> dict[str, set[str]]:
     return imports_of(ROOT / "rmsnorm", BY_NAME)
 
 
-def test_rooms_import_what_the_table_allows():
+def test_parts_import_what_the_table_allows():
     assert not list(violations(package()))
 
 
-def test_the_table_has_every_room_and_points_down():
+def test_the_table_has_every_part_and_points_down():
     lower = set()
-    for room, allowed in ALLOWED.items():
-        assert allowed <= lower, f"{room} may import {allowed - lower}, which stands below it in the table"
-        lower.add(room)
+    for part, allowed in ALLOWED.items():
+        assert allowed <= lower, f"{part} may import {allowed - lower}, which stands below it in the table"
+        lower.add(part)
     paths = (ROOT / "rmsnorm").iterdir()
     modules = {path.stem for path in paths if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert set(ROOM) - {"specification", "rmsnorm"} == modules - {"__init__"}
+    assert set(PART) - {"specification", "rmsnorm"} == modules - {"__init__"}
 
 
-def test_the_picture_has_every_room_above_those_that_it_imports():
+def test_the_picture_has_every_part_above_those_that_it_imports():
     picture = (ROOT / "docs" / "images" / "architecture.svg").read_text(encoding="utf-8")
     labels = re.findall(r'<text style="font-weight: 700[^>]* y="([\d.]+)"[^>]*>(\w+)</text>', picture)
-    depth = {room: float(y) for y, room in labels}
+    depth = {part: float(y) for y, part in labels}
     assert set(depth) == set(ALLOWED)
-    for room, allowed in ALLOWED.items():
-        assert [other for other in allowed if depth[other] <= depth[room]] == [], room
+    for part, allowed in ALLOWED.items():
+        assert [other for other in allowed if depth[other] <= depth[part]] == [], part
 
 
-def test_no_wing_imports_another_but_for_the_layer_of_keras():
-    wings = {"numpy_impl", "torch_impl", "flax_impl", "tf_impl"}
+def test_no_framework_imports_another_but_for_the_layer_of_keras():
+    frameworks = {"numpy_impl", "torch_impl", "flax_impl", "tf_impl"}
     found = {
         module
         for module, targets in package().items()
-        if room_of(module) in wings and {room_of(target) for target in targets} & (wings - {room_of(module)})
+        if part_of(module) in frameworks and {part_of(target) for target in targets} & (frameworks - {part_of(module)})
     }
     assert found == {"rmsnorm.tf_impl.layers"}
 
 
 def test_no_permission_is_unused():
-    used = {(room_of(module), room_of(target)) for module, targets in package().items() for target in targets}
-    assert {(room, other) for room, others in ALLOWED.items() for other in others} <= used
+    used = {(part_of(module), part_of(target)) for module, targets in package().items() for target in targets}
+    assert {(part, other) for part, others in ALLOWED.items() for other in others} <= used
 
 
 def test_no_files_import_each_other():

@@ -548,8 +548,7 @@ for dtype in sys.argv[1:]:
 @pytest.mark.slow
 def test_what_two_processes_compiled_serves_a_third(tmp_path: Path) -> None:
     """Compiled functions are found by name, and each process counts anew what numba's names of functions count."""
-    wing = "torch"
-    pytest.importorskip(wing)
+    pytest.importorskip("torch")
     for dtypes in (["float32"], ["bfloat16"], ["float32", "bfloat16"]):
-        out = run(FORWARD[wing] + DTYPES, *dtypes, NUMBA_CACHE_DIR=str(tmp_path))
+        out = run(FORWARD["torch"] + DTYPES, *dtypes, NUMBA_CACHE_DIR=str(tmp_path))
         assert out == "".join(f"{dtype} True\n" for dtype in dtypes)

@@ -42,21 +42,21 @@ def test_a_program_is_as_long_for_long_sentences_and_of_full_precision():
 
 
 @pytest.mark.parametrize(
-    ("kind", "room", "name"),
+    ("kind", "module", "name"),
     [("layer", rnnsearch, "predict"), ("transformer rms", transformer, "_decode")],
     ids=["layer", "transformer rms"],
 )
-def test_compiled_once_for_all_calls_of_one_shape(kind, room, name, monkeypatch):
+def test_compiled_once_for_all_calls_of_one_shape(kind, module, name, monkeypatch):
     """Of a configuration that no other test has; so is every step of a translation, whatever came before it."""
     model = model_of(kind, translation_maxlen=77)
     traced = []
-    output = getattr(room, name)  # which is called once where a decoder is traced
+    output = getattr(module, name)  # which is called once where a decoder is traced
 
     def record(*inputs, **options):
         traced.append(1)
         return output(*inputs, **options)
 
-    monkeypatch.setattr(room, name, record)
+    monkeypatch.setattr(module, name, record)
     x, x_mask, y, _ = batch(model.config)
     first = model.logits(x, x_mask, y)
     np.testing.assert_array_equal(model.logits(x, x_mask, y), first)
