@@ -28,12 +28,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from hard_cases import row_of, same_kind
 from rich import box
 from rich.console import Console
 from rich.progress import track
@@ -51,14 +51,6 @@ Array = np.ndarray[Any, Any]
 WIDTHS = (1, 2, 3, 8, 33, 64, 257)
 ROWS = 64
 EPS = (0.0, 1e-12, 1e-6, 1e-5, 0.3, 1e30)
-
-
-def _largest(dtype: str) -> float:
-    return float(ml_dtypes.finfo(dtype).max)
-
-
-def _smallest(dtype: str) -> float:
-    return dtypes.smallest_subnormal(dtype)
 
 
 def _spread(random: np.random.Generator, n: int, dtype: str, low: float, high: float) -> Array:
@@ -95,9 +87,15 @@ KINDS: dict[str, Callable[[np.random.Generator, int, str], Array]] = {
     "constant": lambda random, n, dtype: np.full(n, random.normal()),
     "one-hot": _one_hot,
     "heavy tail": _heavy,
-    "large": lambda random, n, dtype: random.uniform(0.1, 0.9, n) * _largest(dtype) * random.choice([-1.0, 1.0], n),
-    "small": lambda random, n, dtype: _spread(random, n, dtype, _smallest(dtype), _smallest(dtype) * 1e4),
-    "any size": lambda random, n, dtype: _spread(random, n, dtype, _smallest(dtype), _largest(dtype) / 2),
+    "large": lambda random, n, dtype: (
+        random.uniform(0.1, 0.9, n) * float(ml_dtypes.finfo(dtype).max) * random.choice([-1.0, 1.0], n)
+    ),
+    "small": lambda random, n, dtype: _spread(
+        random, n, dtype, dtypes.smallest_subnormal(dtype), dtypes.smallest_subnormal(dtype) * 1e4
+    ),
+    "any size": lambda random, n, dtype: _spread(
+        random, n, dtype, dtypes.smallest_subnormal(dtype), float(ml_dtypes.finfo(dtype).max) / 2
+    ),
     "infinite": _special(np.inf),
     "NaN": _special(np.nan),
 }
@@ -306,7 +304,7 @@ def count(
                             totals.elements[key] += differs[i].size
                             totals.differing[key] += int(differs[i].sum())
                             if corpus is not None and quantity == "y" and differs[i].any():
-                                hard = {"found_by": place, "kind": kind, "difference": sort, **_one_row(problem, i)}
+                                hard = {"found_by": place, "kind": kind, "difference": sort, **row_of(problem, i)}
                                 if not any(same_kind(hard, other) for other in corpus):
                                     corpus.append(hard)
                             if differs[i].any() and shown[key[:4]] < examples:
@@ -317,34 +315,6 @@ def count(
             if name == "flax" and minutes:
                 sys.modules["jax"].clear_caches()  # programs of shapes that do not come again
     return totals
-
-
-def _one_row(problem: Problem, index: int) -> dict[str, Any]:
-    """The call on one row, as text: numbers in hexadecimal."""
-    arrays = {name: array for name, array in problem.arrays.items() if array is not None and name not in ("dy", "dh")}
-    parts = {name: array if array.ndim == 1 else array[index] for name, array in arrays.items()}
-    variant = {key: None if value is None else str(value) for key, value in vars(problem.options["variant"]).items()}
-    return {
-        "variant": {key: variant[key] for key in ("name", "eps", "partial")},
-        "arrays": {name: [part.dtype.name, [float(value).hex() for value in part]] for name, part in parts.items()},
-    }
-
-
-def same_kind(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two rows of the corpus are alike, so that one of them is enough."""
-    same = all(one[key] == other[key] for key in ("found_by", "kind", "difference"))
-    return same and one["arrays"]["x"][0] == other["arrays"]["x"][0]
-
-
-def call_of(hard: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """The arguments of rms_norm for a row of the corpus, and its variant."""
-    eps, partial = hard["variant"]["eps"], hard["variant"]["partial"]
-    fields = {"eps": None if eps is None else float(eps), "partial": None if partial is None else Fraction(partial)}
-    arrays = {
-        name: np.array([float.fromhex(number) for number in numbers]).astype(dtype)
-        for name, (dtype, numbers) in hard["arrays"].items()
-    }
-    return arrays, PRESETS[hard["variant"]["name"]].replace(**fields)
 
 
 def _rows(problem: Problem, quantity: str, golden: Array) -> Iterator[tuple[Any, str]]:

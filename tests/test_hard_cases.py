@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bits import call_of, is_subnormal
+from bits import is_subnormal
+from hard_cases import call_of
 
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import fast, rms_norm

@@ -136,6 +136,7 @@ def test_what_is_returned(framework):
     _y, h, inverse_rms = framework.rms_norm(x, residual=r, return_inverse_rms=True)
     assert h.tobytes() == (x + r).tobytes()
     assert inverse_rms.shape == (3, 4, 1)
+    assert framework.rms_norm(x, axis=(0, 1), return_inverse_rms=True)[1].shape == (1, 1, 5)
 
 
 def test_gradients_of_a_residual(framework):
@@ -266,25 +267,30 @@ def test_a_mask_broadcasts(framework, shape):
     assert all(verdict.passed for verdict in judge(framework.direct, data))
 
 
-def test_what_is_under_a_mask_reaches_no_gradient(framework):
-    data = make(BY_NAME["mask"], "standard", "float32")
-    mask = data.mask
-    options = {"mask": mask}
+@pytest.mark.parametrize("eps", [None, 0.0])
+@pytest.mark.parametrize("variant", ["standard", "llama", "zhang_torch", "x_transformers", "keras_rms_scaling"])
+def test_what_is_under_a_mask_reaches_no_derivative(framework, variant, eps):
+    """By the formulas and by automatic differentiation; a row counts nothing, and one zeros: for no eps 1 / 0."""
+    chosen = Variant.get(variant) if eps is None else Variant.get(variant).replace(eps=eps)
+    data = make(dataclasses.replace(BY_NAME["mask"], variants=()), chosen, "float32")
+    data.x[5] = 0
 
-    def derivatives(value):
-        x, v, t = (np.where(mask, array, np.float32(value)) for array in (data.x, data.dy, data.tangents[0]))
-        pushed = framework.rms_norm_jvp((x, data.scale), (t, data.tangents[1]), **options)
-        return [*framework.rms_norm_vjp(v, x, data.scale, **options)[:2], pushed]
+    def results(implementation, value):
+        x, dy, tangent = (np.where(data.mask, a, np.float32(value)) for a in (data.x, data.dy, data.tangents[0]))
+        filled = dataclasses.replace(data, x=x, dy=dy, tangents=(tangent, *data.tangents[1:]))
+        return implementation(filled).results
 
-    want = derivatives(0.0)
-    assert all(np.isfinite(array).all() for array in want)
-    for value in (1e30, np.nan, np.inf):
-        for got, expected in zip(derivatives(value), want, strict=True):
-            assert got.tobytes() == expected.tobytes()
-    y = framework.rms_norm(data.x, data.scale, **options)
-    assert (y[2] == 0).all(), "a row in which the mask counts nothing"
-    assert (want[0][2] == 0).all()
-    assert (want[0][~mask] == 0).all()
+    for implementation in (framework.implementation, framework.direct):
+        want = results(implementation, 0.0)
+        for value in (1e30, np.nan, np.inf):
+            for name, found in results(implementation, value).items():
+                counted = data.mask if name == "y" else ...
+                for got, expected in zip(found, want[name], strict=True):
+                    assert np.array_equal(got[counted], expected[counted], equal_nan=True), name
+                    assert np.isfinite(got[counted]).all() or eps == 0, name
+        for name in ("dx", "jvp"):
+            assert not any(found[~data.mask].any() for found in want[name])
+        assert not any(found[2].any() for found in (*want["y"], *want["dx"]))
 
 
 def test_a_verdict_can_fail(framework):

@@ -1,6 +1,6 @@
 """One layer among threads, interrupted, and out of memory: its result is right, or a clear error, and never a hang.
 
-Each framework runs in its own process, which may run out of memory. The kernels alone are in test_cpu_threads.py.
+Each framework runs in its own process, which may run out of memory. The kernels alone are in test_cpu_*.py.
 """
 
 from __future__ import annotations

@@ -165,20 +165,3 @@ def test_errors_of_what_is_traced(kind):
 def test_a_cell_in_bfloat16(cell, norm):
     half = getattr(nematus, cell)(SIZE, STATE, norm=norm, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     assert {value.dtype.name for value in half.by_name().values()} == {"bfloat16"}
-
-
-def test_a_cell_learns_within_jit():
-    """To carry the first input to the end."""
-    layer = nematus.NematusGRU(1, 8, biases=("input", "state"), norm="rms", rngs=nnx.Rngs(0))
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 32, 1)), jnp.float32)
-
-    @nnx.jit
-    def step(layer):
-        loss, gradients = nnx.value_and_grad(
-            lambda layer: jnp.square(layer(x)[-1, :, 0] - jnp.tanh(x[0, :, 0])).mean()
-        )(layer)
-        nnx.update(layer, jax.tree.map(lambda value, d: value - 0.3 * d, nnx.state(layer), gradients))
-        return loss
-
-    losses = [float(step(layer)) for _ in range(80)]
-    assert losses[-1] < 0.2 * losses[0]

@@ -132,25 +132,11 @@ def _raised(kind, sentence, function, *arguments, **options):
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_rms_norm_says_what_is_wrong(framework, wrong):
+def test_every_function_says_what_is_wrong(framework, wrong):
     kind, sentence, arguments, options = WRONG[wrong]
     _raised(kind, f"rms_norm: {sentence}", framework.rms_norm, *arguments, **options)
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_the_derivatives_say_the_same(framework, wrong):
-    kind, sentence, arguments, options = WRONG[wrong]
     _raised(kind, f"rms_norm_vjp: {sentence}", framework.rms_norm_vjp, X, *arguments, **options)
     _raised(kind, f"rms_norm_jvp: {sentence}", framework.rms_norm_jvp, arguments, (None,), **options)
-
-
-def test_the_sentence_of_the_design():
-    from rmsnorm.numpy_impl import rms_norm
-
-    with pytest.raises(
-        ValueError, match=r"^rms_norm: scale has shape \(8,\), expected \(16,\) to match axis -1 of x f32\[4, 16\]$"
-    ):
-        rms_norm(X, G[:8])
 
 
 SHAPE = "has shape (4, 8), expected (4, 16) to match x f32[4, 16]"
@@ -291,16 +277,6 @@ def test_what_a_layer_shows():
     assert torch_layer(8, variant="llama").eps == 1e-6
     assert torch_layer(8).eps is None, "the machine epsilon of x, as in torch.nn.RMSNorm"
     assert repr(torch_layer(8, eps=1e-5)) == "RMSNorm((8,), eps=1e-05, elementwise_affine=True)"
-
-
-def test_tensors_without_numbers_of_their_own():
-    torch, ours = pytest.importorskip("torch"), pytest.importorskip("rmsnorm.torch_impl")
-    x = torch.ones(4, 8)
-    for arguments, name in (((x.to_sparse(),), "x"), ((x, x[0].to_sparse()), "scale")):
-        with pytest.raises(TypeError, match=rf"^rms_norm: {name} f32\[.*8\] is sparse_coo, expected a dense tensor"):
-            ours.rms_norm(*arguments)
-    with pytest.raises(ValueError, match=r"^rms_norm: scale is on the device meta, expected cpu, where x is; load its"):
-        ours.RMSNorm(8, device="meta")(x)
 
 
 def test_an_array_is_named_by_dtype_and_shape(framework):

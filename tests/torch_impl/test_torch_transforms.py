@@ -79,19 +79,6 @@ def test_a_compiled_layer_trains(variant: str) -> None:
     assert len(frames) == first
 
 
-@pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_model_under_autocast() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), RMSNorm(8), nn.Linear(8, 1))
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        want, got = model(randn(4, 8)), compiled(randn(4, 8))
-    assert got.dtype == want.dtype == torch.bfloat16
-    assert torch.equal(got, want)
-    got.sum().backward()
-    assert all(p.grad.dtype == torch.float32 and p.grad.abs().sum() > 0 for p in model.parameters())
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS[:3])

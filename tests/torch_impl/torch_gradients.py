@@ -1,4 +1,4 @@
-"""Three ways to the gradients of rms_norm in PyTorch."""
+"""Two ways to the gradients of rms_norm in PyTorch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,3 @@ def by_autograd(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
     y = rms_norm(*leaves, **options)
     y = y[0] if isinstance(y, tuple) else y
     return torch.autograd.grad(y, leaves, dy.to(y.dtype))
-
-
-def by_func(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    def first(*args: Any) -> Any:
-        y = rms_norm(*args, **options)
-        return y[0] if isinstance(y, tuple) else y
-
-    y, pull_back = torch.func.vjp(first, *arrays)
-    return pull_back(dy.to(y.dtype))
