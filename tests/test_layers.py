@@ -19,8 +19,8 @@ ROWS = [
 ALLOWED = {names[0]: allowed for names, allowed in ROWS}  # by part, lowest first
 PART = {name: names[0] for names, _ in ROWS for name in names}  # by file or folder
 
-# Modules that load others by a name put together at run time: what the name can be. The faces load what users ask for,
-# which is no import of theirs.
+# Modules that load others by a name put together at run time: what the name can be. Packages load what users ask
+# for, which is no import of theirs.
 BY_NAME = {
     "rmsnorm": "",
     "rmsnorm.nematus": "",

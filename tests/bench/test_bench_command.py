@@ -254,12 +254,6 @@ def test_a_backend_has_the_names_of_the_frameworks():
     assert backends(None, "rmsnorm bench") == tuple(FRAMEWORKS)
 
 
-def test_numpy_on_a_gpu_is_refused():
-    done = _bench("--backend", "numpy", "--device", "cuda")
-    assert done.exit_code == 2
-    assert "NumPy refused: numpy: device is 'cuda', expected 'cpu'" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("name", "needs"), [("kernels", "numba"), ("torch", "torch"), ("tf", "tensorflow"), ("flax", "jax")]
 )

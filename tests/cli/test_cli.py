@@ -47,12 +47,6 @@ def test_check_holds_and_writes_its_reports(tmp_path):
     assert all(path.stat().st_size for path in files.values())
 
 
-def test_a_device_that_a_requested_backend_lacks_exits_with_2():
-    shown = rmsnorm("check", "--backend", "numpy", "--device", "cuda")
-    assert shown.exit_code == 2
-    assert "NumPy refused: numpy: device is 'cuda', expected 'cpu'" in shown.stdout
-
-
 @pytest.mark.flax
 @pytest.mark.parametrize("command", ["check", "identify"])
 def test_a_device_that_the_library_of_a_target_lacks_exits_with_2(command, tmp_path):

@@ -22,6 +22,7 @@ USAGE = [
     ("check --variant qwen3", "a family of models, expected a name of a variant; its variant is llama, with eps 1e-06"),
     ("check --dtype float8", "dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
     ("check --device tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
+    ("check --backend numpy --device cuda", "NumPy refused: numpy: device is 'cuda', expected 'cpu'"),
     ("check --json /no/such/folder/x.json", NO_FOLDER),
     ("check --frobnicate 1", "No such option"),
     ("identify torch.nn:RMSNor", "torch.nn has no 'RMSNor'"),
@@ -43,6 +44,7 @@ USAGE = [
     ("bench --dtype float64", "dtype is 'float64', expected 'float16', 'bfloat16' or 'float32'"),
     ("bench --variant lama", "variant is 'lama', expected 'standard', 'paper',"),
     ("bench --device tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
+    ("bench --backend numpy --device cuda", "NumPy refused: numpy: device is 'cuda', expected 'cpu'"),
     ("bench --threads 4096", "threads is 4096, expected at most"),
     ("bench --threads 0", "Invalid value for '--threads'"),
     ("bench --seconds -1", "Invalid value for '--seconds'"),
@@ -87,8 +89,8 @@ def test_bad_usage_exits_with_2_and_says_what_is_valid(line: str, words: str, tm
         pytest.importorskip("torch")
     done = typed(line, DIR=tmp_path)
     assert done.exit_code == 2
-    assert words in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    assert words in " ".join(done.output.split())
+    assert "Traceback" not in done.output
 
 
 @pytest.mark.parametrize("program", HELP)

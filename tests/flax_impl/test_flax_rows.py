@@ -138,6 +138,10 @@ DERIVATIVES = {
     "reverse over reverse": lambda f: jax.grad(lambda *x: jnp.sum(jax.grad(f)(*x) ** 2)),
     "forward": lambda f: lambda *x: jax.jvp(f, x, x),
     "checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
+    "jacobian forward": lambda f: jax.jit(jax.jacfwd(f, (0, 1))),
+    "transposed": lambda f: lambda *x: jax.linear_transpose(jax.linearize(f, *x)[1], *x)(jnp.ones(())),
+    "of each row": lambda f: jax.jit(jax.vmap(jax.grad(f, (0, 1)), (0, None))),
+    "scan": lambda f: jax.grad(lambda *x: jax.lax.scan(lambda s, row: (s + f(row, x[1]), None), 0.0, x[0])[0], (0, 1)),
 }
 
 

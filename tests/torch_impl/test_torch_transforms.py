@@ -10,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
-from torch.autograd import forward_ad  # noqa: E402
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
 from torch_arrays import randn  # noqa: E402
 from torch_layers import randomised, ulp_bound  # noqa: E402
@@ -168,23 +167,6 @@ def test_second_derivatives_are_those_of_the_built_in() -> None:
         got, want = (functional.jacobian(layer, x, **options) for layer in (ours, theirs))
         near(got, want)
     near(*(functional.jvp(layer, x, v)[1] for layer in (ours, theirs)))  # twice backward
-
-
-def test_forward_mode_of_a_layer() -> None:
-    """Dual numbers as x and as the gain, with a graph and without; a batch of tangents at once."""
-    ours, theirs = pair()
-    x, dx, dg = randn(2, 3, 8, dtype=F64), randn(2, 3, 8, dtype=F64, seed=1), randn(3, 8, dtype=F64, seed=2)
-    for graph in (True, False):
-        found = []
-        for layer in (ours, theirs):
-            with forward_ad.dual_level(), torch.set_grad_enabled(graph):
-                weight = forward_ad.make_dual(layer.weight.detach(), dg)
-                y = torch.func.functional_call(layer, {"weight": weight}, (forward_ad.make_dual(x, dx),))
-                found.append(forward_ad.unpack_dual(y).tangent)
-        near(*found)
-    batch = torch.stack([dx, 2 * dx])
-    pushed = torch.vmap(lambda v: torch.func.jvp(ours, (x,), (v,))[1])(batch)
-    near(pushed, torch.stack([torch.func.jvp(ours, (x,), (v,))[1] for v in batch]))
 
 
 # Precision, memory
