@@ -84,11 +84,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = [item for item in items if item.get_closest_marker("slow")]
     for item in items:
         if not item.get_closest_marker("slow") and (callspec := getattr(item, "callspec", None)):
-            groups[item.nodeid.partition("[")[0], str(callspec.params.get("wing"))].append(item)
-    for (name, wing), cases in groups.items():
+            groups[item.nodeid.partition("[")[0], str(callspec.params.get("framework"))].append(item)
+    for (name, framework), cases in groups.items():
         mark = cases[0].get_closest_marker("sample")
         count = mark.args[0] if mark else CASES
-        kept = random.Random(f"{SEED} {name} {wing}").sample(range(len(cases)), min(count, len(cases)))
+        kept = random.Random(f"{SEED} {name} {framework}").sample(range(len(cases)), min(count, len(cases)))
         left += [case for number, case in enumerate(cases) if number not in kept]
     if left:
         config.hook.pytest_deselected(items=left)

@@ -1,4 +1,4 @@
-"""RMSNorm of engines that have no wing here, each as a function of NumPy arrays: x and the gain to y."""
+"""RMSNorm of engines that have no implementation here, each as a function of NumPy arrays: x and the gain to y."""
 
 from __future__ import annotations
 

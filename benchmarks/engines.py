@@ -1,4 +1,4 @@
-"""RMSNorm of engines that have no wing here: what identify, check and the golden say of each, on a CPU, forward only.
+"""RMSNorm of engines without an implementation here: what identify, check and the golden say of each, forward only.
 
     python benchmarks/engines.py --install /tmp/engines openvino tinygrad    # each in an environment of its own
     python benchmarks/engines.py --engine openvino                           # in this environment

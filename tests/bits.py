@@ -1,11 +1,11 @@
-"""Every wing against the golden, bit by bit, on rows that an ordinary test does not draw.
+"""Every framework against the golden, bit by bit, on rows that an ordinary test does not draw.
 
     python tests/bits.py --calls 2000 --backend torch
-    python tests/bits.py --minutes 480 --out bits.md      # one wing after the other, each for the same time
+    python tests/bits.py --minutes 480 --out bits.md      # one framework after the other, each for the same time
 
 A call has 64 rows, each of a kind (KINDS), drawn as widely as its format goes; eps from 0 to 1e30; masks, partial
-statistics, residuals and mixed formats. It is made by the wing's kernels and by its plain operations: along the last
-axis, and along the first of the same rows transposed. What differs is counted by kind of row, quantity and format.
+statistics, residuals and mixed formats. It is made by the framework's kernels and by its plain operations: along the
+last axis, and along the first of the same rows transposed. What differs is counted by kind of row, quantity and format.
 In float64 it is counted beyond an ulp, for derivatives beyond their bound. The sign of a
 zero counts, but of a derivative of plain operations; NaN equals NaN. Two classes are counted by themselves: rows with
 subnormal numbers in TensorFlow and JAX, and sums over rows whose terms leave the range of float64 when added.
@@ -28,12 +28,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from hard_cases import row_of, same_kind
 from rich import box
 from rich.console import Console
 from rich.progress import track
@@ -51,14 +51,6 @@ Array = np.ndarray[Any, Any]
 WIDTHS = (1, 2, 3, 8, 33, 64, 257)
 ROWS = 64
 EPS = (0.0, 1e-12, 1e-6, 1e-5, 0.3, 1e30)
-
-
-def _largest(dtype: str) -> float:
-    return float(ml_dtypes.finfo(dtype).max)
-
-
-def _smallest(dtype: str) -> float:
-    return dtypes.smallest_subnormal(dtype)
 
 
 def _spread(random: np.random.Generator, n: int, dtype: str, low: float, high: float) -> Array:
@@ -95,9 +87,15 @@ KINDS: dict[str, Callable[[np.random.Generator, int, str], Array]] = {
     "constant": lambda random, n, dtype: np.full(n, random.normal()),
     "one-hot": _one_hot,
     "heavy tail": _heavy,
-    "large": lambda random, n, dtype: random.uniform(0.1, 0.9, n) * _largest(dtype) * random.choice([-1.0, 1.0], n),
-    "small": lambda random, n, dtype: _spread(random, n, dtype, _smallest(dtype), _smallest(dtype) * 1e4),
-    "any size": lambda random, n, dtype: _spread(random, n, dtype, _smallest(dtype), _largest(dtype) / 2),
+    "large": lambda random, n, dtype: (
+        random.uniform(0.1, 0.9, n) * float(ml_dtypes.finfo(dtype).max) * random.choice([-1.0, 1.0], n)
+    ),
+    "small": lambda random, n, dtype: _spread(
+        random, n, dtype, dtypes.smallest_subnormal(dtype), dtypes.smallest_subnormal(dtype) * 1e4
+    ),
+    "any size": lambda random, n, dtype: _spread(
+        random, n, dtype, dtypes.smallest_subnormal(dtype), float(ml_dtypes.finfo(dtype).max) / 2
+    ),
     "infinite": _special(np.inf),
     "NaN": _special(np.nan),
 }
@@ -150,9 +148,9 @@ def draw(random: np.random.Generator) -> Problem:
 
 
 def run(
-    wing: Any, problem: Problem, send: Callable[[Any], Any], fetch: Callable[[Any], Array], axis: int
+    framework: Any, problem: Problem, send: Callable[[Any], Any], fetch: Callable[[Any], Array], axis: int
 ) -> dict[str, Array]:
-    """The results of a wing, rows first; along the first axis if ``axis`` is 0."""
+    """The results of a framework, rows first; along the first axis if ``axis`` is 0."""
 
     def turned(array: Array | None) -> Any:
         if array is None or array.ndim == 1:
@@ -163,8 +161,8 @@ def run(
     dy, dh = arrays.pop("dy"), arrays.pop("dh")
     positional = [arrays.pop(name) for name in ("x", "scale", "bias")]
     options = {**problem.options, **arrays, "axis": axis}
-    outputs = wing.rms_norm(*positional, return_inverse_rms=True, **options)
-    gradients = wing.rms_norm_vjp(dy if dh is None else (dy, dh), *positional, **options)
+    outputs = framework.rms_norm(*positional, return_inverse_rms=True, **options)
+    gradients = framework.rms_norm_vjp(dy if dh is None else (dy, dh), *positional, **options)
     names = ["y", "inverse_rms"] if len(outputs) == 2 else ["y", "h", "inverse_rms"]
     results = dict(zip([*names, "dx", "dscale", "dbias", "dresidual"], [*outputs, *gradients], strict=False))
     return {
@@ -173,7 +171,9 @@ def run(
     }
 
 
-def wings(names: list[str]) -> Iterator[tuple[str, Any, Callable[[Any], Any], Callable[[Any], Array], tuple[int, ...]]]:
+def frameworks(
+    names: list[str],
+) -> Iterator[tuple[str, Any, Callable[[Any], Any], Callable[[Any], Array], tuple[int, ...]]]:
     """Name, module, how an array goes in and comes out, and along which axes it is called."""
     if "numpy" in names:
         yield "numpy", fast, lambda array: array, lambda array: array, (-1,)
@@ -244,7 +244,7 @@ def is_subnormal(array: Array) -> Array:
 
 @dataclass
 class Totals:
-    """By sort of difference, wing and axis, quantity, format, and kind of row."""
+    """By sort of difference, framework and axis, quantity, format, and kind of row."""
 
     elements: collections.Counter[tuple[str, ...]] = field(default_factory=collections.Counter)
     differing: collections.Counter[tuple[str, ...]] = field(default_factory=collections.Counter)
@@ -264,12 +264,12 @@ def count(
 ) -> Totals:
     """Compares so many calls, or for so many minutes; prints so many examples of each sort of difference.
 
-    ``corpus`` gets one row whose y differs of each kind, format and wing.
+    ``corpus`` gets one row whose y differs of each kind, format and framework.
     """
     totals = totals or Totals()
     shown = collections.Counter[tuple[str, ...]]()
-    opened, random = list(wings(backends)), np.random.default_rng(seed)
-    spent, start = dict.fromkeys((wing[0] for wing in opened), 0.0), time.monotonic()
+    opened, random = list(frameworks(backends)), np.random.default_rng(seed)
+    spent, start = dict.fromkeys((framework[0] for framework in opened), 0.0), time.monotonic()
     reported = start
     for _ in track(range(sys.maxsize if minutes else calls), "calls", disable=bool(minutes) or calls < 10):
         now = time.monotonic()
@@ -282,10 +282,12 @@ def count(
         want = run(numpy_impl, problem, lambda a: a, lambda a: a, -1)
         limits, beyond = allowed(problem, want)
         totals.calls += 1
-        for name, wing, send, fetch, axes in [min(opened, key=lambda wing: spent[wing[0]])] if minutes else opened:
+        for name, framework, send, fetch, axes in (
+            [min(opened, key=lambda framework: spent[framework[0]])] if minutes else opened
+        ):
             for axis in axes:
                 with np.errstate(all="ignore"):
-                    results = run(wing, problem, send, fetch, axis)
+                    results = run(framework, problem, send, fetch, axis)
                 for quantity, golden in want.items():
                     got, place = results[quantity], f"{name} {'last' if axis else 'first'}"
                     signs = name == "numpy" or not quantity.startswith("d")
@@ -302,7 +304,7 @@ def count(
                             totals.elements[key] += differs[i].size
                             totals.differing[key] += int(differs[i].sum())
                             if corpus is not None and quantity == "y" and differs[i].any():
-                                hard = {"found_by": place, "kind": kind, "difference": sort, **_one_row(problem, i)}
+                                hard = {"found_by": place, "kind": kind, "difference": sort, **row_of(problem, i)}
                                 if not any(same_kind(hard, other) for other in corpus):
                                     corpus.append(hard)
                             if differs[i].any() and shown[key[:4]] < examples:
@@ -315,34 +317,6 @@ def count(
     return totals
 
 
-def _one_row(problem: Problem, index: int) -> dict[str, Any]:
-    """The call on one row, as text: numbers in hexadecimal."""
-    arrays = {name: array for name, array in problem.arrays.items() if array is not None and name not in ("dy", "dh")}
-    parts = {name: array if array.ndim == 1 else array[index] for name, array in arrays.items()}
-    variant = {key: None if value is None else str(value) for key, value in vars(problem.options["variant"]).items()}
-    return {
-        "variant": {key: variant[key] for key in ("name", "eps", "partial")},
-        "arrays": {name: [part.dtype.name, [float(value).hex() for value in part]] for name, part in parts.items()},
-    }
-
-
-def same_kind(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two rows of the corpus are alike, so that one of them is enough."""
-    same = all(one[key] == other[key] for key in ("found_by", "kind", "difference"))
-    return same and one["arrays"]["x"][0] == other["arrays"]["x"][0]
-
-
-def call_of(hard: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """The arguments of rms_norm for a row of the corpus, and its variant."""
-    eps, partial = hard["variant"]["eps"], hard["variant"]["partial"]
-    fields = {"eps": None if eps is None else float(eps), "partial": None if partial is None else Fraction(partial)}
-    arrays = {
-        name: np.array([float.fromhex(number) for number in numbers]).astype(dtype)
-        for name, (dtype, numbers) in hard["arrays"].items()
-    }
-    return arrays, PRESETS[hard["variant"]["name"]].replace(**fields)
-
-
 def _rows(problem: Problem, quantity: str, golden: Array) -> Iterator[tuple[Any, str]]:
     """The index and the kind of each row; of a parameter's gradient all are one."""
     if golden.ndim == 1:
@@ -353,8 +327,10 @@ def _rows(problem: Problem, quantity: str, golden: Array) -> Iterator[tuple[Any,
 
 
 def table(totals: Totals) -> Table:
-    """Of what differs, by sort, wing, quantity and format."""
-    result = Table("what differs", "wing, axis", "quantity", "dtype", "elements", "of", "in rows", box=box.MARKDOWN)
+    """Of what differs, by sort, framework, quantity and format."""
+    result = Table(
+        "what differs", "framework, axis", "quantity", "dtype", "elements", "of", "in rows", box=box.MARKDOWN
+    )
     groups: dict[tuple[str, ...], list[tuple[int, int, str]]] = collections.defaultdict(list)
     for key, differing in totals.differing.items():
         if differing:

@@ -39,7 +39,7 @@ _REQUIRED = [name for name in os.environ.get("RMSNORM_REQUIRE", "").split(",") i
 
 
 @dataclass(frozen=True)
-class Wing:
+class Framework:
     """The functions of one framework. They take and return NumPy arrays, which are converted on the way."""
 
     name: str
@@ -153,14 +153,14 @@ def pytest_sessionstart() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of a wing with its name, for ``pytest -m``; starts with the file whose few tests take minutes.
+    """Marks the tests of a framework with its name, for ``pytest -m``, and starts with the file that takes minutes.
 
     Otherwise one worker would run that file alone at the end.
     """
     for item in items:
-        wing = getattr(getattr(item, "callspec", None), "params", {}).get("wing")
-        if isinstance(item, pytest.Function) and isinstance(wing, str) and wing in FRAMEWORKS:
-            item.add_marker(wing)
+        framework = getattr(getattr(item, "callspec", None), "params", {}).get("framework")
+        if isinstance(item, pytest.Function) and isinstance(framework, str) and framework in FRAMEWORKS:
+            item.add_marker(framework)
     items.sort(key=lambda item: item.path.name != "test_fuzz.py")
 
 
@@ -173,11 +173,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(scope="session", params=list(FRAMEWORKS))
-def wing(request: pytest.FixtureRequest) -> Wing:
+def framework(request: pytest.FixtureRequest) -> Framework:
     backend = FRAMEWORKS[request.param]
     if find_spec(backend.package) is None:
         pytest.skip(f"{backend.package} is not installed; pip install '.[{backend.extra}]'")
-    return Wing(request.param)
+    return Framework(request.param)
 
 
 @pytest.fixture

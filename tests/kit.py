@@ -16,7 +16,7 @@ BY_NAME = {case.name: case for case in CASES}
 
 @cache
 def _expected(case: str, variant: str, dtype: str) -> dict[str, Any]:
-    """The golden's results, which take longer than those of the wings that are compared with them."""
+    """The golden's results, which take longer than those of the frameworks that are compared with them."""
     return expect(make(BY_NAME[case], variant, dtype))
 
 

@@ -1,8 +1,8 @@
 """Do the tests notice a fault? ``make mutants`` puts one small fault at a time into a copy of the package.
 
 A mutant is one change of one line: a comparison the other way, a number one larger, a plus for a minus, a ``not`` more,
-a statement left out. Which lines are changed depends on the seed alone. The mutants are spread over the rooms by the
-size of their code. For each one the tests of its room run, and stop at the first failure: then the mutant is *killed*.
+a statement left out. Which lines are changed depends on the seed alone. The mutants are spread over the parts by the
+size of their code. For each one the tests of its part run, and stop at the first failure: then the mutant is *killed*.
 One that no test notices *survived*, and somebody has to look at it. Some change nothing that can be seen: a faster way
 left out, say.
 
@@ -29,8 +29,7 @@ from queue import Queue
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-_EVERY_WING = ["tests/test_interface.py", "tests/test_numbers.py", "tests/test_gate.py"]
-# The tests of each room, those that are likely to notice most first. A file belongs to the first room it starts with.
+# The tests of each part, those that are likely to notice most first. A file belongs to the first part it starts with.
 TESTS = {
     "rmsnorm/numpy_impl": ["tests/numpy_impl", "tests/test_gate.py"],
     "rmsnorm/torch_impl": [
@@ -73,7 +72,7 @@ _OTHER_WAY = {
 _OTHER_OPERATION = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*"}
 
 
-def room(path: str) -> str:
+def part(path: str) -> str:
     return next(start for start in TESTS if path.startswith(start))
 
 
@@ -130,7 +129,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def choose(count: int, seed: int) -> list[dict[str, Any]]:
-    """The mutants: at least two of each room, the rest where most of the code is."""
+    """The mutants: at least two of each part, the rest where most of the code is."""
     every: dict[str, list[dict[str, Any]]] = {start: [] for start in TESTS}
     for path in sorted((ROOT / "rmsnorm").rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
@@ -146,7 +145,7 @@ def choose(count: int, seed: int) -> list[dict[str, Any]]:
                 ast.parse("\n".join(changed))
             except SyntaxError:
                 continue
-            every[room(name)].append({"file": name, "line": number, "kind": kind, "new": line})
+            every[part(name)].append({"file": name, "line": number, "kind": kind, "new": line})
     draw = random.Random(seed)
     total = sum(map(len, every.values()))
     chosen = []
@@ -158,14 +157,14 @@ def choose(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _run(folder: Path, mutant: dict[str, Any], every: bool, limit: float) -> dict[str, Any]:
-    """Puts the fault in, runs the room's tests, takes the fault out again."""
+    """Puts the fault in, runs the part's tests, takes the fault out again."""
     path = folder / mutant["file"]
     source = path.read_text(encoding="utf-8")
     lines = source.splitlines()
     old, lines[mutant["line"] - 1] = lines[mutant["line"] - 1], mutant["new"]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider"]
-    tests = TESTS[room(mutant["file"])] if mutant["file"] else []
+    tests = TESTS[part(mutant["file"])] if mutant["file"] else []
     command += [*(["--all"] if every else []), *tests, mutant["file"]]
     start = time.monotonic()
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "RMSNORM_TEST_BYTECODE": "0"}

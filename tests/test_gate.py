@@ -1,4 +1,4 @@
-"""A gate, y * f(z) or the norm of x * f(z): the golden against the equations, and every wing against the golden."""
+"""A gate, y * f(z) or the norm of x * f(z): kernels and frameworks against the golden, which test_golden.py proves."""
 
 from __future__ import annotations
 
@@ -55,79 +55,6 @@ def test_the_factor_and_its_slope_have_90_bits(function):
 
 
 @pytest.mark.parametrize(("function", "position"), GATES)
-def test_golden_is_the_equation_with_the_roundings_of_the_variant(function, position):
-    for variant, dtype in (("standard", "bfloat16"), ("llama", "bfloat16"), ("apex", "bfloat16"), ("gemma", "float64")):
-        chosen = gated(variant, function, position)
-        x, gain, bias, z = arrays(dtype)
-        wide = z.astype(float)
-        f = 1 / (1 + np.exp(-wide)) * (wide if function == "silu" else 1)
-        h = x.astype(float) * (f if position == "before" else 1)
-        y = h / np.sqrt(np.mean(h * h, -1, keepdims=True) + chosen.eps)
-        y = y.astype(dtype).astype(float) if chosen.rounding == "before_scale" else y
-        y = y * (chosen.scale_offset + gain.astype(float))
-        y = y.astype("float32").astype(float) if chosen.rounding == "before_scale" else y
-        y = y + bias
-        y = y.astype("float32").astype(float) if chosen.rounding == "before_scale" else y
-        y = y * (f if position == "after" else 1)
-        got = numpy_impl.rms_norm(x, gain, bias, variant=chosen, gate=z)
-        assert got.dtype == {"llama": "float32"}.get(variant, dtype)
-        np.testing.assert_allclose(got.astype(float), y.astype(got.dtype).astype(float), rtol=1e-13, atol=1e-13)
-        assert np.array_equal(fast.rms_norm(x, gain, bias, variant=chosen, gate=z), got)
-
-
-@pytest.mark.parametrize(("function", "position"), GATES)
-def test_golden_gradients_are_the_slopes_of_the_golden(function, position):
-    variant = gated("gemma", function, position)
-    primals = list(arrays("float64", "float64"))
-    random = np.random.default_rng(4)
-    dy, tangents = random.normal(size=(2, 5, 24)), [random.normal(size=p.shape) for p in primals]
-
-    def loss(step, moved):
-        moves = [t if i in moved else 0.0 for i, t in enumerate(tangents)]
-        x, gain, bias, z = (p + step * t for p, t in zip(primals, moves, strict=True))
-        return np.sum(dy * numpy_impl.rms_norm(x, gain, bias, variant=variant, gate=z))
-
-    x, gain, bias, z = primals
-    gradients = numpy_impl.rms_norm_vjp(dy, x, gain, bias, variant=variant, gate=z)
-    for i, (gradient, tangent) in enumerate(zip(gradients, tangents, strict=True)):
-        slope = (loss(1e-5, [i]) - loss(-1e-5, [i])) / 2e-5  # its square and what it rounds off: both about 1e-10
-        np.testing.assert_allclose(np.sum(gradient * tangent), slope, rtol=1e-7)
-    along = numpy_impl.rms_norm_jvp((x, gain, bias), tangents[:3], variant=variant, gate=z)
-    pairs = zip(gradients[:3], tangents, strict=False)
-    np.testing.assert_allclose(np.sum(dy * along), sum(np.sum(g * t) for g, t in pairs), rtol=1e-12)
-
-
-@pytest.mark.parametrize(("function", "position"), GATES)
-def test_golden_gradients_with_a_mask_and_a_residual_are_the_slopes_of_the_golden(function, position):
-    """Of the elements that the mask lets through: y under it is a constant, and h is returned without the gate."""
-    variant, random = gated("gemma", function, position), np.random.default_rng(5)
-    x, gain, bias, z = arrays("float64", "float64")
-    mask = random.random(x.shape) < 0.7
-    primals = [x, gain, bias, random.normal(size=x.shape), z]
-    dy, dh, *tangents = (random.normal(size=p.shape) for p in (x, x, *primals))
-
-    def loss(step, moved):
-        moves = [t if i in moved else 0.0 for i, t in enumerate(tangents)]
-        x, gain, bias, residual, z = (p + step * t for p, t in zip(primals, moves, strict=True))
-        y, h = numpy_impl.rms_norm(x, gain, bias, variant=variant, mask=mask, residual=residual, gate=z)
-        assert np.array_equal(h, x + residual)
-        return np.sum(dy * mask * y) + np.sum(dh * h)
-
-    options = {"variant": variant, "mask": mask, "residual": primals[3]}
-    gradients = numpy_impl.rms_norm_vjp((dy, dh), x, gain, bias, gate=z, **options)
-    for i, (gradient, tangent) in enumerate(zip(gradients, tangents, strict=True)):
-        slope = (loss(1e-5, [i]) - loss(-1e-5, [i])) / 2e-5  # its square and what it rounds off: both about 1e-10
-        np.testing.assert_allclose(np.sum(gradient * tangent), slope, rtol=1e-7)
-    along = numpy_impl.rms_norm_jvp((x, gain, bias), tangents[:3], gate=z, **options)
-    without = numpy_impl.rms_norm_vjp(dy, x, gain, bias, gate=z, **options)
-    pairs = zip(without[:3], tangents, strict=False)
-    np.testing.assert_allclose(np.sum(dy * along), sum(np.sum(g * t) for g, t in pairs), rtol=1e-12)
-    x[~mask] = z[~mask] = np.nan
-    others = numpy_impl.rms_norm_vjp(dy, x, gain, bias, gate=z, **options)
-    assert all(np.array_equal(got, want) for got, want in zip(others, without, strict=True))
-
-
-@pytest.mark.parametrize(("function", "position"), GATES)
 def test_what_is_not_finite_propagates_as_in_the_equation(function, position):
     x, z = np.ones((5, 8)), np.random.default_rng(0).normal(size=(5, 8))
     x[0, 1], x[1, 2], x[2, 3], x[3, 1] = np.inf, -np.inf, np.nan, 1e308
@@ -149,9 +76,9 @@ def test_what_is_not_finite_propagates_as_in_the_equation(function, position):
 
 
 LAYERS = {
-    "torch": lambda wing, variant, _: wing.RMSNorm(24, variant=variant),
-    "tf": lambda wing, variant, dtype: wing.RMSNormalization(variant=variant, dtype=dtype),
-    "flax": lambda wing, variant, _: wing.RMSNorm(
+    "torch": lambda framework, variant, _: framework.RMSNorm(24, variant=variant),
+    "tf": lambda framework, variant, dtype: framework.RMSNormalization(variant=variant, dtype=dtype),
+    "flax": lambda framework, variant, _: framework.RMSNorm(
         24, variant=variant, rngs=importlib.import_module("flax.nnx").Rngs(0)
     ),
 }
@@ -303,20 +230,24 @@ def test_kernels_of_groups_have_the_bits_of_the_golden(framework, name, monkeypa
             assert np.array_equal(ours, golden)
 
 
-@pytest.mark.parametrize("wing", LAYERS, indirect=True)
-def test_implementations_agree_with_the_golden(wing):
+@pytest.mark.parametrize("framework", LAYERS, indirect=True)
+def test_frameworks_agree_with_the_golden(framework):
     """y, the gradients and the derivative along tangents, with each option as its own argument; and the layer."""
     runs = select(types=("bfloat16", "float32"))
-    hold(wing.name, wing.direct, [(case, *run) for case, *run in runs if case.gate and run[0] == case.variants[0]])
-    package = importlib.import_module(f"rmsnorm.{wing.name}_impl")
+    hold(
+        framework.name,
+        framework.direct,
+        [(case, *run) for case, *run in runs if case.gate and run[0] == case.variants[0]],
+    )
+    package = importlib.import_module(f"rmsnorm.{framework.name}_impl")
     for (function, position), dtype in itertools.product(GATES, ("bfloat16", "float32")):
         case = replace(BY_NAME["gate"], shape=(5, 24), scale=False, gate=(function, position))
         data = make(case, "standard", dtype)
         spec = Spec(data.x.shape, dtype)
         call = resolve("test", spec, Spec((24,), "float32"), variant=data.variant, gate=spec)
         data = replace(data, scale=np.ones(24, "float32"), call=call)
-        layer = LAYERS[wing.name](package, data.variant, "mixed_bfloat16" if dtype == "bfloat16" else dtype)
-        y = wing.fetch(layer(wing.send(data.x), gate=wing.send(data.gate)))
+        layer = LAYERS[framework.name](package, data.variant, "mixed_bfloat16" if dtype == "bfloat16" else dtype)
+        y = framework.fetch(layer(framework.send(data.x), gate=framework.send(data.gate)))
         (verdict,) = compare(Outcome({"y": [y]}), expect(data, ["y"]))
         assert verdict.passed, verdict
 

@@ -19,7 +19,6 @@ from rmsnorm.frameworks import FRAMEWORKS
 PACKAGES = ("torch", "tensorflow", "keras", "jax", "flax")
 COMPILER = "numba"
 ROOT = Path(__file__).parents[1]
-WINGS = ("numpy", "torch", "tf", "flax")
 
 
 def _run(*arguments, path=None, cwd=None):
@@ -68,22 +67,22 @@ def test_no_framework_is_loaded_unasked(tmp_path):
     assert "numpy" not in _loaded("import rmsnorm.nematus.names")[0]
 
 
-@pytest.mark.parametrize("wing", WINGS)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.sample(2)
-def test_a_wing_loads_no_other(wing):
-    backend = FRAMEWORKS[wing]
+def test_a_framework_loads_no_other(framework):
+    backend = FRAMEWORKS[framework]
     if find_spec(backend.package) is None:
         pytest.skip(f"{backend.package} is not installed; pip install '.[{backend.extra}]'")
     # TensorFlow loads Keras, and Keras loads other frameworks.
     own, loaded = _loaded(
-        f"import {backend.package}", f"from rmsnorm.{wing}_impl import rms_norm, rms_norm_vjp, rms_norm_jvp"
+        f"import {backend.package}", f"from rmsnorm.{framework}_impl import rms_norm, rms_norm_vjp, rms_norm_jvp"
     )
-    wings = {name for name in loaded if name.endswith("_impl") and name.count(".") == 1}
-    assert wings == {f"rmsnorm.{wing}_impl"}
+    frameworks = {name for name in loaded if name.endswith("_impl") and name.count(".") == 1}
+    assert frameworks == {f"rmsnorm.{framework}_impl"}
     assert not {name for name in loaded if name.startswith(("rmsnorm.parity", "rmsnorm.cli", "rmsnorm.nematus"))}
     assert not (loaded - own) & {*PACKAGES, COMPILER}, "the functions need only the package of their arrays"
-    if wing != "torch":
-        assert not loaded & {f"rmsnorm.{wing}_impl.layers", f"rmsnorm.{wing}_impl.linen"}
+    if framework != "torch":
+        assert not loaded & {f"rmsnorm.{framework}_impl.layers", f"rmsnorm.{framework}_impl.linen"}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +185,7 @@ def test_a_backend_that_is_asked_for_and_absent_is_an_error(nothing_installed, b
         ("import rmsnorm; rmsnorm.flax_impl", "jax", "flax"),
     ],
 )
-def test_the_import_of_a_wing_says_what_installs_its_framework(nothing_installed, statement, package, extra):
+def test_the_import_of_a_framework_says_what_installs_its_framework(nothing_installed, statement, package, extra):
     done = _run("-c", statement, path=nothing_installed)
     assert (
         f"{package} is not installed, expected for this backend; from a checkout: pip install '.[{extra}]'"

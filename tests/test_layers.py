@@ -17,10 +17,10 @@ ROWS = [
     for row in ROW.finditer((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
 ]
 ALLOWED = {names[0]: allowed for names, allowed in ROWS}  # by part, lowest first
-ROOM = {name: names[0] for names, _ in ROWS for name in names}  # by file or folder
+PART = {name: names[0] for names, _ in ROWS for name in names}  # by file or folder
 
-# Modules that load others by a name put together at run time: what the name can be. The faces load what users ask for,
-# which is no import of theirs.
+# Modules that load others by a name put together at run time: what the name can be. Packages load what users ask
+# for, which is no import of theirs.
 BY_NAME = {
     "rmsnorm": "",
     "rmsnorm.nematus": "",
@@ -33,7 +33,7 @@ BY_NAME = {
 
 
 def part_of(module: str) -> str:
-    return ROOM[(module.split(".")[1:] or ["rmsnorm"])[0]]
+    return PART[(module.split(".")[1:] or ["rmsnorm"])[0]]
 
 
 def violations(graph: dict[str, set[str]]) -> Iterator[str]:
@@ -60,7 +60,7 @@ def test_the_table_has_every_part_and_points_down():
         lower.add(part)
     paths = (ROOT / "rmsnorm").iterdir()
     modules = {path.stem for path in paths if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert set(ROOM) - {"specification", "rmsnorm"} == modules - {"__init__"}
+    assert set(PART) - {"specification", "rmsnorm"} == modules - {"__init__"}
 
 
 def test_the_picture_has_every_part_above_those_that_it_imports():
@@ -72,12 +72,12 @@ def test_the_picture_has_every_part_above_those_that_it_imports():
         assert [other for other in allowed if depth[other] <= depth[part]] == [], part
 
 
-def test_no_wing_imports_another_but_for_the_layer_of_keras():
-    wings = {"numpy_impl", "torch_impl", "flax_impl", "tf_impl"}
+def test_no_framework_imports_another_but_for_the_layer_of_keras():
+    frameworks = {"numpy_impl", "torch_impl", "flax_impl", "tf_impl"}
     found = {
         module
         for module, targets in package().items()
-        if part_of(module) in wings and {part_of(target) for target in targets} & (wings - {part_of(module)})
+        if part_of(module) in frameworks and {part_of(target) for target in targets} & (frameworks - {part_of(module)})
     }
     assert found == {"rmsnorm.tf_impl.layers"}
 

@@ -1,4 +1,4 @@
-"""The program of ``make mutants``: what it changes, and that a room's tests are told apart by whether they notice."""
+"""The program of ``make mutants``: what it changes, and that a part's tests are told apart by whether they notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zeros, infinities, the ends of the range, sums that cancel: in every wing what IEEE arithmetic of the formula gives.
+"""Zeros, infinities, the ends of the range, sums that cancel: in every framework what IEEE arithmetic gives.
 
 ``bits.py`` compares many more rows; a few of its calls are made here.
 """
@@ -28,7 +28,7 @@ STANDARD, LLAMA, GEMMA = (PRESETS[name] for name in ("standard", "llama", "gemma
 @pytest.mark.parametrize("axis", [-1, 0])
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 @pytest.mark.parametrize("variant", ["standard", "llama", "gemma", "theano"])
-def test_a_zero_has_the_sign_of_its_product(wing, variant, dtype, axis):
+def test_a_zero_has_the_sign_of_its_product(framework, variant, dtype, axis):
     x = np.array([[0.0, -0.0, 0.0, -0.0, 1.0, -1.0], [-0.0, -0.0, 3.0, -0.0, 0.0, 1.0]]).astype(dtype)
     scale = np.array([2.0, 2.0, -2.0, -2.0, 0.0, -0.0]).astype(dtype)
     bias = np.full(6, -0.0).astype(dtype)  # the sum of two negative zeros is one
@@ -36,8 +36,8 @@ def test_a_zero_has_the_sign_of_its_product(wing, variant, dtype, axis):
     want = np.signbit(x.astype(np.float64) * gain)
     for parameters in ((scale,), (scale, bias)):
         rows = x if axis else np.ascontiguousarray(x.T)
-        with wing.precision(dtype == "float64"):
-            y = wing.rms_norm(rows, *parameters, variant=variant, axis=axis)
+        with framework.precision(dtype == "float64"):
+            y = framework.rms_norm(rows, *parameters, variant=variant, axis=axis)
         y = (y if axis else y.T).astype(np.float64)
         assert np.array_equal(np.signbit(y), want)
         assert np.array_equal(y == 0, x.astype(np.float64) * gain == 0)
@@ -61,20 +61,22 @@ def test_special_numbers_in_kernels_and_golden(eps, position, partial):
         assert np.array_equal(np.signbit(golden)[~np.isnan(golden)], np.signbit(ours)[~np.isnan(golden)])
 
 
-def test_what_is_not_counted_does_not_feel_an_infinite_sum(wing):
+def test_what_is_not_counted_does_not_feel_an_infinite_sum(framework):
     dy = np.array([[np.inf, 1.0, 2.0, 3.0]], np.float32)
-    dx = wing.rms_norm_vjp(dy, np.array([[1.0, 2.0, 3.0, 4.0]], np.float32), partial=0.5, axis=-1)[0]
+    dx = framework.rms_norm_vjp(dy, np.array([[1.0, 2.0, 3.0, 4.0]], np.float32), partial=0.5, axis=-1)[0]
     assert np.allclose(dx[0, 2:], dy[0, 2:] / np.sqrt(2.5 + 1e-6), rtol=1e-6)
-    dx = wing.rms_norm_vjp(dy.T.copy(), np.array([[1.0, 2.0, 3.0, 4.0]], np.float32).T.copy(), partial=0.5, axis=0)[0]
+    dx = framework.rms_norm_vjp(
+        dy.T.copy(), np.array([[1.0, 2.0, 3.0, 4.0]], np.float32).T.copy(), partial=0.5, axis=0
+    )[0]
     assert np.allclose(dx[2:, 0], dy[0, 2:] / np.sqrt(2.5 + 1e-6), rtol=1e-6)
 
 
 @pytest.mark.parametrize("axis", [-1, 0])
-def test_masked_elements_beside_a_nan_have_no_gradient(wing, axis):
+def test_masked_elements_beside_a_nan_have_no_gradient(framework, axis):
     x, mask = np.ones((2, 3), np.float32), np.array([[True] * 3, [True, False, True]])
     x[1, 0] = np.nan
     x, mask = (x, mask) if axis else (x.T.copy(), mask.T.copy())
-    dx, dscale, _ = wing.rms_norm_vjp(np.ones_like(x), x, np.ones(3, np.float32), mask=mask, eps=0.0, axis=axis)
+    dx, dscale, _ = framework.rms_norm_vjp(np.ones_like(x), x, np.ones(3, np.float32), mask=mask, eps=0.0, axis=axis)
     dx = dx if axis else dx.T
     assert np.isnan(dx).tolist() == [[False] * 3, [True, False, True]]
     assert np.isnan(dscale).tolist() == [True, False, True]
@@ -82,12 +84,12 @@ def test_masked_elements_beside_a_nan_have_no_gradient(wing, axis):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_nothing_counted_is_0_also_without_eps(wing, dtype):
+def test_nothing_counted_is_0_also_without_eps(framework, dtype):
     x, scale = np.ones((2, 3), dtype), np.ones(3, dtype)
     mask = np.array([[True] * 3, [False] * 3])
-    with wing.precision(dtype == "float64"):
-        y, inverse_rms = wing.rms_norm(x, scale, mask=mask, eps=0.0, return_inverse_rms=True)
-        dx, dscale, _ = wing.rms_norm_vjp(np.ones((2, 3), dtype), x, scale, mask=mask, eps=0.0)
+    with framework.precision(dtype == "float64"):
+        y, inverse_rms = framework.rms_norm(x, scale, mask=mask, eps=0.0, return_inverse_rms=True)
+        dx, dscale, _ = framework.rms_norm_vjp(np.ones((2, 3), dtype), x, scale, mask=mask, eps=0.0)
     assert y.tolist() == [[1.0] * 3, [0.0] * 3]
     assert inverse_rms.tolist() == [[1.0], [0.0]]
     assert not dx.any()
@@ -108,14 +110,14 @@ def test_float64_beside_the_ends_of_the_range(function):
 
 
 @pytest.mark.parametrize("axis", [-1, 0])
-def test_float64_of_very_different_sizes_is_within_an_ulp(wing, axis):
+def test_float64_of_very_different_sizes_is_within_an_ulp(framework, axis):
     """Plain operations, too, while h / rho and its product with the gain are between 2^-900 and 2^1000."""
     random = np.random.default_rng(0)
     x = np.ldexp(random.normal(size=(16, 24)), random.integers(-400, 400, (16, 24)))
     scale = np.ldexp(random.normal(size=24), random.integers(-90, 90, 24))
     rows = x if axis else np.ascontiguousarray(x.T)
-    with wing.precision(True):
-        y = wing.rms_norm(rows, scale, axis=axis)
+    with framework.precision(True):
+        y = framework.rms_norm(rows, scale, axis=axis)
     want = numpy_impl.rms_norm(x, scale)
     in_range = np.abs(x) / np.abs(x).max(axis=1, keepdims=True) > 2.0**-750
     assert in_range.mean() > 0.9
@@ -298,9 +300,9 @@ def test_a_gradient_has_the_exact_gain_where_y_rounds_it(dtype, result):
     assert np.array_equal(golden, ours)
 
 
-def test_a_projection_on_x_is_0(wing):
+def test_a_projection_on_x_is_0(framework):
     x, dy = np.array([[0.0, 2.0]], np.float32), np.array([[0.3, -0.7]], np.float32)
-    dx = wing.rms_norm_vjp(dy, x, eps=0.0)[0]
+    dx = framework.rms_norm_vjp(dy, x, eps=0.0)[0]
     assert dx[0, 1] == 0.0
     assert dx[0, 0] == np.float32(np.float64(dy[0, 0]) / np.sqrt(2.0))
 

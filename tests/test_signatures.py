@@ -14,7 +14,6 @@ from rmsnorm import numpy_impl
 from rmsnorm.frameworks import FRAMEWORKS
 
 PACKAGE = Path(rmsnorm.__file__).parent
-WINGS = tuple(FRAMEWORKS)
 FUNCTIONS = ("rms_norm", "rms_norm_vjp", "rms_norm_jvp")
 FILES = {"__init__.py", "functional.py", "arithmetic.py", "gate.py", "rounding.py", "layers.py"}
 # The additional and missing files of each folder, and why. An entry that is no longer needed fails.
@@ -41,7 +40,7 @@ EXCEPTIONS = {
         "rows.py": "tensors in memory, by the CPU kernels or in blocks",
     },
     "tf": {
-        "keras_ops.py": "the layer on backends of Keras without a wing",
+        "keras_ops.py": "the layer on backends of Keras without a framework",
         "eager.py": "kernels and compiled functions",
         "graph.py": "functions that XLA compiles in a graph",
         "private.py": "what TensorFlow has no public function for",
@@ -57,9 +56,9 @@ LAYERS = {"numpy": [], "torch": ["RMSNorm"], "tf": ["RMSNormalization"], "flax":
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_signatures_are_equal(wing, name):
+def test_signatures_are_equal(framework, name):
     golden = inspect.signature(getattr(numpy_impl.functional, name))
-    signature = inspect.signature(getattr(wing.functional, name))
+    signature = inspect.signature(getattr(framework.functional, name))
     assert [(p.name, p.kind, p.default) for p in signature.parameters.values()] == [
         (p.name, p.kind, p.default) for p in golden.parameters.values()
     ]
@@ -78,25 +77,27 @@ def _words(function):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_docstrings_are_equal_but_for_the_example(wing, name):
+def test_docstrings_are_equal_but_for_the_example(framework, name):
     golden = getattr(numpy_impl.functional, name)
-    words = _words(getattr(wing.functional, name))
+    words = _words(getattr(framework.functional, name))
     assert words == _words(golden)
     parts = ["Args:", "Returns:", "Raises:", "Source:"]
     assert [part for part in parts if f"\n{part}" in words] == parts
 
 
-def test_public_names_are_equal(wing):
-    package = importlib.import_module(f"rmsnorm.{wing.name}_impl")
-    assert sorted(package.__all__) == sorted([*FUNCTIONS, *LAYERS[wing.name]])
+def test_public_names_are_equal(framework):
+    package = importlib.import_module(f"rmsnorm.{framework.name}_impl")
+    assert sorted(package.__all__) == sorted([*FUNCTIONS, *LAYERS[framework.name]])
     for name in FUNCTIONS:
-        assert getattr(package, name) is getattr(wing.functional, name)
-        assert getattr(package, name).__module__ == f"rmsnorm.{wing.name}_impl.functional"
+        assert getattr(package, name) is getattr(framework.functional, name)
+        assert getattr(package, name).__module__ == f"rmsnorm.{framework.name}_impl.functional"
     with pytest.raises(AttributeError, match="has no attribute 'rmsnorm'"):
         _ = package.rmsnorm
 
 
-@pytest.mark.parametrize("wing", WINGS)
-def test_every_implementation_has_the_same_files(wing):
-    names = {path.name for path in (PACKAGE / f"{wing}_impl").glob("*.py")}
-    assert names ^ FILES == set(EXCEPTIONS[wing]), "an additional or missing file, or an exception no longer needed"
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_framework_has_the_same_files(framework):
+    names = {path.name for path in (PACKAGE / f"{framework}_impl").glob("*.py")}
+    assert names ^ FILES == set(EXCEPTIONS[framework]), (
+        "an additional or missing file, or an exception no longer needed"
+    )

@@ -235,34 +235,6 @@ def test_a_backend_that_is_asked_for_and_absent_exits_with_2_and_else_is_skipped
     assert all(f"pip install '.[{extra}]'" in skipped.stdout for extra in ("torch", "tf", "flax"))
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "words"),
-    [
-        (
-            "--backend",
-            "theano",
-            "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax', 'numpy',",
-        ),
-        ("--op", "recurrent", "op is 'recurrent', expected 'fwd' or 'fwd+bwd'"),
-        ("--shape", "4096,4096", "shape is '4096,4096', expected sizes > 0; write it as 4096x4096"),
-        ("--shape", "0x8", "shape is '0x8', expected sizes > 0"),
-        ("--dtype", "float64", "dtype is 'float64', expected 'float16', 'bfloat16' or 'float32'"),
-        ("--variant", "lama", "variant is 'lama', expected 'standard', 'paper',"),
-        ("--device", "tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
-        ("--threads", "4096", "threads is 4096, expected at most"),
-        ("--threads", "0", "Invalid value for '--threads'"),
-        ("--seconds", "-1", "Invalid value for '--seconds'"),
-        ("--json", "/no/such/folder/x.json", "/no/such/folder is not a folder"),
-        ("--plot", "/no/such/folder/x.svg", "/no/such/folder is not a folder"),
-        ("--frobnicate", "1", "No such option"),
-    ],
-)
-def test_bad_usage_exits_with_2_and_says_what_is_valid(flag, value, words):
-    done = _bench(flag, value, COLUMNS="300")
-    assert done.exit_code == 2
-    assert words in " ".join(done.stderr.split())
-
-
 def test_a_plot_without_matplotlib_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setattr(import_module("rmsnorm.cli.bench"), "find_spec", lambda name: None)
     done = _bench("--backend", "numpy", "--plot", tmp_path / "x.svg", COLUMNS="300")
@@ -280,24 +252,6 @@ def test_a_backend_has_the_names_of_the_frameworks():
         for alias in row.aliases:
             assert backends([alias, row.key], "rmsnorm bench") == (row.key,)
     assert backends(None, "rmsnorm bench") == tuple(FRAMEWORKS)
-
-
-def test_numpy_on_a_gpu_is_refused():
-    done = _bench("--backend", "numpy", "--device", "cuda")
-    assert done.exit_code == 2
-    assert "NumPy refused: numpy: device is 'cuda', expected 'cpu'" in done.stdout
-
-
-def test_help_teaches():
-    shown = _bench("--help", COLUMNS="160")
-    assert shown.exit_code == 0
-    flags = "backend op shape dtype variant device seconds threads json summary plot"
-    for word in flags.split():
-        assert f"--{word}" in shown.stdout
-    words = " ".join(shown.stdout.replace("│", " ").split())
-    assert all(name in words for name in BACKENDS)
-    assert "rmsnorm bench --backend torch --shape 512x768 --dtype float32" in shown.stdout
-    assert "Exit status: 0 all timed" in shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import whole_model as model
 from commands import command
-from whole_models import DTYPES, MODES, NORMS, OPS, Sizes, draw_decoding, draw_tokens
+from whole_models import DTYPES, NORMS, OPS, Sizes, draw_decoding, draw_tokens
 
 from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.bench.measure import LEAST_TURNS
@@ -113,36 +113,3 @@ def test_what_is_drawn_is_the_same_each_time_and_has_the_sizes() -> None:
     word, caches = draw_decoding(Sizes(2, 128, 4, 8))
     assert word.shape == (1, 1)
     assert [array.shape for pair in caches for array in pair] == [(1, 7, 2, 64)] * 4
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            "--backend=numpy",
-            "backend is 'numpy', expected 'torch', 'tf', 'keras', 'jax', 'flax', 'keras-torch' or 'keras-jax'",
-        ),
-        ("--op=prefill", "op is 'prefill', expected 'train' or 'decode'"),
-        ("--mode=fast", "mode is 'fast', expected 'eager', 'compiled', 'graph' or 'jit'"),
-        ("--backend=flax --mode=graph", "mode is 'graph', expected 'eager' or 'jit'"),
-        ("--norm=batch", "norm is 'batch', expected 'ours', 'built-in', 'LayerNorm' or 'none'"),
-        ("--width=200", "width is 200, expected whole heads; use a multiple of 64"),
-        ("--json=/no/such/folder/x.json", "/no/such/folder is not a folder"),
-    ],
-)
-def test_bad_usage_exits_with_2_and_says_what_is_valid(options: str, words: str) -> None:
-    done = command(model.app, *options.split(), COLUMNS="300")
-    assert done.exit_code == 2
-    assert words in " ".join(done.stderr.split())
-
-
-def test_help_teaches() -> None:
-    shown = " ".join(command(model.app, "--help").stdout.replace("│", " ").split())
-    assert "python benchmarks/whole_model.py --backend torch --dtype bfloat16" in shown
-    for word in (
-        "a step of gradient descent",
-        "keras-torch",
-        *OPS,
-        *(mode for modes in MODES.values() for mode in modes),
-    ):
-        assert word in shown

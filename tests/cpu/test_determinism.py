@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit import BY_NAME
 
 from rmsnorm.accuracy.ulps import ulps
+from rmsnorm.call import Spec, resolve
 from rmsnorm.identify.batches import dependences
 from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.session import open_session
+from rmsnorm.parity.cases import make
 from rmsnorm.targets import open_target
 
 VARIANTS = ["standard", "llama"]
@@ -27,13 +30,13 @@ def _arrays(rows, n, dtype="float32"):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_row_in_a_batch_is_what_it_is_alone(wing, variant):
+def test_a_row_in_a_batch_is_what_it_is_alone(framework, variant):
     dy, x, scale, bias = _arrays(12, 40)
-    y, gradients = (wing.rms_norm(x, scale, bias, variant=variant),
-                    wing.rms_norm_vjp(dy, x, scale, bias, variant=variant))  # fmt: skip
+    y, gradients = (framework.rms_norm(x, scale, bias, variant=variant),
+                    framework.rms_norm_vjp(dy, x, scale, bias, variant=variant))  # fmt: skip
     for rows in (slice(5, 6), slice(0, 7)):
-        np.testing.assert_array_equal(wing.rms_norm(x[rows], scale, bias, variant=variant), y[rows])
-        dx = wing.rms_norm_vjp(dy[rows], x[rows], scale, bias, variant=variant)[0]
+        np.testing.assert_array_equal(framework.rms_norm(x[rows], scale, bias, variant=variant), y[rows])
+        dx = framework.rms_norm_vjp(dy[rows], x[rows], scale, bias, variant=variant)[0]
         np.testing.assert_array_equal(dx, gradients[0][rows])
 
 
@@ -46,42 +49,53 @@ LAYERS = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("wing", LAYERS, indirect=True)
+@pytest.mark.parametrize("framework", LAYERS, indirect=True)
 @pytest.mark.sample(1)
-def test_a_row_has_the_same_bits_in_calls_of_many_rows(wing, compiled):
-    target = open_target(LAYERS[wing.name], width=256)
+def test_a_row_has_the_same_bits_in_calls_of_many_rows(framework, compiled):
+    target = open_target(LAYERS[framework.name], width=256)
     if compiled:
         target = target.compiled
     session = open_session(replace(target, resized=None), 256, math.inf, math.inf, Findings())
-    found, (_, counts) = dependences(session, gradients=True, thorough=wing.name == "torch" and not compiled)
+    found, (_, counts) = dependences(session, gradients=True, thorough=framework.name == "torch" and not compiled)
     assert max(counts) >= 257
     assert not found, [entry.sentence for entry in found]
 
 
-@pytest.mark.parametrize("shape", [(4, 8), (2, 2, 8), (32, 1)], ids=str)
-def test_parameter_gradients_do_not_depend_on_the_leading_axes(wing, shape):
-    dy, x, scale, bias = _arrays(32, 40)
-    want = wing.rms_norm_vjp(dy, x, scale, bias)
-    gradients = wing.rms_norm_vjp(dy.reshape(*shape, 40), x.reshape(*shape, 40), scale, bias)
-    for got, expected in zip(gradients[1:], want[1:], strict=True):
-        np.testing.assert_array_equal(got, expected)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # from forward_ad
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_parameter_gradients_do_not_depend_on_the_leading_axes(framework, dtype):
+    """By the formulas and by automatic differentiation, which add up in one order."""
+    data = make(replace(BY_NAME["bias"], shape=(96, 40)), "standard", dtype)
+    parameters = [Spec(p.shape, p.dtype.name) for p in (data.scale, data.bias)]
+
+    def sums(*rows):
+        x, dy, dx = (array.reshape(*rows, 40) for array in (data.x, data.dy, data.tangents[0]))
+        call = resolve("test", Spec(x.shape, dtype), *parameters, variant=data.variant)
+        batched = replace(data, call=call, x=x, dy=dy, tangents=(dx, *data.tangents[1:]))
+        results = framework.implementation(batched).results
+        return [*results["dscale"], *results["dbias"]]
+
+    want = sums(96)
+    for rows in ((4, 24), (24, 2, 2), (96, 1)):
+        for got, expected in zip(sums(*rows), want, strict=True):
+            np.testing.assert_array_equal(got, expected)
 
 
-def test_parameter_gradients_do_not_depend_on_the_order_of_rows(wing):
+def test_parameter_gradients_do_not_depend_on_the_order_of_rows(framework):
     """The sum is in float64 and rounded to float32 once, which hides the order of the roundings on the way."""
     dy, x, scale, bias = _arrays(300, 16)
     order = np.random.default_rng(1).permutation(300)
-    want = wing.rms_norm_vjp(dy, x, scale, bias)
-    gradients = wing.rms_norm_vjp(dy[order], x[order], scale, bias)
+    want = framework.rms_norm_vjp(dy, x, scale, bias)
+    gradients = framework.rms_norm_vjp(dy[order], x[order], scale, bias)
     for got, expected in zip(gradients[1:], want[1:], strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
-def test_microbatches_add_up(wing):
+def test_microbatches_add_up(framework):
     """Each part is rounded once, and so is their sum. Nothing else is lost."""
     dy, x, scale, bias = _arrays(64, 24)
-    whole = wing.rms_norm_vjp(dy, x, scale, bias)[1:]
-    parts = [wing.rms_norm_vjp(dy[i : i + 32], x[i : i + 32], scale, bias)[1:] for i in (0, 32)]
+    whole = framework.rms_norm_vjp(dy, x, scale, bias)[1:]
+    parts = [framework.rms_norm_vjp(dy[i : i + 32], x[i : i + 32], scale, bias)[1:] for i in (0, 32)]
     for want, first, second in zip(whole, *parts, strict=True):
         unit = np.spacing(np.maximum(np.maximum(abs(first), abs(second)), abs(want)))
         assert (abs(first.astype(float) + second - want) <= 1.5 * unit).all()

@@ -1,4 +1,4 @@
-"""The models of the authors' programs for the tests: the golden and the wing behind one set of functions."""
+"""The models of the authors' programs for the tests: golden and model behind one set of functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Reader:
         return model(*batch[:4])._asdict() | {"cost": model.cost(*batch)}
 
     @staticmethod
-    def wing(config: Any, parameters: Any, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def own(config: Any, parameters: Any, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         pytest.importorskip("torch")
         from experiments.reader.model import AttentiveReader
 
@@ -59,7 +59,7 @@ class Retrieval:
         return outputs_of(model, batch) | {"contrastive_cost": model.cost(*batch)}
 
     @staticmethod
-    def wing(config: Any, parameters: Any, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def own(config: Any, parameters: Any, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         nnx = pytest.importorskip("flax.nnx")
         from experiments.retrieval.model import OrderEmbedding
 

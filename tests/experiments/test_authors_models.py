@@ -29,10 +29,10 @@ def check(results: dict[str, Any], wanted: dict[str, Any], dtype: str) -> None:
         np.testing.assert_allclose(result, wanted[name], rtol=0, atol=atol, err_msg=name)
 
 
-RUNS = [(kind, model, "float64") for kind in (Reader, Retrieval) for model in ("golden", "wing")]
+RUNS = [(kind, model, "float64") for kind in (Reader, Retrieval) for model in ("golden", "own")]
 
 
-@pytest.mark.parametrize(("kind", "model", "dtype"), [*RUNS, (Reader, "wing", "float32")])
+@pytest.mark.parametrize(("kind", "model", "dtype"), [*RUNS, (Reader, "own", "float32")])
 def test_what_the_authors_programs_computed(kind: Any, model: str, dtype: str) -> None:
     run = recorded(kind)
     parameters = {name: value.astype(dtype) for name, value in run.parameters.items()}
@@ -41,7 +41,7 @@ def test_what_the_authors_programs_computed(kind: Any, model: str, dtype: str) -
         outputs = kind.golden(run.config, parameters, run.batch)
     else:
         with kind.wide():
-            outputs, gradients = kind.wing(run.config, parameters, run.batch)
+            outputs, gradients = kind.own(run.config, parameters, run.batch)
         assert gradients.keys() == run.parameters.keys()
     if kind is Retrieval:  # their program compares embeddings in float32, also where it runs in float64
         check({"errors": outputs.pop("errors").astype("f4")}, run.results, "float32")
@@ -56,7 +56,7 @@ def test_what_the_authors_programs_computed_with_other_options(kind: Any, name: 
     run = recorded(kind, name)
     parameters = {name: value.astype("f8") for name, value in run.parameters.items()}
     with kind.wide():
-        both = kind.golden(run.config, parameters, run.batch), *kind.wing(run.config, parameters, run.batch)
+        both = kind.golden(run.config, parameters, run.batch), *kind.own(run.config, parameters, run.batch)
     gradients = both[2]
     for outputs in both[:2]:
         recorded_outputs = outputs.keys() & run.results.keys()
@@ -98,7 +98,7 @@ def test_other_options_are_the_goldens(kind: Any, options: dict[str, Any]) -> No
     parameters, batch = random_parameters(config), random_batch(config)
     wanted = kind.golden(config, parameters, batch)
     with kind.wide():
-        outputs, gradients = kind.wing(config, parameters, batch)
+        outputs, gradients = kind.own(config, parameters, batch)
     check(outputs, wanted, "float64")
     assert gradients.keys() == parameters.keys()
     # Differences of the golden's cost: a step of 1e-6 errs by its square, and by some roundings over the step.
@@ -272,6 +272,6 @@ def test_batches_that_do_not_fit(case: str) -> None:
     kind, index, value, message = BATCHES[case]
     run = recorded(kind)
     run.batch[index] = value
-    for model in (kind.golden, kind.wing):
+    for model in (kind.golden, kind.own):
         with warnings.catch_warnings(), pytest.raises(ValueError, match=message):
             model(run.config, run.parameters, run.batch)

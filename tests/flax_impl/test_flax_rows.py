@@ -72,18 +72,6 @@ def test_nothing_subnormal_is_lost(dtype: str, size: tuple[int, ...]) -> None:
     assert_bits([y], [golden.rms_norm(normal(1, *size, dtype=dtype), scale)])
 
 
-@pytest.mark.parametrize("shape", [(5, 41, 33), (5, 41, 1), (41, 33), (1, 1, 33), (33,), (5, 1, 1)], ids=str)
-@pytest.mark.parametrize("axis", [-1, (1, 2)])
-def test_masks(shape: tuple[int, ...], axis: Any) -> None:
-    x, dy, mask = normal(0, 5, 41, 33), normal(1, 5, 41, 33), np.random.default_rng(2).random(shape) < 0.6
-    scale, bias = (normal(seed, *x.shape[-1 if axis == -1 else 1 :]) for seed in (3, 4))
-    options = {"mask": mask, "axis": axis, "partial": 0.7}
-    results = gradients(functools.partial(rms_norm, **options), x, scale, bias, dy)
-    assert_bits(results[:1], [golden.rms_norm(x, scale, bias, **options)])
-    assert_bits(results[1:], golden.rms_norm_vjp(dy, x, scale, bias, **options))
-    assert calls(functools.partial(rms_norm, **options), x, scale, bias) == 1
-
-
 def test_a_loss_of_some_arguments() -> None:
     """A loss of each argument alone; and a program that uses y alone, or 1 / rho alone."""
     x, dy, scale, bias = normal(0, 8, 16), normal(1, 8, 16), normal(2, 16), normal(3, 16)
@@ -122,16 +110,6 @@ def test_the_formula_of_the_gradients_is_a_kernel() -> None:
                 np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
 
 
-def test_float64() -> None:
-    with jax.enable_x64(True):
-        x, dy, scale = (normal(seed, *size, dtype="float64") for seed, size in enumerate([(7, 33), (7, 33), (33,)]))
-        x[1] *= 1e200
-        results = gradients(rms_norm, x, scale, dy)
-        wanted = golden.rms_norm(x, scale), *golden.rms_norm_vjp(dy, x, scale)[:2]
-        for one, other in zip(results, wanted, strict=True):
-            np.testing.assert_array_max_ulp(np.asarray(one), other, 1 if one is results[0] else 64)
-
-
 def test_vmap_is_more_rows() -> None:
     x, dy, scale, mask = normal(0, 4, 5, 16), normal(1, 4, 5, 16), normal(2, 16), normal(3, 5, 16) < 0.6
     for axis in (0, 1):
@@ -160,6 +138,10 @@ DERIVATIVES = {
     "reverse over reverse": lambda f: jax.grad(lambda *x: jnp.sum(jax.grad(f)(*x) ** 2)),
     "forward": lambda f: lambda *x: jax.jvp(f, x, x),
     "checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
+    "jacobian forward": lambda f: jax.jit(jax.jacfwd(f, (0, 1))),
+    "transposed": lambda f: lambda *x: jax.linear_transpose(jax.linearize(f, *x)[1], *x)(jnp.ones(())),
+    "of each row": lambda f: jax.jit(jax.vmap(jax.grad(f, (0, 1)), (0, None))),
+    "scan": lambda f: jax.grad(lambda *x: jax.lax.scan(lambda s, row: (s + f(row, x[1]), None), 0.0, x[0])[0], (0, 1)),
 }
 
 

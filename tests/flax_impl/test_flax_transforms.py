@@ -59,56 +59,12 @@ def near(got: Any, want: Any, unit: Any) -> None:
     assert np.all(abs(got - want) <= ROUNDINGS * unit)
 
 
-def loss(function: Any, params: Any, x: Any) -> Any:
-    return jnp.vdot(DY, function(params, x))
-
-
 def of_nnx(wrapped: Any) -> Any:
     """Gradients of a function of a layer and x, by nnx.grad."""
     found, dx = nnx.grad(lambda m, x: jnp.vdot(DY, wrapped(m, x)), argnums=(0, 1))(layer(), X)
     return nnx.to_pure_dict(found), dx
 
 
-def by_vjp(function: Any) -> Any:
-    return jax.jit(lambda: jax.vjp(function, PARAMS, X)[1](DY))()
-
-
-def by_transpose(function: Any) -> Any:
-    _, along = jax.linearize(function, PARAMS, X)
-    return jax.linear_transpose(along, PARAMS, X)(DY)
-
-
-def by_jacobian(derive: Any, function: Any) -> Any:
-    return jax.tree.map(lambda j: jnp.tensordot(DY, j, 2), jax.jit(derive(function, (0, 1)))(PARAMS, X))
-
-
-def by_rows(function: Any) -> Any:
-    """A gradient for each row; those of the parameters are added up here."""
-    each = jax.vmap(jax.grad(lambda params, x, dy: jnp.vdot(dy, function(params, x)), (0, 1)), (None, 0, 0))
-    found, dx = jax.jit(each)(PARAMS, X, DY)
-    return jax.tree.map(lambda g: g.sum(0), found), dx
-
-
-def by_scan(function: Any) -> Any:
-    def total(params: Any, x: Any) -> Any:
-        return jax.lax.scan(lambda sum, row: (sum + jnp.vdot(row[1], function(params, row[0])), None), 0.0, (x, DY))[0]
-
-    return jax.jit(jax.grad(total, (0, 1)))(PARAMS, X)
-
-
-GRADIENTS = {
-    "grad": lambda f: jax.grad(functools.partial(loss, f), (0, 1))(PARAMS, X),
-    "vjp within jit": by_vjp,
-    "linearize, transpose": by_transpose,
-    "jacfwd": functools.partial(by_jacobian, jax.jacfwd),
-    "jacrev": functools.partial(by_jacobian, jax.jacrev),
-    "vmap of grad": by_rows,
-    "scan": by_scan,
-    "map": lambda f: by_vjp(lambda params, x: jax.lax.map(functools.partial(f, params), x)),
-    "remat": lambda f: by_vjp(jax.checkpoint(f, policy=policies.nothing_saveable)),
-    "remat of everything": lambda f: by_vjp(jax.checkpoint(f, policy=policies.everything_saveable)),
-    "remat of scan": lambda f: by_scan(jax.checkpoint(f, policy=policies.dots_with_no_batch_dims_saveable)),
-}
 OF_NNX = {
     "nnx.grad": lambda m, x: m(x),
     "nnx.jit": nnx.jit(lambda m, x: m(x)),
@@ -124,12 +80,6 @@ def check(found: Any, dx: Any) -> None:
     near(dx, wanted["x"], UNIT["dx"])
     for name in ("scale", "bias"):
         near(found[name], wanted[name], UNIT[f"d{name}"])
-
-
-@pytest.mark.parametrize("function", [call, apply], ids=["nnx", "linen"])
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients(name: str, function: Any) -> None:
-    check(*GRADIENTS[name](function))
 
 
 @pytest.mark.parametrize("name", OF_NNX)

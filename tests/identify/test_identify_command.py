@@ -41,24 +41,6 @@ def test_the_command_reports_and_exits(tmp_path):
     assert json.loads(shown.stdout)["kind"] == "layernorm"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["torch.nn:RMSNor"], "torch.nn has no 'RMSNor'"),
-        (["torch.nn:RMSNorm", "--init", "{"], "init is '{', expected a JSON object"),
-        ([], "expected a TARGET such as torch.nn:RMSNorm, or --checkpoint FILE"),
-        (["x:y", "--framework", "caffe"], "framework is 'caffe', expected 'torch'"),
-        (["x:y", "--shape", "4,64"], "shape is '4,64', expected sizes such as 4x64"),
-        (["x:y", "--arg", "condition=4x64:one"], "arg is 'condition=4x64:one', expected NAME=SHAPE:VALUE"),
-    ],
-    ids=str,
-)
-def test_bad_usage_exits_with_2(arguments, words):
-    shown = run(*arguments)
-    assert shown.exit_code == 2
-    assert words in " ".join(shown.stderr.split())
-
-
 def test_a_target_that_hangs_is_ended():
     shown = run(f"{__file__}:hangs", "--time-limit", "2", "--framework", "pytorch")
     assert shown.exit_code == 1, shown.stderr

@@ -54,7 +54,7 @@ def test_there_are_node_cases() -> None:
 
 
 @pytest.mark.parametrize("case", NODE_CASES, ids=lambda case: case.name.removeprefix("test_rms_normalization_"))
-def test_the_node_cases_of_onnx(wing: Any, case: Any) -> None:
+def test_the_node_cases_of_onnx(framework: Any, case: Any) -> None:
     (node,) = case.model.graph.node
     attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     assert attributes.pop("stash_type", 1) == 1
@@ -63,7 +63,7 @@ def test_the_node_cases_of_onnx(wing: Any, case: Any) -> None:
     assert not attributes
     for (x, scale), (want,) in case.data_sets:
         axes = tuple(range(first % x.ndim, x.ndim))
-        y = wing.rms_norm(x, scale, variant=variant, axis=axes)
+        y = framework.rms_norm(x, scale, variant=variant, axis=axes)
         assert np.array_equal(y, rms_norm(x, scale, variant=variant, axis=axes))
         verdict = _judged(want, x, scale, variant=variant, axis=axes)
         assert verdict.passed, verdict.detail

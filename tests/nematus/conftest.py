@@ -12,7 +12,7 @@ from rmsnorm.frameworks import FRAMEWORKS
 
 
 @pytest.fixture(params=["torch", "tf", "flax"])
-def framework(request: pytest.FixtureRequest) -> Any:
+def adapter(request: pytest.FixtureRequest) -> Any:
     """The module ``<key>_nematus`` of a framework; ``nematus_framework`` says what it has."""
     row = FRAMEWORKS[request.param]
     if row.missing:
@@ -21,7 +21,7 @@ def framework(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def quick(framework: Any) -> Iterator[None]:
+def quick(adapter: Any) -> Iterator[None]:
     """In float64, and without compiling anything."""
-    with framework.quick():
+    with adapter.quick():
         yield

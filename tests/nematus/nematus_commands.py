@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 from commands import rmsnorm
+from nematus_models import config_of, random_parameters
 
+from rmsnorm import nematus
 from rmsnorm.nematus.config import Config
 
+SOURCE = (["w3", "w4"], [], ["w5", "w3", "what"])
 PACKAGES = {"torch": "torch", "keras": "tensorflow", "flax": "flax", "tf": "tensorflow"}
 
 
@@ -29,6 +32,17 @@ def with_dictionaries(folder: Path, config: Config) -> Config:
         names.append(f"{number}.json")
         (folder / names[-1]).write_text(json.dumps({f"w{index}": index for index in range(size)}))
     return config.replace(options={**config.options, "dictionaries": names})
+
+
+def saved(folder: Path, config: Config | str = "rms", **changes: Any) -> tuple[Config, dict[str, Any]]:
+    """model.npz of Theano, with dictionaries, and a file to translate."""
+    config = config_of(config) if isinstance(config, str) else config
+    config = with_dictionaries(folder, config.replace(**changes))
+    parameters = random_parameters(config, "float32")
+    nematus.save_theano(folder / "model.npz", config, parameters)
+    lines = [" ".join("|".join([word] * len(config.source_vocab_sizes)) for word in words) for words in SOURCE]
+    (folder / "source").write_text("".join(f"{text}\n" for text in lines))
+    return config, parameters
 
 
 def skip_without(form: str) -> None:

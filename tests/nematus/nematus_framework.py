@@ -6,7 +6,7 @@
 - ``array(value, dtype=None)``: a NumPy array as an array of the framework; ``numpy(array)``: the way back;
 - ``quick()``: a context where float64 is known and nothing is compiled, which takes longer than a short sentence;
 - ``wide()``: a context where float64 is known;
-- ``nematus``: its room in the package. All but ``numpy_nematus`` also have
+- ``nematus``: its folder of the package. All but ``numpy_nematus`` also have
 - ``pull_back(cell, inputs, cotangents, **options)``: the outputs of a cell and the gradients of its inputs;
 - ``overwrite(model)``, ``masks(monkeypatch)``, ``scale_dropout(monkeypatch, keep=...)`` for the tests of models
   (``masks`` is in ``numpy_nematus``, too);

@@ -25,7 +25,7 @@ from nematus_models import check_directions
 # Two computations of one thing in another order, of numbers below 10, with some hundred roundings in a row.
 EXACT = {"float64": 1e-12, "float32": 2e-5}
 
-golden_too = pytest.mark.parametrize("framework", ["numpy", "torch", "tf", "flax"], indirect=True)
+golden_too = pytest.mark.parametrize("adapter", ["numpy", "torch", "tf", "flax"], indirect=True)
 
 
 def cast(values: Any, dtype: str) -> Any:
@@ -35,12 +35,12 @@ def cast(values: Any, dtype: str) -> Any:
     return tuple(cast(value, dtype) for value in values) if isinstance(values, tuple) else values.astype(dtype)
 
 
-def check_cell(framework: Any, cell: str, inputs: Any, cotangents: Any, dtype: str, **options: Any) -> None:
+def check_cell(adapter: Any, cell: str, inputs: Any, cotangents: Any, dtype: str, **options: Any) -> None:
     """Compares states with the golden's, and gradients with differences of it.
 
     Only those of PyTorch in float64; all others are compared with these.
     """
-    states, gradients = framework.pull_back(cell, cast(inputs, dtype), cast(cotangents, dtype), **options)
+    states, gradients = adapter.pull_back(cell, cast(inputs, dtype), cast(cotangents, dtype), **options)
 
     def golden(*own: Any) -> Any:
         result = getattr(numpy_nematus.nematus, cell)(*own, **options)
@@ -49,7 +49,7 @@ def check_cell(framework: Any, cell: str, inputs: Any, cotangents: Any, dtype: s
     wanted_states = golden(*inputs)
     states = states if cell == "lstm" else (states,)
     *gradients, of_parameters = gradients
-    if framework.__name__ == "torch_nematus" and dtype == "float64":
+    if adapter.__name__ == "torch_nematus" and dtype == "float64":
         check_all([*zip(states, wanted_states, strict=True)], dtype)
         count = len(inputs) - 1
 
@@ -76,25 +76,25 @@ def check_all(pairs: Any, dtype: str) -> None:
         np.testing.assert_allclose(result, wanted, rtol=0, atol=EXACT[dtype] * max(1.0, abs(wanted).max()))
 
 
-def check_theano_cells(framework: Any, norm: str, dtype: str) -> None:
+def check_theano_cells(adapter: Any, norm: str, dtype: str) -> None:
     x, h0, mask = sequence()
     rng = np.random.default_rng(5)
     c0, dh, dc = rng.standard_normal((BATCH, STATE)), *rng.standard_normal((2, LENGTH, BATCH, STATE))
     options = {"mask": mask, "norm": norm, "partial": 0.4}
-    check_cell(framework, "gru", (x, h0, theano_weights("gru", norm)), (dh,), dtype, **options)
-    check_cell(framework, "lstm", (x, h0, c0, theano_weights("lstm", norm)), (dh, dc), dtype, **options)
+    check_cell(adapter, "gru", (x, h0, theano_weights("gru", norm)), (dh,), dtype, **options)
+    check_cell(adapter, "lstm", (x, h0, c0, theano_weights("lstm", norm)), (dh, dc), dtype, **options)
 
 
-def check_nematus_gru(framework: Any, norm: str, biases: Any, masking: dict[str, Any], dtype: str) -> None:
+def check_nematus_gru(adapter: Any, norm: str, biases: Any, masking: dict[str, Any], dtype: str) -> None:
     x, h0, mask = sequence()
     dh = np.random.default_rng(5).standard_normal((LENGTH, BATCH, STATE))
     options = {"biases": biases, "mask": mask if masking else None, "norm": norm, "partial": 0.4, **masking}
-    check_cell(framework, "nematus_gru", (x, h0, nematus_weights(norm, biases)), (dh,), dtype, **options)
+    check_cell(adapter, "nematus_gru", (x, h0, nematus_weights(norm, biases)), (dh,), dtype, **options)
 
 
 @golden_too
 @pytest.mark.parametrize(("name", "norm"), [("gru", "none"), ("rlngru", "rms"), ("rlnlstm", "rms")])
-def test_the_authors_cells(framework: Any, name: str, norm: str) -> None:
+def test_the_authors_cells(adapter: Any, name: str, norm: str) -> None:
     """Theano in float64, with a mask of fractions: outputs and gradients."""
     arrays = authors_cell(name)
     weights = {key.removeprefix("param_"): value for key, value in arrays.items() if key.startswith("param_")}
@@ -104,19 +104,19 @@ def test_the_authors_cells(framework: Any, name: str, norm: str) -> None:
     options = {"mask": arrays["mask_fractional"], "norm": norm}
     inputs = (arrays["x"], *states, weights)
     results: dict[str, Any] = {}
-    with framework.wide():
-        if framework is numpy_nematus:
-            outputs = getattr(framework.nematus, cell)(*inputs, **options)
+    with adapter.wide():
+        if adapter is numpy_nematus:
+            outputs = getattr(adapter.nematus, cell)(*inputs, **options)
         else:
-            outputs, (dx, *dstates, dweights) = framework.pull_back(cell, inputs, cotangents, **options)
+            outputs, (dx, *dstates, dweights) = adapter.pull_back(cell, inputs, cotangents, **options)
             assert dweights.keys() == weights.keys()
             results = {"grad_fractional_x": dx}
             results |= {f"grad_fractional_{one}0": dstate for one, dstate in zip(letters, dstates, strict=True)}
             results |= {f"grad_fractional_param_{key}": value for key, value in dweights.items()}
-        parameters = {key: framework.array(value) for key, value in weights.items()}
-        zeros = [framework.array(0 * state) for state in states]
-        bare = getattr(framework.nematus, cell)(framework.array(arrays["x"]), *zeros, parameters, norm=norm)
-        bare = framework.numpy(bare[0] if cell == "lstm" else bare)
+        parameters = {key: adapter.array(value) for key, value in weights.items()}
+        zeros = [adapter.array(0 * state) for state in states]
+        bare = getattr(adapter.nematus, cell)(adapter.array(arrays["x"]), *zeros, parameters, norm=norm)
+        bare = adapter.numpy(bare[0] if cell == "lstm" else bare)
     if cell == "gru":
         outputs = (outputs,)
     results |= {f"{letter}_fractional": output for letter, output in zip(letters, outputs, strict=True)}
@@ -133,10 +133,10 @@ THEANO = [
 ]
 
 
-@pytest.mark.parametrize(("framework", "norm", "dtype"), THEANO, indirect=["framework"])
-def test_the_theano_cells_are_the_goldens(framework: Any, norm: str, dtype: str) -> None:
-    with framework.wide() if dtype == "float64" else nullcontext():
-        check_theano_cells(framework, norm, dtype)
+@pytest.mark.parametrize(("adapter", "norm", "dtype"), THEANO, indirect=["adapter"])
+def test_the_theano_cells_are_the_goldens(adapter: Any, norm: str, dtype: str) -> None:
+    with adapter.wide() if dtype == "float64" else nullcontext():
+        check_theano_cells(adapter, norm, dtype)
 
 
 NEMATUS = [
@@ -150,30 +150,28 @@ NEMATUS = [
 ]
 
 
-@pytest.mark.parametrize(("framework", "norm", "biases", "masking", "dtype"), NEMATUS, indirect=["framework"])
-def test_nematus_gru_is_the_goldens(
-    framework: Any, norm: str, biases: Any, masking: dict[str, Any], dtype: str
-) -> None:
-    with framework.wide() if dtype == "float64" else nullcontext():
-        check_nematus_gru(framework, norm, biases, masking, dtype)
+@pytest.mark.parametrize(("adapter", "norm", "biases", "masking", "dtype"), NEMATUS, indirect=["adapter"])
+def test_nematus_gru_is_the_goldens(adapter: Any, norm: str, biases: Any, masking: dict[str, Any], dtype: str) -> None:
+    with adapter.wide() if dtype == "float64" else nullcontext():
+        check_nematus_gru(adapter, norm, biases, masking, dtype)
 
 
-@pytest.mark.parametrize("framework", ["tf"], indirect=True)
+@pytest.mark.parametrize("adapter", ["tf"], indirect=True)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.slow
-def test_in_graphs_the_cells_are_the_goldens(framework: Any, norm: str) -> None:
-    check_theano_cells(framework, norm, "float32")
-    check_nematus_gru(framework, norm, *BIASES[NORMS.index(norm)], "float32")
+def test_in_graphs_the_cells_are_the_goldens(adapter: Any, norm: str) -> None:
+    check_theano_cells(adapter, norm, "float32")
+    check_nematus_gru(adapter, norm, *BIASES[NORMS.index(norm)], "float32")
 
 
 @pytest.mark.parametrize(
-    ("framework", "norm"), [*(("torch", norm) for norm in NORMS), ("flax", "prms")], indirect=["framework"]
+    ("adapter", "norm"), [*(("torch", norm) for norm in NORMS), ("flax", "prms")], indirect=["adapter"]
 )
-def test_the_modules_are_the_functions_of_their_parameters(framework: Any, norm: str) -> None:
+def test_the_modules_are_the_functions_of_their_parameters(adapter: Any, norm: str) -> None:
     """Loaded with weights by their names; without a state it is zero. Layers of Keras: test_nematus_tf.py."""
-    dtype = "float64" if framework.__name__ == "torch_nematus" else "float32"
-    x, h0, mask = map(framework.array, cast(sequence(), dtype))
-    nematus, options = framework.nematus, {"norm": norm, "partial": 0.4}
+    dtype = "float64" if adapter.__name__ == "torch_nematus" else "float32"
+    x, h0, mask = map(adapter.array, cast(sequence(), dtype))
+    nematus, options = adapter.nematus, {"norm": norm, "partial": 0.4}
     biases: Any = ("input", "outside")
     more = {"biases": biases, "masking": "carry", "reverse": True}
     for cell, function, weights, states, own in (
@@ -181,28 +179,28 @@ def test_the_modules_are_the_functions_of_their_parameters(framework: Any, norm:
         ("LSTM", nematus.lstm, theano_weights("lstm", norm), (h0, 2 * h0), {}),
         ("NematusGRU", nematus.nematus_gru, nematus_weights(norm, biases), (h0,), more),
     ):
-        layer = framework.new_cell(cell, SIZE, STATE, **options, **own)
-        framework.load(layer, cast(weights, dtype))
-        parameters = {name: framework.array(value) for name, value in cast(weights, dtype).items()}
+        layer = adapter.new_cell(cell, SIZE, STATE, **options, **own)
+        adapter.load(layer, cast(weights, dtype))
+        parameters = {name: adapter.array(value) for name, value in cast(weights, dtype).items()}
         wanted = function(x, *states, parameters, mask=mask, **options, **own)
-        check_equal(framework, layer(x, states if cell == "LSTM" else h0, mask), wanted)
+        check_equal(adapter, layer(x, states if cell == "LSTM" else h0, mask), wanted)
         if cell != "NematusGRU":
             zeros = [0 * state for state in states]
-            check_equal(framework, layer(x), function(x, *zeros, parameters, **options))
+            check_equal(adapter, layer(x), function(x, *zeros, parameters, **options))
 
 
-def check_equal(framework: Any, result: Any, wanted: Any) -> None:
+def check_equal(adapter: Any, result: Any, wanted: Any) -> None:
     pairs = zip(result, wanted, strict=True) if isinstance(wanted, tuple) else [(result, wanted)]
     for one, other in pairs:
-        np.testing.assert_array_equal(framework.numpy(one), framework.numpy(other))
+        np.testing.assert_array_equal(adapter.numpy(one), adapter.numpy(other))
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("cell", ["GRU", "LSTM", "NematusGRU"])
-def test_what_a_new_layer_holds(framework: Any, cell: str, norm: str) -> None:
+def test_what_a_new_layer_holds(adapter: Any, cell: str, norm: str) -> None:
     """As Nematus begins: orthogonal squares for the state, small numbers for the input, gains 1, all else 0."""
-    layer = framework.new_cell(cell, SIZE, STATE, norm=norm)
-    weights = {name: framework.numpy(value) for name, value in layer.by_name().items()}
+    layer = adapter.new_cell(cell, SIZE, STATE, norm=norm)
+    weights = {name: adapter.numpy(value) for name, value in layer.by_name().items()}
     squares = []
     for name, value in weights.items():
         leaf = name.rpartition("/")[2]
@@ -221,13 +219,13 @@ def test_what_a_new_layer_holds(framework: Any, cell: str, norm: str) -> None:
 
 
 @golden_too
-def test_errors(framework: Any) -> None:
-    x, h0, _ = map(framework.array, cast(sequence(), "float32"))
-    nematus, message = framework.nematus, r"norm is 'batch', expected 'none', 'layer', 'rms' or 'prms'"
+def test_errors(adapter: Any) -> None:
+    x, h0, _ = map(adapter.array, cast(sequence(), "float32"))
+    nematus, message = adapter.nematus, r"norm is 'batch', expected 'none', 'layer', 'rms' or 'prms'"
     with pytest.raises(ValueError, match=message):
         nematus.gru(x, h0, {}, norm="batch")
-    if framework is not numpy_nematus:
+    if adapter is not numpy_nematus:
         with pytest.raises(ValueError, match=message):
-            framework.new_cell("GRU", SIZE, STATE, norm="batch")
+            adapter.new_cell("GRU", SIZE, STATE, norm="batch")
     with pytest.raises(KeyError, match="gru0/input_to_gates"):
         nematus.gru(x, h0, {})

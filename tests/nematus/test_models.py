@@ -32,71 +32,71 @@ SAME_SEARCH = {
     "smoothed labels", "transformer layer", "transformer tied encoder", "transformer smoothed labels",
 }  # fmt: skip
 
-golden_too = pytest.mark.parametrize("framework", ["numpy", "torch", "tf", "flax"], indirect=True)
+golden_too = pytest.mark.parametrize("adapter", ["numpy", "torch", "tf", "flax"], indirect=True)
 
 
-def pair(framework: Any, kind: str, dtype: str = "float64", **changes: Any) -> tuple[Any, Any]:
+def pair(adapter: Any, kind: str, dtype: str = "float64", **changes: Any) -> tuple[Any, Any]:
     """The golden and the model of a framework. A Transformer is in training mode, where it smooths labels."""
     config = config_of(kind)
     is_transformer = config.model_type == "transformer"
     config = config.replace(**(WITHOUT_DROPOUT if is_transformer else {}), **changes)
     parameters = random_parameters(config, dtype)
-    return tuple(where.Model(config, parameters, training=is_transformer) for where in (numpy_nematus, framework))
+    return tuple(where.Model(config, parameters, training=is_transformer) for where in (numpy_nematus, adapter))
 
 
 # Others are compared with NumPy's models below. What B does in compiled Keras and Flax is tests/cli/test_cli_port.py.
 @pytest.mark.parametrize(
-    ("framework", "name", "norm"),
+    ("adapter", "name", "norm"),
     [(framework, *run) for framework in ("numpy", "torch") for run in (("A2s", "layer"), ("A7b", "rms"))]
     + [(framework, name, "rms") for framework in ("numpy", "torch") for name in ("A4", "B")],
-    indirect=["framework"],
+    indirect=["adapter"],
 )
-def test_what_nematus_computed(framework: Any, name: str, norm: str) -> None:
+def test_what_nematus_computed(adapter: Any, name: str, norm: str) -> None:
     """float32 of TensorFlow: logits to 2e-5, gradients to 1e-4 of their norm, translations token for token."""
     run = reference(name)
     config, parameters, own = run.model(norm)
-    model = framework.Model(config, parameters)
+    model = adapter.Model(config, parameters)
     x, x_mask, y, y_mask = run.sentences
     counted = y_mask.T > 0 if name == "A7b" else y_mask > 0
     logits = model.logits(x, x_mask, y)
-    assert logits.dtype == (np.float64 if framework is numpy_nematus else np.float32)
+    assert logits.dtype == (np.float64 if adapter is numpy_nematus else np.float32)
     assert abs(logits - run.arrays["logits"])[counted].max() <= 2e-5
     np.testing.assert_allclose(model.loss(x, x_mask, y, y_mask), run.arrays["loss_per_sentence"], rtol=1e-5)
-    if framework is not numpy_nematus:
+    if adapter is not numpy_nematus:
         check_gradients(model.gradients(x, x_mask, y, y_mask)[1], own, run.probes)
     assert check_beams(run, model, 2e-5) == (2 if name == "B" else 4)
 
 
 @golden_too
-def test_what_theano_nematus_computed(framework: Any) -> None:
+def test_what_theano_nematus_computed(adapter: Any) -> None:
     """float64 of Theano, with the weights of a v0.3 checkpoint."""
     run = reference("B")
     config, parameters, _ = run.model("rms")
     parameters = {name: value.astype(np.float64) for name, value in parameters.items()}
     x, x_mask, y, y_mask = run.sentences
-    with framework.wide():
+    with adapter.wide():
         for dialect in ("theano", "tensorflow-v0.3"):
-            model = framework.Model(config.replace(dialect=dialect), parameters)
+            model = adapter.Model(config.replace(dialect=dialect), parameters)
             logits, loss = model.scores(x, x_mask, y, y_mask)
             assert abs(logits - run.arrays["theano_logits"])[y_mask > 0].max() <= 1e-12
             np.testing.assert_allclose(loss, run.arrays["theano_loss"], rtol=1e-12)
 
 
-def check_kind(framework: Any, kind: str, dtype: str, **changes: Any) -> tuple[Any, Any]:
+def check_kind(adapter: Any, kind: str, dtype: str, **changes: Any) -> tuple[Any, Any]:
     """The golden and the model of a framework, after check_everything."""
-    golden, model = pair(framework, kind, dtype, **changes)
+    golden, model = pair(adapter, kind, dtype, **changes)
     check_everything(
-        framework, golden, model, batch(config_of(kind)), dtype, training=kind in TRANSFORMERS, stepwise=kind in KINDS
+        adapter, golden, model, batch(config_of(kind)), dtype, training=kind in TRANSFORMERS, stepwise=kind in KINDS
     )
     return golden, model
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_transformer_without_norms(framework: Any) -> None:
+def test_a_transformer_without_norms(adapter: Any) -> None:
     """Of small weights: without norms the sums grow from layer to layer."""
     config = config_of("transformer rms").replace(norm="none")
     parameters = {name: value / 4 for name, value in random_parameters(config).items()}
-    golden, model = numpy_nematus.Model(config, parameters), framework.Model(config, parameters)
+    golden, model = numpy_nematus.Model(config, parameters), adapter.Model(config, parameters)
     x, x_mask, y, _ = batch(config)
     check_close(model.logits(x, x_mask, y), golden.logits(x, x_mask, y))
     assert abs(golden.logits(x, x_mask, y)).max() > 0.1
@@ -104,25 +104,25 @@ def test_a_transformer_without_norms(framework: Any) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("framework", "dtype"),
+    ("adapter", "dtype"),
     [("torch", "float64"), ("torch", "float32"), ("tf", "float64"), ("flax", "float64")],
     ids=["torch", "torch in float32", "tf", "flax"],
-    indirect=["framework"],
+    indirect=["adapter"],
 )
 @pytest.mark.parametrize("kind", [*KINDS, *TRANSFORMERS])
-def test_everything_is_the_goldens(framework: Any, kind: str, dtype: str) -> None:
-    golden, model = check_kind(framework, kind, dtype)
+def test_everything_is_the_goldens(adapter: Any, kind: str, dtype: str) -> None:
+    golden, model = check_kind(adapter, kind, dtype)
     if dtype == "float32" or kind in SAME_SEARCH:
         return
     x, x_mask, _, _ = batch(config_of(kind))
-    for beam_size, alpha in ((1, 0.0), (3, 0.5)) if framework.__name__ != "flax_nematus" else ((3, 0.5),):
+    for beam_size, alpha in ((1, 0.0), (3, 0.5)) if adapter.__name__ != "flax_nematus" else ((3, 0.5),):
         translations = model.translate(x, x_mask, beam_size, 6, normalization_alpha=alpha)
         wanted = golden.translate(x, x_mask, beam_size, 6, normalization_alpha=alpha)
         np.testing.assert_array_equal(translations.sequences, wanted.sequences)
         np.testing.assert_allclose(translations.scores, wanted.scores, rtol=1e-12)
 
 
-@pytest.mark.parametrize("framework", ["tf"], indirect=True)
+@pytest.mark.parametrize("adapter", ["tf"], indirect=True)
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
@@ -132,16 +132,16 @@ def test_everything_is_the_goldens(framework: Any, kind: str, dtype: str) -> Non
     ],
 )
 @pytest.mark.sample(1)
-def test_in_graphs_everything_is_the_goldens(framework: Any, kind: str, changes: dict[str, Any]) -> None:
-    check_kind(framework, kind, "float32", **changes)
+def test_in_graphs_everything_is_the_goldens(adapter: Any, kind: str, changes: dict[str, Any]) -> None:
+    check_kind(adapter, kind, "float32", **changes)
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("training", [True, False])
-def test_smoothed_labels_of_the_transformer_only_in_training(framework: Any, training: bool) -> None:
+def test_smoothed_labels_of_the_transformer_only_in_training(adapter: Any, training: bool) -> None:
     config = config_of("transformer smoothed labels").replace(**WITHOUT_DROPOUT)
     golden, model = (
-        where.Model(config, random_parameters(config), training=training) for where in (numpy_nematus, framework)
+        where.Model(config, random_parameters(config), training=training) for where in (numpy_nematus, adapter)
     )
     sentences = batch(config)
     wanted = golden.loss(*sentences)
@@ -149,27 +149,27 @@ def test_smoothed_labels_of_the_transformer_only_in_training(framework: Any, tra
     np.testing.assert_allclose(model.called(*sentences), wanted, rtol=1e-12)
 
 
-def test_a_model_does_not_share_memory_with_what_it_is_made_of(framework: Any) -> None:
+def test_a_model_does_not_share_memory_with_what_it_is_made_of(adapter: Any) -> None:
     config = config_of("plain")
     parameters = random_parameters(config, "float32")
     before = {name: value.copy() for name, value in parameters.items()}
-    for source in (parameters, {name: framework.array(value) for name, value in parameters.items()}):
-        framework.overwrite(framework.Model(config, source).own)
+    for source in (parameters, {name: adapter.array(value) for name, value in parameters.items()}):
+        adapter.overwrite(adapter.Model(config, source).own)
         for name, value in source.items():
             np.testing.assert_array_equal(value, before[name])
 
 
 @pytest.mark.parametrize("kind", ["mixture", "transformer rms"])
-def test_a_model_in_bfloat16(framework: Any, kind: str) -> None:
+def test_a_model_in_bfloat16(adapter: Any, kind: str) -> None:
     """Within some roundings of 2^-9 of logits below 10; losses are of float32."""
     config = config_of(kind)
     parameters, sentences = random_parameters(config, "float32"), batch(config)
     wanted = numpy_nematus.Model(config, parameters).logits(*sentences[:3])
-    model = framework.Model(config, {name: framework.array(value, "bfloat16") for name, value in parameters.items()})
+    model = adapter.Model(config, {name: adapter.array(value, "bfloat16") for name, value in parameters.items()})
     x, x_mask, y, y_mask = sentences
-    is_flax = framework.__name__ == "flax_nematus"
-    with nullcontext() if is_flax else framework.quick():
-        logits, loss = model.scores(x, framework.array(x_mask, "bfloat16"), y, y_mask)
+    is_flax = adapter.__name__ == "flax_nematus"
+    with nullcontext() if is_flax else adapter.quick():
+        logits, loss = model.scores(x, adapter.array(x_mask, "bfloat16"), y, y_mask)
         assert logits.dtype in (ml_dtypes.bfloat16, np.float32)  # a mixture gives log-probabilities
         assert abs(logits.astype(float) - wanted).max() <= 0.02 * abs(wanted).max() + 0.1
         assert loss.dtype == np.float32
@@ -194,20 +194,20 @@ INPUTS_FROM_WORDS = {
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_is_dropped_with_which_rate(framework: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_dropped_with_which_rate(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every matrix the input, with a mask of its own; scores of the attention stay."""
     config = config_of("deep").replace(rnn_lexical_model=True)
     parameters, sentences = random_parameters(config), batch(config)
-    without = framework.Model(config, parameters).loss(*sentences)
+    without = adapter.Model(config, parameters).loss(*sentences)
     matrices = {row.name for row in variables(config) if len(row.shape) == 2}
     matrices -= {name for name in matrices if "/embedding/" in name or name.endswith("hidden_to_score")}
     rates = {"embedding": 0.1, "hidden": 0.2, "source": 0.3, "target": 0.4}
     rate_of = dict.fromkeys(matrices - INPUTS_FROM_WORDS, rates["hidden"])
     rate_of |= dict.fromkeys(INPUTS_FROM_WORDS, rates["embedding"])
     rate_of |= {"source words": rates["source"], "target words": rates["target"]}
-    masks = framework.masks(monkeypatch)
+    masks = adapter.masks(monkeypatch)
     config = config.replace(**{f"rnn_dropout_{part}": rate for part, rate in rates.items()})
-    loss = framework.Model(config, parameters, training=True).loss(*sentences)
+    loss = adapter.Model(config, parameters, training=True).loss(*sentences)
     assert masks.keys() == rate_of.keys()
     for name, mask in masks.items():
         np.testing.assert_allclose(mask * (mask - 1 / (1 - rate_of[name])), 0, atol=1e-12, err_msg=name)
@@ -218,16 +218,16 @@ def test_what_is_dropped_with_which_rate(framework: Any, monkeypatch: pytest.Mon
 
 @golden_too
 @pytest.mark.usefixtures("quick")
-def test_a_dropped_input_is_a_dropped_row_of_the_matrix(framework: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_input_is_a_dropped_row_of_the_matrix(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a deep mixture with factors, for one sentence, if all steps have the same mask; words as their embeddings."""
-    masks = framework.masks(monkeypatch)
+    masks = adapter.masks(monkeypatch)
     config = config_of("deep").replace(**FACTORS, softmax_mixture_size=3)
-    model, sentences, seed = lose_words(framework, config, masks)
+    model, sentences, seed = lose_words(adapter, config, masks)
     config = model.own.config
     x, _, y, _ = sentences
     parameters = random_parameters(config)
-    loss = framework.Model(config, parameters, training=True, seed=seed).loss(*sentences)
-    assert abs(loss - framework.Model(config, parameters).loss(*sentences)) > 1e-3
+    loss = adapter.Model(config, parameters, training=True, seed=seed).loss(*sentences)
+    assert abs(loss - adapter.Model(config, parameters).loss(*sentences)) > 1e-3
     for name, mask in masks.items():
         if name in parameters:
             parameters[name] *= mask.T
@@ -235,22 +235,22 @@ def test_a_dropped_input_is_a_dropped_row_of_the_matrix(framework: Any, monkeypa
     for table, ids, side in (*sources, (target_table(config), y[:-1], "target words")):
         for word, factor in zip(ids[:, 0], masks[side][-len(ids) :, 0, 0], strict=True):  # nothing before the first
             parameters[table][word] *= factor
-    np.testing.assert_allclose(framework.Model(config, parameters).loss(*sentences), loss, rtol=1e-12)
+    np.testing.assert_allclose(adapter.Model(config, parameters).loss(*sentences), loss, rtol=1e-12)
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_tied_decoder_drops_its_hidden_layer(framework: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tied_decoder_drops_its_hidden_layer(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which no matrix of its own follows."""
-    masks = framework.masks(monkeypatch)
+    masks = adapter.masks(monkeypatch)
     config = config_of("tied all")
-    lose_words(framework, config, masks)
+    lose_words(adapter, config, masks)
     size = random_parameters(config)[target_table(config)].shape[1]
     assert masks["decoder/next_word_predictor/hidden_to_logits/W"].shape == (1, size)
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("framework", "kind"),
+    ("adapter", "kind"),
     [
         ("torch", "rms"),
         ("torch", "transformer rms"),
@@ -258,34 +258,34 @@ def test_a_tied_decoder_drops_its_hidden_layer(framework: Any, monkeypatch: pyte
         ("tf", "transformer rms"),
         ("flax", "layer"),
     ],
-    indirect=["framework"],
+    indirect=["adapter"],
 )
-def test_dropout_only_in_training(framework: Any, kind: str) -> None:
+def test_dropout_only_in_training(adapter: Any, kind: str) -> None:
     """By a seed, and another time anew; a translation drops nothing. Graphs are in test_nematus_tf.py and _flax.py."""
     quiet = config_of(kind).replace(**(WITHOUT_DROPOUT if kind in TRANSFORMERS else {}))
     config = quiet.replace(**(dict.fromkeys(WITHOUT_DROPOUT, 0.3) if kind in TRANSFORMERS else WITH_DROPOUT))
     parameters, sentences = random_parameters(config), batch(config)
-    without = framework.Model(quiet, parameters)
+    without = adapter.Model(quiet, parameters)
     wanted = without.loss(*sentences)
-    np.testing.assert_array_equal(framework.Model(config, parameters).loss(*sentences), wanted)
-    model = framework.Model(config, parameters, training=True, seed=3)
+    np.testing.assert_array_equal(adapter.Model(config, parameters).loss(*sentences), wanted)
+    model = adapter.Model(config, parameters, training=True, seed=3)
     losses = [model.loss(*sentences) for _ in range(2)]
     assert abs(losses[0] - wanted).min() > 1e-3
     assert abs(losses[0] - losses[1]).min() > 1e-3
     translations = [one.translate(*sentences[:2], 3, 6) for one in (model, without)]
     np.testing.assert_array_equal(translations[0].scores, translations[1].scores)
-    again = framework.Model(config, parameters, training=True, seed=3)
+    again = adapter.Model(config, parameters, training=True, seed=3)
     np.testing.assert_array_equal(again.loss(*sentences), losses[0])
 
 
 @pytest.mark.usefixtures("quick")
-def test_dropout_of_the_transformer(framework: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_of_the_transformer(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a dropout that scales: what is dropped is what a scaled matrix is multiplied with or gives."""
     plain = config_of("transformer rms").replace(**WITHOUT_DROPOUT)
     parameters = random_parameters(plain)
     x, x_mask, y, _ = batch(plain)
-    undropped = framework.Model(plain, parameters).logits(x, x_mask, y)
-    factor = framework.scale_dropout(monkeypatch, keep=True)
+    undropped = adapter.Model(plain, parameters).logits(x, x_mask, y)
+    factor = adapter.scale_dropout(monkeypatch, keep=True)
     for rate, ends in {
         "transformer_dropout_residual": ("context_projection/dense_layer_weights", "ff_layer_2/dense_layer_weights"),
         "transformer_dropout_relu": ("ff_layer_1/dense_layer_weights",),
@@ -296,25 +296,25 @@ def test_dropout_of_the_transformer(framework: Any, monkeypatch: pytest.MonkeyPa
             ends = (*ends, "ff_layer_2/dense_layer_biases")
         same = {name: value * factor if name.endswith(ends) else value for name, value in parameters.items()}
         config = plain.replace(**{rate: 0.5})
-        logits = framework.Model(config, parameters, training=True).logits(x, x_mask, y)
-        check_close(logits, framework.Model(plain, same).logits(x, x_mask, y))
+        logits = adapter.Model(config, parameters, training=True).logits(x, x_mask, y)
+        check_close(logits, adapter.Model(plain, same).logits(x, x_mask, y))
         assert abs(logits - undropped).max() > 0.1
-        np.testing.assert_array_equal(framework.Model(config, parameters).logits(x, x_mask, y), undropped)
+        np.testing.assert_array_equal(adapter.Model(config, parameters).logits(x, x_mask, y), undropped)
 
-    framework.scale_dropout(monkeypatch, keep=False)
+    adapter.scale_dropout(monkeypatch, keep=False)
     config = plain.replace(transformer_dropout_embeddings=0.5)
-    logits = framework.Model(config, parameters, training=True).logits(x, x_mask, y)  # without words and positions
+    logits = adapter.Model(config, parameters, training=True).logits(x, x_mask, y)  # without words and positions
     check_close(logits, np.broadcast_to(logits[:1, :1], logits.shape))
-    assert (framework.Model(config, parameters).logits(x, x_mask, y).std((0, 1)) > 0.01).all()
+    assert (adapter.Model(config, parameters).logits(x, x_mask, y).std((0, 1)) > 0.01).all()
 
 
 @golden_too
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("kind", ["factors", "transformer rms"])
-def test_errors(framework: Any, kind: str) -> None:
+def test_errors(adapter: Any, kind: str) -> None:
     """For arrays of the framework as for those of NumPy."""
     config = config_of(kind)
-    model, array = framework.Model(config, random_parameters(config)).own, framework.array
+    model, array = adapter.Model(config, random_parameters(config)).own, adapter.array
     sentences = batch(config)
     x, x_mask, y, y_mask = map(array, sentences)
     above = array(np.where(sentences[0] == sentences[0].max(), 9, sentences[0]))

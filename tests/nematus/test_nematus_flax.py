@@ -42,21 +42,21 @@ def test_a_program_is_as_long_for_long_sentences_and_of_full_precision():
 
 
 @pytest.mark.parametrize(
-    ("kind", "room", "name"),
+    ("kind", "module", "name"),
     [("layer", rnnsearch, "predict"), ("transformer rms", transformer, "_decode")],
     ids=["layer", "transformer rms"],
 )
-def test_compiled_once_for_all_calls_of_one_shape(kind, room, name, monkeypatch):
+def test_compiled_once_for_all_calls_of_one_shape(kind, module, name, monkeypatch):
     """Of a configuration that no other test has; so is every step of a translation, whatever came before it."""
     model = model_of(kind, translation_maxlen=77)
     traced = []
-    output = getattr(room, name)  # which is called once where a decoder is traced
+    output = getattr(module, name)  # which is called once where a decoder is traced
 
     def record(*inputs, **options):
         traced.append(1)
         return output(*inputs, **options)
 
-    monkeypatch.setattr(room, name, record)
+    monkeypatch.setattr(module, name, record)
     x, x_mask, y, _ = batch(model.config)
     first = model.logits(x, x_mask, y)
     np.testing.assert_array_equal(model.logits(x, x_mask, y), first)
@@ -165,20 +165,3 @@ def test_errors_of_what_is_traced(kind):
 def test_a_cell_in_bfloat16(cell, norm):
     half = getattr(nematus, cell)(SIZE, STATE, norm=norm, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     assert {value.dtype.name for value in half.by_name().values()} == {"bfloat16"}
-
-
-def test_a_cell_learns_within_jit():
-    """To carry the first input to the end."""
-    layer = nematus.NematusGRU(1, 8, biases=("input", "state"), norm="rms", rngs=nnx.Rngs(0))
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 32, 1)), jnp.float32)
-
-    @nnx.jit
-    def step(layer):
-        loss, gradients = nnx.value_and_grad(
-            lambda layer: jnp.square(layer(x)[-1, :, 0] - jnp.tanh(x[0, :, 0])).mean()
-        )(layer)
-        nnx.update(layer, jax.tree.map(lambda value, d: value - 0.3 * d, nnx.state(layer), gradients))
-        return loss
-
-    losses = [float(step(layer)) for _ in range(80)]
-    assert losses[-1] < 0.2 * losses[0]

@@ -54,7 +54,7 @@ def interface_differences(package: Any, framework: str) -> Iterator[str]:
         names = METHODS if (framework, model) in OTHER_CONSTRUCTORS else ("__init__", *METHODS)
         for name in names:
             extra = OTHER_ARGUMENTS.get((framework, f"{model}.{name}"), [])
-            wanted, actual = (getattr(getattr(room, model), name) for room in (protocol, package))
+            wanted, actual = (getattr(getattr(module, model), name) for module in (protocol, package))
             yield from differences(actual, wanted, extra)
 
 

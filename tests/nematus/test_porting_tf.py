@@ -134,3 +134,14 @@ def test_the_names_of_variables_tell_the_norm_and_not_the_options(tmp_path: Path
     assert nematus.load(tmp_path).config == config
     other = nematus.load(tmp_path, norm="rms").config
     assert (other.norm, other.norm_offset) == ("rms", True)
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**arguments: Any) -> None:
+        raise tf.errors.ResourceExhaustedError(None, None, "a file; No space left on device")
+
+    monkeypatch.setattr(tf.raw_ops, "SaveV2", fail)
+    config = config_of("rms")
+    with pytest.raises(OSError, match="No space left on device"):
+        nematus.save_tensorflow(tmp_path / "model.npz", config, random_parameters(config, "float32"))
+    assert not [*tmp_path.iterdir()]

@@ -14,7 +14,6 @@ from rmsnorm.nematus.numpy.output import log_softmax
 from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
 from rmsnorm.nematus.numpy.transformer import Transformer
 
-U = 2.0**-53
 EXACT = 1e-12  # two float64 computations of one thing in another order; logits are below 10
 
 

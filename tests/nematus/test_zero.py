@@ -40,40 +40,40 @@ def sentences_of(run: Reference) -> tuple[Any, Any, Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("framework", "name"),
+    ("adapter", "name"),
     [*((framework, name) for framework in ("numpy", "torch") for name in RUNS), *OTHER_RUNS],
-    indirect=["framework"],
+    indirect=["adapter"],
 )
-def test_what_zero_computed(framework: Any, name: str) -> None:
+def test_what_zero_computed(adapter: Any, name: str) -> None:
     """float32 of TensorFlow: logits to 2e-5, gradients to 1.5e-5 of their norm, translations token for token."""
-    with eager_in_tensorflow(framework):
-        check_run(framework, name)
+    with eager_in_tensorflow(adapter):
+        check_run(adapter, name)
 
 
-def eager_in_tensorflow(framework: Any) -> Any:
+def eager_in_tensorflow(adapter: Any) -> Any:
     """The quickest way for a few calls: TensorFlow takes longer to trace, JAX to run operation by operation."""
-    return framework.quick() if framework.__name__ == "tf_nematus" else nullcontext()
+    return adapter.quick() if adapter.__name__ == "tf_nematus" else nullcontext()
 
 
-def check_run(framework: Any, name: str) -> None:
+def check_run(adapter: Any, name: str) -> None:
     run = reference(name)
     config, parameters, own = run.model(RUNS[name])
     x, x_mask, y, y_mask = sentences_of(run)
     is_transformer = config.model_type == "transformer"
-    model = framework.Model(config, parameters)
+    model = adapter.Model(config, parameters)
     logits = model.logits(x, x_mask, y)
     assert abs((logits if is_transformer else logits.swapaxes(0, 1)) - run.arrays["logits"]).max() <= 2e-5
-    if framework.__name__ == "flax_nematus" and not is_transformer:  # takes a quarter of a minute for the rest
+    if adapter.__name__ == "flax_nematus" and not is_transformer:  # takes a quarter of a minute for the rest
         return
     states = model.encode(x, x_mask) if is_transformer else model.encode(x, x_mask).swapaxes(0, 1)
     assert abs(states - run.arrays["encoder_output"])[run.arrays["x_mask"] > 0].max() <= 2e-5
-    plain = framework.Model(config.replace(label_smoothing=0.0), parameters)
+    plain = adapter.Model(config.replace(label_smoothing=0.0), parameters)
     for wanted in ("loss_per_sentence_nosmooth", "score"):
         np.testing.assert_allclose(plain.loss(x, x_mask, y, y_mask), run.arrays[wanted], rtol=2e-5)
-    trained = framework.Model(config, parameters, training=True)
+    trained = adapter.Model(config, parameters, training=True)
     np.testing.assert_allclose(trained.loss(x, x_mask, y, y_mask), run.arrays["loss_per_sentence"], rtol=2e-5)
     assert check_zero_beams(run, model) == 3
-    if framework is numpy_nematus:
+    if adapter is numpy_nematus:
         return
     gradients = trained.gradients(x, x_mask, y, y_mask)[1]
     for bias in [name for name in gradients if name.endswith(("k_map/b_0", "feed_logits/b_0"))]:
@@ -144,7 +144,7 @@ def test_the_gradients_of_the_norms_alone() -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("framework", "kind"),
+    ("adapter", "kind"),
     [
         *(("torch", kind) for kind in (*ZERO, *ZERO_RNN)),
         ("tf", RELA),
@@ -152,14 +152,14 @@ def test_the_gradients_of_the_norms_alone() -> None:
         ("tf", "zero rnn layer"),
         ("flax", RELA),
     ],
-    indirect=["framework"],
+    indirect=["adapter"],
 )
-def test_every_framework_computes_what_the_golden_computes(framework: Any, kind: str) -> None:
+def test_every_framework_computes_what_the_golden_computes(adapter: Any, kind: str) -> None:
     """Scores, losses, gradients and translations in float64, of sentences with a place that is empty in all."""
     config = config_of(kind).replace(**WITHOUT_DROPOUT)
     parameters, sentences = random_parameters(config), padded(batch(config))
-    wanted, model = (module.Model(config, parameters, training=True) for module in (numpy_nematus, framework))
-    check_everything(framework, wanted, model, sentences, "float64", training=True, floor=1e-14)
+    wanted, model = (module.Model(config, parameters, training=True) for module in (numpy_nematus, adapter))
+    check_everything(adapter, wanted, model, sentences, "float64", training=True, floor=1e-14)
     x, x_mask, y, _ = sentences
     np.testing.assert_allclose(model.loss(*sentences), wanted.loss(*sentences), rtol=1e-12)
     assert model.logits(x, x_mask, y).shape[config.model_type == "transformer"] == len(y) - 1
@@ -260,24 +260,22 @@ def test_noise_makes_other_translations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "kind"),
+    ("adapter", "kind"),
     [*((framework, kind) for framework in ("torch", "tf", "flax") for kind in (RELA, "zero rnn"))],
-    indirect=["framework"],
+    indirect=["adapter"],
 )
-def test_dropout_of_zero_is_of_training_only(framework: Any, kind: str) -> None:
+def test_dropout_of_zero_is_of_training_only(adapter: Any, kind: str) -> None:
     """A rate in one place at a time changes the loss in training, and nothing else."""
     config = config_of(kind).replace(**WITHOUT_DROPOUT, label_smoothing=0.0)
     names = ["rnn_dropout_embedding"] if config.model_type == "rnn" else list(WITHOUT_DROPOUT)
-    if framework.__name__ == "flax_nematus":  # of a Transformer in JAX only what Nematus does not have
+    if adapter.__name__ == "flax_nematus":  # of a Transformer in JAX only what Nematus does not have
         names = names[-2:-1]
     parameters, sentences = random_parameters(config, "float32"), batch(config)
-    with eager_in_tensorflow(framework):
-        wanted = framework.Model(config, parameters).loss(*sentences)
+    with eager_in_tensorflow(adapter):
+        wanted = adapter.Model(config, parameters).loss(*sentences)
         for name in names:
             dropping = config.replace(**{name: 0.5})
-            evaluated, trained = (
-                framework.Model(dropping, parameters, training=training) for training in (False, True)
-            )
+            evaluated, trained = (adapter.Model(dropping, parameters, training=training) for training in (False, True))
             np.testing.assert_array_equal(evaluated.loss(*sentences), wanted)
             first = trained.loss(*sentences)
             assert (first != wanted).any(), name

@@ -161,11 +161,6 @@ def test_nothing_in_gives_nothing_out():
     assert (rms_norm(np.zeros((3, 0)), return_inverse_rms=True)[1] == 0).all()
 
 
-def test_a_scalar_has_no_axis():
-    with pytest.raises(ValueError, match=r"^rms_norm: x is 0-d, expected at least one axis to normalise"):
-        rms_norm(np.float32(3.0))
-
-
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 def test_without_a_residual_no_output_is_an_input(dtype):
     x = np.ones((2, 3), dtype)
@@ -173,162 +168,14 @@ def test_without_a_residual_no_output_is_an_input(dtype):
         assert not np.shares_memory(output, x)
 
 
-@pytest.mark.parametrize("dtype", dtypes.FLOATS)
-def test_width_one_is_the_sign_and_has_no_gradient(dtype):
-    x = np.array([[3.0], [-0.25], [1e-4]]).astype(dtype)
-    v = np.array([[1.0], [2.0], [-3.0]]).astype(dtype)
-    assert rms_norm(x, variant="paper").ravel().tolist() == [1.0, -1.0, 1.0]
-    assert rms_norm_vjp(v, x, variant="paper")[0].ravel().tolist() == [0.0, 0.0, 0.0]
-    assert rms_norm_jvp((x,), (v,), variant="paper").ravel().tolist() == [0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("variant", ["standard", "paper", "zhang_torch", "x_transformers", "keras_rms_scaling"])
-def test_what_is_masked_reaches_no_derivative(variant):
-    random = np.random.default_rng(3)
-    mask = random.random((6, 9)) < 0.6
-    mask[1] = False
-    x, v, t = random.normal(size=(3, 6, 9))
-    g, b = random.normal(size=(2, 9))
-    options = {"variant": variant, "mask": mask}
-
-    def derivatives(x, v, t):
-        return [*rms_norm_vjp(v, x, g, b, **options), rms_norm_jvp((x, g, b), (t, g, b), **options)]
-
-    want = derivatives(x, v, t)
-    for value in (0.0, 1e300, math.nan, math.inf):
-        changed = [np.where(mask, array, value) for array in (x, v, t)]
-        for one, other in zip(want, derivatives(*changed), strict=True):
-            assert one.tobytes() == other.tobytes()
-        y = rms_norm(changed[0], g, b, **options)
-        assert np.array_equal(y[mask], rms_norm(x, g, b, **options)[mask])
-    assert (want[0][~mask] == 0).all()
-    assert (want[3][~mask] == 0).all()
-    y, inverse_rms = rms_norm(np.where(mask, x, math.nan), g, b, return_inverse_rms=True, **options)
-    assert (y[1] == 0).all()
-    assert inverse_rms[1] == 0
-    assert np.isnan(y[~mask & (np.arange(6) != 1)[:, None]]).all()
-
-
-def test_a_masked_row_is_the_row_without_its_masked_elements():
-    random = np.random.default_rng(4)
-    x, v = random.normal(size=(2, 1, 12)).astype(np.float32)
-    g = random.normal(size=12).astype(np.float32)
-    mask = random.random(12) < 0.5
-    short = rms_norm(x[:, mask], g[mask])
-    assert np.array_equal(rms_norm(x, g, mask=mask)[:, mask], short)
-    dx, dscale, _ = rms_norm_vjp(v, x, g, mask=mask)
-    short_dx, short_dscale, _ = rms_norm_vjp(v[:, mask], x[:, mask], g[mask])
-    assert np.array_equal(dx[:, mask], short_dx)
-    assert np.array_equal(dscale[mask], short_dscale)
-    inside = rms_norm(x, g, mask=mask, return_inverse_rms=True)[1]
-    assert inside == rms_norm(x[:, mask], g[mask], return_inverse_rms=True)[1]
-
-
-def test_a_mask_broadcasts():
-    x = np.random.default_rng(5).normal(size=(2, 3, 4))
-    for mask in (np.array([True, False, True, True]), np.array([[[True]], [[False]]]), np.array(True)):
-        full = np.broadcast_to(mask, x.shape)
-        assert rms_norm(x, mask=mask).tobytes() == rms_norm(x, mask=full).tobytes()
-        assert rms_norm_vjp(x, x, mask=mask)[0].tobytes() == rms_norm_vjp(x, x, mask=full)[0].tobytes()
-
-
-def test_the_gradient_of_a_residual_is_a_sum():
-    random = np.random.default_rng(6)
-    x, r, v, w = (random.normal(size=(3, 8)).astype(np.float32) for _ in range(4))
-    g = random.normal(size=8).astype(np.float32)
-    y, h = rms_norm(x, g, residual=r)
-    assert np.array_equal(h, x + r)
-    assert np.array_equal(y, rms_norm(h, g))
-    dx, dscale, dbias, dr = rms_norm_vjp((v, w), x, g, residual=r)
-    alone = rms_norm_vjp(v, x, g, residual=r)
-    assert dbias is None
-    assert np.array_equal(dx, dr)
-    assert np.array_equal(alone[0], rms_norm_vjp(v, h, g)[0])
-    assert np.array_equal(dscale, alone[1])
-    # the golden rounds the sum, once; here its first part was rounded, and the sum: 2^-20 for what is of second order
-    assert np.all(np.abs(dx - (alone[0] + w)) <= 2.0**-24 * (1 + 2.0**-20) * (np.abs(alone[0]) + 2 * np.abs(dx)))
-    mixed = rms_norm(x.astype(ml_dtypes.bfloat16), g, residual=r)[1]
-    assert mixed.dtype == np.float32
-    *_, dx16, dr32 = (rms_norm_vjp(v, x.astype(ml_dtypes.bfloat16), g, residual=r)[i] for i in (0, 3))
-    assert (dx16.dtype.name, dr32.dtype.name) == ("bfloat16", "float32")
-
-
-@pytest.mark.parametrize("dtype", dtypes.FLOATS)
-def test_inverse_rms_is_that_of_the_row(dtype):
-    x = np.array([[3.0, 4.0], [0.0, 0.0]]).astype(dtype)
-    _y, inverse_rms = rms_norm(x, variant="paper", return_inverse_rms=True)
-    assert inverse_rms.shape == (2, 1)
-    assert inverse_rms.dtype == (np.float64 if dtype == "float64" else np.float32)
-    assert inverse_rms[0] == (1 / np.sqrt(12.5)).astype(inverse_rms.dtype)
-    assert rms_norm(x.T, axis=0, return_inverse_rms=True)[1].shape == (1, 2)
-    # the sum of two: y first, then x + residual, then 1 / rho
-    assert [e.shape for e in rms_norm(x, residual=x, return_inverse_rms=True)] == [(2, 2), (2, 2), (2, 1)]
-
-
-_STEP = 2.0**-17  # near the cube root of the unit roundoff, where truncation and rounding of a difference meet
-_OPTIONS = {
-    "plain": {},
-    "eps 0.3": {"eps": 0.3},
-    "partial": {"partial": 0.4},
-    "mask": {"mask": np.random.default_rng(7).random((4, 6, 5)) < 0.7},
-    "mask, partial": {"mask": np.random.default_rng(8).random((4, 6, 5)) < 0.7, "partial": 0.6},
-    "middle": {"axis": 1},
-    "two axes": {"axis": (0, 2)},
-    "apart": {"axis": (1, 2), "feature_axis": 0},
-    "residual": {"residual": np.random.default_rng(9).normal(size=(4, 6, 5))},
-}
-
-
-@pytest.mark.parametrize("option", _OPTIONS)
-@pytest.mark.parametrize("name", PRESETS)
-def test_derivatives_are_those_of_differences(name, option):
-    """Along t with |t_i| <= |a_i| / 2, a central difference with step h misses by h^2 / 6 times the third derivative.
-
-    A derivative of 1 / rho along t brings at most 1/2 times 1, 3, 15 and one of a or of a parameter at most 1/2, so the
-    third is at most 4 times the terms of y and of jvp together. Each of the two y has up to four roundings, of
-    u each, and so has the point where it is taken: 8 u / h. A variance feels a change of a in proportion to kappa, the
-    root of the mean square over that of the variance; three derivatives feel it three times. And <dy, J t> is to be
-    <J^T dy, t>: sums of N terms, sqrt(N) and four roundings on either side.
-    """
-    options = {**_OPTIONS[option]}
-    random = np.random.default_rng(10)
-    x = random.normal(0.2, 1.0, (4, 6, 5))
-    r, mask = options.get("residual"), options.get("mask")
-    features = options.get("feature_axis", options.get("axis", -1))
-    sizes = [x.shape[axis] for axis in (features if isinstance(features, tuple) else (features,))]
-    g, b = random.normal(0.3, 1.0, (2, *sizes))
-    variant = Variant.get(name)
-    a = x if r is None else x + r
-    t = a * random.uniform(-0.5, 0.5, x.shape)
-    dg, db = (p * random.uniform(-0.5, 0.5, p.shape) for p in (g, b))
-    v = random.normal(size=x.shape)
-    counted = np.broadcast_to(True if mask is None else mask, x.shape)
-
-    def value(step):
-        y = rms_norm(x + step * t, g + step * dg, b + step * db, variant=variant, **options)
-        return y if r is None else y[0]
-
-    u = dtypes.unit_roundoff("float64")
-    dy = rms_norm_jvp((x, g, b), (t, dg, db), variant=variant, **options)
-    extra = {key: entry for key, entry in options.items() if key not in ("eps", "partial")}
-    changed = variant.replace(**{key: options[key] for key in ("eps", "partial") if key in options})
-    unit = term_sizes(x, g, b, dy=v, tangents=(t, dg, db), variant=changed, **extra)
-    size = unit["y"] + unit["jvp"]
-    difference = (value(_STEP) - value(-_STEP)) / (2 * _STEP)
-    without, within = (
-        rms_norm(x, variant=chosen, return_inverse_rms=True, **options)[-1]
-        for chosen in (variant.replace(statistic="mean_square"), variant)
-    )
-    kappa = within / np.where(without == 0, 1.0, without)
-    assert variant.statistic == "variance" or kappa.max() == 1
-    tolerance = (4 / 6 * _STEP**2 * kappa**3 + 8 * u / _STEP * kappa + 2 * u) * size
-    assert np.all(np.abs(difference - dy)[counted] <= tolerance[counted])
-
-    gradients = rms_norm_vjp(v, x, g, b, variant=variant, **options)
-    left = float(np.sum(v * dy))
-    right = sum(float(np.sum(e * d)) for e, d in zip(gradients[:3], (t, dg, db), strict=True))
-    total = float(np.sum(np.abs(v) * unit["jvp"]))
-    assert abs(left - right) <= 2 * (math.sqrt(x.size) + 4) * u * total
+def test_a_sum_of_two_dtypes_has_the_wider_and_its_gradients_have_both():
+    x, r, v = np.random.default_rng(6).normal(size=(3, 3, 8)).astype(np.float32)
+    narrow = x.astype(ml_dtypes.bfloat16)
+    h = rms_norm(narrow, residual=r)[1]
+    assert h.dtype == np.float32
+    assert np.array_equal(h, narrow.astype(np.float32) + r)
+    dx, *_, dresidual = rms_norm_vjp(v, narrow, residual=r)
+    assert (dx.dtype.name, dresidual.dtype.name) == ("bfloat16", "float32")
 
 
 @pytest.mark.parametrize(("position", "rho"), [("inside", 1e-6), ("outside", 1e-12), ("clamp", 1e-12)])

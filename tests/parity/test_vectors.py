@@ -357,24 +357,3 @@ def test_the_example_in_c_refuses_what_it_cannot_read(compiler, tmp_path):
         done = subprocess.run([program, cut], capture_output=True, text=True, timeout=60)
         assert done.returncode == 2
         assert words in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["write", "DIR", "--case", "no such"], "case is 'no such', expected 'rows', 'odd',"),
-        (["write", "DIR", "--quantity", "z"], "quantity is 'z', expected 'y', 'inverse_rms',"),
-        (
-            ["write", "DIR", "--variant", "gemma4", "--case", "huge"],
-            "filter is 'gemma4 huge', expected one that a case",
-        ),
-        (["write", "/proc/no such"], "/proc/no such cannot be used, as the system says: No such file or directory"),
-        (["check", "DIR"], "expected one with a manifest.json of rmsnorm; write the vectors again with"),
-        (["check", "DIR", "--junit", "/no/such/x.xml"], "/no/such is not a folder, expected one to write x.xml in"),
-    ],
-)
-def test_bad_usage_exits_with_2_and_one_sentence(arguments, words, tmp_path):
-    shown = rmsnorm("vectors", *(str(tmp_path) if word == "DIR" else word for word in arguments))
-    assert shown.exit_code == 2
-    assert words in " ".join(shown.stderr.split())
-    assert "Traceback" not in shown.stderr

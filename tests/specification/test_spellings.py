@@ -42,15 +42,15 @@ BF16 = ["bf16", "bfloat16", "torch.bfloat16", "jnp.bfloat16", "tf.bfloat16", ml_
 
 
 @pytest.mark.parametrize("dtype", BF16, ids=str)
-def test_a_dtype_has_one_name_however_it_is_spelled(wing, dtype):
-    assert wing.rms_norm(X, out_dtype=dtype).dtype.name == "bfloat16"
+def test_a_dtype_has_one_name_however_it_is_spelled(framework, dtype):
+    assert framework.rms_norm(X, out_dtype=dtype).dtype.name == "bfloat16"
 
 
-def test_the_dtypes_of_the_frameworks_are_spellings(wing):
-    package = {"torch": "torch", "tf": "tensorflow", "flax": "jax.numpy", "numpy": "ml_dtypes"}[wing.name]
+def test_the_dtypes_of_the_frameworks_are_spellings(framework):
+    package = {"torch": "torch", "tf": "tensorflow", "flax": "jax.numpy", "numpy": "ml_dtypes"}[framework.name]
     bfloat16 = importlib.import_module(package).bfloat16
     assert dtypes.spelled(bfloat16) == "bfloat16"
-    assert wing.rms_norm(X, out_dtype=bfloat16).dtype.name == "bfloat16"
+    assert framework.rms_norm(X, out_dtype=bfloat16).dtype.name == "bfloat16"
 
 
 def test_a_dtype_is_spelled_in_options_as_in_arguments(capsys):

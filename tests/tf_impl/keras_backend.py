@@ -105,7 +105,7 @@ def check_outputs(function: Callable[[Any, Any], Any], policies: Sequence[str] =
     ):
         pair = index // len(SHAPES)  # of a policy and a variant
         if BACKEND != "numpy" and (index % len(SHAPES) != pair % len(SHAPES) or pair % len(POLICIES)):
-            continue  # the wings have tests of their own
+            continue  # the frameworks have tests of their own
         layer = RMSNormalization(**options, variant=variant, bias=variant == "llama" or None, dtype=policy)
         layer.build(shape)
         layer.set_weights([rng.standard_normal(w.shape) for w in layer.weights])
@@ -154,6 +154,8 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    wings = {name for name in ("tf_impl.functional", "torch_impl", "flax_impl") if f"rmsnorm.{name}" in sys.modules}
-    assert wings == {"torch": {"torch_impl"}, "jax": {"flax_impl"}, "numpy": set()}[BACKEND]
+    frameworks = {
+        name for name in ("tf_impl.functional", "torch_impl", "flax_impl") if f"rmsnorm.{name}" in sys.modules
+    }
+    assert frameworks == {"torch": {"torch_impl"}, "jax": {"flax_impl"}, "numpy": set()}[BACKEND]
     print(f"{BACKEND}: done")

@@ -1,5 +1,5 @@
 """The layer on several devices of one machine, with the backend that KERAS_BACKEND names: on TensorFlow
-tf.distribute.MirroredStrategy on two, on JAX keras.distribution on eight. test_keras_devices runs it.
+tf.distribute.MirroredStrategy on two, on JAX keras.distribution on eight. test_keras runs it.
 
 Gradients are the golden's of all rows together, which are the single device's: the bound is that of the parity kit.
 """

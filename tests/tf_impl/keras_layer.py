@@ -1,6 +1,6 @@
 """What Keras does with a layer, on the backend that KERAS_BACKEND names, ours beside the built-in one.
 
-test_keras_layer runs CHECKS on TensorFlow, keras_backend in the processes of the others. The values are the golden's.
+test_keras runs CHECKS on TensorFlow, keras_backend in the processes of the others. The values are the golden's.
 """
 
 from __future__ import annotations
@@ -43,16 +43,10 @@ def applied(layer: Any, x: Any) -> Any:
 
 def run_by_the_harness(arguments: Any, shape: tuple[int, ...], weights: int) -> None:
     TestCase().run_layer_test(
-        RMSNormalization,
-        init_kwargs=arguments,
-        input_shape=shape,
-        expected_output_shape=shape,
-        expected_num_trainable_weights=weights,
-        expected_num_non_trainable_weights=0,
-        expected_num_seed_generators=0,
+        RMSNormalization, init_kwargs=arguments, input_shape=shape, expected_output_shape=shape, supports_masking=True,
+        expected_num_trainable_weights=weights, expected_num_non_trainable_weights=0, expected_num_seed_generators=0,
         expected_num_losses=0,
-        supports_masking=True,
-    )
+    )  # fmt: skip
 
 
 def check_the_harness_of_keras(folder: Path) -> None:
@@ -158,11 +152,7 @@ def check_copies(folder: Path) -> None:
     check(y, layer, x.astype("bfloat16"))
     model.save(folder / "copy.keras")
     model.save_weights(folder / "copy.weights.h5")
-    complete = [
-        copy.deepcopy(model),
-        pickle.loads(pickle.dumps(model)),
-        keras.saving.load_model(folder / "copy.keras"),
-    ]
+    complete = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), keras.saving.load_model(folder / "copy.keras")]
     bare = [keras.models.clone_model(model), keras.models.model_from_json(model.to_json())]
     bare.append(keras.Sequential([keras.Input((3, 5)), RMSNormalization.from_config(layer.get_config())]))
     for one in bare:

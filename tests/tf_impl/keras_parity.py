@@ -1,6 +1,6 @@
 """The layer's derivatives, by the automatic differentiation of the backend that KERAS_BACKEND names.
 
-test_keras_layer runs CHECKS on TensorFlow, keras_backend in the processes of the others.
+test_keras runs CHECKS on TensorFlow, keras_backend in the processes of the others.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def check_parity(folder: Path) -> None:
 def check_second_derivatives(folder: Path) -> None:
     """Of <v, y> along directions, by four nestings, against differences of the golden's gradients."""
     if BACKEND == "tensorflow" or not has_double():
-        return  # test_tf_layer
+        return  # test_tf_autodiff has those of the function
     rng = np.random.default_rng(0)
     calls: tuple[dict[str, Any], ...] = (
         {"axis": (0, 1)}, {"partial": 0.5}, {"variant": "gemma"},

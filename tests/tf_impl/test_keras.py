@@ -19,6 +19,7 @@ tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
 
 import keras_layer  # noqa: E402
+import keras_parity  # noqa: E402
 from keras_configurations import CONFIGURATIONS, filled, normal  # noqa: E402
 
 from rmsnorm.tf_impl import RMSNormalization, rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
@@ -30,6 +31,9 @@ pytestmark = [
 ]
 tf.get_logger().setLevel("ERROR")
 BuiltIn = keras.layers.RMSNormalization
+IN_A_TEST_BELOW = {"the_harness_of_keras", "the_tests_of_keras", "in_the_place_of_the_built_in", "training"}
+EVERY = keras_layer.CHECKS | keras_parity.CHECKS
+CHECKS = {name: check for name, check in EVERY.items() if name not in IN_A_TEST_BELOW}
 
 
 def of_golden(layer: Any, x: Any, **options: Any) -> Any:
@@ -106,19 +110,6 @@ def test_arguments() -> None:
         layer = RMSNormalization(variant=variant)
         layer.build((2, 3))
         assert (layer.scale.numpy() == initial).all()
-    layer = RMSNormalization(
-        bias=True, scale_initializer="zeros", bias_initializer="ones", scale_constraint="non_neg",
-        bias_constraint="unit_norm", scale_regularizer=keras.regularizers.L2(0.5), bias_regularizer="l1",
-    )  # fmt: skip
-    layer.build((2, 4))
-    assert (layer.scale.numpy() == 0).all()
-    assert (layer.bias.numpy() == 1).all()
-    layer.scale.assign([1.0, 2.0, 3.0, 4.0])
-    assert [float(loss) for loss in layer.losses] == [15.0, pytest.approx(0.04)]  # 0.5 * 30, and l1 of 0.01 * 4
-    assert [type(w.constraint).__name__ for w in layer.weights] == ["NonNeg", "UnitNorm"]
-    again = RMSNormalization.from_config(layer.get_config())
-    assert again.get_config() == layer.get_config()
-    assert type(again.bias_constraint).__name__ == "UnitNorm"
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -262,5 +253,28 @@ def test_other_backends(backend: str, tmp_path: Path) -> None:
     options = [option for words in ignored for option in ("-W", f"ignore:{words}")]
     command = [sys.executable, "-W", "error", *options, str(script), str(tmp_path)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == f"{backend}: done"
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_tensorflow(name: str, tmp_path: Path) -> None:
+    """The checks that keras_backend runs on the other backends."""
+    CHECKS[name](tmp_path)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.slow
+def test_devices(backend: str, tmp_path: Path) -> None:
+    """tf.distribute and keras.distribution."""
+    pytest.importorskip(backend)
+    script = Path(__file__).with_name("keras_devices.py")
+    devices = "--xla_force_host_platform_device_count=8" if backend == "jax" else ""
+    environment = {**os.environ, "KERAS_BACKEND": backend, "XLA_FLAGS": devices, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", str(script), str(tmp_path)],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == f"{backend}: done"

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from kit import BY_NAME, hold
 
-from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.terms import term_sizes
-from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.parity.cases import Data, select
 from rmsnorm.parity.judge import Implementation, Outcome
 
@@ -21,7 +19,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tf_arrays import MODES, converted, make, to_tf  # noqa: E402
 from tf_checks import check_near, check_values  # noqa: E402
-from tf_gradients import GRAPHS, by_compiled_graph, by_tape, by_vjp, forward_mode  # noqa: E402
+from tf_gradients import GRAPHS, forward_mode  # noqa: E402
 
 from rmsnorm.tf_impl import rms_norm  # noqa: E402
 
@@ -82,20 +80,6 @@ def test_gradients_by_every_way_through_a_graph(way: Any) -> None:
     got = way(to_tf(dy), [*map(to_tf, (x, scale, bias))], {**converted(options), "variant": "zhang_torch"})
     for g, w, quantity in zip(got, want, ("dx", "dscale", "dbias"), strict=True):
         check_near(g, w, terms[quantity], 2 * x.size + 32)
-
-
-@pytest.mark.parametrize("dtype", dtypes.HALF)
-def test_half_gradients_are_rounded_once(dtype: str) -> None:
-    rng = np.random.default_rng(0)
-    x, dy = (rng.standard_normal((64, 512)).astype(dtype) for _ in range(2))
-    scale, bias = (rng.standard_normal(512).astype(dtype) for _ in range(2))
-    want = golden.rms_norm_vjp(dy, x, scale, bias, variant="llama")
-    for gradients in (by_vjp, by_tape, by_compiled_graph):
-        got = gradients(to_tf(dy), [*map(to_tf, (x, scale, bias))], {"variant": "llama"})
-        for g, w in zip(got, want, strict=True):
-            # float32 is 13 or 16 bits finer: some 10 of its roundings move 1 number in 800 to the next, or 2 of few
-            apart = ulps(g.numpy(), w)
-            assert (apart > 0).sum() <= max(2, apart.size * 10 * 2.0**-13)
 
 
 @pytest.mark.parametrize("variant", ["llama", "apex", "t5", "onnx"])

@@ -16,7 +16,7 @@ from rmsnorm import numpy_impl as golden
 tf = pytest.importorskip("tensorflow")
 
 from tf_arrays import converted, to_tf  # noqa: E402
-from tf_gradients import NESTINGS, backward_over_backward, by_tape  # noqa: E402
+from tf_gradients import NESTINGS, backward_over_backward, by_tape, forward_over_forward  # noqa: E402
 
 from rmsnorm.tf_impl import arithmetic, rms_norm, rms_norm_vjp  # noqa: E402
 
@@ -31,7 +31,7 @@ def small(name: str) -> tuple[Any, list[Any], dict[str, Any]]:
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 @pytest.mark.sample(1)
 def test_second_derivatives(name: str) -> None:
-    """Three nestings, eagerly and for some in a graph, against differences, and to the last bits against each other."""
+    """Four nestings, eagerly and for some in a graph, against differences, and to the last bits against each other."""
     function, arrays, options = small(name)
     directions, v = directions_of(arrays), np.random.default_rng(1).standard_normal((2, 3, 4))
     want = product_with_hessian(arrays, v, directions, options)
@@ -50,6 +50,9 @@ def test_second_derivatives(name: str) -> None:
             reference = reference or got
             for g, r in zip(got, reference, strict=True):
                 np.testing.assert_allclose(g, r, rtol=0, atol=2.0**-40 * max(1.0, largest))
+    twice, size = forward_over_forward(function, tensors, vector, along), sum(np.abs(d).sum() for d in directions)
+    along_both = sum((w * d).sum() for w, d in zip(want, directions, strict=True))
+    np.testing.assert_allclose(twice, along_both, rtol=0, atol=1e-7 * 3**3 * max(1.0, largest) * size)
 
 
 def test_a_second_derivative_needs_the_recalled_statistic(monkeypatch: pytest.MonkeyPatch) -> None:

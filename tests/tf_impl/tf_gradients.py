@@ -6,11 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from rmsnorm.tf_impl import rms_norm, rms_norm_vjp
-
-
-def by_vjp(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    return rms_norm_vjp(dy, *arrays, **options)[: len(arrays)]
+from rmsnorm.tf_impl import rms_norm
 
 
 def by_tape(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
@@ -91,6 +87,16 @@ def backward_over_forward(function: Any, arrays: Any, v: Any, directions: Any) -
             y = function(*arrays)
         tangent = accumulator.jvp(y)
     return tape.gradient(tangent, arrays, v, unconnected_gradients="zero")
+
+
+def forward_over_forward(function: Any, arrays: Any, v: Any, directions: Any) -> Any:
+    """The second derivative along the directions alone."""
+    with (
+        tf.autodiff.ForwardAccumulator(arrays, directions) as outer,
+        tf.autodiff.ForwardAccumulator(arrays, directions) as inner,
+    ):
+        tangent = tf.reduce_sum(v * inner.jvp(function(*arrays)))
+    return outer.jvp(tangent)
 
 
 NESTINGS = (backward_over_backward, forward_over_backward, backward_over_forward)

@@ -53,11 +53,6 @@ def samples(dtype: Any, requires_grad: bool = True) -> list[Any]:
     return kept
 
 
-def leaves_of(sample: Any) -> list[Any]:
-    """Differences of 1e-6 at 1000 say little."""
-    return [each.detach().clamp(-9, 9).requires_grad_() for each in (sample.input, *sample.args[1:])]
-
-
 def test_every_flag_of_the_operator_is_kept() -> None:
     """What the operator is declared to support is what the tests here and beside run."""
     declared = ("supports_autograd", "supports_forward_ad", "supports_fwgrad_bwgrad", "supports_gradgrad")
@@ -68,34 +63,6 @@ def test_every_flag_of_the_operator_is_kept() -> None:
     x = torch.ones(2, 3, dtype=torch.complex64)
     with pytest.raises(TypeError, match="x has dtype complex64, expected float16"):
         torch_rms_norm(x, (3,))
-
-
-@pytest.mark.parametrize("index", range(5))
-def test_derivatives(index: int) -> None:
-    """test_ops_gradients: first and second, forward, forward over backward, batched."""
-    sample = samples(torch.float64)[index]
-    leaves = leaves_of(sample)
-    if not leaves[0].numel():
-        leaves = leaves[:1]  # gradcheck compares what has elements
-
-    def function(x: Any, *weight: Any) -> Any:
-        return torch_rms_norm(x, sample.args[0], *(weight or sample.args[1:]), **sample.kwargs)
-
-    assert torch.autograd.gradcheck(function, leaves, check_forward_ad=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(function, leaves, check_fwd_over_rev=True, check_batched_grad=True)
-
-
-@pytest.mark.parametrize("dtype", [getattr(torch, name) for name in dtypes.FLOATS])
-def test_inputs_that_are_not_contiguous(dtype: Any) -> None:
-    """test_ops, test_noncontiguous_samples: the same values and gradients."""
-    for sample in samples(dtype):
-        found = []
-        for each in (sample, sample.noncontiguous()):
-            leaves = [t.detach().requires_grad_() for t in (each.input, *each.args[1:])]
-            y = torch_rms_norm(leaves[0], each.args[0], *leaves[1:], **each.kwargs)
-            found.append([y, *torch.autograd.grad(y.sum(), leaves)])
-        for got, want in zip(found[1], found[0], strict=True):
-            assert torch.equal(got, want)
 
 
 def test_error_inputs_of_the_operator() -> None:
@@ -183,23 +150,6 @@ def test_requirements_of_modules(dtype: Any) -> None:
     assert RMSNorm(3).extra_repr() == made
     with torch.device("meta"):
         assert RMSNorm(3).weight.is_meta
-
-
-def test_second_derivatives_of_modules() -> None:
-    """test_modules, test_grad and test_gradgrad."""
-    run = 0
-    for layer, (x, *_), _ in module_samples(torch.float64):
-        if x.numel() > 200:
-            continue  # one of them: differences of each element would take a minute
-        names, parameters = zip(*layer.named_parameters(), strict=True) if list(layer.parameters()) else ((), ())
-
-        def function(x: Any, *values: Any, layer: Any = layer, names: Any = names) -> Any:
-            return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
-
-        assert torch.autograd.gradcheck(function, (x, *parameters), check_forward_ad=True)
-        assert torch.autograd.gradgradcheck(function, (x, *parameters))
-        run += 1
-    assert run == 5
 
 
 def compared_with_eager(function: Any, leaves: list[Any], backend: str = "aot_eager") -> None:

@@ -10,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
-from torch.autograd import forward_ad  # noqa: E402
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
 from torch_arrays import randn  # noqa: E402
 from torch_layers import randomised, ulp_bound  # noqa: E402
@@ -77,19 +76,6 @@ def test_a_compiled_layer_trains(variant: str) -> None:
             assert (got - want).abs().max() <= 2.0**-22 * want.abs().max()
         first = first or len(frames)
     assert len(frames) == first
-
-
-@pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_model_under_autocast() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), RMSNorm(8), nn.Linear(8, 1))
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        want, got = model(randn(4, 8)), compiled(randn(4, 8))
-    assert got.dtype == want.dtype == torch.bfloat16
-    assert torch.equal(got, want)
-    got.sum().backward()
-    assert all(p.grad.dtype == torch.float32 and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -181,23 +167,6 @@ def test_second_derivatives_are_those_of_the_built_in() -> None:
         got, want = (functional.jacobian(layer, x, **options) for layer in (ours, theirs))
         near(got, want)
     near(*(functional.jvp(layer, x, v)[1] for layer in (ours, theirs)))  # twice backward
-
-
-def test_forward_mode_of_a_layer() -> None:
-    """Dual numbers as x and as the gain, with a graph and without; a batch of tangents at once."""
-    ours, theirs = pair()
-    x, dx, dg = randn(2, 3, 8, dtype=F64), randn(2, 3, 8, dtype=F64, seed=1), randn(3, 8, dtype=F64, seed=2)
-    for graph in (True, False):
-        found = []
-        for layer in (ours, theirs):
-            with forward_ad.dual_level(), torch.set_grad_enabled(graph):
-                weight = forward_ad.make_dual(layer.weight.detach(), dg)
-                y = torch.func.functional_call(layer, {"weight": weight}, (forward_ad.make_dual(x, dx),))
-                found.append(forward_ad.unpack_dual(y).tangent)
-        near(*found)
-    batch = torch.stack([dx, 2 * dx])
-    pushed = torch.vmap(lambda v: torch.func.jvp(ours, (x,), (v,))[1])(batch)
-    near(pushed, torch.stack([torch.func.jvp(ours, (x,), (v,))[1] for v in batch]))
 
 
 # Precision, memory

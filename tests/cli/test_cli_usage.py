@@ -1,0 +1,107 @@
+"""Bad usage of every command and program ends with status 2 and a sentence that says what is valid; help teaches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import whole_model
+from commands import command
+from whole_models import MODES
+from whole_models import OPS as MODEL_OPS
+
+from rmsnorm import __version__
+from rmsnorm.bench.backends import BACKENDS
+from rmsnorm.cli import app
+
+NO_FOLDER = "/no/such/folder is not a folder"
+# what is typed, where DIR is an empty folder, and what is said; "whole_model" is the program in benchmarks/
+USAGE = [
+    ("check --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"),
+    ("check --variant lama", "or 'keras_rms_scaling'; did you mean 'llama'?"),
+    ("check --variant qwen3", "a family of models, expected a name of a variant; its variant is llama, with eps 1e-06"),
+    ("check --dtype float8", "dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
+    ("check --device tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
+    ("check --backend numpy --device cuda", "NumPy refused: numpy: device is 'cuda', expected 'cpu'"),
+    ("check --json /no/such/folder/x.json", NO_FOLDER),
+    ("check --frobnicate 1", "No such option"),
+    ("identify torch.nn:RMSNor", "torch.nn has no 'RMSNor'"),
+    ("identify torch.nn:RMSNorm --init {", "init is '{', expected a JSON object"),
+    ("identify", "expected a TARGET such as torch.nn:RMSNorm, or --checkpoint FILE"),
+    ("identify x:y --framework caffe", "framework is 'caffe', expected 'torch'"),
+    ("identify x:y --shape 4,64", "shape is '4,64', expected sizes such as 4x64"),
+    ("identify x:y --arg condition=4x64:one", "arg is 'condition=4x64:one', expected NAME=SHAPE:VALUE"),
+    ("vectors write DIR --case no-such", "case is 'no-such', expected 'rows', 'odd',"),
+    ("vectors write DIR --quantity z", "quantity is 'z', expected 'y', 'inverse_rms',"),
+    ("vectors write DIR --variant gemma4 --case huge", "filter is 'gemma4 huge', expected one that a case"),
+    ("vectors write /proc/no-such", "/proc/no-such cannot be used, as the system says: No such file or directory"),
+    ("vectors check DIR", "expected one with a manifest.json of rmsnorm; write the vectors again with"),
+    ("vectors check DIR --junit /no/such/x.xml", "/no/such is not a folder, expected one to write x.xml in"),
+    ("bench --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax', 'numpy',"),
+    ("bench --op recurrent", "op is 'recurrent', expected 'fwd' or 'fwd+bwd'"),
+    ("bench --shape 4096,4096", "shape is '4096,4096', expected sizes > 0; write it as 4096x4096"),
+    ("bench --shape 0x8", "shape is '0x8', expected sizes > 0"),
+    ("bench --dtype float64", "dtype is 'float64', expected 'float16', 'bfloat16' or 'float32'"),
+    ("bench --variant lama", "variant is 'lama', expected 'standard', 'paper',"),
+    ("bench --device tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
+    ("bench --backend numpy --device cuda", "NumPy refused: numpy: device is 'cuda', expected 'cpu'"),
+    ("bench --threads 4096", "threads is 4096, expected at most"),
+    ("bench --threads 0", "Invalid value for '--threads'"),
+    ("bench --seconds -1", "Invalid value for '--seconds'"),
+    ("bench --json /no/such/folder/x.json", NO_FOLDER),
+    ("bench --plot /no/such/folder/x.svg", NO_FOLDER),
+    ("bench --frobnicate 1", "No such option"),
+    ("whole_model --backend numpy", "expected 'torch', 'tf', 'keras', 'jax', 'flax', 'keras-torch' or 'keras-jax'"),
+    ("whole_model --op prefill", "op is 'prefill', expected 'train' or 'decode'"),
+    ("whole_model --mode fast", "mode is 'fast', expected 'eager', 'compiled', 'graph' or 'jit'"),
+    ("whole_model --backend flax --mode graph", "mode is 'graph', expected 'eager' or 'jit'"),
+    ("whole_model --norm batch", "norm is 'batch', expected 'ours', 'built-in', 'LayerNorm' or 'none'"),
+    ("whole_model --width 200", "width is 200, expected whole heads; use a multiple of 64"),
+    ("whole_model --json /no/such/folder/x.json", NO_FOLDER),
+]
+HELP = {
+    "check": (
+        "--backend --variant --dtype --device --json --junit --markdown --all --list",
+        "rmsnorm check --backend torch --variant llama --dtype bfloat16", "Exit status: 0 everything agrees",
+    ),
+    "bench": (
+        "--backend --op --shape --dtype --variant --device --seconds --threads --json --summary --plot", *BACKENDS,
+        "rmsnorm bench --backend torch --shape 512x768 --dtype float32", "Exit status: 0 all timed",
+    ),
+    "whole_model": (
+        *MODEL_OPS, *(mode for modes in MODES.values() for mode in modes), "a step of gradient descent", "keras-torch",
+        "python benchmarks/whole_model.py --backend torch --dtype bfloat16",
+    ),
+}  # fmt: skip
+
+
+def typed(line: str, **places: Any) -> Any:
+    program, *arguments = (str(places.get(word, word)) for word in line.split())
+    if program == "whole_model":
+        return command(whole_model.app, *arguments, COLUMNS="300")
+    return command(app, program, *arguments, COLUMNS="300")
+
+
+@pytest.mark.parametrize(("line", "words"), USAGE)
+@pytest.mark.sample(12)
+def test_bad_usage_exits_with_2_and_says_what_is_valid(line: str, words: str, tmp_path: Any) -> None:
+    if "torch.nn" in line:
+        pytest.importorskip("torch")
+    done = typed(line, DIR=tmp_path)
+    assert done.exit_code == 2
+    assert words in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("program", HELP)
+def test_help_teaches(program: str) -> None:
+    shown = typed(f"{program} --help")
+    assert shown.exit_code == 0
+    text = " ".join(shown.stdout.replace("│", " ").split())
+    for words in HELP[program]:
+        for part in words.split() if words.startswith("--") else [words]:
+            assert part in text
+
+
+def test_the_version_is_printed() -> None:
+    assert typed("--version").stdout.strip() == __version__

@@ -1,0 +1,329 @@
+"""The compiled kernels in programs of their own: threads that start, forks, what is kept on disk, and no numba."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rmsnorm
+from rmsnorm import cpu
+from rmsnorm.numpy_impl import fast
+
+pytest.importorskip("numba")
+if not cpu.is_available():
+    pytest.skip("RMSNORM_CPU_KERNELS=0 switches the kernels off", allow_module_level=True)
+
+
+def run(code: str, *arguments: Any, cwd: Any = None, **environment: str) -> str:
+    """What a separate program prints, within two minutes; warnings are errors."""
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith("RMSNORM_")} | environment
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, env=surroundings, cwd=cwd, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+COUNT_THREADS = """
+import os, sys
+import numpy as np
+from rmsnorm.numpy_impl import fast
+x = np.ones((2100, 1025), np.float32)
+fast.rms_norm(x[:9])
+before = len(os.listdir("/proc/self/task"))
+fast.rms_norm(x)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+def test_as_many_threads_as_asked_for() -> None:
+    assert int(run(COUNT_THREADS, RMSNORM_NUM_THREADS="1")) == 0
+    assert int(run(COUNT_THREADS, RMSNORM_NUM_THREADS="2")) == 1
+
+
+CHILDREN = """
+import hashlib, multiprocessing, sys, threading
+import numpy as np
+from rmsnorm.cpu import threads
+from rmsnorm.numpy_impl import fast
+
+def digest(with_torch):
+    rng = np.random.default_rng(0)
+    dy, x = rng.standard_normal((2, 2100, 1025), np.float32)
+    scale = rng.standard_normal(1025, np.float32)
+    results = [fast.rms_norm(x, scale), *fast.rms_norm_vjp(dy, x, scale)[:2]]
+    if with_torch:
+        import torch
+        from rmsnorm.torch_impl import RMSNorm
+        layer = RMSNorm(1025, variant="standard", eps=1e-5)
+        with torch.no_grad():
+            layer.weight.numpy()[:] = scale
+        leaf = torch.from_numpy(x).requires_grad_()
+        y = layer(leaf)
+        y.backward(torch.from_numpy(dy))
+        results += [y.detach().numpy(), leaf.grad.numpy(), layer.weight.grad.numpy()]
+    return [hashlib.sha256(result.tobytes()).hexdigest() for result in results]
+
+def child(queue, with_torch):
+    threads.share_out(lambda _, meeting=threading.Barrier(2, timeout=30): meeting.wait(), 2, 2)  # on its own threads
+    queue.put(digest(with_torch))
+
+if __name__ == "__main__":
+    method, with_torch = sys.argv[1], sys.argv[2] == "True"
+    want = digest(with_torch)
+    context = multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    for _ in range(2):
+        process = context.Process(target=child, args=(queue, with_torch))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0, process.exitcode
+        assert queue.get() == want
+    assert digest(with_torch) == want
+    print("equal")
+"""
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.sample(1)
+def test_child_processes(method: str, framework: str, tmp_path: Path) -> None:
+    """The parent has used its threads, forward and backward. The children do so, too, one after the other."""
+    if framework == "torch":
+        pytest.importorskip("torch")
+    elif method == "spawn":
+        pytest.skip("as with PyTorch")
+    if method == "fork" and not hasattr(os, "fork"):
+        pytest.skip("this system has no fork")
+    program = tmp_path / "children.py"
+    program.write_text(CHILDREN)
+    environment = {**os.environ, "RMSNORM_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, program, method, str(framework == "torch")],
+        capture_output=True, text=True, timeout=180, env=environment, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+
+
+FORKED = """
+import os, signal
+import torch
+torch.set_num_threads(2)
+x = torch.arange(512 * 1024.0).view(512, 1024) % 97
+torch.nn.functional.silu(x)  # PyTorch's threads have begun, and its own operations now hang in a forked process
+
+def forked(work):
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        work()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+def compute():
+    from rmsnorm.torch_impl import rms_norm, rms_norm_vjp
+    y, dx = rms_norm(x), rms_norm_vjp(x, x)[0]
+    for row in (0, 300, 511):
+        assert torch.equal(y[row], rms_norm(x[row])) and torch.equal(dx[row], rms_norm_vjp(x[row], x[row])[0])
+
+def twice():
+    compute()
+    forked(compute)
+
+forked(twice)
+import rmsnorm.torch_impl
+forked(compute)
+compute()
+forked(compute)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_waits_for_no_thread_of_its_parent() -> None:
+    """Whether the package is imported before the fork or after it, and whether the parent has called it."""
+    pytest.importorskip("torch")
+    x = np.ones((2, 1024), np.float32)
+    fast.rms_norm_vjp(fast.rms_norm(x), x)  # the kernels are compiled here, where it may take long
+    assert run(FORKED).split() == ["0"] * 4
+
+
+AFTER_THE_END = """
+import atexit, threading, time
+import numpy as np
+from rmsnorm.numpy_impl import fast
+x = np.ones((2100, 1025), np.float32)
+want = fast.rms_norm(x).tobytes()
+
+def later(name):
+    if name == "a thread":
+        threading.main_thread().join()
+        time.sleep(0.2)
+    print(name, fast.rms_norm(x).tobytes() == want, flush=True)
+
+atexit.register(later, "at exit")
+threading.Thread(target=later, args=("a thread",)).start()
+"""
+
+
+def test_calls_after_the_end_of_the_main_thread() -> None:
+    """The threads do not keep the interpreter from exiting, and other threads still get their results."""
+    assert run(AFTER_THE_END, RMSNORM_NUM_THREADS="2").splitlines() == ["a thread True", "at exit True"]
+
+
+RESULTS = """
+import hashlib, json, sys, warnings
+if sys.argv[1] == "absent":
+    sys.modules["numba"] = None
+import numpy as np
+import ml_dtypes
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import rmsnorm.numpy_impl
+    from rmsnorm.numpy_impl import fast
+    with_torch = sys.argv[2] == "True"
+    if with_torch:
+        import torch
+        from rmsnorm.torch_impl import rms_norm
+    results, rng = [], np.random.default_rng(0)
+    for dtype in ("float16", "bfloat16", "float32"):
+        dy, x, residual = rng.normal(size=(3, 40, 64)).astype(dtype)
+        scale, mask = rng.normal(size=64).astype(dtype), rng.random((40, 64)) < 0.7
+        for variant in ("standard", "llama", "flax"):
+            for options in ({}, {"mask": mask}, {"residual": residual}):
+                y = fast.rms_norm(x, scale, variant=variant, return_inverse_rms=True, **options)
+                results += [*y, *fast.rms_norm_vjp(dy, x, scale, variant=variant, **options)]
+                if with_torch:
+                    def tensor(a):
+                        if a.dtype.name == "bfloat16":
+                            return torch.from_numpy(a.view(np.int16)).view(torch.bfloat16)
+                        return torch.from_numpy(a)
+                    tensors = {name: tensor(a) for name, a in options.items()}
+                    leaves = [tensor(a).clone().requires_grad_() for a in (x, scale)]
+                    y = rms_norm(*leaves, variant=variant, **tensors)
+                    y = y[0] if options.get("residual") is not None else y
+                    y.backward(tensor(dy))
+                    results += [t.detach().float().numpy() for t in (y, leaves[0].grad, leaves[1].grad)]
+messages = [str(warning.message) for warning in caught if "rmsnorm" in str(warning.message)]
+digests = [hashlib.sha256(np.where(a == 0, 0, a).tobytes()).hexdigest() for a in results if a is not None]
+print(json.dumps([messages, digests, "llvmlite" in sys.modules]))
+"""
+
+
+@pytest.mark.slow
+def test_without_numba_the_results_are_the_same() -> None:
+    """One warning for NumPy and one for PyTorch say how to install it; none if the kernels are switched off."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        with_torch = False
+    else:
+        with_torch = True
+    with_kernels = json.loads(run(RESULTS, "installed", with_torch))
+    absent = json.loads(run(RESULTS, "absent", with_torch))
+    switched_off = json.loads(run(RESULTS, "installed", with_torch, RMSNORM_CPU_KERNELS="0"))
+    assert with_kernels[0] == switched_off[0] == []
+    consequences = ["numpy_impl.fast is now the golden", "using slower code with the same results"][: 1 + with_torch]
+    for message, consequence in zip(absent[0], consequences, strict=True):
+        assert consequence in message
+        assert "and numba is not installed (" in message
+        assert "pip install '.[jit]'" in message
+        assert "or set RMSNORM_CPU_KERNELS=0" in message
+    assert with_kernels[1] == absent[1] == switched_off[1]
+    assert [loads_kernels for _, _, loads_kernels in (with_kernels, absent, switched_off)] == [True, False, False]
+
+
+ONE_CALL = """
+import hashlib, json, sys
+import numpy as np
+import rmsnorm
+from rmsnorm.numpy_impl import fast
+y = fast.rms_norm(np.arange(32, dtype=np.float32).reshape(4, 8))
+print(json.dumps([rmsnorm.__file__, hashlib.sha256(y.tobytes()).hexdigest(), "numba" in sys.modules]))
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder with the package, in which no compiled code can be kept beside the source."""
+    shutil.copytree(
+        Path(rmsnorm.__file__).parent, tmp_path / "site" / "rmsnorm", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (tmp_path / "site" / "rmsnorm" / "cpu" / "__pycache__").touch()
+    (tmp_path / "file").touch()
+    return tmp_path
+
+
+def _one_call(installed: Path, **environment: str) -> tuple[bool, list[Path]]:
+    """Whether a process with one call loads numba, and the files with compiled code after it."""
+    home = str(installed / "file" / "home")  # not even root can make this folder
+    nowhere = {"HOME": home, "XDG_CACHE_HOME": home, "PYTHONPATH": str(installed / "site")}
+    environment = {**nowhere, "PYTHONDONTWRITEBYTECODE": "1", "NUMBA_CACHE_DIR": "", **environment}
+    where, digest, loads_numba = json.loads(run(ONE_CALL, cwd=installed, **environment))
+    assert Path(where).is_relative_to(installed)
+    y = fast.rms_norm(np.arange(32, dtype=np.float32).reshape(4, 8))
+    assert digest == hashlib.sha256(y.tobytes()).hexdigest()
+    return loads_numba, sorted(installed.rglob("*.o"))
+
+
+@pytest.mark.slow
+def test_a_place_for_compiled_code(installed: Path) -> None:
+    """Without a folder to write to, a call compiles and keeps nothing. With one, a second process needs no numba."""
+    assert _one_call(installed) == (True, [])
+    folder = str(installed / "code")
+    loads_numba, files = _one_call(installed, NUMBA_CACHE_DIR=folder)
+    assert loads_numba
+    assert [path.name.split("-")[0] for path in files] == ["forward", "tasks", "tasks", "tasks"]
+    assert _one_call(installed, NUMBA_CACHE_DIR=folder) == (False, files)
+    source = installed / "site" / "rmsnorm" / "cpu" / "statistic.py"
+    source.write_text(source.read_text() + "\n")
+    loads_numba, more = _one_call(installed, NUMBA_CACHE_DIR=folder)
+    assert loads_numba, "what was compiled from other sources does not serve"
+    assert len(more) == 2 * len(files)
+
+
+FORWARD = {
+    "torch": """
+import torch
+from rmsnorm.torch_impl import rms_norm
+
+def forward(dtype, x):
+    return rms_norm(torch.from_numpy(x).to(getattr(torch, dtype))).float().numpy()
+""",
+    "flax": """
+import jax
+from rmsnorm.flax_impl import rms_norm
+
+def forward(dtype, x):
+    return rms_norm(jax.numpy.asarray(x, dtype))
+""",
+}
+
+
+DTYPES = """
+import sys
+import numpy as np
+from rmsnorm import numpy_impl as golden
+
+x = np.random.default_rng(0).standard_normal((130, 1025), np.float32)
+for dtype in sys.argv[1:]:
+    print(dtype, np.array_equal(forward(dtype, x), golden.rms_norm(x.astype(dtype))))
+"""
+
+
+@pytest.mark.slow
+def test_what_two_processes_compiled_serves_a_third(tmp_path: Path) -> None:
+    """Compiled functions are found by name, and each process counts anew what numba's names of functions count."""
+    pytest.importorskip("torch")
+    for dtypes in (["float32"], ["bfloat16"], ["float32", "bfloat16"]):
+        out = run(FORWARD["torch"] + DTYPES, *dtypes, NUMBA_CACHE_DIR=str(tmp_path))
+        assert out == "".join(f"{dtype} True\n" for dtype in dtypes)

@@ -1,0 +1,212 @@
+"""`rmsnorm.parity.check` on functions: right verdicts, and clear messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rmsnorm import PRESETS, Variant, numpy_impl
+from rmsnorm.numpy_impl import fast
+from rmsnorm.parity import check
+
+
+def right(x: Any, weight: Any) -> Any:
+    """The RMSNorm of LLaMA."""
+    wide = x.astype(np.float64)
+    normalised = (wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
+    promoted = x.dtype if x.dtype == weight.dtype else np.promote_types(x.dtype, weight.dtype)
+    return (normalised.astype(np.float64) * weight.astype(np.float64)).astype(promoted)
+
+
+def test_a_right_function_passes_in_every_dtype() -> None:
+    result = check(right, "llama", dtypes=["float32", "float64"])
+    assert result.passed
+    assert result.text.startswith("test_check_functions:right is llama: all ")
+    assert {(r.dtype, r.quantity) for r in result.run.records} == {("float32", "y"), ("float64", "y")}
+    names = {record.case for record in result.run.records}
+    assert {"rows", "odd", "wide", "vector", "zero rows", "gain bf16"} <= names
+    assert not names & {"mask", "residual", "bias", "no gain", "channels", "partial 0.3", "huge"}
+    assert "huge" in {record.case for record in check(right, "llama", dtypes="float32", extremes=True).run.records}
+
+
+def test_the_text_says_where_and_what_it_is_instead(tmp_path: Path) -> None:
+    def wrong(x: Any, weight: Any) -> Any:
+        y = right(x, weight)
+        if y.size > 3000:
+            y[1, 2] = -y[1, 2]
+        return y
+
+    result = check(wrong, "llama", dtypes="float32")
+    assert str(result) == repr(result) == result.text
+    assert "<svg" in result._repr_html_()
+    result.write_html(tmp_path / "a.html")
+    assert "is not llama" in (tmp_path / "a.html").read_text()
+    assert not result.passed
+    lines = result.text.splitlines()
+    first = lines[0].split(": ")
+    assert first[0].endswith("wrong is not llama")
+    assert (
+        first[1]
+        == f"{len(result.run.failures)} of {len(result.run.records)} comparisons differ (numpy {np.__version__} on cpu)"
+    )
+    data = next(r for r in result.run.failures if r.case == "rows")
+    assert data.detail.startswith("at (1, 2) got ")
+    assert f"  'rows' f32 y: {data.detail}; parity ratio {data.parity_ratio:.3g}, bound {data.bound:.3g}" in lines
+    assert "identify says:" in lines
+
+    other = check(right, Variant.get("llama").replace(eps=1e-3), dtypes="float32")
+    assert "  eps is 1e-06, llama has 0.001" in other.text.splitlines()
+
+
+def test_parameters_follow_the_signature() -> None:
+    def bare(x: Any) -> Any:
+        return fast.rms_norm(x)
+
+    def with_bias(x: Any, weight: Any, bias: Any) -> Any:
+        return fast.rms_norm(x, weight, bias)
+
+    def swapped(x: Any, weight: Any, bias: Any) -> Any:
+        return fast.rms_norm(x, bias, weight)
+
+    def with_residual(x: Any, weight: Any, residual: Any = None) -> Any:
+        return fast.rms_norm(x, weight, residual=residual)
+
+    options: Any = {"framework": "numpy", "dtypes": "float32"}
+    assert check(bare, **options).passed
+    assert check(with_bias, **options).passed
+    assert not check(swapped, **options).passed
+    result = check(with_residual, **options)
+    assert result.passed, result.text
+    assert "residual" in {record.case for record in result.run.records}
+    for second, words in (
+        (lambda x, h: x, "the second result is another f32[16, 48], expected x + residual, f32[16, 48]"),
+        (lambda x, h: h.astype("float64"), "the second result is another f64[16, 48], expected x + residual, f32"),
+        (lambda x, h: None, "it returns a tuple of 2 whose second entry is None, expected numpy.ndarray"),
+    ):
+
+        def wrong_sum(x: Any, weight: Any, residual: Any = None, second: Any = second) -> Any:
+            y = fast.rms_norm(x, weight, residual=residual)
+            return y if residual is None else (y[0], second(x, y[1]))
+
+        result = check(wrong_sum, **options)
+        assert not result.passed
+        assert words in result.text
+    result = check(fast.rms_norm, extremes=True, **options)
+    assert result.passed, result.text
+    assert {"mask", "huge", "residual"} <= {record.case for record in result.run.records}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.sample(2)
+def test_the_golden_is_every_preset(preset: str) -> None:
+    """With every option that a case can pass to a function; every second one in 16 bits."""
+
+    dtype = [["bfloat16"], ["float32"]][list(PRESETS).index(preset) % 2]
+
+    def golden(x: Any, weight: Any, bias: Any, mask: Any = None, residual: Any = None) -> Any:
+        return fast.rms_norm(x, weight, bias, variant=preset, mask=mask, residual=residual)
+
+    result = check(golden, preset, framework="numpy", dtypes=dtype, extremes=True)
+    assert result.passed, result.text
+
+
+def test_what_cannot_be_checked_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"check: dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or"):
+        check(right, dtypes="float8")
+    with pytest.raises(ValueError, match=r"check: variant is 'lama', expected .*did you mean 'llama'\?"):
+        check(right, "lama")
+    with pytest.raises(ValueError, match="no_such_module cannot be imported"):
+        check("no_such_module:norm")
+    with pytest.raises(ValueError, match=r"check: dtype is None, expected 'float16', 'bfloat16', 'float32' or"):
+        check(right, dtypes=[])
+
+
+def test_a_function_in_bfloat16_must_have_the_right_bits() -> None:
+    """One that rounds after the gain is not llama, although hardly any element is two ulps off."""
+    assert check(right, "llama", dtypes="bfloat16", framework="numpy").passed
+
+    def once(x: Any, weight: Any) -> Any:
+        y = numpy_impl.rms_norm(x, weight, variant="standard")
+        return y if x.dtype == weight.dtype else y.astype(np.promote_types(x.dtype, weight.dtype))
+
+    result = check(once, "llama", dtypes="bfloat16", framework="numpy")
+    assert not result.passed
+    rows = next(r for r in result.run.failures if (r.case, r.quantity) == ("rows", "y"))
+    assert rows.parity_ratio <= rows.bound
+    assert rows.bit_identical < rows.identical_bound
+    assert np.dtype(ml_dtypes.bfloat16).name == rows.dtype
+
+
+def doubled_after(first: Any) -> Any:
+    """The mistake starts with the second call."""
+    calls: list[int] = []
+
+    def norm(x: Any, weight: Any) -> Any:
+        calls.append(1)
+        return right(x, weight) * (2 if len(calls) > first else 1)
+
+    return norm
+
+
+def dense(x: Any) -> Any:
+    """What a kernel reads that ignores strides."""
+    return np.lib.stride_tricks.as_strided(x, x.shape, np.empty(x.shape, x.dtype).strides)
+
+
+def clipped(x: Any, weight: Any, limit: float) -> Any:
+    largest = limit * np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True) + 1e-6)
+    return np.where(np.abs(x) > largest, np.sign(x) * weight * limit, right(x, weight)).astype(x.dtype)
+
+
+def raises(x: Any, weight: Any) -> Any:
+    raise RuntimeError("out of luck")
+
+
+def in_place(x: Any, weight: Any) -> Any:
+    y = right(x, weight)
+    x[...] = 0
+    return y
+
+
+BLIND_SPOTS: dict[str, tuple[Any, str]] = {
+    "factor beyond two axes": (lambda x, weight: right(x, weight) * (1.1 if x.ndim > 2 else 1), "'odd' f32 y: at ("),
+    "factor on five axes": (lambda x, weight: right(x, weight) * (1.1 if x.ndim == 5 else 1), "'tall' f32 y: at ("),
+    "strides ignored": (lambda x, weight: right(dense(x), weight), "y: x transposed in memory: at ("),
+    "strides of the rows ignored": (
+        lambda x, weight: right(x if x.strides[-1] > x.itemsize else dense(x), weight),
+        "'rows' f32 y: x a slice of wider rows: at (",
+    ),
+    "clipped at 4.5": (lambda x, weight: clipped(x, weight, 4.5), "'rows' f32 y: at ("),
+    "clipped at 120": (lambda x, weight: clipped(x, weight, 120.0), "'wide' f32 y: at ("),
+    "row of an outlier doubled": (
+        lambda x, weight: np.where(
+            x[..., :1] > 3 * np.sqrt(np.mean(x * x, axis=-1, keepdims=True)), 2 * right(x, weight), right(x, weight)
+        ),
+        "'rows' f32 y: at (",
+    ),
+    "tuple": (lambda x, weight: (right(x, weight), None), "it returns a tuple of 2, expected numpy.ndarray"),
+    "nothing": (lambda x, weight: None, "it returns None, expected numpy.ndarray"),
+    "another array": (lambda x, weight: memoryview(right(x, weight)), "it returns a builtins.memoryview"),
+    "state": (doubled_after(1), "'rows' f32 y: called again: at ("),
+    "error": (raises, "raised on x f32[48, 96], scale f32[96]: RuntimeError: out of luck"),
+    "shape": (lambda x, weight: right(x, weight)[..., 1:], "f32[48, 95] for x f32[48, 96], expected the shape of x"),
+    "input": (in_place, "inputs written to: x"),
+    "dtype": (lambda x, weight: right(x, weight).astype(np.float64), "got f64[48, 96], want f32[48, 96]"),
+}
+
+
+@pytest.mark.parametrize("name", BLIND_SPOTS)
+def test_blind_spots(name: str) -> None:
+    """Each fails, in a dozen lines; a wrong return type is one comparison and not one for each case."""
+    function, words = BLIND_SPOTS[name]
+    result = check(lambda x, weight: function(x, weight), "llama", framework="numpy", dtypes="float32")
+    assert not result.passed
+    assert words in result.text
+    assert "parity ratio inf" not in result.text
+    assert len([line for line in result.text.splitlines() if not line.startswith("not compared: ")]) <= 12
+    assert len(result.run.records) == 1 or "returns" not in result.text
+    assert len(result.details.splitlines()) > len(result.run.failures)
