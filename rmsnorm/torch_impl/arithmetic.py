@@ -126,7 +126,9 @@ def gated(
 
 def _held(values: Tensor, mask: Tensor | None) -> Tensor:
     """The values, of which derivatives take those under the mask as constants."""
-    return values if mask is None else torch.where(mask, values, values.detach())
+    if mask is None or torch.onnx.is_in_onnx_export():  # such a program has no derivatives
+        return values
+    return torch.where(mask, values, values.detach())
 
 
 def _unmasked(values: Tensor, mask: Tensor | None) -> Tensor:
