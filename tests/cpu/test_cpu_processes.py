@@ -51,6 +51,17 @@ def test_as_many_threads_as_asked_for() -> None:
     assert int(run(COUNT_THREADS, RMSNORM_NUM_THREADS="2")) == 1
 
 
+@pytest.mark.torch
+def test_pytorch_computes_with_its_own_threads() -> None:
+    """After its first parallel operation, a large call of ours starts none, unless OpenMP is switched off."""
+    pytest.importorskip("torch")
+    code = COUNT_THREADS.replace("fast.rms_norm(x[:9])", "import torch; torch.set_num_threads(2)\n"
+        "from rmsnorm.torch_impl import rms_norm; x = torch.from_numpy(x); x.exp(); rms_norm(x[:9])"
+    ).replace("fast.rms_norm(x)", "rms_norm(x)")  # fmt: skip
+    assert int(run(code)) == (0 if sys.platform == "linux" else 1)
+    assert int(run(code, RMSNORM_OPENMP="0")) == 1
+
+
 CHILDREN = """
 import hashlib, multiprocessing, sys, threading
 import numpy as np

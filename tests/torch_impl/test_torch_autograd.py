@@ -261,3 +261,12 @@ def test_a_small_call_again_has_the_derivatives_of_the_first(use: str, dtype: An
     assert len(results[0]) == len(results[1]) > 0
     assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(*results, strict=True))
     assert all(t.dtype == dtype for t in results[0])
+
+
+def test_what_is_under_a_mask_reaches_no_derivative_of_a_tangent() -> None:
+    x, mask = randn(3, 6), randn(3, 6, seed=1) > -0.5
+    x[~mask] = torch.nan
+    leaves = x.requires_grad_(), torch.ones(6, requires_grad=True)
+    tangent = rms_norm_jvp(leaves, (randn(3, 6, seed=2), torch.ones(6)), mask=mask)
+    for gradient in torch.autograd.grad(tangent.sum(), leaves):
+        assert gradient.isfinite().all()
