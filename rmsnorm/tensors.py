@@ -101,7 +101,7 @@ def npz(op: str, path: Path, is_left_out: Callable[[str], bool] = lambda name: F
 
 
 def _header(name: str, file: Any, size: int) -> _Header:
-    """What the start of an array says of it, which must be what follows."""
+    """What the first bytes of an array say about the rest, which must fit them."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise errors.InputValueError(f"{name} has a header of version {version}")

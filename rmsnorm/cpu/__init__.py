@@ -111,7 +111,7 @@ def has_kernels(call: Call, gate: str | None = None, arrays: tuple[str, ...] = (
 def has_formats(
     x: str, y: str, norm: str | None, product: str | None, gate: str = "", options: tuple[str, ...] = ()
 ) -> bool:
-    """Likewise, of what of a call counts for that."""
+    """The same, from the parts of a call on which it depends."""
     return is_available() and _has_formats(x, y, norm, product, gate, options)
 
 

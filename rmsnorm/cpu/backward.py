@@ -33,9 +33,9 @@ from rmsnorm.cpu.statistic import (
 )
 from rmsnorm.cpu.system import LINE, aligned, call_c, copy_words, free, malloc, settings_at, table, word
 
-# What cancelled.py computes again: a row whose u is along h, as its first elements that are not 0 show, and one with an
-# element that is so small a part of its terms that its bits could be wrong, which is rare by chance. It also computes
-# rows of float64, or with a gain of it, whose numbers are so large or small that a product may leave the range.
+# cancelled.py computes three kinds of rows again. In the first, u is parallel to h: the first elements of the row that
+# are not 0 show it. In the second, the terms of an element cancel, so that its last bits could be wrong; random rows
+# rarely do that. In the third, x or the gain is float64, and so large or small that a product may leave the range.
 _SAMPLE: Final = 16
 _PARALLEL: Final = 2.0**-8
 _CANCELS: Final = 2.0**-24

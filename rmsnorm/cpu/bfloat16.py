@@ -4,7 +4,8 @@ The sums were computed in float64 before. What is left has so few roundings that
 of the terms: if both ends of that interval round to the same bfloat16, so does the exact result. If they do not, which
 happens to one element in some thousands, or if an element is out of range, it is marked in ``doubt``, and the caller
 computes it in float64. 1 / rho and share must be between 2^-20 and 2^20, the size of a gain between 2^-40 and 2^16, or
-0: then no result shows that a product underflowed on the way. An h must be below 2^60, unless rho bounds it.
+0: then no result shows that a product underflowed on the way. An element of h must be below 2^60; where all elements
+are counted, rho is a bound for them.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def _cut(single: Any) -> Any:
 
 
 def put_of(name: str) -> Callable[..., Any]:
-    """What rounds a row in float64 once to a format, with memory for the marks of doubt."""
+    """The function that rounds a row in float64 once to a format, with memory for the marks of doubt."""
     store = STORE[name]
 
     def put(values: Any, y: Any, eights: Any, doubt: Any) -> None:

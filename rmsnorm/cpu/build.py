@@ -96,14 +96,14 @@ def build(level: str, folder: Path | None = None, only: Collection[str] = ()) ->
     numba = dict(zip(("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"), target.of_level(level), strict=True))
     environment = {**os.environ, **numba, "RMSNORM_BUILD_LEVEL": level}
     with tempfile.TemporaryDirectory() as name:
-        room = Path(name)
-        (room / _TODO).write_text(json.dumps([names[name] for name in only or names]))
-        command = [sys.executable, "-m", "rmsnorm.cpu.build", "--objects", str(room), str(count)]
+        scratch = Path(name)
+        (scratch / _TODO).write_text(json.dumps([names[name] for name in only or names]))
+        command = [sys.executable, "-m", "rmsnorm.cpu.build", "--objects", str(scratch), str(count)]
         running = [subprocess.Popen([*command, str(part)], env=environment) for part in range(count)]
         states = [process.wait() for process in running]
-        objects, made = sorted(map(str, room.glob("*.o"))), room / path.name
-        (room / "linked").write_text("\n".join(objects))
-        linking = [*_linker(), "-shared", "-s", "-o", str(made), f"@{room / 'linked'}", "-lm"]
+        objects, made = sorted(map(str, scratch.glob("*.o"))), scratch / path.name
+        (scratch / "linked").write_text("\n".join(objects))
+        linking = [*_linker(), "-shared", "-s", "-o", str(made), f"@{scratch / 'linked'}", "-lm"]
         if any(states) or subprocess.run(linking, check=False).returncode:
             raise RuntimeError(f"build: the library for {level} was not made; what is above says why")
         shutil.move(made, path)

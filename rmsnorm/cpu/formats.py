@@ -1,7 +1,7 @@
 """The four formats in compiled code: read to float64, rounded once, written. f16 is stored as int16, bf16 as uint16.
 
-What is ``inlined`` becomes part of the function that calls it before anything is compiled. That is quicker than to
-compile it ``apart`` if it is small; large functions are compiled in less time if their parts are apart.
+A function that is ``inlined`` becomes part of its caller before anything is compiled. For a small function that is
+quicker than to compile it ``apart``; large functions are compiled in less time if their parts are apart.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OVERFLOW: Final = {
 
 
 def _grid(name: str) -> tuple[np.int64, float, float]:
-    """What ``rounded`` adds to the exponent of a number, the least of such sums, and where numbers become infinite."""
+    """The number that ``rounded`` adds to an exponent, the least of such sums, and where numbers become infinite."""
     step = 1.5 * 2.0**52
     up = np.float64(step * dtypes.epsilon(name)).view(np.int64) - np.float64(1.0).view(np.int64)
     return up, step * dtypes.smallest_subnormal(name), _OVERFLOW[name]
@@ -190,7 +190,7 @@ LOAD: Final = {"float16": _load_half, "bfloat16": _load_bfloat, "float32": np.fl
 
 @inlined
 def grid(code: Any) -> Any:
-    """What ``rounded`` needs for the format of a code. For no format and for f64 it leaves numbers as they are."""
+    """The numbers that ``rounded`` needs for the format of a code. For no format and for f64 it changes no number."""
     result = _AS_IT_IS
     if code == F16:
         result = _HALF

@@ -5,7 +5,7 @@
 
 A row of the parameters may hold several groups, each of which is normalised by itself: ``n`` is the elements of one.
 An address is an integer, and 0 if there is no such array. Rows of residual, y and h follow each other without a gap.
-What a call does not use is not compiled: numba leaves out what follows an ``if`` on a variable of ``compiled``.
+Code that a call does not use is not compiled: numba leaves it out after an ``if`` on a variable of ``compiled``.
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
 

@@ -154,7 +154,7 @@ def _single_of_half(number: Any) -> Any:
 
 
 def lift_of(gate: Gate, x: str) -> Callable[..., Any]:
-    """What makes f(z) and f'(z) of a row larger where the squares of x f(z) leave the range of float64."""
+    """A factor for f(z) and f'(z) of a row, with which the squares of x f(z) stay in the range of float64."""
     load_x, load_z, is_silu = LOAD[x], LOAD[gate.z or x], gate.function == "silu"
 
     def lift(s: Any, x: Any, z: Any, mask: Any, stride: int, f: Any, derivative: Any) -> Any:

@@ -144,7 +144,7 @@ def _compiled(name: str, module: str, key: tuple[object, ...]) -> int:
 
 
 class Key(NamedTuple):
-    """What a kernel is compiled for: formats, those of OPTIONS that it has, a gate of GATES. Empty or None if none."""
+    """A kernel is compiled for formats, the OPTIONS of a call, and a gate of GATES. Empty or None: it has none."""
 
     kind: str
     x: str

@@ -10,7 +10,7 @@ from rmsnorm.cpu.system import settings_at
 
 
 def compiled(name: str) -> Any:
-    """What reads and writes parameters of a format; or, named ``offset``, what adds o to the gains."""
+    """The function that reads and writes parameters of a format; named ``offset``, the one that adds o to the gains."""
     return _offset if name == "offset" else _mover(name)
 
 

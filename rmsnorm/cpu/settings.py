@@ -1,4 +1,4 @@
-"""What compiled code knows of a call: a record of numbers, in place of Python's Call, and the words of a job."""
+"""The record of numbers that compiled code has of a call, in place of Python's Call, and the words of a job."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ BACKWARD: Final = (
     "gate", "gate_step", "dgate", "bias",
 )  # fmt: skip
 
-# What a kernel is compiled with if a call has it, so that others need not be compiled with it: a mask, or a variance as
-# its statistic; a residual, backward dh; a bias, backward only with a gate after the norm. Kernels with a mask are
-# slower, and can compute calls with a residual, too.
+# The parts of a call for which a kernel is compiled anew, so that other calls have a smaller kernel: a mask, or the
+# variance as statistic; a residual, in the backward pass dh; a bias, in the backward pass only with a gate after the
+# norm. Kernels with a mask are slower, and compute calls with a residual, too.
 OPTIONS: Final = ("mask", "other", "bias")
 
 # A gate is an option, too: its function, whether it comes before the norm or after it, and the format of z.

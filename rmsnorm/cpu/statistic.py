@@ -85,7 +85,10 @@ def masked_mean_square(load: Any, h: Any, mask: Any, stride: int, first: int, va
 
 
 def mean_square_of(load: Any, has_mask: bool) -> Any:
-    """What gives the number of elements that count, and their mean square; without a mask those are the first ones."""
+    """The function that counts the elements of the statistic and takes their mean square.
+
+    Without a mask these are the first elements of a row.
+    """
 
     @inlined
     def mean_square(h: Any, mask: Any, stride: int, first: int, variance: bool) -> Any:

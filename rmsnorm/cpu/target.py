@@ -77,7 +77,7 @@ def processor() -> tuple[str, str]:
 
 
 def of_level(name: str) -> tuple[str, str]:
-    """Likewise, of a level."""
+    """LLVM's names of the processor and the features of a level."""
     level = LEVELS[name]
     return level.model, ",".join(feature if feature[0] == "-" else f"+{feature}" for feature in level.features)
 

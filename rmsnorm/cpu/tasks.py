@@ -1,4 +1,4 @@
-"""What runs the kernels, for all formats: on the calling thread, or as one of many threads.
+"""The code that runs the kernels, for all formats: on the calling thread, or as one of many threads.
 
 Each of many threads takes the next chunk of rows until none are left. No result depends on which thread takes which
 chunk. The words of a job are described in settings.py.
@@ -131,7 +131,7 @@ def compute(job: int) -> int:
 
 
 def work(job: int) -> int:
-    """What each thread of a job does. The last thread to leave a job of XLA frees it, after the one that opened it."""
+    """The work of each thread of a job. The last thread of a job of XLA frees it, after the one that opened it."""
     fetch_add(job + 8 * BUSY, 1)
     of_xla = word(job, FRAME) != 0
     control = exchange_control(STANDARD_CONTROL) if of_xla else 0

@@ -42,7 +42,10 @@ def backward(
     call: Call, scale: str | None, bias: str | None, mask: tuple[int, int] | None, wanted: Sequence[bool],
     inverse_rms: bool = True, dh: bool = False,
 ) -> np.ndarray:  # fmt: skip
-    """Likewise from dy, h, 1 / rho, scale, mask and dh, those that are there, to those of dx, dscale, dbias wanted."""
+    """The same for the backward pass: from dy, h, 1 / rho, scale, mask and dh to dx, dscale and dbias.
+
+    Each of 1 / rho, scale, mask and dh may be absent. ``wanted`` says which of the three results there are.
+    """
     launched = plan(call, scale, bias)
     dy, h, factors, gain, mask_data, dh_data = _buffers(OPERAND, True, True, inverse_rms, scale, mask, dh)
     gradients = _buffers(RESULT, *wanted)

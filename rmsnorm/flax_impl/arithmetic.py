@@ -250,7 +250,7 @@ def tangent(
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """dy and the tangent of 1 / rho, computed in ``wide``; its transpose is ``backward``.
 
-    What checkpoint keeps for the transpose is what goes in: nothing of x's size but x.
+    For the transpose, checkpoint keeps the inputs alone: nothing of x's size but x.
     """
     terms, dinverse_rms = [_zeros(h, wide)], _zeros(inverse_rms, inverse_rms.dtype)
     if dh is not None:
@@ -326,7 +326,7 @@ def _first(call: Call, h: jax.Array) -> jax.Array:
 
 
 def _part(call: Call, h: jax.Array, mask: jax.Array | None) -> tuple[Call, jax.Array]:
-    """What the statistic is of, and the call on that: the leading elements alone where no mask chooses among them."""
+    """The elements of which the statistic is, and the call on these: the leading ones, if no mask chooses others."""
     if mask is not None or (leading := call.leading) is None:
         return call, h
     return leading, lax.slice_in_dim(h, 0, leading.n, axis=call.axes[0])
@@ -347,7 +347,7 @@ def _zeros(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _centred(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across: Across | None = None) -> jax.Array:
-    """What the statistic squares: h, which is 0 where not counted; for a variance less its mean, and 0 there again."""
+    """The numbers that the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
     if call.variant.statistic == "variance":
         h = _where(counted, h - _sum(call, h, across) / _as(k, h.dtype.name))
     return h

@@ -104,7 +104,7 @@ def _rule(call: Call, operands: Iterable[Any], results: Iterable[Any]) -> SdySha
 
 
 def _partition(call: Call, part: Callable[..., Any]) -> Callable[..., Any]:
-    """What XLA asks: from the shardings that it found, those that are wanted, and the program of one device."""
+    """The answer to XLA: from the shardings that it found, those that are wanted, and the program of one device."""
 
     def partition(mesh: Any, operands: Any, results: Any) -> Any:
         like_x = [x.sharding.spec for x in (*operands, *jax.tree.leaves(results)) if x.shape == call.shape]

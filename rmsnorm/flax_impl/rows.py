@@ -291,7 +291,7 @@ def _part(
     primitive: Primitive, plain: Callable[..., Any], *operands: Any, over_rows: Names, across: Across | None,
     **params: Any,
 ) -> Any:  # fmt: skip
-    """What a device computes of its part of x: by the primitive if its rows are whole, else by ``plain``.
+    """The results of a device for its part of x: by the primitive if its rows are whole, else by ``plain``.
 
     Gradients of parameters are then summed over the devices that have other rows.
     """

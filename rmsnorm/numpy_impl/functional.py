@@ -290,7 +290,7 @@ def _sum(call: Call, x: Array, residual: Array | None) -> Scaled:
 
 
 def _gated(call: Call, h: Scaled, gate: Array | None, rows: Rows) -> tuple[Scaled, Scaled | None]:
-    """What is normalised; and, in rows, the factor of a gate after the norm."""
+    """The array that is normalised; and, in rows, the factor of a gate after the norm."""
     if gate is None:
         return h, None
     f = factor(call, gate)

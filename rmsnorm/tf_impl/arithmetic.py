@@ -259,7 +259,7 @@ def _first(call: Call, n: tf.Tensor) -> tf.Tensor:
 
 
 def _part(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call, tf.Tensor]:
-    """What the statistic is of, and the call on that: the leading elements alone where no mask chooses among them."""
+    """The elements of which the statistic is, and the call on these: the leading ones, if no mask chooses others."""
     if mask is not None or (leading := call.leading) is None:
         return call, h
     (axis,) = call.axes
@@ -267,7 +267,7 @@ def _part(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call, tf.Te
 
 
 def _centred(call: Call, h: tf.Tensor, counted: tf.Tensor | None, k: Any) -> tf.Tensor:
-    """What the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
+    """The numbers that the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
     if counted is not None:
         h = tf.where(counted, h, 0.0)
     if call.variant.statistic == "variance":

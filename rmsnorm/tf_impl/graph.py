@@ -28,7 +28,7 @@ _DEVICES = ["CPU", "GPU"]
 
 @dataclass(frozen=True)
 class Function:
-    """What is computed, of the call and of tensors, the last of which are constants to every derivative.
+    """A function of the call and of tensors. The last tensors are constants to every derivative.
 
     TensorFlow compiles ``exact`` once for equal functions. Results of ``operations`` have TensorFlow's own derivatives.
     """
@@ -119,7 +119,7 @@ _BACKWARD = Function(_recalled_backward, portable.backward, _backward_of_operati
 def _differentiable(
     function: Function, call: Call, tensors: list[tf.Tensor | None], like: list[tf.Tensor | None]
 ) -> list[tf.Tensor]:
-    """The results that are there, each shaped as what it is like."""
+    """The results that are not None, each shaped as its tensor of ``like``."""
     if not supports(*tensors[: -function.constants]):
         return given(function.exact(call, *tensors))
 
@@ -140,7 +140,7 @@ def _with_gradient(
     shapes: Sequence[Any],
     gradient: Callable[..., list[tf.Tensor | None]],
 ) -> list[tf.Tensor]:
-    """The results that are there; the gradient is of their gradients, the tensors and the results."""
+    """The results that are not None; ``gradient`` takes their gradients, the tensors and the results."""
     constants = [None] * len(given(tensors[-function.constants :]))
 
     @tf.custom_gradient
@@ -169,7 +169,7 @@ def _with_gradient(
 
 
 def _run(function: Function, call: Call, tensors: Sequence[tf.Tensor | None], shapes: Sequence[Any]) -> list[tf.Tensor]:
-    """The results that are there. The tensors are constants: a tape would keep what is computed inside."""
+    """The results that are not None. The tensors are constants: a tape would keep what is computed inside."""
     tensors = [None if t is None else tf.stop_gradient(t) for t in tensors]
     signature = eager.signature(call, tensors)
     present = given(tensors)

@@ -1,4 +1,4 @@
-"""RMSNorm in keras.ops: what the layer computes on the backends of Keras that have no wing, NumPy and OpenVINO.
+"""RMSNorm in keras.ops: what the layer computes on the backends of Keras that have no folder here, NumPy and OpenVINO.
 
 The arithmetic is float32, float64 where x or y is; the statistic is scaled by a power of two, so that no square leaves
 the range. These backends have no derivatives, and so none are thought of.

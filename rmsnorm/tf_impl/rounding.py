@@ -79,7 +79,7 @@ def sum_error(a: tf.Tensor, b: Any, total: tf.Tensor) -> tf.Tensor:
 
 
 def finite(error: tf.Tensor) -> tf.Tensor:
-    """What was rounded off: nothing where the value is not finite, and a constant to every derivative."""
+    """The part that was rounded off: 0 where the value is not finite, and a constant to every derivative."""
     error = tf.stop_gradient(error)
     return tf.where(tf.math.is_finite(error), error, 0.0)
 

@@ -116,7 +116,10 @@ def gated(
     call: Call, norm: Callable[..., tuple[Tensor, Tensor]], h: Tensor, scale: Tensor | None, bias: Tensor | None,
     mask: Tensor | None, gate: Tensor, sigmoid: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Likewise, with what a function gives for the call without its gate. f(z) is in the dtype of such products."""
+    """y and 1 / rho of a call with a gate, if ``norm`` computes those of the call without it.
+
+    f(z) is in the dtype of the product with it.
+    """
     f = factor(call, _held(gate, mask), sigmoid)
     if call.is_gated_before:
         return norm(call.without_gate, _held(h, mask).to(f.dtype) * f, scale, bias, mask)
@@ -315,14 +318,14 @@ def _counted(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Tensor | None,
 
 
 def _part(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Call, Tensor]:
-    """What the statistic is of, and the call on that: the leading elements alone where no mask chooses among them."""
+    """The elements of which the statistic is, and the call on these: the leading ones, if no mask chooses others."""
     if mask is not None or (leading := call.leading) is None or hasattr(h, "placements"):  # those of a DTensor
         return call, h
     return leading, h.narrow(*call.axes, 0, leading.n)
 
 
 def _centred(call: Call, h: Tensor, counted: Tensor | None, k: Any) -> Tensor:
-    """What the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
+    """The numbers that the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
     if counted is not None:
         h = torch.where(counted, h, 0.0)
     if call.variant.statistic == "variance":

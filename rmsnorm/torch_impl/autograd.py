@@ -2,7 +2,7 @@
 
     dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * h / rho,    dbias = sum over rows of dy
 
-What is kept is x, or x + residual, the gain, and a number a row. Source: Zhang & Sennrich 2019, section 4.2.
+A call keeps x, or x + residual, the gain, and a number a row. Source: Zhang & Sennrich 2019, section 4.2.
 """
 
 from __future__ import annotations

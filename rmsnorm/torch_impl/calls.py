@@ -73,7 +73,7 @@ def planned(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: An
 
 @lru_cache(maxsize=4096)
 def _planned(device: Any, options: Any, shape: Any, dtype: Any, *others: Any) -> tuple[Call, Call, Any]:
-    """Likewise from shape and dtype of x and pairs of these for the others. The device is True for the CPU."""
+    """The same from shape and dtype of x, and pairs of these for the others. The device is True for the CPU."""
     specs = [None if pair is None else Spec(pair[0], NAMES[pair[1]]) for pair in ((shape, dtype), *others)]
     x, residual, scale, bias, mask, gate = specs
     call = _resolved(
@@ -89,7 +89,7 @@ def _planned(device: Any, options: Any, shape: Any, dtype: Any, *others: Any) ->
 def kept(
     settings: Any, axes: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None = None
 ) -> rows.Kept | None:
-    """What a layer keeps of a call with its eps, variant and axes, which was computed before, for the next one."""
+    """The record that a layer keeps of a call with its eps, variant and axes, for the next call."""
     eps, variant = settings
     call, own, plan = planned((variant, eps, None, *axes, None), x, None, scale, bias, None, gate)
     if own is not call:

@@ -1,4 +1,4 @@
-"""What Inductor writes for the operators in a program for the CPU: calls of the kernels, planned once for each shape.
+"""The lines that Inductor writes for the operators in a program for the CPU: kernels, planned once for each shape.
 
 PyTorch's dispatcher, and checks that were made when the program was traced, take several times as long as a small
 kernel. The operators are called where a tensor has gaps or there is a mask or a residual; where Inductor writes C++;
@@ -86,7 +86,7 @@ def _have_no_gaps(*tensors: Any) -> bool:
 
 
 def _key(x: Any, scale: Any, bias: Any, settings: list[Any]) -> str | None:
-    """What ``_kept`` must know of a call, apart from the shape of x; None if there are symbols in it."""
+    """The text from which ``_kept`` knows a call, apart from the shape of x; None if there are symbols in it."""
     try:
         parameters = [p and (list(map(int, p.get_size())), dtype_name(p.get_dtype())) for p in (scale, bias)]
         return json.dumps([dtype_name(x.get_dtype()), *parameters, *settings])

@@ -20,7 +20,7 @@ CPU: Final = torch.device("cpu")  # named in every allocation: the default devic
 
 
 def _found(path: str, otherwise: Any) -> Any:
-    """What has this name below ``torch``."""
+    """The object of this name below ``torch``."""
     owner: Any = torch
     return reduce(lambda owner, name: getattr(owner, name, None), path.split("."), owner) or otherwise
 

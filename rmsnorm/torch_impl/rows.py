@@ -31,7 +31,7 @@ def plan(
     device: torch.device, call: Call, scale: str | None, bias: str | None, has_mask: bool, gate: str | None = None,
     has_residual: bool = False,
 ) -> Any:  # fmt: skip
-    """What the kernels for a device need for a call with a gate of that dtype; None if they cannot compute it."""
+    """The plan of the kernels for a device, for a call with a gate of that dtype; None if they cannot compute it."""
     if gpu.is_usable(device):
         return None if gate is not None else gpu.plan(call, scale, bias)
     present = {"bias": bias is not None, "mask": has_mask, "residual": has_residual}
@@ -178,7 +178,7 @@ def keep(
 
 
 def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:
-    """What ``empty_strided`` needs for a tensor without gaps."""
+    """The arguments of ``empty_strided`` for a tensor without gaps."""
     strides = list(accumulate([1, *(max(size, 1) for size in sizes[:0:-1])], mul))
     return tuple(sizes), tuple(strides[::-1]), dtype
 

@@ -1,4 +1,4 @@
-"""What the operators of operators.py know of a call beside its tensors: a text, and how many elements are counted."""
+"""The arguments of the operators beside the tensors: a text about the call, and how many elements are counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIELDS: Final = ("eps", "eps_position", "statistic", "scale_offset", "norm", "pr
 
 
 def settings_of(call: Call) -> tuple[str, Any]:
-    """What the operators know of a call: a text, as every argument takes half a microsecond, and k if it is not n."""
+    """The text, as every argument takes half a microsecond, and k if it is not n."""
     variant = call.variant
     choices = variant.eps_position, variant.statistic, variant.scale_offset, call.norm, call.product, call.result
     text = _text(len(call.axes), len(call.feature_axes), call.eps, *choices)
