@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 WHOLE: Final = 10_000  # columns; no line is longer
-_PADDING: Final = re.compile(r" +$", re.MULTILINE)
+_FILLING: Final = re.compile(r" +$|(?<=─{80})─+$", re.MULTILINE)  # spaces, and a rule behind 80 columns
 
 
 def console(*, least: int = 0, **options: Any) -> Console:
@@ -26,13 +26,13 @@ def console(*, least: int = 0, **options: Any) -> Console:
 
 
 class _Unpadded:
-    """A text file that is written without the spaces with which tables fill their lines."""
+    """A text file that is written without the spaces and the long rules with which tables fill their lines."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
 
     def write(self, text: str) -> int:
-        return self._file.write(_PADDING.sub("", text))
+        return self._file.write(_FILLING.sub("", text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
