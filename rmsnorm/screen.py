@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 WHOLE: Final = 10_000  # columns; no line is longer
-_FILLING: Final = re.compile(r" +$|(?<=─{80})─+$", re.MULTILINE)  # spaces, and a rule behind 80 columns
+_FILLING: Final = re.compile(r" +$|(?<=─{80})─+ *$", re.MULTILINE)  # spaces, and a rule behind 80 columns
 
 
 def console(*, least: int = 0, **options: Any) -> Console:
