@@ -31,7 +31,7 @@ is_in_transform: Final = _found("_C._are_functorch_transforms_active", lambda: T
 modes: Final = _found("_C._len_torch_dispatch_stack", lambda: 1)
 # Whether autograd made a tensor of zeros that are not stored.
 is_zero_tensor: Final = _found("Tensor._is_zerotensor", lambda tensor: not tensor.untyped_storage().nbytes())
-# Whether a tensor is a batch of gradients (``is_grads_batched``), of which no bits can be read.
+# Whether a tensor is a batch of gradients (``is_grads_batched``). PyTorch raises if the bits of one are read.
 is_batch_of_gradients: Final = _found("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
 # A context in which an operator runs without autograd. Without it the operators are not used.
 below_autograd: Final = _found("_C._AutoDispatchBelowAutograd", None)
