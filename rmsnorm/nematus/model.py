@@ -18,7 +18,7 @@ import numpy as np
 from rmsnorm import errors
 from rmsnorm.files import check_expansion, reading
 from rmsnorm.nematus import zero
-from rmsnorm.nematus.checkpoints import keras, orbax, safetensors, tensorflow, theano
+from rmsnorm.nematus.checkpoints import converted, tensorflow, theano
 from rmsnorm.nematus.checkpoints.files import Form, Location, finite, locate, read_options
 from rmsnorm.nematus.config import LEGACY, RMS, Config, Dialect, Norm, dialect_of, read
 from rmsnorm.nematus.names import VERSIONS, ZERO_AVERAGE, is_of_training, match, unused, variables
@@ -155,8 +155,8 @@ def load(
 def _options(location: Location, config: str | os.PathLike[str] | Mapping[str, Any] | None) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)
-    if config is None and location.path.suffix == keras.SUFFIX:
-        return keras.read_options(location.path)
+    if config is None and location.path.suffix == converted.KERAS:
+        return converted.read_options(location.path)
     return read_options(location.path, config)
 
 
@@ -249,7 +249,7 @@ def _without_scope(
 _READERS: Final[Mapping[Form, Reader]] = {
     "tensorflow": tensorflow.read,
     "theano": theano.read,
-    "safetensors": safetensors.read,
-    "keras": keras.read,
-    "flax": orbax.read,
+    "safetensors": converted.read_safetensors,
+    "keras": converted.read_keras,
+    "flax": converted.read_flax,
 }
