@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from rmsnorm import errors
 from rmsnorm.nematus.config import Bias, Config, Norm
@@ -112,12 +112,17 @@ def initial(name: str) -> Initial:
     return "ones" if leaf[0] == "s" or leaf == "new_std" else "zeros"
 
 
-def gru_names(norm: CellNorm) -> dict[str, str]:
-    """Nematus's names of the parameters of the authors' GRU, which is the same cell.
+def authors_gru(parameters: Mapping[str, Any], norm: CellNorm) -> dict[str, Any]:
+    """The parameters of the authors' GRU under Nematus's names; it is the same cell.
 
-    >>> gru_names("rms")["s3"]
-    'gru0/gates_state_norm/scale'
+    >>> authors_gru({"U": 1, "s3": 2}, "rms")
+    {'gru0/state_to_gates': 1, 'gru0/gates_state_norm/scale': 2}
     """
+    names = _gru_names(norm)
+    return {names[name]: value for name, value in parameters.items()}
+
+
+def _gru_names(norm: CellNorm) -> dict[str, str]:
     rows = {row.theano: row for row in GRU}
     names = {name: f"gru0/{rows[name].name}" for name in _AUTHORS_ORDER}
     for index, name in enumerate(_AUTHORS_NORMS, start=1):
@@ -157,7 +162,7 @@ def gru_shapes(features: int, state: int, norm: CellNorm) -> Shapes:
         ValueError: norm is not one of NORMS.
     """
     shapes = nematus_gru_shapes(features, state, ["input"], norm)
-    return {name: shapes[nematus] for name, nematus in gru_names(norm).items() if nematus in shapes}
+    return {name: shapes[nematus] for name, nematus in _gru_names(norm).items() if nematus in shapes}
 
 
 def lstm_shapes(features: int, state: int, norm: CellNorm) -> Shapes:
