@@ -15,8 +15,7 @@ from rmsnorm.frameworks import lazy
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.checkpoints.converted import save_flax, save_keras, save_safetensors
-    from rmsnorm.nematus.checkpoints.tensorflow import save_tensorflow
-    from rmsnorm.nematus.checkpoints.theano import save_theano
+    from rmsnorm.nematus.checkpoints.original import save_tensorflow, save_theano
     from rmsnorm.nematus.config import Config
     from rmsnorm.nematus.model import Model, load
 
@@ -37,7 +36,7 @@ _MODULES = {
     "save_flax": "checkpoints.converted",
     "save_keras": "checkpoints.converted",
     "save_safetensors": "checkpoints.converted",
-    "save_tensorflow": "checkpoints.tensorflow",
-    "save_theano": "checkpoints.theano",
+    "save_tensorflow": "checkpoints.original",
+    "save_theano": "checkpoints.original",
 }
 __getattr__, __dir__ = lazy(__name__, _MODULES)  # models of one framework need no other one, and no checkpoints

@@ -7,7 +7,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from rmsnorm import errors
 from rmsnorm.nematus.config import Bias, Config, Norm
-from rmsnorm.nematus.zero import smoothed
 
 CellNorm: TypeAlias = Norm
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
@@ -197,16 +196,3 @@ def rates(config: Config, names: Iterable[str]) -> dict[str, float]:
     of_matrices = {name: embedding if name.startswith(_MULTIPLY_EMBEDDINGS) else hidden for name in (*names, TIED)}
     of_words = {"source words": config.rnn_dropout_source, "target words": config.rnn_dropout_target}
     return of_matrices | of_words | {"decoder/lexical": embedding}
-
-
-def rnn_smoothed(config: Config) -> tuple[float, float, float]:
-    """The target of label smoothing at the right word and at others, and what is subtracted from the loss of a word.
-
-    >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=4)
-    >>> [round(number, 4) for number in rnn_smoothed(config.replace(label_smoothing=0.1))]
-    [0.925, 0.025, 0.0]
-    """
-    if config.dialect == "zero":
-        return smoothed(config.label_smoothing, config.target_vocab_size)
-    wrong = config.label_smoothing / config.target_vocab_size
-    return 1 - config.label_smoothing + wrong, wrong, 0.0

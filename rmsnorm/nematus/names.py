@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from rmsnorm import errors
 from rmsnorm.nematus.cells import GRU, leaves
 from rmsnorm.nematus.config import Bias, Config
-from rmsnorm.nematus.transformer_names import (
+from rmsnorm.nematus.dialects import (
     ZERO_BIAS,
     Block,
     Use,

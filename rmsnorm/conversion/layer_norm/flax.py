@@ -14,8 +14,7 @@ from jax import numpy as jnp
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import batching, mlir
 
-from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace, convert
-from rmsnorm.conversion.layer_norm.result import Conversion
+from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace
 from rmsnorm.conversion.layer_norm.streams import Node, Operand, Plan, Rule, Value, moved, spread, sum_of
 from rmsnorm.conversion.replacement.flax import BACKEND
 from rmsnorm.conversion.replacement.layout import Norm
@@ -32,21 +31,17 @@ _MOVES: Final = {
 }  # fmt: skip
 
 
-def to_rms_norm(model: nnx.Module, *inputs: Any, **options: Any) -> Conversion:
-    """Clones a module and replaces every LayerNorm, whatever its class, by RMSNorm where that is exact.
-
-    Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
+class SampledModel(Model):
+    """A module of Flax NNX, which is cloned.
 
     Example:
+        >>> from rmsnorm.conversion import to_rms_norm
         >>> rngs = nnx.Rngs(0)
         >>> model = nnx.Sequential(nnx.Linear(3, 4, rngs=rngs), nnx.LayerNorm(4, rngs=rngs), nnx.relu)
         >>> print(to_rms_norm(model, jnp.ones((2, 3))).layers[0])
         layers/1 (LayerNorm): now RMSNorm; eps 1e-06, centred layers/0/bias, layers/0/kernel
     """
-    return convert(_Model(model, inputs, options))
 
-
-class _Model(Model):
     backend = BACKEND
 
     def layers(self) -> list[tuple[str, nnx.Module]]:

@@ -12,8 +12,7 @@ import numpy as np
 
 from rmsnorm import errors
 from rmsnorm.accuracy.bounds import CONVERSION, CONVERSION_OF_FLOAT32
-from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace, convert
-from rmsnorm.conversion.layer_norm.result import Conversion
+from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace
 from rmsnorm.conversion.layer_norm.streams import Node, Operand, Plan, Rule, Value, moved, spread, sum_of
 from rmsnorm.conversion.replacement.keras import BACKEND
 from rmsnorm.conversion.replacement.proof import first_parameter
@@ -41,30 +40,26 @@ _WEIGHTS: Final = (
 )  # those that are known
 
 
-def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
-    """Clones a functional or Sequential model and replaces LayerNorm, whatever its class, where that is exact.
-
-    Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
+class SampledModel(Model):
+    """A functional or Sequential model of Keras, which is cloned.
 
     Example:
+        >>> from rmsnorm.conversion import to_rms_norm
         >>> keras.utils.set_random_seed(0)
         >>> layers = [keras.layers.Dense(4, name="dense"), keras.layers.LayerNormalization(name="norm")]
         >>> print(to_rms_norm(keras.Sequential(layers), np.ones((2, 3), "float32")).layers[0])
         norm (LayerNormalization): now RMSNorm; eps 0.001, centred dense/bias, dense/kernel
     """
-    if not _is_graph(model):
-        want = "a functional or Sequential model, whose graph of layers is known"
-        fix = "build it with keras.Model(inputs, outputs)"
-        raise errors.out_of_domain("to_rms_norm", "the class of the model", type(model).__name__, want, fix)
-    model(*inputs, **options, training=False)  # this call builds the model
-    return convert(_Model(model, inputs, options))
 
-
-class _Model(Model):
     backend = BACKEND
 
     def __init__(self, model: Any, inputs: Any, options: Any) -> None:
+        if not _is_graph(model):
+            want = "a functional or Sequential model, whose graph of layers is known"
+            fix = "build it with keras.Model(inputs, outputs)"
+            raise errors.out_of_domain("to_rms_norm", "the class of the model", type(model).__name__, want, fix)
         super().__init__(model, inputs, options)
+        model(*inputs, **options, training=False)  # this call builds the model
         is_wide = keras.backend.backend() == "tensorflow"
         self.dtype, self.bound = ("float64", CONVERSION) if is_wide else ("float32", CONVERSION_OF_FLOAT32)
 

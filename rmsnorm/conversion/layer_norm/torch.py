@@ -17,8 +17,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace, convert
-from rmsnorm.conversion.layer_norm.result import Conversion, first_names
+from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace
+from rmsnorm.conversion.layer_norm.result import first_names
 from rmsnorm.conversion.layer_norm.streams import Axes, Node, Plan, Value
 from rmsnorm.conversion.layer_norm.torch_rules import is_float, rule_of
 from rmsnorm.conversion.replacement.proof import first_parameter
@@ -32,12 +32,11 @@ _SHAPES: Final = {
 }  # fmt: skip
 
 
-def to_rms_norm(model: nn.Module, *inputs: Any, **options: Any) -> Conversion:
-    """Copies a module and replaces every LayerNorm, whatever its class, by RMSNorm where that is exact.
-
-    Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
+class SampledModel(Model):
+    """A module of PyTorch, which is copied.
 
     Example:
+        >>> from rmsnorm.conversion import to_rms_norm
         >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU(), nn.LayerNorm(4))
         >>> for layer in to_rms_norm(model, torch.ones(2, 3)).layers:
@@ -45,10 +44,7 @@ def to_rms_norm(model: nn.Module, *inputs: Any, **options: Any) -> Conversion:
         1 (LayerNorm): now RMSNorm; eps 1e-05, centred 0.bias, 0.weight
         3 (LayerNorm): left; aten.relu in 2 is not linear
     """
-    return convert(_Model(model, inputs, options))
 
-
-class _Model(Model):
     backend, eps = BACKEND, "eps"
 
     def layers(self) -> Iterator[tuple[str, nn.Module]]:

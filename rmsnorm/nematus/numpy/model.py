@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from rmsnorm.nematus import beam, protocol, sentences
-from rmsnorm.nematus.dialects import first_word
+from rmsnorm.nematus.dialects import first_word, label_target
 from rmsnorm.nematus.numpy.output import losses
 from rmsnorm.nematus.numpy.parameters import Array, Dropout, Parameters
 
@@ -34,9 +34,9 @@ class Model(protocol.Model):
 
     def compute(
         self, name: str, x: Any, x_mask: Any, y: Any = None, y_mask: Any = None, *, dropout: Dropout | None = None,
-        label: tuple[float, float, float] = (1.0, 0.0, 0.0), **options: Any,
+        training: bool = False, **options: Any,
     ) -> Array:  # fmt: skip
-        """The result of the method of this name; of ``loss`` with these targets, which ``losses`` describes."""
+        """The result of the method of this name."""
         p, config = self._parameters(dropout), self.config
         ids, mask = sentences.source(name, x, x_mask, config)
         if name == "encode":
@@ -46,7 +46,7 @@ class Model(protocol.Model):
         if name == "logits":
             return logits
         time_major = logits.swapaxes(0, 1) if config.model_type == "transformer" else logits
-        return losses(config, time_major, words, words_mask, label)
+        return losses(config, time_major, words, words_mask, label_target(config, training=training))
 
     def search(self, x: Any, x_mask: Any, *how: Any) -> beam.Translations:
         p, config = self._parameters(), self.config

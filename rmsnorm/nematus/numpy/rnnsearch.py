@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rmsnorm.nematus import protocol
-from rmsnorm.nematus.cells import rates, rnn_smoothed
-from rmsnorm.nematus.dialects import NOTHING, rules
+from rmsnorm.nematus.cells import rates
+from rmsnorm.nematus.dialects import NOTHING, ZERO_BIAS, rules
 from rmsnorm.nematus.names import source_tables, target_table
 from rmsnorm.nematus.numpy import zero_rnnsearch
 from rmsnorm.nematus.numpy.model import Model
 from rmsnorm.nematus.numpy.output import lexical_state, log_softmax, predict
 from rmsnorm.nematus.numpy.parameters import Array, Dropout, Parameters, feed_forward, leaves, project
 from rmsnorm.nematus.numpy.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
-from rmsnorm.nematus.transformer_names import ZERO_BIAS
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -153,4 +152,4 @@ class RNNSearch(Model, protocol.RNNSearch):
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, rng: np.random.Generator | None = None) -> Array:
         """See protocol.RNNSearch.loss. rng: for training; the dropout masks are drawn from it."""
         dropout = None if rng is None else Dropout(rates(self.config, self.parameters), rng)
-        return self.compute("loss", x, x_mask, y, y_mask, dropout=dropout, label=rnn_smoothed(self.config))
+        return self.compute("loss", x, x_mask, y, y_mask, dropout=dropout)

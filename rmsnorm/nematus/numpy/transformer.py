@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rmsnorm.nematus import protocol
-from rmsnorm.nematus.dialects import NOTHING, rules
-from rmsnorm.nematus.numpy.model import Model
-from rmsnorm.nematus.numpy.output import log_softmax
-from rmsnorm.nematus.numpy.parameters import Array, Parameters, normalise, project, sigmoid, softmax
-from rmsnorm.nematus.transformer_names import (
+from rmsnorm.nematus.dialects import (
+    NOTHING,
     ZERO_BIAS,
     Block,
     Use,
+    rules,
     transformer_gate,
     transformer_layer,
     transformer_map,
     transformer_norm,
     transformer_table,
 )
-from rmsnorm.nematus.zero import smoothed
+from rmsnorm.nematus.numpy.model import Model
+from rmsnorm.nematus.numpy.output import log_softmax
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, normalise, project, sigmoid, softmax
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -184,5 +184,4 @@ class Transformer(Model, protocol.Transformer):
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool = False) -> Array:
         """See protocol.Transformer.loss. training: with label smoothing."""
-        label = smoothed(self.config.label_smoothing if training else 0.0, self.config.target_vocab_size)
-        return self.compute("loss", x, x_mask, y, y_mask, label=label)
+        return self.compute("loss", x, x_mask, y, y_mask, training=training)
