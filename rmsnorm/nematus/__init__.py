@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING
 from rmsnorm.frameworks import lazy
 
 if TYPE_CHECKING:
-    from rmsnorm.nematus.checkpoints.keras import save_keras
-    from rmsnorm.nematus.checkpoints.orbax import save_flax
-    from rmsnorm.nematus.checkpoints.safetensors import save_safetensors
-    from rmsnorm.nematus.checkpoints.tensorflow import save_tensorflow
-    from rmsnorm.nematus.checkpoints.theano import save_theano
+    from rmsnorm.nematus.checkpoints.converted import save_flax, save_keras, save_safetensors
+    from rmsnorm.nematus.checkpoints.original import save_tensorflow, save_theano
     from rmsnorm.nematus.config import Config
     from rmsnorm.nematus.model import Model, load
 
@@ -36,10 +33,10 @@ _MODULES = {
     "Config": "config",
     "Model": "model",
     "load": "model",
-    "save_flax": "checkpoints.orbax",
-    "save_keras": "checkpoints.keras",
-    "save_safetensors": "checkpoints.safetensors",
-    "save_tensorflow": "checkpoints.tensorflow",
-    "save_theano": "checkpoints.theano",
+    "save_flax": "checkpoints.converted",
+    "save_keras": "checkpoints.converted",
+    "save_safetensors": "checkpoints.converted",
+    "save_tensorflow": "checkpoints.original",
+    "save_theano": "checkpoints.original",
 }
 __getattr__, __dir__ = lazy(__name__, _MODULES)  # models of one framework need no other one, and no checkpoints

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from rmsnorm import errors
 from rmsnorm.nematus.config import Bias, Config, Norm
-from rmsnorm.nematus.zero import smoothed
 
 CellNorm: TypeAlias = Norm
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
@@ -112,12 +111,17 @@ def initial(name: str) -> Initial:
     return "ones" if leaf[0] == "s" or leaf == "new_std" else "zeros"
 
 
-def gru_names(norm: CellNorm) -> dict[str, str]:
-    """Nematus's names of the parameters of the authors' GRU, which is the same cell.
+def authors_gru(parameters: Mapping[str, Any], norm: CellNorm) -> dict[str, Any]:
+    """The parameters of the authors' GRU under Nematus's names; it is the same cell.
 
-    >>> gru_names("rms")["s3"]
-    'gru0/gates_state_norm/scale'
+    >>> authors_gru({"U": 1, "s3": 2}, "rms")
+    {'gru0/state_to_gates': 1, 'gru0/gates_state_norm/scale': 2}
     """
+    names = _gru_names(norm)
+    return {names[name]: value for name, value in parameters.items()}
+
+
+def _gru_names(norm: CellNorm) -> dict[str, str]:
     rows = {row.theano: row for row in GRU}
     names = {name: f"gru0/{rows[name].name}" for name in _AUTHORS_ORDER}
     for index, name in enumerate(_AUTHORS_NORMS, start=1):
@@ -157,7 +161,7 @@ def gru_shapes(features: int, state: int, norm: CellNorm) -> Shapes:
         ValueError: norm is not one of NORMS.
     """
     shapes = nematus_gru_shapes(features, state, ["input"], norm)
-    return {name: shapes[nematus] for name, nematus in gru_names(norm).items() if nematus in shapes}
+    return {name: shapes[nematus] for name, nematus in _gru_names(norm).items() if nematus in shapes}
 
 
 def lstm_shapes(features: int, state: int, norm: CellNorm) -> Shapes:
@@ -192,16 +196,3 @@ def rates(config: Config, names: Iterable[str]) -> dict[str, float]:
     of_matrices = {name: embedding if name.startswith(_MULTIPLY_EMBEDDINGS) else hidden for name in (*names, TIED)}
     of_words = {"source words": config.rnn_dropout_source, "target words": config.rnn_dropout_target}
     return of_matrices | of_words | {"decoder/lexical": embedding}
-
-
-def rnn_smoothed(config: Config) -> tuple[float, float, float]:
-    """The target of label smoothing at the right word and at others, and what is subtracted from the loss of a word.
-
-    >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=4)
-    >>> [round(number, 4) for number in rnn_smoothed(config.replace(label_smoothing=0.1))]
-    [0.925, 0.025, 0.0]
-    """
-    if config.dialect == "zero":
-        return smoothed(config.label_smoothing, config.target_vocab_size)
-    wrong = config.label_smoothing / config.target_vocab_size
-    return 1 - config.label_smoothing + wrong, wrong, 0.0

@@ -14,11 +14,8 @@ import numpy as np
 
 from rmsnorm.nematus.backends import ArrayModel
 from rmsnorm.nematus.centring import to_rms_norm
-from rmsnorm.nematus.checkpoints.keras import save_keras
-from rmsnorm.nematus.checkpoints.orbax import save_flax
-from rmsnorm.nematus.checkpoints.safetensors import save_safetensors
-from rmsnorm.nematus.checkpoints.tensorflow import save_tensorflow
-from rmsnorm.nematus.checkpoints.theano import save_theano
+from rmsnorm.nematus.checkpoints.converted import save_flax, save_keras, save_safetensors
+from rmsnorm.nematus.checkpoints.original import save_tensorflow, save_theano
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.model import Model, load
 from rmsnorm.nematus.vocabulary import dictionaries, read_entries, with_names, write_entries

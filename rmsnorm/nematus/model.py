@@ -18,7 +18,7 @@ import numpy as np
 from rmsnorm import errors
 from rmsnorm.files import check_expansion, reading
 from rmsnorm.nematus import zero
-from rmsnorm.nematus.checkpoints import keras, orbax, safetensors, tensorflow, theano
+from rmsnorm.nematus.checkpoints import converted, original
 from rmsnorm.nematus.checkpoints.files import Form, Location, finite, locate, read_options
 from rmsnorm.nematus.config import LEGACY, RMS, Config, Dialect, Norm, dialect_of, read
 from rmsnorm.nematus.names import VERSIONS, ZERO_AVERAGE, is_of_training, match, unused, variables
@@ -89,7 +89,7 @@ def load(
         >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3, norm="rms")
         >>> parameters = {row.name: np.ones(row.shape) for row in variables(config)}
         >>> with tempfile.TemporaryDirectory() as directory:
-        ...     theano.save_theano(f"{directory}/model.npz", config, parameters)
+        ...     original.save_theano(f"{directory}/model.npz", config, parameters)
         ...     model = load(directory)
         >>> model.config == config, model.names, model.left_out
         (True, 'theano', ('decoder_c_tt',))
@@ -155,8 +155,8 @@ def load(
 def _options(location: Location, config: str | os.PathLike[str] | Mapping[str, Any] | None) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)
-    if config is None and location.path.suffix == keras.SUFFIX:
-        return keras.read_options(location.path)
+    if config is None and location.path.suffix == converted.KERAS:
+        return converted.read_options(location.path)
     return read_options(location.path, config)
 
 
@@ -247,9 +247,9 @@ def _without_scope(
 
 
 _READERS: Final[Mapping[Form, Reader]] = {
-    "tensorflow": tensorflow.read,
-    "theano": theano.read,
-    "safetensors": safetensors.read,
-    "keras": keras.read,
-    "flax": orbax.read,
+    "tensorflow": original.read_tensorflow,
+    "theano": original.read_theano,
+    "safetensors": converted.read_safetensors,
+    "keras": converted.read_keras,
+    "flax": converted.read_flax,
 }

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 from rmsnorm import errors
 from rmsnorm.nematus.cells import GRU, leaves
 from rmsnorm.nematus.config import Bias, Config
-from rmsnorm.nematus.transformer_names import (
-    ZERO_BIAS,
+from rmsnorm.nematus.dialects import (
     Block,
     Use,
+    rules,
     transformer_gate,
     transformer_layer,
     transformer_map,
@@ -284,13 +284,8 @@ def _row(name: str, shape: tuple[int, ...], theano: str | None, *, v03: str | No
 
 
 def _rnn_of_zero(config: Config) -> Iterator[Variable]:
-    e, d = config.embedding_size, config.state_size
-    uses: dict[Use, int] = {"encoder": config.source_vocab_sizes[0]}
-    uses |= {"decoder": config.target_vocab_size, "softmax": config.target_vocab_size}
-    tables = {transformer_table(config, use): size for use, size in uses.items()}
-    yield from (_row(name, (size, e), None) for name, size in tables.items())
-    yield _row(ZERO_BIAS, (e,), None)
-    for scope, inputs, width, has_bias in recurrent_maps(e, d):
+    yield from _tables(config)
+    for scope, inputs, width, has_bias in recurrent_maps(config.embedding_size, config.state_size):
         for i, size in enumerate(inputs):
             yield _row(f"{scope}/W_0_{i}", (size, width), None)
             if config.norm != "none" and not scope.endswith("feed_logits"):
@@ -300,41 +295,43 @@ def _rnn_of_zero(config: Config) -> Iterator[Variable]:
             yield _row(f"{scope}/b_0", (width,), None)
 
 
+def _tables(config: Config) -> Iterator[Variable]:
+    """Embeddings of a Transformer, or of zero's RNNSearch; tied ones have one name for two uses."""
+    uses: dict[Use, int] = {"encoder": config.source_vocab_sizes[0]}
+    uses |= {"decoder": config.target_vocab_size, "softmax": config.target_vocab_size}
+    for name, size in {transformer_table(config, use): size for use, size in uses.items()}.items():
+        yield _row(name, (size, config.embedding_size), None)
+    if rules(config).embedding_bias:
+        yield _row(rules(config).embedding_bias, (config.embedding_size,), None)
+
+
 def _transformer(config: Config) -> Iterator[Variable]:
     d, hidden = config.state_size, config.transformer_ffn_hidden_size
-
-    def table(use: Use, size: int) -> Variable:
-        return _row(transformer_table(config, use), (size, d), None)
-
-    yield table("encoder", config.source_vocab_sizes[0])
-    if not config.tie_encoder_decoder_embeddings:
-        yield table("decoder", config.target_vocab_size)
-    if not config.tie_decoder_embeddings:
-        yield table("softmax", config.target_vocab_size)
-    if config.dialect == "zero":
-        yield _row(ZERO_BIAS, (d,), None)
-    of_itself = {"qkv": 3 * d} if config.dialect == "zero" else dict.fromkeys(("queries", "keys", "values"), d)
-    of_another = dict.fromkeys(("queries", "keys", "values"), d)
-    depths = (("encoder", config.transformer_enc_depth), ("decoder", config.transformer_dec_depth))
-    for stack, depth in depths:
+    attention = dict.fromkeys(("queries", "keys", "values", "context"), (d, d))
+    of_itself = {"qkv": (d, 3 * d), "context": (d, d)} if rules(config).joint_maps else attention
+    ffn = {"in": (d, hidden), "out": (hidden, d)}
+    yield from _tables(config)
+    for stack, depth in (("encoder", config.transformer_enc_depth), ("decoder", config.transformer_dec_depth)):
         for number in range(1, depth + 1):
-            layer = transformer_layer(config, stack, number)
-            blocks: dict[Block, dict[str, tuple[int, int]]] = {}
-            blocks["self_attn"] = {part: (d, width) for part, width in (of_itself | {"context": d}).items()}
+            yield from _block(config, stack, number, "self_attn", of_itself)
             if stack == "decoder":
-                blocks["cross_attn"] = {part: (d, width) for part, width in (of_another | {"context": d}).items()}
-            blocks["ffn"] = {"in": (d, hidden), "out": (hidden, d)}
-            if number == depth and config.dialect != "zero":
-                blocks["final"] = {}
-            for block, maps in blocks.items():
-                names = () if config.norm == "none" else transformer_norm(config, block)[: 1 + config.norm_offset]
-                for name in names:
-                    yield _row(f"{layer}/{name}", (d,), None)
-                for part, shape in maps.items():
-                    weight, bias = transformer_map(config, block, part)
-                    yield _row(f"{layer}/{weight}", shape, None)
-                    if bias is not None:
-                        yield _row(f"{layer}/{bias}", shape[1:], None)
-                if config.relu_attention and block != "ffn":
-                    for name in transformer_gate(block):
-                        yield _row(f"{layer}/{name}", (d,), None)
+                yield from _block(config, stack, number, "cross_attn", attention)
+            yield from _block(config, stack, number, "ffn", ffn)
+            if number == depth and not rules(config).post_norm:
+                yield from _block(config, stack, number, "final", {})
+
+
+def _block(
+    config: Config, stack: str, number: int, block: Block, maps: Mapping[str, tuple[int, int]]
+) -> Iterator[Variable]:
+    layer, of_state = transformer_layer(config, stack, number), (config.state_size,)
+    names = () if config.norm == "none" else transformer_norm(config, block)[: 1 + config.norm_offset]
+    if config.relu_attention and block != "ffn":
+        names += transformer_gate(block)
+    for name in names:
+        yield _row(f"{layer}/{name}", of_state, None)
+    for part, shape in maps.items():
+        weight, bias = transformer_map(config, block, part)
+        yield _row(f"{layer}/{weight}", shape, None)
+        if bias is not None:
+            yield _row(f"{layer}/{bias}", shape[1:], None)

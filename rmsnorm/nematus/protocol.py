@@ -1,26 +1,34 @@
-"""The interface of Nematus's cells and models, documented once: ``rmsnorm.nematus.numpy``, ``torch``, ``tf``, ``flax``.
+"""The interface of Nematus's cells and models, written once: ``rmsnorm.nematus.numpy``, ``torch``, ``tf``, ``flax``.
 
-The four packages have these names, with these arguments in this order. An array is an array of the framework; the
-models take anything that the framework makes an array of. Sequences are time-major, (length, batch, ...).
+The four packages have these names, with these arguments in this order. What is here computes nothing: it calls ``run``,
+``compute`` and ``search``, which each package has of its own. An array is an array of the framework; the models take
+anything that the framework makes an array of. Sequences are time-major, (length, batch, ...).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.cells import PARTIAL, CellNorm
+from rmsnorm.nematus.cells import PARTIAL, CellNorm, authors_gru
 from rmsnorm.nematus.config import Bias, Config
 
 Array: TypeAlias = Any
 
 
-class Cells(Protocol):
+class Cells:
     """The recurrent cells over whole sequences: functions of each package. The dtype is that of the arguments.
 
     PyTorch, Keras and Flax have layers of them, too: ``NematusGRU``, ``GRU``, ``LSTM``.
     """
+
+    def run(
+        self, cell: Literal["gru", "lstm"], parameters: Mapping[str, Array], *arrays: Any, norm: CellNorm,
+        partial: float, **options: Any,
+    ) -> Any:  # fmt: skip
+        """Compute Nematus's GRU or the LSTM; ``arrays`` are x, the first states and the mask."""
+        raise NotImplementedError
 
     def nematus_gru(
         self,
@@ -58,10 +66,20 @@ class Cells(Protocol):
             ValueError: norm is none of these.
             KeyError: a parameter is missing.
 
-        Source: Nematus master, layers.py; the dialects differ in ``biases`` and ``masking``. There is an example in
-        each of these functions of ``rmsnorm.nematus.numpy``.
+        Source: Nematus master, layers.py; the dialects differ in ``biases`` and ``masking``. For what is
+        made of it see rmsnorm.nematus.protocol.RNNSearch.
+
+        Example:
+            >>> import numpy as np
+            >>> from rmsnorm.nematus.numpy import nematus_gru
+            >>> weights = {"gru0/state_to_gates": np.ones((1, 2)), "gru0/state_to_proposal": np.ones((1, 1))}
+            >>> weights |= {"gru0/input_to_gates": np.ones((1, 2)), "gru0/input_to_proposal": np.ones((1, 1))}
+            >>> weights |= {"gru0/gates_bias": np.zeros(2), "gru0/proposal_bias": np.zeros(1)}
+            >>> nematus_gru(np.zeros((2, 1, 1)), np.ones((1, 1)), weights).round(4).ravel()
+            array([0.8988, 0.802 ])
         """
-        ...
+        options = {"biases": tuple(biases), "masking": masking, "reverse": reverse}
+        return self.run("gru", parameters, x, h0, mask, norm=norm, partial=partial, **options)
 
     def gru(
         self,
@@ -79,7 +97,7 @@ class Cells(Protocol):
             h' = u h + (1 - u) tanh(r norm(h Ux; s4) + norm(x Wx + bx; s2)),    then m h' + (1 - m) h
 
         Args:
-            x, h0, norm, partial: as for nematus_gru.
+            x, h0, norm, partial: as for nematus_gru, see rmsnorm.nematus.protocol.Cells.
             parameters: W, U, b, Wx, Ux, bx; with a norm the gains s1 to s4; with LayerNorm also the offsets b1 to b4.
             mask: m, (length, batch), any numbers.
 
@@ -90,9 +108,18 @@ class Cells(Protocol):
             ValueError: norm is none of these.
             KeyError: a parameter is missing.
 
-        Source: Zhang & Sennrich 2019, layers.py.
+        Source: Zhang & Sennrich 2019, layers.py. It is Nematus's GRU under other names.
+
+        Example:
+            >>> import numpy as np
+            >>> from rmsnorm.nematus.numpy import gru
+            >>> weights = {"W": np.ones((1, 2)), "U": np.ones((1, 2)), "b": np.zeros(2)}
+            >>> weights |= {"Wx": np.ones((1, 1)), "Ux": np.ones((1, 1)), "bx": np.zeros(1)}
+            >>> gru(np.zeros((2, 1, 1)), np.ones((1, 1)), weights, mask=np.array([[1.0], [0.0]])).round(4).ravel()
+            array([0.8988, 0.8988])
         """
-        ...
+        own = authors_gru(parameters, norm)
+        return self.nematus_gru(x, h0, own, mask=mask, masking="carry", norm=norm, partial=partial)
 
     def lstm(
         self,
@@ -113,7 +140,7 @@ class Cells(Protocol):
         b is added twice, as in the authors' code.
 
         Args:
-            x, norm, partial: as for nematus_gru.
+            x, norm, partial: as for nematus_gru, see rmsnorm.nematus.protocol.Cells.
             h0, c0: (batch, state).
             parameters: W, U, b; with a norm the gains s1 to s3; with LayerNorm also the offsets b1 to b3.
             mask: m, (length, batch), any numbers.
@@ -126,11 +153,20 @@ class Cells(Protocol):
             KeyError: a parameter is missing.
 
         Source: Zhang & Sennrich 2019, README and layers.py.
+
+        Example:
+            >>> import numpy as np
+            >>> from rmsnorm.nematus.numpy import lstm
+            >>> weights = {"W": np.ones((1, 4)), "U": np.ones((1, 4)), "b": np.zeros(4)}
+            >>> h, c = lstm(np.zeros((1, 1, 1)), np.ones((1, 1)), np.ones((1, 1)), weights)
+            >>> h.round(4).item(), c.round(4).item()
+            (0.6277, 1.2878)
         """
-        ...
+        h, c = self.run("lstm", parameters, x, h0, c0, mask, norm=norm, partial=partial)
+        return h, c
 
 
-class Model(Protocol):
+class Model:
     """What RNNSearch and the Transformer have in common: scores, losses and translations.
 
     Masks, states and probabilities have the dtype of the parameters; NumPy computes in float64. The loss is computed in
@@ -146,7 +182,18 @@ class Model(Protocol):
             their dtype, and in PyTorch their device.
     """
 
-    def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None: ...
+    def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def compute(self, name: str, x: Any, x_mask: Any, *target: Any, **options: Any) -> Array:
+        """The result of the method of this name."""
+        raise NotImplementedError
+
+    def search(
+        self, x: Any, x_mask: Any, beam_size: int | None, max_length: int | None, alpha: float | None
+    ) -> Translations:
+        """What translate returns."""
+        raise NotImplementedError
 
     def encode(self, x: Any, x_mask: Any) -> Array:
         """What the decoder attends to.
@@ -161,7 +208,7 @@ class Model(Protocol):
             TypeError, ValueError: an array has a wrong shape or dtype, or an id is not in the vocabulary. The values of
                 ids and masks are not checked while a compiler or a tracer is at work.
         """
-        ...
+        return self.compute("encode", x, x_mask)
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Array:
         """Cross-entropy of each sentence, summed over its words: (batch,), with the label smoothing of the config.
@@ -175,7 +222,7 @@ class Model(Protocol):
         Raises:
             TypeError, ValueError: as encode.
         """
-        ...
+        return self.compute("loss", x, x_mask, y, y_mask)
 
     def translate(
         self,
@@ -203,10 +250,10 @@ class Model(Protocol):
         Raises:
             TypeError, ValueError: as encode; also if beam_size or max_length is out of its domain.
         """
-        ...
+        return self.search(x, x_mask, beam_size, max_length, normalization_alpha)
 
 
-class RNNSearch(Model, Protocol):
+class RNNSearch(Model):
     """Nematus's attentional encoder-decoder: scores, losses and translations.
 
     In the dialect ``zero`` it is the RNNSearch of that toolkit, with its names but for the scope. The loss
@@ -229,10 +276,10 @@ class RNNSearch(Model, Protocol):
         Raises:
             TypeError, ValueError: as encode.
         """
-        ...
+        return self.compute("logits", x, x_mask, y, stepwise=stepwise)
 
 
-class Transformer(Model, Protocol):
+class Transformer(Model):
     """Nematus's Transformer: pre-norm, sinusoids for positions, one more norm at the end of each stack.
 
     Logits and the output of the encoder are batch-major, as in Nematus, and the source has one factor. NumPy has no
@@ -254,4 +301,4 @@ class Transformer(Model, Protocol):
         Raises:
             TypeError, ValueError: as encode.
         """
-        ...
+        return self.compute("logits", x, x_mask, y)

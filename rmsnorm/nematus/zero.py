@@ -5,7 +5,6 @@ Loads no array library.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -151,16 +150,6 @@ def recurrent_maps(e: int, d: int) -> Iterator[tuple[str, tuple[int, ...], int, 
     yield "decoder/attention/feed_query", (d,), 2 * d, True
     yield "decoder/attention/feed_logits", (2 * d,), 1, True
     yield "pre_logits", (d, 2 * d, e), e, True
-
-
-def smoothed(rate: float, size: int) -> tuple[float, float, float]:
-    """The target of label smoothing at the right word and at others, and the smallest loss that is then possible.
-
-    >>> smoothed(0.0, 5), [round(number, 4) for number in smoothed(0.1, 5)]
-    ((1.0, 0.0, 0.0), [0.9, 0.025, 0.4637])
-    """
-    right, wrong = 1.0 - rate, rate / (size - 1)
-    return right, wrong, -right * math.log(right) - rate * math.log(wrong + 1e-20) if rate else 0.0
 
 
 def _table(model: str) -> dict[str, tuple[str, Any]]:

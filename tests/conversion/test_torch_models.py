@@ -342,7 +342,7 @@ def entry_name(layer: Any) -> str:
 
 
 def test_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = importlib.import_module("rmsnorm.conversion.replacement.torch")
+    backend = importlib.import_module("rmsnorm.conversion.replacement.torch").BACKEND
     become, layers = backend.become, [LlamaRMSNorm(8), nn.RMSNorm(8), OwnNorm((8,))]
     model = nn.Sequential(*layers)
     before = [(type(layer), dict(vars(layer))) for layer in layers]

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from rmsnorm import errors
+from rmsnorm.conversion.layer_norm.convert import convert
 from rmsnorm.conversion.layer_norm.result import Conversion, Layer
 
 __all__ = ["Conversion", "Layer", "to_rms_norm"]
@@ -58,7 +59,6 @@ def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
     for name, module, kind in _CLASSES:
         if module in sys.modules and isinstance(model, getattr(sys.modules[module], kind)):
             backend = importlib.import_module(f"rmsnorm.conversion.layer_norm.{name}")
-            conversion: Conversion = backend.to_rms_norm(model, *inputs, **options)
-            return conversion
+            return convert(backend.SampledModel(model, inputs, options))
     want = "torch.nn.Module, keras.Model or flax.nnx.Module"
     raise errors.wrong_type("to_rms_norm", "model", model, want, "pass the model first, then sample inputs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from rmsnorm.conversion.layer_norm.result import (
     require_exact,
 )
 from rmsnorm.conversion.layer_norm.streams import Axes, LayerNorm, Node, Plan, Value, make_plan
+from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.identify import Target
 
@@ -33,7 +34,10 @@ class Trace:
         obstacles: the LayerNorms that stay whatever they read, with the reason.
         dropouts: the name of each dropout that was active in training, and what it read.
         coarse: the dtype of each parameter of fewer than 32 bits.
+        fetched: makes an array of the framework one of NumPy.
     """
+
+    fetched: ClassVar[Any]
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,6 +58,22 @@ class Trace:
         if names:
             yield f"dropout in {first_names(names)}: its output is not centred; the models agree only in evaluation"
 
+    def _norm(
+        self, layer: str, axes: Iterable[int], shape: Sequence[int], gain: Any, bias: Any, value: Value | None
+    ) -> LayerNorm:
+        """A LayerNorm of the graph.
+
+        Args:
+            layer: its name.
+            axes: the normalised axes of x, which has this shape.
+            gain, bias: arrays of the framework, None where it has none.
+            value: the bias in the graph.
+        """
+        gain, bias = (None if array is None else self.fetched(array) for array in (gain, bias))
+        normalised: Axes = frozenset(axis % len(shape) for axis in axes if shape[axis] > 1)
+        constant = gain is None or bool((gain == gain.flat[0]).all())
+        return LayerNorm(layer, normalised, constant, value, bias is None or float(bias.astype(np.float64).mean()) == 0)
+
     def _enter(self, array: Any, value: Value) -> None:
         self._alive.append(array)
         self._values[id(array)] = value
@@ -64,30 +84,16 @@ class Trace:
         return self._values[id(array)]
 
 
-def norm_of(
-    layer: str, axes: Iterable[int], shape: tuple[int, ...], gain: Any, bias: Any, value: Value | None
-) -> LayerNorm:
-    """A LayerNorm of the graph.
-
-    Args:
-        layer: its name.
-        axes: the normalised axes of x, which has this shape.
-        gain, bias: as NumPy arrays, None where it has none.
-        value: the bias in the graph.
-    """
-    normalised: Axes = frozenset(axis % len(shape) for axis in axes if shape[axis] > 1)
-    constant = gain is None or bool((gain == gain.flat[0]).all())
-    return LayerNorm(layer, normalised, constant, value, bias is None or float(bias.astype(np.float64).mean()) == 0)
-
-
 class Model(ABC):
     """A model with its sample inputs: what a framework does in its own way.
 
     Attributes:
+        backend: what the framework knows of its layers.
         eps: what the framework's LayerNorm calls its eps.
         bound: the largest difference of outputs in wide arithmetic.
     """
 
+    backend: ClassVar[Backend]
     eps: ClassVar[str] = "epsilon"
     bound: float = CONVERSION
 
@@ -98,13 +104,9 @@ class Model(ABC):
     def layers(self) -> Iterable[tuple[str, Any]]:
         """All layers by their names."""
 
-    @abstractmethod
     def may_be_own(self, layer: Any) -> bool:
         """Whether a layer may be a LayerNorm of another class than the framework's."""
-
-    @abstractmethod
-    def key_of(self, layer: Any) -> Any:
-        """A key that is equal for layers that differ in the values of their parameters alone."""
+        return self.backend.may_be_layer_norm(layer)
 
     @abstractmethod
     def opened(self, layer: Any) -> tuple[Target, str]:
@@ -134,7 +136,7 @@ def convert(model: Model) -> Conversion:
         ValueError: the outputs differ by more than rounding.
     """
     candidates = [(name, layer) for name, layer in model.layers() if model.may_be_own(layer)]
-    own, left = own_norms(candidates, model.key_of, model.opened)
+    own, left = own_norms(candidates, model.backend.key_of, model.opened)
     trace = model.trace(own)
     plan = make_plan(trace.nodes, {**trace.obstacles, **left})
     layers = tuple(_layers(model, plan, own))

@@ -14,10 +14,9 @@ from jax import numpy as jnp
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import batching, mlir
 
-from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace, convert, norm_of
-from rmsnorm.conversion.layer_norm.result import Conversion
-from rmsnorm.conversion.layer_norm.streams import LayerNorm, Node, Operand, Plan, Rule, Value, moved, spread, sum_of
-from rmsnorm.conversion.replacement.flax import become, is_candidate, is_replaced, key_of
+from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace
+from rmsnorm.conversion.layer_norm.streams import Node, Operand, Plan, Rule, Value, moved, spread, sum_of
+from rmsnorm.conversion.replacement.flax import BACKEND
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.flax_impl.layers import RMSNorm
@@ -32,31 +31,21 @@ _MOVES: Final = {
 }  # fmt: skip
 
 
-def to_rms_norm(model: nnx.Module, *inputs: Any, **options: Any) -> Conversion:
-    """Clones a module and replaces every LayerNorm, whatever its class, by RMSNorm where that is exact.
-
-    Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
+class SampledModel(Model):
+    """A module of Flax NNX, which is cloned.
 
     Example:
+        >>> from rmsnorm.conversion import to_rms_norm
         >>> rngs = nnx.Rngs(0)
         >>> model = nnx.Sequential(nnx.Linear(3, 4, rngs=rngs), nnx.LayerNorm(4, rngs=rngs), nnx.relu)
         >>> print(to_rms_norm(model, jnp.ones((2, 3))).layers[0])
         layers/1 (LayerNorm): now RMSNorm; eps 1e-06, centred layers/0/bias, layers/0/kernel
     """
-    return convert(_Model(model, inputs, options))
 
+    backend = BACKEND
 
-class _Model(Model):
-    def layers(self) -> Iterator[tuple[str, nnx.Module]]:
-        for path, module in list(nnx.iter_modules(self.model)):
-            yield _name(path), module
-
-    def may_be_own(self, layer: nnx.Module) -> bool:
-        plain = not is_replaced(layer) and len(list(nnx.iter_modules(layer))) == 1
-        return plain and not type(layer).__module__.startswith("flax.") and is_candidate(layer)
-
-    def key_of(self, layer: nnx.Module) -> Any:
-        return key_of(layer)
+    def layers(self) -> list[tuple[str, nnx.Module]]:
+        return list(BACKEND.modules(self.model))
 
     def opened(self, layer: nnx.Module) -> tuple[Target, str]:
         return open_target(nnx.clone(layer)), first_parameter(layer.__call__)
@@ -156,6 +145,8 @@ class _Dropout(nnx.Dropout):
 class _Trace(Trace):
     """The graph of a run in evaluation mode on the sample inputs: every operation of the jaxpr."""
 
+    fetched = staticmethod(np.asarray)
+
     def __init__(self, model: nnx.Module, inputs: Any, options: Any, own: Norms) -> None:
         super().__init__()
         marked = nnx.clone(model)
@@ -244,21 +235,17 @@ class _Trace(Trace):
         outputs = [value for value in values if value is not None]
         if eqn.primitive is _norm_p:
             call = eqn.params["module"]
-            self.nodes.append(Node(f"LayerNorm {call.path}", inputs, outputs, norm=_norm(call, operands)))
+            parameters = dict(zip(call.names, operands[1:], strict=True))
+            (scale, _), (bias, leaf) = (parameters.get(name, (None, None)) for name in ("scale", "bias"))
+            norm = self._norm(call.path, call.axes, operands[0][0].shape, scale, bias, leaf)
+            norm = norm._replace(constant=norm.constant and call.same_axes)
+            self.nodes.append(Node(f"LayerNorm {call.path}", inputs, outputs, norm=norm))
         else:
             if eqn.primitive is _dropout_p:
                 self.dropouts.append((eqn.params["path"], inputs[0]))
             rule = _rule(eqn, operands, inputs, outputs[0]) if outputs else None
             self.nodes.append(Node(f"jax {name}", inputs, outputs, rule))
         return list(zip(arrays, values, strict=True))
-
-
-def _norm(call: _Call, operands: Sequence[tuple[Any, Value | None]]) -> LayerNorm:
-    parameters = dict(zip(call.names, operands[1:], strict=True))
-    (scale, _), (bias, leaf) = (parameters.get(name, (None, None)) for name in ("scale", "bias"))
-    gain, shift = (None if array is None else np.asarray(array) for array in (scale, bias))
-    norm = norm_of(call.path, call.axes, operands[0][0].shape, gain, shift, leaf)
-    return norm._replace(constant=norm.constant and call.same_axes)
 
 
 def _rule(
@@ -314,7 +301,7 @@ def _apply(model: nnx.Module, plan: Plan, own: Norms) -> None:
     for path, module in list(nnx.iter_modules(model)):
         name = _name(path)
         if name in plan.converted and name in own:
-            become(module, own[name])
+            BACKEND.become(module, own[name])
         elif name in plan.converted:
             layer: Any = module
             layer.variant = derive("to_rms_norm", "flax", layer.epsilon, None)

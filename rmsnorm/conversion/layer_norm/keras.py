@@ -12,10 +12,9 @@ import numpy as np
 
 from rmsnorm import errors
 from rmsnorm.accuracy.bounds import CONVERSION, CONVERSION_OF_FLOAT32
-from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace, convert, norm_of
-from rmsnorm.conversion.layer_norm.result import Conversion
-from rmsnorm.conversion.layer_norm.streams import LayerNorm, Node, Operand, Plan, Rule, Value, moved, spread, sum_of
-from rmsnorm.conversion.replacement.keras import become, is_candidate, is_replaced, key_of
+from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace
+from rmsnorm.conversion.layer_norm.streams import Node, Operand, Plan, Rule, Value, moved, spread, sum_of
+from rmsnorm.conversion.replacement.keras import BACKEND
 from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.identify import Target
 from rmsnorm.targets.layers import open_keras
@@ -41,28 +40,26 @@ _WEIGHTS: Final = (
 )  # those that are known
 
 
-def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
-    """Clones a functional or Sequential model and replaces LayerNorm, whatever its class, where that is exact.
-
-    Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
+class SampledModel(Model):
+    """A functional or Sequential model of Keras, which is cloned.
 
     Example:
+        >>> from rmsnorm.conversion import to_rms_norm
         >>> keras.utils.set_random_seed(0)
         >>> layers = [keras.layers.Dense(4, name="dense"), keras.layers.LayerNormalization(name="norm")]
         >>> print(to_rms_norm(keras.Sequential(layers), np.ones((2, 3), "float32")).layers[0])
         norm (LayerNormalization): now RMSNorm; eps 0.001, centred dense/bias, dense/kernel
     """
-    if not _is_graph(model):
-        want = "a functional or Sequential model, whose graph of layers is known"
-        fix = "build it with keras.Model(inputs, outputs)"
-        raise errors.out_of_domain("to_rms_norm", "the class of the model", type(model).__name__, want, fix)
-    model(*inputs, **options, training=False)  # this call builds the model
-    return convert(_Model(model, inputs, options))
 
+    backend = BACKEND
 
-class _Model(Model):
     def __init__(self, model: Any, inputs: Any, options: Any) -> None:
+        if not _is_graph(model):
+            want = "a functional or Sequential model, whose graph of layers is known"
+            fix = "build it with keras.Model(inputs, outputs)"
+            raise errors.out_of_domain("to_rms_norm", "the class of the model", type(model).__name__, want, fix)
         super().__init__(model, inputs, options)
+        model(*inputs, **options, training=False)  # this call builds the model
         is_wide = keras.backend.backend() == "tensorflow"
         self.dtype, self.bound = ("float64", CONVERSION) if is_wide else ("float32", CONVERSION_OF_FLOAT32)
 
@@ -72,12 +69,7 @@ class _Model(Model):
             yield from ((name, norm) for name, norm in _norms_in(path, layer) if norm is not layer)
 
     def may_be_own(self, layer: Any) -> bool:
-        plain = isinstance(layer, keras.layers.Layer) and not is_replaced(layer) and "call" not in vars(layer)
-        own = plain and not type(layer).__module__.startswith("keras.") and len(list(layer._flatten_layers())) == 1
-        return own and layer.built and is_candidate(layer)
-
-    def key_of(self, layer: Any) -> Any:
-        return key_of(layer)
+        return isinstance(layer, keras.layers.Layer) and layer.built and super().may_be_own(layer)
 
     def opened(self, layer: Any) -> tuple[Target, str]:
         return open_keras(layer, layer.name, "cpu"), first_parameter(layer.call)
@@ -93,8 +85,14 @@ class _Model(Model):
         return [_array(tensor) for tensor in keras.tree.flatten(y)]
 
 
+def _array(tensor: Any) -> np.ndarray:
+    return np.asarray(tensor.numpy() if isinstance(tensor, keras.Variable) else keras.ops.convert_to_numpy(tensor))
+
+
 class _Trace(Trace):
     """The graph of a run on the sample inputs: every layer and operation."""
+
+    fetched = staticmethod(_array)
 
     def __init__(self, model: Any, inputs: Any, own: Norms) -> None:
         super().__init__()
@@ -128,13 +126,14 @@ class _Trace(Trace):
         node = Node(f"{path} ({type(operation).__name__})", [*inputs, *leaves.values()], outputs)
         if type(operation) is keras.layers.LayerNormalization:
             axes = operation.axis if isinstance(operation.axis, (list, tuple)) else [operation.axis]
-            node.norm = _norm(path, axes, args[0], operation.gamma, operation.beta, leaves)
+            gain, bias = operation.gamma, operation.beta
+            node.norm = self._norm(path, axes, args[0].shape, gain, bias, leaves.get(id(bias)))
             if operation.rms_scaling:
                 self.obstacles[path] = "rms_scaling=True divides by the variance"
         elif path in self._own and len(inputs) == 1:
             names = self._own[path].scale, self._own[path].bias
             gain, bias = (next((v for v in operation.weights if v.name == name), None) for name in names)
-            node.norm = _norm(path, [-1], arguments[0], gain, bias, leaves)
+            node.norm = self._norm(path, [-1], arguments[0].shape, gain, bias, leaves.get(id(bias)))
         elif outputs:
             node.rule = _rule(operation, args, kwargs, inputs, leaves, outputs[0])
             self._find_hidden_norms(path, operation)
@@ -156,11 +155,6 @@ class _Trace(Trace):
             if np.dtype(variable.numpy().dtype).itemsize < 4:
                 self.coarse[name] = variable.dtype
         return self._leaves[id(variable)]
-
-
-def _norm(path: str, axes: Sequence[int], x: Any, gain: Any, bias: Any, leaves: dict[int, Value]) -> LayerNorm:
-    scale, shift = (None if variable is None else _array(variable) for variable in (gain, bias))
-    return norm_of(path, axes, tuple(x.shape), scale, shift, None if bias is None else leaves[id(bias)])
 
 
 def _norms_in(path: str, operation: Any) -> Iterator[tuple[str, Any]]:
@@ -269,7 +263,7 @@ def _apply(model: Any, plan: Plan | None, own: Norms, dtype: str | None = None) 
             return _rms_norm(layer, config["dtype"])
         copy = type(layer).from_config(config)
         if converted:
-            become(copy, own[names[id(layer)]])
+            BACKEND.become(copy, own[names[id(layer)]])
         copy.name = layer.name  # not in the config that Keras makes for a class without get_config
         return copy
 
@@ -320,10 +314,6 @@ def _evaluate(model: Any, *inputs: Any, **_: Any) -> Any:
     """The outputs of a model without casts to the dtypes of its inputs; the same for the models inside it."""
     inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
     return _run_graph(model, lambda layer: partial(_evaluate, layer) if _is_graph(layer) else layer, inputs)
-
-
-def _array(tensor: Any) -> np.ndarray:
-    return np.asarray(tensor.numpy() if isinstance(tensor, keras.Variable) else keras.ops.convert_to_numpy(tensor))
 
 
 def _get(layer: Any, name: str) -> Any:

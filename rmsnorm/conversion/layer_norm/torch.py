@@ -17,12 +17,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace, convert, norm_of
-from rmsnorm.conversion.layer_norm.result import Conversion, first_names
-from rmsnorm.conversion.layer_norm.streams import Axes, LayerNorm, Node, Plan, Value
+from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace
+from rmsnorm.conversion.layer_norm.result import first_names
+from rmsnorm.conversion.layer_norm.streams import Axes, Node, Plan, Value
 from rmsnorm.conversion.layer_norm.torch_rules import is_float, rule_of
 from rmsnorm.conversion.replacement.proof import first_parameter
-from rmsnorm.conversion.replacement.torch import become, become_layer, is_candidate, is_replaced, key_of
+from rmsnorm.conversion.replacement.torch import BACKEND, become_layer
 from rmsnorm.identify import Target, open_target
 from rmsnorm.targets.bridges import bridge
 from rmsnorm.variants import get_variant
@@ -32,12 +32,11 @@ _SHAPES: Final = {
 }  # fmt: skip
 
 
-def to_rms_norm(model: nn.Module, *inputs: Any, **options: Any) -> Conversion:
-    """Copies a module and replaces every LayerNorm, whatever its class, by RMSNorm where that is exact.
-
-    Args, raises: as ``rmsnorm.conversion.layer_norm.to_rms_norm``.
+class SampledModel(Model):
+    """A module of PyTorch, which is copied.
 
     Example:
+        >>> from rmsnorm.conversion import to_rms_norm
         >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU(), nn.LayerNorm(4))
         >>> for layer in to_rms_norm(model, torch.ones(2, 3)).layers:
@@ -45,22 +44,14 @@ def to_rms_norm(model: nn.Module, *inputs: Any, **options: Any) -> Conversion:
         1 (LayerNorm): now RMSNorm; eps 1e-05, centred 0.bias, 0.weight
         3 (LayerNorm): left; aten.relu in 2 is not linear
     """
-    return convert(_Model(model, inputs, options))
 
-
-class _Model(Model):
-    eps = "eps"
+    backend, eps = BACKEND, "eps"
 
     def layers(self) -> Iterator[tuple[str, nn.Module]]:
         return self.model.named_modules()
 
     def may_be_own(self, layer: nn.Module) -> bool:
-        plain = "forward" not in vars(layer) and not list(layer.children()) and not is_replaced(layer)
-        known = isinstance(layer, nn.LayerNorm) or type(layer).__module__.startswith("torch.")
-        return plain and not known and is_candidate(layer)
-
-    def key_of(self, layer: nn.Module) -> Any:
-        return key_of(layer)
+        return not isinstance(layer, nn.LayerNorm) and super().may_be_own(layer)
 
     def opened(self, layer: nn.Module) -> tuple[Target, str]:
         probe = copy.deepcopy(layer).cpu().double()
@@ -80,7 +71,7 @@ class _Model(Model):
         sample = tree_map(lambda value: value.double() if is_float(value) else value, sample) if wide else sample
         training = {module: module.training for module in model.modules()}
         try:
-            return [_array(tensor) for tensor in _run(model.eval(), *sample)]
+            return [bridge("torch").fetch(tensor) for tensor in _run(model.eval(), *sample)]
         finally:
             for module, mode in training.items():
                 module.training = mode
@@ -88,6 +79,8 @@ class _Model(Model):
 
 class _Trace(Trace, TorchDispatchMode):
     """The graph of a run: every operation below autograd, and the module that is running."""
+
+    fetched = staticmethod(bridge("torch").fetch)
 
     def __init__(self, model: nn.Module, inputs: Any, options: Any, own: Norms) -> None:
         super().__init__()
@@ -143,7 +136,8 @@ class _Trace(Trace, TorchDispatchMode):
         where = f" in {self._running[-1]}" if self._running and self._running[-1] else ""
         if name in ("native_layer_norm", "layer_norm"):
             layer = self._running[-1] if self._running else ""
-            norm = _norm(layer, values, *args[:4])
+            x, sizes, weight, bias = (*args, None, None)[:4]
+            norm = self._norm(layer, range(-len(sizes), 0), x.shape, weight, bias, values.get(id(bias)))
             self.nodes.append(Node(f"aten.{name}{where}", inputs, outputs[:1], norm=norm))
         else:
             rule = rule_of(func, args, kwargs, values, inputs, outputs)
@@ -174,7 +168,7 @@ class _Trace(Trace, TorchDispatchMode):
             weight, bias = (None if entry is None else getattr(module, entry) for entry in names)
             values = {id(tensor): self._value(tensor) for tensor in (x, weight, bias) if tensor is not None}
             y = Value(tuple(out.shape), obstacle="is in no weight")
-            norm = _norm(name, values, x, x.shape[-1:], weight, bias)
+            norm = self._norm(name, [-1], x.shape, weight, bias, values.get(id(bias)))
             self._inside.pop()
             self.nodes.append(Node(f"{type(module).__name__} {name}", list(values.values()), [y], norm=norm))
             self._enter(out, y)
@@ -213,14 +207,6 @@ class _Trace(Trace, TorchDispatchMode):
         leaf.parameter, leaf.obstacle = None, obstacle
 
 
-def _norm(
-    layer: str, values: Mapping[int, Value], x: Tensor, sizes: Any, weight: Any = None, bias: Any = None
-) -> LayerNorm:
-    gain, shift = (None if tensor is None else _array(tensor) for tensor in (weight, bias))
-    axes = range(x.ndim - len(sizes), x.ndim)
-    return norm_of(layer, axes, x.shape, gain, shift, None if bias is None else values[id(bias)])
-
-
 def _apply(model: nn.Module, plan: Plan, own: Norms) -> list[str]:
     """Centres the parameters of the plan and turns its layers into RMSNorm, in place. Returns notes."""
     modules, slots, notes = dict(model.named_modules()), _slots(model), []
@@ -245,7 +231,7 @@ def _apply(model: nn.Module, plan: Plan, own: Norms) -> list[str]:
     for name in plan.converted:
         layer: Any = modules[name]
         if name in own:
-            become(layer, own[name])
+            BACKEND.become(layer, own[name])
             continue
         become_layer(layer, get_variant("to_rms_norm", "torch"), layer.eps)
     return notes
@@ -290,10 +276,6 @@ def _run(model: nn.Module, inputs: Any, options: Any, mode: Any = None) -> list[
             return list(_tensors(model(*inputs, **options)))
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    return bridge("torch").fetch(tensor)
 
 
 def _slots(model: nn.Module) -> dict[int, list[str]]:

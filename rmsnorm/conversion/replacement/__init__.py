@@ -7,6 +7,7 @@ import sys
 from typing import Any, Final
 
 from rmsnorm import errors
+from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import change
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.report import NoNorm, Replacement, Unproven, nothing
@@ -100,7 +101,7 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
     return tuple(report) or (nothing(type(model).__name__, replaced),)
 
 
-def _proven(backend: Any, module: Any, known: dict[Any, tuple[Norm, Identity] | Unproven]) -> tuple[Norm, Identity]:
+def _proven(backend: Backend, module: Any, known: dict[Any, tuple[Norm, Identity] | Unproven]) -> tuple[Norm, Identity]:
     """What a module computes; one answer for all modules with the same key.
 
     Raises:
@@ -119,15 +120,16 @@ def _proven(backend: Any, module: Any, known: dict[Any, tuple[Norm, Identity] | 
     return decision
 
 
-def _backend(model: Any) -> Any:
-    """The file for the model's framework.
+def _backend(model: Any) -> Backend:
+    """The backend for the model's framework.
 
     Raises:
         TypeError: there is none.
     """
     for name, module, kind in _CLASSES:
         if module in sys.modules and isinstance(model, getattr(sys.modules[module], kind)):
-            return importlib.import_module(f"rmsnorm.conversion.replacement.{name}")
+            backend: Backend = importlib.import_module(f"rmsnorm.conversion.replacement.{name}").BACKEND
+            return backend
     fix = "make an object of it first" if isinstance(model, type) else "pass the model itself"
     if "flax.linen" in sys.modules and isinstance(model, sys.modules["flax.linen"].Module):
         fix = "a linen model makes its norms in each call; name rmsnorm.flax_impl.linen.RMSNorm in its code instead"

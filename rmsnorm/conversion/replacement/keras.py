@@ -10,6 +10,7 @@ from typing import Any, Final
 import keras
 import numpy as np
 
+from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import called_with, computed, vector
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import changed, decide, require_gain_alone, require_same
@@ -17,49 +18,6 @@ from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Identity, Target
 from rmsnorm.targets.layers import build, open_keras
 from rmsnorm.tf_impl.layers import RMSNormalization, compute
-
-_MODES: Final = ("training", "mask")  # Keras passes these; both modes were tried
-
-
-def modules(model: Any) -> Iterator[tuple[str, Any]]:
-    """Each layer once, with its path."""
-    for layer in model._flatten_layers():
-        yield (layer.path or layer.name) if layer is not model else "", layer
-
-
-def is_replaced(layer: Any) -> bool:
-    return isinstance(layer, RMSNormalization) or hasattr(vars(layer).get("call"), "norm")
-
-
-def is_candidate(layer: Any) -> bool:
-    """Whether a layer may be a norm: by its name, or as it has a gain at most and is not one of Keras's own."""
-    if "norm" in type(layer).__name__.lower():
-        return True
-    own = type(layer).__module__.startswith("keras.")
-    return not own and 1 <= len(layer.weights) <= 2 and len(list(layer._flatten_layers())) == 1
-
-
-def prove(layer: Any) -> tuple[Norm, Identity]:
-    if len(list(layer._flatten_layers())) > 1:
-        raise Unproven("it has layers of its own")
-    if "call" in vars(layer):
-        raise Unproven("its call is not that of its class")
-    if not layer.built:
-        raise Unproven("it is not built; call the model first")
-    if getattr(layer, "quantization_mode", None):
-        raise Unproven("it is quantised; call replace before that")
-    try:
-        target = open_keras(layer, layer.name, "cpu")
-    except Exception as error:  # get_config may raise anything
-        raise Unproven(f"its config cannot be read ({type(error).__name__})") from None
-    require_gain_alone(target, [weight.name for weight in layer.weights])
-
-    def replacement(norm: Norm) -> Target:
-        return open_keras(layer, layer.name, "cpu", change=lambda fresh: become(fresh, norm))
-
-    norm, identity = decide(target, layer.call, replacement)
-    _require_no_more(layer, norm)
-    return norm, identity
 
 
 def _require_no_more(layer: Any, norm: Norm) -> None:
@@ -99,65 +57,6 @@ def _everything(layer: Any) -> dict[str, Any]:
     return attributes | {variable.path: keras.ops.convert_to_numpy(variable) for variable in variables}
 
 
-def require_as_proven(layer: Any, norm: Norm) -> None:
-    """The layer itself, with its own weights, must compute what the proven one from its config does.
-
-    Raises:
-        Unproven: it does not.
-    """
-    built = next(iter((layer._build_shapes_dict or {}).values()), None) or norm.shapes[-1]
-    if not norm.takes(built):
-        raise Unproven(f"it was built for x of {len(built)} axes, for which nothing was proven")
-    shape = [3 if size is None else size for size in built]
-    x = np.random.default_rng(0).normal(size=shape).astype("float32")
-    fresh = type(layer).from_config(layer.get_config())
-    try:
-        build(fresh, shape)
-        fresh.set_weights(layer.get_weights())
-    except ValueError:
-        raise Unproven("a layer from its config has other weights") from None
-    become(fresh, norm)
-    inputs = _inputs(norm, x)
-    variables = [v.value for v in layer.trainable_variables], [v.value for v in layer.non_trainable_variables]
-    results = layer.stateless_call(*variables, **inputs)[0], fresh(**inputs)  # the layer itself stays as it is
-    want, got = (keras.ops.convert_to_numpy(keras.ops.cast(y, "float32")) for y in results)
-    require_same("y", want, got, layer.compute_dtype, " with its own weights")
-
-
-def key_of(layer: Any) -> Any:
-    """A key that is equal for layers that differ only in their names and in the values of their weights."""
-    try:
-        config = {name: value for name, value in layer.get_config().items() if name != "name"}
-    except Exception:  # of the layer's class
-        return id(layer)
-    weights = tuple((weight.name, tuple(weight.shape)) for weight in layer.weights)
-    return type(layer), repr(config), "call" in vars(layer), layer.built, weights
-
-
-def others(layer: Any) -> list[str]:
-    """What the call takes beside x."""
-    return [name for name in list(inspect.signature(layer.call).parameters)[1:] if name not in _MODES]
-
-
-def become(layer: Any, norm: Norm) -> None:
-    """Gives a layer another call; its class stays, and so do its config and what is saved of it."""
-    own = layer.call
-
-    @functools.wraps(own)
-    def call(*inputs: Any, **named: Any) -> Any:
-        asked = {name: value for name, value in named.items() if name != "training" and value is not None}
-        x, gate = called_with(norm, inputs, asked)
-        shape = getattr(x, "shape", None)
-        if shape is None or not norm.takes(shape) or not (norm.gate is None or _is_gate_of(x, gate)):
-            return own(*inputs, **named)
-        scale, bias = (vector(keras.ops, _weight(layer, name), x, norm) for name in (norm.scale, norm.bias))
-        rms_norm = functools.partial(compute, out_dtype=keras.backend.standardize_dtype(x.dtype))
-        return computed(keras.ops, rms_norm, norm, keras.ops.shape(x), x, scale, bias, gate)
-
-    call.norm = norm  # type: ignore[attr-defined]
-    object.__setattr__(layer, "call", call)
-
-
 def _weight(layer: Any, name: str | None) -> Any:
     return next((weight.value for weight in layer.weights if weight.name == name), None)
 
@@ -168,8 +67,99 @@ def _is_gate_of(x: Any, gate: Any) -> bool:
     return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(gate.dtype)))
 
 
-def forget_traces(model: Any) -> None:
-    """Functions that were traced before the layers changed are traced again."""
-    for layer in model._flatten_layers():
-        if isinstance(layer, keras.Model):
-            layer.train_function = layer.test_function = layer.predict_function = None
+class Keras(Backend):
+    package, call, passed = "keras.", "call", ("training", "mask")
+
+    def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
+        for layer in model._flatten_layers():
+            yield (layer.path or layer.name) if layer is not model else "", layer
+
+    def is_replaced(self, layer: Any) -> bool:
+        return isinstance(layer, RMSNormalization) or hasattr(vars(layer).get("call"), "norm")
+
+    def tensors(self, layer: Any) -> list[str]:
+        return [weight.name for weight in layer.weights]
+
+    def has_inner(self, layer: Any) -> bool:
+        return len(list(layer._flatten_layers())) > 1
+
+    def prove(self, layer: Any) -> tuple[Norm, Identity]:
+        if self.has_inner(layer):
+            raise Unproven("it has layers of its own")
+        if "call" in vars(layer):
+            raise Unproven("its call is not that of its class")
+        if not layer.built:
+            raise Unproven("it is not built; call the model first")
+        if getattr(layer, "quantization_mode", None):
+            raise Unproven("it is quantised; call replace before that")
+        try:
+            target = open_keras(layer, layer.name, "cpu")
+        except Exception as error:  # get_config may raise anything
+            raise Unproven(f"its config cannot be read ({type(error).__name__})") from None
+        require_gain_alone(target, self.tensors(layer))
+
+        def replacement(norm: Norm) -> Target:
+            return open_keras(layer, layer.name, "cpu", change=lambda fresh: self.become(fresh, norm))
+
+        norm, identity = decide(target, layer.call, replacement)
+        _require_no_more(layer, norm)
+        return norm, identity
+
+    def key_of(self, layer: Any) -> Any:
+        try:
+            config = {name: value for name, value in layer.get_config().items() if name != "name"}
+        except Exception:  # of the layer's class
+            return id(layer)
+        weights = tuple((weight.name, tuple(weight.shape)) for weight in layer.weights)
+        return type(layer), repr(config), "call" in vars(layer), layer.built, weights
+
+    def require_as_proven(self, layer: Any, norm: Norm) -> None:
+        """The layer itself, with its own weights, must compute what the proven one from its config does.
+
+        Raises:
+            Unproven: it does not.
+        """
+        built = next(iter((layer._build_shapes_dict or {}).values()), None) or norm.shapes[-1]
+        if not norm.takes(built):
+            raise Unproven(f"it was built for x of {len(built)} axes, for which nothing was proven")
+        shape = [3 if size is None else size for size in built]
+        x = np.random.default_rng(0).normal(size=shape).astype("float32")
+        fresh = type(layer).from_config(layer.get_config())
+        try:
+            build(fresh, shape)
+            fresh.set_weights(layer.get_weights())
+        except ValueError:
+            raise Unproven("a layer from its config has other weights") from None
+        self.become(fresh, norm)
+        inputs = _inputs(norm, x)
+        variables = [v.value for v in layer.trainable_variables], [v.value for v in layer.non_trainable_variables]
+        results = layer.stateless_call(*variables, **inputs)[0], fresh(**inputs)  # the layer itself stays as it is
+        want, got = (keras.ops.convert_to_numpy(keras.ops.cast(y, "float32")) for y in results)
+        require_same("y", want, got, layer.compute_dtype, " with its own weights")
+
+    def become(self, layer: Any, norm: Norm) -> None:
+        """Gives a layer another call; its class stays, and so do its config and what is saved of it."""
+        own = layer.call
+
+        @functools.wraps(own)
+        def call(*inputs: Any, **named: Any) -> Any:
+            asked = {name: value for name, value in named.items() if name != "training" and value is not None}
+            x, gate = called_with(norm, inputs, asked)
+            shape = getattr(x, "shape", None)
+            if shape is None or not norm.takes(shape) or not (norm.gate is None or _is_gate_of(x, gate)):
+                return own(*inputs, **named)
+            scale, bias = (vector(keras.ops, _weight(layer, name), x, norm) for name in (norm.scale, norm.bias))
+            rms_norm = functools.partial(compute, out_dtype=keras.backend.standardize_dtype(x.dtype))
+            return computed(keras.ops, rms_norm, norm, keras.ops.shape(x), x, scale, bias, gate)
+
+        call.norm = norm  # type: ignore[attr-defined]
+        object.__setattr__(layer, "call", call)
+
+    def forget_traces(self, model: Any) -> None:
+        """Functions that were traced before the layers changed are traced again."""
+        for layer in model._flatten_layers():
+            if isinstance(layer, keras.Model):
+                layer.train_function = layer.test_function = layer.predict_function = None
+
+
+BACKEND: Final = Keras()

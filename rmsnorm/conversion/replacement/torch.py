@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import Replaced, axes_of, called_with, in_groups, subclass, vector
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import changed, decide, require_gain_alone
@@ -26,54 +26,6 @@ from rmsnorm.torch_impl.private import has_tangents, is_watched
 from rmsnorm.variants import PRESETS, Variant
 
 _COMPARABLE: Final = (bool, int, float, str, tuple, type(None), torch.dtype)
-
-
-def modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Each module once, by its first name."""
-    return model.named_modules()
-
-
-def is_replaced(module: nn.Module) -> bool:
-    return isinstance(module, (RMSNorm, Replaced))
-
-
-def is_candidate(module: nn.Module) -> bool:
-    """Whether a module may be a norm: by its name, or as it has a gain at most and is not one of PyTorch's own."""
-    if "norm" in type(module).__name__.lower():
-        return True
-    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    own = type(module).__module__.startswith("torch.")
-    return not own and 1 <= len(tensors) <= 2 and not list(module.children())
-
-
-def prove(module: nn.Module) -> tuple[Norm, Identity]:
-    own = dict(module.named_parameters(recurse=False))
-    if list(module.children()):
-        raise Unproven("it has modules of its own")
-    if "forward" in vars(module):
-        raise Unproven("its forward is not that of its class")
-    if module._compiled_call_impl is not None:
-        raise Unproven("it is compiled; call replace before that")
-    if any(type(parameter) is not nn.Parameter for parameter in own.values()):
-        raise Unproven("its parameters are sharded or quantised; call replace before that")
-    probe = _probe(module)
-    before = copy.deepcopy(probe)
-    target = open_target(probe)
-    tensors = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
-    require_gain_alone(target, tensors)
-    target = _without_dummies(target)
-
-    def replacement(norm: Norm) -> Target:
-        ours = copy.deepcopy(before)
-        become(ours, norm)
-        return replace(open_target(ours), arguments=target.arguments)
-
-    with torch.random.fork_rng(devices=[]):
-        decision = decide(target, module.forward, replacement)
-    touched = changed(_everything(before), _everything(probe))
-    if touched:
-        raise Unproven(f"a call changes its {', '.join(touched)}")
-    return decision
 
 
 def _without_dummies(target: Target) -> Target:
@@ -124,36 +76,6 @@ def _attributes(module: nn.Module) -> dict[str, str]:
             if name not in common and isinstance(value, _COMPARABLE)}  # fmt: skip
 
 
-def key_of(module: nn.Module) -> Any:
-    """A key that is equal for modules that differ only in the values of their parameters."""
-    common = vars(nn.Module())
-    others = [(name, id(value)) for name, value in vars(module).items()
-              if name not in common and not isinstance(value, _COMPARABLE)]  # fmt: skip
-    parameters = [(name, parameter.shape, parameter.dtype) for name, parameter in module.named_parameters()]
-    buffers = [id(buffer) for buffer in module.buffers()]
-    compiled = module._compiled_call_impl is not None
-    return type(module), tuple(_attributes(module).items()), tuple(others), tuple(parameters), tuple(buffers), compiled
-
-
-def require_as_proven(module: nn.Module, norm: Norm) -> None:
-    """What was proven is a copy: it has all that the module has."""
-
-
-def others(module: nn.Module) -> list[str]:
-    """What the call takes beside x."""
-    return list(inspect.signature(module.forward).parameters)[1:]
-
-
-def become(module: Any, norm: Norm) -> None:
-    """Turns a module into one of rmsnorm. It stays the same object, with the same parameters, hooks and attributes."""
-    if type(module) is not nn.RMSNorm:
-        kind: Any = type(module)
-        module.__class__ = class_of(kind, norm)
-        return
-    preset = PRESETS.get(norm.known.name, norm.known)
-    become_layer(module, preset if preset.replace(eps=norm.known.eps) == norm.known else norm.known, norm.known.eps)
-
-
 def become_layer(module: Any, variant: Variant, eps: float | None) -> None:
     """Turns a module with a normalized_shape into rmsnorm.torch_impl.RMSNorm."""
     module.__class__ = RMSNorm
@@ -198,5 +120,72 @@ def _is_gate_of(x: Tensor, gate: Any) -> bool:
     return isinstance(gate, Tensor) and gate.is_floating_point() and gate.shape == x.shape
 
 
-def forget_traces(model: nn.Module) -> None:
-    """A model that is compiled is left alone."""
+class Torch(Backend):
+    package, call = "torch.", "forward"
+
+    def modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        return model.named_modules()
+
+    def is_replaced(self, module: nn.Module) -> bool:
+        return isinstance(module, (RMSNorm, Replaced))
+
+    def tensors(self, module: nn.Module) -> list[str]:
+        return [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+
+    def has_inner(self, module: nn.Module) -> bool:
+        return bool(list(module.children()))
+
+    def prove(self, module: nn.Module) -> tuple[Norm, Identity]:
+        own = dict(module.named_parameters(recurse=False))
+        if self.has_inner(module):
+            raise Unproven("it has modules of its own")
+        if "forward" in vars(module):
+            raise Unproven("its forward is not that of its class")
+        if module._compiled_call_impl is not None:
+            raise Unproven("it is compiled; call replace before that")
+        if any(type(parameter) is not nn.Parameter for parameter in own.values()):
+            raise Unproven("its parameters are sharded or quantised; call replace before that")
+        probe = _probe(module)
+        before = copy.deepcopy(probe)
+        target = open_target(probe)
+        require_gain_alone(target, self.tensors(module))
+        target = _without_dummies(target)
+
+        def replacement(norm: Norm) -> Target:
+            ours = copy.deepcopy(before)
+            self.become(ours, norm)
+            return replace(open_target(ours), arguments=target.arguments)
+
+        with torch.random.fork_rng(devices=[]):
+            decision = decide(target, module.forward, replacement)
+        touched = changed(_everything(before), _everything(probe))
+        if touched:
+            raise Unproven(f"a call changes its {', '.join(touched)}")
+        return decision
+
+    def key_of(self, module: nn.Module) -> Any:
+        common = vars(nn.Module())
+        others = [(name, id(value)) for name, value in vars(module).items()
+                  if name not in common and not isinstance(value, _COMPARABLE)]  # fmt: skip
+        parameters = [(name, parameter.shape, parameter.dtype) for name, parameter in module.named_parameters()]
+        buffers = [id(buffer) for buffer in module.buffers()]
+        compiled = module._compiled_call_impl is not None
+        return (
+            type(module),
+            tuple(_attributes(module).items()),
+            tuple(others),
+            tuple(parameters),
+            tuple(buffers),
+            compiled,
+        )
+
+    def become(self, module: Any, norm: Norm) -> None:
+        if type(module) is not nn.RMSNorm:
+            kind: Any = type(module)
+            module.__class__ = class_of(kind, norm)
+            return
+        preset = PRESETS.get(norm.known.name, norm.known)
+        become_layer(module, preset if preset.replace(eps=norm.known.eps) == norm.known else norm.known, norm.known.eps)
+
+
+BACKEND: Final = Torch()

@@ -26,7 +26,7 @@ class Model(Shell, Named):
     operations: ClassVar[Any] = operations
 
     def __init__(self, config: Config, parameters: Mapping[str, Any], *, rngs: nnx.Rngs | None = None) -> None:
-        super().__init__(parameters)
+        Named.__init__(self, parameters)
         self.config = config
         self.deterministic = True
         self.rngs = nnx.data(None) if rngs is None else rngs.dropout.fork()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial as bind
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import jax
 from flax import nnx
@@ -16,34 +16,37 @@ from jax import numpy as jnp
 from jax.nn import initializers
 
 from rmsnorm import dtypes
+from rmsnorm.nematus import protocol
 from rmsnorm.nematus.cells import PARTIAL, CellNorm, Shapes, gru_shapes, initial, lstm_shapes, nematus_gru_shapes
 from rmsnorm.nematus.config import Bias
 from rmsnorm.nematus.flax import operations
 from rmsnorm.nematus.flax.parameters import Named
 from rmsnorm.nematus.models.parameters import Parameters
-from rmsnorm.nematus.models.recurrent import functions
+from rmsnorm.nematus.models.recurrent import CELLS
 
 __all__ = ["GRU", "LSTM", "NematusGRU", "gru", "lstm", "nematus_gru"]
 
 
-def _run(
-    function: Callable[..., Any], parameters: Mapping[str, jax.Array], *arrays: Any, norm: CellNorm, partial: float,
-    **options: Any,
-) -> Any:  # fmt: skip
-    own = {"function": function, "norm": norm, "partial": partial, "options": tuple(options.items())}
-    return _compiled(parameters, *arrays, **own)
-
-
 # In another jit, grad or vmap it becomes a part of that.
-@bind(jax.jit, inline=True, static_argnames=("function", "norm", "partial", "options"))
+@bind(jax.jit, inline=True, static_argnames=("cell", "norm", "partial", "options"))
 def _compiled(
-    parameters: Mapping[str, jax.Array], *arrays: Any, function: Callable[..., Any], norm: CellNorm, partial: float,
+    parameters: Mapping[str, jax.Array], *arrays: Any, cell: str, norm: CellNorm, partial: float,
     options: tuple[tuple[str, Any], ...],
 ) -> Any:  # fmt: skip
-    return function(Parameters(operations, parameters, norm, partial=partial), *arrays, **dict(options))
+    return CELLS[cell](Parameters(operations, parameters, norm, partial=partial), *arrays, **dict(options))
 
 
-nematus_gru, gru, lstm = functions(_run, __name__)
+class _Cells(protocol.Cells):
+    def run(
+        self, cell: str, parameters: Mapping[str, jax.Array], *arrays: Any, norm: CellNorm, partial: float,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        own = {"cell": cell, "norm": norm, "partial": partial, "options": tuple(options.items())}
+        return _compiled(parameters, *arrays, **own)
+
+
+_cells: Final = _Cells()
+nematus_gru, gru, lstm = _cells.nematus_gru, _cells.gru, _cells.lstm
 
 
 class _Layer(Named):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import jax
-
+from rmsnorm.nematus import protocol
 from rmsnorm.nematus.flax.model import Model
 from rmsnorm.nematus.models import rnnsearch
 
 __all__ = ["RNNSearch"]
 
 
-class RNNSearch(Model):
+class RNNSearch(Model, protocol.RNNSearch):
     """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
 
     A new model is in evaluation mode. In its state, Nematus's names are paths. The stream ``dropout`` of ``rngs``,
@@ -30,7 +29,3 @@ class RNNSearch(Model):
     """
 
     network: ClassVar[Any] = rnnsearch
-
-    def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> jax.Array:
-        """See protocol.RNNSearch."""
-        return self.compute("logits", self.is_training(), x, x_mask, y, stepwise=stepwise)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from rmsnorm.nematus import protocol
 from rmsnorm.nematus.flax.model import Model
 from rmsnorm.nematus.models import transformer
 
 __all__ = ["Transformer"]
 
 
-class Transformer(Model):
+class Transformer(Model, protocol.Transformer):
     """Nematus's Transformer: see rmsnorm.nematus.protocol.Transformer.
 
     A new model is in evaluation mode. In its state, Nematus's names are paths. The stream ``dropout`` of ``rngs``,

@@ -7,9 +7,8 @@ of the arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal
 
-from rmsnorm.nematus.cells import PARTIAL, CellNorm, gru_names
 from rmsnorm.nematus.config import Bias
 from rmsnorm.nematus.models.operations import Array
 from rmsnorm.nematus.models.parameters import Parameters, leaves, normalise, project
@@ -77,12 +76,6 @@ def masks_of(p: Parameters, mask: Array | None, x: Array) -> list[Array]:
     return [] if mask is None else [p.ops.cast(mask, x)[..., None]]
 
 
-def renamed(parameters: Mapping[str, Array], norm: str) -> dict[str, Array]:
-    """The parameters of the authors' GRU under Nematus's names; it is the same cell."""
-    names = gru_names(norm)  # type: ignore[arg-type]
-    return {names[name]: value for name, value in parameters.items()}
-
-
 def lstm_sequence(p: Parameters, x: Array, h0: Array, c0: Array, mask: Array | None = None) -> tuple[Array, Array]:
     """States and cells of the authors' LSTM over a sequence."""
 
@@ -111,65 +104,4 @@ def lstm_step(p: Parameters, h: Array, c: Array, below: Array, m: Array | None =
     return new_h if m is None else m * new_h + (1 - m) * h, new_c
 
 
-class Functions(NamedTuple):
-    """The functions of protocol.Cells."""
-
-    nematus_gru: Callable[..., Any]
-    gru: Callable[..., Any]
-    lstm: Callable[..., Any]
-
-
-def functions(run: Callable[..., Any], module: str) -> Functions:
-    """The functions of a module of a framework.
-
-    run: ``run(function, parameters, *arrays, norm=..., partial=..., **options)`` calls a function of this module.
-    """
-
-    def nematus_gru(
-        x: Array,
-        h0: Array,
-        parameters: Mapping[str, Array],
-        *,
-        biases: Sequence[Bias] = ("input",),
-        mask: Array | None = None,
-        masking: Literal["zero", "carry"] = "zero",
-        reverse: bool = False,
-        norm: CellNorm = "none",
-        partial: float = PARTIAL,
-    ) -> Array:
-        """Nematus's GRU with deep transition: see rmsnorm.nematus.protocol.Cells.nematus_gru."""
-        return run(
-            nematus_level, parameters, x, h0, mask,
-            norm=norm, partial=partial, biases=tuple(biases), masking=masking, reverse=reverse,
-        )  # fmt: skip
-
-    def gru(
-        x: Array,
-        h0: Array,
-        parameters: Mapping[str, Array],
-        *,
-        mask: Array | None = None,
-        norm: CellNorm = "none",
-        partial: float = PARTIAL,
-    ) -> Array:
-        """The GRU of the authors' Theano code: see rmsnorm.nematus.protocol.Cells.gru."""
-        own = renamed(parameters, norm)
-        return nematus_gru(x, h0, own, mask=mask, masking="carry", norm=norm, partial=partial)
-
-    def lstm(
-        x: Array,
-        h0: Array,
-        c0: Array,
-        parameters: Mapping[str, Array],
-        *,
-        mask: Array | None = None,
-        norm: CellNorm = "none",
-        partial: float = PARTIAL,
-    ) -> tuple[Array, Array]:
-        """The LSTM of the authors' Theano code: see rmsnorm.nematus.protocol.Cells.lstm."""
-        h, c = run(lstm_sequence, parameters, x, h0, c0, mask, norm=norm, partial=partial)
-        return h, c
-
-    for function in (nematus_gru, gru, lstm):
-        function.__module__, function.__qualname__ = module, function.__name__
-    return Functions(nematus_gru, gru, lstm)
+CELLS: Final[Mapping[str, Callable[..., Any]]] = {"gru": nematus_level, "lstm": lstm_sequence}

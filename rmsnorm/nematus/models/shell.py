@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rmsnorm.nematus import beam, sentences
-from rmsnorm.nematus.beam import Translations
+from rmsnorm.nematus import beam, protocol, sentences
 from rmsnorm.nematus.dialects import first_word, rules
 from rmsnorm.nematus.models.operations import Array
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
 
-class Shell:
+class Shell(protocol.Model):
     """A model that checks its batches, and then computes what its network describes.
 
     Attributes:
@@ -41,8 +40,10 @@ class Shell:
         """Whether the model is in training mode."""
         raise NotImplementedError
 
-    def compute(self, name: str, training: bool, x: Any, x_mask: Any, *target: Any, **options: Any) -> Array:
-        """The result of the method of this name."""
+    def compute(
+        self, name: str, x: Any, x_mask: Any, *target: Any, training: bool | None = None, **options: Any
+    ) -> Array:
+        training = self.is_training() if training is None else training
         run, like = self.runner(training=training)
         batch = self._source(name, x, x_mask, like)
         if name == "encode":
@@ -53,31 +54,10 @@ class Shell:
             return run(self.network.score, *batch, words, **options)
         return run(self.network.loss, *batch, words, mask, training=training)
 
-    def encode(self, x: Any, x_mask: Any) -> Array:
-        """See protocol.RNNSearch and protocol.Transformer."""
-        return self.compute("encode", self.is_training(), x, x_mask)
-
-    def logits(self, x: Any, x_mask: Any, y: Any) -> Array:
-        """See protocol.RNNSearch and protocol.Transformer."""
-        return self.compute("logits", self.is_training(), x, x_mask, y)
-
-    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Array:
-        """See protocol.RNNSearch and protocol.Transformer."""
-        return self.compute("loss", self.is_training(), x, x_mask, y, y_mask)
-
-    def translate(
-        self,
-        x: Any,
-        x_mask: Any,
-        beam_size: int | None = None,
-        max_length: int | None = None,
-        *,
-        normalization_alpha: float | None = None,
-    ) -> Translations:
-        """See protocol.RNNSearch and protocol.Transformer."""
+    def search(self, x: Any, x_mask: Any, *how: Any) -> beam.Translations:
         (run, like), ops, config = self.runner(training=False), self.operations, self.config
         ids, mask = self._source("translate", x, x_mask, like)
-        plan = beam.plan(config, ops.to_host(mask != 0).sum(axis=0), beam_size, max_length, normalization_alpha)
+        plan = beam.plan(config, ops.to_host(mask != 0).sum(axis=0), *how)
         rows, length = len(plan.lengths) * plan.beam_size, plan.steps if ops.FIXED_CACHES else 0
         memory, states = run(self.network.begin, ids, mask, beam_size=plan.beam_size, length=length)
         times = count()

@@ -8,20 +8,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rmsnorm.nematus.dialects import NOTHING, rules
-from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.output import losses
-from rmsnorm.nematus.models.parameters import Parameters, normalise, project
-from rmsnorm.nematus.transformer_names import (
+from rmsnorm.nematus.dialects import (
+    NOTHING,
     Block,
     Use,
+    label_target,
+    rules,
     transformer_gate,
     transformer_layer,
     transformer_map,
     transformer_norm,
     transformer_table,
 )
-from rmsnorm.nematus.zero import smoothed
+from rmsnorm.nematus.models.operations import Array
+from rmsnorm.nematus.models.output import losses
+from rmsnorm.nematus.models.parameters import Parameters, normalise, project
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -52,7 +53,7 @@ def loss(
     p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array, *, training: bool = False
 ) -> Array:
     """The loss of each sentence; labels are smoothed in training."""
-    target = smoothed(config.label_smoothing if training else 0.0, config.target_vocab_size)
+    target = label_target(config, training=training)
     y_mask, words = p.ops.transposed(y_mask), p.ops.transposed(y)
     return losses(p, config, score(p, config, x, mask, y), words, y_mask, 1, target)
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rmsnorm.nematus.dialects import rules
+from rmsnorm.nematus.dialects import rules, transformer_table
 from rmsnorm.nematus.models.operations import Array
 from rmsnorm.nematus.models.parameters import Parameters, project
-from rmsnorm.nematus.transformer_names import transformer_table
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config

@@ -7,21 +7,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rmsnorm.nematus import beam, sentences
-from rmsnorm.nematus.beam import Translations
-from rmsnorm.nematus.dialects import first_word
+from rmsnorm.nematus import beam, protocol, sentences
+from rmsnorm.nematus.dialects import first_word, label_target
+from rmsnorm.nematus.numpy.output import losses
 from rmsnorm.nematus.numpy.parameters import Array, Dropout, Parameters
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
 
-class Model:
+class Model(protocol.Model):
     """A model whose arithmetic is all float64."""
 
+    # encode(p, config, x, mask): what the decoder attends to. score(p, config, x, mask, y): logits of the words y.
     # begin(p, config, x, mask, beam_size): what a search needs before the first word, with beam_size rows for every
     # sentence, memory and states. decode_step(p, config, memory, states, words): log-probabilities of the words after
     # these ids, and the new states.
+    _encode: ClassVar[Any]
+    _score: ClassVar[Any]
     _begin: ClassVar[Any]
     _decode_step: ClassVar[Any]
 
@@ -29,19 +32,26 @@ class Model:
         self.config = config
         self.parameters = {name: np.asarray(value, np.float64) for name, value in parameters.items()}
 
-    def translate(
-        self,
-        x: Any,
-        x_mask: Any,
-        beam_size: int | None = None,
-        max_length: int | None = None,
-        *,
-        normalization_alpha: float | None = None,
-    ) -> Translations:
-        """See protocol.Model.translate."""
+    def compute(
+        self, name: str, x: Any, x_mask: Any, y: Any = None, y_mask: Any = None, *, dropout: Dropout | None = None,
+        training: bool = False, **options: Any,
+    ) -> Array:  # fmt: skip
+        """The result of the method of this name."""
+        p, config = self._parameters(dropout), self.config
+        ids, mask = sentences.source(name, x, x_mask, config)
+        if name == "encode":
+            return self._encode(p, config, ids, mask)
+        words, words_mask = sentences.target(name, y, y_mask, ids.shape[2], config)
+        logits: Array = self._score(p, config, ids, mask, words, **options)
+        if name == "logits":
+            return logits
+        time_major = logits.swapaxes(0, 1) if config.model_type == "transformer" else logits
+        return losses(config, time_major, words, words_mask, label_target(config, training=training))
+
+    def search(self, x: Any, x_mask: Any, *how: Any) -> beam.Translations:
         p, config = self._parameters(), self.config
         ids, mask = sentences.source("translate", x, x_mask, config)
-        plan = beam.plan(config, (mask != 0).sum(axis=0), beam_size, max_length, normalization_alpha)
+        plan = beam.plan(config, (mask != 0).sum(axis=0), *how)
         memory, states = self._begin(p, config, ids, mask, plan.beam_size)
         first = np.full(len(plan.lengths) * plan.beam_size, first_word(config))
 
@@ -53,9 +63,3 @@ class Model:
 
     def _parameters(self, dropout: Dropout | None = None) -> Parameters:
         return Parameters(self.parameters, self.config.norm, eps=self.config.eps, dropout=dropout)
-
-    def _sentences(self, op: str, x: Any, x_mask: Any, y: Any, y_mask: Any = None) -> tuple[Array, Array, Array, Array]:
-        """Ids and masks of the source and of the target."""
-        config = self.config
-        ids, mask = sentences.source(op, x, x_mask, config)
-        return ids, mask, *sentences.target(op, y, y_mask, ids.shape[2], config)

@@ -7,11 +7,12 @@ of the arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
-from rmsnorm.nematus.cells import PARTIAL, CellNorm, gru_names
+from rmsnorm.nematus import protocol
+from rmsnorm.nematus.cells import CellNorm
 from rmsnorm.nematus.config import Bias
 from rmsnorm.nematus.numpy.parameters import Array, Parameters, leaves, normalise, project, sigmoid
 
@@ -54,9 +55,9 @@ def nematus_level(
     p: Parameters,
     x: Array,
     h0: Array,
-    biases: Sequence[Bias],
-    *,
     mask: Array | None = None,
+    *,
+    biases: Sequence[Bias],
     masking: Literal["zero", "carry"] = "zero",
     reverse: bool = False,
 ) -> Array:
@@ -73,72 +74,8 @@ def nematus_level(
     return states
 
 
-def nematus_gru(
-    x: Array,
-    h0: Array,
-    parameters: Mapping[str, Array],
-    *,
-    biases: Sequence[Bias] = ("input",),
-    mask: Array | None = None,
-    masking: Literal["zero", "carry"] = "zero",
-    reverse: bool = False,
-    norm: CellNorm = "none",
-    partial: float = PARTIAL,
-) -> Array:
-    """Nematus's GRU with deep transition: see rmsnorm.nematus.protocol.Cells.nematus_gru.
-
-    Example:
-        >>> weights = {"gru0/state_to_gates": np.ones((1, 2)), "gru0/state_to_proposal": np.ones((1, 1))}
-        >>> weights |= {"gru0/input_to_gates": np.ones((1, 2)), "gru0/input_to_proposal": np.ones((1, 1))}
-        >>> weights |= {"gru0/gates_bias": np.zeros(2), "gru0/proposal_bias": np.zeros(1)}
-        >>> nematus_gru(np.zeros((2, 1, 1)), np.ones((1, 1)), weights).round(4).ravel()
-        array([0.8988, 0.802 ])
-    """
-    p = Parameters(parameters, norm, partial=partial)
-    return nematus_level(p, x, h0, biases, mask=mask, masking=masking, reverse=reverse)
-
-
-def gru(
-    x: Array,
-    h0: Array,
-    parameters: Mapping[str, Array],
-    *,
-    mask: Array | None = None,
-    norm: CellNorm = "none",
-    partial: float = PARTIAL,
-) -> Array:
-    """The GRU of the authors' Theano code: see rmsnorm.nematus.protocol.Cells.gru.
-
-    Example:
-        >>> weights = {"W": np.ones((1, 2)), "U": np.ones((1, 2)), "b": np.zeros(2)}
-        >>> weights |= {"Wx": np.ones((1, 1)), "Ux": np.ones((1, 1)), "bx": np.zeros(1)}
-        >>> gru(np.zeros((2, 1, 1)), np.ones((1, 1)), weights, mask=np.array([[1.0], [0.0]])).round(4).ravel()
-        array([0.8988, 0.8988])
-    """
-    names = gru_names(norm)
-    renamed = {names[name]: value for name, value in parameters.items()}
-    return nematus_gru(x, h0, renamed, mask=mask, masking="carry", norm=norm, partial=partial)
-
-
-def lstm(
-    x: Array,
-    h0: Array,
-    c0: Array,
-    parameters: Mapping[str, Array],
-    *,
-    mask: Array | None = None,
-    norm: CellNorm = "none",
-    partial: float = PARTIAL,
-) -> tuple[Array, Array]:
-    """The LSTM of the authors' Theano code: see rmsnorm.nematus.protocol.Cells.lstm.
-
-    Example:
-        >>> weights = {"W": np.ones((1, 4)), "U": np.ones((1, 4)), "b": np.zeros(4)}
-        >>> h, c = lstm(np.zeros((1, 1, 1)), np.ones((1, 1)), np.ones((1, 1)), weights)
-        >>> h.round(4).item(), c.round(4).item()
-        (0.6277, 1.2878)
-    """
-    p = Parameters(parameters, norm, partial=partial)
+def lstm_sequence(p: Parameters, x: Array, h0: Array, c0: Array, mask: Array | None = None) -> tuple[Array, Array]:
+    """States and cells of the authors' LSTM over a sequence."""
     below = project(p, x, "W", "b", ("s1", "b1"))
     masks = np.ones(x.shape[:2], x.dtype) if mask is None else np.asarray(mask, x.dtype)
     states, h, c = [], h0, c0
@@ -150,3 +87,15 @@ def lstm(
         states.append((h, c))
     hs, cs = (np.stack(arrays) for arrays in zip(*states, strict=True))
     return hs, cs
+
+
+class _Cells(protocol.Cells):
+    def run(
+        self, cell: str, parameters: Mapping[str, Array], *arrays: Any, norm: CellNorm, partial: float, **options: Any
+    ) -> Any:
+        over: Any = nematus_level if cell == "gru" else lstm_sequence
+        return over(Parameters(parameters, norm, partial=partial), *arrays, **options)
+
+
+_cells: Final = _Cells()
+nematus_gru, gru, lstm = _cells.nematus_gru, _cells.gru, _cells.lstm

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rmsnorm.nematus import sentences
-from rmsnorm.nematus.cells import rates, rnn_smoothed
-from rmsnorm.nematus.dialects import NOTHING, rules
+from rmsnorm.nematus import protocol
+from rmsnorm.nematus.cells import rates
+from rmsnorm.nematus.dialects import NOTHING, ZERO_BIAS, rules
 from rmsnorm.nematus.names import source_tables, target_table
 from rmsnorm.nematus.numpy import zero_rnnsearch
 from rmsnorm.nematus.numpy.model import Model
-from rmsnorm.nematus.numpy.output import lexical_state, log_softmax, losses, predict
+from rmsnorm.nematus.numpy.output import lexical_state, log_softmax, predict
 from rmsnorm.nematus.numpy.parameters import Array, Dropout, Parameters, feed_forward, leaves, project
 from rmsnorm.nematus.numpy.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
-from rmsnorm.nematus.transformer_names import ZERO_BIAS
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -30,6 +29,11 @@ class _Memory(NamedTuple):
     hidden: Array
     embeddings: Array
     mask: Array
+
+
+def encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
+    """What the decoder attends to."""
+    return _attend_to(p, config, x, mask)[0].context
 
 
 def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, stepwise: bool = False) -> Array:
@@ -70,7 +74,7 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: Array, mask: Ar
         # in TensorFlow the states after the end have no effect
         own = mask if reverse or masking == "carry" else None
         q = p / f"encoder/{stack}-stack/level{level}"
-        states = nematus_level(q, x, h0, biases, mask=own, masking=masking, reverse=reverse)
+        states = nematus_level(q, x, h0, own, biases=biases, masking=masking, reverse=reverse)
         x = states + x if level else states
     return x
 
@@ -129,7 +133,7 @@ def _attend(p: Parameters, state: Array, memory: _Memory) -> tuple[Array, Array]
     return (memory.context * weights[..., None]).sum(axis=0), weights
 
 
-class RNNSearch(Model):
+class RNNSearch(Model, protocol.RNNSearch):
     """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
 
     Example:
@@ -142,23 +146,10 @@ class RNNSearch(Model):
         array([2.1972])
     """
 
+    _encode, _score = staticmethod(encode), staticmethod(score)
     _begin, _decode_step = staticmethod(begin), staticmethod(decode_step)
-
-    def encode(self, x: Any, x_mask: Any) -> Array:
-        """See protocol.RNNSearch.encode."""
-        p, config = self._parameters(), self.config
-        ids, mask = sentences.source("encode", x, x_mask, config)
-        return _attend_to(p, config, ids, mask)[0].context
-
-    def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Array:
-        """See protocol.RNNSearch.logits."""
-        p, config = self._parameters(), self.config
-        ids, mask, words, _ = self._sentences("logits", x, x_mask, y)
-        return score(p, config, ids, mask, words, stepwise=stepwise)
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, rng: np.random.Generator | None = None) -> Array:
         """See protocol.RNNSearch.loss. rng: for training; the dropout masks are drawn from it."""
         dropout = None if rng is None else Dropout(rates(self.config, self.parameters), rng)
-        p, config = self._parameters(dropout), self.config
-        ids, mask, words, words_mask = self._sentences("loss", x, x_mask, y, y_mask)
-        return losses(config, score(p, config, ids, mask, words), words, words_mask, rnn_smoothed(config))
+        return self.compute("loss", x, x_mask, y, y_mask, dropout=dropout)

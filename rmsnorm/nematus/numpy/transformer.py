@@ -9,27 +9,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rmsnorm.nematus import sentences
-from rmsnorm.nematus.dialects import NOTHING, rules
-from rmsnorm.nematus.numpy.model import Model
-from rmsnorm.nematus.numpy.output import log_softmax, losses
-from rmsnorm.nematus.numpy.parameters import Array, Parameters, normalise, project, sigmoid, softmax
-from rmsnorm.nematus.transformer_names import (
+from rmsnorm.nematus import protocol
+from rmsnorm.nematus.dialects import (
+    NOTHING,
     ZERO_BIAS,
     Block,
     Use,
+    rules,
     transformer_gate,
     transformer_layer,
     transformer_map,
     transformer_norm,
     transformer_table,
 )
-from rmsnorm.nematus.zero import smoothed
+from rmsnorm.nematus.numpy.model import Model
+from rmsnorm.nematus.numpy.output import log_softmax
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, normalise, project, sigmoid, softmax
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
 __all__ = ["Transformer"]
+
+
+def encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
+    """What the decoder attends to."""
+    return _encoder_stack(p, config, x, _padding(config, mask))
 
 
 def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Array:
@@ -160,7 +165,7 @@ def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> Array:
     return _normed(p, config, "final", y) if last and not rules(config).post_norm else y
 
 
-class Transformer(Model):
+class Transformer(Model, protocol.Transformer):
     """Nematus's Transformer: see rmsnorm.nematus.protocol.Transformer.
 
     Example:
@@ -174,23 +179,9 @@ class Transformer(Model):
         array([2.1972])
     """
 
+    _encode, _score = staticmethod(encode), staticmethod(score)
     _begin, _decode_step = staticmethod(begin), staticmethod(decode_step)
-
-    def encode(self, x: Any, x_mask: Any) -> Array:
-        """See protocol.Transformer.encode."""
-        p, config = self._parameters(), self.config
-        ids, mask = sentences.source("encode", x, x_mask, config)
-        return _encoder_stack(p, config, ids, _padding(config, mask))
-
-    def logits(self, x: Any, x_mask: Any, y: Any) -> Array:
-        """See protocol.Transformer.logits."""
-        p, config = self._parameters(), self.config
-        ids, mask, words, _ = self._sentences("logits", x, x_mask, y)
-        return score(p, config, ids, mask, words)
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool = False) -> Array:
         """See protocol.Transformer.loss. training: with label smoothing."""
-        p, config = self._parameters(), self.config
-        target = smoothed(config.label_smoothing if training else 0.0, config.target_vocab_size)
-        ids, mask, words, words_mask = self._sentences("loss", x, x_mask, y, y_mask)
-        return losses(config, score(p, config, ids, mask, words).swapaxes(0, 1), words, words_mask, target)
+        return self.compute("loss", x, x_mask, y, y_mask, training=training)

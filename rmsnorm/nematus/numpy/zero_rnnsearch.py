@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rmsnorm.nematus.dialects import ZERO_BIAS, Use, transformer_table
 from rmsnorm.nematus.numpy.parameters import Array, Parameters, project, sigmoid, softmax
-from rmsnorm.nematus.transformer_names import ZERO_BIAS, Use, transformer_table
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config

@@ -29,7 +29,7 @@ class NematusModel(Shell, Named, keras.Model):
 
     def __init__(self, config: Config, parameters: Mapping[str, Any], **kwargs: Any) -> None:
         arrays = {name: np.asarray(parameters[name]) for name in sorted(parameters)}
-        super().__init__(dtype=next(iter(arrays.values())).dtype.name, **kwargs)
+        keras.Model.__init__(self, dtype=next(iter(arrays.values())).dtype.name, **kwargs)
         self.config = config
         self.seed = keras.random.SeedGenerator()
         self.graphs = Graphs()
@@ -67,15 +67,15 @@ class NematusModel(Shell, Named, keras.Model):
 
     def encode(self, x: Any, x_mask: Any, *, training: bool = False) -> tf.Tensor:
         """See protocol.RNNSearch and protocol.Transformer."""
-        return self.compute("encode", training, x, x_mask)
+        return self.compute("encode", x, x_mask, training=training)
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, training: bool = False) -> tf.Tensor:
         """See protocol.RNNSearch and protocol.Transformer."""
-        return self.compute("logits", training, x, x_mask, y)
+        return self.compute("logits", x, x_mask, y, training=training)
 
     def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool = False) -> tf.Tensor:
         """See protocol.RNNSearch and protocol.Transformer."""
-        return self.compute("loss", training, x, x_mask, y, y_mask)
+        return self.compute("loss", x, x_mask, y, y_mask, training=training)
 
     def runner(self, *, training: bool) -> tuple[Callable[..., Any], Any]:
         """See Shell. The functions are graphs."""

@@ -8,23 +8,26 @@ run on TensorFlow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import keras
 import tensorflow as tf
 
-from rmsnorm.nematus.cells import PARTIAL, CellNorm, check_norm, gru_shapes, initial, lstm_shapes, nematus_gru_shapes
+from rmsnorm.nematus import protocol
+from rmsnorm.nematus.cells import (
+    PARTIAL,
+    CellNorm,
+    authors_gru,
+    check_norm,
+    gru_shapes,
+    initial,
+    lstm_shapes,
+    nematus_gru_shapes,
+)
 from rmsnorm.nematus.config import Bias
 from rmsnorm.nematus.models.parameters import Parameters
-from rmsnorm.nematus.models.recurrent import (
-    functions,
-    lstm_input,
-    lstm_step,
-    nematus_deep_step,
-    nematus_input,
-    renamed,
-)
+from rmsnorm.nematus.models.recurrent import CELLS, lstm_input, lstm_step, nematus_deep_step, nematus_input
 from rmsnorm.nematus.tf import operations
 from rmsnorm.nematus.tf.parameters import Graphs, Named
 
@@ -33,23 +36,23 @@ __all__ = ["GRU", "LSTM", "GRUCell", "LSTMCell", "NematusGRU", "NematusGRUCell",
 _graphs: Final = Graphs()
 
 
-def _run(
-    function: Callable[..., Any], parameters: Mapping[str, Any], *arrays: Any, norm: CellNorm, **options: Any
-) -> Any:
-    """The function as a graph; all arguments become tensors. The mask is the last of them, if there is one."""
-    check_norm(norm)
-    values = {name: tf.convert_to_tensor(value) for name, value in parameters.items()}
-    tensors = [tf.convert_to_tensor(array) for array in arrays if array is not None]
-    return _graphs.run(_call, values, *tensors, called=function, norm=norm, **options)
+def _call(values: Any, *tensors: tf.Tensor, cell: str, norm: CellNorm, partial: float, **options: Any) -> Any:
+    return CELLS[cell](Parameters(operations, values, norm, partial=partial), *tensors, **options)
 
 
-def _call(
-    values: Any, *tensors: tf.Tensor, called: Callable[..., Any], norm: CellNorm, partial: float, **options: Any
-) -> Any:
-    return called(Parameters(operations, values, norm, partial=partial), *tensors, **options)
+class _Cells(protocol.Cells):
+    def run(
+        self, cell: str, parameters: Mapping[str, Any], *arrays: Any, norm: CellNorm, partial: float, **options: Any
+    ) -> Any:
+        """As a graph; all arguments become tensors. The mask is the last of them, if there is one."""
+        check_norm(norm)
+        values = {name: tf.convert_to_tensor(value) for name, value in parameters.items()}
+        tensors = [tf.convert_to_tensor(array) for array in arrays if array is not None]
+        return _graphs.run(_call, values, *tensors, cell=cell, norm=norm, partial=partial, **options)
 
 
-nematus_gru, gru, lstm = functions(_run, __name__)
+_cells: Final = _Cells()
+nematus_gru, gru, lstm = _cells.nematus_gru, _cells.gru, _cells.lstm
 
 
 class _Cell(Named):
@@ -126,7 +129,7 @@ class GRUCell(_Cell):
         return gru_shapes(size, self.units, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        p = Parameters(operations, renamed(self.tensors(), self.norms["norm"]), **self.norms)
+        p = Parameters(operations, authors_gru(self.tensors(), self.norms["norm"]), **self.norms)
         h = nematus_deep_step(p, states[0], nematus_input(p / "gru0", inputs, "input"), ("input",))
         return h, [h]
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import keras
 import tensorflow as tf
 
+from rmsnorm.nematus import protocol
 from rmsnorm.nematus.models import rnnsearch
 from rmsnorm.nematus.tf.model import NematusModel
 
@@ -14,7 +15,7 @@ __all__ = ["RNNSearch"]
 
 
 @keras.saving.register_keras_serializable(package="rmsnorm")
-class RNNSearch(NematusModel):
+class RNNSearch(NematusModel, protocol.RNNSearch):
     """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
 
     ``training=True`` turns dropout on. The weights have Nematus's names with dots for slashes.
@@ -33,4 +34,4 @@ class RNNSearch(NematusModel):
 
     def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False, training: bool = False) -> tf.Tensor:
         """See protocol.RNNSearch."""
-        return self.compute("logits", training, x, x_mask, y, stepwise=stepwise)
+        return self.compute("logits", x, x_mask, y, stepwise=stepwise, training=training)

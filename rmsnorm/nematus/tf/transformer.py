@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import keras
 
+from rmsnorm.nematus import protocol
 from rmsnorm.nematus.models import transformer
 from rmsnorm.nematus.tf.model import NematusModel
 
@@ -16,7 +17,7 @@ __all__ = ["Transformer"]
 
 
 @keras.saving.register_keras_serializable(package="rmsnorm")
-class Transformer(NematusModel):
+class Transformer(NematusModel, protocol.Transformer):
     """Nematus's Transformer: see rmsnorm.nematus.protocol.Transformer.
 
     ``training=True`` turns dropout and label smoothing on. The weights have Nematus's names with dots for slashes.

@@ -23,7 +23,7 @@ class Model(Shell, Named):
     operations: ClassVar[Any] = operations
 
     def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None:
-        super().__init__(parameters)
+        Named.__init__(self, parameters)
         self.config = config
         self.eval()
 
@@ -41,4 +41,4 @@ class Model(Shell, Named):
             iter(values.values())
         )
 
-    translate = torch.no_grad()(Shell.translate)
+    search = torch.no_grad()(Shell.search)

@@ -7,30 +7,32 @@ As functions, and as modules. Sequences are time-major: x (length, batch, featur
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import init
 
+from rmsnorm.nematus import protocol
 from rmsnorm.nematus.cells import PARTIAL, CellNorm, Shapes, gru_shapes, initial, lstm_shapes, nematus_gru_shapes
 from rmsnorm.nematus.config import Bias
 from rmsnorm.nematus.models.parameters import Parameters
-from rmsnorm.nematus.models.recurrent import functions
+from rmsnorm.nematus.models.recurrent import CELLS
 from rmsnorm.nematus.torch import operations
 from rmsnorm.nematus.torch.parameters import Named
 
 __all__ = ["GRU", "LSTM", "NematusGRU", "gru", "lstm", "nematus_gru"]
 
 
-def _run(
-    function: Callable[..., Any], parameters: Mapping[str, Tensor], *tensors: Any, norm: CellNorm, partial: float,
-    **options: Any,
-) -> Any:  # fmt: skip
-    return function(Parameters(operations, parameters, norm, partial=partial), *tensors, **options)
+class _Cells(protocol.Cells):
+    def run(
+        self, cell: str, parameters: Mapping[str, Tensor], *tensors: Any, norm: CellNorm, partial: float, **options: Any
+    ) -> Any:
+        return CELLS[cell](Parameters(operations, parameters, norm, partial=partial), *tensors, **options)
 
 
-nematus_gru, gru, lstm = functions(_run, __name__)
+_cells: Final = _Cells()
+nematus_gru, gru, lstm = _cells.nematus_gru, _cells.gru, _cells.lstm
 
 
 class _Layer(Named):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import Tensor
-
+from rmsnorm.nematus import protocol
 from rmsnorm.nematus.models import rnnsearch
 from rmsnorm.nematus.torch.model import Model
 
 __all__ = ["RNNSearch"]
 
 
-class RNNSearch(Model):
+class RNNSearch(Model, protocol.RNNSearch):
     """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
 
     A new model is in evaluation mode. Its state dict has Nematus's names with dots for slashes.
@@ -29,7 +28,3 @@ class RNNSearch(Model):
     """
 
     network: ClassVar[Any] = rnnsearch
-
-    def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Tensor:
-        """See protocol.RNNSearch.logits."""
-        return self.compute("logits", self.training, x, x_mask, y, stepwise=stepwise)

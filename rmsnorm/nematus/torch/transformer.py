@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from rmsnorm.nematus import protocol
 from rmsnorm.nematus.models import transformer
 from rmsnorm.nematus.torch.model import Model
 
 __all__ = ["Transformer"]
 
 
-class Transformer(Model):
+class Transformer(Model, protocol.Transformer):
     """Nematus's Transformer: see rmsnorm.nematus.protocol.Transformer.
 
     A new model is in evaluation mode. Its state dict has Nematus's names with dots for slashes.
