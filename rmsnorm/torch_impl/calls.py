@@ -56,7 +56,7 @@ def planned(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: An
     """The call, it with the axes in the order of the kernels, and their plan; without kernels the call twice, None."""
     try:
         call, own, plan = _planned(
-            x.is_cpu is True or x.device, options, x.shape, x.dtype,  # of a Proxy, is_cpu is a Proxy
+            *options, x.is_cpu is True or x.device, x.shape, x.dtype,  # of a Proxy, is_cpu is a Proxy
             None if residual is None else (residual.shape, residual.dtype),
             None if scale is None else (scale.shape, scale.dtype),
             None if bias is None else (bias.shape, bias.dtype),
@@ -64,6 +64,9 @@ def planned(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: An
             None if gate is None else (gate.shape, gate.dtype),
         )  # fmt: skip
     except (AttributeError, KeyError, TypeError):  # not such a tensor, or an option that cannot be looked up
+        known = tuple(tuple(option) if isinstance(option, list) else option for option in options)
+        if known != options:
+            return planned(known, x, residual, scale, bias, mask, gate)
         call = call_of(options, x, residual, scale, bias, mask, gate)
         return call, call, None
     if plan is None or not (is_plain if x.is_cpu else is_plain_on_gpu)(x, residual, scale, bias, mask, gate):
@@ -71,14 +74,16 @@ def planned(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: An
     return call, own, plan
 
 
-@lru_cache(maxsize=4096)
-def _planned(device: Any, options: Any, shape: Any, dtype: Any, *others: Any) -> tuple[Call, Call, Any]:
+@lru_cache(maxsize=4096, typed=True)  # an axis of 1 is valid, of True or 1.0 not
+def _planned(
+    variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, device: Any, shape: Any,
+    dtype: Any, *others: Any,
+) -> tuple[Call, Call, Any]:  # fmt: skip
     """The same from shape and dtype of x, and pairs of these for the others. The device is True for the CPU."""
     specs = [None if pair is None else Spec(pair[0], NAMES[pair[1]]) for pair in ((shape, dtype), *others)]
     x, residual, scale, bias, mask, gate = specs
-    call = _resolved(
-        "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, **_named(*options)
-    )
+    options = _named(variant, eps, partial, axis, feature_axis, out_dtype)
+    call = _resolved("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, **options)
     where, own = CPU if device is True else device, axes_last(call)
     g, b, z = (None if spec is None else spec.dtype for spec in (scale, bias, gate))
     plan = rows.plan(where, own, g, b, mask is not None, z, residual is not None)
