@@ -174,6 +174,14 @@ def bound(
     return Bound(roundings + w * operations, 1 - w * operations / 2 if exact_bits else 0.0)
 
 
+def within(noise: float, least: float = 1e-6, most: float = 0.02) -> float:
+    """How far a number may be from the one that was written, relative, where 1 / rho is measured with this noise.
+
+    The noise is a root mean square over tens of rows: 20 of it is beyond every one of them.
+    """
+    return min(max(20 * noise, least), most)
+
+
 def of_replacement(size: int, dtype: str) -> float:
     """The largest difference of a layer and its replacement, as a share of the largest of so many elements.
 

@@ -9,11 +9,12 @@ from typing import Final
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.accuracy.bounds import EPS_SPREAD
+from rmsnorm.accuracy.bounds import EPS_SPREAD, within
 from rmsnorm.identify.findings import Findings, Learned, NotRms, not_observable
 from rmsnorm.identify.layout import ROWS
+from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
-from rmsnorm.identify.statistic import EXPONENTS, Statistic, inverse_rms
+from rmsnorm.identify.statistic import EXPONENTS, Counted, Statistic, find_counted, solve_statistic
 from rmsnorm.targets.bridges import Array
 from rmsnorm.variants import EpsPosition
 
@@ -23,84 +24,68 @@ _FORMULAS: Final = {"inside": "sqrt(q + eps)", "outside": "sqrt(q) + eps", "clam
 
 @dataclass(frozen=True)
 class Measured:
-    """eps as the rows of one dtype show it, and what was seen; 0 where x / rho does not change with the size of x.
+    """eps as the rows of one dtype show it, for y without a factor; 0 where x / rho does not change with the size of x.
 
-    The value is that for y without a factor.
+    ``evidence`` is what was seen, with ``{eps}`` for the eps that the denominator has.
     """
 
     value: float
     position: EpsPosition
     evidence: str
 
-    def says(self, eps: float) -> str:
-        """The evidence, for the eps that the denominator has."""
-        return self.evidence.format(eps=f"{eps:.4g}")
-
 
 @dataclass(frozen=True)
-class Eps:
-    """eps of a target.
+class Seen:
+    """The denominator at one width: of rows that are large beside eps, and of ever smaller ones."""
 
-    Attributes:
-        value: as in a Variant: None for the machine epsilon of the arithmetic dtype.
-        position: as in a Variant.
-        of_max: eps is multiplied by max|x|^2.
-        narrow: eps for 16-bit x, by dtype, where it is another.
+    n: int
+    counted: Counted
+    statistic: Statistic
+    eps: Measured
+
+    @property
+    def k(self) -> int:
+        return self.counted.k
+
+
+def look(session: Session) -> Seen:
+    """The denominator at the width of a session.
+
+    Raises:
+        NotRms: it is none of an RMSNorm.
     """
-
-    value: float | None
-    position: EpsPosition
-    of_max: bool = False
-    narrow: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class Denominator:
-    """y = factor h / rho, with rho of the sum of squares over ``size`` and of eps times ``scale``, at this width.
-
-    Attributes:
-        size: None for k.
-        eps: as in a Variant, as it was solved from the rows of the widest dtype.
-        unit: eps over that which is measured.
-        words: how eps depends on the width, empty where it does not.
-    """
-
-    size: float | None = None
-    factor: float = 1.0
-    eps: float = 0.0
-    scale: float = 1.0
-    unit: float = 1.0
-    words: str = ""
+    counted = find_counted(session)
+    statistic = solve_statistic(session, counted)
+    return Seen(session.n, counted, statistic, measure(session, statistic.noise, counted.k))
 
 
 def solve_eps(
-    session: Session,
-    statistic: Statistic,
-    measured: Measured,
-    denominator: Denominator,
-    k: int,
-    findings: Findings,
-    *,
-    centred: bool,
-) -> Eps:
-    """Find eps in each dtype: one number, or the machine epsilon of the arithmetic; ``measured`` is in the widest."""
-    value, noise, unit, words = denominator.eps, statistic.noise, denominator.unit, denominator.words
-    evidence = measured.says(value * denominator.scale)
-    if denominator.size is not None:
-        evidence = evidence.replace("sqrt(k)", f"sqrt({denominator.size:.7g})")
-    if statistic.of_max and value == 0:
-        value = statistic.of_max
-        evidence = f"the denominator is sqrt(q + {value:.3g} max|x|^2) at every size of x: eps was not rescaled with x"
-    if statistic.of_max:
-        value = nice(measured.value or value, max(noise, 2e-4))
+    session: Session, model: Model, first: Seen, value: float, unit: float, words: str, findings: Findings
+) -> Model:
+    """The model with eps in each dtype: one number, or the machine epsilon of the arithmetic.
+
+    Args:
+        session: of the target.
+        model: with all else of the denominator.
+        first: what its first width shows.
+        value: eps in the widest dtype, as somebody wrote it, and ``unit`` that over what is measured.
+        words: how eps depends on the width, empty where it does not.
+        findings: get what is learned.
+    """
+    statistic, position, noise = first.statistic, first.eps.position, first.statistic.noise
+    evidence = first.eps.evidence.format(eps=f"{value * model.eps_scale:.4g}")
+    if model.size is not None:
+        evidence = evidence.replace("sqrt(k)", f"sqrt({model.size:.7g})")
+    of_max = statistic.of_max
+    if of_max:
+        if value == 0:
+            evidence = (
+                f"the denominator is sqrt(q + {of_max:.3g} max|x|^2) at every size of x: eps was not rescaled with x"
+            )
+        value = nice(first.eps.value or of_max, max(noise, 2e-4))
         findings.defect(f"eps is not rescaled with x / max|x|: it acts as {value:.3g} max|x|^2")
-    if value == 0:
-        findings.eps_position = not_observable("eps is 0")
-    else:
-        findings.eps_position = Learned(measured.position, evidence)
-    by_dtype = {session.wide: value}
-    if not statistic.of_max:
-        by_dtype |= _in_other_dtypes(session, statistic, measured.position, k, unit=unit, centred=centred)
+    findings.eps_position = Learned(position, evidence) if value else not_observable("eps is 0")
+    by_dtype = {session.wide: value} | ({} if of_max else _in_other_dtypes(session, first, unit))
     wide = {dtype: eps for dtype, eps in by_dtype.items() if dtype not in dtypes.HALF}
     single = wide.get("float32", next(iter(wide.values()), value))
     final = _name(session, value, single, wide, f"{words}; {evidence}" if words else evidence, findings)
@@ -111,22 +96,21 @@ def solve_eps(
         machine = ", its machine epsilon," if eps == dtypes.epsilon(dtype) else ""
         findings.narrow_eps[dtype] = Learned(eps, f"solved from {dtype} rows; {single:.3g} in wider dtypes")
         findings.defect(f"eps is {eps:.3g}{machine} for {dtype} x, and {single:.3g} in wider dtypes")
-    return Eps(final, measured.position, bool(statistic.of_max), tuple(narrow.items()))
+    variant = model.variant.replace(eps=final, eps_position=position)
+    return replace(model, variant=variant, eps_of_max=bool(of_max), narrow_eps=tuple(narrow.items()))
 
 
-def _in_other_dtypes(
-    session: Session, statistic: Statistic, position: EpsPosition, k: int, *, unit: float, centred: bool
-) -> dict[str, float]:
+def _in_other_dtypes(session: Session, first: Seen, unit: float) -> dict[str, float]:
     """eps in the other dtypes that the target accepts, where it has the same position and is not 0."""
     by_dtype = {}
     for dtype in session.accepts:
         if dtype == session.wide:
             continue
-        noise = statistic.noise if dtype == "float64" else max(statistic.noise, 4 * dtypes.unit_roundoff(dtype))
-        measured = measure(replace(session, wide=dtype), noise, k, centred=centred)
-        value = measured.value * unit
-        if measured.position == position and value:
-            by_dtype[dtype] = nice(value, noise)
+        noise = first.statistic.noise
+        noise = noise if dtype == "float64" else max(noise, 4 * dtypes.unit_roundoff(dtype))
+        measured = measure(replace(session, wide=dtype), noise, first.k)
+        if measured.position == first.eps.position and measured.value * unit:
+            by_dtype[dtype] = nice(measured.value * unit, noise)
     return by_dtype
 
 
@@ -146,7 +130,7 @@ def _name(
     return None
 
 
-def measure(session: Session, noise: float, k: int, *, centred: bool) -> Measured:
+def measure(session: Session, noise: float, k: int) -> Measured:
     """eps from rho(s x) / s, which only eps makes depend on s: every position of eps gives another curve."""
     top, bottom = EXPONENTS[session.wide]
     random = np.random.default_rng(9)
@@ -157,7 +141,7 @@ def measure(session: Session, noise: float, k: int, *, centred: bool) -> Measure
         s = 2.0**exponents
         rows = s[:, None] * row
         with np.errstate(all="ignore"):
-            return s, 1 / inverse_rms(rows, session.unit(rows), centred=centred)
+            return s, 1 / session.inverse_rms(rows)
 
     coarse = np.linspace(top, bottom, ROWS).round()
     with np.errstate(all="ignore"):
@@ -211,7 +195,7 @@ def nice(value: float, noise: float) -> float:
     >>> nice(9.999973e-07, 1e-6), nice(1.1920930e-07, 1e-8)
     (1e-06, 1.1920928955078125e-07)
     """
-    tolerance = min(max(20 * noise, 1e-7), 5e-3)
+    tolerance = within(noise, 1e-7, 5e-3)
     for name in dtypes.FLOATS:
         if abs(value / dtypes.epsilon(name) - 1) <= min(tolerance, 1e-3):
             return dtypes.epsilon(name)

@@ -53,13 +53,13 @@ class Identity:
 
     target: str
     framework: str
-    kind: Kind
-    variant: Variant | None
-    recognised: bool
-    plain: bool
-    findings: tuple[Finding, ...]
-    defects: tuple[str, ...]
-    nearest: tuple[tuple[str, float], ...]
+    kind: Kind = "none"
+    variant: Variant | None = None
+    recognised: bool = False
+    plain: bool = False
+    findings: tuple[Finding, ...] = ()
+    defects: tuple[str, ...] = ()
+    nearest: tuple[tuple[str, float], ...] = ()
     seconds: float = 0.0
     last_axes: bool = True
     axes: tuple[int, ...] = ()

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.accuracy.bounds import CHANGED, FORM
+from rmsnorm.accuracy.bounds import CHANGED, FORM, within
 from rmsnorm.identify.findings import Findings, Learned, NotRms
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
@@ -144,16 +144,7 @@ def find_counted(session: Session) -> Counted:
             return Counted(high, "first") if inside[0] else Counted(n - high, "last")
 
 
-def inverse_rms(x: Array, y: Array, *, centred: bool) -> Array:
-    """1 / rho of rows from y = x / rho, or (x - mean) / rho, by least squares."""
-    h = x - x.mean(-1, keepdims=True) if centred else x
-    largest = np.max(np.abs(h), axis=-1, keepdims=True)
-    unit = np.where(largest > 0, largest, 1.0)
-    scaled = h / unit
-    return (scaled * y).sum(-1) / (scaled**2).sum(-1) / unit[:, 0]
-
-
-def solve_statistic(session: Session, counted: Counted, *, centred: bool) -> Statistic:
+def solve_statistic(session: Session, counted: Counted) -> Statistic:
     """Solve for rho on large rows.
 
     Raises:
@@ -167,7 +158,7 @@ def solve_statistic(session: Session, counted: Counted, *, centred: bool) -> Sta
     rows = rows.astype(session.wide).astype(np.float64)
     size = 2.0 ** EXPONENTS[session.wide][0]
     with np.errstate(all="ignore"):
-        rho = 1 / inverse_rms(rows * size, session.unit(rows * size), centred=centred) / size
+        rho = 1 / session.inverse_rms(rows * size) / size
     part = np.where(counted.of(n), rows, 0.0)
     columns = np.stack([(part**2).sum(-1), part.sum(-1) ** 2 / k, np.max(np.abs(rows), axis=-1) ** 2], axis=1)
     if not np.all(np.isfinite(rho)) or np.any(rho <= 0):
@@ -185,7 +176,7 @@ def solve_statistic(session: Session, counted: Counted, *, centred: bool) -> Sta
     variance = -minus / per > 0.5
     if not (abs(minus / per) < 0.05 or abs(minus / per + 1) < 0.05):
         raise NotRms("the denominator mixes the mean and the mean square, but not as a variance does")
-    of_mean = abs(1 / (per * k) - 1) <= min(max(20 * noise, 1e-6), 0.02)
+    of_mean = abs(1 / (per * k) - 1) <= within(noise)
     rescaled = spiked / per * math.sqrt(n) > max(100 * noise, 1e-9) and of_mean and not variance
     return Statistic(
         kind="variance" if variance else "mean_square",

@@ -9,30 +9,16 @@ from typing import Final
 
 import numpy as np
 
-from rmsnorm.accuracy.bounds import FORMULA
-from rmsnorm.identify.eps import Denominator, Measured, measure, nice
+from rmsnorm.accuracy.bounds import FORMULA, within
+from rmsnorm.identify.eps import Seen, look, nice, solve_eps
 from rmsnorm.identify.findings import Findings, Learned, NotRms
+from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
-from rmsnorm.identify.statistic import Counted, Statistic, find_counted, solve_statistic
 from rmsnorm.targets.target import TargetError
 
 _MULTIPLES: Final = (2, 3, 4, 0.5, 0.25)  # of the first width: a target may take only some of them
 _MORE: Final = 2  # of these are tried: two points fit any power of n, a third one does not fit a wrong one
 _FEW: Final = 2  # digits of a number that somebody wrote
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The denominator at one width: of rows that are large beside eps, and of ever smaller ones."""
-
-    n: int
-    counted: Counted
-    statistic: Statistic
-    eps: Measured
-
-    @property
-    def k(self) -> int:
-        return self.counted.k
 
 
 # functions of n and k, the elements of a row and those that are counted; k is n where all of them are
@@ -121,24 +107,13 @@ class _Reading:
         return said
 
 
-def look(session: Session, *, centred: bool) -> Seen:
-    """The denominator at the width of a session.
-
-    Raises:
-        NotRms: it is none of an RMSNorm.
-    """
-    counted = find_counted(session)
-    statistic = solve_statistic(session, counted, centred=centred)
-    return Seen(session.n, counted, statistic, measure(session, statistic.noise, counted.k, centred=centred))
-
-
-def look_further(session: Session, findings: Findings, *, centred: bool) -> list[Seen]:
-    """The same at two other widths, or at fewer where it takes no more."""
+def look_further(session: Session, findings: Findings) -> list[Seen]:
+    """The denominator at two other widths, or at fewer where it takes no more."""
     seen: list[Seen] = []
     for width, other in session.other_widths(_MULTIPLES):
         try:
             with other.target.evaluating():
-                seen.append(look(other, centred=centred))
+                seen.append(look(other))
         except TargetError:
             continue
         except NotRms as reason:
@@ -153,8 +128,8 @@ def _short(value: float) -> float:
     return int(value) if value == int(value) else value
 
 
-def solve_denominator(session: Session, first: Seen, others: Sequence[Seen], findings: Findings) -> Denominator:
-    """The simplest reading that is true at every width, and what it has that no variant has."""
+def solve_denominator(session: Session, model: Model, first: Seen, others: Sequence[Seen], findings: Findings) -> Model:
+    """The model with the simplest reading that is true at every width, and eps in each dtype."""
     seen = [first, *others]
     kinds = {(entry.statistic.kind, entry.eps.position) for entry in seen if entry.eps.value}
     if len(kinds) > 1 or len({entry.counted.end for entry in seen} - {"all"}) > 1:
@@ -180,24 +155,22 @@ def solve_denominator(session: Session, first: Seen, others: Sequence[Seen], fin
         solved = "the denominator below is that of the first" if unknown else "at which the denominator was solved"
         findings.widths = Learned(_listed([entry.n for entry in seen]), f"elements in a row, {solved}")
     scale = _FORMS[chosen.eps_form](first)
-    return Denominator(
-        size=None if (chosen.size, chosen.divisor) == ("k", 1.0) else chosen.size_at(first),
-        factor=chosen.factor_at(first),
-        eps=chosen.eps * (scale if single else 1.0),
-        scale=1.0 if single else scale,
-        unit=chosen.unit(first) / (1.0 if single else scale),
-        words=said.get("eps", ""),
-    )
+    words = said.get("eps", "")
+    if single:  # the eps of that width is the whole of it
+        chosen, scale = replace(chosen, eps=chosen.eps * scale, eps_form="1"), 1.0
+    size = None if (chosen.size, chosen.divisor) == ("k", 1.0) else chosen.size_at(first)
+    model = replace(model, size=size, factor=chosen.factor_at(first), eps_scale=scale)
+    return solve_eps(session, model, first, chosen.eps, chosen.unit(first) / scale, words, findings)
 
 
 def _at_several(seen: Sequence[Seen]) -> list[_Reading]:
     """The readings that are true at all of the widths, those with the fewest other parts first."""
     noise = max(entry.statistic.noise for entry in seen)
     readings = []
-    for reading in _bases(seen, _tolerance(noise)):
+    for reading in _bases(seen, within(noise)):
         values = [entry.eps.value * reading.unit(entry) for entry in seen]
         for form in _eps_forms(seen):
-            eps = _fitted(form, values, seen, max(FORMULA, _tolerance(noise))) if any(values) else 0.0
+            eps = _fitted(form, values, seen, max(FORMULA, within(noise))) if any(values) else 0.0
             if eps is not None:
                 readings.append(replace(reading, eps=nice(eps, noise), eps_form=form))
                 break
@@ -208,7 +181,7 @@ def _at_one_width(first: Seen) -> list[_Reading]:
     """The readings that are true there, those with the simplest numbers first."""
     noise, clamp = first.statistic.noise, first.eps.position == "clamp"
     readings = []
-    for reading in _bases([first], _tolerance(noise)):
+    for reading in _bases([first], within(noise)):
         value = first.eps.value * reading.unit(first)
         readings.append(replace(reading, eps=nice(value, noise)))
         few = min(_FEW, _digits(readings[-1].eps) - (not clamp))
@@ -262,10 +235,6 @@ def _fitted(form: str, values: Sequence[float], seen: Sequence[Seen], tolerance:
     ratios = np.array([value / _FORMS[form](entry) for value, entry in zip(values, seen, strict=True)])
     middle = float(np.median(ratios))
     return middle if np.all(np.abs(ratios - middle) <= tolerance * abs(middle)) else None
-
-
-def _tolerance(noise: float) -> float:
-    return min(max(20 * noise, 1e-6), 0.02)
 
 
 def _unknown(seen: Sequence[Seen]) -> str:
