@@ -15,12 +15,13 @@ import numpy as np
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import SAME_BITS
 from rmsnorm.accuracy.rounding import rounded
+from rmsnorm.call import Spec, resolve
 from rmsnorm.identify.findings import Findings, Learned, not_observable
 from rmsnorm.identify.model import Model, Stages
 from rmsnorm.identify.session import Answer, Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
-from rmsnorm.variants import ResultDtype, Rounding
+from rmsnorm.variants import ResultDtype, Rounding, Variant
 
 PAIRS: Final = (
     ("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32"), ("float64", "float64"),
@@ -280,31 +281,23 @@ def _result_rule(session: Session, results: dict[Pair, str], findings: Findings)
         f"{dtypes.short(t)} x{f' and {dtypes.short(g)} gain' if has_gain else ''}: {dtypes.short(y)}"
         for (t, g), y in results.items()
     )
-    fits = [
-        rule for rule in _RULES if all(_dtype(rule, t, g if has_gain else None) == y for (t, g), y in results.items())
-    ]
-    if not fits:
-        dtypes_of_y = set(results.values())
-        if len(dtypes_of_y) == 1 and len({t for t, _ in results}) > 1:
-            (always,) = dtypes_of_y
-            findings.result_dtype = Learned(f"always {always}", listed)
-            findings.defect(f"y is {always} whatever x is")
-        else:
-            findings.result_dtype = Learned("another rule", listed)
-            findings.defect(f"the dtype of y follows no known rule ({listed})")
-        return None
-    if len(fits) > 1:
+
+    def ruled(rule: ResultDtype, t: str, g: str) -> str:
+        gain, variant = Spec((1,), g) if has_gain else None, Variant(name="identified", result_dtype=rule)
+        return resolve("identify", Spec((1,), t), gain, variant=variant).result
+
+    fits = [rule for rule in _RULES if all(ruled(rule, *pair) == y for pair, y in results.items())]
+    if len(fits) == 1:
+        findings.result_dtype = Learned(fits[0], listed)
+        return fits[0]
+    if fits:
         reason = "it takes no gain of another dtype" if has_gain else "there is no gain"
         findings.result_dtype = not_observable(f"{reason}, and y is of the dtype of x")
-        return None
-    findings.result_dtype = Learned(fits[0], listed)
-    return fits[0]
-
-
-def _dtype(rule: ResultDtype, t: str, g: str | None) -> str:
-    """The dtype of y by a rule, for x of dtype t and a gain of dtype g."""
-    if g is None:
-        return t
-    if rule == "half_scale":
-        return g if g in dtypes.HALF else dtypes.promote(t, g, "float32")
-    return {"x": t, "promote": dtypes.promote(t, g), "scale": g}[rule]
+    elif len({*results.values()}) == 1 and len({t for t, _ in results}) > 1:
+        (always,) = {*results.values()}
+        findings.result_dtype = Learned(f"always {always}", listed)
+        findings.defect(f"y is {always} whatever x is")
+    else:
+        findings.result_dtype = Learned("another rule", listed)
+        findings.defect(f"the dtype of y follows no known rule ({listed})")
+    return None
