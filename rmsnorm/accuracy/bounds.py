@@ -182,6 +182,11 @@ def within(noise: float, least: float = 1e-6, most: float = 0.02) -> float:
     return min(max(20 * noise, least), most)
 
 
+def of_row(n: int, dtype: str) -> float:
+    """The error of y, relative to its terms: sqrt(n) roundings for the sum of a row, as above, and 16 for all else."""
+    return (16 + math.sqrt(n)) * dtypes.unit_roundoff(dtype)
+
+
 def of_replacement(size: int, dtype: str) -> float:
     """The largest difference of a layer and its replacement, as a share of the largest of so many elements.
 

@@ -1,7 +1,8 @@
 """The sizes of the terms that add up to each result: the natural unit of its rounding error.
 
 A result is a sum; its error in any sensible arithmetic is a few unit roundoffs of the sum of the terms' absolute
-values, however much of them cancels. LAPACK's tests measure in the same unit.
+values, however much of them cancels. LAPACK's tests measure in the same unit. The sums are written apart from the
+golden, whose differences they measure.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.accuracy.bounds import FORM
+from rmsnorm.accuracy.bounds import FORM, FORMULA
 from rmsnorm.identify.findings import Findings, Learned, NotRms, not_observable
 from rmsnorm.identify.gate import solve_gate
 from rmsnorm.identify.model import Gate, Model
@@ -60,7 +60,7 @@ def _factor(session: Session, findings: Findings, x: Array) -> Session:
     slope = one - zero
     if not np.any(slope) or not close(two, one + slope):
         raise NotRms(f"y is not linear in its parameter {name}, which is one number")
-    offset = nearest_number(float(np.median(_ratios(zero, slope))), 1e-3)
+    offset = nearest_number(float(np.median(_ratios(zero, slope))), FORMULA)
     if not close(zero, offset * slope):
         raise NotRms(f"y is not proportional to its parameter {name}, or to that and an offset")
     evidence = (
@@ -131,7 +131,7 @@ def _gain(session: Session, findings: Findings, x: Array) -> tuple[Session, Mode
         if "scale" in session.target.names:  # a layer keeps its own, and the model has none
             session = session.withholding(*session.withheld, "scale")
         return session.with_neutral(scale=1.0), model
-    first = not close(y, zero + wide * slope) or np.max(np.abs(slope)) < 1e-3 * np.max(np.abs(one))
+    first = not close(y, zero + wide * slope) or np.max(np.abs(slope)) < FORMULA * np.max(np.abs(one))
     if first:
         offset = next((o for o in (0.0, 1.0) if close(session.unit(x * (o + wide), scale=1.0), y)), -1.0)
         if offset < 0:
@@ -183,7 +183,7 @@ def _centred(session: Session, findings: Findings, x: Array) -> bool:
     if close(shift, slope * mean):
         findings.numerator = Learned("x", "y is proportional to x in every row, whatever its mean")
         return False
-    if np.max(np.abs(shift)) <= 1e-3 * np.max(np.abs(y)):
+    if np.max(np.abs(shift)) <= FORMULA * np.max(np.abs(y)):
         findings.numerator = Learned("x - mean", "y is proportional to x less its mean")
         return True
     raise NotRms("y is neither proportional to x nor to x less its mean")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.accuracy.bounds import SAME_BITS
+from rmsnorm.accuracy.bounds import SAME_BITS, of_row
 from rmsnorm.accuracy.rounding import rounded
 from rmsnorm.call import Spec, resolve
 from rmsnorm.identify.findings import Findings, Learned, not_observable
@@ -132,7 +131,7 @@ def _bounds(x: Array, y: Array, dtype: str, n: int, arithmetic: str) -> tuple[Ar
             slack = 2.0**-19  # of float32 arithmetic
         else:
             half = np.zeros_like(y)
-            slack = (16 + math.sqrt(n)) * dtypes.unit_roundoff(arithmetic)
+            slack = of_row(n, arithmetic)
         edges = np.stack([(y - half) / x, (y + half) / x])
     low, high = np.min(edges, axis=0), np.max(edges, axis=0)
     return np.max(low, axis=-1) * (1 - slack), np.min(high, axis=-1) * (1 + slack)
@@ -239,7 +238,7 @@ def _identical(model: Model, stages: Stages | None, answer: Answer) -> float:
     at, y = answer
     want = model.predict(at, stages, y.dtype.name).astype(np.float64)
     got = y.astype(np.float64)
-    slack = 0.0 if y.dtype.name in dtypes.HALF else (16 + math.sqrt(at.x.shape[-1])) * dtypes.unit_roundoff("float32")
+    slack = 0.0 if y.dtype.name in dtypes.HALF else of_row(at.x.shape[-1], "float32")
     alike = (np.abs(got - want) <= slack * model.terms(at)) | (np.isnan(got) & np.isnan(want))
     return float(np.mean(alike))
 

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.accuracy.bounds import CHANGED, FORM, within
+from rmsnorm.accuracy.bounds import CHANGED, FORM, FORMULA, within
 from rmsnorm.identify.findings import Findings, Learned, NotRms
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
@@ -195,7 +195,7 @@ def _clipped(session: Session) -> str | None:
     y = np.abs(session.unit(rows))
     with np.errstate(all="ignore"):
         size = y[:, 1] / np.abs(rows[:, 1]) * rows[:, 0]  # what y_0 is if it has the factor of y_1
-        level = np.ptp(y[3:, 0]) < 1e-3 * y[-1, 0] < np.ptp(want[3:]) and np.ptp(size[3:]) > 10 * np.ptp(y[3:, 0])
+        level = np.ptp(y[3:, 0]) < FORMULA * y[-1, 0] < np.ptp(want[3:]) and np.ptp(size[3:]) > 10 * np.ptp(y[3:, 0])
     if level and np.all(y[3:, 0] < 0.99 * size[3:]):
         return f"an element of y that is larger than {y[-1, 0]:.4g} is cut off there"
     sizes = 4.0 ** np.arange(-2, 6)

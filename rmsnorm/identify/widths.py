@@ -135,9 +135,9 @@ def solve_denominator(session: Session, model: Model, first: Seen, others: Seque
     if len(kinds) > 1 or len({entry.counted.end for entry in seen} - {"all"}) > 1:
         findings.defect(f"with {_listed([entry.n for entry in seen])} elements in a row it computes different norms")
         seen = [first]
-    fits = _at_several(seen) if len(seen) > 1 else []
+    fits = _readings(seen) if len(seen) > 1 else []
     single = not fits or len({entry.n for entry in seen}) == 1
-    readings = _at_one_width(first) if single else fits
+    readings = _readings([first]) if single else fits
     chosen = readings[0]
     said = chosen.sentences(first, single=single)
     if single:  # eps is a number there; what somebody wrote is another question
@@ -163,37 +163,24 @@ def solve_denominator(session: Session, model: Model, first: Seen, others: Seque
     return solve_eps(session, model, first, chosen.eps, chosen.unit(first) / scale, words, findings)
 
 
-def _at_several(seen: Sequence[Seen]) -> list[_Reading]:
-    """The readings that are true at all of the widths, those with the fewest other parts first."""
-    noise = max(entry.statistic.noise for entry in seen)
-    readings = []
+def _readings(seen: Sequence[Seen]) -> list[_Reading]:
+    """The readings that are true at all of these widths, those with the fewest other parts first.
+
+    At several widths eps has the first form that is true. At one every form is: those with few digits may be meant.
+    """
+    noise, clamp = max(entry.statistic.noise for entry in seen), seen[0].eps.position == "clamp"
+    forms = [form for form in _EPS if "n" not in form or any(entry.k != entry.n for entry in seen)]
+    readings: list[_Reading] = []
     for reading in _bases(seen, within(noise)):
         values = [entry.eps.value * reading.unit(entry) for entry in seen]
-        for form in _eps_forms(seen):
-            eps = _fitted(form, values, seen, max(FORMULA, within(noise))) if any(values) else 0.0
-            if eps is not None:
-                readings.append(replace(reading, eps=nice(eps, noise), eps_form=form))
-                break
+        share = max(FORMULA, within(noise))
+        every = {form: _fitted(form, values, seen, share) if any(values) else 0.0 for form in forms}
+        true = [replace(reading, eps=nice(eps, noise), eps_form=form) for form, eps in every.items() if eps is not None]
+        readings += true[:1]
+        if true and len(seen) == 1:
+            few, allowed = min(_FEW, _digits(true[0].eps) - (not clamp)), ("sqrt(k)",) if clamp else forms
+            readings += [other for other in true[1:] if _digits(other.eps) <= few and other.eps_form in allowed]
     return sorted(readings, key=lambda reading: reading.cost)
-
-
-def _at_one_width(first: Seen) -> list[_Reading]:
-    """The readings that are true there, those with the simplest numbers first."""
-    noise, clamp = first.statistic.noise, first.eps.position == "clamp"
-    readings = []
-    for reading in _bases([first], within(noise)):
-        value = first.eps.value * reading.unit(first)
-        readings.append(replace(reading, eps=nice(value, noise)))
-        few = min(_FEW, _digits(readings[-1].eps) - (not clamp))
-        for form in _eps_forms([first]) if value else ():
-            eps = nice(value / _FORMS[form](first), noise)
-            if form != "1" and _digits(eps) <= few and (form == "sqrt(k)" or not clamp):
-                readings.append(replace(reading, eps=eps, eps_form=form))
-    return sorted(readings, key=lambda reading: reading.cost)
-
-
-def _eps_forms(seen: Sequence[Seen]) -> list[str]:
-    return [form for form in _EPS if "n" not in form or any(entry.k != entry.n for entry in seen)]
 
 
 def _bases(seen: Sequence[Seen], tolerance: float) -> list[_Reading]:
