@@ -10,7 +10,7 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import EPS_SPREAD, within
-from rmsnorm.identify.findings import Findings, Learned, NotRms, not_observable
+from rmsnorm.identify.findings import Learned, NotRms, not_observable
 from rmsnorm.identify.layout import ROWS
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
@@ -59,9 +59,7 @@ def look(session: Session) -> Seen:
     return Seen(session.n, counted, statistic, measure(session, statistic.noise, counted.k))
 
 
-def solve_eps(
-    session: Session, model: Model, first: Seen, value: float, unit: float, words: str, findings: Findings
-) -> Model:
+def solve_eps(session: Session, model: Model, first: Seen, value: float, unit: float, words: str) -> Model:
     """The model with eps in each dtype: one number, or the machine epsilon of the arithmetic.
 
     Args:
@@ -70,7 +68,6 @@ def solve_eps(
         first: what its first width shows.
         value: eps in the widest dtype, as somebody wrote it, and ``unit`` that over what is measured.
         words: how eps depends on the width, empty where it does not.
-        findings: get what is learned.
     """
     statistic, position, noise = first.statistic, first.eps.position, first.statistic.noise
     evidence = first.eps.evidence.format(eps=f"{value * model.eps_scale:.4g}")
@@ -83,19 +80,19 @@ def solve_eps(
                 f"the denominator is sqrt(q + {of_max:.3g} max|x|^2) at every size of x: eps was not rescaled with x"
             )
         value = nice(first.eps.value or of_max, max(noise, 2e-4))
-        findings.defect(f"eps is not rescaled with x / max|x|: it acts as {value:.3g} max|x|^2")
-    findings.eps_position = Learned(position, evidence) if value else not_observable("eps is 0")
+        session.findings.defect(f"eps is not rescaled with x / max|x|: it acts as {value:.3g} max|x|^2")
+    session.findings.eps_position = Learned(position, evidence) if value else not_observable("eps is 0")
     by_dtype = {session.wide: value} | ({} if of_max else _in_other_dtypes(session, first, unit))
     wide = {dtype: eps for dtype, eps in by_dtype.items() if dtype not in dtypes.HALF}
     single = wide.get("float32", next(iter(wide.values()), value))
-    final = _name(session, value, single, wide, f"{words}; {evidence}" if words else evidence, findings)
+    final = _name(session, value, single, wide, f"{words}; {evidence}" if words else evidence)
     narrow = {dtype: eps for dtype, eps in by_dtype.items() if dtype in dtypes.HALF}
     if not single or abs(narrow.get("bfloat16", single) / single - 1) < 0.1:
         narrow = {}  # in float16 alone it is the eps itself, or the square, that has become subnormal
     for dtype, eps in narrow.items():
         machine = ", its machine epsilon," if eps == dtypes.epsilon(dtype) else ""
-        findings.narrow_eps[dtype] = Learned(eps, f"solved from {dtype} rows; {single:.3g} in wider dtypes")
-        findings.defect(f"eps is {eps:.3g}{machine} for {dtype} x, and {single:.3g} in wider dtypes")
+        session.findings.narrow_eps[dtype] = Learned(eps, f"solved from {dtype} rows; {single:.3g} in wider dtypes")
+        session.findings.defect(f"eps is {eps:.3g}{machine} for {dtype} x, and {single:.3g} in wider dtypes")
     variant = model.variant.replace(eps=final, eps_position=position)
     return replace(model, variant=variant, eps_of_max=bool(of_max), narrow_eps=tuple(narrow.items()))
 
@@ -114,19 +111,17 @@ def _in_other_dtypes(session: Session, first: Seen, unit: float) -> dict[str, fl
     return by_dtype
 
 
-def _name(
-    session: Session, value: float, single: float, wide: dict[str, float], evidence: str, findings: Findings
-) -> float | None:
+def _name(session: Session, value: float, single: float, wide: dict[str, float], evidence: str) -> float | None:
     """eps as in a Variant: None where it is the machine epsilon of the arithmetic."""
     machine, double = dtypes.epsilon("float32"), dtypes.epsilon("float64")
     if single != machine or wide.get("float64", double) not in (double, machine):
-        findings.eps = Learned(value, evidence)
+        session.findings.eps = Learned(value, evidence)
         return value
     if wide.get("float64") == machine and session.wide == "float64":
-        findings.eps = Learned(machine, evidence + "; float64 has the same")
+        session.findings.eps = Learned(machine, evidence + "; float64 has the same")
         return machine
     in_double = f", {wide['float64']:.4g} in float64" if "float64" in wide else ""
-    findings.eps = Learned("machine epsilon", f"{machine:.4g} in float32{in_double}; {evidence}")
+    session.findings.eps = Learned("machine epsilon", f"{machine:.4g} in float32{in_double}; {evidence}")
     return None
 
 

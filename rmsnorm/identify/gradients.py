@@ -14,7 +14,7 @@ from rmsnorm.accuracy.bounds import FORMULA, OWN_GRADIENT, STEP, STEP_OF_FLOAT32
 from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.call import Spec, resolve
-from rmsnorm.identify.findings import Findings, Learned, not_observable
+from rmsnorm.identify.findings import Learned, not_observable
 from rmsnorm.identify.model import Inputs, Model
 from rmsnorm.identify.session import Session
 from rmsnorm.numpy_impl import rms_norm_vjp
@@ -119,30 +119,30 @@ def _pose(session: Session, model: Model, *, with_gate: bool = False) -> Problem
     return Problem(session, model, {"x": x, **arrays}, cast(random.normal(0.1, 1.0, x.shape), dtype))
 
 
-def solve_gradients(session: Session, model: Model, findings: Findings) -> None:
+def solve_gradients(session: Session, model: Model) -> None:
     """Compare the gradients with the golden's, or with differences of the model where no Variant describes it."""
     target = session.target
     if not target.differentiable:
-        findings.gradients = not_observable(f"{target.framework} has no automatic differentiation")
+        session.findings.gradients = not_observable(f"{target.framework} has no automatic differentiation")
         return
     problem = _pose(session, model)
     try:
         gradients = target.all_gradients(problem.dy, **problem.arrays)
     except TargetError as error:
-        findings.gradients = Learned("raise", str(error))
-        findings.defect(f"its gradient cannot be taken: {error}")
+        session.findings.gradients = Learned("raise", str(error))
+        session.findings.defect(f"its gradient cannot be taken: {error}")
         return
-    parameters = {"scale": findings.gain, "bias": findings.bias}
+    parameters = {"scale": session.findings.gain, "bias": session.findings.bias}
     applied = [name for name, answer in parameters.items() if answer is not None and answer.value]
     scale = problem.arrays.get("scale")
     described = model.plain and (scale is None or scale.size >= session.n)
     mistakes, evidence = (_by_golden if described else _by_differences)(problem, gradients, applied)
     for mistake in mistakes:
-        findings.defect(mistake)
-    findings.gradients = Learned("wrong" if mistakes else "agree", evidence)
+        session.findings.defect(mistake)
+    session.findings.gradients = Learned("wrong" if mistakes else "agree", evidence)
 
 
-def solve_gate_gradient(session: Session, model: Model, findings: Findings) -> None:
+def solve_gate_gradient(session: Session, model: Model) -> None:
     """Compare the gradients for a gate that is an input, and for x beside it, with differences of the model."""
     if not session.target.differentiable or model.gate is None or model.gate.vector:
         return
@@ -150,7 +150,7 @@ def solve_gate_gradient(session: Session, model: Model, findings: Findings) -> N
     try:
         gradients = session.target.all_gradients(problem.dy, **problem.arrays)
     except TargetError as error:
-        findings.defect(f"with a gate, its gradient cannot be taken: {error}")
+        session.findings.defect(f"with a gate, its gradient cannot be taken: {error}")
         return
     mistakes, allowed = [], max(FORMULA, 4 * dtypes.unit_roundoff(problem.dtype))
     for name in ("gate", "x"):
@@ -165,9 +165,9 @@ def solve_gate_gradient(session: Session, model: Model, findings: Findings) -> N
                 known or f"the gradient for {words} is wrong by {100 * share:.2g} %, against differences with a gate"
             )
     for mistake in mistakes:
-        findings.defect(mistake)
+        session.findings.defect(mistake)
     evidence = f"{dtypes.short(problem.dtype)}: dgate and dx against differences, for gates from -3 to 3"
-    findings.gate_gradient = Learned("wrong" if mistakes else "agrees", "; ".join([evidence, *mistakes]))
+    session.findings.gate_gradient = Learned("wrong" if mistakes else "agrees", "; ".join([evidence, *mistakes]))
 
 
 def _known_mistake(problem: Problem, dgate: Array, dx: Array | None) -> str | None:

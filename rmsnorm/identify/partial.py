@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from rmsnorm.identify.eps import Seen
-from rmsnorm.identify.findings import Findings, Learned, NotRms, not_observable
+from rmsnorm.identify.findings import Learned, NotRms, not_observable
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
 from rmsnorm.identify.statistic import find_counted
@@ -56,15 +56,15 @@ class Partial:
     fits: bool = True
 
 
-def solve_partial(session: Session, model: Model, looked: Sequence[Seen], findings: Findings) -> Model:
+def solve_partial(session: Session, model: Model, looked: Sequence[Seen]) -> Model:
     """The model with the fraction of a row that enters the statistic, from what some widths show."""
     known = {entry.n: entry.counted for entry in looked}
     counted = known[session.n]
     model = replace(model, last=counted.end == "last")
     if model.last:
-        findings.defect(f"the statistic is that of the last {counted.k} elements, not of the first")
+        session.findings.defect(f"the statistic is that of the last {counted.k} elements, not of the first")
     if all(counted.k == n for n, counted in known.items()):
-        findings.partial = Learned(None, f"all {session.n} elements of a row change the others")
+        session.findings.partial = Learned(None, f"all {session.n} elements of a row change the others")
         return model
     has_width = len(session.layout.axes) == 1 and not session.layout.group
 
@@ -79,23 +79,23 @@ def solve_partial(session: Session, model: Model, looked: Sequence[Seen], findin
     listed = ", ".join(f"{k} of {n}" for n, k in sorted(partial.seen.items()))
     if not partial.fits:
         same = set(partial.seen.values()) == {counted.k}
-        findings.defect(
+        session.findings.defect(
             f"the statistic has {counted.k} elements at every width, whatever n is" if same
             else f"the elements that enter the statistic are no fraction of a row: {listed}"
         )  # fmt: skip
     if counted.k == session.n:
-        findings.partial = Learned(None, f"at a width of {session.n} all elements change the others: {listed}")
+        session.findings.partial = Learned(None, f"at a width of {session.n} all elements change the others: {listed}")
         return model
     single = "; no other width could be tried: it may be another fraction, or a constant"
     only = single if len(partial.seen) == 1 else ""
-    findings.partial = Learned(float(partial.p) if partial.fits else counted.k / session.n,
+    session.findings.partial = Learned(float(partial.p) if partial.fits else counted.k / session.n,
                  f"the {counted.end} elements that change the others: {listed}{only}")  # fmt: skip
     if partial.rounding is None and partial.fits:
-        findings.partial_rounding = not_observable(f"ceil and floor give the k that was seen: {listed}")
+        session.findings.partial_rounding = not_observable(f"ceil and floor give the k that was seen: {listed}")
     elif partial.fits:
-        findings.partial_rounding = Learned(partial.rounding, f"k = {partial.rounding}(n p) at every width")
+        session.findings.partial_rounding = Learned(partial.rounding, f"k = {partial.rounding}(n p) at every width")
     if partial.floating:
-        findings.defect(f"k = {partial.rounding}(n p) is computed in floating point: {listed}")
+        session.findings.defect(f"k = {partial.rounding}(n p) is computed in floating point: {listed}")
     variant = model.variant.replace(partial=partial.p, partial_rounding=partial.rounding or "ceil")
     if variant.counted(session.n) != counted.k:
         variant = variant.replace(partial=Fraction(counted.k, session.n))

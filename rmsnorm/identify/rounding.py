@@ -15,7 +15,7 @@ from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import SAME_BITS, of_row
 from rmsnorm.accuracy.rounding import rounded
 from rmsnorm.call import Spec, resolve
-from rmsnorm.identify.findings import Findings, Learned, not_observable
+from rmsnorm.identify.findings import Learned, not_observable
 from rmsnorm.identify.model import Model, Stages
 from rmsnorm.identify.session import Answer, Session
 from rmsnorm.targets.bridges import Array
@@ -53,14 +53,14 @@ class Numerics:
 _INEXACT: Final = "no gate that is not cut off multiplies by a power of two"
 
 
-def solve_stages(session: Session, model: Model, findings: Findings) -> dict[str, Stages | None]:
+def solve_stages(session: Session, model: Model) -> dict[str, Stages | None]:
     """For each dtype of x: the fewest narrow stages of 1 / rho that explain y."""
     if not session.exact:
-        findings.statistic_dtype = not_observable(_INEXACT)
+        session.findings.statistic_dtype = not_observable(_INEXACT)
         return dict.fromkeys(session.accepts)
     solved = [(dtype, _stages(session, model, dtype)) for dtype in session.accepts]
     by_dtype = dict(sorted(solved, key=lambda entry: entry[1] is _unknown(entry[0])))
-    _report_stages(by_dtype, findings)
+    _report_stages(session, by_dtype)
     return by_dtype
 
 
@@ -137,7 +137,8 @@ def _bounds(x: Array, y: Array, dtype: str, n: int, arithmetic: str) -> tuple[Ar
     return np.max(low, axis=-1) * (1 - slack), np.min(high, axis=-1) * (1 + slack)
 
 
-def _report_stages(by_dtype: dict[str, Stages | None], findings: Findings) -> None:
+def _report_stages(session: Session, by_dtype: dict[str, Stages | None]) -> None:
+    findings = session.findings
     halves = [dtype for dtype in by_dtype if dtype in dtypes.HALF]
     if halves and all(whole(by_dtype[dtype], dtype) for dtype in halves):
         findings.statistic_dtype = Learned("that of x", "1 / rho is what arithmetic in 16 bits gives, step by step")
@@ -172,14 +173,14 @@ def _before(stages: Stages, dtype: str) -> str:
     return " before the product with x" if stages == Stages(stages.dtype, inverse=True) else ""
 
 
-def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | None], findings: Findings) -> Numerics:
+def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | None]) -> Numerics:
     """Predict y for every pair of dtypes, rounded before the gain and after, and see which has its bits."""
     answers = _answers(session)
     results = {pair: answer.y.dtype.name for pair, answer in answers.items()}
-    rule = _result_rule(session, results, findings)
+    rule = _result_rule(session, results)
     halves = [dtype for dtype in stages if dtype in dtypes.HALF]
     if halves and all(whole(stages[dtype], dtype) for dtype in halves):
-        findings.rounding = Learned("input_dtype", "every operation is rounded to the dtype of x")
+        session.findings.rounding = Learned("input_dtype", "every operation is rounded to the dtype of x")
         return Numerics(stages, "input_dtype", rule, results)
 
     def score(rule: ResultDtype | None, *, gain_rounded: bool) -> Scores:
@@ -205,11 +206,11 @@ def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | No
             chosen, scores = other, scored
             break
     if chosen[1]:
-        findings.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
+        session.findings.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
     if chosen[0] != rule:
-        known = "" if findings.result_dtype is None else f"{findings.result_dtype.evidence}; "
-        findings.result_dtype = Learned("promote_first", f"{known}x / rho is rounded to the dtype of y, too")
-    return _decided(session, Numerics(stages, None, chosen[0], results, chosen[1]), scores, findings)
+        known = "" if session.findings.result_dtype is None else f"{session.findings.result_dtype.evidence}; "
+        session.findings.result_dtype = Learned("promote_first", f"{known}x / rho is rounded to the dtype of y, too")
+    return _decided(session, Numerics(stages, None, chosen[0], results, chosen[1]), scores)
 
 
 def _answers(session: Session) -> dict[Pair, Answer]:
@@ -243,37 +244,39 @@ def _identical(model: Model, stages: Stages | None, answer: Answer) -> float:
     return float(np.mean(alike))
 
 
-def _decided(session: Session, numerics: Numerics, scores: Scores, findings: Findings) -> Numerics:
+def _decided(session: Session, numerics: Numerics, scores: Scores) -> Numerics:
     least = {rounding: min(shares.values(), default=0.0) for rounding, shares in scores.items()}
     best: Rounding = max(least, key=lambda name: (least[name], name == "after_scale"))
     other: Rounding = "after_scale" if best == "before_scale" else "before_scale"
     shares = scores[best]
     if not shares:
-        findings.rounding = not_observable("it takes no 16-bit x")
+        session.findings.rounding = not_observable("it takes no 16-bit x")
         return numerics
     alike = abs(least[best] - least[other]) < 0.01 <= least[best] - 0.9
     if alike or not (session.takes("scale") or session.takes("bias")):
-        findings.rounding = not_observable("no step after x / rho can be rounded separately")
+        session.findings.rounding = not_observable("no step after x / rho can be rounded separately")
         return numerics
     if least[best] >= SAME_BITS or (any(numerics.stages.values()) and least[best] - least[other] > 0.1):
         pair = max(shares, key=lambda pair: shares[pair] - scores[other][pair])
         words: dict[Rounding, str] = {"before_scale": "before the gain", "after_scale": "once, after the gain"}
-        findings.rounding = Learned(best,
+        session.findings.rounding = Learned(best,
             f"{100 * shares[pair]:.5g} % of {dtypes.short(pair[0])} y with a {dtypes.short(pair[1])} gain has the bits "
             f"of y rounded {words[best]}; rounded {words[other]}: {100 * scores[other][pair]:.3g} %",
         )  # fmt: skip
     elif not session.exact:
-        findings.rounding = not_observable(_INEXACT)
+        session.findings.rounding = not_observable(_INEXACT)
         wide = {pair: result for pair, result in numerics.results.items() if not set(pair) & set(dtypes.HALF)}
         return replace(numerics, results=wide)
     else:
         most = f"{100 * least[best]:.3g} %"
-        findings.rounding = not_observable(f"neither before nor after the gain explains the bits: {most} at most")
-        findings.defect(f"16-bit y is rounded in an unknown way: at most {most} of it can be predicted")
+        session.findings.rounding = not_observable(
+            f"neither before nor after the gain explains the bits: {most} at most"
+        )
+        session.findings.defect(f"16-bit y is rounded in an unknown way: at most {most} of it can be predicted")
     return replace(numerics, rounding=best)
 
 
-def _result_rule(session: Session, results: dict[Pair, str], findings: Findings) -> ResultDtype | None:
+def _result_rule(session: Session, results: dict[Pair, str]) -> ResultDtype | None:
     """The rule that gives the dtype of y in all the pairs."""
     has_gain = session.takes("scale")
     listed = ", ".join(
@@ -287,16 +290,16 @@ def _result_rule(session: Session, results: dict[Pair, str], findings: Findings)
 
     fits = [rule for rule in _RULES if all(ruled(rule, *pair) == y for pair, y in results.items())]
     if len(fits) == 1:
-        findings.result_dtype = Learned(fits[0], listed)
+        session.findings.result_dtype = Learned(fits[0], listed)
         return fits[0]
     if fits:
         reason = "it takes no gain of another dtype" if has_gain else "there is no gain"
-        findings.result_dtype = not_observable(f"{reason}, and y is of the dtype of x")
+        session.findings.result_dtype = not_observable(f"{reason}, and y is of the dtype of x")
     elif len({*results.values()}) == 1 and len({t for t, _ in results}) > 1:
         (always,) = {*results.values()}
-        findings.result_dtype = Learned(f"always {always}", listed)
-        findings.defect(f"y is {always} whatever x is")
+        session.findings.result_dtype = Learned(f"always {always}", listed)
+        session.findings.defect(f"y is {always} whatever x is")
     else:
-        findings.result_dtype = Learned("another rule", listed)
-        findings.defect(f"the dtype of y follows no known rule ({listed})")
+        session.findings.result_dtype = Learned("another rule", listed)
+        session.findings.defect(f"the dtype of y follows no known rule ({listed})")
     return None

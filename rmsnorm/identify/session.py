@@ -36,6 +36,7 @@ class Session:
     """A target with its layout, and what makes its parameters neutral. A step that learns more returns a new one.
 
     Attributes:
+        findings: the record of what is learned, one for all sessions of a target.
         deadline: on time.monotonic; time_limit: the seconds until then from the start.
         wide: the widest dtype in which it computes.
         accepts: dtypes of x with parameters of the same dtype.
@@ -47,6 +48,7 @@ class Session:
 
     target: Target
     layout: Layout
+    findings: Findings
     deadline: float
     time_limit: float
     wide: str = "float32"
@@ -206,7 +208,7 @@ def open_session(target: Target, width: int, deadline: float, time_limit: float,
     else:
         assert failure is not None  # noqa: S101  (every dtype failed)
         raise failure
-    session = Session(target, layout, deadline, time_limit, wide=dtype)
+    session = Session(target, layout, findings, deadline, time_limit, wide=dtype)
     wide, accepts = dtype, []
     rows = np.random.default_rng(17).normal(size=(4, session.n))
     for name in dtypes.FLOATS:

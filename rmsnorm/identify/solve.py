@@ -97,7 +97,7 @@ def identify_opened(
     try:
         with target.evaluating():
             session = open_session(target, width or target.width or WIDTH, start + time_limit, time_limit, findings)
-            identity = _solve(session, identity, findings, gradients=gradients)
+            identity = _solve(session, identity, gradients=gradients)
     except NotRms as reason:
         findings.defects.clear()  # they rest on a form that is not the target's
         findings.kind = Learned("none", str(reason))
@@ -107,57 +107,57 @@ def identify_opened(
     return replace(identity, findings=findings.listed, defects=tuple(findings.defects), seconds=seconds)
 
 
-def _solve(session: Session, identity: Identity, findings: Findings, *, gradients: bool) -> Identity:
+def _solve(session: Session, identity: Identity, *, gradients: bool) -> Identity:
     # whether it is a function, and which elements of x change one another
-    _is_a_function(session, findings)
-    session = grouped(session, findings)
+    _is_a_function(session)
+    session = grouped(session)
 
     # y = h / rho * (o + gain) + bias: first what surrounds rho, then rho on large and small rows, at several widths
-    session, model, optional_gate = solve_form(session, findings)
-    seen = len(findings.defects)  # those of later steps rest on the model
+    session, model, optional_gate = solve_form(session)
+    seen = len(session.findings.defects)  # those of later steps rest on the model
     first = look(session)
-    model = _with_statistic(model, first.statistic, findings)
-    others = look_further(session, findings)
-    model = solve_partial(session, model, [*others, first], findings)
-    model = solve_denominator(session, model, first, others, findings)
+    model = _with_statistic(session, model, first.statistic)
+    others = look_further(session)
+    model = solve_partial(session, model, [*others, first])
+    model = solve_denominator(session, model, first, others)
 
     # the dtypes of the steps, and where results are rounded; now the variant has all its fields
-    stages = solve_stages(session, model, findings)
-    numerics = solve_rounding(session, model, stages, findings)
-    model = replace(model, variant=_variant(model, numerics, findings), gain_rounded=numerics.gain_rounded)
+    stages = solve_stages(session, model)
+    numerics = solve_rounding(session, model, stages)
+    model = replace(model, variant=_variant(session, model, numerics), gain_rounded=numerics.gain_rounded)
 
     # the model must predict y on data that were not used until here: else nothing is said that rests on it
-    keeps_float64 = solve_float64(session, model, findings)
+    keeps_float64 = solve_float64(session, model)
     fresh = Fresh(session, numerics)
-    confirmed, formula, findings.confirmed = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
+    confirmed, formula, session.findings.confirmed = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
     if formula or model.gate or any(explained(stages, dtype) for dtype, stages in numerics.stages.items()):
-        solve_behaviour(session, model, findings)
+        solve_behaviour(session, model)
         if gradients:
-            solve_gradients(session, model, findings)
+            solve_gradients(session, model)
             if confirmed:
-                solve_gate_gradient(session, model, findings)
-        model = replace(model, variant=solve_extras(session, model, findings))
-        solve_batches(session, findings, gradients=gradients)
+                solve_gate_gradient(session, model)
+        model = replace(model, variant=solve_extras(session, model))
+        solve_batches(session, gradients=gradients)
     else:
-        findings.withdraw_model(seen)
-    _ask_in_training(session, findings)
-    _ask_with_more_axes(session, findings)
+        session.findings.withdraw_model(seen)
+    _ask_in_training(session)
+    _ask_with_more_axes(session)
     if session.target.touched:
-        findings.defect(f"it writes to its arguments: {', '.join(sorted(session.target.touched))}")
+        session.findings.defect(f"it writes to its arguments: {', '.join(sorted(session.target.touched))}")
     if optional_gate is not None and confirmed:
         with_gate = replace(model, gate=optional_gate)
-        _ask_with_gate(session, with_gate, numerics, findings, keeps_float64, gradients=gradients)
+        _ask_with_gate(session, with_gate, numerics, keeps_float64, gradients=gradients)
     if not confirmed:
-        findings.defect("the solved model does not predict y on fresh data within the bounds")
+        session.findings.defect("the solved model does not predict y on fresh data within the bounds")
     kind = _kind(model)
-    recognised = confirmed and kind == "rmsnorm" and not findings.defects
+    recognised = confirmed and kind == "rmsnorm" and not session.findings.defects
     gate = model.gate or optional_gate
     return replace(
         identity,
         kind=kind,
         variant=model.variant if kind != "layernorm" else None,
         recognised=recognised,
-        plain=recognised and model.plain and not (session.layout.group or findings.learned_factor),
+        plain=recognised and model.plain and not (session.layout.group or session.findings.learned_factor),
         nearest=nearest(fresh, model.variant),
         last_axes=session.layout.last,
         axes=session.layout.axes,
@@ -166,20 +166,18 @@ def _solve(session: Session, identity: Identity, findings: Findings, *, gradient
     )
 
 
-def _ask_with_gate(
-    session: Session, model: Model, numerics: Numerics, findings: Findings, keeps_float64: bool, *, gradients: bool
-) -> None:
+def _ask_with_gate(session: Session, model: Model, numerics: Numerics, keeps_float64: bool, *, gradients: bool) -> None:
     """Whether the model predicts y and its gradients with a gate, too, which all else was asked without."""
     session = session.withholding(*session.withheld - {"gate"})
     fresh = Fresh(session, numerics)
-    everywhere, _, findings.confirmed_gate = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
+    everywhere, _, session.findings.confirmed_gate = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
     if not (everywhere and fresh.answers):
-        findings.defect("with a gate, y is not what the model predicts within the bounds")
+        session.findings.defect("with a gate, y is not what the model predicts within the bounds")
     elif gradients:
-        solve_gate_gradient(session, model, findings)
+        solve_gate_gradient(session, model)
 
 
-def _is_a_function(session: Session, findings: Findings) -> None:
+def _is_a_function(session: Session) -> None:
     """Whether the same x gives the same y, before anything is concluded from what y is.
 
     Raises:
@@ -188,10 +186,10 @@ def _is_a_function(session: Session, findings: Findings) -> None:
     rows = np.random.default_rng(21).normal(size=(4, session.n))
     if session.rows(rows).tobytes() != session.rows(rows).tobytes():
         raise NotRms("two calls with the same x give different y: it is random, or it keeps something between calls")
-    findings.repeatable = Learned(True, "two calls with the same x give the same bits")
+    session.findings.repeatable = Learned(True, "two calls with the same x give the same bits")
 
 
-def _ask_in_training(session: Session, findings: Findings) -> None:
+def _ask_in_training(session: Session) -> None:
     """Whether a layer computes the same when it trains."""
     if session.target.training is None:
         return
@@ -201,14 +199,16 @@ def _ask_in_training(session: Session, findings: Findings) -> None:
         with session.target.training(True):
             same = [session.rows(rows).tobytes() == want.tobytes() for _ in range(2)]
     except TargetError as error:
-        findings.defect(f"in training: {error}")
+        session.findings.defect(f"in training: {error}")
         return
-    findings.training = Learned("the same" if all(same) else "otherwise", "y in training beside y in evaluation")
+    session.findings.training = Learned(
+        "the same" if all(same) else "otherwise", "y in training beside y in evaluation"
+    )
     if not all(same):
-        findings.defect("in training, y is another one than in evaluation")
+        session.findings.defect("in training, y is another one than in evaluation")
 
 
-def _ask_with_more_axes(session: Session, findings: Findings) -> None:
+def _ask_with_more_axes(session: Session) -> None:
     """Whether x of more axes is normalised row by row, as x of two axes is."""
     target, layout = session.target, session.layout
     if target.rank or target.bridge.compiles or layout.axes != (1,) or layout.sizes != (None, session.n):
@@ -221,19 +221,19 @@ def _ask_with_more_axes(session: Session, findings: Findings) -> None:
         try:
             y = session.target.forward(x.reshape(*lead, session.n), **arrays)
         except TargetError as error:
-            findings.more_axes = Learned(f"up to {len(lead)}", str(error))
+            session.findings.more_axes = Learned(f"up to {len(lead)}", str(error))
             return
         if not close(y.reshape(want.shape).astype(np.float64), want.astype(np.float64)):
-            findings.defect(f"y of x with {len(lead) + 1} axes is another one than that of its rows")
+            session.findings.defect(f"y of x with {len(lead) + 1} axes is another one than that of its rows")
             return
-    findings.more_axes = Learned("the same", "y of x with 3, 4 and 5 axes is that of its rows")
+    session.findings.more_axes = Learned("the same", "y of x with 3, 4 and 5 axes is that of its rows")
 
 
 def _kind(model: Model) -> Kind:
     return "layernorm" if model.centred else "rms_scaling" if model.variant.statistic == "variance" else "rmsnorm"
 
 
-def _with_statistic(model: Model, statistic: Statistic, findings: Findings) -> Model:
+def _with_statistic(session: Session, model: Model, statistic: Statistic) -> Model:
     """The model with what is squared in the denominator.
 
     Raises:
@@ -242,15 +242,16 @@ def _with_statistic(model: Model, statistic: Statistic, findings: Findings) -> M
     model = replace(model, variant=model.variant.replace(statistic=statistic.kind))
     if model.centred and statistic.kind != "variance":
         raise NotRms("the mean is subtracted in the numerator but not in the denominator")
-    findings.kind = Learned(_kind(model), _KINDS[_kind(model)])
-    findings.statistic = Learned(statistic.kind, "solved from the sum of squares and the squared sum of 32 rows")
+    evidence = "solved from the sum of squares and the squared sum of 32 rows"
+    session.findings.kind = Learned(_kind(model), _KINDS[_kind(model)])
+    session.findings.statistic = Learned(statistic.kind, evidence)
     return model
 
 
-def _variant(model: Model, numerics: Numerics, findings: Findings) -> Variant:
+def _variant(session: Session, model: Model, numerics: Numerics) -> Variant:
     """The solved variant, under the name of the first preset that has the same values of all observable fields."""
     variant = model.variant.replace(rounding=numerics.rounding or "after_scale", result_dtype=numerics.result or "x")
-    hidden = {name for name in _SOMETIMES_HIDDEN if findings.is_hidden(name)}
+    hidden = {name for name in _SOMETIMES_HIDDEN if session.findings.is_hidden(name)}
     if variant.partial is None:
         hidden.add("partial_rounding")
     exact = named(variant, PRESETS.values(), unlike=hidden, own=())

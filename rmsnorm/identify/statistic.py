@@ -10,7 +10,7 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import CHANGED, FORM, FORMULA, within
-from rmsnorm.identify.findings import Findings, Learned, NotRms
+from rmsnorm.identify.findings import Learned, NotRms
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
@@ -64,7 +64,7 @@ def responding(session: Session, which: Array) -> Array:
     return any_changed
 
 
-def grouped(session: Session, findings: Findings) -> Session:
+def grouped(session: Session) -> Session:
     """The session with the groups of the last axis that are normalised apart, if there are any.
 
     At another width the whole of a row may turn out to be one group, and the number of groups may stay as it is.
@@ -86,15 +86,15 @@ def grouped(session: Session, findings: Findings) -> Session:
             elif group and wider == group * (width // n):
                 words = f"; there are {n // group} groups at a width of {width}, too, of {wider} elements"
             elif wider != group:
-                findings.defect(
+                session.findings.defect(
                     f"the groups have {group or n} elements at a width of {n}, and {wider or width} at {width}"
                 )
             break
         layout = replace(layout, group=group, groups=n // group if group and words else None)
     shape = str(list(layout.shape(4 if layout.unlimited else 1))).replace(" ", "")
-    findings.axes = Learned(layout.description, f"where y changes when one element of x {shape} does")
+    session.findings.axes = Learned(layout.description, f"where y changes when one element of x {shape} does")
     if layout.group:
-        findings.group_size = Learned(layout.group, f"elements of the last axis that change one another{words}")
+        session.findings.group_size = Learned(layout.group, f"elements of the last axis that change one another{words}")
     return replace(session, layout=layout)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rmsnorm.accuracy.bounds import FORMULA, within
 from rmsnorm.identify.eps import Seen, look, nice, solve_eps
-from rmsnorm.identify.findings import Findings, Learned, NotRms
+from rmsnorm.identify.findings import Learned, NotRms
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.target import TargetError
@@ -107,7 +107,7 @@ class _Reading:
         return said
 
 
-def look_further(session: Session, findings: Findings) -> list[Seen]:
+def look_further(session: Session) -> list[Seen]:
     """The denominator at two other widths, or at fewer where it takes no more."""
     seen: list[Seen] = []
     for width, other in session.other_widths(_MULTIPLES):
@@ -117,7 +117,7 @@ def look_further(session: Session, findings: Findings) -> list[Seen]:
         except TargetError:
             continue
         except NotRms as reason:
-            findings.defect(f"with {width} elements in a row it is not what it is with {session.n}: {reason}")
+            session.findings.defect(f"with {width} elements in a row it is not what it is with {session.n}: {reason}")
             return []
         if len(seen) == _MORE:
             break
@@ -128,12 +128,14 @@ def _short(value: float) -> float:
     return int(value) if value == int(value) else value
 
 
-def solve_denominator(session: Session, model: Model, first: Seen, others: Sequence[Seen], findings: Findings) -> Model:
+def solve_denominator(session: Session, model: Model, first: Seen, others: Sequence[Seen]) -> Model:
     """The model with the simplest reading that is true at every width, and eps in each dtype."""
     seen = [first, *others]
     kinds = {(entry.statistic.kind, entry.eps.position) for entry in seen if entry.eps.value}
     if len(kinds) > 1 or len({entry.counted.end for entry in seen} - {"all"}) > 1:
-        findings.defect(f"with {_listed([entry.n for entry in seen])} elements in a row it computes different norms")
+        session.findings.defect(
+            f"with {_listed([entry.n for entry in seen])} elements in a row it computes different norms"
+        )
         seen = [first]
     fits = _readings(seen) if len(seen) > 1 else []
     single = not fits or len({entry.n for entry in seen}) == 1
@@ -143,24 +145,24 @@ def solve_denominator(session: Session, model: Model, first: Seen, others: Seque
     if single:  # eps is a number there; what somebody wrote is another question
         said.pop("eps", None)
     if "divisor" in said:
-        findings.divisor = Learned(_short(chosen.size_at(first)), said["divisor"])
+        session.findings.divisor = Learned(_short(chosen.size_at(first)), said["divisor"])
     if "factor" in said:
-        findings.factor = Learned(_short(chosen.factor_at(first)), said["factor"])
+        session.findings.factor = Learned(_short(chosen.factor_at(first)), said["factor"])
     unknown = [] if fits or len(seen) == 1 else [_unknown(seen)]
     for sentence in unknown or said.values():
-        findings.defect(sentence)
+        session.findings.defect(sentence)
     if single and not unknown:
-        findings.widths = Learned(str(first.n), _untried(session, seen, readings))
+        session.findings.widths = Learned(str(first.n), _untried(session, seen, readings))
     else:
         solved = "the denominator below is that of the first" if unknown else "at which the denominator was solved"
-        findings.widths = Learned(_listed([entry.n for entry in seen]), f"elements in a row, {solved}")
+        session.findings.widths = Learned(_listed([entry.n for entry in seen]), f"elements in a row, {solved}")
     scale = _FORMS[chosen.eps_form](first)
     words = said.get("eps", "")
     if single:  # the eps of that width is the whole of it
         chosen, scale = replace(chosen, eps=chosen.eps * scale, eps_form="1"), 1.0
     size = None if (chosen.size, chosen.divisor) == ("k", 1.0) else chosen.size_at(first)
     model = replace(model, size=size, factor=chosen.factor_at(first), eps_scale=scale)
-    return solve_eps(session, model, first, chosen.eps, chosen.unit(first) / scale, words, findings)
+    return solve_eps(session, model, first, chosen.eps, chosen.unit(first) / scale, words)
 
 
 def _readings(seen: Sequence[Seen]) -> list[_Reading]:
