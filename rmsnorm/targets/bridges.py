@@ -17,8 +17,10 @@ from rmsnorm import errors
 from rmsnorm.frameworks import framework, imported
 
 Array = npt.NDArray[Any]
-Function = Callable[[Mapping[str, Any]], Any]
-Outputs = Callable[[Mapping[str, Any]], Sequence[Any]]
+Tensors = Mapping[str, Any]
+Function = Callable[[Tensors], Any]
+Outputs = Callable[[Tensors], Sequence[Any]]
+Pulled = tuple[Sequence[Any], dict[str, Any]]
 
 
 class Bridge:
@@ -48,16 +50,14 @@ class Bridge:
         """An array of the library in NumPy."""
         raise NotImplementedError
 
-    def pull(
-        self, function: Outputs, tensors: Mapping[str, Any], cotangents: Sequence[Any]
-    ) -> tuple[Sequence[Any], dict[str, Any]]:
+    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
         """The results of a function, and the gradient for every floating-point tensor, by its name.
 
         The gradient is None where there is none. Results beyond those that have a cotangent are constants.
         """
         raise NotImplementedError
 
-    def push(self, function: Outputs, tensors: Mapping[str, Any], tangents: Mapping[str, Any]) -> Any:
+    def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
         """The derivative of the first result along tangents, by forward differentiation."""
         raise NotImplementedError
 
@@ -104,9 +104,7 @@ class Torch(Bridge):
             return tensor.view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
         return tensor.numpy()
 
-    def pull(
-        self, function: Outputs, tensors: Mapping[str, Any], cotangents: Sequence[Any]
-    ) -> tuple[Sequence[Any], dict[str, Any]]:
+    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
         leaves = {name: t.detach().requires_grad_() for name, t in tensors.items() if t.is_floating_point()}
         with self.torch.enable_grad():
             outputs = function({**tensors, **leaves})
@@ -117,7 +115,7 @@ class Torch(Bridge):
         gradients = self.torch.autograd.grad(ys, list(leaves.values()), dys, allow_unused=True)
         return outputs, dict(zip(leaves, gradients, strict=True))
 
-    def push(self, function: Outputs, tensors: Mapping[str, Any], tangents: Mapping[str, Any]) -> Any:
+    def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
         modes = self.torch.autograd.forward_ad
         with modes.dual_level():
             dual = {name: modes.make_dual(tensors[name].contiguous(), t) for name, t in tangents.items()}
@@ -146,9 +144,7 @@ class TensorFlow(Bridge):
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(self.tf.convert_to_tensor(tensor))
 
-    def pull(
-        self, function: Outputs, tensors: Mapping[str, Any], cotangents: Sequence[Any]
-    ) -> tuple[Sequence[Any], dict[str, Any]]:
+    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
         leaves = {name: t for name, t in tensors.items() if t.dtype.is_floating}
         with self.tf.GradientTape() as tape:
             tape.watch(list(leaves.values()))
@@ -157,7 +153,7 @@ class TensorFlow(Bridge):
         gradients = tape.gradient(list(outputs[: len(dys)]), list(leaves.values()), dys)
         return outputs, dict(zip(leaves, gradients, strict=True))
 
-    def push(self, function: Outputs, tensors: Mapping[str, Any], tangents: Mapping[str, Any]) -> Any:
+    def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
         pairs = [(tensors[name], t) for name, t in tangents.items()]
         with self.tf.autodiff.ForwardAccumulator(*zip(*pairs, strict=True)) as accumulator:
             y = function(tensors)[0]
@@ -189,12 +185,10 @@ class Jax(Bridge):
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(tensor)
 
-    def pull(
-        self, function: Outputs, tensors: Mapping[str, Any], cotangents: Sequence[Any]
-    ) -> tuple[Sequence[Any], dict[str, Any]]:
+    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
         leaves = {name: t for name, t in tensors.items() if self.jax.numpy.issubdtype(t.dtype, np.floating)}
 
-        def split(primals: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+        def split(primals: Tensors) -> tuple[list[Any], list[Any]]:
             outputs = list(function({**tensors, **primals}))
             return outputs[: len(cotangents)], outputs[len(cotangents) :]
 
@@ -202,7 +196,7 @@ class Jax(Bridge):
         (gradients,) = pull([dy.astype(y.dtype) for y, dy in zip(ys, cotangents, strict=True)])
         return [*ys, *others], dict(gradients)
 
-    def push(self, function: Outputs, tensors: Mapping[str, Any], tangents: Mapping[str, Any]) -> Any:
+    def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
         every = {name: tangents.get(name, self.jax.numpy.zeros_like(t)) for name, t in tensors.items()}
         return self.jax.jvp(lambda primals: function(primals)[0], (tensors,), (every,))[1]
 
@@ -230,9 +224,7 @@ class Mlx(Bridge):
             return np.array(tensor.view(self.mx.uint16)).view(ml_dtypes.bfloat16)
         return np.array(tensor)
 
-    def pull(
-        self, function: Outputs, tensors: Mapping[str, Any], cotangents: Sequence[Any]
-    ) -> tuple[Sequence[Any], dict[str, Any]]:
+    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
         names = [name for name, t in tensors.items() if self.mx.issubdtype(t.dtype, self.mx.floating)]
 
         def of_arrays(*arrays: Any) -> Any:
