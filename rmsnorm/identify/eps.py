@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -14,38 +14,12 @@ from rmsnorm.identify.findings import Learned, NotRms, not_observable
 from rmsnorm.identify.layout import ROWS
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
-from rmsnorm.identify.statistic import EXPONENTS, Counted, Statistic, find_counted, solve_statistic
+from rmsnorm.identify.statistic import EXPONENTS, Seen, find_counted, solve_statistic
 from rmsnorm.targets.bridges import Array
 from rmsnorm.variants import EpsPosition
 
 _POSITIONS: Final[tuple[EpsPosition, ...]] = ("inside", "outside", "clamp")
 _FORMULAS: Final = {"inside": "sqrt(q + eps)", "outside": "sqrt(q) + eps", "clamp": "max(sqrt(q), eps / sqrt(k))"}
-
-
-@dataclass(frozen=True)
-class Measured:
-    """eps as the rows of one dtype show it, for y without a factor; 0 where x / rho does not change with the size of x.
-
-    ``evidence`` is what was seen, with ``{eps}`` for the eps that the denominator has.
-    """
-
-    value: float
-    position: EpsPosition
-    evidence: str
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The denominator at one width: of rows that are large beside eps, and of ever smaller ones."""
-
-    n: int
-    counted: Counted
-    statistic: Statistic
-    eps: Measured
-
-    @property
-    def k(self) -> int:
-        return self.counted.k
 
 
 def look(session: Session) -> Seen:
@@ -54,9 +28,7 @@ def look(session: Session) -> Seen:
     Raises:
         NotRms: it is none of an RMSNorm.
     """
-    counted = find_counted(session)
-    statistic = solve_statistic(session, counted)
-    return Seen(session.n, counted, statistic, measure(session, statistic.noise, counted.k))
+    return measure(session, solve_statistic(session, find_counted(session)))
 
 
 def solve_eps(session: Session, model: Model, first: Seen, value: float, unit: float, words: str) -> Model:
@@ -69,17 +41,16 @@ def solve_eps(session: Session, model: Model, first: Seen, value: float, unit: f
         value: eps in the widest dtype, as somebody wrote it, and ``unit`` that over what is measured.
         words: how eps depends on the width, empty where it does not.
     """
-    statistic, position, noise = first.statistic, first.eps.position, first.statistic.noise
-    evidence = first.eps.evidence.format(eps=f"{value * model.eps_scale:.4g}")
+    position, of_max = first.position, first.of_max
+    evidence = first.evidence.format(eps=f"{value * model.eps_scale:.4g}")
     if model.size is not None:
         evidence = evidence.replace("sqrt(k)", f"sqrt({model.size:.7g})")
-    of_max = statistic.of_max
     if of_max:
         if value == 0:
             evidence = (
                 f"the denominator is sqrt(q + {of_max:.3g} max|x|^2) at every size of x: eps was not rescaled with x"
             )
-        value = nice(first.eps.value or of_max, max(noise, 2e-4))
+        value = nice(first.eps or of_max, max(first.noise, 2e-4))
         session.findings.defect(f"eps is not rescaled with x / max|x|: it acts as {value:.3g} max|x|^2")
     session.findings.eps_position = Learned(position, evidence) if value else not_observable("eps is 0")
     by_dtype = {session.wide: value} | ({} if of_max else _in_other_dtypes(session, first, unit))
@@ -103,11 +74,10 @@ def _in_other_dtypes(session: Session, first: Seen, unit: float) -> dict[str, fl
     for dtype in session.accepts:
         if dtype == session.wide:
             continue
-        noise = first.statistic.noise
-        noise = noise if dtype == "float64" else max(noise, 4 * dtypes.unit_roundoff(dtype))
-        measured = measure(replace(session, wide=dtype), noise, first.k)
-        if measured.position == first.eps.position and measured.value * unit:
-            by_dtype[dtype] = nice(measured.value * unit, noise)
+        noise = first.noise if dtype == "float64" else max(first.noise, 4 * dtypes.unit_roundoff(dtype))
+        seen = measure(replace(session, wide=dtype), replace(first, noise=noise))
+        if seen.position == first.position and seen.eps * unit:
+            by_dtype[dtype] = nice(seen.eps * unit, noise)
     return by_dtype
 
 
@@ -125,8 +95,9 @@ def _name(session: Session, value: float, single: float, wide: dict[str, float],
     return None
 
 
-def measure(session: Session, noise: float, k: int) -> Measured:
+def measure(session: Session, looked: Seen) -> Seen:
     """eps from rho(s x) / s, which only eps makes depend on s: every position of eps gives another curve."""
+    noise = looked.noise
     top, bottom = EXPONENTS[session.wide]
     random = np.random.default_rng(9)
     row = random.uniform(0.5, 1.5, session.n) * random.choice([-1.0, 1.0], session.n)
@@ -156,7 +127,12 @@ def measure(session: Session, noise: float, k: int) -> Measured:
     seen = valid & (t - 1 > max(50 * noise, 1e-12))
     if np.count_nonzero(seen) < 3:
         least = float((s * length)[valid][-1]) if valid.any() else math.nan
-        return Measured(0.0, "inside", f"x / rho does not change with the size of x, down to an RMS of {least:.0e}")
+        return replace(
+            looked,
+            eps=0.0,
+            position="inside",
+            evidence=f"x / rho does not change with the size of x, down to an RMS of {least:.0e}",
+        )
     bend = seen & (t < 64) & (t - 1 > max(1e3 * noise, 1e-6))
     bend = bend if np.count_nonzero(bend) >= 3 else seen & (t < 64)
     spread = {name: float(np.std(np.log(np.maximum(curves[name][bend], 1e-300)))) for name in _POSITIONS}
@@ -165,7 +141,7 @@ def measure(session: Session, noise: float, k: int) -> Measured:
     if _straight(curves[position][seen], noise):
         far = seen
     value = float(np.median(curves[position][far]))
-    eps = {"inside": value**2, "outside": value, "clamp": value * math.sqrt(k)}[position]
+    eps = {"inside": value**2, "outside": value, "clamp": value * math.sqrt(looked.k)}[position]
     others = ", ".join(f"{name} {100 * spread[name]:.2g} %" for name in _POSITIONS if name != position)
     if spread[position] > max(EPS_SPREAD, 50 * noise):
         raise NotRms(
@@ -176,7 +152,7 @@ def measure(session: Session, noise: float, k: int) -> Measured:
         f"rho = {_FORMULAS[position]} with eps = {{eps}} holds within {100 * spread[position]:.2g} % on rows of ever "
         f"smaller norm ({others})"
     )
-    return Measured(eps, position, evidence)
+    return replace(looked, eps=eps, position=position, evidence=evidence)
 
 
 def _straight(curve: Array, noise: float) -> bool:

@@ -10,11 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from rmsnorm.identify.eps import Seen
 from rmsnorm.identify.findings import Learned, NotRms, not_observable
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
-from rmsnorm.identify.statistic import find_counted
+from rmsnorm.identify.statistic import Seen, find_counted
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 from rmsnorm.variants import PartialRounding
@@ -58,7 +57,7 @@ class Partial:
 
 def solve_partial(session: Session, model: Model, looked: Sequence[Seen]) -> Model:
     """The model with the fraction of a row that enters the statistic, from what some widths show."""
-    known = {entry.n: entry.counted for entry in looked}
+    known = {entry.n: entry for entry in looked}
     counted = known[session.n]
     model = replace(model, last=counted.end == "last")
     if model.last:

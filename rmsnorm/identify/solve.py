@@ -23,7 +23,7 @@ from rmsnorm.identify.names import named
 from rmsnorm.identify.partial import solve_partial
 from rmsnorm.identify.rounding import Numerics, explained, solve_rounding, solve_stages
 from rmsnorm.identify.session import Session, open_session
-from rmsnorm.identify.statistic import Statistic, grouped
+from rmsnorm.identify.statistic import Seen, grouped
 from rmsnorm.identify.widths import look_further, solve_denominator
 from rmsnorm.targets.open import WIDTH, open_target
 from rmsnorm.targets.target import Target, TargetError
@@ -116,7 +116,7 @@ def _solve(session: Session, identity: Identity, *, gradients: bool) -> Identity
     session, model, optional_gate = solve_form(session)
     seen = len(session.findings.defects)  # those of later steps rest on the model
     first = look(session)
-    model = _with_statistic(session, model, first.statistic)
+    model = _with_statistic(session, model, first)
     others = look_further(session)
     model = solve_partial(session, model, [*others, first])
     model = solve_denominator(session, model, first, others)
@@ -233,18 +233,18 @@ def _kind(model: Model) -> Kind:
     return "layernorm" if model.centred else "rms_scaling" if model.variant.statistic == "variance" else "rmsnorm"
 
 
-def _with_statistic(session: Session, model: Model, statistic: Statistic) -> Model:
+def _with_statistic(session: Session, model: Model, first: Seen) -> Model:
     """The model with what is squared in the denominator.
 
     Raises:
         NotRms: no norm has that beside what is in the numerator.
     """
-    model = replace(model, variant=model.variant.replace(statistic=statistic.kind))
-    if model.centred and statistic.kind != "variance":
+    model = replace(model, variant=model.variant.replace(statistic=first.kind))
+    if model.centred and first.kind != "variance":
         raise NotRms("the mean is subtracted in the numerator but not in the denominator")
     evidence = "solved from the sum of squares and the squared sum of 32 rows"
     session.findings.kind = Learned(_kind(model), _KINDS[_kind(model)])
-    session.findings.statistic = Learned(statistic.kind, evidence)
+    session.findings.statistic = Learned(first.kind, evidence)
     return model
 
 

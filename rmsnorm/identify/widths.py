@@ -10,10 +10,11 @@ from typing import Final
 import numpy as np
 
 from rmsnorm.accuracy.bounds import FORMULA, within
-from rmsnorm.identify.eps import Seen, look, nice, solve_eps
+from rmsnorm.identify.eps import look, nice, solve_eps
 from rmsnorm.identify.findings import Learned, NotRms
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
+from rmsnorm.identify.statistic import Seen
 from rmsnorm.targets.target import TargetError
 
 _MULTIPLES: Final = (2, 3, 4, 0.5, 0.25)  # of the first width: a target may take only some of them
@@ -77,9 +78,9 @@ class _Reading:
     def unit(self, seen: Seen) -> float:
         """eps of this reading, over eps as it was measured."""
         factor = self.factor_at(seen)
-        if seen.eps.position == "inside":
+        if seen.position == "inside":
             return factor**2
-        return factor * (math.sqrt(self.size_at(seen) / seen.k) if seen.eps.position == "clamp" else 1.0)
+        return factor * (math.sqrt(self.size_at(seen) / seen.k) if seen.position == "clamp" else 1.0)
 
     def sentences(self, first: Seen, *, single: bool) -> dict[str, str]:
         """What no variant has, by the name of the finding."""
@@ -98,7 +99,7 @@ class _Reading:
             form = "" if self.factor == "1" else f" ({_product(self.times, self.factor, n)})"
             said["factor"] = f"y is {times:.6g}{form} times {'too large' if times > 1 else 'what it must be'}"
         if self.eps_form != "1":
-            position = first.eps.position
+            position = first.position
             said["eps"] = f"eps is {_product(self.eps, self.eps_form, n)}{_MEANS.get((position, self.eps_form), '')}"
             if (position, self.eps_form) == ("clamp", "sqrt(k)"):
                 square = nice(self.eps**2, 1e-8)
@@ -131,8 +132,8 @@ def _short(value: float) -> float:
 def solve_denominator(session: Session, model: Model, first: Seen, others: Sequence[Seen]) -> Model:
     """The model with the simplest reading that is true at every width, and eps in each dtype."""
     seen = [first, *others]
-    kinds = {(entry.statistic.kind, entry.eps.position) for entry in seen if entry.eps.value}
-    if len(kinds) > 1 or len({entry.counted.end for entry in seen} - {"all"}) > 1:
+    kinds = {(entry.kind, entry.position) for entry in seen if entry.eps}
+    if len(kinds) > 1 or len({entry.end for entry in seen} - {"all"}) > 1:
         session.findings.defect(
             f"with {_listed([entry.n for entry in seen])} elements in a row it computes different norms"
         )
@@ -170,11 +171,11 @@ def _readings(seen: Sequence[Seen]) -> list[_Reading]:
 
     At several widths eps has the first form that is true. At one every form is: those with few digits may be meant.
     """
-    noise, clamp = max(entry.statistic.noise for entry in seen), seen[0].eps.position == "clamp"
+    noise, clamp = max(entry.noise for entry in seen), seen[0].position == "clamp"
     forms = [form for form in _EPS if "n" not in form or any(entry.k != entry.n for entry in seen)]
     readings: list[_Reading] = []
     for reading in _bases(seen, within(noise)):
-        values = [entry.eps.value * reading.unit(entry) for entry in seen]
+        values = [entry.eps * reading.unit(entry) for entry in seen]
         share = max(FORMULA, within(noise))
         every = {form: _fitted(form, values, seen, share) if any(values) else 0.0 for form in forms}
         true = [replace(reading, eps=nice(eps, noise), eps_form=form) for form, eps in every.items() if eps is not None]
@@ -191,8 +192,8 @@ def _bases(seen: Sequence[Seen], tolerance: float) -> list[_Reading]:
     At one width every number is a constant: a divisor that has no form comes last there.
     """
     single = len(seen) == 1
-    sizes = [entry.statistic.size for entry in seen]
-    factors = [math.sqrt(entry.statistic.size / entry.k) for entry in seen]
+    sizes = [entry.size for entry in seen]
+    factors = [math.sqrt(entry.size / entry.k) for entry in seen]
     forms = {form: _fitted(form, sizes, seen, tolerance) for form in _SIZES}
     known = [form for form, divisor in forms.items() if divisor is not None and abs(divisor - 1) <= tolerance]
     if all(entry.k == entry.n for entry in seen) and "n" in known:
@@ -227,8 +228,8 @@ def _fitted(form: str, values: Sequence[float], seen: Sequence[Seen], tolerance:
 
 
 def _unknown(seen: Sequence[Seen]) -> str:
-    sizes = _listed([f"{entry.statistic.size:.4g}" for entry in seen])
-    values = _listed([f"{entry.eps.value:.4g}" for entry in seen])
+    sizes = _listed([f"{entry.size:.4g}" for entry in seen])
+    values = _listed([f"{entry.eps:.4g}" for entry in seen])
     return (
         f"the denominator depends on the width in no known way: with {_listed([entry.n for entry in seen])} elements "
         f"in a row the sum of squares is divided by {sizes}, and eps is {values}"
@@ -244,7 +245,7 @@ def _untried(session: Session, seen: Sequence[Seen], readings: Sequence[_Reading
         " and ".join([*reading.sentences(first, single=True).values(), *_own_eps(reading, chosen)])
         for reading in readings
         if reading.eps_form != "1" or replace(reading, eps=chosen.eps) != replace(chosen, eps_form="1")
-        if reading.cost <= chosen.cost or (first.eps.position == "clamp" and reading.cost == chosen.cost + 1)
+        if reading.cost <= chosen.cost or (first.position == "clamp" and reading.cost == chosen.cost + 1)
     ]
     more = f"; it may also be that {', or '.join(others)}" if others else ""
     return f"{why}: a number that depends on n cannot be told from a constant{more}"
