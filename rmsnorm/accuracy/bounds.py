@@ -174,6 +174,19 @@ def bound(
     return Bound(roundings + w * operations, 1 - w * operations / 2 if exact_bits else 0.0)
 
 
+def within(noise: float, least: float = 1e-6, most: float = 0.02) -> float:
+    """How far a number may be from the one that was written, relative, where 1 / rho is measured with this noise.
+
+    The noise is a root mean square over tens of rows: 20 of it is beyond every one of them.
+    """
+    return min(max(20 * noise, least), most)
+
+
+def of_row(n: int, dtype: str) -> float:
+    """The error of y, relative to its terms: sqrt(n) roundings for the sum of a row, as above, and 16 for all else."""
+    return (16 + math.sqrt(n)) * dtypes.unit_roundoff(dtype)
+
+
 def of_replacement(size: int, dtype: str) -> float:
     """The largest difference of a layer and its replacement, as a share of the largest of so many elements.
 

@@ -1,12 +1,14 @@
 """The sizes of the terms that add up to each result: the natural unit of its rounding error.
 
 A result is a sum; its error in any sensible arithmetic is a few unit roundoffs of the sum of the terms' absolute
-values, however much of them cancels. LAPACK's tests measure in the same unit.
+values, however much of them cancels. LAPACK's tests measure in the same unit. The sums are written apart from the
+golden, whose differences they measure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -65,18 +67,10 @@ def term_sizes(
         >>> term_sizes(one, one, dy=one, tangents=(one, None, None), variant="paper")["dx"]
         array([2., 2.])
     """
-    spec = [None if array is None else Spec(array.shape, array.dtype.name) for array in (x, scale, bias)]
-    call = resolve(
-        "term_sizes",
-        Spec(x.shape, x.dtype.name),
-        *spec[1:],
-        variant=derive("term_sizes", variant, None, None),
-        axis=axis,
-        feature_axis=feature_axis,
-        residual=None if residual is None else Spec(residual.shape, residual.dtype.name),
-        gate=None if gate is None else Spec(gate.shape, gate.dtype.name),
-        out_dtype=out_dtype,
-    )
+    arrays = {"x": x, "scale": scale, "bias": bias, "residual": residual, "gate": gate}
+    specs: dict[str, Any] = {name: Spec(a.shape, a.dtype.name) for name, a in arrays.items() if a is not None}
+    options: dict[str, Any] = {"axis": axis, "feature_axis": feature_axis, "out_dtype": out_dtype}
+    call = resolve("term_sizes", variant=derive("term_sizes", variant, None, None), **specs, **options)
     with np.errstate(all="ignore"):
         h = add(x, residual, call.x)
         if gate is None:

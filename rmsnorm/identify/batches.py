@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.identify.findings import Findings, Learned, not_observable
+from rmsnorm.identify.findings import Learned, not_observable
 from rmsnorm.identify.session import Session, Value
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
@@ -89,27 +89,27 @@ def dependences(session: Session, *, gradients: bool, thorough: bool = True) -> 
     return list(found.values()), Asked(tuple(widths), tuple(sorted(set(counts))))
 
 
-def solve_batches(session: Session, findings: Findings, *, gradients: bool) -> None:
+def solve_batches(session: Session, *, gradients: bool) -> None:
     """Say whether results depend on the number of rows. That is no defect: sums in another order are right, too."""
     if not session.layout.unlimited:
-        findings.batches = not_observable("it takes one number of rows")
+        session.findings.batches = not_observable("it takes one number of rows")
         return
     try:
         found, asked = dependences(session, gradients=gradients and session.target.differentiable, thorough=False)
     except TargetError as error:  # the time is over
-        findings.batches = not_observable(str(error))
+        session.findings.batches = not_observable(str(error))
         return
     if not asked.widths:
-        findings.batches = not_observable("no other number of rows could be tried")
+        session.findings.batches = not_observable("no other number of rows could be tried")
     elif found:
-        findings.batches = Learned("differ", "; ".join(entry.sentence for entry in found))
+        session.findings.batches = Learned("differ", "; ".join(entry.sentence for entry in found))
     else:
         tried = " and ".join(map(str, asked.counts))
         widths = " and ".join(map(str, asked.widths))
         evidence = (
             f"a row of {widths} elements has the same bits alone and in calls of {tried} rows, and in a second call"
         )
-        findings.batches = Learned("the same", evidence)
+        session.findings.batches = Learned("the same", evidence)
 
 
 def _at_widths(session: Session, more: Sequence[int]) -> Iterator[tuple[int, Session]]:

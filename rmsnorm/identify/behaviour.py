@@ -8,7 +8,7 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import IN_RANGE
-from rmsnorm.identify.findings import Findings, Learned, not_observable
+from rmsnorm.identify.findings import Learned, not_observable
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
@@ -21,7 +21,7 @@ _TINY: Final = {"float16": 2.0**-12, "bfloat16": 2.0**-100, "float32": 2.0**-100
 _ROWS: Final = ("zero_row", "nan", "infinity")
 
 
-def solve_behaviour(session: Session, model: Model, findings: Findings) -> None:
+def solve_behaviour(session: Session, model: Model) -> None:
     """Ask for rows at the ends of each dtype, and report what comes back."""
     outcomes: dict[str, dict[str, Outcome]] = {"overflow": {}, "underflow": {}}
     contents: dict[str, dict[str, Content]] = {name: {} for name in _ROWS}
@@ -34,7 +34,7 @@ def solve_behaviour(session: Session, model: Model, findings: Findings) -> None:
         try:
             y = session.unit(rows, dtype)
         except TargetError as error:
-            findings.defect(str(error))
+            session.findings.defect(str(error))
             continue
         eps = model.eps_for(dtype)
         huge, tiny = (
@@ -49,16 +49,16 @@ def solve_behaviour(session: Session, model: Model, findings: Findings) -> None:
             contents[name][dtype] = _content(result)
         rows[3:5] = row
         if not np.array_equal(y[5], session.unit(rows, dtype)[5]):
-            findings.defect(f"a row of {dtype} y depends on NaN and infinity in other rows")
+            session.findings.defect(f"a row of {dtype} y depends on NaN and infinity in other rows")
     of_huge, of_tiny = (
         "x of about " + ", ".join(f"{sizes[dtype]:.0e} in {dtypes.short(dtype)}" for dtype in outcomes["overflow"])
         for sizes in (_HUGE, _TINY)
     )
-    findings.overflow = _in_words(outcomes["overflow"], of_huge)
-    findings.underflow = _in_words(outcomes["underflow"], of_tiny)
-    findings.zero_row = _in_words(contents["zero_row"], "a row of zeros")
-    findings.nan = _in_words(contents["nan"], "one NaN in a row")
-    findings.infinity = _in_words(contents["infinity"], "one infinity in a row")
+    session.findings.overflow = _in_words(outcomes["overflow"], of_huge)
+    session.findings.underflow = _in_words(outcomes["underflow"], of_tiny)
+    session.findings.zero_row = _in_words(contents["zero_row"], "a row of zeros")
+    session.findings.nan = _in_words(contents["nan"], "one NaN in a row")
+    session.findings.infinity = _in_words(contents["infinity"], "one infinity in a row")
 
 
 def _scaled(eps: float, size: float, model: Model) -> float:
@@ -93,24 +93,26 @@ def _in_words(by_dtype: dict[str, Outcome] | dict[str, Content], asked: str) -> 
     return Learned(words[0], asked) if words else None
 
 
-def solve_float64(session: Session, model: Model, findings: Findings) -> bool:
+def solve_float64(session: Session, model: Model) -> bool:
     """Whether float64 is kept: it may go through float32, or the statistic may."""
     if "float64" not in session.accepts:
-        findings.float64 = not_observable("it takes no float64 x")
+        session.findings.float64 = not_observable("it takes no float64 x")
         return False
     rows = np.random.default_rng(13).normal(size=(8, session.n))
     y, narrow = session.rows(rows, "float64"), session.rows(rows.astype(np.float32).astype(np.float64), "float64")
     if y.dtype != np.float64:
-        findings.float64 = Learned(f"down-cast to {y.dtype.name}", f"y of float64 x is {y.dtype.name}")
+        session.findings.float64 = Learned(f"down-cast to {y.dtype.name}", f"y of float64 x is {y.dtype.name}")
         return False
     if np.array_equal(y, narrow):
-        findings.float64 = Learned("down-cast to float32", "y does not change when float64 x is rounded to float32")
+        session.findings.float64 = Learned(
+            "down-cast to float32", "y does not change when float64 x is rounded to float32"
+        )
         return False
     want = rows * model.inverse_rms(rows, model.eps_for("float64")) * model.factor
     error = float(np.max(np.abs(session.unit(rows, "float64") - want)) / np.max(np.abs(want)))
     if not model.centred and 1e-10 < error < 1e-6:
         evidence = f"x / rho is off by {error:.0e}, and changes with every bit of x"
-        findings.float64 = Learned("statistic in float32", evidence)
+        session.findings.float64 = Learned("statistic in float32", evidence)
         return False
-    findings.float64 = Learned("kept", "y changes with the bits that float32 does not have")
+    session.findings.float64 = Learned("kept", "y changes with the bits that float32 does not have")
     return True

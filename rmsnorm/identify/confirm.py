@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import SAME_BITS, bound
-from rmsnorm.accuracy.rounding import cast, rounded
+from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.identify.findings import Learned
-from rmsnorm.identify.model import Model, Stages
+from rmsnorm.identify.model import Inputs, Model, Stages
 from rmsnorm.identify.names import FIELDS, different
-from rmsnorm.identify.rounding import Numerics
+from rmsnorm.identify.rounding import Numerics, Pair
 from rmsnorm.identify.session import Answer, Session
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.targets.bridges import Array
@@ -31,31 +31,17 @@ class Fresh:
         count = session.row_count(24)
         sizes = 10.0 ** random.uniform(-3.0, 1.0, (count, 1))  # in float16 arithmetic the square of 1e-3 is 0
         rows = random.normal(0.1, 1.0, (count, session.n)) * sizes
-        values: dict[str, Any] = {}
-        if session.takes("scale"):
-            values["scale"] = session.parameter("scale", random, -1.5, 1.5)
-        if session.takes("bias"):
-            values["bias"] = session.parameter("bias", random, -1, 1)
-        if session.takes("gate_vector"):
-            values["gate_vector"] = session.parameter("gate_vector", random, -2, 2)
-        gate = random.uniform(-3, 3, rows.shape) if session.takes("gate") else None
-        self.answers: dict[tuple[str, str], Answer] = {}
+        values = session.draw(random)
+        if session.takes("gate"):
+            values["gate"] = random.uniform(-3, 3, rows.shape)
+        self.answers: dict[Pair, Answer] = {}
         for pair in numerics.results:
-            x = rounded(rows if pair[0] != "float16" else rows / sizes * np.clip(sizes, 0.1, 4.0), pair[0])
-            if gate is not None:
-                values["gate"] = rounded(gate, pair[0])
+            x = rows if pair[0] != "float16" else rows / sizes * np.clip(sizes, 0.1, 4.0)
             try:
-                y = session.rows(x, *pair, **values)
+                self.answers[pair] = session.answer(x, pair, values)
             except TargetError:  # an optional gate may not go with every pair that it answers without one
-                if gate is None:
+                if "gate" not in values:
                     raise
-                continue
-            scale, bias, vector = (
-                session.spread(values[argument].astype(pair[1]), count) if argument in values else None
-                for argument in ("scale", "bias", "gate_vector")
-            )
-            z = vector if gate is None else rounded(gate, pair[0])
-            self.answers[pair] = Answer(x.astype(pair[0]), scale, bias, z, y)
 
 
 class Confirmed(NamedTuple):
@@ -98,19 +84,17 @@ def narrower(*names: str) -> str:
 
 def _wanted(model: Model, stages: Stages | None, answer: Answer, *, exact: bool) -> Array:
     """By the golden, row by row with its own parameters, where the variant says everything."""
-    x, scale, bias, gate, y = answer
+    at, dtype = answer.at, answer.y.dtype.name
     if not (model.plain and stages is None and exact):
-        return model.predict(x, scale, bias, gate, stages=stages, result=y.dtype.name)
-    flat = [None if p is None else np.ascontiguousarray(p) for p in (scale, bias)]
-    return rms_norm(x, *flat, variant=model.variant, axis=-1, feature_axis=(0, 1), out_dtype=y.dtype.name)
+        return model.predict(at, stages, dtype)
+    flat = [None if p is None else np.ascontiguousarray(p) for p in (at.scale, at.bias)]
+    return rms_norm(at.x, *flat, variant=model.variant, axis=-1, feature_axis=(0, 1), out_dtype=dtype)
 
 
-def _ratio(
-    model: Model, pair: tuple[str, str], answer: Answer, wanted: Array, *, narrow: bool
-) -> tuple[float, float, str]:
+def _ratio(model: Model, pair: Pair, answer: Answer, wanted: Array, *, narrow: bool) -> tuple[float, float, str]:
     """The largest difference in units of the terms' roundoff, the kit's bound on it, and the dtype of the unit."""
-    x, scale, bias, gate, y = answer
-    call = model.call(x, scale, bias)
+    at, y = answer
+    call = model.call(at)
     if narrow:
         call = replace(call, x="float32", sum="float32", product="float32", result="float32")
     if model.gate is not None:
@@ -121,22 +105,22 @@ def _ratio(
     dtype = "float32" if narrow else narrower(y.dtype.name, call.norm or y.dtype.name)
     got, want = y.astype(np.float64), wanted.astype(np.float64)
     with np.errstate(all="ignore"):
-        terms = model.terms(x, scale, bias, gate)
+        terms = model.terms(at)
     unit = np.maximum(terms * dtypes.unit_roundoff(dtype), dtypes.smallest_subnormal(dtype) / 2)
     with np.errstate(all="ignore"):
         ratio = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0.0, np.abs(got - want) / unit)
     return float(np.max(np.nan_to_num(ratio, nan=math.inf))), bound("y", call, dtype).ratio, dtype
 
 
-def nearest(fresh: Fresh, variant: Variant, bias: bool) -> tuple[tuple[str, float], ...]:
+def nearest(fresh: Fresh, variant: Variant) -> tuple[tuple[str, float], ...]:
     """Every preset by the largest difference of y from it, as a share of the largest |y| of the row."""
     distances = []
     for order, preset in enumerate(PRESETS.values()):
         model, distance = Model(preset), 0.0
-        for pair, (x, scale, shift, _, y) in fresh.answers.items():
+        for pair, (at, y) in fresh.answers.items():
             if pair not in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")):
                 continue
-            want = model.predict(x, scale, shift if bias else None).astype(np.float64)
+            want = model.predict(Inputs(at.x, at.scale, at.bias if variant.bias else None)).astype(np.float64)
             size = np.max(np.abs(want), axis=-1, keepdims=True)
             with np.errstate(all="ignore"):
                 part = np.max(np.abs(y.astype(np.float64) - want) / np.where(size > 0, size, 1.0))

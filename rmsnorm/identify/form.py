@@ -3,58 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.accuracy.bounds import FORM
-from rmsnorm.identify.findings import Findings, Learned, NotRms, not_observable
+from rmsnorm.accuracy.bounds import FORM, FORMULA
+from rmsnorm.identify.findings import Learned, NotRms, not_observable
 from rmsnorm.identify.gate import solve_gate
-from rmsnorm.identify.model import Gate
+from rmsnorm.identify.model import Gate, Model
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import Target
+from rmsnorm.variants import Variant
 
 _SWAPPED: Final = {"scale": "bias", "bias": "scale"}
 
 
-@dataclass(frozen=True)
-class Gain:
-    """How the gain acts.
+def solve_form(session: Session) -> tuple[Session, Model, Gate | None]:
+    """Find out how y is made of the normalised row.
 
-    Attributes:
-        applied: whether y changes with it.
-        offset: o of (o + gain), None where it is not observable.
-        first: whether it multiplies x before the statistic is taken.
-    """
-
-    applied: bool
-    offset: float | None = None
-    first: bool = False
-
-
-@dataclass(frozen=True)
-class Form:
-    """How y is made of the normalised row.
-
-    Attributes:
-        centred: the mean leaves the numerator.
-        gate: what multiplies in every call.
-        factor: a parameter of one number multiplies it, beside the gain.
-        optional_gate: what multiplies if it is passed.
-    """
-
-    gain: Gain
-    bias: bool
-    centred: bool
-    gate: Gate | None
-    factor: bool
-    optional_gate: Gate | None = None
-
-
-def solve_form(session: Session, findings: Findings) -> tuple[Session, Form]:
-    """Find out how the parameters act; returns the session in which they are neutral, and the form.
+    Returns:
+        The session in which the parameters are neutral, the model as far as it is known, and a gate that multiplies
+        only if it is passed, which the session and the model are without.
 
     Raises:
         NotRms: y is not a row divided by one number, times a gain, plus a bias.
@@ -63,40 +34,46 @@ def solve_form(session: Session, findings: Findings) -> tuple[Session, Form]:
     session = session.with_neutral(scale=1.0, bias=0.0, factor=1.0, gate_vector=0.0, gate=2.0)
     if _swapped(session, x):
         session = replace(session, target=_exchanged(session.target))
-        findings.defect("gain and bias are swapped: the bias multiplies and the gain is added")
-    session, gate = solve_gate(session, findings, x)
+        session.findings.defect("gain and bias are swapped: the bias multiplies and the gain is added")
+    session, gate = solve_gate(session, x)
     optional = None
     if gate is not None and session.neutral["gate"] is None:  # what follows asks the norm without it
         session, gate, optional = session.withholding("gate"), None, gate
-    session, factor = _factor(session, findings, x)
-    session, gain = _gain(session, findings, x)
-    session, bias = _bias(session, findings, x)
-    return session, Form(gain, bias, _centred(session, findings, x), gate, factor, optional)
+    session = _factor(session, x)
+    session, model = _gain(session, x)
+    session, bias = _bias(session, x)
+    centred = _centred(session, x)
+    model = replace(model, variant=model.variant.replace(bias=bias), centred=centred, gate=gate)
+    return replace(session, centred=centred), model, optional
 
 
-def _factor(session: Session, findings: Findings, x: Array) -> tuple[Session, bool]:
-    """Whether a parameter of one number, or that and an offset, multiplies x / rho; and the session where it is 1.
+def _factor(session: Session, x: Array) -> Session:
+    """The session in which a parameter of one number multiplies x / rho by 1: it alone multiplies, or with an offset.
 
     Raises:
         NotRms: it acts in another way.
     """
     if not session.takes("factor"):
-        return session, False
+        return session
     name = session.target.names["factor"]
     zero, one, two = (session.unit(x, factor=factor) for factor in (0.0, 1.0, 2.0))
     slope = one - zero
-    middle = np.abs(slope) > 0.1 * np.max(np.abs(slope))
     if not np.any(slope) or not close(two, one + slope):
         raise NotRms(f"y is not linear in its parameter {name}, which is one number")
-    ratio = zero[middle] / slope[middle]
-    offset = nearest_number(float(np.median(ratio)), 1e-3)
+    offset = nearest_number(float(np.median(_ratios(zero, slope))), FORMULA)
     if not close(zero, offset * slope):
         raise NotRms(f"y is not proportional to its parameter {name}, or to that and an offset")
     evidence = (
         f"y is proportional to {name}{f' + {offset:g}' if offset else ''}; all else was asked with 1 in its place"
     )
-    findings.learned_factor = Learned(name, evidence)
-    return session.with_neutral(factor=1.0 - offset), True
+    session.findings.learned_factor = Learned(name, evidence)
+    return session.with_neutral(factor=1.0 - offset)
+
+
+def _ratios(zero: Array, slope: Array) -> Array:
+    """What y at 0 is of its slope, at the elements where that is not small."""
+    middle = np.abs(slope) > 0.1 * np.max(np.abs(slope))
+    return np.asarray(zero[middle] / slope[middle])
 
 
 def _spread_rows(random: np.random.Generator, n: int) -> Array:
@@ -135,59 +112,64 @@ def _exchanged(target: Target) -> Target:
     )
 
 
-def _gain(session: Session, findings: Findings, x: Array) -> tuple[Session, Gain]:
+def _gain(session: Session, x: Array) -> tuple[Session, Model]:
+    """The session in which the gain multiplies by 1, and the model with what the gain does."""
+    model = Model(Variant(name="identified"))
     if not session.takes("scale"):
-        findings.gain = Learned(False, "it takes none")
-        findings.scale_offset = not_observable("there is no gain")
-        return session, Gain(applied=False)
+        session.findings.gain = Learned(False, "it takes none")
+        session.findings.scale_offset = not_observable("there is no gain")
+        return session, model
     vector = session.parameter("scale", np.random.default_rng(5), 0.25, 2.0)
     zero, one = session.unit(x, scale=0.0), session.unit(x, scale=1.0)
     y = session.unit(x, scale=vector)
     wide = session.spread(vector, len(x))
     slope = one - zero
     if close(y, one) and close(zero, one):
-        findings.gain = Learned(False, "y does not change with the gain")
-        findings.scale_offset = not_observable("the gain is not applied")
-        findings.defect("the gain is not applied")
+        session.findings.gain = Learned(False, "y does not change with the gain")
+        session.findings.scale_offset = not_observable("the gain is not applied")
+        session.findings.defect("the gain is not applied")
         if "scale" in session.target.names:  # a layer keeps its own, and the model has none
             session = session.withholding(*session.withheld, "scale")
-        return session.with_neutral(scale=1.0), Gain(applied=False)
-    if not close(y, zero + wide * slope) or np.max(np.abs(slope)) < 1e-3 * np.max(np.abs(one)):
-        for o in (0.0, 1.0):
-            if close(session.unit(x * (o + wide), scale=1.0), y):
-                findings.gain = Learned(True, "it multiplies x before the statistic is taken")
-                findings.scale_offset = Learned(o, "y(x, gain) = y(x (o + gain))")
-                findings.defect("the gain multiplies x before the statistic is taken, not the normalised row")
-                return session.with_neutral(scale=1.0 - o), Gain(applied=True, offset=o, first=True)
-        raise NotRms("y is not linear in the gain")
-    middle = np.abs(slope) > 0.1 * np.max(np.abs(slope))
-    ratio = zero[middle] / slope[middle]
-    measured = float(np.median(ratio))
-    offset = nearest_number(measured, max(1e-6, float(np.percentile(np.abs(ratio - measured), 90))))
-    if not close(zero, measured * slope):
-        raise NotRms("y has a part that the gain does not multiply, and that is no multiple of the normalised row")
-    findings.gain = Learned(True, "y is linear in it")
-    findings.scale_offset = Learned(offset, f"with a gain of 0, y is {measured:.4g} times the normalised row")
-    return session.with_neutral(scale=1.0 - offset), Gain(applied=True, offset=offset)
+        return session.with_neutral(scale=1.0), model
+    first = not close(y, zero + wide * slope) or np.max(np.abs(slope)) < FORMULA * np.max(np.abs(one))
+    if first:
+        offset = next((o for o in (0.0, 1.0) if close(session.unit(x * (o + wide), scale=1.0), y)), -1.0)
+        if offset < 0:
+            raise NotRms("y is not linear in the gain")
+        session.findings.gain = Learned(True, "it multiplies x before the statistic is taken")
+        session.findings.scale_offset = Learned(offset, "y(x, gain) = y(x (o + gain))")
+        session.findings.defect("the gain multiplies x before the statistic is taken, not the normalised row")
+    else:
+        ratio = _ratios(zero, slope)
+        measured = float(np.median(ratio))
+        offset = nearest_number(measured, max(1e-6, float(np.percentile(np.abs(ratio - measured), 90))))
+        if not close(zero, measured * slope):
+            raise NotRms("y has a part that the gain does not multiply, and that is no multiple of the normalised row")
+        session.findings.gain = Learned(True, "y is linear in it")
+        session.findings.scale_offset = Learned(
+            offset, f"with a gain of 0, y is {measured:.4g} times the normalised row"
+        )
+    model = Model(model.variant.replace(scale_offset=offset), gain_first=first)
+    return session.with_neutral(scale=1.0 - offset), model
 
 
-def _bias(session: Session, findings: Findings, x: Array) -> tuple[Session, bool]:
+def _bias(session: Session, x: Array) -> tuple[Session, bool]:
     if not session.takes("bias"):
-        findings.bias = Learned(False, "it takes none")
+        session.findings.bias = Learned(False, "it takes none")
         return session, False
     vector = session.parameter("bias", np.random.default_rng(6), -3, 3)
     added = session.unit(x, bias=vector) - session.unit(x, bias=0.0)
     if np.max(np.abs(added)) < 1e-6:
-        findings.bias = Learned(False, "y does not change with the bias")
-        findings.defect("the bias is not applied")
+        session.findings.bias = Learned(False, "y does not change with the bias")
+        session.findings.defect("the bias is not applied")
         return session.with_neutral(bias=0.0), False
     if not close(added, session.spread(vector, len(x))):
         raise NotRms(f"{session.target.names.get('bias', 'the bias')} is not added to y")
-    findings.bias = Learned(True, "y changes by the bias")
+    session.findings.bias = Learned(True, "y changes by the bias")
     return session, True
 
 
-def _centred(session: Session, findings: Findings, x: Array) -> bool:
+def _centred(session: Session, x: Array) -> bool:
     """Whether y is x less its mean, over one number of the row."""
     y = session.unit(x)
     if not np.all(np.isfinite(y)) or np.max(np.abs(y)) == 0:
@@ -201,10 +183,10 @@ def _centred(session: Session, findings: Findings, x: Array) -> bool:
     if not close(y, slope * centre + shift):
         raise NotRms("y is not the row divided by one number: its elements have different factors")
     if close(shift, slope * mean):
-        findings.numerator = Learned("x", "y is proportional to x in every row, whatever its mean")
+        session.findings.numerator = Learned("x", "y is proportional to x in every row, whatever its mean")
         return False
-    if np.max(np.abs(shift)) <= 1e-3 * np.max(np.abs(y)):
-        findings.numerator = Learned("x - mean", "y is proportional to x less its mean")
+    if np.max(np.abs(shift)) <= FORMULA * np.max(np.abs(y)):
+        session.findings.numerator = Learned("x - mean", "y is proportional to x less its mean")
         return True
     raise NotRms("y is neither proportional to x nor to x less its mean")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import FORMULA
-from rmsnorm.identify.findings import Findings, Learned, NotRms
+from rmsnorm.identify.findings import Learned, NotRms
 from rmsnorm.identify.model import ACTIVATIONS, Activation, Gate, Position
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
@@ -23,24 +23,24 @@ _LEVELS: Final = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 
 _COMMON: Final = 2.0  # the gate at all other elements
 
 
-def solve_gate(session: Session, findings: Findings, x: Array) -> tuple[Session, Gate | None]:
+def solve_gate(session: Session, x: Array) -> tuple[Session, Gate | None]:
     """How the gate acts on rows x, and the session in which it multiplies by a power of two.
 
     Raises:
         NotRms: in no known way.
     """
     if session.takes("gate_vector"):
-        return _vector(session, findings, x)
+        return _vector(session, x)
     if not session.takes("gate"):
-        findings.gate = Learned(False, "y is the normalised row except for gain and bias, at every element")
+        session.findings.gate = Learned(False, "y is the normalised row except for gain and bias, at every element")
         return session, None
     optional = _answers_without(session, x)
     z = _wide_gate(x)
     base, y = (session.rows(x, gate=gate).astype(np.float64) for gate in (_COMMON, z))
     slack = _slack(session)
     if _near(y, base, slack):
-        findings.gate = Learned(False, "y does not change with the gate")
-        findings.defect("the gate is not applied")
+        session.findings.gate = Learned(False, "y does not change with the gate")
+        session.findings.defect("the gate is not applied")
         return session.with_neutral(gate=None if optional else 1.0), None
     for gate in (*(Gate(name, position) for name in ACTIVATIONS for position in _POSITIONS), *_cut_off(session, x)):
         share = gate(x, z) / gate(x, np.asarray(_COMMON))
@@ -51,10 +51,10 @@ def solve_gate(session: Session, findings: Findings, x: Array) -> tuple[Session,
             continue
         where = "x, before the statistic" if before else "the normalised row"
         evidence = f"an input: {gate.activation}(gate) multiplies {where}, for -64 to 64"
-        findings.gate = Learned(f"{gate.activation}, {gate.position}", evidence)
+        session.findings.gate = Learned(f"{gate.activation}, {gate.position}", evidence)
         for words, limit in (("above", gate.high), ("below", gate.low)):
             if math.isfinite(limit):
-                findings.defect(f"a gate {words} {limit:.4g} is cut off there")
+                session.findings.defect(f"a gate {words} {limit:.4g} is cut off there")
         return _neutral(session, gate, optional=optional), gate
     raise NotRms(f"the gate acts in no known way: not as {', '.join(ACTIVATIONS)}, for -64 to 64")
 
@@ -157,7 +157,7 @@ def _answers_without(session: Session, x: Array) -> bool:
         return False
 
 
-def _vector(session: Session, findings: Findings, x: Array) -> tuple[Session, Gate]:
+def _vector(session: Session, x: Array) -> tuple[Session, Gate]:
     small = x / 8
     base = session.rows(small, gate_vector=0.0).astype(np.float64)
     vector = session.parameter("gate_vector", np.random.default_rng(4), -2, 2)
@@ -166,6 +166,6 @@ def _vector(session: Session, findings: Findings, x: Array) -> tuple[Session, Ga
     for name, act in ACTIVATIONS.items():
         start = float(act(np.zeros(())))
         if start and _near(y, base * act(argument) / start, _slack(session)):
-            findings.gate = Learned(f"{name} of gate * x, after", f"a parameter: {name}(gate * x) multiplies y")
+            session.findings.gate = Learned(f"{name} of gate * x, after", f"a parameter: {name}(gate * x) multiplies y")
             return replace(session, factor=start), Gate(name, "after", vector=True)
     raise NotRms("the gate acts in no known way")

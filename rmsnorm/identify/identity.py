@@ -53,13 +53,13 @@ class Identity:
 
     target: str
     framework: str
-    kind: Kind
-    variant: Variant | None
-    recognised: bool
-    plain: bool
-    findings: tuple[Finding, ...]
-    defects: tuple[str, ...]
-    nearest: tuple[tuple[str, float], ...]
+    kind: Kind = "none"
+    variant: Variant | None = None
+    recognised: bool = False
+    plain: bool = False
+    findings: tuple[Finding, ...] = ()
+    defects: tuple[str, ...] = ()
+    nearest: tuple[tuple[str, float], ...] = ()
     seconds: float = 0.0
     last_axes: bool = True
     axes: tuple[int, ...] = ()
@@ -137,12 +137,49 @@ class Identity:
     @property
     def headline(self) -> str:
         """What it is, in one sentence."""
-        return headline(self)
+        if self.kind == "none":
+            return f"{self.target} is {self._unrecognised}"
+        if self.kind == "layernorm":
+            where = "" if self.last_axes else f" along axis {self['axes']}"
+            return f"{self.target} is LayerNorm{where}, not RMSNorm"
+        if self.kind == "rms_scaling":
+            return f"{self.target} is not RMSNorm: x is divided by the root of its variance, as keras_rms_scaling does"
+        where = "" if self.last_axes else f" over axis {self['axes']} (not the last)"
+        if self.recognised:
+            return f"{self.target} is RMSNorm{where}: {self.described}"
+        if self["confirmed"] is False and self["rounding"] is None and self["eps_position"] is None:
+            near = f", nearest to the variant {self.nearest[0][0]}" if self.nearest else ""
+            return f"{self.target} is close to RMSNorm{where}{near}, but no model predicts its y"
+        count = len(self.defects)
+        defects = "1 defect" if count == 1 else f"{count} defects"
+        return f"{self.target} is close to RMSNorm{where}: {self.described}; {defects}"
+
+    @property
+    def _unrecognised(self) -> str:
+        reasons = [finding.evidence for finding in self.findings if finding.name == "kind"]
+        return f"not recognised: {next(iter([*reasons, *self.defects]), 'nothing is known of it')}"
 
     @property
     def text(self) -> str:
         """The report, as lines of plain text."""
-        return text(self)
+        lines = [self.headline]
+        defects = [Row("defect", sentence, "") for sentence in self.defects]
+        for row in [*finding_rows(self), *defects, *nearest_rows(self)]:
+            start = f"  {row.name:<17} "
+            line = f"{start}{row.value}{f' - {row.evidence}' if row.evidence else ''}"
+            lines += textwrap.wrap(
+                line, 118, subsequent_indent=" " * len(start), break_long_words=False, break_on_hyphens=False
+            )
+        return "\n".join(lines)
+
+    @property
+    def cluster(self) -> str:
+        """What it computes, whatever its name: targets with the same text are one cluster of a sweep."""
+        if self.kind != "rmsnorm":
+            return {"layernorm": "LayerNorm", "rms_scaling": "rms_scaling", "none": self._unrecognised}[self.kind]
+        gain = ", without a gain" if self["gain"] is False else ""
+        defects = [sentence.replace(self.target, "it") for sentence in self.defects]
+        return "; ".join([self.described + gain, *defects])
 
 
 def _plain(value: Any) -> Any:
@@ -153,31 +190,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Fraction):
         return float(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def headline(identity: Identity) -> str:
-    """What it is, in one sentence."""
-    if identity.kind == "none":
-        return f"{identity.target} is {_unrecognised(identity)}"
-    if identity.kind == "layernorm":
-        where = "" if identity.last_axes else f" along axis {identity['axes']}"
-        return f"{identity.target} is LayerNorm{where}, not RMSNorm"
-    if identity.kind == "rms_scaling":
-        return f"{identity.target} is not RMSNorm: x is divided by the root of its variance, as keras_rms_scaling does"
-    where = "" if identity.last_axes else f" over axis {identity['axes']} (not the last)"
-    if identity.recognised:
-        return f"{identity.target} is RMSNorm{where}: {identity.described}"
-    if identity["confirmed"] is False and identity["rounding"] is None and identity["eps_position"] is None:
-        near = f", nearest to the variant {identity.nearest[0][0]}" if identity.nearest else ""
-        return f"{identity.target} is close to RMSNorm{where}{near}, but no model predicts its y"
-    count = len(identity.defects)
-    defects = "1 defect" if count == 1 else f"{count} defects"
-    return f"{identity.target} is close to RMSNorm{where}: {identity.described}; {defects}"
-
-
-def _unrecognised(identity: Identity) -> str:
-    reasons = [finding.evidence for finding in identity.findings if finding.name == "kind"]
-    return f"not recognised: {next(iter([*reasons, *identity.defects]), 'nothing is known of it')}"
 
 
 class Row(NamedTuple):
@@ -213,27 +225,3 @@ def _word(value: Any) -> str:
     if value is True:
         return "yes"
     return f"{value:.7g}" if isinstance(value, float) else str(value)
-
-
-def text(identity: Identity) -> str:
-    """The report, as lines of plain text."""
-    lines = [headline(identity)]
-    defects = [Row("defect", sentence, "") for sentence in identity.defects]
-    for row in [*finding_rows(identity), *defects, *nearest_rows(identity)]:
-        start = f"  {row.name:<17} "
-        line = f"{start}{row.value}{f' - {row.evidence}' if row.evidence else ''}"
-        lines += textwrap.wrap(
-            line, 118, subsequent_indent=" " * len(start), break_long_words=False, break_on_hyphens=False
-        )
-    return "\n".join(lines)
-
-
-def cluster(identity: Identity) -> str:
-    """What it computes, whatever its name: targets with the same text are one cluster of a sweep."""
-    if identity.kind == "none":
-        return _unrecognised(identity)
-    if identity.kind != "rmsnorm":
-        return {"layernorm": "LayerNorm", "rms_scaling": "rms_scaling"}[identity.kind]
-    gain = ", without a gain" if identity["gain"] is False else ""
-    defects = [sentence.replace(identity.target, "it") for sentence in identity.defects]
-    return "; ".join([identity.described + gain, *defects])

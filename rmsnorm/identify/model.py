@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,20 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
     "tanh": np.tanh,
     "softplus": lambda z: np.logaddexp(z, 0),
 }
+
+
+class Inputs(NamedTuple):
+    """Rows, and the parameters and the gate at each of their elements; None where there is none."""
+
+    x: Array
+    scale: Array | None = None
+    bias: Array | None = None
+    gate: Array | None = None
+
+    @property
+    def wide(self) -> Inputs:
+        """All of them in float64."""
+        return Inputs(*(None if array is None else array.astype(np.float64) for array in self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,8 @@ class Stages:
 @dataclass(frozen=True)
 class Model:
     """y = h / rho * (o + gain) + bias, with every way to differ from a Variant that identify knows.
+
+    It is written apart from the golden, which has none of these ways and rounds no step of 1 / rho.
 
     Attributes:
         variant: the choices that a Variant names.
@@ -116,100 +132,78 @@ class Model:
 
     def inverse_rms(self, x: Array, eps: float, stages: Stages | None = None) -> Array:
         """1 / rho of every row, in float64 but for the roundings of ``stages``."""
+
+        def staged(values: Array, stage: str) -> Array:
+            return rounded(values, stages.dtype) if stages and getattr(stages, stage) else values
+
         h = x.astype(np.float64)
         counted = self.counted(h.shape[-1])
         k = int(counted.sum())
         c = np.where(counted, h, 0.0)
         if self.centred or self.variant.statistic == "variance":
             c = np.where(counted, h - c.sum(-1, keepdims=True) / k, 0.0)
-        squares = rounded(c * c, stages.dtype) if stages and stages.squares else c * c
         size = k if self.size is None else self.size
-        q = squares.sum(-1, keepdims=True) / size
-        if stages and stages.mean:
-            q = rounded(q, stages.dtype)
+        q = staged(staged(c * c, "squares").sum(-1, keepdims=True) / size, "mean")
         if self.eps_of_max:
             eps = eps * np.max(np.abs(h), axis=-1, keepdims=True) ** 2
         if self.variant.eps_position == "inside":
-            q = q + eps
-            rho = np.sqrt(rounded(q, stages.dtype) if stages and stages.mean else q)
+            rho = np.sqrt(staged(q + eps, "mean"))
         elif self.variant.eps_position == "outside":
             rho = np.sqrt(q) + eps
         else:
             rho = np.maximum(np.sqrt(q), eps / math.sqrt(size))
-        if stages and stages.rho:
-            rho = rounded(rho, stages.dtype)
-        return rounded(1 / rho, stages.dtype) if stages and stages.inverse else 1 / rho
+        return staged(1 / staged(rho, "rho"), "inverse")
 
-    def call(self, x: Array, gain: Array | None, bias: Array | None) -> Call:
+    def call(self, at: Inputs) -> Call:
         """Dtypes of a call of the variant on such rows."""
-        specs = [None if p is None else Spec((x.shape[-1],), p.dtype.name) for p in (gain, bias)]
-        return resolve("identify", Spec(x.shape, x.dtype.name), *specs, variant=self.variant)
+        specs = [None if p is None else Spec((at.x.shape[-1],), p.dtype.name) for p in (at.scale, at.bias)]
+        return resolve("identify", Spec(at.x.shape, at.x.dtype.name), *specs, variant=self.variant)
 
-    def predict(
-        self,
-        x: Array,
-        gain: Array | None = None,
-        bias: Array | None = None,
-        gate: Array | None = None,
-        stages: Stages | None = None,
-        result: str | None = None,
-    ) -> Array:
-        """y of rows, for the parameters at each of their elements, in the dtype that the variant gives it."""
+    def predict(self, at: Inputs, stages: Stages | None = None, result: str | None = None) -> Array:
+        """y, in the dtype that the variant gives it, or in that of ``result``."""
         with np.errstate(all="ignore"):
-            return self._predict(x, gain, bias, gate, stages, result)
+            return self._predict(at, stages, result)
 
-    def terms(self, x: Array, gain: Array | None, bias: Array | None, gate: Array | None) -> Array:
+    def terms(self, at: Inputs) -> Array:
         """Sum of the absolute values of the terms of y: the unit of its rounding error."""
-        wide = replace(self, variant=self.variant.replace(scale_offset=0.0, rounding="after_scale", result_dtype="x"))
-        ones = None if gain is None or self.gain_first else np.ones(x.shape)
-        g = None if gain is None else self.variant.scale_offset + gain.astype(np.float64)
-        base = np.abs(wide.predict(x.astype(np.float64), g if self.gain_first else ones, None, gate, result="float64"))
+        plain = replace(self, variant=self.variant.replace(rounding="after_scale", result_dtype="x"))
+        x, gain, bias, gate = at.wide
+        base = np.abs(plain.predict(Inputs(x, gain if self.gain_first else None, None, gate), result="float64"))
         if self.centred:  # x less its mean
-            mean = np.abs(x.astype(np.float64).mean(-1, keepdims=True))
-            base = base + 2 * mean * self.inverse_rms(x, self.eps_for(x.dtype.name)) * self.factor
-        if self.gate is None or gate is None or self.gate.position == "before":
-            activation: Any = 1.0
-        else:
-            activation = np.abs(self.gate(x.astype(np.float64), gate.astype(np.float64)))
+            mean = np.abs(x.mean(-1, keepdims=True))
+            base = base + 2 * mean * self.inverse_rms(x, self.eps_for(at.x.dtype.name)) * self.factor
         if gain is not None and not self.gain_first:
-            base = base * (abs(self.variant.scale_offset) + np.abs(gain.astype(np.float64)))
-        return base if bias is None else base + np.abs(bias.astype(np.float64)) * activation
+            base = base * (abs(self.variant.scale_offset) + np.abs(gain))
+        after = self.gate is not None and gate is not None and self.gate.position == "after"
+        activation: Any = np.abs(self.gate(x, gate)) if after else 1.0  # type: ignore[misc, arg-type]
+        return base if bias is None else base + np.abs(bias) * activation
 
-    def _predict(
-        self,
-        x: Array,
-        gain: Array | None,
-        bias: Array | None,
-        gate: Array | None,
-        stages: Stages | None,
-        result: str | None,
-    ) -> Array:
-        call = self.call(x, gain, bias)
-        wide = x.astype(np.float64)
-        g = None if gain is None else gain.astype(np.float64)
-        if gain is not None and self.gain_rounded:
-            offset = self.variant.scale_offset
-            g = rounded(offset + gain.astype(np.float64), gain.dtype.name) - offset
-        o = self.variant.scale_offset if g is not None else 0.0
-        activation = None if self.gate is None or gate is None else self.gate(wide, gate.astype(np.float64))
-        h = wide * activation if self.gate and self.gate.position == "before" and activation is not None else wide
-        if self.gain_first and g is not None:
-            h, g, o = rounded(h * (o + g), call.x), None, 0.0
-        inverse = self.inverse_rms(h, self.eps_for(x.dtype.name), stages)
+    def _predict(self, at: Inputs, stages: Stages | None, result: str | None) -> Array:
+        call, (h, gain, bias, gate) = self.call(at), at.wide
+        activation = None if self.gate is None or gate is None else self.gate(h, gate)
+        before = self.gate is not None and self.gate.position == "before"
+        if activation is not None and before:
+            h = h * activation
+        if gain is not None:
+            gain = self.variant.scale_offset + gain
+            gain = rounded(gain, at.scale.dtype.name) if self.gain_rounded and at.scale is not None else gain
+            if self.gain_first:
+                h, gain = rounded(h * gain, call.x), None
+        inverse = self.inverse_rms(h, self.eps_for(at.x.dtype.name), stages)
         if self.centred:
             counted = self.counted(h.shape[-1])
             h = h - np.where(counted, h, 0.0).sum(-1, keepdims=True) / counted.sum()
         free = self.variant.rounding == "input_dtype" and stages is not None
         norm, product = (call.x, call.x) if free else (call.norm, call.product)
-        y = h * inverse * self.factor
-        if norm is not None:
-            y = rounded(y, norm)
-        if g is not None:
-            factor = o + g
-            y = y * factor if norm is None else rounded(y * rounded(factor, product), product)
+
+        def stepped(values: Array, dtype: str | None) -> Array:
+            return values if norm is None else rounded(values, dtype or norm)
+
+        y = stepped(h * inverse * self.factor, norm)
+        if gain is not None:
+            y = stepped(y * stepped(gain, product), product)
         if bias is not None:
-            y = y + bias.astype(np.float64)
-            y = y if norm is None else rounded(y, product)
-        if self.gate and self.gate.position == "after" and activation is not None:
+            y = stepped(y + bias, product)
+        if activation is not None and not before:
             y = y * activation
         return cast(y, result or call.result)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from typing import Final
 
 import numpy as np
 
-from rmsnorm.identify.findings import Findings, Learned, NotRms, not_observable
+from rmsnorm.identify.findings import Learned, NotRms, not_observable
+from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
-from rmsnorm.identify.statistic import Counted, find_counted
+from rmsnorm.identify.statistic import Seen, find_counted
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 from rmsnorm.variants import PartialRounding
@@ -54,18 +55,20 @@ class Partial:
     fits: bool = True
 
 
-def solve_partial(session: Session, known: Mapping[int, Counted], findings: Findings) -> Partial | None:
-    """The fraction of a row that enters the statistic, None for all of it; ``known`` has some widths."""
+def solve_partial(session: Session, model: Model, looked: Sequence[Seen]) -> Model:
+    """The model with the fraction of a row that enters the statistic, from what some widths show."""
+    known = {entry.n: entry for entry in looked}
     counted = known[session.n]
-    if counted.end == "last":
-        findings.defect(f"the statistic is that of the last {counted.k} elements, not of the first")
+    model = replace(model, last=counted.end == "last")
+    if model.last:
+        session.findings.defect(f"the statistic is that of the last {counted.k} elements, not of the first")
     if all(counted.k == n for n, counted in known.items()):
-        findings.partial = Learned(None, f"all {session.n} elements of a row change the others")
-        return None
-    single = len(session.layout.axes) == 1 and not session.layout.group
+        session.findings.partial = Learned(None, f"all {session.n} elements of a row change the others")
+        return model
+    has_width = len(session.layout.axes) == 1 and not session.layout.group
 
     def measure(n: int) -> int | None:
-        resized = session.resized(n) if single else None
+        resized = session.resized(n) if has_width else None
         try:
             return None if resized is None else find_counted(resized).k
         except (NotRms, TargetError):  # for example the variance of one element
@@ -75,25 +78,27 @@ def solve_partial(session: Session, known: Mapping[int, Counted], findings: Find
     listed = ", ".join(f"{k} of {n}" for n, k in sorted(partial.seen.items()))
     if not partial.fits:
         same = set(partial.seen.values()) == {counted.k}
-        findings.defect(
+        session.findings.defect(
             f"the statistic has {counted.k} elements at every width, whatever n is" if same
             else f"the elements that enter the statistic are no fraction of a row: {listed}"
         )  # fmt: skip
     if counted.k == session.n:
-        findings.partial = Learned(None, f"at a width of {session.n} all elements change the others: {listed}")
-        return None
-    only = (
-        "; no other width could be tried: it may be another fraction, or a constant" if len(partial.seen) == 1 else ""
-    )
-    findings.partial = Learned(float(partial.p) if partial.fits else counted.k / session.n,
+        session.findings.partial = Learned(None, f"at a width of {session.n} all elements change the others: {listed}")
+        return model
+    single = "; no other width could be tried: it may be another fraction, or a constant"
+    only = single if len(partial.seen) == 1 else ""
+    session.findings.partial = Learned(float(partial.p) if partial.fits else counted.k / session.n,
                  f"the {counted.end} elements that change the others: {listed}{only}")  # fmt: skip
     if partial.rounding is None and partial.fits:
-        findings.partial_rounding = not_observable(f"ceil and floor give the k that was seen: {listed}")
+        session.findings.partial_rounding = not_observable(f"ceil and floor give the k that was seen: {listed}")
     elif partial.fits:
-        findings.partial_rounding = Learned(partial.rounding, f"k = {partial.rounding}(n p) at every width")
+        session.findings.partial_rounding = Learned(partial.rounding, f"k = {partial.rounding}(n p) at every width")
     if partial.floating:
-        findings.defect(f"k = {partial.rounding}(n p) is computed in floating point: {listed}")
-    return partial
+        session.findings.defect(f"k = {partial.rounding}(n p) is computed in floating point: {listed}")
+    variant = model.variant.replace(partial=partial.p, partial_rounding=partial.rounding or "ceil")
+    if variant.counted(session.n) != counted.k:
+        variant = variant.replace(partial=Fraction(counted.k, session.n))
+    return replace(model, variant=variant)
 
 
 @cache

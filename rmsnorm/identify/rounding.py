@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.accuracy.bounds import SAME_BITS
+from rmsnorm.accuracy.bounds import SAME_BITS, of_row
 from rmsnorm.accuracy.rounding import rounded
-from rmsnorm.identify.findings import Findings, Learned, not_observable
+from rmsnorm.call import Spec, resolve
+from rmsnorm.identify.findings import Learned, not_observable
 from rmsnorm.identify.model import Model, Stages
 from rmsnorm.identify.session import Answer, Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
-from rmsnorm.variants import ResultDtype, Rounding
+from rmsnorm.variants import ResultDtype, Rounding, Variant
 
 PAIRS: Final = (
     ("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32"), ("float64", "float64"),
@@ -51,29 +53,20 @@ class Numerics:
 _INEXACT: Final = "no gate that is not cut off multiplies by a power of two"
 
 
-class Unexplained(Exception):
-    """No choice of narrow stages gives the y that was seen."""
-
-
-def solve_stages(session: Session, model: Model, findings: Findings) -> dict[str, Stages | None]:
+def solve_stages(session: Session, model: Model) -> dict[str, Stages | None]:
     """For each dtype of x: the fewest narrow stages of 1 / rho that explain y."""
-    by_dtype: dict[str, Stages | None] = {}
-    unexplained: list[str] = []
     if not session.exact:
-        findings.statistic_dtype = not_observable(_INEXACT)
+        session.findings.statistic_dtype = not_observable(_INEXACT)
         return dict.fromkeys(session.accepts)
-    for dtype in session.accepts:
-        try:
-            by_dtype[dtype] = _stages(session, model, dtype)
-        except Unexplained:
-            unexplained.append(dtype)
-    for dtype in unexplained:  # probably sums in the dtype of x, in an unknown order: all is said to be in that dtype
-        by_dtype[dtype] = _unknown(dtype)
-    _report_stages(by_dtype, unexplained, findings)
+    solved = [(dtype, _stages(session, model, dtype)) for dtype in session.accepts]
+    by_dtype = dict(sorted(solved, key=lambda entry: entry[1] is _unknown(entry[0])))
+    _report_stages(session, by_dtype)
     return by_dtype
 
 
+@cache
 def _unknown(dtype: str) -> Stages:
+    """What stands for sums in the dtype of x, in an unknown order, which no choice of stages explains."""
     return Stages(dtype, squares=True, mean=True, inverse=True)
 
 
@@ -93,30 +86,19 @@ def _stages(session: Session, model: Model, dtype: str) -> Stages | None:
     x, y = rows.astype(dtype), y.astype(np.float64) / session.factor
     if model.centred or not np.all(np.isfinite(y)):
         return None
-    if dtype == "float64":
-        try:
-            return _explain(session, model, x, y, dtype, "float64")
-        except Unexplained:
-            pass
-    return _explain(session, model, x, y, dtype, "float32")
-
-
-def _explain(session: Session, model: Model, x: Array, y: Array, dtype: str, arithmetic: str) -> Stages | None:
-    low, high = _bounds(x.astype(np.float64), y, dtype, session.n, arithmetic)
-    if not np.all(low <= high):
-        raise Unexplained
     narrow = [
         name for name in ("bfloat16", "float16", "float32") if dtypes.unit_roundoff(name) >= dtypes.unit_roundoff(dtype)
     ]
     if dtype == "float64":
         narrow.remove("float32")  # reported as the dtype of the statistic
-    eps = model.eps_for(dtype)
-    with np.errstate(all="ignore"):
-        for stages in [None, *_choices(narrow, dtype)]:
-            inverse = model.inverse_rms(x, eps, stages)[:, 0] * model.factor
+    for arithmetic in ("float64", "float32") if dtype == "float64" else ("float32",):
+        low, high = _bounds(x.astype(np.float64), y, dtype, session.n, arithmetic)
+        for stages in [None, *_choices(narrow, dtype)] if np.all(low <= high) else ():
+            with np.errstate(all="ignore"):
+                inverse = model.inverse_rms(x, model.eps_for(dtype), stages)[:, 0] * model.factor
             if np.all((low <= inverse) & (inverse <= high)):
                 return stages
-    raise Unexplained
+    return _unknown(dtype)
 
 
 def _choices(narrow: Iterable[str], dtype: str) -> list[Stages]:
@@ -149,13 +131,14 @@ def _bounds(x: Array, y: Array, dtype: str, n: int, arithmetic: str) -> tuple[Ar
             slack = 2.0**-19  # of float32 arithmetic
         else:
             half = np.zeros_like(y)
-            slack = (16 + math.sqrt(n)) * dtypes.unit_roundoff(arithmetic)
+            slack = of_row(n, arithmetic)
         edges = np.stack([(y - half) / x, (y + half) / x])
     low, high = np.min(edges, axis=0), np.max(edges, axis=0)
     return np.max(low, axis=-1) * (1 - slack), np.min(high, axis=-1) * (1 + slack)
 
 
-def _report_stages(by_dtype: dict[str, Stages | None], unexplained: list[str], findings: Findings) -> None:
+def _report_stages(session: Session, by_dtype: dict[str, Stages | None]) -> None:
+    findings = session.findings
     halves = [dtype for dtype in by_dtype if dtype in dtypes.HALF]
     if halves and all(whole(by_dtype[dtype], dtype) for dtype in halves):
         findings.statistic_dtype = Learned("that of x", "1 / rho is what arithmetic in 16 bits gives, step by step")
@@ -167,16 +150,15 @@ def _report_stages(by_dtype: dict[str, Stages | None], unexplained: list[str], f
     for dtype, stages in by_dtype.items():
         if stages is None:
             continue
-        if dtype in unexplained:
+        if stages is _unknown(dtype):
             findings.defect(f"for {dtype} x, 1 / rho has a larger error than float32 arithmetic gives")
             continue
         listed = _listed(stages)
         verb = "are" if stages.squares or stages.count > 1 else "is"
         findings.defect(f"for {dtype} x, {listed} {verb} rounded to {stages.dtype}{_before(stages, dtype)}")
         if dtype in halves:
-            findings.statistic_dtype = Learned(
-                f"{listed} in {stages.dtype}", "the only roundings that explain 16-bit y"
-            )
+            evidence = "the only roundings that explain 16-bit y"
+            findings.statistic_dtype = Learned(f"{listed} in {stages.dtype}", evidence)
 
 
 def _listed(stages: Stages) -> str:
@@ -191,20 +173,21 @@ def _before(stages: Stages, dtype: str) -> str:
     return " before the product with x" if stages == Stages(stages.dtype, inverse=True) else ""
 
 
-def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | None], findings: Findings) -> Numerics:
+def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | None]) -> Numerics:
     """Predict y for every pair of dtypes, rounded before the gain and after, and see which has its bits."""
     answers = _answers(session)
     results = {pair: answer.y.dtype.name for pair, answer in answers.items()}
-    rule = _result_rule(session, results, findings)
+    rule = _result_rule(session, results)
     halves = [dtype for dtype in stages if dtype in dtypes.HALF]
     if halves and all(whole(stages[dtype], dtype) for dtype in halves):
-        findings.rounding = Learned("input_dtype", "every operation is rounded to the dtype of x")
+        session.findings.rounding = Learned("input_dtype", "every operation is rounded to the dtype of x")
         return Numerics(stages, "input_dtype", rule, results)
 
-    def score(model: Model, rule: ResultDtype | None = rule) -> Scores:
+    def score(rule: ResultDtype | None, *, gain_rounded: bool) -> Scores:
         scores: Scores = {}
         for rounding in ("before_scale", "after_scale"):
-            trial = replace(model, variant=model.variant.replace(rounding=rounding, result_dtype=rule or "x"))
+            variant = model.variant.replace(rounding=rounding, result_dtype=rule or "x")
+            trial = replace(model, variant=variant, gain_rounded=gain_rounded)
             scores[rounding] = {
                 pair: _identical(trial, stages.get(pair[0]), answer)
                 for pair, answer in answers.items()
@@ -212,47 +195,38 @@ def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | No
             }
         return scores
 
-    scores = score(model)
-    if model.variant.scale_offset and _best(scores) < SAME_BITS:
-        narrow = score(replace(model, gain_rounded=True))
-        if _best(narrow) >= SAME_BITS:
-            findings.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
-            return replace(_decide(session, stages, rule, results, narrow, findings), gain_rounded=True)
-    if rule == "promote" and _best(scores) < SAME_BITS:
-        first = score(model, "promote_first")
-        if _best(first) >= SAME_BITS:
-            known = "" if findings.result_dtype is None else f"{findings.result_dtype.evidence}; "
-            findings.result_dtype = Learned("promote_first", f"{known}x / rho is rounded to the dtype of y, too")
-            return _decide(session, stages, "promote_first", results, first, findings)
-    return _decide(session, stages, rule, results, scores, findings)
+    # the usual one first, which is kept where none explains the bits
+    tried: list[tuple[ResultDtype | None, bool]] = [(rule, False)]
+    tried += [(rule, True)] if model.variant.scale_offset else []
+    tried += [("promote_first", False)] if rule == "promote" else []
+    chosen, scores = tried[0], score(rule, gain_rounded=False)
+    for other in tried[1:] if _best(scores) < SAME_BITS else ():
+        scored = score(other[0], gain_rounded=other[1])
+        if _best(scored) >= SAME_BITS:
+            chosen, scores = other, scored
+            break
+    if chosen[1]:
+        session.findings.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
+    if chosen[0] != rule:
+        known = "" if session.findings.result_dtype is None else f"{session.findings.result_dtype.evidence}; "
+        session.findings.result_dtype = Learned("promote_first", f"{known}x / rho is rounded to the dtype of y, too")
+    return _decided(session, Numerics(stages, None, chosen[0], results, chosen[1]), scores)
 
 
 def _answers(session: Session) -> dict[Pair, Answer]:
     """y of random rows and parameters for every pair of dtypes that the target takes."""
     random = np.random.default_rng(11)
-    count = session.row_count(48)
-    rows = random.normal(size=(count, session.n))
-    spans = {"scale": (-1.5, 1.5), "bias": (-1.0, 1.0)}
-    parameters: dict[str, Any] = {
-        name: session.parameter(name, random, *spans[name]) for name in spans if session.takes(name)
-    }
-    neutral = session.neutral.get("gate") if session.takes("gate") else None
-    gate = None if neutral is None else np.full(rows.shape, neutral)
+    rows = random.normal(size=(session.row_count(48), session.n))
+    values = session.draw(random, "scale", "bias")
+    pairs = [pair for pair in PAIRS if pair[0] in session.accepts and ("scale" in values or pair[0] == pair[1])]
     if session.takes("gate_vector"):
-        gate = np.zeros(rows.shape)
-    answers: dict[Pair, Answer] = {}
-    for pair in PAIRS if "scale" in parameters else [pair for pair in PAIRS if pair[0] == pair[1]]:
-        if pair[0] not in session.accepts:
-            continue
-        x = rounded(rows, pair[0]) / session.lift
-        try:
-            y = session.rows(x, *pair, **parameters)
-        except TargetError:
-            continue
-        scale, bias = (
-            session.spread(parameters[name].astype(pair[1]), count) if name in parameters else None for name in spans
-        )
-        answers[pair] = Answer(x.astype(pair[0]), scale, bias, gate, y)
+        values["gate_vector"] = np.zeros(1)
+    if session.takes("gate") and session.neutral["gate"] is not None:
+        values["gate"] = np.full(rows.shape, session.neutral["gate"])
+    answers = {}
+    for pair in pairs:
+        with contextlib.suppress(TargetError):
+            answers[pair] = session.answer(rounded(rows, pair[0]) / session.lift, pair, values)
     return answers
 
 
@@ -262,84 +236,70 @@ def _best(scores: Scores) -> float:
 
 def _identical(model: Model, stages: Stages | None, answer: Answer) -> float:
     """The share of y that has the bits of the prediction; in wider dtypes than 16 bits, nearly."""
-    x, scale, bias, gate, y = answer
-    z = gate if model.gate else None
-    want = model.predict(x, scale, bias, z, stages=stages, result=y.dtype.name).astype(np.float64)
+    at, y = answer
+    want = model.predict(at, stages, y.dtype.name).astype(np.float64)
     got = y.astype(np.float64)
-    terms = model.terms(x, scale, bias, z)
-    slack = 0.0 if y.dtype.name in dtypes.HALF else (16 + math.sqrt(x.shape[-1])) * dtypes.unit_roundoff("float32")
-    return float(np.mean((np.abs(got - want) <= slack * terms) | (np.isnan(got) & np.isnan(want))))
+    slack = 0.0 if y.dtype.name in dtypes.HALF else of_row(at.x.shape[-1], "float32")
+    alike = (np.abs(got - want) <= slack * model.terms(at)) | (np.isnan(got) & np.isnan(want))
+    return float(np.mean(alike))
 
 
-def _decide(
-    session: Session,
-    stages: dict[str, Stages | None],
-    rule: ResultDtype | None,
-    results: dict[Pair, str],
-    scores: Scores,
-    findings: Findings,
-) -> Numerics:
+def _decided(session: Session, numerics: Numerics, scores: Scores) -> Numerics:
     least = {rounding: min(shares.values(), default=0.0) for rounding, shares in scores.items()}
     best: Rounding = max(least, key=lambda name: (least[name], name == "after_scale"))
     other: Rounding = "after_scale" if best == "before_scale" else "before_scale"
     shares = scores[best]
     if not shares:
-        findings.rounding = not_observable("it takes no 16-bit x")
-        return Numerics(stages, None, rule, results)
+        session.findings.rounding = not_observable("it takes no 16-bit x")
+        return numerics
     alike = abs(least[best] - least[other]) < 0.01 <= least[best] - 0.9
     if alike or not (session.takes("scale") or session.takes("bias")):
-        findings.rounding = not_observable("no step after x / rho can be rounded separately")
-        return Numerics(stages, None, rule, results)
-    pair = max(shares, key=lambda pair: shares[pair] - scores[other][pair])
-    words: dict[Rounding, str] = {"before_scale": "before the gain", "after_scale": "once, after the gain"}
-    if least[best] >= SAME_BITS or (any(stages.values()) and least[best] - least[other] > 0.1):
-        findings.rounding = Learned(best,
+        session.findings.rounding = not_observable("no step after x / rho can be rounded separately")
+        return numerics
+    if least[best] >= SAME_BITS or (any(numerics.stages.values()) and least[best] - least[other] > 0.1):
+        pair = max(shares, key=lambda pair: shares[pair] - scores[other][pair])
+        words: dict[Rounding, str] = {"before_scale": "before the gain", "after_scale": "once, after the gain"}
+        session.findings.rounding = Learned(best,
             f"{100 * shares[pair]:.5g} % of {dtypes.short(pair[0])} y with a {dtypes.short(pair[1])} gain has the bits "
             f"of y rounded {words[best]}; rounded {words[other]}: {100 * scores[other][pair]:.3g} %",
         )  # fmt: skip
-        return Numerics(stages, best, rule, results)
-    if not session.exact:
-        findings.rounding = not_observable(_INEXACT)
-        wide = {pair: result for pair, result in results.items() if not set(pair) & set(dtypes.HALF)}
-        return Numerics(stages, None, rule, wide)
-    most = f"{100 * least[best]:.3g} %"
-    findings.rounding = not_observable(f"neither before nor after the gain explains the bits: {most} at most")
-    findings.defect(f"16-bit y is rounded in an unknown way: at most {most} of it can be predicted")
-    return Numerics(stages, best, rule, results)
+    elif not session.exact:
+        session.findings.rounding = not_observable(_INEXACT)
+        wide = {pair: result for pair, result in numerics.results.items() if not set(pair) & set(dtypes.HALF)}
+        return replace(numerics, results=wide)
+    else:
+        most = f"{100 * least[best]:.3g} %"
+        session.findings.rounding = not_observable(
+            f"neither before nor after the gain explains the bits: {most} at most"
+        )
+        session.findings.defect(f"16-bit y is rounded in an unknown way: at most {most} of it can be predicted")
+    return replace(numerics, rounding=best)
 
 
-def _result_rule(session: Session, results: dict[Pair, str], findings: Findings) -> ResultDtype | None:
+def _result_rule(session: Session, results: dict[Pair, str]) -> ResultDtype | None:
     """The rule that gives the dtype of y in all the pairs."""
     has_gain = session.takes("scale")
     listed = ", ".join(
         f"{dtypes.short(t)} x{f' and {dtypes.short(g)} gain' if has_gain else ''}: {dtypes.short(y)}"
         for (t, g), y in results.items()
     )
-    fits = [
-        rule for rule in _RULES if all(_dtype(rule, t, g if has_gain else None) == y for (t, g), y in results.items())
-    ]
-    if not fits:
-        dtypes_of_y = set(results.values())
-        if len(dtypes_of_y) == 1 and len({t for t, _ in results}) > 1:
-            (always,) = dtypes_of_y
-            findings.result_dtype = Learned(f"always {always}", listed)
-            findings.defect(f"y is {always} whatever x is")
-        else:
-            findings.result_dtype = Learned("another rule", listed)
-            findings.defect(f"the dtype of y follows no known rule ({listed})")
-        return None
-    if len(fits) > 1:
+
+    def ruled(rule: ResultDtype, t: str, g: str) -> str:
+        gain, variant = Spec((1,), g) if has_gain else None, Variant(name="identified", result_dtype=rule)
+        return resolve("identify", Spec((1,), t), gain, variant=variant).result
+
+    fits = [rule for rule in _RULES if all(ruled(rule, *pair) == y for pair, y in results.items())]
+    if len(fits) == 1:
+        session.findings.result_dtype = Learned(fits[0], listed)
+        return fits[0]
+    if fits:
         reason = "it takes no gain of another dtype" if has_gain else "there is no gain"
-        findings.result_dtype = not_observable(f"{reason}, and y is of the dtype of x")
-        return None
-    findings.result_dtype = Learned(fits[0], listed)
-    return fits[0]
-
-
-def _dtype(rule: ResultDtype, t: str, g: str | None) -> str:
-    """The dtype of y by a rule, for x of dtype t and a gain of dtype g."""
-    if g is None:
-        return t
-    if rule == "half_scale":
-        return g if g in dtypes.HALF else dtypes.promote(t, g, "float32")
-    return {"x": t, "promote": dtypes.promote(t, g), "scale": g}[rule]
+        session.findings.result_dtype = not_observable(f"{reason}, and y is of the dtype of x")
+    elif len({*results.values()}) == 1 and len({t for t, _ in results}) > 1:
+        (always,) = {*results.values()}
+        session.findings.result_dtype = Learned(f"always {always}", listed)
+        session.findings.defect(f"y is {always} whatever x is")
+    else:
+        session.findings.result_dtype = Learned("another rule", listed)
+        session.findings.defect(f"the dtype of y follows no known rule ({listed})")
+    return None

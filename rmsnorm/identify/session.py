@@ -6,26 +6,28 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from rmsnorm import dtypes
+from rmsnorm.accuracy.rounding import rounded
 from rmsnorm.identify.findings import Findings, Learned
 from rmsnorm.identify.layout import ORDINARY, ROWS, Layout, find_layout
+from rmsnorm.identify.model import Inputs
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import Target, TargetError
 
 Value = float | Array | None
 
 
-class Answer(NamedTuple):
-    """Rows, the parameters and the gate at each of their elements (None where there is none), and the target's y."""
+_SPANS: Final = {"scale": 1.5, "bias": 1.0, "gate_vector": 2.0}  # of random parameters, of either sign
 
-    x: Array
-    scale: Array | None
-    bias: Array | None
-    gate: Array | None
+
+class Answer(NamedTuple):
+    """Rows with their parameters and gate, and the target's y."""
+
+    at: Inputs
     y: Array
 
 
@@ -34,16 +36,19 @@ class Session:
     """A target with its layout, and what makes its parameters neutral. A step that learns more returns a new one.
 
     Attributes:
+        findings: the record of what is learned, one for all sessions of a target.
         deadline: on time.monotonic; time_limit: the seconds until then from the start.
         wide: the widest dtype in which it computes.
         accepts: dtypes of x with parameters of the same dtype.
         neutral: for each argument the value that leaves x / rho; None where the argument is left out.
         withheld: arguments of the target that are not passed.
         lift, factor: what the neutral gate multiplies x and y by, powers of two if the gate is not cut off.
+        centred: whether y is x less its mean over rho, with neutral parameters.
     """
 
     target: Target
     layout: Layout
+    findings: Findings
     deadline: float
     time_limit: float
     wide: str = "float32"
@@ -52,6 +57,7 @@ class Session:
     withheld: frozenset[str] = frozenset()
     lift: float = 1.0
     factor: float = 1.0
+    centred: bool = False
 
     @property
     def step(self) -> int:
@@ -127,6 +133,25 @@ class Session:
         with np.errstate(invalid="ignore"):  # of a NaN that signals
             return y.astype(np.float64) / self.factor
 
+    def inverse_rms(self, rows: Array) -> Array:
+        """1 / rho of rows, by least squares."""
+        h = rows - rows.mean(-1, keepdims=True) if self.centred else rows
+        largest = np.max(np.abs(h), axis=-1, keepdims=True)
+        unit = np.where(largest > 0, largest, 1.0)
+        scaled = h / unit
+        return np.asarray((scaled * self.unit(rows)).sum(-1) / (scaled**2).sum(-1) / unit[:, 0])
+
+    def answer(self, rows: Array, pair: tuple[str, str], values: Mapping[str, Any]) -> Answer:
+        """y of rows with parameters and a gate, in a dtype of x and of the gate and in one of the parameters."""
+        x, values = rounded(rows, pair[0]), dict(values)
+        if "gate" in values:
+            values["gate"] = rounded(values["gate"], pair[0])
+        y = self.rows(x, *pair, **values)
+        scale, bias, vector = (
+            self.spread(values[name].astype(pair[1]), len(x)) if name in values else None for name in _SPANS
+        )
+        return Answer(Inputs(x.astype(pair[0]), scale, bias, values.get("gate", vector)), y)
+
     def check_time(self) -> None:
         if time.monotonic() > self.deadline:
             raise TargetError(f"{self.target.name} took more than its limit of {self.time_limit:g} s")
@@ -153,6 +178,14 @@ class Session:
         """Random values in the shape of a parameter."""
         return random.uniform(low, high, self.target.shape_of(argument, self.layout.shape(self.step)))
 
+    def draw(self, random: np.random.Generator, *arguments: str) -> dict[str, Any]:
+        """Random values of those of these parameters that it takes; of all three, where none is named."""
+        return {
+            name: self.parameter(name, random, -span, span)
+            for name, span in _SPANS.items()
+            if self.takes(name) and name in (arguments or _SPANS)
+        }
+
     def spread(self, parameter: Array, count: int) -> Array:
         """A parameter at each element of the rows, in its dtype."""
         values = self.layout.spread(parameter, self.step)
@@ -175,7 +208,7 @@ def open_session(target: Target, width: int, deadline: float, time_limit: float,
     else:
         assert failure is not None  # noqa: S101  (every dtype failed)
         raise failure
-    session = Session(target, layout, deadline, time_limit, wide=dtype)
+    session = Session(target, layout, findings, deadline, time_limit, wide=dtype)
     wide, accepts = dtype, []
     rows = np.random.default_rng(17).normal(size=(4, session.n))
     for name in dtypes.FLOATS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
@@ -13,19 +12,19 @@ import numpy as np
 from rmsnorm.identify.batches import solve_batches
 from rmsnorm.identify.behaviour import solve_behaviour, solve_float64
 from rmsnorm.identify.confirm import Fresh, confirm, nearest
-from rmsnorm.identify.eps import Denominator, Eps, solve_eps
+from rmsnorm.identify.eps import look
 from rmsnorm.identify.extras import solve_extras
 from rmsnorm.identify.findings import Findings, Learned, NotRms
-from rmsnorm.identify.form import Form, close, solve_form
+from rmsnorm.identify.form import close, solve_form
 from rmsnorm.identify.gradients import solve_gate_gradient, solve_gradients
 from rmsnorm.identify.identity import Identity, Kind
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.names import named
-from rmsnorm.identify.partial import Partial, solve_partial
+from rmsnorm.identify.partial import solve_partial
 from rmsnorm.identify.rounding import Numerics, explained, solve_rounding, solve_stages
 from rmsnorm.identify.session import Session, open_session
-from rmsnorm.identify.statistic import Counted, Statistic, grouped
-from rmsnorm.identify.widths import look, look_further, solve_denominator
+from rmsnorm.identify.statistic import Seen, grouped
+from rmsnorm.identify.widths import look_further, solve_denominator
 from rmsnorm.targets.open import WIDTH, open_target
 from rmsnorm.targets.target import Target, TargetError
 from rmsnorm.variants import PRESETS, Variant
@@ -36,7 +35,6 @@ _KINDS: Final[dict[Kind, str]] = {
     "rms_scaling": "the mean is subtracted in the statistic but not from x: this is not RMSNorm",
     "rmsnorm": "x divided by the root of its mean square, whatever its mean",
 }
-_STATISTIC: Final = "solved from the sum of squares and the squared sum of 32 rows"
 _SOMETIMES_HIDDEN: Final = {"scale_offset", "rounding", "result_dtype", "partial_rounding", "eps_position"}
 
 
@@ -95,115 +93,91 @@ def identify_opened(
     findings = Findings()
     if target.notes:
         findings.assumed = Learned("; ".join(target.notes), "needed to call it")
+    identity = Identity(target.name, target.framework)
     try:
         with target.evaluating():
-            identity = _solve(
-                target, width or target.width or WIDTH, start + time_limit, time_limit, gradients, findings
-            )
+            session = open_session(target, width or target.width or WIDTH, start + time_limit, time_limit, findings)
+            identity = _solve(session, identity, gradients=gradients)
     except NotRms as reason:
         findings.defects.clear()  # they rest on a form that is not the target's
         findings.kind = Learned("none", str(reason))
-        identity = _unrecognised(target, findings)
     except TargetError as error:
         findings.defect(str(error))
-        identity = _unrecognised(target, findings)
-    return replace(identity, seconds=time.monotonic() - start)
+    seconds = time.monotonic() - start
+    return replace(identity, findings=findings.listed, defects=tuple(findings.defects), seconds=seconds)
 
 
-def _unrecognised(target: Target, findings: Findings) -> Identity:
-    return Identity(
-        target=target.name,
-        framework=target.framework,
-        kind="none",
-        variant=None,
-        recognised=False,
-        plain=False,
-        findings=findings.listed,
-        defects=tuple(findings.defects),
-        nearest=(),
-    )
-
-
-def _solve(
-    target: Target, width: int, deadline: float, time_limit: float, gradients: bool, findings: Findings
-) -> Identity:
-    # how it can be called: the shapes and dtypes that it takes, and which elements of x change one another
-    session = open_session(target, width, deadline, time_limit, findings)
-    _is_a_function(session, findings)
-    session = grouped(session, findings)
+def _solve(session: Session, identity: Identity, *, gradients: bool) -> Identity:
+    # whether it is a function, and which elements of x change one another
+    _is_a_function(session)
+    session = grouped(session)
 
     # y = h / rho * (o + gain) + bias: first what surrounds rho, then rho on large and small rows, at several widths
-    session, form = solve_form(session, findings)
-    seen = len(findings.defects)  # those of later steps rest on the model
-    first = look(session, centred=form.centred)
-    counted, statistic = first.counted, first.statistic
-    kind = _kind(form, statistic, findings)
-    others = look_further(session, findings, centred=form.centred)
-    partial = solve_partial(session, {seen.n: seen.counted for seen in (*others, first)}, findings)
-    denominator = solve_denominator(session, first, others, findings)
-    eps = solve_eps(session, statistic, first.eps, denominator, counted.k, findings, centred=form.centred)
-    model = _model(form, statistic, counted, partial, denominator, eps, session.n)
+    session, model, optional_gate = solve_form(session)
+    seen = len(session.findings.defects)  # those of later steps rest on the model
+    first = look(session)
+    model = _with_statistic(session, model, first)
+    others = look_further(session)
+    model = solve_partial(session, model, [*others, first])
+    model = solve_denominator(session, model, first, others)
 
     # the dtypes of the steps, and where results are rounded; now the variant has all its fields
-    stages = solve_stages(session, model, findings)
-    numerics = solve_rounding(session, model, stages, findings)
-    model = replace(model, variant=_variant(model, numerics, findings), gain_rounded=numerics.gain_rounded)
+    stages = solve_stages(session, model)
+    numerics = solve_rounding(session, model, stages)
+    model = replace(model, variant=_variant(session, model, numerics), gain_rounded=numerics.gain_rounded)
 
     # the model must predict y on data that were not used until here: else nothing is said that rests on it
-    keeps_float64 = solve_float64(session, model, findings)
+    keeps_float64 = solve_float64(session, model)
     fresh = Fresh(session, numerics)
-    confirmed, formula, findings.confirmed = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
+    confirmed, formula, session.findings.confirmed = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
     if formula or model.gate or any(explained(stages, dtype) for dtype, stages in numerics.stages.items()):
-        solve_behaviour(session, model, findings)
+        solve_behaviour(session, model)
         if gradients:
-            solve_gradients(session, model, form, findings)
+            solve_gradients(session, model)
             if confirmed:
-                solve_gate_gradient(session, model, findings)
-        model = replace(model, variant=solve_extras(session, model, findings))
-        solve_batches(session, findings, gradients=gradients)
+                solve_gate_gradient(session, model)
+        model = replace(model, variant=solve_extras(session, model))
+        solve_batches(session, gradients=gradients)
     else:
-        findings.withdraw_model(seen)
-    _ask_in_training(session, findings)
-    _ask_with_more_axes(session, findings)
+        session.findings.withdraw_model(seen)
+    _ask_in_training(session)
+    _ask_with_more_axes(session)
     if session.target.touched:
-        findings.defect(f"it writes to its arguments: {', '.join(sorted(session.target.touched))}")
-    if form.optional_gate is not None and confirmed:
-        with_gate = replace(model, gate=form.optional_gate)
-        _ask_with_gate(session, with_gate, numerics, findings, keeps_float64, gradients=gradients)
+        session.findings.defect(f"it writes to its arguments: {', '.join(sorted(session.target.touched))}")
+    if optional_gate is not None and confirmed:
+        with_gate = replace(model, gate=optional_gate)
+        _ask_with_gate(session, with_gate, numerics, keeps_float64, gradients=gradients)
     if not confirmed:
-        findings.defect("the solved model does not predict y on fresh data within the bounds")
-    recognised = confirmed and kind == "rmsnorm" and not findings.defects
-    return Identity(
-        target=target.name,
-        framework=target.framework,
+        session.findings.defect("the solved model does not predict y on fresh data within the bounds")
+    kind = _kind(model)
+    recognised = confirmed and kind == "rmsnorm" and not session.findings.defects
+    gate = model.gate or optional_gate
+    return replace(
+        identity,
         kind=kind,
         variant=model.variant if kind != "layernorm" else None,
         recognised=recognised,
-        plain=recognised and model.plain and not (session.layout.group or form.factor),
-        findings=findings.listed,
-        defects=tuple(findings.defects),
-        nearest=nearest(fresh, model.variant, form.bias),
+        plain=recognised and model.plain and not (session.layout.group or session.findings.learned_factor),
+        nearest=nearest(fresh, model.variant),
         last_axes=session.layout.last,
         axes=session.layout.axes,
         rank=len(session.layout.sizes),
-        activation=gate.activation if (gate := form.gate or form.optional_gate) else None,
+        activation=gate.activation if gate else None,
     )
 
 
-def _ask_with_gate(
-    session: Session, model: Model, numerics: Numerics, findings: Findings, keeps_float64: bool, *, gradients: bool
-) -> None:
+def _ask_with_gate(session: Session, model: Model, numerics: Numerics, keeps_float64: bool, *, gradients: bool) -> None:
     """Whether the model predicts y and its gradients with a gate, too, which all else was asked without."""
     session = session.withholding(*session.withheld - {"gate"})
     fresh = Fresh(session, numerics)
-    everywhere, _, findings.confirmed_gate = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
+    everywhere, _, session.findings.confirmed_gate = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
     if not (everywhere and fresh.answers):
-        findings.defect("with a gate, y is not what the model predicts within the bounds")
+        session.findings.defect("with a gate, y is not what the model predicts within the bounds")
     elif gradients:
-        solve_gate_gradient(session, model, findings)
+        solve_gate_gradient(session, model)
 
 
-def _is_a_function(session: Session, findings: Findings) -> None:
+def _is_a_function(session: Session) -> None:
     """Whether the same x gives the same y, before anything is concluded from what y is.
 
     Raises:
@@ -212,10 +186,10 @@ def _is_a_function(session: Session, findings: Findings) -> None:
     rows = np.random.default_rng(21).normal(size=(4, session.n))
     if session.rows(rows).tobytes() != session.rows(rows).tobytes():
         raise NotRms("two calls with the same x give different y: it is random, or it keeps something between calls")
-    findings.repeatable = Learned(True, "two calls with the same x give the same bits")
+    session.findings.repeatable = Learned(True, "two calls with the same x give the same bits")
 
 
-def _ask_in_training(session: Session, findings: Findings) -> None:
+def _ask_in_training(session: Session) -> None:
     """Whether a layer computes the same when it trains."""
     if session.target.training is None:
         return
@@ -225,14 +199,16 @@ def _ask_in_training(session: Session, findings: Findings) -> None:
         with session.target.training(True):
             same = [session.rows(rows).tobytes() == want.tobytes() for _ in range(2)]
     except TargetError as error:
-        findings.defect(f"in training: {error}")
+        session.findings.defect(f"in training: {error}")
         return
-    findings.training = Learned("the same" if all(same) else "otherwise", "y in training beside y in evaluation")
+    session.findings.training = Learned(
+        "the same" if all(same) else "otherwise", "y in training beside y in evaluation"
+    )
     if not all(same):
-        findings.defect("in training, y is another one than in evaluation")
+        session.findings.defect("in training, y is another one than in evaluation")
 
 
-def _ask_with_more_axes(session: Session, findings: Findings) -> None:
+def _ask_with_more_axes(session: Session) -> None:
     """Whether x of more axes is normalised row by row, as x of two axes is."""
     target, layout = session.target, session.layout
     if target.rank or target.bridge.compiles or layout.axes != (1,) or layout.sizes != (None, session.n):
@@ -245,64 +221,37 @@ def _ask_with_more_axes(session: Session, findings: Findings) -> None:
         try:
             y = session.target.forward(x.reshape(*lead, session.n), **arrays)
         except TargetError as error:
-            findings.more_axes = Learned(f"up to {len(lead)}", str(error))
+            session.findings.more_axes = Learned(f"up to {len(lead)}", str(error))
             return
         if not close(y.reshape(want.shape).astype(np.float64), want.astype(np.float64)):
-            findings.defect(f"y of x with {len(lead) + 1} axes is another one than that of its rows")
+            session.findings.defect(f"y of x with {len(lead) + 1} axes is another one than that of its rows")
             return
-    findings.more_axes = Learned("the same", "y of x with 3, 4 and 5 axes is that of its rows")
+    session.findings.more_axes = Learned("the same", "y of x with 3, 4 and 5 axes is that of its rows")
 
 
-def _kind(form: Form, statistic: Statistic, findings: Findings) -> Kind:
-    variance = statistic.kind == "variance"
-    if form.centred and not variance:
+def _kind(model: Model) -> Kind:
+    return "layernorm" if model.centred else "rms_scaling" if model.variant.statistic == "variance" else "rmsnorm"
+
+
+def _with_statistic(session: Session, model: Model, first: Seen) -> Model:
+    """The model with what is squared in the denominator.
+
+    Raises:
+        NotRms: no norm has that beside what is in the numerator.
+    """
+    model = replace(model, variant=model.variant.replace(statistic=first.kind))
+    if model.centred and first.kind != "variance":
         raise NotRms("the mean is subtracted in the numerator but not in the denominator")
-    kind: Kind = "layernorm" if form.centred else "rms_scaling" if variance else "rmsnorm"
-    findings.kind = Learned(kind, _KINDS[kind])
-    findings.statistic = Learned(statistic.kind, _STATISTIC)
-    return kind
+    evidence = "solved from the sum of squares and the squared sum of 32 rows"
+    session.findings.kind = Learned(_kind(model), _KINDS[_kind(model)])
+    session.findings.statistic = Learned(first.kind, evidence)
+    return model
 
 
-def _model(
-    form: Form,
-    statistic: Statistic,
-    counted: Counted,
-    partial: Partial | None,
-    denominator: Denominator,
-    eps: Eps,
-    n: int,
-) -> Model:
-    """The model without its roundings."""
-    variant = Variant(
-        name="identified",
-        eps=eps.value,
-        eps_position=eps.position,
-        statistic=statistic.kind,
-        scale_offset=form.gain.offset or 0.0,
-        bias=form.bias,
-    )
-    if partial is not None:
-        variant = variant.replace(partial=partial.p, partial_rounding=partial.rounding or "ceil")
-        if variant.counted(n) != counted.k:
-            variant = variant.replace(partial=Fraction(counted.k, n))
-    return Model(
-        variant,
-        centred=form.centred,
-        size=denominator.size,
-        last=counted.end == "last",
-        eps_of_max=eps.of_max,
-        gain_first=form.gain.first,
-        factor=denominator.factor,
-        eps_scale=denominator.scale,
-        gate=form.gate,
-        narrow_eps=eps.narrow,
-    )
-
-
-def _variant(model: Model, numerics: Numerics, findings: Findings) -> Variant:
+def _variant(session: Session, model: Model, numerics: Numerics) -> Variant:
     """The solved variant, under the name of the first preset that has the same values of all observable fields."""
     variant = model.variant.replace(rounding=numerics.rounding or "after_scale", result_dtype=numerics.result or "x")
-    hidden = {name for name in _SOMETIMES_HIDDEN if findings.is_hidden(name)}
+    hidden = {name for name in _SOMETIMES_HIDDEN if session.findings.is_hidden(name)}
     if variant.partial is None:
         hidden.add("partial_rounding")
     exact = named(variant, PRESETS.values(), unlike=hidden, own=())

@@ -9,11 +9,12 @@ from typing import Final, Literal
 import numpy as np
 
 from rmsnorm import dtypes
-from rmsnorm.accuracy.bounds import CHANGED, FORM
-from rmsnorm.identify.findings import Findings, Learned, NotRms
+from rmsnorm.accuracy.bounds import CHANGED, FORM, FORMULA, within
+from rmsnorm.identify.findings import Learned, NotRms
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
+from rmsnorm.variants import EpsPosition
 
 _UNEVEN: Final = "x_j changes some y_i of its row and not others"
 # powers of two by which rows are multiplied, the largest (eps and roundings are small beside it) and the smallest
@@ -21,32 +22,36 @@ EXPONENTS: Final = {"float16": (3, -13), "bfloat16": (20, -58), "float32": (20, 
 
 
 @dataclass(frozen=True)
-class Counted:
-    """How many elements of a row enter the statistic, and from which end."""
-
-    k: int
-    end: Literal["all", "first", "last"]
-
-    def of(self, n: int) -> Array:
-        """Which of n elements these are."""
-        return np.arange(n) >= n - self.k if self.end == "last" else np.arange(n) < self.k
-
-
-@dataclass(frozen=True)
-class Statistic:
-    """rho of rows that are large beside eps.
+class Seen:
+    """The denominator at one width, as far as it was asked.
 
     Attributes:
+        n, k: elements of a row, and how many of them enter the statistic.
+        end: from which end these are counted.
         kind: mean_square or variance.
         size: what the sum of squares is divided by, if y has no factor.
         of_max: rho^2 grows by so many max|x|^2; 0 where it does not.
         noise: relative error of the measured 1 / rho.
+        eps, position: for y without a factor; eps is 0 where x / rho does not change with the size of x.
+        evidence: what was seen of eps, with ``{eps}`` for the eps that the denominator has.
     """
 
-    kind: Literal["mean_square", "variance"]
-    size: float
-    of_max: float
-    noise: float
+    n: int
+    k: int
+    end: Literal["all", "first", "last"]
+    kind: Literal["mean_square", "variance"] = "mean_square"
+    size: float = 0.0
+    of_max: float = 0.0
+    noise: float = 0.0
+    eps: float = 0.0
+    position: EpsPosition = "inside"
+    evidence: str = ""
+
+    @property
+    def counted(self) -> Array:
+        """Which elements of a row enter the statistic."""
+        order = np.arange(self.n)
+        return order >= self.n - self.k if self.end == "last" else order < self.k
 
 
 def responding(session: Session, which: Array) -> Array:
@@ -64,7 +69,7 @@ def responding(session: Session, which: Array) -> Array:
     return any_changed
 
 
-def grouped(session: Session, findings: Findings) -> Session:
+def grouped(session: Session) -> Session:
     """The session with the groups of the last axis that are normalised apart, if there are any.
 
     At another width the whole of a row may turn out to be one group, and the number of groups may stay as it is.
@@ -86,15 +91,15 @@ def grouped(session: Session, findings: Findings) -> Session:
             elif group and wider == group * (width // n):
                 words = f"; there are {n // group} groups at a width of {width}, too, of {wider} elements"
             elif wider != group:
-                findings.defect(
+                session.findings.defect(
                     f"the groups have {group or n} elements at a width of {n}, and {wider or width} at {width}"
                 )
             break
         layout = replace(layout, group=group, groups=n // group if group and words else None)
     shape = str(list(layout.shape(4 if layout.unlimited else 1))).replace(" ", "")
-    findings.axes = Learned(layout.description, f"where y changes when one element of x {shape} does")
+    session.findings.axes = Learned(layout.description, f"where y changes when one element of x {shape} does")
     if layout.group:
-        findings.group_size = Learned(layout.group, f"elements of the last axis that change one another{words}")
+        session.findings.group_size = Learned(layout.group, f"elements of the last axis that change one another{words}")
     return replace(session, layout=layout)
 
 
@@ -121,7 +126,7 @@ def _group(session: Session) -> int | None:
     return None
 
 
-def find_counted(session: Session) -> Counted:
+def find_counted(session: Session) -> Seen:
     """The elements of a row that enter the statistic.
 
     Raises:
@@ -129,46 +134,37 @@ def find_counted(session: Session) -> Counted:
     """
     n = session.n
     if n == 1:
-        return Counted(1, "all")
+        return Seen(1, 1, "all")
     low, high = 0, n - 1
     while True:
         which = np.unique(np.linspace(low, high, 66).astype(int))
         inside: Array = np.asarray(responding(session, which).any(axis=1))
         borders = np.flatnonzero(inside[1:] != inside[:-1])
         if inside.all():
-            return Counted(n, "all")
+            return Seen(n, n, "all")
         if len(borders) != 1:
             raise NotRms("the elements that enter the statistic are neither the first nor the last ones")
         low, high = int(which[borders[0]]), int(which[borders[0] + 1])
         if high == low + 1:
-            return Counted(high, "first") if inside[0] else Counted(n - high, "last")
+            return Seen(n, high, "first") if inside[0] else Seen(n, n - high, "last")
 
 
-def inverse_rms(x: Array, y: Array, *, centred: bool) -> Array:
-    """1 / rho of rows from y = x / rho, or (x - mean) / rho, by least squares."""
-    h = x - x.mean(-1, keepdims=True) if centred else x
-    largest = np.max(np.abs(h), axis=-1, keepdims=True)
-    unit = np.where(largest > 0, largest, 1.0)
-    scaled = h / unit
-    return (scaled * y).sum(-1) / (scaled**2).sum(-1) / unit[:, 0]
-
-
-def solve_statistic(session: Session, counted: Counted, *, centred: bool) -> Statistic:
+def solve_statistic(session: Session, seen: Seen) -> Seen:
     """Solve for rho on large rows.
 
     Raises:
         NotRms: rho is no function of the sum of squares and of the sum.
     """
-    n, k = session.n, counted.k
+    n, k = seen.n, seen.k
     random = np.random.default_rng(8)
     rows = random.normal(size=(32, n))
     rows[8:16] += np.linspace(-3, 3, 8)[:, None]
-    rows[16:24, 0 if counted.end != "last" else n - 1] = 3 * math.sqrt(n) * random.uniform(0.5, 1.0, 8)
+    rows[16:24, 0 if seen.end != "last" else n - 1] = 3 * math.sqrt(n) * random.uniform(0.5, 1.0, 8)
     rows = rows.astype(session.wide).astype(np.float64)
     size = 2.0 ** EXPONENTS[session.wide][0]
     with np.errstate(all="ignore"):
-        rho = 1 / inverse_rms(rows * size, session.unit(rows * size), centred=centred) / size
-    part = np.where(counted.of(n), rows, 0.0)
+        rho = 1 / session.inverse_rms(rows * size) / size
+    part = np.where(seen.counted, rows, 0.0)
     columns = np.stack([(part**2).sum(-1), part.sum(-1) ** 2 / k, np.max(np.abs(rows), axis=-1) ** 2], axis=1)
     if not np.all(np.isfinite(rho)) or np.any(rho <= 0):
         raise NotRms("y is 0 or not finite for large rows")
@@ -185,13 +181,11 @@ def solve_statistic(session: Session, counted: Counted, *, centred: bool) -> Sta
     variance = -minus / per > 0.5
     if not (abs(minus / per) < 0.05 or abs(minus / per + 1) < 0.05):
         raise NotRms("the denominator mixes the mean and the mean square, but not as a variance does")
-    of_mean = abs(1 / (per * k) - 1) <= min(max(20 * noise, 1e-6), 0.02)
+    of_mean = abs(1 / (per * k) - 1) <= within(noise)
     rescaled = spiked / per * math.sqrt(n) > max(100 * noise, 1e-9) and of_mean and not variance
-    return Statistic(
-        kind="variance" if variance else "mean_square",
-        size=float(1 / per),
-        of_max=float(spiked) if rescaled else 0.0,
-        noise=noise,
+    of_max = float(spiked) if rescaled else 0.0
+    return replace(
+        seen, kind="variance" if variance else "mean_square", size=float(1 / per), of_max=of_max, noise=noise
     )
 
 
@@ -204,7 +198,7 @@ def _clipped(session: Session) -> str | None:
     y = np.abs(session.unit(rows))
     with np.errstate(all="ignore"):
         size = y[:, 1] / np.abs(rows[:, 1]) * rows[:, 0]  # what y_0 is if it has the factor of y_1
-        level = np.ptp(y[3:, 0]) < 1e-3 * y[-1, 0] < np.ptp(want[3:]) and np.ptp(size[3:]) > 10 * np.ptp(y[3:, 0])
+        level = np.ptp(y[3:, 0]) < FORMULA * y[-1, 0] < np.ptp(want[3:]) and np.ptp(size[3:]) > 10 * np.ptp(y[3:, 0])
     if level and np.all(y[3:, 0] < 0.99 * size[3:]):
         return f"an element of y that is larger than {y[-1, 0]:.4g} is cut off there"
     sizes = 4.0 ** np.arange(-2, 6)

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 from typing import Any, Final
 
-from rmsnorm.identify.identity import Identity, cluster
+from rmsnorm.identify.identity import Identity
 from rmsnorm.identify.worker import identities
 from rmsnorm.targets.target import NoTarget
 
@@ -142,11 +142,11 @@ def sweep(
     for done, (name, result) in enumerate(identities(names, time_limit=time_limit, **options), start=1):
         on_progress(done, len(names))
         if isinstance(result, Identity) and result.kind == "rmsnorm":
-            clusters.setdefault(cluster(result), []).append(name)
+            clusters.setdefault(result.cluster, []).append(name)
         elif name in others:
             something_else += 1
         elif isinstance(result, Identity) and result.answered:
-            clusters.setdefault(cluster(result), []).append(name)
+            clusters.setdefault(result.cluster, []).append(name)
         else:
             refused.append((name, result.defects[0] if isinstance(result, Identity) else result))
     ordered = sorted(clusters.items(), key=lambda entry: (-len(entry[1]), entry[0]))

@@ -9,30 +9,17 @@ from typing import Final
 
 import numpy as np
 
-from rmsnorm.accuracy.bounds import FORMULA
-from rmsnorm.identify.eps import Denominator, Measured, measure, nice
-from rmsnorm.identify.findings import Findings, Learned, NotRms
+from rmsnorm.accuracy.bounds import FORMULA, within
+from rmsnorm.identify.eps import look, nice, solve_eps
+from rmsnorm.identify.findings import Learned, NotRms
+from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
-from rmsnorm.identify.statistic import Counted, Statistic, find_counted, solve_statistic
+from rmsnorm.identify.statistic import Seen
 from rmsnorm.targets.target import TargetError
 
 _MULTIPLES: Final = (2, 3, 4, 0.5, 0.25)  # of the first width: a target may take only some of them
 _MORE: Final = 2  # of these are tried: two points fit any power of n, a third one does not fit a wrong one
 _FEW: Final = 2  # digits of a number that somebody wrote
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The denominator at one width: of rows that are large beside eps, and of ever smaller ones."""
-
-    n: int
-    counted: Counted
-    statistic: Statistic
-    eps: Measured
-
-    @property
-    def k(self) -> int:
-        return self.counted.k
 
 
 # functions of n and k, the elements of a row and those that are counted; k is n where all of them are
@@ -91,9 +78,9 @@ class _Reading:
     def unit(self, seen: Seen) -> float:
         """eps of this reading, over eps as it was measured."""
         factor = self.factor_at(seen)
-        if seen.eps.position == "inside":
+        if seen.position == "inside":
             return factor**2
-        return factor * (math.sqrt(self.size_at(seen) / seen.k) if seen.eps.position == "clamp" else 1.0)
+        return factor * (math.sqrt(self.size_at(seen) / seen.k) if seen.position == "clamp" else 1.0)
 
     def sentences(self, first: Seen, *, single: bool) -> dict[str, str]:
         """What no variant has, by the name of the finding."""
@@ -112,7 +99,7 @@ class _Reading:
             form = "" if self.factor == "1" else f" ({_product(self.times, self.factor, n)})"
             said["factor"] = f"y is {times:.6g}{form} times {'too large' if times > 1 else 'what it must be'}"
         if self.eps_form != "1":
-            position = first.eps.position
+            position = first.position
             said["eps"] = f"eps is {_product(self.eps, self.eps_form, n)}{_MEANS.get((position, self.eps_form), '')}"
             if (position, self.eps_form) == ("clamp", "sqrt(k)"):
                 square = nice(self.eps**2, 1e-8)
@@ -121,28 +108,17 @@ class _Reading:
         return said
 
 
-def look(session: Session, *, centred: bool) -> Seen:
-    """The denominator at the width of a session.
-
-    Raises:
-        NotRms: it is none of an RMSNorm.
-    """
-    counted = find_counted(session)
-    statistic = solve_statistic(session, counted, centred=centred)
-    return Seen(session.n, counted, statistic, measure(session, statistic.noise, counted.k, centred=centred))
-
-
-def look_further(session: Session, findings: Findings, *, centred: bool) -> list[Seen]:
-    """The same at two other widths, or at fewer where it takes no more."""
+def look_further(session: Session) -> list[Seen]:
+    """The denominator at two other widths, or at fewer where it takes no more."""
     seen: list[Seen] = []
     for width, other in session.other_widths(_MULTIPLES):
         try:
             with other.target.evaluating():
-                seen.append(look(other, centred=centred))
+                seen.append(look(other))
         except TargetError:
             continue
         except NotRms as reason:
-            findings.defect(f"with {width} elements in a row it is not what it is with {session.n}: {reason}")
+            session.findings.defect(f"with {width} elements in a row it is not what it is with {session.n}: {reason}")
             return []
         if len(seen) == _MORE:
             break
@@ -153,74 +129,61 @@ def _short(value: float) -> float:
     return int(value) if value == int(value) else value
 
 
-def solve_denominator(session: Session, first: Seen, others: Sequence[Seen], findings: Findings) -> Denominator:
-    """The simplest reading that is true at every width, and what it has that no variant has."""
+def solve_denominator(session: Session, model: Model, first: Seen, others: Sequence[Seen]) -> Model:
+    """The model with the simplest reading that is true at every width, and eps in each dtype."""
     seen = [first, *others]
-    kinds = {(entry.statistic.kind, entry.eps.position) for entry in seen if entry.eps.value}
-    if len(kinds) > 1 or len({entry.counted.end for entry in seen} - {"all"}) > 1:
-        findings.defect(f"with {_listed([entry.n for entry in seen])} elements in a row it computes different norms")
+    kinds = {(entry.kind, entry.position) for entry in seen if entry.eps}
+    if len(kinds) > 1 or len({entry.end for entry in seen} - {"all"}) > 1:
+        session.findings.defect(
+            f"with {_listed([entry.n for entry in seen])} elements in a row it computes different norms"
+        )
         seen = [first]
-    fits = _at_several(seen) if len(seen) > 1 else []
+    fits = _readings(seen) if len(seen) > 1 else []
     single = not fits or len({entry.n for entry in seen}) == 1
-    readings = _at_one_width(first) if single else fits
+    readings = _readings([first]) if single else fits
     chosen = readings[0]
     said = chosen.sentences(first, single=single)
     if single:  # eps is a number there; what somebody wrote is another question
         said.pop("eps", None)
     if "divisor" in said:
-        findings.divisor = Learned(_short(chosen.size_at(first)), said["divisor"])
+        session.findings.divisor = Learned(_short(chosen.size_at(first)), said["divisor"])
     if "factor" in said:
-        findings.factor = Learned(_short(chosen.factor_at(first)), said["factor"])
+        session.findings.factor = Learned(_short(chosen.factor_at(first)), said["factor"])
     unknown = [] if fits or len(seen) == 1 else [_unknown(seen)]
     for sentence in unknown or said.values():
-        findings.defect(sentence)
+        session.findings.defect(sentence)
     if single and not unknown:
-        findings.widths = Learned(str(first.n), _untried(session, seen, readings))
+        session.findings.widths = Learned(str(first.n), _untried(session, seen, readings))
     else:
         solved = "the denominator below is that of the first" if unknown else "at which the denominator was solved"
-        findings.widths = Learned(_listed([entry.n for entry in seen]), f"elements in a row, {solved}")
+        session.findings.widths = Learned(_listed([entry.n for entry in seen]), f"elements in a row, {solved}")
     scale = _FORMS[chosen.eps_form](first)
-    return Denominator(
-        size=None if (chosen.size, chosen.divisor) == ("k", 1.0) else chosen.size_at(first),
-        factor=chosen.factor_at(first),
-        eps=chosen.eps * (scale if single else 1.0),
-        scale=1.0 if single else scale,
-        unit=chosen.unit(first) / (1.0 if single else scale),
-        words=said.get("eps", ""),
-    )
+    words = said.get("eps", "")
+    if single:  # the eps of that width is the whole of it
+        chosen, scale = replace(chosen, eps=chosen.eps * scale, eps_form="1"), 1.0
+    size = None if (chosen.size, chosen.divisor) == ("k", 1.0) else chosen.size_at(first)
+    model = replace(model, size=size, factor=chosen.factor_at(first), eps_scale=scale)
+    return solve_eps(session, model, first, chosen.eps, chosen.unit(first) / scale, words)
 
 
-def _at_several(seen: Sequence[Seen]) -> list[_Reading]:
-    """The readings that are true at all of the widths, those with the fewest other parts first."""
-    noise = max(entry.statistic.noise for entry in seen)
-    readings = []
-    for reading in _bases(seen, _tolerance(noise)):
-        values = [entry.eps.value * reading.unit(entry) for entry in seen]
-        for form in _eps_forms(seen):
-            eps = _fitted(form, values, seen, max(FORMULA, _tolerance(noise))) if any(values) else 0.0
-            if eps is not None:
-                readings.append(replace(reading, eps=nice(eps, noise), eps_form=form))
-                break
+def _readings(seen: Sequence[Seen]) -> list[_Reading]:
+    """The readings that are true at all of these widths, those with the fewest other parts first.
+
+    At several widths eps has the first form that is true. At one every form is: those with few digits may be meant.
+    """
+    noise, clamp = max(entry.noise for entry in seen), seen[0].position == "clamp"
+    forms = [form for form in _EPS if "n" not in form or any(entry.k != entry.n for entry in seen)]
+    readings: list[_Reading] = []
+    for reading in _bases(seen, within(noise)):
+        values = [entry.eps * reading.unit(entry) for entry in seen]
+        share = max(FORMULA, within(noise))
+        every = {form: _fitted(form, values, seen, share) if any(values) else 0.0 for form in forms}
+        true = [replace(reading, eps=nice(eps, noise), eps_form=form) for form, eps in every.items() if eps is not None]
+        readings += true[:1]
+        if true and len(seen) == 1:
+            few, allowed = min(_FEW, _digits(true[0].eps) - (not clamp)), ("sqrt(k)",) if clamp else forms
+            readings += [other for other in true[1:] if _digits(other.eps) <= few and other.eps_form in allowed]
     return sorted(readings, key=lambda reading: reading.cost)
-
-
-def _at_one_width(first: Seen) -> list[_Reading]:
-    """The readings that are true there, those with the simplest numbers first."""
-    noise, clamp = first.statistic.noise, first.eps.position == "clamp"
-    readings = []
-    for reading in _bases([first], _tolerance(noise)):
-        value = first.eps.value * reading.unit(first)
-        readings.append(replace(reading, eps=nice(value, noise)))
-        few = min(_FEW, _digits(readings[-1].eps) - (not clamp))
-        for form in _eps_forms([first]) if value else ():
-            eps = nice(value / _FORMS[form](first), noise)
-            if form != "1" and _digits(eps) <= few and (form == "sqrt(k)" or not clamp):
-                readings.append(replace(reading, eps=eps, eps_form=form))
-    return sorted(readings, key=lambda reading: reading.cost)
-
-
-def _eps_forms(seen: Sequence[Seen]) -> list[str]:
-    return [form for form in _EPS if "n" not in form or any(entry.k != entry.n for entry in seen)]
 
 
 def _bases(seen: Sequence[Seen], tolerance: float) -> list[_Reading]:
@@ -229,8 +192,8 @@ def _bases(seen: Sequence[Seen], tolerance: float) -> list[_Reading]:
     At one width every number is a constant: a divisor that has no form comes last there.
     """
     single = len(seen) == 1
-    sizes = [entry.statistic.size for entry in seen]
-    factors = [math.sqrt(entry.statistic.size / entry.k) for entry in seen]
+    sizes = [entry.size for entry in seen]
+    factors = [math.sqrt(entry.size / entry.k) for entry in seen]
     forms = {form: _fitted(form, sizes, seen, tolerance) for form in _SIZES}
     known = [form for form, divisor in forms.items() if divisor is not None and abs(divisor - 1) <= tolerance]
     if all(entry.k == entry.n for entry in seen) and "n" in known:
@@ -264,13 +227,9 @@ def _fitted(form: str, values: Sequence[float], seen: Sequence[Seen], tolerance:
     return middle if np.all(np.abs(ratios - middle) <= tolerance * abs(middle)) else None
 
 
-def _tolerance(noise: float) -> float:
-    return min(max(20 * noise, 1e-6), 0.02)
-
-
 def _unknown(seen: Sequence[Seen]) -> str:
-    sizes = _listed([f"{entry.statistic.size:.4g}" for entry in seen])
-    values = _listed([f"{entry.eps.value:.4g}" for entry in seen])
+    sizes = _listed([f"{entry.size:.4g}" for entry in seen])
+    values = _listed([f"{entry.eps:.4g}" for entry in seen])
     return (
         f"the denominator depends on the width in no known way: with {_listed([entry.n for entry in seen])} elements "
         f"in a row the sum of squares is divided by {sizes}, and eps is {values}"
@@ -286,7 +245,7 @@ def _untried(session: Session, seen: Sequence[Seen], readings: Sequence[_Reading
         " and ".join([*reading.sentences(first, single=True).values(), *_own_eps(reading, chosen)])
         for reading in readings
         if reading.eps_form != "1" or replace(reading, eps=chosen.eps) != replace(chosen, eps_form="1")
-        if reading.cost <= chosen.cost or (first.eps.position == "clamp" and reading.cost == chosen.cost + 1)
+        if reading.cost <= chosen.cost or (first.position == "clamp" and reading.cost == chosen.cost + 1)
     ]
     more = f"; it may also be that {', or '.join(others)}" if others else ""
     return f"{why}: a number that depends on n cannot be told from a constant{more}"

@@ -51,7 +51,7 @@ def identities(targets: Sequence[str], *, time_limit: float, **options: Any) -> 
             target = remaining.popleft()
             took = f"took more than its limit of {time_limit:g} s" if opened else f"was not imported in {_IMPORTS:g} s"
             why = f"{took}, and was ended" if worker.status == "hung" else "ended its process"
-            yield target, Identity(target, "", "none", None, False, False, (), (f"{target} {why}",), ())
+            yield target, Identity(target, "", defects=(f"{target} {why}",))
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ class Beyond:
     def _batches(self, target: Target) -> list[Verdict]:
         with target.evaluating():
             session = open_session(target, target.width or WIDTH, time.monotonic() + _TIME, _TIME, Findings())
-            session = grouped(session, Findings())
+            session = grouped(session)
             if not session.layout.unlimited:
                 return self._skip(BATCHES, "", "it takes one number of rows")
             found, asked = dependences(session, gradients=self.gradients)

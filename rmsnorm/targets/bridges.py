@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -17,10 +17,13 @@ from rmsnorm import errors
 from rmsnorm.frameworks import framework, imported
 
 Array = npt.NDArray[Any]
-Function = Callable[[Mapping[str, Any]], Any]
+Tensors = Mapping[str, Any]
+Function = Callable[[Tensors], Any]
+Outputs = Callable[[Tensors], Sequence[Any]]
+Pulled = tuple[Sequence[Any], dict[str, Any]]
 
 
-class Bridge(Protocol):
+class Bridge:
     """The way into a library of arrays, and back.
 
     Attributes:
@@ -28,29 +31,45 @@ class Bridge(Protocol):
         compiles: whether it compiles a function again for every new shape.
         strided: whether ``send`` keeps the strides of an array: the order of its axes in memory, gaps, repeats.
         array: the class of its arrays.
-
-    ``scope`` is the context of a call (``wide``: some array is float64), ``send`` and ``fetch`` convert an array,
-    ``pull`` returns the gradient for every floating-point tensor, by its name, None where there is none, ``compiled``
-    is the function as the library's compiler makes it.
     """
 
-    differentiable: bool
-    compiles: bool
-    strided: bool
+    differentiable = True
+    compiles = False
+    strided = False
     array: type
 
-    def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]: ...
-    def send(self, array: Array) -> Any: ...
-    def fetch(self, tensor: Any) -> Array: ...
-    def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]: ...
-    def compiled(self, function: Function) -> Function: ...
+    def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
+        """The context of a call; ``wide``: some array is float64."""
+        return contextlib.nullcontext()
+
+    def send(self, array: Array) -> Any:
+        """The library's array."""
+        raise NotImplementedError
+
+    def fetch(self, tensor: Any) -> Array:
+        """An array of the library in NumPy."""
+        raise NotImplementedError
+
+    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
+        """The results of a function, and the gradient for every floating-point tensor, by its name.
+
+        The gradient is None where there is none. Results beyond those that have a cotangent are constants.
+        """
+        raise NotImplementedError
+
+    def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
+        """The derivative of the first result along tangents, by forward differentiation."""
+        raise NotImplementedError
+
+    def compiled(self, function: Function) -> Function:
+        """The function as the library's compiler makes it."""
+        raise errors.out_of_domain("check", "compiled", True, "a framework with a compiler for a function", "drop it")
 
 
-class NumPy:
+class NumPy(Bridge):
     differentiable = False
-    compiles = False
     strided = True
-    array: type = np.ndarray
+    array = np.ndarray
 
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
         return np.errstate(all="ignore")
@@ -62,16 +81,8 @@ class NumPy:
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(tensor)
 
-    def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]:
-        raise NotImplementedError
 
-    def compiled(self, function: Function) -> Function:
-        raise errors.out_of_domain("check", "compiled", True, "a framework with a compiler for a function", "drop it")
-
-
-class Torch:
-    differentiable = True
-    compiles = False
+class Torch(Bridge):
     strided = True
 
     def __init__(self, device: str = "cpu") -> None:
@@ -79,9 +90,6 @@ class Torch:
 
         _require("torch", device, torch.cuda.is_available())
         self.torch, self.device, self.array = torch, device, torch.Tensor
-
-    def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
 
     def send(self, array: Array) -> Any:
         memory, strides = _memory(array)
@@ -96,25 +104,29 @@ class Torch:
             return tensor.view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
         return tensor.numpy()
 
-    def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]:
+    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
         leaves = {name: t.detach().requires_grad_() for name, t in tensors.items() if t.is_floating_point()}
         with self.torch.enable_grad():
-            y = function({**tensors, **leaves})
-        if not y.requires_grad:
-            return dict.fromkeys(leaves)
-        gradients = self.torch.autograd.grad(y, list(leaves.values()), self.send(dy).to(y.dtype), allow_unused=True)
-        return dict(zip(leaves, gradients, strict=True))
+            outputs = function({**tensors, **leaves})
+        if not outputs[0].requires_grad:
+            return outputs, dict.fromkeys(leaves)
+        pairs = [(y, dy.to(y.dtype)) for y, dy in zip(outputs, cotangents, strict=False)]
+        ys, dys = zip(*pairs, strict=True)
+        gradients = self.torch.autograd.grad(ys, list(leaves.values()), dys, allow_unused=True)
+        return outputs, dict(zip(leaves, gradients, strict=True))
+
+    def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
+        modes = self.torch.autograd.forward_ad
+        with modes.dual_level():
+            dual = {name: modes.make_dual(tensors[name].contiguous(), t) for name, t in tangents.items()}
+            return modes.unpack_dual(function({**tensors, **dual})[0]).tangent
 
     def compiled(self, function: Function) -> Function:
         self.torch.compiler.reset()
         return self.torch.compile(function)  # type: ignore[no-any-return, unused-ignore]
 
 
-class TensorFlow:
-    differentiable = True
-    compiles = False
-    strided = False
-
+class TensorFlow(Bridge):
     def __init__(self, device: str = "cpu") -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         import tensorflow as tf
@@ -132,22 +144,27 @@ class TensorFlow:
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(self.tf.convert_to_tensor(tensor))
 
-    def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]:
+    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
         leaves = {name: t for name, t in tensors.items() if t.dtype.is_floating}
         with self.tf.GradientTape() as tape:
             tape.watch(list(leaves.values()))
-            y = function(tensors)
-        gradients = tape.gradient(y, list(leaves.values()), self.tf.cast(self.send(dy), y.dtype))
-        return dict(zip(leaves, gradients, strict=True))
+            outputs = function(tensors)
+        dys = [self.tf.cast(dy, y.dtype) for y, dy in zip(outputs, cotangents, strict=False)]
+        gradients = tape.gradient(list(outputs[: len(dys)]), list(leaves.values()), dys)
+        return outputs, dict(zip(leaves, gradients, strict=True))
+
+    def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
+        pairs = [(tensors[name], t) for name, t in tangents.items()]
+        with self.tf.autodiff.ForwardAccumulator(*zip(*pairs, strict=True)) as accumulator:
+            y = function(tensors)[0]
+        return accumulator.jvp(y)
 
     def compiled(self, function: Function) -> Function:
         return self.tf.function(function)  # type: ignore[no-any-return, unused-ignore]
 
 
-class Jax:
-    differentiable = True
+class Jax(Bridge):
     compiles = True
-    strided = False
 
     def __init__(self, device: str = "cpu") -> None:
         import jax
@@ -168,20 +185,26 @@ class Jax:
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(tensor)
 
-    def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]:
+    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
         leaves = {name: t for name, t in tensors.items() if self.jax.numpy.issubdtype(t.dtype, np.floating)}
-        y, pull = self.jax.vjp(lambda primals: function({**tensors, **primals}), leaves)
-        return dict(pull(self.send(dy).astype(y.dtype))[0])
+
+        def split(primals: Tensors) -> tuple[list[Any], list[Any]]:
+            outputs = list(function({**tensors, **primals}))
+            return outputs[: len(cotangents)], outputs[len(cotangents) :]
+
+        ys, pull, others = self.jax.vjp(split, leaves, has_aux=True)
+        (gradients,) = pull([dy.astype(y.dtype) for y, dy in zip(ys, cotangents, strict=True)])
+        return [*ys, *others], dict(gradients)
+
+    def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
+        every = {name: tangents.get(name, self.jax.numpy.zeros_like(t)) for name, t in tensors.items()}
+        return self.jax.jvp(lambda primals: function(primals)[0], (tensors,), (every,))[1]
 
     def compiled(self, function: Function) -> Function:
         return self.jax.jit(function)  # type: ignore[no-any-return, unused-ignore]
 
 
-class Mlx:
-    differentiable = True
-    compiles = False
-    strided = False
-
+class Mlx(Bridge):
     def __init__(self, device: str = "cpu") -> None:
         mx: Any = importlib.import_module("mlx.core")
         self.mx, self.device, self.array = mx, mx.Device(mx.gpu if device == "cuda" else mx.cpu), mx.array
@@ -201,15 +224,16 @@ class Mlx:
             return np.array(tensor.view(self.mx.uint16)).view(ml_dtypes.bfloat16)
         return np.array(tensor)
 
-    def pull(self, function: Function, tensors: Mapping[str, Any], dy: Array) -> dict[str, Any]:
+    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
         names = [name for name, t in tensors.items() if self.mx.issubdtype(t.dtype, self.mx.floating)]
-        dtype = function(tensors).dtype
 
         def of_arrays(*arrays: Any) -> Any:
-            return function({**tensors, **dict(zip(names, arrays, strict=True))})
+            return list(function({**tensors, **dict(zip(names, arrays, strict=True))})[: len(cotangents)])
 
-        _, gradients = self.mx.vjp(of_arrays, [tensors[name] for name in names], [self.send(dy).astype(dtype)])
-        return dict(zip(names, gradients, strict=True))
+        types = [y.dtype for y in of_arrays(*(tensors[name] for name in names))]
+        dys = [dy.astype(dtype) for dy, dtype in zip(cotangents, types, strict=True)]
+        ys, gradients = self.mx.vjp(of_arrays, [tensors[name] for name in names], dys)
+        return ys, dict(zip(names, gradients, strict=True))
 
     def compiled(self, function: Function) -> Function:
         return self.mx.compile(function)  # type: ignore[no-any-return, unused-ignore]

@@ -163,7 +163,7 @@ def open_keras(
         x = arrays["x"]
         shape = tuple(int(size) for size in x.shape)
         parameters = [arrays[argument] for argument in ("scale", "bias", "factor", "gate_vector") if argument in arrays]
-        fresh = built(shape, _dtype(x), _dtype(parameters[0]) if parameters else _dtype(x))
+        fresh = built(shape, dtype_of(x), dtype_of(parameters[0]) if parameters else dtype_of(x))
         chosen = _renamed(arrays, assign(shapes(shape)))
         values = [chosen.get(v.name, v.value) for v in fresh.trainable_variables]
         others = [v.value for v in fresh.non_trainable_variables]
@@ -190,7 +190,8 @@ def _rank(config: Mapping[str, Any]) -> Shape:
     return (4,) * (max(need, 2) - 1) + (8,)
 
 
-def _dtype(tensor: Any) -> str:
+def dtype_of(tensor: Any) -> str:
+    """The name of a tensor's dtype, as NumPy has it."""
     name = getattr(tensor.dtype, "name", None) or str(tensor.dtype)
     return name.rsplit(".", 1)[-1]
 

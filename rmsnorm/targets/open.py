@@ -30,7 +30,7 @@ from rmsnorm.targets.arguments import (
     width_argument,
 )
 from rmsnorm.targets.bridges import bridge
-from rmsnorm.targets.layers import is_haiku, keras_library, open_haiku, opener
+from rmsnorm.targets.layers import dtype_of, is_haiku, keras_library, open_haiku, opener
 from rmsnorm.targets.onnx import open_onnx
 from rmsnorm.targets.target import NoTarget, Target, TargetError
 
@@ -126,7 +126,7 @@ def _with_arguments(
         x, more = arrays["x"], {}
         for name, (sizes, value) in args.items():
             lead = x.shape[:1] if shape and tuple(sizes[:1]) == shape[:1] else sizes[:1]
-            more[name] = target.bridge.send(np.full((*lead, *sizes[1:]), value, np.dtype(_dtype(x))))
+            more[name] = target.bridge.send(np.full((*lead, *sizes[1:]), value, np.dtype(dtype_of(x))))
         return function({**arrays, **more})
 
     listed = ", ".join(f"{name}={value:g} of shape {tuple(sizes)}" for name, (sizes, value) in args.items())
@@ -138,11 +138,6 @@ def _with_arguments(
         notes=(*target.notes, f"{listed} was passed") if args else target.notes,
         resized=None if resized is None else lambda size: _with_arguments(resized(size), None, args),
     )
-
-
-def _dtype(tensor: Any) -> str:
-    name = str(getattr(tensor.dtype, "name", None) or tensor.dtype)
-    return name.rsplit(".", 1)[-1]
 
 
 def make_layer(name: str) -> Any:

@@ -173,7 +173,8 @@ class Target:
             if self.derivatives is not None:
                 return self.derivatives(arrays, dy)
             sent = {argument: self.bridge.send(array) for argument, array in arrays.items()}
-            gradients = self.bridge.pull(lambda tensors: _first(self.function(tensors)), sent, dy)
+            cotangents = [self.bridge.send(dy)]
+            _, gradients = self.bridge.pull(lambda tensors: [_first(self.function(tensors))], sent, cotangents)
             return {argument: None if g is None else self.bridge.fetch(g) for argument, g in gradients.items()}
 
         gradients: Mapping[str, Array | None] = self._guarded(run, arrays)
