@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from options import DIFFERENTIABLE, MAGNITUDES, directions_of, product_with_hessian
+from options import DIFFERENTIABLE, directions_of, product_with_hessian
 from options import small as shared
 
+from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
 
 tf = pytest.importorskip("tensorflow")
@@ -113,7 +114,7 @@ def test_jacobians(name: str) -> None:
 def test_vectorized_map() -> None:
     rng = np.random.default_rng(0)
     x, scale, mask = rng.standard_normal((3, 4, 8)), rng.standard_normal((3, 8)), rng.random((3, 4, 8)) > 0.3
-    for dtype in MAGNITUDES:
+    for dtype in dtypes.FLOATS:
         a, g = (to_tf(value.astype(dtype)) for value in (x, scale))
 
         def one(row: Any) -> Any:

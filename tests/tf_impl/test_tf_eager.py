@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checks import check_near
 from kit import BY_NAME, failures
 
 from rmsnorm import cpu, dtypes
@@ -18,7 +19,6 @@ from rmsnorm.parity.backends import open_backend
 tf = pytest.importorskip("tensorflow")
 
 from tf_arrays import to_tf  # noqa: E402
-from tf_checks import check_near  # noqa: E402
 
 from rmsnorm.tf_impl import arithmetic, eager, rms_norm  # noqa: E402
 
@@ -135,5 +135,6 @@ def test_every_magnitude_compiled(dtype: str) -> None:
         terms = term_sizes(x, scale, dy=dy, tangents=(dy, None, None), variant="paper")
         got = tf.function(both, jit_compile=True)(to_tf(x), to_tf(dy), [to_tf(scale)], eps=0.0)
         for g, w, quantity in zip(got, want, ("y", "dx", "dscale"), strict=True):
-            # 8 operations and two sums in float32
-            check_near(g, w, terms[quantity], 8 + 2 * 64)
+            # 8 operations and two sums, between 16 bits in float32; TensorFlow's kernels take subnormal numbers as 0
+            u = 2.0**-24 if dtype == "bfloat16" else 2.0**-53
+            check_near(g.numpy(), w, (8 + 2 * 64) * u * terms[quantity], 2.0**-126)

@@ -184,21 +184,6 @@ def test_meta_and_dtype_moves() -> None:
         assert moved(randn(4, 8, dtype=dtype)).dtype == dtype
 
 
-def test_functional_call_and_per_sample_gradients() -> None:
-    layer, x = randomised(RMSNorm(8)), randn(4, 3, 8)
-    other = {"weight": randn(8, seed=9)}
-    assert torch.equal(torch.func.functional_call(layer, other, (x,)), rms_norm(x, other["weight"], variant="torch"))
-
-    def loss(parameters: Any, x: Any) -> Any:
-        return torch.func.functional_call(layer, parameters, (x,)).square().sum()
-
-    parameters = dict(layer.named_parameters())
-    each = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)["weight"]
-    whole = torch.func.grad(loss)(parameters, x)["weight"]
-    assert each.shape == (4, 8)
-    assert ((each.sum(0) - whole).abs() <= 8 * 2.0**-24 * each.abs().sum(0)).all()
-
-
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -218,17 +203,3 @@ def test_functional_call_and_per_sample_gradients() -> None:
 def test_errors(make: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         make()
-
-
-def test_error_inputs_of_pytorch() -> None:
-    """Those of nn.RMSNorm. The first, an empty normalized_shape, fails here when the layer is made. Words are ours."""
-    pytest.importorskip("expecttest")
-    from torch.testing._internal import common_methods_invocations
-
-    errors = list(common_methods_invocations.error_inputs_rms_norm(None, "cpu"))
-    for sample in (error.sample_input for error in errors):
-        shape, weight, eps = sample.args
-        parameters = {} if weight is None else {"weight": weight}
-        with pytest.raises(ValueError, match=r"expected .*\(1, 2, 3\)|expected one size|expected \(2, 2\)"):
-            torch.func.functional_call(RMSNorm(shape, eps), parameters, (sample.input,))
-    assert len(errors) == 3

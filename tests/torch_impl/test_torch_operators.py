@@ -184,15 +184,6 @@ def test_selective_checkpoints_by_operator() -> None:
     assert (FORWARD, False) in seen
 
 
-def test_compiled_by_inductor() -> None:
-    """The default compiler: bits as eager calls, unknown sizes, no rows, rows with gaps."""
-    layer = randomised(RMSNorm(6, dtype=torch.bfloat16))
-    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
-    for x in (randn(4, 6), randn(3, 5, 6), randn(0, 6), randn(4, 12)[:, ::2]):
-        x = x.bfloat16()
-        assert torch.equal(compiled(x), layer(x))
-
-
 @pytest.mark.parametrize("options", [{}, {"partial": 0.5, "bias": True}, {"variant": "gemma"}])
 def test_the_backward_pass_alone_is_compiled_in_one_piece(options: dict[str, Any]) -> None:
     """By torch's compiled autograd, of calls that were not compiled; the second one is kept by the layer."""

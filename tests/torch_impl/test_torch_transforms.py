@@ -22,14 +22,6 @@ F64 = torch.float64
 # Float64 against autograd of the built-in: about 30 operations each and sums over 24 elements, on terms of the size of
 # the largest result times at most 2^4, in either
 NEAR = 2.0**-53 * 2 * (30 + 24) * 2**4
-VARIANTS = ("torch", "t5", "zhang_torch", "x_transformers")  # each rounding, each place of eps
-
-
-@pytest.fixture
-def _fresh_compiler() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def pair(**options: Any) -> Any:
@@ -44,43 +36,12 @@ def near(got: Any, want: Any) -> None:
     assert (got - want).abs().max() <= NEAR * want.abs().max()
 
 
-# Compiled and exported
-
-
-@pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_compiled_layer_trains(variant: str) -> None:
-    """One graph for every batch and length; gradients are those of eager calls."""
-    frames: list[Any] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        frames.append(graph)
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
-
-    layer = randomised(RMSNorm(8, variant=variant, bias=True))
-    compiled, first = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend), 0
-    for shape in ((4, 5, 8), (2, 3, 8), (7, 6, 8)):
-        x, residual, dy = (randn(*shape, seed=seed) for seed in range(3))
-        found = []
-        for each in (layer, compiled):
-            leaf = x.clone().requires_grad_()
-            y, h = each(leaf, residual=residual)
-            torch.autograd.backward([y, h], [dy, 2 * dy])
-            found.append([y, h, leaf.grad, layer.weight.grad, layer.bias.grad])
-            layer.zero_grad()
-        for got, want in zip(found[1][:2], found[0][:2], strict=True):
-            assert torch.equal(got, want)
-        for got, want in zip(found[1][2:], found[0][2:], strict=True):
-            # float64 inside, rounded once; but for the place where dx meets dh
-            assert (got - want).abs().max() <= 2.0**-22 * want.abs().max()
-        first = first or len(frames)
-    assert len(frames) == first
+# Exported
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("variant", VARIANTS[:3])
+@pytest.mark.parametrize("variant", ["torch", "t5", "zhang_torch"])
 def test_an_exported_layer(variant: str, strict: bool) -> None:
     """With any batch and length, also decomposed, and after a file."""
     layer = randomised(RMSNorm(8, variant=variant, partial=0.5)).bfloat16()
