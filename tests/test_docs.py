@@ -6,14 +6,13 @@ import importlib.util
 import json
 import pkgutil
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from commands import rmsnorm
+from programs import printed
 from snippets import run, snippets
 
 from rmsnorm import PRESETS
@@ -66,27 +65,31 @@ def test_notebooks_run(path, capsys, monkeypatch, tmp_path):
         ]
 
 
+def table(page, command):
+    """The table that the command wrote into a page."""
+    found = re.search(rf"<!-- {re.escape(command)} -->\n(.*?)<!-- end -->", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
 @pytest.mark.parametrize(
-    ("page", "command"), [("which.md", "docs/families.py"), ("performance.md", "benchmarks/tables.py short")]
-)
+    ("page", "command"),
+    [
+        ("docs/which.md", "docs/families.py"), ("docs/performance.md", "benchmarks/tables.py short"),
+        ("README.md", "benchmarks/tables.py readme"), ("benchmarks/README.md", "benchmarks/tables.py model"),
+        ("benchmarks/README.md", "benchmarks/tables.py all-layers"),
+    ],
+)  # fmt: skip
+@pytest.mark.sample(5)
 def test_tables_are_generated(page, command):
-    table = re.search(
-        rf"<!-- python {re.escape(command)} -->\n(.*?)<!-- end -->",
-        (DOCS / page).read_text(encoding="utf-8"),
-        re.DOTALL,
-    )
-    options = {"capture_output": True, "text": True, "check": True, "timeout": 60}
-    printed = subprocess.run([sys.executable, *command.split()], cwd=ROOT, **options)
-    assert table is not None
-    assert table.group(1) == printed.stdout, f"put the output of `python {command}` into docs/{page}"
+    wanted = printed(*command.split(), cwd=ROOT, timeout=60)
+    assert table(page, f"python {command}") == wanted, f"put the output of `python {command}` into {page}"
 
 
 def test_the_table_of_variants_is_what_the_command_prints():
-    page = (DOCS / "variants.md").read_text(encoding="utf-8")
-    table = re.search(r"<!-- rmsnorm variants --markdown -->\n(.*?)<!-- end -->", page, re.DOTALL)
-    assert table is not None
-    printed = rmsnorm("variants", "--markdown").stdout
-    assert table.group(1) == printed, "put the output of `rmsnorm variants --markdown` into docs/variants.md"
+    command = "rmsnorm variants --markdown"
+    wanted = rmsnorm(*command.split()[1:]).stdout
+    assert table("docs/variants.md", command) == wanted, f"put the output of `{command}` into docs/variants.md"
 
 
 def test_the_families_are_many_and_their_variants_are_presets():

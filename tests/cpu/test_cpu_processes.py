@@ -6,13 +6,13 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from programs import printed
 
 import rmsnorm
 from rmsnorm import cpu
@@ -25,13 +25,8 @@ if not cpu.is_available():
 
 def run(code: str, *arguments: Any, cwd: Any = None, **environment: str) -> str:
     """What a separate program prints, within two minutes; warnings are errors."""
-    surroundings = {name: value for name, value in os.environ.items() if not name.startswith("RMSNORM_")} | environment
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, env=surroundings, cwd=cwd, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    changes = {**{name: None for name in os.environ if name.startswith("RMSNORM_")}, **environment}
+    return printed("-W", "error", "-c", code, *arguments, timeout=120, cwd=cwd, **changes)
 
 
 COUNT_THREADS = """
@@ -118,12 +113,7 @@ def test_child_processes(method: str, framework: str, tmp_path: Path) -> None:
         pytest.skip("this system has no fork")
     program = tmp_path / "children.py"
     program.write_text(CHILDREN)
-    environment = {**os.environ, "RMSNORM_NUM_THREADS": "2"}
-    done = subprocess.run(
-        [sys.executable, program, method, str(framework == "torch")],
-        capture_output=True, text=True, timeout=180, env=environment, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+    assert printed(program, method, framework == "torch", timeout=180, RMSNORM_NUM_THREADS="2") == "equal\n"
 
 
 FORKED = """

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import printed
 
 pytest.importorskip("jax")
 pytest.importorskip("flax")
@@ -31,13 +30,8 @@ NAMED = [f"{way} {dtype}" for way in ("nnx, shard_map", "linen, pmap") for dtype
 @pytest.fixture(scope="module")
 def found() -> Any:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", Path(__file__).with_name("flax_devices.py")],
-        capture_output=True, text=True, timeout=500, env=environment, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
+    program = Path(__file__).with_name("flax_devices.py")
+    results = json.loads(printed("-W", "error", program, timeout=500, XLA_FLAGS=flags, JAX_PLATFORMS="cpu"))
     assert results["shape"] == [ROWS, WIDTH]
     return results
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
-import subprocess
-import sys
 import threading
 import weakref
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import pytest
+from programs import finished
 
 from rmsnorm import PRESETS, cpu, dtypes, numpy_impl
 from rmsnorm.call import Spec, resolve
@@ -241,10 +239,7 @@ def test_without_numba_the_warning_says_how_slow_and_points_to_the_caller(tmp_pa
     user = tmp_path / "user.py"
     calls = "rms_norm(np.ones((2, 4)))\nrms_norm(np.ones(4))"
     user.write_text(f"import numpy as np\nfrom rmsnorm.numpy_impl.fast import rms_norm\n{calls}")
-    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(tmp_path)}
-    environment.pop("RMSNORM_CPU_KERNELS", None)
-    done = subprocess.run([sys.executable, user], capture_output=True, text=True, timeout=100, env=environment)
+    done = finished(user, timeout=100, path=tmp_path, NUMBA_CACHE_DIR=str(tmp_path), RMSNORM_CPU_KERNELS=None)
     (warning,) = (line for line in done.stderr.splitlines() if "Warning" in line)
     assert warning.startswith(f"{user}:3: UserWarning: rmsnorm: numpy_impl.fast is now the golden, 200 to 1,600 times")
     assert "numba is not installed" in warning

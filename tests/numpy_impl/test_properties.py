@@ -177,13 +177,13 @@ def test_without_eps_a_power_of_two_changes_nothing_in_any_framework(framework):
 
 
 def test_subnormal_numbers_are_numbers_where_they_are_kept(framework):
-    """If a framework stops to flush them, this test fails."""
+    """If a framework stops to flush them, this test fails. In many rows, as XLA's own threads would flush them."""
     for dtype in dtypes.FLOATS:
         digits, minimum, _ = FORMATS[dtype]
         least = 2.0 ** (minimum - digits + 1)
-        x = (np.array([[3.0, 4.0, 100.0, 7.0]]) * least).astype(dtype)
+        x = (np.array([[3.0, 4.0, 100.0, 7.0]] * 2**15) * least).astype(dtype)
         g = (np.array([100.0, 50.0, 30.0, 77.0]) * least).astype(dtype)
-        whole = np.array([[1.0, 2.0, 3.0, 4.0]]).astype(dtype)
+        whole = np.array([[1.0, 2.0, 3.0, 4.0]] * 2**15).astype(dtype)
         flushed = dtype in FLUSHED.get(framework.name, ()) and not cpu.is_available()
         for arguments in ((x,), (whole, g)):  # subnormal x, subnormal gains
             got, want = (f(*arguments, variant="paper").tobytes() for f in (framework.rms_norm, rms_norm))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from programs import printed
 
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.ulps import ulps
@@ -181,7 +180,7 @@ def test_export(tmp_path: Path) -> None:
     )
     given, found = str(tmp_path / "given.npz"), str(tmp_path / "found.npz")
     np.savez(given, x=x, dy=dy)
-    subprocess.run([sys.executable, "-c", code, str(tmp_path), given, found], check=True, timeout=200)
+    printed("-c", code, tmp_path, given, found, timeout=200)
     results = list(np.load(found).values())
     for got, w in zip(results[:3], want, strict=True):
         assert ulps(got, w).max() <= 1
@@ -243,18 +242,15 @@ def test_other_backends(backend: str, tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((6, 5)), layer])
     filled(layer, (None, 6, 5))
     model.save(tmp_path / "tensorflow.keras")
-    script = Path(__file__).with_name("keras_backend.py")
-    environment = {**os.environ, "KERAS_BACKEND": backend}
     ignored = (
         f"{NUMPY_2}:DeprecationWarning",
         "`torch.jit.script:DeprecationWarning",
         "`shuffle=True` was:UserWarning",
     )
     options = [option for words in ignored for option in ("-W", f"ignore:{words}")]
-    command = [sys.executable, "-W", "error", *options, str(script), str(tmp_path)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines()[-1] == f"{backend}: done"
+    script = Path(__file__).with_name("keras_backend.py")
+    said = printed("-W", "error", *options, script, tmp_path, timeout=500, KERAS_BACKEND=backend)
+    assert said.splitlines()[-1] == f"{backend}: done"
 
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
@@ -271,10 +267,6 @@ def test_devices(backend: str, tmp_path: Path) -> None:
     pytest.importorskip(backend)
     script = Path(__file__).with_name("keras_devices.py")
     devices = "--xla_force_host_platform_device_count=8" if backend == "jax" else ""
-    environment = {**os.environ, "KERAS_BACKEND": backend, "XLA_FLAGS": devices, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", str(script), str(tmp_path)],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines()[-1] == f"{backend}: done"
+    arguments = "-W", "error", "-W", "ignore::DeprecationWarning", script, tmp_path
+    said = printed(*arguments, KERAS_BACKEND=backend, XLA_FLAGS=devices)
+    assert said.splitlines()[-1] == f"{backend}: done"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,8 @@ def test_gradients_by_every_way_through_a_graph(way: Any) -> None:
     case = replace(BY_NAME["two axes"], shape=(3, 3, 4, 5), options={"axis": (1, 3)}, mask=True, bias=True)
     data = make(case, "zhang_torch", "float64")
     options = converted({**data.options, "mask": data.mask})
-    got = way(to_tf(data.dy), [*map(to_tf, (data.x, data.scale, data.bias))], options)
+    arrays = [*map(to_tf, (data.x, data.scale, data.bias))]
+    got = way(lambda *arrays: rms_norm(*arrays, **options), arrays, to_tf(data.dy))
     for gradient, want in zip(got, expect(data, ["dx", "dscale", "dbias"]).values(), strict=True):
         # two sums and some operations, each 2^-53 of the terms; TensorFlow's kernels take subnormal numbers as 0
         check_near(gradient.numpy(), want.value, (2 * data.x.size + 32) * want.unit, np.finfo(np.float64).tiny)
@@ -90,5 +92,6 @@ def test_in_graphs_too_a_rounding_is_the_identity_to_a_tangent(variant: str) -> 
     tangents = [np.zeros_like(values[0]), *(rng.standard_normal(33).astype("bfloat16") for _ in range(2))]
     want = golden.rms_norm_jvp(values, tangents, variant=variant)
     arrays, directions = [*map(to_tf, values)], [*map(to_tf, tangents)]
-    got = tf.function(lambda a, d: forward_mode(a, d, {"variant": variant}))(arrays, directions)
+    function = partial(rms_norm, variant=variant)
+    got = tf.function(lambda arrays, directions: forward_mode(function, arrays, directions))(arrays, directions)
     check_values(got.numpy(), want)

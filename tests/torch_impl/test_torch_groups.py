@@ -18,20 +18,16 @@ from rmsnorm.torch_impl import RMSNorm, arithmetic, calls, operators, rms_norm, 
 from rmsnorm.variants import Variant  # noqa: E402
 
 pytest.importorskip("numba", reason="without the kernels a program has plain operations")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
+pytestmark = [
+    pytest.mark.usefixtures("_fresh_compiler"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # from inside the compiler
+]
 
 FORWARD, BACKWARD = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
 GROUPS = {"axis": -1, "feature_axis": (-2, -1)}
 BF16, F32 = torch.bfloat16, torch.float32
 # Float32, on numbers of the size of 1, second derivatives: some 100 operations and sums over 6 elements, on either side
 NEAR = 2.0**-24 * 2 * (100 + 6) * 2**4
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def variant(function: str = "silu", position: str = "after") -> Any:

@@ -24,19 +24,15 @@ from torch_layers import randomised  # noqa: E402
 from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
 
 pytest.importorskip("numba", reason="without the kernels a program has plain operations")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
+pytestmark = [
+    pytest.mark.usefixtures("_fresh_compiler"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # from inside the compiler
+]
 
 FORWARD, BACKWARD = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
 F64 = torch.float64
 # Float64, on numbers of the size of 1: some 60 operations and sums over 6 elements, on either side
 NEAR = 2.0**-53 * 2 * (60 + 6) * 2**4
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def settings(dtype: Any, position: str = "inside", k: int | None = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,6 @@ from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 
 
-@pytest.fixture
-def _fresh_compiler() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
 def test_compile_the_function_itself() -> None:
@@ -42,8 +36,9 @@ def test_compile_the_function_itself() -> None:
         counter.frame_count == 2
     )  # one for each dtype; float64, whose sum is a tree of pairs, is bound to its row size
     x = x.float()
-    assert torch.equal(compiled(x, axis=0), rms_norm(x, axis=0))
-    assert torch.equal(compiled(x, variant="llama", eps=1e-3), rms_norm(x, variant="llama", eps=1e-3))
+    for options in ({"axis": 0}, {"variant": "llama", "eps": 1e-3}, {"partial": 0.6}, {"partial": Fraction(1, 3)}):
+        assert torch.equal(compiled(x, **options), rms_norm(x, **options))
+    assert all(map(torch.equal, *(f(x, return_inverse_rms=True) for f in (compiled, rms_norm))))
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
