@@ -44,9 +44,13 @@ def layer(params: dict[str, Any] = PARAMS, **options: Any) -> Any:
 GRAPH = nnx.graphdef(layer())
 
 
+def merged(params: dict[str, Any]) -> Any:
+    """The NNX layer with these parameters."""
+    return nnx.merge(GRAPH, nnx.State({name: nnx.Param(value) for name, value in params.items()}))
+
+
 def call(params: dict[str, Any], x: Any) -> Any:
-    """The NNX layer as a function of its parameters."""
-    return nnx.merge(GRAPH, nnx.State({name: nnx.Param(value) for name, value in params.items()}))(x)
+    return merged(params)(x)
 
 
 def apply(params: dict[str, Any], x: Any) -> Any:
@@ -100,8 +104,7 @@ def test_vjp_and_jvp_of_linen() -> None:
     class Along(nn.Module):
         @nn.compact
         def __call__(self, x: Any) -> Any:
-            tangents = {"params": {"params": TANGENTS}}["params"]
-            _, dy = nn.jvp(lambda m, x: m(x), self.of, (x,), (T,), tangents)
+            _, dy = nn.jvp(lambda m, x: m(x), self.of, (x,), (T,), {"params": TANGENTS})
             _, pull = nn.vjp(lambda m, x: m(x), self.of, x)
             return dy, pull(DY)
 
@@ -144,7 +147,7 @@ def nnx_stack(policy: Any, params: Any, x: Any) -> Any:
     def run(m: Any, x: Any) -> Any:
         return x + nnx.remat(lambda m, x: m(x), policy=policy)(m, x)
 
-    return run(nnx.merge(GRAPH, nnx.State({name: nnx.Param(value) for name, value in params.items()})), x)
+    return run(merged(params), x)
 
 
 def linen_stack(policy: Any, params: Any, x: Any) -> Any:
@@ -180,8 +183,7 @@ def test_a_scan_over_layers_is_the_loop(stack: Any, policy: Any) -> None:
 
 
 def nnx_layers(params: Any, x: Any) -> Any:
-    layers = nnx.merge(GRAPH, nnx.State({name: nnx.Param(value) for name, value in params.items()}))
-    return nnx.vmap(lambda m, x: m(x), in_axes=(0, None))(layers, x)
+    return nnx.vmap(lambda m, x: m(x), in_axes=(0, None))(merged(params), x)
 
 
 def linen_layers(params: Any, x: Any) -> Any:

@@ -135,12 +135,8 @@ def test_a_masked_array_is_not_taken_for_its_data(name: str, implementation: Any
         TypeError, match=rf"{name} is <class 'numpy.ma.*MaskedArray'> .*, expected an array without a mask"
     ):
         results(implementation, a)
-
-
-def test_a_masked_tangent_is_not_taken_for_its_data() -> None:
-    a = draw()
     with pytest.raises(TypeError, match=r"rms_norm_jvp: dx is <class 'numpy.ma.*MaskedArray'>"):
-        numpy_impl.rms_norm_jvp((a["x"],), (np.ma.masked_array(a["x"]),))
+        numpy_impl.rms_norm_jvp((np.ones(3),), (np.ma.masked_array(np.ones(3)),))
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")

@@ -172,18 +172,6 @@ def test_copies_and_files() -> None:
     assert torch.equal(fresh(x), layer(x))
 
 
-def test_meta_and_dtype_moves() -> None:
-    layer = RMSNorm(8, device="meta", bias=True, variant="gemma")
-    assert layer.weight.device.type == "meta"
-    assert layer(torch.empty(4, 8, device="meta")).shape == (4, 8)
-    layer.to_empty(device="cpu").reset_parameters()
-    assert torch.equal(layer(randn(4, 8)), rms_norm(randn(4, 8), variant="gemma"))
-    for move, dtype in (("half", torch.float16), ("bfloat16", torch.bfloat16), ("double", torch.float64)):
-        moved = getattr(RMSNorm(8, bias=True), move)()
-        assert {p.dtype for p in moved.parameters()} == {dtype}
-        assert moved(randn(4, 8, dtype=dtype)).dtype == dtype
-
-
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
