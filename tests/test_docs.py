@@ -14,8 +14,10 @@ import pytest
 from commands import rmsnorm
 from programs import printed
 from snippets import run, snippets
+from typer.main import get_command
 
 from rmsnorm import PRESETS
+from rmsnorm.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -134,10 +136,6 @@ def test_links_lead_to_files_headings_and_definitions(tmp_path):
 
 def test_functions_and_commands_that_are_named_exist():
     """Those of "Which function?"; a framework that is not installed is left out."""
-    from typer.main import get_command
-
-    from rmsnorm.cli import app
-
     page = (DOCS / "functions.md").read_text(encoding="utf-8")
     names = set(re.findall(r"`(rmsnorm(?:\.\w+)+)`", page))
     commands = set(re.findall(r"`rmsnorm ([a-z ]+?)(?: \S+\.onnx)?`", page))
@@ -154,10 +152,6 @@ def test_functions_and_commands_that_are_named_exist():
 
 
 def test_the_page_of_commands_has_every_command():
-    from typer.main import get_command
-
-    from rmsnorm.cli import app
-
     def names(command, name):
         parts = getattr(command, "commands", {})
         return [full for part, inner in parts.items() for full in names(inner, f"{name} {part}")] or [name]

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -193,8 +194,9 @@ with warnings.catch_warnings(record=True) as caught:
     from rmsnorm.numpy_impl import fast
     with_torch = sys.argv[2] == "True"
     if with_torch:
-        import torch
+        from rmsnorm.targets.bridges import bridge
         from rmsnorm.torch_impl import rms_norm
+        tensor = bridge("torch").send
     results, rng = [], np.random.default_rng(0)
     for dtype in ("float16", "bfloat16", "float32"):
         dy, x, residual = rng.normal(size=(3, 40, 64)).astype(dtype)
@@ -204,10 +206,6 @@ with warnings.catch_warnings(record=True) as caught:
                 y = fast.rms_norm(x, scale, variant=variant, return_inverse_rms=True, **options)
                 results += [*y, *fast.rms_norm_vjp(dy, x, scale, variant=variant, **options)]
                 if with_torch:
-                    def tensor(a):
-                        if a.dtype.name == "bfloat16":
-                            return torch.from_numpy(a.view(np.int16)).view(torch.bfloat16)
-                        return torch.from_numpy(a)
                     tensors = {name: tensor(a) for name, a in options.items()}
                     leaves = [tensor(a).clone().requires_grad_() for a in (x, scale)]
                     y = rms_norm(*leaves, variant=variant, **tensors)
@@ -223,12 +221,7 @@ print(json.dumps([messages, digests, "llvmlite" in sys.modules]))
 @pytest.mark.slow
 def test_without_numba_the_results_are_the_same() -> None:
     """One warning for NumPy and one for PyTorch say how to install it; none if the kernels are switched off."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        with_torch = False
-    else:
-        with_torch = True
+    with_torch = find_spec("torch") is not None
     with_kernels = json.loads(run(RESULTS, "installed", with_torch))
     absent = json.loads(run(RESULTS, "absent", with_torch))
     switched_off = json.loads(run(RESULTS, "installed", with_torch, RMSNORM_CPU_KERNELS="0"))

@@ -6,7 +6,6 @@ import copy
 import io
 import itertools
 import pickle
-import warnings
 from typing import Any
 
 import pytest
@@ -50,17 +49,14 @@ def test_it_stands_for_the_built_in(shape: Any, dtype: Any) -> None:
             assert ((g - w).abs() <= 4 * ulp_bound(n, dtype) * w.abs().max() * n**0.5).all()
 
 
-def test_result_dtypes_are_those_of_the_built_in() -> None:
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # the built-in's
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+def test_result_dtypes_are_those_of_the_built_in(autocast: Any) -> None:
     for x_dtype, weight_dtype in itertools.product(DTYPES, DTYPES):
-        x = randn(2, 8, dtype=x_dtype)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Mismatch dtype between input and weight", UserWarning)
-            want = nn.RMSNorm(8, dtype=weight_dtype)(x)
-        assert RMSNorm(8, dtype=weight_dtype)(x).dtype == want.dtype
-        for autocast in (torch.bfloat16, torch.float16):
-            with torch.autocast("cpu", dtype=autocast), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Mismatch dtype between input and weight", UserWarning)
-                assert RMSNorm(8, dtype=weight_dtype)(x).dtype == nn.RMSNorm(8, dtype=weight_dtype)(x).dtype
+        x, layers = randn(2, 8, dtype=x_dtype), [cls(8, dtype=weight_dtype) for cls in (RMSNorm, nn.RMSNorm)]
+        with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
+            ours, theirs = (layer(x) for layer in layers)
+        assert ours.dtype == theirs.dtype
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler

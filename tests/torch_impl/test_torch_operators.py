@@ -94,17 +94,6 @@ def test_torch_func_on_the_operator(has_scale: bool) -> None:
         assert (got - want).abs().max() <= NEAR * max(1, want.abs().max())
 
 
-def test_a_batch_of_parameters_and_masks() -> None:
-    x, scale, mask = randn(4, 2, 6), randn(4, 6, seed=1), randn(4, 1, 6, seed=2) > 0
-    call = vmap(lambda x, scale, mask: rms_norm(x, scale, mask=mask), in_dims=(0, 1, 1))
-    got = call(x, scale.mT, mask.movedim(0, 1))
-    assert torch.equal(
-        got, torch.stack([rms_norm(*each[:2], mask=each[2]) for each in zip(x, scale, mask, strict=True)])
-    )
-    got = vmap(lambda x, mask: rms_norm(x, scale[0], mask=mask), in_dims=(None, 0))(x[0], mask)
-    assert torch.equal(got, torch.stack([rms_norm(x[0], scale[0], mask=each) for each in mask]))
-
-
 def test_one_node_each() -> None:
     """In a program of make_fx, of torch.export and of Dynamo; and its bits are those of eager calls."""
     layer, x, dy = randomised(RMSNorm(6, variant="llama", bias=True)), randn(4, 6).requires_grad_(), randn(4, 6, seed=1)

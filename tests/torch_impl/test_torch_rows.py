@@ -18,7 +18,7 @@ pytest.importorskip("numba")
 if not cpu.is_available():
     pytest.skip("RMSNORM_CPU_KERNELS=0 switches the kernels off", allow_module_level=True)
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch_arrays import randn  # noqa: E402
+from torch_arrays import LAYOUTS, randn  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, calls, rms_norm, rms_norm_jvp, rms_norm_vjp, rows  # noqa: E402
 
@@ -58,17 +58,6 @@ def check_equal(got: Any, want: Any) -> None:
         if w is not None:
             assert (g.dtype, g.shape) == (w.dtype, w.shape)
             assert torch.equal(g, w)
-
-
-LAYOUTS: dict[str, Callable[[Any], Any]] = {
-    "contiguous": lambda t: t.contiguous(),
-    "transposed": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-    "rows apart": lambda t: t.repeat(1, 1, 1, 2)[..., : t.shape[-1]],
-    "columns apart": lambda t: t.repeat_interleave(2, -1)[..., ::2],
-    "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
-    "rows last": lambda t: t.movedim(-1, 0).contiguous().movedim(0, -1),
-    "expanded": lambda t: t[:1].expand(t.shape),
-}
 
 
 def everything(layout: str, dtype: Any, shape: tuple[int, ...], options: dict[str, Any]) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
-from torch_arrays import randn  # noqa: E402
+from torch_arrays import LAYOUTS, randn  # noqa: E402
 from torch_layers import randomised, ulp_bound  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
@@ -190,17 +190,9 @@ def test_checkpoints_recompute_the_same_bits(reentrant: bool) -> None:
     assert torch.equal(*(leaf.grad for leaf in leaves))
 
 
-LAYOUTS = {
-    "channels last": lambda x: x.to(memory_format=torch.channels_last),
-    "every second": lambda x: torch.stack([x, -x], -1).flatten(-2)[..., ::2],
-    "reversed rows": lambda x: x.flip(0),
-    "repeated": lambda x: x[:1].expand_as(x),
-    "gaps between rows": lambda x: torch.cat([x, x], -1)[..., :8],
-}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in ("transposed", "rows last")])
 def test_results_lie_as_those_of_the_built_in(name: str) -> None:
+    """But of the other layouts the built-in one has a contiguous gradient."""
     for dtype in (torch.bfloat16, torch.float32, F64):
         for shape in (8, (5, 8)):
             x = LAYOUTS[name](randn(2, 3, 5, 8, dtype=dtype))
