@@ -14,7 +14,7 @@ import flax.linen
 import jax
 import numpy as np
 from flax import nnx
-from flax_arrays import normal
+from flax_arrays import gradients, normal
 from jax import numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
@@ -69,12 +69,8 @@ def apart(got: Any, want: Any, unit: Any = 0.0) -> float:
         return float(np.nanmax(abs(got.astype(np.float64) - want.astype(np.float64)) / unit))
 
 
-def gradients(norm: Callable[..., Any]) -> Callable[..., Any]:
-    def derive(x: Any, scale: Any, bias: Any, mask: Any, dy: Any) -> Any:
-        y, pull = jax.vjp(lambda *args: norm(*args, mask), x, scale, bias)
-        return y, *pull(dy.astype(y.dtype))
-
-    return derive
+def masked_gradients(norm: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, scale, bias, mask, dy: gradients(lambda *args: norm(*args, mask), x, scale, bias, dy)
 
 
 def second(norm: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,7 +100,7 @@ def partitioned(dtype: str, masked: bool, mesh: str) -> None:
     x, dy = (normal(seed, ROWS, WIDTH, dtype=dtype) for seed in (0, 1))
     scale, bias = (normal(seed, WIDTH, dtype=dtype) for seed in (4, 5))
     args = x, scale, bias, mask, dy
-    derive = gradients(lambda x, scale, bias, mask: rms_norm(x, scale, bias, mask=mask, variant="flax"))
+    derive = masked_gradients(lambda x, scale, bias, mask: rms_norm(x, scale, bias, mask=mask, variant="flax"))
 
     def record(name: str, spec: Any, want: Any) -> None:
         given = spread(mesh_of(mesh), spec, *args)
@@ -134,11 +130,7 @@ def whole_rows() -> None:
     in_pmap = lambda *args: jax.pmap(rms_norm, in_axes=(0, None))(*args)  # noqa: E731
 
     def derivatives(norm: Any) -> Callable[..., Any]:
-        def derive(x: Any, scale: Any, dy: Any) -> Any:
-            y, pull = jax.vjp(norm, x, scale)
-            return y, *pull(dy.astype(y.dtype))
-
-        return derive
+        return functools.partial(gradients, norm)
 
     def record(name: str, function: Any, want: Any, *args: Any) -> None:
         given = [jax.device_put(each, NamedSharding(mesh, rows if each.ndim > 1 else whole)) for each in args]
@@ -262,7 +254,7 @@ def over_a_named_axis(dtype: str) -> None:
         return rms_norm(x, scale, mask=mask, variant="flax") + bias
 
     args = x, scale, bias, mask, dy
-    whole = jax.jit(lambda *args: gradients(on_one)(*args))
+    whole = jax.jit(lambda *args: masked_gradients(on_one)(*args))
     halves = [[each[..., half] for each in args] for half in (slice(WIDTH // 2), slice(WIDTH // 2, WIDTH))]
     groups = {"axis_index_groups": [[0, 1, 2, 3], [4, 5, 6, 7]]}  # a row is two, each with a statistic of its own
     with without_kernels():
@@ -274,7 +266,7 @@ def over_a_named_axis(dtype: str) -> None:
         ("linen, pmap", over_pmap, of_linen(linen.RMSNorm), want, units(*args)),
         ("nnx in groups, pmap", over_pmap, of_nnx(RMSNorm, **groups), want_of_halves, unit_of_halves),
     ):
-        results = over(gradients(ours), *args)
+        results = over(masked_gradients(ours), *args)
         FOUND[f"{name} {dtype}"] = [apart(*each) for each in zip(results, wanted, unit, strict=True)]
     if dtype == "float64":
         specs = P(None, "devices"), P("devices"), P("devices"), P(None, "devices")
@@ -292,7 +284,7 @@ def over_a_named_axis(dtype: str) -> None:
     ):
         if dtype == "float32":
             with jax.numpy_dtype_promotion("standard"):
-                theirs = over(gradients(built_in), x, scale, bias, somewhere, dy)[0]
+                theirs = over(masked_gradients(built_in), x, scale, bias, somewhere, dy)[0]
             wanted = np.asarray(whole(x, scale, bias, somewhere, dy)[0], np.float64)
             FOUND[f"{name}, built-in"] = float(np.max(abs(np.asarray(theirs, np.float64) - wanted)))
 

@@ -11,6 +11,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
+from flax_arrays import gradients  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
@@ -27,12 +28,6 @@ if not cpu.is_available() or jax.default_backend() != "cpu":
 
 def normal(seed: int, *shape: int, dtype: str = "float32") -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(dtype)
-
-
-def gradients(norm: Any, *arrays: Any) -> Any:
-    *primals, dy = arrays
-    y, pull = jax.vjp(norm, *primals)
-    return y, *pull(jnp.asarray(dy, y.dtype))
 
 
 def assert_bits(results: Any, wanted: Any) -> None:
