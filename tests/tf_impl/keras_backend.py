@@ -41,7 +41,9 @@ SHAPES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "image": ({"axis": (2, 3), "feature_axis": 1}, (2, 3, 4, 4)),
     "partial": ({"partial": 0.3}, (6, 32)),
     "no scale": ({"scale": False, "bias": True}, (6, 32)),
+    "no weights": ({"scale": False, "bias": False}, (4, 8)),
 }
+assert len(SHAPES) % len(POLICIES)  # check_outputs runs one shape of each policy, another one each time
 
 
 def to_numpy(x: Any) -> Any:
