@@ -196,22 +196,3 @@ def test_vmap_over_parameters(layers: Any) -> None:
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), PARAMS, TANGENTS)
     want = jnp.stack([apply(PARAMS, X), apply(TANGENTS, X)])
     np.testing.assert_array_equal(jax.jit(layers)(params, X), want)
-
-
-def test_second_derivatives() -> None:
-    """Of a layer as of plain operations: float64, values of the order of 1."""
-
-    def plain(params: Any, x: Any) -> Any:
-        return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + EPS) * params["scale"] + params["bias"]
-
-    with jax.enable_x64(True):
-        args = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), (PARAMS, X[0]))
-        found = [
-            jax.jit(jax.hessian(lambda params, x: jnp.sum(jnp.sin(function(params, x))), (0, 1)))(*args)  # noqa: B023
-            for function in (call, apply, plain)
-        ]
-        *ours, want = map(jax.tree.leaves, found)
-        for got in ours:
-            for one, other in zip(got, want, strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
-        assert any(float(jnp.max(jnp.abs(leaf))) > 0.1 for leaf in want)

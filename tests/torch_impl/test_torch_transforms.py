@@ -57,7 +57,7 @@ def test_an_exported_layer(variant: str, strict: bool) -> None:
     assert list(program.state_dict) == ["weight"]
 
 
-# torch.func, forward mode, second derivatives
+# torch.func
 
 
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")  # linearize's, for constants
@@ -105,29 +105,6 @@ def test_an_ensemble_of_layers() -> None:
         return torch.func.functional_call(base, (parameters, buffers), (x,))
 
     assert torch.equal(torch.vmap(call)(parameters, buffers), torch.stack([layer(x) for layer in layers]))
-
-
-def test_second_derivatives_are_those_of_the_built_in() -> None:
-    """A gradient penalty, and products with the Hessian by every route of torch.autograd.functional."""
-    ours, theirs = pair()
-    x, v = randn(2, 3, 8, dtype=F64), randn(2, 3, 8, dtype=F64, seed=1)
-    penalties = []
-    for layer in (ours, theirs):
-        leaf = x.clone().requires_grad_()
-        (dx,) = torch.autograd.grad(layer(leaf).pow(3).sum(), leaf, create_graph=True)
-        ((dx * dx).sum(1).sqrt() - 1).square().sum().backward()
-        penalties.append((leaf.grad, layer.weight.grad))
-        layer.zero_grad()
-    for got, want in zip(*penalties, strict=True):
-        assert (got - want).abs().max() <= 16 * NEAR * want.abs().max()  # a cube, a root, and as many operations again
-    functional = torch.autograd.functional
-    for product in (functional.hvp, functional.vhp):
-        got, want = (product(lambda x, f=layer: f(x).pow(3).sum(), x, v)[1] for layer in (ours, theirs))
-        near(got, want)
-    for options in ({"strategy": "reverse-mode"}, {"strategy": "forward-mode", "vectorize": True}):
-        got, want = (functional.jacobian(layer, x, **options) for layer in (ours, theirs))
-        near(got, want)
-    near(*(functional.jvp(layer, x, v)[1] for layer in (ours, theirs)))  # twice backward
 
 
 # Precision, memory
