@@ -29,23 +29,18 @@ from queue import Queue
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+OF_EVERY_FRAMEWORK = ["tests/test_interface.py", "tests/test_numbers.py", "tests/test_gate.py"]
 # The tests of each part, those that are likely to notice most first. A file belongs to the first part it starts with.
 TESTS = {
     "rmsnorm/numpy_impl": ["tests/numpy_impl", "tests/test_gate.py"],
-    "rmsnorm/torch_impl": [
-        "tests/torch_impl",
-        "tests/test_interface.py",
-        "tests/test_numbers.py",
-        "tests/test_gate.py",
-    ],
-    "rmsnorm/tf_impl": ["tests/tf_impl", "tests/test_interface.py", "tests/test_numbers.py", "tests/test_gate.py"],
-    "rmsnorm/flax_impl": ["tests/flax_impl", "tests/test_interface.py", "tests/test_numbers.py", "tests/test_gate.py"],
+    "rmsnorm/torch_impl": ["tests/torch_impl", *OF_EVERY_FRAMEWORK],
+    "rmsnorm/tf_impl": ["tests/tf_impl", *OF_EVERY_FRAMEWORK],
+    "rmsnorm/flax_impl": ["tests/flax_impl", *OF_EVERY_FRAMEWORK],
     "rmsnorm/cpu": [
         "tests/cpu",
         "tests/torch_impl/test_torch.py",
         "tests/torch_impl/test_torch_rows.py",
-        "tests/test_numbers.py",
-        "tests/test_gate.py",
+        *OF_EVERY_FRAMEWORK[1:],
     ],
     "rmsnorm/accuracy": ["tests/parity", "tests/identify"],
     "rmsnorm/targets": ["tests/targets", "tests/identify"],

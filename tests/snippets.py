@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import printed
 
 ROOT = Path(__file__).parents[1]
 _NEEDS = {
@@ -39,16 +37,7 @@ def run(code: str, names: dict[str, Any], folder: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(code, encoding="utf-8")
         if "\ndef test_" in code:
-            _test(path, folder)
+            said = printed("-m", "pytest", "-q", "-p", "no:cacheprovider", path, cwd=folder, path=ROOT)
+            assert " passed" in said, said
         return
     exec(compile(code, "snippet", "exec"), names)
-
-
-def _test(path: Path, folder: Path) -> None:
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)],
-        cwd=folder, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout, done.stdout

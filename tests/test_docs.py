@@ -6,17 +6,18 @@ import importlib.util
 import json
 import pkgutil
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from commands import rmsnorm
+from programs import printed
 from snippets import run, snippets
+from typer.main import get_command
 
 from rmsnorm import PRESETS
+from rmsnorm.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -66,27 +67,31 @@ def test_notebooks_run(path, capsys, monkeypatch, tmp_path):
         ]
 
 
+def table(page, command):
+    """The table that the command wrote into a page."""
+    found = re.search(rf"<!-- {re.escape(command)} -->\n(.*?)<!-- end -->", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
 @pytest.mark.parametrize(
-    ("page", "command"), [("which.md", "docs/families.py"), ("performance.md", "benchmarks/tables.py short")]
-)
+    ("page", "command"),
+    [
+        ("docs/which.md", "docs/families.py"), ("docs/performance.md", "benchmarks/tables.py short"),
+        ("README.md", "benchmarks/tables.py readme"), ("benchmarks/README.md", "benchmarks/tables.py model"),
+        ("benchmarks/README.md", "benchmarks/tables.py all-layers"),
+    ],
+)  # fmt: skip
+@pytest.mark.sample(5)
 def test_tables_are_generated(page, command):
-    table = re.search(
-        rf"<!-- python {re.escape(command)} -->\n(.*?)<!-- end -->",
-        (DOCS / page).read_text(encoding="utf-8"),
-        re.DOTALL,
-    )
-    options = {"capture_output": True, "text": True, "check": True, "timeout": 60}
-    printed = subprocess.run([sys.executable, *command.split()], cwd=ROOT, **options)
-    assert table is not None
-    assert table.group(1) == printed.stdout, f"put the output of `python {command}` into docs/{page}"
+    wanted = printed(*command.split(), cwd=ROOT, timeout=60)
+    assert table(page, f"python {command}") == wanted, f"put the output of `python {command}` into {page}"
 
 
 def test_the_table_of_variants_is_what_the_command_prints():
-    page = (DOCS / "variants.md").read_text(encoding="utf-8")
-    table = re.search(r"<!-- rmsnorm variants --markdown -->\n(.*?)<!-- end -->", page, re.DOTALL)
-    assert table is not None
-    printed = rmsnorm("variants", "--markdown").stdout
-    assert table.group(1) == printed, "put the output of `rmsnorm variants --markdown` into docs/variants.md"
+    command = "rmsnorm variants --markdown"
+    wanted = rmsnorm(*command.split()[1:]).stdout
+    assert table("docs/variants.md", command) == wanted, f"put the output of `{command}` into docs/variants.md"
 
 
 def test_the_families_are_many_and_their_variants_are_presets():
@@ -131,10 +136,6 @@ def test_links_lead_to_files_headings_and_definitions(tmp_path):
 
 def test_functions_and_commands_that_are_named_exist():
     """Those of "Which function?"; a framework that is not installed is left out."""
-    from typer.main import get_command
-
-    from rmsnorm.cli import app
-
     page = (DOCS / "functions.md").read_text(encoding="utf-8")
     names = set(re.findall(r"`(rmsnorm(?:\.\w+)+)`", page))
     commands = set(re.findall(r"`rmsnorm ([a-z ]+?)(?: \S+\.onnx)?`", page))
@@ -151,10 +152,6 @@ def test_functions_and_commands_that_are_named_exist():
 
 
 def test_the_page_of_commands_has_every_command():
-    from typer.main import get_command
-
-    from rmsnorm.cli import app
-
     def names(command, name):
         parts = getattr(command, "commands", {})
         return [full for part, inner in parts.items() for full in names(inner, f"{name} {part}")] or [name]

@@ -28,13 +28,6 @@ def gated(variant, function, position):
     return Variant.get(variant).replace(gate_function=function, gate_position=position)
 
 
-def arrays(dtype, parameters="float32"):
-    random = np.random.default_rng(3)
-    x, z = (random.normal(size=(2, 5, 24)) * 3).astype(dtype), (random.normal(size=(2, 5, 24)) * 3).astype(dtype)
-    gain, bias = random.normal(0.3, 1.0, 24).astype(parameters), random.normal(-0.2, 0.5, 24).astype(parameters)
-    return x, gain, bias, z
-
-
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_factor_and_its_slope_have_90_bits(function):
     """2^-94 + 2^-104 |z| of the exponential, five operations of 2^-104; 1 + z s(-z) is at least 0.2 of its terms."""
@@ -84,22 +77,26 @@ LAYERS = {
 }
 
 
-KERNELS = [  # the kernels of the parity kit; and a gate of another dtype, and eps beside the root
+KERNELS = [  # the kernels of the parity kit; and a gate of another dtype, and eps beside the root; and no gate
     *itertools.product(("standard", "llama"), ("float32", "bfloat16", "float16"), ("silu",), ("after", "before")),
     ("zhang_torch", "bfloat16", "sigmoid", "after"), ("standard", "float32", "sigmoid", "before"),
+    *itertools.product(("standard", "llama", "gemma"), ("float32", "bfloat16", "float16"), (None,), ("after",)),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize(("name", "dtype", "function", "position"), KERNELS)
+@pytest.mark.sample(6)
 def test_kernels_have_the_bits_of_the_golden(framework, name, dtype, function, position, monkeypatch):
-    """Both kernels, in groups or not, on rows with gaps; with large gates, which no other elements of the row have."""
+    """Both kernels, in groups along one axis or two or not, on rows with gaps; with large gates, which no other
+    elements of the row have.
+    """
     pytest.importorskip("numba")
-    variant, random = gated(name, function, position), np.random.default_rng(6)
+    variant, random = gated(name, function or "silu", position), np.random.default_rng(6)
     x, z = random.normal(size=(2, 6, 5, 4, 24)) * 10.0 ** random.uniform(-3, 1, (2, 6, 5, 4, 1))
     z[0, 0, 0, :8] = (0.0, -0.0, 90, -90, -700, 1e3, -1e4, 30)
     x, z = x.astype(dtype)[1:4], z.astype("float32" if name == "zhang_torch" else dtype)[::2, ::2]
-    x, gain = x[:, 1:4], random.normal(0.3, 1.0, (4, 24)).astype(dtype)
+    x, gains = x[:, 1:4], random.normal(0.3, 1.0, (3, 4, 24)).astype(dtype)
     if framework == "torch":
         pytest.importorskip("torch")
         from rmsnorm.torch_impl import arithmetic
@@ -109,15 +106,20 @@ def test_kernels_have_the_bits_of_the_golden(framework, name, dtype, function, p
     else:
         monkeypatch.setattr(fast, "golden", None)
         compute = _kernels_of_numpy
-    for axes in ({"axis": -1, "feature_axis": (-2, -1)}, {"axis": (-2, -1)}):
-        options = {**axes, "variant": variant, "gate": z}
+    for axes, gain in (
+        ({"axis": -1, "feature_axis": (-2, -1)}, gains[0]),
+        ({"axis": -1, "feature_axis": (-3, -2, -1)}, gains),
+        ({"axis": (-2, -1)}, gains[0]),
+    ):
+        options = {**axes, "variant": variant, "gate": None if function is None else z}
         y, inverse_rms = numpy_impl.rms_norm(x, gain, return_inverse_rms=True, **options)
         dy = random.normal(size=y.shape).astype(y.dtype)
         want = [y, inverse_rms, *numpy_impl.rms_norm_vjp(dy, x, gain, **options)]
         got = compute(dy, x, gain, **options)
-        for quantity, ours, golden in zip(("y", "1 / rho", "dx", "dscale", "dbias", "dgate"), got, want, strict=True):
+        for quantity, ours, golden in zip(("y", "1 / rho", "dx", "dscale", "dbias", "dgate"), got, want, strict=False):
             assert (ours is golden is None) or (ours.dtype, ours.shape) == (golden.dtype, golden.shape)
             assert golden is None or np.array_equal(ours, golden), quantity
+        assert len(got) == len(want) == 5 + (function is not None)
 
 
 @pytest.mark.parametrize(
@@ -184,50 +186,19 @@ def _kernels_of_torch(dy, x, gain, *, gate, **options):
     from rmsnorm.torch_impl import rms_norm, rms_norm_vjp
 
     between = bridge("torch")
-    dy, x, gain, gate = (between.send(array) for array in (dy, x, gain, gate))
-    outputs = rms_norm(x, gain, gate=gate, return_inverse_rms=True, **options)
-    dx, dscale, _, dgate = rms_norm_vjp(dy, x, gain, gate=gate, **options)
-    leaves = [array.clone().requires_grad_() for array in (x, gain, gate)]
-    by_tape = torch.autograd.grad(rms_norm(*leaves[:2], gate=leaves[2], **options), leaves, dy)
-    assert all(map(torch.equal, by_tape, (dx, dscale, dgate)))
-    y = rms_norm(x.clone().requires_grad_(), gain, gate=gate, return_inverse_rms=True, **options)
+    dy, *inputs = (between.send(array) for array in (dy, x, gain, gate) if array is not None)
+
+    def norm(x, gain, gate=None, **more):
+        return rms_norm(x, gain, gate=gate, **more, **options)
+
+    outputs = norm(*inputs, return_inverse_rms=True)
+    gradients = rms_norm_vjp(dy, *inputs[:2], gate=dict(enumerate(inputs)).get(2), **options)
+    leaves = [array.clone().requires_grad_() for array in inputs]
+    by_tape = torch.autograd.grad(norm(*leaves), leaves, dy)
+    assert all(map(torch.equal, by_tape, (gradient for gradient in gradients if gradient is not None)))
+    y = norm(inputs[0].clone().requires_grad_(), *inputs[1:], return_inverse_rms=True)
     assert all(map(torch.equal, y, outputs))
-    return [*map(between.fetch, (*outputs, dx, dscale)), None, between.fetch(dgate)]
-
-
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
-@pytest.mark.parametrize("name", ["standard", "llama", "gemma"])
-def test_kernels_of_groups_have_the_bits_of_the_golden(framework, name, monkeypatch):
-    """Without a gate, on rows with gaps, with one axis of groups and with two."""
-    pytest.importorskip("numba")
-    random = np.random.default_rng(7)
-    for dtype, axes in itertools.product(("float32", "bfloat16", "float16"), ((-2, -1), (-3, -2, -1))):
-        x = (random.normal(size=(6, 5, 4, 24)) * 10.0 ** random.uniform(-3, 1, (6, 5, 4, 1))).astype(dtype)[::2]
-        gain = random.normal(0.3, 1.0, x.shape[axes[0] :]).astype(dtype)
-        options = {"axis": -1, "feature_axis": axes, "variant": name}
-        y, inverse_rms = numpy_impl.rms_norm(x, gain, return_inverse_rms=True, **options)
-        dy = random.normal(size=y.shape).astype(y.dtype)
-        want = [y, inverse_rms, *numpy_impl.rms_norm_vjp(dy, x, gain, **options)[:2]]
-        with monkeypatch.context() as patch:
-            if framework == "torch":
-                torch = pytest.importorskip("torch")
-                from rmsnorm.torch_impl import arithmetic, rms_norm, rms_norm_vjp
-
-                patch.setattr(arithmetic, "statistic", None)  # of plain operations
-                between = bridge("torch")
-                x, gain, dy = map(between.send, (x, gain, dy))
-                got = [*rms_norm(x, gain, return_inverse_rms=True, **options)]
-                got += rms_norm_vjp(dy, x, gain, **options)[:2]
-                leaves = [array.clone().requires_grad_() for array in (x, gain)]
-                by_tape = torch.autograd.grad(rms_norm(*leaves, **options), leaves, dy)
-                got = [between.fetch(t) for t in (*got, *by_tape)]
-                want += want[2:]
-            else:
-                patch.setattr(fast, "golden", None)
-                got = _kernels_of_numpy(dy, x, gain, **options)[:4]
-        for ours, golden in zip(got, want, strict=True):
-            assert (ours.dtype, ours.shape) == (golden.dtype, golden.shape)
-            assert np.array_equal(ours, golden)
+    return [None if array is None else between.fetch(array) for array in (*outputs, *gradients)]
 
 
 @pytest.mark.parametrize("framework", LAYERS, indirect=True)
@@ -253,10 +224,10 @@ def test_frameworks_agree_with_the_golden(framework):
 
 
 def test_what_is_no_gate_is_refused():
-    x, gain, _, z = arrays("float32")
+    x, z = np.ones((2, 2, 5, 24), np.float32)
     for wrong, sentence in (
         ({"gate": z[:1]}, r"gate has shape \(1, 5, 24\), expected \(2, 5, 24\)"),
         ({"gate": z > 0}, "gate has dtype bool"),
     ):
         with pytest.raises((TypeError, ValueError), match=f"rms_norm: {sentence}"):
-            numpy_impl.rms_norm(x, gain, **wrong)
+            numpy_impl.rms_norm(x, **wrong)

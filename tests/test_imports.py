@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import commands
 import pytest
+from programs import finished, printed
 
 import rmsnorm
 from rmsnorm.frameworks import FRAMEWORKS
@@ -21,22 +19,12 @@ COMPILER = "numba"
 ROOT = Path(__file__).parents[1]
 
 
-def _run(*arguments, path=None, cwd=None):
-    environment = {**os.environ, "COLUMNS": "200", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, env=environment, cwd=cwd, check=False
-    )
-
-
 def _loaded(*statements, path=None):
     """The top-level packages and modules of rmsnorm that are loaded after each statement, in a process of their own."""
     show = "print('|' + json.dumps([n for n in sys.modules if n.count('.') == 0 or n.startswith('rmsnorm.')]))"
     code = "\n".join(["import sys, json", *(f"{statement}\n{show}" for statement in statements)])
-    done = _run("-c", code, path=path)
-    assert done.returncode == 0, done.stderr
-    return [set(json.loads(line[1:])) for line in done.stdout.splitlines() if line.startswith("|")]
+    lines = printed("-c", code, path=path).splitlines()
+    return [set(json.loads(line[1:])) for line in lines if line.startswith("|")]
 
 
 STATEMENTS = {
@@ -144,13 +132,12 @@ sys.exit(pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider"]))
 @pytest.mark.slow  # CI's jobs with one framework show it at each push
 def test_the_tests_load_with_numpy_alone():
     """As in CI's jobs with one framework or none: a file that imports another one would end the session."""
-    done = _run("-c", COLLECT, cwd=ROOT)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    printed("-c", COLLECT, cwd=ROOT)
 
 
 def test_the_stubs_hide_the_frameworks(nothing_installed):
     for package in PACKAGES:
-        done = _run("-c", f"import {package}", path=nothing_installed)
+        done = finished("-c", f"import {package}", path=nothing_installed)
         assert done.returncode == 1
         assert f"ModuleNotFoundError: No module named '{package}'" in done.stderr
 
@@ -186,7 +173,7 @@ def test_a_backend_that_is_asked_for_and_absent_is_an_error(nothing_installed, b
     ],
 )
 def test_the_import_of_a_framework_says_what_installs_its_framework(nothing_installed, statement, package, extra):
-    done = _run("-c", statement, path=nothing_installed)
+    done = finished("-c", statement, path=nothing_installed)
     assert (
         f"{package} is not installed, expected for this backend; from a checkout: pip install '.[{extra}]'"
         in done.stderr
@@ -204,28 +191,20 @@ def test_a_required_framework_that_is_absent_fails_the_session(tmp_path):
     )
     target = f"{tests / 'test_signatures.py'}::test_public_names_are_equal"
     options = ("-m", "pytest", "-p", "hide", "-p", "no:cacheprovider", "-rs", "-q", target)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "RMSNORM_REQUIRE": "numpy,flax"}
-    failed = subprocess.run(
-        [sys.executable, *options], capture_output=True, text=True, timeout=300, env=environment, check=False
-    )
+    failed = finished(*options, path=tmp_path, RMSNORM_REQUIRE="numpy,flax")
     assert failed.returncode not in (0, 5)
     assert (
         "RMSNORM_REQUIRE names flax, but jax is not installed; pip install '.[flax]'" in failed.stderr + failed.stdout
     )
-    environment["RMSNORM_REQUIRE"] = "numpy"
-    passed = subprocess.run(
-        [sys.executable, *options, "-k", "numpy or flax"],
-        capture_output=True, text=True, timeout=300, env=environment, check=False,
-    )  # fmt: skip
-    assert passed.returncode == 0, passed.stdout
-    assert "jax is not installed; pip install '.[flax]'" in passed.stdout
-    assert "1 passed, 1 skipped" in passed.stdout
+    passed = printed(*options, "-k", "numpy or flax", path=tmp_path, RMSNORM_REQUIRE="numpy")
+    assert "jax is not installed; pip install '.[flax]'" in passed
+    assert "1 passed, 1 skipped" in passed
 
 
 def test_a_training_step_in_pytorch_loads_no_compiler():
     """torch._dynamo takes longer to import than all else; imported later, it has rms_norm as one node nevertheless."""
     pytest.importorskip("torch")
-    done = _run(
+    printed(
         "-c",
         "import sys, torch\n"
         "from rmsnorm.torch_impl import RMSNorm\n"
@@ -237,4 +216,3 @@ def test_a_training_step_in_pytorch_loads_no_compiler():
         "(node,) = [node for node in graph.graph.nodes if node.op == 'call_function']\n"
         "assert node.target.__name__ == 'rms_norm_in_graph'\n",
     )
-    assert done.returncode == 0, done.stderr

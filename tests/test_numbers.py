@@ -36,8 +36,7 @@ def test_a_zero_has_the_sign_of_its_product(framework, variant, dtype, axis):
     want = np.signbit(x.astype(np.float64) * gain)
     for parameters in ((scale,), (scale, bias)):
         rows = x if axis else np.ascontiguousarray(x.T)
-        with framework.precision(dtype == "float64"):
-            y = framework.rms_norm(rows, *parameters, variant=variant, axis=axis)
+        y = framework.rms_norm(rows, *parameters, variant=variant, axis=axis)
         y = (y if axis else y.T).astype(np.float64)
         assert np.array_equal(np.signbit(y), want)
         assert np.array_equal(y == 0, x.astype(np.float64) * gain == 0)
@@ -61,14 +60,12 @@ def test_special_numbers_in_kernels_and_golden(eps, position, partial):
         assert np.array_equal(np.signbit(golden)[~np.isnan(golden)], np.signbit(ours)[~np.isnan(golden)])
 
 
-def test_what_is_not_counted_does_not_feel_an_infinite_sum(framework):
-    dy = np.array([[np.inf, 1.0, 2.0, 3.0]], np.float32)
-    dx = framework.rms_norm_vjp(dy, np.array([[1.0, 2.0, 3.0, 4.0]], np.float32), partial=0.5, axis=-1)[0]
-    assert np.allclose(dx[0, 2:], dy[0, 2:] / np.sqrt(2.5 + 1e-6), rtol=1e-6)
-    dx = framework.rms_norm_vjp(
-        dy.T.copy(), np.array([[1.0, 2.0, 3.0, 4.0]], np.float32).T.copy(), partial=0.5, axis=0
-    )[0]
-    assert np.allclose(dx[2:, 0], dy[0, 2:] / np.sqrt(2.5 + 1e-6), rtol=1e-6)
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_what_is_not_counted_does_not_feel_an_infinite_sum(framework, axis):
+    arrays = np.array([[[np.inf, 1.0, 2.0, 3.0]], [[1.0, 2.0, 3.0, 4.0]]], np.float32)
+    dy, x = arrays if axis else arrays.swapaxes(1, 2).copy()
+    dx = framework.rms_norm_vjp(dy, x, partial=0.5, axis=axis)[0]
+    assert np.allclose(dx.ravel()[2:], dy.ravel()[2:] / np.sqrt(2.5 + 1e-6), rtol=1e-6)
 
 
 @pytest.mark.parametrize("axis", [-1, 0])
@@ -87,9 +84,8 @@ def test_masked_elements_beside_a_nan_have_no_gradient(framework, axis):
 def test_nothing_counted_is_0_also_without_eps(framework, dtype):
     x, scale = np.ones((2, 3), dtype), np.ones(3, dtype)
     mask = np.array([[True] * 3, [False] * 3])
-    with framework.precision(dtype == "float64"):
-        y, inverse_rms = framework.rms_norm(x, scale, mask=mask, eps=0.0, return_inverse_rms=True)
-        dx, dscale, _ = framework.rms_norm_vjp(np.ones((2, 3), dtype), x, scale, mask=mask, eps=0.0)
+    y, inverse_rms = framework.rms_norm(x, scale, mask=mask, eps=0.0, return_inverse_rms=True)
+    dx, dscale, _ = framework.rms_norm_vjp(np.ones((2, 3), dtype), x, scale, mask=mask, eps=0.0)
     assert y.tolist() == [[1.0] * 3, [0.0] * 3]
     assert inverse_rms.tolist() == [[1.0], [0.0]]
     assert not dx.any()
@@ -116,8 +112,7 @@ def test_float64_of_very_different_sizes_is_within_an_ulp(framework, axis):
     x = np.ldexp(random.normal(size=(16, 24)), random.integers(-400, 400, (16, 24)))
     scale = np.ldexp(random.normal(size=24), random.integers(-90, 90, 24))
     rows = x if axis else np.ascontiguousarray(x.T)
-    with framework.precision(True):
-        y = framework.rms_norm(rows, scale, axis=axis)
+    y = framework.rms_norm(rows, scale, axis=axis)
     want = numpy_impl.rms_norm(x, scale)
     in_range = np.abs(x) / np.abs(x).max(axis=1, keepdims=True) > 2.0**-750
     assert in_range.mean() > 0.9

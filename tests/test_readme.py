@@ -1,9 +1,7 @@
-"""The README: it is short, its snippets run, and its table is generated."""
+"""The README: it is short, and its snippets run."""
 
 import importlib.util
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -28,24 +26,6 @@ def test_snippets_run(snippet, capsys, tmp_path, monkeypatch):
 
 def test_it_is_read_in_a_few_minutes():
     assert len(README.splitlines()) <= 120, "move a part of it to a page of docs/, and link to that"
-
-
-@pytest.mark.parametrize(
-    ("page", "name"),
-    [("README.md", "readme"), ("benchmarks/README.md", "model"), ("benchmarks/README.md", "all-layers")],
-)
-def test_the_tables_of_times_are_those_of_the_committed_runs(page, name):
-    mark = f"<!-- python benchmarks/tables.py {name} -->\n"
-    table = re.search(rf"{re.escape(mark)}(.*?)<!-- end -->", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    printed = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "tables.py", name],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
-    assert table is not None
-    assert table.group(1) == printed, f"put the output of `python benchmarks/tables.py {name}` into {page}"
 
 
 def test_lines_that_do_not_run_here_stand_on_the_pages_that_say_more():

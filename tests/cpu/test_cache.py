@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +111,8 @@ def test_many_write_and_read_at_once(folder: Path) -> None:
             cache.write("f", code)
             seen.add(cache.read("f"))
 
-    threads = [threading.Thread(target=work, args=(code,)) for code in codes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, codes))
     assert seen <= set(codes)
     assert len(list(folder.iterdir())) == 1
 

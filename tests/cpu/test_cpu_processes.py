@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from programs import printed
 
 import rmsnorm
 from rmsnorm import cpu
@@ -25,13 +26,8 @@ if not cpu.is_available():
 
 def run(code: str, *arguments: Any, cwd: Any = None, **environment: str) -> str:
     """What a separate program prints, within two minutes; warnings are errors."""
-    surroundings = {name: value for name, value in os.environ.items() if not name.startswith("RMSNORM_")} | environment
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, env=surroundings, cwd=cwd, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    changes = {**{name: None for name in os.environ if name.startswith("RMSNORM_")}, **environment}
+    return printed("-W", "error", "-c", code, *arguments, timeout=120, cwd=cwd, **changes)
 
 
 COUNT_THREADS = """
@@ -118,12 +114,7 @@ def test_child_processes(method: str, framework: str, tmp_path: Path) -> None:
         pytest.skip("this system has no fork")
     program = tmp_path / "children.py"
     program.write_text(CHILDREN)
-    environment = {**os.environ, "RMSNORM_NUM_THREADS": "2"}
-    done = subprocess.run(
-        [sys.executable, program, method, str(framework == "torch")],
-        capture_output=True, text=True, timeout=180, env=environment, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+    assert printed(program, method, framework == "torch", timeout=180, RMSNORM_NUM_THREADS="2") == "equal\n"
 
 
 FORKED = """
@@ -203,8 +194,9 @@ with warnings.catch_warnings(record=True) as caught:
     from rmsnorm.numpy_impl import fast
     with_torch = sys.argv[2] == "True"
     if with_torch:
-        import torch
+        from rmsnorm.targets.bridges import bridge
         from rmsnorm.torch_impl import rms_norm
+        tensor = bridge("torch").send
     results, rng = [], np.random.default_rng(0)
     for dtype in ("float16", "bfloat16", "float32"):
         dy, x, residual = rng.normal(size=(3, 40, 64)).astype(dtype)
@@ -214,10 +206,6 @@ with warnings.catch_warnings(record=True) as caught:
                 y = fast.rms_norm(x, scale, variant=variant, return_inverse_rms=True, **options)
                 results += [*y, *fast.rms_norm_vjp(dy, x, scale, variant=variant, **options)]
                 if with_torch:
-                    def tensor(a):
-                        if a.dtype.name == "bfloat16":
-                            return torch.from_numpy(a.view(np.int16)).view(torch.bfloat16)
-                        return torch.from_numpy(a)
                     tensors = {name: tensor(a) for name, a in options.items()}
                     leaves = [tensor(a).clone().requires_grad_() for a in (x, scale)]
                     y = rms_norm(*leaves, variant=variant, **tensors)
@@ -233,12 +221,7 @@ print(json.dumps([messages, digests, "llvmlite" in sys.modules]))
 @pytest.mark.slow
 def test_without_numba_the_results_are_the_same() -> None:
     """One warning for NumPy and one for PyTorch say how to install it; none if the kernels are switched off."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        with_torch = False
-    else:
-        with_torch = True
+    with_torch = find_spec("torch") is not None
     with_kernels = json.loads(run(RESULTS, "installed", with_torch))
     absent = json.loads(run(RESULTS, "absent", with_torch))
     switched_off = json.loads(run(RESULTS, "installed", with_torch, RMSNORM_CPU_KERNELS="0"))
@@ -302,32 +285,17 @@ def test_a_place_for_compiled_code(installed: Path) -> None:
     assert len(more) == 2 * len(files)
 
 
-FORWARD = {
-    "torch": """
-import torch
-from rmsnorm.torch_impl import rms_norm
-
-def forward(dtype, x):
-    return rms_norm(torch.from_numpy(x).to(getattr(torch, dtype))).float().numpy()
-""",
-    "flax": """
-import jax
-from rmsnorm.flax_impl import rms_norm
-
-def forward(dtype, x):
-    return rms_norm(jax.numpy.asarray(x, dtype))
-""",
-}
-
-
 DTYPES = """
 import sys
 import numpy as np
+import torch
 from rmsnorm import numpy_impl as golden
+from rmsnorm.torch_impl import rms_norm
 
 x = np.random.default_rng(0).standard_normal((130, 1025), np.float32)
 for dtype in sys.argv[1:]:
-    print(dtype, np.array_equal(forward(dtype, x), golden.rms_norm(x.astype(dtype))))
+    y = rms_norm(torch.from_numpy(x).to(getattr(torch, dtype))).float().numpy()
+    print(dtype, np.array_equal(y, golden.rms_norm(x.astype(dtype))))
 """
 
 
@@ -336,5 +304,5 @@ def test_what_two_processes_compiled_serves_a_third(tmp_path: Path) -> None:
     """Compiled functions are found by name, and each process counts anew what numba's names of functions count."""
     pytest.importorskip("torch")
     for dtypes in (["float32"], ["bfloat16"], ["float32", "bfloat16"]):
-        out = run(FORWARD["torch"] + DTYPES, *dtypes, NUMBA_CACHE_DIR=str(tmp_path))
+        out = run(DTYPES, *dtypes, NUMBA_CACHE_DIR=str(tmp_path))
         assert out == "".join(f"{dtype} True\n" for dtype in dtypes)

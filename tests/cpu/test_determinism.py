@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,13 +102,11 @@ def test_microbatches_add_up(framework):
 
 def test_its_cost_is_measured(monkeypatch, capsys):
     pytest.importorskip("numba")
-    path = Path(__file__).parents[2] / "benchmarks" / "determinism.py"
-    spec = importlib.util.spec_from_file_location("determinism", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    monkeypatch.setattr(script, "SHAPES", ((64, 2048),))
-    monkeypatch.setattr(script, "TURNS", 2)
-    script.main()
+    import determinism
+
+    monkeypatch.setattr(determinism, "SHAPES", ((64, 2048),))
+    monkeypatch.setattr(determinism, "TURNS", 2)
+    determinism.main()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("own threads")
     assert all(line.startswith("64x2048: ") and line.endswith(" times") for line in lines[1::2])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
+from programs import finished
 
 from rmsnorm.cpu import build, target
 
@@ -59,10 +57,7 @@ def library(tmp_path_factory):
 
 
 def called(folder):
-    environment = {**os.environ, "RMSNORM_CPU_LIBRARY": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", CALLS], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = finished("-c", CALLS, timeout=120, RMSNORM_CPU_LIBRARY=str(folder))
     assert done.returncode == 0, done.stderr
     return *json.loads(done.stdout), done.stderr
 

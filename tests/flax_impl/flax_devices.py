@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import flax.linen
 import jax
 import numpy as np
 from flax import nnx
-from flax_arrays import normal
+from flax_arrays import gradients, normal
 from jax import numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
@@ -68,12 +69,15 @@ def apart(got: Any, want: Any, unit: Any = 0.0) -> float:
         return float(np.nanmax(abs(got.astype(np.float64) - want.astype(np.float64)) / unit))
 
 
-def gradients(norm: Callable[..., Any]) -> Callable[..., Any]:
-    def derive(x: Any, scale: Any, bias: Any, mask: Any, dy: Any) -> Any:
-        y, pull = jax.vjp(lambda *args: norm(*args, mask), x, scale, bias)
-        return y, *pull(dy.astype(y.dtype))
+def masked_gradients(norm: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, scale, bias, mask, dy: gradients(lambda *args: norm(*args, mask), x, scale, bias, dy)
 
-    return derive
+
+def second(norm: Callable[..., Any]) -> Callable[..., Any]:
+    """Of x and the scale, the gradient of the size of the gradient of a loss."""
+    loss = lambda x, scale, dy: jnp.sum(jnp.sin(norm(x, scale)) * dy)  # noqa: E731
+    size = lambda *args: sum(jnp.sum(part**2) for part in jax.grad(loss, (0, 1))(*args))  # noqa: E731
+    return jax.grad(size, (0, 1))
 
 
 def units(x: Any, scale: Any, bias: Any, mask: Any, dy: Any) -> list[Any]:
@@ -96,7 +100,7 @@ def partitioned(dtype: str, masked: bool, mesh: str) -> None:
     x, dy = (normal(seed, ROWS, WIDTH, dtype=dtype) for seed in (0, 1))
     scale, bias = (normal(seed, WIDTH, dtype=dtype) for seed in (4, 5))
     args = x, scale, bias, mask, dy
-    derive = gradients(lambda x, scale, bias, mask: rms_norm(x, scale, bias, mask=mask, variant="flax"))
+    derive = masked_gradients(lambda x, scale, bias, mask: rms_norm(x, scale, bias, mask=mask, variant="flax"))
 
     def record(name: str, spec: Any, want: Any) -> None:
         given = spread(mesh_of(mesh), spec, *args)
@@ -126,15 +130,7 @@ def whole_rows() -> None:
     in_pmap = lambda *args: jax.pmap(rms_norm, in_axes=(0, None))(*args)  # noqa: E731
 
     def derivatives(norm: Any) -> Callable[..., Any]:
-        def derive(x: Any, scale: Any, dy: Any) -> Any:
-            y, pull = jax.vjp(norm, x, scale)
-            return y, *pull(dy.astype(y.dtype))
-
-        return derive
-
-    def second(norm: Any) -> Callable[..., Any]:
-        loss = lambda x, scale, dy: jnp.sum(jnp.sin(norm(x, scale)) * dy)  # noqa: E731
-        return jax.grad(lambda *args: jnp.sum(jax.grad(loss, 1)(*args) ** 2), (0, 1))
+        return functools.partial(gradients, norm)
 
     def record(name: str, function: Any, want: Any, *args: Any) -> None:
         given = [jax.device_put(each, NamedSharding(mesh, rows if each.ndim > 1 else whole)) for each in args]
@@ -242,53 +238,72 @@ def over_a_named_axis(dtype: str) -> None:
     scale, bias = normal(4, WIDTH, dtype=dtype), jnp.zeros(WIDTH, dtype)
     options = {"axis_name": "devices", "param_dtype": dtype}
 
-    def of_nnx(made: Any) -> Callable[..., Any]:
+    def of_nnx(made: Any, **more: Any) -> Callable[..., Any]:
         def call(x: Any, scale: Any, bias: Any, mask: Any) -> Any:
-            layer = made(WIDTH // 8, rngs=nnx.Rngs(0), **options)
+            layer = made(WIDTH // 8, rngs=nnx.Rngs(0), **options, **more)
             layer.scale[...] = scale
             return layer(x, mask) + bias
 
-        return gradients(call)
+        return call
 
     def of_linen(made: Any) -> Callable[..., Any]:
         module = made(**options)
-        return gradients(lambda x, scale, bias, mask: module.apply({"params": {"scale": scale}}, x, mask=mask) + bias)
+        return lambda x, scale, bias, mask: module.apply({"params": {"scale": scale}}, x, mask=mask) + bias
 
-    @jax.jit
-    def whole(*args: Any) -> Any:
-        return gradients(lambda x, scale, bias, mask: rms_norm(x, scale, mask=mask, variant="flax") + bias)(*args)
+    def on_one(x: Any, scale: Any, bias: Any, mask: Any) -> Any:
+        return rms_norm(x, scale, mask=mask, variant="flax") + bias
 
     args = x, scale, bias, mask, dy
+    whole = jax.jit(lambda *args: masked_gradients(on_one)(*args))
+    halves = [[each[..., half] for each in args] for half in (slice(WIDTH // 2), slice(WIDTH // 2, WIDTH))]
+    groups = {"axis_index_groups": [[0, 1, 2, 3], [4, 5, 6, 7]]}  # a row is two, each with a statistic of its own
     with without_kernels():
         want = whole(*args)
-    for name, over, ours, built_in in (
-        ("nnx, shard_map", over_shard_map, of_nnx(RMSNorm), of_nnx(nnx.RMSNorm)),
-        ("linen, pmap", over_pmap, of_linen(linen.RMSNorm), of_linen(flax.linen.RMSNorm)),
+        want_of_halves = [np.concatenate(parts, -1) for parts in zip(*(whole(*half) for half in halves), strict=True)]
+    unit_of_halves = [np.concatenate(parts, -1) for parts in zip(*(units(*half) for half in halves), strict=True)]
+    for name, over, ours, wanted, unit in (
+        ("nnx, shard_map", over_shard_map, of_nnx(RMSNorm), want, units(*args)),
+        ("linen, pmap", over_pmap, of_linen(linen.RMSNorm), want, units(*args)),
+        ("nnx in groups, pmap", over_pmap, of_nnx(RMSNorm, **groups), want_of_halves, unit_of_halves),
     ):
-        FOUND[f"{name} {dtype}"] = [apart(*each) for each in zip(over(ours, *args), want, units(*args), strict=True)]
+        results = over(masked_gradients(ours), *args)
+        FOUND[f"{name} {dtype}"] = [apart(*each) for each in zip(results, wanted, unit, strict=True)]
+    if dtype == "float64":
+        specs = P(None, "devices"), P("devices"), P("devices"), P(None, "devices")
+        spread_out = jax.shard_map(of_nnx(RMSNorm), mesh=mesh_of("Row"), in_specs=specs, out_specs=specs[0])
+        found, wanted = (
+            jax.jit(second(lambda x, scale, norm=norm: norm(x, scale, bias, mask)))(x, scale, dy)
+            for norm in (spread_out, on_one)
+        )
+        FOUND["second over a named axis"] = [
+            apart(*each, abs(each[1]).max()) for each in zip(found, wanted, strict=True)
+        ]
+    for name, over, built_in in (
+        ("nnx, shard_map", over_shard_map, of_nnx(nnx.RMSNorm)),
+        ("linen, pmap", over_pmap, of_linen(flax.linen.RMSNorm)),
+    ):
         if dtype == "float32":
             with jax.numpy_dtype_promotion("standard"):
-                theirs = over(built_in, x, scale, bias, somewhere, dy)[0]
+                theirs = over(masked_gradients(built_in), x, scale, bias, somewhere, dy)[0]
             wanted = np.asarray(whole(x, scale, bias, somewhere, dy)[0], np.float64)
             FOUND[f"{name}, built-in"] = float(np.max(abs(np.asarray(theirs, np.float64) - wanted)))
 
 
-def main() -> None:
+def main(only: list[str]) -> None:
+    """All, or layers over a named axis in these dtypes only."""
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     assert jax.device_count() == 8
-    for dtype in ("bfloat16", "float32", "float64"):
-        partitioned(dtype, dtype == "float32", "Auto")
+    for dtype in only or ("bfloat16", "float32", "float64"):
         over_a_named_axis(dtype)
-    whole_rows()
-    partitioned("float64", True, "Explicit")
-    abstract()
-    controls()
-    layers()
-    exported()
-    within_custom_partitioning()
+    if not only:
+        for dtype in ("bfloat16", "float32", "float64"):
+            partitioned(dtype, dtype == "float32", "Auto")
+        partitioned("float64", True, "Explicit")
+        for check in (whole_rows, abstract, controls, layers, exported, within_custom_partitioning):
+            check()
     print(json.dumps(FOUND))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

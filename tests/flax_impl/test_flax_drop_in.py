@@ -42,7 +42,6 @@ def test_every_argument_of_the_built_in_ones() -> None:
         changed = {name for name in theirs if mine[name].default != theirs[name].default}
         assert changed == {"epsilon", "scale_init"}
         assert all(mine[name].kind == theirs[name].kind for name in theirs)
-    for ours, built_in in ((RMSNorm, nnx.RMSNorm), (linen.RMSNorm, flax.linen.RMSNorm)):
         mine, theirs = (list(inspect.signature(each.__call__).parameters.values()) for each in (ours, built_in))
         assert [(p.name, p.kind, p.default) for p in mine[: len(theirs)]] == [
             (p.name, p.kind, p.default) for p in theirs

@@ -44,9 +44,13 @@ def layer(params: dict[str, Any] = PARAMS, **options: Any) -> Any:
 GRAPH = nnx.graphdef(layer())
 
 
+def merged(params: dict[str, Any]) -> Any:
+    """The NNX layer with these parameters."""
+    return nnx.merge(GRAPH, nnx.State({name: nnx.Param(value) for name, value in params.items()}))
+
+
 def call(params: dict[str, Any], x: Any) -> Any:
-    """The NNX layer as a function of its parameters."""
-    return nnx.merge(GRAPH, nnx.State({name: nnx.Param(value) for name, value in params.items()}))(x)
+    return merged(params)(x)
 
 
 def apply(params: dict[str, Any], x: Any) -> Any:
@@ -100,8 +104,7 @@ def test_vjp_and_jvp_of_linen() -> None:
     class Along(nn.Module):
         @nn.compact
         def __call__(self, x: Any) -> Any:
-            tangents = {"params": {"params": TANGENTS}}["params"]
-            _, dy = nn.jvp(lambda m, x: m(x), self.of, (x,), (T,), tangents)
+            _, dy = nn.jvp(lambda m, x: m(x), self.of, (x,), (T,), {"params": TANGENTS})
             _, pull = nn.vjp(lambda m, x: m(x), self.of, x)
             return dy, pull(DY)
 
@@ -144,7 +147,7 @@ def nnx_stack(policy: Any, params: Any, x: Any) -> Any:
     def run(m: Any, x: Any) -> Any:
         return x + nnx.remat(lambda m, x: m(x), policy=policy)(m, x)
 
-    return run(nnx.merge(GRAPH, nnx.State({name: nnx.Param(value) for name, value in params.items()})), x)
+    return run(merged(params), x)
 
 
 def linen_stack(policy: Any, params: Any, x: Any) -> Any:
@@ -180,8 +183,7 @@ def test_a_scan_over_layers_is_the_loop(stack: Any, policy: Any) -> None:
 
 
 def nnx_layers(params: Any, x: Any) -> Any:
-    layers = nnx.merge(GRAPH, nnx.State({name: nnx.Param(value) for name, value in params.items()}))
-    return nnx.vmap(lambda m, x: m(x), in_axes=(0, None))(layers, x)
+    return nnx.vmap(lambda m, x: m(x), in_axes=(0, None))(merged(params), x)
 
 
 def linen_layers(params: Any, x: Any) -> Any:
@@ -194,22 +196,3 @@ def test_vmap_over_parameters(layers: Any) -> None:
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), PARAMS, TANGENTS)
     want = jnp.stack([apply(PARAMS, X), apply(TANGENTS, X)])
     np.testing.assert_array_equal(jax.jit(layers)(params, X), want)
-
-
-def test_second_derivatives() -> None:
-    """Of a layer as of plain operations: float64, values of the order of 1."""
-
-    def plain(params: Any, x: Any) -> Any:
-        return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + EPS) * params["scale"] + params["bias"]
-
-    with jax.enable_x64(True):
-        args = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), (PARAMS, X[0]))
-        found = [
-            jax.jit(jax.hessian(lambda params, x: jnp.sum(jnp.sin(function(params, x))), (0, 1)))(*args)  # noqa: B023
-            for function in (call, apply, plain)
-        ]
-        *ours, want = map(jax.tree.leaves, found)
-        for got in ours:
-            for one, other in zip(got, want, strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
-        assert any(float(jnp.max(jnp.abs(leaf))) > 0.1 for leaf in want)

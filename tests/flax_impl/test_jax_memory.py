@@ -10,6 +10,8 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
+from flax_arrays import gradients  # noqa: E402
+
 from rmsnorm import cpu  # noqa: E402
 from rmsnorm.flax_impl.functional import rms_norm  # noqa: E402
 
@@ -19,11 +21,6 @@ GAINS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32
 def temporaries(function: Any, *arrays: Any) -> int:
     size: int = jax.jit(function).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
     return size
-
-
-def gradients(norm: Any, x: Any, scale: Any, dy: Any) -> Any:
-    y, pull = jax.vjp(norm, x, scale)
-    return y, pull(dy)
 
 
 @pytest.fixture(params=["kernels", "operations"])

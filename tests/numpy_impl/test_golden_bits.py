@@ -6,14 +6,12 @@ Its inputs are made of integers alone: exponentials and logarithms differ betwee
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from programs import printed
 
 from rmsnorm import PRESETS, dtypes
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
@@ -57,8 +55,6 @@ def test_its_bits_are_those_of_every_machine() -> None:
 def test_its_bits_do_not_depend_on_vector_instructions() -> None:
     module = np._core._multiarray_umath
     present = [name for name in module.__cpu_dispatch__ if module.__cpu_features__[name]]
-    environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": " ".join(present)}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     command = "import test_golden_bits; print(test_golden_bits.digest())"
-    done = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, timeout=200)
-    assert done.stdout.strip() == DIGEST, done.stderr
+    changes = {"path": Path(__file__).parent, "NPY_DISABLE_CPU_FEATURES": " ".join(present)}
+    assert printed("-c", command, timeout=200, **changes).strip() == DIGEST

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rmsnorm.numpy_impl.paper import invariances
+from rmsnorm.numpy_impl.paper import derivation, invariances, norms
 from rmsnorm.numpy_impl.paper.invariances import NORMS, PROPERTIES, GradientFact, Invariance, gradient_facts, table
 from rmsnorm.numpy_impl.paper.norms import layer_norm
 
@@ -129,3 +130,12 @@ def test_results_are_plain_data() -> None:
         cell.holds = False  # type: ignore[misc]
     assert {type(value) for value in vars(cell).values()} == {str, bool, float}
     assert {type(value) for value in vars(fact).values()} == {str, bool, float}
+
+
+@pytest.mark.parametrize("module", [derivation, invariances, norms], ids=lambda module: module.__name__)
+def test_functions_are_documented_with_an_example(module: Any) -> None:
+    functions = [value for value in map(vars(module).get, module.__all__) if inspect.isfunction(value)]
+    assert functions
+    for function in functions:
+        parts = ("Args", "Returns", "Raises", "Source: ", ">>> ")
+        assert all(part in function.__doc__ for part in parts), function.__name__

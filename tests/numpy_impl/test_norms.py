@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pytest
 
 from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
-from rmsnorm.numpy_impl.paper import norms
 from rmsnorm.numpy_impl.paper.norms import (
     Running,
     batch_norm,
@@ -349,9 +348,3 @@ WRONG_VALUES: list[tuple[Callable[[], Any], str]] = [
 def test_errors(call: Any, message: str) -> None:
     with pytest.raises(TypeError if (call, message) in WRONG_TYPES else ValueError, match=message):
         call()
-
-
-def test_public_names_are_documented_with_an_example() -> None:
-    for name in set(norms.__all__) - {"Running"}:
-        documentation = getattr(norms, name).__doc__
-        assert all(part in documentation for part in ("Args", "Returns", "Raises", "Source: ", ">>> ")), name

@@ -40,7 +40,10 @@ SHAPES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "unsorted": ({"axis": (-1, 1)}, (3, 8, 2, 4)),
     "image": ({"axis": (2, 3), "feature_axis": 1}, (2, 3, 4, 4)),
     "partial": ({"partial": 0.3}, (6, 32)),
+    "no scale": ({"scale": False, "bias": True}, (6, 32)),
+    "no weights": ({"scale": False, "bias": False}, (4, 8)),
 }
+assert len(SHAPES) % len(POLICIES)  # check_outputs runs one shape of each policy, another one each time
 
 
 def to_numpy(x: Any) -> Any:
@@ -106,7 +109,8 @@ def check_outputs(function: Callable[[Any, Any], Any], policies: Sequence[str] =
         pair = index // len(SHAPES)  # of a policy and a variant
         if BACKEND != "numpy" and (index % len(SHAPES) != pair % len(SHAPES) or pair % len(POLICIES)):
             continue  # the frameworks have tests of their own
-        layer = RMSNormalization(**options, variant=variant, bias=variant == "llama" or None, dtype=policy)
+        options = {"bias": variant == "llama" or None, **options}
+        layer = RMSNormalization(**options, variant=variant, dtype=policy)
         layer.build(shape)
         layer.set_weights([rng.standard_normal(w.shape) for w in layer.weights])
         for magnitude in (1.0,) if policy == "mixed_float16" else (1.0, 1e20, 1e-30):

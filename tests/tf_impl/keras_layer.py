@@ -20,7 +20,7 @@ import pytest
 from keras import ops
 from keras.src.testing import TestCase
 from keras_backend import check, has_double, to_numpy, weights_of
-from keras_configurations import filled, normal
+from keras_configurations import CONFIGURATIONS, filled, normal
 
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.bounds import bound
@@ -41,7 +41,10 @@ def applied(layer: Any, x: Any) -> Any:
     return to_numpy(layer(x))
 
 
-def run_by_the_harness(arguments: Any, shape: tuple[int, ...], weights: int) -> None:
+def run_by_the_harness(name: str) -> None:
+    """run_layer_test, with expectations of the built-in's own test and ours: a bias, a mask."""
+    arguments, shape = CONFIGURATIONS[name]
+    weights = 0 if name == "no weights" else 2 if name in ("image", "outside") else 1
     TestCase().run_layer_test(
         RMSNormalization, init_kwargs=arguments, input_shape=shape, expected_output_shape=shape, supports_masking=True,
         expected_num_trainable_weights=weights, expected_num_non_trainable_weights=0, expected_num_seed_generators=0,
@@ -50,14 +53,9 @@ def run_by_the_harness(arguments: Any, shape: tuple[int, ...], weights: int) -> 
 
 
 def check_the_harness_of_keras(folder: Path) -> None:
-    """run_layer_test, with expectations of the built-in's own test and ours: a bias, a mask."""
-    for arguments, shape, weights in (
-        ({}, (4, 2), 1),
-        ({"axis": -1}, (4, 2), 1),
-        ({"variant": "lasagne", "axis": (2, 3), "feature_axis": 1}, (2, 3, 4, 5), 2),
-        ({"variant": "llama", "partial": 0.3}, (4, 8), 1),
-    ):
-        run_by_the_harness(arguments, shape, weights)
+    """Four of the configurations that it has on TensorFlow."""
+    for name in ("plain", "image", "partial", "before scale"):
+        run_by_the_harness(name)
 
 
 def check_the_tests_of_keras(folder: Path) -> None:

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from options import DIFFERENTIABLE, MAGNITUDES, directions_of, product_with_hessian
+from options import DIFFERENTIABLE, directions_of, product_with_hessian
 from options import small as shared
 
+from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
 
 tf = pytest.importorskip("tensorflow")
 
 from tf_arrays import converted, to_tf  # noqa: E402
-from tf_gradients import NESTINGS, backward_over_backward, by_tape, forward_over_forward  # noqa: E402
+from tf_gradients import NESTINGS, backward_over_backward, forward_over_forward, gradients_of  # noqa: E402
 
 from rmsnorm.tf_impl import arithmetic, rms_norm, rms_norm_vjp  # noqa: E402
 
@@ -113,7 +114,7 @@ def test_jacobians(name: str) -> None:
 def test_vectorized_map() -> None:
     rng = np.random.default_rng(0)
     x, scale, mask = rng.standard_normal((3, 4, 8)), rng.standard_normal((3, 8)), rng.random((3, 4, 8)) > 0.3
-    for dtype in MAGNITUDES:
+    for dtype in dtypes.FLOATS:
         a, g = (to_tf(value.astype(dtype)) for value in (x, scale))
 
         def one(row: Any) -> Any:
@@ -187,7 +188,7 @@ def test_a_tape_keeps_no_more_than_that() -> None:
 def test_only_what_is_asked_for() -> None:
     rng = np.random.default_rng(0)
     values = [tf.constant(rng.standard_normal(shape)) for shape in ((3, 8), (8,), (8,))]
-    full = by_tape(tf.ones((3, 8), tf.float64), values, {})
+    full = gradients_of(rms_norm, values, tf.ones((3, 8), tf.float64))
     for chosen in itertools.product((False, True), repeat=3):
         with tf.GradientTape() as tape:
             tape.watch([value for value, c in zip(values, chosen, strict=True) if c])

@@ -17,11 +17,15 @@ from rmsnorm.variants import PRESETS
 tf = pytest.importorskip("tensorflow")
 
 from tf_arrays import converted, to_tf  # noqa: E402
+from tf_gradients import forward_mode, with_gradients  # noqa: E402
 
 from rmsnorm.tf_impl import rms_norm  # noqa: E402
 
 RNG = np.random.default_rng(0)
-X, DY, SCALE = (RNG.standard_normal(shape).astype(np.float32) for shape in ((6, 5, 40), (6, 5, 40), (40,)))
+# a row is eight slabs and a rest
+X, DY, SCALE = (
+    RNG.standard_normal(shape).astype(np.float32) for shape in ((6, 5, 41), (6, 5, 41), (41,))
+)  # a row of eight slabs and a rest
 WANT, WANT_DX = golden.rms_norm(X, SCALE), golden.rms_norm_vjp(DY, X, SCALE)[0]
 
 
@@ -29,36 +33,23 @@ def forward(x: Any, _: Any, scale: Any) -> Any:
     return rms_norm(x, scale)
 
 
-def gradients(x: Any, dy: Any, scale: Any, **options: Any) -> list[Any]:
-    with tf.GradientTape() as tape:
-        tape.watch([x, scale])
-        y = rms_norm(x, scale, **options)
-    return [y, *tape.gradient(y, [x, scale], dy)]
-
-
 def second(x: Any, dy: Any, scale: Any) -> list[Any]:
     with tf.GradientTape() as tape:
         tape.watch([x, scale])
-        _, dx, _ = gradients(x, dy, scale)
+        _, dx, _ = with_gradients(x, dy, scale)
     return list(tape.gradient(dx, [x, scale], dy))
-
-
-def forward_mode(x: Any, dy: Any, scale: Any) -> Any:
-    with tf.autodiff.ForwardAccumulator(x, dy) as accumulator:
-        y = rms_norm(x, scale)
-    return accumulator.jvp(y)
 
 
 def contents(function: Any, dtype: str = "float32", **options: Any) -> tuple[Counter[str], int]:
     """The operations in the graph of a function of (x, dy, scale), and the functions in it that XLA compiles."""
-    sizes = ([None, None, 40], [None, None, 40], [40])
+    sizes = ([None, None, 41], [None, None, 41], [41])
     signature = [tf.TensorSpec(shape, dtype) for shape in sizes]
     graph = tf.function(function, input_signature=signature, **options).get_concrete_function().graph
     functions = graph.as_graph_def().library.function
     return Counter(op.type for op in graph.get_operations()), sum(f.attr["_XlaMustCompile"].b for f in functions)
 
 
-@pytest.mark.parametrize(("function", "count"), [(forward, 1), (gradients, 2), (second, 3)])
+@pytest.mark.parametrize(("function", "count"), [(forward, 1), (with_gradients, 2), (second, 3)])
 def test_xla_compiles_what_a_graph_computes(function: Any, count: int) -> None:
     """Twenty layers are compiled once."""
     kinds, compiled = contents(function)
@@ -77,12 +68,15 @@ def test_xla_compiles_what_a_graph_computes(function: Any, count: int) -> None:
 
 def test_where_a_graph_holds_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where XLA compiles all of it, under forward mode, in a graph of TensorFlow 1, and if the user wants it."""
-    found = [contents(gradients, jit_compile=True)[0], contents(forward_mode)[0]]
+    found = [
+        contents(with_gradients, jit_compile=True)[0],
+        contents(lambda x, dy, scale: forward_mode(lambda x: rms_norm(x, scale), [x], [dy]))[0],
+    ]
     with tf.Graph().as_default() as graph:
         rms_norm(tf.ones((2, 40)), tf.ones(40))
     found.append(Counter(op.type for op in graph.get_operations()))
     monkeypatch.setenv("RMSNORM_XLA", "0")
-    found.append(contents(gradients)[0])
+    found.append(contents(with_gradients)[0])
     for kinds in found:
         assert kinds["Mean"]
         assert not kinds["StatelessCase"]
@@ -97,7 +91,7 @@ def test_the_bits_are_those_of_xla(dtype: str) -> None:
     options = {"variant": "llama", "mask": RNG.random((5, 1)) > 0.2} if dtype == "float32" else {}
 
     def function(x: Any, dy: Any, scale: Any) -> Any:
-        return gradients(x, dy, scale, **converted(options))
+        return with_gradients(x, dy, scale, **converted(options))
 
     tensors = [*map(to_tf, (x, dy, scale))]
     want = tf.function(function, jit_compile=True)(*tensors)
@@ -159,7 +153,7 @@ def test_gradients_of_chosen_rows() -> None:
 
 def test_a_traced_function_in_one_that_xla_compiles() -> None:
     """XLA then takes the float32 form, and its result is within the bounds of the parity kit."""
-    traced = tf.function(gradients)
+    traced = tf.function(with_gradients)
     want = traced(*map(to_tf, (X, DY, SCALE)))
     got = tf.function(lambda *tensors: traced(*tensors), jit_compile=True)(*map(to_tf, (X, DY, SCALE)))
     terms = term_sizes(X, SCALE, dy=DY, tangents=(DY, None, None), variant="standard")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checks import check_values
 from options import hard_to_round
 
 from rmsnorm import dtypes
@@ -18,7 +19,6 @@ from rmsnorm.numpy_impl.double_double import DoubleDouble
 tf = pytest.importorskip("tensorflow")
 
 from tf_arrays import MODES, to_tf  # noqa: E402
-from tf_checks import check_values  # noqa: E402
 
 from rmsnorm.tf_impl import rms_norm  # noqa: E402
 from rmsnorm.tf_impl.rounding import cast, product_error, sum_of_squares  # noqa: E402
@@ -27,22 +27,19 @@ from rmsnorm.tf_impl.rounding import cast, product_error, sum_of_squares  # noqa
 def test_the_number_of_counted_elements_is_exact_where_the_size_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Variant.counted, by the squares of the first k ones: n 0.07 in floating point counts 8 of 100."""
     monkeypatch.setenv("RMSNORM_XLA", "0")  # the same operations, not compiled for each size
+    calls = [
+        {"variant": variant, "eps": 0.0, "partial": partial, "return_inverse_rms": True}
+        for variant, partial in itertools.product(("paper", "zhang_tf"), (0.07, 0.29, 0.999999999, 1e-9, 1.0))
+    ]
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float64)])
     def counted(x: Any) -> Any:
-        return [
-            rms_norm(x, variant=variant, eps=0.0, partial=partial, return_inverse_rms=True)[1]
-            for variant, partial in itertools.product(("paper", "zhang_tf"), (0.07, 0.29, 0.999999999, 1e-9, 1.0))
-        ]
+        return [rms_norm(x, **options)[1] for options in calls]
 
     for n in (1, 99, 100, 101, 300, 1234):
         x = 2.0 ** -np.arange(n)  # the sum, 4/3 (1 - 4^-k) / k, shows k
-        got = counted(tf.constant(x))
-        for y, (variant, partial) in zip(
-            got, itertools.product(("paper", "zhang_tf"), (0.07, 0.29, 0.999999999, 1e-9, 1.0)), strict=True
-        ):
-            want = golden.rms_norm(x, variant=variant, eps=0.0, partial=partial, return_inverse_rms=True)[1]
-            assert ulps(y.numpy(), want).max() <= 1
+        for y, options in zip(counted(tf.constant(x)), calls, strict=True):
+            assert ulps(y.numpy(), golden.rms_norm(x, **options)[1]).max() <= 1
 
 
 def test_one_rounding_to_16_bits() -> None:
@@ -97,7 +94,7 @@ def test_a_saved_model_has_the_gradient(tmp_path: Any) -> None:
     with tf.GradientTape() as tape:
         tape.watch(tensors)
         y = loaded(*tensors)
-    check_values(y, golden.rms_norm(x, scale, variant="llama", partial=0.5))
+    check_values(y.numpy(), golden.rms_norm(x, scale, variant="llama", partial=0.5))
     want = golden.rms_norm_vjp(np.ones_like(x), x, scale, variant="llama", partial=0.5)
     for g, w in zip(tape.gradient(y, tensors), want, strict=False):
         assert ulps(g.numpy(), w).max() <= 1

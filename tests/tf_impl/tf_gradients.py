@@ -1,4 +1,4 @@
-"""The ways to the derivatives of rms_norm in TensorFlow, first and second."""
+"""The ways to the derivatives of a function in TensorFlow, first and second."""
 
 from __future__ import annotations
 
@@ -9,62 +9,48 @@ import tensorflow as tf
 from rmsnorm.tf_impl import rms_norm
 
 
-def by_tape(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    with tf.GradientTape() as tape:
-        tape.watch(arrays)
-        y = rms_norm(*arrays, **options)
-        y = y[0] if isinstance(y, tuple) else y
-    return tape.gradient(y, arrays, tf.cast(dy, y.dtype))
-
-
-def by_graph(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    return tf.function(lambda dy, arrays: by_tape(dy, arrays, options))(dy, arrays)
-
-
-def by_compiled_graph(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    return tf.function(lambda dy, arrays: by_tape(dy, arrays, options), jit_compile=True)(dy, arrays)
-
-
-def by_tape_outside(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    """What crosses from the forward to the backward graph is what the function says."""
-
-    def first(*arrays: Any) -> Any:
-        y = rms_norm(*arrays, **options)
-        return y[0] if isinstance(y, tuple) else y
-
-    function = tf.function(first, input_signature=[tf.TensorSpec([None] * a.shape.rank, a.dtype) for a in arrays])
-    with tf.GradientTape() as tape:
-        tape.watch(arrays)
-        y = function(*arrays)
-    return tape.gradient(y, arrays, tf.cast(dy, y.dtype))
-
-
-def by_gradients(dy: Any, arrays: list[Any], options: dict[str, Any]) -> Any:
-    """tf.gradients, which needs a graph."""
-
-    def derived(dy: Any, arrays: Any) -> Any:
-        y = rms_norm(*arrays, **options)
-        y = y[0] if isinstance(y, tuple) else y
-        return tf.gradients(y, arrays, tf.cast(dy, y.dtype))
-
-    return tf.function(derived)(dy, arrays)
-
-
-GRAPHS = (by_graph, by_compiled_graph, by_tape_outside, by_gradients)
-
-
-def forward_mode(arrays: list[Any], directions: list[Any], options: dict[str, Any]) -> Any:
-    with tf.autodiff.ForwardAccumulator(arrays, directions) as accumulator:
-        y = rms_norm(*arrays, **options)
-        y = y[0] if isinstance(y, tuple) else y
-    return accumulator.jvp(y)
-
-
 def gradients_of(function: Any, arrays: Any, v: Any) -> Any:
     with tf.GradientTape() as tape:
         tape.watch(arrays)
         y = function(*arrays)
     return tape.gradient(y, arrays, v)
+
+
+def in_a_graph(function: Any, arrays: Any, v: Any) -> Any:
+    return tf.function(lambda arrays, v: gradients_of(function, arrays, v))(arrays, v)
+
+
+def in_a_compiled_graph(function: Any, arrays: Any, v: Any) -> Any:
+    return tf.function(lambda arrays, v: gradients_of(function, arrays, v), jit_compile=True)(arrays, v)
+
+
+def around_a_graph(function: Any, arrays: Any, v: Any) -> Any:
+    """What crosses from the forward to the backward graph is what the function says."""
+    signature = [tf.TensorSpec([None] * array.shape.rank, array.dtype) for array in arrays]
+    return gradients_of(tf.function(function, input_signature=signature), arrays, v)
+
+
+def by_tf_gradients(function: Any, arrays: Any, v: Any) -> Any:
+    """By tf.gradients, which needs a graph."""
+    return tf.function(lambda arrays, v: tf.gradients(function(*arrays), arrays, v))(arrays, v)
+
+
+GRAPHS = (in_a_graph, in_a_compiled_graph, around_a_graph, by_tf_gradients)
+
+
+def with_gradients(x: Any, dy: Any, *parameters: Any, **options: Any) -> list[Any]:
+    """y of rms_norm, and the gradients of x and the parameters."""
+    leaves = [x, *parameters]
+    with tf.GradientTape() as tape:
+        tape.watch(leaves)
+        y = rms_norm(*leaves, **options)
+    return [y, *tape.gradient(y, leaves, dy)]
+
+
+def forward_mode(function: Any, arrays: Any, directions: Any) -> Any:
+    with tf.autodiff.ForwardAccumulator(arrays, directions) as accumulator:
+        y = function(*arrays)
+    return accumulator.jvp(y)
 
 
 def backward_over_backward(function: Any, arrays: Any, v: Any, directions: Any) -> Any:
@@ -83,9 +69,7 @@ def forward_over_backward(function: Any, arrays: Any, v: Any, directions: Any) -
 def backward_over_forward(function: Any, arrays: Any, v: Any, directions: Any) -> Any:
     with tf.GradientTape() as tape:
         tape.watch(arrays)
-        with tf.autodiff.ForwardAccumulator(arrays, directions) as accumulator:
-            y = function(*arrays)
-        tangent = accumulator.jvp(y)
+        tangent = forward_mode(function, arrays, directions)
     return tape.gradient(tangent, arrays, v, unconnected_gradients="zero")
 
 

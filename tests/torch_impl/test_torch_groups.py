@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
-from torch_arrays import randn  # noqa: E402
+from torch_arrays import randn, to_numpy  # noqa: E402
 
 from rmsnorm import cpu  # noqa: E402
 from rmsnorm import numpy_impl as golden  # noqa: E402
@@ -18,20 +18,16 @@ from rmsnorm.torch_impl import RMSNorm, arithmetic, calls, operators, rms_norm, 
 from rmsnorm.variants import Variant  # noqa: E402
 
 pytest.importorskip("numba", reason="without the kernels a program has plain operations")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
+pytestmark = [
+    pytest.mark.usefixtures("_fresh_compiler"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # from inside the compiler
+]
 
 FORWARD, BACKWARD = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
 GROUPS = {"axis": -1, "feature_axis": (-2, -1)}
 BF16, F32 = torch.bfloat16, torch.float32
 # Float32, on numbers of the size of 1, second derivatives: some 100 operations and sums over 6 elements, on either side
 NEAR = 2.0**-24 * 2 * (100 + 6) * 2**4
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def variant(function: str = "silu", position: str = "after") -> Any:
@@ -184,24 +180,16 @@ def test_a_layer_with_a_gate_has_the_bits_of_the_golden(dtype: Any, position: st
     for count, gaps in ((5, 1), (5, 1), (5, 2), (7, 1), (7, 1)):
         x, gate, dy = (randn(count, 48 * gaps, dtype=dtype, seed=seed)[:, ::gaps] for seed in range(3))
         parameters = [p.detach() for p in (layer.weight, layer.bias)]
-        arrays = [fetched(t) for t in (x, *parameters, gate, dy)]
+        arrays = [to_numpy(t) for t in (x, *parameters, gate, dy)]
         wanted = golden.rms_norm(*arrays[:3], gate=arrays[3], variant=layer.variant)
         gradients = golden.rms_norm_vjp(arrays[4], *arrays[:3], gate=arrays[3], variant=layer.variant)
         with torch.no_grad():
-            assert np.array_equal(fetched(layer(x, gate=gate)), wanted)
+            assert np.array_equal(to_numpy(layer(x, gate=gate)), wanted)
         leaves = [x.detach().requires_grad_(), layer.weight, layer.bias, gate.detach().requires_grad_()]
         y = layer(leaves[0], gate=leaves[3])
-        assert np.array_equal(fetched(y.detach()), wanted)
+        assert np.array_equal(to_numpy(y.detach()), wanted)
         for got, want in zip(torch.autograd.grad(y, leaves, dy), gradients, strict=True):
-            assert np.array_equal(fetched(got), want)
-
-
-def fetched(tensor: Any) -> Any:
-    import ml_dtypes
-
-    if tensor.dtype == BF16:
-        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
+            assert np.array_equal(to_numpy(got), want)
 
 
 def test_an_axis_of_another_kind_is_refused_by_name() -> None:

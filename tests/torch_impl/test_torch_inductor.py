@@ -46,6 +46,7 @@ LAYERS = {
     "two axes": (RMSNorm((3, 8), dtype=F64), randn(2, 5, 3, 8, dtype=F64), True),
     "one element": (RMSNorm(1, elementwise_affine=False), randn(4, 1), True),
     "one row": (RMSNorm(9, variant="llama"), randn(9), True),
+    "no rows": (RMSNorm(6), randn(0, 6), True),
     "gaps": (RMSNorm(6), randn(6, 4).t(), False),
 }
 

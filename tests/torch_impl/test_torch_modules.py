@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -22,26 +21,31 @@ def test_meta_until_there_are_weights() -> None:
     with torch.device("meta"):
         model = nn.Sequential(RMSNorm(8, variant="gemma", bias=True), nn.Linear(8, 2))
     assert all(parameter.is_meta for parameter in model.parameters())
+    assert model[0](torch.empty(4, 8, device="meta")).shape == (4, 8)
     weights = {name: randn(*each.shape, seed=i) for i, (name, each) in enumerate(model.state_dict().items())}
-    model.load_state_dict(weights, assign=True)
-    assert torch.equal(
-        model[0](randn(3, 8)), rms_norm(randn(3, 8), weights["0.weight"], weights["0.bias"], variant="gemma")
-    )
+    loaded, emptied = copy.deepcopy(model), model.to_empty(device="cpu")
+    loaded.load_state_dict(weights, assign=True)
+    want = rms_norm(randn(3, 8), weights["0.weight"], weights["0.bias"], variant="gemma")
+    assert torch.equal(loaded[0](randn(3, 8)), want)
+    emptied[0].reset_parameters()
+    assert torch.equal(emptied[0](randn(4, 8)), rms_norm(randn(4, 8), variant="gemma"))
     skipped = nn.utils.skip_init(RMSNorm, 8, variant="gemma")
     assert (skipped.weight.shape, skipped.weight.device.type) == ((8,), "cpu")
 
 
-def test_moves_by_swapping() -> None:
-    """The way of module.to that keeps the parameter objects."""
-    layer = randomised(RMSNorm(8))
-    weight = layer.weight
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        layer.to(torch.bfloat16)
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
-    assert layer.weight is weight
-    assert layer(randn(2, 8, dtype=torch.bfloat16)).dtype == weight.dtype == torch.bfloat16
+@pytest.mark.parametrize("swapping", [False, True])  # the way of module.to that keeps the parameter objects
+def test_moves_between_dtypes(swapping: bool) -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        layer = randomised(RMSNorm(8, bias=True))
+        weight = layer.weight
+        torch.__future__.set_swap_module_params_on_conversion(swapping)
+        try:
+            layer.to(dtype)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        assert layer.weight is weight
+        assert {parameter.dtype for parameter in layer.parameters()} == {dtype}
+        assert layer(randn(2, 8, dtype=dtype)).dtype == dtype
 
 
 def test_parametrized_pruned_and_back() -> None:
@@ -191,23 +195,13 @@ def test_sixteen_threads_and_one_layer() -> None:
         return [*torch.autograd.grad(y, (leaf, layer.weight), dy), y.clone()]
 
     want = {(call, shift): run(call, shift) for call in calls for shift in range(4)}
-    wrong, done = [], []
 
-    def work(index: int) -> None:
-        for step in range(len(calls)):
-            call, shift = calls[(index + step) % len(calls)], index % 4
-            if not all(torch.equal(*each) for each in zip(run(call, shift), want[call, shift], strict=True)):
-                wrong.append((index, call))
-        done.append(index)
+    def wrong(index: int) -> list[Any]:
+        own = [(calls[(index + step) % len(calls)], index % 4) for step in range(len(calls))]
+        return [call for call in own if not all(map(torch.equal, run(*call), want[call]))]
 
-    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(16)]
-    for thread in threads:
-        thread.start()
-    limit = time.monotonic() + 120
-    for thread in threads:
-        thread.join(max(0.0, limit - time.monotonic()))
-    assert sorted(done) == list(range(16)), "some wait for each other, or have failed"
-    assert not wrong
+    with ThreadPoolExecutor(16) as pool:  # none waits for another
+        assert list(pool.map(wrong, range(16), timeout=120)) == [[]] * 16
 
 
 def test_more_than_there_is_memory_for() -> None:

@@ -24,19 +24,15 @@ from torch_layers import randomised  # noqa: E402
 from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
 
 pytest.importorskip("numba", reason="without the kernels a program has plain operations")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
+pytestmark = [
+    pytest.mark.usefixtures("_fresh_compiler"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # from inside the compiler
+]
 
 FORWARD, BACKWARD = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
 F64 = torch.float64
 # Float64, on numbers of the size of 1: some 60 operations and sums over 6 elements, on either side
 NEAR = 2.0**-53 * 2 * (60 + 6) * 2**4
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def settings(dtype: Any, position: str = "inside", k: int | None = None) -> Any:
@@ -96,17 +92,6 @@ def test_torch_func_on_the_operator(has_scale: bool) -> None:
     for transform in transforms:
         got, want = transform(ours), transform(plain)
         assert (got - want).abs().max() <= NEAR * max(1, want.abs().max())
-
-
-def test_a_batch_of_parameters_and_masks() -> None:
-    x, scale, mask = randn(4, 2, 6), randn(4, 6, seed=1), randn(4, 1, 6, seed=2) > 0
-    call = vmap(lambda x, scale, mask: rms_norm(x, scale, mask=mask), in_dims=(0, 1, 1))
-    got = call(x, scale.mT, mask.movedim(0, 1))
-    assert torch.equal(
-        got, torch.stack([rms_norm(*each[:2], mask=each[2]) for each in zip(x, scale, mask, strict=True)])
-    )
-    got = vmap(lambda x, mask: rms_norm(x, scale[0], mask=mask), in_dims=(None, 0))(x[0], mask)
-    assert torch.equal(got, torch.stack([rms_norm(x[0], scale[0], mask=each) for each in mask]))
 
 
 def test_one_node_each() -> None:
@@ -182,15 +167,6 @@ def test_selective_checkpoints_by_operator() -> None:
         gradients.append(x.grad)
     assert torch.equal(*gradients)
     assert (FORWARD, False) in seen
-
-
-def test_compiled_by_inductor() -> None:
-    """The default compiler: bits as eager calls, unknown sizes, no rows, rows with gaps."""
-    layer = randomised(RMSNorm(6, dtype=torch.bfloat16))
-    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
-    for x in (randn(4, 6), randn(3, 5, 6), randn(0, 6), randn(4, 12)[:, ::2]):
-        x = x.bfloat16()
-        assert torch.equal(compiled(x), layer(x))
 
 
 @pytest.mark.parametrize("options", [{}, {"partial": 0.5, "bias": True}, {"variant": "gemma"}])

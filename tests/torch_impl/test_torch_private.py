@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import printed
 
 pytest.importorskip("torch")
 from torch_without import MISSING
@@ -21,10 +20,7 @@ PROGRAM = Path(__file__).with_name("torch_without.py")
 
 @lru_cache
 def results(*names: str) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", str(PROGRAM), *names]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    return json.loads(printed("-W", "ignore", PROGRAM, *names, timeout=200))
 
 
 def test_without_all_of_it() -> None:

@@ -1,11 +1,12 @@
 """PyTorch's own requirements on an operator and on a module, as its test suites state them, on ours.
 
-torch.testing._internal carries the samples, references and error inputs of rms_norm and nn.RMSNorm, which
-test_torch_tools.py and test_torch_layer.py run; its test classes (test_ops.py, test_modules.py, test_ops_gradients.py)
-are not installed, and what they require is written here afresh. What does not apply:
+torch.testing._internal carries the samples, references and error inputs of rms_norm and nn.RMSNorm; its test classes
+(test_ops.py, test_modules.py, test_ops_gradients.py) are not installed, and what they require is written here afresh.
+What does not apply:
 
 - eps < 0, of one sample: out of the domain here, a ValueError;
 - complex dtypes, which the operator lists: rejected here, there x^2 stands for |x|^2;
+- the reference's default eps for 16 bits, machine eps of the input dtype, where the operator takes that of f32;
 - check_inplace, jit.script: there is no variant in place, and scripting is deprecated in favour of export;
 - cpu against gpu, multiple devices: need an accelerator.
 """
@@ -17,6 +18,7 @@ import pickle
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rmsnorm import dtypes
@@ -49,7 +51,10 @@ def samples(dtype: Any, requires_grad: bool = True) -> list[Any]:
     torch.manual_seed(0)
     found = list(operator_info().sample_inputs("cpu", dtype, requires_grad=requires_grad))
     kept = [sample for sample in found if (sample.kwargs.get("eps") or 0) >= 0]
-    assert (len(found), len(kept)) == (6, 5)
+    (refused,) = (sample for sample in found if (sample.kwargs.get("eps") or 0) < 0)
+    with pytest.raises(ValueError, match=r"eps is -0\.5, expected a finite number >= 0"):
+        torch_rms_norm(refused.input, *refused.args, **refused.kwargs)
+    assert len(kept) == 5
     return kept
 
 
@@ -66,16 +71,38 @@ def test_every_flag_of_the_operator_is_kept() -> None:
 
 
 def test_error_inputs_of_the_operator() -> None:
-    """test_ops, test_errors: the words are ours. The third does not apply to the function, which
-    is given axes and no sizes; test_torch_layer.py runs all three on the layer.
+    """test_ops, test_errors: of the function and of the layer. The words are ours.
+
+    The third does not apply to the function, which is given axes and no sizes.
     """
-    words = (r"axis is empty, expected at least one", r"scale has shape \(1, 2\), expected \(1, 2, 3\) to match axis")
-    declared = list(operator_info().error_inputs("cpu"))
-    assert len(declared) == 3
-    for error, match in zip(declared, words, strict=False):
-        shape, weight, eps = error.sample_input.args
-        with pytest.raises(ValueError, match=match):
-            torch_rms_norm(error.sample_input.input, shape, weight, eps)
+    of_function = (r"axis is empty, expected at least one", r"scale has shape \(1, 2\), expected \(1, 2, 3\)", "")
+    of_layer = (r"normalized_shape is \(\), expected one size", r"expected \(1, 2, 3\)", r"expected \(2, 2\)")
+    for error, words, words_of_layer in zip(operator_info().error_inputs("cpu"), of_function, of_layer, strict=True):
+        x, (shape, weight, eps) = error.sample_input.input, error.sample_input.args
+        if words:
+            with pytest.raises(ValueError, match=words):
+                torch_rms_norm(x, shape, weight, eps)
+        with pytest.raises(ValueError, match=words_of_layer):
+            torch.func.functional_call(RMSNorm(shape, eps), {} if weight is None else {"weight": weight}, (x,))
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_the_samples_of_pytorch(dtype: str) -> None:
+    """test_ops, test_reference_testing: numbers as its reference has, dtype, shape and strides as its operator has."""
+    from torch.testing._internal.common_methods_invocations import reference_rms_norm
+
+    for sample in samples(getattr(torch, dtype)):
+        got, eps = torch_rms_norm(sample.input, *sample.args, **sample.kwargs), sample.kwargs.get("eps")
+        if eps is None:
+            eps = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
+        x, *weight = (t.detach().double().numpy() for t in (sample.input, *sample.args[1:]))
+        want = reference_rms_norm(x, sample.args[0], *weight, eps=eps)
+        # the reference rounds a dozen times in float64, the result once
+        u = 2 * dtypes.unit_roundoff(dtype) if dtype != "float64" else 12 * 2.0**-53
+        np.testing.assert_allclose(got.detach().double().numpy(), want, rtol=u, atol=0)
+        built_in = torch.nn.functional.rms_norm(sample.input, *sample.args, **sample.kwargs)
+        assert (got.dtype, got.shape) == (built_in.dtype, built_in.shape)
+        assert got.stride() == built_in.stride() or not got.numel()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # the mode's own

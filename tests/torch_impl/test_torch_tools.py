@@ -1,32 +1,26 @@
-"""What PyTorch makes of the functions: meta tensors, compiled and exported programs, its own test samples."""
+"""What PyTorch makes of the functions and the layer: compiled and traced programs."""
 
 from __future__ import annotations
 
 import io
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+from checks import check_values
 
 from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
 
 torch = pytest.importorskip("torch")
 from torch._dynamo.testing import CompileCounter  # noqa: E402
-from torch_arrays import randn, to_torch  # noqa: E402
-from torch_checks import check_values  # noqa: E402
-from torch_layers import randomised, torch_rms_norm, ulp_bound  # noqa: E402
+from torch_arrays import randn, to_numpy, to_torch  # noqa: E402
+from torch_layers import randomised, ulp_bound  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
-
-
-@pytest.fixture
-def _fresh_compiler() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
@@ -42,77 +36,53 @@ def test_compile_the_function_itself() -> None:
         counter.frame_count == 2
     )  # one for each dtype; float64, whose sum is a tree of pairs, is bound to its row size
     x = x.float()
-    assert torch.equal(compiled(x, axis=0), rms_norm(x, axis=0))
-    assert torch.equal(compiled(x, variant="llama", eps=1e-3), rms_norm(x, variant="llama", eps=1e-3))
+    for options in ({"axis": 0}, {"variant": "llama", "eps": 1e-3}, {"partial": 0.6}, {"partial": Fraction(1, 3)}):
+        assert torch.equal(compiled(x, **options), rms_norm(x, **options))
+    assert all(map(torch.equal, *(f(x, return_inverse_rms=True) for f in (compiled, rms_norm))))
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("variant", "dtype", "backend"),
-    [("llama", "bfloat16", "inductor"), ("zhang_torch", "float64", "aot_eager"), ("torch", "float16", "aot_eager")],
-)
-def test_compile(variant: str, dtype: str, backend: str) -> None:
-    """Compiled, the values are those of the golden, 16-bit ones too, and the gradients those of the composite."""
+    [  # each rounding, each place of eps
+        ("llama", "bfloat16", "inductor"), ("zhang_torch", "float64", "aot_eager"), ("torch", "float16", "aot_eager"),
+        ("x_transformers", "float32", "aot_eager"), ("t5", "float32", "aot_eager"),
+    ],
+)  # fmt: skip
+def test_a_compiled_layer(variant: str, dtype: str, backend: str) -> None:
+    """One graph for every batch and length. The values are those of the golden, the gradients those of eager calls."""
+    frames: list[Any] = []
 
-    def function(x: Any, scale: Any, mask: Any, residual: Any) -> Any:
-        return rms_norm(x, scale, variant=variant, mask=mask, residual=residual, partial=0.6, return_inverse_rms=True)
+    def counted(graph: Any, inputs: Any) -> Any:
+        frames.append(graph)
+        return torch._dynamo.lookup_backend(backend)(graph, inputs)
 
-    compiled = torch.compile(function, fullgraph=True, dynamic=dtype != "float64", backend=backend)
     rng = np.random.default_rng(0)
     n = 6 if dtype == "float64" else 48  # its sum of squares is a tree of pairs, slow to compile
-    for rows in (33,) if dtype == "float64" else (64, 33):
-        x, residual = (rng.standard_normal((rows, n)).astype(dtype) for _ in range(2))
-        scale, mask = rng.standard_normal(n).astype(dtype), rng.random((rows, n)) > 0.3
+    layer = randomised(RMSNorm(n, variant=variant, partial=0.6, bias=True, dtype=getattr(torch, dtype)))
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dtype != "float64", backend=counted)
+    first = 0
+    for batch in ((3, 11),) if dtype == "float64" else ((4, 16), (3, 11), (7, 9)):
+        x, residual = (rng.standard_normal((*batch, n)).astype(dtype) for _ in range(2))
+        mask = rng.random((*batch, n)) > 0.3
         mask[1] = False
-        want = golden.rms_norm(
-            x, scale, variant=variant, mask=mask, residual=residual, partial=0.6, return_inverse_rms=True
-        )
-        leaves = [to_torch(value).requires_grad_() for value in (x, scale, residual)]
-        got = compiled(*leaves[:2], to_torch(mask), leaves[2])
-        for g, w in zip(got, want, strict=True):
-            check_values(g, w, share=0.999 if g.shape == w.shape == x.shape else 0)  # 1 / rho in float64: two ulps
-        gradients = torch.autograd.grad(got[0].square().sum() + got[1].sum(), leaves)
-        eager = function(*leaves[:2], to_torch(mask), leaves[2])
-        expected = torch.autograd.grad(eager[0].square().sum() + eager[1].sum(), leaves)
-        for g, w in zip(gradients, expected, strict=True):
+        parameters = [to_numpy(parameter) for parameter in layer.parameters()]
+        want = golden.rms_norm(x, *parameters, variant=variant, mask=mask, residual=residual, partial=0.6)
+        results = []
+        for each in (compiled, layer):
+            leaves = [to_torch(value).requires_grad_() for value in (x, residual)]
+            y, h = each(leaves[0], mask=to_torch(mask), residual=leaves[1])
+            results.append([y, h, *torch.autograd.grad(y.square().sum() + h.sum(), [*leaves, *layer.parameters()])])
+        got, eager = results
+        for g, w in zip(got[:2], want, strict=True):
+            check_values(to_numpy(g), w, 1 if w.dtype.itemsize == 2 else 2)
+        for g, w in zip(got[2:], eager[2:], strict=True):
             # both round once at the end, but dx is rounded before dh is added in one and may be after in the other
             bound = 4 * dtypes.unit_roundoff(dtype) if dtype != "float64" else 2.0**-46
             assert (g - w).abs().max() <= bound * w.abs().max()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_the_samples_of_pytorch(dtype: str) -> None:
-    """PyTorch's own OpInfo samples of rms_norm against its own reference; derivatives are in test_torch_samples.py.
-
-    Not applicable: eps < 0 (out of the domain here), complex dtypes (rejected here; there x^2 stands for |x|^2), and
-    the reference's default eps for 16 bits, machine eps of the input dtype, where the operator takes that of f32.
-    """
-    pytest.importorskip("expecttest")
-    from torch.testing._internal import common_methods_invocations as invocations
-
-    torch.manual_seed(0)
-    info = next(op for op in invocations.op_db if op.name == "nn.functional.rms_norm")
-    run = 0
-    for sample in info.sample_inputs("cpu", getattr(torch, dtype), requires_grad=True):
-        eps = sample.kwargs.get("eps")
-        if eps is not None and eps < 0:
-            with pytest.raises(ValueError, match=r"eps is -0\.5, expected a finite number >= 0"):
-                torch_rms_norm(sample.input, *sample.args, **sample.kwargs)
-            continue
-        got = torch_rms_norm(sample.input, *sample.args, **sample.kwargs)
-        if eps is None:
-            eps = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
-        x, *weight = (t.detach().double().numpy() for t in (sample.input, *sample.args[1:]))
-        want = invocations.reference_rms_norm(x, sample.args[0], *weight, eps=eps)
-        # the reference rounds a dozen times in float64, the result once
-        u = 2 * dtypes.unit_roundoff(dtype) if dtype != "float64" else 12 * 2.0**-53
-        np.testing.assert_allclose(got.detach().double().numpy(), want, rtol=u, atol=0)
-        built_in = torch.nn.functional.rms_norm(sample.input, *sample.args, **sample.kwargs)
-        assert (got.dtype, got.shape) == (built_in.dtype, built_in.shape)
-        assert got.stride() == built_in.stride() or not got.numel()
-        run += 1
-    assert run == 5
+        first = first or len(frames)
+    assert len(frames) == first
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")

@@ -6,22 +6,25 @@ import itertools
 import os
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch_group_models
+from checks import check_near, check_values
+from kit import BY_NAME
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
-from torch_arrays import to_torch
-from torch_checks import check_gradient, check_values
+from torch_arrays import to_numpy, to_torch
 from torch_group_models import close, draw, mesh_of, whole
 
 import rmsnorm
-from rmsnorm import numpy_impl as golden
-from rmsnorm.accuracy.terms import term_sizes
+from rmsnorm import dtypes
+from rmsnorm.parity.cases import Data, make
+from rmsnorm.parity.judge import expect
 from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_jvp, rms_norm_vjp
 
 ROWS = (3, 2, 4)
@@ -44,80 +47,63 @@ class Traffic(CommDebugMode):
         return found
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "partial": {"partial": 0.3},
-    "mask": {"mask": (*ROWS, 1)},
-    "mask of features": {"mask": (*ROWS, 0)},
-    "partial mask": {"mask": (*ROWS, 0), "partial": 0.6},
-}
+MASK_OF_ROWS = "mask of rows"  # every other name is that of a case of the parity kit
+
+
+def drawn(name: str, width: int, variant: str, dtype: str) -> Data:
+    """A case of the parity kit with a bias and with rows of that width."""
+    case = BY_NAME["mask" if name == MASK_OF_ROWS else name]
+    data = make(replace(case, shape=(*ROWS, width), bias=True), variant, dtype)
+    if name == MASK_OF_ROWS:
+        data = replace(data, mask=data.mask[..., :1], x=np.where(np.isnan(data.x), 1, data.x).astype(data.x.dtype))
+    return data
 
 
 def spread_over_features(dtype: str) -> None:
     """Shard(-1): values, gradients and tangents are the golden's, and only sums over the devices travel."""
     mesh = mesh_of(distributed.get_world_size())
-    calls = [(name, "plain") for name in (rmsnorm.PRESETS if dtype == "float32" else VARIANTS)]
-    calls += [("llama", name) for name in list(OPTIONS)[1:]]
-    for seed, ((variant, name), width) in enumerate(itertools.product(calls, WIDTHS[mesh.size()])):
-        x, dy, scale, bias = draw(width, dtype, seed, ROWS)
+    calls = [(variant, "rows") for variant in (rmsnorm.PRESETS if dtype == "float32" else VARIANTS)]
+    calls += [("llama", name) for name in ("partial 0.3", MASK_OF_ROWS, "mask", "mask, partial")]
+    for (variant, name), width in itertools.product(calls, WIDTHS[mesh.size()]):
         if dtype == "float64" and variant == "keras_rms_scaling":
             continue  # its rounded mean shows, differently wherever it is added up
-        options = dict(OPTIONS[name])
-        if "mask" in options:
-            mask = np.random.default_rng(seed).random((*ROWS, options["mask"][-1] or width)) > 0.4
-            mask[0, 0] = False
-            options["mask"] = mask
-        leaves = [
-            distribute_tensor(to_torch(each), mesh, [Shard(each.ndim - 1)]).requires_grad_()
-            for each in (x, scale, bias)
-        ]
-        spread = dict(options, variant=variant)
-        if "mask" in options:
-            at = Shard(3) if options["mask"].shape[-1] == width else Replicate()
-            spread["mask"] = distribute_tensor(torch.from_numpy(mask), mesh, [at])
+        data = drawn(name, width, variant, dtype)
+        x, scale, bias, dy, *tangents = (
+            distribute_tensor(to_torch(each), mesh, [Shard(each.ndim - 1)])
+            for each in (data.x, data.scale, data.bias, data.dy, *data.tangents)
+        )
+        leaves = [each.requires_grad_() for each in (x, scale, bias)]
+        options = dict(data.options)
+        if data.mask is not None:
+            at = Replicate() if name == MASK_OF_ROWS else Shard(3)
+            options["mask"] = distribute_tensor(torch.from_numpy(data.mask), mesh, [at])
         with Traffic() as forward:
-            y = rms_norm(*leaves, **spread)
+            y = rms_norm(*leaves, **options)
         with Traffic() as backward:
-            y.backward(distribute_tensor(to_torch(dy).to(y.dtype), mesh, [Shard(3)]))
+            y.backward(dy)
         sums = np.prod(ROWS)  # one number a row
         for traffic in (forward, backward):
             assert traffic.sent, "nothing travelled"
             assert all(each == ("all_reduce", sums) for each in traffic.sent), traffic.sent
-        if (variant, dtype) == ("llama", "float32") and name == "plain":
+        if (variant, dtype, name) == ("llama", "float32", "rows"):
             assert len(forward.sent) == len(backward.sent) == 1
-        assert y.placements == leaves[0].grad.placements == (Shard(3),)
+        assert y.placements == x.grad.placements == (Shard(3),)
         assert all(leaf.grad.placements == (Shard(0),) for leaf in leaves[1:])
-        want = golden.rms_norm(x, scale, bias, variant=variant, **options)
+        primals = [leaf.detach() for leaf in leaves]
+        by_formula = (*rms_norm_vjp(dy, *primals, **options), rms_norm_jvp(primals, tangents, **options))
+        names = ("dx", "dscale", "dbias")
+        results = [("y", y), *zip(names, (leaf.grad for leaf in leaves), strict=True)]
+        results += zip((*names, "jvp"), by_formula, strict=True)
         # float64 sums of two orders: y differs next to a tie; the floor of the clamp is rounded in float64 itself
         few = y.numel() if (variant, dtype) == ("x_transformers", "float64") else 2
-        check_values(whole(y), want, share=1 - few / y.numel())
-        dy = dy.astype(want.dtype)
-        gradients = golden.rms_norm_vjp(dy, x, scale, bias, variant=variant, **options)
-        tangents = (dy.astype(x.dtype), bias, scale)
-        chosen = {"variant": rmsnorm.Variant.get(variant).replace(partial=options.get("partial"))}
-        chosen |= {"mask": options["mask"]} if "mask" in options else {}
-        terms = term_sizes(x, scale, bias, dy=dy, tangents=tangents, **chosen)
-        for leaf, gradient, name in zip(leaves, gradients, ("dx", "dscale", "dbias"), strict=True):
-            check_gradient(whole(leaf.grad), gradient, terms[name], 2 * x.size + 32)
-        if seed % 5 == 0:
-            check_functions(leaves, x, scale, bias, dy, tangents, options, spread, terms)
-
-
-def check_functions(
-    leaves: Any, x: Any, scale: Any, bias: Any, dy: Any, tangents: Any, options: Any, spread: Any, terms: Any
-) -> None:
-    """rms_norm_vjp and rms_norm_jvp take distributed tensors, too."""
-    mesh, variant = leaves[0].device_mesh, spread["variant"]
-    primals = [leaf.detach() for leaf in leaves]
-    moved, *along = (distribute_tensor(to_torch(each), mesh, [Shard(each.ndim - 1)]) for each in (dy, *tangents))
-    got = (*rms_norm_vjp(moved, *primals, **spread), rms_norm_jvp(primals, along, **spread))
-    options = {**options, "variant": variant}
-    want = (
-        *golden.rms_norm_vjp(dy, x, scale, bias, **options),
-        golden.rms_norm_jvp((x, scale, bias), tangents, **options),
-    )
-    for one, other, name in zip(got, want, ("dx", "dscale", "dbias", "jvp"), strict=True):
-        check_gradient(whole(one), other, terms[name], 2 * x.size + 32)
+        expected = expect(data)
+        for quantity, result in results:
+            got, want = to_numpy(whole(result)), expected[quantity]
+            if quantity == "y":
+                check_values(got, want.value, 1 if want.value.dtype.itemsize == 2 else 2, 1 - few / y.numel())
+            else:  # an operation or addition errs by 2^-53 of the sum of the terms
+                terms = want.unit / dtypes.unit_roundoff(want.value.dtype.name)
+                check_near(got, want.value, (2 * data.x.size + 32) * 2.0**-53 * terms)
 
 
 def bfloat16() -> None:
