@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from commands import rmsnorm
 
-from rmsnorm import numpy_impl
+from rmsnorm import PRESETS, numpy_impl
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.parity import check, fitting, report
 from rmsnorm.parity.cases import CASES, make
+from rmsnorm.parity.worker import check_apart
 from rmsnorm.targets import open_target
 
 BY_NAME = {case.name: case for case in CASES}
@@ -201,3 +202,28 @@ def test_the_command_checks_a_target(
     assert done.exit_code == status, done.output
     assert words in done.output
     assert (tmp_path / "a.html").exists() == ("--html" in arguments)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("os._exit(0)", "was not compared: its process ended (exit status 0; no output)"),
+        ("sys.exit(0)", "norm raised on x f32[48, 96]: SystemExit: 0"),
+        ("print('words', flush=True); return x", "norm is not standard"),
+    ],
+)
+def test_a_target_that_ends_its_process_or_prints_is_no_success(line: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(f"import os, sys\ndef norm(x):\n    {line}\n")
+    files = ["--json", tmp_path / "a.json", "--junit", tmp_path / "a.xml", "--html", tmp_path / "a.html"]
+    done = rmsnorm("check", f"{tmp_path}/own.py:norm", "--dtype", "float32", "--backend", "numpy", *files)
+    assert done.exit_code == 1, done.output
+    assert words in done.output
+    assert done.stdout.count("words") == 0
+    assert all(file.stat().st_size for file in files[1::2])
+
+
+def test_a_check_of_a_target_that_hangs_ends(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def norm(x):\n    while True: pass\n")
+    judged = check_apart(f"{tmp_path}/own.py:norm", PRESETS["standard"], device="cpu", framework="numpy", patience=5)
+    assert judged.run.status == "hung"
+    assert "norm was not compared: it was ended (no output for 5 s after 0 calls of it)" in judged.text
