@@ -111,7 +111,9 @@ def out_of_domain(op: str, name: str, got: Any, want: str, fix: str) -> ValueErr
 
 def nothing_compared(op: str, name: str, reasons: Iterable[str]) -> ValueError:
     why = "; ".join(list(reasons)[:_REASONS]) or "there is none"
-    return ValueError(f"{op}: {name} was compared in no case, expected at least one ({why}); ask for what it takes")
+    return InputValueError(
+        f"{op}: {name} was compared in no case, expected at least one ({why}); ask for what it takes"
+    )
 
 
 def not_a_choice(op: str, name: str, got: Any, choices: Iterable[Any], near: str | None = None) -> ValueError:

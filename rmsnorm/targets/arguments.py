@@ -107,6 +107,19 @@ def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.Signature([inspect.Parameter(a.name, kinds[a.kwarg_only], default=d) for a, d in pairs])
 
 
+def argument_names(function: Callable[..., Any]) -> list[str] | None:
+    """The names of all arguments, None where these are not known or where it takes any.
+
+    >>> argument_names(lambda x, weight, eps=1e-6: x)
+    ['x', 'weight', 'eps']
+    """
+    try:
+        parameters = list(_signature_of(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else [p.name for p in parameters]
+
+
 def keyword_only(function: Callable[..., Any]) -> set[str]:
     """The names of the arguments that a function takes by name alone.
 

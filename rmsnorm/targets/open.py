@@ -23,6 +23,7 @@ from rmsnorm.frameworks import framework as row_of
 from rmsnorm.targets.arguments import (
     FromCall,
     Unguessable,
+    argument_names,
     arguments_of,
     constructor_arguments,
     keyword_only,
@@ -185,8 +186,9 @@ def locate(name: str) -> Any:
     """
     module_name, colon, attribute = name.rpartition(":")
     if not colon or not module_name or not attribute:
+        fix = f"; name what it has, as {name}:NAME" if name.endswith(".py") else ""
         raise NoTarget(
-            f"identify: target is {name!r}, expected module:attribute such as torch.nn:RMSNorm, or an .onnx file"
+            f"identify: target is {name!r}, expected module:attribute such as torch.nn:RMSNorm, or an .onnx file{fix}"
         )
     try:
         module: Any = (
@@ -199,7 +201,7 @@ def locate(name: str) -> Any:
         fix = (
             "check the name"
             if missing
-            else f"let Python import it first{_RELATIVE * ('relative import' in str(error))}"
+            else f"let Python import it first{_RELATIVE * ('no known parent' in str(error))}"
         )
         raise NoTarget(
             f"identify: {module_name} cannot be imported ({type(error).__name__}: {error}); {fix}"
@@ -265,6 +267,9 @@ def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call
         raise NoTarget(
             f"identify: {name} is of type {type(thing).__name__}, expected a function, a layer or a class of layers"
         )
+    known = argument_names(thing)
+    if known is not None and (unknown := [option for option in init if option not in known]):
+        raise NoTarget(f"identify: {name} takes no argument {unknown[0]!r}, expected some of {', '.join(known)}")
     return _function(functools.partial(thing, **init) if init else thing, name, call)
 
 
@@ -298,6 +303,10 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
 def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
     one = how.axes[0] if len(how.axes) == 1 else how.axes
     try:
+        known = argument_names(function)
+        for other in how.others if known is not None else ():
+            if other not in known:
+                raise NoTarget(f"identify: {name} takes no argument {other!r}, expected some of {', '.join(known)}")
         names, values = arguments_of(function, one, how.others)
     except Unguessable as error:
         raise NoTarget(

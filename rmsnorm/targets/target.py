@@ -137,7 +137,7 @@ class Target:
             pair = "residual" in arrays and isinstance(result, (tuple, list))  # y and x + residual
             if not (pair or isinstance(result, self.bridge.array)):
                 self.returned.add(_described(result))
-            y = self._fetched(_first(result), arrays)
+            y = self._fetched(result, arrays)
             other = result[1] if pair and len(result) > 1 else None
             if pair and not isinstance(other, self.bridge.array):
                 self.returned.add(f"{_described(result)} whose second entry is {_described(other)}")
@@ -190,14 +190,18 @@ class Target:
 
     def _fetched(self, result: Any, arrays: Mapping[str, Array]) -> Array:
         """y in NumPy, of an array of the library or of what its reader takes for one."""
+        y = _first(result)
         try:
-            return self.bridge.fetch(result)
+            if isinstance(y, (tuple, list, dict)):
+                raise TypeError("no array")
+            return self.bridge.fetch(y)
         except Exception as error:
-            if isinstance(result, self.bridge.array):
+            if isinstance(y, self.bridge.array):
                 raise
             wanted, x = self.bridge.array, arrays["x"]
+            what = _described(result) + ("" if y is result else f" whose first entry is {_described(y)}")
             raise TargetError(
-                f"{self.name} returned {_described(result)} for x {errors.describe(x.shape, x.dtype.name)}"
+                f"{self.name} returned {what} for x {errors.describe(x.shape, x.dtype.name)}"
                 f", expected {wanted.__module__}.{wanted.__qualname__}; return y"
             ) from error
 

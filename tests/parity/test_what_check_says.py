@@ -15,6 +15,7 @@ from commands import rmsnorm
 
 from rmsnorm import PRESETS, numpy_impl
 from rmsnorm.accuracy.bounds import bound
+from rmsnorm.errors import InputError
 from rmsnorm.parity import check, fitting, report
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.parity.worker import check_apart
@@ -102,7 +103,7 @@ def test_a_check_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"written was compared in no case, .*\(.*; it takes x in float64 alone; .*\)"):
         check(replace(target, dtypes={"x": "float64"}), dtypes="float32")
     monkeypatch.setattr(fitting, "select", lambda variants, types: [(BY_NAME["no rows"], "standard", "float32")])
-    with pytest.raises(ValueError, match=r"written was compared in no case, expected at least one \("):
+    with pytest.raises(InputError, match=r"written was compared in no case, expected at least one \("):
         check(target)
 
 

@@ -48,6 +48,8 @@ def test_a_framework_has_several_names(name, reported):
             "requires 'in1_features', whose value cannot be guessed; pass it in init, .*in1_feat",
         ),
         (torch.nn.RMSNorm, {"dmi": 4}, "takes no argument 'dmi'.* pass one of these in init"),
+        (lambda x, weight: x, {"epps": 1}, "takes no argument 'epps', expected some of x, weight"),
+        ("norms.py", None, "or an .onnx file; name what it has, as norms.py:NAME"),
         (lambda **options: options, None, "takes .*options.*, which does not say what it takes, expected x; name a"),
         (3, None, "is of type int, expected a function, a layer or a class of layers"),
     ],
@@ -176,11 +178,15 @@ def test_arguments_are_known_however_a_function_declares_them(make):
     ("result", "words"),
     [
         (lambda x: None, r"returned None for x f32\[2, 4\], expected torch.Tensor; return y"),
+        (
+            lambda x: x.tolist(),
+            r"returned a list of 2 whose first entry is a list of 4 for x f32\[2, 4\], expected torch.Tensor; return y",
+        ),
         (lambda x: x.int(), r"returned int32\[2, 4\] for x f32\[2, 4\], expected one of float16"),
         (lambda x: x.to(torch.complex64), r"returned complex64\[2, 4\]"),
         (lambda x: sys.exit(0), r"raised on x f32\[2, 4\]: SystemExit: 0"),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_a_result_that_is_no_y_is_described(result, words):
     with pytest.raises(TargetError, match=words):
