@@ -28,6 +28,10 @@ class _Commands(TyperGroup):
             raise unusable(str(error)) from None
         except OSError as error:  # a full disk, a file that cannot be read
             raise unusable(errors.of_system("rmsnorm", error)) from None
+        except MemoryError as error:
+            raise unusable(
+                f"rmsnorm: there is too little memory ({error or 'no more is left'}); ask for less"
+            ) from None
         except Exception as error:
             if type(error).__module__.startswith(("typer.", "click.")):  # how these end a command, or refuse an option
                 raise

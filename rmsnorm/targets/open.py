@@ -10,7 +10,7 @@ import math
 import sys
 import types
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -267,10 +267,15 @@ def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call
         raise NoTarget(
             f"identify: {name} is of type {type(thing).__name__}, expected a function, a layer or a class of layers"
         )
-    known = argument_names(thing)
-    if known is not None and (unknown := [option for option in init if option not in known]):
-        raise NoTarget(f"identify: {name} takes no argument {unknown[0]!r}, expected some of {', '.join(known)}")
+    _check_known(thing, name, init)
     return _function(functools.partial(thing, **init) if init else thing, name, call)
+
+
+def _check_known(function: Callable[..., Any], name: str, options: Iterable[str]) -> None:
+    known = argument_names(function)
+    for option in options if known is not None else ():
+        if option not in (known or ()):
+            raise NoTarget(f"identify: {name} takes no argument {option!r}, expected some of {', '.join(known or ())}")
 
 
 def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
@@ -303,10 +308,7 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
 def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
     one = how.axes[0] if len(how.axes) == 1 else how.axes
     try:
-        known = argument_names(function)
-        for other in how.others if known is not None else ():
-            if other not in known:
-                raise NoTarget(f"identify: {name} takes no argument {other!r}, expected some of {', '.join(known)}")
+        _check_known(function, name, how.others)
         names, values = arguments_of(function, one, how.others)
     except Unguessable as error:
         raise NoTarget(
