@@ -183,6 +183,18 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
+def printable(text: str) -> str:
+    r"""Text from outside without what a terminal obeys, and what UTF-8 or XML cannot have: escapes in their place.
+
+    >>> printable("\x1b[31mred\ud800, 1 µs") == r"\x1b[31mred\ud800, 1 µs"
+    True
+    """
+    if text.isprintable():
+        return text
+    parts = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(parts)
+
+
 def missing_primal(op: str, tangent: str) -> ValueError:
     primal = tangent.removeprefix("d")
     return InputValueError(f"{op}: {tangent} is given without {primal}, expected both or neither; pass {primal} too")

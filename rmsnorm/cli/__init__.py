@@ -57,6 +57,8 @@ app = typer.Typer(
 def main() -> None:
     """The command ``rmsnorm``. However it ends, nothing unfinished is left, and no worker."""
     end_by_exception()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         try:
             app()

@@ -53,7 +53,11 @@ def identities(targets: Sequence[str], *, time_limit: float, **options: Any) -> 
         if remaining:  # the process ended with this target, or was killed because of it
             target = remaining.popleft()
             took = f"took more than its limit of {time_limit:g} s" if opened else f"was not imported in {_IMPORTS:g} s"
-            why = f"{took}, and was ended" if worker.status == "hung" else f"ended its process ({worker.message})"
+            why = (
+                f"{took}, and was ended"
+                if worker.status == "hung"
+                else f"ended its process ({errors.printable(worker.message)})"
+            )
             yield target, Identity(target, "", defects=(f"{target} {why}",))
 
 

@@ -59,6 +59,7 @@ def check_apart(target: str, variant: Variant, *, patience: float = PATIENCE, **
     if "mistake" in events:
         raise RuntimeError(events["mistake"])
     if "report" not in events:
+        run.message = errors.printable(run.message)
         begun = f" after {calls} calls of it" if calls and run.status == "crashed" else ""
         what = {"crashed": "its process ended", "hung": "it was ended"}.get(run.status, "it was stopped")
         return Judgement(run, f"{target} was not compared: {what}{begun} ({run.message})")

@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.util
 import math
+import os
 import sys
 import types
 import zlib
@@ -203,9 +204,7 @@ def locate(name: str) -> Any:
             if missing
             else f"let Python import it first{_RELATIVE * ('no known parent' in str(error))}"
         )
-        raise NoTarget(
-            f"identify: {module_name} cannot be imported ({type(error).__name__}: {error}); {fix}"
-        ) from error
+        raise NoTarget(f"identify: {module_name} cannot be imported ({_raised(str(error), error)}); {fix}") from error
     for part in attribute.split("."):
         if not hasattr(module, part):
             raise NoTarget(f"identify: {module_name} has no {attribute!r}; check the name")
@@ -213,9 +212,13 @@ def locate(name: str) -> Any:
     return module
 
 
+def _raised(text: str, error: BaseException) -> str:
+    return f"{type(error).__name__}: {errors.printable(text)}"
+
+
 def _from_file(path: Path) -> types.ModuleType:
     """The module of a file: one that is imported already, or its own under a name that no other file has."""
-    own_name = f"{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
+    own_name = f"{path.stem}_{zlib.crc32(os.fsencode(path.resolve())):08x}"
     spec = importlib.util.spec_from_file_location(own_name, path)
     if spec is None or spec.loader is None or not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
@@ -298,7 +301,7 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
             lines = str(error).strip().splitlines() or ["without a message"]
             shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())[:120]
             raise NoTarget(
-                f"identify: {name}({shown}) raised {type(error).__name__}: {lines[0]}; pass init, {_FACTORY}"
+                f"identify: {name}({shown}) raised {_raised(lines[0], error)}; pass init, {_FACTORY}"
             ) from error
         return replace(_open(made, name, None, {}, call), resized=build)
 

@@ -218,7 +218,7 @@ class Target:
 
     def _sentence(self, error: BaseException, arrays: Mapping[str, Array]) -> str:
         lines = str(error).strip().splitlines() or ["without a message"]
-        what = f"{type(error).__name__}: {lines[0][:200]}"
+        what = f"{type(error).__name__}: {errors.printable(lines[0][:200])}"
         if _NEEDS_GPU.search(str(error)):
             return (
                 f"{self.name} needs a GPU, expected one that runs here ({what}); pass device='cuda' where there is one"

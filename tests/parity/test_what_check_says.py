@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -221,6 +223,20 @@ def test_a_target_that_ends_its_process_or_prints_is_no_success(line: str, words
     assert words in done.output
     assert done.stdout.count("words") == 0
     assert all(file.stat().st_size for file in files[1::2])
+
+
+def test_what_a_terminal_obeys_and_what_is_no_text_is_escaped(tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/own\xff.py")
+    Path(name).write_text("def norm(x):\n    raise ValueError('\\x1b[31mred \\x00 \\ud800')\n")
+    files = {kind: tmp_path / f"a.{kind}" for kind in ("json", "junit", "html", "markdown")}
+    flags = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
+    command = [sys.executable, "-m", "rmsnorm.cli", "check", f"{name}:norm", "--backend", "numpy", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
+    assert done.returncode == 1, done.stderr
+    for text in (done.stdout, *(file.read_text("utf-8") for file in files.values())):
+        assert "\x1b" not in text
+        assert "[31mred" in text or text.startswith("#")
+    ElementTree.parse(files["junit"])
 
 
 def test_a_check_of_a_target_that_hangs_ends(tmp_path: Path) -> None:
