@@ -111,7 +111,9 @@ def out_of_domain(op: str, name: str, got: Any, want: str, fix: str) -> ValueErr
 
 def nothing_compared(op: str, name: str, reasons: Iterable[str]) -> ValueError:
     why = "; ".join(list(reasons)[:_REASONS]) or "there is none"
-    return ValueError(f"{op}: {name} was compared in no case, expected at least one ({why}); ask for what it takes")
+    return InputValueError(
+        f"{op}: {name} was compared in no case, expected at least one ({why}); ask for what it takes"
+    )
 
 
 def not_a_choice(op: str, name: str, got: Any, choices: Iterable[Any], near: str | None = None) -> ValueError:
@@ -179,6 +181,18 @@ def shown(value: Any) -> str:
         shape, dtype = (), ""
     text = describe(shape, dtype) if shape else repr(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
+
+
+def printable(text: str) -> str:
+    r"""Text from outside without what a terminal obeys, and what UTF-8 or XML cannot have: escapes in their place.
+
+    >>> printable("\x1b[31mred\ud800, 1 µs") == r"\x1b[31mred\ud800, 1 µs"
+    True
+    """
+    if text.isprintable():
+        return text
+    parts = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(parts)
 
 
 def missing_primal(op: str, tangent: str) -> ValueError:

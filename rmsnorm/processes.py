@@ -89,7 +89,7 @@ def reading(process: subprocess.Popen[str]) -> Iterator[Callable[[float], str | 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
-        yield lambda seconds: lines.get(timeout=seconds)
+        yield lambda seconds: lines.get(timeout=min(seconds, threading.TIMEOUT_MAX))
     finally:
         if sys.platform != "win32" and process.poll() is None and os.getpgid(process.pid) == process.pid:
             os.killpg(process.pid, signal.SIGKILL)
@@ -138,12 +138,15 @@ def messages(
                         worker.status, worker.message = message["status"], message.get("message", "")
                     worker.seconds = time.monotonic() - began
                     yield message
-                code = process.wait(timeout=patience())
+                code = process.wait(timeout=min(patience(), threading.TIMEOUT_MAX))
             if worker.status == "running":
                 errors.seek(0)
                 printed = [line.strip() for line in errors if line.strip()]
                 reason = f"signal {-code}" if code < 0 else f"exit status {code}"
-                worker.status, worker.message = "crashed", f"{reason}; {printed[-1] if printed else 'no output'}"
+                worker.status, worker.message = (
+                    "crashed",
+                    f"{reason}; {printed[-1] if printed else 'no output'}",
+                )
         except (queue.Empty, subprocess.TimeoutExpired):
             worker.status, worker.message = "hung", "no output in time"
         finally:

@@ -28,6 +28,10 @@ class _Commands(TyperGroup):
             raise unusable(str(error)) from None
         except OSError as error:  # a full disk, a file that cannot be read
             raise unusable(errors.of_system("rmsnorm", error)) from None
+        except MemoryError as error:
+            raise unusable(
+                f"rmsnorm: there is too little memory ({error or 'no more is left'}); ask for less"
+            ) from None
         except Exception as error:
             if type(error).__module__.startswith(("typer.", "click.")):  # how these end a command, or refuse an option
                 raise
@@ -53,6 +57,8 @@ app = typer.Typer(
 def main() -> None:
     """The command ``rmsnorm``. However it ends, nothing unfinished is left, and no worker."""
     end_by_exception()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         try:
             app()

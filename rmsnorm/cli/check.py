@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -10,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.console import Console
 from rich.progress import TaskID
 from rich.text import Text
 
 from rmsnorm import PRESETS, dtypes, screen
 from rmsnorm.cli.reports import Html, Json, Junit, Markdown, check_folders, write_reports
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, unusable
+from rmsnorm.files import write_text
 
 if TYPE_CHECKING:
     from rmsnorm.parity.run import BackendRun
@@ -88,7 +89,8 @@ def check(
 
     Every variant is compared in every dtype, and each case in one variant and dtype; with --all, --variant or --dtype
     a case is compared in each variant and dtype that it has. With a TARGET, rmsnorm.parity.check compares the TARGET
-    with one variant; if it differs, the report says what it computes.
+    with one variant; if it differs, the report says what it computes. The TARGET runs in a process of its own, which is
+    ended where it is not called for four minutes.
 
     The golden runs in NumPy in 106-bit arithmetic and rounds where the variant says. The parity ratio is a distance in
     units of the rounding error of the terms that add up to an element, so cancellation does not count as a defect.
@@ -129,7 +131,8 @@ def _judged(
     options: Mapping[str, Any],
 ) -> BackendRun:
     """The comparisons of somebody's target, printed."""
-    from rmsnorm.parity import check as check_target
+    from rmsnorm.parity import report
+    from rmsnorm.parity.worker import check_apart
 
     choices("device", [device], DEVICES)
     names = choices("variant", variant, tuple(PRESETS)) if variant else ("standard",)
@@ -139,14 +142,15 @@ def _judged(
                 f"rmsnorm check: --{option} is given {len(values)} times, expected one for a TARGET; drop some"
             )
     types = choices("dtype", dtype, dtypes.FLOATS) if dtype else None
-    sys.path.insert(0, "")  # as with python -m: a module of the folder in which the command runs
-    result = check_target(
-        target, PRESETS[names[0]], framework=next(iter(backend), None), dtypes=types, device=device, **options
-    )
-    screen.console().print(Text(result.text, style="" if result.passed else "red"))
-    if html:
-        result.write_html(html)
-    return result.run
+    framework = next(iter(backend), None)
+    with Console(stderr=True).status(f"asking {target}"):
+        judged = check_apart(target, PRESETS[names[0]], framework=framework, dtypes=types, device=device, **options)
+    screen.console().print(Text(judged.text, style="" if judged.run.status == "held" else "red"))
+    if html and judged.page:
+        write_text(html, judged.page)
+    elif html:
+        report.write_html([judged.run], html)
+    return judged.run
 
 
 def _compared(

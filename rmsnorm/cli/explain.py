@@ -40,8 +40,8 @@ def explain(
     from rmsnorm.targets.bridges import bridge
 
     (key,) = backends([backend], _COMMAND)
-    choices("dtype", [dtype], dtypes.FLOATS, _COMMAND)
-    choices("variant", [variant], list(PRESETS), _COMMAND)
+    (dtype,) = choices("dtype", [dtype], dtypes.FLOATS, _COMMAND)
+    (variant,) = choices("variant", [variant], list(PRESETS), _COMMAND)
     present = choices("with", with_, _ARRAYS, _COMMAND) if with_ else ()
     rows = sizes(shape, _COMMAND)
     if not -len(rows) <= axis < len(rows):

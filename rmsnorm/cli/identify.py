@@ -197,7 +197,7 @@ def _show(identity: Identity) -> None:
     console.print(table)
     for sentence in identity.defects:
         console.print(Text(f"defect: {sentence}", style="red"))
-    console.print(Text(f"{identity.framework}, {identity.seconds:.1f} s", style="dim"))
+    console.print(Text(f"{identity.framework}, {identity.seconds:.1f} s".removeprefix(", "), style="dim"))
 
 
 def _write_page(identity: Identity, path: Path) -> None:

@@ -18,6 +18,7 @@ from rmsnorm.variants import get_variant
 
 DEVICES: Final = ("cpu", "cuda")
 DIFFERS, UNUSABLE, BROKEN = 1, 2, 3  # exit statuses; 3: this package has a mistake
+_MOST: Final = 2**48  # elements: more bytes than a process can address
 BACKEND_NAMES: Final = ", ".join(NAMES)
 _KEYS: Final = {alias: row.key for row in FRAMEWORKS.values() for alias in row.aliases}
 
@@ -62,7 +63,12 @@ def sizes(text: str, command: str) -> list[int]:
     parts = text.split("x")
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise unusable(str(errors.out_of_domain(command, "shape", text, "sizes > 0", "write it as 4096x4096")))
-    return [int(part) for part in parts]
+    shape = [int(part) for part in parts]
+    if math.prod(shape) > _MOST:
+        raise unusable(
+            str(errors.out_of_domain(command, "shape", text, "at most 2^48 elements", "write a smaller one"))
+        )
+    return shape
 
 
 def unusable(message: str) -> typer.Exit:

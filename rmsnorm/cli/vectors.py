@@ -69,7 +69,7 @@ def write(
             folder, **filters, on_progress=lambda done, total: bars.update(task, completed=done, total=total)
         )
     size = sum(path.stat().st_size for path in folder.iterdir())
-    screen.console().print(f"{count} cases, {size / 1e6:.1f} MB in {folder}", highlight=False)
+    screen.console().print(f"{count} case{'s' * (count != 1)}, {size / 1e6:.1f} MB in {folder}", highlight=False)
 
 
 @app.command(epilog=CHECK_EPILOG)

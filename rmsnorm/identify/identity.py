@@ -96,7 +96,8 @@ class Identity:
             gate = dict(zip(("gate_function", "gate_position"), self["gate"].split(", "), strict=False))
             values |= {name: value for name, value in gate.items() if value != getattr(wanted, name)}
         return tuple(
-            f"{name} is {value!r}, {wanted.name} has {getattr(wanted, name)!r}" for name, value in values.items()
+            f"{name} is {names.written(value)}, {wanted.name} has {names.written(getattr(wanted, name))}"
+            for name, value in values.items()
         )
 
     def is_over(self, axis: int | Sequence[int] | None) -> bool:

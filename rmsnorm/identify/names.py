@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
+from fractions import Fraction
 from typing import Any, Final
 
 from rmsnorm.variants import PRESETS, Variant
@@ -51,13 +52,22 @@ def described(variant: Variant, values: Mapping[str, Any]) -> str:
     if fields == ["eps"]:
         text += f" with eps {variant.eps}"
     elif fields:
-        text += " but " + ", ".join(f"{name} is {getattr(variant, name)!r}" for name in fields)
+        text += " but " + ", ".join(f"{name} is {written(getattr(variant, name))}" for name in fields)
     elif len(names) == 1 and variant.eps is not None:
         family = next((name for name in _FAMILIES if different(variant, PRESETS[name], observed) == ["eps"]), None)
         if family is not None:
             text = f"the variant {family} with eps {variant.eps} (the same as the preset {names[0]})"
     unsure = ": these cannot be told apart by what was asked" if len(names) > 1 else ""
     return text + unsure
+
+
+def written(value: Any) -> str:
+    """The value of a field in a sentence.
+
+    >>> written("floor"), written(Fraction(1, 4))
+    ("'floor'", '1/4')
+    """
+    return str(value) if isinstance(value, Fraction) else repr(value)
 
 
 def _nearest(variant: Variant, values: Mapping[str, Any], observed: Collection[str]) -> list[Variant]:

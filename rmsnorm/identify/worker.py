@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -41,6 +42,8 @@ def identities(targets: Sequence[str], *, time_limit: float, **options: Any) -> 
         worker = Worker("identify")
         job = {"targets": list(remaining), "time_limit": time_limit, "options": options}
         for event in messages(worker, command, patience, job=job):
+            if "mistake" in event:
+                raise RuntimeError(event["mistake"])
             if "opened" in event:
                 deadline, opened = time.monotonic() + time_limit + 2, True
             elif "refused" in event or "identity" in event:
@@ -50,7 +53,11 @@ def identities(targets: Sequence[str], *, time_limit: float, **options: Any) -> 
         if remaining:  # the process ended with this target, or was killed because of it
             target = remaining.popleft()
             took = f"took more than its limit of {time_limit:g} s" if opened else f"was not imported in {_IMPORTS:g} s"
-            why = f"{took}, and was ended" if worker.status == "hung" else "ended its process"
+            why = (
+                f"{took}, and was ended"
+                if worker.status == "hung"
+                else f"ended its process ({errors.printable(worker.message)})"
+            )
             yield target, Identity(target, "", defects=(f"{target} {why}",))
 
 
@@ -78,9 +85,16 @@ def main() -> None:
         except errors.InputError as error:
             write(refused=str(error))
             continue
-        identity = identify_opened(
-            target, gradients=gradients, width=options.get("width"), time_limit=job["time_limit"]
-        )
+        except Exception:
+            write(mistake=traceback.format_exc())
+            return
+        try:
+            identity = identify_opened(
+                target, gradients=gradients, width=options.get("width"), time_limit=job["time_limit"]
+            )
+        except Exception:
+            write(mistake=traceback.format_exc())
+            return
         write(identity=identity.json)
 
 

@@ -9,6 +9,7 @@ Every sentence has beam_size adjacent rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from operator import getitem
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -69,6 +70,17 @@ class Plan(NamedTuple):
         return int(self.lengths.max())
 
 
+def finite_alpha(op: str, alpha: float) -> float:
+    """The alpha of length^alpha.
+
+    Raises:
+        ValueError: it is not finite: with NaN no hypothesis is the best one.
+    """
+    if not math.isfinite(alpha):
+        raise errors.out_of_domain(op, "alpha", alpha, "a finite number", "pass 1 or so")
+    return alpha
+
+
 def plan(config: Config, words: Any, beam_size: int | None, max_length: int | None, alpha: float | None) -> Plan:
     """What ``translate`` does with these arguments; None stands for what the config says.
 
@@ -84,7 +96,7 @@ def plan(config: Config, words: Any, beam_size: int | None, max_length: int | No
             raise errors.out_of_domain("translate", name, value, "an integer >= 1", "pass 12 or so")
     words = np.asarray(words)
     lengths = max_length + (words if config.search == "zero" else 0 * words)
-    alpha = config.normalization_alpha if alpha is None else alpha
+    alpha = finite_alpha("translate", config.normalization_alpha if alpha is None else alpha)
     temperature, noise, forbidden = config.beam_temperature, config.beam_noise, config.masked_score
     return Plan(config.search, beam_size, lengths, alpha, temperature, noise, forbidden)
 

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rmsnorm import errors
+from rmsnorm.nematus.beam import finite_alpha
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.vocabulary import Vocabulary, batch
 
@@ -88,6 +89,7 @@ def score(
     Raises:
         ValueError: as translate; also if the numbers of lines differ.
     """
+    finite_alpha("score", alpha)
 
     def answers(rows: Rows) -> Iterator[list[str]]:
         x, x_mask = batch([line for _, (line, _) in rows], sources)

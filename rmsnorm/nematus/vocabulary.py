@@ -93,6 +93,10 @@ def read_entries(path: str | os.PathLike[str], dialect: Dialect) -> dict[str, in
         raise errors.InputValueError(
             f"vocabulary: {path} is no dictionary of Nematus, expected words with ids; name another"
         )
+    for word in entries:
+        if "\n" in word or any("\ud800" <= letter <= "\udfff" for letter in word):
+            want = "words without line feeds, in UTF-8, as a line is a sentence"
+            raise errors.out_of_domain("vocabulary", f"a word of {path}", word, want, "mend the dictionary")
     return entries
 
 

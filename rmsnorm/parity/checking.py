@@ -72,7 +72,7 @@ class Report:
         shown = list(alike.values())[:_SHOWN]
         lines += [_line(records[0]) for records in shown]
         if len(run.failures) > len(shown):
-            lines.append(f"  and {len(run.failures) - len(shown)} more; details has them all")
+            lines.append(f"  and {len(run.failures) - len(shown)} more; report.details or --json FILE has them all")
         instead = _instead(self.identity, self.variant, run)
         return "\n".join([*lines, "identify says:", *(f"  {line}" for line in instead), *_not_compared(run)])
 
@@ -88,9 +88,14 @@ class Report:
     def _repr_html_(self) -> str:
         return page.fragment(*self._parts)
 
+    @property
+    def page(self) -> str:
+        """One page of HTML: the text, pictures of where the worst results differ, the table, the details."""
+        return page.document(f"Is {self.target.name} {self.variant.label}?", *self._parts)
+
     def write_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one page: the text, pictures of where the worst results differ, the table, the details."""
-        write_text(Path(path), page.document(f"Is {self.target.name} {self.variant.label}?", *self._parts))
+        """Write that page to a file."""
+        write_text(Path(path), self.page)
 
     @property
     def _parts(self) -> list[str]:

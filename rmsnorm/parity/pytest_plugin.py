@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rmsnorm.errors import InputError
 from rmsnorm.variants import Preset, Variant
 
 if TYPE_CHECKING:
@@ -19,14 +20,18 @@ def rmsnorm_parity() -> Callable[..., Report]:
     """Compare a function or layer with a variant: ``rmsnorm_parity(my_norm, variant="llama", framework="torch")``.
 
     It takes the arguments of rmsnorm.parity.check and returns its report. If something differs, the test fails with the
-    case, the worst element, the value got and wanted, the bound, and the variant that the function really is.
+    case, the worst element, the value got and wanted, the bound, and the variant that the function really is. It also
+    fails if there is no such function or variant, or nothing can be compared.
     """
 
     def parity(function: Any, variant: Preset | Variant = "standard", **options: Any) -> Report:
         __tracebackhide__ = True
         from rmsnorm.parity import check
 
-        report = check(function, variant, **options)
+        try:
+            report = check(function, variant, **options)
+        except InputError as error:
+            pytest.fail(str(error), pytrace=False)
         if not report.passed:
             pytest.fail(report.text, pytrace=False)
         return report

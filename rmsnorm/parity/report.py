@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import dtypes, page
+from rmsnorm import dtypes, errors, page
 from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
 from rmsnorm.frameworks import FRAMEWORKS
@@ -117,6 +117,9 @@ def write_junit(runs: Sequence[BackendRun], path: Path) -> None:
         if broken or run.status == "absent":
             case = ElementTree.SubElement(suite, "testcase", classname=f"rmsnorm.{run.name}", name="the backend itself")
             ElementTree.SubElement(case, "error" if broken else "skipped", message=f"{run.status}: {run.message}")
+    for element in root.iter():
+        element.attrib.update({name: errors.printable(value) for name, value in element.attrib.items()})
+        element.text = element.text and errors.printable(element.text)
     ElementTree.indent(root)
     with replacing(path) as temporary:
         ElementTree.ElementTree(root).write(temporary, encoding="utf-8", xml_declaration=True)

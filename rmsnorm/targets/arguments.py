@@ -24,7 +24,11 @@ _EPS: Final = ("eps", "epsilon", "variance_epsilon", "norm_eps", "layer_norm_eps
 
 
 class Unguessable(TypeError):
-    """A required argument with a name that does not say what it means."""
+    """A required argument, ``argument``, with a name that does not say what it means; empty where it is none."""
+
+    def __init__(self, message: str, argument: str = "") -> None:
+        super().__init__(message)
+        self.argument = argument
 
 
 class FromCall(Enum):
@@ -62,12 +66,13 @@ def arguments_of(
         ({'x': 'x', 'scale': 'weight'}, {})
     """
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        signature = _signature_of(function)
     except (TypeError, ValueError):  # a built-in function: positional
         return {"x": ""}, {}
-    parameters = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    parameters = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if not parameters:
-        raise Unguessable("takes no argument, expected x")
+        got = f"takes {signature}, which does not say what it takes" if signature.parameters else "takes no argument"
+        raise Unguessable(f"{got}, expected x")
     names = {"x": _key(parameters[0])}
     values: dict[str, Any] = {}
     for parameter in parameters[1:]:
@@ -85,8 +90,47 @@ def arguments_of(
         elif required and parameter.name in _WIDTHS:
             values[_key(parameter)] = FromCall.WIDTH
         elif required:
-            raise Unguessable(f"requires {parameter.name!r}, whose value cannot be guessed")
+            raise Unguessable(f"requires {parameter.name!r}, whose value cannot be guessed", parameter.name)
     return names, values
+
+
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Its signature; that of an operator or of a scripted function of PyTorch is in its schema."""
+    one: Any = getattr(function, "_opoverload", getattr(function, "default", function))
+    schema = getattr(one, "schema", None) or getattr(one, "_schema", None)
+    arguments = getattr(schema, "arguments", None)
+    if arguments is None:
+        return inspect.signature(function)
+    kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: inspect.Parameter.KEYWORD_ONLY}
+    defaults = [a.default_value if a.has_default_value() else inspect.Parameter.empty for a in arguments]
+    pairs = zip(arguments, defaults, strict=True)
+    return inspect.Signature([inspect.Parameter(a.name, kinds[a.kwarg_only], default=d) for a, d in pairs])
+
+
+def argument_names(function: Callable[..., Any]) -> list[str] | None:
+    """The names of all arguments, None where these are not known or where it takes any.
+
+    >>> argument_names(lambda x, weight, eps=1e-6: x)
+    ['x', 'weight', 'eps']
+    """
+    try:
+        parameters = list(_signature_of(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else [p.name for p in parameters]
+
+
+def keyword_only(function: Callable[..., Any]) -> set[str]:
+    """The names of the arguments that a function takes by name alone.
+
+    >>> keyword_only(lambda *, x, weight: x) == {"x", "weight"}
+    True
+    """
+    try:
+        parameters = _signature_of(function).parameters.values()
+    except (TypeError, ValueError):
+        return set()
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def requires_residual(call: Callable[..., Any]) -> bool:
@@ -161,7 +205,7 @@ def constructor_arguments(make: Callable[..., Any], init: Mapping[str, Any], wid
         elif required and re.search("config|cfg|args", name):
             chosen[name] = Config(width)
         elif required:
-            raise Unguessable(f"requires {name!r}, whose value cannot be guessed")
+            raise Unguessable(f"requires {name!r}, whose value cannot be guessed", name)
     return chosen
 
 
@@ -175,6 +219,9 @@ class Config:
 
     def __init__(self, width: int) -> None:
         self._width = width
+
+    def __repr__(self) -> str:
+        return f"a configuration of sizes {self._width} and eps 1e-06"
 
     def __getattr__(self, name: str) -> Any:
         if "eps" in name:

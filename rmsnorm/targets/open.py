@@ -7,10 +7,11 @@ import functools
 import importlib
 import importlib.util
 import math
+import os
 import sys
 import types
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +24,10 @@ from rmsnorm.frameworks import framework as row_of
 from rmsnorm.targets.arguments import (
     FromCall,
     Unguessable,
+    argument_names,
     arguments_of,
     constructor_arguments,
+    keyword_only,
     makes_layers,
     requires_residual,
     width_argument,
@@ -41,6 +44,14 @@ _BEYOND: Final = {
     "mlx": "mlx",
     "onnx": "numpy",
 }  # frameworks without an RMSNorm here, and whose arrays they take
+_FACTORY: Final = "or name a function without arguments that returns the layer"
+_HOW: Final = f"pass it in init, such as --init '{{{{\"{{}}\": 64}}}}', {_FACTORY}"
+_KNOWN: Final = "pass one of these in init"
+_OPTION: Final = (
+    "pass an option in init, such as --init '{{\"{0}\": 1}}', or the shape of an array, such as --arg {0}=4x64"
+)
+_RELATIVE: Final = ": name a file of a package as package.module:attribute, in the folder that has the package"
+_NAMED: Final = "name a function of x, of (x, weight) or of (x, weight, bias) that calls it"
 _PACKAGES: Final = {name for row in FRAMEWORKS.values() for name in (row.package, row.layers)} | {
     "equinox",
     "haiku",
@@ -176,17 +187,24 @@ def locate(name: str) -> Any:
     """
     module_name, colon, attribute = name.rpartition(":")
     if not colon or not module_name or not attribute:
+        fix = f"; name what it has, as {name}:NAME" if name.endswith(".py") else ""
         raise NoTarget(
-            f"identify: target is {name!r}, expected module:attribute such as torch.nn:RMSNorm, or an .onnx file"
+            f"identify: target is {name!r}, expected module:attribute such as torch.nn:RMSNorm, or an .onnx file{fix}"
         )
     try:
         module: Any = (
             _from_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
         )
-    except Exception as error:  # a module may raise anything when it is imported
-        raise NoTarget(
-            f"identify: {module_name} cannot be imported ({type(error).__name__}: {error}); check the name"
-        ) from error
+    except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
+        missing = isinstance(error, FileNotFoundError) or (
+            isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+        )
+        fix = (
+            "check the name"
+            if missing
+            else f"let Python import it first{_RELATIVE * ('no known parent' in str(error))}"
+        )
+        raise NoTarget(f"identify: {module_name} cannot be imported ({_raised(str(error), error)}); {fix}") from error
     for part in attribute.split("."):
         if not hasattr(module, part):
             raise NoTarget(f"identify: {module_name} has no {attribute!r}; check the name")
@@ -194,9 +212,13 @@ def locate(name: str) -> Any:
     return module
 
 
+def _raised(text: str, error: BaseException) -> str:
+    return f"{type(error).__name__}: {errors.printable(text)}"
+
+
 def _from_file(path: Path) -> types.ModuleType:
     """The module of a file: one that is imported already, or its own under a name that no other file has."""
-    own_name = f"{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
+    own_name = f"{path.stem}_{zlib.crc32(os.fsencode(path.resolve())):08x}"
     spec = importlib.util.spec_from_file_location(own_name, path)
     if spec is None or spec.loader is None or not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
@@ -207,11 +229,25 @@ def _from_file(path: Path) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[own_name] = module  # where dataclasses and pickle look for it
     try:
-        spec.loader.exec_module(module)
+        with _beside(path):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[own_name]
         raise
     return module
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[None]:
+    """Its folder comes first where modules are looked for, as if Python ran the file; later, it comes last."""
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)  # for what the file imports when it is called
 
 
 def _open(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
@@ -234,7 +270,15 @@ def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call
         raise NoTarget(
             f"identify: {name} is of type {type(thing).__name__}, expected a function, a layer or a class of layers"
         )
+    _check_known(thing, name, init)
     return _function(functools.partial(thing, **init) if init else thing, name, call)
+
+
+def _check_known(function: Callable[..., Any], name: str, options: Iterable[str]) -> None:
+    known = argument_names(function)
+    for option in options if known is not None else ():
+        if option not in (known or ()):
+            raise NoTarget(f"identify: {name} takes no argument {option!r}, expected some of {', '.join(known or ())}")
 
 
 def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
@@ -246,15 +290,19 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
         try:
             arguments = constructor_arguments(make, {**init, own_width: size} if own_width else init, size)
         except Unguessable as error:
-            raise NoTarget(f"identify: {name} {error}; pass it in init, such as --init '{{\"dim\": 64}}'") from None
+            raise NoTarget(
+                f"identify: {name} {error}; {_HOW.format(error.argument) if error.argument else _KNOWN}"
+            ) from None
         if isinstance(make, type) and is_haiku(make):
             return open_haiku(functools.partial(make, **arguments), name, call.device, call.others)
         try:
             made = make(**arguments)
-        except Exception as error:  # a constructor may raise anything
+        except (Exception, SystemExit) as error:  # a constructor may raise anything
             lines = str(error).strip().splitlines() or ["without a message"]
             shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())[:120]
-            raise NoTarget(f"identify: {name}({shown}) raised {type(error).__name__}: {lines[0]}; pass init") from error
+            raise NoTarget(
+                f"identify: {name}({shown}) raised {_raised(lines[0], error)}; pass init, {_FACTORY}"
+            ) from error
         return replace(_open(made, name, None, {}, call), resized=build)
 
     return build(size)
@@ -263,19 +311,22 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
 def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
     one = how.axes[0] if len(how.axes) == 1 else how.axes
     try:
+        _check_known(function, name, how.others)
         names, values = arguments_of(function, one, how.others)
     except Unguessable as error:
         raise NoTarget(
-            f"identify: {name} {error}; pass an option in init, such as --init '{{\"eps\": 1e-6}}', or the shape of an "
-            "array, such as --arg condition=4x64"
+            f"identify: {name} {error}; {_OPTION.format(error.argument) if error.argument else _NAMED}"
         ) from None
     arguments = tuple(argument for argument in names if argument != "x")
+    keywords = keyword_only(function)
 
     def call(arrays: Mapping[str, Any]) -> Any:
         x, scale = arrays["x"], arrays.get("scale")
         more = {other: arrays[other] for other in how.others}
-        positional = [x, *(arrays[a] for a in arguments if a in arrays and not names[a])]
-        named = more | {names[a]: arrays[a] for a in arguments if a in arrays and names[a]}
+        positional = [] if names["x"] in keywords else [x]
+        positional += [arrays[a] for a in arguments if a in arrays and not names[a]]
+        named = {names["x"]: x} if names["x"] in keywords else {}
+        named |= more | {names[a]: arrays[a] for a in arguments if a in arrays and names[a]}
         for key, value in values.items():
             if value is FromCall.GAIN_SHAPE:
                 named[key] = shape_of("scale", x.shape) if scale is None else tuple(scale.shape)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm import errors
+from rmsnorm import dtypes, errors
 from rmsnorm.targets.bridges import Array, Bridge, Function
 
 Shape = tuple[int, ...]
@@ -137,7 +137,7 @@ class Target:
             pair = "residual" in arrays and isinstance(result, (tuple, list))  # y and x + residual
             if not (pair or isinstance(result, self.bridge.array)):
                 self.returned.add(_described(result))
-            y = self.bridge.fetch(_first(result))
+            y = self._fetched(result, arrays)
             other = result[1] if pair and len(result) > 1 else None
             if pair and not isinstance(other, self.bridge.array):
                 self.returned.add(f"{_described(result)} whose second entry is {_described(other)}")
@@ -149,6 +149,9 @@ class Target:
             return y
 
         y = self._guarded(run, arrays)
+        if y.dtype.name not in dtypes.FLOATS:
+            got, want = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
+            raise TargetError(f"{self.name} returned {got} for x {want}, expected one of {', '.join(dtypes.FLOATS)}")
         if y.shape != x.shape:
             got, want = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
             raise TargetError(f"{self.name} returned {got} for x {want}, expected the shape of x")
@@ -185,18 +188,37 @@ class Target:
             return arrays
         return {**arrays, "residual": np.zeros_like(arrays["x"])}
 
+    def _fetched(self, result: Any, arrays: Mapping[str, Array]) -> Array:
+        """y in NumPy, of an array of the library or of what its reader takes for one."""
+        y = _first(result)
+        try:
+            if isinstance(y, (tuple, list, dict)):
+                raise TypeError("no array")
+            return self.bridge.fetch(y)
+        except Exception as error:
+            if isinstance(y, self.bridge.array):
+                raise
+            wanted, x = self.bridge.array, arrays["x"]
+            what = _described(result) + ("" if y is result else f" whose first entry is {_described(y)}")
+            raise TargetError(
+                f"{self.name} returned {what} for x {errors.describe(x.shape, x.dtype.name)}"
+                f", expected {wanted.__module__}.{wanted.__qualname__}; return y"
+            ) from error
+
     def _guarded(self, run: Callable[[], Any], arrays: Mapping[str, Array]) -> Any:
         wide = any(array.dtype == np.float64 for array in arrays.values())
         try:
             with self.bridge.scope(wide), np.errstate(all="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a warning of the target is not a finding
                 return run()
-        except Exception as error:  # the target may raise anything, and the report must say it
+        except TargetError:
+            raise
+        except (Exception, SystemExit) as error:  # the target may raise anything, and the report must say it
             raise TargetError(self._sentence(error, arrays)) from error
 
-    def _sentence(self, error: Exception, arrays: Mapping[str, Array]) -> str:
+    def _sentence(self, error: BaseException, arrays: Mapping[str, Array]) -> str:
         lines = str(error).strip().splitlines() or ["without a message"]
-        what = f"{type(error).__name__}: {lines[0][:200]}"
+        what = f"{type(error).__name__}: {errors.printable(lines[0][:200])}"
         if _NEEDS_GPU.search(str(error)):
             return (
                 f"{self.name} needs a GPU, expected one that runs here ({what}); pass device='cuda' where there is one"

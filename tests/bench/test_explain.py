@@ -133,6 +133,7 @@ def test_of_a_program_of_jax_it_names_every_kernel() -> None:
     (["numpy", "--with", "mask"], 0, "NumPy: kernel forward-float32-float32---mask"),
     (["numpy", "--shape", "4x6", "--axis", "0"], 1, "the normalised axes are not the last ones"),
     (["numpy", "--with", "gate", "--dtype", "float64"], 1, "a kernel with a gate has at most 32 bits"),
+    (["numpy", "--with", "mask", "--dtype", "bf16"], 0, "NumPy: kernel forward-bfloat16-bfloat16---mask"),
     (["numpy", "--axis", "2"], 2, "axis is 2"),
     (["numpy", "--shape", "4xa"], 2, "shape is '4xa'"),
     (["numpy", "--with", "weights"], 2, "with is 'weights'"),

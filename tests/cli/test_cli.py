@@ -67,12 +67,11 @@ def test_a_library_of_a_target_that_is_not_installed_exits_with_2(tmp_path):
     assert "mlx is not installed" in shown.stderr
 
 
-def test_a_mistake_of_ours_in_a_check_is_no_bad_usage(monkeypatch, tmp_path):
-    def broken(*_, **__):
-        raise ValueError("a mistake of ours")
-
-    monkeypatch.setattr(import_module("rmsnorm.parity.checking"), "open_target", broken)
-    shown = rmsnorm("check", f"{tmp_path / 'own.py'}:norm")
+@pytest.mark.parametrize("command", ["check", "identify"])
+def test_a_mistake_of_ours_is_no_bad_usage(command, tmp_path):
+    (tmp_path / "own.py").write_text("def norm(x):\n    return x\n")
+    (tmp_path / "sitecustomize.py").write_text("import rmsnorm.targets.open as module\ndel module.arguments_of\n")
+    shown = rmsnorm(command, f"{tmp_path / 'own.py'}:norm", path=tmp_path)
     assert shown.exit_code == 3
     assert "this is a mistake of rmsnorm, not of its use" in shown.stderr
 

@@ -157,6 +157,9 @@ def test_other_refusals(tmp_path: Path) -> None:
     assert "no is not a folder, expected one to write out in" in shown
     shown = run("translate", tmp_path, "--source", source, "--beam", 9, status=2)
     assert "beam_size is 9, expected at most 8, the target vocabulary" in shown
+    for command, more in (("translate", ()), ("score", ("--target", source))):
+        shown = run(command, tmp_path, "--source", source, *more, "--alpha", "nan", status=2)
+        assert f"{command}: alpha is nan, expected a finite number; pass 1 or so" in shown
     shown = run("translate", tmp_path, "--source", source, "--backend", "mxnet", status=2)
     assert "backend is 'mxnet', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'" in shown
     shown = run("translate", tmp_path, "--source", source, "--dictionary", tmp_path / "0.json", status=2)

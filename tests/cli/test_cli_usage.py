@@ -57,6 +57,8 @@ USAGE = [
     ("whole_model --backend flax --mode graph", "mode is 'graph', expected 'eager' or 'jit'"),
     ("whole_model --norm batch", "norm is 'batch', expected 'ours', 'built-in', 'LayerNorm' or 'none'"),
     ("whole_model --width 200", "width is 200, expected whole heads; use a multiple of 64"),
+    ("explain numpy --shape 16777216x33554432", "shape is '16777216x33554432', expected at most 2^48 elements"),
+    ("explain numpy --shape 8388608x16777216 --dtype float64", "there is too little memory (Unable to allocate"),
     ("whole_model --json /no/such/folder/x.json", NO_FOLDER),
 ]
 HELP = {

@@ -47,6 +47,12 @@ def test_a_target_that_hangs_is_ended():
     assert "took more than its limit of 2 s, and was ended" in " ".join(shown.stdout.split())
 
 
+def test_a_limit_may_be_infinite(tmp_path):
+    (tmp_path / "own.py").write_text("def norm(x):\n    return x\n")
+    shown = run(f"{tmp_path}/own.py:norm", "--time-limit", "inf", "--framework", "numpy")
+    assert "nothing is normalised" in shown.stdout, shown.stderr
+
+
 def test_a_sweep_counts_by_what_is_computed(tmp_path, monkeypatch):
     package = tmp_path / "zoo"
     package.mkdir()

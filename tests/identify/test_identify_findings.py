@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rmsnorm import PRESETS
 from rmsnorm.identify import identify
 from rmsnorm.identify.findings import Findings, Learned
+from rmsnorm.identify.names import described
 
 
 def _rows(x, axes=-1):
@@ -63,3 +65,7 @@ def test_a_gate_without_a_gradient_is_a_defect(stopped):
     identity = identify(gated, framework="torch")
     assert identity["gate_gradient"] == ("wrong" if stopped else "agrees")
     assert any("the gate" in text and ("no gradient" in text or "is 0" in text) for text in identity.defects) == stopped
+
+
+def test_a_fraction_is_written_as_one():
+    assert described(PRESETS["torch"].replace(partial=0.25, eps=1e-5), {"partial": 0.25}).endswith("partial is 1/4")

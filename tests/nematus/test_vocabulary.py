@@ -79,6 +79,10 @@ def test_errors(tmp_path: Path) -> None:
         small.write_text(text)
         with pytest.raises(ValueError, match=message):
             read_vocabulary(small, 3, 2)
+    for word in ("w\n3", "w\ud8003"):
+        small.write_text(json.dumps({**SPECIAL, word: 3}))
+        with pytest.raises(ValueError, match=r"small.json is 'w.*3', expected words without line feeds, in UTF-8"):
+            read_vocabulary(small, 3, 2)
     with pytest.raises(ValueError, match=r"sentences is \[\], expected at least one; is the file empty\?"):
         batch([], sources)
     with pytest.raises(ValueError, match=r"a word of sentence 2 is 'w3', expected 2 factors; separate them by |"):

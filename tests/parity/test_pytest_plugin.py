@@ -74,4 +74,4 @@ def test_a_users_test(tmp_path: Path) -> None:
     assert "parity ratio" in done.stdout
     assert "eps is 1e-05, standard has 1e-06" in done.stdout
     assert "did you mean 'standard'?" in done.stdout
-    assert "rmsnorm/parity/checking.py" not in done.stdout.split("test_mistaken")[0], "no traceback through rmsnorm"
+    assert "rmsnorm/" not in done.stdout.replace("rmsnorm/parity/pytest_plugin", ""), "no traceback through rmsnorm"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +15,12 @@ import numpy as np
 import pytest
 from commands import rmsnorm
 
-from rmsnorm import numpy_impl
+from rmsnorm import PRESETS, numpy_impl
 from rmsnorm.accuracy.bounds import bound
+from rmsnorm.errors import InputError
 from rmsnorm.parity import check, fitting, report
 from rmsnorm.parity.cases import CASES, make
+from rmsnorm.parity.worker import check_apart
 from rmsnorm.targets import open_target
 
 BY_NAME = {case.name: case for case in CASES}
@@ -101,7 +105,7 @@ def test_a_check_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"written was compared in no case, .*\(.*; it takes x in float64 alone; .*\)"):
         check(replace(target, dtypes={"x": "float64"}), dtypes="float32")
     monkeypatch.setattr(fitting, "select", lambda variants, types: [(BY_NAME["no rows"], "standard", "float32")])
-    with pytest.raises(ValueError, match=r"written was compared in no case, expected at least one \("):
+    with pytest.raises(InputError, match=r"written was compared in no case, expected at least one \("):
         check(target)
 
 
@@ -201,3 +205,42 @@ def test_the_command_checks_a_target(
     assert done.exit_code == status, done.output
     assert words in done.output
     assert (tmp_path / "a.html").exists() == ("--html" in arguments)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("os._exit(0)", "was not compared: its process ended (exit status 0; no output)"),
+        ("sys.exit(0)", "norm raised on x f32[48, 96]: SystemExit: 0"),
+        ("print('words', flush=True); return x", "norm is not standard"),
+    ],
+)
+def test_a_target_that_ends_its_process_or_prints_is_no_success(line: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(f"import os, sys\ndef norm(x):\n    {line}\n")
+    files = ["--json", tmp_path / "a.json", "--junit", tmp_path / "a.xml", "--html", tmp_path / "a.html"]
+    done = rmsnorm("check", f"{tmp_path}/own.py:norm", "--dtype", "float32", "--backend", "numpy", *files)
+    assert done.exit_code == 1, done.output
+    assert words in done.output
+    assert done.stdout.count("words") == 0
+    assert all(file.stat().st_size for file in files[1::2])
+
+
+def test_what_a_terminal_obeys_and_what_is_no_text_is_escaped(tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/own\xff.py")
+    Path(name).write_text("def norm(x):\n    raise ValueError('\\x1b[31mred \\x00 \\ud800')\n")
+    files = {kind: tmp_path / f"a.{kind}" for kind in ("json", "junit", "html", "markdown")}
+    flags = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
+    command = [sys.executable, "-m", "rmsnorm.cli", "check", f"{name}:norm", "--backend", "numpy", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
+    assert done.returncode == 1, done.stderr
+    for text in (done.stdout, *(file.read_text("utf-8") for file in files.values())):
+        assert "\x1b" not in text
+        assert "[31mred" in text or text.startswith("#")
+    ElementTree.parse(files["junit"])
+
+
+def test_a_check_of_a_target_that_hangs_ends(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def norm(x):\n    while True: pass\n")
+    judged = check_apart(f"{tmp_path}/own.py:norm", PRESETS["standard"], device="cpu", framework="numpy", patience=5)
+    assert judged.run.status == "hung"
+    assert "norm was not compared: it was ended (no output for 5 s after 0 calls of it)" in judged.text

@@ -42,8 +42,15 @@ def test_a_framework_has_several_names(name, reported):
         ("torhc.nn:RMSNorm", None, "torhc.nn cannot be imported"),
         ("RMSNorm", None, "expected module:attribute such as torch.nn:RMSNorm"),
         ("no/such.onnx", None, "there is no file no/such.onnx"),
-        (torch.nn.Bilinear, None, "requires 'in1_features', whose value cannot be guessed; pass it in init"),
-        (torch.nn.RMSNorm, {"dmi": 4}, "takes no argument 'dmi'"),
+        (
+            torch.nn.Bilinear,
+            None,
+            "requires 'in1_features', whose value cannot be guessed; pass it in init, .*in1_feat",
+        ),
+        (torch.nn.RMSNorm, {"dmi": 4}, "takes no argument 'dmi'.* pass one of these in init"),
+        (lambda x, weight: x, {"epps": 1}, "takes no argument 'epps', expected some of x, weight"),
+        ("norms.py", None, "or an .onnx file; name what it has, as norms.py:NAME"),
+        (lambda **options: options, None, "takes .*options.*, which does not say what it takes, expected x; name a"),
         (3, None, "is of type int, expected a function, a layer or a class of layers"),
     ],
     ids=str,
@@ -122,6 +129,68 @@ def test_two_files_of_one_name_stay_apart_and_one_that_fails_leaves_nothing(tmp_
     with pytest.raises(NoTarget, match="ZeroDivisionError"):
         open_target(f"{tmp_path / 'broken.py'}:norm")
     assert set(sys.modules) == before
+
+
+def test_a_file_imports_what_lies_beside_it(tmp_path):
+    (tmp_path / "beside.py").write_text("FACTOR = 2\n")
+    (tmp_path / "beside_later.py").write_text("")
+    (tmp_path / "its.py").write_text(
+        "import beside\ndef norm(x):\n    import beside_later\n    return beside.FACTOR * x"
+    )
+    path = list(sys.path)
+    try:
+        target = open_target(f"{tmp_path / 'its.py'}:norm", framework="numpy")
+        assert target.forward(np.ones((2, 4), "float32"))[0, 0] == 2
+        (tmp_path / "relative.py").write_text("from . import beside")
+        with pytest.raises(NoTarget, match=r"relative import.*; let Python import it first: name a file of a package"):
+            open_target(f"{tmp_path / 'relative.py'}:norm")
+        (tmp_path / "program.py").write_text("raise SystemExit(0)")
+        with pytest.raises(NoTarget, match=r"SystemExit: 0\); let Python import it first"):
+            open_target(f"{tmp_path / 'program.py'}:norm")
+    finally:
+        sys.path[:] = path
+
+
+def _by_name(*, x, weight):
+    return x * weight
+
+
+def _by_schema():
+    return torch.jit.CompilationUnit("def norm(x, weight):\n    return x * weight\n").norm
+
+
+@torch.library.custom_op("rmsnorm_tests::norm", mutates_args=())
+def _operator(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    return x * weight
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: _by_name, _by_schema, lambda: _operator, lambda: torch.ops.rmsnorm_tests.norm], ids=range(4)
+)
+def test_arguments_are_known_however_a_function_declares_them(make):
+    target = open_target(make(), framework="torch")
+    x = np.ones((2, 4), "float32")
+    assert target.arguments == ("scale",)
+    assert target.forward(x, 3 * x[0])[0, 0] == 3
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (lambda x: None, r"returned None for x f32\[2, 4\], expected torch.Tensor; return y"),
+        (
+            lambda x: x.tolist(),
+            r"returned a list of 2 whose first entry is a list of 4 for x f32\[2, 4\], expected torch.Tensor; return y",
+        ),
+        (lambda x: x.int(), r"returned int32\[2, 4\] for x f32\[2, 4\], expected one of float16"),
+        (lambda x: x.to(torch.complex64), r"returned complex64\[2, 4\]"),
+        (lambda x: sys.exit(0), r"raised on x f32\[2, 4\]: SystemExit: 0"),
+    ],
+    ids=range(5),
+)
+def test_a_result_that_is_no_y_is_described(result, words):
+    with pytest.raises(TargetError, match=words):
+        open_target(result, framework="torch").forward(np.ones((2, 4), "float32"))
 
 
 def test_a_layer_that_cannot_be_built_says_so_beside_its_findings():

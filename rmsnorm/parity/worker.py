@@ -1,0 +1,126 @@
+"""Checks a target in a process of its own: one that hangs, exits, crashes or prints harms neither report nor status.
+
+``python -m rmsnorm.parity.worker JOB`` writes a line of JSON from time to time while it calls the target, and the
+report at the end; what the target prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from rmsnorm import errors
+from rmsnorm.parity.run import PATIENCE, BackendRun, Record, Skip
+from rmsnorm.processes import end_with_parent, follow
+from rmsnorm.variants import PRESETS, Variant
+
+_BEAT: Final = 1.0  # seconds between two signs of life
+_LARGE: Final = 15.0  # times as much patience where y has 2^31 elements
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a report of ``rmsnorm.parity.check`` says: its run, its text and its page (empty if there is no report)."""
+
+    run: BackendRun
+    text: str
+    page: str = ""
+
+
+def check_apart(target: str, variant: Variant, *, patience: float = PATIENCE, **options: Any) -> Judgement:
+    """``rmsnorm.parity.check`` of a target by its name, in a process of its own.
+
+    variant: a preset.
+    patience: seconds without a call of the target, or of its import, after which the process is ended.
+
+    Raises:
+        ValueError: there is no such target, or no case can be compared.
+    """
+    run, calls = BackendRun(target), 0
+    events: dict[str, Any] = {}
+
+    def take(message: Mapping[str, Any]) -> None:
+        nonlocal calls
+        calls = message.get("calls", calls)
+        events.update(message)
+
+    job = json.dumps({"target": target, "variant": variant.name, "options": options})
+    patience *= _LARGE if options.get("large") else 1
+    command = [sys.executable, "-m", "rmsnorm.parity.worker", job]
+    follow(run, command, take, patience=patience, progress=lambda: f"{calls} calls of it")
+    if "refused" in events:
+        raise errors.InputValueError(events["refused"])
+    if "mistake" in events:
+        raise RuntimeError(events["mistake"])
+    if "report" not in events:
+        run.message = errors.printable(run.message)
+        begun = f" after {calls} calls of it" if calls and run.status == "crashed" else ""
+        what = {"crashed": "its process ended", "hung": "it was ended"}.get(run.status, "it was stopped")
+        return Judgement(run, f"{target} was not compared: {what}{begun} ({run.message})")
+    fields = events["report"]
+    fields["records"] = [Record(**record) for record in fields["records"]]
+    fields["skipped"] = [Skip(*skip) for skip in fields["skipped"]]
+    return Judgement(BackendRun(**fields), events["text"], events["page"])
+
+
+def main() -> None:
+    """Check the target of the job, and write what happens."""
+    end_with_parent()
+    job = json.loads(sys.argv[1])
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a target prints is not part of the report
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+    def write(**event: Any) -> None:
+        print(json.dumps(event, default=float), file=out, flush=True)
+
+    try:
+        _work(job["target"], job["variant"], job["options"], write)
+    except errors.InputError as error:
+        write(refused=str(error))
+    except Exception:
+        write(mistake=traceback.format_exc())
+
+
+def _work(name: str, variant: str, options: dict[str, Any], write: Callable[..., None]) -> None:
+    from rmsnorm.parity.checking import check
+    from rmsnorm.targets import open_target
+
+    opened = open_target(name, framework=options.pop("framework", None), device=options["device"])
+    beat = _Beat(write)
+    report = check(_beating(opened, beat), PRESETS[variant], **options)
+    write(report=asdict(report.run), text=report.text, page=report.page)
+
+
+class _Beat:
+    """Writes how many calls there were, at most once a second."""
+
+    def __init__(self, write: Callable[..., None]) -> None:
+        self.write, self.calls, self.last = write, 0, 0.0
+
+    def __call__(self) -> None:
+        if time.monotonic() - self.last > _BEAT:
+            self.write(calls=self.calls)
+            self.last = time.monotonic()
+        self.calls += 1
+
+
+def _beating(target: Any, beat: _Beat) -> Any:
+    function, resized = target.function, target.resized
+
+    def call(arrays: Any) -> Any:
+        beat()
+        return function(arrays)
+
+    again = None if resized is None else lambda size: _beating(resized(size), beat)
+    return replace(target, function=call, resized=again)
+
+
+if __name__ == "__main__":
+    main()
