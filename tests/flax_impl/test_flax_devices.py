@@ -36,7 +36,7 @@ def computed(*only: str) -> Any:
 
 @pytest.fixture(scope="module")
 def found() -> Any:
-    """All, which takes half a minute."""
+    """Everything that the program computes, which takes half a minute."""
     return computed()
 
 

@@ -105,9 +105,10 @@ def test_with_kernels_as_without(layout: str, dtype: Any, without_kernels: Any) 
 @pytest.mark.sample(1)
 def test_large_with_kernels_as_without(dtype: str, without_kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operators on blocks of rows give the same as on the whole, too."""
+    usual = rows._BLOCK
     for options in ({}, {"residual": True, "variant": "llama"}, {"mask": (700, 1)}):
         results = []
-        for off, block in ((False, rows._BLOCK), (True, rows._BLOCK), (True, 2**40)):
+        for off, block in ((False, usual), (True, usual), (True, 2**40)):
             without_kernels(off)
             monkeypatch.setattr(rows, "_BLOCK", block)
             results.append(everything("contiguous", dtype, (3, 700, 1025), options))
