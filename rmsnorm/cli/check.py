@@ -29,7 +29,7 @@ EPILOG: Final = (
     "    rmsnorm check --all\n\n"
     "    rmsnorm check --backend torch --variant llama --dtype bfloat16\n\n"
     "    rmsnorm check --backend flax --device cuda --json parity.json --junit parity.xml\n\n"
-    "    rmsnorm check my_norm:norm --variant llama --dtype bfloat16\n\n"
+    "    rmsnorm check my_norm:norm --variant llama --eps 1e-5 --dtype bfloat16\n\n"
     "Exit status: 0 everything agrees, 1 a backend or the target differs, crashed, hung or was stopped, 2 wrong usage, "
     "a requested backend is not installed, or no comparison was made."
 )
@@ -64,6 +64,9 @@ def check(
         bool, typer.Option("--all", help="Compare every case in every variant and dtype that it has.")
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
+    eps: Annotated[
+        float | None, _of_target(help="The eps that a TARGET should have.", show_default="that of the variant")
+    ] = None,
     edges: Annotated[
         bool,
         _of_target("--edges", help="A TARGET fails if it refuses x of no rows, no columns, 66,001 columns."),
@@ -104,11 +107,11 @@ def check(
         if all_ or list_:
             raise unusable("rmsnorm check: expected no --all and no --list beside a TARGET; leave them out")
         options = {"edges": edges, "batch_invariant": batch_invariant, "exhaustive": exhaustive, "large": large}
-        runs = [_judged(target, backend or [], variant or [], dtype or [], device, html, options)]
+        runs = [_judged(target, backend or [], variant or [], eps, dtype or [], device, html, options)]
         html = None
     else:
-        if edges or batch_invariant or exhaustive or large:
-            unasked = "--edges, --batch-invariant, --exhaustive and --large"
+        if eps is not None or edges or batch_invariant or exhaustive or large:
+            unasked = "--eps, --edges, --batch-invariant, --exhaustive and --large"
             raise unusable(f"rmsnorm check: {unasked} are for a TARGET; name one")
         runs = _compared(backend, variant, dtype, device, all_=all_, list_=list_)
         if runs:
@@ -125,6 +128,7 @@ def _judged(
     target: str,
     backend: list[str],
     variant: list[str],
+    eps: float | None,
     dtype: list[str],
     device: str,
     html: Path | None,
@@ -143,8 +147,9 @@ def _judged(
             )
     types = choices("dtype", dtype, dtypes.FLOATS) if dtype else None
     framework = next(iter(backend), None)
+    wanted = PRESETS[names[0]] if eps is None else PRESETS[names[0]].replace(eps=eps)
     with Console(stderr=True).status(f"asking {target}"):
-        judged = check_apart(target, PRESETS[names[0]], framework=framework, dtypes=types, device=device, **options)
+        judged = check_apart(target, wanted, framework=framework, dtypes=types, device=device, **options)
     screen.console().print(Text(judged.text, style="" if judged.run.status == "held" else "red"))
     if html and judged.page:
         write_text(html, judged.page)

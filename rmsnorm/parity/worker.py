@@ -36,7 +36,7 @@ class Judgement:
 def check_apart(target: str, variant: Variant, *, patience: float = PATIENCE, **options: Any) -> Judgement:
     """``rmsnorm.parity.check`` of a target by its name, in a process of its own.
 
-    variant: a preset.
+    variant: a preset, with its own eps or another one.
     patience: seconds without a call of the target, or of its import, after which the process is ended.
 
     Raises:
@@ -50,7 +50,7 @@ def check_apart(target: str, variant: Variant, *, patience: float = PATIENCE, **
         calls = message.get("calls", calls)
         events.update(message)
 
-    job = json.dumps({"target": target, "variant": variant.name, "options": options})
+    job = json.dumps({"target": target, "variant": variant.name, "eps": variant.eps, "options": options})
     patience *= _LARGE if options.get("large") else 1
     command = [sys.executable, "-m", "rmsnorm.parity.worker", job]
     follow(run, command, take, patience=patience, progress=lambda: f"{calls} calls of it")
@@ -81,20 +81,20 @@ def main() -> None:
         print(json.dumps(event, default=float), file=out, flush=True)
 
     try:
-        _work(job["target"], job["variant"], job["options"], write)
+        _work(job["target"], PRESETS[job["variant"]].replace(eps=job["eps"]), job["options"], write)
     except errors.InputError as error:
         write(refused=str(error))
     except Exception:
         write(mistake=traceback.format_exc())
 
 
-def _work(name: str, variant: str, options: dict[str, Any], write: Callable[..., None]) -> None:
+def _work(name: str, variant: Variant, options: dict[str, Any], write: Callable[..., None]) -> None:
     from rmsnorm.parity.checking import check
     from rmsnorm.targets import open_target
 
     opened = open_target(name, framework=options.pop("framework", None), device=options["device"])
     beat = _Beat(write)
-    report = check(_beating(opened, beat), PRESETS[variant], **options)
+    report = check(_beating(opened, beat), variant, **options)
     write(report=asdict(report.run), text=report.text, page=report.page)
 
 

@@ -15,6 +15,7 @@ _NAMES: Final = {
     "mask": ("mask",),
     "residual": ("residual",),
 }
+_XS: Final = ("x", "input", "inputs", "hidden_states", "hidden_state", "h", "tensor")
 _WIDTHS: Final = (
     "dim", "hidden_size", "normalized_shape", "num_features", "features", "width", "d_model", "size", "channels",
     "num_channels", "embed_dim", "hidden_dim", "n", "d", "shape", "dims", "c_in", "hidden", "n_embd", "in_features",
@@ -69,7 +70,7 @@ def arguments_of(
         signature = _signature_of(function)
     except (TypeError, ValueError):  # a built-in function: positional
         return {"x": ""}, {}
-    parameters = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    parameters = _x_first(signature)
     if not parameters:
         got = f"takes {signature}, which does not say what it takes" if signature.parameters else "takes no argument"
         raise Unguessable(f"{got}, expected x")
@@ -120,17 +121,26 @@ def argument_names(function: Callable[..., Any]) -> list[str] | None:
     return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else [p.name for p in parameters]
 
 
-def keyword_only(function: Callable[..., Any]) -> set[str]:
-    """The names of the arguments that a function takes by name alone.
+def takes_x_by_name(function: Callable[..., Any]) -> bool:
+    """Whether x must be passed by its name: it is by name alone, or not the first argument.
 
-    >>> keyword_only(lambda *, x, weight: x) == {"x", "weight"}
-    True
+    >>> takes_x_by_name(lambda x, weight: x), takes_x_by_name(lambda weight, x: x), takes_x_by_name(lambda *, x: x)
+    (False, True, True)
     """
     try:
-        parameters = _signature_of(function).parameters.values()
+        signature = _signature_of(function)
     except (TypeError, ValueError):
-        return set()
-    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return False
+    x = next(iter(_x_first(signature)), None)
+    return x is not None and (x.kind is x.KEYWORD_ONLY or x.name != next(iter(signature.parameters)))
+
+
+def _x_first(signature: inspect.Signature) -> list[inspect.Parameter]:
+    """The parameters with a name: x, the first one, unless that is a gain or the like and a later one is named as x."""
+    named = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if named and argument_named(named[0].name) and named[0].kind is not inspect.Parameter.POSITIONAL_ONLY:
+        named.sort(key=lambda parameter: parameter.name not in _XS)
+    return named
 
 
 def requires_residual(call: Callable[..., Any]) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rmsnorm.targets.arguments import argument_named
 from rmsnorm.targets.bridges import bridge
-from rmsnorm.targets.target import Shape, Target
+from rmsnorm.targets.target import NoTarget, Shape, Target
 
 Others = Collection[str]
 Opener = Callable[[Any, str, str, Others], Target]
@@ -98,6 +98,10 @@ def _renamed(arrays: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any
 def _torch(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     import torch
 
+    if isinstance(layer, torch.jit.ScriptModule):
+        raise NoTarget(
+            f"identify: {name} is a scripted module, expected the layer itself; pass it before torch.jit does"
+        )
     layer = layer.to(device)
     shapes = {key: tuple(p.shape) for key, p in layer.named_parameters()}
     if not assign(shapes):  # a gain that does not learn is a buffer

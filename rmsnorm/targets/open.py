@@ -27,9 +27,9 @@ from rmsnorm.targets.arguments import (
     argument_names,
     arguments_of,
     constructor_arguments,
-    keyword_only,
     makes_layers,
     requires_residual,
+    takes_x_by_name,
     width_argument,
 )
 from rmsnorm.targets.bridges import bridge
@@ -318,14 +318,14 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
             f"identify: {name} {error}; {_OPTION.format(error.argument) if error.argument else _NAMED}"
         ) from None
     arguments = tuple(argument for argument in names if argument != "x")
-    keywords = keyword_only(function)
+    by_name = takes_x_by_name(function)
 
     def call(arrays: Mapping[str, Any]) -> Any:
         x, scale = arrays["x"], arrays.get("scale")
         more = {other: arrays[other] for other in how.others}
-        positional = [] if names["x"] in keywords else [x]
+        positional = [] if by_name else [x]
         positional += [arrays[a] for a in arguments if a in arrays and not names[a]]
-        named = {names["x"]: x} if names["x"] in keywords else {}
+        named = {names["x"]: x} if by_name else {}
         named |= more | {names[a]: arrays[a] for a in arguments if a in arrays and names[a]}
         for key, value in values.items():
             if value is FromCall.GAIN_SHAPE:

@@ -239,7 +239,9 @@ def _first(value: Any) -> Any:
 def _described(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"a {type(value).__module__}.{type(value).__qualname__}"
+    return (
+        "None" if value is None else f"a {type(value).__module__}.{type(value).__qualname__}".replace(" builtins.", " ")
+    )
 
 
 def _bits(array: Array) -> Array:

@@ -185,6 +185,10 @@ def norm(x, weight):
     [
         (["own:norm", "--variant", "llama", "--dtype", "bfloat16", "--html", "a.html"], 0, "own:norm is llama: all "),
         (["own.py:norm", "--backend", "numpy", "--variant", "gemma"], 1, "scale_offset is 0.0, gemma has 1.0"),
+        (["own:norm", "--variant", "llama", "--eps", "1e-5"], 1, "eps is 1e-06, llama has 1e-05"),
+        (["own:norm", "--variant", "mlx", "--eps", "1e-6", "--dtype", "float32"], 0, "own:norm is mlx"),
+        (["own:norm", "--eps", "nan"], 2, "eps is nan"),
+        (["--eps", "1e-5"], 2, "are for a TARGET; name one"),
         (["own:nothing"], 2, "own has no 'nothing'; check the name"),
         (["own:norm", "--all"], 2, "expected no --all and no --list beside a TARGET; leave them out"),
         (

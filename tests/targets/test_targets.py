@@ -49,6 +49,7 @@ def test_a_framework_has_several_names(name, reported):
         ),
         (torch.nn.RMSNorm, {"dmi": 4}, "takes no argument 'dmi'.* pass one of these in init"),
         (lambda x, weight: x, {"epps": 1}, "takes no argument 'epps', expected some of x, weight"),
+        (torch.jit.ScriptModule(), None, "is a scripted module, expected the layer itself"),
         ("norms.py", None, "or an .onnx file; name what it has, as norms.py:NAME"),
         (lambda **options: options, None, "takes .*options.*, which does not say what it takes, expected x; name a"),
         (3, None, "is of type int, expected a function, a layer or a class of layers"),
@@ -165,7 +166,15 @@ def _operator(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: _by_name, _by_schema, lambda: _operator, lambda: torch.ops.rmsnorm_tests.norm], ids=range(4)
+    "make",
+    [
+        lambda: _by_name,
+        lambda: lambda weight, x: 0 * weight + x * weight,
+        _by_schema,
+        lambda: _operator,
+        lambda: torch.ops.rmsnorm_tests.norm,
+    ],
+    ids=range(5),
 )
 def test_arguments_are_known_however_a_function_declares_them(make):
     target = open_target(make(), framework="torch")
