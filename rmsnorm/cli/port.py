@@ -340,7 +340,7 @@ def _decoded(command: str, name: str, file: BinaryIO) -> Iterator[str]:
     with file:
         for number, line in enumerate(file, start=1):
             try:
-                yield line.decode("utf-8").removesuffix("\n")
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n")  # a mark is no word
             except UnicodeDecodeError as error:
                 raise errors.out_of_domain(
                     command, f"byte {error.start + 1} of line {number} of {name}", error.object[error.start], "UTF-8",

@@ -57,7 +57,7 @@ def sweep(
             table.add_row(str(len(names)), Text(text), Text(", ".join(name.split(":")[1] for name in names[:3])))
         console = screen.console()
         count = sum(len(names) for _, names in result.clusters)
-        console.print(f"{count} classes of {package} {result.version}", table)
+        console.print(f"{count} {'class' if count == 1 else 'classes'} of {package} {result.version}", table)
         for name, reason in result.refused:
             console.print(Text(f"not called: {name}: {reason}", style="dim"))
     if markdown is not None:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from rmsnorm import PRESETS, Variant, screen
-from rmsnorm.cli.usage import DIFFERS, choices
+from rmsnorm.cli.usage import DIFFERS, choices, unusable
 from rmsnorm.variants import families
 
 
@@ -28,6 +28,8 @@ def variants(
     wanted = name if family is None else families()[family].variant.split(",")[0].split(" but ")[0]
     chosen = choices("variant", None if wanted is None else [wanted], tuple(PRESETS), "rmsnorm variants")
     presets = [PRESETS[entry] for entry in chosen]
+    if json and markdown:
+        raise unusable("rmsnorm variants: --json and --markdown are given, expected one of them; drop the other")
     if json:
         rows = [loads(preset.json) | {"families": _families(preset)} for preset in presets]
         typer.echo(dumps(rows if name is None else rows[0], indent=1))

@@ -267,3 +267,12 @@ def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
         path.write_bytes(text.encode())
         scores = run("score", tmp_path, "--source", path, "--target", path)
         assert len(scores.splitlines()) == count
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path: Path) -> None:
+    saved(tmp_path)
+    source, marked = tmp_path / "source", tmp_path / "marked"
+    source.write_text("w2 w3\n")
+    marked.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
+    without, with_mark = (run("score", tmp_path, "--source", path, "--target", source) for path in (source, marked))
+    assert without == with_mark

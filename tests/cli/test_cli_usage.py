@@ -25,6 +25,7 @@ USAGE = [
     ("check --backend numpy --device cuda", "NumPy refused: numpy: device is 'cuda', expected 'cpu'"),
     ("check --json /no/such/folder/x.json", NO_FOLDER),
     ("check --frobnicate 1", "No such option"),
+    ("variants --json --markdown", "--json and --markdown are given, expected one of them"),
     ("identify torch.nn:RMSNor", "torch.nn has no 'RMSNor'"),
     ("identify torch.nn:RMSNorm --init {", "init is '{', expected a JSON object"),
     ("identify", "expected a TARGET such as torch.nn:RMSNorm, or --checkpoint FILE"),
