@@ -155,9 +155,11 @@ def pytest_sessionstart() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests of a framework with its name, for ``pytest -m``, and starts with the file that takes minutes.
 
-    Otherwise one worker would run that file alone at the end.
+    Otherwise one worker would run that file alone at the end. The name of a test must be the same in every process.
     """
     for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid} is named by an address in memory; give its parameters ids")
         framework = getattr(getattr(item, "callspec", None), "params", {}).get("framework")
         if isinstance(item, pytest.Function) and isinstance(framework, str) and framework in FRAMEWORKS:
             item.add_marker(framework)

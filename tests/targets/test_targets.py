@@ -54,7 +54,6 @@ def test_a_framework_has_several_names(name, reported):
         (lambda **options: options, None, "takes .*options.*, which does not say what it takes, expected x; name a"),
         (3, None, "is of type int, expected a function, a layer or a class of layers"),
     ],
-    ids=str,
 )
 def test_no_target_is_bad_usage(target, init, words):
     with pytest.raises(NoTarget, match=words.replace("(", r"\(")):
