@@ -190,7 +190,7 @@ BLIND_SPOTS: dict[str, tuple[Any, str]] = {
     ),
     "tuple": (lambda x, weight: (right(x, weight), None), "it returns a tuple of 2, expected numpy.ndarray"),
     "nothing": (lambda x, weight: None, "it returns None, expected numpy.ndarray"),
-    "another array": (lambda x, weight: memoryview(right(x, weight)), "it returns a builtins.memoryview"),
+    "another array": (lambda x, weight: memoryview(right(x, weight)), "it returns a memoryview"),
     "state": (doubled_after(1), "'rows' f32 y: called again: at ("),
     "error": (raises, "raised on x f32[48, 96], scale f32[96]: RuntimeError: out of luck"),
     "shape": (lambda x, weight: right(x, weight)[..., 1:], "f32[48, 95] for x f32[48, 96], expected the shape of x"),
