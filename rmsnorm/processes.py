@@ -60,6 +60,22 @@ def end_with_parent() -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
+def job_of_worker() -> tuple[Any, Callable[..., None]]:
+    """The job of this worker, and the function that writes a message. Anything else that is printed is no message.
+
+    A message ``mistake`` is the text of an error of this package, which the process that started this one raises.
+    """
+    end_with_parent()
+    job = json.load(sys.stdin)
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def write(**message: Any) -> None:
+        print(json.dumps(message, default=float), file=out, flush=True)
+
+    return job, write
+
+
 def end_by_exception() -> None:
     """Let SIGTERM and SIGHUP end this process as an exception does: unfinished files are removed, workers are ended."""
 
@@ -132,6 +148,8 @@ def messages(
                         json.dump(job, pipe)
                 while (line := next_line(patience())) is not None:
                     message = _message(line)
+                    if "mistake" in message:
+                        raise RuntimeError(message["mistake"])
                     if "hello" in message:
                         worker.version, worker.device = message["hello"], message["device"]
                     elif "status" in message:
@@ -160,14 +178,15 @@ def follow(
     *,
     patience: float,
     progress: Callable[[], str],
+    job: Any = None,
 ) -> None:
     """Runs the command of a worker to its end, or to Ctrl-C. Kills it after ``patience`` seconds without output.
 
     ``take`` is called with every message. ``progress`` says how far the worker came, for the message about a worker
-    that hangs.
+    that hangs. ``job`` is as for ``messages``.
     """
     try:
-        for message in messages(worker, command, lambda: patience):
+        for message in messages(worker, command, lambda: patience, job=job):
             take(message)
     except KeyboardInterrupt:  # what is finished counts
         stop(worker)

@@ -57,8 +57,7 @@ app = typer.Typer(
 def main() -> None:
     """The command ``rmsnorm``. However it ends, nothing unfinished is left, and no worker."""
     end_by_exception()
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    _open_standard_streams()
     try:
         try:
             app()
@@ -71,6 +70,20 @@ def main() -> None:
         print(errors.of_system("rmsnorm", error), file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be written at the end
         sys.exit(UNUSABLE)
+
+
+def _open_standard_streams() -> None:
+    """A stream that is closed (``>&-``) is one without readers: else the next file that is opened takes its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        mode = "w" if number else "r"
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+        if number:
+            getattr(sys, name).reconfigure(errors="backslashreplace")
 
 
 @app.callback(invoke_without_command=True)

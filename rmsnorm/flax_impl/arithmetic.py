@@ -1,17 +1,15 @@
 """The arithmetic of RMSNorm on JAX arrays.
 
-The statistic is float64, so that no square leaves the range. What is done to every element is float64 in 32 bits, which
-makes y the correctly rounded one; float32 in 16 bits and in what JAX derives, whose sums feel a rounding less. Where
-float64 itself takes part all of it is float64; where it is x or y the statistic is scaled by a power of two, and what
-each operation of the forward pass rounds off is carried along.
+The statistic is float64, so that no square leaves the range. In 32 bits every element is computed in float64, which
+makes y the correctly rounded number; in 16 bits, and in the derivatives that JAX takes, it is computed in float32. If
+the call has a float64, all of it is float64; if x or y is float64, the statistic is scaled by a power of two, and the
+error of each operation of the forward pass is carried along.
 
-XLA stores what several consumers share, in x's size: each has a copy of its own here, behind a barrier. What is
-selected from is kept out of sums in the same way. A product that is summed over rows is v * (x / rho): as (v * x) / rho
-it takes XLA's CPU backend 50 times as long.
+XLA stores an array that several operations read, in the size of x: here each operation has a copy, behind a barrier. A
+product that is summed over rows is v * (x / rho): as (v * x) / rho it takes XLA's CPU backend 50 times as long.
 
-Gradients of the parameters are sums over rows in float64, in XLA's order, and rounded once: up to 32 bits it does not
-matter how rows are batched, over how many threads or devices they are spread, but where a sum is next to a tie. Under
-vmap each mapped part has a sum of its own.
+Gradients of the parameters are sums over rows in float64, in XLA's order, and rounded once. Up to 32 bits the batches,
+threads and devices of the rows change no bit, unless a sum is next to a tie. Under vmap each mapped part has its sum.
 
 To be called with x64 enabled. JAX differentiates ``tangent`` and nothing else here.
 """
@@ -37,14 +35,18 @@ from rmsnorm.flax_impl.rounding import (
     excess,
     exponent_of,
     finite,
+    number_as,
     plus,
     power_of_two,
     product_error,
-    rounded,
+    rounded_within,
     sum_error,
     sum_of_squares,
     total,
+    two_product,
     two_to,
+    zero_outside,
+    zeros_of,
 )
 
 
@@ -116,7 +118,7 @@ def _squares(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across
     """Sum of squares in float64; of 16 bits to 16 bits in float32, where no row leaves its range."""
 
     def squares(dtype: str) -> jax.Array:
-        c = _centred(call, convert(_where(counted, h), dtype), counted, k, across)
+        c = _centred(call, convert(zero_outside(counted, h), dtype), counted, k, across)
         return convert(_sum(call, c * c), "float64")
 
     if elementwise(call) == "float64" or call.variant.statistic == "variance":
@@ -158,17 +160,13 @@ def _scaled(call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, b
         return convert(y, call.result)
     # A product of two float32 is rounded by itself, unless XLA contracts it with a sum.
     own = dtypes.arithmetic(call.product) if bias is None else "float64"
-    y = _rounded(_over_rho(h, row.inverse_rms, wide), call.norm, own)
+    y = rounded_within(_over_rho(h, row.inverse_rms, wide), call.norm, own)
     if scale is not None:
-        gain = _rounded(_gain(call, scale, own), call.product, own)
-        y = _rounded(y * gain, call.product, own)
+        gain = rounded_within(_gain(call, scale, own), call.product, own)
+        y = rounded_within(y * gain, call.product, own)
     if bias is not None:
-        y = _rounded(y + _features(call, bias, own), call.product, own)
+        y = rounded_within(y + _features(call, bias, own), call.product, own)
     return convert(y, call.result)
-
-
-def _rounded(x: jax.Array, dtype: str, own: str) -> jax.Array:
-    return convert(x if dtype == own else rounded(x, dtype), own)
 
 
 def _scaled_exactly(
@@ -182,14 +180,14 @@ def _scaled_exactly(
         y = double(cast(plus(y, lost), call.norm))
         if scale is not None:
             gain = double(cast(_gain(call, scale), call.product))
-            product, lost = _product(y, gain)
+            product, lost = two_product(y, gain)
             y = double(cast(plus(product, lost), call.product))
         if bias is not None:
             y = double(cast(y + _features(call, bias), call.product))
         return cast(y, call.result)
     if scale is not None:
         gain = _gain(call, scale)
-        product, product_lost = _product(y, gain)
+        product, product_lost = two_product(y, gain)
         lost = lost * gain + y * sum_error(_features(call, scale), call.variant.scale_offset, gain) + product_lost
         y = product
     if bias is not None:
@@ -217,8 +215,8 @@ def backward(
 
     def copies(of: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         v, own, inverse = lax.optimization_barrier((dy, h, inverse_rms))
-        v = _where(live, convert(v, wide))
-        return v, _over_rho(_where(of, own), inverse, wide)
+        v = zero_outside(live, convert(v, wide))
+        return v, _over_rho(zero_outside(of, own), inverse, wide)
 
     v, normalised = copies(mask)
     gain, exponents = None if scale is None else _gain(call, scale, wide), []
@@ -229,19 +227,19 @@ def backward(
             exponents.append(excess(exponent_of(jnp.max(abs(gain))), 100))
             gain = gain * two_to(-exponents[-1])
     u = v if gain is None else v * gain
-    inner = _sum(call, u * normalised, across) / _as(k, wide)
+    inner = _sum(call, u * normalised, across) / number_as(k, wide)
     if counted is not None:
         inner, normalised = lax.optimization_barrier(inner), copies(counted)[1]
     along = _centred(call, normalised, counted, k, across) * _slope(call, k, inverse_rms, wide)
-    dx = u - _where(counted, along * inner)
+    dx = u - zero_outside(counted, along * inner)
     if not exponents:
         dx = _over_rho(dx, inverse_rms, wide)
     else:
         power = sum(exponents)
         dx = dx * (inverse_rms * two_to(-exponents[0])) * two_to(power >> 1) * two_to(power - (power >> 1))
-    dx = _where(live, dx)  # again: 1 / rho may be infinite or NaN
+    dx = zero_outside(live, dx)  # again: 1 / rho may be infinite or NaN
     v, normalised = copies(mask)
-    return dx, _over_rows(call, _where(live, v * normalised)), _over_rows(call, copies(mask)[0])
+    return dx, _over_rows(call, zero_outside(live, v * normalised)), _over_rows(call, copies(mask)[0])
 
 
 def tangent(
@@ -252,7 +250,7 @@ def tangent(
 
     For the transpose, checkpoint keeps the inputs alone: nothing of x's size but x.
     """
-    terms, dinverse_rms = [_zeros(h, wide)], _zeros(inverse_rms, inverse_rms.dtype)
+    terms, dinverse_rms = [zeros_of(h, wide)], zeros_of(inverse_rms, inverse_rms.dtype)
     if dh is not None:
         along_x = jax.checkpoint(bind(_along_x, call, wide, across))
         terms[0], dinverse_rms = along_x(h, scale, mask, inverse_rms, dh)
@@ -268,30 +266,30 @@ def _along_x(
     call: Call, wide: str, across: Across | None, h: Any, scale: Any, mask: Any, inverse_rms: Any, dh: Any
 ) -> tuple[jax.Array, jax.Array]:
     counted, k, _ = _counted(call, h, mask, across)
-    normalised = _over_rho(_where(mask, h), inverse_rms, wide)
-    dh = _over_rho(_where(mask, convert(dh, wide)), inverse_rms, wide)
+    normalised = _over_rho(zero_outside(mask, h), inverse_rms, wide)
+    dh = _over_rho(zero_outside(mask, convert(dh, wide)), inverse_rms, wide)
     along = normalised
     if counted is not None:
         own, inverse = lax.optimization_barrier((h, inverse_rms))
-        along = _over_rho(_where(counted, own), inverse, wide)
+        along = _over_rho(zero_outside(counted, own), inverse, wide)
     along = _centred(call, along, counted, k, across) * _slope(call, k, inverse_rms, wide)
-    inner = _sum(call, along * dh, across) / _as(k, wide)
+    inner = _sum(call, along * dh, across) / number_as(k, wide)
     if counted is not None:
         inner = lax.optimization_barrier(inner)
     dy = dh - normalised * inner
     if scale is not None:
         dy = dy * _gain(call, scale, wide)
-    return _where(_live(call, h, mask, across), dy), -inverse_rms * convert(inner, "float64")
+    return zero_outside(_live(call, h, mask, across), dy), -inverse_rms * convert(inner, "float64")
 
 
 def _along_parameters(
     call: Call, wide: str, across: Across | None, h: Any, mask: Any, inverse_rms: Any, dscale: Any, dbias: Any
 ) -> jax.Array:
     # spread over the rows in float64, so that the transpose sums in float64
-    dy = convert(_zeros(h, "float64") + _features(call, dbias if dscale is None else dscale), wide)
+    dy = convert(zeros_of(h, "float64") + _features(call, dbias if dscale is None else dscale), wide)
     if dscale is not None:
-        dy = _over_rho(_where(mask, h), inverse_rms, wide) * dy
-    return _where(_live(call, h, mask, across), dy)
+        dy = _over_rho(zero_outside(mask, h), inverse_rms, wide) * dy
+    return zero_outside(_live(call, h, mask, across), dy)
 
 
 def elementwise(call: Call) -> str:
@@ -337,19 +335,10 @@ def _live(call: Call, h: jax.Array, mask: jax.Array | None, across: Across | Non
     return None if mask is None else mask & ~_counted(call, h, mask, across)[2]
 
 
-def _where(mask: jax.Array | None, h: jax.Array) -> jax.Array:
-    return h if mask is None else jnp.where(mask, h, jnp.zeros((), h.dtype))
-
-
-def _zeros(x: jax.Array, dtype: Any) -> jax.Array:
-    """0 in the shape of x, on the devices on which x lies: jnp.zeros_like leaves these out, from JAX 0.12 on."""
-    return (x < x).astype(dtype)
-
-
 def _centred(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across: Across | None = None) -> jax.Array:
     """The numbers that the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
     if call.variant.statistic == "variance":
-        h = _where(counted, h - _sum(call, h, across) / _as(k, h.dtype.name))
+        h = zero_outside(counted, h - _sum(call, h, across) / number_as(k, h.dtype.name))
     return h
 
 
@@ -378,10 +367,6 @@ def _is_exact(call: Call) -> bool:
     return bool(call.n) and "float64" in (call.x, call.result)
 
 
-def _as(k: Any, dtype: str) -> Any:
-    return np.dtype(dtype).type(k) if isinstance(k, np.generic) else convert(k, dtype)
-
-
 def _inverse_power(call: Call, h: jax.Array, k: Any, across: Across | None) -> Any:
     """2^-e with 2^e next to the largest of |a| and eps: keeps every square in range, and scaling by it is exact."""
     length = sum(_eps(call, k)) ** (0.5 if call.variant.eps_position == "inside" else 1)
@@ -389,11 +374,6 @@ def _inverse_power(call: Call, h: jax.Array, k: Any, across: Across | None) -> A
     if across is not None:
         largest = lax.pmax(largest, across.axis_name, axis_index_groups=across.groups)
     return 1 / jnp.clip(power_of_two(largest), 2.0**-1022, 2.0**1022)
-
-
-def _product(h: jax.Array, b: jax.Array) -> tuple[jax.Array, Any]:
-    product = cut(h * b)
-    return product, product_error(h, b, product)
 
 
 def _sum(call: Call, terms: jax.Array, across: Across | None = None) -> jax.Array:

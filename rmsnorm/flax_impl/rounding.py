@@ -1,4 +1,4 @@
-"""What float64 arithmetic rounds off, and single roundings to 16 bits, on JAX arrays."""
+"""What float64 arithmetic rounds off, single roundings to 16 bits, and other helpers on JAX arrays."""
 
 from __future__ import annotations
 
@@ -156,6 +156,29 @@ def product_error(a: jax.Array, b: jax.Array, product: jax.Array) -> jax.Array:
     a1, b1 = _keep(a, -(2**27)), _keep(b, -(2**27))
     a2, b2 = a - a1, b - b1
     return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
+
+
+def number_as(k: Any, dtype: str) -> Any:
+    return np.dtype(dtype).type(k) if isinstance(k, np.generic) else convert(k, dtype)
+
+
+def two_product(h: jax.Array, b: jax.Array) -> tuple[jax.Array, Any]:
+    product = cut(h * b)
+    return product, product_error(h, b, product)
+
+
+def zero_outside(mask: jax.Array | None, h: jax.Array) -> jax.Array:
+    """h, with 0 where a mask is False."""
+    return h if mask is None else jnp.where(mask, h, jnp.zeros((), h.dtype))
+
+
+def zeros_of(x: jax.Array, dtype: Any) -> jax.Array:
+    """0 in the shape of x, on the devices on which x lies: jnp.zeros_like leaves these out, from JAX 0.12 on."""
+    return (x < x).astype(dtype)
+
+
+def rounded_within(x: jax.Array, dtype: str, own: str) -> jax.Array:
+    return convert(x if dtype == own else rounded(x, dtype), own)
 
 
 def sum_of_squares(a: jax.Array, add_up: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:

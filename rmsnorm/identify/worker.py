@@ -6,7 +6,6 @@ event; what the targets print goes to standard error.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 from rmsnorm import errors
 from rmsnorm.identify.identity import Identity
-from rmsnorm.processes import Worker, end_with_parent, messages
+from rmsnorm.processes import Worker, job_of_worker, messages
 
 _IMPORTS: Final = 300.0  # seconds to open a target: imports do not count in its limit
 
@@ -42,8 +41,6 @@ def identities(targets: Sequence[str], *, time_limit: float, **options: Any) -> 
         worker = Worker("identify")
         job = {"targets": list(remaining), "time_limit": time_limit, "options": options}
         for event in messages(worker, command, patience, job=job):
-            if "mistake" in event:
-                raise RuntimeError(event["mistake"])
             if "opened" in event:
                 deadline, opened = time.monotonic() + time_limit + 2, True
             elif "refused" in event or "identity" in event:
@@ -63,16 +60,11 @@ def identities(targets: Sequence[str], *, time_limit: float, **options: Any) -> 
 
 def main() -> None:
     """Identify the targets of the job, and write what happens."""
-    end_with_parent()
-    job = json.load(sys.stdin)
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a target prints is not part of the report
+    job, write = job_of_worker()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from rmsnorm.identify.solve import identify_opened
-    from rmsnorm.targets.open import locate, open_target
-
-    def write(**event: Any) -> None:
-        print(json.dumps(event), file=out, flush=True)
+    from rmsnorm.targets.locate import locate
+    from rmsnorm.targets.open import open_target
 
     options = job["options"]
     gradients = options.pop("gradients", True)

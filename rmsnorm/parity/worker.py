@@ -1,12 +1,11 @@
 """Checks a target in a process of its own: one that hangs, exits, crashes or prints harms neither report nor status.
 
-``python -m rmsnorm.parity.worker JOB`` writes a line of JSON from time to time while it calls the target, and the
-report at the end; what the target prints goes to standard error.
+``python -m rmsnorm.parity.worker`` reads a job as JSON from its standard input. It writes a line of JSON from time to
+time while it calls the target, and the report at the end; what the target prints goes to standard error.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 from rmsnorm import errors
 from rmsnorm.parity.run import PATIENCE, BackendRun, Record, Skip
-from rmsnorm.processes import end_with_parent, follow
+from rmsnorm.processes import follow, job_of_worker
 from rmsnorm.variants import PRESETS, Variant
 
 _BEAT: Final = 1.0  # seconds between two signs of life
@@ -50,14 +49,12 @@ def check_apart(target: str, variant: Variant, *, patience: float = PATIENCE, **
         calls = message.get("calls", calls)
         events.update(message)
 
-    job = json.dumps({"target": target, "variant": variant.name, "eps": variant.eps, "options": options})
+    job = {"target": target, "variant": variant.name, "eps": variant.eps, "options": options}
     patience *= _LARGE if options.get("large") else 1
-    command = [sys.executable, "-m", "rmsnorm.parity.worker", job]
-    follow(run, command, take, patience=patience, progress=lambda: f"{calls} calls of it")
+    command = [sys.executable, "-m", "rmsnorm.parity.worker"]
+    follow(run, command, take, patience=patience, progress=lambda: f"{calls} calls of it", job=job)
     if "refused" in events:
         raise errors.InputValueError(events["refused"])
-    if "mistake" in events:
-        raise RuntimeError(events["mistake"])
     if "report" not in events:
         run.message = errors.printable(run.message)
         begun = f" after {calls} calls of it" if calls and run.status == "crashed" else ""
@@ -71,15 +68,8 @@ def check_apart(target: str, variant: Variant, *, patience: float = PATIENCE, **
 
 def main() -> None:
     """Check the target of the job, and write what happens."""
-    end_with_parent()
-    job = json.loads(sys.argv[1])
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a target prints is not part of the report
+    job, write = job_of_worker()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-    def write(**event: Any) -> None:
-        print(json.dumps(event, default=float), file=out, flush=True)
-
     try:
         _work(job["target"], PRESETS[job["variant"]].replace(eps=job["eps"]), job["options"], write)
     except errors.InputError as error:

@@ -8,16 +8,15 @@ import functools
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.targets.arguments import argument_named
 from rmsnorm.targets.bridges import bridge
+from rmsnorm.targets.names import Others, assign, assigned, inputs_of, renamed
 from rmsnorm.targets.target import NoTarget, Shape, Target
 
-Others = Collection[str]
 Opener = Callable[[Any, str, str, Others], Target]
 
 
@@ -37,64 +36,6 @@ def keras_library() -> str:
     return str(keras.backend.backend())
 
 
-def assign(shapes: Mapping[str, Shape]) -> dict[str, str]:
-    """The layer's own parameter for each argument, by their names and shapes.
-
-    A vector called gate is gate_vector; the only parameter of a layer is the gain, whatever its name; one number
-    beside the gain is factor.
-
-    >>> assign({"norm.weight": (8,), "bias": (8,)})
-    {'scale': 'norm.weight', 'bias': 'bias'}
-    """
-    own: dict[str, str] = {}
-    for name, shape in shapes.items():
-        argument = argument_named(name)
-        if argument == "gate":
-            argument = "gate_vector" if len(shape) == 1 else None
-        if argument is None and name.rsplit(".", 1)[-1] == "offset":
-            argument = "bias"  # the name that Zhang & Sennrich gave it
-        if argument and argument not in own:
-            own[argument] = name
-    if not own and len(shapes) == 1:
-        own["scale"] = next(iter(shapes))
-    others = [name for name, shape in shapes.items() if name not in own.values() and math.prod(shape) == 1]
-    if own and len(others) == 1:
-        own["factor"] = others[0]
-    return own
-
-
-def _assigned(shapes: Callable[[Shape], Mapping[str, Shape]], *tried: Shape) -> tuple[dict[str, str], tuple[str, ...]]:
-    """``assign`` of the parameters that it has for x of the first shape that it takes, and a note if it takes none."""
-    failure: Exception | None = None
-    for shape in tried:
-        try:
-            return assign(shapes(shape)), ()
-        except Exception as error:  # a layer of somebody's may raise anything on x of this shape
-            failure = failure or error
-    reason = " ".join(f"{type(failure).__name__}: {failure}".split())
-    return {}, (f"it has no parameters, as it could not be built for x of shape {tried[0]} ({reason:.200})",)
-
-
-def _inputs(call: Callable[..., Any], others: Others) -> dict[str, str]:
-    """The own names of gate, mask and residual where a layer's call takes them after x; others keep their names."""
-    try:
-        parameters = list(inspect.signature(call).parameters.values())[1:]
-    except (TypeError, ValueError):
-        return {}
-    inputs = {name: name for name in others}
-    for parameter in parameters:
-        argument = argument_named(parameter.name)
-        by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if by_name and parameter.name not in others and argument in ("gate", "mask", "residual"):
-            inputs.setdefault(argument, parameter.name)
-    return inputs
-
-
-def _renamed(arrays: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
-    """The arrays that the layer takes, under its own names."""
-    return {name: arrays[argument] for argument, name in own.items() if argument in arrays}
-
-
 def _torch(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     import torch
 
@@ -106,14 +47,14 @@ def _torch(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     shapes = {key: tuple(p.shape) for key, p in layer.named_parameters()}
     if not assign(shapes):  # a gain that does not learn is a buffer
         shapes |= {key: tuple(p.shape) for key, p in layer.named_buffers() if p.is_floating_point()}
-    own, inputs = assign(shapes), _inputs(layer.forward, others)
+    own, inputs = assign(shapes), inputs_of(layer.forward, others)
     size = shapes[own["scale"]] if "scale" in own else shapes.get(own.get("bias", ""), ())
     if math.prod(size) == 1:
         size = ()  # one number goes with any width
     fixed = size or getattr(layer, "normalized_shape", None)
 
     def call(arrays: Mapping[str, Any]) -> Any:
-        return torch.func.functional_call(layer, _renamed(arrays, own), (arrays["x"],), _renamed(arrays, inputs))
+        return torch.func.functional_call(layer, renamed(arrays, own), (arrays["x"],), renamed(arrays, inputs))
 
     @contextlib.contextmanager
     def training(mode: bool) -> Iterator[None]:
@@ -137,7 +78,7 @@ def open_keras(
 ) -> Target:
     """A Keras layer: new ones are built from its config, for each shape and policy, and changed by ``change``."""
     config, make = layer.get_config(), type(layer)
-    inputs = {argument: key for argument, key in _inputs(layer.call, others).items() if argument != "mask"}
+    inputs = {argument: key for argument, key in inputs_of(layer.call, others).items() if argument != "mask"}
     options: dict[str, bool] = {}  # of every call
 
     @contextlib.contextmanager
@@ -168,12 +109,12 @@ def open_keras(
         shape = tuple(int(size) for size in x.shape)
         parameters = [arrays[argument] for argument in ("scale", "bias", "factor", "gate_vector") if argument in arrays]
         fresh = built(shape, dtype_of(x), dtype_of(parameters[0]) if parameters else dtype_of(x))
-        chosen = _renamed(arrays, assign(shapes(shape)))
+        chosen = renamed(arrays, assign(shapes(shape)))
         values = [chosen.get(v.name, v.value) for v in fresh.trainable_variables]
         others = [v.value for v in fresh.non_trainable_variables]
-        return fresh.stateless_call(values, others, x, **_renamed(arrays, inputs), **options)[0]
+        return fresh.stateless_call(values, others, x, **renamed(arrays, inputs), **options)[0]
 
-    own, notes = _assigned(shapes, _rank(config), (4, 4, 8), (4, 4, 4, 8))
+    own, notes = assigned(shapes, _rank(config), (4, 4, 8), (4, 4, 4, 8))
     return Target(
         name, "keras", bridge(keras_library(), device), call, (*own, *inputs), names=own, notes=notes,
         training=training if "training" in inspect.signature(layer.call).parameters else None,
@@ -209,12 +150,12 @@ def _nnx(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     modes = {mode: _in_mode(layer, mode) for mode in (True, False)}
     leaves = _flat(nnx.to_pure_dict(state))
     shapes = {key: tuple(np.shape(value)) for key, value in leaves.items() if np.ndim(value)}
-    own, inputs = assign(shapes), _inputs(layer.__call__, others)
+    own, inputs = assign(shapes), inputs_of(layer.__call__, others)
 
     def call(arrays: Mapping[str, Any]) -> Any:
         fresh = jax.tree.map(lambda leaf: leaf, state)
-        nnx.replace_by_pure_dict(fresh, _nested({**leaves, **_renamed(arrays, own)}))
-        return nnx.merge(graphs[-1], fresh)(arrays["x"], **_renamed(arrays, inputs))
+        nnx.replace_by_pure_dict(fresh, _nested({**leaves, **renamed(arrays, own)}))
+        return nnx.merge(graphs[-1], fresh)(arrays["x"], **renamed(arrays, inputs))
 
     @contextlib.contextmanager
     def training(mode: bool) -> Iterator[None]:
@@ -271,7 +212,7 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
 def _linen(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     import jax
 
-    inputs = _inputs(type(layer).__call__, others)
+    inputs = inputs_of(type(layer).__call__, others)
 
     @functools.cache
     def shapes(shape: Shape) -> dict[str, Shape]:
@@ -285,12 +226,12 @@ def _linen(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     def call(arrays: Mapping[str, Any]) -> Any:
         x = arrays["x"]
         shape = tuple(x.shape)
-        parameters = _renamed(arrays, assign(shapes(shape)))
+        parameters = renamed(arrays, assign(shapes(shape)))
         if len(parameters) < len(shapes(shape)):
             parameters = {**initial(shape), **parameters}
-        return layer.apply({"params": _nested(parameters)}, x, **_renamed(arrays, inputs))
+        return layer.apply({"params": _nested(parameters)}, x, **renamed(arrays, inputs))
 
-    own, notes = _assigned(shapes, (4, 4, 4, 8), (4, 8), (4, 4, 8))
+    own, notes = assigned(shapes, (4, 4, 4, 8), (4, 8), (4, 4, 8))
     return Target(
         name, "flax", bridge("jax", device), call, (*own, *inputs), notes=notes,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
@@ -307,7 +248,7 @@ def _equinox(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     example = tuple(getattr(layer, "shape", None) or next(iter(shapes.values()), ()))
 
     def call(arrays: Mapping[str, Any]) -> Any:
-        chosen = _renamed(arrays, own)
+        chosen = renamed(arrays, own)
         values = [chosen.get(key, leaf) for key, (_, leaf) in zip(keys, leaves, strict=True)]
         function = jax.tree_util.tree_unflatten(tree, values)
         more = {name: arrays[name] for name in others}
@@ -336,11 +277,11 @@ def open_haiku(make: Callable[[], Any], name: str, device: str, others: Others =
 
     def call(arrays: Mapping[str, Any]) -> Any:
         x = arrays["x"]
-        chosen = _renamed(arrays, assign(shapes(tuple(x.shape))))
+        chosen = renamed(arrays, assign(shapes(tuple(x.shape))))
         initial = {} if len(chosen) == len(shapes(tuple(x.shape))) else pure.init(jax.random.key(0), x)
         return pure.apply(_nested({**_flat(initial), **chosen}), x, **{key: arrays[key] for key in others})
 
-    own, notes = _assigned(shapes, (4, 8), (4, 4, 8), (4, 4, 4, 8))
+    own, notes = assigned(shapes, (4, 8), (4, 4, 8), (4, 4, 4, 8))
     return Target(
         name, "haiku", bridge("jax", device), call, tuple(own), names=own, notes=notes,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
@@ -351,7 +292,7 @@ def _tf_module(layer: Any, name: str, device: str, others: Others = ()) -> Targe
     """A tf.Module, as those of Sonnet: tensors take the place of the variables among its attributes."""
     import tensorflow as tf
 
-    inputs = _inputs(layer.__call__, others)
+    inputs = inputs_of(layer.__call__, others)
 
     @functools.cache
     def built(width: int) -> Any:
@@ -365,12 +306,12 @@ def _tf_module(layer: Any, name: str, device: str, others: Others = ()) -> Targe
 
     made = {key: tuple(value.shape) for key, value in vars(layer).items() if isinstance(value, tf.Variable)}
     example = math.prod(next(iter(made.values()))) if made else None
-    own, notes = _assigned(lambda shape: made or {k: tuple(v.shape) for k, v in variables(shape[-1]).items()}, (2, 8))
+    own, notes = assigned(lambda shape: made or {k: tuple(v.shape) for k, v in variables(shape[-1]).items()}, (2, 8))
 
     def call(arrays: Mapping[str, Any]) -> Any:
         fresh = copy.copy(built(int(arrays["x"].shape[-1])))
-        vars(fresh).update(_renamed(arrays, own))
-        return fresh(arrays["x"], **_renamed(arrays, inputs))
+        vars(fresh).update(renamed(arrays, own))
+        return fresh(arrays["x"], **renamed(arrays, inputs))
 
     return Target(
         name, "tensorflow", bridge("tensorflow", device), call, (*own, *inputs), width=example, names=own,
@@ -382,12 +323,12 @@ def _tf_module(layer: Any, name: str, device: str, others: Others = ()) -> Targe
 def _mlx(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     fresh, initial = copy.deepcopy(layer), _flat(layer.parameters())
     shapes = {key: tuple(value.shape) for key, value in initial.items()}
-    own, inputs = assign(shapes), _inputs(type(layer).__call__, others)
+    own, inputs = assign(shapes), inputs_of(type(layer).__call__, others)
 
     def call(arrays: Mapping[str, Any]) -> Any:
-        fresh.update(_nested({**initial, **_renamed(arrays, own)}))
+        fresh.update(_nested({**initial, **renamed(arrays, own)}))
         try:
-            return fresh(arrays["x"], **_renamed(arrays, inputs))
+            return fresh(arrays["x"], **renamed(arrays, inputs))
         finally:
             fresh.update(_nested(initial))
 

@@ -12,7 +12,7 @@ import numpy as np
 from rmsnorm import errors
 from rmsnorm.targets.arguments import argument_named
 from rmsnorm.targets.bridges import NumPy
-from rmsnorm.targets.layers import assign
+from rmsnorm.targets.names import assign
 from rmsnorm.targets.target import NoTarget, Target
 
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import importlib.util
 import math
-import os
 import sys
 import types
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +30,7 @@ from rmsnorm.targets.arguments import (
 )
 from rmsnorm.targets.bridges import bridge
 from rmsnorm.targets.layers import dtype_of, is_haiku, keras_library, open_haiku, opener
+from rmsnorm.targets.locate import locate, raised
 from rmsnorm.targets.onnx import open_onnx
 from rmsnorm.targets.target import NoTarget, Target, TargetError
 
@@ -50,7 +47,6 @@ _KNOWN: Final = "pass one of these in init"
 _OPTION: Final = (
     "pass an option in init, such as --init '{{\"{0}\": 1}}', or the shape of an array, such as --arg {0}=4x64"
 )
-_RELATIVE: Final = ": name a file of a package as package.module:attribute, in the folder that has the package"
 _NAMED: Final = "name a function of x, of (x, weight) or of (x, weight, bias) that calls it"
 _PACKAGES: Final = {name for row in FRAMEWORKS.values() for name in (row.package, row.layers)} | {
     "equinox",
@@ -179,77 +175,6 @@ def framework_name(op: str, name: str) -> str:
     return name if name in (row.package, row.layers) else row.package
 
 
-def locate(name: str) -> Any:
-    """Import the object that ``module:attribute`` or ``file.py:attribute`` names.
-
-    Raises:
-        NoTarget: the module cannot be imported, or has no such attribute.
-    """
-    module_name, colon, attribute = name.rpartition(":")
-    if not colon or not module_name or not attribute:
-        fix = f"; name what it has, as {name}:NAME" if name.endswith(".py") else ""
-        raise NoTarget(
-            f"identify: target is {name!r}, expected module:attribute such as torch.nn:RMSNorm, or an .onnx file{fix}"
-        )
-    try:
-        module: Any = (
-            _from_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
-        )
-    except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
-        missing = isinstance(error, FileNotFoundError) or (
-            isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
-        )
-        fix = (
-            "check the name"
-            if missing
-            else f"let Python import it first{_RELATIVE * ('no known parent' in str(error))}"
-        )
-        raise NoTarget(f"identify: {module_name} cannot be imported ({_raised(str(error), error)}); {fix}") from error
-    for part in attribute.split("."):
-        if not hasattr(module, part):
-            raise NoTarget(f"identify: {module_name} has no {attribute!r}; check the name")
-        module = getattr(module, part)
-    return module
-
-
-def _raised(text: str, error: BaseException) -> str:
-    return f"{type(error).__name__}: {errors.printable(text)}"
-
-
-def _from_file(path: Path) -> types.ModuleType:
-    """The module of a file: one that is imported already, or its own under a name that no other file has."""
-    own_name = f"{path.stem}_{zlib.crc32(os.fsencode(path.resolve())):08x}"
-    spec = importlib.util.spec_from_file_location(own_name, path)
-    if spec is None or spec.loader is None or not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
-    for name in (own_name, path.stem):
-        loaded = sys.modules.get(name)
-        if loaded is not None and getattr(loaded, "__file__", None) == spec.origin:
-            return loaded
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[own_name] = module  # where dataclasses and pickle look for it
-    try:
-        with _beside(path):
-            spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[own_name]
-        raise
-    return module
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[None]:
-    """Its folder comes first where modules are looked for, as if Python ran the file; later, it comes last."""
-    folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-        if folder not in sys.path:
-            sys.path.append(folder)  # for what the file imports when it is called
-
-
 def _open(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
     target = _opened(thing, name, width, init, call)
     if isinstance(thing, type):
@@ -301,7 +226,7 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
             lines = str(error).strip().splitlines() or ["without a message"]
             shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())[:120]
             raise NoTarget(
-                f"identify: {name}({shown}) raised {_raised(lines[0], error)}; pass init, {_FACTORY}"
+                f"identify: {name}({shown}) raised {raised(lines[0], error)}; pass init, {_FACTORY}"
             ) from error
         return replace(_open(made, name, None, {}, call), resized=build)
 

@@ -239,9 +239,10 @@ def _first(value: Any) -> Any:
 def _described(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}"
-    return (
-        "None" if value is None else f"a {type(value).__module__}.{type(value).__qualname__}".replace(" builtins.", " ")
-    )
+    if value is None:
+        return "None"
+    kind = type(value)
+    return f"a {kind.__qualname__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
 
 
 def _bits(array: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -173,6 +174,15 @@ def test_manifests_that_are_none(tmp_path: Path, document: Any) -> None:
     assert "expected" in run.output
     (tmp_path / "manifest.json").write_text("[" * 100_000)
     assert rmsnorm("vectors", "check", tmp_path).exit_code == 2
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_may_be_closed(closed: str) -> None:
+    """Its number would go to the next file that is opened, which would then get what is printed."""
+    line = [*map(shlex.quote, COMMAND), "variants", "gemma"]
+    done = subprocess.run(["sh", "-c", f"{' '.join(line)} {closed}"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("gemma" in done.stdout) == (">&-" not in closed.replace("2>&-", ""))
 
 
 def test_onnx_files_that_are_none(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rmsnorm import PRESETS, Variant, dtypes
 from rmsnorm.accuracy.bounds import Bound, bound
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.call import Spec, resolve
+from rmsnorm.identify import identify
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity.cases import make, select
@@ -287,3 +288,25 @@ def test_float64_keeps_its_precision() -> None:
     want = rms_norm(x.numpy(), np.ones(8))
     bound_of_y = bound("y", resolve("test", Spec((4, 8), "float64"), variant=Variant.get("standard")), "float64").ratio
     assert np.all(np.abs(y - want) <= bound_of_y * 2.0**-53 * np.abs(want))
+
+
+def test_an_onnx_model(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    gain = onnx.numpy_helper.from_array(np.linspace(0.5, 2, 32, dtype="float32"), "onnx::Mul_7")
+    node = helper.make_node("RMSNormalization", ["x", "onnx::Mul_7"], ["y"], epsilon=3e-4)
+    shapes = [helper.make_tensor_value_info(name, floats, ["n", 32]) for name in "xy"]
+    graph = helper.make_graph([node], "norm", shapes[:1], shapes[1:], [gain])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    onnx.save(model, tmp_path / "norm.onnx")
+    identity = identify(str(tmp_path / "norm.onnx"))
+    assert identity.recognised, identity.text
+    assert (identity["eps"], identity["eps_position"], identity["scale_offset"]) == (3e-4, "inside", 0.0)
+    assert identity["rounding"] is None, "it takes float32 only"
+    node.output[0] = "h"
+    gate = [helper.make_node("Sigmoid", ["gate"], ["f"]), helper.make_node("Mul", ["h", "f"], ["y"])]
+    inputs = [*shapes[:1], helper.make_tensor_value_info("gate", floats, ["n", 32])]
+    graph = helper.make_graph([node, *gate], "norm", inputs, shapes[1:], [gain])
+    onnx.save(helper.make_model(graph, opset_imports=model.opset_import, ir_version=10), tmp_path / "gated.onnx")
+    assert identify(str(tmp_path / "gated.onnx"))["gate"] == "sigmoid, after"

@@ -1,0 +1,71 @@
+"""Which parameter or input of a layer is which argument of RMSNorm, by its name and its shape."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from rmsnorm.targets.arguments import argument_named
+from rmsnorm.targets.target import Shape
+
+Others = Collection[str]
+
+
+def assign(shapes: Mapping[str, Shape]) -> dict[str, str]:
+    """The layer's own parameter for each argument, by their names and shapes.
+
+    A vector called gate is gate_vector; the only parameter of a layer is the gain, whatever its name; one number
+    beside the gain is factor.
+
+    >>> assign({"norm.weight": (8,), "bias": (8,)})
+    {'scale': 'norm.weight', 'bias': 'bias'}
+    """
+    own: dict[str, str] = {}
+    for name, shape in shapes.items():
+        argument = argument_named(name)
+        if argument == "gate":
+            argument = "gate_vector" if len(shape) == 1 else None
+        if argument is None and name.rsplit(".", 1)[-1] == "offset":
+            argument = "bias"  # the name that Zhang & Sennrich gave it
+        if argument and argument not in own:
+            own[argument] = name
+    if not own and len(shapes) == 1:
+        own["scale"] = next(iter(shapes))
+    others = [name for name, shape in shapes.items() if name not in own.values() and math.prod(shape) == 1]
+    if own and len(others) == 1:
+        own["factor"] = others[0]
+    return own
+
+
+def assigned(shapes: Callable[[Shape], Mapping[str, Shape]], *tried: Shape) -> tuple[dict[str, str], tuple[str, ...]]:
+    """``assign`` of the parameters that it has for x of the first shape that it takes, and a note if it takes none."""
+    failure: Exception | None = None
+    for shape in tried:
+        try:
+            return assign(shapes(shape)), ()
+        except Exception as error:  # a layer of somebody's may raise anything on x of this shape
+            failure = failure or error
+    reason = " ".join(f"{type(failure).__name__}: {failure}".split())
+    return {}, (f"it has no parameters, as it could not be built for x of shape {tried[0]} ({reason:.200})",)
+
+
+def inputs_of(call: Callable[..., Any], others: Others) -> dict[str, str]:
+    """The own names of gate, mask and residual where a layer's call takes them after x; others keep their names."""
+    try:
+        parameters = list(inspect.signature(call).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return {}
+    inputs = {name: name for name in others}
+    for parameter in parameters:
+        argument = argument_named(parameter.name)
+        by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if by_name and parameter.name not in others and argument in ("gate", "mask", "residual"):
+            inputs.setdefault(argument, parameter.name)
+    return inputs
+
+
+def renamed(arrays: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
+    """The arrays that the layer takes, under its own names."""
+    return {name: arrays[argument] for argument, name in own.items() if argument in arrays}
