@@ -44,11 +44,13 @@ def _resolved(op: str, out_dtype: Any, x: Any, scale: Any, bias: Any, **options:
 def call_of(options: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any, gate: Any) -> Call:
     """That of rms_norm, whatever the tensors are."""
     tensors = {"x": x, "scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate}
-    return resolved("rms_norm", tensors, **_named(*options))
+    return resolved("rms_norm", tensors, **named("rms_norm", *options))
 
 
-def _named(variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any) -> dict[str, Any]:
-    chosen = derive("rms_norm", variant, eps, partial)
+def named(
+    op: str, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any
+) -> dict[str, Any]:
+    chosen = derive(op, variant, eps, partial)
     return {"variant": chosen, "axis": axis, "feature_axis": feature_axis, "out_dtype": out_dtype}
 
 
@@ -82,7 +84,7 @@ def _planned(
     """The same from shape and dtype of x, and pairs of these for the others. The device is True for the CPU."""
     specs = [None if pair is None else Spec(pair[0], NAMES[pair[1]]) for pair in ((shape, dtype), *others)]
     x, residual, scale, bias, mask, gate = specs
-    options = _named(variant, eps, partial, axis, feature_axis, out_dtype)
+    options = named("rms_norm", variant, eps, partial, axis, feature_axis, out_dtype)
     call = _resolved("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, **options)
     where, own = CPU if device is True else device, axes_last(call)
     g, b, z = (None if spec is None else spec.dtype for spec in (scale, bias, gate))

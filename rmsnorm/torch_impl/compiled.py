@@ -1,4 +1,4 @@
-"""What torch.compile has of this folder: rms_norm as one node of its graph, in which Dynamo traces nothing.
+"""The functions as torch.compile has them: each one node of its graph, in which Dynamo traces nothing.
 
 Dynamo would trace every check of the arguments, and compare each value that it had read in every later call. This is
 imported while Dynamo reads a program, and not before: the import of Dynamo takes a second.
@@ -17,13 +17,28 @@ from rmsnorm.variants import Variant
 
 @torch.compiler.allow_in_graph
 def rms_norm_in_graph(options: Any, *others: Any) -> Any:
-    """rms_norm of a Variant as its text, and of a Fraction as a pair: a graph holds no objects."""
-    # a number that the caller computed is a symbol to the compiler: as a number it becomes a condition of the program
-    variant, partial, eps, axis, feature_axis, out_dtype = map(_number, options)
+    return routes.rms_norm(_options(*options), *others)
+
+
+@torch.compiler.allow_in_graph
+def rms_norm_vjp_in_graph(options: Any, *others: Any) -> Any:
+    return routes.rms_norm_vjp(_options(*options), *others)
+
+
+@torch.compiler.allow_in_graph
+def rms_norm_jvp_in_graph(options: Any, *others: Any) -> Any:
+    return routes.rms_norm_jvp(_options(*options), *others)
+
+
+def _options(variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any) -> tuple[Any, ...]:
+    """The options of a call, from those that a graph holds.
+
+    A number that the caller computed is a symbol to the compiler: as a number it becomes a condition of the program.
+    """
     if isinstance(variant, str) and variant.startswith("{"):
         variant = Variant.from_json(variant)
-    partial = Fraction(*partial) if isinstance(partial, tuple) else partial
-    return routes.rms_norm((variant, eps, partial, axis, feature_axis, out_dtype), *others)
+    partial = Fraction(*map(int, partial)) if isinstance(partial, tuple) else _number(partial)
+    return variant, _number(eps), partial, _number(axis), _number(feature_axis), out_dtype
 
 
 def _number(value: Any) -> Any:

@@ -16,12 +16,8 @@ from torch import Tensor
 
 from rmsnorm.call import Axis, three_of
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
-from rmsnorm.torch_impl import arithmetic, routes, rows
-from rmsnorm.torch_impl.arithmetic import gradients
-from rmsnorm.torch_impl.calls import resolved
-from rmsnorm.torch_impl.private import is_differentiated, is_transformed
-from rmsnorm.torch_impl.rounding import add, cast, dtype_name
-from rmsnorm.variants import Preset, Variant, derive
+from rmsnorm.torch_impl import routes
+from rmsnorm.variants import Preset, Variant
 
 
 @forward_of(Tensor)
@@ -83,15 +79,13 @@ def rms_norm(
     """
     if unknown:
         raise unknown_argument("rms_norm", rms_norm, unknown)
+    options: Any = variant, eps, partial, axis, feature_axis, out_dtype
     others: Any = return_inverse_rms, x, residual, scale, bias, mask, gate
     if torch.compiler.is_dynamo_compiling():
         from rmsnorm.torch_impl.compiled import rms_norm_in_graph
 
-        shown: Any = variant.json if isinstance(variant, Variant) else variant, partial  # as a graph holds them
-        if partial is not None and isinstance(partial, Fraction):
-            shown = shown[0], (partial.numerator, partial.denominator)
-        return rms_norm_in_graph((*shown, eps, axis, feature_axis, out_dtype), *others)
-    return routes.rms_norm((variant, eps, partial, axis, feature_axis, out_dtype), *others)
+        return rms_norm_in_graph(_in_graph(*options), *others)
+    return routes.rms_norm(options, *others)
 
 
 @gradients_of(Tensor)
@@ -139,22 +133,12 @@ def rms_norm_vjp(
     """
     if unknown:
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
-    dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
-    tensors = {"x": x, "scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate}
-    variant = derive("rms_norm_vjp", variant, eps, partial)
-    options: Any = {"variant": variant, "axis": axis, "feature_axis": feature_axis, "out_dtype": out_dtype}
-    call = resolved("rms_norm_vjp", {**tensors, "dy": dy, "dh": dh}, **options)
-    one_dtype = call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh))
-    results = None
-    if one_dtype and not is_transformed() and not is_differentiated(dy, dh, x, residual, scale, gate):
-        results = rows.gradients(call, dy, x, residual, scale, bias, mask, dh, gate)
-    if results is not None:
-        dx, dscale, dbias, dgate = results
-        dresidual = None if residual is None else dx.clone()
-    else:
-        wide, dscale, dbias, dgate = gradients(call, dy, add(x, residual, call.x), scale, bias, mask, dh, gate)
-        dx, dresidual = (None if t is None else cast(wide, dtype_name(t.dtype)) for t in (x, residual))
-    return dx, dscale, dbias, *(own for own, t in ((dresidual, residual), (dgate, gate)) if t is not None)
+    options: Any = variant, eps, partial, axis, feature_axis, out_dtype
+    if torch.compiler.is_dynamo_compiling():
+        from rmsnorm.torch_impl.compiled import rms_norm_vjp_in_graph
+
+        return rms_norm_vjp_in_graph(_in_graph(*options), dy, x, residual, scale, bias, mask, gate)
+    return routes.rms_norm_vjp(options, dy, x, residual, scale, bias, mask, gate)
 
 
 def rms_norm_jvp(
@@ -200,8 +184,19 @@ def rms_norm_jvp(
         raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
     x, scale, bias = three_of("primals", primals)
     dx, dscale, dbias = three_of("tangents", tangents)
-    tensors = {"x": x, "scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate}
-    variant = derive("rms_norm_jvp", variant, eps, partial)
-    options: Any = {"variant": variant, "axis": axis, "feature_axis": feature_axis, "out_dtype": out_dtype}
-    call = resolved("rms_norm_jvp", {**tensors, "dx": dx, "dscale": dscale, "dbias": dbias}, **options)
-    return arithmetic.tangents(call, add(x, residual, call.x), scale, bias, mask, gate, dx, dscale, dbias)
+    options: Any = variant, eps, partial, axis, feature_axis, out_dtype
+    moves = dx, dscale, dbias
+    if torch.compiler.is_dynamo_compiling():
+        from rmsnorm.torch_impl.compiled import rms_norm_jvp_in_graph
+
+        return rms_norm_jvp_in_graph(_in_graph(*options), moves, x, residual, scale, bias, mask, gate)
+    return routes.rms_norm_jvp(options, moves, x, residual, scale, bias, mask, gate)
+
+
+def _in_graph(variant: Any, eps: Any, partial: Any, *others: Any) -> tuple[Any, ...]:
+    """The options as a graph of torch.compile holds them: a Variant as its text, a Fraction as a pair."""
+    if isinstance(variant, Variant):
+        variant = variant.json
+    if partial is not None and isinstance(partial, Fraction):
+        partial = partial.numerator, partial.denominator
+    return variant, eps, partial, *others

@@ -13,9 +13,9 @@ from torch import Tensor
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import arithmetic, onnx, operators, rows
 from rmsnorm.torch_impl.autograd import RMSNormFunction
-from rmsnorm.torch_impl.calls import call_of, moved, moved_back, planned
+from rmsnorm.torch_impl.calls import call_of, moved, moved_back, named, planned, resolved
 from rmsnorm.torch_impl.private import is_differentiated, is_transformed, is_watched, untraced
-from rmsnorm.torch_impl.rounding import add, cast
+from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
 Tensors = tuple[Any, Any, Any, Any, Any, Any]  # x, residual, scale, bias, mask and gate
 Route = tuple[Callable[..., bool], Callable[..., Any]]  # of the call and its tensors; of these and its plan, as _run
@@ -34,6 +34,41 @@ def rms_norm(options: Any, return_inverse_rms: bool, *tensors: Any) -> Any:
     if return_inverse_rms:
         outputs.append(cast(inverse_rms.detach(), call.inverse_rms))
     return tuple(outputs)
+
+
+def rms_norm_vjp(
+    options: Any, dy: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, gate: Tensor | None,
+) -> Any:  # fmt: skip
+    """The gradients that the public function returns."""
+    dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
+    tensors = {"x": x, "scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate}
+    call = resolved("rms_norm_vjp", {**tensors, "dy": dy, "dh": dh}, **named("rms_norm_vjp", *options))
+    one_dtype = call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh))
+    results = None
+    if one_dtype and not is_transformed() and not is_differentiated(dy, dh, x, residual, scale, gate):
+        results = rows.gradients(call, dy, x, residual, scale, bias, mask, dh, gate)
+    if results is not None:
+        dx, dscale, dbias, dgate = results
+        dresidual = None if residual is None else dx.clone()
+    else:
+        wide, dscale, dbias, dgate = arithmetic.gradients(
+            call, dy, add(x, residual, call.x), scale, bias, mask, dh, gate
+        )
+        dx, dresidual = (None if t is None else cast(wide, dtype_name(t.dtype)) for t in (x, residual))
+    return dx, dscale, dbias, *(own for own, t in ((dresidual, residual), (dgate, gate)) if t is not None)
+
+
+def rms_norm_jvp(
+    options: Any, moves: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, gate: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The tangent of y along ``moves``, those of x, the gain and the bias."""
+    tensors = {"x": x, "scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate}
+    dx, dscale, dbias = moves
+    moved_by = {"dx": dx, "dscale": dscale, "dbias": dbias}
+    call = resolved("rms_norm_jvp", {**tensors, **moved_by}, **named("rms_norm_jvp", *options))
+    return arithmetic.tangents(call, add(x, residual, call.x), scale, bias, mask, gate, dx, dscale, dbias)
 
 
 def _forward(options: Any, tensors: Tensors, with_inverse_rms: bool) -> Any:
