@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,8 @@ from torch.utils.checkpoint import (  # noqa: E402
 from torch_arrays import randn  # noqa: E402
 from torch_layers import randomised  # noqa: E402
 
-from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
+from rmsnorm import PRESETS  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
 
 pytest.importorskip("numba", reason="without the kernels a program has plain operations")
 pytestmark = [
@@ -183,3 +185,18 @@ def test_the_backward_pass_alone_is_compiled_in_one_piece(options: dict[str, Any
             results.append((x.grad, layer.weight.grad.clone()))
             layer.zero_grad()
         assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"partial": 0.5}, {"partial": Fraction(1, 3)}, {"variant": PRESETS["gemma"], "axis": [1, 2]}]
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_formulas_of_the_gradients_are_compiled_in_one_piece(options: dict[str, Any], dynamic: bool) -> None:
+    x, dy = randn(2, 3, 6), randn(2, 3, 6, seed=1)
+    scale = randn(*(3, 6) if "axis" in options else (6,), seed=2)
+
+    def derivatives(x: Any, dy: Any) -> Any:
+        return *rms_norm_vjp(dy, x, scale, **options)[:2], rms_norm_jvp((x, scale), (dy, scale), **options)
+
+    compiled = torch.compile(derivatives, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    assert all(map(torch.equal, compiled(x, dy), derivatives(x, dy)))
