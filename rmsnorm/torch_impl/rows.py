@@ -62,7 +62,8 @@ def forward(
     if x.is_contiguous():
         matrix, y = x, empty_strided(call.shape, x.stride(), _DTYPES[call.result])
     else:
-        matrix, y = rows_of(x, plan.n), torch.empty(x.shape, dtype=_DTYPES[call.result], device=CPU)
+        matrix = rows_of(x, plan.n)
+        y = torch.empty(*x.shape, dtype=_DTYPES[call.result], device=CPU)  # faster with sizes than with a shape
     masks, mask_step, mask_stride = mask_rows(mask, x, plan.n)
     scale, bias, (gates, gate_step) = gapless(scale), gapless(bias), _gates(gate, plan.n)
     if plan.large:
