@@ -32,7 +32,7 @@ STATEMENTS = {
     "numpy_impl": "rmsnorm.numpy_impl.rms_norm([1.0, 2.0]); rmsnorm.numpy_impl.rms_norm_vjp([1.0, 2.0], [1.0, 2.0])",
     "derivation": "from rmsnorm.numpy_impl.paper import derivation, invariances, norms",
     "fast": "import rmsnorm.numpy_impl.fast",
-    "nematus": "import rmsnorm.nematus.model, rmsnorm.nematus.numpy.rnnsearch, rmsnorm.nematus.numpy.transformer",
+    "nematus": "import rmsnorm.nematus.model, rmsnorm.nematus.numpy",
     "conversion": "import rmsnorm.conversion.layer_norm, rmsnorm.conversion",
     "backends": "import rmsnorm.parity.backends as b; b.open_backend('numpy', 'cpu')",
     "identify": "import rmsnorm.identify",

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from experiments.reader.config import SMALL, Config, Outputs, check_batch
 from rmsnorm.nematus.sentences import check_ids
+from rmsnorm.nematus.torch.model import Named
 from rmsnorm.nematus.torch.operations import on_host
-from rmsnorm.nematus.torch.parameters import Named
 from rmsnorm.nematus.torch.recurrent import lstm
 from rmsnorm.torch_impl.private import is_transformed
 

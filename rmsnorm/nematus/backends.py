@@ -25,7 +25,7 @@ def model_class(name: str, config: Config) -> Any:
 
     >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3)
     >>> model_class("numpy", config)
-    <class 'rmsnorm.nematus.numpy.rnnsearch.RNNSearch'>
+    <class 'rmsnorm.nematus.numpy.model.RNNSearch'>
     """
     row = framework("nematus", name)
     if row.missing is not None:

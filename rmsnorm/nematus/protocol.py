@@ -1,18 +1,23 @@
 """The interface of Nematus's cells and models, written once: ``rmsnorm.nematus.numpy``, ``torch``, ``tf``, ``flax``.
 
-The four packages have these names, with these arguments in this order. What is here computes nothing: it calls ``run``,
-``compute`` and ``search``, which each package has of its own. An array is an array of the framework; the models take
-anything that the framework makes an array of. Sequences are time-major, (length, batch, ...).
+The four packages have these names, with these arguments in this order. The classes check the arguments and search for
+translations; each package computes. An array is an array of the framework; the models take anything that the framework
+makes an array of. Sequences are time-major, (length, batch, ...).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial as bind
+from itertools import count
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from rmsnorm.nematus.beam import Translations
+import numpy as np
+
+from rmsnorm.nematus import beam, sentences
 from rmsnorm.nematus.cells import PARTIAL, CellNorm, authors_gru
 from rmsnorm.nematus.config import Bias, Config
+from rmsnorm.nematus.dialects import first_word, rules
 
 Array: TypeAlias = Any
 
@@ -21,14 +26,14 @@ class Cells:
     """The recurrent cells over whole sequences: functions of each package. The dtype is that of the arguments.
 
     PyTorch, Keras and Flax have layers of them, too: ``NematusGRU``, ``GRU``, ``LSTM``.
+
+    Args:
+        run: computes Nematus's GRU or the LSTM: run(``gru`` or ``lstm``, parameters, x, the first states and the mask,
+            norm=, partial=, and for the GRU biases=, masking=, reverse=).
     """
 
-    def run(
-        self, cell: Literal["gru", "lstm"], parameters: Mapping[str, Array], *arrays: Any, norm: CellNorm,
-        partial: float, **options: Any,
-    ) -> Any:  # fmt: skip
-        """Compute Nematus's GRU or the LSTM; ``arrays`` are x, the first states and the mask."""
-        raise NotImplementedError
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
 
     def nematus_gru(
         self,
@@ -172,30 +177,39 @@ class Model:
     Masks, states and probabilities have the dtype of the parameters; NumPy computes in float64. The loss is computed in
     at least float32.
 
-    In training the models drop out what Nematus drops out, at the rates of the config: in PyTorch and Flax in training
-    mode (new models are in evaluation mode), in Keras with ``training=True``, in NumPy, which has no gradients, where
-    ``loss`` gets an ``rng``. ``translate`` never drops anything.
+    In training the models drop out what Nematus drops out, at the rates of the config, but for those of NumPy, which
+    have no gradients. PyTorch and Flax have a training mode (new models are in evaluation mode); ``training`` says
+    otherwise for one call. ``translate`` never drops anything.
 
     Args:
         config: of the model; ``config.dialect`` names the version whose rules it follows.
         parameters: arrays under the names of Nematus master, as ``rmsnorm.nematus.load`` returns them. The model has
             their dtype, and in PyTorch their device.
+
+    Attributes:
+        network: the module with the arithmetic: ``encode``, ``score``, ``loss``, ``begin`` and ``step``.
+        operations: what the framework has of ``rmsnorm.nematus.models.operations``.
     """
+
+    network: ClassVar[Any]
+    operations: ClassVar[Any]
+    config: Config
 
     def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
-    def compute(self, name: str, x: Any, x_mask: Any, *target: Any, **options: Any) -> Array:
-        """The result of the method of this name."""
+    def runner(self, *, training: bool) -> tuple[Callable[..., Any], Any]:
+        """What calls a function of the network with the parameters as they are now, and one parameter.
+
+        training: whether the function drops out.
+        """
         raise NotImplementedError
 
-    def search(
-        self, x: Any, x_mask: Any, beam_size: int | None, max_length: int | None, alpha: float | None
-    ) -> Translations:
-        """What translate returns."""
-        raise NotImplementedError
+    def is_training(self) -> bool:
+        """Whether the model is in training mode."""
+        return False
 
-    def encode(self, x: Any, x_mask: Any) -> Array:
+    def encode(self, x: Any, x_mask: Any, *, training: bool | None = None) -> Array:
         """What the decoder attends to.
 
         (source length, batch, 2 state_size) of RNNSearch, (batch, source length, state_size) of a Transformer.
@@ -203,26 +217,27 @@ class Model:
         Args:
             x: ids, (factors, source length, batch).
             x_mask: 1 on words and on the end of sentence, 0 after it, (source length, batch).
+            training: whether to drop out; by default as the mode of the model says.
 
         Raises:
             TypeError, ValueError: an array has a wrong shape or dtype, or an id is not in the vocabulary. The values of
                 ids and masks are not checked while a compiler or a tracer is at work.
         """
-        return self.compute("encode", x, x_mask)
+        return self._compute("encode", x, x_mask, training=training)
 
-    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Array:
+    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool | None = None) -> Array:
         """Cross-entropy of each sentence, summed over its words: (batch,), with the label smoothing of the config.
 
         A Transformer smooths in training only, and then the smallest loss that is possible is subtracted.
 
         Args:
-            x, x_mask, y: as for logits.
+            x, x_mask, y, training: as for logits.
             y_mask: as x_mask, (target length, batch).
 
         Raises:
             TypeError, ValueError: as encode.
         """
-        return self.compute("loss", x, x_mask, y, y_mask)
+        return self._compute("loss", x, x_mask, y, y_mask, training=training)
 
     def translate(
         self,
@@ -232,7 +247,7 @@ class Model:
         max_length: int | None = None,
         *,
         normalization_alpha: float | None = None,
-    ) -> Translations:
+    ) -> beam.Translations:
         """The best translations that a beam search finds, with Nematus's rules and orders.
 
         Args:
@@ -250,7 +265,49 @@ class Model:
         Raises:
             TypeError, ValueError: as encode; also if beam_size or max_length is out of its domain.
         """
-        return self.search(x, x_mask, beam_size, max_length, normalization_alpha)
+        run, like = self.runner(training=False)
+        ops, config = self.operations, self.config
+        ids, mask = self._source("translate", x, x_mask, like)
+        plan = beam.plan(config, ops.to_host(mask != 0).sum(axis=0), beam_size, max_length, normalization_alpha)
+        rows, length = len(plan.lengths) * plan.beam_size, plan.steps if ops.FIXED_CACHES else 0
+        memory, states = run(self.network.begin, ids, mask, beam_size=plan.beam_size, length=length)
+        times = count()
+
+        def step(states: list[Array], previous: Any) -> tuple[Any, list[Array]]:
+            words = np.full(rows, first_word(config)) if beam.is_first(config, previous) else previous
+            log_p, states = run(self.network.step, memory, states, ops.as_ids(words, like), next(times))
+            return ops.to_host(log_p), states
+
+        return beam.search(plan, step, states, ops.rows)
+
+    def _compute(
+        self, name: str, x: Any, x_mask: Any, *target: Any, training: bool | None = None, **options: Any
+    ) -> Array:
+        training = self.is_training() if training is None else training
+        run, like = self.runner(training=training)
+        batch = self._source(name, x, x_mask, like)
+        if name == "encode":
+            return run(self.network.encode, *batch)
+        y, *y_mask = target
+        words, mask = self._target(name, y, batch[0].shape[2], like, *y_mask)
+        if name == "logits":
+            return run(self.network.score, *batch, words, **options)
+        return run(self.network.loss, *batch, words, mask, training=training)
+
+    def _source(self, op: str, x: Any, x_mask: Any, like: Any) -> tuple[Array, Array]:
+        """Ids (factors, length, batch), checked against the sizes of the vocabularies, and their mask."""
+        ops, check = self.operations, bind(sentences.source, op, config=self.config)
+        ids, mask = ops.checked(check, x, x_mask)
+        return ops.as_ids(ids, like), ops.as_mask(mask, like)
+
+    def _target(self, op: str, y: Any, batch: Any, like: Any, y_mask: Any = None) -> tuple[Array, Array]:
+        """Ids (length, batch), checked against the size of the vocabulary, and their mask."""
+        ops, check = self.operations, bind(sentences.target, op, batch=batch, config=self.config)
+        ids, mask = ops.checked(check, y, y_mask)
+        words = ops.as_ids(ids, like)
+        if mask is None:
+            mask = words != 0 if rules(self.config).pads_with_zero else words >= 0
+        return words, ops.as_mask(mask, like)
 
 
 class RNNSearch(Model):
@@ -264,11 +321,11 @@ class RNNSearch(Model):
     inference.py of v0.3, nmt.py of Theano Nematus; github.com/bzhangGo/zero: rnnsearch.py, search.py.
     """
 
-    def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False) -> Array:
+    def logits(self, x: Any, x_mask: Any, y: Any, *, stepwise: bool = False, training: bool | None = None) -> Array:
         """Logits of every target word, given the words before it: (target length, batch, vocabulary).
 
         Args:
-            x, x_mask: as for encode.
+            x, x_mask, training: as for encode.
             y: ids, (target length, batch).
             stepwise: whether to use the rules of decoding where those of scoring differ (dialect
                 ``tensorflow-v0.3``).
@@ -276,14 +333,13 @@ class RNNSearch(Model):
         Raises:
             TypeError, ValueError: as encode.
         """
-        return self.compute("logits", x, x_mask, y, stepwise=stepwise)
+        return self._compute("logits", x, x_mask, y, stepwise=stepwise, training=training)
 
 
 class Transformer(Model):
     """Nematus's Transformer: pre-norm, sinusoids for positions, one more norm at the end of each stack.
 
-    Logits and the output of the encoder are batch-major, as in Nematus, and the source has one factor. NumPy has no
-    dropout here, so ``loss`` takes ``training`` in place of ``rng``.
+    Logits and the output of the encoder are batch-major, as in Nematus, and the source has one factor.
 
     In the dialect ``zero`` it is the Transformer of that toolkit, or its ReLA Transformer: norms follow the sums. What
     is said of RNNSearch in that dialect holds, but labels are smoothed in training only.
@@ -291,14 +347,14 @@ class Transformer(Model):
     Source: Nematus master, transformer.py and transformer_inference.py; zero, transformer.py and transformer_rela.py.
     """
 
-    def logits(self, x: Any, x_mask: Any, y: Any) -> Array:
+    def logits(self, x: Any, x_mask: Any, y: Any, *, training: bool | None = None) -> Array:
         """Logits of every target word, given the words before it: (batch, target length, vocabulary).
 
         Args:
-            x, x_mask: as for encode.
+            x, x_mask, training: as for encode.
             y: ids, (target length, batch).
 
         Raises:
             TypeError, ValueError: as encode.
         """
-        return self.compute("logits", x, x_mask, y)
+        return self._compute("logits", x, x_mask, y, training=training)

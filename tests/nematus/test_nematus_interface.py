@@ -18,13 +18,7 @@ MODELS = ("RNNSearch", "Transformer")
 METHODS = ("encode", "logits", "loss", "translate")
 
 # Arguments that a framework has in addition to the protocol, by method, and why. All are keyword-only.
-OTHER_ARGUMENTS = {
-    ("numpy", "RNNSearch.loss"): ["rng"],  # NumPy has no training mode
-    ("numpy", "Transformer.loss"): ["training"],
-    ("flax", "RNNSearch.__init__"): ["rngs"],  # keys for dropout
-    ("flax", "Transformer.__init__"): ["rngs"],
-    **{("tf", f"{model}.{name}"): ["training"] for model in MODELS for name in METHODS[:3]},  # as in Keras
-}
+OTHER_ARGUMENTS = {("flax", f"{model}.__init__"): ["rngs"] for model in MODELS}  # keys for dropout
 # Arguments of constructors whose names a framework fixes, and why.
 OTHER_CONSTRUCTORS = {("tf", model): "that of the base class, which passes **kwargs to keras.Model" for model in MODELS}
 
@@ -74,11 +68,11 @@ def test_a_planted_difference_is_seen() -> None:
     from rmsnorm.nematus import numpy as package
 
     def renamed(self: Any, x: Any, mask: Any) -> Any: ...
-    def another_default(self: Any, x: Any, x_mask: Any, y: Any, *, stepwise: bool = True) -> Any: ...
-    def positional(self: Any, x: Any, x_mask: Any, y: Any, stepwise: bool = False) -> Any: ...
-    def without_rng(self: Any, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Any: ...
+    def another_default(self: Any, x: Any, x_mask: Any, y: Any, *, stepwise: Any = True, training: Any = None) -> Any: ...
+    def positional(self: Any, x: Any, x_mask: Any, y: Any, stepwise: Any = False, *, training: Any = None) -> Any: ...
+    def without_mode(self: Any, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Any: ...
 
-    changes = {"encode": renamed, "logits": another_default, "loss": without_rng}
+    changes = {"encode": renamed, "logits": another_default, "loss": without_mode}
     for name, function in (*changes.items(), ("logits", positional)):
         fake = types.SimpleNamespace(**{own: getattr(package, own) for own in (*CELLS, *MODELS)})
         fake.RNNSearch = type("RNNSearch", (package.RNNSearch,), {name: function})

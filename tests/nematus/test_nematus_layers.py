@@ -225,7 +225,7 @@ def write_checkpoint(folder: Path) -> None:
     from rmsnorm import nematus
     from rmsnorm.nematus.config import Config
     from rmsnorm.nematus.names import variables
-    from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
+    from rmsnorm.nematus.numpy import RNNSearch
 
     config = Config(
         embedding_size=SIZE, state_size=STATE, source_vocab_sizes=(9,), target_vocab_size=8, norm="rms",

@@ -16,7 +16,7 @@ from rmsnorm import nematus
 from rmsnorm.nematus.centring import to_rms_norm
 from rmsnorm.nematus.config import LEGACY, Config, read, write
 from rmsnorm.nematus.names import VERSIONS, check, is_of_training, unused, variables
-from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
+from rmsnorm.nematus.numpy import RNNSearch
 
 OTHER_NUMBERS = "Theano Nematus will compute other numbers"
 

@@ -16,7 +16,7 @@ from rmsnorm import nematus
 from rmsnorm.nematus.backends import model_class
 from rmsnorm.nematus.config import write
 from rmsnorm.nematus.convert import TARGETS
-from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
+from rmsnorm.nematus.numpy import RNNSearch
 
 BOUND = 1e-12  # of float64 logits of at most 10, as against the golden's
 
@@ -107,7 +107,7 @@ def test_keras_keeps_options_that_no_model_has(tmp_path: Path) -> None:
 def test_keras_itself_reads_it(tmp_path: Path) -> None:
     """By its load_model and load_weights; and what Keras has saved is read back, without the slots of its optimizer."""
     keras, _ = pytest.importorskip("keras"), pytest.importorskip("tensorflow")
-    from rmsnorm.nematus.tf.rnnsearch import RNNSearch as InKeras
+    from rmsnorm.nematus.tf import RNNSearch as InKeras
 
     config = config_of("layer")
     parameters = random_parameters(config)

@@ -11,7 +11,7 @@ import pytest
 from nematus_models import config_of, random_parameters
 
 from rmsnorm import nematus
-from rmsnorm.nematus.numpy.rnnsearch import RNNSearch
+from rmsnorm.nematus.numpy import RNNSearch
 from rmsnorm.nematus.vocabulary import batch, read_vocabulary, vocabularies
 
 SPECIAL = {"<EOS>": 0, "<GO>": 1, "<UNK>": 2}

@@ -20,32 +20,22 @@ from rmsnorm.nematus import protocol
 from rmsnorm.nematus.cells import PARTIAL, CellNorm, Shapes, gru_shapes, initial, lstm_shapes, nematus_gru_shapes
 from rmsnorm.nematus.config import Bias
 from rmsnorm.nematus.flax import operations
-from rmsnorm.nematus.flax.parameters import Named
+from rmsnorm.nematus.flax.model import Named
 from rmsnorm.nematus.models.parameters import Parameters
 from rmsnorm.nematus.models.recurrent import CELLS
 
 __all__ = ["GRU", "LSTM", "NematusGRU", "gru", "lstm", "nematus_gru"]
 
 
-# In another jit, grad or vmap it becomes a part of that.
-@bind(jax.jit, inline=True, static_argnames=("cell", "norm", "partial", "options"))
-def _compiled(
-    parameters: Mapping[str, jax.Array], *arrays: Any, cell: str, norm: CellNorm, partial: float,
-    options: tuple[tuple[str, Any], ...],
-) -> Any:  # fmt: skip
-    return CELLS[cell](Parameters(operations, parameters, norm, partial=partial), *arrays, **dict(options))
+# In another jit, grad or vmap it becomes a part of that. GRUs alone have biases, masking and reverse.
+@bind(jax.jit, inline=True, static_argnums=0, static_argnames=("norm", "partial", "biases", "masking", "reverse"))
+def _run(
+    cell: str, parameters: Mapping[str, jax.Array], *arrays: Any, norm: CellNorm, partial: float, **options: Any
+) -> Any:
+    return CELLS[cell](Parameters(operations, parameters, norm, partial=partial), *arrays, **options)
 
 
-class _Cells(protocol.Cells):
-    def run(
-        self, cell: str, parameters: Mapping[str, jax.Array], *arrays: Any, norm: CellNorm, partial: float,
-        **options: Any,
-    ) -> Any:  # fmt: skip
-        own = {"cell": cell, "norm": norm, "partial": partial, "options": tuple(options.items())}
-        return _compiled(parameters, *arrays, **own)
-
-
-_cells: Final = _Cells()
+_cells: Final = protocol.Cells(_run)
 nematus_gru, gru, lstm = _cells.nematus_gru, _cells.gru, _cells.lstm
 
 

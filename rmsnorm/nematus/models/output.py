@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rmsnorm.nematus.dialects import rules
+from rmsnorm.nematus.dialects import label_target, rules
 from rmsnorm.nematus.models.operations import Array
 from rmsnorm.nematus.models.parameters import Parameters, feed_forward
 from rmsnorm.nematus.names import target_table
@@ -18,13 +18,8 @@ def predict(
 ) -> Array:
     """Logits: activation(sum of the normalised projections of the three) W + b, plus those of the lexical model."""
     q = p / "decoder/next_word_predictor"
-    hidden = _activate(
-        q,
-        config,
-        feed_forward(q / "prev_emb_to_hidden", previous)
-        + feed_forward(q / "state_to_hidden", state)
-        + feed_forward(q / "attended_context_to_hidden", attended),
-    )
+    hidden = feed_forward(q / "prev_emb_to_hidden", previous) + feed_forward(q / "state_to_hidden", state)
+    hidden = _activate(q, config, hidden + feed_forward(q / "attended_context_to_hidden", attended))
     logits = (_mixture if config.softmax_mixture_size > 1 else _logits)(p, config, hidden)
     return logits if lexical is None else logits + feed_forward(q / "lexical_to_logits", lexical, norm=False)
 
@@ -38,14 +33,9 @@ def lexical_state(p: Parameters, weights: Array, embeddings: Array) -> Array:
     return p.ops.tanh(feed_forward(p / "decoder/lexical", e)) + e
 
 
-def losses(
-    p: Parameters, config: Config, logits: Array, y: Array, mask: Array, axis: int, target: tuple[float, float, float]
-) -> Array:
-    """The losses of sentences, whose words are along an axis.
-
-    target: what it is at the right word and at others, and what is subtracted from the loss of a word.
-    """
-    right, wrong, smallest = target
+def losses(p: Parameters, config: Config, logits: Array, y: Array, mask: Array, axis: int, *, training: bool) -> Array:
+    """The losses of sentences, whose words are along an axis."""
+    right, wrong, smallest = label_target(config, training=training)
     of_words = p.ops.cross_entropy(logits, y, right, wrong)
     mask = p.ops.cast(mask, of_words)
     loss = p.ops.sum((of_words - smallest) * mask, axis)

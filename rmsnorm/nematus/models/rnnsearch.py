@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmsnorm.nematus.cells import TIED, rates
-from rmsnorm.nematus.dialects import NOTHING, label_target, rules
+from rmsnorm.nematus.dialects import NOTHING, rules
 from rmsnorm.nematus.models import zero_rnnsearch
 from rmsnorm.nematus.models.operations import Array
 from rmsnorm.nematus.models.output import lexical_state, losses, predict
@@ -46,11 +46,9 @@ def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, ste
     return decode(p, config, memory, states, p.drop("target words", words), old=old)[0]
 
 
-def loss(
-    p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array, *, training: bool = False
-) -> Array:
+def loss(p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array, *, training: bool) -> Array:
     """The loss of each sentence."""
-    return losses(p, config, score(p, config, x, mask, y), y, y_mask, 0, label_target(config, training=training))
+    return losses(p, config, score(p, config, x, mask, y), y, y_mask, 0, training=training)
 
 
 def begin(

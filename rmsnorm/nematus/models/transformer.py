@@ -12,7 +12,6 @@ from rmsnorm.nematus.dialects import (
     NOTHING,
     Block,
     Use,
-    label_target,
     rules,
     transformer_gate,
     transformer_layer,
@@ -49,13 +48,10 @@ def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Arr
     return _decode(p, config, ops.transposed(before), memory, future, 0, length, None)[0]
 
 
-def loss(
-    p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array, *, training: bool = False
-) -> Array:
+def loss(p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array, *, training: bool) -> Array:
     """The loss of each sentence; labels are smoothed in training."""
-    target = label_target(config, training=training)
-    y_mask, words = p.ops.transposed(y_mask), p.ops.transposed(y)
-    return losses(p, config, score(p, config, x, mask, y), words, y_mask, 1, target)
+    words, words_mask = p.ops.transposed(y), p.ops.transposed(y_mask)
+    return losses(p, config, score(p, config, x, mask, y), words, words_mask, 1, training=training)
 
 
 def begin(

@@ -1,65 +1,63 @@
-"""What RNNSearch and the Transformer in NumPy have in common: checks, parameters and translations."""
+"""RNNSearch and the Transformer in NumPy, the golden: scores, losses and translations. All of it is float64."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from operator import getitem
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 
-from rmsnorm.nematus import beam, protocol, sentences
-from rmsnorm.nematus.dialects import first_word, label_target
-from rmsnorm.nematus.numpy.output import losses
-from rmsnorm.nematus.numpy.parameters import Array, Dropout, Parameters
-
-if TYPE_CHECKING:
-    from rmsnorm.nematus.config import Config
+from rmsnorm.nematus import protocol
+from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.numpy import rnnsearch, transformer
+from rmsnorm.nematus.numpy.parameters import Array, Parameters
 
 
 class Model(protocol.Model):
     """A model whose arithmetic is all float64."""
 
-    # encode(p, config, x, mask): what the decoder attends to. score(p, config, x, mask, y): logits of the words y.
-    # begin(p, config, x, mask, beam_size): what a search needs before the first word, with beam_size rows for every
-    # sentence, memory and states. decode_step(p, config, memory, states, words): log-probabilities of the words after
-    # these ids, and the new states.
-    _encode: ClassVar[Any]
-    _score: ClassVar[Any]
-    _begin: ClassVar[Any]
-    _decode_step: ClassVar[Any]
+    operations: ClassVar[Any] = SimpleNamespace(
+        FIXED_CACHES=False, rows=getitem, to_host=np.asarray, checked=lambda check, ids, mask: check(ids, mask),
+        as_ids=lambda ids, like: ids, as_mask=lambda mask, like: mask,
+    )  # fmt: skip
 
     def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None:
         self.config = config
         self.parameters = {name: np.asarray(value, np.float64) for name, value in parameters.items()}
 
-    def compute(
-        self, name: str, x: Any, x_mask: Any, y: Any = None, y_mask: Any = None, *, dropout: Dropout | None = None,
-        training: bool = False, **options: Any,
-    ) -> Array:  # fmt: skip
-        """The result of the method of this name."""
-        p, config = self._parameters(dropout), self.config
-        ids, mask = sentences.source(name, x, x_mask, config)
-        if name == "encode":
-            return self._encode(p, config, ids, mask)
-        words, words_mask = sentences.target(name, y, y_mask, ids.shape[2], config)
-        logits: Array = self._score(p, config, ids, mask, words, **options)
-        if name == "logits":
-            return logits
-        time_major = logits.swapaxes(0, 1) if config.model_type == "transformer" else logits
-        return losses(config, time_major, words, words_mask, label_target(config, training=training))
+    def runner(self, *, training: bool) -> tuple[Callable[..., Any], Array | None]:
+        p = Parameters(self.parameters, self.config.norm, eps=self.config.eps)
+        return lambda function, *arrays, **options: function(p, self.config, *arrays, **options), None
 
-    def search(self, x: Any, x_mask: Any, *how: Any) -> beam.Translations:
-        p, config = self._parameters(), self.config
-        ids, mask = sentences.source("translate", x, x_mask, config)
-        plan = beam.plan(config, (mask != 0).sum(axis=0), *how)
-        memory, states = self._begin(p, config, ids, mask, plan.beam_size)
-        first = np.full(len(plan.lengths) * plan.beam_size, first_word(config))
 
-        def step(states: list[Array], previous: Any) -> tuple[Array, list[Array]]:
-            words = first if beam.is_first(config, previous) else previous
-            return self._decode_step(p, config, memory, states, words)
+class RNNSearch(Model, protocol.RNNSearch):
+    """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
 
-        return beam.search(plan, step, states)
+    Example:
+        >>> from rmsnorm.nematus.names import variables
+        >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3)
+        >>> model = RNNSearch(config, {row.name: np.zeros(row.shape) for row in variables(config)})
+        >>> x, y = np.array([[[3], [2], [0]]]), np.array([[1], [0]])
+        >>> model.loss(x, np.ones((3, 1)), y, np.ones((2, 1))).round(4)  # 2 log 3
+        array([2.1972])
+    """
 
-    def _parameters(self, dropout: Dropout | None = None) -> Parameters:
-        return Parameters(self.parameters, self.config.norm, eps=self.config.eps, dropout=dropout)
+    network: ClassVar[Any] = rnnsearch
+
+
+class Transformer(Model, protocol.Transformer):
+    """Nematus's Transformer: see rmsnorm.nematus.protocol.Transformer.
+
+    Example:
+        >>> from rmsnorm.nematus.names import variables
+        >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 3}
+        >>> config = Config(**sizes, model_type="transformer", norm="rms", transformer_num_heads=2)
+        >>> model = Transformer(config, {row.name: np.zeros(row.shape) for row in variables(config)})
+        >>> x, y = np.array([[[3], [2], [0]]]), np.array([[1], [0]])
+        >>> model.loss(x, np.ones((3, 1)), y, np.ones((2, 1))).round(4)  # 2 log 3
+        array([2.1972])
+    """
+
+    network: ClassVar[Any] = transformer

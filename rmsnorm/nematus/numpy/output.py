@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rmsnorm.nematus.dialects import rules
+from rmsnorm.nematus.dialects import label_target, rules
 from rmsnorm.nematus.names import target_table
 from rmsnorm.nematus.numpy.parameters import Array, Parameters, feed_forward
 
@@ -30,16 +30,13 @@ def lexical_state(p: Parameters, weights: Array, embeddings: Array) -> Array:
 
     weights: (steps, source length, batch); embeddings: (source length, batch, size).
     """
-    e: Array = np.tanh(np.einsum("tsb,sbe->tbe", weights, p.drop("decoder/lexical", embeddings)))
+    e: Array = np.tanh(np.einsum("tsb,sbe->tbe", weights, embeddings))
     return np.tanh(feed_forward(p / "decoder/lexical", e)) + e
 
 
-def losses(config: Config, logits: Array, y: Array, mask: Array, target: tuple[float, float, float]) -> Array:
-    """The losses of sentences: -sum_v target_v log p_v - smallest, summed over the words. All time-major.
-
-    target: what it is at the right word and at others, and what is subtracted from the loss of a word.
-    """
-    right, wrong, smallest = target
+def losses(config: Config, logits: Array, y: Array, mask: Array, *, training: bool) -> Array:
+    """The losses of sentences: -sum_v target_v log p_v - smallest, summed over the words. All time-major."""
+    right, wrong, smallest = label_target(config, training=training)
     wanted = np.full(logits.shape, wrong)
     np.put_along_axis(wanted, y[..., None], right, axis=-1)
     of_words = -(wanted * log_softmax(logits)).sum(axis=-1) - smallest
@@ -67,7 +64,7 @@ def _logits(p: Parameters, config: Config, hidden: Array) -> Array:
     q = p / "decoder/next_word_predictor/hidden_to_logits"
     if not config.tie_decoder_embeddings:
         return feed_forward(q, hidden, norm=False)
-    return q.drop("W", hidden) @ p[target_table(config)].T + q["b"]
+    return hidden @ p[target_table(config)].T + q["b"]
 
 
 def _mixture(p: Parameters, config: Config, hidden: Array) -> Array:

@@ -19,25 +19,11 @@ from rmsnorm.variants import Variant
 Array: TypeAlias = npt.NDArray[Any]
 
 
-class Dropout:
-    """Nematus's dropout after Gal & Ghahramani: one mask for each name, the same in all steps of a sequence."""
-
-    def __init__(self, rates: Mapping[str, float], rng: np.random.Generator) -> None:
-        self.rates, self.rng = rates, rng
-        self.masks: dict[str, Array] = {}
-
-    def mask(self, name: str, x: Array, *, whole: bool) -> Array:
-        if name not in self.masks:
-            keep = 1 - self.rates[name]
-            self.masks[name] = (self.rng.random((*x.shape[:-1], 1) if whole else x.shape[-2:]) < keep) / keep
-        return self.masks[name]
-
-
 class Parameters:
     """Arrays below a name.
 
     ``parameters / "gru0"`` are the arrays below that name, ``parameters["W"]`` is an array. The object also has the
-    norm of the model and, in training, its dropout.
+    norm of the model.
     """
 
     def __init__(
@@ -47,28 +33,20 @@ class Parameters:
         *,
         partial: float = PARTIAL,
         eps: float = EPS,
-        dropout: Dropout | None = None,
         scope: str = "",
     ) -> None:
         check_norm(norm)
-        self.values, self.norm, self.partial, self.eps = values, norm, partial, eps
-        self.dropout, self.scope = dropout, scope
+        self.values, self.norm, self.partial, self.eps, self.scope = values, norm, partial, eps, scope
 
     def __truediv__(self, name: str) -> Parameters:
-        return Parameters(
-            self.values, self.norm, partial=self.partial, eps=self.eps, dropout=self.dropout,
-            scope=f"{self.scope}{name}/",
-        )  # fmt: skip
+        scope = f"{self.scope}{name}/"
+        return Parameters(self.values, self.norm, partial=self.partial, eps=self.eps, scope=scope)
 
     def __getitem__(self, name: str) -> Array:
         return self.values[self.scope + name]
 
     def __contains__(self, name: str) -> bool:
         return self.scope + name in self.values
-
-    def drop(self, name: str, x: Array, *, whole: bool = False) -> Array:
-        """In training, drop some features of x in all steps; with ``whole``, all features in some steps."""
-        return x if self.dropout is None else x * self.dropout.mask(self.scope + name, x, whole=whole)
 
 
 def normalise(p: Parameters, x: Array, gain: str, offset: str | None, norm: CellNorm | None = None) -> Array:
@@ -89,9 +67,7 @@ def normalise(p: Parameters, x: Array, gain: str, offset: str | None, norm: Cell
 
 def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | None) -> Array:
     """norm(x W + b), with b inside the norm; a bias or a norm of None is left out."""
-    product = p.drop(weight, x) @ p[weight]
-    if bias is not None:
-        product = product + p[bias]
+    product = x @ p[weight] if bias is None else x @ p[weight] + p[bias]
     return product if norm is None else normalise(p, product, *norm)
 
 

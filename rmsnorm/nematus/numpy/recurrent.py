@@ -89,13 +89,12 @@ def lstm_sequence(p: Parameters, x: Array, h0: Array, c0: Array, mask: Array | N
     return hs, cs
 
 
-class _Cells(protocol.Cells):
-    def run(
-        self, cell: str, parameters: Mapping[str, Array], *arrays: Any, norm: CellNorm, partial: float, **options: Any
-    ) -> Any:
-        over: Any = nematus_level if cell == "gru" else lstm_sequence
-        return over(Parameters(parameters, norm, partial=partial), *arrays, **options)
+def _run(
+    cell: str, parameters: Mapping[str, Array], *arrays: Any, norm: CellNorm, partial: float, **options: Any
+) -> Any:
+    over: Any = nematus_level if cell == "gru" else lstm_sequence
+    return over(Parameters(parameters, norm, partial=partial), *arrays, **options)
 
 
-_cells: Final = _Cells()
+_cells: Final = protocol.Cells(_run)
 nematus_gru, gru, lstm = _cells.nematus_gru, _cells.gru, _cells.lstm

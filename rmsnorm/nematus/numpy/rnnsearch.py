@@ -1,25 +1,20 @@
-"""RNNSearch as Nematus computes it, in NumPy, the golden: scores, losses and translations. All of it is float64."""
+"""RNNSearch as Nematus computes it, in NumPy: what the methods of a model compute."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from rmsnorm.nematus import protocol
-from rmsnorm.nematus.cells import rates
 from rmsnorm.nematus.dialects import NOTHING, ZERO_BIAS, rules
 from rmsnorm.nematus.names import source_tables, target_table
 from rmsnorm.nematus.numpy import zero_rnnsearch
-from rmsnorm.nematus.numpy.model import Model
-from rmsnorm.nematus.numpy.output import lexical_state, log_softmax, predict
-from rmsnorm.nematus.numpy.parameters import Array, Dropout, Parameters, feed_forward, leaves, project
+from rmsnorm.nematus.numpy.output import lexical_state, log_softmax, losses, predict
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, feed_forward, leaves, project
 from rmsnorm.nematus.numpy.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
-
-__all__ = ["RNNSearch"]
 
 
 class _Memory(NamedTuple):
@@ -38,31 +33,42 @@ def encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
 
 def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, stepwise: bool = False) -> Array:
     """Logits of the target words."""
-    if rules(config).own_recurrent:
-        return zero_rnnsearch.score(p, config, x, mask, y)
     memory, initial = _attend_to(p, config, x, mask)
-    words = p.drop("target words", p[target_table(config)][y[:-1]], whole=True)
-    words = np.concatenate((np.zeros((1, *words.shape[1:])), words))  # a zero vector precedes the first word
+    words = _embed(p, config, np.insert(y[:-1], 0, NOTHING, axis=0))
+    if rules(config).own_recurrent:  # after the end of a sentence the states stay
+        return zero_rnnsearch.decode(p, config, memory, [initial], words, (y != 0).astype(words.dtype))[0]
     old = rules(config).scores_otherwise and not stepwise
     high = np.zeros_like(initial) if old else initial
     return _decode(p, config, memory, [initial, *[high] * (config.rnn_dec_depth - 1)], words, old=old)[0]
 
 
-def begin(p: Parameters, config: Config, x: Array, mask: Array, beam_size: int) -> tuple[_Memory, list[Array]]:
+def loss(p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array, *, training: bool) -> Array:
+    """The loss of each sentence."""
+    return losses(config, score(p, config, x, mask, y), y, y_mask, training=training)
+
+
+def begin(
+    p: Parameters, config: Config, x: Array, mask: Array, *, beam_size: int, length: int
+) -> tuple[_Memory, list[Array]]:
     """Memory and states before the first word, beam_size rows for every sentence."""
     memory, initial = _attend_to(p, config, x, mask)
     memory = _Memory(*(np.repeat(array, beam_size, axis=1) for array in memory))
     return memory, [np.repeat(initial, beam_size, axis=0)] * config.rnn_dec_depth
 
 
-def decode_step(
-    p: Parameters, config: Config, memory: _Memory, states: list[Array], words: Array
+def step(
+    p: Parameters, config: Config, memory: _Memory, states: list[Array], words: Array, start: int
 ) -> tuple[Array, list[Array]]:
-    """Log-probabilities of the words after these ids, and the new states; the vector of no word is zero."""
-    embeddings = p[target_table(config)][words] + (p[ZERO_BIAS] if rules(config).embedding_bias else 0)
+    """Log-probabilities of the words after these ids, and the new states."""
     decode = zero_rnnsearch.decode if rules(config).own_recurrent else _decode
-    logits, states = decode(p, config, memory, states, embeddings[None] * (words != NOTHING)[:, None])
+    logits, states = decode(p, config, memory, states, _embed(p, config, words)[None])
     return log_softmax(logits[0]), states
+
+
+def _embed(p: Parameters, config: Config, ids: Array) -> Array:
+    """Embeddings of target words; the vector of no word is zero."""
+    words = p[target_table(config)][ids] + (p[ZERO_BIAS] if rules(config).embedding_bias else 0)
+    return words * (ids != NOTHING)[..., None]
 
 
 def _encoder_stack(p: Parameters, config: Config, stack: str, x: Array, mask: Array) -> Array:
@@ -85,7 +91,7 @@ def _attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[_M
         memory, initial = zero_rnnsearch.attend_to(p, config, x, mask)
         return _Memory(*memory), initial
     factors = [p[table][ids] for table, ids in zip(source_tables(config), x, strict=True)]
-    embeddings = p.drop("source words", np.concatenate(factors, axis=-1), whole=True)
+    embeddings = np.concatenate(factors, axis=-1)
     # The stack whose last level reads from left to right comes first.
     stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
     context = np.concatenate([_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks], axis=-1)
@@ -131,25 +137,3 @@ def _attend(p: Parameters, state: Array, memory: _Memory) -> tuple[Array, Array]
     weights = np.exp(scores - scores.max(axis=0)) * memory.mask  # of all scores, padding too, as in Nematus
     weights /= weights.sum(axis=0)
     return (memory.context * weights[..., None]).sum(axis=0), weights
-
-
-class RNNSearch(Model, protocol.RNNSearch):
-    """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
-
-    Example:
-        >>> from rmsnorm.nematus.config import Config
-        >>> from rmsnorm.nematus.names import variables
-        >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3)
-        >>> model = RNNSearch(config, {row.name: np.zeros(row.shape) for row in variables(config)})
-        >>> x, y = np.array([[[3], [2], [0]]]), np.array([[1], [0]])
-        >>> model.loss(x, np.ones((3, 1)), y, np.ones((2, 1))).round(4)  # 2 log 3
-        array([2.1972])
-    """
-
-    _encode, _score = staticmethod(encode), staticmethod(score)
-    _begin, _decode_step = staticmethod(begin), staticmethod(decode_step)
-
-    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, rng: np.random.Generator | None = None) -> Array:
-        """See protocol.RNNSearch.loss. rng: for training; the dropout masks are drawn from it."""
-        dropout = None if rng is None else Dropout(rates(self.config, self.parameters), rng)
-        return self.compute("loss", x, x_mask, y, y_mask, dropout=dropout)

@@ -1,15 +1,14 @@
-"""Nematus's Transformer in NumPy, the golden: scores, losses and translations.
+"""Nematus's Transformer, and zero's, in NumPy: what the methods of a model compute.
 
-Logits and the output of the encoder are batch-major, as in Nematus. The arithmetic is float64.
+Logits and the output of the encoder are batch-major, as in Nematus.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rmsnorm.nematus import protocol
 from rmsnorm.nematus.dialects import (
     NOTHING,
     ZERO_BIAS,
@@ -22,14 +21,11 @@ from rmsnorm.nematus.dialects import (
     transformer_norm,
     transformer_table,
 )
-from rmsnorm.nematus.numpy.model import Model
-from rmsnorm.nematus.numpy.output import log_softmax
+from rmsnorm.nematus.numpy.output import log_softmax, losses
 from rmsnorm.nematus.numpy.parameters import Array, Parameters, normalise, project, sigmoid, softmax
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
-
-__all__ = ["Transformer"]
 
 
 def encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
@@ -46,8 +42,13 @@ def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Arr
     return _decode(p, config, _embed(p, config, "decoder", before), memory, bias, future, None)[0]
 
 
+def loss(p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array, *, training: bool) -> Array:
+    """The loss of each sentence; labels are smoothed in training."""
+    return losses(config, score(p, config, x, mask, y).swapaxes(0, 1), y, y_mask, training=training)
+
+
 def begin(
-    p: Parameters, config: Config, x: Array, mask: Array, beam_size: int
+    p: Parameters, config: Config, x: Array, mask: Array, *, beam_size: int, length: int
 ) -> tuple[tuple[Array, Array], list[Array]]:
     """What a search needs before the first word, with beam_size rows for every sentence: memory, bias, and states."""
     bias = _padding(config, mask)
@@ -55,11 +56,11 @@ def begin(
     return (memory, bias), [np.zeros((len(bias), 0, config.state_size))] * (2 * config.transformer_dec_depth)
 
 
-def decode_step(
-    p: Parameters, config: Config, memory: tuple[Array, Array], past: list[Array], words: Array
+def step(
+    p: Parameters, config: Config, memory: tuple[Array, Array], past: list[Array], words: Array, start: int
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the words after these ids, and the keys and values so far."""
-    h = _embed(p, config, "decoder", words[:, None], past[0].shape[1])
+    h = _embed(p, config, "decoder", words[:, None], start)
     logits, past = _decode(p, config, h, *memory, np.zeros(()), past)
     return log_softmax(logits[:, 0]), past
 
@@ -163,25 +164,3 @@ def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> Array:
     hidden = np.maximum(_map(p, config, "ffn", "in", _before(p, config, "ffn", x)), 0)
     y = _after(p, config, "ffn", x, _map(p, config, "ffn", "out", hidden))
     return _normed(p, config, "final", y) if last and not rules(config).post_norm else y
-
-
-class Transformer(Model, protocol.Transformer):
-    """Nematus's Transformer: see rmsnorm.nematus.protocol.Transformer.
-
-    Example:
-        >>> from rmsnorm.nematus.config import Config
-        >>> from rmsnorm.nematus.names import variables
-        >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 3}
-        >>> config = Config(**sizes, model_type="transformer", norm="rms", transformer_num_heads=2)
-        >>> model = Transformer(config, {row.name: np.zeros(row.shape) for row in variables(config)})
-        >>> x, y = np.array([[[3], [2], [0]]]), np.array([[1], [0]])
-        >>> model.loss(x, np.ones((3, 1)), y, np.ones((2, 1))).round(4)  # 2 log 3
-        array([2.1972])
-    """
-
-    _encode, _score = staticmethod(encode), staticmethod(score)
-    _begin, _decode_step = staticmethod(begin), staticmethod(decode_step)
-
-    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool = False) -> Array:
-        """See protocol.Transformer.loss. training: with label smoothing."""
-        return self.compute("loss", x, x_mask, y, y_mask, training=training)

@@ -1,4 +1,4 @@
-"""What zero's RNNSearch does in its own way, in NumPy, the golden: another cell, attention and loss.
+"""What zero's RNNSearch does in its own way, in NumPy, the golden: another cell and another attention.
 
 Sequences are time-major: words (length, batch, features), masks (length, batch).
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rmsnorm.nematus.dialects import ZERO_BIAS, Use, transformer_table
+from rmsnorm.nematus.dialects import ZERO_BIAS, transformer_table
 from rmsnorm.nematus.numpy.parameters import Array, Parameters, project, sigmoid, softmax
 
 if TYPE_CHECKING:
@@ -18,20 +18,11 @@ if TYPE_CHECKING:
 Memory = tuple[Array, Array, Array, Array]
 
 
-def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Array:
-    """Logits of the target words. After the end of a sentence the states stay."""
-    memory, initial = attend_to(p, config, x, mask)
-    words = _embed(p, config, "decoder", y[:-1])
-    words = np.concatenate((np.zeros((1, *words.shape[1:])), words))  # a zero vector precedes the first word
-    return decode(p, config, memory, [initial], _drop(p, config, words), (y != 0).astype(words.dtype))[0]
-
-
 def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Memory, Array]:
     """What the decoder reads of the source, as the fields of _Memory, and the initial state of the decoder."""
-    embeddings = _embed(p, config, "encoder", x[0])
-    words = _drop(p, config, embeddings)
-    forward = _level(p / "encoder/forward", config, words, mask)
-    backward = _level(p / "encoder/backward", config, words[::-1], mask[::-1])[::-1]
+    embeddings = p[transformer_table(config, "encoder")][x[0]] + p[ZERO_BIAS]
+    forward = _level(p / "encoder/forward", config, embeddings, mask)
+    backward = _level(p / "encoder/backward", config, embeddings[::-1], mask[::-1])[::-1]
     context = np.concatenate((forward, backward), axis=-1)
     ends = np.concatenate((forward[-1], backward[0]), axis=-1)
     initial = np.tanh(_linear(p / "decoder_initializer/gru_init", [ends]))
@@ -51,7 +42,7 @@ def decode(
         h = _cell(q / "cell_gru_higher", s, *_fetch(q / "fetch_state_gru_higher", attended), m)
         steps.append((h, attended))
     top, contexts = (np.stack(arrays) for arrays in zip(*steps, strict=True))
-    feature = _drop(p, config, np.tanh(_linear(p / "pre_logits", [top, contexts, words])))
+    feature = np.tanh(_linear(p / "pre_logits", [top, contexts, words]))
     return feature @ p[transformer_table(config, "softmax")].T, [h]
 
 
@@ -92,16 +83,3 @@ def _linear(p: Parameters, xs: list[Array]) -> Array:
     norms = [(f"ln_0_{i}/scale", f"ln_0_{i}/offset") for i in range(len(xs))]
     y: Array = np.sum([project(p, x, f"W_0_{i}", None, norms[i]) for i, x in enumerate(xs)], axis=0)
     return y + p["b_0"] if "b_0" in p else y
-
-
-def _embed(p: Parameters, config: Config, use: Use, ids: Array) -> Array:
-    """Embeddings of words, plus the bias."""
-    return p[transformer_table(config, use)][ids] + p[ZERO_BIAS]
-
-
-def _drop(p: Parameters, config: Config, x: Array) -> Array:
-    """In training, drop each feature of each word on its own."""
-    if p.dropout is None:
-        return x
-    keep = 1 - config.rnn_dropout_embedding
-    return x * (p.dropout.rng.random(x.shape) < keep) / keep

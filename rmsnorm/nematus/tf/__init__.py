@@ -1,29 +1,7 @@
 """Nematus's recurrent cells, RNNSearch and Transformer in Keras on TensorFlow, and layers for Nematus's own graphs."""
 
-from rmsnorm.nematus.tf.recurrent import (
-    GRU,
-    LSTM,
-    GRUCell,
-    LSTMCell,
-    NematusGRU,
-    NematusGRUCell,
-    gru,
-    lstm,
-    nematus_gru,
-)
-from rmsnorm.nematus.tf.rnnsearch import RNNSearch
-from rmsnorm.nematus.tf.transformer import Transformer
+from rmsnorm.nematus.tf import recurrent
+from rmsnorm.nematus.tf.model import RNNSearch, Transformer
+from rmsnorm.nematus.tf.recurrent import *  # noqa: F403
 
-__all__ = [
-    "GRU",
-    "LSTM",
-    "GRUCell",
-    "LSTMCell",
-    "NematusGRU",
-    "NematusGRUCell",
-    "RNNSearch",
-    "Transformer",
-    "gru",
-    "lstm",
-    "nematus_gru",
-]
+__all__ = ["RNNSearch", "Transformer", *recurrent.__all__]

@@ -1,28 +1,29 @@
-"""The base class of RNNSearch and the Transformer: a Keras model that computes what a network of models/ describes."""
+"""RNNSearch and the Transformer as Keras models, whose weights have the names of Nematus."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from rmsnorm.nematus import protocol
+from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.models import rnnsearch, transformer
 from rmsnorm.nematus.models.parameters import Parameters
-from rmsnorm.nematus.models.shell import Shell
+from rmsnorm.nematus.names import variables
 from rmsnorm.nematus.tf import operations
 from rmsnorm.nematus.tf.parameters import Graphs, Named
 
-if TYPE_CHECKING:
-    from rmsnorm.nematus.config import Config
 
-
-class NematusModel(Shell, Named, keras.Model):
+class Model(protocol.Model, Named, keras.Model):
     """A Keras model of batches (x, x_mask, y, y_mask), whose output is the loss of each sentence.
 
     ``compile`` takes no loss, because ``fit`` minimises the mean of the output. The batch is not the first axis: give
-    ``fit`` whole batches, each in a tuple of its own, ((x, x_mask, y, y_mask),).
+    ``fit`` whole batches, each in a tuple of its own, ((x, x_mask, y, y_mask),). ``training=True`` turns dropout on.
+    The weights have Nematus's names with dots for slashes.
     """
 
     operations: ClassVar[Any] = operations
@@ -59,26 +60,11 @@ class NematusModel(Shell, Named, keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        from rmsnorm.nematus.config import Config
-        from rmsnorm.nematus.names import variables
-
         own = Config(**config["config"])
         return cls(own, {row.name: np.zeros(row.shape, config["dtype"]) for row in variables(own)}, name=config["name"])
 
-    def encode(self, x: Any, x_mask: Any, *, training: bool = False) -> tf.Tensor:
-        """See protocol.RNNSearch and protocol.Transformer."""
-        return self.compute("encode", x, x_mask, training=training)
-
-    def logits(self, x: Any, x_mask: Any, y: Any, *, training: bool = False) -> tf.Tensor:
-        """See protocol.RNNSearch and protocol.Transformer."""
-        return self.compute("logits", x, x_mask, y, training=training)
-
-    def loss(self, x: Any, x_mask: Any, y: Any, y_mask: Any, *, training: bool = False) -> tf.Tensor:
-        """See protocol.RNNSearch and protocol.Transformer."""
-        return self.compute("loss", x, x_mask, y, y_mask, training=training)
-
     def runner(self, *, training: bool) -> tuple[Callable[..., Any], Any]:
-        """See Shell. The functions are graphs."""
+        """See protocol.Model. The functions are graphs."""
 
         def run(function: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
             tensors = tuple(tf.constant(value) if isinstance(value, int) else value for value in tensors)
@@ -90,3 +76,34 @@ class NematusModel(Shell, Named, keras.Model):
         config, random = self.config, self.seed if drops else None
         p = Parameters(operations, self.tensors(), config.norm, eps=config.eps, random=random)
         return called(p, config, *tensors, **options)
+
+
+@keras.saving.register_keras_serializable(package="rmsnorm")
+class RNNSearch(Model, protocol.RNNSearch):
+    """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
+
+    Example:
+        >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3)
+        >>> model = RNNSearch(config, {row.name: tf.zeros(row.shape) for row in variables(config)})
+        >>> x, y = tf.constant([[[3], [2], [0]]]), tf.constant([[1], [0]])
+        >>> model.loss(x, tf.ones((3, 1)), y, tf.ones((2, 1))).numpy()  # 2 log 3
+        array([2.1972246], dtype=float32)
+    """
+
+    network: ClassVar[Any] = rnnsearch
+
+
+@keras.saving.register_keras_serializable(package="rmsnorm")
+class Transformer(Model, protocol.Transformer):
+    """Nematus's Transformer: see rmsnorm.nematus.protocol.Transformer.
+
+    Example:
+        >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 3}
+        >>> config = Config(**sizes, model_type="transformer", norm="rms", transformer_num_heads=2)
+        >>> model = Transformer(config, {row.name: tf.zeros(row.shape) for row in variables(config)})
+        >>> x, y = tf.constant([[[3], [2], [0]]]), tf.constant([[1], [0]])
+        >>> model.loss(x, tf.ones((3, 1)), y, tf.ones((2, 1))).numpy()  # 2 log 3
+        array([2.1972246], dtype=float32)
+    """
+
+    network: ClassVar[Any] = transformer

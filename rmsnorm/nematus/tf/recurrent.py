@@ -40,18 +40,15 @@ def _call(values: Any, *tensors: tf.Tensor, cell: str, norm: CellNorm, partial: 
     return CELLS[cell](Parameters(operations, values, norm, partial=partial), *tensors, **options)
 
 
-class _Cells(protocol.Cells):
-    def run(
-        self, cell: str, parameters: Mapping[str, Any], *arrays: Any, norm: CellNorm, partial: float, **options: Any
-    ) -> Any:
-        """As a graph; all arguments become tensors. The mask is the last of them, if there is one."""
-        check_norm(norm)
-        values = {name: tf.convert_to_tensor(value) for name, value in parameters.items()}
-        tensors = [tf.convert_to_tensor(array) for array in arrays if array is not None]
-        return _graphs.run(_call, values, *tensors, cell=cell, norm=norm, partial=partial, **options)
+def _run(cell: str, parameters: Mapping[str, Any], *arrays: Any, norm: CellNorm, **options: Any) -> Any:
+    """As a graph; all arguments become tensors. The mask is the last of them, if there is one."""
+    check_norm(norm)
+    values = {name: tf.convert_to_tensor(value) for name, value in parameters.items()}
+    tensors = [tf.convert_to_tensor(array) for array in arrays if array is not None]
+    return _graphs.run(_call, values, *tensors, cell=cell, norm=norm, **options)
 
 
-_cells: Final = _Cells()
+_cells: Final = protocol.Cells(_run)
 nematus_gru, gru, lstm = _cells.nematus_gru, _cells.gru, _cells.lstm
 
 

@@ -1,24 +1,52 @@
-"""The base class of RNNSearch and the Transformer: a module that computes what a network of models/ describes."""
+"""RNNSearch and the Transformer as PyTorch modules, whose parameters have the names of Nematus."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from rmsnorm.nematus import protocol
+from rmsnorm.nematus.cells import dotted, slashed
+from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.models import rnnsearch, transformer
 from rmsnorm.nematus.models.parameters import Parameters
-from rmsnorm.nematus.models.shell import Shell
 from rmsnorm.nematus.torch import operations
-from rmsnorm.nematus.torch.parameters import Named
-
-if TYPE_CHECKING:
-    from rmsnorm.nematus.config import Config
 
 
-class Model(Shell, Named):
-    """A module for batches (x, x_mask, y, y_mask), whose call is the loss of each sentence."""
+class Scope(torch.nn.Module):
+    """Parameters below one name."""
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={tuple(value.shape)}" for name, value in self.named_parameters(recurse=False))
+
+
+class Named(Scope):
+    """A module whose parameters have names with slashes, as ``gru0/state_to_gates``; with dots in its state dict."""
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        super().__init__()
+        for name, value in parameters.items():
+            *scopes, leaf = dotted(name).split(".")
+            module: torch.nn.Module = self
+            for scope in scopes:
+                if scope not in module._modules:
+                    module.add_module(scope, Scope())
+                module = module.get_submodule(scope)
+            copy = value.detach().clone() if isinstance(value, Tensor) else torch.tensor(value)
+            module.register_parameter(leaf, torch.nn.Parameter(copy))
+
+    def by_name(self) -> dict[str, Tensor]:
+        return {slashed(name): value for name, value in self.named_parameters()}
+
+
+class Model(protocol.Model, Named):
+    """A module for batches (x, x_mask, y, y_mask), whose call is the loss of each sentence.
+
+    A new model is in evaluation mode. Its state dict has Nematus's names with dots for slashes.
+    """
 
     operations: ClassVar[Any] = operations
 
@@ -37,8 +65,38 @@ class Model(Shell, Named):
     def runner(self, *, training: bool) -> tuple[Callable[..., Any], Tensor]:
         config, values = self.config, self.by_name()
         p = Parameters(operations, values, config.norm, eps=config.eps, random=True if training else None)
-        return lambda function, *tensors, **options: function(p, config, *tensors, **options), next(
-            iter(values.values())
-        )
+        like = next(iter(values.values()))
+        return lambda function, *tensors, **options: function(p, config, *tensors, **options), like
 
-    search = torch.no_grad()(Shell.search)
+    translate = torch.no_grad()(protocol.Model.translate)
+
+
+class RNNSearch(Model, protocol.RNNSearch):
+    """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
+
+    Example:
+        >>> from rmsnorm.nematus.names import variables
+        >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3)
+        >>> model = RNNSearch(config, {row.name: torch.zeros(row.shape) for row in variables(config)})
+        >>> x, y = torch.tensor([[[3], [2], [0]]]), torch.tensor([[1], [0]])
+        >>> model.loss(x, torch.ones(3, 1), y, torch.ones(2, 1)).detach()  # 2 log 3
+        tensor([2.1972])
+    """
+
+    network: ClassVar[Any] = rnnsearch
+
+
+class Transformer(Model, protocol.Transformer):
+    """Nematus's Transformer: see rmsnorm.nematus.protocol.Transformer.
+
+    Example:
+        >>> from rmsnorm.nematus.names import variables
+        >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 3}
+        >>> config = Config(**sizes, model_type="transformer", norm="rms", transformer_num_heads=2)
+        >>> model = Transformer(config, {row.name: torch.zeros(row.shape) for row in variables(config)})
+        >>> x, y = torch.tensor([[[3], [2], [0]]]), torch.tensor([[1], [0]])
+        >>> model.loss(x, torch.ones(3, 1), y, torch.ones(2, 1)).detach()  # 2 log 3
+        tensor([2.1972])
+    """
+
+    network: ClassVar[Any] = transformer

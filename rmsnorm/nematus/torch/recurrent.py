@@ -19,19 +19,18 @@ from rmsnorm.nematus.config import Bias
 from rmsnorm.nematus.models.parameters import Parameters
 from rmsnorm.nematus.models.recurrent import CELLS
 from rmsnorm.nematus.torch import operations
-from rmsnorm.nematus.torch.parameters import Named
+from rmsnorm.nematus.torch.model import Named
 
 __all__ = ["GRU", "LSTM", "NematusGRU", "gru", "lstm", "nematus_gru"]
 
 
-class _Cells(protocol.Cells):
-    def run(
-        self, cell: str, parameters: Mapping[str, Tensor], *tensors: Any, norm: CellNorm, partial: float, **options: Any
-    ) -> Any:
-        return CELLS[cell](Parameters(operations, parameters, norm, partial=partial), *tensors, **options)
+def _run(
+    cell: str, parameters: Mapping[str, Tensor], *tensors: Any, norm: CellNorm, partial: float, **options: Any
+) -> Any:
+    return CELLS[cell](Parameters(operations, parameters, norm, partial=partial), *tensors, **options)
 
 
-_cells: Final = _Cells()
+_cells: Final = protocol.Cells(_run)
 nematus_gru, gru, lstm = _cells.nematus_gru, _cells.gru, _cells.lstm
 
 
