@@ -8,7 +8,6 @@ from typing import Any
 import nematus_framework
 import numpy as np
 
-from rmsnorm.nematus import numpy as nematus
 from rmsnorm.nematus.backends import model_class
 
 quick = wide = nullcontext

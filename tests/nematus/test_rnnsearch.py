@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from nematus_models import KINDS, batch, config_of, random_parameters
+from rmsnorm.nematus.numpy.output import log_softmax
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.backends import model_class
 from rmsnorm.nematus.numpy import RNNSearch, Transformer
-from rmsnorm.nematus.numpy.output import log_softmax
 
 EXACT = 1e-12  # two float64 computations of one thing in another order; logits are below 10
 

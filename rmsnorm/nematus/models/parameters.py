@@ -1,4 +1,4 @@
-"""The parts of the models: parameters by name, with the norm and the dropout of a model, and projections."""
+"""The parts of the models: parameters by name, with the norm and the dropout of a model, projections, losses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from rmsnorm.nematus import cells
 from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
+from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.dialects import label_target, rules
 from rmsnorm.nematus.models.operations import Array, Operations
 
 
@@ -95,3 +97,12 @@ def feed_forward(p: Parameters, x: Array, *, norm: bool = True) -> Array:
 def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
     """Nematus's names of the gain and the offset of the norm below a scope."""
     return cells.leaves(p.norm, scope)
+
+
+def losses(p: Parameters, config: Config, logits: Array, y: Array, mask: Array, axis: int, *, training: bool) -> Array:
+    """The losses of sentences, whose words are along an axis."""
+    right, wrong, smallest = label_target(config, training=training)
+    of_words = p.ops.cross_entropy(logits, y, right, wrong)
+    mask = p.ops.cast(mask, of_words)
+    loss = p.ops.sum((of_words - smallest) * mask, axis)
+    return loss / p.ops.sum(mask, axis) if rules(config).mean_loss else loss

@@ -20,8 +20,7 @@ from rmsnorm.nematus.dialects import (
     transformer_table,
 )
 from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.output import losses
-from rmsnorm.nematus.models.parameters import Parameters, normalise, project
+from rmsnorm.nematus.models.parameters import Parameters, losses, normalise, project
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config

@@ -1,4 +1,4 @@
-"""The parts of the recurrent models and the Transformer: parameters by name, the norm, and projections.
+"""The parts of the recurrent models and the Transformer: parameters by name, the norm, projections, and losses.
 
 The arithmetic is NumPy's in the dtype of the arguments, like that of the original programs: so the norm is a few lines
 here and not the double-double golden, which takes a thousand times as long.
@@ -7,14 +7,18 @@ here and not the double-double golden, which takes a thousand times as long.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rmsnorm.nematus import cells
 from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
+from rmsnorm.nematus.dialects import label_target, rules
 from rmsnorm.variants import Variant
+
+if TYPE_CHECKING:
+    from rmsnorm.nematus.config import Config
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -89,3 +93,18 @@ def sigmoid(x: Array) -> Array:
 def softmax(scores: Array, axis: int) -> Array:
     weights: Array = np.exp(scores - scores.max(axis=axis, keepdims=True))
     return weights / weights.sum(axis=axis, keepdims=True)
+
+
+def losses(config: Config, logits: Array, y: Array, mask: Array, *, training: bool) -> Array:
+    """The losses of sentences: -sum_v target_v log p_v - smallest, summed over the words. All time-major."""
+    right, wrong, smallest = label_target(config, training=training)
+    wanted = np.full(logits.shape, wrong)
+    np.put_along_axis(wanted, y[..., None], right, axis=-1)
+    of_words = -(wanted * log_softmax(logits)).sum(axis=-1) - smallest
+    loss: Array = (of_words * mask).sum(axis=0)
+    return loss / mask.sum(axis=0) if rules(config).mean_loss else loss
+
+
+def log_softmax(logits: Array) -> Array:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

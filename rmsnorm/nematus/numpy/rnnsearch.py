@@ -9,8 +9,7 @@ import numpy as np
 from rmsnorm.nematus.dialects import NOTHING, ZERO_BIAS, rules
 from rmsnorm.nematus.names import source_tables, target_table
 from rmsnorm.nematus.numpy import zero_rnnsearch
-from rmsnorm.nematus.numpy.output import lexical_state, log_softmax, losses, predict
-from rmsnorm.nematus.numpy.parameters import Array, Parameters, feed_forward, leaves, project
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, feed_forward, leaves, log_softmax, losses, project
 from rmsnorm.nematus.numpy.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 
 if TYPE_CHECKING:
@@ -126,8 +125,8 @@ def _decode(
             top = high if old and level == 0 else top + high
         steps.append((top, attended, weights))
     tops, contexts, all_weights = (np.stack(arrays) for arrays in zip(*steps, strict=True))
-    lexical = lexical_state(p, all_weights, memory.embeddings) if config.rnn_lexical_model else None
-    return predict(p, config, words, tops, contexts, lexical), states
+    lexical = _lexical_state(p, all_weights, memory.embeddings) if config.rnn_lexical_model else None
+    return _predict(p, config, words, tops, contexts, lexical), states
 
 
 def _attend(p: Parameters, state: Array, memory: _Memory) -> tuple[Array, Array]:
@@ -137,3 +136,53 @@ def _attend(p: Parameters, state: Array, memory: _Memory) -> tuple[Array, Array]
     weights = np.exp(scores - scores.max(axis=0)) * memory.mask  # of all scores, padding too, as in Nematus
     weights /= weights.sum(axis=0)
     return (memory.context * weights[..., None]).sum(axis=0), weights
+
+
+def _predict(
+    p: Parameters, config: Config, previous: Array, state: Array, attended: Array, lexical: Array | None
+) -> Array:
+    """Logits: activation(sum of the normalised projections of the three) W + b, plus those of the lexical model."""
+    q = p / "decoder/next_word_predictor"
+    parts = {"prev_emb": previous, "state": state, "attended_context": attended}
+    hidden = _activate(q, config, np.sum([feed_forward(q / f"{name}_to_hidden", x) for name, x in parts.items()], 0))
+    logits = (_mixture if config.softmax_mixture_size > 1 else _logits)(p, config, hidden)
+    return logits if lexical is None else logits + feed_forward(q / "lexical_to_logits", lexical, norm=False)
+
+
+def _lexical_state(p: Parameters, weights: Array, embeddings: Array) -> Array:
+    """The lexical model of Nguyen & Chiang: tanh(norm(e W + b)) + e, e = tanh(attended source embeddings).
+
+    weights: (steps, source length, batch); embeddings: (source length, batch, size).
+    """
+    e: Array = np.tanh(np.einsum("tsb,sbe->tbe", weights, embeddings))
+    return np.tanh(feed_forward(p / "decoder/lexical", e)) + e
+
+
+def _activate(q: Parameters, config: Config, x: Array) -> Array:
+    if config.output_hidden_activation == "tanh":
+        return np.tanh(x)
+    if config.output_hidden_activation == "relu":
+        return np.maximum(x, 0)
+    if config.output_hidden_activation == "linear":
+        return x
+    return np.maximum(x, 0) + q["hidden_prelu/slope"] * np.minimum(x, 0)
+
+
+def _logits(p: Parameters, config: Config, hidden: Array) -> Array:
+    """hidden W + b; if the embeddings are tied, W is their transpose."""
+    q = p / "decoder/next_word_predictor/hidden_to_logits"
+    if not config.tie_decoder_embeddings:
+        return feed_forward(q, hidden, norm=False)
+    return hidden @ p[target_table(config)].T + q["b"]
+
+
+def _mixture(p: Parameters, config: Config, hidden: Array) -> Array:
+    """log sum_k pi_k softmax(logits of tanh(norm(hidden W_k + b_k))), pi = softmax(hidden W + b)."""
+    q = p / "decoder/next_word_predictor"
+    log_pi = log_softmax(feed_forward(q / "hidden_to_pi_logits", hidden, norm=False))
+    components = []
+    for k in range(config.softmax_mixture_size):
+        deep = np.tanh(feed_forward(q / f"hidden_to_mos_hidden_{k}", hidden))
+        components.append(log_pi[..., k, None] + log_softmax(_logits(p, config, deep)))
+    top = np.max(components, axis=0)
+    return top + np.log(np.exp(np.stack(components) - top).sum(axis=0))

@@ -21,8 +21,16 @@ from rmsnorm.nematus.dialects import (
     transformer_norm,
     transformer_table,
 )
-from rmsnorm.nematus.numpy.output import log_softmax, losses
-from rmsnorm.nematus.numpy.parameters import Array, Parameters, normalise, project, sigmoid, softmax
+from rmsnorm.nematus.numpy.parameters import (
+    Array,
+    Parameters,
+    log_softmax,
+    losses,
+    normalise,
+    project,
+    sigmoid,
+    softmax,
+)
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
