@@ -99,6 +99,11 @@ def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
     return cells.leaves(p.norm, scope)
 
 
+def masked_scores(p: Parameters, config: Config, mask: Array) -> Array:
+    """What is added to the scores of attention to the source: minus infinity in float16, which has not -1e9."""
+    return p.ops.where(mask != 0, 0 * mask, config.masked_score)
+
+
 def losses(p: Parameters, config: Config, logits: Array, y: Array, mask: Array, axis: int, *, training: bool) -> Array:
     """The losses of sentences, whose words are along an axis."""
     right, wrong, smallest = label_target(config, training=training)

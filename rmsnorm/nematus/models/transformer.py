@@ -20,7 +20,7 @@ from rmsnorm.nematus.dialects import (
     transformer_table,
 )
 from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.parameters import Parameters, losses, normalise, project
+from rmsnorm.nematus.models.parameters import Parameters, losses, masked_scores, normalise, project
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -88,7 +88,7 @@ def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> Memory:
 
 def _padding(p: Parameters, config: Config, mask: Array) -> Array:
     """What is added to the scores of attention to the source, (batch, heads, queries, keys)."""
-    return p.ops.transposed(p.ops.cast(mask == 0, mask) * config.masked_score)[:, None, None]
+    return p.ops.transposed(masked_scores(p, config, mask))[:, None, None]
 
 
 def _embed(p: Parameters, config: Config, use: Use, ids: Array, start: Any, length: Any) -> Array:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rmsnorm.nematus.dialects import rules, transformer_table
 from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.parameters import Parameters, project
+from rmsnorm.nematus.models.parameters import Parameters, masked_scores, project
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -59,7 +59,7 @@ def _attend(p: Parameters, config: Config, s: Array, memory: Memory) -> Array:
     """sum_t w_t context_t, w = softmax over the words of v tanh(hidden_t + norm(s W) + b), padding masked."""
     ops, (context, of_context, _, mask) = p.ops, memory
     hidden = ops.tanh(of_context + _linear(p / "feed_query", [s]))
-    scores = _linear(p / "feed_logits", [hidden], norm=False)[..., 0] + (1 - mask) * config.masked_score
+    scores = _linear(p / "feed_logits", [hidden], norm=False)[..., 0] + masked_scores(p, config, mask)
     return ops.sum(context * ops.softmax(scores, 0)[..., None], 0)
 
 

@@ -108,7 +108,8 @@ def positions(start: Any, count: Any, length: Any, size: int, like: tf.Tensor) -
 
 
 def future(start: Any, count: Any, length: Any, score: float, like: tf.Tensor) -> tf.Tensor:
-    return score * tf.cast(tf.range(length) > tf.range(start, start + count)[:, None], like.dtype)
+    is_future = tf.range(length) > tf.range(start, start + count)[:, None]
+    return tf.cast(tf.where(is_future, score, 0.0), like.dtype)
 
 
 def cached(cache: tf.Tensor, new: tf.Tensor, start: Any) -> tf.Tensor:

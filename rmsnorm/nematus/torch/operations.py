@@ -93,7 +93,8 @@ def positions(start: int, count: int, length: int, size: int, like: Tensor) -> T
 
 
 def future(start: int, count: int, length: int, score: float, like: Tensor) -> Tensor:
-    return like.new_full((count, length), score).triu(start + 1)
+    is_future = torch.ones((count, length), dtype=torch.bool, device=like.device).triu(start + 1)
+    return torch.where(is_future, score, 0.0).to(like.dtype)
 
 
 def cached(cache: Tensor, new: Tensor, start: int) -> Tensor:
