@@ -19,13 +19,12 @@ from rmsnorm.nematus.models.operations import Step
 
 FIXED_CACHES: Final = True  # a step of a search is compiled once
 
-tanh, sigmoid, relu, exp, stop_gradient = jnp.tanh, jax.nn.sigmoid, jax.nn.relu, jnp.exp, lax.stop_gradient
+tanh, sigmoid, relu = jnp.tanh, jax.nn.sigmoid, jax.nn.relu
 shape, rows, where, to_host = jnp.shape, getitem, jnp.where, np.asarray
-concatenated, repeated, sum, max = jnp.concatenate, jnp.repeat, jnp.sum, jnp.max
+concatenated, repeated, sum = jnp.concatenate, jnp.repeat, jnp.sum
 split, transposed = bind(jnp.split, axis=-1), jnp.matrix_transpose
 # Accelerators multiply in a lower precision by default.
 matmul = bind(jnp.matmul, precision=lax.Precision.HIGHEST)
-weighted = bind(jnp.einsum, "tsb,sbe->tbe", precision=lax.Precision.HIGHEST)
 rms_norm = bind(functional.rms_norm, variant="nematus")
 
 

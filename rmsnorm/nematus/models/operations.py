@@ -21,8 +21,6 @@ class Operations(Protocol):
     tanh: Callable[[Array], Array]
     sigmoid: Callable[[Array], Array]
     relu: Callable[[Array], Array]
-    exp: Callable[[Array], Array]
-    stop_gradient: Callable[[Array], Array]
 
     def shape(self, x: Array, /) -> Sequence[Any]: ...
     def rows(self, x: Array, indices: Any, /) -> Array: ...  # of these indices, which are NumPy's
@@ -31,16 +29,12 @@ class Operations(Protocol):
     def split(self, x: Array, parts: int, /) -> Sequence[Array]: ...  # equal parts of the last axis
     def repeated(self, x: Array, times: int, axis: int, /) -> Array: ...  # each entry so many times, one after another
     def sum(self, x: Array, axis: int, /) -> Array: ...
-    def max(self, x: Array, axis: int, /) -> Array: ...
     def transposed(self, x: Array, /) -> Array: ...  # the last two axes in the other order
     def to_host(self, x: Array, /) -> Any: ...  # as an array of NumPy
     def cast(self, x: Array, like: Array) -> Array: ...
     def filled(self, shape: Sequence[Any], value: float, like: Array) -> Array: ...
     def take(self, table: Array, ids: Array) -> Array:
         """Rows of a table; an id below 0 gives row 0."""
-
-    def weighted(self, weights: Array, values: Array, /) -> Array:
-        """Sums over the source: weights (steps, source, batch), values (source, batch, size)."""
 
     def rms_norm(
         self, x: Array, gain: Array, offset: Array | None, /, *, eps: float, partial: float | None

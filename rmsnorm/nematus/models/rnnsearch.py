@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmsnorm.nematus.cells import TIED, rates
 from rmsnorm.nematus.dialects import NOTHING, rules
 from rmsnorm.nematus.models import zero_rnnsearch
 from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.parameters import Parameters, feed_forward, leaves, losses, project
+from rmsnorm.nematus.models.parameters import Parameters, feed_forward, leaves, losses, masked_scores, project
 from rmsnorm.nematus.models.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 from rmsnorm.nematus.names import source_tables, target_table
 
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
 
 
 class Memory(NamedTuple):
-    """What the decoder reads of the source: context, its part of the attention's hidden layer, embeddings, mask."""
+    """What the decoder reads of the source: context, its part of the attention's hidden layer, embeddings.
+
+    scores: what is added to the scores of attention.
+    """
 
     context: Array
     hidden: Array
     embeddings: Array
-    mask: Array
+    scores: Array
 
 
 def encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
@@ -109,7 +113,7 @@ def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Mem
     hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))
     share = (mask / ops.sum(mask, 0))[..., None]
     initial = ops.tanh(feed_forward(p / "decoder/initial_state_constructor", ops.sum(context * share, 0)))
-    return Memory(context, hidden, embeddings, mask), initial
+    return Memory(context, hidden, embeddings, masked_scores(p, config, mask)), initial
 
 
 def _encoder_stack(p: Parameters, config: Config, stack: str, x: Array, mask: Array) -> Array:
@@ -138,15 +142,16 @@ def decode(
     biases = [config.gru_bias("base", index) for index in range(config.rnn_dec_base_transition_depth)]
 
     def step(state: tuple[Array, ...], inputs: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        """One step of the conditional GRU with attention; also what it attends to, and with which weights."""
+        """One step of the conditional GRU with attention; also what it attends to."""
         gates, proposal = inputs
         h = nematus_step(q / "gru0", state[0], (gates, proposal), biases[0])
-        attended, weights = _attend(q / "attention", h, memory)
-        h = nematus_deep_step(q, h, nematus_input(q / "gru1", attended, biases[1]), biases[1:], first=1)
-        return (h,), (attended, weights)[: len(others)]
+        attended = _attend(q / "attention", h, memory, sources)
+        h = nematus_deep_step(q, h, nematus_input(q / "gru1", attended[0], biases[1]), biases[1:], first=1)
+        return (h,), attended
 
-    others = (memory.context[0], memory.mask)[: 1 + config.rnn_lexical_model]
-    (top,), (attended, *weights) = ops.scan(step, (base,), nematus_input(q / "gru0", words, biases[0]), others)
+    sources = (memory.context, p.drop("decoder/lexical", memory.embeddings))[: 1 + config.rnn_lexical_model]
+    others = tuple(source[0] for source in sources)
+    (top,), (attended, *lexical) = ops.scan(step, (base,), nematus_input(q / "gru0", words, biases[0]), others)
     new = [top[-1]]
     biases = [config.gru_bias("high", index) for index in range(config.rnn_dec_high_transition_depth)]
     for level, high in enumerate(highs):
@@ -154,39 +159,33 @@ def decode(
         high = nematus_level(p / f"decoder/high/level{level}", below, high, biases=biases)
         new.append(high[-1])
         top = high if old and level == 0 else top + high
-    lexical = _lexical_state(p, weights[0], memory.embeddings) if weights else None
     return _predict(p, config, words, top, attended, lexical), new
 
 
-def _attend(p: Parameters, state: Array, memory: Memory) -> tuple[Array, Array]:
-    """sum_t w_t context_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v; and w."""
-    ops = p.ops
+def _attend(p: Parameters, state: Array, memory: Memory, sources: Sequence[Array]) -> tuple[Array, ...]:
+    """sum_t w_t source_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v."""
     from_state = project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/"))
-    scores = ops.matmul(ops.tanh(memory.hidden + from_state), p["hidden_to_score"])[..., 0]
-    largest = ops.stop_gradient(ops.max(scores, 0))  # of all scores, padding too, as in Nematus
-    weights = ops.exp(scores - largest) * memory.mask
-    weights = weights / ops.sum(weights, 0)
-    return ops.sum(memory.context * weights[..., None], 0), weights
+    scores = p.ops.matmul(p.ops.tanh(memory.hidden + from_state), p["hidden_to_score"])[..., 0]
+    weights = p.ops.softmax(scores + memory.scores, 0)[..., None]
+    return tuple(p.ops.sum(source * weights, 0) for source in sources)
 
 
 def _predict(
-    p: Parameters, config: Config, previous: Array, state: Array, attended: Array, lexical: Array | None
+    p: Parameters, config: Config, previous: Array, state: Array, attended: Array, lexical: Sequence[Array]
 ) -> Array:
-    """Logits: activation(sum of the normalised projections of the three) W + b, plus those of the lexical model."""
+    """Logits: activation(sum of the normalised projections of the three) W + b, plus those of the lexical model.
+
+    lexical: the embeddings that are attended to, if there is that model, which Nguyen & Chiang describe:
+    tanh(norm(e W + b)) + e, e = tanh(attended embeddings).
+    """
     q = p / "decoder/next_word_predictor"
     hidden = feed_forward(q / "prev_emb_to_hidden", previous) + feed_forward(q / "state_to_hidden", state)
     hidden = _activate(q, config, hidden + feed_forward(q / "attended_context_to_hidden", attended))
     logits = (_mixture if config.softmax_mixture_size > 1 else _logits)(p, config, hidden)
-    return logits if lexical is None else logits + feed_forward(q / "lexical_to_logits", lexical, norm=False)
-
-
-def _lexical_state(p: Parameters, weights: Array, embeddings: Array) -> Array:
-    """The lexical model of Nguyen & Chiang: tanh(norm(e W + b)) + e, e = tanh(attended source embeddings).
-
-    weights: (steps, source length, batch); embeddings: (source length, batch, size).
-    """
-    e = p.ops.tanh(p.ops.weighted(weights, p.drop("decoder/lexical", embeddings)))
-    return p.ops.tanh(feed_forward(p / "decoder/lexical", e)) + e
+    for e in map(p.ops.tanh, lexical):
+        deep = p.ops.tanh(feed_forward(p / "decoder/lexical", e)) + e
+        logits = logits + feed_forward(q / "lexical_to_logits", deep, norm=False)
+    return logits
 
 
 def _activate(q: Parameters, config: Config, x: Array) -> Array:

@@ -28,7 +28,8 @@ def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Mem
     context = ops.concatenated((forward, backward), -1)
     ends = ops.concatenated((forward[-1], backward[0]), -1)
     initial = ops.tanh(_linear(p / "decoder_initializer/gru_init", [ends]))
-    return (context, _linear(p / "decoder/context_att", [context]), embeddings, mask), initial
+    hidden = _linear(p / "decoder/context_att", [context])
+    return (context, hidden, embeddings, masked_scores(p, config, mask)), initial
 
 
 def decode(
@@ -45,7 +46,7 @@ def decode(
         """One step of the decoder: the new state and the attended context."""
         gates, proposal, *m = inputs
         s = _cell(q / "cell_gru_lower", state[0], (gates, proposal), *m)
-        attended = _attend(q / "attention", config, s, memory)
+        attended = _attend(q / "attention", s, memory)
         return (_cell(q / "cell_gru_higher", s, _fetch(q / "fetch_state_gru_higher", attended), *m),), (attended,)
 
     masks = [] if mask is None else [mask[..., None]]
@@ -55,11 +56,11 @@ def decode(
     return ops.matmul(feature, ops.transposed(p[transformer_table(config, "softmax")])), [top[-1]]
 
 
-def _attend(p: Parameters, config: Config, s: Array, memory: Memory) -> Array:
+def _attend(p: Parameters, s: Array, memory: Memory) -> Array:
     """sum_t w_t context_t, w = softmax over the words of v tanh(hidden_t + norm(s W) + b), padding masked."""
-    ops, (context, of_context, _, mask) = p.ops, memory
+    ops, (context, of_context, _, masked) = p.ops, memory
     hidden = ops.tanh(of_context + _linear(p / "feed_query", [s]))
-    scores = _linear(p / "feed_logits", [hidden], norm=False)[..., 0] + masked_scores(p, config, mask)
+    scores = _linear(p / "feed_logits", [hidden], norm=False)[..., 0] + masked
     return ops.sum(context * ops.softmax(scores, 0)[..., None], 0)
 
 

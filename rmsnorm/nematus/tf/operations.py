@@ -16,10 +16,9 @@ from rmsnorm.tf_impl import functional
 
 FIXED_CACHES: Final = False
 
-tanh, sigmoid, relu, exp, stop_gradient = tf.tanh, tf.sigmoid, tf.nn.relu, tf.exp, tf.stop_gradient
-concatenated, repeated, sum, max, rows = tf.concat, tf.repeat, tf.reduce_sum, tf.reduce_max, tf.gather
+tanh, sigmoid, relu = tf.tanh, tf.sigmoid, tf.nn.relu
+concatenated, repeated, sum, rows = tf.concat, tf.repeat, tf.reduce_sum, tf.gather
 split, transposed = bind(tf.split, axis=-1), tf.linalg.matrix_transpose
-weighted = bind(tf.einsum, "tsb,sbe->tbe")
 rms_norm = bind(functional.rms_norm, variant="nematus")
 
 

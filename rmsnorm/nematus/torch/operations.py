@@ -18,11 +18,10 @@ from rmsnorm.torch_impl.private import is_transformed
 
 FIXED_CACHES: Final = False
 
-tanh, sigmoid, relu, exp, stop_gradient = torch.tanh, torch.sigmoid, torch.relu, torch.exp, torch.detach
+tanh, sigmoid, relu = torch.tanh, torch.sigmoid, torch.relu
 shape, rows, where, matmul = Tensor.size, getitem, torch.where, torch.matmul
-concatenated, repeated, sum, max = torch.cat, torch.repeat_interleave, torch.sum, torch.amax
+concatenated, repeated, sum = torch.cat, torch.repeat_interleave, torch.sum
 split = bind(torch.chunk, dim=-1)
-weighted = bind(torch.einsum, "tsb,sbe->tbe")
 rms_norm = bind(own.rms_norm, variant="nematus")
 
 
