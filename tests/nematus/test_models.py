@@ -251,13 +251,7 @@ def test_a_tied_decoder_drops_its_hidden_layer(adapter: Any, monkeypatch: pytest
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("adapter", "kind"),
-    [
-        ("torch", "rms"),
-        ("torch", "transformer rms"),
-        ("tf", "rms"),
-        ("tf", "transformer rms"),
-        ("flax", "layer"),
-    ],
+    [("torch", "rms"), ("torch", "transformer rms"), ("tf", "rms"), ("tf", "transformer rms"), ("flax", "layer")],
     indirect=["adapter"],
 )
 def test_dropout_only_in_training(adapter: Any, kind: str) -> None:
