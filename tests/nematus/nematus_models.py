@@ -93,6 +93,12 @@ def same(arrays: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         np.testing.assert_array_equal(array, wanted[name], err_msg=name)
 
 
+def reoption(folder: Path, name: str = "model.npz.json", **changes: Any) -> None:
+    """The options of a model with other ones; None takes one out."""
+    options = {**json.loads((folder / name).read_text()), **changes}
+    (folder / name).write_text(json.dumps({key: value for key, value in options.items() if value is not None}))
+
+
 def refuses(message: str, path: Path, *, error: Any = ValueError, **options: Any) -> None:
     """Checks that ``nematus.load`` refuses the model with such a message."""
     with pytest.raises(error, match=message):
