@@ -19,31 +19,25 @@ METHODS = ("encode", "logits", "loss", "translate")
 
 # Arguments that a framework has in addition to the protocol, by method, and why. All are keyword-only.
 OTHER_ARGUMENTS = {
-    ("numpy", "RNNSearch.loss"): ["rng"],  # NumPy has no training mode
+    ("numpy", "RNNSearch.loss"): ["rng"],  # NumPy has no training mode; both ["training"] after the merge
     ("numpy", "Transformer.loss"): ["training"],
-    ("flax", "RNNSearch.__init__"): ["rngs"],  # keys for dropout
-    ("flax", "Transformer.__init__"): ["rngs"],
+    **{("flax", f"{model}.__init__"): ["rngs"] for model in MODELS},  # keys for dropout
     **{("tf", f"{model}.{name}"): ["training"] for model in MODELS for name in METHODS[:3]},  # as in Keras
 }
 # Arguments of constructors whose names a framework fixes, and why.
 OTHER_CONSTRUCTORS = {("tf", model): "that of the base class, which passes **kwargs to keras.Model" for model in MODELS}
 
 
-def shape(function: Any) -> list[tuple[str, Any, Any]]:
-    """Names, kinds and defaults of the arguments but ``self``."""
-    parameters = inspect.signature(function).parameters.values()
-    return [(p.name, p.kind, p.default) for p in parameters if p.name != "self"]
-
-
 def differences(actual: Any, wanted: Any, extra: list[str]) -> Iterator[str]:
     """What of a signature is not as wanted, but for keyword-only arguments of these names."""
-    arguments = shape(actual)
-    added = [p for p in arguments if p[0] in extra and p[1] is inspect.Parameter.KEYWORD_ONLY]
-    if [name for name, _, _ in added] != extra:
-        yield f"{actual.__qualname__} has {[name for name, _, _ in added]} in addition, expected {extra}"
-    rest = [p for p in arguments if p not in added]
-    if rest != shape(wanted):
-        yield f"{actual.__qualname__} takes {rest}, expected {shape(wanted)}"
+    taken, expected = ([*inspect.signature(one).parameters.values()] for one in (actual, wanted))
+    added = [p for p in taken if p.name in extra and p.kind is inspect.Parameter.KEYWORD_ONLY]
+    if [p.name for p in added] != extra:
+        yield f"{actual.__qualname__} has {added} in addition, expected {extra}"
+    of = [[p for p in own if p not in added and p.name != "self"] for own in (taken, expected)]
+    rest, expected = ([(p.name, p.kind, p.default) for p in own] for own in of)
+    if rest != expected:
+        yield f"{actual.__qualname__} takes {rest}, expected {expected}"
 
 
 def interface_differences(package: Any, framework: str) -> Iterator[str]:

@@ -268,13 +268,6 @@ def test_a_layer_is_made_anew_from_its_config(cell):
         assert made.shapes(SIZE) == wanted.shapes(SIZE)
 
 
-def test_a_file_of_another_layer(tmp_path):
-    models = [keras.Sequential([keras.Input((None, SIZE)), nematus.GRU(STATE, norm=norm)]) for norm in ("rms", "none")]
-    models[0].save_weights(tmp_path / "model.weights.h5")
-    with pytest.raises(ValueError, match=r"gru_cell.*: the file lacks \[\] and holds \['s1'\] instead"):
-        models[1].load_weights(tmp_path / "model.weights.h5")
-
-
 def test_mixed_precision():
     """Weights in float32, arithmetic in bfloat16.
 

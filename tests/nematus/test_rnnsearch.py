@@ -68,21 +68,6 @@ def test_scores_of_translations_are_those_of_their_words(kind: str, beam_size: i
     assert compared >= 3
 
 
-def test_a_beam_as_wide_as_everything_finds_the_best() -> None:
-    model = model_of("plain", search="costs")
-    x, x_mask, _, _ = batch(model.config)
-    translations = model.translate(x, x_mask, 8, 2)
-    words = np.array(np.meshgrid(*[range(8)] * 2, indexing="ij")).reshape(2, -1)
-    for i in range(3):
-        repeated = [np.repeat(array[..., i : i + 1], words.shape[1], axis=-1) for array in (x, x_mask)]
-        log_p = of_words(model, *repeated, words)
-        ended = np.cumsum(words == 0, axis=0) - (words == 0) > 0
-        scores = np.where(ended, 0, log_p).sum(axis=0)
-        best = np.where(ended, 0, words)[:, scores.argmax()]
-        np.testing.assert_array_equal(translations.sequences[i, 0, :2], best)
-        np.testing.assert_allclose(translations.scores[i, 0], scores.max(), rtol=EXACT)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_deep_models_of_v03_decode_in_another_way_than_they_score(kind: str) -> None:
     model = model_of(kind)
