@@ -314,6 +314,7 @@ def is_read_or_refused(path: Path) -> bool:
         ("orbax.checkpoint", nematus.save_flax, ".npz", 15),
     ],
 )
+@pytest.mark.sample(5)
 def test_random_damage(tmp_path: Path, package: str, save: Any, suffix: str, times: int) -> None:
     """Of one of its files after another: a sentence, or a model of the same names and shapes.
 

@@ -205,6 +205,7 @@ def test_a_second_call_of_a_cell_traces_nothing(monkeypatch):
 @pytest.mark.usefixtures("eagerly")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("cell", LAYERS)
+@pytest.mark.sample(12)
 def test_a_layer_is_its_function_and_its_cell_step_by_step(cell, norm):
     """In Keras's own loop: from any state, with a mask, from the end, in all that it returns.
 

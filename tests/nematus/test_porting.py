@@ -201,6 +201,7 @@ def test_options_that_cannot_be(changes: dict[str, Any], message: str, tmp_path:
         (dict.fromkeys(GAINS), r"no gains, expected those of the norms, because its option layer_normalisat"),
     ],
 )
+@pytest.mark.sample(8)
 def test_archives_that_do_not_fit(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     """Gains Nematus's own conversion drops: then the model is another one, unless that is meant."""
     save(tmp_path)
