@@ -226,8 +226,9 @@ def test_a_dropped_input_is_a_dropped_row_of_the_matrix(adapter: Any, kind: str,
         raise AssertionError("no seed drops words on both sides")
     assert abs(loss - adapter.Model(config, parameters).loss(*sentences)) > 1e-3
     if config.tie_decoder_embeddings:  # what it drops of its hidden layer is of no word that it reads
-        output = {"decoder/next_word_predictor/hidden_to_logits/W": parameters[target_table(config)].T.copy()}
-        config, parameters = config.replace(tie_decoder_embeddings=False), parameters | output
+        matrix, output = parameters[target_table(config)].T, "decoder/next_word_predictor/hidden_to_logits/W"
+        assert masks[output].shape == (1, len(matrix))
+        config, parameters = config.replace(tie_decoder_embeddings=False), {**parameters, output: matrix.copy()}
     for name in masks.keys() & parameters.keys():
         parameters[name] *= masks[name].T
     sources = [(table, ids, "source words") for table, ids in zip(source_tables(config), x, strict=True)]
