@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -36,9 +37,7 @@ SAME_SEARCH = {
 
 # Others are compared with NumPy's models below. What B does in compiled Keras and Flax is tests/cli/test_cli_port.py.
 @pytest.mark.parametrize(
-    ("adapter", "name"),
-    [(framework, name) for framework in ("numpy", "torch") for name in ("A2s", "A4", "A7b", "B")],
-    indirect=["adapter"],
+    ("adapter", "name"), [*product(("numpy", "torch"), ("A2s", "A4", "A7b", "B"))], indirect=["adapter"]
 )
 def test_what_nematus_computed(adapter: Any, name: str) -> None:
     """float32 of TensorFlow: logits to 2e-5, gradients to 1e-4 of their norm, translations token for token."""

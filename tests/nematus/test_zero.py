@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -33,23 +34,17 @@ OTHER_RUNS = [("tf", "Z2"), ("tf", "Z3"), ("flax", "Z2"), ("flax", "Z3")]  # Ten
 RUNS = {"Z1": "rms", "Z2": "layer", "Z3": "rms"}
 
 
-@pytest.mark.parametrize(
-    ("adapter", "name"),
-    [*((framework, name) for framework in ("numpy", "torch") for name in RUNS), *OTHER_RUNS],
-    indirect=["adapter"],
-)
-def test_what_zero_computed(adapter: Any, name: str) -> None:
-    """float32 of TensorFlow: logits to 2e-5, gradients to 1.5e-5 of their norm, translations token for token."""
-    with eager_in_tensorflow(adapter):
-        check_run(adapter, name)
-
-
+@pytest.fixture
 def eager_in_tensorflow(adapter: Any) -> Any:
     """The quickest way for a few calls: TensorFlow takes longer to trace, JAX to run operation by operation."""
-    return adapter.quick() if adapter.KEY == "tf" else nullcontext()
+    with adapter.quick() if adapter.KEY == "tf" else nullcontext():
+        yield
 
 
-def check_run(adapter: Any, name: str) -> None:
+@pytest.mark.usefixtures("eager_in_tensorflow")
+@pytest.mark.parametrize(("adapter", "name"), [*product(("numpy", "torch"), RUNS), *OTHER_RUNS], indirect=["adapter"])
+def test_what_zero_computed(adapter: Any, name: str) -> None:
+    """float32 of TensorFlow: logits to 2e-5, gradients to 1.5e-5 of their norm, translations token for token."""
     run = reference(name)
     config, parameters, own = run.model(RUNS[name])
     x, x_mask, y, y_mask = run.sentences
@@ -232,7 +227,10 @@ def test_noise_makes_other_translations() -> None:
     assert abs(share - 0.5) < 5 * (0.25 / 400) ** 0.5
 
 
-@pytest.mark.parametrize("kind", [RELA, "zero rnn"])
+@pytest.mark.usefixtures("eager_in_tensorflow")
+@pytest.mark.parametrize(
+    ("adapter", "kind"), [*product(("torch", "tf"), (RELA, "zero rnn")), ("flax", RELA)], indirect=["adapter"]
+)
 def test_dropout_of_zero_is_of_training_only(adapter: Any, kind: str) -> None:
     """A rate in one place at a time changes the loss in training, and nothing else."""
     config = config_of(kind).replace(**WITHOUT_DROPOUT, label_smoothing=0.0)
@@ -240,15 +238,14 @@ def test_dropout_of_zero_is_of_training_only(adapter: Any, kind: str) -> None:
     if adapter.KEY == "flax":  # of a Transformer in JAX only what Nematus does not have
         names = names[-2:-1]
     parameters, sentences = random_parameters(config, "float32"), batch(config)
-    with eager_in_tensorflow(adapter):
-        wanted = adapter.Model(config, parameters).loss(*sentences)
-        for name in names:
-            dropping = config.replace(**{name: 0.5})
-            evaluated, trained = (adapter.Model(dropping, parameters, training=training) for training in (False, True))
-            np.testing.assert_array_equal(evaluated.loss(*sentences), wanted)
-            first = trained.loss(*sentences)
-            assert (first != wanted).any(), name
-            assert (trained.loss(*sentences) != first).any(), name
+    wanted = adapter.Model(config, parameters).loss(*sentences)
+    for name in names:
+        dropping = config.replace(**{name: 0.5})
+        evaluated, trained = (adapter.Model(dropping, parameters, training=training) for training in (False, True))
+        np.testing.assert_array_equal(evaluated.loss(*sentences), wanted)
+        first = trained.loss(*sentences)
+        assert (first != wanted).any(), name
+        assert (trained.loss(*sentences) != first).any(), name
 
 
 def test_where_zero_drops_words_and_features() -> None:
