@@ -1,11 +1,12 @@
-"""Parameters and inputs of recurrent cells for the tests, and what the authors' own cells computed."""
+"""Parameters and inputs of recurrent cells for the tests."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from nematus_models import DATA
+
+from rmsnorm.nematus.cells import gru_shapes, initial, lstm_shapes, nematus_gru_shapes
 
 LENGTH, BATCH, SIZE, STATE = 5, 3, 4, 6
 NORMS = ["none", "layer", "rms", "prms"]
@@ -24,41 +25,11 @@ def sequence(seed: int = 0) -> tuple[Any, Any, Any]:
     return x, rng.standard_normal((BATCH, STATE)), rng.uniform(0.1, 0.9, (LENGTH, BATCH))
 
 
-def theano_weights(cell: str, norm: str) -> dict[str, Any]:
+def weights_of(cell: str, norm: Any, biases: Any = ()) -> dict[str, Any]:
+    """Random parameters of a function: ``gru`` and ``lstm``, or ``nematus_gru`` with biases. Gains are about 1."""
+    if cell == "nematus_gru":
+        shapes = nematus_gru_shapes(SIZE, STATE, biases, norm)
+    else:
+        shapes = (gru_shapes if cell == "gru" else lstm_shapes)(SIZE, STATE, norm)
     rng = np.random.default_rng(3)
-    wide = {"gru": 2 * STATE, "lstm": 4 * STATE}[cell]
-    shapes: dict[str, tuple[int, ...]] = {"W": (SIZE, wide), "U": (STATE, wide), "b": (wide,)}
-    widths = [wide, wide, STATE]
-    if cell == "gru":
-        shapes |= {"Wx": (SIZE, STATE), "Ux": (STATE, STATE), "bx": (STATE,)}
-        widths = [wide, STATE, wide, STATE]
-    for index, width in enumerate(widths, start=1):
-        if norm != "none":
-            shapes[f"s{index}"] = (width,)
-        if norm == "layer":
-            shapes[f"b{index}"] = (width,)
-    return {name: rng.standard_normal(shape) * 0.7 + name.startswith("s") for name, shape in shapes.items()}
-
-
-def nematus_weights(norm: str, biases: tuple[str, ...]) -> dict[str, Any]:
-    rng = np.random.default_rng(4)
-    weights: dict[str, Any] = {}
-    for index, bias in enumerate(biases):
-        for side, rows in (("state", STATE), ("input", SIZE))[: 1 if index else 2]:
-            for part, width in (("gates", 2 * STATE), ("proposal", STATE)):
-                weights[f"gru{index}/{side}_to_{part}"] = rng.standard_normal((rows, width)) * 0.6
-                scope = f"gru{index}/{part}_{'x' if side == 'input' else 'state'}_norm/"
-                if norm != "none":
-                    weights[scope + ("new_std" if norm == "layer" else "scale")] = rng.uniform(0.5, 1.5, width)
-                if norm == "layer":
-                    weights[scope + "new_mean"] = rng.standard_normal(width) * 0.3
-        if bias != "none":
-            weights[f"gru{index}/gates_bias"] = rng.standard_normal(2 * STATE) * 0.5
-            weights[f"gru{index}/proposal_bias"] = rng.standard_normal(STATE) * 0.5
-    return weights
-
-
-def authors_cell(name: str) -> dict[str, Any]:
-    """Inputs, outputs and gradients of one of their cells, by the names in tests/data."""
-    with np.load(DATA / "C1.npz", allow_pickle=False) as archive:
-        return {key.split("/")[1]: value for key, value in archive.items() if key.startswith(f"{name}/")}
+    return {name: rng.standard_normal(size) * 0.6 + (initial(name) == "ones") for name, size in shapes.items()}

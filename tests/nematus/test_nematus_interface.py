@@ -23,21 +23,16 @@ OTHER_ARGUMENTS = {("flax", f"{model}.__init__"): ["rngs"] for model in MODELS} 
 OTHER_CONSTRUCTORS = {("tf", model): "that of the base class, which passes **kwargs to keras.Model" for model in MODELS}
 
 
-def shape(function: Any) -> list[tuple[str, Any, Any]]:
-    """Names, kinds and defaults of the arguments but ``self``."""
-    parameters = inspect.signature(function).parameters.values()
-    return [(p.name, p.kind, p.default) for p in parameters if p.name != "self"]
-
-
 def differences(actual: Any, wanted: Any, extra: list[str]) -> Iterator[str]:
     """What of a signature is not as wanted, but for keyword-only arguments of these names."""
-    arguments = shape(actual)
-    added = [p for p in arguments if p[0] in extra and p[1] is inspect.Parameter.KEYWORD_ONLY]
-    if [name for name, _, _ in added] != extra:
-        yield f"{actual.__qualname__} has {[name for name, _, _ in added]} in addition, expected {extra}"
-    rest = [p for p in arguments if p not in added]
-    if rest != shape(wanted):
-        yield f"{actual.__qualname__} takes {rest}, expected {shape(wanted)}"
+    taken, expected = ([*inspect.signature(one).parameters.values()] for one in (actual, wanted))
+    added = [p for p in taken if p.name in extra and p.kind is inspect.Parameter.KEYWORD_ONLY]
+    if [p.name for p in added] != extra:
+        yield f"{actual.__qualname__} has {added} in addition, expected {extra}"
+    of = [[p for p in own if p not in added and p.name != "self"] for own in (taken, expected)]
+    rest, expected = ([(p.name, p.kind, p.default) for p in own] for own in of)
+    if rest != expected:
+        yield f"{actual.__qualname__} takes {rest}, expected {expected}"
 
 
 def interface_differences(package: Any, framework: str) -> Iterator[str]:
@@ -68,13 +63,11 @@ def test_a_planted_difference_is_seen() -> None:
     from rmsnorm.nematus import numpy as package
 
     def renamed(self: Any, x: Any, mask: Any) -> Any: ...
-    def another_default(
-        self: Any, x: Any, x_mask: Any, y: Any, *, stepwise: Any = True, training: Any = None
-    ) -> Any: ...
+    def other(self: Any, x: Any, x_mask: Any, y: Any, *, stepwise: Any = True, training: Any = None) -> Any: ...
     def positional(self: Any, x: Any, x_mask: Any, y: Any, stepwise: Any = False, *, training: Any = None) -> Any: ...
     def without_mode(self: Any, x: Any, x_mask: Any, y: Any, y_mask: Any) -> Any: ...
 
-    changes = {"encode": renamed, "logits": another_default, "loss": without_mode}
+    changes = {"encode": renamed, "logits": other, "loss": without_mode}
     for name, function in (*changes.items(), ("logits", positional)):
         fake = types.SimpleNamespace(**{own: getattr(package, own) for own in (*CELLS, *MODELS)})
         fake.RNNSearch = type("RNNSearch", (package.RNNSearch,), {name: function})

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from nematus_models import KINDS, batch, config_of, random_parameters
-from rmsnorm.nematus.numpy.output import log_softmax
 
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.backends import model_class
 from rmsnorm.nematus.numpy import RNNSearch, Transformer
+from rmsnorm.nematus.numpy.parameters import log_softmax
 
 EXACT = 1e-12  # two float64 computations of one thing in another order; logits are below 10
 
@@ -67,21 +67,6 @@ def test_scores_of_translations_are_those_of_their_words(kind: str, beam_size: i
     assert compared >= 3
 
 
-def test_a_beam_as_wide_as_everything_finds_the_best() -> None:
-    model = model_of("plain", search="costs")
-    x, x_mask, _, _ = batch(model.config)
-    translations = model.translate(x, x_mask, 8, 2)
-    words = np.array(np.meshgrid(*[range(8)] * 2, indexing="ij")).reshape(2, -1)
-    for i in range(3):
-        repeated = [np.repeat(array[..., i : i + 1], words.shape[1], axis=-1) for array in (x, x_mask)]
-        log_p = of_words(model, *repeated, words)
-        ended = np.cumsum(words == 0, axis=0) - (words == 0) > 0
-        scores = np.where(ended, 0, log_p).sum(axis=0)
-        best = np.where(ended, 0, words)[:, scores.argmax()]
-        np.testing.assert_array_equal(translations.sequences[i, 0, :2], best)
-        np.testing.assert_allclose(translations.scores[i, 0], scores.max(), rtol=EXACT)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_deep_models_of_v03_decode_in_another_way_than_they_score(kind: str) -> None:
     model = model_of(kind)
@@ -93,98 +78,87 @@ def test_only_deep_models_of_v03_decode_in_another_way_than_they_score(kind: str
 def test_dialects_differ_where_nematus_does() -> None:
     """In padding of the source, and in the biases of transitions and of high levels."""
     config = config_of("rms").replace(rnn_enc_depth=2)
-    parameters = random_parameters(config)
+    deep = config_of("deep").replace(rnn_enc_transition_depth=1, rnn_enc_depth=1)
     x, x_mask, y, _ = batch(config)
-    ours, theanos = (RNNSearch(config.replace(dialect=dialect), parameters) for dialect in ("tensorflow", "theano"))
+    (ours, theanos), deeps = (
+        [RNNSearch(own.replace(dialect=dialect), random_parameters(own)) for dialect in ("tensorflow", "theano")]
+        for own in (config, deep.replace(dialect="theano"))
+    )
     np.testing.assert_allclose(ours.logits(x, x_mask, y), theanos.logits(x, x_mask, y), rtol=0, atol=EXACT)
-    contexts = ours.encode(x, x_mask), theanos.encode(x, x_mask)
-    words = x_mask > 0
-    np.testing.assert_allclose(contexts[0][words], contexts[1][words], rtol=0, atol=EXACT)
-    assert abs(contexts[0] - contexts[1])[~words].min(axis=0).max() > 0.01
-
-    deep = config_of("deep").replace(dialect="theano", rnn_enc_transition_depth=1, rnn_enc_depth=1)
-    parameters = random_parameters(deep)
-    logits = [
-        RNNSearch(deep.replace(dialect=dialect), parameters).logits(x, x_mask, y)
-        for dialect in ("theano", "tensorflow")
-    ]
-    assert abs(logits[0] - logits[1]).max() > 0.05
+    difference = abs(ours.encode(x, x_mask) - theanos.encode(x, x_mask))
+    assert difference[x_mask > 0].max() <= EXACT
+    assert difference[x_mask == 0].min(axis=0).max() > 0.01
+    assert abs(deeps[0].logits(x, x_mask, y) - deeps[1].logits(x, x_mask, y)).max() > 0.05
 
 
 def test_parts_that_are_others_in_disguise() -> None:
     """A slope of 1 is linear and one of 0 is relu; tied embeddings are a transposed output matrix; a mixture of one
     component is what that component gives; a lexical model that adds nothing adds nothing."""
     x, x_mask, y, _ = batch(config_of("plain"))
-    logits = {kind: model_of(kind).logits(x, x_mask, y) for kind in ("linear", "relu")}
-    for slope, kind in ((1.0, "linear"), (0.0, "relu")):
-        config = config_of("prelu").replace(norm="none")
-        slopes = {"decoder/next_word_predictor/hidden_prelu/slope": np.full(6, slope)}
-        result = RNNSearch(config, {**model_of(kind).parameters, **slopes}).logits(x, x_mask, y)
-        np.testing.assert_allclose(result, logits[kind], rtol=0, atol=EXACT)
+    predictor = "decoder/next_word_predictor"
 
-    tied = model_of("tied decoder")
-    matrix = {"decoder/next_word_predictor/hidden_to_logits/W": tied.parameters["decoder/embedding/embeddings"].T}
-    untied = RNNSearch(tied.config.replace(tie_decoder_embeddings=False), {**tied.parameters, **matrix})
-    np.testing.assert_allclose(tied.logits(x, x_mask, y), untied.logits(x, x_mask, y), rtol=0, atol=EXACT)
+    def same(model: Any, other: Any, changes: dict[str, Any], **options: Any) -> None:
+        """The logits of a model, and of another one with changes."""
+        changed = RNNSearch(other.config.replace(**options), {**other.parameters, **changes})
+        result, wanted = (one.logits(x, x_mask, y) for one in (changed, model))
+        np.testing.assert_allclose(result, wanted, rtol=0, atol=EXACT)
 
-    mixture = model_of("mixture")
-    log_p = mixture.logits(x, x_mask, y)
-    np.testing.assert_allclose(np.exp(log_p).sum(axis=-1), 1, rtol=EXACT)
-    certain = dict(mixture.parameters)
-    certain["decoder/next_word_predictor/hidden_to_pi_logits/b"] = np.array([0.0, 800.0, 0.0])
-    same = {name: certain[name.replace("hidden_0", "hidden_1").replace("hidden_2", "hidden_1")] for name in certain}
-    np.testing.assert_allclose(
-        RNNSearch(mixture.config, certain).logits(x, x_mask, y),
-        RNNSearch(mixture.config, same).logits(x, x_mask, y),
-        rtol=0,
-        atol=EXACT,
+    slope = f"{predictor}/hidden_prelu/slope"
+    for size, kind in ((1.0, "linear"), (0.0, "relu")):
+        plain = model_of(kind)
+        same(plain, plain, {slope: np.full(6, size)}, output_hidden_activation="prelu")
+    tied, mixture, lexical = map(model_of, ("tied decoder", "mixture", "lexical"))
+    matrix = {f"{predictor}/hidden_to_logits/W": tied.parameters["decoder/embedding/embeddings"].T}
+    same(tied, tied, matrix, tie_decoder_embeddings=False)
+
+    np.testing.assert_allclose(np.exp(mixture.logits(x, x_mask, y)).sum(axis=-1), 1, rtol=EXACT)
+    certain = {**mixture.parameters, f"{predictor}/hidden_to_pi_logits/b": np.array([0.0, 800.0, 0.0])}
+    only = {name: certain[name.replace("hidden_0", "hidden_1").replace("hidden_2", "hidden_1")] for name in certain}
+    same(RNNSearch(mixture.config, certain), mixture, only)
+
+    leaves = [f"{predictor}/lexical_to_logits/{leaf}" for leaf in ("W", "b")]
+    silent = RNNSearch(
+        lexical.config, {**lexical.parameters, **{name: 0 * lexical.parameters[name] for name in leaves}}
     )
-
-    lexical = model_of("lexical")
-    silent = dict(lexical.parameters)
-    for leaf in ("W", "b"):
-        name = f"decoder/next_word_predictor/lexical_to_logits/{leaf}"
-        silent[name] = 0 * silent[name]
-    without = RNNSearch(lexical.config.replace(rnn_lexical_model=False), silent)
-    np.testing.assert_array_equal(RNNSearch(lexical.config, silent).logits(x, x_mask, y), without.logits(x, x_mask, y))
-    assert abs(lexical.logits(x, x_mask, y) - without.logits(x, x_mask, y)).max() > 0.1
+    same(silent, silent, {}, rnn_lexical_model=False)
+    assert abs(lexical.logits(x, x_mask, y) - silent.logits(x, x_mask, y)).max() > 0.1
 
 
 def test_smoothed_labels() -> None:
     """RNNSearch: (1 - s) -log p(y) + s mean(-log p), always. Transformer: only in training, s shared by the others."""
-    model = model_of("smoothed labels")
-    x, x_mask, y, y_mask = batch(model.config)
-    log_p = log_softmax(model.logits(x, x_mask, y))
-    right = np.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
-    wanted = -((0.9 * right + 0.1 * log_p.mean(axis=-1)) * y_mask).sum(axis=0)
-    np.testing.assert_allclose(model.loss(x, x_mask, y, y_mask), wanted, rtol=EXACT)
-
-    transformer = model_of("transformer smoothed labels")
-    log_p = log_softmax(transformer.logits(x, x_mask, y)).swapaxes(0, 1)
-    right = np.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
-    np.testing.assert_allclose(transformer.loss(x, x_mask, y, y_mask), -(right * y_mask).sum(axis=0), rtol=EXACT)
-    smooth = 0.9 * right + 0.1 / 7 * (log_p.sum(axis=-1) - right)
+    models = model_of("smoothed labels"), model_of("transformer smoothed labels")
+    x, x_mask, y, y_mask = batch(models[0].config)
+    logits = models[0].logits(x, x_mask, y), models[1].logits(x, x_mask, y).swapaxes(0, 1)
+    rnn, transformer = map(log_softmax, logits)
+    rights = [np.take_along_axis(log_p, y[..., None], axis=-1)[..., 0] for log_p in (rnn, transformer)]
     least = -0.9 * np.log(0.9) - 0.1 * np.log(0.1 / 7)
-    np.testing.assert_allclose(
-        transformer.loss(x, x_mask, y, y_mask, training=True), -((smooth + least) * y_mask).sum(axis=0), rtol=EXACT
-    )
+    smooth = 0.9 * rights[1] + 0.1 / 7 * (transformer.sum(axis=-1) - rights[1]) + least
+    for model, options, score in (
+        (models[0], {}, 0.9 * rights[0] + 0.1 * rnn.mean(axis=-1)),
+        (models[1], {}, rights[1]),
+        (models[1], {"training": True}, smooth),
+    ):
+        np.testing.assert_allclose(model.loss(x, x_mask, y, y_mask, **options), -(score * y_mask).sum(0), rtol=EXACT)
 
 
 def test_the_search_of_v03_never_gives_up_what_is_finished() -> None:
-    """However bad it is: among models that often end, some would lose it to what is better."""
+    """However bad it is, nor its score: among models that often end, some would lose it to what is better."""
     config = config_of("plain").replace(search="costs")
     endings = 0
     for seed in range(10):
         parameters = random_parameters(config, seed=seed)
         parameters["decoder/next_word_predictor/hidden_to_logits/b"][0] += 1.5
         x, x_mask, _, _ = batch(config, seed)
-        before: list[set[tuple[int, ...]]] = [set(), set(), set()]
+        before: list[set[Any]] = [set(), set(), set()]
         for length in range(1, 6):
             translations = RNNSearch(config, parameters).translate(x, x_mask, 3, length)
-            after = [
-                {tuple(sequence) for sequence in map(np.trim_zeros, beam) if len(sequence) < length}
-                for beam in translations.sequences
-            ]
+            after = []
+            for beam_of, scores in zip(*translations, strict=True):
+                found = [
+                    (*map(int, np.trim_zeros(words)), float(score))
+                    for words, score in zip(beam_of, scores, strict=True)
+                ]
+                after.append({words for words in found if len(words) <= length})
             assert all(kept <= now for kept, now in zip(before, after, strict=True))
             before = after
             endings += sum(map(len, after))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,12 @@ import numpy_nematus
 import pytest
 from nematus_framework import check_everything
 from nematus_models import (
+    RELA,
     WITHOUT_DROPOUT,
     ZERO,
     ZERO_RNN,
-    Reference,
     batch,
+    check_beams,
     check_gradients,
     config_of,
     random_parameters,
@@ -24,55 +26,40 @@ from nematus_models import (
 from rmsnorm.nematus import beam
 from rmsnorm.nematus.config import read, write
 from rmsnorm.nematus.dialects import NOTHING
-from rmsnorm.nematus.numpy import RNNSearch, Transformer
-from rmsnorm.nematus.numpy.output import log_softmax
-from rmsnorm.nematus.numpy.parameters import Parameters, normalise
+from rmsnorm.nematus.numpy import Transformer
+from rmsnorm.nematus.numpy.parameters import Parameters, log_softmax, normalise
 
-RELA = "zero rela of odd size"
 OTHER_RUNS = [("tf", "Z2"), ("tf", "Z3"), ("flax", "Z2"), ("flax", "Z3")]  # TensorFlow and JAX are slow to start
 RUNS = {"Z1": "rms", "Z2": "layer", "Z3": "rms"}
 
 
-def sentences_of(run: Reference) -> tuple[Any, Any, Any, Any]:
-    """The batch of a run, as the models take it: lengths first, and an axis for the factors of the source."""
-    x, x_mask, y, y_mask = (array.T for array in run.sentences)
-    return x[None], x_mask, y, y_mask
-
-
-@pytest.mark.parametrize(
-    ("adapter", "name"),
-    [*((framework, name) for framework in ("numpy", "torch") for name in RUNS), *OTHER_RUNS],
-    indirect=["adapter"],
-)
-def test_what_zero_computed(adapter: Any, name: str) -> None:
-    """float32 of TensorFlow: logits to 2e-5, gradients to 1.5e-5 of their norm, translations token for token."""
-    with eager_in_tensorflow(adapter):
-        check_run(adapter, name)
-
-
+@pytest.fixture
 def eager_in_tensorflow(adapter: Any) -> Any:
     """The quickest way for a few calls: TensorFlow takes longer to trace, JAX to run operation by operation."""
-    return adapter.quick() if adapter.__name__ == "tf_nematus" else nullcontext()
+    with adapter.quick() if adapter.KEY == "tf" else nullcontext():
+        yield
 
 
-def check_run(adapter: Any, name: str) -> None:
+@pytest.mark.usefixtures("eager_in_tensorflow")
+@pytest.mark.parametrize(("adapter", "name"), [*product(("numpy", "torch"), RUNS), *OTHER_RUNS], indirect=["adapter"])
+def test_what_zero_computed(adapter: Any, name: str) -> None:
+    """float32 of TensorFlow: logits to 2e-5, gradients to 1.5e-5 of their norm, translations token for token."""
     run = reference(name)
     config, parameters, own = run.model(RUNS[name])
-    x, x_mask, y, y_mask = sentences_of(run)
+    x, x_mask, y, y_mask = run.sentences
     is_transformer = config.model_type == "transformer"
     model = adapter.Model(config, parameters)
     logits = model.logits(x, x_mask, y)
     assert abs((logits if is_transformer else logits.swapaxes(0, 1)) - run.arrays["logits"]).max() <= 2e-5
-    if adapter.__name__ == "flax_nematus" and not is_transformer:  # takes a quarter of a minute for the rest
+    if adapter.KEY == "flax" and not is_transformer:  # takes a quarter of a minute for the rest
         return
     states = model.encode(x, x_mask) if is_transformer else model.encode(x, x_mask).swapaxes(0, 1)
     assert abs(states - run.arrays["encoder_output"])[run.arrays["x_mask"] > 0].max() <= 2e-5
     plain = adapter.Model(config.replace(label_smoothing=0.0), parameters)
-    for wanted in ("loss_per_sentence_nosmooth", "score"):
-        np.testing.assert_allclose(plain.loss(x, x_mask, y, y_mask), run.arrays[wanted], rtol=2e-5)
     trained = adapter.Model(config, parameters, training=True)
-    np.testing.assert_allclose(trained.loss(x, x_mask, y, y_mask), run.arrays["loss_per_sentence"], rtol=2e-5)
-    assert check_zero_beams(run, model) == 3
+    for one, wanted in ((plain, "loss_per_sentence_nosmooth"), (plain, "score"), (trained, "loss_per_sentence")):
+        np.testing.assert_allclose(one.loss(x, x_mask, y, y_mask), run.arrays[wanted], rtol=2e-5)
+    assert check_beams(run, model, 10, rtol=2**-24) == 3  # the rounding of the recorded score
     if adapter is numpy_nematus:
         return
     gradients = trained.gradients(x, x_mask, y, y_mask)[1]
@@ -83,63 +70,43 @@ def check_run(adapter: Any, name: str) -> None:
     check_gradients(gradients, own, run.probes, bound=1.5e-5)
 
 
-def check_zero_beams(run: Reference, model: Any) -> int:
-    """Compares every beam, best first, token for token; scores to 2e-5, and the rounding of the recorded one."""
-    x, x_mask, _, _ = sentences_of(run)
-    names = [name for name in run.arrays if name.endswith("_sequences")]
-    for name in names:
-        width, alpha = name.split("_")[:2]
-        result = model.translate(
-            x, x_mask, int(width.removeprefix("beam")), 10, normalization_alpha=float(alpha.removeprefix("alpha"))
-        )
-        np.testing.assert_array_equal(result.sequences, run.arrays[name], err_msg=name)
-        wanted = run.arrays[name.replace("sequences", "scores")]
-        np.testing.assert_allclose(result.scores, wanted, rtol=2**-24, atol=2e-5)
-    return len(names)
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_single_steps_of_zero(name: str) -> None:
     """The same words, one at a time; an RNN without the mask that keeps the states after the end."""
     run = reference(name)
     config, parameters, _ = run.model(RUNS[name])
-    x, x_mask, y, y_mask = sentences_of(run)
+    x, x_mask, y, y_mask = run.sentences
     model = numpy_nematus.Model(config, parameters).own
-    p = model._parameters()
-    memory, states = model._begin(p, config, x, x_mask, 1)
+    run, _ = model.runner(training=False)
+    memory, states = run(model.network.begin, x, x_mask, beam_size=1, length=0)
     for time in range(len(y)):
         words = y[time - 1] if time else np.full(y.shape[1], NOTHING)
-        log_p, states = model._decode_step(p, config, memory, states, words)
+        log_p, states = run(model.network.step, memory, states, words, time)
         errors = log_p - log_softmax(run.arrays["step_logits"][:, time].astype(float))
         compared = y_mask[time] > 0 if config.model_type == "rnn" else ...
         assert abs(errors[compared]).max() <= 2e-5
 
 
 def test_the_norms_alone() -> None:
-    """Rows from 1e-7 to 30 and a row of zeros, where eps decides."""
+    """Rows from 1e-7 to 30 and a row of zeros, where eps decides: what the golden computes, and PyTorch's gradients."""
     norms = {name.removeprefix("norms/"): array for name, array in reference("Z1").arrays.items() if "norms/" in name}
-    values = {name: norms[name].astype(float) for name in ("scale", "offset")}
-    for norm, offset in (("rms_norm", None), ("layer_norm", "offset")):
-        p = Parameters(values, "rms" if offset is None else "layer", eps=float(norms["eps"]))
-        y = normalise(p, norms["x"].astype(float), "scale", offset)
-        np.testing.assert_allclose(y, norms[f"{norm}/output"], rtol=2e-5, atol=2e-5)
+    values = {name: norms[name].astype(float) for name in ("x", "scale", "offset", "upstream")}
+    eps = float(norms["eps"])
+    for name, norm, leaves in (("rms_norm", "rms", ("x", "scale")), ("layer_norm", "layer", ("x", "scale", "offset"))):
+        own = {leaf: values[leaf] for leaf in leaves}
+        y = normalise(Parameters(own, norm, eps=eps), values["x"], "scale", "offset")  # type: ignore[arg-type]
+        np.testing.assert_allclose(y, norms[f"{name}/output"], rtol=2e-5, atol=2e-5)
+        torch = pytest.importorskip("torch")
+        from rmsnorm.nematus.models import parameters as models
+        from rmsnorm.nematus.torch import operations
 
-
-def test_the_gradients_of_the_norms_alone() -> None:
-    torch = pytest.importorskip("torch")
-    from rmsnorm.nematus.models import parameters as models
-    from rmsnorm.nematus.torch import operations
-
-    norms = {name.removeprefix("norms/"): array for name, array in reference("Z1").arrays.items() if "norms/" in name}
-    for norm, names in (("rms_norm", ("scale",)), ("layer_norm", ("scale", "offset"))):
-        leaves = {name: torch.tensor(norms[name].astype(float), requires_grad=True) for name in ("x", *names)}
-        p = models.Parameters(operations, leaves, "layer" if norm == "layer_norm" else "rms", eps=float(norms["eps"]))
-        y = models.normalise(p, leaves["x"], "scale", "offset")
-        y.backward(torch.tensor(norms["upstream"].astype(float)))
-        sizes = np.abs(norms[f"{norm}/grad_x"]).max(axis=-1, keepdims=True)
-        assert (abs(leaves["x"].grad.numpy() - norms[f"{norm}/grad_x"]) <= 1e-4 * sizes).all()
-        for name in names:
-            np.testing.assert_allclose(leaves[name].grad, norms[f"{norm}/grad_{name}"], rtol=1e-4, atol=1e-4)
+        tensors = {leaf: torch.tensor(value, requires_grad=True) for leaf, value in own.items()}
+        p = models.Parameters(operations, tensors, norm, eps=eps)  # type: ignore[arg-type]
+        models.normalise(p, tensors["x"], "scale", "offset").backward(torch.tensor(values["upstream"]))
+        for leaf, tensor in tensors.items():
+            wanted = norms[f"{name}/grad_{leaf}"]
+            atol = 1e-4 * (np.abs(wanted).max(axis=-1, keepdims=True) if leaf == "x" else 1 + np.abs(wanted))
+            assert (abs(tensor.grad.numpy() - wanted) <= atol).all(), leaf
 
 
 @pytest.mark.usefixtures("quick")
@@ -159,7 +126,7 @@ def test_every_framework_computes_what_the_golden_computes(adapter: Any, kind: s
     config = config_of(kind).replace(**WITHOUT_DROPOUT)
     parameters, sentences = random_parameters(config), padded(batch(config))
     wanted, model = (module.Model(config, parameters, training=True) for module in (numpy_nematus, adapter))
-    check_everything(adapter, wanted, model, sentences, "float64", training=True, floor=1e-14)
+    check_everything(adapter, wanted, model, sentences, "float64", floor=1e-14)
     x, x_mask, y, _ = sentences
     np.testing.assert_allclose(model.loss(*sentences), wanted.loss(*sentences), rtol=1e-12)
     assert model.logits(x, x_mask, y).shape[config.model_type == "transformer"] == len(y) - 1
@@ -259,31 +226,32 @@ def test_noise_makes_other_translations() -> None:
     assert abs(share - 0.5) < 5 * (0.25 / 400) ** 0.5
 
 
+@pytest.mark.usefixtures("eager_in_tensorflow")
 @pytest.mark.parametrize(
-    ("adapter", "kind"),
-    [*((framework, kind) for framework in ("torch", "tf", "flax") for kind in (RELA, "zero rnn"))],
-    indirect=["adapter"],
+    ("adapter", "kind"), [*product(("torch", "tf"), (RELA, "zero rnn")), ("flax", RELA)], indirect=["adapter"]
 )
 def test_dropout_of_zero_is_of_training_only(adapter: Any, kind: str) -> None:
     """A rate in one place at a time changes the loss in training, and nothing else."""
     config = config_of(kind).replace(**WITHOUT_DROPOUT, label_smoothing=0.0)
     names = ["rnn_dropout_embedding"] if config.model_type == "rnn" else list(WITHOUT_DROPOUT)
-    if adapter.__name__ == "flax_nematus":  # of a Transformer in JAX only what Nematus does not have
+    if adapter.KEY == "flax":  # of a Transformer in JAX only what Nematus does not have
         names = names[-2:-1]
     parameters, sentences = random_parameters(config, "float32"), batch(config)
-    with eager_in_tensorflow(adapter):
-        wanted = adapter.Model(config, parameters).loss(*sentences)
-        for name in names:
-            dropping = config.replace(**{name: 0.5})
-            evaluated, trained = (adapter.Model(dropping, parameters, training=training) for training in (False, True))
-            np.testing.assert_array_equal(evaluated.loss(*sentences), wanted)
-            first = trained.loss(*sentences)
-            assert (first != wanted).any(), name
-            assert (trained.loss(*sentences) != first).any(), name
+    wanted = adapter.Model(config, parameters).loss(*sentences)
+    for name in names:
+        dropping = config.replace(**{name: 0.5})
+        evaluated, trained = (adapter.Model(dropping, parameters, training=training) for training in (False, True))
+        np.testing.assert_array_equal(evaluated.loss(*sentences), wanted)
+        first = trained.loss(*sentences)
+        assert (first != wanted).any(), name
+        assert (trained.loss(*sentences) != first).any(), name
 
 
 def test_where_zero_drops_words_and_features() -> None:
     """With all of the features of the output layer lost, every word is as likely."""
+    pytest.importorskip("torch")
+    import torch_nematus
+
     config = config_of("zero rnn").replace(label_smoothing=0.0, rnn_dropout_embedding=1 - 1e-12)
-    loss = RNNSearch(config, random_parameters(config)).loss(*batch(config), rng=np.random.default_rng(0))
+    loss = torch_nematus.Model(config, random_parameters(config), training=True).loss(*batch(config))
     np.testing.assert_allclose(loss, np.log(config.target_vocab_size))

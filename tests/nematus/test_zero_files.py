@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from nematus_commands import run
-from nematus_models import batch, config_of, random_parameters, reference, refuses, same
+from nematus_models import RELA, batch, config_of, random_parameters, reference, refuses, reoption, same
 
 from rmsnorm import nematus
 from rmsnorm.nematus.centring import to_rms_norm
@@ -27,7 +27,6 @@ from rmsnorm.nematus.vocabulary import (
 )
 from rmsnorm.nematus.vocabulary import batch as batch_of
 
-RELA = "zero rela of odd size"
 WORDS = ["a", "b", "c", "a", "d", "e"]  # one twice
 in_tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
@@ -82,9 +81,8 @@ def test_what_the_trainer_of_zero_adds_is_left_out(decay: float, tmp_path: Path)
             v1.get_variable(name, initializer=value)
         session.run(v1.global_variables_initializer())
         v1.train.Saver(save_relative_paths=True).save(session, str(tmp_path / "model"), global_step=8)
-    options = json.loads((tmp_path / "param.json").read_text())
-    assert options["ema_decay"] == -1.0, "what was written has no averages"
-    (tmp_path / "param.json").write_text(json.dumps({**options, "ema_decay": decay}))
+    assert json.loads((tmp_path / "param.json").read_text())["ema_decay"] == -1.0, "what was written has no averages"
+    reoption(tmp_path, "param.json", ema_decay=decay)
     loaded = nematus.load(tmp_path)
     assert loaded.path.name == "model-8"
     assert loaded.smoothed == (decay > 0)
@@ -180,9 +178,7 @@ def test_layer_norm_into_rms_norm_where_the_graph_allows_it() -> None:
     wanted = RNNSearch(config, parameters).loss(*sentences)
     np.testing.assert_allclose(RNNSearch(converted, new).loss(*sentences), wanted, rtol=1e-12)
     config = config_of("zero layer")
-    with pytest.raises(
-        ValueError, match=r"the model is 'transformer with layer', expected rnn with layer; the norms of a T"
-    ):
+    with pytest.raises(ValueError, match=r"is 'transformer with layer', expected rnn with layer; the norms of a T"):
         to_rms_norm(config, random_parameters(config))
 
 
@@ -196,6 +192,5 @@ def test_the_norm_is_told_by_names(name: str, tmp_path: Path) -> None:
     assert (loaded.config.norm, loaded.config.source_vocab_sizes) == ("rms" if name == "Z1" else "layer", (37,))
     refuses(rf"norm is 'none', expected {config.norm}( or prms)?, as its variab", tmp_path, norm="none")
     nematus.save_safetensors(tmp_path / "model.safetensors", config.replace(options={}), parameters)
-    path = tmp_path / "model.safetensors.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "num_decoder_layer": 1}))
+    reoption(tmp_path, "model.safetensors.json", num_decoder_layer=1)
     refuses(r"holds decoder/layer_1/.* and \d+ more .*, and the config has no such variabl", tmp_path)

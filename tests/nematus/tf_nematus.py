@@ -8,11 +8,12 @@ from typing import Any
 
 import keras
 import nematus_framework
-import pytest
 import tensorflow as tf
 
 from rmsnorm.nematus import tf as nematus
 from rmsnorm.nematus.backends import model_class
+
+KEY = "tf"
 
 
 @contextmanager
@@ -30,20 +31,14 @@ wide = quick
 
 class Model(nematus_framework.Model):
     def __init__(self, config: Any, parameters: Any, *, training: bool = False, seed: int = 0) -> None:
-        self.own: Any = model_class("tf", config)(config, parameters)
+        self.own = model_class("tf", config)(config, parameters)
         self.own.seed.state.assign([seed, 0])
-        self.training = training
-
-    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
-        return numpy(getattr(self.own, name)(*arguments, training=self.training, **options))
-
-    def called(self, *sentences: Any) -> Any:
-        return numpy(self.own(sentences, training=self.training))
+        self.of_all = {"training": training}
 
     def gradients(self, *sentences: Any) -> tuple[Any, dict[str, Any]]:
         weights = self.own.by_name()
         with tf.GradientTape() as tape:
-            loss = self.own.loss(*sentences, training=self.training)
+            loss = self.own.loss(*sentences, **self.of_all)
             mean = tf.reduce_mean(loss)
         gradients = tape.gradient(mean, list(weights.values()))
         return numpy(loss), {name: numpy(value) for name, value in zip(weights, gradients, strict=True)}
@@ -63,23 +58,12 @@ def overwrite(model: Any) -> None:
         weight.assign_add(tf.ones(weight.shape, weight.dtype))
 
 
-def masks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return nematus_framework.masks(monkeypatch, numpy)
-
-
-def scale_dropout(monkeypatch: pytest.MonkeyPatch, *, keep: bool) -> float:
-    """Dropout that halves where its rate is a half, or keeps nothing. Returns the factor."""
-    monkeypatch.setattr(keras.random, "dropout", lambda x, rate, seed: x * (1 - rate) if keep else x * (rate == 0))
-    return 0.5
-
-
 def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[Any, Any]:
     tensors = tf.nest.map_structure(tf.constant, tuple(inputs))
     with tf.GradientTape() as tape:
         tape.watch(tensors)
         outputs = getattr(nematus, cell)(*tensors, **options)
-    several = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-    gradients = tape.gradient(list(several), tensors, list(map(tf.constant, cotangents)))
+    gradients = tape.gradient(tf.nest.flatten(outputs), tensors, list(map(tf.constant, cotangents)))
     return tf.nest.map_structure(numpy, outputs), tf.nest.map_structure(numpy, gradients)
 
 

@@ -8,24 +8,20 @@ from typing import Any
 import ml_dtypes
 import nematus_framework
 import numpy as np
-import pytest
 import torch
-from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from rmsnorm.nematus import torch as nematus
 from rmsnorm.nematus.backends import model_class
 
+KEY = "torch"
 quick = wide = nullcontext
 
 
 class Model(nematus_framework.Model):
     def __init__(self, config: Any, parameters: Any, *, training: bool = False, seed: int = 0) -> None:
         torch.manual_seed(seed)
-        self.own: Any = model_class("torch", config)(config, parameters).train(training)
-
-    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
-        return numpy(getattr(self.own, name)(*arguments, **options))
+        self.own = model_class("torch", config)(config, parameters).train(training)
 
     def gradients(self, *sentences: Any) -> tuple[Any, dict[str, Any]]:
         self.own.zero_grad(set_to_none=True)
@@ -50,26 +46,12 @@ def overwrite(model: Any) -> None:
             value.add_(1)
 
 
-def masks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return nematus_framework.masks(monkeypatch, numpy)
-
-
-def scale_dropout(monkeypatch: pytest.MonkeyPatch, *, keep: bool) -> float:
-    """Dropout that halves where its rate is a half, or keeps nothing. Returns the factor."""
-    attention = functional.scaled_dot_product_attention
-    monkeypatch.setattr(functional, "dropout", lambda x, p: x * (1 - p) if keep else x * (p == 0))
-    monkeypatch.setattr(
-        functional, "scaled_dot_product_attention", lambda q, k, v, bias, p=0.0: attention(q, k, v, bias) * (1 - p)
-    )
-    return 0.5
-
-
 def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[Any, Any]:
-    options = {name: array(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
     leaves = tree_map(lambda value: array(value).requires_grad_(), inputs)
-    outputs = getattr(nematus, cell)(*leaves, **options)
-    several = outputs if isinstance(outputs, tuple) else (outputs,)
-    torch.autograd.backward(several, list(map(array, cotangents)))
+    outputs = getattr(nematus, cell)(
+        *leaves, **tree_map(lambda x: array(x) if isinstance(x, np.ndarray) else x, options)
+    )
+    torch.autograd.backward(outputs if isinstance(outputs, tuple) else (outputs,), list(map(array, cotangents)))
     return tree_map(numpy, outputs), tree_map(lambda value: numpy(value.grad), leaves)
 
 
