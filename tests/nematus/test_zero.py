@@ -77,11 +77,11 @@ def test_single_steps_of_zero(name: str) -> None:
     config, parameters, _ = run.model(RUNS[name])
     x, x_mask, y, y_mask = run.sentences
     model = numpy_nematus.Model(config, parameters).own
-    run, _ = model.runner(training=False)
-    memory, states = run(model.network.begin, x, x_mask, beam_size=1, length=0)
+    compute, _ = model.runner(training=False)
+    memory, states = compute(model.network.begin, x, x_mask, beam_size=1, length=0)
     for time in range(len(y)):
         words = y[time - 1] if time else np.full(y.shape[1], NOTHING)
-        log_p, states = run(model.network.step, memory, states, words, time)
+        log_p, states = compute(model.network.step, memory, states, words, time)
         errors = log_p - log_softmax(run.arrays["step_logits"][:, time].astype(float))
         compared = y_mask[time] > 0 if config.model_type == "rnn" else ...
         assert abs(errors[compared]).max() <= 2e-5
