@@ -19,16 +19,7 @@ if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
     from rmsnorm.nematus.model import Model, load
 
-__all__ = [
-    "Config",
-    "Model",
-    "load",
-    "save_flax",
-    "save_keras",
-    "save_safetensors",
-    "save_tensorflow",
-    "save_theano",
-]
+__all__ = ["Config", "Model", "load", "save_flax", "save_keras", "save_safetensors", "save_tensorflow", "save_theano"]
 _MODULES = {
     "Config": "config",
     "Model": "model",

@@ -90,15 +90,6 @@ def label_target(config: Config, *, training: bool) -> tuple[float, float, float
     """The target of label smoothing at the right word and at others, and what is subtracted from the loss of a word.
 
     A Transformer smooths in training only. All but Nematus's RNNSearch subtract the smallest loss that is possible.
-
-    >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 5}
-    >>> config = Config(**sizes, label_smoothing=0.1, transformer_num_heads=2)
-    >>> [round(number, 4) for number in label_target(config, training=False)]
-    [0.92, 0.02, 0.0]
-    >>> [round(number, 4) for number in label_target(config.replace(dialect="zero"), training=False)]
-    [0.9, 0.025, 0.4637]
-    >>> label_target(config.replace(model_type="transformer"), training=False)
-    (1.0, 0.0, 0.0)
     """
     rate, size = config.label_smoothing, config.target_vocab_size
     if config.model_type == "rnn" and config.dialect != "zero":
@@ -111,15 +102,7 @@ def label_target(config: Config, *, training: bool) -> tuple[float, float, float
 
 
 def transformer_table(config: Config, use: Use) -> str:
-    """Name of the embeddings of a Transformer for this use; tied embeddings have the name of another use.
-
-    >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 4}
-    >>> config = Config(**sizes, model_type="transformer", norm="rms", transformer_num_heads=2)
-    >>> transformer_table(config.replace(tie_decoder_embeddings=True), "softmax")
-    'transformer_model/decoder_embedding_layer/embedding_table'
-    >>> transformer_table(config.replace(dialect="zero"), "encoder")
-    'src_embedding'
-    """
+    """Name of the embeddings of a Transformer for this use; tied embeddings have the name of another use."""
     if use == "softmax" and config.tie_decoder_embeddings:
         use = "decoder"
     if config.dialect == "zero":
@@ -132,12 +115,7 @@ def transformer_table(config: Config, use: Use) -> str:
 
 
 def transformer_layer(config: Config, stack: str, number: int) -> str:
-    """Name of a layer of ``encoder`` or ``decoder``; the first number is 1.
-
-    >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 4}
-    >>> [transformer_layer(Config(**sizes, dialect=dialect), "encoder", 1) for dialect in ("tensorflow", "zero")]
-    ['transformer_model/encoder/layer_1', 'encoder/layer_0']
-    """
+    """Name of a layer of ``encoder`` or ``decoder``; the first number is 1."""
     return f"{stack}/layer_{number - 1}" if config.dialect == "zero" else f"transformer_model/{stack}/layer_{number}"
 
 
