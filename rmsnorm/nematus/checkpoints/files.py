@@ -46,11 +46,7 @@ class Location(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of its files.
-
-        Raises:
-            ValueError: one is no regular file.
-        """
+        """Bytes of its files; ValueError if one is no regular file."""
         for file in self.files:
             check_regular(OP, file, "a part of the model")
         return sum(file.stat().st_size for file in self.files)
@@ -157,12 +153,7 @@ def write_options(model: Path, config: Config, *, theano: bool = False, name: st
 
 
 def finite(op: str, path: Path, name: str, array: Any) -> Any:
-    """The array, if it holds finite floating-point numbers.
-
-    Raises:
-        TypeError: it has another dtype.
-        ValueError: it holds NaN or infinite values.
-    """
+    """The array, if it holds finite floating-point numbers; else TypeError for its dtype, or ValueError."""
     if array.dtype.name not in ("float32", "float64"):
         raise errors.wrong_dtype(op, f"{name} in {path}", array.dtype.name, ["float32", "float64"])
     bad = int((~np.isfinite(array)).sum())
