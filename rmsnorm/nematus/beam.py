@@ -70,9 +70,6 @@ def plan(config: Config, words: Any, beam_size: int | None, max_length: int | No
     """What ``translate`` does with these arguments; None stands for what the config says.
 
     words: numbers of words of the source sentences, with their ends.
-
-    Raises:
-        ValueError: a search cannot be as wide or as long.
     """
     beam_size = config.beam_size if beam_size is None else beam_size
     max_length = config.translation_maxlen if max_length is None else max_length
@@ -94,9 +91,6 @@ def search(plan: Plan, step: Step, states: States, rows: Rows = getitem) -> Tran
     """Run a search from states with beam_size equal rows for every sentence.
 
     rows: ``rows(state, indices)`` are the rows of these indices.
-
-    Raises:
-        ValueError: the beam is wider than the vocabulary.
     """
     find = {"sampler": _sampler, "costs": _costs, "zero": _zero}[plan.config.search]
     return find(plan, _Alive(plan, step, states, rows))

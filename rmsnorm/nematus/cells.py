@@ -119,11 +119,7 @@ def _gru_names(norm: CellNorm) -> dict[str, str]:
 
 
 def nematus_gru_shapes(features: int, state: int, biases: Sequence[Bias], norm: CellNorm) -> Shapes:
-    """Shapes of the parameters of Nematus's GRU with deep transition; ``biases`` as for nematus_gru.
-
-    Raises:
-        ValueError: norm is not one of NORMS.
-    """
+    """Shapes of the parameters of Nematus's GRU with deep transition; ``biases`` as for nematus_gru."""
     check_norm(norm)
     shapes: Shapes = {}
     for index, bias in enumerate(biases):
@@ -135,21 +131,13 @@ def nematus_gru_shapes(features: int, state: int, biases: Sequence[Bias], norm: 
 
 
 def gru_shapes(features: int, state: int, norm: CellNorm) -> Shapes:
-    """Shapes of the parameters of the authors' GRU.
-
-    Raises:
-        ValueError: norm is not one of NORMS.
-    """
+    """Shapes of the parameters of the authors' GRU."""
     shapes = nematus_gru_shapes(features, state, ["input"], norm)
     return {name: shapes[nematus] for name, nematus in _gru_names(norm).items() if nematus in shapes}
 
 
 def lstm_shapes(features: int, state: int, norm: CellNorm) -> Shapes:
-    """Shapes of the parameters of the authors' LSTM.
-
-    Raises:
-        ValueError: norm is not one of NORMS.
-    """
+    """Shapes of the parameters of the authors' LSTM."""
     check_norm(norm)
     width = 4 * state
     shapes: Shapes = {"W": (features, width), "U": (state, width), "b": (width,)}

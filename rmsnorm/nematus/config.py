@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from rmsnorm import errors
@@ -22,29 +21,27 @@ Activation = Literal["tanh", "relu", "prelu", "linear"]
 Bias = Literal["input", "state", "outside", "none"]
 
 # Other names of the options of Nematus master: in v0.3, in Theano, and before v0.4.
-LEGACY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "embedding_size": ("dim_word",),
-        "state_size": ("dim",),
-        "target_vocab_size": ("n_words",),
-        "source_vocab_sizes": ("source_vocab_size", "n_words_src"),
-        "rnn_enc_depth": ("enc_depth",),
-        "rnn_enc_transition_depth": ("enc_recurrence_transition_depth",),
-        "rnn_dec_depth": ("dec_depth",),
-        "rnn_dec_base_transition_depth": ("dec_base_recurrence_transition_depth",),
-        "rnn_dec_high_transition_depth": ("dec_high_recurrence_transition_depth",),
-        "rnn_dec_deep_context": ("dec_deep_context",),
-        "rnn_layer_normalization": ("use_layer_norm", "layer_normalisation"),
-        "rnn_lexical_model": ("lexical_model",),
-        "rnn_use_dropout": ("use_dropout",),
-        "rnn_dropout_embedding": ("dropout_embedding",),
-        "rnn_dropout_hidden": ("dropout_hidden",),
-        "rnn_dropout_source": ("dropout_source",),
-        "rnn_dropout_target": ("dropout_target",),
-        "transformer_enc_depth": ("transformer_encoder_layers",),
-        "transformer_dec_depth": ("transformer_decoder_layers",),
-    }
-)
+LEGACY: Final[dict[str, tuple[str, ...]]] = {
+    "embedding_size": ("dim_word",),
+    "state_size": ("dim",),
+    "target_vocab_size": ("n_words",),
+    "source_vocab_sizes": ("source_vocab_size", "n_words_src"),
+    "rnn_enc_depth": ("enc_depth",),
+    "rnn_enc_transition_depth": ("enc_recurrence_transition_depth",),
+    "rnn_dec_depth": ("dec_depth",),
+    "rnn_dec_base_transition_depth": ("dec_base_recurrence_transition_depth",),
+    "rnn_dec_high_transition_depth": ("dec_high_recurrence_transition_depth",),
+    "rnn_dec_deep_context": ("dec_deep_context",),
+    "rnn_layer_normalization": ("use_layer_norm", "layer_normalisation"),
+    "rnn_lexical_model": ("lexical_model",),
+    "rnn_use_dropout": ("use_dropout",),
+    "rnn_dropout_embedding": ("dropout_embedding",),
+    "rnn_dropout_hidden": ("dropout_hidden",),
+    "rnn_dropout_source": ("dropout_source",),
+    "rnn_dropout_target": ("dropout_target",),
+    "transformer_enc_depth": ("transformer_encoder_layers",),
+    "transformer_dec_depth": ("transformer_decoder_layers",),
+}
 
 # Options of Theano Nematus, with the values that this package supports. Other values make another model.
 _THEANO_ONLY: Final = {
@@ -179,14 +176,7 @@ class Config:
 
     @property
     def target_embedding_size(self) -> int:
-        """The size of the target embeddings: that of the first source factor if the decoder shares its embeddings.
-
-        >>> Config(
-        ...     embedding_size=12, state_size=16, source_vocab_sizes=(41, 11), target_vocab_size=41,
-        ...     dim_per_factor=(9, 3), tie_encoder_decoder_embeddings=True,
-        ... ).target_embedding_size
-        9
-        """  # fmt: skip
+        """The size of the target embeddings: that of the first source factor if the decoder shares its embeddings."""
         return self.dim_per_factor[0] if self.tie_encoder_decoder_embeddings else self.embedding_size
 
     def gru_bias(self, stack: Literal["encoder", "base", "high"], index: int) -> Bias:
@@ -249,10 +239,12 @@ def _wrong(name: str, got: Any, want: str) -> ValueError:
     return errors.out_of_domain("Config", name, got, want, "the options describe another model")
 
 
-# The fields that are options of Nematus master.
-_OPTIONS: Final = tuple(
-    name for name in _KINDS if name not in ("dialect", "norm", "norm_offset", "search", "options", *zero.OWN_FIELDS)
+# The fields that Nematus has no option for, or whose option is not read.
+_OTHERS: Final = (
+    *("dialect", "norm", "norm_offset", "search", "options", "eps", "masked_score", "relu_attention"),
+    *("beam_size", "normalization_alpha", "beam_temperature", "beam_noise"),
 )
+_OPTIONS: Final = tuple(name for name in _KINDS if name not in _OTHERS)
 
 
 def told(options: Mapping[str, Any], name: str, otherwise: Any = None) -> Any:
@@ -262,12 +254,9 @@ def told(options: Mapping[str, Any], name: str, otherwise: Any = None) -> Any:
 
 
 def read(options: Mapping[str, Any], **known: Any) -> Config:
-    """The config for the options of any version of Nematus, or of zero: the content of the JSON file.
+    """The config for the options of any version of Nematus, or of zero, in a JSON file.
 
     known: fields of Config that are known from another source, such as ``norm`` from the variable names.
-
-    Raises:
-        ValueError: an option is missing, is out of its domain, or describes a model that this package does not support.
     """
     if zero.is_zero(options):
         return Config(**{**zero.fields(options), **known}, options=dict(options))

@@ -76,12 +76,6 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
         folder: made in the last step, and only if the logits are the same.
         to: a key of TARGETS.
         rms_norm: whether to convert LayerNorm into RMSNorm, exactly.
-
-    Raises:
-        FileExistsError: the folder exists and is not empty.
-        FileNotFoundError: the parent of the folder does not exist.
-        ModuleNotFoundError: the framework is not installed.
-        ValueError: the model cannot take that form.
     """
     out, target = Path(folder), TARGETS[to]
     if source.config.dialect == "zero":

@@ -71,11 +71,7 @@ def variables(config: Config) -> list[Variable]:
 
 
 def check(op: str, config: Config, parameters: Mapping[str, Any]) -> list[Variable]:
-    """The variables of the model, after a check that the parameters have exactly these names and shapes.
-
-    Raises:
-        ValueError: names or shapes differ; the message says what is there and what was expected.
-    """
+    """The variables of the model, after a check that the parameters have exactly these names and shapes."""
     rows = variables(config)
     match(op, "the model", {row.name: row for row in rows}, {name: array.shape for name, array in parameters.items()})
     return rows

@@ -78,11 +78,7 @@ def score(
     batch_size: int | None = None,
     on_progress: Progress | None = None,
 ) -> Iterator[str]:
-    """-log p of every target line given its source line, divided by length^alpha; in zero also by the length.
-
-    Raises:
-        ValueError: as translate; also if the numbers of lines differ.
-    """
+    """-log p of every target line given its source line, divided by length^alpha; in zero also by the length."""
     finite_alpha("score", alpha)
 
     def answers(rows: Rows) -> Iterator[list[str]]:
@@ -124,12 +120,11 @@ def _in_order(
     drops_empty: whether the answer to an empty line is an empty line, which the model does not see.
     """
     done: dict[int, list[str]] = {}
-    read = written = finished = 0
+    written = finished = 0
 
     def asked() -> Iterator[Row]:
-        nonlocal read, finished
+        nonlocal finished
         for row, line in enumerate(texts):
-            read = row + 1
             if drops_empty and not line[0].split():
                 done[row] = [""]
                 finished += 1
@@ -146,7 +141,7 @@ def _in_order(
         while written in done:
             yield from done.pop(written)
             written += 1
-    if not read:
+    if not finished:
         raise errors.out_of_domain("port", "the source", [], "at least one line", "is the file empty?")
     if on_progress is not None:
         on_progress(finished, count)

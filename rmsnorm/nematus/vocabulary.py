@@ -67,12 +67,7 @@ def read_vocabulary(
 
 
 def read_entries(path: str | os.PathLike[str], dialect: Dialect) -> dict[str, int]:
-    """All words of a dictionary with their ids: JSON of Nematus, or lines of zero.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is no dictionary of Nematus or zero.
-    """
+    """All words of a dictionary with their ids: JSON of Nematus, or lines of zero. ValueError if it is neither."""
     if dialect == "zero":
         text = read_text("vocabulary", path, "a vocabulary of zero")
         lines = [line.strip() for line in StringIO(text, newline=None)]
@@ -110,9 +105,6 @@ def vocabularies(
     Args:
         source, target: the files; by default those of dictionaries().
         scoring: whether to use the id for unknown words with which master scores.
-
-    Raises:
-        FileNotFoundError, ValueError: as read_vocabulary; also if there is not one source file for each factor.
     """
     config = model.config
 
@@ -170,9 +162,6 @@ def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any,
     """Ids (factors, length, batch) and mask (length, batch) of sentences, with the end of each sentence.
 
     Words are separated by spaces. If there are several factors, the factors of a word are separated by ``|``.
-
-    Raises:
-        ValueError: there is no sentence, or a word has another number of factors.
     """
     if not sentences:
         raise errors.out_of_domain("batch", "sentences", [], "at least one", "is the file empty?")

@@ -10,12 +10,6 @@ from typing import Any, Final
 
 from rmsnorm import errors
 
-# Fields of Config that Nematus has no option for, or that this package does not read from its options.
-OWN_FIELDS: Final = (
-    *("eps", "masked_score", "relu_attention"),
-    *("beam_size", "normalization_alpha", "beam_temperature", "beam_noise"),
-)
-
 # zero's options by the fields of Config, with zero's defaults.
 _OPTIONS: Final = {
     "embedding_size": ("embed_size", 620),
@@ -53,11 +47,7 @@ def is_zero(options: Mapping[str, Any]) -> bool:
 
 
 def fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of Config that zero's options say; sizes of vocabularies and the norm are in none of them.
-
-    Raises:
-        ValueError: the options are of a model that this package does not have.
-    """
+    """The fields of Config that zero's options say; sizes of vocabularies and the norm are in none of them."""
     model = options["model_name"]
     if model not in _MODELS:
         raise errors.not_a_choice("Config", "model_name", model, _MODELS)

@@ -53,12 +53,7 @@ class Location(NamedTuple):
 
 
 def locate(path: str | os.PathLike[str]) -> Location:
-    """The model in a directory, or with this prefix or name.
-
-    Raises:
-        FileNotFoundError: there is no model.
-        ValueError: there are several models, and no ``checkpoint`` file names one; or a name is that of two models.
-    """
+    """The only model in a directory, or that which its ``checkpoint`` file names, or that with this prefix or name."""
     path = Path(path)
     if _is_orbax(path):
         return Location(path, "flax")
@@ -123,10 +118,6 @@ def read_options(model: Path, file: str | os.PathLike[str] | None = None) -> dic
 
     Checkpoints that were written during training, as ``model.npz-1000`` or ``model.iter1000.npz``, have the options of
     model.npz.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not JSON, or does not contain an object.
     """
     final = re.sub(r"\.iter\d+(?=\.npz$)|-\d+$|(?<=\.npz)\..*$", "", model.name)
     usual = [Path(f"{model}.json"), *map(model.with_name, (f"{final}.json", ZERO_OPTIONS, "config.json"))]
