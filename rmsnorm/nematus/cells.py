@@ -21,13 +21,8 @@ TIED: Final = "decoder/next_word_predictor/hidden_to_logits/W"
 
 
 class GRUVariable(NamedTuple):
-    """A variable of a GRU.
-
-    Attributes:
-        name: in Nematus.
-        theano: in the authors' code and in Theano Nematus.
-        theano_after_attention: in Theano Nematus, in the GRUs after the attention.
-        norm: the scope of the norm of its product; empty if there is none.
+    """A variable of a GRU: its names in Nematus, in Theano Nematus (and in the authors' code), and there after the
+    attention; and the scope of the norm of its product, empty if there is none.
     """
 
     name: str

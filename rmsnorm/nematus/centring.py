@@ -33,12 +33,8 @@ def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, 
     Gains and offsets stay. In zero, whose RMSNorm has no offset, the offsets become parts of the biases that are added
     to the same sums. The arithmetic is float64, so the only error is the rounding to the dtype.
 
-    Args:
-        config, parameters: of an RNNSearch with LayerNorm, as ``rmsnorm.nematus.load`` returns them.
-
     Raises:
-        ValueError: the model has no LayerNorm; it is a Transformer, whose sinusoids have a mean that no parameter can
-            remove; or the parameters are not those of the config.
+        ValueError: the model is no RNNSearch with LayerNorm, or the parameters are not those of the config.
     """
     if config.norm != "layer" or config.model_type != "rnn":
         got, why = f"{config.model_type} with {config.norm}", "only that can be converted"

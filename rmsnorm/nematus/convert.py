@@ -46,15 +46,11 @@ SENTENCES: Final = 4
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of a conversion, and how much the logits of random sentences changed, computed in float64.
+    """The model that was read back, and warnings of what its form cannot keep.
 
-    Attributes:
-        model: the result, as it was read back.
-        exact: largest change of a logit before the parameters were rounded to their dtype.
-        error: largest change with the parameters that were written; differs from ``exact`` only where RMSNorm was made
-            from LayerNorm.
-        largest: largest absolute logit.
-        warnings: what the form cannot keep.
+    ``exact`` is the largest change of a logit of random sentences, computed in float64, and ``error`` that with the
+    parameters rounded to their dtype: only where RMSNorm was made from LayerNorm it is another one. ``largest`` is the
+    largest absolute logit.
     """
 
     model: Model

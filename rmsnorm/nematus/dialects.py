@@ -12,16 +12,12 @@ Block: TypeAlias = Literal["self_attn", "cross_attn", "ffn", "final"]
 
 NOTHING: Final = -1  # the id that stands for a vector of zeros
 ZERO_BIAS: Final = "bias"  # is added to the embeddings of source and target
-_NORMS: Final[dict[Block, str]] = {
-    "self_attn": "pre_self_attn_sublayer",
-    "cross_attn": "pre_cross_attn_sublayer",
-    "ffn": "pre_ffn_sublayer",
-    "final": "final_transform",
-}
-_ZERO_BLOCKS: Final[dict[Block, str]] = {
-    "self_attn": "self_attention",
-    "cross_attn": "cross_attention",
-    "ffn": "feed_forward",
+# Where the norm of a block is in Nematus, and where all of a block is in zero.
+_BLOCKS: Final[dict[Block, tuple[str, str]]] = {
+    "self_attn": ("pre_self_attn_sublayer", "self_attention"),
+    "cross_attn": ("pre_cross_attn_sublayer", "cross_attention"),
+    "ffn": ("pre_ffn_sublayer", "feed_forward"),
+    "final": ("final_transform", ""),
 }
 _ZERO_MAPS: Final = {
     "queries": "q_map",
@@ -121,7 +117,7 @@ def transformer_layer(config: Config, stack: str, number: int) -> str:
 
 def transformer_norm(config: Config, block: Block) -> tuple[str, str]:
     """Names of the gain and of the offset of the norm of a block, below the name of the layer."""
-    scope = _ZERO_BLOCKS[block] if config.dialect == "zero" else _NORMS[block]
+    scope = _BLOCKS[block][config.dialect == "zero"]
     norm = "layer_norm" if config.norm == "layer" else "rms_norm"
     return f"{scope}/{norm}/scale", f"{scope}/{norm}/offset"
 
@@ -134,7 +130,7 @@ def transformer_map(config: Config, block: Block, part: str) -> tuple[str, str |
     """
     if config.dialect == "zero":
         attention = "" if block == "ffn" else "dot_attention/"
-        scope = f"{_ZERO_BLOCKS[block]}/{attention}{_ZERO_MAPS[part]}"
+        scope = f"{_BLOCKS[block][1]}/{attention}{_ZERO_MAPS[part]}"
         return f"{scope}/W_0_0", f"{scope}/b_0"
     if block == "ffn":
         scope = {"in": "ff_layer_1", "out": "ff_layer_2"}[part]
@@ -144,5 +140,5 @@ def transformer_map(config: Config, block: Block, part: str) -> tuple[str, str |
 
 def transformer_gate(block: Block) -> tuple[str, str]:
     """Names of the gain and of the gate of the gated RMSNorm after zero's ReLA, below the name of the layer."""
-    scope = f"{_ZERO_BLOCKS[block]}/dot_attention/post"
+    scope = f"{_BLOCKS[block][1]}/dot_attention/post"
     return f"{scope}/scale", f"{scope}/gate"

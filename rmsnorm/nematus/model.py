@@ -130,10 +130,10 @@ def load(
     settings = read(options, **facts)
 
     if settings.layers > len(of_model):  # each has a tensor at least: to list the variables of millions takes hours
+        want = f"{len(of_model)} layers at most, as the model has tensors"
         raise errors.out_of_domain(
-            "nematus.load", "the depth", settings.layers, f"{len(of_model)} layers at most, as the model has tensors",
-            "is it the config of another model?",
-        )  # fmt: skip
+            "nematus.load", "the depth", settings.layers, want, "is it the config of another model?"
+        )
     rows = variables(settings)
     likely = "v0.3" if settings.search == "costs" else "master"  # with LayerNorm both have the same names
 

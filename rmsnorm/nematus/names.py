@@ -80,22 +80,22 @@ def check(op: str, config: Config, parameters: Mapping[str, Any]) -> list[Variab
 def match(op: str, source: str, wanted: Mapping[str, Variable], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise ValueError if names or shapes are not as wanted."""
     missing, extra = sorted(wanted.keys() - shapes.keys()), sorted(shapes.keys() - wanted.keys())
+    fix = "is it the config of another model?"
     if missing:
-        row = wanted[missing[0]]
+        row, fix = wanted[missing[0]], f"it holds {_some(extra)} instead" if extra else fix
         raise errors.InputValueError(
-            f"{op}: {source} lacks {_some(missing)}, expected by the config as {row.name} {row.shape}"
-            + (f"; it holds {_some(extra)} instead" if extra else "; is it the config of another model?")
+            f"{op}: {source} lacks {_some(missing)}, expected by the config as {row.name} {row.shape}; {fix}"
         )
     if extra:
+        shape = tuple(shapes[extra[0]])
         raise errors.InputValueError(
-            f"{op}: {source} holds {_some(extra)} {tuple(shapes[extra[0]])}, and the config has no such variable; "
-            "is it the config of another model?"
+            f"{op}: {source} holds {_some(extra)} {shape}, and the config has no such variable; {fix}"
         )
     for name, row in wanted.items():
         if tuple(shapes[name]) != row.shape:
+            want = f"{row.shape} of {row.name} by the config"
             raise errors.InputValueError(
-                f"{op}: {name} in {source} has shape {tuple(shapes[name])}, expected {row.shape} "
-                f"of {row.name} by the config; is it the config of another model?"
+                f"{op}: {name} in {source} has shape {tuple(shapes[name])}, expected {want}; {fix}"
             )
 
 

@@ -31,10 +31,7 @@ _ZERO_FILES = ("src_vocab_file", "tgt_vocab_file")  # zero's options
 class Vocabulary:
     """Words of one factor of the source, or of the target.
 
-    Attributes:
-        ids: of the words that the model knows.
-        unknown: the id of all others.
-        end: the id that ends every sentence.
+    ids: of the words that the model knows; ``unknown`` is that of all others, ``end`` that which ends every sentence.
     """
 
     ids: dict[str, int]

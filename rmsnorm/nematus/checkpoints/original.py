@@ -102,9 +102,8 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
     tf = _tensorflow()
     rows = check("save_tensorflow", config, parameters)
     if config.norm in RMS and config.norm_offset:
-        raise errors.out_of_domain(
-            "save_tensorflow", "norm_offset", True, "False: RMSNorm has no offset in Nematus", "save a Theano archive"
-        )
+        want = "False: RMSNorm has no offset in Nematus"
+        raise errors.out_of_domain("save_tensorflow", "norm_offset", True, want, "save a Theano archive")
     path = Path(path)
     if config.dialect == "zero":
         prefix = zero.scope(write(config))
