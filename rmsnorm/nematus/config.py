@@ -343,9 +343,8 @@ def _check_theano(options: Mapping[str, Any]) -> None:
     """Raise ValueError if the options are of a model of Theano Nematus that this package does not support."""
     for name, values in _THEANO_ONLY.items():
         if name in options and options[name] not in values:
-            raise errors.out_of_domain(
-                "Config", name, options[name], f"{values[0]!r}", "this part of Theano Nematus is not ported"
-            )
+            fix = "this part of Theano Nematus is not ported"
+            raise errors.out_of_domain("Config", name, options[name], f"{values[0]!r}", fix)
     depth, both = options.get("enc_depth") or 1, options.get("enc_depth_bidirectional")
     if both is not None and both != depth:
         raise _wrong("enc_depth_bidirectional", both, f"the enc_depth of {depth}")

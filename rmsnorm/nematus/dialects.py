@@ -123,11 +123,7 @@ def transformer_norm(config: Config, block: Block) -> tuple[str, str]:
 
 
 def transformer_map(config: Config, block: Block, part: str) -> tuple[str, str | None]:
-    """Names of the matrix and of the bias of a linear map of a block, below the name of the layer.
-
-    part: of attention ``queries``, ``keys``, ``values``, ``context``, in zero ``qkv`` for the first three to itself; of
-    ``ffn`` ``in`` and ``out``.
-    """
+    """Names of the matrix and of the bias of a linear map of a block (a key of _ZERO_MAPS), below that of the layer."""
     if config.dialect == "zero":
         attention = "" if block == "ffn" else "dot_attention/"
         scope = f"{_BLOCKS[block][1]}/{attention}{_ZERO_MAPS[part]}"

@@ -156,7 +156,7 @@ def load(
     parameters = {row.name: finite("nematus.load", location.path, name, tensor(name)) for name, row in wanted.items()}
     return Model(
         config=settings,
-        parameters={row.name: parameters[row.name] for row in rows},
+        parameters=parameters,
         path=location.path,
         form=location.form,
         names=VERSIONS[index],

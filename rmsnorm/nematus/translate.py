@@ -119,6 +119,7 @@ def _in_order(
 
     drops_empty: whether the answer to an empty line is an empty line, which the model does not see.
     """
+    report = on_progress or (lambda done, total: None)
     done: dict[int, list[str]] = {}
     written = finished = 0
 
@@ -134,8 +135,7 @@ def _in_order(
     batches = _batches_of_zero if config.dialect == "zero" else _batches_of_nematus
     for rows in chain(batches(config, asked(), count, size), ([],)):
         if rows:
-            if on_progress is not None:
-                on_progress(finished, count)
+            report(finished, count)
             done.update(zip((row for row, _ in rows), answers(rows), strict=True))
             finished += len(rows)
         while written in done:
@@ -143,8 +143,7 @@ def _in_order(
             written += 1
     if not finished:
         raise errors.out_of_domain("port", "the source", [], "at least one line", "is the file empty?")
-    if on_progress is not None:
-        on_progress(finished, count)
+    report(finished, count)
 
 
 def _longest(row: Row) -> int:

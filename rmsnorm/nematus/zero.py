@@ -52,11 +52,9 @@ def fields(options: Mapping[str, Any]) -> dict[str, Any]:
     if model not in _MODELS:
         raise errors.not_a_choice("Config", "model_name", model, _MODELS)
     for name, (choices, default) in (_PORTED | (_PORTED_RNN if model == "rnnsearch" else {})).items():
-        if options.get(name, default) not in choices:
-            want = " or ".join(map(repr, choices))
-            raise errors.out_of_domain(
-                "Config", name, options.get(name, default), want, "this part of zero is not ported"
-            )
+        got, want = options.get(name, default), " or ".join(map(repr, choices))
+        if got not in choices:
+            raise errors.out_of_domain("Config", name, got, want, "this part of zero is not ported")
     values = {name: options.get(option, default) for name, (option, default) in _table(model).items()}
     for name, value in values.items():
         if name == "masked_score":

@@ -35,21 +35,17 @@ class Location(NamedTuple):
     form: Form
 
     @property
-    def files(self) -> list[Path]:
-        """All of its files."""
-        if self.form == "flax":
-            return [file for file in self.path.rglob("*") if not file.is_dir()]
-        if self.form == "tensorflow":
-            parts = self.path.parent.glob(f"{glob.escape(self.path.name)}.data-*")
-            return [Path(f"{self.path}.index"), *parts]
-        return [self.path]
-
-    @property
     def size(self) -> int:
         """Bytes of its files; ValueError if one is no regular file."""
-        for file in self.files:
+        files = [self.path]
+        if self.form == "flax":
+            files = [file for file in self.path.rglob("*") if not file.is_dir()]
+        elif self.form == "tensorflow":
+            parts = self.path.parent.glob(f"{glob.escape(self.path.name)}.data-*")
+            files = [Path(f"{self.path}.index"), *parts]
+        for file in files:
             check_regular(OP, file, "a part of the model")
-        return sum(file.stat().st_size for file in self.files)
+        return sum(file.stat().st_size for file in files)
 
 
 def locate(path: str | os.PathLike[str]) -> Location:
@@ -89,7 +85,7 @@ def _in_directory(directory: Path) -> Location:
     files = [Location(path, form) for suffix, form in _FORMS for path in sorted(directory.glob(f"*{suffix}"))]
     files = [location for location in files if location.path.is_file()]
     files += [Location(path, "flax") for path in sorted(directory.iterdir()) if _is_orbax(path)]
-    models += [location for location in files if _has_options(location.path)]
+    models += [at for at in files if at.path.suffix == ".keras" or Path(f"{at.path}.json").is_file()]  # with options
     if not models and (directory / "config.json").is_file():
         models = [location for location in files if location.path.name.startswith("model.")]
     if not models:
@@ -107,10 +103,6 @@ def _in_directory(directory: Path) -> Location:
 
 def _is_orbax(path: Path) -> bool:
     return (path / "_CHECKPOINT_METADATA").is_file()
-
-
-def _has_options(path: Path) -> bool:
-    return path.suffix == ".keras" or Path(f"{path}.json").is_file()
 
 
 def read_options(model: Path, file: str | os.PathLike[str] | None = None) -> dict[str, Any]:
