@@ -19,24 +19,8 @@ if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
     from rmsnorm.nematus.model import Model, load
 
-__all__ = [
-    "Config",
-    "Model",
-    "load",
-    "save_flax",
-    "save_keras",
-    "save_safetensors",
-    "save_tensorflow",
-    "save_theano",
-]
-_MODULES = {
-    "Config": "config",
-    "Model": "model",
-    "load": "model",
-    "save_flax": "checkpoints.converted",
-    "save_keras": "checkpoints.converted",
-    "save_safetensors": "checkpoints.converted",
-    "save_tensorflow": "checkpoints.original",
-    "save_theano": "checkpoints.original",
-}
+__all__ = ["Config", "Model", "load", "save_flax", "save_keras", "save_safetensors", "save_tensorflow", "save_theano"]
+_MODULES = {"Config": "config", "Model": "model", "load": "model"}
+_MODULES |= dict.fromkeys(("save_flax", "save_keras", "save_safetensors"), "checkpoints.converted")
+_MODULES |= dict.fromkeys(("save_tensorflow", "save_theano"), "checkpoints.original")
 __getattr__, __dir__ = lazy(__name__, _MODULES)  # models of one framework need no other one, and no checkpoints

@@ -46,23 +46,12 @@ class Translations(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a search does.
+    """What a search does with a model of this config. ``lengths`` says how long the translations may be, of each."""
 
-    Attributes:
-        name: ``sampler``, ``costs`` or ``zero``.
-        lengths: how long the translations may be, of each sentence.
-        end: the id that ends a translation; only zero's is not 0.
-        temperature, noise: log-probabilities are those of (logits + Gumbel's noise) / temperature; of zero alone.
-        forbidden: what zero adds to the log-probability of an end in the place of the first word.
-    """
-
-    name: str
+    config: Config
     beam_size: int
     lengths: Array
     alpha: float
-    temperature: float
-    noise: bool
-    forbidden: float
 
     @property
     def steps(self) -> int:
@@ -71,11 +60,7 @@ class Plan(NamedTuple):
 
 
 def finite_alpha(op: str, alpha: float) -> float:
-    """The alpha of length^alpha.
-
-    Raises:
-        ValueError: it is not finite: with NaN no hypothesis is the best one.
-    """
+    """The alpha of length^alpha; ValueError if it is not finite: with NaN no hypothesis is the best one."""
     if not math.isfinite(alpha):
         raise errors.out_of_domain(op, "alpha", alpha, "a finite number", "pass 1 or so")
     return alpha
@@ -85,9 +70,6 @@ def plan(config: Config, words: Any, beam_size: int | None, max_length: int | No
     """What ``translate`` does with these arguments; None stands for what the config says.
 
     words: numbers of words of the source sentences, with their ends.
-
-    Raises:
-        ValueError: a search cannot be as wide or as long.
     """
     beam_size = config.beam_size if beam_size is None else beam_size
     max_length = config.translation_maxlen if max_length is None else max_length
@@ -97,8 +79,7 @@ def plan(config: Config, words: Any, beam_size: int | None, max_length: int | No
     words = np.asarray(words)
     lengths = max_length + (words if config.search == "zero" else 0 * words)
     alpha = finite_alpha("translate", config.normalization_alpha if alpha is None else alpha)
-    temperature, noise, forbidden = config.beam_temperature, config.beam_noise, config.masked_score
-    return Plan(config.search, beam_size, lengths, alpha, temperature, noise, forbidden)
+    return Plan(config, beam_size, lengths, alpha)
 
 
 def is_first(config: Config, previous: Any) -> bool:
@@ -110,22 +91,55 @@ def search(plan: Plan, step: Step, states: States, rows: Rows = getitem) -> Tran
     """Run a search from states with beam_size equal rows for every sentence.
 
     rows: ``rows(state, indices)`` are the rows of these indices.
-
-    Raises:
-        ValueError: the beam is wider than the vocabulary.
     """
-    find = {"sampler": _sampler, "costs": _costs, "zero": _zero}[plan.name]
-    return find(plan, step, states, rows)
+    find = {"sampler": _sampler, "costs": _costs, "zero": _zero}[plan.config.search]
+    return find(plan, _Alive(plan, step, states, rows))
+
+
+class _Alive:
+    """The hypotheses of every sentence that a search makes longer: their words, (batch, beam, time), and states."""
+
+    def __init__(self, plan: Plan, step: Step, states: States, rows: Rows) -> None:
+        self.words: Array = np.zeros((len(plan.lengths), plan.beam_size, 0), np.int64)
+        self.plan, self.step, self.states, self.rows = plan, step, states, rows
+
+    @property
+    def last(self) -> Array | None:
+        """The last words, (batch, beam); None before the first ones."""
+        return self.words[:, :, -1] if self.words.shape[2] else None
+
+    def log_p(self) -> Array:
+        """The log-probabilities of the words that may follow, (batch, beam, vocabulary)."""
+        batch, size, _ = self.words.shape
+        log_p, self.states = self.step(self.states, None if self.last is None else self.last.ravel())
+        if (
+            size > log_p.shape[-1] and self.plan.config.search != "zero"
+        ):  # the first step fills the beam with different words
+            want = f"at most {log_p.shape[-1]}, the target vocabulary"
+            raise errors.out_of_domain("translate", "beam_size", size, want, "pass a smaller one")
+        return log_p.reshape(batch, size, -1)
+
+    def longer(self, scores: Array, size: int) -> tuple[Array, Array, Array]:
+        """The best hypotheses that are one word longer, by scores like log_p: words, scores, what they continue."""
+        flat = scores.reshape(len(scores), -1)
+        best = _top(flat, size)
+        parent, word = np.divmod(best, scores.shape[-1])
+        return np.concatenate((_take(self.words, parent), word[:, :, None]), axis=2), _take(flat, best), parent
+
+    def become(self, words: Array, parent: Array) -> None:
+        """Go on with these hypotheses."""
+        batch, size, _ = self.words.shape
+        order = (np.arange(batch)[:, None] * size + parent).ravel()
+        self.words, self.states = words, [self.rows(state, order) for state in self.states]
 
 
 class _Finished:
     """The best hypotheses of every sentence that have ended. ``low`` is the score of an empty place."""
 
-    def __init__(self, batch: int, size: int, low: np.floating[Any]) -> None:
-        self.words: Array = np.zeros((batch, size, 0), np.int64)
-        self.scores: Array = np.full((batch, size), low)
-        self.is_ended: Array = np.zeros((batch, size), bool)
-        self.size, self.low = size, low
+    def __init__(self, alive: _Alive, low: np.floating[Any]) -> None:
+        self.words, self.low = alive.words, low
+        self.scores: Array = np.full(alive.words.shape[:2], low)
+        self.is_ended: Array = np.zeros(alive.words.shape[:2], bool)
 
     def worst(self) -> Array:
         """The lowest score in every sentence of what has ended; low if nothing has."""
@@ -133,11 +147,11 @@ class _Finished:
         return lowest + ~self.is_ended.any(axis=1) * self.low
 
     def add(self, words: Array, scores: Array, ended: Array) -> None:
-        """Takes what has ended of hypotheses that are one word longer, and keeps the best."""
+        """Take what has ended of hypotheses that are one word longer, and keep the best."""
         words = np.concatenate((np.pad(self.words, ((0, 0), (0, 0), (0, 1))), words), axis=1)
         scores = np.concatenate((self.scores, scores + ~ended * self.low), axis=1)
         ended = np.concatenate((self.is_ended, ended), axis=1)
-        order = _top(scores, self.size)
+        order = _top(scores, self.words.shape[1])
         self.words, self.scores, self.is_ended = _take(words, order), _take(scores, order), _take(ended, order)
 
     def or_else(self, alive: Array, scores: Array) -> tuple[Array, Array]:
@@ -146,120 +160,91 @@ class _Finished:
         return np.where(any_ended[:, :, None], self.words, alive), np.where(any_ended, self.scores, scores)
 
 
-def _sampler(plan: Plan, step: Step, states: States, rows: Rows) -> Translations:
+def _sampler(plan: Plan, alive: _Alive) -> Translations:
     """Keep finished hypotheses in a list of their own.
 
     Stops when no sentence can improve, or one word before the longest translation.
     """
-    batch, size = len(plan.lengths), plan.beam_size
-    row: Array = np.arange(batch)[:, None] * size
-    alive: Array = np.zeros((batch, size, 0), np.int64)
-    alive_scores = np.zeros((batch, size))
-    finished = _Finished(batch, size, np.float64(_LOW))
-    for time in range(1, plan.steps):
-        if (finished.worst() > alive_scores[:, 0]).all():
+    scores: Array = np.zeros((len(plan.lengths), plan.beam_size))
+    finished = _Finished(alive, np.float64(_LOW))
+    for _ in range(1, plan.steps):
+        if (finished.worst() > scores[:, 0]).all():
             break
-        previous = None if time == 1 else alive[:, :, -1].ravel()
-        log_p, states = step(states, previous)
-        log_p = log_p.reshape(batch, size, -1)
-        if previous is not None:
-            log_p = np.where(previous.reshape(batch, size, 1) == 0, _NEVER, log_p)
-        scores = log_p + alive_scores[:, :, None]
-        _check_beam(size, log_p)
-        scores = scores[:, 0] if time == 1 else scores.reshape(batch, -1)
-        best = _top(scores, size)
-        parent, word = np.divmod(best, log_p.shape[-1])
-        top_scores = _take(scores, best)
-        top = np.concatenate((_take(alive, parent), word[:, :, None]), axis=2)
-        ended = word == 0
-
-        order = _top(top_scores + ended * _LOW, size)
-        alive, alive_scores = _take(top, order), _take(top_scores, order)
-        states = [rows(state, (row + _take(parent, order)).ravel()) for state in states]
-        finished.add(top, top_scores, ended)
-    sequences, scores = finished.or_else(alive, alive_scores)
-    ends = np.concatenate((sequences == 0, np.ones((batch, size, 1), bool)), axis=2)
+        candidates = alive.log_p() + scores[:, :, None]
+        if alive.last is None:  # all hypotheses are equal
+            candidates = candidates[:, :1]
+        else:  # nothing follows those that have ended
+            candidates = np.where(alive.last[:, :, None] == 0, _NEVER + scores[:, :, None], candidates)
+        words, best, parent = alive.longer(candidates, plan.beam_size)
+        ended = words[:, :, -1] == 0
+        order = _top(best + ended * _LOW, plan.beam_size)
+        alive.become(_take(words, order), _take(parent, order))
+        scores = _take(best, order)
+        finished.add(words, best, ended)
+    sequences, scores = finished.or_else(alive.words, scores)
+    ends = np.concatenate((sequences == 0, np.ones((*scores.shape, 1), bool)), axis=2)
     lengths = ends.argmax(axis=2) + 1  # the end of sentence counts, even if the search did not reach it
     return _best_first(sequences, scores / lengths**plan.alpha)
 
 
-def _costs(plan: Plan, step: Step, states: States, rows: Rows) -> Translations:
+def _costs(plan: Plan, alive: _Alive) -> Translations:
     """All hypotheses are in one list. A finished one stays at no cost; its score becomes positive, above all others."""
-    batch, size = len(plan.lengths), plan.beam_size
-    row = np.arange(batch)[:, None] * size
-    words = np.zeros((batch, size, 0), np.int64)
-    scores = np.tile([0.0] + [_NEVER] * (size - 1), (batch, 1))
-    previous = None
-    while words.shape[2] < plan.steps and (previous is None or previous.any()):
-        log_p, states = step(states, previous)
-        log_p = log_p.reshape(batch, size, -1)
-        if previous is not None:
-            ended = np.full(log_p.shape[-1], _NEVER)
-            ended[0] = 0.0
-            log_p = np.where(previous.reshape(batch, size, 1) == 0, ended, log_p)
-        _check_beam(size, log_p)
-        candidates = (log_p + scores[:, :, None]).reshape(batch, -1)
-        best = _top(candidates, size)
-        parent, word = np.divmod(best, log_p.shape[-1])
-        scores = _take(candidates, best)
-        scores = np.where(word == 0, np.abs(scores), scores)
-        words = np.concatenate((_take(words, parent), word[:, :, None]), axis=2)
-        states = [rows(state, (row + parent).ravel()) for state in states]
-        previous = word.ravel()
-    sequences = np.pad(words, ((0, 0), (0, 0), (0, 1)))  # the end of sentence, even if the search did not reach it
+    scores = _first_alone(plan)
+    while alive.words.shape[2] < plan.steps and (alive.last is None or alive.last.any()):
+        log_p = alive.log_p()
+        if alive.last is not None:
+            stays = np.append(0.0, np.full(log_p.shape[-1] - 1, _NEVER))
+            log_p = np.where(alive.last[:, :, None] == 0, stays, log_p)
+        words, best, parent = alive.longer(log_p + scores[:, :, None], plan.beam_size)
+        scores = np.where(words[:, :, -1] == 0, np.abs(best), best)
+        alive.become(words, parent)
+    sequences = np.pad(alive.words, ((0, 0), (0, 0), (0, 1)))  # with the end, even if the search did not reach it
     lengths = sequences.shape[2] - (sequences[:, :, ::-1] != 0).argmax(axis=2) + 1
     lengths = np.where(sequences.any(axis=2), lengths, 1)
     return _best_first(sequences, -np.abs(scores) / lengths**plan.alpha)
 
 
-def _zero(plan: Plan, step: Step, states: States, rows: Rows) -> Translations:
+def _zero(plan: Plan, alive: _Alive) -> Translations:
     """Keep alive hypotheses and finished ones in two lists, ranked by score: log p / ((5 + length) / 6)^alpha.
 
     Stops when in no sentence an alive one can become better than the worst finished one. float32 as in zero, where
     impossible hypotheses become minus infinity, which decides in what order they come.
     """
-    batch, size = len(plan.lengths), plan.beam_size
-    row, low = np.arange(batch)[:, None] * size, np.float32(_NEVER)
-    rng = np.random.default_rng()
-    alive: Array = np.zeros((batch, size, 0), np.int64)
-    alive_log_p: Array = np.tile(np.array([0.0] + [low] * (size - 1), np.float32), (batch, 1))
-    alive_scores = np.zeros((batch, size), np.float32)
-    finished = _Finished(batch, size, low)
+    low, rng = np.float32(_NEVER), np.random.default_rng()
+    total: Array = _first_alone(plan).astype(np.float32)
+    scores: Array = np.zeros_like(total)
+    finished = _Finished(alive, low)
 
     def penalty(length: Any) -> Array:
         return np.power((5 + np.asarray(length, np.float32)) / 6, np.float32(plan.alpha)).astype(np.float32)
 
     with np.errstate(over="ignore"):
         for time in range(plan.steps):
-            if (finished.worst() > alive_log_p[:, 0] / penalty(plan.lengths)).all():
+            if (finished.worst() > total[:, 0] / penalty(plan.lengths)).all():
                 break
-            log_p, states = step(states, alive[:, :, -1].ravel() if time else None)
-            log_p = _tempered(plan, log_p.astype(np.float32), rng)
-            log_p[:, ZERO_END] += np.float32(plan.forbidden if time == 0 else 0)
-            vocabulary = log_p.shape[-1]
-            log_p = log_p.reshape(batch, size, vocabulary) + alive_log_p[:, :, None]
-            scores = (log_p / penalty(time + 1)).reshape(batch, -1)
-            best = _top(scores, 2 * size)
-            parent, word = np.divmod(best, vocabulary)
-            top_scores = _take(scores, best)
-            top = np.concatenate((_take(alive, parent), word[:, :, None]), axis=2)
-            ended = (word == ZERO_END) | (plan.lengths <= time)[:, None]
-
-            kept_scores = top_scores + ended * low
-            order = _top(kept_scores, size)
-            alive, alive_scores = _take(top, order), _take(kept_scores, order)
-            alive_log_p = alive_scores * penalty(time + 1)
-            states = [rows(state, (row + _take(parent, order)).ravel()) for state in states]
-            finished.add(top, top_scores, ended)
-    return Translations(*finished.or_else(alive, alive_scores))
+            log_p = _tempered(plan.config, alive.log_p().astype(np.float32), rng)
+            log_p[:, :, ZERO_END] += np.float32(plan.config.masked_score if time == 0 else 0)  # no end as first word
+            words, best, parent = alive.longer((log_p + total[:, :, None]) / penalty(time + 1), 2 * plan.beam_size)
+            ended = (words[:, :, -1] == ZERO_END) | (plan.lengths <= time)[:, None]
+            order = _top(best + ended * low, plan.beam_size)
+            alive.become(_take(words, order), _take(parent, order))
+            scores = _take(best + ended * low, order)
+            total = scores * penalty(time + 1)
+            finished.add(words, best, ended)
+    return Translations(*finished.or_else(alive.words, scores))
 
 
-def _tempered(plan: Plan, log_p: Array, rng: np.random.Generator) -> Array:
-    """log softmax((log_p + noise) / temperature); log_p and logits differ by a constant."""
-    if plan.noise:
+def _first_alone(plan: Plan) -> Array:
+    """The scores before the first word: the hypotheses of a sentence are equal, and all but one are impossible."""
+    return np.tile([0.0] + [_NEVER] * (plan.beam_size - 1), (len(plan.lengths), 1))
+
+
+def _tempered(config: Config, log_p: Array, rng: np.random.Generator) -> Array:
+    """log softmax((log_p + noise) / temperature), with Gumbel's noise; log_p and logits differ by a constant."""
+    if config.beam_noise:
         log_p = log_p + rng.gumbel(size=log_p.shape).astype(np.float32)
-    if plan.noise or plan.temperature != 1:
-        log_p = log_p / np.float32(plan.temperature)
+    if config.beam_noise or config.beam_temperature != 1:
+        log_p = log_p / np.float32(config.beam_temperature)
         log_p = log_p - log_p.max(axis=-1, keepdims=True)
         log_p = log_p - np.log(np.exp(log_p).sum(axis=-1, keepdims=True))
     return log_p
@@ -282,11 +267,3 @@ def _take(values: Array, order: Array) -> Array:
 def _best_first(sequences: Array, scores: Array) -> Translations:
     order = np.argsort(-scores, axis=1, kind="stable")
     return Translations(_take(sequences, order), _take(scores, order))
-
-
-def _check_beam(size: int, log_p: Array) -> None:
-    """The first step fills the beam with different words; with too few words Nematus fails or returns wrong results."""
-    if size > log_p.shape[-1]:
-        raise errors.out_of_domain(
-            "translate", "beam_size", size, f"at most {log_p.shape[-1]}, the target vocabulary", "pass a smaller one"
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from rmsnorm import errors
@@ -21,13 +21,8 @@ TIED: Final = "decoder/next_word_predictor/hidden_to_logits/W"
 
 
 class GRUVariable(NamedTuple):
-    """A variable of a GRU.
-
-    Attributes:
-        name: in Nematus.
-        theano: in the authors' code and in Theano Nematus.
-        theano_after_attention: in Theano Nematus, in the GRUs after the attention.
-        norm: the scope of the norm of its product; empty if there is none.
+    """A variable of a GRU: its names in Nematus, in Theano Nematus (and in the authors' code), and there after the
+    attention; and the scope of the norm of its product, empty if there is none.
     """
 
     name: str
@@ -36,11 +31,7 @@ class GRUVariable(NamedTuple):
     norm: str
 
     def shape(self, features: int, state: int) -> tuple[int, ...]:
-        """The shape for inputs and states of these sizes.
-
-        >>> GRU[1].name, GRU[1].shape(3, 4)
-        ('input_to_gates', (3, 8))
-        """
+        """The shape for inputs and states of these sizes."""
         width = 2 * state if "gates" in self.name else state
         side = self.name.partition("_")[0]
         return {"state": (state, width), "input": (features, width)}.get(side, (width,))
@@ -54,6 +45,15 @@ GRU: Final = (
     GRUVariable("input_to_proposal", "Wx", "Wcx", "proposal_x_norm"),
     GRUVariable("proposal_bias", "bx", "bx_nl", ""),
 )
+
+
+def gru_rows(bias: Bias, *, has_input: bool) -> Iterator[GRUVariable]:
+    """The variables of a GRU: a transition has no input, and the transitions of some encoders have no bias."""
+    for row in GRU:
+        if (has_input or not row.name.startswith("input")) and (bias != "none" or not row.name.endswith("bias")):
+            yield row
+
+
 # The authors' orders: of the parameters, and of the norms that the gains s1 to s4 and the offsets b1 to b4 belong to.
 _AUTHORS_ORDER: Final = ("W", "U", "b", "Wx", "Ux", "bx")
 _AUTHORS_NORMS: Final = ("W", "Wx", "U", "Ux")
@@ -74,21 +74,13 @@ def check_norm(norm: str) -> None:
 
 
 def leaves(norm: CellNorm, scope: str = "") -> tuple[str, str]:
-    """Nematus's names of the gain and the offset of a norm, below a scope.
-
-    >>> leaves("rms", "gates_x_norm/")
-    ('gates_x_norm/scale', 'gates_x_norm/offset')
-    """
+    """Nematus's names of the gain and the offset of a norm, below a scope."""
     gain, offset = ("new_std", "new_mean") if norm == "layer" else ("scale", "offset")
     return scope + gain, scope + offset
 
 
 def dotted(name: str) -> str:
-    """A name with dots for slashes, as in the state dict of a module of PyTorch, which has an attribute ``forward``.
-
-    >>> dotted("encoder/forward/cell_gru"), slashed("encoder.forward_.cell_gru")
-    ('encoder.forward_.cell_gru', 'encoder/forward/cell_gru')
-    """
+    """A name with dots for slashes, as in the state dict of a module of PyTorch, which has an attribute ``forward``."""
     return ".".join("forward_" if part == "forward" else part for part in name.split("/"))
 
 
@@ -98,11 +90,7 @@ def slashed(name: str) -> str:
 
 
 def initial(name: str) -> Initial:
-    """What a parameter of a new cell is, as in Nematus: numbers, normal ones of size 0.01, or orthogonal squares.
-
-    >>> [initial(name) for name in ("U", "gru0/input_to_gates", "gru0/gates_x_norm/scale", "b")]
-    ['orthogonal', 'normal', 'ones', 'zeros']
-    """
+    """What a parameter of a new cell is, as in Nematus: numbers, normal ones of size 0.01, or orthogonal squares."""
     leaf = name.rpartition("/")[2]
     if leaf.startswith(("U", "state")):
         return "orthogonal"
@@ -112,11 +100,7 @@ def initial(name: str) -> Initial:
 
 
 def authors_gru(parameters: Mapping[str, Any], norm: CellNorm) -> dict[str, Any]:
-    """The parameters of the authors' GRU under Nematus's names; it is the same cell.
-
-    >>> authors_gru({"U": 1, "s3": 2}, "rms")
-    {'gru0/state_to_gates': 1, 'gru0/gates_state_norm/scale': 2}
-    """
+    """The parameters of the authors' GRU under Nematus's names; it is the same cell."""
     names = _gru_names(norm)
     return {names[name]: value for name, value in parameters.items()}
 
@@ -130,21 +114,11 @@ def _gru_names(norm: CellNorm) -> dict[str, str]:
 
 
 def nematus_gru_shapes(features: int, state: int, biases: Sequence[Bias], norm: CellNorm) -> Shapes:
-    """Shapes of the parameters of Nematus's GRU with deep transition; ``biases`` as for nematus_gru.
-
-    >>> nematus_gru_shapes(3, 4, ["none"], "none")["gru0/input_to_gates"]
-    (3, 8)
-
-    Raises:
-        ValueError: norm is not one of NORMS.
-    """
+    """Shapes of the parameters of Nematus's GRU with deep transition; ``biases`` as for nematus_gru."""
     check_norm(norm)
     shapes: Shapes = {}
     for index, bias in enumerate(biases):
-        for row in GRU:
-            has_no_input = index > 0 and row.name.startswith("input")  # a transition
-            if has_no_input or (bias == "none" and row.name.endswith("bias")):
-                continue
+        for row in gru_rows(bias, has_input=index == 0):
             shape = shapes[f"gru{index}/{row.name}"] = row.shape(features, state)
             if row.norm:
                 shapes |= _norm_shapes(norm, leaves(norm, f"gru{index}/{row.norm}/"), shape[-1])
@@ -152,27 +126,13 @@ def nematus_gru_shapes(features: int, state: int, biases: Sequence[Bias], norm: 
 
 
 def gru_shapes(features: int, state: int, norm: CellNorm) -> Shapes:
-    """Shapes of the parameters of the authors' GRU.
-
-    >>> gru_shapes(3, 4, "rms")["s1"]
-    (8,)
-
-    Raises:
-        ValueError: norm is not one of NORMS.
-    """
+    """Shapes of the parameters of the authors' GRU."""
     shapes = nematus_gru_shapes(features, state, ["input"], norm)
     return {name: shapes[nematus] for name, nematus in _gru_names(norm).items() if nematus in shapes}
 
 
 def lstm_shapes(features: int, state: int, norm: CellNorm) -> Shapes:
-    """Shapes of the parameters of the authors' LSTM.
-
-    >>> sorted(lstm_shapes(3, 4, "rms"))
-    ['U', 'W', 'b', 's1', 's2', 's3']
-
-    Raises:
-        ValueError: norm is not one of NORMS.
-    """
+    """Shapes of the parameters of the authors' LSTM."""
     check_norm(norm)
     width = 4 * state
     shapes: Shapes = {"W": (features, width), "U": (state, width), "b": (width,)}

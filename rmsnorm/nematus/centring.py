@@ -13,15 +13,13 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm import errors
+from rmsnorm.nematus.cells import GRU
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import check
 from rmsnorm.nematus.zero import recurrent_maps
 
-_MATRIX: Final = {
-    "gates_state_norm": "state_to_gates",
-    "gates_x_norm": "input_to_gates",
-    "proposal_state_norm": "state_to_proposal",
-    "proposal_x_norm": "input_to_proposal",
+# The matrix whose result a norm of a cell or of the attention normalises.
+_MATRIX: Final = {row.norm: row.name for row in GRU} | {
     "hidden_state_norm": "state_to_hidden",
     "hidden_context_norm": "context_to_hidden",
 }
@@ -35,19 +33,8 @@ def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, 
     Gains and offsets stay. In zero, whose RMSNorm has no offset, the offsets become parts of the biases that are added
     to the same sums. The arithmetic is float64, so the only error is the rounding to the dtype.
 
-    Args:
-        config, parameters: of an RNNSearch with LayerNorm, as ``rmsnorm.nematus.load`` returns them.
-
     Raises:
-        ValueError: the model has no LayerNorm; it is a Transformer, whose sinusoids have a mean that no parameter can
-            remove; or the parameters are not those of the config.
-
-    Example:
-        >>> from rmsnorm.nematus.names import variables
-        >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3, norm="layer")
-        >>> parameters = {row.name: np.arange(np.prod(row.shape)).reshape(row.shape) / 1 for row in variables(config)}
-        >>> to_rms_norm(config, parameters)[1]["decoder/initial_state_constructor/b"]
-        array([-0.5,  0.5])
+        ValueError: the model is no RNNSearch with LayerNorm, or the parameters are not those of the config.
     """
     if config.norm != "layer" or config.model_type != "rnn":
         got, why = f"{config.model_type} with {config.norm}", "only that can be converted"
@@ -65,11 +52,8 @@ def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, 
                 array = np.asarray(parameters[name], np.float64)
                 centred[name] = (array - array.mean(axis=-1, keepdims=True)).astype(parameters[name].dtype)
     new = config.replace(norm="rms", norm_offset=True)
-    renamed = {"new_std": "scale", "new_mean": "offset"}
-    parts = {name: name.rpartition("/") for name in centred}
-    return new, {
-        f"{scope}{slash}{renamed.get(leaf, leaf)}": centred[name] for name, (scope, slash, leaf) in parts.items()
-    }
+    named = {name.replace("/new_std", "/scale").replace("/new_mean", "/offset"): name for name in centred}
+    return new, {name: centred[old] for name, old in named.items()}
 
 
 def _centred_of_zero(config: Config, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,12 +79,10 @@ def _normalised(config: Config, norm: str) -> list[str]:
     scope, _, last = norm.rpartition("/")
     if last not in _MATRIX:  # a feed-forward layer: the variables of the norm are beside its own
         return [f"{norm}/W", f"{norm}/b"]
-    names = [f"{scope}/{_MATRIX[last]}"]
-    if last == "hidden_context_norm":
-        names.append(f"{scope}/hidden_bias")
     gru = _STACK.search(scope)
+    has_bias = last == "hidden_context_norm"
     if gru is not None:
         side = "input" if "_x_" in last else "state"
-        if config.gru_bias(gru[1], int(gru[2])) == side:  # type: ignore[arg-type]  # the pattern knows only these
-            names.append(f"{scope}/{last.split('_')[0]}_bias")
-    return names
+        has_bias = config.gru_bias(gru[1], int(gru[2])) == side  # type: ignore[arg-type]  # the pattern knows only these
+    bias = [f"{scope}/{last.split('_')[0]}_bias"] if has_bias else []
+    return [f"{scope}/{_MATRIX[last]}", *bias]

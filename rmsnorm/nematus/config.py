@@ -6,10 +6,9 @@ Loads no array library.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
-from typing import Any, Final, Literal, get_args
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from rmsnorm import errors
 from rmsnorm.nematus import zero
@@ -22,29 +21,21 @@ Activation = Literal["tanh", "relu", "prelu", "linear"]
 Bias = Literal["input", "state", "outside", "none"]
 
 # Other names of the options of Nematus master: in v0.3, in Theano, and before v0.4.
-LEGACY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "embedding_size": ("dim_word",),
-        "state_size": ("dim",),
-        "target_vocab_size": ("n_words",),
-        "source_vocab_sizes": ("source_vocab_size", "n_words_src"),
-        "rnn_enc_depth": ("enc_depth",),
-        "rnn_enc_transition_depth": ("enc_recurrence_transition_depth",),
-        "rnn_dec_depth": ("dec_depth",),
-        "rnn_dec_base_transition_depth": ("dec_base_recurrence_transition_depth",),
-        "rnn_dec_high_transition_depth": ("dec_high_recurrence_transition_depth",),
-        "rnn_dec_deep_context": ("dec_deep_context",),
-        "rnn_layer_normalization": ("use_layer_norm", "layer_normalisation"),
-        "rnn_lexical_model": ("lexical_model",),
-        "rnn_use_dropout": ("use_dropout",),
-        "rnn_dropout_embedding": ("dropout_embedding",),
-        "rnn_dropout_hidden": ("dropout_hidden",),
-        "rnn_dropout_source": ("dropout_source",),
-        "rnn_dropout_target": ("dropout_target",),
-        "transformer_enc_depth": ("transformer_encoder_layers",),
-        "transformer_dec_depth": ("transformer_decoder_layers",),
-    }
-)
+LEGACY: Final[dict[str, tuple[str, ...]]] = {
+    "embedding_size": ("dim_word",),
+    "state_size": ("dim",),
+    "target_vocab_size": ("n_words",),
+    "source_vocab_sizes": ("source_vocab_size", "n_words_src"),
+    "rnn_enc_transition_depth": ("enc_recurrence_transition_depth",),
+    "rnn_dec_base_transition_depth": ("dec_base_recurrence_transition_depth",),
+    "rnn_dec_high_transition_depth": ("dec_high_recurrence_transition_depth",),
+    "rnn_layer_normalization": ("use_layer_norm", "layer_normalisation"),
+    "transformer_enc_depth": ("transformer_encoder_layers",),
+    "transformer_dec_depth": ("transformer_decoder_layers",),
+    **{f"rnn_{name}": (name,) for name in ("enc_depth", "dec_depth", "dec_deep_context", "lexical_model")},
+    **{f"rnn_{name}": (name,) for name in ("use_dropout", "dropout_embedding", "dropout_hidden")},
+    **{f"rnn_{name}": (name,) for name in ("dropout_source", "dropout_target")},
+}
 
 # Options of Theano Nematus, with the values that this package supports. Other values make another model.
 _THEANO_ONLY: Final = {
@@ -136,55 +127,38 @@ class Config:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.options, Mapping):
-            raise _wrong("options", self.options, "the content of a JSON object")
-        for name in ("source_vocab_sizes", "dim_per_factor"):  # JSON has lists
-            if isinstance(getattr(self, name), list):
+        for name, kind in _KINDS.items():
+            if get_origin(kind) is tuple and isinstance(getattr(self, name), list):  # JSON has lists
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise errors.not_a_choice("Config", name, getattr(self, name), choices)
-        for name, least in _LEAST.items():
-            for value in _as_tuple(getattr(self, name)):
-                if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                    raise _wrong(name, getattr(self, name), f"integers >= {least}")
-        for name, default in ((option.name, option.default) for option in fields(self)):
-            if isinstance(default, bool) and getattr(self, name) not in (False, True):  # 0 and 1 are equal to these
-                raise _wrong(name, getattr(self, name), "true or false")
-            if name.endswith("_smoothing") or "_drop" in name:
-                rate = getattr(self, name)
-                if not isinstance(rate, int | float) or not 0 <= rate < 1:
-                    raise _wrong(name, rate, "a number in [0, 1)")
-        for name, lowest in _LOWEST.items():
-            number = getattr(self, name)
-            if not isinstance(number, int | float) or not lowest <= number < math.inf:
-                raise _wrong(name, number, f"a number >= {lowest:g}")
+            _check(name, kind, getattr(self, name))
         if self.norm == "layer":
             object.__setattr__(self, "norm_offset", True)
         if not self.dim_per_factor:
             object.__setattr__(self, "dim_per_factor", (self.embedding_size,))
-        if len(self.dim_per_factor) != len(self.source_vocab_sizes):
-            raise _wrong("dim_per_factor", self.dim_per_factor, f"one size for each of {self.source_vocab_sizes}")
-        if sum(self.dim_per_factor) != self.embedding_size:
-            raise _wrong("dim_per_factor", self.dim_per_factor, f"sizes that add up to {self.embedding_size}")
-        if self.softmax_mixture_size > 1 and self.rnn_lexical_model:
-            raise _wrong("rnn_lexical_model", True, "False where softmax_mixture_size is above 1")
-        if self.tie_encoder_decoder_embeddings and self.source_vocab_sizes[0] != self.target_vocab_size:
-            raise _wrong(
-                "target_vocab_size", self.target_vocab_size, f"{self.source_vocab_sizes[0]} of the tied source"
-            )
-        if self.model_type == "transformer":
-            self._check_transformer()
+        for name, want in self._contradictions():
+            raise _wrong(name, getattr(self, name), want)
 
-    def _check_transformer(self) -> None:
-        if self.embedding_size != self.state_size:
-            raise _wrong("embedding_size", self.embedding_size, f"the state_size of {self.state_size}")
-        if self.state_size % 2 > (self.dialect == "zero") or self.state_size < 4:
-            raise _wrong("state_size", self.state_size, "an even number >= 4, for the sines and cosines of positions")
-        if self.state_size % self.transformer_num_heads:
-            raise _wrong("transformer_num_heads", self.transformer_num_heads, f"a divisor of {self.state_size}")
-        if len(self.source_vocab_sizes) > 1 or self.softmax_mixture_size > 1:
-            raise _wrong("model_type", "transformer", "rnn where there are source factors or a mixture of softmaxes")
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        """Fields that other fields contradict, each with what they make of it."""
+        sizes, state = self.source_vocab_sizes, self.state_size
+        if len(self.dim_per_factor) != len(sizes):
+            yield "dim_per_factor", f"one size for each of {sizes}"
+        if sum(self.dim_per_factor) != self.embedding_size:
+            yield "dim_per_factor", f"sizes that add up to {self.embedding_size}"
+        if self.softmax_mixture_size > 1 and self.rnn_lexical_model:
+            yield "rnn_lexical_model", "False where softmax_mixture_size is above 1"
+        if self.tie_encoder_decoder_embeddings and sizes[0] != self.target_vocab_size:
+            yield "target_vocab_size", f"{sizes[0]} of the tied source"
+        if self.model_type == "rnn":
+            return
+        if self.embedding_size != state:
+            yield "embedding_size", f"the state_size of {state}"
+        if state < 4 or (state % 2 and self.dialect != "zero"):
+            yield "state_size", "an even number >= 4, for the sines and cosines of positions"
+        if state % self.transformer_num_heads:
+            yield "transformer_num_heads", f"a divisor of {state}"
+        if len(sizes) > 1 or self.softmax_mixture_size > 1:
+            yield "model_type", "rnn where there are source factors or a mixture of softmaxes"
 
     @property
     def layers(self) -> int:
@@ -196,14 +170,7 @@ class Config:
 
     @property
     def target_embedding_size(self) -> int:
-        """The size of the target embeddings: that of the first source factor if the decoder shares its embeddings.
-
-        >>> Config(
-        ...     embedding_size=12, state_size=16, source_vocab_sizes=(41, 11), target_vocab_size=41,
-        ...     dim_per_factor=(9, 3), tie_encoder_decoder_embeddings=True,
-        ... ).target_embedding_size
-        9
-        """  # fmt: skip
+        """The size of the target embeddings: that of the first source factor if the decoder shares its embeddings."""
         return self.dim_per_factor[0] if self.tie_encoder_decoder_embeddings else self.embedding_size
 
     def gru_bias(self, stack: Literal["encoder", "base", "high"], index: int) -> Bias:
@@ -216,13 +183,11 @@ class Config:
         >>> [config.gru_bias("base", 0), config.gru_bias("base", 1), config.gru_bias("encoder", 1)]
         ['input', 'state', 'none']
         """
-        if stack == "base":
-            return "input" if index == 0 else "state"
-        if self.dialect == "theano":
-            return "input" if index == 0 else "outside"
-        if stack == "high":
+        if stack == "high" and self.dialect != "theano":
             return "state"
-        return "input" if index == 0 else "none"
+        if index == 0:
+            return "input"
+        return "state" if stack == "base" else "outside" if self.dialect == "theano" else "none"
 
     def replace(self, **changes: Any) -> Config:
         """A copy with other values, checked like a new config.
@@ -234,80 +199,83 @@ class Config:
         return replace(self, **changes)
 
 
-_CHOICES: Final = {
-    "dialect": get_args(Dialect),
-    "norm": get_args(Norm),
-    "search": ("sampler", "costs", "zero"),
-    "model_type": ("rnn", "transformer"),
-    "output_hidden_activation": get_args(Activation),
-}
+_KINDS: Final = get_type_hints(Config)  # the types of the fields
+# Lowest values; those of other sizes are 1, of other numbers 0.
 _LEAST: Final = {
-    **dict.fromkeys(("embedding_size", "state_size", "source_vocab_sizes", "target_vocab_size", "dim_per_factor"), 1),
-    **dict.fromkeys(("softmax_mixture_size", "translation_maxlen", "beam_size"), 1),
-    **dict.fromkeys(("rnn_enc_depth", "rnn_enc_transition_depth", "rnn_dec_depth", "rnn_dec_high_transition_depth"), 1),
     "rnn_dec_base_transition_depth": 2,  # one GRU before the attention, at least one after it
-    **dict.fromkeys(("transformer_enc_depth", "transformer_dec_depth"), 1),
-    **dict.fromkeys(("transformer_ffn_hidden_size", "transformer_num_heads"), 1),
+    "beam_temperature": 1e-9,
+    "normalization_alpha": -1e9,
+    "masked_score": -1e38,
 }
-_LOWEST: Final = {"eps": 0.0, "beam_temperature": 1e-9, "normalization_alpha": -1e9, "masked_score": -1e38}
+
+
+def _check(name: str, kind: Any, value: Any) -> None:
+    """Raise ValueError if a value is not of the type of its field, or out of its domain."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise errors.not_a_choice("Config", name, value, get_args(kind))
+    elif kind is bool:
+        if value not in (False, True):  # 0 and 1 are equal to these
+            raise _wrong(name, value, "true or false")
+    elif kind is float:
+        is_rate, least = name.endswith("_smoothing") or "_drop" in name, _LEAST.get(name, 0.0)
+        if not isinstance(value, int | float) or not least <= value < (1 if is_rate else math.inf):
+            raise _wrong(name, value, "a number in [0, 1)" if is_rate else f"a number >= {least:g}")
+    elif kind is int or get_origin(kind) is tuple:
+        sizes, least = (value,) if kind is int else value, _LEAST.get(name, 1)
+        if not isinstance(sizes, tuple) or not all(type(size) is int and size >= least for size in sizes):
+            raise _wrong(name, value, f"integers >= {least}")
+    elif not isinstance(value, Mapping):
+        raise _wrong(name, value, "the content of a JSON object")
+
+
+def _wrong(name: str, got: Any, want: str) -> ValueError:
+    return errors.out_of_domain("Config", name, got, want, "the options describe another model")
+
+
+# The fields that Nematus has no option for, or whose option is not read.
+_OTHERS: Final = (
+    *("dialect", "norm", "norm_offset", "search", "options", "eps", "masked_score", "relu_attention"),
+    *("beam_size", "normalization_alpha", "beam_temperature", "beam_noise"),
+)
+_OPTIONS: Final = tuple(name for name in _KINDS if name not in _OTHERS)
+
+
+def told(options: Mapping[str, Any], name: str, otherwise: Any = None) -> Any:
+    """What the options of any version of Nematus say of an option of master; None is nothing."""
+    values = (options.get(spelling) for spelling in (name, *LEGACY.get(name, ())))
+    return next((value for value in values if value is not None), otherwise)
 
 
 def read(options: Mapping[str, Any], **known: Any) -> Config:
-    """The config for the options of any version of Nematus, or of zero.
+    """The config for the options of any version of Nematus, or of zero, in a JSON file.
 
-    Args:
-        options: the content of the JSON file.
-        known: fields of Config that are known from another source, such as ``norm`` from the variable names.
-
-    Raises:
-        ValueError: an option is missing, is out of its domain, or describes a model that this package does not support.
-
-    Example:
-        >>> options = {"dim_word": 12, "dim": 16, "n_words_src": 37, "n_words": 41, "enc_depth": 2}
-        >>> config = read(options, norm="rms")
-        >>> config.dialect, config.rnn_enc_depth
-        ('theano', 2)
+    known: fields of Config that are known from another source, such as ``norm`` from the variable names.
     """
     if zero.is_zero(options):
         return Config(**{**zero.fields(options), **known}, options=dict(options))
     _check_theano(options)
-    values: dict[str, Any] = {}
-    for name in _READ:
-        spellings = (name, *LEGACY.get(name, ()))
-        spelling = next((spelling for spelling in spellings if options.get(spelling) is not None), None)
-        if spelling is not None:
-            values[name] = options[spelling]
-    if not values.pop("rnn_use_dropout", True):  # then the rates in the file have no effect
-        values.update({name: 0.0 for name in values if name.startswith("rnn_dropout_")})
-    for name in ("source_vocab_sizes", "dim_per_factor"):
-        if not isinstance(values.get(name, ()), int | list | tuple):
-            raise _wrong(name, values[name], "a list of integers")
-    dims = values["dim_per_factor"] = _as_tuple(values.get("dim_per_factor", ()))
-    factors, sizes = options.get("factors") or 1, values.get("source_vocab_sizes", ())
-    if not isinstance(factors, int) or factors > max(1, len(dims)):
-        raise _wrong("factors", factors, f"{max(1, len(dims))}, as many as dim_per_factor has sizes")
-    values["source_vocab_sizes"] = (sizes,) * factors if isinstance(sizes, int) else tuple(sizes)
+    values = {name: told(options, name) for name in _OPTIONS}
+    if not told(options, "rnn_use_dropout", True):  # then the rates in the file have no effect
+        values |= {name: None for name in _OPTIONS if name.startswith("rnn_dropout_")}
+    values = {name: value for name, value in values.items() if value is not None}
+    sizes, dims = values.get("source_vocab_sizes", ()), values.get("dim_per_factor", ())
+    values["dim_per_factor"] = dims = (dims,) if isinstance(dims, int) else dims
+    factors, most = options.get("factors") or 1, max(1, len(dims)) if isinstance(dims, list | tuple) else 1
+    if not isinstance(factors, int) or factors > most:
+        raise _wrong("factors", factors, f"{most}, as many as dim_per_factor has sizes")
+    values["source_vocab_sizes"] = (sizes,) * factors if isinstance(sizes, int) else sizes
     values["dialect"] = dialect_of(options)
-    if options and "translation_strategy" not in options and values["dialect"] != "theano":
+    if "translation_strategy" not in options and values["dialect"] != "theano":
         values["search"] = "costs"
     values.update(known)
     for name in ("embedding_size", "state_size", "source_vocab_sizes", "target_vocab_size"):
         if not values.get(name):
-            spellings = (name, *LEGACY[name])
             raise errors.InputValueError(
-                f"Config: {' or '.join(spellings)} is missing, expected in the options of a Nematus model; add it"
+                f"Config: {' or '.join((name, *LEGACY[name]))} is missing, expected in the options of a Nematus model; "
+                "add it"
             )
     return Config(**values, options=dict(options))
-
-
-_READ: Final = (
-    *(
-        option.name
-        for option in fields(Config)
-        if option.name not in ("dialect", "norm", "norm_offset", "search", "options", *zero.OWN_FIELDS)
-    ),
-    "rnn_use_dropout",
-)
 
 
 def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
@@ -315,36 +283,31 @@ def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
 
     Options of the original file stay, unless they are another name of an option that is written here.
 
-    Args:
-        theano: whether Theano Nematus will read the file. If the model has another dialect, the file says so.
-
-    >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41, norm="rms")
-    >>> write(config)["layer_normalization_type"], write(config, theano=True)["dim_word"]
-    ('rmsnorm', 12)
+    theano: whether Theano Nematus will read the file. If the model has another dialect, the file says so.
     """
     if config.dialect == "zero":
         return zero.options(vars(config))
-    theano = theano or config.dialect == "theano"
-    own = {
-        **{name: getattr(config, name) for name in _READ if name != "rnn_use_dropout"},
+    version: Dialect = "theano" if theano else config.dialect
+    values = {
+        **vars(config),
         "rnn_use_dropout": any(value for name, value in vars(config).items() if name.startswith("rnn_dropout")),
         "rnn_layer_normalization": config.model_type == "rnn" and config.norm != "none",
+        "dim_per_factor": list(config.dim_per_factor),
+        "source_vocab_sizes": list(config.source_vocab_sizes),
     }
-    own = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
-    if theano:
-        sizes = own["source_vocab_sizes"]
-        own = {LEGACY.get(name, (name,))[-1]: value for name, value in own.items()} | {"n_words_src": sizes[0]}
-        if len(set(sizes)) > 1:  # Theano Nematus has no option for different sizes
-            own["source_vocab_sizes"] = sizes
-    elif config.dialect == "tensorflow-v0.3":
-        old = {name: LEGACY[name][0] for name in LEGACY if name.startswith("rnn_")}
-        own = {old.get(name, name): value for name, value in own.items()}
-    spellings = {"norm", *(spelling for name, names in LEGACY.items() for spelling in (name, *names))}
+    names = (*_OPTIONS, "rnn_use_dropout", "rnn_layer_normalization")
+    own = {_written(name, version): values[name] for name in names}
+    if version == "theano":
+        own["n_words_src"] = config.source_vocab_sizes[0]
+        own["dialect"] = config.dialect
+        if len(set(config.source_vocab_sizes)) > 1:  # Theano Nematus has no option for different sizes
+            own["source_vocab_sizes"] = values["source_vocab_sizes"]
+    spellings = {"norm", *LEGACY, *(spelling for names in LEGACY.values() for spelling in names)}
     options = {
         "factors": len(config.dim_per_factor),
         **{name: value for name, value in config.options.items() if name not in spellings},
         **own,
-        "model_version": 0.1 if theano else 0.2,
+        "model_version": 0.1 if version == "theano" else 0.2,
         "layer_normalization_type": "rmsnorm" if config.norm in RMS else "layernorm",
         **zero.untold_norm(config.norm, has_offset=config.norm_offset),
     }
@@ -352,49 +315,42 @@ def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
         options.setdefault("translation_strategy", "beam_search")
     else:
         options.pop("translation_strategy", None)
-    if theano:
-        options["dialect"] = config.dialect
     return options
 
 
-def dialect_of(options: Mapping[str, Any]) -> Dialect:
-    """The dialect that the options of a model tell.
+def _written(name: str, version: Dialect) -> str:
+    """The name that an option of master has in the files of a version."""
+    spellings = (name, *LEGACY.get(name, ()))
+    if version == "theano":
+        return spellings[-1]
+    return spellings[version == "tensorflow-v0.3" and name.startswith("rnn_")]
 
-    >>> dialect_of({"dim_word": 12}), dialect_of({"embedding_size": 12}), dialect_of({"model_name": "transformer"})
-    ('theano', 'tensorflow', 'zero')
-    """
+
+def dialect_of(options: Mapping[str, Any]) -> Dialect:
+    """The dialect that the options of a model tell."""
     if zero.is_zero(options):
         return "zero"
     if options.get("dialect") is not None:  # written by this package where the names of the options do not show it
         return options["dialect"]
     if "embedding_size" not in options or options.get("theano_compat"):
         return "theano"
-    names = {name for name in LEGACY if name.startswith("rnn_")}
-    old = {spelling for name in names for spelling in LEGACY[name]}
-    return "tensorflow-v0.3" if old & options.keys() and not names & options.keys() else "tensorflow"
+    new = {name for name in LEGACY if name.startswith("rnn_")}
+    old = {spelling for name in new for spelling in LEGACY[name]}
+    return "tensorflow-v0.3" if old & options.keys() and not new & options.keys() else "tensorflow"
 
 
 def _check_theano(options: Mapping[str, Any]) -> None:
+    """Raise ValueError if the options are of a model of Theano Nematus that this package does not support."""
     for name, values in _THEANO_ONLY.items():
         if name in options and options[name] not in values:
-            raise errors.out_of_domain(
-                "Config", name, options[name], f"{values[0]!r}", "this part of Theano Nematus is not ported"
-            )
-    depth = options.get("enc_depth") or 1
-    both = options.get("enc_depth_bidirectional")
+            fix = "this part of Theano Nematus is not ported"
+            raise errors.out_of_domain("Config", name, options[name], f"{values[0]!r}", fix)
+    depth, both = options.get("enc_depth") or 1, options.get("enc_depth_bidirectional")
     if both is not None and both != depth:
         raise _wrong("enc_depth_bidirectional", both, f"the enc_depth of {depth}")
-    if "embedding_size" not in options and options.get("use_dropout") and not options.get("model_version"):
-        raise _wrong(
-            "model_version",
-            options.get("model_version"),
-            "0.1 or later where use_dropout is set (older models rescale at test time)",
-        )
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
-
-
-def _wrong(name: str, got: Any, want: str) -> ValueError:
-    return errors.out_of_domain("Config", name, got, want, "the options describe another model")
+    version, want = (
+        options.get("model_version"),
+        "0.1 or later where use_dropout is set (older models rescale at test time)",
+    )
+    if "embedding_size" not in options and options.get("use_dropout") and not version:
+        raise _wrong("model_version", version, want)

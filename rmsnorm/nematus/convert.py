@@ -22,13 +22,7 @@ from rmsnorm.nematus.vocabulary import dictionaries, read_entries, with_names, w
 
 
 class Target(NamedTuple):
-    """A form of a model.
-
-    Attributes:
-        file: its name in the folder.
-        save: the function that writes it.
-        framework: key of the framework whose model is compared with the golden.
-    """
+    """A form of a model: the name of its file, what writes it, and the framework that is compared with the golden."""
 
     file: str
     save: Callable[[Path, Config, Mapping[str, Any]], None]
@@ -52,15 +46,11 @@ SENTENCES: Final = 4
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of a conversion, and how much the logits of random sentences changed, computed in float64.
+    """The model that was read back, and warnings of what its form cannot keep.
 
-    Attributes:
-        model: the result, as it was read back.
-        exact: largest change of a logit before the parameters were rounded to their dtype.
-        error: largest change with the parameters that were written; differs from ``exact`` only where RMSNorm was made
-            from LayerNorm.
-        largest: largest absolute logit.
-        warnings: what the form cannot keep.
+    ``exact`` is the largest change of a logit of random sentences, computed in float64, and ``error`` that with the
+    parameters rounded to their dtype: only where RMSNorm was made from LayerNorm it is another one. ``largest`` is the
+    largest absolute logit.
     """
 
     model: Model
@@ -79,21 +69,17 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
     """Write a model in another form, with its options and dictionaries, into a new folder if its logits stay the same.
 
     Args:
-        source: as ``nematus.load`` returns it.
         folder: made in the last step, and only if the logits are the same.
         to: a key of TARGETS.
         rms_norm: whether to convert LayerNorm into RMSNorm, exactly.
-
-    Raises:
-        FileExistsError: the folder exists and is not empty.
-        FileNotFoundError: the parent of the folder does not exist.
-        ModuleNotFoundError: the framework is not installed.
-        ValueError: the model cannot take that form.
     """
     out, target = Path(folder), TARGETS[to]
     if source.config.dialect == "zero":
         target = target._replace(file=target.file.replace("model.npz", "model-0"))
-    _check_folder(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FileExistsError(f"port: {out} exists, expected a new or an empty folder; name another")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"port: {out.parent} is not a folder, expected one to make {out.name} in; make it")
     config, parameters, wide = source.config, source.parameters, _wide(source.parameters)
     wanted = ArrayModel("numpy", config, wide).logits(*_sentences(config))
 
@@ -119,13 +105,9 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
 
         error = change(_wide(result.parameters))
         exact = change(wide) if rms_norm else error
-        conversion = Conversion(
-            model=replace(result, path=out / target.file),
-            exact=exact,
-            error=error,
-            largest=abs(wanted).max().item(),
-            warnings=(*missing, *(str(w.message) for w in caught if issubclass(w.category, UserWarning))),
-        )
+        lost = (*missing, *(str(w.message) for w in caught if issubclass(w.category, UserWarning)))
+        there = replace(result, path=out / target.file)
+        conversion = Conversion(there, exact, error, abs(wanted).max().item(), lost)
         if conversion.is_exact:
             if out.exists():
                 out.rmdir()
@@ -133,13 +115,6 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
         return conversion
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _check_folder(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"port: {out} exists, expected a new or an empty folder; name another")
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"port: {out.parent} is not a folder, expected one to make {out.name} in; make it")
 
 
 def _wide(parameters: Mapping[str, Any]) -> dict[str, Any]:

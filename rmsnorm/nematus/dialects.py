@@ -12,16 +12,12 @@ Block: TypeAlias = Literal["self_attn", "cross_attn", "ffn", "final"]
 
 NOTHING: Final = -1  # the id that stands for a vector of zeros
 ZERO_BIAS: Final = "bias"  # is added to the embeddings of source and target
-_NORMS: Final[dict[Block, str]] = {
-    "self_attn": "pre_self_attn_sublayer",
-    "cross_attn": "pre_cross_attn_sublayer",
-    "ffn": "pre_ffn_sublayer",
-    "final": "final_transform",
-}
-_ZERO_BLOCKS: Final[dict[Block, str]] = {
-    "self_attn": "self_attention",
-    "cross_attn": "cross_attention",
-    "ffn": "feed_forward",
+# Where the norm of a block is in Nematus, and where all of a block is in zero.
+_BLOCKS: Final[dict[Block, tuple[str, str]]] = {
+    "self_attn": ("pre_self_attn_sublayer", "self_attention"),
+    "cross_attn": ("pre_cross_attn_sublayer", "cross_attention"),
+    "ffn": ("pre_ffn_sublayer", "feed_forward"),
+    "final": ("final_transform", ""),
 }
 _ZERO_MAPS: Final = {
     "queries": "q_map",
@@ -90,15 +86,6 @@ def label_target(config: Config, *, training: bool) -> tuple[float, float, float
     """The target of label smoothing at the right word and at others, and what is subtracted from the loss of a word.
 
     A Transformer smooths in training only. All but Nematus's RNNSearch subtract the smallest loss that is possible.
-
-    >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 5}
-    >>> config = Config(**sizes, label_smoothing=0.1, transformer_num_heads=2)
-    >>> [round(number, 4) for number in label_target(config, training=False)]
-    [0.92, 0.02, 0.0]
-    >>> [round(number, 4) for number in label_target(config.replace(dialect="zero"), training=False)]
-    [0.9, 0.025, 0.4637]
-    >>> label_target(config.replace(model_type="transformer"), training=False)
-    (1.0, 0.0, 0.0)
     """
     rate, size = config.label_smoothing, config.target_vocab_size
     if config.model_type == "rnn" and config.dialect != "zero":
@@ -111,15 +98,7 @@ def label_target(config: Config, *, training: bool) -> tuple[float, float, float
 
 
 def transformer_table(config: Config, use: Use) -> str:
-    """Name of the embeddings of a Transformer for this use; tied embeddings have the name of another use.
-
-    >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 4}
-    >>> config = Config(**sizes, model_type="transformer", norm="rms", transformer_num_heads=2)
-    >>> transformer_table(config.replace(tie_decoder_embeddings=True), "softmax")
-    'transformer_model/decoder_embedding_layer/embedding_table'
-    >>> transformer_table(config.replace(dialect="zero"), "encoder")
-    'src_embedding'
-    """
+    """Name of the embeddings of a Transformer for this use; tied embeddings have the name of another use."""
     if use == "softmax" and config.tie_decoder_embeddings:
         use = "decoder"
     if config.dialect == "zero":
@@ -132,31 +111,22 @@ def transformer_table(config: Config, use: Use) -> str:
 
 
 def transformer_layer(config: Config, stack: str, number: int) -> str:
-    """Name of a layer of ``encoder`` or ``decoder``; the first number is 1.
-
-    >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 4}
-    >>> [transformer_layer(Config(**sizes, dialect=dialect), "encoder", 1) for dialect in ("tensorflow", "zero")]
-    ['transformer_model/encoder/layer_1', 'encoder/layer_0']
-    """
+    """Name of a layer of ``encoder`` or ``decoder``; the first number is 1."""
     return f"{stack}/layer_{number - 1}" if config.dialect == "zero" else f"transformer_model/{stack}/layer_{number}"
 
 
 def transformer_norm(config: Config, block: Block) -> tuple[str, str]:
     """Names of the gain and of the offset of the norm of a block, below the name of the layer."""
-    scope = _ZERO_BLOCKS[block] if config.dialect == "zero" else _NORMS[block]
+    scope = _BLOCKS[block][config.dialect == "zero"]
     norm = "layer_norm" if config.norm == "layer" else "rms_norm"
     return f"{scope}/{norm}/scale", f"{scope}/{norm}/offset"
 
 
 def transformer_map(config: Config, block: Block, part: str) -> tuple[str, str | None]:
-    """Names of the matrix and of the bias of a linear map of a block, below the name of the layer.
-
-    part: of attention ``queries``, ``keys``, ``values``, ``context``, in zero ``qkv`` for the first three to itself; of
-    ``ffn`` ``in`` and ``out``.
-    """
+    """Names of the matrix and of the bias of a linear map of a block (a key of _ZERO_MAPS), below that of the layer."""
     if config.dialect == "zero":
         attention = "" if block == "ffn" else "dot_attention/"
-        scope = f"{_ZERO_BLOCKS[block]}/{attention}{_ZERO_MAPS[part]}"
+        scope = f"{_BLOCKS[block][1]}/{attention}{_ZERO_MAPS[part]}"
         return f"{scope}/W_0_0", f"{scope}/b_0"
     if block == "ffn":
         scope = {"in": "ff_layer_1", "out": "ff_layer_2"}[part]
@@ -166,5 +136,5 @@ def transformer_map(config: Config, block: Block, part: str) -> tuple[str, str |
 
 def transformer_gate(block: Block) -> tuple[str, str]:
     """Names of the gain and of the gate of the gated RMSNorm after zero's ReLA, below the name of the layer."""
-    scope = f"{_ZERO_BLOCKS[block]}/dot_attention/post"
+    scope = f"{_BLOCKS[block][1]}/dot_attention/post"
     return f"{scope}/scale", f"{scope}/gate"

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,13 +19,26 @@ from rmsnorm import errors
 from rmsnorm.files import check_expansion, reading
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.checkpoints import converted, original
-from rmsnorm.nematus.checkpoints.files import Form, Location, finite, locate, read_options
+from rmsnorm.nematus.checkpoints.files import Form, finite, locate, read_options
 from rmsnorm.nematus.config import LEGACY, RMS, Config, Dialect, Norm, dialect_of, read
 from rmsnorm.nematus.names import VERSIONS, ZERO_AVERAGE, is_of_training, match, unused, variables
+from rmsnorm.tensors import Tensors
 
-# Returns shapes by name, and a function that reads a tensor.
-Reader = Callable[[Path], tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]]
 
+class Kind(NamedTuple):
+    """A form of the files: what ``port info`` calls it, and its reader."""
+
+    title: str
+    read: Callable[[Path], Tensors]
+
+
+FORMS: Final[Mapping[Form, Kind]] = {
+    "tensorflow": Kind("TensorFlow", original.read_tensorflow),
+    "theano": Kind("Theano", original.read_theano),
+    "safetensors": Kind("PyTorch or none: a safetensors file of rmsnorm", converted.read_safetensors),
+    "keras": Kind("Keras: a file of rmsnorm", converted.read_keras),
+    "flax": Kind("Flax: a checkpoint of rmsnorm", converted.read_flax),
+}
 _SMOOTH: Final = "_smooth"
 _GAINS: Final = ("/new_std", "/scale", "_lns", "_ln_s")
 _OFFSETS: Final = ("/new_mean", "/offset", "_lnb", "_ln_b")
@@ -95,27 +108,32 @@ def load(
         (True, 'theano', ('decoder_c_tt',))
     """
     location = locate(path)
-    options = _options(location, config)
-    shapes, tensor = _READERS[location.form](location.path)
+    if isinstance(config, Mapping):
+        options = dict(config)
+    elif config is None and location.path.suffix == converted.KERAS:
+        options = converted.read_options(location.path)
+    else:
+        options = read_options(location.path, config)
+    shapes, tensor = FORMS[location.form].read(location.path)
     with reading("nematus.load", location.path, "names of variables"):
         for name in shapes:
             if not name.isprintable():  # it would be printed
                 raise errors.InputValueError(f"a variable has the name {name!r:.80}")
     if zero.is_zero(options) and location.form == "tensorflow":
-        shapes, tensor = _without_scope(zero.scope(options), shapes, tensor)
+        shapes, tensor = _without_scope(zero.scope(options), (shapes, tensor))
     average = ZERO_AVERAGE if zero.is_zero(options) else _SMOOTH
-    of_model = {name for name in shapes if not is_of_training(name) and not name.endswith(average)}
-    of_model = {name for name in of_model if not name.startswith("/")}  # outside of zero's scope
+    others = [name for name in shapes if is_of_training(name) or name.endswith(average) or name.startswith("/")]
+    of_model = shapes.keys() - set(others)
     if dialect is None and location.form == "theano" and not options.get("dialect"):
         dialect = "theano"
     facts = _facts_from_names(options, {name: shapes[name] for name in of_model}, norm, dialect)
     settings = read(options, **facts)
 
     if settings.layers > len(of_model):  # each has a tensor at least: to list the variables of millions takes hours
+        want = f"{len(of_model)} layers at most, as the model has tensors"
         raise errors.out_of_domain(
-            "nematus.load", "the depth", settings.layers, f"{len(of_model)} layers at most, as the model has tensors",
-            "is it the config of another model?",
-        )  # fmt: skip
+            "nematus.load", "the depth", settings.layers, want, "is it the config of another model?"
+        )
     rows = variables(settings)
     likely = "v0.3" if settings.search == "costs" else "master"  # with LayerNorm both have the same names
 
@@ -130,19 +148,15 @@ def load(
     smoothed = settings.exponential_smoothing > 0
     if smoothed:
         averages = {name + average: row for name, row in wanted.items()}
-        match(
-            "nematus.load",
-            f"{location.path}, smoothed,",
-            averages,
-            {name: shape for name, shape in shapes.items() if name in averages},
-        )
+        found = {name: shape for name, shape in shapes.items() if name in averages}
+        match("nematus.load", f"{location.path}, smoothed,", averages, found)
         wanted = averages
     with reading("nematus.load", location.path, "a model of the size of its file"):
         check_expansion(4 * sum(math.prod(row.shape) for row in wanted.values()), location.size)
     parameters = {row.name: finite("nematus.load", location.path, name, tensor(name)) for name, row in wanted.items()}
     return Model(
         config=settings,
-        parameters={row.name: parameters[row.name] for row in rows},
+        parameters=parameters,
         path=location.path,
         form=location.form,
         names=VERSIONS[index],
@@ -150,14 +164,6 @@ def load(
         left_out=tuple(sorted(shapes.keys() - wanted.keys() - set(spare))),
         unused=spare,
     )
-
-
-def _options(location: Location, config: str | os.PathLike[str] | Mapping[str, Any] | None) -> dict[str, Any]:
-    if isinstance(config, Mapping):
-        return dict(config)
-    if config is None and location.path.suffix == converted.KERAS:
-        return converted.read_options(location.path)
-    return read_options(location.path, config)
 
 
 def _facts_from_names(
@@ -184,17 +190,12 @@ def _norm(options: Mapping[str, Any], names: Iterable[str], asked: Norm | None, 
     """
     names = list(names)
     has_gain, has_offset = (any(name.endswith(ends) for name in names) for ends in (_GAINS, _OFFSETS))
-    of_layer = any(name.endswith("/new_mean") or "/layer_norm/" in name for name in names)
-    of_rms = any("/rms_norm/" in name for name in names)
-    if dialect != "zero":  # in which others have a scale, too
-        of_rms |= any(name.endswith("/scale") and "/layer_norm/" not in name for name in names)
-    possible: tuple[Norm, ...] = ("layer", *RMS)
-    if not has_gain:
-        possible = ("none",)
-    elif of_rms or not has_offset:
-        possible = RMS
-    elif any("/layer_norm/" in name for name in names):
-        possible = ("layer",)
+    is_layer, is_rms = (any(scope in name for name in names) for scope in ("/layer_norm/", "/rms_norm/"))
+    if dialect != "zero" and not is_layer:  # in which others have a scale, too
+        is_rms |= any(name.endswith("/scale") for name in names)
+    possible: tuple[Norm, ...] = ("layer",) if is_layer else ("layer", *RMS)
+    if not has_gain or is_rms or not has_offset:
+        possible = RMS if has_gain else ("none",)
     spellings = ("rnn_layer_normalization", *LEGACY["rnn_layer_normalization"])
     option = next((name for name in spellings if options.get(name)), None)
     if option and asked is None and not has_gain and dialect != "zero":
@@ -203,21 +204,22 @@ def _norm(options: Mapping[str, Any], names: Iterable[str], asked: Norm | None, 
             "Nematus's own conversion drops the gains of RMSNorm: load the original model, or pass norm='none'"
         )
     if asked not in (None, *possible):
-        raise errors.out_of_domain(
-            "nematus.load", "norm", asked, f"{' or '.join(possible)}, as its variables say", "leave it out"
+        want = f"{' or '.join(possible)}, as its variables say"
+        raise errors.out_of_domain("nematus.load", "norm", asked, want, "leave it out")
+    written = asked or options.get("norm")
+    if written in possible:
+        return {"norm": written, "norm_offset": has_offset}
+    is_told = dialect == "zero" or any(name.endswith("/new_mean") for name in names)
+    if len(possible) < 3 or (is_told and dialect != "theano"):
+        return {"norm": possible[0], "norm_offset": has_offset}
+    kind = {"rmsnorm": "rms", "layernorm": "layer"}.get(str(options.get("layer_normalization_type")))
+    if kind is None:
+        want = (
+            "'layer' or 'rms', as the model was trained, because Theano Nematus has the same names for LayerNorm and "
+            "for RMSNorm with offsets"
         )
-    ambiguous = "layer" in possible and (dialect == "theano" or not (of_layer or dialect == "zero"))
-    written = options.get("norm")
-    if written not in possible and ambiguous:
-        kind = options.get("layer_normalization_type")
-        written = "rms" if kind == "rmsnorm" else "layer" if kind == "layernorm" else None
-    if asked is None and written is None and ambiguous and len(possible) > 1:
-        raise errors.out_of_domain(
-            "nematus.load", "norm", asked, "'layer' or 'rms', as the model was trained, because Theano Nematus has the "
-            "same names for LayerNorm and for RMSNorm with offsets",
-            "pass norm=, in the commands --source-norm",
-        )  # fmt: skip
-    return {"norm": asked or (written if written in possible else possible[0]), "norm_offset": has_offset}
+        raise errors.out_of_domain("nematus.load", "norm", asked, want, "pass norm=, in the commands --source-norm")
+    return {"norm": kind, "norm_offset": has_offset}
 
 
 def _vocabularies_of_zero(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -232,24 +234,14 @@ def _vocabularies_of_zero(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, An
     return {"source_vocab_sizes": (source,), "target_vocab_size": target}
 
 
-def _without_scope(
-    scope: str, shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Any]
-) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]:
+def _without_scope(scope: str, read: Tensors) -> Tensors:
     """The variables of a checkpoint of zero without the scope that begins their names.
 
     Those outside of it get a slash before their name, unless they are of the trainer: none is part of the model.
     """
+    shapes, tensor = read
     own: dict[str, str] = {}
     for full in shapes:
         outside = full if is_of_training(full) else f"/{full}"
         own[full.removeprefix(f"{scope}/") if full.startswith(f"{scope}/") else outside] = full
     return {name: shapes[full] for name, full in own.items()}, lambda name: tensor(own[name])
-
-
-_READERS: Final[Mapping[Form, Reader]] = {
-    "tensorflow": original.read_tensorflow,
-    "theano": original.read_theano,
-    "safetensors": converted.read_safetensors,
-    "keras": converted.read_keras,
-    "flax": converted.read_flax,
-}

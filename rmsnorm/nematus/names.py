@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from rmsnorm import errors
-from rmsnorm.nematus.cells import GRU, leaves
+from rmsnorm.nematus.cells import gru_rows, leaves
 from rmsnorm.nematus.config import Bias, Config
 from rmsnorm.nematus.dialects import (
     Block,
@@ -42,21 +42,6 @@ class Variable(NamedTuple):
 
 VERSIONS: Final = ("master", "v0.3", "v0.1", "theano")
 
-_FEED_FORWARD: Final = {
-    "decoder/initial_state_constructor": "ff_state",
-    "decoder/next_word_predictor/prev_emb_to_hidden": "ff_logit_prev",
-    "decoder/next_word_predictor/state_to_hidden": "ff_logit_lstm",
-    "decoder/next_word_predictor/attended_context_to_hidden": "ff_logit_ctx",
-    "decoder/next_word_predictor/hidden_to_logits": "ff_logit",
-}
-_ATTENTION: Final = {
-    "state_to_hidden": "decoder_W_comb_att",
-    "context_to_hidden": "decoder_Wc_att",
-    "hidden_bias": "decoder_b_att",
-    "hidden_to_score": "decoder_U_att",
-}
-_ATTENTION_NORMS: Final = {"state_to_hidden": "hidden_state_norm", "context_to_hidden": "hidden_context_norm"}
-
 # How the names of variables begin in models of version 0.1, and what is added to the first part. Deeper levels have no
 # older names.
 _V01: Final = (
@@ -79,30 +64,14 @@ _CONSTANT: Final = "decoder_c_tt"  # added to every score before the softmax, wh
 
 
 def variables(config: Config) -> list[Variable]:
-    """All variables of the model, sorted by name.
-
-    >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41, norm="rms")
-    >>> row = variables(config)[-1]
-    >>> row.name, row.shape, row.theano
-    ('encoder/forward-stack/level0/gru0/state_to_proposal', (16, 16), 'encoder_Ux')
-    """
+    """All variables of the model, sorted by name."""
     if config.model_type == "transformer":
         return sorted(_transformer(config))
     return sorted(_rnn(config) if config.dialect != "zero" else _rnn_of_zero(config))
 
 
 def check(op: str, config: Config, parameters: Mapping[str, Any]) -> list[Variable]:
-    """The variables of the model, after a check that the parameters have exactly these names and shapes.
-
-    Raises:
-        ValueError: names or shapes differ; the message says what is there and what was expected.
-
-    >>> config = Config(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41)
-    >>> check("save", config, {})  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ...
-    rmsnorm.errors.InputValueError: save: the model lacks decoder/base/attention/context_to_hidden and ...
-    """
+    """The variables of the model, after a check that the parameters have exactly these names and shapes."""
     rows = variables(config)
     match(op, "the model", {row.name: row for row in rows}, {name: array.shape for name, array in parameters.items()})
     return rows
@@ -111,22 +80,22 @@ def check(op: str, config: Config, parameters: Mapping[str, Any]) -> list[Variab
 def match(op: str, source: str, wanted: Mapping[str, Variable], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise ValueError if names or shapes are not as wanted."""
     missing, extra = sorted(wanted.keys() - shapes.keys()), sorted(shapes.keys() - wanted.keys())
+    fix = "is it the config of another model?"
     if missing:
-        row = wanted[missing[0]]
+        row, fix = wanted[missing[0]], f"it holds {_some(extra)} instead" if extra else fix
         raise errors.InputValueError(
-            f"{op}: {source} lacks {_some(missing)}, expected by the config as {row.name} {row.shape}"
-            + (f"; it holds {_some(extra)} instead" if extra else "; is it the config of another model?")
+            f"{op}: {source} lacks {_some(missing)}, expected by the config as {row.name} {row.shape}; {fix}"
         )
     if extra:
+        shape = tuple(shapes[extra[0]])
         raise errors.InputValueError(
-            f"{op}: {source} holds {_some(extra)} {tuple(shapes[extra[0]])}, and the config has no such variable; "
-            "is it the config of another model?"
+            f"{op}: {source} holds {_some(extra)} {shape}, and the config has no such variable; {fix}"
         )
     for name, row in wanted.items():
         if tuple(shapes[name]) != row.shape:
+            want = f"{row.shape} of {row.name} by the config"
             raise errors.InputValueError(
-                f"{op}: {name} in {source} has shape {tuple(shapes[name])}, expected {row.shape} "
-                f"of {row.name} by the config; is it the config of another model?"
+                f"{op}: {name} in {source} has shape {tuple(shapes[name])}, expected {want}; {fix}"
             )
 
 
@@ -135,21 +104,12 @@ def _some(names: Sequence[str]) -> str:
 
 
 def is_of_training(name: str) -> bool:
-    """Whether a tensor of a checkpoint belongs to the trainer and not to the model.
-
-    >>> is_of_training("decoder/base/gru0/gates_bias/Adam_1")
-    True
-    """
+    """Whether a tensor of a checkpoint belongs to the trainer and not to the model."""
     return name in _TRAINING or name == _CONSTANT or name.endswith(_SLOTS) or name.startswith(_PREFIXES)
 
 
 def unused(config: Config) -> frozenset[str]:
-    """Names of the biases of the encoder's transitions, which some versions keep in a checkpoint but never add.
-
-    >>> options = dict(embedding_size=12, state_size=16, source_vocab_sizes=(37,), target_vocab_size=41)
-    >>> sorted(name for name in unused(Config(**options, rnn_enc_transition_depth=2)) if "_" == name[7])
-    ['encoder_b_drt_1', 'encoder_bx_drt_1', 'encoder_r_b_drt_1', 'encoder_r_bx_drt_1']
-    """
+    """Names of the biases of the encoder's transitions, which some versions keep in a checkpoint but never add."""
     if config.model_type == "transformer" or config.dialect == "zero":
         return frozenset()
     own = {row.name for row in variables(config)}
@@ -171,49 +131,47 @@ def _rnn(config: Config) -> Iterator[Variable]:
                 scope = f"encoder/{stack}-stack/level{level}/gru{j}/"
                 size = 0 if j else s if level else config.embedding_size
                 yield from _gru(config, scope, size, config.gru_bias("encoder", j), prefix, j)
-    yield from _feed_forward(config, "decoder/initial_state_constructor", 2 * s, s)
+    yield from _feed_forward(config, "decoder/initial_state_constructor", 2 * s, s, "ff_state")
     if not config.tie_encoder_decoder_embeddings:
         yield _row("decoder/embedding/embeddings", (v, e), "Wemb_dec")
     yield from _gru(config, "decoder/base/gru0/", e, config.gru_bias("base", 0), "decoder_", 0)
-    for j in range(1, config.rnn_dec_base_transition_depth):
-        size = 2 * s if j == 1 else 0
-        yield from _gru(
-            config, f"decoder/base/gru{j}/", size, config.gru_bias("base", j), "decoder_", j - 1, after_attention=True
-        )
-    yield from _attention(config)
+    for j in range(1, config.rnn_dec_base_transition_depth):  # after the attention
+        scope, size = f"decoder/base/gru{j}/", 2 * s if j == 1 else 0
+        yield from _gru(config, scope, size, config.gru_bias("base", j), "decoder_", j - 1, after_attention=True)
+    for leaf, shape, theano, norm in (
+        ("state_to_hidden", (s, 2 * s), "decoder_W_comb_att", "hidden_state_norm"),
+        ("context_to_hidden", (2 * s, 2 * s), "decoder_Wc_att", "hidden_context_norm"),
+        ("hidden_bias", (2 * s,), "decoder_b_att", ""),
+        ("hidden_to_score", (2 * s, 1), "decoder_U_att", ""),
+    ):
+        yield _row(f"decoder/base/attention/{leaf}", shape, theano)
+        if norm:
+            yield from _norm(config, f"decoder/base/attention/{norm}", 2 * s, f"{theano}_ln")
     for level in range(config.rnn_dec_depth - 1):
         for j in range(config.rnn_dec_high_transition_depth):
             size = 0 if j else s + 2 * s * config.rnn_dec_deep_context
             scope = f"decoder/high/level{level}/gru{j}/"
             yield from _gru(config, scope, size, config.gru_bias("high", j), f"decoder_{level + 2}_", j)
-    if config.rnn_lexical_model:
-        yield from _feed_forward(config, "decoder/lexical", config.embedding_size, config.embedding_size)
-    yield from _predictor(config)
-
-
-def _predictor(config: Config) -> Iterator[Variable]:
-    s, e, v = config.state_size, config.target_embedding_size, config.target_vocab_size
     scope = "decoder/next_word_predictor/"
-    for part, size in (("prev_emb", e), ("state", s), ("attended_context", 2 * s)):
-        yield from _feed_forward(config, f"{scope}{part}_to_hidden", size, e)
+    for part, size, theano in (("prev_emb", e, "prev"), ("state", s, "lstm"), ("attended_context", 2 * s, "ctx")):
+        yield from _feed_forward(config, f"{scope}{part}_to_hidden", size, e, f"ff_logit_{theano}")
     if config.output_hidden_activation == "prelu":
-        yield _row(scope + "hidden_prelu/slope", (e,), None)
-    logits = list(_feed_forward(config, scope + "hidden_to_logits", e, v, norm=False))
+        yield _row(f"{scope}hidden_prelu/slope", (e,))
+    logits = list(_feed_forward(config, f"{scope}hidden_to_logits", e, v, "ff_logit", norm=False))
     yield from logits[config.tie_decoder_embeddings :]  # if tied, W is the embeddings and only b is a variable
     if config.softmax_mixture_size > 1:
-        yield from _feed_forward(config, scope + "hidden_to_pi_logits", e, config.softmax_mixture_size, norm=False)
+        yield from _feed_forward(config, f"{scope}hidden_to_pi_logits", e, config.softmax_mixture_size, norm=False)
         for k in range(config.softmax_mixture_size):
             yield from _feed_forward(config, f"{scope}hidden_to_mos_hidden_{k}", e, e)
     if config.rnn_lexical_model:
-        yield from _feed_forward(config, scope + "lexical_to_logits", e, v, norm=False)
+        yield from _feed_forward(config, "decoder/lexical", config.embedding_size, config.embedding_size)
+        yield from _feed_forward(config, f"{scope}lexical_to_logits", e, v, norm=False)
 
 
 def _gru(
     config: Config, scope: str, size: int, bias: Bias, prefix: str, index: int, *, after_attention: bool = False
 ) -> Iterator[Variable]:
-    for row in GRU:
-        if (row.name.startswith("input") and not size) or (row.name.endswith("bias") and bias == "none"):
-            continue
+    for row in gru_rows(bias, has_input=size > 0):
         theano = prefix + (row.theano_after_attention if after_attention else row.theano)
         theano += f"_drt_{index}" if index else ""
         shape = row.shape(size, config.state_size)
@@ -222,23 +180,9 @@ def _gru(
             yield from _norm(config, scope + row.norm, shape[-1], theano + "_ln")
 
 
-def _attention(config: Config) -> Iterator[Variable]:
-    wide = 2 * config.state_size
-    shapes = {
-        "state_to_hidden": (config.state_size, wide),
-        "context_to_hidden": (wide, wide),
-        "hidden_bias": (wide,),
-        "hidden_to_score": (wide, 1),
-    }
-    scope = "decoder/base/attention/"
-    for leaf, shape in shapes.items():
-        yield _row(scope + leaf, shape, _ATTENTION[leaf])
-        if leaf in _ATTENTION_NORMS:
-            yield from _norm(config, scope + _ATTENTION_NORMS[leaf], wide, _ATTENTION[leaf] + "_ln")
-
-
-def _feed_forward(config: Config, scope: str, size: int, width: int, *, norm: bool = True) -> Iterator[Variable]:
-    theano = _FEED_FORWARD.get(scope)
+def _feed_forward(
+    config: Config, scope: str, size: int, width: int, theano: str | None = None, *, norm: bool = True
+) -> Iterator[Variable]:
     yield _row(f"{scope}/W", (size, width), theano and theano + "_W")
     yield _row(f"{scope}/b", (width,), theano and theano + "_b")
     if norm:
@@ -247,34 +191,29 @@ def _feed_forward(config: Config, scope: str, size: int, width: int, *, norm: bo
 
 def _norm(config: Config, scope: str, width: int, theano: str | None) -> Iterator[Variable]:
     """Gain and offset of a norm; in v0.3 they have the names that LayerNorm has everywhere."""
-    if config.norm == "none":
-        return
     names = zip(leaves(config.norm), leaves("layer"), ("s", "b"), strict=True)
-    for name, old, letter in list(names)[: 1 + config.norm_offset]:
+    for name, old, letter in list(names)[: _norm_variables(config)]:
         yield _row(f"{scope}/{name}", (width,), theano and theano + letter, v03=f"{scope}/{old}")
 
 
-def source_tables(config: Config) -> list[str]:
-    """Names of the source embeddings of an RNNSearch, one table for each factor.
+def _norm_variables(config: Config) -> int:
+    """How many variables a norm has: a gain, or a gain and an offset."""
+    return 0 if config.norm == "none" else 1 + config.norm_offset
 
-    >>> source_tables(Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3))
-    ['encoder/embedding/embeddings']
-    """
+
+def source_tables(config: Config) -> list[str]:
+    """Names of the source embeddings of an RNNSearch, one table for each factor."""
     return [f"encoder/embedding/embeddings{f'_{i}' if i else ''}" for i in range(len(config.source_vocab_sizes))]
 
 
 def target_table(config: Config) -> str:
-    """Name of the embeddings that the decoder of an RNNSearch reads.
-
-    >>> target_table(Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3))
-    'decoder/embedding/embeddings'
-    """
+    """Name of the embeddings that the decoder of an RNNSearch reads."""
     if config.dialect == "zero":
         return transformer_table(config, "decoder")
     return f"{'encoder' if config.tie_encoder_decoder_embeddings else 'decoder'}/embedding/embeddings"
 
 
-def _row(name: str, shape: tuple[int, ...], theano: str | None, *, v03: str | None = None) -> Variable:
+def _row(name: str, shape: tuple[int, ...], theano: str | None = None, *, v03: str | None = None) -> Variable:
     old = v03 or name
     for prefix, older, suffix in _V01:
         if old.startswith(prefix):
@@ -286,13 +225,13 @@ def _row(name: str, shape: tuple[int, ...], theano: str | None, *, v03: str | No
 def _rnn_of_zero(config: Config) -> Iterator[Variable]:
     yield from _tables(config)
     for scope, inputs, width, has_bias in recurrent_maps(config.embedding_size, config.state_size):
+        norms = 0 if scope.endswith("feed_logits") else _norm_variables(config)
         for i, size in enumerate(inputs):
-            yield _row(f"{scope}/W_0_{i}", (size, width), None)
-            if config.norm != "none" and not scope.endswith("feed_logits"):
-                for name in ("scale", "offset")[: 1 + config.norm_offset]:
-                    yield _row(f"{scope}/ln_0_{i}/{name}", (width,), None)
+            yield _row(f"{scope}/W_0_{i}", (size, width))
+            for name in ("scale", "offset")[:norms]:
+                yield _row(f"{scope}/ln_0_{i}/{name}", (width,))
         if has_bias:
-            yield _row(f"{scope}/b_0", (width,), None)
+            yield _row(f"{scope}/b_0", (width,))
 
 
 def _tables(config: Config) -> Iterator[Variable]:
@@ -300,38 +239,37 @@ def _tables(config: Config) -> Iterator[Variable]:
     uses: dict[Use, int] = {"encoder": config.source_vocab_sizes[0]}
     uses |= {"decoder": config.target_vocab_size, "softmax": config.target_vocab_size}
     for name, size in {transformer_table(config, use): size for use, size in uses.items()}.items():
-        yield _row(name, (size, config.embedding_size), None)
+        yield _row(name, (size, config.embedding_size))
     if rules(config).embedding_bias:
-        yield _row(rules(config).embedding_bias, (config.embedding_size,), None)
+        yield _row(rules(config).embedding_bias, (config.embedding_size,))
 
 
 def _transformer(config: Config) -> Iterator[Variable]:
     d, hidden = config.state_size, config.transformer_ffn_hidden_size
     attention = dict.fromkeys(("queries", "keys", "values", "context"), (d, d))
     of_itself = {"qkv": (d, 3 * d), "context": (d, d)} if rules(config).joint_maps else attention
-    ffn = {"in": (d, hidden), "out": (hidden, d)}
+    blocks: dict[Block, Mapping[str, tuple[int, int]]] = {"self_attn": of_itself, "cross_attn": attention}
+    blocks |= {"ffn": {"in": (d, hidden), "out": (hidden, d)}, "final": {}}
     yield from _tables(config)
     for stack, depth in (("encoder", config.transformer_enc_depth), ("decoder", config.transformer_dec_depth)):
         for number in range(1, depth + 1):
-            yield from _block(config, stack, number, "self_attn", of_itself)
-            if stack == "decoder":
-                yield from _block(config, stack, number, "cross_attn", attention)
-            yield from _block(config, stack, number, "ffn", ffn)
-            if number == depth and not rules(config).post_norm:
-                yield from _block(config, stack, number, "final", {})
+            for block, maps in blocks.items():
+                is_last = number == depth and not rules(config).post_norm
+                if (block == "cross_attn" and stack == "encoder") or (block == "final" and not is_last):
+                    continue
+                for name, shape in _block(config, block, maps):
+                    yield _row(f"{transformer_layer(config, stack, number)}/{name}", shape)
 
 
-def _block(
-    config: Config, stack: str, number: int, block: Block, maps: Mapping[str, tuple[int, int]]
-) -> Iterator[Variable]:
-    layer, of_state = transformer_layer(config, stack, number), (config.state_size,)
-    names = () if config.norm == "none" else transformer_norm(config, block)[: 1 + config.norm_offset]
+def _block(config: Config, block: Block, maps: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names below the name of the layer, and shapes."""
+    names = transformer_norm(config, block)[: _norm_variables(config)]
     if config.relu_attention and block != "ffn":
         names += transformer_gate(block)
     for name in names:
-        yield _row(f"{layer}/{name}", of_state, None)
+        yield name, (config.state_size,)
     for part, shape in maps.items():
         weight, bias = transformer_map(config, block, part)
-        yield _row(f"{layer}/{weight}", shape, None)
+        yield weight, shape
         if bias is not None:
-            yield _row(f"{layer}/{bias}", shape[1:], None)
+            yield bias, shape[1:]

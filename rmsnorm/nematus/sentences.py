@@ -24,17 +24,15 @@ def source(op: str, x: Any, x_mask: Any, config: Config) -> tuple[Array, Array]:
     sizes = config.source_vocab_sizes
     x, mask = np.asarray(x), np.asarray(x_mask, np.float64)
     if x.ndim != 3 or len(x) != len(sizes):
-        raise errors.out_of_domain(
-            op, "x", x.shape, f"the shape ({len(sizes)}, length, batch)", "give each factor a row of its own"
-        )
+        want = f"the shape ({len(sizes)}, length, batch)"
+        raise errors.out_of_domain(op, "x", x.shape, want, "give each factor a row of its own")
     for factor, size in zip(x, sizes, strict=True):
         check_ids(op, "x", factor, size)
     if mask.shape != x.shape[1:]:
         raise errors.wrong_shape(op, "x_mask", mask.shape, x.shape[1:], "length and batch of x")
     if not mask.any(axis=0).all():
-        raise errors.out_of_domain(
-            op, "x_mask", 0, "at least one word in every sentence", "leave empty sentences out, or end them"
-        )
+        want = "at least one word in every sentence"
+        raise errors.out_of_domain(op, "x_mask", 0, want, "leave empty sentences out, or end them")
     return (x[:, _kept(mask)], mask[_kept(mask)]) if rules(config).pads_with_zero else (x, mask)
 
 
@@ -63,7 +61,5 @@ def check_ids(op: str, name: str, ids: Array, size: int) -> None:
     if ids.dtype.kind not in "iu":
         raise errors.wrong_type(op, name, ids.dtype, "an array of integers", "pass ids of the vocabulary")
     if ids.size and not (ids.min() >= 0 and ids.max() < size):
-        worst = int(ids.min() if ids.min() < 0 else ids.max())
-        raise errors.out_of_domain(
-            op, f"an id of {name}", worst, f"0 to {size - 1}, the vocabulary", "map unknown words to the id for them"
-        )
+        worst, want = int(ids.min() if ids.min() < 0 else ids.max()), f"0 to {size - 1}, the vocabulary"
+        raise errors.out_of_domain(op, f"an id of {name}", worst, want, "map unknown words to the id for them")

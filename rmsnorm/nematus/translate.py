@@ -14,7 +14,8 @@ from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.vocabulary import Vocabulary, batch
 
 Progress = Callable[[int, int | None], None]
-Rows: TypeAlias = list[tuple[int, tuple[str, ...]]]  # numbers of lines, and the texts that belong together
+Row: TypeAlias = tuple[int, tuple[str, ...]]  # the number of a line, and the texts that belong together
+Rows: TypeAlias = list[Row]
 
 _SORTED: Final = 20  # the number of batches that are sorted by length together
 
@@ -36,11 +37,8 @@ def translate(
     """The best translation of every line, or all hypotheses of the beam with their scores, as soon as they are there.
 
     Args:
-        model: RNNSearch or Transformer of any framework.
         lines: words separated by spaces, their factors by ``|``. Where their number is not known, as of lines from a
             pipe, a batch begins when its last line has come.
-        sources, target: as ``vocabularies`` returns them.
-        beam_size, max_length, alpha: as for ``model.translate``.
         n_best: whether to return ``line ||| words ||| score`` for every hypothesis; lines are numbered from 0.
         batch_size: sentences in a batch; by default 80, in the dialect ``zero`` its eval_batch_size. zero drops empty
             lines; here their translations are empty.
@@ -63,11 +61,9 @@ def translate(
             else:
                 yield hypotheses[:1]
 
-    def known(texts: tuple[str, ...]) -> list[str] | None:
-        return [""] if config.dialect == "zero" and not texts[0].split() else None
-
     count = len(lines) if isinstance(lines, Sized) else None
-    return _in_order(config, ((line,) for line in lines), count, batch_size, answers, known, on_progress)
+    drops_empty = config.dialect == "zero"
+    return _in_order(config, ((line,) for line in lines), count, batch_size, answers, drops_empty, on_progress)
 
 
 def score(
@@ -82,13 +78,7 @@ def score(
     batch_size: int | None = None,
     on_progress: Progress | None = None,
 ) -> Iterator[str]:
-    """-log p of every target line given its source line, divided by length^alpha; in zero also by the length.
-
-    Args: as for translate; ``targets`` has as many lines as ``lines``.
-
-    Raises:
-        ValueError: as translate; also if the numbers of lines differ.
-    """
+    """-log p of every target line given its source line, divided by length^alpha; in zero also by the length."""
     finite_alpha("score", alpha)
 
     def answers(rows: Rows) -> Iterator[list[str]]:
@@ -101,20 +91,18 @@ def score(
     if isinstance(lines, Sized) and isinstance(targets, Sized):
         count = len(lines)
         if lines and count != len(targets):
-            raise errors.out_of_domain(
-                "score", "the target", len(targets), f"{count} lines, as the source has", "align the files"
-            )
+            want = f"{count} lines, as the source has"
+            raise errors.out_of_domain("score", "the target", len(targets), want, "align the files")
     pairs = _pairs(lines, targets) if count != 0 else iter(())
-    return _in_order(config, pairs, count, batch_size, answers, lambda _: None, on_progress)
+    return _in_order(config, pairs, count, batch_size, answers, False, on_progress)
 
 
 def _pairs(lines: Iterable[str], targets: Iterable[str]) -> Iterator[tuple[str, ...]]:
     for number, pair in enumerate(zip_longest(lines, targets)):
         if None in pair:
             longer, ended = ("source", "target") if pair[1] is None else ("target", "source")
-            raise errors.out_of_domain(
-                "score", f"the {ended}", number, f"more lines, as the {longer} has", "align the files"
-            )
+            want = f"more lines, as the {longer} has"
+            raise errors.out_of_domain("score", f"the {ended}", number, want, "align the files")
         yield pair
 
 
@@ -124,56 +112,52 @@ def _in_order(
     count: int | None,
     size: int | None,
     answers: Callable[[Rows], Iterator[list[str]]],
-    known: Callable[[tuple[str, ...]], list[str] | None],
+    drops_empty: bool,
     on_progress: Progress | None,
 ) -> Iterator[str]:
-    """What is answered to every line, in order, each as soon as those before it are there, too."""
-    done: dict[int, list[str]] = {}
-    read = written = finished = 0
+    """What is answered to every line, in order, each as soon as those before it are there, too.
 
-    def asked() -> Iterator[tuple[int, tuple[str, ...]]]:
-        nonlocal read, finished
+    drops_empty: whether the answer to an empty line is an empty line, which the model does not see.
+    """
+    report = on_progress or (lambda done, total: None)
+    done: dict[int, list[str]] = {}
+    written = finished = 0
+
+    def asked() -> Iterator[Row]:
+        nonlocal finished
         for row, line in enumerate(texts):
-            read = row + 1
-            answer = known(line)
-            if answer is None:
-                yield row, line
-            else:
-                done[row] = answer
+            if drops_empty and not line[0].split():
+                done[row] = [""]
                 finished += 1
+            else:
+                yield row, line
 
     batches = _batches_of_zero if config.dialect == "zero" else _batches_of_nematus
     for rows in chain(batches(config, asked(), count, size), ([],)):
         if rows:
-            if on_progress is not None:
-                on_progress(finished, count)
+            report(finished, count)
             done.update(zip((row for row, _ in rows), answers(rows), strict=True))
             finished += len(rows)
         while written in done:
             yield from done.pop(written)
             written += 1
-    if not read:
+    if not finished:
         raise errors.out_of_domain("port", "the source", [], "at least one line", "is the file empty?")
-    if on_progress is not None:
-        on_progress(finished, count)
+    report(finished, count)
 
 
-def _longest(row: tuple[int, tuple[str, ...]]) -> int:
+def _longest(row: Row) -> int:
     return max(len(line.split()) for line in row[1])
 
 
-def _batches_of_nematus(
-    config: Config, rows: Iterator[tuple[int, tuple[str, ...]]], count: int | None, size: int | None
-) -> Iterator[Rows]:
+def _batches_of_nematus(config: Config, rows: Iterator[Row], count: int | None, size: int | None) -> Iterator[Rows]:
     """Lines of about the same length; where others may still have to be written, those that have come."""
     size = size or 80
     while together := list(islice(rows, size if count is None else size * _SORTED)):
         yield from _parts(sorted(together, key=lambda row: len(row[1][0].split())), size)
 
 
-def _batches_of_zero(
-    config: Config, rows: Iterator[tuple[int, tuple[str, ...]]], count: int | None, size: int | None
-) -> Iterator[Rows]:
+def _batches_of_zero(config: Config, rows: Iterator[Row], count: int | None, size: int | None) -> Iterator[Rows]:
     """The batches of zero, on which its translations depend: batches that are too small wait for more lines."""
     size = size or int(_option(config, "eval_batch_size", 32, 1))
     least, buffered = size * _option(config, "data_leak_ratio", 0.5, 0), _option(config, "buffer_size", 100, 1)

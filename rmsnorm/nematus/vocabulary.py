@@ -31,15 +31,7 @@ _ZERO_FILES = ("src_vocab_file", "tgt_vocab_file")  # zero's options
 class Vocabulary:
     """Words of one factor of the source, or of the target.
 
-    Attributes:
-        ids: of the words that the model knows.
-        unknown: the id of all others.
-        end: the id that ends every sentence.
-
-    Example:
-        >>> vocabulary = Vocabulary({"<EOS>": 0, "<GO>": 1, "<UNK>": 2, "a": 3}, unknown=2)
-        >>> vocabulary.words([3, 2, 0, 0])
-        'a <UNK>'
+    ids: of the words that the model knows; ``unknown`` is that of all others, ``end`` that which ends every sentence.
     """
 
     ids: dict[str, int]
@@ -60,14 +52,8 @@ class Vocabulary:
 def read_vocabulary(
     path: str | os.PathLike[str], size: int, unknown: int, dialect: Dialect = "tensorflow"
 ) -> Vocabulary:
-    """The first ``size`` words of a dictionary.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is no dictionary of Nematus or zero, or has too few words.
-    """
-    entries = read_entries(path, dialect)
-    ids = {word: index for word, index in entries.items() if 0 <= index < size}
+    """The first ``size`` words of a dictionary; ValueError if it has too few, and what read_entries raises."""
+    ids = {word: index for word, index in read_entries(path, dialect).items() if 0 <= index < size}
     missing = sorted(set(range(size)) - set(ids.values()))
     if missing:
         raise errors.InputValueError(
@@ -78,12 +64,7 @@ def read_vocabulary(
 
 
 def read_entries(path: str | os.PathLike[str], dialect: Dialect) -> dict[str, int]:
-    """All words of a dictionary with their ids: JSON of Nematus, or lines of zero.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is no dictionary of Nematus or zero.
-    """
+    """All words of a dictionary with their ids: JSON of Nematus, or lines of zero. ValueError if it is neither."""
     if dialect == "zero":
         text = read_text("vocabulary", path, "a vocabulary of zero")
         lines = [line.strip() for line in StringIO(text, newline=None)]
@@ -113,28 +94,24 @@ def vocabularies(
     *,
     scoring: bool = False,
 ) -> tuple[list[Vocabulary], Vocabulary]:
-    """The vocabularies of the factors of the source, and the vocabulary of the target.
+    """The vocabularies of the factors of the source, and that of the target, of a model that ``load`` returned.
 
     The id of unknown words is 1 in zero, Theano and v0.3. Master translates with 2. It trains and scores with 2 if 2 is
     ``<UNK>`` in the dictionary, and otherwise with 1.
 
     Args:
-        model: as ``rmsnorm.nematus.load`` returns it.
         source, target: the files; by default those of dictionaries().
         scoring: whether to use the id for unknown words with which master scores.
-
-    Raises:
-        FileNotFoundError, ValueError: as read_vocabulary; also if there is not one source file for each factor.
     """
     config = model.config
-    in_options, usual = _in_options(model), dictionaries(model)
-    shown = [*(in_options[:-1] if source is None else source), *(in_options[-1:] if target is None else [target])]
-    paths = [*(usual[:-1] if source is None else source), *(usual[-1:] if target is None else [target])]
-    sizes = [*config.source_vocab_sizes, config.target_vocab_size]
+
+    def files(usual: Sequence[Any]) -> list[Any]:
+        return [*(usual[:-1] if source is None else source), *(usual[-1:] if target is None else [target])]
+
+    paths, sizes = files(dictionaries(model)), [*config.source_vocab_sizes, config.target_vocab_size]
     if len(paths) != len(sizes):
-        raise errors.out_of_domain(
-            "vocabularies", "the dictionaries", list(map(str, shown)), f"{len(sizes)} files", "name all of them"
-        )
+        shown, want = list(map(str, files(_in_options(model)))), f"{len(sizes)} files"
+        raise errors.out_of_domain("vocabularies", "the dictionaries", shown, want, "name all of them")
     unknown = 2 if config.dialect == "tensorflow" else 1
     read = [read_vocabulary(path, size, unknown, config.dialect) for path, size in zip(paths, sizes, strict=True)]
     if scoring:
@@ -163,9 +140,8 @@ def _in_options(model: Model) -> list[str]:
     else:
         names = options.get("dictionaries") or []
     if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name for name in names):
-        raise errors.out_of_domain(
-            "vocabularies", "dictionaries in the options", names, "a list of file names", "mend it"
-        )
+        where = "dictionaries in the options"
+        raise errors.out_of_domain("vocabularies", where, names, "a list of file names", "mend it")
     return names
 
 
@@ -183,16 +159,6 @@ def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any,
     """Ids (factors, length, batch) and mask (length, batch) of sentences, with the end of each sentence.
 
     Words are separated by spaces. If there are several factors, the factors of a word are separated by ``|``.
-
-    Raises:
-        ValueError: there is no sentence, or a word has another number of factors.
-
-    Example:
-        >>> vocabulary = Vocabulary({"<EOS>": 0, "<GO>": 1, "<UNK>": 2, "a": 3}, unknown=2)
-        >>> x, x_mask = batch(["a b", ""], [vocabulary])
-        >>> x[0].T
-        array([[3, 2, 0],
-               [0, 0, 0]])
     """
     if not sentences:
         raise errors.out_of_domain("batch", "sentences", [], "at least one", "is the file empty?")
@@ -204,10 +170,9 @@ def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any,
         for row, word in enumerate(words):
             parts = word.split("|") if len(factors) > 1 else [word]
             if len(parts) != len(factors):
-                raise errors.out_of_domain(
-                    "batch", f"a word of sentence {column + 1}", word, f"{len(factors)} factors", "separate them by |"
-                )
-            for factor, (part, vocabulary) in enumerate(zip(parts, factors, strict=True)):
-                x[factor, row, column] = vocabulary.ids.get(part, vocabulary.unknown)
+                where, want = f"a word of sentence {column + 1}", f"{len(factors)} factors"
+                raise errors.out_of_domain("batch", where, word, want, "separate them by |")
+            pairs = zip(parts, factors, strict=True)
+            x[:, row, column] = [vocabulary.ids.get(part, vocabulary.unknown) for part, vocabulary in pairs]
     mask = np.arange(length)[:, None] <= np.array([len(words) for words in lines])
     return x, mask.astype(np.float64)

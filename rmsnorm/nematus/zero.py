@@ -10,14 +10,8 @@ from typing import Any, Final
 
 from rmsnorm import errors
 
-# Fields of Config that Nematus has no option for, or that this package does not read from its options.
-OWN_FIELDS: Final = (
-    *("eps", "masked_score", "relu_attention"),
-    *("beam_size", "normalization_alpha", "beam_temperature", "beam_noise"),
-)
-
 # zero's options by the fields of Config, with zero's defaults.
-_BOTH: Final = {
+_OPTIONS: Final = {
     "embedding_size": ("embed_size", 620),
     "state_size": ("hidden_size", 1000),
     "label_smoothing": ("label_smooth", 0.1),
@@ -31,8 +25,7 @@ _BOTH: Final = {
     "normalization_alpha": ("decode_alpha", 0.6),
     "beam_temperature": ("beam_search_temperature", 1.0),
     "beam_noise": ("enable_noise_beam_search", False),
-}
-_TRANSFORMER: Final = {
+    "rnn_dropout_embedding": ("dropout", 0.1),
     "transformer_enc_depth": ("num_encoder_layer", 6),
     "transformer_dec_depth": ("num_decoder_layer", 6),
     "transformer_ffn_hidden_size": ("filter_size", 2048),
@@ -42,8 +35,6 @@ _TRANSFORMER: Final = {
     "transformer_dropout_relu": ("relu_dropout", 0.1),
     "transformer_dropout_attn": ("attention_dropout", 0.1),
 }
-_RNN: Final = {"rnn_dropout_embedding": ("dropout", 0.1)}
-
 _MODELS: Final = ("transformer", "transformer_rela", "rnnsearch")
 # What the options of a model must be for this package, with zero's default.
 _PORTED: Final = {"default_dtype": (("float32", "float64"), "float32"), "search_mode": (("cache", "dev"), "cache")}
@@ -51,95 +42,60 @@ _PORTED_RNN: Final = {"cell": (("gru",), "atr"), "caencoder": ((False,), True), 
 
 
 def is_zero(options: Mapping[str, Any]) -> bool:
-    """Whether these are options of zero.
-
-    >>> is_zero({"model_name": "transformer", "hidden_size": 512}), is_zero({"dim": 512})
-    (True, False)
-    """
+    """Whether these are options of zero."""
     return "model_name" in options
 
 
 def fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of Config that zero's options say; sizes of vocabularies and the norm are in none of them.
-
-    Raises:
-        ValueError: the options are of a model that this package does not have.
-
-    >>> options = {"model_name": "transformer", "hidden_size": 16, "embed_size": 16, "label_smooth": -1.0}
-    >>> [fields(options)[name] for name in ("dialect", "state_size", "label_smoothing", "eps", "masked_score")]
-    ['zero', 16, 0.0, 1e-08, -100000000.0]
-    """
+    """The fields of Config that zero's options say; sizes of vocabularies and the norm are in none of them."""
     model = options["model_name"]
     if model not in _MODELS:
         raise errors.not_a_choice("Config", "model_name", model, _MODELS)
     for name, (choices, default) in (_PORTED | (_PORTED_RNN if model == "rnnsearch" else {})).items():
-        if options.get(name, default) not in choices:
-            raise errors.out_of_domain(
-                "Config", name, options.get(name, default), " or ".join(map(repr, choices)),
-                "this part of zero is not ported",
-            )  # fmt: skip
-    table = _table(model)
-    values = {name: options.get(option, default) for name, (option, default) in table.items()}
-    for name in values:
-        if name.endswith("_smoothing") or "_drop" in name:  # zero smooths, averages and drops only in (0, 1)
-            values[name] = _rate(values[name])
-    values["masked_score"] = -values["masked_score"] if isinstance(values["masked_score"], int | float) else None
+        got, want = options.get(name, default), " or ".join(map(repr, choices))
+        if got not in choices:
+            raise errors.out_of_domain("Config", name, got, want, "this part of zero is not ported")
+    values = {name: options.get(option, default) for name, (option, default) in _table(model).items()}
+    for name, value in values.items():
+        if name == "masked_score":
+            values[name] = -value if isinstance(value, int | float) else None
+        elif name.endswith("_smoothing") or "_drop" in name:  # zero smooths, averages and drops only in (0, 1)
+            is_off = value is None or (isinstance(value, int | float) and not 0 < value < 1)
+            values[name] = 0.0 if is_off else value
     values["tie_decoder_embeddings"] = values["tie_decoder_embeddings"] or values["tie_encoder_decoder_embeddings"]
     kind = "rnn" if model == "rnnsearch" else "transformer"
-    return {
-        "dialect": "zero", "search": "zero", "model_type": kind, "relu_attention": model == "transformer_rela", **values
-    }  # fmt: skip
+    rela = model == "transformer_rela"
+    return {"dialect": "zero", "search": "zero", "model_type": kind, "relu_attention": rela, **values}
 
 
 def options(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a model under zero's names: those of its file, with what the fields of its Config say.
-
-    >>> from rmsnorm.nematus.config import Config
-    >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 3}
-    >>> config = Config(**sizes, dialect="zero", model_type="transformer", norm="rms", transformer_num_heads=2)
-    >>> written = options(vars(config))
-    >>> written["model_name"], written["num_heads"], written["ema_decay"]
-    ('transformer', 2, -1.0)
-    """
+    """The options of a model under zero's names: those of its file, with what the fields of its Config say."""
     model = "transformer_rela" if fields["relu_attention"] else fields["model_type"].replace("rnn", "rnnsearch")
     own = {option: fields[name] for name, (option, _) in _table(model).items()}
-    own |= {"model_name": model, "dtype_inf": -fields["masked_score"]}
-    own["ema_decay"] = own["ema_decay"] or -1.0
+    own |= {"model_name": model, "dtype_inf": -fields["masked_score"], "ema_decay": own["ema_decay"] or -1.0}
     required = {name: choices[0] for name, (choices, _) in _PORTED_RNN.items()} if model == "rnnsearch" else {}
     kept = {name: value for name, value in fields["options"].items() if name != "norm"}
-    return {
-        "scope_name": model,
-        **required,
-        **kept,
-        **own,
-        **untold_norm(fields["norm"], has_offset=fields["norm_offset"]),
-    }
+    return {"scope_name": model} | required | kept | own | untold_norm(fields["norm"], has_offset=fields["norm_offset"])
+
+
+def _table(model: str) -> dict[str, tuple[str, Any]]:
+    """The rows of the options that a model has."""
+    others = "transformer_" if model == "rnnsearch" else "rnn_"
+    return {name: row for name, row in _OPTIONS.items() if not name.startswith(others)}
 
 
 def untold_norm(norm: str, *, has_offset: bool) -> dict[str, str]:
-    """The option of this package for a norm that the names of the variables may not show, in Nematus's files, too.
-
-    >>> untold_norm("rms", has_offset=False), untold_norm("prms", has_offset=False), untold_norm("rms", has_offset=True)
-    ({}, {'norm': 'prms'}, {'norm': 'rms'})
-    """
+    """The option of this package for a norm that the names of the variables may not show, in Nematus's files, too."""
     return {"norm": norm} if norm == "prms" or (norm == "rms" and has_offset) else {}
 
 
 def scope(options: Mapping[str, Any]) -> str:
-    """The scope of the variables, which begins all of their names.
-
-    >>> scope({"scope_name": ""}), scope({"scope_name": "rnnsearch"})
-    ('model', 'rnnsearch')
-    """
+    """The scope of the variables, which begins all of their names."""
     return options.get("scope_name", "rnnsearch") or "model"
 
 
 def recurrent_maps(e: int, d: int) -> Iterator[tuple[str, tuple[int, ...], int, bool]]:
-    """The linear maps of zero's RNNSearch: name, sizes of the inputs, size of the result, whether it has a bias.
-
-    >>> next(recurrent_maps(3, 4))
-    ('encoder/forward/fetch_state_gru/gate_x', (3,), 8, False)
-    """
+    """The linear maps of zero's RNNSearch: name, sizes of the inputs, size of the result, whether it has a bias."""
     cells = (("encoder/forward", "gru", e), ("encoder/backward", "gru", e))
     for scope, cell, size in (*cells, ("decoder", "gru_lower", e), ("decoder", "gru_higher", 2 * d)):
         for part, width in (("gate", 2 * d), ("hide", d)):
@@ -150,11 +106,3 @@ def recurrent_maps(e: int, d: int) -> Iterator[tuple[str, tuple[int, ...], int, 
     yield "decoder/attention/feed_query", (d,), 2 * d, True
     yield "decoder/attention/feed_logits", (2 * d,), 1, True
     yield "pre_logits", (d, 2 * d, e), e, True
-
-
-def _table(model: str) -> dict[str, tuple[str, Any]]:
-    return _BOTH | (_RNN if model == "rnnsearch" else _TRANSFORMER)
-
-
-def _rate(value: Any) -> Any:
-    return 0.0 if value is None or (isinstance(value, int | float) and not 0 < value < 1) else value

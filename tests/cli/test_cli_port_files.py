@@ -138,9 +138,10 @@ def test_info(tmp_path: Path) -> None:
     assert shown["framework"] == "Theano"
     assert shown["version"] == "Nematus Theano"
     assert shown["norm"] == "LayerNorm"
-    assert shown["sizes"] == (
-        "embedding 6, state 5, encoder depth 2, decoder depth 3, encoder transitions 2, base transitions 3, "
-        "high transitions 2, deep context"
+    assert shown["sizes"] == "embedding 6, state 5"
+    assert shown["options"] == (
+        "rnn_enc_depth 2, rnn_enc_transition_depth 2, rnn_dec_depth 3, rnn_dec_base_transition_depth 3, "
+        "rnn_dec_high_transition_depth 2, rnn_dec_deep_context True"
     )
     assert shown["vocabulary"] == "source 9, target 8"
     config = config_of("deep theano with offset")
@@ -181,7 +182,9 @@ def test_info_of_other_kinds(tmp_path: Path) -> None:
     shown = run("info", tmp_path / "t.safetensors")
     assert "t.safetensors: Transformer" in shown
     assert "PyTorch or none: a safetensors file of rmsnorm" in shown
-    assert "2 + 2 layers, 2 heads, hidden 6, tied decoder embeddings" in shown
+    depths = "transformer_enc_depth 2, transformer_dec_depth 2"
+    sizes = "transformer_ffn_hidden_size 6, transformer_num_heads 2"
+    assert f"tie_decoder_embeddings True, {depths}, {sizes}" in " ".join(shown.split())
     assert "RMSNorm, without offsets" in shown
     v04 = config_of("factors").replace(search="costs")
     nematus.save_safetensors(tmp_path / "f.safetensors", v04, random_parameters(v04))

@@ -51,11 +51,7 @@ def read_flax(path: Path) -> tensors.Tensors:
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """The options of Nematus for the model in a ``.keras`` file.
-
-    Raises:
-        ValueError: the file is damaged, or contains another kind of model.
-    """
+    """The options of Nematus for the model in a ``.keras`` file."""
     with reading(OP, path, _WANTED):
         return write(Config(**json.loads(tensors.member(path, "config.json"))["config"]["config"]))
 

@@ -35,34 +35,21 @@ class Location(NamedTuple):
     form: Form
 
     @property
-    def files(self) -> list[Path]:
-        """All of its files."""
-        if self.form == "flax":
-            return [file for file in self.path.rglob("*") if not file.is_dir()]
-        if self.form == "tensorflow":
-            parts = self.path.parent.glob(f"{glob.escape(self.path.name)}.data-*")
-            return [Path(f"{self.path}.index"), *parts]
-        return [self.path]
-
-    @property
     def size(self) -> int:
-        """Bytes of its files.
-
-        Raises:
-            ValueError: one is no regular file.
-        """
-        for file in self.files:
+        """Bytes of its files; ValueError if one is no regular file."""
+        files = [self.path]
+        if self.form == "flax":
+            files = [file for file in self.path.rglob("*") if not file.is_dir()]
+        elif self.form == "tensorflow":
+            parts = self.path.parent.glob(f"{glob.escape(self.path.name)}.data-*")
+            files = [Path(f"{self.path}.index"), *parts]
+        for file in files:
             check_regular(OP, file, "a part of the model")
-        return sum(file.stat().st_size for file in self.files)
+        return sum(file.stat().st_size for file in files)
 
 
 def locate(path: str | os.PathLike[str]) -> Location:
-    """The model in a directory, or with this prefix or name.
-
-    Raises:
-        FileNotFoundError: there is no model.
-        ValueError: there are several models, and no ``checkpoint`` file names one; or a name is that of two models.
-    """
+    """The only model in a directory, or that which its ``checkpoint`` file names, or that with this prefix or name."""
     path = Path(path)
     if _is_orbax(path):
         return Location(path, "flax")
@@ -98,7 +85,7 @@ def _in_directory(directory: Path) -> Location:
     files = [Location(path, form) for suffix, form in _FORMS for path in sorted(directory.glob(f"*{suffix}"))]
     files = [location for location in files if location.path.is_file()]
     files += [Location(path, "flax") for path in sorted(directory.iterdir()) if _is_orbax(path)]
-    models += [location for location in files if _has_options(location.path)]
+    models += [at for at in files if at.path.suffix == ".keras" or Path(f"{at.path}.json").is_file()]  # with options
     if not models and (directory / "config.json").is_file():
         models = [location for location in files if location.path.name.startswith("model.")]
     if not models:
@@ -118,19 +105,11 @@ def _is_orbax(path: Path) -> bool:
     return (path / "_CHECKPOINT_METADATA").is_file()
 
 
-def _has_options(path: Path) -> bool:
-    return path.suffix == ".keras" or Path(f"{path}.json").is_file()
-
-
 def read_options(model: Path, file: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """The options of a model, from this file, or by default from ``<model>.json``, ``param.json`` or ``config.json``.
 
     Checkpoints that were written during training, as ``model.npz-1000`` or ``model.iter1000.npz``, have the options of
     model.npz.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not JSON, or does not contain an object.
     """
     final = re.sub(r"\.iter\d+(?=\.npz$)|-\d+$|(?<=\.npz)\..*$", "", model.name)
     usual = [Path(f"{model}.json"), *map(model.with_name, (f"{final}.json", ZERO_OPTIONS, "config.json"))]
@@ -157,12 +136,7 @@ def write_options(model: Path, config: Config, *, theano: bool = False, name: st
 
 
 def finite(op: str, path: Path, name: str, array: Any) -> Any:
-    """The array, if it holds finite floating-point numbers.
-
-    Raises:
-        TypeError: it has another dtype.
-        ValueError: it holds NaN or infinite values.
-    """
+    """The array, if it holds finite floating-point numbers; else TypeError for its dtype, or ValueError."""
     if array.dtype.name not in ("float32", "float64"):
         raise errors.wrong_dtype(op, f"{name} in {path}", array.dtype.name, ["float32", "float64"])
     bad = int((~np.isfinite(array)).sum())

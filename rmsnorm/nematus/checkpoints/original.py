@@ -71,12 +71,7 @@ def save_theano(path: str | os.PathLike[str], config: Config, parameters: Mappin
 
 
 def read_tensorflow(path: Path) -> tensors.Tensors:
-    """Shapes of the arrays by name, and a function that reads one array.
-
-    Raises:
-        ModuleNotFoundError: TensorFlow is not installed.
-        ValueError: the checkpoint is damaged.
-    """
+    """Shapes of the arrays by name, and a function that reads one array; ValueError if the checkpoint is damaged."""
     tf = _tensorflow()
     with reading(OP, path, _WANTED):
         reader = tf.train.load_checkpoint(str(path))
@@ -107,22 +102,18 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
     tf = _tensorflow()
     rows = check("save_tensorflow", config, parameters)
     if config.norm in RMS and config.norm_offset:
-        raise errors.out_of_domain(
-            "save_tensorflow", "norm_offset", True, "False: RMSNorm has no offset in Nematus", "save a Theano archive"
-        )
+        want = "False: RMSNorm has no offset in Nematus"
+        raise errors.out_of_domain("save_tensorflow", "norm_offset", True, want, "save a Theano archive")
     path = Path(path)
     if config.dialect == "zero":
         prefix = zero.scope(write(config))
         _save_zero(tf, path, {f"{prefix}/{row.name}": np.asarray(parameters[row.name]) for row in rows})
         write_options(path, config, name=ZERO_OPTIONS)
         return
-    version = "master"
-    if config.dialect != "tensorflow":
-        version = "v0.1" if config.dialect == "theano" else "v0.3"
-    elif config.search == "costs":
+    version = {"tensorflow": "master", "theano": "v0.1"}.get(config.dialect, "v0.3")
+    if version == "master" and config.search == "costs":
         version = "v0.3"
-    index = VERSIONS.index(version)
-    names = [str(row.names[index]) for row in rows]
+    names = [str(row.names[VERSIONS.index(version)]) for row in rows]
     with _writing(tf, path), replacing(path) as temporary:
         tf.raw_ops.SaveV2(
             prefix=str(temporary),
@@ -139,11 +130,9 @@ def _save_zero(tf: Any, path: Path, arrays: Mapping[str, Any]) -> None:
     """As zero writes it: by tf.train.Saver, with the graph of the variables as ``.meta``."""
     v1 = tf.compat.v1
     with v1.Graph().as_default(), v1.Session() as session, _writing(tf, path), replacing(path) as temporary:
-        assigned = {
-            v1.get_variable(name, array.shape, array.dtype, use_resource=False).initializer: array
-            for name, array in arrays.items()
-        }
-        session.run(list(assigned), {op.inputs[1]: array for op, array in assigned.items()})
+        for name, array in arrays.items():
+            initial = v1.get_variable(name, array.shape, array.dtype, use_resource=False).initializer
+            session.run(initial, {initial.inputs[1]: array})
         v1.train.Saver(save_relative_paths=True).save(session, str(temporary))
 
 
