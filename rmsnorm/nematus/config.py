@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from rmsnorm import errors
@@ -133,6 +133,8 @@ class Config:
             _check(name, kind, getattr(self, name))
         if self.norm == "layer":
             object.__setattr__(self, "norm_offset", True)
+        if self.dialect == "zero" and self.tie_encoder_decoder_embeddings:  # its one table serves the output, too
+            object.__setattr__(self, "tie_decoder_embeddings", True)
         if not self.dim_per_factor:
             object.__setattr__(self, "dim_per_factor", (self.embedding_size,))
         for name, want in self._contradictions():
@@ -149,6 +151,16 @@ class Config:
             yield "rnn_lexical_model", "False where softmax_mixture_size is above 1"
         if self.tie_encoder_decoder_embeddings and sizes[0] != self.target_vocab_size:
             yield "target_vocab_size", f"{sizes[0]} of the tied source"
+        if self.rnn_lexical_model and self.target_embedding_size != self.embedding_size:
+            yield "rnn_lexical_model", "False where the decoder shares the embeddings of one of several factors"
+        if self.relu_attention and self.dialect != "zero":
+            yield "relu_attention", "False but in the dialect zero"
+        if (self.search == "zero") != (self.dialect == "zero"):
+            yield "search", "zero in the dialect zero, and only there"
+        if self.dialect == "zero":
+            for option in fields(self):
+                if not zero.has(option.name, self.model_type) and getattr(self, option.name) != option.default:
+                    yield option.name, f"{option.default!r}, as zero has no such option"
         if self.model_type == "rnn":
             return
         if self.embedding_size != state:
@@ -157,8 +169,10 @@ class Config:
             yield "state_size", "an even number >= 4, for the sines and cosines of positions"
         if state % self.transformer_num_heads:
             yield "transformer_num_heads", f"a divisor of {state}"
-        if len(sizes) > 1 or self.softmax_mixture_size > 1:
-            yield "model_type", "rnn where there are source factors or a mixture of softmaxes"
+        if self.softmax_mixture_size > 1:
+            yield "model_type", "rnn where there is a mixture of softmaxes"
+        if len(sizes) > 1 and (self.dialect == "zero" or self.tie_encoder_decoder_embeddings):
+            yield "source_vocab_sizes", "one factor in zero, and where a Transformer ties encoder and decoder"
 
     @property
     def layers(self) -> int:
@@ -233,12 +247,11 @@ def _wrong(name: str, got: Any, want: str) -> ValueError:
     return errors.out_of_domain("Config", name, got, want, "the options describe another model")
 
 
-# The fields that Nematus has no option for, or whose option is not read.
-_OTHERS: Final = (
-    *("dialect", "norm", "norm_offset", "search", "options", "eps", "masked_score", "relu_attention"),
-    *("beam_size", "normalization_alpha", "beam_temperature", "beam_noise"),
-)
+# The fields that Nematus has no option for, or whose option is not read. This package writes down what is not usual.
+_UNTOLD: Final = ("search", "eps", "masked_score", "beam_size", "normalization_alpha", "beam_temperature", "beam_noise")
+_OTHERS: Final = ("dialect", "norm", "norm_offset", "options", "relu_attention", *_UNTOLD)
 _OPTIONS: Final = tuple(name for name in _KINDS if name not in _OTHERS)
+_OWN: Final = "rmsnorm"  # the option with what Nematus's options cannot say
 
 
 def told(options: Mapping[str, Any], name: str, otherwise: Any = None) -> Any:
@@ -268,7 +281,10 @@ def read(options: Mapping[str, Any], **known: Any) -> Config:
     values["dialect"] = dialect_of(options)
     if "translation_strategy" not in options and values["dialect"] != "theano":
         values["search"] = "costs"
-    values.update(known)
+    untold = options.get(_OWN, {})
+    if not isinstance(untold, Mapping) or not untold.keys() <= set(_UNTOLD):
+        raise _wrong(_OWN, untold, f"an object with some of {', '.join(_UNTOLD)}")
+    values |= {**untold, **known}
     for name in ("embedding_size", "state_size", "source_vocab_sizes", "target_vocab_size"):
         if not values.get(name):
             raise errors.InputValueError(
@@ -315,7 +331,10 @@ def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
         options.setdefault("translation_strategy", "beam_search")
     else:
         options.pop("translation_strategy", None)
-    return options
+    options.pop(_OWN, None)
+    again = read(options, norm=config.norm)
+    untold = {name: values[name] for name in _UNTOLD if getattr(again, name) != values[name]}
+    return options | ({_OWN: untold} if untold else {})
 
 
 def _written(name: str, version: Dialect) -> str:

@@ -97,8 +97,8 @@ def label_target(config: Config, *, training: bool) -> tuple[float, float, float
     return right, wrong, -right * math.log(right) - rate * math.log(wrong + 1e-20) if rate else 0.0
 
 
-def transformer_table(config: Config, use: Use) -> str:
-    """Name of the embeddings of a Transformer for this use; tied embeddings have the name of another use."""
+def table(config: Config, use: Use, factor: int = 0) -> str:
+    """Name of the embeddings for this use, of a factor of the source; tied embeddings have the name of another use."""
     if use == "softmax" and config.tie_decoder_embeddings:
         use = "decoder"
     if config.dialect == "zero":
@@ -106,8 +106,11 @@ def transformer_table(config: Config, use: Use) -> str:
         return "embedding" if config.tie_encoder_decoder_embeddings else own[use]
     if use == "decoder" and config.tie_encoder_decoder_embeddings:
         use = "encoder"
-    layer = "softmax_projection" if use == "softmax" else f"{use}_embedding"
-    return f"transformer_model/{layer}_layer/embedding_table"
+    name = f"{use}/embedding/embeddings"
+    if config.model_type == "transformer":
+        layer = "softmax_projection" if use == "softmax" else f"{use}_embedding"
+        name = f"transformer_model/{layer}_layer/embedding_table"
+    return f"{name}_{factor}" if factor else name
 
 
 def transformer_layer(config: Config, stack: str, number: int) -> str:

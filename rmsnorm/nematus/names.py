@@ -16,11 +16,11 @@ from rmsnorm.nematus.dialects import (
     Block,
     Use,
     rules,
+    table,
     transformer_gate,
     transformer_layer,
     transformer_map,
     transformer_norm,
-    transformer_table,
 )
 from rmsnorm.nematus.zero import recurrent_maps
 
@@ -119,9 +119,7 @@ def unused(config: Config) -> frozenset[str]:
 
 def _rnn(config: Config) -> Iterator[Variable]:
     s, e, v = config.state_size, config.target_embedding_size, config.target_vocab_size
-    sizes = zip(source_tables(config), config.source_vocab_sizes, config.dim_per_factor, strict=True)
-    for i, (name, size, width) in enumerate(sizes):
-        yield _row(name, (size, width), f"Wemb{i or ''}")
+    yield from _tables(config)
     for stack, odd in (("forward", "backward"), ("backward", "forward")):
         for level in range(config.rnn_enc_depth):
             # Theano names a level after its reading direction. In a stack the direction alternates.
@@ -132,8 +130,6 @@ def _rnn(config: Config) -> Iterator[Variable]:
                 size = 0 if j else s if level else config.embedding_size
                 yield from _gru(config, scope, size, config.gru_bias("encoder", j), prefix, j)
     yield from _feed_forward(config, "decoder/initial_state_constructor", 2 * s, s, "ff_state")
-    if not config.tie_encoder_decoder_embeddings:
-        yield _row("decoder/embedding/embeddings", (v, e), "Wemb_dec")
     yield from _gru(config, "decoder/base/gru0/", e, config.gru_bias("base", 0), "decoder_", 0)
     for j in range(1, config.rnn_dec_base_transition_depth):  # after the attention
         scope, size = f"decoder/base/gru{j}/", 2 * s if j == 1 else 0
@@ -201,18 +197,6 @@ def _norm_variables(config: Config) -> int:
     return 0 if config.norm == "none" else 1 + config.norm_offset
 
 
-def source_tables(config: Config) -> list[str]:
-    """Names of the source embeddings of an RNNSearch, one table for each factor."""
-    return [f"encoder/embedding/embeddings{f'_{i}' if i else ''}" for i in range(len(config.source_vocab_sizes))]
-
-
-def target_table(config: Config) -> str:
-    """Name of the embeddings that the decoder of an RNNSearch reads."""
-    if config.dialect == "zero":
-        return transformer_table(config, "decoder")
-    return f"{'encoder' if config.tie_encoder_decoder_embeddings else 'decoder'}/embedding/embeddings"
-
-
 def _row(name: str, shape: tuple[int, ...], theano: str | None = None, *, v03: str | None = None) -> Variable:
     old = v03 or name
     for prefix, older, suffix in _V01:
@@ -235,11 +219,17 @@ def _rnn_of_zero(config: Config) -> Iterator[Variable]:
 
 
 def _tables(config: Config) -> Iterator[Variable]:
-    """Embeddings of a Transformer, or of zero's RNNSearch; tied ones have one name for two uses."""
-    uses: dict[Use, int] = {"encoder": config.source_vocab_sizes[0]}
-    uses |= {"decoder": config.target_vocab_size, "softmax": config.target_vocab_size}
-    for name, size in {transformer_table(config, use): size for use, size in uses.items()}.items():
-        yield _row(name, (size, config.embedding_size))
+    """Embeddings; tied ones have one name for two uses. An RNNSearch of Nematus has other variables for the output."""
+    has_theano = config.model_type == "rnn" and config.dialect != "zero"
+    sizes = {
+        table(config, "encoder", factor): (*size, f"Wemb{factor or ''}")
+        for factor, size in enumerate(zip(config.source_vocab_sizes, config.dim_per_factor, strict=True))
+    }
+    uses: tuple[Use, ...] = ("decoder",) if has_theano else ("decoder", "softmax")
+    for use in uses:
+        sizes.setdefault(table(config, use), (config.target_vocab_size, config.target_embedding_size, "Wemb_dec"))
+    for name, (size, width, theano) in sizes.items():
+        yield _row(name, (size, width), theano if has_theano else None)
     if rules(config).embedding_bias:
         yield _row(rules(config).embedding_bias, (config.embedding_size,))
 

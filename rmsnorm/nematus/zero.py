@@ -35,6 +35,11 @@ _OPTIONS: Final = {
     "transformer_dropout_relu": ("relu_dropout", 0.1),
     "transformer_dropout_attn": ("attention_dropout", 0.1),
 }
+# Fields that follow from the tensors, or from the name of the model.
+_TOLD: Final = (
+    *("dialect", "search", "model_type", "relu_attention", "norm", "norm_offset"),
+    *("source_vocab_sizes", "target_vocab_size", "dim_per_factor", "options"),
+)
 _MODELS: Final = ("transformer", "transformer_rela", "rnnsearch")
 # What the options of a model must be for this package, with zero's default.
 _PORTED: Final = {"default_dtype": (("float32", "float64"), "float32"), "search_mode": (("cache", "dev"), "cache")}
@@ -62,7 +67,6 @@ def fields(options: Mapping[str, Any]) -> dict[str, Any]:
         elif name.endswith("_smoothing") or "_drop" in name:  # zero smooths, averages and drops only in (0, 1)
             is_off = value is None or (isinstance(value, int | float) and not 0 < value < 1)
             values[name] = 0.0 if is_off else value
-    values["tie_decoder_embeddings"] = values["tie_decoder_embeddings"] or values["tie_encoder_decoder_embeddings"]
     kind = "rnn" if model == "rnnsearch" else "transformer"
     rela = model == "transformer_rela"
     return {"dialect": "zero", "search": "zero", "model_type": kind, "relu_attention": rela, **values}
@@ -76,6 +80,11 @@ def options(fields: Mapping[str, Any]) -> dict[str, Any]:
     required = {name: choices[0] for name, (choices, _) in _PORTED_RNN.items()} if model == "rnnsearch" else {}
     kept = {name: value for name, value in fields["options"].items() if name != "norm"}
     return {"scope_name": model} | required | kept | own | untold_norm(fields["norm"], has_offset=fields["norm_offset"])
+
+
+def has(field: str, model_type: str) -> bool:
+    """Whether a field of Config says something of a model of zero: its option, its kind, or what its tensors tell."""
+    return field in _table(model_type.replace("rnn", "rnnsearch")) or field in _TOLD
 
 
 def _table(model: str) -> dict[str, tuple[str, Any]]:

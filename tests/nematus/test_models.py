@@ -25,8 +25,9 @@ from nematus_models import (
     reference,
 )
 
+from rmsnorm.nematus.dialects import table
 from rmsnorm.nematus.models.parameters import Parameters
-from rmsnorm.nematus.names import source_tables, target_table, variables
+from rmsnorm.nematus.names import variables
 
 # Their searches are those of other kinds: only what is before the first step differs, or a layer that every step has.
 SAME_SEARCH = {
@@ -225,15 +226,15 @@ def test_a_dropped_input_is_a_dropped_row_of_the_matrix(adapter: Any, kind: str,
         raise AssertionError("no seed drops words on both sides")
     assert abs(loss - adapter.Model(config, parameters).loss(*sentences)) > 1e-3
     if config.tie_decoder_embeddings:  # what it drops of its hidden layer is of no word that it reads
-        matrix, output = parameters[target_table(config)].T, "decoder/next_word_predictor/hidden_to_logits/W"
+        matrix, output = parameters[table(config, "decoder")].T, "decoder/next_word_predictor/hidden_to_logits/W"
         assert masks[output].shape == (1, len(matrix))
         config, parameters = config.replace(tie_decoder_embeddings=False), {**parameters, output: matrix.copy()}
     for name in masks.keys() & parameters.keys():
         parameters[name] *= masks[name].T
-    sources = [(table, ids, "source words") for table, ids in zip(source_tables(config), x, strict=True)]
-    for table, ids, side in (*sources, (target_table(config), y[:-1], "target words")):
+    sources = [(table(config, "encoder", i), ids, "source words") for i, ids in enumerate(x)]
+    for name, ids, side in (*sources, (table(config, "decoder"), y[:-1], "target words")):
         for word, factor in zip(ids[:, 0], masks[side][-len(ids) :, 0, 0], strict=True):  # nothing before the first
-            parameters[table][word] *= factor
+            parameters[name][word] *= factor
     np.testing.assert_allclose(adapter.Model(config, parameters).loss(*sentences), loss, rtol=1e-12)
 
 

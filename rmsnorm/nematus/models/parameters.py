@@ -8,7 +8,7 @@ from typing import Any
 from rmsnorm.nematus import cells
 from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
 from rmsnorm.nematus.config import Config
-from rmsnorm.nematus.dialects import label_target, rules
+from rmsnorm.nematus.dialects import NOTHING, Use, first_word, label_target, rules, table
 from rmsnorm.nematus.models.operations import Array, Operations
 
 
@@ -97,6 +97,18 @@ def feed_forward(p: Parameters, x: Array, *, norm: bool = True) -> Array:
 def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
     """Nematus's names of the gain and the offset of the norm below a scope."""
     return cells.leaves(p.norm, scope)
+
+
+def embed(p: Parameters, config: Config, use: Use, ids: Array, scale: float = 1.0) -> Array:
+    """Embeddings of words, given the ids of each factor; zeros where nothing precedes a word."""
+    ops, bias = p.ops, rules(config).embedding_bias
+    count = len(config.source_vocab_sizes) if use == "encoder" else 1
+    factors = [ops.take(p[table(config, use, i)], ids[i]) for i in range(count)]
+    words = (ops.concatenated(factors, -1) if count > 1 else factors[0]) * scale
+    if bias:
+        words = words + p[bias]
+    has_nothing = use == "decoder" and first_word(config) == NOTHING
+    return ops.where((ids[0] != NOTHING)[..., None], words, 0.0) if has_nothing else words
 
 
 def masked_scores(p: Parameters, config: Config, mask: Array) -> Array:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmsnorm.nematus.cells import TIED, rates
-from rmsnorm.nematus.dialects import NOTHING, rules
+from rmsnorm.nematus.dialects import NOTHING, rules, table
 from rmsnorm.nematus.models import zero_rnnsearch
 from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.parameters import Parameters, feed_forward, leaves, losses, masked_scores, project
+from rmsnorm.nematus.models.parameters import Parameters, embed, feed_forward, leaves, losses, masked_scores, project
 from rmsnorm.nematus.models.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
-from rmsnorm.nematus.names import source_tables, target_table
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -40,7 +39,7 @@ def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, ste
     ops, (length, batch) = p.ops, p.ops.shape(y)
     draw_masks(p, config, x, length)
     memory, initial = attend_to(p, config, x, mask)
-    words = embed(p, config, ops.concatenated((ops.filled((1, batch), NOTHING, y), y[:-1]), 0))
+    words = embed(p, config, "decoder", ops.concatenated((ops.filled((1, batch), NOTHING, y), y[:-1]), 0)[None])
     if rules(config).own_recurrent:
         return zero_rnnsearch.decode(p, config, memory, [initial], words, ops.cast(y != 0, words))[0]
     old = rules(config).scores_otherwise and not stepwise
@@ -67,7 +66,7 @@ def step(
     p: Parameters, config: Config, memory: Memory, states: list[Array], previous: Array, start: Any
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the word after the previous one, and the new states."""
-    words = embed(p, config, previous)[None]
+    words = embed(p, config, "decoder", previous[None])[None]
     own = zero_rnnsearch.decode if rules(config).own_recurrent else decode
     logits, states = own(p, config, memory, states, words)
     return p.ops.log_softmax(logits[0]), states
@@ -86,16 +85,10 @@ def draw_masks(p: Parameters, config: Config, x: Array, target_length: Any = 0) 
         sizes["decoder/lexical"] = config.embedding_size
     shapes: dict[str, tuple[Any, ...]] = {name: (batch, size) for name, size in sizes.items()}
     shapes |= {"source words": (length, batch, 1), "target words": (target_length, batch, 1)}
-    own, like = rates(config, sizes), p[target_table(config)]
+    own, like = rates(config, sizes), p[table(config, "decoder")]
     for name, shape in shapes.items():
         if own[name]:
             p.masks[name] = p.dropout(ops.filled(shape, 1.0, like), own[name])
-
-
-def embed(p: Parameters, config: Config, ids: Array) -> Array:
-    """Embeddings of target words; zeros where nothing precedes a word."""
-    words, bias = p.ops.take(p[target_table(config)], ids), rules(config).embedding_bias
-    return p.ops.where((ids != NOTHING)[..., None], words + p[bias] if bias else words, 0.0)
 
 
 def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Memory, Array]:
@@ -104,9 +97,7 @@ def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Mem
         memory, initial = zero_rnnsearch.attend_to(p, config, x, mask)
         return Memory(*memory), initial
     ops, attention = p.ops, p / "decoder/base/attention"
-    tables = source_tables(config)
-    embeddings = ops.concatenated([ops.take(p[table], x[index]) for index, table in enumerate(tables)], -1)
-    embeddings = p.drop("source words", embeddings)
+    embeddings = p.drop("source words", embed(p, config, "encoder", x))
     # The stack whose last level reads from left to right comes first.
     stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
     context = ops.concatenated([_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks], -1)
@@ -201,7 +192,7 @@ def _logits(p: Parameters, config: Config, hidden: Array) -> Array:
     q = p / "decoder/next_word_predictor/hidden_to_logits"
     if not config.tie_decoder_embeddings:
         return feed_forward(q, hidden, norm=False)
-    return p.ops.matmul(q.drop("W", hidden), p.ops.transposed(p[target_table(config)])) + q["b"]
+    return p.ops.matmul(q.drop("W", hidden), p.ops.transposed(p[table(config, "softmax")])) + q["b"]
 
 
 def _mixture(p: Parameters, config: Config, hidden: Array) -> Array:

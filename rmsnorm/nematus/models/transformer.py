@@ -9,18 +9,17 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmsnorm.nematus.dialects import (
-    NOTHING,
     Block,
     Use,
     rules,
+    table,
     transformer_gate,
     transformer_layer,
     transformer_map,
     transformer_norm,
-    transformer_table,
 )
 from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.parameters import Parameters, losses, masked_scores, normalise, project
+from rmsnorm.nematus.models.parameters import Parameters, embed, losses, masked_scores, normalise, project
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -93,17 +92,13 @@ def _padding(p: Parameters, config: Config, mask: Array) -> Array:
 
 def _embed(p: Parameters, config: Config, use: Use, ids: Array, start: Any, length: Any) -> Array:
     """Embeddings of words and positions, of which the first is ``start``, in sentences of ``length`` words."""
-    ops, bias = p.ops, rules(config).embedding_bias
-    words = ops.take(p[transformer_table(config, use)], ids) * math.sqrt(config.state_size)
-    if bias:
-        words = ops.where((ids != NOTHING)[..., None], words + p[bias], 0.0)
-    positions = ops.positions(start, ops.shape(ids)[1], length, config.state_size, words)
+    words = embed(p, config, use, ids, math.sqrt(config.state_size))
+    positions = p.ops.positions(start, p.ops.shape(ids)[2], length, config.state_size, words)
     return p.dropout(words + positions, config.transformer_dropout_embeddings)
 
 
 def _encoder_stack(p: Parameters, config: Config, x: Array, bias: Array) -> Array:
-    ids = p.ops.transposed(x[0])
-    h = _embed(p, config, "encoder", ids, 0, p.ops.shape(ids)[1])
+    h = _embed(p, config, "encoder", p.ops.transposed(x), 0, p.ops.shape(x)[1])
     for number in range(1, config.transformer_enc_depth + 1):
         q = p / transformer_layer(config, "encoder", number)
         queries, *attended = _projections(q, config, _before(q, config, "self_attn", h))
@@ -123,7 +118,7 @@ def _decode(
         future: what is added to the scores of attention among the target words.
         caches: keys and values of every layer for the words before these; None if there are no such words.
     """
-    h = _embed(p, config, "decoder", words, start, length)
+    h = _embed(p, config, "decoder", words[None], start, length)
     new: list[Array] = []
     for number, of_source in enumerate(memory.layers, start=1):
         q = p / transformer_layer(config, "decoder", number)
@@ -136,7 +131,7 @@ def _decode(
         queries = _map(q, config, "cross_attn", "queries", _before(q, config, "cross_attn", h))
         h = _attention_block(q, config, "cross_attn", h, queries, of_source, memory.bias)
         h = _ffn_block(q, config, h, last=number == config.transformer_dec_depth)
-    return p.ops.matmul(h, p.ops.transposed(p[transformer_table(config, "softmax")])), new
+    return p.ops.matmul(h, p.ops.transposed(p[table(config, "softmax")])), new
 
 
 def _normed(p: Parameters, config: Config, block: Block, x: Array) -> Array:

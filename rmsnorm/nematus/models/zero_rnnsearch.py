@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rmsnorm.nematus.dialects import rules, transformer_table
+from rmsnorm.nematus.dialects import table
 from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.parameters import Parameters, masked_scores, project
+from rmsnorm.nematus.models.parameters import Parameters, embed, masked_scores, project
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -21,7 +21,7 @@ States = tuple[tuple[Array, ...], tuple[Array, ...]]
 def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Memory, Array]:
     """What the decoder reads of the source, as the fields of Memory, and the initial state of the decoder."""
     ops = p.ops
-    embeddings = ops.take(p[transformer_table(config, "encoder")], x[0]) + p[rules(config).embedding_bias]
+    embeddings = embed(p, config, "encoder", x)
     words = p.dropout(embeddings, config.rnn_dropout_embedding)  # each feature of each word on its own
     forward = _level(p / "encoder/forward", config, words, mask)
     backward = _level(p / "encoder/backward", config, words, mask, reverse=True)
@@ -53,7 +53,7 @@ def decode(
     from_words = _fetch(q / "fetch_state_gru_lower", words)
     (top,), (contexts,) = ops.scan(step, (states[0],), (*from_words, *masks), (memory[0][0],))
     feature = p.dropout(ops.tanh(_linear(p / "pre_logits", [top, contexts, words])), rate)
-    return ops.matmul(feature, ops.transposed(p[transformer_table(config, "softmax")])), [top[-1]]
+    return ops.matmul(feature, ops.transposed(p[table(config, "softmax")])), [top[-1]]
 
 
 def _attend(p: Parameters, s: Array, memory: Memory) -> Array:

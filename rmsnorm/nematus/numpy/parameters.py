@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from rmsnorm.nematus import cells
 from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
-from rmsnorm.nematus.dialects import label_target, rules
+from rmsnorm.nematus.dialects import NOTHING, ZERO_BIAS, Use, label_target, rules, table
 from rmsnorm.variants import Variant
 
 if TYPE_CHECKING:
@@ -83,6 +83,14 @@ def feed_forward(p: Parameters, x: Array, *, norm: bool = True) -> Array:
 def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
     """Nematus's names of the gain and the offset of the norm below a scope."""
     return cells.leaves(p.norm, scope)
+
+
+def embed(p: Parameters, config: Config, use: Use, ids: Array, scale: float = 1.0) -> Array:
+    """Embeddings of words, given the ids of each factor; the vector of no word is zero."""
+    words = np.concatenate([p[table(config, use, i)][factor] for i, factor in enumerate(ids)], axis=-1) * scale
+    if rules(config).embedding_bias:
+        words = words + p[ZERO_BIAS]
+    return words * (ids[0] != NOTHING)[..., None]
 
 
 def sigmoid(x: Array) -> Array:

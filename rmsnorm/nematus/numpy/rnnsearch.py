@@ -6,10 +6,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from rmsnorm.nematus.dialects import NOTHING, ZERO_BIAS, rules
-from rmsnorm.nematus.names import source_tables, target_table
+from rmsnorm.nematus.dialects import NOTHING, rules, table
 from rmsnorm.nematus.numpy import zero_rnnsearch
-from rmsnorm.nematus.numpy.parameters import Array, Parameters, feed_forward, leaves, log_softmax, losses, project
+from rmsnorm.nematus.numpy.parameters import (
+    Array,
+    Parameters,
+    embed,
+    feed_forward,
+    leaves,
+    log_softmax,
+    losses,
+    project,
+)
 from rmsnorm.nematus.numpy.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 
 if TYPE_CHECKING:
@@ -33,7 +41,7 @@ def encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
 def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, stepwise: bool = False) -> Array:
     """Logits of the target words."""
     memory, initial = _attend_to(p, config, x, mask)
-    words = _embed(p, config, np.insert(y[:-1], 0, NOTHING, axis=0))
+    words = embed(p, config, "decoder", np.insert(y[:-1], 0, NOTHING, axis=0)[None])
     if rules(config).own_recurrent:  # after the end of a sentence the states stay
         return zero_rnnsearch.decode(p, config, memory, [initial], words, (y != 0).astype(words.dtype))[0]
     old = rules(config).scores_otherwise and not stepwise
@@ -60,14 +68,8 @@ def step(
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the words after these ids, and the new states."""
     decode = zero_rnnsearch.decode if rules(config).own_recurrent else _decode
-    logits, states = decode(p, config, memory, states, _embed(p, config, words)[None])
+    logits, states = decode(p, config, memory, states, embed(p, config, "decoder", words[None])[None])
     return log_softmax(logits[0]), states
-
-
-def _embed(p: Parameters, config: Config, ids: Array) -> Array:
-    """Embeddings of target words; the vector of no word is zero."""
-    words = p[target_table(config)][ids] + (p[ZERO_BIAS] if rules(config).embedding_bias else 0)
-    return words * (ids != NOTHING)[..., None]
 
 
 def _encoder_stack(p: Parameters, config: Config, stack: str, x: Array, mask: Array) -> Array:
@@ -89,8 +91,7 @@ def _attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[_M
     if rules(config).own_recurrent:
         memory, initial = zero_rnnsearch.attend_to(p, config, x, mask)
         return _Memory(*memory), initial
-    factors = [p[table][ids] for table, ids in zip(source_tables(config), x, strict=True)]
-    embeddings = np.concatenate(factors, axis=-1)
+    embeddings = embed(p, config, "encoder", x)
     # The stack whose last level reads from left to right comes first.
     stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
     context = np.concatenate([_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks], axis=-1)
@@ -173,7 +174,7 @@ def _logits(p: Parameters, config: Config, hidden: Array) -> Array:
     q = p / "decoder/next_word_predictor/hidden_to_logits"
     if not config.tie_decoder_embeddings:
         return feed_forward(q, hidden, norm=False)
-    return hidden @ p[target_table(config)].T + q["b"]
+    return hidden @ p[table(config, "softmax")].T + q["b"]
 
 
 def _mixture(p: Parameters, config: Config, hidden: Array) -> Array:

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rmsnorm.nematus.dialects import (
-    NOTHING,
-    ZERO_BIAS,
     Block,
     Use,
     rules,
+    table,
     transformer_gate,
     transformer_layer,
     transformer_map,
     transformer_norm,
-    transformer_table,
 )
 from rmsnorm.nematus.numpy.parameters import (
     Array,
     Parameters,
+    embed,
     log_softmax,
     losses,
     normalise,
@@ -47,7 +46,7 @@ def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Arr
     memory = _encoder_stack(p, config, x, bias)
     before = np.insert(y.T[:, :-1], 0, rules(config).go, axis=1)
     future = np.triu(np.full((len(y), len(y)), config.masked_score), k=1)
-    return _decode(p, config, _embed(p, config, "decoder", before), memory, bias, future, None)[0]
+    return _decode(p, config, _embed(p, config, "decoder", before[None]), memory, bias, future, None)[0]
 
 
 def loss(p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array, *, training: bool) -> Array:
@@ -68,7 +67,7 @@ def step(
     p: Parameters, config: Config, memory: tuple[Array, Array], past: list[Array], words: Array, start: int
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the words after these ids, and the keys and values so far."""
-    h = _embed(p, config, "decoder", words[:, None], start)
+    h = _embed(p, config, "decoder", words[None, :, None], start)
     logits, past = _decode(p, config, h, *memory, np.zeros(()), past)
     return log_softmax(logits[:, 0]), past
 
@@ -90,7 +89,7 @@ def _decode(
         attended = [_map(q, config, "cross_attn", part, memory) for part in ("keys", "values")]
         h = _attention_block(q, config, "cross_attn", h, queries, attended, bias)
         h = _ffn_block(q, config, h, last=number == config.transformer_dec_depth)
-    return h @ p[transformer_table(config, "softmax")].T, new
+    return h @ p[table(config, "softmax")].T, new
 
 
 def _padding(config: Config, mask: Array) -> Array:
@@ -107,14 +106,12 @@ def _positions(start: int, length: int, size: int) -> Array:
 
 def _embed(p: Parameters, config: Config, use: Use, ids: Array, start: int = 0) -> Array:
     """Embeddings of words and positions, of which the first is ``start``."""
-    words = p[transformer_table(config, use)][np.maximum(ids, 0)] * np.sqrt(config.state_size)
-    if rules(config).embedding_bias:
-        words = words + p[ZERO_BIAS]
-    return words * (ids != NOTHING)[..., None] + _positions(start, ids.shape[1], config.state_size)
+    words = embed(p, config, use, ids, np.sqrt(config.state_size))
+    return words + _positions(start, ids.shape[2], config.state_size)
 
 
 def _encoder_stack(p: Parameters, config: Config, x: Array, bias: Array) -> Array:
-    h = _embed(p, config, "encoder", x[0].T)
+    h = _embed(p, config, "encoder", x.swapaxes(1, 2))
     for number in range(1, config.transformer_enc_depth + 1):
         q = p / transformer_layer(config, "encoder", number)
         queries, *attended = _projections(q, config, _before(q, config, "self_attn", h))

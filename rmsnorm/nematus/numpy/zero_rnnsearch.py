@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rmsnorm.nematus.dialects import ZERO_BIAS, transformer_table
-from rmsnorm.nematus.numpy.parameters import Array, Parameters, project, sigmoid, softmax
+from rmsnorm.nematus.dialects import table
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, embed, project, sigmoid, softmax
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -20,7 +20,7 @@ Memory = tuple[Array, Array, Array, Array]
 
 def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Memory, Array]:
     """What the decoder reads of the source, as the fields of _Memory, and the initial state of the decoder."""
-    embeddings = p[transformer_table(config, "encoder")][x[0]] + p[ZERO_BIAS]
+    embeddings = embed(p, config, "encoder", x)
     forward = _level(p / "encoder/forward", config, embeddings, mask)
     backward = _level(p / "encoder/backward", config, embeddings[::-1], mask[::-1])[::-1]
     context = np.concatenate((forward, backward), axis=-1)
@@ -43,7 +43,7 @@ def decode(
         steps.append((h, attended))
     top, contexts = (np.stack(arrays) for arrays in zip(*steps, strict=True))
     feature = np.tanh(_linear(p / "pre_logits", [top, contexts, words]))
-    return feature @ p[transformer_table(config, "softmax")].T, [h]
+    return feature @ p[table(config, "softmax")].T, [h]
 
 
 def _attend(p: Parameters, config: Config, s: Array, memory: Memory) -> Array:
