@@ -153,14 +153,17 @@ class Config:
             yield "target_vocab_size", f"{sizes[0]} of the tied source"
         if self.rnn_lexical_model and self.target_embedding_size != self.embedding_size:
             yield "rnn_lexical_model", "False where the decoder shares the embeddings of one of several factors"
-        if self.relu_attention and self.dialect != "zero":
-            yield "relu_attention", "False but in the dialect zero"
+        if self.relu_attention and (self.dialect, self.model_type) != ("zero", "transformer"):
+            yield "relu_attention", "False but in a Transformer of the dialect zero"
         if (self.search == "zero") != (self.dialect == "zero"):
             yield "search", "zero in the dialect zero, and only there"
         if self.dialect == "zero":
             for option in fields(self):
                 if not zero.has(option.name, self.model_type) and getattr(self, option.name) != option.default:
                     yield option.name, f"{option.default!r}, as zero has no such option"
+        ties = self.model_type == "transformer" and self.tie_encoder_decoder_embeddings
+        if len(sizes) > 1 and (ties or self.dialect == "zero"):
+            yield "source_vocab_sizes", "one factor in zero, and where a Transformer ties encoder and decoder"
         if self.model_type == "rnn":
             return
         if self.embedding_size != state:
@@ -171,8 +174,6 @@ class Config:
             yield "transformer_num_heads", f"a divisor of {state}"
         if self.softmax_mixture_size > 1:
             yield "model_type", "rnn where there is a mixture of softmaxes"
-        if len(sizes) > 1 and (self.dialect == "zero" or self.tie_encoder_decoder_embeddings):
-            yield "source_vocab_sizes", "one factor in zero, and where a Transformer ties encoder and decoder"
 
     @property
     def layers(self) -> int:

@@ -83,8 +83,9 @@ def options(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has(field: str, model_type: str) -> bool:
-    """Whether a field of Config says something of a model of zero: its option, its kind, or what its tensors tell."""
-    return field in _table(model_type.replace("rnn", "rnnsearch")) or field in _TOLD
+    """Whether zero can have any value in a field of Config, or the field is of models of the other kind."""
+    of_others = "transformer_" if model_type == "rnn" else "rnn_"
+    return field in _OPTIONS or field in _TOLD or field.startswith(of_others)
 
 
 def _table(model: str) -> dict[str, tuple[str, Any]]:
