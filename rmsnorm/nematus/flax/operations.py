@@ -18,11 +18,13 @@ from rmsnorm.flax_impl import functional
 from rmsnorm.nematus.models.operations import Step
 
 FIXED_CACHES: Final = True  # a step of a search is compiled once
+attention: Final = None
 
 tanh, sigmoid, relu = jnp.tanh, jax.nn.sigmoid, jax.nn.relu
 shape, rows, where, to_host = jnp.shape, getitem, jnp.where, np.asarray
 concatenated, repeated, sum = jnp.concatenate, jnp.repeat, jnp.sum
-split, transposed = bind(jnp.split, axis=-1), jnp.matrix_transpose
+split, reshape = bind(jnp.split, axis=-1), jnp.reshape
+transposed, swapped = jnp.matrix_transpose, bind(jnp.swapaxes, axis1=1, axis2=2)
 # Accelerators multiply in a lower precision by default.
 matmul = bind(jnp.matmul, precision=lax.Precision.HIGHEST)
 rms_norm = bind(functional.rms_norm, variant="nematus")
@@ -68,22 +70,8 @@ def layer_norm(x: jax.Array, gain: jax.Array, offset: jax.Array | None, eps: flo
     return (y if offset is None else y + offset.astype(wide)).astype(x.dtype)
 
 
-def dropout(x: jax.Array, rate: float, random: Iterator[Any], shared: tuple[int, ...] = ()) -> jax.Array:
-    sizes = tuple(1 if axis in shared else size for axis, size in enumerate(x.shape))
-    return jnp.where(jax.random.bernoulli(next(random), 1 - rate, sizes), x / (1 - rate), 0)
-
-
-def split_heads(x: jax.Array, heads: int) -> jax.Array:
-    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
-
-
-def join_heads(x: jax.Array) -> jax.Array:
-    return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
-
-
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array, rate: float, random: Any) -> jax.Array:
-    weights = softmax(matmul(q, transposed(k)) / math.sqrt(q.shape[-1]) + bias, -1)
-    return matmul(weights if random is None or not rate else dropout(weights, rate, random), v)
+def dropout(x: jax.Array, rate: float, random: Iterator[Any]) -> jax.Array:
+    return jnp.where(jax.random.bernoulli(next(random), 1 - rate, x.shape), x / (1 - rate), 0)
 
 
 def positions(start: Any, count: int, length: int, size: int, like: jax.Array) -> jax.Array:

@@ -29,7 +29,9 @@ class Operations(Protocol):
     def split(self, x: Array, parts: int, /) -> Sequence[Array]: ...  # equal parts of the last axis
     def repeated(self, x: Array, times: int, axis: int, /) -> Array: ...  # each entry so many times, one after another
     def sum(self, x: Array, axis: int, /) -> Array: ...
+    def reshape(self, x: Array, shape: Sequence[Any], /) -> Array: ...
     def transposed(self, x: Array, /) -> Array: ...  # the last two axes in the other order
+    def swapped(self, x: Array, /) -> Array: ...  # the second and the third of four axes in the other order
     def to_host(self, x: Array, /) -> Any: ...  # as an array of NumPy
     def cast(self, x: Array, like: Array) -> Array: ...
     def filled(self, shape: Sequence[Any], value: float, like: Array) -> Array: ...
@@ -60,17 +62,15 @@ class Operations(Protocol):
 
     def layer_norm(self, x: Array, gain: Array, offset: Array | None, eps: float) -> Array: ...
 
-    def dropout(self, x: Array, rate: float, random: Any, shared: tuple[int, ...] = ()) -> Array:
-        """x without some of its features, and scaled; along the shared axes all or none. ``random``: where from."""
+    def dropout(self, x: Array, rate: float, random: Any) -> Array:
+        """x without some of its features, and scaled. ``random``: where from."""
 
-    def split_heads(self, x: Array, heads: int) -> Array:
-        """(batch, length, features) as (batch, heads, length, features of a head)."""
+    @property
+    def attention(self) -> Callable[..., Array] | None:
+        """softmax(q k^T / sqrt(d) + bias) v of q, k, v, bias, rate and random; of the weights a share is dropped.
 
-    def join_heads(self, x: Array) -> Array:
-        """The way back of split_heads."""
-
-    def attention(self, q: Array, k: Array, v: Array, bias: Array, rate: float, random: Any) -> Array:
-        """softmax(q k^T / sqrt(d) + bias) v; a share of the weights is dropped at the rate."""
+        None where the framework has it not as one operation.
+        """
 
     def positions(self, start: Any, count: Any, length: Any, size: int, like: Array) -> Array:
         """sin(t w_i), then cos(t w_i), for t from ``start`` on; zeros if size is odd. At most ``length`` in all.

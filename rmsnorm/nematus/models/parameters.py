@@ -62,9 +62,9 @@ class Parameters:
         mask = self.masks.get(self.scope + name) if self.masks else None
         return x if mask is None else x * mask
 
-    def dropout(self, x: Array, rate: float, shared: tuple[int, ...] = ()) -> Array:
+    def dropout(self, x: Array, rate: float) -> Array:
         """x without some of its features, in training."""
-        return self.ops.dropout(x, rate, self.random, shared) if rate and self.random is not None else x
+        return self.ops.dropout(x, rate, self.random) if rate and self.random is not None else x
 
 
 def normalise(p: Parameters, x: Array, gain: str, offset: str | None, norm: CellNorm | None = None) -> Array:

@@ -165,14 +165,21 @@ def _attention_block(
     p: Parameters, config: Config, block: Block, x: Array, queries: Array, attended: Any, bias: Array
 ) -> Array:
     """x + softmax(q k^T / sqrt(d) + bias) v W in every head; in ReLA relu(q k^T / sqrt(d)) where bias is 0."""
-    ops, rate = p.ops, config.transformer_dropout_attn
-    q, k, v = (ops.split_heads(array, config.transformer_num_heads) for array in (queries, *attended))
-    if config.relu_attention:
-        scores = ops.matmul(q, ops.transposed(k)) / math.sqrt(config.state_size // config.transformer_num_heads)
-        mixed = ops.matmul(p.dropout(ops.relu(ops.where(bias == 0, scores, 0.0)), rate), v)
-    else:
+    ops, rate, heads = p.ops, config.transformer_dropout_attn, config.transformer_num_heads
+    (batch, length, _), size = ops.shape(queries), config.state_size // heads
+    q, k, v = (
+        ops.swapped(ops.reshape(array, (batch, ops.shape(array)[1], heads, size))) for array in (queries, *attended)
+    )
+    if ops.attention is not None and not config.relu_attention:
         mixed = ops.attention(q, k, v, bias, rate, p.random)
-    joined = ops.join_heads(p.dropout(mixed, config.transformer_drophead, shared=(2, 3)))
+    else:
+        scores = ops.matmul(q, ops.transposed(k)) / math.sqrt(size)
+        relu = config.relu_attention
+        weights = ops.relu(ops.where(bias == 0, scores, 0.0)) if relu else ops.softmax(scores + bias, -1)
+        mixed = ops.matmul(p.dropout(weights, rate), v)
+    if config.transformer_drophead:  # drops whole heads of a sentence
+        mixed = mixed * p.dropout(ops.filled((batch, heads, 1, 1), 1.0, mixed), config.transformer_drophead)
+    joined = ops.reshape(ops.swapped(mixed), (batch, length, config.state_size))
     if config.relu_attention:  # zero's gated RMSNorm: rms_norm(x) sigmoid(gate x)
         gain, gate = transformer_gate(block)
         joined = normalise(p, joined, gain, None, "rms") * ops.sigmoid(p[gate] * joined)

@@ -15,10 +15,12 @@ from rmsnorm.nematus.models.operations import Step
 from rmsnorm.tf_impl import functional
 
 FIXED_CACHES: Final = False
+attention: Final = None
 
 tanh, sigmoid, relu = tf.tanh, tf.sigmoid, tf.nn.relu
 concatenated, repeated, sum, rows = tf.concat, tf.repeat, tf.reduce_sum, tf.gather
-split, transposed = bind(tf.split, axis=-1), tf.linalg.matrix_transpose
+split, reshape = bind(tf.split, axis=-1), tf.reshape
+transposed, swapped = tf.linalg.matrix_transpose, bind(tf.transpose, perm=(0, 2, 1, 3))
 rms_norm = bind(functional.rms_norm, variant="nematus")
 
 
@@ -77,26 +79,8 @@ def layer_norm(x: tf.Tensor, gain: tf.Tensor, offset: tf.Tensor | None, eps: flo
     return tf.cast(y if offset is None else y + _wide(offset), x.dtype)
 
 
-def dropout(x: tf.Tensor, rate: float, random: Any, shared: tuple[int, ...] = ()) -> tf.Tensor:
-    if not shared:
-        return keras.random.dropout(x, rate, seed=random)
-    sizes = [1 if axis in shared else size for axis, size in enumerate(shape(x))]
-    return x * keras.random.dropout(filled(sizes, 1.0, x), rate, seed=random)
-
-
-def split_heads(x: tf.Tensor, heads: int) -> tf.Tensor:
-    batch, length, _ = shape(x)
-    return tf.transpose(tf.reshape(x, (batch, length, heads, x.shape[-1] // heads)), (0, 2, 1, 3))
-
-
-def join_heads(x: tf.Tensor) -> tf.Tensor:
-    batch, _, length, _ = shape(x)
-    return tf.reshape(tf.transpose(x, (0, 2, 1, 3)), (batch, length, x.shape[1] * x.shape[3]))
-
-
-def attention(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, bias: tf.Tensor, rate: float, random: Any) -> tf.Tensor:
-    weights = softmax(tf.matmul(q / math.sqrt(q.shape[-1]), k, transpose_b=True) + bias, -1)
-    return (weights if random is None or not rate else dropout(weights, rate, random)) @ v
+def dropout(x: tf.Tensor, rate: float, random: Any) -> tf.Tensor:
+    return keras.random.dropout(x, rate, seed=random)
 
 
 def positions(start: Any, count: Any, length: Any, size: int, like: tf.Tensor) -> tf.Tensor:

@@ -69,8 +69,6 @@ def _exact(tensor: tf.Tensor) -> tf.TensorSpec:
 
 
 def _relaxed(tensor: tf.Tensor) -> tf.TensorSpec:
-    """Any batch and any length; features are those of the model, and so is what is between batch and keys of scores."""
-    sizes = list(tensor.shape)
-    is_sequence = len(sizes) == 3 and tensor.dtype.is_floating
-    fixed = {2} if is_sequence else {1, 2} if len(sizes) == 4 else ()
-    return tf.TensorSpec([size if axis in fixed else None for axis, size in enumerate(sizes)], tensor.dtype)
+    is_sequence = tensor.shape.rank == 3 and tensor.dtype.is_floating  # its features are those of the model
+    sizes = [None] * tensor.shape.rank
+    return tf.TensorSpec([*sizes[:-1], tensor.shape[-1]] if is_sequence else sizes, tensor.dtype)

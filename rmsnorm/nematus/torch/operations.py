@@ -21,7 +21,8 @@ FIXED_CACHES: Final = False
 tanh, sigmoid, relu = torch.tanh, torch.sigmoid, torch.relu
 shape, rows, where, matmul = Tensor.size, getitem, torch.where, torch.matmul
 concatenated, repeated, sum = torch.cat, torch.repeat_interleave, torch.sum
-split = bind(torch.chunk, dim=-1)
+reshape, split = torch.reshape, bind(torch.chunk, dim=-1)
+transposed, swapped = bind(torch.swapaxes, axis0=-1, axis1=-2), bind(torch.swapaxes, axis0=1, axis1=2)
 rms_norm = bind(own.rms_norm, variant="nematus")
 
 
@@ -31,10 +32,6 @@ def cast(x: Tensor, like: Tensor) -> Tensor:
 
 def filled(shape: Sequence[int], value: float, like: Tensor) -> Tensor:
     return like.new_full(shape, value)
-
-
-def transposed(x: Tensor) -> Tensor:
-    return x.transpose(-1, -2)
 
 
 def take(table: Tensor, ids: Tensor) -> Tensor:
@@ -64,19 +61,8 @@ def layer_norm(x: Tensor, gain: Tensor, offset: Tensor | None, eps: float) -> Te
     return functional.layer_norm(x, x.shape[-1:], gain, offset, eps)
 
 
-def dropout(x: Tensor, rate: float, random: Any, shared: tuple[int, ...] = ()) -> Tensor:
-    if not shared:
-        return functional.dropout(x, rate)
-    sizes = [1 if axis in shared else size for axis, size in enumerate(x.shape)]
-    return x * functional.dropout(x.new_ones(sizes), rate)
-
-
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def join_heads(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).flatten(-2)
+def dropout(x: Tensor, rate: float, random: Any) -> Tensor:
+    return functional.dropout(x, rate)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, rate: float, random: Any) -> Tensor:
