@@ -24,6 +24,7 @@ tanh, sigmoid, relu = jnp.tanh, jax.nn.sigmoid, jax.nn.relu
 shape, rows, where, to_host = jnp.shape, getitem, jnp.where, np.asarray
 concatenated, repeated, sum = jnp.concatenate, jnp.repeat, jnp.sum
 split, reshape = bind(jnp.split, axis=-1), jnp.reshape
+stack, softmax, logsumexp = jnp.stack, jax.nn.softmax, jax.nn.logsumexp
 transposed, swapped = jnp.matrix_transpose, bind(jnp.swapaxes, axis1=1, axis2=2)
 # Accelerators multiply in a lower precision by default.
 matmul = bind(jnp.matmul, precision=lax.Precision.HIGHEST)
@@ -42,17 +43,8 @@ def take(table: jax.Array, ids: jax.Array) -> jax.Array:
     return jnp.take(table, jnp.maximum(ids, 0), axis=0)
 
 
-def softmax(x: jax.Array, axis: int) -> jax.Array:
-    weights = jax.nn.softmax(x, axis)
-    return weights / weights.sum(axis, keepdims=True)
-
-
 def log_softmax(x: jax.Array) -> jax.Array:
     return jax.nn.log_softmax(x.astype(dtypes.arithmetic(x.dtype.name)))
-
-
-def logsumexp(arrays: Sequence[jax.Array]) -> jax.Array:
-    return jax.nn.logsumexp(jnp.stack(arrays), axis=0)
 
 
 def cross_entropy(logits: jax.Array, ids: jax.Array, right: float, wrong: float) -> jax.Array:

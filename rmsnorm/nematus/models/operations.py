@@ -28,7 +28,10 @@ class Operations(Protocol):
     def concatenated(self, arrays: Sequence[Array], axis: int, /) -> Array: ...
     def split(self, x: Array, parts: int, /) -> Sequence[Array]: ...  # equal parts of the last axis
     def repeated(self, x: Array, times: int, axis: int, /) -> Array: ...  # each entry so many times, one after another
-    def sum(self, x: Array, axis: int, /) -> Array: ...
+    def sum(self, x: Array, axis: int, /, *, keepdims: bool = False) -> Array: ...
+    def softmax(self, x: Array, axis: int, /) -> Array: ...
+    def logsumexp(self, x: Array, axis: int, /) -> Array: ...
+    def stack(self, arrays: Sequence[Array], /) -> Array: ...
     def reshape(self, x: Array, shape: Sequence[Any], /) -> Array: ...
     def transposed(self, x: Array, /) -> Array: ...  # the last two axes in the other order
     def swapped(self, x: Array, /) -> Array: ...  # the second and the third of four axes in the other order
@@ -44,18 +47,8 @@ class Operations(Protocol):
     def matmul(self, x: Array, w: Array) -> Array:
         """x w, in the full precision of their dtype; w is one matrix, or as many as x has."""
 
-    def softmax(self, x: Array, axis: int) -> Array:
-        """Weights, divided by their sum once more.
-
-        That it is 1 up to a rounding is not enough for the gradient: it is a difference, in which what all values have
-        in common must cancel.
-        """
-
     def log_softmax(self, x: Array) -> Array:
         """Over the last axis, in at least float32."""
-
-    def logsumexp(self, arrays: Sequence[Array]) -> Array:
-        """log sum_i e^array_i."""
 
     def cross_entropy(self, logits: Array, ids: Array, right: float, wrong: float) -> Array:
         """-sum_v target_v log p_v, in at least float32; target is ``right`` at the id and ``wrong`` elsewhere."""

@@ -111,6 +111,16 @@ def embed(p: Parameters, config: Config, use: Use, ids: Array, scale: float = 1.
     return ops.where((ids[0] != NOTHING)[..., None], words, 0.0) if has_nothing else words
 
 
+def softmax(p: Parameters, x: Array, axis: int) -> Array:
+    """Weights, divided by their sum once more.
+
+    That it is 1 up to a rounding is not enough for the gradient: it is a difference, in which what all values have in
+    common must cancel.
+    """
+    weights = p.ops.softmax(x, axis)
+    return weights / p.ops.sum(weights, axis, keepdims=True)
+
+
 def masked_scores(p: Parameters, config: Config, mask: Array) -> Array:
     """What is added to the scores of attention to the source: minus infinity in float16, which has not -1e9."""
     return p.ops.where(mask != 0, 0 * mask, config.masked_score)

@@ -9,7 +9,16 @@ from rmsnorm.nematus.cells import TIED, rates
 from rmsnorm.nematus.dialects import NOTHING, rules, table
 from rmsnorm.nematus.models import zero_rnnsearch
 from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.parameters import Parameters, embed, feed_forward, leaves, losses, masked_scores, project
+from rmsnorm.nematus.models.parameters import (
+    Parameters,
+    embed,
+    feed_forward,
+    leaves,
+    losses,
+    masked_scores,
+    project,
+    softmax,
+)
 from rmsnorm.nematus.models.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 
 if TYPE_CHECKING:
@@ -157,7 +166,7 @@ def _attend(p: Parameters, state: Array, memory: Memory, sources: Sequence[Array
     """sum_t w_t source_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v."""
     from_state = project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/"))
     scores = p.ops.matmul(p.ops.tanh(memory.hidden + from_state), p["hidden_to_score"])[..., 0]
-    weights = p.ops.softmax(scores + memory.scores, 0)[..., None]
+    weights = softmax(p, scores + memory.scores, 0)[..., None]
     return tuple(p.ops.sum(source * weights, 0) for source in sources)
 
 
@@ -203,4 +212,4 @@ def _mixture(p: Parameters, config: Config, hidden: Array) -> Array:
     for k in range(config.softmax_mixture_size):
         deep = ops.tanh(feed_forward(q / f"hidden_to_mos_hidden_{k}", hidden))
         components.append(log_pi[..., k, None] + ops.log_softmax(_logits(p, config, deep)))
-    return ops.logsumexp(components)
+    return ops.logsumexp(ops.stack(components), 0)

@@ -19,7 +19,7 @@ from rmsnorm.nematus.dialects import (
     transformer_norm,
 )
 from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.parameters import Parameters, embed, losses, masked_scores, normalise, project
+from rmsnorm.nematus.models.parameters import Parameters, embed, losses, masked_scores, normalise, project, softmax
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -175,7 +175,7 @@ def _attention_block(
     else:
         scores = ops.matmul(q, ops.transposed(k)) / math.sqrt(size)
         relu = config.relu_attention
-        weights = ops.relu(ops.where(bias == 0, scores, 0.0)) if relu else ops.softmax(scores + bias, -1)
+        weights = ops.relu(ops.where(bias == 0, scores, 0.0)) if relu else softmax(p, scores + bias, -1)
         mixed = ops.matmul(p.dropout(weights, rate), v)
     if config.transformer_drophead:  # drops whole heads of a sentence
         mixed = mixed * p.dropout(ops.filled((batch, heads, 1, 1), 1.0, mixed), config.transformer_drophead)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rmsnorm.nematus.dialects import table
 from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.parameters import Parameters, embed, masked_scores, project
+from rmsnorm.nematus.models.parameters import Parameters, embed, masked_scores, project, softmax
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
@@ -61,7 +61,7 @@ def _attend(p: Parameters, s: Array, memory: Memory) -> Array:
     ops, (context, of_context, _, masked) = p.ops, memory
     hidden = ops.tanh(of_context + _linear(p / "feed_query", [s]))
     scores = _linear(p / "feed_logits", [hidden], norm=False)[..., 0] + masked
-    return ops.sum(context * ops.softmax(scores, 0)[..., None], 0)
+    return ops.sum(context * softmax(p, scores, 0)[..., None], 0)
 
 
 def _level(p: Parameters, config: Config, x: Array, mask: Array, *, reverse: bool = False) -> Array:

@@ -20,6 +20,7 @@ attention: Final = None
 tanh, sigmoid, relu = tf.tanh, tf.sigmoid, tf.nn.relu
 concatenated, repeated, sum, rows = tf.concat, tf.repeat, tf.reduce_sum, tf.gather
 split, reshape = bind(tf.split, axis=-1), tf.reshape
+stack, softmax, logsumexp = tf.stack, tf.nn.softmax, tf.reduce_logsumexp
 transposed, swapped = tf.linalg.matrix_transpose, bind(tf.transpose, perm=(0, 2, 1, 3))
 rms_norm = bind(functional.rms_norm, variant="nematus")
 
@@ -52,17 +53,8 @@ def matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     return tf.reshape(y, (*tf.unstack(tf.shape(x))[:-1], w.shape[1]))
 
 
-def softmax(x: tf.Tensor, axis: int) -> tf.Tensor:
-    weights = tf.nn.softmax(x, axis)
-    return weights / tf.reduce_sum(weights, axis, keepdims=True)
-
-
 def log_softmax(x: tf.Tensor) -> tf.Tensor:
     return tf.nn.log_softmax(_wide(x))
-
-
-def logsumexp(arrays: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.reduce_logsumexp(tf.stack(arrays), 0)
 
 
 def cross_entropy(logits: tf.Tensor, ids: tf.Tensor, right: float, wrong: float) -> tf.Tensor:

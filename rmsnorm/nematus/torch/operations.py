@@ -22,6 +22,7 @@ tanh, sigmoid, relu = torch.tanh, torch.sigmoid, torch.relu
 shape, rows, where, matmul = Tensor.size, getitem, torch.where, torch.matmul
 concatenated, repeated, sum = torch.cat, torch.repeat_interleave, torch.sum
 reshape, split = torch.reshape, bind(torch.chunk, dim=-1)
+stack, softmax, logsumexp = torch.stack, torch.softmax, torch.logsumexp
 transposed, swapped = bind(torch.swapaxes, axis0=-1, axis1=-2), bind(torch.swapaxes, axis0=1, axis1=2)
 rms_norm = bind(own.rms_norm, variant="nematus")
 
@@ -38,17 +39,8 @@ def take(table: Tensor, ids: Tensor) -> Tensor:
     return functional.embedding(ids.clamp(min=0), table)
 
 
-def softmax(x: Tensor, axis: int) -> Tensor:
-    weights = x.softmax(axis)
-    return weights / weights.sum(axis, keepdim=True)
-
-
 def log_softmax(x: Tensor) -> Tensor:
     return x.log_softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32))
-
-
-def logsumexp(arrays: Sequence[Tensor]) -> Tensor:
-    return torch.stack(tuple(arrays)).logsumexp(0)
 
 
 def cross_entropy(logits: Tensor, ids: Tensor, right: float, wrong: float) -> Tensor:
