@@ -113,19 +113,19 @@ def table(config: Config, use: Use, factor: int = 0) -> str:
     return f"{name}_{factor}" if factor else name
 
 
-def transformer_layer(config: Config, stack: str, number: int) -> str:
+def layer(config: Config, stack: str, number: int) -> str:
     """Name of a layer of ``encoder`` or ``decoder``; the first number is 1."""
     return f"{stack}/layer_{number - 1}" if config.dialect == "zero" else f"transformer_model/{stack}/layer_{number}"
 
 
-def transformer_norm(config: Config, block: Block) -> tuple[str, str]:
+def norm(config: Config, block: Block) -> tuple[str, str]:
     """Names of the gain and of the offset of the norm of a block, below the name of the layer."""
     scope = _BLOCKS[block][config.dialect == "zero"]
     norm = "layer_norm" if config.norm == "layer" else "rms_norm"
     return f"{scope}/{norm}/scale", f"{scope}/{norm}/offset"
 
 
-def transformer_map(config: Config, block: Block, part: str) -> tuple[str, str | None]:
+def linear(config: Config, block: Block, part: str) -> tuple[str, str | None]:
     """Names of the matrix and of the bias of a linear map of a block (a key of _ZERO_MAPS), below that of the layer."""
     if config.dialect == "zero":
         attention = "" if block == "ffn" else "dot_attention/"
@@ -137,7 +137,7 @@ def transformer_map(config: Config, block: Block, part: str) -> tuple[str, str |
     return f"{block}_sublayer/{part}_projection/dense_layer_weights", None
 
 
-def transformer_gate(block: Block) -> tuple[str, str]:
+def gate(block: Block) -> tuple[str, str]:
     """Names of the gain and of the gate of the gated RMSNorm after zero's ReLA, below the name of the layer."""
     scope = f"{_BLOCKS[block][1]}/dot_attention/post"
     return f"{scope}/scale", f"{scope}/gate"

@@ -10,18 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from rmsnorm import errors
+from rmsnorm.nematus import dialects
 from rmsnorm.nematus.cells import gru_rows, leaves
 from rmsnorm.nematus.config import Bias, Config
-from rmsnorm.nematus.dialects import (
-    Block,
-    Use,
-    rules,
-    table,
-    transformer_gate,
-    transformer_layer,
-    transformer_map,
-    transformer_norm,
-)
 from rmsnorm.nematus.zero import recurrent_maps
 
 
@@ -222,44 +213,48 @@ def _tables(config: Config) -> Iterator[Variable]:
     """Embeddings; tied ones have one name for two uses. An RNNSearch of Nematus has other variables for the output."""
     has_theano = config.model_type == "rnn" and config.dialect != "zero"
     sizes = {
-        table(config, "encoder", factor): (*size, f"Wemb{factor or ''}")
+        dialects.table(config, "encoder", factor): (*size, f"Wemb{factor or ''}")
         for factor, size in enumerate(zip(config.source_vocab_sizes, config.dim_per_factor, strict=True))
     }
-    uses: tuple[Use, ...] = ("decoder",) if has_theano else ("decoder", "softmax")
+    uses: tuple[dialects.Use, ...] = ("decoder",) if has_theano else ("decoder", "softmax")
     for use in uses:
-        sizes.setdefault(table(config, use), (config.target_vocab_size, config.target_embedding_size, "Wemb_dec"))
+        sizes.setdefault(
+            dialects.table(config, use), (config.target_vocab_size, config.target_embedding_size, "Wemb_dec")
+        )
     for name, (size, width, theano) in sizes.items():
         yield _row(name, (size, width), theano if has_theano else None)
-    if rules(config).embedding_bias:
-        yield _row(rules(config).embedding_bias, (config.embedding_size,))
+    if dialects.rules(config).embedding_bias:
+        yield _row(dialects.rules(config).embedding_bias, (config.embedding_size,))
 
 
 def _transformer(config: Config) -> Iterator[Variable]:
     d, hidden = config.state_size, config.transformer_ffn_hidden_size
     attention = dict.fromkeys(("queries", "keys", "values", "context"), (d, d))
-    of_itself = {"qkv": (d, 3 * d), "context": (d, d)} if rules(config).joint_maps else attention
-    blocks: dict[Block, Mapping[str, tuple[int, int]]] = {"self_attn": of_itself, "cross_attn": attention}
+    of_itself = {"qkv": (d, 3 * d), "context": (d, d)} if dialects.rules(config).joint_maps else attention
+    blocks: dict[dialects.Block, Mapping[str, tuple[int, int]]] = {"self_attn": of_itself, "cross_attn": attention}
     blocks |= {"ffn": {"in": (d, hidden), "out": (hidden, d)}, "final": {}}
     yield from _tables(config)
     for stack, depth in (("encoder", config.transformer_enc_depth), ("decoder", config.transformer_dec_depth)):
         for number in range(1, depth + 1):
             for block, maps in blocks.items():
-                is_last = number == depth and not rules(config).post_norm
+                is_last = number == depth and not dialects.rules(config).post_norm
                 if (block == "cross_attn" and stack == "encoder") or (block == "final" and not is_last):
                     continue
                 for name, shape in _block(config, block, maps):
-                    yield _row(f"{transformer_layer(config, stack, number)}/{name}", shape)
+                    yield _row(f"{dialects.layer(config, stack, number)}/{name}", shape)
 
 
-def _block(config: Config, block: Block, maps: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _block(
+    config: Config, block: dialects.Block, maps: Mapping[str, tuple[int, int]]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names below the name of the layer, and shapes."""
-    names = transformer_norm(config, block)[: _norm_variables(config)]
+    names = dialects.norm(config, block)[: _norm_variables(config)]
     if config.relu_attention and block != "ffn":
-        names += transformer_gate(block)
+        names += dialects.gate(block)
     for name in names:
         yield name, (config.state_size,)
     for part, shape in maps.items():
-        weight, bias = transformer_map(config, block, part)
+        weight, bias = dialects.linear(config, block, part)
         yield weight, shape
         if bias is not None:
             yield bias, shape[1:]

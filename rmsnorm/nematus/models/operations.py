@@ -50,8 +50,8 @@ class Operations(Protocol):
     def log_softmax(self, x: Array) -> Array:
         """Over the last axis, in at least float32."""
 
-    def cross_entropy(self, logits: Array, ids: Array, right: float, wrong: float) -> Array:
-        """-sum_v target_v log p_v, in at least float32; target is ``right`` at the id and ``wrong`` elsewhere."""
+    def picked(self, x: Array, ids: Array, /) -> Array:
+        """Of the last axis the entry with this id: x (.., .., size), ids (.., ..)."""
 
     def layer_norm(self, x: Array, gain: Array, offset: Array | None, eps: float) -> Array: ...
 

@@ -129,7 +129,10 @@ def masked_scores(p: Parameters, config: Config, mask: Array) -> Array:
 def losses(p: Parameters, config: Config, logits: Array, y: Array, mask: Array, axis: int, *, training: bool) -> Array:
     """The losses of sentences, whose words are along an axis."""
     right, wrong, smallest = label_target(config, training=training)
-    of_words = p.ops.cross_entropy(logits, y, right, wrong)
+    log_p = p.ops.log_softmax(logits)
+    of_words = (wrong - right) * p.ops.picked(log_p, y)
+    if wrong:
+        of_words = of_words - wrong * p.ops.sum(log_p, -1)
     mask = p.ops.cast(mask, of_words)
     loss = p.ops.sum((of_words - smallest) * mask, axis)
     return loss / p.ops.sum(mask, axis) if rules(config).mean_loss else loss

@@ -8,16 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rmsnorm.nematus.dialects import (
-    Block,
-    Use,
-    rules,
-    table,
-    transformer_gate,
-    transformer_layer,
-    transformer_map,
-    transformer_norm,
-)
+from rmsnorm.nematus import dialects
 from rmsnorm.nematus.models.operations import Array
 from rmsnorm.nematus.models.parameters import Parameters, embed, losses, masked_scores, normalise, project, softmax
 
@@ -41,7 +32,7 @@ def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Arr
     """Logits of the target words."""
     ops, (length, batch) = p.ops, p.ops.shape(y)
     memory = attend_to(p, config, x, mask)
-    before = ops.concatenated((ops.filled((1, batch), rules(config).go, y), y[:-1]), 0)
+    before = ops.concatenated((ops.filled((1, batch), dialects.rules(config).go, y), y[:-1]), 0)
     future = ops.future(0, length, length, config.masked_score, memory.bias)
     return _decode(p, config, ops.transposed(before), memory, future, 0, length, None)[0]
 
@@ -80,7 +71,7 @@ def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> Memory:
     """The encoder, and what the decoder reads of it."""
     bias = _padding(p, config, mask)
     encoded = _encoder_stack(p, config, x, bias)
-    layers = [p / transformer_layer(config, "decoder", i) for i in range(1, config.transformer_dec_depth + 1)]
+    layers = [p / dialects.layer(config, "decoder", i) for i in range(1, config.transformer_dec_depth + 1)]
     maps = [[_map(q, config, "cross_attn", part, encoded) for part in ("keys", "values")] for q in layers]
     return Memory([(keys, values) for keys, values in maps], bias)
 
@@ -90,7 +81,7 @@ def _padding(p: Parameters, config: Config, mask: Array) -> Array:
     return p.ops.transposed(masked_scores(p, config, mask))[:, None, None]
 
 
-def _embed(p: Parameters, config: Config, use: Use, ids: Array, start: Any, length: Any) -> Array:
+def _embed(p: Parameters, config: Config, use: dialects.Use, ids: Array, start: Any, length: Any) -> Array:
     """Embeddings of words and positions, of which the first is ``start``, in sentences of ``length`` words."""
     words = embed(p, config, use, ids, math.sqrt(config.state_size))
     positions = p.ops.positions(start, p.ops.shape(ids)[2], length, config.state_size, words)
@@ -100,7 +91,7 @@ def _embed(p: Parameters, config: Config, use: Use, ids: Array, start: Any, leng
 def _encoder_stack(p: Parameters, config: Config, x: Array, bias: Array) -> Array:
     h = _embed(p, config, "encoder", p.ops.transposed(x), 0, p.ops.shape(x)[1])
     for number in range(1, config.transformer_enc_depth + 1):
-        q = p / transformer_layer(config, "encoder", number)
+        q = p / dialects.layer(config, "encoder", number)
         queries, *attended = _projections(q, config, _before(q, config, "self_attn", h))
         h = _attention_block(q, config, "self_attn", h, queries, attended, bias)
         h = _ffn_block(q, config, h, last=number == config.transformer_enc_depth)
@@ -121,7 +112,7 @@ def _decode(
     h = _embed(p, config, "decoder", words[None], start, length)
     new: list[Array] = []
     for number, of_source in enumerate(memory.layers, start=1):
-        q = p / transformer_layer(config, "decoder", number)
+        q = p / dialects.layer(config, "decoder", number)
         queries, *attended = _projections(q, config, _before(q, config, "self_attn", h))
         if caches is not None:
             past = caches[2 * number - 2 : 2 * number]
@@ -131,38 +122,38 @@ def _decode(
         queries = _map(q, config, "cross_attn", "queries", _before(q, config, "cross_attn", h))
         h = _attention_block(q, config, "cross_attn", h, queries, of_source, memory.bias)
         h = _ffn_block(q, config, h, last=number == config.transformer_dec_depth)
-    return p.ops.matmul(h, p.ops.transposed(p[table(config, "softmax")])), new
+    return p.ops.matmul(h, p.ops.transposed(p[dialects.table(config, "softmax")])), new
 
 
-def _normed(p: Parameters, config: Config, block: Block, x: Array) -> Array:
-    return normalise(p, x, *transformer_norm(config, block))
+def _normed(p: Parameters, config: Config, block: dialects.Block, x: Array) -> Array:
+    return normalise(p, x, *dialects.norm(config, block))
 
 
-def _before(p: Parameters, config: Config, block: Block, x: Array) -> Array:
+def _before(p: Parameters, config: Config, block: dialects.Block, x: Array) -> Array:
     """What a block reads: norm(x), or x where norms follow the sums."""
-    return x if rules(config).post_norm else _normed(p, config, block, x)
+    return x if dialects.rules(config).post_norm else _normed(p, config, block, x)
 
 
-def _after(p: Parameters, config: Config, block: Block, x: Array, y: Array) -> Array:
+def _after(p: Parameters, config: Config, block: dialects.Block, x: Array, y: Array) -> Array:
     """x + y, or norm(x + y)."""
     y = x + p.dropout(y, config.transformer_dropout_residual)
-    return _normed(p, config, block, y) if rules(config).post_norm else y
+    return _normed(p, config, block, y) if dialects.rules(config).post_norm else y
 
 
-def _map(p: Parameters, config: Config, block: Block, part: str, x: Array) -> Array:
-    weight, bias = transformer_map(config, block, part)
+def _map(p: Parameters, config: Config, block: dialects.Block, part: str, x: Array) -> Array:
+    weight, bias = dialects.linear(config, block, part)
     return project(p, x, weight, bias, None)
 
 
 def _projections(p: Parameters, config: Config, x: Array) -> list[Array]:
     """Queries, keys and values of attention to itself."""
-    if rules(config).joint_maps:
+    if dialects.rules(config).joint_maps:
         return list(p.ops.split(_map(p, config, "self_attn", "qkv", x), 3))
     return [_map(p, config, "self_attn", part, x) for part in ("queries", "keys", "values")]
 
 
 def _attention_block(
-    p: Parameters, config: Config, block: Block, x: Array, queries: Array, attended: Any, bias: Array
+    p: Parameters, config: Config, block: dialects.Block, x: Array, queries: Array, attended: Any, bias: Array
 ) -> Array:
     """x + softmax(q k^T / sqrt(d) + bias) v W in every head; in ReLA relu(q k^T / sqrt(d)) where bias is 0."""
     ops, rate, heads = p.ops, config.transformer_dropout_attn, config.transformer_num_heads
@@ -181,14 +172,14 @@ def _attention_block(
         mixed = mixed * p.dropout(ops.filled((batch, heads, 1, 1), 1.0, mixed), config.transformer_drophead)
     joined = ops.reshape(ops.swapped(mixed), (batch, length, config.state_size))
     if config.relu_attention:  # zero's gated RMSNorm: rms_norm(x) sigmoid(gate x)
-        gain, gate = transformer_gate(block)
+        gain, gate = dialects.gate(block)
         joined = normalise(p, joined, gain, None, "rms") * ops.sigmoid(p[gate] * joined)
     return _after(p, config, block, x, _map(p, config, block, "context", joined))
 
 
 def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> Array:
     """x + relu(norm(x) W1 + b1) W2 + b2; in Nematus normalised once more at the end of the stack."""
-    own, rate = rules(config), config.transformer_dropout_relu
+    own, rate = dialects.rules(config), config.transformer_dropout_relu
     before = _before(p, config, "ffn", x)
     if not own.drops_hidden:  # Nematus applies this dropout to the input of the first layer, in spite of its name
         before = p.dropout(before, rate)

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rmsnorm.nematus.dialects import (
-    Block,
-    Use,
-    rules,
-    table,
-    transformer_gate,
-    transformer_layer,
-    transformer_map,
-    transformer_norm,
-)
+from rmsnorm.nematus import dialects
 from rmsnorm.nematus.numpy.parameters import (
     Array,
     Parameters,
@@ -44,7 +35,7 @@ def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Arr
     """Logits of the target words."""
     bias = _padding(config, mask)
     memory = _encoder_stack(p, config, x, bias)
-    before = np.insert(y.T[:, :-1], 0, rules(config).go, axis=1)
+    before = np.insert(y.T[:, :-1], 0, dialects.rules(config).go, axis=1)
     future = np.triu(np.full((len(y), len(y)), config.masked_score), k=1)
     return _decode(p, config, _embed(p, config, "decoder", before[None]), memory, bias, future, None)[0]
 
@@ -78,7 +69,7 @@ def _decode(
     """Logits after embedded words, and the keys and values so far; past: those of the words before these."""
     new: list[Array] = []
     for number in range(1, config.transformer_dec_depth + 1):
-        q = p / transformer_layer(config, "decoder", number)
+        q = p / dialects.layer(config, "decoder", number)
         queries, *attended = _projections(q, config, _before(q, config, "self_attn", h))
         if past is not None:
             before = past[2 * number - 2 : 2 * number]
@@ -89,7 +80,7 @@ def _decode(
         attended = [_map(q, config, "cross_attn", part, memory) for part in ("keys", "values")]
         h = _attention_block(q, config, "cross_attn", h, queries, attended, bias)
         h = _ffn_block(q, config, h, last=number == config.transformer_dec_depth)
-    return h @ p[table(config, "softmax")].T, new
+    return h @ p[dialects.table(config, "softmax")].T, new
 
 
 def _padding(config: Config, mask: Array) -> Array:
@@ -104,7 +95,7 @@ def _positions(start: int, length: int, size: int) -> Array:
     return np.concatenate((np.sin(angles), np.cos(angles), np.zeros((length, size % 2))), axis=1)
 
 
-def _embed(p: Parameters, config: Config, use: Use, ids: Array, start: int = 0) -> Array:
+def _embed(p: Parameters, config: Config, use: dialects.Use, ids: Array, start: int = 0) -> Array:
     """Embeddings of words and positions, of which the first is ``start``."""
     words = embed(p, config, use, ids, np.sqrt(config.state_size))
     return words + _positions(start, ids.shape[2], config.state_size)
@@ -113,41 +104,41 @@ def _embed(p: Parameters, config: Config, use: Use, ids: Array, start: int = 0) 
 def _encoder_stack(p: Parameters, config: Config, x: Array, bias: Array) -> Array:
     h = _embed(p, config, "encoder", x.swapaxes(1, 2))
     for number in range(1, config.transformer_enc_depth + 1):
-        q = p / transformer_layer(config, "encoder", number)
+        q = p / dialects.layer(config, "encoder", number)
         queries, *attended = _projections(q, config, _before(q, config, "self_attn", h))
         h = _attention_block(q, config, "self_attn", h, queries, attended, bias)
         h = _ffn_block(q, config, h, last=number == config.transformer_enc_depth)
     return h
 
 
-def _normed(p: Parameters, config: Config, block: Block, x: Array) -> Array:
-    return normalise(p, x, *transformer_norm(config, block))
+def _normed(p: Parameters, config: Config, block: dialects.Block, x: Array) -> Array:
+    return normalise(p, x, *dialects.norm(config, block))
 
 
-def _before(p: Parameters, config: Config, block: Block, x: Array) -> Array:
+def _before(p: Parameters, config: Config, block: dialects.Block, x: Array) -> Array:
     """What a block reads: norm(x), in zero x."""
-    return x if rules(config).post_norm else _normed(p, config, block, x)
+    return x if dialects.rules(config).post_norm else _normed(p, config, block, x)
 
 
-def _after(p: Parameters, config: Config, block: Block, x: Array, y: Array) -> Array:
+def _after(p: Parameters, config: Config, block: dialects.Block, x: Array, y: Array) -> Array:
     """x + y, in zero norm(x + y)."""
-    return _normed(p, config, block, x + y) if rules(config).post_norm else x + y
+    return _normed(p, config, block, x + y) if dialects.rules(config).post_norm else x + y
 
 
-def _map(p: Parameters, config: Config, block: Block, part: str, x: Array) -> Array:
-    weight, bias = transformer_map(config, block, part)
+def _map(p: Parameters, config: Config, block: dialects.Block, part: str, x: Array) -> Array:
+    weight, bias = dialects.linear(config, block, part)
     return project(p, x, weight, bias, None)
 
 
 def _projections(p: Parameters, config: Config, x: Array) -> list[Array]:
     """Queries, keys and values of attention to itself."""
-    if rules(config).joint_maps:
+    if dialects.rules(config).joint_maps:
         return np.split(_map(p, config, "self_attn", "qkv", x), 3, axis=-1)
     return [_map(p, config, "self_attn", part, x) for part in ("queries", "keys", "values")]
 
 
 def _attention_block(
-    p: Parameters, config: Config, block: Block, x: Array, queries: Array, attended: list[Array], bias: Array
+    p: Parameters, config: Config, block: dialects.Block, x: Array, queries: Array, attended: list[Array], bias: Array
 ) -> Array:
     """x + softmax(q k^T / sqrt(d) + bias) v W in every head; in ReLA relu(q k^T / sqrt(d)) v where bias is 0."""
 
@@ -159,7 +150,7 @@ def _attention_block(
     weights = np.maximum(scores * (bias == 0), 0) if config.relu_attention else softmax(scores + bias, -1)
     joined = (weights @ v).swapaxes(1, 2).reshape(x.shape)
     if config.relu_attention:  # zero's gated RMSNorm: rms_norm(x) sigmoid(gate x)
-        gain, gate = transformer_gate(block)
+        gain, gate = dialects.gate(block)
         joined = normalise(p, joined, gain, None, "rms") * sigmoid(p[gate] * joined)
     return _after(p, config, block, x, _map(p, config, block, "context", joined))
 
@@ -168,4 +159,4 @@ def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> Array:
     """x + relu(norm(x) W1 + b1) W2 + b2; in Nematus normalised once more at the end of the stack."""
     hidden = np.maximum(_map(p, config, "ffn", "in", _before(p, config, "ffn", x)), 0)
     y = _after(p, config, "ffn", x, _map(p, config, "ffn", "out", hidden))
-    return _normed(p, config, "final", y) if last and not rules(config).post_norm else y
+    return _normed(p, config, "final", y) if last and not dialects.rules(config).post_norm else y

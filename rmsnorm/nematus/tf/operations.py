@@ -20,6 +20,7 @@ attention: Final = None
 tanh, sigmoid, relu = tf.tanh, tf.sigmoid, tf.nn.relu
 concatenated, repeated, sum, rows = tf.concat, tf.repeat, tf.reduce_sum, tf.gather
 split, reshape = bind(tf.split, axis=-1), tf.reshape
+picked = bind(tf.gather, batch_dims=2)
 stack, softmax, logsumexp = tf.stack, tf.nn.softmax, tf.reduce_logsumexp
 transposed, swapped = tf.linalg.matrix_transpose, bind(tf.transpose, perm=(0, 2, 1, 3))
 rms_norm = bind(functional.rms_norm, variant="nematus")
@@ -55,12 +56,6 @@ def matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
 
 def log_softmax(x: tf.Tensor) -> tf.Tensor:
     return tf.nn.log_softmax(_wide(x))
-
-
-def cross_entropy(logits: tf.Tensor, ids: tf.Tensor, right: float, wrong: float) -> tf.Tensor:
-    logits = _wide(logits)
-    losses = (right - wrong) * tf.nn.sparse_softmax_cross_entropy_with_logits(ids, logits)
-    return losses - wrong * tf.reduce_sum(tf.nn.log_softmax(logits), -1) if wrong else losses
 
 
 def layer_norm(x: tf.Tensor, gain: tf.Tensor, offset: tf.Tensor | None, eps: float) -> tf.Tensor:

@@ -43,10 +43,8 @@ def log_softmax(x: Tensor) -> Tensor:
     return x.log_softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-def cross_entropy(logits: Tensor, ids: Tensor, right: float, wrong: float) -> Tensor:
-    log_p = log_softmax(logits)
-    losses = (wrong - right) * log_p.gather(-1, ids[..., None])[..., 0]
-    return losses - wrong * log_p.sum(-1) if wrong else losses
+def picked(x: Tensor, ids: Tensor) -> Tensor:
+    return x.gather(-1, ids[..., None])[..., 0]
 
 
 def layer_norm(x: Tensor, gain: Tensor, offset: Tensor | None, eps: float) -> Tensor:
