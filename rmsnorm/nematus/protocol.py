@@ -339,7 +339,7 @@ class RNNSearch(Model):
 class Transformer(Model):
     """Nematus's Transformer: pre-norm, sinusoids for positions, one more norm at the end of each stack.
 
-    Logits and the output of the encoder are batch-major, as in Nematus, and the source has one factor.
+    Logits and the output of the encoder are batch-major, as in Nematus.
 
     In the dialect ``zero`` it is the Transformer of that toolkit, or its ReLA Transformer: norms follow the sums. What
     is said of RNNSearch in that dialect holds, but labels are smoothed in training only.

@@ -27,6 +27,9 @@ RUNS = {
     "A4": "A4_master_rnn_deep_rmsnorm",
     "A7b": "A7b_master_transformer_rmsnorm",
     "B": "B_v03_rmsnorm",
+    "F1": "F1_master_transformer_factors",
+    "L1": "L1_master_rnn_lexical_factors",
+    "M1": "M1_master_rnn_mixture",
 }
 ZERO_RUNS = {"Z1": "Z1_transformer_rmsnorm", "Z2": "Z2_transformer_layernorm", "Z3": "Z3_rnnsearch_rmsnorm"}
 CELLS = {"gru": "gru_float64", "rlngru": "rlngru_float64", "rlnlstm": "rlnlstm_smallweights_float64"}
