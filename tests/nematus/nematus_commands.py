@@ -35,12 +35,14 @@ def with_dictionaries(folder: Path, config: Config) -> Config:
     return config.replace(options={**config.options, "dictionaries": names})
 
 
-def save(folder: Path, kind: Config | str = "rms", to: str = "theano", **changes: Any) -> tuple[Config, dict[str, Any]]:
+def save(
+    folder: Path, kind: Config | str = "rms", to: str = "theano", file: str = "", **changes: Any
+) -> tuple[Config, dict[str, Any]]:
     """A model of that kind, with other values of its config, in the files of a form."""
     skip_without(to)
     config = (config_of(kind) if isinstance(kind, str) else kind).replace(**changes)
     parameters = random_parameters(config, "float32")
-    TARGETS[to].save(folder / TARGETS[to].file, config, parameters)
+    TARGETS[to].save(folder / (file or TARGETS[to].file), config, parameters)
     return config, parameters
 
 

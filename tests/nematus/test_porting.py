@@ -75,6 +75,12 @@ def test_what_the_names_do_not_tell_is_asked(tmp_path: Path) -> None:
     save(tmp_path, "rms")
     refuses(r"norm is 'layer', expected rms or prms, as its variables say", tmp_path, norm="layer")
 
+    config, _ = save(tmp_path, "layer", "numpy")  # whose names tell, and not its options
+    reoption(tmp_path, "model.safetensors.json", layer_normalization_type="rmsnorm")
+    path = tmp_path / "model.safetensors"
+    assert nematus.load(path).config == config
+    assert nematus.load(path, norm="rms").config == config.replace(norm="rms")
+
 
 @pytest.mark.parametrize("kind", ["rms", "transformer rms", "deep theano", "deep v0.3", "zero rms", "zero rnn"])
 @pytest.mark.parametrize("norm", ["rms", "prms", "layer"])

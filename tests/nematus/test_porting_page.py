@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
@@ -11,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from nematus_commands import run
+from nematus_commands import checkpoint, run, skip_without
 from nematus_models import SMALL, random_parameters
 
 from rmsnorm import nematus
@@ -28,11 +27,8 @@ SNIPPETS = re.findall(r"^```(sh|python)\n(.*?)^```\n((?:\n|    [^\n]*\n)*)", PAG
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """model/ as the trainer leaves it, and the texts that the page names."""
-    for package in ("tensorflow", "torch"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed; pip install '.[torch,tf]'")
-    import tensorflow as tf
-
+    skip_without("tf")
+    skip_without("torch")
     folder = tmp_path_factory.mktemp("porting")
     (folder / "model").mkdir()
     config = Config(
@@ -44,11 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for row, value in zip(variables(config), random_parameters(config, "float32", seed=6).values(), strict=True)
     }
     tensors |= {"time": np.int32(7), "beta1_power": np.float32(0.9)}
-    prefix = str(folder / "model" / "model.npz")
-    tf.raw_ops.SaveV2(
-        prefix=prefix, tensor_names=list(tensors), shape_and_slices=[""] * len(tensors), tensors=list(tensors.values())
-    )
-    Path(f"{prefix}.json").write_text(json.dumps(write(config)))
+    checkpoint(folder / "model" / "model.npz", tensors, write(config))
     for name, size in (("src", 9), ("trg", 8)):
         words = ["eos", "UNK", *(f"w{index}" for index in range(2, size))]
         (folder / "model" / f"{name}.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
