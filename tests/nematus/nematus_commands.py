@@ -55,6 +55,14 @@ def saved(folder: Path, config: Config | str = "rms", **changes: Any) -> tuple[C
     return save(folder, config)
 
 
+def rewrite(directory: Path, **changes: Any) -> None:
+    """The archive in a directory with other arrays; None takes one out."""
+    path = directory / "model.npz"
+    with np.load(path, allow_pickle=True) as archive:
+        arrays = {**archive, **changes}
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+
+
 def checkpoint(prefix: Path, tensors: dict[str, Any], options: dict[str, Any], name: str = "model.npz.json") -> None:
     """One of TensorFlow, of any tensors, with the options in a file of that name beside it."""
     arrays = list(map(np.asarray, tensors.values()))

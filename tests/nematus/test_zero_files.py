@@ -27,15 +27,13 @@ from rmsnorm.nematus.vocabulary import (
 )
 from rmsnorm.nematus.vocabulary import batch as batch_of
 
-WORDS = ["a", "b", "c", "a", "d", "e"]  # one twice
 in_tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
 
-def saved(folder: Path, kind: str = "zero rms", **changes: Any) -> tuple[Config, dict[str, Any]]:
+def saved(folder: Path, kind: str) -> tuple[Config, dict[str, Any]]:
     """A model in the files of zero, with vocabularies."""
-    config = config_of(kind).replace(**changes)
     names = {"src_vocab_file": "/elsewhere/vocab.src", "tgt_vocab_file": "vocab.tgt", "scope_name": "nmt"}
-    config = config.replace(options={**config.options, **names})
+    config = config_of(kind).replace(options=names)
     parameters = random_parameters(config, "float32")
     nematus.save_tensorflow(folder / "model-7", config, parameters)
     for side, size in (("src", config.source_vocab_sizes[0]), ("tgt", config.target_vocab_size)):
@@ -49,8 +47,6 @@ def test_the_saver_of_tensorflow_restores_what_is_written(tmp_path: Path) -> Non
     import tensorflow as tf
 
     _, parameters = saved(tmp_path, RELA)
-    written = {"checkpoint", "model-7.data-00000-of-00001", "model-7.index", "model-7.meta", "param.json"}
-    assert {file.name for file in tmp_path.iterdir()} == written | {"vocab.src", "vocab.tgt"}
     options = json.loads((tmp_path / "param.json").read_text())
     asked = (options[name] for name in ("model_name", "hidden_size", "num_heads", "ema_decay"))
     assert tuple(asked) == ("transformer_rela", 9, 3, -1.0), "there are no averages"
@@ -95,7 +91,7 @@ def test_the_commands_convert_translate_and_score(tmp_path: Path) -> None:
 def test_vocabularies_of_zero(tmp_path: Path) -> None:
     """Three words come first, repeated ones are left out, and spaces around words too."""
     path = tmp_path / "vocab"
-    path.write_bytes("\r\n".join([" a ", *WORDS, "<eos>", "\u2028x"]).encode() + b"\n")
+    path.write_bytes("\r\n".join([" a ", *"abcade", "<eos>", "\u2028x"]).encode() + b"\n")
     entries = read_entries(path, "zero")
     assert list(entries) == ["<pad>", "<unk>", "<eos>", "a", "b", "c", "d", "e", "x"]
     write_entries(tmp_path / "again", entries, "zero")
