@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from nematus_commands import run
+from nematus_commands import run, skip_without
 from nematus_models import RELA, batch, config_of, random_parameters, same
 
 from rmsnorm import nematus
@@ -27,11 +26,10 @@ from rmsnorm.nematus.vocabulary import (
 )
 from rmsnorm.nematus.vocabulary import batch as batch_of
 
-in_tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
-
 
 def saved(folder: Path, kind: str) -> tuple[Config, dict[str, Any]]:
     """A model in the files of zero, with vocabularies."""
+    skip_without("tf")
     names = {"src_vocab_file": "/elsewhere/vocab.src", "tgt_vocab_file": "vocab.tgt", "scope_name": "nmt"}
     config = config_of(kind).replace(options=names)
     parameters = random_parameters(config, "float32")
@@ -41,25 +39,21 @@ def saved(folder: Path, kind: str) -> tuple[Config, dict[str, Any]]:
     return config, parameters
 
 
-@in_tensorflow
 def test_the_saver_of_tensorflow_restores_what_is_written(tmp_path: Path) -> None:
     """Under the scope of the options, with the graph for whose file zero looks; and options on one line."""
-    import tensorflow as tf
-
     _, parameters = saved(tmp_path, RELA)
     options = json.loads((tmp_path / "param.json").read_text())
     asked = (options[name] for name in ("model_name", "hidden_size", "num_heads", "ema_decay"))
     assert tuple(asked) == ("transformer_rela", 9, 3, -1.0), "there are no averages"
     assert len((tmp_path / "param.json").read_text().splitlines()) == 1
     assert (tmp_path / "checkpoint").read_text().splitlines()[0] == 'model_checkpoint_path: "model-7"'
-    v1 = tf.compat.v1
+    v1 = pytest.importorskip("tensorflow").compat.v1
     with v1.Graph().as_default(), v1.Session() as session:
         variables = {name: v1.get_variable(f"nmt/{name}", value.shape) for name, value in parameters.items()}
         v1.train.Saver().restore(session, str(tmp_path / "model-7"))
         same(session.run(variables), parameters)
 
 
-@in_tensorflow
 def test_the_commands_convert_translate_and_score(tmp_path: Path) -> None:
     """And what comes back to zero's files is what went out."""
     (tmp_path / "model").mkdir()
