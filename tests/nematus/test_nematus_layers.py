@@ -27,11 +27,8 @@ SCOPE = "encoder/forward-stack/level0/gru0"
 
 
 def graph(style: str, layer: Any) -> tuple[Any, dict[Any, Any]]:
-    """The loss of a model that tells whether the sum of a sequence is positive, and what it is fed with.
-
-    v0.3 makes variables below name scopes, v0.4 and master below variable scopes.
-    """
-    scope = tf.name_scope if style == "name" else v1.variable_scope
+    """The loss of a model that tells whether the sum of a sequence is positive, and what it is fed with."""
+    scope = tf.name_scope if style == "name" else v1.variable_scope  # v0.3 has name scopes, later ones variable scopes
     x, y = v1.placeholder(tf.float32, [None, None, SIZE]), v1.placeholder(tf.float32, [None])
     rng, weights, norms = np.random.default_rng(0), {}, {}
     with scope(SCOPE):
@@ -118,8 +115,10 @@ def test_eager(layer: Any, tmp_path: Path) -> None:
         np.testing.assert_allclose(y, wanted, rtol=1e-6)
         dgain = rms_norm_vjp(dy, x, gain.numpy(), **options)[1]
         np.testing.assert_allclose(tape.gradient(y, gain, dy), dgain, rtol=1e-5)
-    unknown = tf.function(made.forward, input_signature=[tf.TensorSpec(None, tf.float32)])
-    np.testing.assert_allclose(unknown(tf.constant(x[0])), wanted[0], rtol=1e-6)
+    signature = [tf.TensorSpec(None, tf.float32)]
+    for given, is_3d in ((x, True), (x[0], False)):
+        unknown = tf.function(partial(made.forward, input_is_3d=is_3d), input_signature=signature)
+        np.testing.assert_allclose(unknown(tf.constant(given)), wanted if is_3d else wanted[0], rtol=1e-6)
 
     prefix = tf.train.Checkpoint(layer=made).save(str(tmp_path / "layer"))
     other = layer(4, eps=0.1)

@@ -127,7 +127,8 @@ def test_what_a_training_run_of_theano_leaves(tmp_path: Path) -> None:
     config, parameters = save(tmp_path)
     averages = {f"{row.theano}_smooth": 2 * parameters[row.name] for row in variables(config)}
     slots = {"adam_t": np.ones(3), "accum3": np.ones(2), "loss/prior/encoder_W": np.ones(2), "uidx": np.int64(3)}
-    rewrite(tmp_path, **averages, **slots, zipped_params=np.array([[1.0], None], object))
+    pickled = dict.fromkeys(("history_errs", "zipped_params"), np.array([[1.0], None], object))
+    rewrite(tmp_path, **averages, **slots, **pickled)
     plain = nematus.load(tmp_path)
     assert plain.left_out == tuple(sorted([*averages, *slots, "decoder_c_tt"]))
     assert (plain.config, plain.smoothed) == (config, False)

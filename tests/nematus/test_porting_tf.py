@@ -24,10 +24,7 @@ ZERO_SLOTS = ("CTrainOpBackUpReplica", "CTrainOpReplica")
 @pytest.mark.parametrize(("name", "norm"), [("A4", "rms"), ("B", "rms"), ("Z1", "rms"), ("Z2", "layer")])
 @pytest.mark.sample(8)
 def test_what_a_training_run_leaves(name: str, norm: str, decay: float, tmp_path: Path) -> None:
-    """Slots, backups and counters, and in v0.3 biases that are never added; averages are taken if options ask for them.
-
-    What is outside of the scope of zero is of no model.
-    """
+    """Slots, backups, counters and biases that are never added; averages, which are taken if options ask for them."""
     recorded, is_zero = reference(name), name[0] == "Z"
     config, parameters, _ = recorded.model(norm)
     slots, average, option = ["Adam", "Adam_1"], "_smooth", "exponential_smoothing"
