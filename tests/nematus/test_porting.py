@@ -102,6 +102,7 @@ def test_options_of_every_version() -> None:
     assert (config.dialect, config.search) == ("tensorflow-v0.3", "costs")
     depths = (config.rnn_enc_depth, config.rnn_dec_depth, config.rnn_dec_base_transition_depth)
     assert (*depths, config.tie_decoder_embeddings, config.rnn_dropout_hidden) == (2, 3, 4, True, 0.0)
+    assert [config.gru_bias("high", index) for index in (0, 1)] == ["state", "state"], "as in master"
     written = write(config)
     assert (written["saveto"], written["enc_depth"], written.get("rnn_enc_depth")) == ("model.npz", 2, None)
 
