@@ -1,4 +1,4 @@
-"""The commands ``rmsnorm port``, called as the tests need them, and dictionaries for their models."""
+"""The commands ``rmsnorm port``, called as the tests need them, and models with dictionaries in the files of a form."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import rmsnorm
 from nematus_models import config_of, random_parameters
 
-from rmsnorm import nematus
 from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.convert import TARGETS
 
 SOURCE = (["w3", "w4"], [], ["w5", "w3", "what"])
 PACKAGES = {"torch": "torch", "keras": "tensorflow", "flax": "flax", "tf": "tensorflow"}
@@ -34,15 +35,40 @@ def with_dictionaries(folder: Path, config: Config) -> Config:
     return config.replace(options={**config.options, "dictionaries": names})
 
 
+def save(
+    folder: Path, kind: Config | str = "rms", to: str = "theano", file: str = "", **changes: Any
+) -> tuple[Config, dict[str, Any]]:
+    """A model of that kind, with other values of its config, in the files of a form."""
+    skip_without(to)
+    config = (config_of(kind) if isinstance(kind, str) else kind).replace(**changes)
+    parameters = random_parameters(config, "float32")
+    TARGETS[to].save(folder / (file or TARGETS[to].file), config, parameters)
+    return config, parameters
+
+
 def saved(folder: Path, config: Config | str = "rms", **changes: Any) -> tuple[Config, dict[str, Any]]:
     """model.npz of Theano, with dictionaries, and a file to translate."""
     config = config_of(config) if isinstance(config, str) else config
     config = with_dictionaries(folder, config.replace(**changes))
-    parameters = random_parameters(config, "float32")
-    nematus.save_theano(folder / "model.npz", config, parameters)
     lines = [" ".join("|".join([word] * len(config.source_vocab_sizes)) for word in words) for words in SOURCE]
     (folder / "source").write_text("".join(f"{text}\n" for text in lines))
-    return config, parameters
+    return save(folder, config)
+
+
+def rewrite(directory: Path, **changes: Any) -> None:
+    """The archive in a directory with other arrays; None takes one out."""
+    path = directory / "model.npz"
+    with np.load(path, allow_pickle=True) as archive:
+        arrays = {**archive, **changes}
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+
+
+def checkpoint(prefix: Path, tensors: dict[str, Any], options: dict[str, Any], name: str = "model.npz.json") -> None:
+    """One of TensorFlow, of any tensors, with the options in a file of that name beside it."""
+    arrays = list(map(np.asarray, tensors.values()))
+    save = pytest.importorskip("tensorflow").raw_ops.SaveV2
+    save(prefix=str(prefix), tensor_names=list(tensors), shape_and_slices=[""] * len(arrays), tensors=arrays)
+    (prefix.parent / name).write_text(json.dumps(options))
 
 
 def skip_without(form: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import time
 import tracemalloc
 import zipfile
@@ -15,37 +16,28 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import settings
-from nematus_models import config_of, random_parameters, reoption
-from safetensors.numpy import save_file
+from nematus_commands import rewrite, save
+from nematus_models import config_of, refuses, reoption
 
 from rmsnorm import errors, files, nematus
+from rmsnorm.nematus.convert import TARGETS, convert
 from rmsnorm.nematus.vocabulary import dictionaries, read_vocabulary
 
 NIGHTLY = settings().max_examples > 100  # pytest --hypothesis-profile nightly
-SAVE = {".npz": nematus.save_theano, ".safetensors": nematus.save_safetensors, ".keras": nematus.save_keras}
 CONFIG = config_of("rms")
-PARAMETERS = random_parameters(CONFIG, "float32")
-
-
-def saved(folder: Path, suffix: str = ".npz") -> Path:
-    if suffix == ".keras":
-        pytest.importorskip("tensorflow")
-    path = folder / f"model{suffix}"
-    SAVE[suffix](path, CONFIG, PARAMETERS)
-    return path
 
 
 def check_sentence(error: BaseException) -> str:
-    """The message of an error, which is one sentence that says what was expected."""
+    """The message of an error, which is one sentence that says what was expected and that no terminal obeys."""
     message = str(error)
     assert isinstance(error, errors.InputError | FileNotFoundError), message
     assert "expected" in message or "no such variable" in message, message
-    assert len(message.splitlines()) == 1, message
+    assert message.isprintable(), message
     return message
 
 
-def refused(path: Path, *names: str, load: Callable[[Path], Any] = nematus.load) -> str:
-    """The sentence with which a file is refused, in a second and little memory."""
+def refused(path: Path, wanted: str = "", load: Callable[[Path], Any] = nematus.load) -> str:
+    """The sentence with which a file is refused, in a second and little memory; it has the wanted words."""
     tracemalloc.start()
     began = time.monotonic()
     with pytest.raises((ValueError, TypeError, FileNotFoundError)) as raised:
@@ -53,7 +45,7 @@ def refused(path: Path, *names: str, load: Callable[[Path], Any] = nematus.load)
     seconds, (_, most) = time.monotonic() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     message = check_sentence(raised.value)
-    assert all(name in message for name in names), message
+    assert re.search(wanted, message), message
     assert seconds < 20, seconds  # hours, before
     assert most < 2**28, most
     return message
@@ -74,50 +66,117 @@ def rezipped(path: Path, changes: dict[str, bytes], compression: int = zipfile.Z
             archive.writestr(name, part)
 
 
-ARRAYS = {
-    "larger than it is": header("(1000000000000, 1000)"),
-    "beyond all integers": header(f"({10**30},)"),
-    "a negative size": header("(-4, 4)"),
-    "another version": header("(2,)", version=b"\x07\x00"),
-    "no array": b"no array",
-    "empty": b"",
-    "a long header": header("(2,)" + " " * 70000, version=b"\x02\x00"),
-    "text": header("(2,)", "<U4") + bytes(32),
-    "longer floats": header("(6, 10)", "<f16") + bytes(960),
-    "half floats": header("(6, 10)", "<f2") + bytes(120),
+def arrays(**changes: Any) -> Callable[[Path], None]:
+    return lambda path: rewrite(path.parent, **changes)
+
+
+def array(content: bytes) -> Callable[[Path], None]:
+    return lambda path: rezipped(path, {"encoder_W.npy": content})
+
+
+def options(content: bytes) -> Callable[[Path], Any]:
+    return lambda path: path.with_name("model.npz.json").write_bytes(content)
+
+
+def others(path: Path) -> None:
+    """Other members are not read, whatever they are, but for arrays."""
+    rezipped(path, {"readme.txt": b"text", "notes.npy": header("(1,)") + bytes(4)})
+
+
+def bomb(path: Path) -> None:
+    """Few bytes that would be 64 MiB, and say that they are 2 GiB."""
+    rezipped(path, {"notes.npy": header("(536870912,)") + bytes(2**26)}, zipfile.ZIP_DEFLATED)
+
+
+def twice(path: Path) -> None:
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("encoder_W.npy", header("(6, 10)") + bytes(240))
+
+
+def encrypted(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"PK\x01\x02") + 8] = 1  # in the last entry of the directory
+    path.write_bytes(content)
+
+
+def headers_alone(path: Path) -> None:
+    """A model of 4 GiB by its options and its headers."""
+    config = CONFIG.replace(source_vocab_sizes=(2**26,), embedding_size=16, dim_per_factor=(16,))
+    options(json.dumps(nematus.config.write(config, theano=True)).encode())(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for row in nematus.names.variables(config):
+            archive.writestr(f"{row.theano}.npy", header(str(row.shape)))
+
+
+# What is done to an archive or to its options, and what is said of it.
+ARCHIVES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "larger than it is": (array(header("(1000000000000, 1000)")), "npz is damaged .encoder_W of shape .* and 0 bytes"),
+    "another version": (array(header("(2,)", version=b"\x07\x00")), r"npz is damaged .*header of version \(7, 0\)"),
+    "a long header": (array(header("(2,)" + " " * 70000, version=b"\x02\x00")), "model.npz is damaged"),
+    "empty": (array(b""), "model.npz is damaged"),
+    "half floats": (array(header("(6, 10)", "<f2") + bytes(120)), "encoder_W in .* has dtype float16, .* or float64"),
+    "others": (others, r"model.npz holds notes \(1,\), and the config has no such variable"),
+    "a bomb": (bomb, "model.npz is damaged .notes of shape"),
+    "twice": (twice, "model.npz is damaged .encoder_W is in it twice"),
+    "encrypted": (encrypted, "model.npz is damaged"),
+    "headers alone": (headers_alone, "model.npz is damaged"),
+    "obeyed": (lambda path: rezipped(path, {"w\x1b[2J\n.npy": header("(1,)") + bytes(4)}), r"damaged .*w\\x1b\[2J\\n"),
+    "lacks one": (arrays(ff_state_b=None), r"lacks ff_state_b, expected .* as decoder/initial_.*constructor/b \(5,\)"),
+    "no numbers": (arrays(encoder_W=np.full((6, 10), np.nan, "f4")), "encoder_W in .* holds 60 NaN or infinite values"),
+    "pickled": (arrays(encoder_W=np.array([{}], object)), "encoder_W in .* array of Python objects, .*never unpickled"),
+    "deep options": (options(b"[" * 100_000), r"npz.json is not JSON \(nested too deep\)"),
+    "a list of options": (options(b"[1]"), "npz.json is not an object"),
 }
 
 
-@pytest.mark.parametrize("kind", ARRAYS)
-def test_an_array_that_is_not_what_it_says(tmp_path: Path, kind: str) -> None:
-    path = saved(tmp_path)
-    rezipped(path, {"encoder_W.npy": ARRAYS[kind]})
-    refused(path, "model.npz")
+@pytest.mark.parametrize("kind", ARCHIVES)
+@pytest.mark.sample(16)
+def test_archives_that_do_harm(tmp_path: Path, kind: str) -> None:
+    change, wanted = ARCHIVES[kind]
+    save(tmp_path)
+    change(tmp_path / "model.npz")
+    refused(tmp_path / "model.npz", wanted)
 
 
-def test_what_else_is_in_an_archive(tmp_path: Path) -> None:
-    """Other members are not read, whatever they are; an array that is there twice is no array."""
-    path = saved(tmp_path)
-    rezipped(path, {"readme.txt": b"text"})
-    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("notes.npy", header("(536870912,)") + bytes(2**26))  # which says that it has 2 GiB
-    refused(path, "notes of shape")
-    rezipped(path, {"notes.npy": header("(1,)") + bytes(4)})
-    refused(path, "notes", "no such variable")
-    path = saved(tmp_path)
-    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
-        archive.writestr("encoder_W.npy", header("(6, 10)") + bytes(240))
-    refused(path, "encoder_W is in it twice")
+DEPTH = r"the depth is \d{10}, expected 62 layers at most"
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"enc_depth": 10**9}, DEPTH),
+    ({"dec_base_recurrence_transition_depth": 10**9}, DEPTH),
+    ({"softmax_mixture_size": 10**9}, DEPTH),
+    ({"factors": 10**9}, "factors is 1000000000, expected 1, as many as"),
+    ({"factors": "many"}, "factors is 'many', expected 1, as many as"),
+    ({"dim_per_factor": 5}, r"dim_per_factor is \(5,\), expected sizes that add up to 6"),
+    ({"dim_per_factor": [3, 3]}, r"dim_per_factor is \(3, 3\), expected one size for each of \(9,\)"),
+    ({"n_words_src": "all"}, "source_vocab_sizes is 'all', expected integers >= 1"),
+    ({"dim": 10**12}, "has shape .*, expected .* by the config; is it the config of another model"),
+    ({"dim": None}, "state_size or dim is missing, expected in the options of a Nematus model"),
+    ({"dim": "16"}, "state_size is '16', expected integers >= 1"),
+    ({"enc_depth": 0}, "rnn_enc_depth is 0, expected integers >= 1"),
+    ({"enc_depth": 2}, r"lacks encoder_2_U and \d+ more, expected by the config as encoder/backward-s"),
+    ({"dec_base_recurrence_transition_depth": 1}, "base_transition_depth is 1, expected integers >= 2"),
+    ({"dec_deep_context": "no"}, "deep_context is 'no', expected true or false"),
+    ({"output_hidden_activation": "gelu"}, "is 'gelu', expected 'tanh', 'relu', 'prelu' or 'linear'"),
+    ({"encoder": "lstm"}, "encoder is 'lstm', expected 'gru'; this part of Theano Nematus is not ported"),
+    ({"enc_depth_bidirectional": 2}, "enc_depth_bidirectional is 2, expected the enc_depth of 1"),
+    ({"use_dropout": True, "model_version": None}, "model_version is None, expected 0.1 or later"),
+    ({"use_dropout": True, "model_version": 0}, "model_version is 0, expected 0.1 or later"),
+    ({"label_smoothing": 1.5}, r"label_smoothing is 1.5, expected a number in \[0, 1\)"),
+    ({"softmax_mixture_size": 2, "lexical_model": True}, "rnn_lexical_model is True, expected False"),
+    ({"tie_encoder_decoder_embeddings": True}, "target_vocab_size is 8, expected 9 of the tied source"),
+    ({"model_type": "cnn"}, "model_type is 'cnn', expected 'rnn' or 'transformer'"),
+    ({"model_type": "transformer"}, "embedding_size is 6, expected the state_size of 5"),
+    ({"dialect": ["theano"]}, r"dialect is \['theano'\], expected 'tensorflow'"),
+    ({"dictionaries": 5}, "dictionaries in the options is 5, expected a list of file names"),
+    ({"dictionaries": ["", 1]}, r"dictionaries in the options is \['', 1\], expected a list"),
+]
 
 
-@pytest.mark.parametrize("change", [(8, b"\x63"), (6, b"\x01")], ids=["unknown compression", "encrypted"])
-def test_members_that_cannot_be_read(tmp_path: Path, change: tuple[int, bytes]) -> None:
-    path = saved(tmp_path)
-    content = bytearray(path.read_bytes())
-    place = content.rindex(b"PK\x01\x02") + 2 + change[0]  # of the last entry of the directory
-    content[place : place + 1] = change[1]
-    path.write_bytes(content)
-    refused(path, "model.npz is damaged")
+@pytest.mark.parametrize(("changes", "wanted"), OPTIONS, ids=str)
+@pytest.mark.sample(12)
+def test_options_that_cannot_be(tmp_path: Path, changes: dict[str, Any], wanted: str) -> None:
+    save(tmp_path)
+    reoption(tmp_path, **{"dialect": None, **changes})
+    refused(tmp_path / "model.npz", wanted, load=lambda file: dictionaries(nematus.load(file)))
 
 
 def test_zeros_that_expand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,22 +187,12 @@ def test_zeros_that_expand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     np.savez_compressed(tmp_path / "model.npz", **arrays)
     assert nematus.load(tmp_path).config.source_vocab_sizes == (2**16,)
     monkeypatch.setattr(files, "FREE", 2**16)
-    refused(tmp_path / "model.npz", "bytes in memory", "save it uncompressed")
-
-
-def test_headers_of_arrays_that_are_not_there(tmp_path: Path) -> None:
-    """A model of 4 GiB by its options and its headers."""
-    config = CONFIG.replace(source_vocab_sizes=(2**26,), embedding_size=16, dim_per_factor=(16,))
-    path = saved(tmp_path)
-    (tmp_path / "model.npz.json").write_text(json.dumps(nematus.config.write(config, theano=True)))
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for row in nematus.names.variables(config):
-            archive.writestr(f"{row.theano}.npy", header(str(row.shape)) + bytes(0))
-    refused(path, "model.npz is damaged")
+    refused(tmp_path / "model.npz", "bytes in memory.*save it uncompressed")
 
 
 def test_pipes_and_devices(tmp_path: Path) -> None:
-    path = saved(tmp_path)
+    save(tmp_path)
+    path = tmp_path / "model.npz"
     for file in (path, tmp_path / "model.npz.json"):
         whole = file.read_bytes()
         file.unlink()
@@ -159,75 +208,32 @@ def test_pipes_and_devices(tmp_path: Path) -> None:
     refused(tmp_path / "words.json", "no regular file", load=lambda file: read_vocabulary(file, 8, 1))
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {"enc_depth": 10**9},
-    {"dec_base_recurrence_transition_depth": 10**9},
-    {"factors": 10**9},
-    {"factors": "many"},
-    {"dim_per_factor": 5},
-    {"dim_per_factor": {}},
-    {"n_words_src": "all"},
-    {"dim": 10**12},
-    {"dim": [5]},
-    {"use_dropout": "perhaps", "dec_deep_context": "no"},
-    {"softmax_mixture_size": 10**9},
-    {"dialect": ["theano"]},
-    {"dictionaries": 5},
-    {"dictionaries": ["", 1]},
-]
-
-
-@pytest.mark.parametrize("changes", OPTIONS, ids=str)
-def test_options_that_ask_for_too_much(tmp_path: Path, changes: dict[str, Any]) -> None:
-    path = saved(tmp_path)
-    reoption(tmp_path, **changes)
-    refused(path, load=lambda file: dictionaries(nematus.load(file)))
-
-
-@pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff\xfe", b"", b"[1]", b'{"dim": NaN}', b"9" * 10_000])
-def test_json_that_is_none(tmp_path: Path, content: bytes) -> None:
-    path = saved(tmp_path)
-    (tmp_path / "model.npz.json").write_bytes(content)
-    refused(path)
-    (tmp_path / "words.json").write_bytes(content)
-    refused(tmp_path / "words.json", "words.json", load=lambda file: read_vocabulary(file, 8, 1))
-
-
 def test_dictionaries_elsewhere_are_not_read(tmp_path: Path) -> None:
     """Of a path that leaves the folder of the model, the last part counts."""
-    secret = tmp_path / "secret.json"
+    secret, folder = tmp_path / "secret.json", tmp_path / "model"
     secret.write_text('{"<EOS>": 0}')
-    (tmp_path / "model").mkdir()
-    path = saved(tmp_path / "model")
+    folder.mkdir()
+    save(folder)
     for name in (str(secret), "../secret.json", "x/../../secret.json"):
-        reoption(path.parent, dictionaries=[name, name])
-        assert dictionaries(nematus.load(path)) == [path.parent / "secret.json"] * 2
-    (path.parent / "secret.json").write_text("root:x:0:0")
-    from rmsnorm.nematus.convert import convert
-
+        reoption(folder, dictionaries=[name, name])
+        assert dictionaries(nematus.load(folder)) == [folder / "secret.json"] * 2
+    (folder / "secret.json").write_text("root:x:0:0")
     with pytest.raises(ValueError, match=r"secret.json is not JSON"):
-        convert(nematus.load(path), tmp_path / "out", "numpy")
+        convert(nematus.load(folder), tmp_path / "out", "numpy")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model", "secret.json"]
-    (path.parent / "secret.json").unlink()
-    result = convert(nematus.load(path), tmp_path / "out", "numpy")
+    (folder / "secret.json").unlink()
+    result = convert(nematus.load(folder), tmp_path / "out", "numpy")
     assert "secret.json is missing: copy it beside the result" in result.warnings[0]
-
-
-def test_names_that_a_terminal_would_obey(tmp_path: Path) -> None:
-    path = saved(tmp_path, ".safetensors")
-    save_file({"decoder\x1b[2J\n": np.zeros(2, "f4")}, path)
-    assert refused(path, "model.safetensors is damaged", r"\x1b[2J\n").isprintable()
 
 
 def other_dataset(file: Any, **options: Any) -> None:
     """The first array of the weights as another dataset of its shape."""
-    name, dataset = next(iter(file["vars"].items()))
-    shape = dataset.shape
+    name, shape = next((name, dataset.shape) for name, dataset in file["vars"].items())
     del file["vars"][name]
-    file["vars"].create_dataset(name, options.pop("shape", shape), "f4", **options)
+    file["vars"].create_dataset(name, shape, "f4", **options)
 
 
-def linked(file: Any, group: Any, name: str, target: str, other: Path) -> None:
+def linked(group: Any, name: str, target: str, other: Path) -> None:
     del group[name]
     group[name] = pytest.importorskip("h5py").ExternalLink(str(other), target)
 
@@ -241,39 +247,44 @@ def virtual(file: Any, other: Path) -> None:
 
 
 # What is done to the weights in a file of Keras, whose path is given with that of another file; and what is said of it.
-ELSEWHERE = "is kept outside of it"
+ELSEWHERE = "model.keras is damaged .* is kept outside of it"
 CHUNKS = {"chunks": (2**12, 2**12), "maxshape": (None, None), "compression": 1}
 WEIGHTS: list[tuple[Callable[[Any, Path], Any], str]] = [
     (lambda file, other: other_dataset(file, external=[(str(other), 0, 2**64 - 1)]), ELSEWHERE),
-    (lambda file, other: linked(file, file["vars"], next(iter(file["vars"])), "/vars/secret", other), ELSEWHERE),
-    (lambda file, other: linked(file, file, "vars", "/vars", other), ELSEWHERE),
+    (lambda file, other: linked(file["vars"], next(iter(file["vars"])), "/vars/secret", other), ELSEWHERE),
+    (lambda file, other: linked(file, "vars", "/vars", other), ELSEWHERE),
     (virtual, ELSEWHERE),
-    (lambda file, other: other_dataset(file, **CHUNKS), "chunks that are larger"),
-    (lambda file, other: file["vars"].create_group("encoder.embedding"), "a Group of HDF5"),
-    (lambda file, other: file["vars"].create_dataset("encoder.embedding", (2**30,), "f4", chunks=(2**20,)), ""),
+    (lambda file, other: other_dataset(file, **CHUNKS), "model.keras is damaged .*chunks that are larger"),
+    (lambda file, other: file["vars"].create_group("encoder.embedding"), "keras is damaged .*a Group of HDF5"),
+    (lambda file, other: file["vars"].create_dataset("other", (2**30,), "f4", chunks=(2**20,)), "holds other"),
 ]
 
 
-def test_weights_of_keras_that_are_elsewhere(tmp_path: Path) -> None:
+def test_what_is_in_a_file_of_keras(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
-    path = saved(tmp_path, ".keras")
-    whole, other = path.read_bytes(), tmp_path / "other.h5"
+    save(tmp_path, to="keras")
+    path, other = tmp_path / "model.keras", tmp_path / "other.h5"
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        stored, options = archive.read("model.weights.h5"), json.loads(archive.read("config.json"))
     with h5py.File(other, "w") as file:
         file.create_group("vars")["secret"] = np.ones(4, "f4")
     for change, reason in WEIGHTS:
-        path.write_bytes(whole)
-        with zipfile.ZipFile(path) as archive:
-            weights = io.BytesIO(archive.read("model.weights.h5"))
+        weights = io.BytesIO(stored)
         with h5py.File(weights, "a") as file:
             change(file, other)
         rezipped(path, {"model.weights.h5": weights.getvalue()})
-        refused(path, *(["model.keras is damaged", reason] if reason else ["encoder/embedding"]))
-    path.write_bytes(whole)
-    rezipped(path, {"model.weights.h5": bytes(2**29)}, zipfile.ZIP_DEFLATED)
-    refused(path, "model.keras is damaged", "bytes in memory")
-    path.write_bytes(whole)
-    rezipped(path, {"config.json": b'{"config": {"config": ' + b"[" * 100_000})
-    refused(path, "model.keras is damaged")
+        refused(path, reason)
+    options["config"]["config"]["state_size"] = 6
+    for name, content, reason in (
+        ("model.weights.h5", bytes(2**29), "model.keras is damaged .*bytes in memory"),
+        ("config.json", b'{"config": {"config": ' + b"[" * 100_000, "model.keras is damaged"),
+        ("config.json", b'{"config": {}}', r"damaged \('config'\), expected a model of rmsnorm in a file of Keras"),
+        ("config.json", json.dumps(options).encode(), r"has shape \(10, 10\), expected \(12, 12\) of"),
+    ):
+        path.write_bytes(whole)
+        rezipped(path, {name: content}, zipfile.ZIP_DEFLATED)
+        refused(path, reason)
 
 
 def damage(content: bytes, random: np.random.Generator) -> bytes:
@@ -291,44 +302,43 @@ def damage(content: bytes, random: np.random.Generator) -> bytes:
     return bytes(flipped)
 
 
-def is_read_or_refused(path: Path) -> bool:
-    """Whether a damaged model is read, with the shapes that it had; else it is refused in one sentence."""
-    try:
-        model = nematus.load(path)
-    except (ValueError, TypeError) as error:
-        check_sentence(error)
-        return False
-    shapes = {row: array.shape for row, array in model.parameters.items()}
-    assert shapes == {row: array.shape for row, array in PARAMETERS.items()}
-    return True
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of files that were given up
 @pytest.mark.parametrize(
-    ("package", "save", "suffix", "times"),
+    ("form", "times", "wanted", "parts"),
     [
-        ("orbax.checkpoint", nematus.save_flax, ".npz", 15),  # first: its reads go on when a test is over
-        ("numpy", nematus.save_theano, ".npz", 300),
-        ("safetensors", nematus.save_safetensors, ".safetensors", 300),
-        ("tensorflow", nematus.save_keras, ".keras", 150),
-        ("tensorflow", nematus.save_tensorflow, ".npz", 100),
+        # Flax is the first one, whose reads go on when a test is over.
+        ("flax", 15, "a whole checkpoint", [f"model.orbax/{part}" for part in ("manifest.ocdbt", "_METADATA", "d/*")]),
+        ("theano", 300, "an npz archive", ["model.npz"]),
+        ("torch", 300, "a safetensors file", ["model.safetensors"]),
+        ("keras", 150, "a model of rmsnorm in a file of Keras", ["model.keras"]),
+        ("tf", 100, "a whole checkpoint", ["model.npz.index", "model.npz.data-*"]),
     ],
 )
 @pytest.mark.sample(5)
-def test_random_damage(tmp_path: Path, package: str, save: Any, suffix: str, times: int) -> None:
-    """Of one of its files after another: a sentence, or a model of the same names and shapes.
-
-    Values have no checksum in every form.
-    """
-    pytest.importorskip(package)
-    path, random, loaded = tmp_path / f"model{suffix}", np.random.default_rng(0), 0
-    save(path, CONFIG, PARAMETERS)
-    parts = sorted(file for file in tmp_path.rglob("*") if file.is_file())
+def test_damage(tmp_path: Path, form: str, times: int, wanted: str, parts: list[str]) -> None:
+    """Half of each part; then one file after another at random: a sentence, or a model of the same names and shapes."""
+    _, parameters = save(tmp_path, to=form)
+    path, random, loaded = tmp_path / TARGETS[form].file, np.random.default_rng(0), 0
+    whole = {file: file.read_bytes() for file in sorted(tmp_path.rglob("*")) if file.is_file()}
+    for part in parts:
+        halved = [*tmp_path.glob(part)]
+        assert halved
+        for file in halved:
+            file.write_bytes(whole[file][: len(whole[file]) // 2])
+        refuses(rf"{path.name} is damaged \(.*expected {wanted}", path)  # tracemalloc cannot end beside Orbax's threads
+        for file in halved:
+            file.write_bytes(whole[file])
     times *= 100 if NIGHTLY else 1
+    shapes = {name: value.shape for name, value in parameters.items()}
     for i in range(times):
-        part = parts[i % len(parts)]
-        whole = part.read_bytes()
-        part.write_bytes(damage(whole, random))
-        loaded += is_read_or_refused(path)
-        part.write_bytes(whole)
-    assert loaded < times / 2 or save is nematus.save_flax  # some of whose files are never read
+        file = [*whole][i % len(whole)]
+        file.write_bytes(damage(whole[file], random))
+        try:
+            model = nematus.load(path)
+        except (ValueError, TypeError) as error:
+            check_sentence(error)
+        else:
+            loaded += 1
+            assert {name: value.shape for name, value in model.parameters.items()} == shapes
+        file.write_bytes(whole[file])
+    assert loaded < times / 2 or form == "flax"  # some of whose files are never read

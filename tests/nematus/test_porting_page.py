@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
@@ -11,11 +10,11 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from nematus_commands import run
-from nematus_models import SMALL, random_parameters
+from nematus_commands import checkpoint, run, skip_without
+from nematus_models import config_of, random_parameters, same
 
 from rmsnorm import nematus
-from rmsnorm.nematus.config import Config, Dialect, write
+from rmsnorm.nematus.config import Dialect, write
 from rmsnorm.nematus.convert import TARGETS
 from rmsnorm.nematus.names import variables
 
@@ -28,27 +27,18 @@ SNIPPETS = re.findall(r"^```(sh|python)\n(.*?)^```\n((?:\n|    [^\n]*\n)*)", PAG
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """model/ as the trainer leaves it, and the texts that the page names."""
-    for package in ("tensorflow", "torch"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed; pip install '.[torch,tf]'")
-    import tensorflow as tf
-
+    skip_without("tf")
+    skip_without("torch")
     folder = tmp_path_factory.mktemp("porting")
     (folder / "model").mkdir()
-    config = Config(
-        **SMALL, norm="layer", dialect="tensorflow-v0.3", search="costs", rnn_enc_depth=2, rnn_dropout_hidden=0.1,
+    config = config_of("layer").replace(
+        dialect="tensorflow-v0.3", search="costs", rnn_enc_depth=2, rnn_dropout_hidden=0.1,
         options={"dictionaries": ["src.json", "trg.json"]},
     )  # fmt: skip
-    tensors: dict[str, Any] = {
-        row.v03: value
-        for row, value in zip(variables(config), random_parameters(config, "float32", seed=6).values(), strict=True)
-    }
+    parameters = random_parameters(config, "float32", seed=6)
+    tensors: dict[str, Any] = {str(row.v03): parameters[row.name] for row in variables(config)}
     tensors |= {"time": np.int32(7), "beta1_power": np.float32(0.9)}
-    prefix = str(folder / "model" / "model.npz")
-    tf.raw_ops.SaveV2(
-        prefix=prefix, tensor_names=list(tensors), shape_and_slices=[""] * len(tensors), tensors=list(tensors.values())
-    )
-    Path(f"{prefix}.json").write_text(json.dumps(write(config)))
+    checkpoint(folder / "model" / "model.npz", tensors, write(config))
     for name, size in (("src", 9), ("trg", 8)):
         words = ["eos", "UNK", *(f"w{index}" for index in range(2, size))]
         (folder / "model" / f"{name}.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
@@ -81,15 +71,13 @@ def test_the_page_runs_from_its_first_line_to_its_last(
             losses = [float(line) for line in lines]
     assert losses[-1] < losses[0]
     assert len((folder / "test.out").read_text().split()) == 3
-    scores = [float(line) for line in (folder / "test.scores").read_text().split()]
-    ported = nematus.load(folder / "ported")
-    assert len(scores) == 3
-
-    source, back, again = (nematus.load(folder / name) for name in ("model", "back", "again"))
-    assert source.config == ported.config == back.config == again.config
+    assert len([float(line) for line in (folder / "test.scores").read_text().split()]) == 3
+    source, ported, *others = (nematus.load(folder / name) for name in ("model", "ported", "back", "again"))
+    assert source.config == ported.config
+    for other in others:
+        assert other.config == ported.config
+        same(other.parameters, ported.parameters)
     for name, array in ported.parameters.items():
-        np.testing.assert_array_equal(array, back.parameters[name])
-        np.testing.assert_array_equal(array, again.parameters[name])
         assert not np.array_equal(array, source.parameters[name]), "trained"
     assert nematus.load(folder / "rms").config.norm == "rms"
 

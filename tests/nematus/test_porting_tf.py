@@ -1,4 +1,4 @@
-"""Nematus's TensorFlow checkpoints: names of every version, slots of the trainer, damage."""
+"""TensorFlow checkpoints of Nematus and zero: names of every version, what the trainer adds, a full disk."""
 
 from __future__ import annotations
 
@@ -8,66 +8,57 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nematus_commands import checkpoint, run, save
 from nematus_models import config_of, random_parameters, reference, refuses, same
 
 from rmsnorm import nematus
-from rmsnorm.nematus.config import read, write
+from rmsnorm.nematus import zero
+from rmsnorm.nematus.config import write
 from rmsnorm.nematus.names import unused, variables
 
 tf = pytest.importorskip("tensorflow")
+ZERO_SLOTS = ("CTrainOpBackUpReplica", "CTrainOpReplica")
 
 
-def checkpoint(prefix: Path, tensors: dict[str, Any], options: dict[str, Any]) -> None:
-    """As TensorFlow 1 writes one: by tf.train.Saver."""
-    with tf.Graph().as_default():
-        for name, value in tensors.items():
-            tf.compat.v1.get_variable(name, initializer=np.asarray(value), use_resource=False)
-        with tf.compat.v1.Session() as session:
-            session.run(tf.compat.v1.global_variables_initializer())
-            tf.compat.v1.train.Saver().save(session, str(prefix), write_meta_graph=False)
-    Path(f"{prefix}.json").write_text(json.dumps(options))
-
-
-@pytest.mark.parametrize("name", ["A4", "B"])
-def test_what_a_training_run_leaves(name: str, tmp_path: Path) -> None:
-    """Adam's slots, its powers, the time, and in v0.3 biases that are never added."""
-    run = reference(name)
-    config, parameters, own = run.model("rms")
-    extra: dict[str, Any] = {f"{key}/Adam{end}": value for end in ("", "_1") for key, value in run.tensors.items()}
-    extra |= {"beta1_power": np.float32(0.9), "beta2_power": np.float32(0.99), "time": np.int32(7)}
+@pytest.mark.parametrize("decay", [0.0, 1e-4])
+@pytest.mark.parametrize(("name", "norm"), [("A4", "rms"), ("B", "rms"), ("Z1", "rms"), ("Z2", "layer")])
+@pytest.mark.sample(8)
+def test_what_a_training_run_leaves(name: str, norm: str, decay: float, tmp_path: Path) -> None:
+    """Slots, backups, counters and biases that are never added; averages, which are taken if options ask for them."""
+    recorded, is_zero = reference(name), name[0] == "Z"
+    config, parameters, _ = recorded.model(norm)
+    slots, average, option = ["Adam", "Adam_1"], "_smooth", "exponential_smoothing"
+    extra: dict[str, Any] = {"beta1_power": np.float32(0.9), "beta2_power": np.float32(0.99), "time": np.int32(7)}
+    if is_zero:
+        slots, average, option = [*slots, *ZERO_SLOTS], "/ExponentialMovingAverage", "ema_decay"
+        extra |= {"global_step": np.int64(7), "loss/CTrainOpReplica": np.float32(0), "other/bias": np.ones(3, "f4")}
+    extra |= {f"{key}/{slot}": 0 * value for key, value in recorded.tensors.items() for slot in slots}
+    averages = {f"{key}{average}": 2 * value for key, value in recorded.tensors.items()}
     dead = {}
     if name == "A4":
         dead = {key: np.ones(1, "f4") for key in unused(config) if key.startswith("encoder/") and "gru1" in key}
         assert len(dead) == 8
-    checkpoint(tmp_path / "model.npz", {**run.tensors, **extra, **dead}, run.options)
+    tensors = {**recorded.tensors, **extra, **averages, **dead}
+    options = {**recorded.options, option: decay or -1.0 * is_zero}
+    checkpoint(tmp_path / "model.npz", tensors, options, "param.json" if is_zero else "model.npz.json")
     loaded = nematus.load(tmp_path)
-    assert loaded.config == config
-    assert loaded.names == ("master" if name == "A4" else "v0.3")
-    assert set(loaded.left_out) == set(extra)
+    assert loaded.config == config.replace(exponential_smoothing=decay)
+    assert (loaded.names == "v0.3", loaded.smoothed) == (name == "B", decay > 0)
+    left_out = {*extra, *(recorded.tensors if decay else averages)}
+    scope = f"{zero.scope(recorded.options)}/" if is_zero else ""
+    assert {key.removeprefix("/") for key in loaded.left_out} == {key.removeprefix(scope) for key in left_out}
     assert set(loaded.unused) == set(dead)
-    assert sorted(own.values()) == sorted(run.tensors)
-    same(loaded.parameters, parameters)
+    same(loaded.parameters, {key: (1 + (decay > 0)) * value for key, value in parameters.items()})
+    assert ("the averages are taken" if decay else "its options ask for no averages") in run("info", tmp_path)
 
 
-@pytest.mark.slow
-def test_tensorflow_1_restores_what_is_written(tmp_path: Path) -> None:
-    """By tf.train.Saver, by the names of the version; options that its Nematus finds."""
+def test_the_names_and_options_of_the_version_are_written(tmp_path: Path) -> None:
     columns = {"rms": "name", "deep v0.3": "v03", "deep v0.4": "v03", "deep theano with offset": "v01"}
     for kind, column in columns.items():
-        config = config_of(kind)
-        parameters = random_parameters(config, "float32")
-        prefix = tmp_path / kind / "model.npz"
-        prefix.parent.mkdir()
-        nematus.save_tensorflow(prefix, config, parameters)
-        latest = tf.train.latest_checkpoint(str(prefix.parent))
-        assert latest == str(prefix)
-        v1, rows = tf.compat.v1, variables(config)
-        with tf.Graph().as_default(), v1.Session() as session:
-            restored = {row.name: v1.get_variable(getattr(row, column), row.shape) for row in rows}
-            v1.train.Saver().restore(session, latest)
-            values = session.run(restored)
-        same(values, parameters)
-        options = json.loads(Path(f"{prefix}.json").read_text())
+        config, parameters = save(tmp_path, kind, "tf", norm="rms", norm_offset=False)  # LayerNorm has one name in all
+        reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path)))
+        same({row.name: reader.get_tensor(getattr(row, column)) for row in variables(config)}, parameters)
+        options = json.loads((tmp_path / "model.npz.json").read_text())
         assert ("rnn_enc_depth" in options) == (column == "name" or kind == "deep v0.4")
         assert ("embedding_size" in options) == (column != "v01")
 
@@ -87,8 +78,8 @@ def test_numbered_checkpoints(tmp_path: Path) -> None:
 
 def test_an_archive_with_the_name_of_a_tensorflow_checkpoint(tmp_path: Path) -> None:
     config = config_of("layer")
-    for save, seed in ((nematus.save_tensorflow, 1), (nematus.save_theano, 2)):
-        save(tmp_path / "model.npz", config, random_parameters(config, seed=seed))
+    for write_model, seed in ((nematus.save_tensorflow, 1), (nematus.save_theano, 2)):
+        write_model(tmp_path / "model.npz", config, random_parameters(config, seed=seed))
     (tmp_path / "checkpoint").unlink()
     refuses(r"holds 2 models, expected one; name one of model.npz.index, model.npz$", tmp_path)
     refuses(r"model.npz is a file and the prefix of .*; name model.npz.index, or move", tmp_path / "model.npz")
@@ -99,8 +90,7 @@ def test_a_transformer_whose_other_option_tied_the_projection(tmp_path: Path) ->
     """Nematus's first Transformers tied the projection when encoder and decoder shared their embeddings."""
     config = config_of("transformer rms").replace(tie_encoder_decoder_embeddings=True, source_vocab_sizes=(8,))
     tied = config.replace(tie_decoder_embeddings=True)
-    tensors = random_parameters(tied, "float32")
-    checkpoint(tmp_path / "model.npz", tensors, write(config))
+    checkpoint(tmp_path / "model.npz", random_parameters(tied, "float32"), write(config))
     assert nematus.load(tmp_path).config == tied
     untied = config_of("transformer rms")
     parameters = random_parameters(untied, "float32")
@@ -109,16 +99,6 @@ def test_a_transformer_whose_other_option_tied_the_projection(tmp_path: Path) ->
     lacking = {key: value for key, value in parameters.items() if "softmax" not in key}
     checkpoint(tmp_path / "model.npz", lacking, write(untied))
     refuses(r"lacks transformer_model/softmax_projection_layer/embedding_table, expected", tmp_path)
-    assert read(write(untied), norm="rms") == untied
-
-
-def test_the_names_of_variables_tell_the_norm_and_not_the_options(tmp_path: Path) -> None:
-    config = config_of("layer")
-    options = {**write(config), "layer_normalization_type": "rmsnorm"}
-    checkpoint(tmp_path / "model.npz", random_parameters(config, "float32"), options)
-    assert nematus.load(tmp_path).config == config
-    other = nematus.load(tmp_path, norm="rms").config
-    assert (other.norm, other.norm_offset) == ("rms", True)
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +106,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise tf.errors.ResourceExhaustedError(None, None, "a file; No space left on device")
 
     monkeypatch.setattr(tf.raw_ops, "SaveV2", fail)
-    config = config_of("rms")
     with pytest.raises(OSError, match="No space left on device"):
-        nematus.save_tensorflow(tmp_path / "model.npz", config, random_parameters(config, "float32"))
+        save(tmp_path, to="tf")
     assert not [*tmp_path.iterdir()]

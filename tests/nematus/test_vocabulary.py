@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from nematus_models import config_of, random_parameters
+from nematus_commands import save
+from nematus_models import config_of
 
 from rmsnorm import nematus
 from rmsnorm.nematus.numpy import RNNSearch
@@ -17,18 +17,17 @@ from rmsnorm.nematus.vocabulary import batch, read_vocabulary, vocabularies
 SPECIAL = {"<EOS>": 0, "<GO>": 1, "<UNK>": 2}
 
 
-def dictionary(path: Path, size: int) -> Path:
-    path.write_text(json.dumps({**SPECIAL, **{f"w{index}": index for index in range(3, size)}}))
+def dictionary(path: Path, size: int, special: dict[str, int] = SPECIAL) -> Path:
+    path.write_text(json.dumps({**special, **{f"w{index}": index for index in range(3, size)}}))
     return path
 
 
-def saved(directory: Path, kind: str, **changes: Any) -> nematus.Model:
-    config = config_of(kind).replace(**changes)
-    sizes = [*config.source_vocab_sizes, config.target_vocab_size]
-    names = [dictionary(directory / f"{index}.json", size + 2).name for index, size in enumerate(sizes)]
-    config = config.replace(options={"dictionaries": [f"/elsewhere/{name}" for name in names]})
-    nematus.save_theano(directory / "model.npz", config, random_parameters(config))
-    return nematus.load(directory / "model.npz")
+def saved(directory: Path, kind: str) -> nematus.Model:
+    config = config_of(kind)
+    sizes = enumerate((*config.source_vocab_sizes, config.target_vocab_size))
+    names = [dictionary(directory / f"{index}.json", size + 2).name for index, size in sizes]
+    save(directory, config, options={"dictionaries": [f"/elsewhere/{name}" for name in names]})
+    return nematus.load(directory)
 
 
 def test_from_words_to_words(tmp_path: Path) -> None:
@@ -49,13 +48,11 @@ def test_from_words_to_words(tmp_path: Path) -> None:
 
 def test_the_id_of_unknown_words(tmp_path: Path) -> None:
     """Master trains and scores by the dictionary, and translates with 2 whatever that is; others know only 1."""
-    for first, ids in (({"eos": 0, "UNK": 1, "w2": 2}, 1), ({"<EOS>": 0, "<GO>": 1, "<UNK>": 2}, 2)):
+    for first, ids in (({"eos": 0, "UNK": 1, "w2": 2}, 1), (SPECIAL, 2)):
         for name, size in (("0", 9), ("1", 8)):
-            words = {**first, **{f"w{index}": index for index in range(3, size)}}
-            (tmp_path / f"{name}.json").write_text(json.dumps(words))
+            dictionary(tmp_path / f"{name}.json", size, first)
         for dialect, translating, scoring in (("tensorflow", 2, ids), ("tensorflow-v0.3", 1, 1), ("theano", 1, 1)):
-            config = config_of("rms").replace(dialect=dialect, options={"dictionaries": ["0.json", "1.json"]})
-            nematus.save_theano(tmp_path / "model.npz", config, random_parameters(config))
+            save(tmp_path, dialect=dialect, options={"dictionaries": ["0.json", "1.json"]})
             model = nematus.load(tmp_path)
             for wanted, asked in ((translating, False), (scoring, True)):
                 sources, target = vocabularies(model, scoring=asked)
