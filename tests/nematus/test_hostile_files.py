@@ -166,6 +166,8 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "cnn"}, "model_type is 'cnn', expected 'rnn' or 'transformer'"),
     ({"model_type": "transformer"}, "embedding_size is 6, expected the state_size of 5"),
     ({"dialect": ["theano"]}, r"dialect is \['theano'\], expected 'tensorflow'"),
+    ({"rmsnorm": [1]}, r"rmsnorm is \[1\], expected an object with some of search, eps"),
+    ({"rmsnorm": {"dim": 5}}, "rmsnorm is {'dim': 5}, expected an object with some of search, eps"),
     ({"dictionaries": 5}, "dictionaries in the options is 5, expected a list of file names"),
     ({"dictionaries": ["", 1]}, r"dictionaries in the options is \['', 1\], expected a list"),
 ]

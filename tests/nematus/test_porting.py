@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from nematus_commands import rewrite, save
-from nematus_models import KINDS, TRANSFORMERS, batch, config_of, random_parameters, refuses, reoption, same
+from nematus_models import FACTORS, KINDS, TRANSFORMERS, batch, config_of, random_parameters, refuses, reoption, same
 
 from rmsnorm import nematus
 from rmsnorm.nematus.centring import to_rms_norm
@@ -121,6 +121,27 @@ def test_options_of_every_version() -> None:
     for config in (factors, read(old, norm="rms"), *map(config_of, (*KINDS, *TRANSFORMERS))):
         assert read(write(config), norm=config.norm, norm_offset=config.norm_offset) == config
     assert max(Counter([*LEGACY, *(name for names in LEGACY.values() for name in names)]).values()) == 1
+    unusual = {"eps": 1e-3, "masked_score": -1e4, "beam_size": 3, "normalization_alpha": 0.6, "search": "costs"}
+    for dialect in ("tensorflow", "tensorflow-v0.3", "theano"):
+        config = config_of("rms").replace(dialect=dialect, **unusual)
+        assert read(write(config), norm="rms") == config, "of what Nematus has no option for, too"
+    assert "rmsnorm" not in write(config_of("rms").replace(options=write(config))), "where all is usual"
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("tied encoder", {"rnn_lexical_model": True}, "rnn_lexical_model is True, expected False where the decoder sh"),
+        ("rms", {"relu_attention": True}, "relu_attention is True, expected False but in a Transformer of the dialect"),
+        ("rms", {"search": "zero"}, "search is 'zero', expected zero in the dialect zero, and only there"),
+        ("zero rnn", {"rnn_dec_depth": 2}, "rnn_dec_depth is 2, expected 1, as zero has no such option"),
+        ("zero rnn", FACTORS, r"source_vocab_sizes is \(8, 4\), expected one factor in zero"),
+        ("transformer rms", {"softmax_mixture_size": 2}, "model_type is 'transformer', expected rnn where there is a"),
+    ],
+)
+def test_fields_that_contradict_each_other(kind: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_of(kind).replace(**changes)
 
 
 def test_what_a_training_run_of_theano_leaves(tmp_path: Path) -> None:
