@@ -21,9 +21,9 @@ from nematus_models import (
     config_of,
     random_parameters,
     reference,
+    search,
 )
 
-from rmsnorm.nematus import beam
 from rmsnorm.nematus.config import read, write
 from rmsnorm.nematus.dialects import NOTHING
 from rmsnorm.nematus.numpy import Transformer
@@ -193,35 +193,23 @@ def test_options_of_zero_that_cannot_be(options: dict[str, Any], message: str) -
         read(OPTIONS | options, **KNOWN)
 
 
-def search(log_p: Any, lengths: list[int], size: int, **changes: Any) -> beam.Translations:
-    """A search in which every step has the same probabilities, of shape (sentences, vocabulary)."""
-    config = config_of("zero rms").replace(translation_maxlen=1, normalization_alpha=0.0, **changes)
-    plan = beam.plan(config, [length - 1 for length in lengths], size, None, None)
-
-    def step(states: list[Any], previous: Any) -> tuple[Any, list[Any]]:
-        return np.repeat(log_p, size, axis=0), states
-
-    return beam.search(plan, step, [np.zeros((len(lengths) * size, 1))])
-
-
 def test_the_rules_of_the_search_of_zero() -> None:
     """No end in the first place; the shorter sentence ends by force one word later; the longest one stays alive."""
-    log_p = np.log(np.array([[0.1, 0.6, 0.0001, 0.2999]] * 2))
-    result = search(log_p, [2, 4], 1)
+    result = search("zero rms", [[0.1, 0.6, 0.0001, 0.2999]] * 2, [1, 3], 1, translation_maxlen=1)
     np.testing.assert_array_equal(result.sequences[:, 0], [[1, 1, 1, 0], [1, 1, 1, 1]])
     np.testing.assert_allclose(result.scores[:, 0], np.log(0.6) * np.array([3, 4]), rtol=1e-6)
-    log_p = np.log(np.array([[0.02, 0.04, 0.9, 0.04]]))
-    result = search(log_p, [4], 2)
+    p = np.array([[0.02, 0.04, 0.9, 0.04]])
+    result = search("zero rms", p, [3], 2, translation_maxlen=1)
     np.testing.assert_array_equal(result.sequences[0, 0], [1, 2])
-    cooler = search(log_p, [4], 2, beam_temperature=2.0)
-    p = np.sqrt([0.02, 0.04, 0.9, 0.04])
+    cooler = search("zero rms", p, [3], 2, translation_maxlen=1, beam_temperature=2.0)
+    p = np.sqrt(p[0])
     np.testing.assert_allclose(cooler.scores[0, 0], np.log(p[1] * p[2] / p.sum() ** 2), rtol=1e-6)
 
 
 def test_noise_makes_other_translations() -> None:
     """With it every first word is drawn with its probability."""
-    log_p = np.log(np.array([[0.25, 0.25, 1e-30, 0.5]] * 400))
-    result = search(log_p, [1] * 400, 1, beam_noise=True)
+    p = [[0.25, 0.25, 1e-30, 0.5]] * 400
+    result = search("zero rms", p, [0] * 400, 1, translation_maxlen=1, beam_noise=True)
     share = (result.sequences[:, 0, 0] == 3).mean()
     assert abs(share - 0.5) < 5 * (0.25 / 400) ** 0.5
 
