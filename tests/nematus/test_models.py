@@ -10,16 +10,15 @@ import ml_dtypes
 import numpy as np
 import numpy_nematus
 import pytest
-from nematus_framework import check_close, check_everything, golden_too
+from nematus_framework import check_close, check_kind, check_run, golden_too
 from nematus_models import (
     FACTORS,
     KINDS,
+    NO_NORMS,
     TRANSFORMERS,
     WITH_DROPOUT,
     WITHOUT_DROPOUT,
     batch,
-    check_beams,
-    check_gradients,
     config_of,
     random_parameters,
     reference,
@@ -28,31 +27,13 @@ from nematus_models import (
 from rmsnorm.nematus.models.parameters import Parameters
 from rmsnorm.nematus.names import source_tables, target_table, variables
 
-# Their searches are those of other kinds: only what is before the first step differs, or a layer that every step has.
-SAME_SEARCH = {
-    "rms", "rms with offset", "deep", "deep theano", "tied encoder", "relu", "prelu", "linear",
-    "smoothed labels", "transformer layer", "transformer tied encoder", "transformer smoothed labels",
-}  # fmt: skip
-
 
 # Others are compared with NumPy's models below. What B does in compiled Keras and Flax is tests/cli/test_cli_port.py.
 @pytest.mark.parametrize(
     ("adapter", "name"), [*product(("numpy", "torch"), ("A2s", "A4", "A7b", "B"))], indirect=["adapter"]
 )
 def test_what_nematus_computed(adapter: Any, name: str) -> None:
-    """float32 of TensorFlow: logits to 2e-5, gradients to 1e-4 of their norm, translations token for token."""
-    run = reference(name)
-    config, parameters, own = run.model("layer" if name == "A2s" else "rms")
-    model = adapter.Model(config, parameters)
-    x, x_mask, y, y_mask = run.sentences
-    counted = y_mask.T > 0 if name == "A7b" else y_mask > 0
-    logits = model.logits(x, x_mask, y)
-    assert logits.dtype == (np.float64 if adapter is numpy_nematus else np.float32)
-    assert abs(logits - run.arrays["logits"])[counted].max() <= 2e-5
-    np.testing.assert_allclose(model.loss(x, x_mask, y, y_mask), run.arrays["loss_per_sentence"], rtol=1e-5)
-    if adapter is not numpy_nematus:
-        check_gradients(model.gradients(x, x_mask, y, y_mask)[1], own, run.probes)
-    assert check_beams(run, model, 12) == (2 if name == "B" else 4)
+    check_run(adapter, name)
 
 
 @golden_too
@@ -70,27 +51,6 @@ def test_what_theano_nematus_computed(adapter: Any) -> None:
             np.testing.assert_allclose(loss, run.arrays["theano_loss"], rtol=1e-12)
 
 
-def check_kind(adapter: Any, kind: str, dtype: str, **changes: Any) -> tuple[Any, Any]:
-    """The golden and the model of a framework, after check_everything. A Transformer is in training mode."""
-    is_transformer = kind in TRANSFORMERS
-    config = config_of(kind).replace(**(WITHOUT_DROPOUT if is_transformer else {}), **changes)
-    parameters = random_parameters(config, dtype)
-    golden, model = (where.Model(config, parameters, training=is_transformer) for where in (numpy_nematus, adapter))
-    check_everything(adapter, golden, model, batch(config), dtype)
-    return golden, model
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_transformer_without_norms(adapter: Any) -> None:
-    """Of small weights: without norms the sums grow from layer to layer."""
-    config = config_of("transformer rms").replace(norm="none")
-    parameters = {name: value / 4 for name, value in random_parameters(config).items()}
-    x, x_mask, y, _ = batch(config)
-    result, wanted = (where.Model(config, parameters).logits(x, x_mask, y) for where in (adapter, numpy_nematus))
-    check_close(result, wanted)
-    assert abs(wanted).max() > 0.1
-
-
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("adapter", "dtype"),
@@ -98,16 +58,9 @@ def test_a_transformer_without_norms(adapter: Any) -> None:
     ids=["torch", "torch in float32", "tf", "flax"],
     indirect=["adapter"],
 )
-@pytest.mark.parametrize("kind", [*KINDS, *TRANSFORMERS])
+@pytest.mark.parametrize("kind", [*KINDS, *TRANSFORMERS, *NO_NORMS])
 def test_everything_is_the_goldens(adapter: Any, kind: str, dtype: str) -> None:
-    golden, model = check_kind(adapter, kind, dtype)
-    if dtype == "float32" or kind in SAME_SEARCH:
-        return
-    x, x_mask, _, _ = batch(config_of(kind))
-    for beam_size, alpha in ((1, 0.0), (3, 0.5))[adapter.KEY == "flax" :]:
-        result, wanted = (one.translate(x, x_mask, beam_size, 6, normalization_alpha=alpha) for one in (model, golden))
-        np.testing.assert_array_equal(result.sequences, wanted.sequences)
-        np.testing.assert_allclose(result.scores, wanted.scores, rtol=1e-12)
+    check_kind(adapter, kind, dtype)
 
 
 @pytest.mark.parametrize("adapter", ["tf"], indirect=True)
@@ -122,20 +75,6 @@ def test_everything_is_the_goldens(adapter: Any, kind: str, dtype: str) -> None:
 @pytest.mark.sample(1)
 def test_in_graphs_everything_is_the_goldens(adapter: Any, kind: str, changes: dict[str, Any]) -> None:
     check_kind(adapter, kind, "float32", **changes)
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("training", [True, False])
-def test_smoothed_labels_of_the_transformer_only_in_training(adapter: Any, training: bool) -> None:
-    """Of the method and of the call."""
-    config = config_of("transformer smoothed labels").replace(**WITHOUT_DROPOUT)
-    parameters = random_parameters(config)
-    golden, model = (where.Model(config, parameters, training=training) for where in (numpy_nematus, adapter))
-    sentences = batch(config)
-    wanted = golden.loss(*sentences)
-    np.testing.assert_allclose(model.loss(*sentences), wanted, rtol=1e-12)
-    called = model.call("__call__", *([sentences] if adapter.KEY == "tf" else sentences))
-    np.testing.assert_allclose(called, wanted, rtol=1e-12)
 
 
 def test_a_model_does_not_share_memory_with_what_it_is_made_of(adapter: Any) -> None:

@@ -7,17 +7,14 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import numpy_nematus
 import pytest
-from nematus_framework import check_everything
+from nematus_framework import check_kind, check_run
 from nematus_models import (
     RELA,
     WITHOUT_DROPOUT,
     ZERO,
     ZERO_RNN,
     batch,
-    check_beams,
-    check_gradients,
     config_of,
     random_parameters,
     reference,
@@ -25,9 +22,8 @@ from nematus_models import (
 )
 
 from rmsnorm.nematus.config import read, write
-from rmsnorm.nematus.dialects import NOTHING
 from rmsnorm.nematus.numpy import Transformer
-from rmsnorm.nematus.numpy.parameters import Parameters, log_softmax, normalise
+from rmsnorm.nematus.numpy.parameters import Parameters, normalise
 
 OTHER_RUNS = [("tf", "Z2"), ("tf", "Z3"), ("flax", "Z2"), ("flax", "Z3")]  # TensorFlow and JAX are slow to start
 RUNS = {"Z1": "rms", "Z2": "layer", "Z3": "rms"}
@@ -43,48 +39,7 @@ def eager_in_tensorflow(adapter: Any) -> Any:
 @pytest.mark.usefixtures("eager_in_tensorflow")
 @pytest.mark.parametrize(("adapter", "name"), [*product(("numpy", "torch"), RUNS), *OTHER_RUNS], indirect=["adapter"])
 def test_what_zero_computed(adapter: Any, name: str) -> None:
-    """float32 of TensorFlow: logits to 2e-5, gradients to 1.5e-5 of their norm, translations token for token."""
-    run = reference(name)
-    config, parameters, own = run.model(RUNS[name])
-    x, x_mask, y, y_mask = run.sentences
-    is_transformer = config.model_type == "transformer"
-    model = adapter.Model(config, parameters)
-    logits = model.logits(x, x_mask, y)
-    assert abs((logits if is_transformer else logits.swapaxes(0, 1)) - run.arrays["logits"]).max() <= 2e-5
-    if adapter.KEY == "flax" and not is_transformer:  # takes a quarter of a minute for the rest
-        return
-    states = model.encode(x, x_mask) if is_transformer else model.encode(x, x_mask).swapaxes(0, 1)
-    assert abs(states - run.arrays["encoder_output"])[run.arrays["x_mask"] > 0].max() <= 2e-5
-    plain = adapter.Model(config.replace(label_smoothing=0.0), parameters)
-    trained = adapter.Model(config, parameters, training=True)
-    for one, wanted in ((plain, "loss_per_sentence_nosmooth"), (plain, "score"), (trained, "loss_per_sentence")):
-        np.testing.assert_allclose(one.loss(x, x_mask, y, y_mask), run.arrays[wanted], rtol=2e-5)
-    assert check_beams(run, model, 10, rtol=2**-24) == 3  # the rounding of the recorded score
-    if adapter is numpy_nematus:
-        return
-    gradients = trained.gradients(x, x_mask, y, y_mask)[1]
-    for bias in [name for name in gradients if name.endswith(("k_map/b_0", "feed_logits/b_0"))]:
-        # It moves all scores of a query together, which the softmax does not see: what zero has is rounding.
-        assert np.linalg.norm(gradients.pop(bias)) <= 1e-6
-        assert run.probes[own.pop(bias)][0] <= 1e-6
-    check_gradients(gradients, own, run.probes, bound=1.5e-5)
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_single_steps_of_zero(name: str) -> None:
-    """The same words, one at a time; an RNN without the mask that keeps the states after the end."""
-    run = reference(name)
-    config, parameters, _ = run.model(RUNS[name])
-    x, x_mask, y, y_mask = run.sentences
-    model = numpy_nematus.Model(config, parameters).own
-    compute, _ = model.runner(training=False)
-    memory, states = compute(model.network.begin, x, x_mask, beam_size=1, length=0)
-    for time in range(len(y)):
-        words = y[time - 1] if time else np.full(y.shape[1], NOTHING)
-        log_p, states = compute(model.network.step, memory, states, words, time)
-        errors = log_p - log_softmax(run.arrays["step_logits"][:, time].astype(float))
-        compared = y_mask[time] > 0 if config.model_type == "rnn" else ...
-        assert abs(errors[compared]).max() <= 2e-5
+    check_run(adapter, name)
 
 
 def test_the_norms_alone() -> None:
@@ -123,21 +78,7 @@ def test_the_norms_alone() -> None:
 )
 def test_every_framework_computes_what_the_golden_computes(adapter: Any, kind: str) -> None:
     """Scores, losses, gradients and translations in float64, of sentences with a place that is empty in all."""
-    config = config_of(kind).replace(**WITHOUT_DROPOUT)
-    parameters, sentences = random_parameters(config), padded(batch(config))
-    wanted, model = (module.Model(config, parameters, training=True) for module in (numpy_nematus, adapter))
-    check_everything(adapter, wanted, model, sentences, "float64", floor=1e-14)
-    x, x_mask, y, _ = sentences
-    np.testing.assert_allclose(model.loss(*sentences), wanted.loss(*sentences), rtol=1e-12)
-    assert model.logits(x, x_mask, y).shape[config.model_type == "transformer"] == len(y) - 1
-    both = [one.translate(x, x_mask, 2, 1) for one in (wanted, model)]
-    np.testing.assert_array_equal(both[0].sequences, both[1].sequences)
-    np.testing.assert_allclose(both[0].scores, both[1].scores, rtol=1e-6)
-
-
-def padded(sentences: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
-    """The sentences with a word more, which is padding in all."""
-    return tuple(np.concatenate((part, np.zeros_like(part[..., :1, :])), axis=-2) for part in sentences)  # type: ignore[return-value]
+    check_kind(adapter, kind)
 
 
 def test_places_that_are_empty_in_all_sentences_do_not_count() -> None:
