@@ -38,10 +38,10 @@ def arrays_of(model):
     return {name: weight.numpy() for name, weight in model.by_name().items()}
 
 
-@pytest.mark.parametrize("kind", ["plain", "transformer rms", "zero rela tied all"])
+@pytest.mark.parametrize(("kind", "heads"), [("plain", 8), ("transformer rms", 1), ("zero rela tied all", 2)])
 @pytest.mark.sample(1)
-def test_a_graph_serves_all_sentences(kind):
-    model = model_of(kind)
+def test_a_graph_serves_all_sentences(kind, heads):
+    model = model_of(kind, transformer_num_heads=heads)
     in_numpy = model_class("numpy", model.config)(model.config, arrays_of(model))
     x, x_mask, y, y_mask = batch(model.config)
     for sentences in ((x, x_mask, y, y_mask), (x[:, :2, 2:], x_mask[:2, 2:], y[:, 2:], y_mask[:, 2:])):

@@ -157,7 +157,7 @@ def test_noise_makes_other_translations() -> None:
 
 @pytest.mark.usefixtures("eager_in_tensorflow")
 @pytest.mark.parametrize(
-    ("adapter", "kind"), [*product(("torch", "tf"), (RELA, "zero rnn")), ("flax", RELA)], indirect=["adapter"]
+    ("adapter", "kind"), list(product(("torch", "tf", "flax"), (RELA, "zero rnn"))), indirect=["adapter"]
 )
 def test_dropout_of_zero_is_of_training_only(adapter: Any, kind: str) -> None:
     """A rate in one place at a time changes the loss in training, and nothing else."""
