@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import nullcontext
 from itertools import product
 from typing import Any
@@ -211,6 +212,11 @@ def test_dropout_of_the_transformer(adapter: Any, monkeypatch: pytest.MonkeyPatc
     undropped = adapter.Model(plain, parameters).logits(x, x_mask, y)
     operations = adapter.Model(plain, parameters).own.operations
     monkeypatch.setattr(operations, "dropout", lambda x, rate, random, shared=(): x * (1 - rate))
+    if adapter.KEY == "torch":  # whose attention drops by itself
+        functional = adapter.torch.nn.functional
+        attention = functional.scaled_dot_product_attention
+        halved = lambda q, k, v, bias, rate: attention(q, k, v, bias) * (1 - rate)  # noqa: E731
+        monkeypatch.setattr(functional, "scaled_dot_product_attention", halved)
     rates = {
         "residual": (
             "context_projection/dense_layer_weights",
@@ -222,8 +228,6 @@ def test_dropout_of_the_transformer(adapter: Any, monkeypatch: pytest.MonkeyPatc
         "head": ("context_projection/dense_layer_weights",),
     }
     for rate, ends in rates.items():
-        if rate == "attn" and adapter.KEY == "torch":  # its attention is one function: test_nematus_torch.py
-            continue
         same = {name: value / 2 if name.endswith(ends) else value for name, value in parameters.items()}
         config = plain.replace(**{"transformer_drophead" if rate == "head" else f"transformer_dropout_{rate}": 0.5})
         logits = adapter.Model(config, parameters, training=True).logits(x, x_mask, y)
@@ -236,6 +240,33 @@ def test_dropout_of_the_transformer(adapter: Any, monkeypatch: pytest.MonkeyPatc
     logits = adapter.Model(config, parameters, training=True).logits(x, x_mask, y)  # without words and positions
     check_close(logits, np.broadcast_to(logits[:1, :1], logits.shape))
     assert (adapter.Model(config, parameters).logits(x, x_mask, y).std((0, 1)) > 0.01).all()
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_the_transformer_drops_as_a_whole(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of sentences; attention by its weights. At the rates of the config, with another mask at every call."""
+    rates = {"transformer_drophead": 0.25, "transformer_dropout_attn": 0.5}
+    config = config_of("transformer rms").replace(**WITHOUT_DROPOUT | rates)
+    model, masks = adapter.Model(config, random_parameters(config), training=True), defaultdict(list)
+    dropout = model.own.operations.dropout
+
+    def record(x: Any, rate: float, *arguments: Any, **options: Any) -> Any:
+        masks[rate].append(adapter.numpy(dropout(1 + 0 * x, rate, *arguments, **options)))
+        return x
+
+    monkeypatch.setattr(model.own.operations, "dropout", record)
+    for _ in range(2):
+        model.logits(*batch(config)[:3])
+    assert masks.keys() == {0.25, 0.5} - ({0.5} if adapter.KEY == "torch" else set())  # whose attention drops by itself
+    for rate, own in masks.items():
+        assert {mask.shape for mask in own} == {(3, 2, 4, 4)}
+        if rate == 0.25:
+            own = [mask[:, :, :1, :1] for mask in own if (mask == mask[:, :, :1, :1]).all()]
+        assert len(own) == 12
+        assert len({mask.tobytes() for mask in own}) > (3 if rate == 0.25 else 11)
+        kept = np.stack(own) * (1 - rate)
+        np.testing.assert_allclose(kept * (kept - 1), 0, atol=1e-12)
+        assert abs(kept.mean() - (1 - rate)) < 5 * (rate * (1 - rate) / kept.size) ** 0.5
 
 
 @golden_too

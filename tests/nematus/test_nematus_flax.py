@@ -10,7 +10,7 @@ from nematus_models import WITH_DROPOUT, WITHOUT_DROPOUT, batch, config_of, rand
 jax = pytest.importorskip("jax")
 pytest.importorskip("flax")
 from flax import nnx  # noqa: E402
-from flax_nematus import Model, by_name, mean_loss, quick, wide  # noqa: E402
+from flax_nematus import Model, by_name, mean_loss, wide  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 from nematus_framework import exact_gradients  # noqa: E402
 
@@ -114,33 +114,6 @@ def test_dropout_is_drawn_from_the_stream_of_the_model():
     without.train()
     with pytest.raises(ValueError, match=r"dropout: rngs is None, expected an nnx.Rngs in training"):
         without.loss(*sentences)
-
-
-def test_what_the_transformer_drops(monkeypatch):
-    """At the rates of the config: whole heads of sentences, attention by its weights; another mask at every call."""
-    drawn = []
-    bernoulli = jax.random.bernoulli
-
-    def record(key, p, shape, **options):
-        mask = bernoulli(key, p, shape, **options)
-        drawn.append((jax.random.key_data(key).tobytes(), float(p), tuple(shape), np.asarray(mask)))
-        return mask
-
-    monkeypatch.setattr(jax.random, "bernoulli", record)
-    model = model_of("transformer rms", transformer_drophead=0.25, transformer_dropout_attn=0.5)
-    with quick():
-        for _ in range(2):
-            model.logits(*batch(model.config)[:3])
-    assert {(p, shape) for _, p, shape, _ in drawn} == {(0.75, (3, 2, 1, 1)), (0.5, (3, 2, 4, 4))}
-    assert len({key for key, *_ in drawn}) == len(drawn) == 24
-    for p in (0.75, 0.5):
-        masks = np.concatenate([mask.ravel() for _, q, _, mask in drawn if q == p])
-        assert abs(masks.mean() - p) < 5 * (p * (1 - p) / masks.size) ** 0.5
-    drawn.clear()
-    model.eval()
-    with quick():
-        model.logits(*batch(model.config)[:3])
-    assert not drawn
 
 
 @pytest.mark.parametrize("kind", ["factors", "transformer rms"])

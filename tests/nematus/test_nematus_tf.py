@@ -140,21 +140,6 @@ def test_a_graph_drops_what_eager_mode_drops(kind):
     np.testing.assert_allclose(losses[:2], losses[2:], rtol=1e-5)
 
 
-@pytest.mark.usefixtures("eagerly")
-def test_what_the_transformer_drops_as_a_whole(monkeypatch):
-    """Heads whole, attention by its weights."""
-    shapes = {}
-
-    def record(x, rate, seed):
-        shapes.setdefault(rate, set()).add(tuple(x.shape))
-        return x
-
-    monkeypatch.setattr(keras.random, "dropout", record)
-    model = model_of("transformer rms", transformer_drophead=0.25, transformer_dropout_attn=0.5)
-    model.logits(*batch(model.config)[:3], training=True)
-    assert shapes == {0.25: {(3, 2, 1, 1)}, 0.5: {(3, 2, 4, 4)}}
-
-
 @pytest.mark.parametrize(("norm", "compiled"), [("layer", False), ("rms", True)])
 @pytest.mark.sample(1)
 def test_cells_in_a_graph_that_knows_no_lengths(norm, compiled):
