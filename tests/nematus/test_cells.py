@@ -168,6 +168,9 @@ def test_what_a_new_layer_holds(adapter: Any, cell: str, norm: str) -> None:
     assert all(abs(square - squares[0]).max() > 0.1 for square in squares[1:]), "drawn one by one"
     assert len({square.tobytes() for square in squares}) == len(squares)
     assert len(gains) == (0 if norm == "none" else 3 if cell == "LSTM" else 4)
+    if adapter.KEY == "flax":
+        half = adapter.new_cell(cell, SIZE, STATE, norm=norm, param_dtype="bfloat16")
+        assert {value.dtype.name for value in half.by_name().values()} == {"bfloat16"}
 
 
 @golden_too

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from nematus_cells import SIZE, STATE
 from nematus_models import WITH_DROPOUT, WITHOUT_DROPOUT, batch, config_of, random_parameters
 
 jax = pytest.importorskip("jax")
@@ -128,9 +127,3 @@ def test_errors_of_what_is_traced(kind):
     assert jax.eval_shape(model.encode, x + 99, 0 * x_mask).dtype == jnp.float32
     table = next(value for name, value in model.by_name().items() if "embedding" in name)
     assert np.isnan(jax.jit(lambda ids: jnp.take(table, ids, axis=0))(jnp.array([99]))).all()
-
-
-@pytest.mark.parametrize("cell", ["GRU", "LSTM", "NematusGRU"])
-def test_a_cell_in_bfloat16(cell):
-    half = getattr(nematus, cell)(SIZE, STATE, norm="layer", param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    assert {value.dtype.name for value in half.by_name().values()} == {"bfloat16"}
