@@ -150,6 +150,7 @@ def test_the_modules_are_the_functions_of_their_parameters(adapter: Any, norm: s
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("cell", ["GRU", "LSTM", "NematusGRU"])
+@pytest.mark.sample(36)
 def test_what_a_new_layer_holds(adapter: Any, cell: str, norm: str) -> None:
     """As Nematus begins: orthogonal squares for the state, small numbers for the input, gains 1, all else 0."""
     layer = adapter.new_cell(cell, SIZE, STATE, norm=norm)
