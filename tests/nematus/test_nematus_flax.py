@@ -94,14 +94,13 @@ def test_dropout_is_drawn_from_the_stream_of_the_model():
     """Named dropout, anew at every call; a model that was made without one is not trained."""
     config = config_of("layer").replace(**WITH_DROPOUT)
     parameters, sentences = random_parameters(config, "float32"), batch(config)
-    first, other = (nematus.RNNSearch(config, parameters, rngs=nnx.Rngs(seed, dropout=1)) for seed in (0, 2))
-    first.train()
-    other.train()
+    streams = nnx.Rngs(0, dropout=1), nnx.Rngs(2, dropout=1), None
+    first, other, without = (nematus.RNNSearch(config, parameters, rngs=rngs) for rngs in streams)
+    for model in (first, other, without):
+        model.train()
     loss = first.loss(*sentences)
     np.testing.assert_array_equal(loss, other.loss(*sentences))
     assert abs(first.loss(*sentences) - loss).min() > 1e-3
-    without = nematus.RNNSearch(config, parameters)
-    without.train()
     with pytest.raises(ValueError, match=r"dropout: rngs is None, expected an nnx.Rngs in training"):
         without.loss(*sentences)
 

@@ -36,8 +36,7 @@ def test_padding_and_neighbours_change_nothing(kind: str) -> None:
 
 def test_dialects_differ_where_nematus_does() -> None:
     """In padding of the source; in biases: test_porting.py."""
-    config = config_of("rms").replace(rnn_enc_depth=2)
-    x, x_mask, y, _ = batch(config)
+    x, x_mask, y, _ = batch(config_of("rms"))
     ours, theanos = (model_of("rms", rnn_enc_depth=2, dialect=dialect) for dialect in ("tensorflow", "theano"))
     np.testing.assert_allclose(ours.logits(x, x_mask, y), theanos.logits(x, x_mask, y), rtol=0, atol=EXACT)
     difference = abs(ours.encode(x, x_mask) - theanos.encode(x, x_mask))
@@ -78,9 +77,8 @@ def test_smoothed_labels() -> None:
     model = model_of("smoothed labels")
     x, x_mask, y, y_mask = batch(model.config)
     log_p = log_softmax(model.logits(x, x_mask, y))
-    right = np.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
-    wanted = -((0.9 * right + 0.1 * log_p.mean(axis=-1)) * y_mask).sum(axis=0)
-    np.testing.assert_allclose(model.loss(x, x_mask, y, y_mask), wanted, rtol=EXACT)
+    score = 0.9 * np.take_along_axis(log_p, y[..., None], axis=-1)[..., 0] + 0.1 * log_p.mean(axis=-1)
+    np.testing.assert_allclose(model.loss(x, x_mask, y, y_mask), -(score * y_mask).sum(axis=0), rtol=EXACT)
 
 
 def test_the_search_of_v03_never_gives_up_what_is_finished() -> None:

@@ -153,9 +153,8 @@ def test_the_rules_of_the_search_of_zero() -> None:
 def test_dropout_of_zero_is_of_training_only(adapter: Any, kind: str) -> None:
     """A rate in one place at a time changes the loss in training, and nothing else."""
     config = config_of(kind).replace(**WITHOUT_DROPOUT, label_smoothing=0.0)
-    names = ["rnn_dropout_embedding"] if config.model_type == "rnn" else list(WITHOUT_DROPOUT)
-    if adapter.KEY == "flax":  # of a Transformer in JAX only what Nematus does not have
-        names = names[-2:-1]
+    names = list(WITHOUT_DROPOUT)[-2:-1] if adapter.KEY == "flax" else WITHOUT_DROPOUT  # in JAX what Nematus lacks
+    names = ["rnn_dropout_embedding"] if config.model_type == "rnn" else names
     parameters, sentences = random_parameters(config, "float32"), batch(config)
     wanted = adapter.Model(config, parameters).loss(*sentences)
     for name in names:
