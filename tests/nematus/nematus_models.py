@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rmsnorm import nematus
-from rmsnorm.nematus import zero
+from rmsnorm.nematus import beam, zero
 from rmsnorm.nematus.config import Config, read
 from rmsnorm.nematus.names import VERSIONS, variables
 
@@ -62,6 +62,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "transformer tied all": {"norm": "layer", **TIED_ALL},
     "transformer smoothed labels": {"norm": "rms", "label_smoothing": 0.1},
 }
+NO_NORMS: dict[str, dict[str, Any]] = {"transformer without norms": {"norm": "none"}}  # in no file of Nematus
 OF_ZERO: dict[str, Any] = {
     "dialect": "zero", "search": "zero", "norm": "rms", "eps": 1e-8, "masked_score": -1e8, "translation_maxlen": 4,
 }  # fmt: skip
@@ -79,7 +80,12 @@ ZERO_RNN: dict[str, dict[str, Any]] = {
     "zero rnn": {**TIED, "label_smoothing": 0.1, "beam_size": 7, "masked_score": -1e7},
     "zero rnn layer": {"norm": "layer"},
 }
-TABLES = ((SMALL, KINDS), (SMALL_TRANSFORMER, TRANSFORMERS), (SMALL_ZERO, ZERO), ({**SMALL, **OF_ZERO}, ZERO_RNN))
+TABLES = (
+    (SMALL, KINDS),
+    (SMALL_TRANSFORMER, {**TRANSFORMERS, **NO_NORMS}),
+    (SMALL_ZERO, ZERO),
+    ({**SMALL, **OF_ZERO}, ZERO_RNN),
+)
 CONFIGS = {kind: Config(**{**small, **own}) for small, kinds in TABLES for kind, own in kinds.items()}
 WITHOUT_DROPOUT = {f"transformer_dropout_{part}": 0.0 for part in ("embeddings", "residual", "relu", "attn")}
 WITH_DROPOUT = {f"rnn_dropout_{part}": 0.3 for part in ("embedding", "hidden", "source", "target")}
@@ -111,9 +117,12 @@ def config_of(kind: str) -> Config:
 
 
 def random_parameters(config: Config, dtype: str = "float64", seed: int = 0) -> dict[str, Any]:
-    """Matrices whose products are about as large as their inputs; gains about 1, biases about 0."""
-    rng = np.random.default_rng(seed)
-    parameters = {}
+    """Matrices whose products are about as large as their inputs; gains about 1, biases about 0.
+
+    A quarter of that in a Transformer without norms, where the sums grow from layer to layer.
+    """
+    rng, parameters = np.random.default_rng(seed), {}
+    size = 0.25 if config.model_type == "transformer" and config.norm == "none" else 1.0
     for row in variables(config):
         value = rng.standard_normal(row.shape)
         if row.name.endswith(("/scale", "/new_std")):
@@ -122,7 +131,7 @@ def random_parameters(config: Config, dtype: str = "float64", seed: int = 0) -> 
             value = 0.7 * value
         else:
             value *= 0.4 if len(row.shape) == 1 else 1.5 / np.sqrt(row.shape[0])
-        parameters[row.name] = value.astype(dtype)
+        parameters[row.name] = (size * value).astype(dtype)
     return parameters
 
 
@@ -219,6 +228,17 @@ def check_beams(reference: Reference, model: Any, max_length: int, rtol: float =
         np.testing.assert_array_equal(result.sequences, np.maximum(wanted, 0), err_msg=name)  # v0.3 pads with -1
         np.testing.assert_allclose(result.scores, np.take_along_axis(scores, order, axis=1), rtol=rtol, atol=2e-5)
     return len(names)
+
+
+def search(kind: str, p: Any, words: list[int], size: int, *, later: Any = None, **changes: Any) -> beam.Translations:
+    """A search by probabilities of words, (sentences, vocabulary), of the first ones and of those ``later``."""
+    config = config_of(kind).replace(**{"normalization_alpha": 0.0, **changes})
+    plan = beam.plan(config, words, size, None, None)
+
+    def step(states: list[Any], previous: Any) -> tuple[Any, list[Any]]:
+        return np.repeat(np.log(p if previous is None or later is None else later), size, axis=0), states
+
+    return beam.search(plan, step, [np.zeros((len(words) * size, 1))])
 
 
 def check_directions(loss: Any, parameters: dict[str, Any], gradients: dict[str, Any]) -> None:

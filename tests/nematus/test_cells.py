@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ def check_cell(adapter: Any, cell: str, inputs: Any, cotangents: Any, dtype: str
         )
         return sum((one * other).sum() for one, other in zip(cotangents, results, strict=True))
 
+    assert {result.dtype.name for result in golden(*cast(inputs, "float32"))} == {"float32"}
     for result, wanted in zip(several(states), golden(*inputs), strict=True):
         check_close(result, wanted, dtype)
     if adapter.KEY == "torch" and dtype == "float64":
@@ -57,22 +59,6 @@ def check_cell(adapter: Any, cell: str, inputs: Any, cotangents: Any, dtype: str
     assert gradients.keys() == exact.keys()
     for name, gradient in gradients.items():
         check_close(gradient, exact[name], dtype)
-
-
-def check_theano_cells(adapter: Any, norm: str, dtype: str) -> None:
-    x, h0, mask = sequence()
-    rng = np.random.default_rng(5)
-    c0, dh, dc = rng.standard_normal((BATCH, STATE)), *rng.standard_normal((2, LENGTH, BATCH, STATE))
-    options = {"mask": mask, "norm": norm, "partial": 0.4}
-    check_cell(adapter, "gru", (x, h0, weights_of("gru", norm)), (dh,), dtype, **options)
-    check_cell(adapter, "lstm", (x, h0, c0, weights_of("lstm", norm)), (dh, dc), dtype, **options)
-
-
-def check_nematus_gru(adapter: Any, norm: str, biases: Any, masking: dict[str, Any], dtype: str) -> None:
-    x, h0, mask = sequence()
-    dh = np.random.default_rng(5).standard_normal((LENGTH, BATCH, STATE))
-    options = {"biases": biases, "mask": mask if masking else None, "norm": norm, "partial": 0.4, **masking}
-    check_cell(adapter, "nematus_gru", (x, h0, weights_of("nematus_gru", norm, biases)), (dh,), dtype, **options)
 
 
 @golden_too
@@ -103,43 +89,39 @@ def test_the_authors_cells(adapter: Any, name: str, norm: str) -> None:
         np.testing.assert_allclose(result, arrays[key], rtol=1e-12, atol=1e-12, err_msg=key)
 
 
-THEANO = [
-    *(("torch", norm, dtype) for norm in NORMS for dtype in ("float64", "float32")),
-    *(("tf", norm, "float64") for norm in NORMS),
+THEANO: Any = ((), {"masking": "carry"})  # for cells that have no biases, and carry their states
+CASES = [
+    *((*row, dtype) for row in product(["torch"], NORMS, [THEANO, *BIASES]) for dtype in ("float64", "float32")),
+    *((*row, "float64") for row in product(["tf"], NORMS, [THEANO, *BIASES])),
+    *(  # in graphs
+        pytest.param("tf", norm, kind, "float32", marks=pytest.mark.slow)
+        for norm, own in zip(NORMS, BIASES, strict=True)
+        for kind in (THEANO, own)
+    ),
     # XLA compiles RMSNorm in float32 in a tenth of the time.
-    *(("flax", norm, "float32" if norm == "prms" else "float64") for norm in NORMS),
+    *(("flax", norm, THEANO, "float32" if norm == "prms" else "float64") for norm in NORMS),
+    ("flax", "prms", BIASES[0], "float32"),
+    ("flax", "none", (("input", "none"), {"masking": "zero"}), "float64"),
+    ("flax", "rms", BIASES[1], "float32"),
+    ("flax", "rms", BIASES[2], "float32"),
+    ("flax", "layer", BIASES[3], "float64"),
 ]
 
 
-@pytest.mark.parametrize(("adapter", "norm", "dtype"), THEANO, indirect=["adapter"])
-def test_the_theano_cells_are_the_goldens(adapter: Any, norm: str, dtype: str) -> None:
+@pytest.mark.parametrize(("adapter", "norm", "kind", "dtype"), CASES, indirect=["adapter"])
+@pytest.mark.sample(9)
+def test_the_cells_are_the_goldens(adapter: Any, norm: str, kind: Any, dtype: str) -> None:
+    """Nematus's GRU, or without biases the authors' GRU and LSTM."""
+    (biases, masking), (x, h0, mask), rng = kind, sequence(), np.random.default_rng(5)
+    c0, dh, dc = rng.standard_normal((BATCH, STATE)), *rng.standard_normal((2, LENGTH, BATCH, STATE))
+    options = {"mask": mask if masking else None, "norm": norm, "partial": 0.4}
     with adapter.wide() if dtype == "float64" else nullcontext():
-        check_theano_cells(adapter, norm, dtype)
-
-
-NEMATUS = [
-    *(("torch", norm, *case, dtype) for norm in NORMS for case in BIASES for dtype in ("float64", "float32")),
-    *(("tf", norm, *case, "float64") for norm in NORMS for case in BIASES),
-    ("flax", "prms", *BIASES[0], "float32"),
-    ("flax", "none", ("input", "none"), {"masking": "zero"}, "float64"),
-    ("flax", "rms", *BIASES[1], "float32"),
-    ("flax", "rms", *BIASES[2], "float32"),
-    ("flax", "layer", *BIASES[3], "float64"),
-]
-
-
-@pytest.mark.parametrize(("adapter", "norm", "biases", "masking", "dtype"), NEMATUS, indirect=["adapter"])
-def test_nematus_gru_is_the_goldens(adapter: Any, norm: str, biases: Any, masking: dict[str, Any], dtype: str) -> None:
-    with adapter.wide() if dtype == "float64" else nullcontext():
-        check_nematus_gru(adapter, norm, biases, masking, dtype)
-
-
-@pytest.mark.parametrize("adapter", ["tf"], indirect=True)
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.slow
-def test_in_graphs_the_cells_are_the_goldens(adapter: Any, norm: str) -> None:
-    check_theano_cells(adapter, norm, "float32")
-    check_nematus_gru(adapter, norm, *BIASES[NORMS.index(norm)], "float32")
+        if biases:
+            inputs = x, h0, weights_of("nematus_gru", norm, biases)
+            check_cell(adapter, "nematus_gru", inputs, (dh,), dtype, biases=biases, **options, **masking)
+        else:
+            check_cell(adapter, "gru", (x, h0, weights_of("gru", norm)), (dh,), dtype, **options)
+            check_cell(adapter, "lstm", (x, h0, c0, weights_of("lstm", norm)), (dh, dc), dtype, **options)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +150,7 @@ def test_the_modules_are_the_functions_of_their_parameters(adapter: Any, norm: s
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("cell", ["GRU", "LSTM", "NematusGRU"])
+@pytest.mark.sample(36)
 def test_what_a_new_layer_holds(adapter: Any, cell: str, norm: str) -> None:
     """As Nematus begins: orthogonal squares for the state, small numbers for the input, gains 1, all else 0."""
     layer = adapter.new_cell(cell, SIZE, STATE, norm=norm)
@@ -186,6 +169,9 @@ def test_what_a_new_layer_holds(adapter: Any, cell: str, norm: str) -> None:
     assert all(abs(square - squares[0]).max() > 0.1 for square in squares[1:]), "drawn one by one"
     assert len({square.tobytes() for square in squares}) == len(squares)
     assert len(gains) == (0 if norm == "none" else 3 if cell == "LSTM" else 4)
+    if adapter.KEY == "flax":
+        half = adapter.new_cell(cell, SIZE, STATE, norm=norm, param_dtype="bfloat16")
+        assert {value.dtype.name for value in half.by_name().values()} == {"bfloat16"}
 
 
 @golden_too

@@ -69,23 +69,6 @@ def test_the_loss_compiles_in_one_piece(kind):
         torch.testing.assert_close(list(gradients), list(wanted))
 
 
-def test_attention_drops_in_training_only(monkeypatch):
-    """In every layer of encoder and decoder, at the rate of the config."""
-    rates = []
-    attention = torch.nn.functional.scaled_dot_product_attention
-
-    def record(q, k, v, bias, rate):
-        rates.append(rate)
-        return attention(q, k, v, bias)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", record)
-    model = model_of("transformer rms", "float64", transformer_dropout_attn=0.25)
-    x, x_mask, y, _ = batch(model.config)
-    model.logits(x, x_mask, y)
-    model.translate(x, x_mask, 1, 2)
-    assert rates == [0.25] * 6 + [0.0] * 6
-
-
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("cell", ["GRU", "LSTM", "NematusGRU"])
 def test_a_cell_compiles_and_shows_its_norm_and_its_shapes(cell, norm):
