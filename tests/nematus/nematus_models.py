@@ -61,6 +61,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "transformer tied encoder": {"norm": "rms", **TIED_ENCODER, "source_vocab_sizes": (8,)},
     "transformer tied all": {"norm": "layer", **TIED_ALL},
     "transformer smoothed labels": {"norm": "rms", "label_smoothing": 0.1},
+    "transformer factors": {"norm": "rms", "source_vocab_sizes": (8, 4), "dim_per_factor": (5, 3)},
 }
 NO_NORMS: dict[str, dict[str, Any]] = {"transformer without norms": {"norm": "none"}}  # in no file of Nematus
 OF_ZERO: dict[str, Any] = {

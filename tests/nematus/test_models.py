@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy_nematus
 import pytest
-from nematus_framework import check_close, check_kind, check_run, golden_too
+from nematus_framework import RUNS, check_close, check_kind, check_run, golden_too
 from nematus_models import (
     FACTORS,
     KINDS,
@@ -29,8 +29,11 @@ from rmsnorm.nematus.names import variables
 
 
 # Others are compared with NumPy's models below. What B does in compiled Keras and Flax is tests/cli/test_cli_port.py.
-@pytest.mark.parametrize("adapter", ["numpy", "torch"], indirect=True)
-@pytest.mark.parametrize("name", ["A2s", "A4", "A7b", "B"])
+@pytest.mark.parametrize(
+    "adapter", ["numpy", "torch", *(pytest.param(key, marks=pytest.mark.slow) for key in ("tf", "flax"))], indirect=True
+)
+@pytest.mark.parametrize("name", [name for name in RUNS if "Z" not in name])
+@pytest.mark.sample(7)
 def test_what_nematus_computed(adapter: Any, name: str) -> None:
     check_run(adapter, name)
 
