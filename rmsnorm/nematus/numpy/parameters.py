@@ -7,6 +7,7 @@ here and not the double-double golden, which takes a thousand times as long.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -23,28 +24,22 @@ if TYPE_CHECKING:
 Array: TypeAlias = npt.NDArray[Any]
 
 
+@dataclass
 class Parameters:
-    """Arrays below a name.
+    """Arrays and the norm of a model: ``p["W"]`` is an array, ``p / "gru0"`` are the arrays below that name."""
 
-    ``parameters / "gru0"`` are the arrays below that name, ``parameters["W"]`` is an array. The object also has the
-    norm of the model.
-    """
+    values: Mapping[str, Array]
+    norm: CellNorm = "none"
+    _: KW_ONLY
+    partial: float = PARTIAL
+    eps: float = EPS
+    scope: str = ""
 
-    def __init__(
-        self,
-        values: Mapping[str, Array],
-        norm: CellNorm = "none",
-        *,
-        partial: float = PARTIAL,
-        eps: float = EPS,
-        scope: str = "",
-    ) -> None:
-        check_norm(norm)
-        self.values, self.norm, self.partial, self.eps, self.scope = values, norm, partial, eps, scope
+    def __post_init__(self) -> None:
+        check_norm(self.norm)
 
     def __truediv__(self, name: str) -> Parameters:
-        scope = f"{self.scope}{name}/"
-        return Parameters(self.values, self.norm, partial=self.partial, eps=self.eps, scope=scope)
+        return replace(self, scope=f"{self.scope}{name}/")
 
     def __getitem__(self, name: str) -> Array:
         return self.values[self.scope + name]
