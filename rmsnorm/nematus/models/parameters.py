@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 from rmsnorm.nematus import cells
@@ -13,9 +14,7 @@ from rmsnorm.nematus.models.operations import Array, Operations
 
 
 class Parameters:
-    """Arrays below a name.
-
-    ``parameters / "gru0"`` are the arrays below that name, ``parameters["W"]`` is an array.
+    """Arrays of a model: ``p["W"]`` is an array, ``p / "gru0"`` are the arrays below that name.
 
     Attributes:
         ops: the operations of the framework.
@@ -34,21 +33,17 @@ class Parameters:
         partial: float = PARTIAL,
         eps: float = EPS,
         random: Any = None,
-        scope: str = "",
     ) -> None:
         check_norm(norm)
         self.ops, self.values, self.norm, self.partial, self.eps = ops, values, norm, partial, eps
-        self.random, self.scope = random, scope
+        self.random, self.scope = random, ""
         self.masks: dict[str, Array] = {}
         self.below: dict[str, Parameters] = {}
 
     def __truediv__(self, name: str) -> Parameters:
         if name not in self.below:  # once, and not in every step
-            own = self.below[name] = Parameters(
-                self.ops, self.values, self.norm, partial=self.partial, eps=self.eps, random=self.random,
-                scope=f"{self.scope}{name}/",
-            )  # fmt: skip
-            own.masks = self.masks
+            own = self.below[name] = copy(self)
+            own.scope, own.below = f"{self.scope}{name}/", {}
         return self.below[name]
 
     def __getitem__(self, name: str) -> Array:
@@ -59,8 +54,8 @@ class Parameters:
 
     def drop(self, name: str, x: Array) -> Array:
         """x times the mask of that name, if there is one."""
-        mask = self.masks.get(self.scope + name) if self.masks else None
-        return x if mask is None else x * mask
+        name = self.scope + name
+        return x * self.masks[name] if name in self.masks else x
 
     def dropout(self, x: Array, rate: float) -> Array:
         """x without some of its features, in training."""

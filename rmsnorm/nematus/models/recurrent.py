@@ -16,10 +16,9 @@ from rmsnorm.nematus.models.parameters import Parameters, leaves, normalise, pro
 
 def nematus_input(p: Parameters, x: Array, bias: Bias) -> tuple[Array, Array]:
     """What the input of a Nematus GRU adds to its gates and to its proposal, for any number of steps at once."""
-    inside = bias == "input"
-    gates = project(p, x, "input_to_gates", "gates_bias" if inside else None, leaves(p, "gates_x_norm/"))
-    proposal = project(p, x, "input_to_proposal", "proposal_bias" if inside else None, leaves(p, "proposal_x_norm/"))
-    return gates, proposal
+    gates_bias, proposal_bias = ("gates_bias", "proposal_bias") if bias == "input" else (None, None)
+    gates = project(p, x, "input_to_gates", gates_bias, leaves(p, "gates_x_norm/"))
+    return gates, project(p, x, "input_to_proposal", proposal_bias, leaves(p, "proposal_x_norm/"))
 
 
 def nematus_step(p: Parameters, h: Array, from_input: tuple[Array, Array] | None, bias: Bias) -> Array:
@@ -83,8 +82,7 @@ def lstm_sequence(p: Parameters, x: Array, h0: Array, c0: Array, mask: Array | N
         h, c = state
         return lstm_step(p, h, c, *inputs), ()
 
-    inputs = (lstm_input(p, x), *masks_of(p, mask, x))
-    (h, c), _ = p.ops.scan(step, (h0, c0), inputs)
+    h, c = p.ops.scan(step, (h0, c0), (lstm_input(p, x), *masks_of(p, mask, x)))[0]
     return h, c
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rmsnorm.nematus.cells import TIED, rates
 from rmsnorm.nematus.dialects import NOTHING, rules, table
@@ -24,23 +24,13 @@ from rmsnorm.nematus.models.recurrent import nematus_deep_step, nematus_input, n
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
-
-class Memory(NamedTuple):
-    """What the decoder reads of the source: context, its part of the attention's hidden layer, embeddings.
-
-    scores: what is added to the scores of attention.
-    """
-
-    context: Array
-    hidden: Array
-    embeddings: Array
-    scores: Array
+Memory = zero_rnnsearch.Memory
 
 
 def encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
     """What the decoder attends to."""
     draw_masks(p, config, x)
-    return attend_to(p, config, x, mask)[0].context
+    return attend_to(p, config, x, mask)[0][0]
 
 
 def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, stepwise: bool = False) -> Array:
@@ -67,8 +57,8 @@ def begin(
 ) -> tuple[Memory, list[Array]]:
     """Memory and states before the first word, beam_size rows for every sentence."""
     memory, initial = attend_to(p, config, x, mask)
-    memory = Memory(*(p.ops.repeated(array, beam_size, 1) for array in memory))
-    return memory, [p.ops.repeated(initial, beam_size, 0)] * config.rnn_dec_depth
+    context, hidden, embeddings, scores = (p.ops.repeated(array, beam_size, 1) for array in memory)
+    return (context, hidden, embeddings, scores), [p.ops.repeated(initial, beam_size, 0)] * config.rnn_dec_depth
 
 
 def step(
@@ -103,8 +93,7 @@ def draw_masks(p: Parameters, config: Config, x: Array, target_length: Any = 0) 
 def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Memory, Array]:
     """The encoder, and what the decoder needs before its first step: memory and initial state."""
     if rules(config).own_recurrent:
-        memory, initial = zero_rnnsearch.attend_to(p, config, x, mask)
-        return Memory(*memory), initial
+        return zero_rnnsearch.attend_to(p, config, x, mask)
     ops, attention = p.ops, p / "decoder/base/attention"
     embeddings = p.drop("source words", embed(p, config, "encoder", x))
     # The stack whose last level reads from left to right comes first.
@@ -113,7 +102,7 @@ def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Mem
     hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))
     share = (mask / ops.sum(mask, 0))[..., None]
     initial = ops.tanh(feed_forward(p / "decoder/initial_state_constructor", ops.sum(context * share, 0)))
-    return Memory(context, hidden, embeddings, masked_scores(p, config, mask)), initial
+    return (context, hidden, embeddings, masked_scores(p, config, mask)), initial
 
 
 def _encoder_stack(p: Parameters, config: Config, stack: str, x: Array, mask: Array) -> Array:
@@ -149,7 +138,7 @@ def decode(
         h = nematus_deep_step(q, h, nematus_input(q / "gru1", attended[0], biases[1]), biases[1:], first=1)
         return (h,), attended
 
-    sources = (memory.context, p.drop("decoder/lexical", memory.embeddings))[: 1 + config.rnn_lexical_model]
+    sources = (memory[0], p.drop("decoder/lexical", memory[2]))[: 1 + config.rnn_lexical_model]
     others = tuple(source[0] for source in sources)
     (top,), (attended, *lexical) = ops.scan(step, (base,), nematus_input(q / "gru0", words, biases[0]), others)
     new = [top[-1]]
@@ -165,8 +154,8 @@ def decode(
 def _attend(p: Parameters, state: Array, memory: Memory, sources: Sequence[Array]) -> tuple[Array, ...]:
     """sum_t w_t source_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v."""
     from_state = project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/"))
-    scores = p.ops.matmul(p.ops.tanh(memory.hidden + from_state), p["hidden_to_score"])[..., 0]
-    weights = softmax(p, scores + memory.scores, 0)[..., None]
+    scores = p.ops.matmul(p.ops.tanh(memory[1] + from_state), p["hidden_to_score"])[..., 0]
+    weights = softmax(p, scores + memory[3], 0)[..., None]
     return tuple(p.ops.sum(source * weights, 0) for source in sources)
 
 

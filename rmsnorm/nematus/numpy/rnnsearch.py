@@ -23,7 +23,6 @@ from rmsnorm.nematus.numpy.recurrent import nematus_deep_step, nematus_input, ne
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
-# What the decoder reads of the source: context, its part of the attention's hidden layer, embeddings, mask.
 Memory = zero_rnnsearch.Memory
 
 
@@ -145,9 +144,8 @@ def _predict(
     if lexical is None:
         return logits
     e = np.tanh(lexical)
-    return logits + feed_forward(
-        q / "lexical_to_logits", np.tanh(feed_forward(p / "decoder/lexical", e)) + e, norm=False
-    )
+    deep = np.tanh(feed_forward(p / "decoder/lexical", e)) + e
+    return logits + feed_forward(q / "lexical_to_logits", deep, norm=False)
 
 
 def _activate(q: Parameters, config: Config, x: Array) -> Array:

@@ -46,14 +46,14 @@ def loss(p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask:
 
 def begin(
     p: Parameters, config: Config, x: Array, mask: Array, *, beam_size: int, length: int
-) -> tuple[list[Array], list[Array]]:
+) -> tuple[tuple[Array, Array], list[Array]]:
     """What a search needs before the first word, with beam_size rows for every sentence: memory, bias, and states."""
     memory, bias = (np.repeat(array, beam_size, axis=0) for array in _encode(p, config, x, mask))
-    return [memory, bias], [np.zeros((len(bias), 0, config.state_size))] * (2 * config.transformer_dec_depth)
+    return (memory, bias), [np.zeros((len(bias), 0, config.state_size))] * (2 * config.transformer_dec_depth)
 
 
 def step(
-    p: Parameters, config: Config, source: Sequence[Array], past: list[Array], words: Array, start: int
+    p: Parameters, config: Config, source: tuple[Array, Array], past: list[Array], words: Array, start: int
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the words after these ids, and the keys and values so far."""
     logits, past = _decode(p, config, words[:, None], source, np.zeros(()), start, past)
@@ -72,7 +72,7 @@ def _encode(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Array
 
 
 def _decode(
-    p: Parameters, config: Config, words: Array, source: Sequence[Array], future: Array, start: int = 0,
+    p: Parameters, config: Config, words: Array, source: tuple[Array, Array], future: Array, start: int = 0,
     past: Sequence[Array] = (),
 ) -> tuple[Array, list[Array]]:  # fmt: skip
     """Logits after words, and the keys and values so far; past: those of the ``start`` words before these."""
