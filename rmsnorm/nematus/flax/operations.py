@@ -17,7 +17,6 @@ from rmsnorm import dtypes
 from rmsnorm.flax_impl import functional
 from rmsnorm.nematus.models.operations import Step
 
-FIXED_CACHES: Final = True  # a step of a search is compiled once
 attention: Final = None
 
 tanh, sigmoid, relu = jnp.tanh, jax.nn.sigmoid, jax.nn.relu
@@ -31,8 +30,8 @@ matmul = bind(jnp.matmul, precision=lax.Precision.HIGHEST)
 rms_norm = bind(functional.rms_norm, variant="nematus")
 
 
-def cast(x: jax.Array, like: jax.Array) -> jax.Array:
-    return x.astype(like.dtype)
+def cast(x: Any, like: jax.Array) -> jax.Array:
+    return jnp.asarray(x).astype(like.dtype)
 
 
 def filled(shape: Sequence[int], value: float, like: jax.Array) -> jax.Array:
@@ -76,7 +75,7 @@ def future(start: Any, count: int, length: int, score: float, like: jax.Array) -
     return jnp.where(is_future, score, 0.0).astype(like.dtype)
 
 
-def cached(cache: jax.Array, new: jax.Array, start: Any) -> jax.Array:
+def cached(cache: jax.Array, new: jax.Array, start: Any) -> jax.Array:  # so a step of a search is compiled once
     return lax.dynamic_update_slice_in_dim(cache, new, start, 1)
 
 
@@ -105,7 +104,3 @@ def _on_host(value: Any, valid: int) -> Any:
 
 def as_ids(ids: Any, like: jax.Array) -> jax.Array:
     return jnp.asarray(ids)
-
-
-def as_mask(mask: Any, like: jax.Array) -> jax.Array:
-    return jnp.asarray(mask).astype(like.dtype)

@@ -9,16 +9,7 @@ from rmsnorm.nematus.cells import TIED, rates
 from rmsnorm.nematus.dialects import NOTHING, rules, table
 from rmsnorm.nematus.models import zero_rnnsearch
 from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.parameters import (
-    Parameters,
-    embed,
-    feed_forward,
-    leaves,
-    losses,
-    masked_scores,
-    project,
-    softmax,
-)
+from rmsnorm.nematus.models.parameters import Parameters, embed, feed_forward, losses, masked_scores, project, softmax
 from rmsnorm.nematus.models.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 
 if TYPE_CHECKING:
@@ -99,7 +90,7 @@ def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Mem
     # The stack whose last level reads from left to right comes first.
     stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
     context = ops.concatenated([_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks], -1)
-    hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))
+    hidden = project(attention, context, "context_to_hidden", "hidden_bias", "hidden_context_norm/")
     share = (mask / ops.sum(mask, 0))[..., None]
     initial = ops.tanh(feed_forward(p / "decoder/initial_state_constructor", ops.sum(context * share, 0)))
     return (context, hidden, embeddings, masked_scores(p, config, mask)), initial
@@ -153,7 +144,7 @@ def decode(
 
 def _attend(p: Parameters, state: Array, memory: Memory, sources: Sequence[Array]) -> tuple[Array, ...]:
     """sum_t w_t source_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v."""
-    from_state = project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/"))
+    from_state = project(p, state, "state_to_hidden", None, "hidden_state_norm/")
     scores = p.ops.matmul(p.ops.tanh(memory[1] + from_state), p["hidden_to_score"])[..., 0]
     weights = softmax(p, scores + memory[3], 0)[..., None]
     return tuple(p.ops.sum(source * weights, 0) for source in sources)

@@ -59,7 +59,7 @@ def step(
     p: Parameters, config: Config, memory: Memory, caches: list[Array], previous: Array, start: Any
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the word after ``start`` words, of which these are the last ones, and the new caches."""
-    length = p.ops.shape(caches[0])[1] + (0 if p.ops.FIXED_CACHES else 1)
+    length = p.ops.shape(caches[0])[1] + (0 if p.ops.cached else 1)
     future = p.ops.future(start, 1, length, config.masked_score, memory[1])
     logits, caches = _decode(p, config, previous[:, None], memory, future, start, length, caches)
     return p.ops.log_softmax(logits[:, 0]), caches
@@ -148,7 +148,8 @@ def _attention_block(
         queries = _map(p, config, block, "queries", before)
         attended = attended or [_map(p, config, block, part, before) for part in ("keys", "values")]
     if past:
-        attended = [ops.cached(cache, own, start) for cache, own in zip(past, attended, strict=True)]
+        both = zip(past, attended, strict=True)
+        attended = [ops.cached(*pair, start) if ops.cached else ops.concatenated(pair, 1) for pair in both]
     (batch, length, _), size = ops.shape(queries), config.state_size // heads
     q, k, v = (
         ops.swapped(ops.reshape(array, (batch, ops.shape(array)[1], heads, size))) for array in (queries, *attended)

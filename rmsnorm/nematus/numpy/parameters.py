@@ -64,20 +64,20 @@ def normalise(p: Parameters, x: Array, gain: str, offset: str | None, norm: Cell
     return y + p[offset] if offset is not None and offset in p else y
 
 
-def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | None) -> Array:
-    """norm(x W + b), with b inside the norm; a bias or a norm of None is left out."""
-    product = x @ p[weight] if bias is None else x @ p[weight] + p[bias]
-    return product if norm is None else normalise(p, product, *norm)
+def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | str | None) -> Array:
+    """norm(x W + b); a bias or a norm of None is left out.
+
+    norm: names of the gain and the offset, or the scope below which they have Nematus's names.
+    """
+    y: Array = x @ p[weight] if bias is None else x @ p[weight] + p[bias]
+    if norm is None:
+        return y
+    return normalise(p, y, *(cells.leaves(p.norm, norm) if isinstance(norm, str) else norm))
 
 
 def feed_forward(p: Parameters, x: Array, *, norm: bool = True) -> Array:
     """norm(x W + b); the variables of the norm are directly below the name of the layer."""
-    return project(p, x, "W", "b", leaves(p) if norm else None)
-
-
-def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
-    """Nematus's names of the gain and the offset of the norm below a scope."""
-    return cells.leaves(p.norm, scope)
+    return project(p, x, "W", "b", "" if norm else None)
 
 
 def embed(p: Parameters, config: Config, use: Use, ids: Array, scale: float = 1.0) -> Array:

@@ -1,8 +1,4 @@
-"""The recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
-
-Sequences are time-major: x (length, batch, features), mask (length, batch), states (batch, features). The dtype is that
-of the arguments.
-"""
+"""The recurrent cells of rmsnorm.nematus.protocol.Cells in NumPy."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ import numpy as np
 from rmsnorm.nematus import protocol
 from rmsnorm.nematus.cells import CellNorm
 from rmsnorm.nematus.config import Bias
-from rmsnorm.nematus.numpy.parameters import Array, Parameters, leaves, normalise, project, sigmoid
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, normalise, project, sigmoid
 
 __all__ = ["gru", "lstm", "nematus_gru"]
 
@@ -22,8 +18,8 @@ __all__ = ["gru", "lstm", "nematus_gru"]
 def nematus_input(p: Parameters, x: Array, bias: Bias) -> tuple[Array, Array]:
     """What the input of a Nematus GRU adds to its gates and to its proposal, for any number of steps at once."""
     biases = ("gates_bias", "proposal_bias") if bias == "input" else (None, None)
-    gates = project(p, x, "input_to_gates", biases[0], leaves(p, "gates_x_norm/"))
-    return gates, project(p, x, "input_to_proposal", biases[1], leaves(p, "proposal_x_norm/"))
+    gates = project(p, x, "input_to_gates", biases[0], "gates_x_norm/")
+    return gates, project(p, x, "input_to_proposal", biases[1], "proposal_x_norm/")
 
 
 def nematus_step(p: Parameters, h: Array, gates: Array | float, proposal: Array | float, bias: Bias) -> Array:
@@ -32,8 +28,8 @@ def nematus_step(p: Parameters, h: Array, gates: Array | float, proposal: Array 
     r, u = sigmoid(norm(h U) + gates of the input);   h' = u h + (1 - u) tanh(r norm(h Ux) + proposal of the input)
     """
     biases = ("gates_bias", "proposal_bias") if bias == "state" else (None, None)
-    gates = gates + project(p, h, "state_to_gates", biases[0], leaves(p, "gates_state_norm/"))
-    own = project(p, h, "state_to_proposal", biases[1], leaves(p, "proposal_state_norm/"))
+    gates = gates + project(p, h, "state_to_gates", biases[0], "gates_state_norm/")
+    own = project(p, h, "state_to_proposal", biases[1], "proposal_state_norm/")
     if bias == "outside":
         gates, proposal = gates + p["gates_bias"], proposal + p["proposal_bias"]
     r, u = np.split(sigmoid(gates), 2, axis=-1)

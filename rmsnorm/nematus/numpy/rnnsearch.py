@@ -8,16 +8,7 @@ import numpy as np
 
 from rmsnorm.nematus.dialects import NOTHING, rules, table
 from rmsnorm.nematus.numpy import zero_rnnsearch
-from rmsnorm.nematus.numpy.parameters import (
-    Array,
-    Parameters,
-    embed,
-    feed_forward,
-    leaves,
-    log_softmax,
-    losses,
-    project,
-)
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, embed, feed_forward, log_softmax, losses, project
 from rmsnorm.nematus.numpy.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 
 if TYPE_CHECKING:
@@ -88,7 +79,7 @@ def _attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Me
     stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
     context = np.concatenate([_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks], axis=-1)
     attention = p / "decoder/base/attention"
-    hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))
+    hidden = project(attention, context, "context_to_hidden", "hidden_bias", "hidden_context_norm/")
     mean = (context * (mask / mask.sum(axis=0))[..., None]).sum(axis=0)
     initial = np.tanh(feed_forward(p / "decoder/initial_state_constructor", mean))
     return (context, hidden, embeddings, mask), initial
@@ -123,7 +114,7 @@ def _decode(
 
 def _attend(p: Parameters, state: Array, memory: Memory, sources: tuple[Array, ...]) -> list[Array]:
     """sum_t w_t source_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v."""
-    from_state = project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/"))
+    from_state = project(p, state, "state_to_hidden", None, "hidden_state_norm/")
     scores = (np.tanh(memory[1] + from_state) @ p["hidden_to_score"])[..., 0]
     weights = np.exp(scores - scores.max(axis=0)) * memory[3]  # of all scores, padding too, as in Nematus
     weights /= weights.sum(axis=0)

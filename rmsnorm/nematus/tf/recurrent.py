@@ -1,14 +1,12 @@
-"""The recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
+"""The recurrent cells of rmsnorm.nematus.protocol.Cells as functions, and for Keras, which must run on TensorFlow.
 
-The functions have time-major sequences: x (length, batch, features), mask (length, batch), states (batch, features).
-The dtype is that of the arguments. In a function with jit_compile=True the tape must be inside, as for all loops of
-TensorFlow. The layers, and the cells for keras.layers.RNN, have batch-major sequences, as Keras has them. Keras must
-run on TensorFlow.
+In a function with jit_compile=True the tape must be inside, as for all loops of TensorFlow. The layers, and the cells
+for keras.layers.RNN, have batch-major sequences, as Keras has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import keras
@@ -18,6 +16,7 @@ from rmsnorm.nematus import protocol
 from rmsnorm.nematus.cells import (
     PARTIAL,
     CellNorm,
+    Shapes,
     authors_gru,
     check_norm,
     gru_shapes,
@@ -55,6 +54,8 @@ nematus_gru, gru, lstm = _cells.nematus_gru, _cells.gru, _cells.lstm
 class _Cell(Named):
     """A cell with weights of the shapes that ``shapes`` returns; initial values as in Nematus."""
 
+    shapes: Callable[..., Shapes]
+
     def __init__(self, units: int, *, norm: CellNorm = "none", partial: float = PARTIAL, **kwargs: Any) -> None:
         check_norm(norm)
         super().__init__(**kwargs)
@@ -63,7 +64,7 @@ class _Cell(Named):
         self.norms: dict[str, Any] = {"norm": norm, "partial": partial}
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        for name, shape in self.shapes(input_shape[-1]).items():
+        for name, shape in self.shapes(input_shape[-1], self.units, norm=self.norms["norm"]).items():
             self.add_by_name(name, shape, _initializer(name, self.units))
 
     def get_config(self) -> dict[str, Any]:
@@ -95,8 +96,8 @@ class NematusGRUCell(_Cell):
         super().__init__(units, **kwargs)
         self.biases: Any = tuple(biases)
 
-    def shapes(self, size: Any) -> dict[str, tuple[int, ...]]:
-        return nematus_gru_shapes(size, self.units, self.biases, self.norms["norm"])
+    def shapes(self, input_size: Any, units: int, norm: CellNorm) -> Shapes:
+        return nematus_gru_shapes(input_size, units, self.biases, norm)
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         p = Parameters(operations, self.tensors(), **self.norms)
@@ -122,8 +123,7 @@ class GRUCell(_Cell):
         TensorShape([2, 4])
     """
 
-    def shapes(self, size: Any) -> dict[str, tuple[int, ...]]:
-        return gru_shapes(size, self.units, self.norms["norm"])
+    shapes = staticmethod(gru_shapes)
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         p = Parameters(operations, authors_gru(self.tensors(), self.norms["norm"]), **self.norms)
@@ -146,12 +146,11 @@ class LSTMCell(_Cell):
         TensorShape([2, 4])
     """
 
+    shapes = staticmethod(lstm_shapes)
+
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(units, **kwargs)
         self.state_size = [units, units]
-
-    def shapes(self, size: Any) -> dict[str, tuple[int, ...]]:
-        return lstm_shapes(size, self.units, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         p = Parameters(operations, self.tensors(), **self.norms)
