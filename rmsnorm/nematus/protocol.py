@@ -106,12 +106,7 @@ class Cells:
             parameters: W, U, b, Wx, Ux, bx; with a norm the gains s1 to s4; with LayerNorm also the offsets b1 to b4.
             mask: m, (length, batch), any numbers.
 
-        Returns:
-            The states, (length, batch, state).
-
-        Raises:
-            ValueError: norm is none of these.
-            KeyError: a parameter is missing.
+        Returns, Raises: as nematus_gru.
 
         Source: Zhang & Sennrich 2019, layers.py. It is Nematus's GRU under other names.
 
@@ -154,8 +149,7 @@ class Cells:
             (h, c), both (length, batch, state).
 
         Raises:
-            ValueError: norm is none of these.
-            KeyError: a parameter is missing.
+            ValueError, KeyError: as nematus_gru.
 
         Source: Zhang & Sennrich 2019, README and layers.py.
 

@@ -23,7 +23,7 @@ tanh, sigmoid, relu = jnp.tanh, jax.nn.sigmoid, jax.nn.relu
 shape, rows, where, to_host = jnp.shape, getitem, jnp.where, np.asarray
 concatenated, repeated, sum = jnp.concatenate, jnp.repeat, jnp.sum
 split, reshape = bind(jnp.split, axis=-1), jnp.reshape
-stack, softmax, logsumexp = jnp.stack, jax.nn.softmax, jax.nn.logsumexp
+softmax, logsumexp = jax.nn.softmax, jax.nn.logsumexp
 transposed, swapped = jnp.matrix_transpose, bind(jnp.swapaxes, axis1=1, axis2=2)
 # Accelerators multiply in a lower precision by default.
 matmul = bind(jnp.matmul, precision=lax.Precision.HIGHEST)

@@ -76,7 +76,7 @@ def normalise(p: Parameters, x: Array, gain: str, offset: str | None, norm: Cell
     return p.ops.rms_norm(x, p[gain], bias, eps=p.eps, partial=p.partial if norm == "prms" else None)
 
 
-def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | str | None) -> Array:
+def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | str | None = None) -> Array:
     """norm(x W + b); a bias or a norm of None is left out.
 
     norm: names of the gain and the offset, or the scope below which they have Nematus's names.

@@ -78,13 +78,8 @@ def lstm_sequence(p: Parameters, x: Array, h0: Array, c0: Array, mask: Array | N
         h, c = state
         return lstm_step(p, h, c, *inputs), ()
 
-    h, c = p.ops.scan(step, (h0, c0), (lstm_input(p, x), *masks_of(p, mask, x)))[0]
+    h, c = p.ops.scan(step, (h0, c0), (project(p, x, "W", "b", ("s1", "b1")), *masks_of(p, mask, x)))[0]
     return h, c
-
-
-def lstm_input(p: Parameters, x: Array) -> Array:
-    """What the input of an LSTM adds to its gates, for any number of steps at once."""
-    return project(p, x, "W", "b", ("s1", "b1"))
 
 
 def lstm_step(p: Parameters, h: Array, c: Array, below: Array, m: Array | None = None) -> tuple[Array, Array]:

@@ -191,5 +191,5 @@ def _mixture(p: Parameters, config: Config, hidden: Array) -> Array:
     components = []
     for k in range(config.softmax_mixture_size):
         deep = ops.tanh(feed_forward(q / f"hidden_to_mos_hidden_{k}", hidden))
-        components.append(log_pi[..., k, None] + ops.log_softmax(_logits(p, config, deep)))
-    return ops.logsumexp(ops.stack(components), 0)
+        components.append((log_pi[..., k, None] + ops.log_softmax(_logits(p, config, deep)))[None])
+    return ops.logsumexp(ops.concatenated(components, 0), 0)

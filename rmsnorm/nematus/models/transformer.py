@@ -112,24 +112,19 @@ def _decode(
     return p.ops.matmul(h, p.ops.transposed(p[dialects.table(config, "softmax")])), new
 
 
-def _normed(p: Parameters, config: Config, block: dialects.Block, x: Array) -> Array:
-    return normalise(p, x, *dialects.norm(config, block))
-
-
 def _before(p: Parameters, config: Config, block: dialects.Block, x: Array) -> Array:
-    """What a block reads: norm(x), or x where norms follow the sums."""
-    return x if dialects.rules(config).post_norm else _normed(p, config, block, x)
+    """norm(x), or x where norms follow the sums."""
+    return x if dialects.rules(config).post_norm else normalise(p, x, *dialects.norm(config, block))
 
 
 def _after(p: Parameters, config: Config, block: dialects.Block, x: Array, y: Array) -> Array:
     """x + y, or norm(x + y)."""
     y = x + p.dropout(y, config.transformer_dropout_residual)
-    return _normed(p, config, block, y) if dialects.rules(config).post_norm else y
+    return normalise(p, y, *dialects.norm(config, block)) if dialects.rules(config).post_norm else y
 
 
 def _map(p: Parameters, config: Config, block: dialects.Block, part: str, x: Array) -> Array:
-    weight, bias = dialects.linear(config, block, part)
-    return project(p, x, weight, bias, None)
+    return project(p, x, *dialects.linear(config, block, part))
 
 
 def _attention_block(
@@ -180,4 +175,4 @@ def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> Array:
     if own.drops_hidden:
         hidden = p.dropout(hidden, rate)
     y = _after(p, config, "ffn", x, _map(p, config, "ffn", "out", hidden))
-    return _normed(p, config, "final", y) if last and not own.post_norm else y
+    return _before(p, config, "final", y) if last else y

@@ -7,7 +7,7 @@ here and not the double-double golden, which takes a thousand times as long.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -39,7 +39,8 @@ class Parameters:
         check_norm(self.norm)
 
     def __truediv__(self, name: str) -> Parameters:
-        return replace(self, scope=f"{self.scope}{name}/")
+        scope = f"{self.scope}{name}/"
+        return Parameters(self.values, self.norm, partial=self.partial, eps=self.eps, scope=scope)
 
     def __getitem__(self, name: str) -> Array:
         return self.values[self.scope + name]
@@ -64,7 +65,7 @@ def normalise(p: Parameters, x: Array, gain: str, offset: str | None, norm: Cell
     return y + p[offset] if offset is not None and offset in p else y
 
 
-def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | str | None) -> Array:
+def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | str | None = None) -> Array:
     """norm(x W + b); a bias or a norm of None is left out.
 
     norm: names of the gain and the offset, or the scope below which they have Nematus's names.

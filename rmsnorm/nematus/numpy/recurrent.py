@@ -22,7 +22,7 @@ def nematus_input(p: Parameters, x: Array, bias: Bias) -> tuple[Array, Array]:
     return gates, project(p, x, "input_to_proposal", biases[1], "proposal_x_norm/")
 
 
-def nematus_step(p: Parameters, h: Array, gates: Array | float, proposal: Array | float, bias: Bias) -> Array:
+def nematus_step(p: Parameters, h: Array, bias: Bias, gates: Array | float = 0, proposal: Array | float = 0) -> Array:
     """One step of a Nematus GRU, with what the input adds to gates and proposal.
 
     r, u = sigmoid(norm(h U) + gates of the input);   h' = u h + (1 - u) tanh(r norm(h Ux) + proposal of the input)
@@ -40,10 +40,9 @@ def nematus_deep_step(
     p: Parameters, h: Array, from_input: tuple[Array, Array], biases: Sequence[Bias], first: int = 0
 ) -> Array:
     """One step of gru<first> with the projected input, then one step of each GRU after it, which have no input."""
-    h = nematus_step(p / f"gru{first}", h, *from_input, biases[0])
-    nothing = np.zeros((), h.dtype)
+    h = nematus_step(p / f"gru{first}", h, biases[0], *from_input)
     for index, bias in enumerate(biases[1:], start=first + 1):
-        h = nematus_step(p / f"gru{index}", h, nothing, nothing, bias)
+        h = nematus_step(p / f"gru{index}", h, bias)
     return h
 
 

@@ -98,7 +98,7 @@ def _decode(
     of_highs = [config.gru_bias("high", index) for index in range(config.rnn_dec_high_transition_depth)]
     for from_word in zip(*nematus_input(q / "gru0", words, biases[0]), strict=True):
         base, *highs = states
-        base = nematus_step(q / "gru0", base, *from_word, biases[0])
+        base = nematus_step(q / "gru0", base, biases[0], *from_word)
         attended, *lexical = _attend(q / "attention", base, memory, sources)
         top = nematus_deep_step(q, base, nematus_input(q / "gru1", attended, biases[1]), biases[1:], first=1)
         states = [top]

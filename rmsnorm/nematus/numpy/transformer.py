@@ -97,23 +97,18 @@ def _embed(p: Parameters, config: Config, use: dialects.Use, ids: Array, start: 
     return words + np.pad(np.hstack((np.sin(angles), np.cos(angles))), ((0, 0), (0, config.state_size % 2)))
 
 
-def _normed(p: Parameters, config: Config, block: dialects.Block, x: Array) -> Array:
-    return normalise(p, x, *dialects.norm(config, block))
-
-
 def _before(p: Parameters, config: Config, block: dialects.Block, x: Array) -> Array:
-    """What a block reads: norm(x), in zero x."""
-    return x if dialects.rules(config).post_norm else _normed(p, config, block, x)
+    """norm(x), in zero x."""
+    return x if dialects.rules(config).post_norm else normalise(p, x, *dialects.norm(config, block))
 
 
 def _after(p: Parameters, config: Config, block: dialects.Block, x: Array, y: Array) -> Array:
     """x + y, in zero norm(x + y)."""
-    return _normed(p, config, block, x + y) if dialects.rules(config).post_norm else x + y
+    return normalise(p, x + y, *dialects.norm(config, block)) if dialects.rules(config).post_norm else x + y
 
 
 def _map(p: Parameters, config: Config, block: dialects.Block, part: str, x: Array) -> Array:
-    weight, bias = dialects.linear(config, block, part)
-    return project(p, x, weight, bias, None)
+    return project(p, x, *dialects.linear(config, block, part))
 
 
 def _attention_block(
@@ -150,4 +145,4 @@ def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> Array:
     """x + relu(norm(x) W1 + b1) W2 + b2; in Nematus normalised once more at the end of the stack."""
     hidden = np.maximum(_map(p, config, "ffn", "in", _before(p, config, "ffn", x)), 0)
     y = _after(p, config, "ffn", x, _map(p, config, "ffn", "out", hidden))
-    return _normed(p, config, "final", y) if last and not dialects.rules(config).post_norm else y
+    return _before(p, config, "final", y) if last else y

@@ -21,7 +21,7 @@ tanh, sigmoid, relu = tf.tanh, tf.sigmoid, tf.nn.relu
 concatenated, repeated, sum, rows = tf.concat, tf.repeat, tf.reduce_sum, tf.gather
 split, reshape = bind(tf.split, axis=-1), tf.reshape
 picked = bind(tf.gather, batch_dims=2)
-stack, softmax, logsumexp, to_host = tf.stack, tf.nn.softmax, tf.reduce_logsumexp, np.asarray
+softmax, logsumexp, to_host = tf.nn.softmax, tf.reduce_logsumexp, np.asarray
 transposed, swapped = tf.linalg.matrix_transpose, bind(tf.transpose, perm=(0, 2, 1, 3))
 rms_norm = bind(functional.rms_norm, variant="nematus")
 

@@ -6,7 +6,7 @@ for keras.layers.RNN, have batch-major sequences, as Keras has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import keras
@@ -25,8 +25,8 @@ from rmsnorm.nematus.cells import (
     nematus_gru_shapes,
 )
 from rmsnorm.nematus.config import Bias
-from rmsnorm.nematus.models.parameters import Parameters
-from rmsnorm.nematus.models.recurrent import CELLS, lstm_input, lstm_step, nematus_deep_step, nematus_input
+from rmsnorm.nematus.models.parameters import Parameters, project
+from rmsnorm.nematus.models.recurrent import CELLS, lstm_step, nematus_deep_step, nematus_input
 from rmsnorm.nematus.tf import operations
 from rmsnorm.nematus.tf.parameters import Graphs, Named
 
@@ -54,8 +54,6 @@ nematus_gru, gru, lstm = _cells.nematus_gru, _cells.gru, _cells.lstm
 class _Cell(Named):
     """A cell with weights of the shapes that ``shapes`` returns; initial values as in Nematus."""
 
-    shapes: Callable[..., Shapes]
-
     def __init__(self, units: int, *, norm: CellNorm = "none", partial: float = PARTIAL, **kwargs: Any) -> None:
         check_norm(norm)
         super().__init__(**kwargs)
@@ -64,7 +62,7 @@ class _Cell(Named):
         self.norms: dict[str, Any] = {"norm": norm, "partial": partial}
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        for name, shape in self.shapes(input_shape[-1], self.units, norm=self.norms["norm"]).items():
+        for name, shape in self.shapes(input_shape[-1]).items():
             self.add_by_name(name, shape, _initializer(name, self.units))
 
     def get_config(self) -> dict[str, Any]:
@@ -96,8 +94,8 @@ class NematusGRUCell(_Cell):
         super().__init__(units, **kwargs)
         self.biases: Any = tuple(biases)
 
-    def shapes(self, input_size: Any, units: int, norm: CellNorm) -> Shapes:
-        return nematus_gru_shapes(input_size, units, self.biases, norm)
+    def shapes(self, size: Any) -> Shapes:
+        return nematus_gru_shapes(size, self.units, self.biases, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         p = Parameters(operations, self.tensors(), **self.norms)
@@ -123,7 +121,8 @@ class GRUCell(_Cell):
         TensorShape([2, 4])
     """
 
-    shapes = staticmethod(gru_shapes)
+    def shapes(self, size: Any) -> Shapes:
+        return gru_shapes(size, self.units, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         p = Parameters(operations, authors_gru(self.tensors(), self.norms["norm"]), **self.norms)
@@ -146,16 +145,17 @@ class LSTMCell(_Cell):
         TensorShape([2, 4])
     """
 
-    shapes = staticmethod(lstm_shapes)
-
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(units, **kwargs)
         self.state_size = [units, units]
 
+    def shapes(self, size: Any) -> Shapes:
+        return lstm_shapes(size, self.units, self.norms["norm"])
+
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         p = Parameters(operations, self.tensors(), **self.norms)
         h, c = states
-        h, c = lstm_step(p, h, c, lstm_input(p, inputs))
+        h, c = lstm_step(p, h, c, project(p, inputs, "W", "b", ("s1", "b1")))
         return h, [h, c]
 
     def sequence(self, x: tf.Tensor, h0: tf.Tensor, c0: tf.Tensor, mask: tf.Tensor | None) -> list[tf.Tensor]:

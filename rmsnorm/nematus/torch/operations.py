@@ -22,7 +22,7 @@ tanh, sigmoid, relu = torch.tanh, torch.sigmoid, torch.relu
 shape, rows, where, matmul = Tensor.size, getitem, torch.where, torch.matmul
 concatenated, repeated, sum = torch.cat, torch.repeat_interleave, torch.sum
 reshape, split = torch.reshape, bind(torch.chunk, dim=-1)
-stack, softmax, logsumexp = torch.stack, torch.softmax, torch.logsumexp
+softmax, logsumexp = torch.softmax, torch.logsumexp
 transposed, swapped = bind(torch.swapaxes, axis0=-1, axis1=-2), bind(torch.swapaxes, axis0=1, axis1=2)
 rms_norm = bind(own.rms_norm, variant="nematus")
 
