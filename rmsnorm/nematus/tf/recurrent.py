@@ -12,18 +12,8 @@ from typing import Any, Final
 import keras
 import tensorflow as tf
 
-from rmsnorm.nematus import protocol
-from rmsnorm.nematus.cells import (
-    PARTIAL,
-    CellNorm,
-    Shapes,
-    authors_gru,
-    check_norm,
-    gru_shapes,
-    initial,
-    lstm_shapes,
-    nematus_gru_shapes,
-)
+from rmsnorm.nematus import cells, protocol
+from rmsnorm.nematus.cells import PARTIAL, CellNorm, Shapes
 from rmsnorm.nematus.config import Bias
 from rmsnorm.nematus.models.parameters import Parameters, project
 from rmsnorm.nematus.models.recurrent import CELLS, lstm_step, nematus_deep_step, nematus_input
@@ -41,7 +31,7 @@ def _call(values: Any, *tensors: tf.Tensor, cell: str, norm: CellNorm, partial: 
 
 def _run(cell: str, parameters: Mapping[str, Any], *arrays: Any, norm: CellNorm, **options: Any) -> Any:
     """As a graph; all arguments become tensors. The mask is the last of them, if there is one."""
-    check_norm(norm)
+    cells.check_norm(norm)
     values = {name: tf.convert_to_tensor(value) for name, value in parameters.items()}
     tensors = [tf.convert_to_tensor(array) for array in arrays if array is not None]
     return _graphs.run(_call, values, *tensors, cell=cell, norm=norm, **options)
@@ -55,7 +45,7 @@ class _Cell(Named):
     """A cell with weights of the shapes that ``shapes`` returns; initial values as in Nematus."""
 
     def __init__(self, units: int, *, norm: CellNorm = "none", partial: float = PARTIAL, **kwargs: Any) -> None:
-        check_norm(norm)
+        cells.check_norm(norm)
         super().__init__(**kwargs)
         self.units = self.output_size = units
         self.state_size: Any = units
@@ -70,7 +60,7 @@ class _Cell(Named):
 
 
 def _initializer(name: str, units: int) -> Any:
-    kind = initial(name)
+    kind = cells.initial(name)
     if kind == "orthogonal":
         return lambda shape, dtype: tf.concat(
             [keras.initializers.Orthogonal()((units, units), dtype) for _ in range(shape[1] // units)], 1
@@ -95,7 +85,7 @@ class NematusGRUCell(_Cell):
         self.biases: Any = tuple(biases)
 
     def shapes(self, size: Any) -> Shapes:
-        return nematus_gru_shapes(size, self.units, self.biases, self.norms["norm"])
+        return cells.nematus_gru_shapes(size, self.units, self.biases, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         p = Parameters(operations, self.tensors(), **self.norms)
@@ -122,10 +112,10 @@ class GRUCell(_Cell):
     """
 
     def shapes(self, size: Any) -> Shapes:
-        return gru_shapes(size, self.units, self.norms["norm"])
+        return cells.gru_shapes(size, self.units, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        p = Parameters(operations, authors_gru(self.tensors(), self.norms["norm"]), **self.norms)
+        p = Parameters(operations, cells.authors_gru(self.tensors(), self.norms["norm"]), **self.norms)
         h = nematus_deep_step(p, states[0], nematus_input(p / "gru0", inputs, "input"), ("input",))
         return h, [h]
 
@@ -150,7 +140,7 @@ class LSTMCell(_Cell):
         self.state_size = [units, units]
 
     def shapes(self, size: Any) -> Shapes:
-        return lstm_shapes(size, self.units, self.norms["norm"])
+        return cells.lstm_shapes(size, self.units, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         p = Parameters(operations, self.tensors(), **self.norms)
