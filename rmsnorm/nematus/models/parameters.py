@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from rmsnorm.nematus import cells
@@ -13,6 +14,7 @@ from rmsnorm.nematus.dialects import NOTHING, Use, first_word, label_target, rul
 from rmsnorm.nematus.models.operations import Array, Operations
 
 
+@dataclass
 class Parameters:
     """Arrays of a model: ``p["W"]`` is an array, ``p / "gru0"`` are the arrays below that name.
 
@@ -24,21 +26,19 @@ class Parameters:
             the input of each matrix, the same in all steps of a sequence.
     """
 
-    def __init__(
-        self,
-        ops: Operations,
-        values: Mapping[str, Array],
-        norm: CellNorm = "none",
-        *,
-        partial: float = PARTIAL,
-        eps: float = EPS,
-        random: Any = None,
-    ) -> None:
-        check_norm(norm)
-        self.ops, self.values, self.norm, self.partial, self.eps = ops, values, norm, partial, eps
-        self.random, self.scope = random, ""
-        self.masks: dict[str, Array] = {}
-        self.below: dict[str, Parameters] = {}
+    ops: Operations
+    values: Mapping[str, Array]
+    norm: CellNorm = "none"
+    _: KW_ONLY
+    partial: float = PARTIAL
+    eps: float = EPS
+    random: Any = None
+    scope: str = ""
+    masks: dict[str, Array] = field(default_factory=dict)
+    below: dict[str, Parameters] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_norm(self.norm)
 
     def __truediv__(self, name: str) -> Parameters:
         if name not in self.below:  # once, and not in every step
