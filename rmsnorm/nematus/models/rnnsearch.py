@@ -129,7 +129,8 @@ def decode(
         h = nematus_deep_step(q, h, nematus_input(q / "gru1", attended[0], biases[1]), biases[1:], first=1)
         return (h,), attended
 
-    sources = (memory[0], p.drop("decoder/lexical", memory[2]))[: 1 + config.rnn_lexical_model]
+    context, _, embeddings, _ = memory
+    sources = (context, p.drop("decoder/lexical", embeddings))[: 1 + config.rnn_lexical_model]
     others = tuple(source[0] for source in sources)
     (top,), (attended, *lexical) = ops.scan(step, (base,), nematus_input(q / "gru0", words, biases[0]), others)
     new = [top[-1]]
@@ -144,9 +145,9 @@ def decode(
 
 def _attend(p: Parameters, state: Array, memory: Memory, sources: Sequence[Array]) -> tuple[Array, ...]:
     """sum_t w_t source_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v."""
-    from_state = project(p, state, "state_to_hidden", None, "hidden_state_norm/")
-    scores = p.ops.matmul(p.ops.tanh(memory[1] + from_state), p["hidden_to_score"])[..., 0]
-    weights = softmax(p, scores + memory[3], 0)[..., None]
+    (_, hidden, _, masked), from_state = memory, project(p, state, "state_to_hidden", None, "hidden_state_norm/")
+    scores = p.ops.matmul(p.ops.tanh(hidden + from_state), p["hidden_to_score"])[..., 0]
+    weights = softmax(p, scores + masked, 0)[..., None]
     return tuple(p.ops.sum(source * weights, 0) for source in sources)
 
 

@@ -92,8 +92,8 @@ def _decode(
 
     old: the rules by which v0.3 scores: no residual connection around the first high level.
     """
-    steps, q = [], p / "decoder/base"
-    sources = (memory[0], memory[2])[: 1 + config.rnn_lexical_model]
+    steps, q, (context, _, embeddings, _) = [], p / "decoder/base", memory
+    sources = (context, embeddings)[: 1 + config.rnn_lexical_model]
     biases = [config.gru_bias("base", index) for index in range(config.rnn_dec_base_transition_depth)]
     of_highs = [config.gru_bias("high", index) for index in range(config.rnn_dec_high_transition_depth)]
     for from_word in zip(*nematus_input(q / "gru0", words, biases[0]), strict=True):
@@ -114,9 +114,9 @@ def _decode(
 
 def _attend(p: Parameters, state: Array, memory: Memory, sources: tuple[Array, ...]) -> list[Array]:
     """sum_t w_t source_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v."""
-    from_state = project(p, state, "state_to_hidden", None, "hidden_state_norm/")
-    scores = (np.tanh(memory[1] + from_state) @ p["hidden_to_score"])[..., 0]
-    weights = np.exp(scores - scores.max(axis=0)) * memory[3]  # of all scores, padding too, as in Nematus
+    (_, hidden, _, mask), from_state = memory, project(p, state, "state_to_hidden", None, "hidden_state_norm/")
+    scores = (np.tanh(hidden + from_state) @ p["hidden_to_score"])[..., 0]
+    weights = np.exp(scores - scores.max(axis=0)) * mask  # of all scores, padding too, as in Nematus
     weights /= weights.sum(axis=0)
     return [(source * weights[..., None]).sum(axis=0) for source in sources]
 
