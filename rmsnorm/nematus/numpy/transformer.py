@@ -94,7 +94,8 @@ def _embed(p: Parameters, config: Config, use: dialects.Use, ids: Array, start: 
     """
     words, half = embed(p, config, use, ids, np.sqrt(config.state_size)), config.state_size // 2
     angles = np.outer(start + np.arange(ids.shape[2]), np.exp(-np.arange(half) * np.log(10000) / (half - 1)))
-    return words + np.pad(np.hstack((np.sin(angles), np.cos(angles))), ((0, 0), (0, config.state_size % 2)))
+    odd = np.zeros((len(angles), config.state_size % 2))
+    return words + np.concatenate((np.sin(angles), np.cos(angles), odd), axis=1)
 
 
 def _before(p: Parameters, config: Config, block: dialects.Block, x: Array) -> Array:
