@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial as bind
 from importlib import import_module
 from typing import Any, Final
 
@@ -44,7 +45,7 @@ class ArrayModel:
         make, key = model_class(name, config), framework("nematus", name).key
         self._precision: Callable[[], AbstractContextManager[Any]] = nullcontext
         if key == "flax" and any(array.dtype == np.float64 for array in parameters.values()):
-            self._precision = _float64
+            self._precision = bind(import_module("jax").enable_x64, True)  # else JAX computes in float32
         with self._precision():
             self.model = make(config, parameters)
         if key == "torch":
@@ -62,10 +63,3 @@ class ArrayModel:
         with self._precision():
             sequences, scores = self.model.translate(*sentences, **options)
         return np.asarray(sequences), np.asarray(scores)
-
-
-def _float64() -> AbstractContextManager[Any]:
-    """JAX computes in float64 only where this is enabled."""
-    import jax
-
-    return jax.enable_x64(True)

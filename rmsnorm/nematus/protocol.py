@@ -106,12 +106,7 @@ class Cells:
             parameters: W, U, b, Wx, Ux, bx; with a norm the gains s1 to s4; with LayerNorm also the offsets b1 to b4.
             mask: m, (length, batch), any numbers.
 
-        Returns:
-            The states, (length, batch, state).
-
-        Raises:
-            ValueError: norm is none of these.
-            KeyError: a parameter is missing.
+        Returns, Raises: as nematus_gru.
 
         Source: Zhang & Sennrich 2019, layers.py. It is Nematus's GRU under other names.
 
@@ -154,8 +149,7 @@ class Cells:
             (h, c), both (length, batch, state).
 
         Raises:
-            ValueError: norm is none of these.
-            KeyError: a parameter is missing.
+            ValueError, KeyError: as nematus_gru.
 
         Source: Zhang & Sennrich 2019, README and layers.py.
 
@@ -267,9 +261,9 @@ class Model:
         """
         run, like = self.runner(training=False)
         ops, config = self.operations, self.config
-        ids, mask = self._source("translate", x, x_mask, like)
+        ids, mask = self._checked(bind(sentences.source, "translate"), like, x, x_mask)
         plan = beam.plan(config, ops.to_host(mask != 0).sum(axis=0), beam_size, max_length, normalization_alpha)
-        rows, length = len(plan.lengths) * plan.beam_size, plan.steps if ops.FIXED_CACHES else 0
+        rows, length = len(plan.lengths) * plan.beam_size, plan.steps if ops.cached else 0
         memory, states = run(self.network.begin, ids, mask, beam_size=plan.beam_size, length=length)
         times = count()
 
@@ -285,37 +279,30 @@ class Model:
     ) -> Array:
         training = self.is_training() if training is None else training
         run, like = self.runner(training=training)
-        batch = self._source(name, x, x_mask, like)
+        ids, mask = self._checked(bind(sentences.source, name), like, x, x_mask)
         if name == "encode":
-            return run(self.network.encode, *batch)
-        y, *y_mask = target
-        words, mask = self._target(name, y, batch[0].shape[2], like, *y_mask)
+            return run(self.network.encode, ids, mask)
+        y, y_mask = self._checked(bind(sentences.target, name, batch=ids.shape[2]), like, *target)
         if name == "logits":
-            return run(self.network.score, *batch, words, **options)
-        return run(self.network.loss, *batch, words, mask, training=training)
+            return run(self.network.score, ids, mask, y, **options)
+        return run(self.network.loss, ids, mask, y, y_mask, training=training)
 
-    def _source(self, op: str, x: Any, x_mask: Any, like: Any) -> tuple[Array, Array]:
-        """Ids (factors, length, batch), checked against the sizes of the vocabularies, and their mask."""
-        ops, check = self.operations, bind(sentences.source, op, config=self.config)
-        ids, mask = ops.checked(check, x, x_mask)
-        return ops.as_ids(ids, like), ops.as_mask(mask, like)
-
-    def _target(self, op: str, y: Any, batch: Any, like: Any, y_mask: Any = None) -> tuple[Array, Array]:
-        """Ids (length, batch), checked against the size of the vocabulary, and their mask."""
-        ops, check = self.operations, bind(sentences.target, op, batch=batch, config=self.config)
-        ids, mask = ops.checked(check, y, y_mask)
-        words = ops.as_ids(ids, like)
+    def _checked(self, check: Callable[..., Any], like: Any, ids: Any, mask: Any) -> tuple[Array, Array]:
+        """Ids, checked against the sizes of the vocabularies, and their mask; without a mask all are words."""
+        ops = self.operations
+        ids, mask = ops.checked(bind(check, config=self.config), ids, mask)
+        ids = ops.as_ids(ids, like)
         if mask is None:
-            mask = words != 0 if rules(self.config).pads_with_zero else words >= 0
-        return words, ops.as_mask(mask, like)
+            mask = ids != 0 if rules(self.config).pads_with_zero else ids >= 0
+        return ids, ops.cast(mask, like)
 
 
 class RNNSearch(Model):
     """Nematus's attentional encoder-decoder: scores, losses and translations.
 
-    In the dialect ``zero`` it is the RNNSearch of that toolkit, with its names but for the scope. The loss
-    is the mean over the words of a sentence, minus the smallest loss that label smoothing leaves. Words of y that are 0
-    are padding, and places that are padding in all sentences are left out, also of the results.
+    In the dialect ``zero`` it is the RNNSearch of that toolkit, with its names but for the scope. The loss is the mean
+    over the words of a sentence, minus the smallest loss that label smoothing leaves. Words of y that are 0 are
+    padding, and places that are padding in all sentences are left out, also of the results.
 
     Source: github.com/EdinburghNLP/nematus: rnn_model.py and beam_search_sampler.py of master, model.py and
     inference.py of v0.3, nmt.py of Theano Nematus; github.com/bzhangGo/zero: rnnsearch.py, search.py.
@@ -333,7 +320,7 @@ class RNNSearch(Model):
         Raises:
             TypeError, ValueError: as encode.
         """
-        return self._compute("logits", x, x_mask, y, stepwise=stepwise, training=training)
+        return self._compute("logits", x, x_mask, y, None, stepwise=stepwise, training=training)
 
 
 class Transformer(Model):
@@ -350,11 +337,6 @@ class Transformer(Model):
     def logits(self, x: Any, x_mask: Any, y: Any, *, training: bool | None = None) -> Array:
         """Logits of every target word, given the words before it: (batch, target length, vocabulary).
 
-        Args:
-            x, x_mask, training: as for encode.
-            y: ids, (target length, batch).
-
-        Raises:
-            TypeError, ValueError: as encode.
+        Args, Raises: as RNNSearch.logits.
         """
-        return self._compute("logits", x, x_mask, y, training=training)
+        return self._compute("logits", x, x_mask, y, None, training=training)

@@ -17,22 +17,21 @@ from rmsnorm import dtypes
 from rmsnorm.flax_impl import functional
 from rmsnorm.nematus.models.operations import Step
 
-FIXED_CACHES: Final = True  # a step of a search is compiled once
 attention: Final = None
 
 tanh, sigmoid, relu = jnp.tanh, jax.nn.sigmoid, jax.nn.relu
 shape, rows, where, to_host = jnp.shape, getitem, jnp.where, np.asarray
 concatenated, repeated, sum = jnp.concatenate, jnp.repeat, jnp.sum
 split, reshape = bind(jnp.split, axis=-1), jnp.reshape
-stack, softmax, logsumexp = jnp.stack, jax.nn.softmax, jax.nn.logsumexp
+softmax, logsumexp = jax.nn.softmax, jax.nn.logsumexp
 transposed, swapped = jnp.matrix_transpose, bind(jnp.swapaxes, axis1=1, axis2=2)
 # Accelerators multiply in a lower precision by default.
 matmul = bind(jnp.matmul, precision=lax.Precision.HIGHEST)
 rms_norm = bind(functional.rms_norm, variant="nematus")
 
 
-def cast(x: jax.Array, like: jax.Array) -> jax.Array:
-    return x.astype(like.dtype)
+def cast(x: Any, like: jax.Array) -> jax.Array:
+    return jnp.asarray(x).astype(like.dtype)
 
 
 def filled(shape: Sequence[int], value: float, like: jax.Array) -> jax.Array:
@@ -76,7 +75,7 @@ def future(start: Any, count: int, length: int, score: float, like: jax.Array) -
     return jnp.where(is_future, score, 0.0).astype(like.dtype)
 
 
-def cached(cache: jax.Array, new: jax.Array, start: Any) -> jax.Array:
+def cached(cache: jax.Array, new: jax.Array, start: Any) -> jax.Array:  # so a step of a search is compiled once
     return lax.dynamic_update_slice_in_dim(cache, new, start, 1)
 
 
@@ -105,7 +104,3 @@ def _on_host(value: Any, valid: int) -> Any:
 
 def as_ids(ids: Any, like: jax.Array) -> jax.Array:
     return jnp.asarray(ids)
-
-
-def as_mask(mask: Any, like: jax.Array) -> jax.Array:
-    return jnp.asarray(mask).astype(like.dtype)

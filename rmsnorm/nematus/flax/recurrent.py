@@ -1,8 +1,4 @@
-"""The recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
-
-As functions, and as NNX modules. Sequences are time-major: x (length, batch, features), mask (length, batch), states
-(batch, features). The dtype is that of the arguments.
-"""
+"""The recurrent cells of rmsnorm.nematus.protocol.Cells as functions, and as NNX modules; all are time-major."""
 
 from __future__ import annotations
 
@@ -68,8 +64,8 @@ class _Layer(Named):
         super().__init__({name: new(initial(name), shape).astype(param_dtype) for name, shape in shapes.items()})
         self.hidden_size, self.norm, self.partial = hidden_size, norm, partial
 
-    def zeros(self, x: jax.Array) -> jax.Array:
-        return jnp.zeros((x.shape[1], self.hidden_size), x.dtype)
+    def begin(self, x: jax.Array, state: jax.Array | None) -> jax.Array:
+        return jnp.zeros((x.shape[1], self.hidden_size), x.dtype) if state is None else state
 
 
 class NematusGRU(_Layer):
@@ -111,10 +107,9 @@ class NematusGRU(_Layer):
 
     def __call__(self, x: jax.Array, h0: jax.Array | None = None, mask: jax.Array | None = None) -> jax.Array:
         """The states, (length, batch, hidden_size). Without h0 the first state is zero."""
-        h0 = self.zeros(x) if h0 is None else h0
         return nematus_gru(
-            x, h0, self.by_name(), biases=self.biases, mask=mask, masking=self.masking, reverse=self.reverse,
-            norm=self.norm, partial=self.partial,
+            x, self.begin(x, h0), self.by_name(), biases=self.biases, mask=mask, masking=self.masking,
+            reverse=self.reverse, norm=self.norm, partial=self.partial,
         )  # fmt: skip
 
 
@@ -133,8 +128,7 @@ class GRU(_Layer):
 
     def __call__(self, x: jax.Array, h0: jax.Array | None = None, mask: jax.Array | None = None) -> jax.Array:
         """The states, (length, batch, hidden_size). Without h0 the first state is zero."""
-        h0 = self.zeros(x) if h0 is None else h0
-        return gru(x, h0, self.by_name(), mask=mask, norm=self.norm, partial=self.partial)
+        return gru(x, self.begin(x, h0), self.by_name(), mask=mask, norm=self.norm, partial=self.partial)
 
 
 class LSTM(_Layer):
@@ -155,5 +149,5 @@ class LSTM(_Layer):
         self, x: jax.Array, state: tuple[jax.Array, jax.Array] | None = None, mask: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
         """(h, c), both (length, batch, hidden_size). Without a state (h0, c0) both start with zeros."""
-        h0, c0 = state or (self.zeros(x), self.zeros(x))
-        return lstm(x, h0, c0, self.by_name(), mask=mask, norm=self.norm, partial=self.partial)
+        h, c = (self.begin(x, first) for first in state or (None, None))
+        return lstm(x, h, c, self.by_name(), mask=mask, norm=self.norm, partial=self.partial)

@@ -16,8 +16,6 @@ Step: TypeAlias = Callable[[tuple[Array, ...], tuple[Array, ...]], tuple[tuple[A
 class Operations(Protocol):
     """A module with these functions; operations on elements have their usual names."""
 
-    FIXED_CACHES: bool  # whether a cache has its full length from the start, as where shapes must be known
-
     tanh: Callable[[Array], Array]
     sigmoid: Callable[[Array], Array]
     relu: Callable[[Array], Array]
@@ -31,12 +29,11 @@ class Operations(Protocol):
     def sum(self, x: Array, axis: int, /, *, keepdims: bool = False) -> Array: ...
     def softmax(self, x: Array, axis: int, /) -> Array: ...
     def logsumexp(self, x: Array, axis: int, /) -> Array: ...
-    def stack(self, arrays: Sequence[Array], /) -> Array: ...
     def reshape(self, x: Array, shape: Sequence[Any], /) -> Array: ...
     def transposed(self, x: Array, /) -> Array: ...  # the last two axes in the other order
     def swapped(self, x: Array, /) -> Array: ...  # the second and the third of four axes in the other order
     def to_host(self, x: Array, /) -> Any: ...  # as an array of NumPy
-    def cast(self, x: Array, like: Array) -> Array: ...
+    def cast(self, x: Any, like: Array) -> Array: ...  # an array of NumPy or of the framework
     def filled(self, shape: Sequence[Any], value: float, like: Array) -> Array: ...
     def take(self, table: Array, ids: Array) -> Array:
         """Rows of a table; an id below 0 gives row 0."""
@@ -74,8 +71,12 @@ class Operations(Protocol):
     def future(self, start: Any, count: Any, length: Any, score: float, like: Array) -> Array:
         """What is added to the scores (count, length) of words from ``start`` on: a score where a key comes later."""
 
-    def cached(self, cache: Array, new: Array, start: Any) -> Array:
-        """The cache with what follows the first ``start`` words."""
+    @property
+    def cached(self) -> Callable[..., Array] | None:
+        """The cache with what follows the first words, of a cache, new entries and the number of words.
+
+        None where caches grow; else they have their full length from the start, as where shapes must be known.
+        """
 
     def checked(self, check: Callable[..., Any], ids: Any, mask: Any) -> Any:
         """What ``check(ids, mask)`` returns; ids and mask themselves while a compiler or a tracer is at work.
@@ -83,9 +84,8 @@ class Operations(Protocol):
         Then they have no values to check.
         """
 
-    def as_ids(self, ids: Any, like: Array) -> Array: ...
-    def as_mask(self, mask: Any, like: Array) -> Array:
-        """Ids and masks of NumPy or of the framework beside a parameter, the mask in its dtype."""
+    def as_ids(self, ids: Any, like: Array) -> Array:
+        """Ids of NumPy or of the framework beside a parameter."""
 
     def scan(
         self, step: Step, state: tuple[Array, ...], inputs: tuple[Array, ...], others: tuple[Array, ...] = (),

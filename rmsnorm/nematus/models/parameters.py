@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from rmsnorm.nematus import cells
@@ -12,10 +14,9 @@ from rmsnorm.nematus.dialects import NOTHING, Use, first_word, label_target, rul
 from rmsnorm.nematus.models.operations import Array, Operations
 
 
+@dataclass
 class Parameters:
-    """Arrays below a name.
-
-    ``parameters / "gru0"`` are the arrays below that name, ``parameters["W"]`` is an array.
+    """Arrays of a model: ``p["W"]`` is an array, ``p / "gru0"`` are the arrays below that name.
 
     Attributes:
         ops: the operations of the framework.
@@ -25,30 +26,24 @@ class Parameters:
             the input of each matrix, the same in all steps of a sequence.
     """
 
-    def __init__(
-        self,
-        ops: Operations,
-        values: Mapping[str, Array],
-        norm: CellNorm = "none",
-        *,
-        partial: float = PARTIAL,
-        eps: float = EPS,
-        random: Any = None,
-        scope: str = "",
-    ) -> None:
-        check_norm(norm)
-        self.ops, self.values, self.norm, self.partial, self.eps = ops, values, norm, partial, eps
-        self.random, self.scope = random, scope
-        self.masks: dict[str, Array] = {}
-        self.below: dict[str, Parameters] = {}
+    ops: Operations
+    values: Mapping[str, Array]
+    norm: CellNorm = "none"
+    _: KW_ONLY
+    partial: float = PARTIAL
+    eps: float = EPS
+    random: Any = None
+    scope: str = ""
+    masks: dict[str, Array] = field(default_factory=dict)
+    below: dict[str, Parameters] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_norm(self.norm)
 
     def __truediv__(self, name: str) -> Parameters:
         if name not in self.below:  # once, and not in every step
-            own = self.below[name] = Parameters(
-                self.ops, self.values, self.norm, partial=self.partial, eps=self.eps, random=self.random,
-                scope=f"{self.scope}{name}/",
-            )  # fmt: skip
-            own.masks = self.masks
+            own = self.below[name] = copy(self)
+            own.scope, own.below = f"{self.scope}{name}/", {}
         return self.below[name]
 
     def __getitem__(self, name: str) -> Array:
@@ -59,8 +54,8 @@ class Parameters:
 
     def drop(self, name: str, x: Array) -> Array:
         """x times the mask of that name, if there is one."""
-        mask = self.masks.get(self.scope + name) if self.masks else None
-        return x if mask is None else x * mask
+        name = self.scope + name
+        return x * self.masks[name] if name in self.masks else x
 
     def dropout(self, x: Array, rate: float) -> Array:
         """x without some of its features, in training."""
@@ -81,22 +76,22 @@ def normalise(p: Parameters, x: Array, gain: str, offset: str | None, norm: Cell
     return p.ops.rms_norm(x, p[gain], bias, eps=p.eps, partial=p.partial if norm == "prms" else None)
 
 
-def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | None) -> Array:
-    """norm(x W + b), with b inside the norm; a bias or a norm of None is left out."""
+def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | str | None = None) -> Array:
+    """norm(x W + b); a bias or a norm of None is left out.
+
+    norm: names of the gain and the offset, or the scope below which they have Nematus's names.
+    """
     y = p.ops.matmul(p.drop(weight, x), p[weight])
     if bias is not None:
         y = y + p[bias]
-    return y if norm is None else normalise(p, y, *norm)
+    if norm is None:
+        return y
+    return normalise(p, y, *(cells.leaves(p.norm, norm) if isinstance(norm, str) else norm))
 
 
 def feed_forward(p: Parameters, x: Array, *, norm: bool = True) -> Array:
     """norm(x W + b); the variables of the norm are directly below the name of the layer."""
-    return project(p, x, "W", "b", leaves(p) if norm else None)
-
-
-def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
-    """Nematus's names of the gain and the offset of the norm below a scope."""
-    return cells.leaves(p.norm, scope)
+    return project(p, x, "W", "b", "" if norm else None)
 
 
 def embed(p: Parameters, config: Config, use: Use, ids: Array, scale: float = 1.0) -> Array:

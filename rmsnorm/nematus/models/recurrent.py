@@ -1,8 +1,4 @@
-"""The recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
-
-Sequences are time-major: x (length, batch, features), mask (length, batch), states (batch, features). The dtype is that
-of the arguments.
-"""
+"""The recurrent cells of rmsnorm.nematus.protocol.Cells over whole sequences, and their steps."""
 
 from __future__ import annotations
 
@@ -11,15 +7,14 @@ from typing import Any, Final, Literal
 
 from rmsnorm.nematus.config import Bias
 from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.parameters import Parameters, leaves, normalise, project
+from rmsnorm.nematus.models.parameters import Parameters, normalise, project
 
 
 def nematus_input(p: Parameters, x: Array, bias: Bias) -> tuple[Array, Array]:
     """What the input of a Nematus GRU adds to its gates and to its proposal, for any number of steps at once."""
-    inside = bias == "input"
-    gates = project(p, x, "input_to_gates", "gates_bias" if inside else None, leaves(p, "gates_x_norm/"))
-    proposal = project(p, x, "input_to_proposal", "proposal_bias" if inside else None, leaves(p, "proposal_x_norm/"))
-    return gates, proposal
+    gates_bias, proposal_bias = ("gates_bias", "proposal_bias") if bias == "input" else (None, None)
+    gates = project(p, x, "input_to_gates", gates_bias, "gates_x_norm/")
+    return gates, project(p, x, "input_to_proposal", proposal_bias, "proposal_x_norm/")
 
 
 def nematus_step(p: Parameters, h: Array, from_input: tuple[Array, Array] | None, bias: Bias) -> Array:
@@ -28,8 +23,8 @@ def nematus_step(p: Parameters, h: Array, from_input: tuple[Array, Array] | None
     r, u = sigmoid(norm(h U) + gates of the input);   h' = u h + (1 - u) tanh(r norm(h Ux) + proposal of the input)
     """
     gates_bias, proposal_bias = ("gates_bias", "proposal_bias") if bias == "state" else (None, None)
-    gates = project(p, h, "state_to_gates", gates_bias, leaves(p, "gates_state_norm/"))
-    proposal = project(p, h, "state_to_proposal", proposal_bias, leaves(p, "proposal_state_norm/"))
+    gates = project(p, h, "state_to_gates", gates_bias, "gates_state_norm/")
+    proposal = project(p, h, "state_to_proposal", proposal_bias, "proposal_state_norm/")
     terms = [] if from_input is None else [from_input]
     if bias == "outside":
         terms.append((p["gates_bias"], p["proposal_bias"]))
@@ -83,14 +78,8 @@ def lstm_sequence(p: Parameters, x: Array, h0: Array, c0: Array, mask: Array | N
         h, c = state
         return lstm_step(p, h, c, *inputs), ()
 
-    inputs = (lstm_input(p, x), *masks_of(p, mask, x))
-    (h, c), _ = p.ops.scan(step, (h0, c0), inputs)
+    h, c = p.ops.scan(step, (h0, c0), (project(p, x, "W", "b", ("s1", "b1")), *masks_of(p, mask, x)))[0]
     return h, c
-
-
-def lstm_input(p: Parameters, x: Array) -> Array:
-    """What the input of an LSTM adds to its gates, for any number of steps at once."""
-    return project(p, x, "W", "b", ("s1", "b1"))
 
 
 def lstm_step(p: Parameters, h: Array, c: Array, below: Array, m: Array | None = None) -> tuple[Array, Array]:

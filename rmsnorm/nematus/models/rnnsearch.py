@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rmsnorm.nematus.cells import TIED, rates
 from rmsnorm.nematus.dialects import NOTHING, rules, table
 from rmsnorm.nematus.models import zero_rnnsearch
 from rmsnorm.nematus.models.operations import Array
-from rmsnorm.nematus.models.parameters import (
-    Parameters,
-    embed,
-    feed_forward,
-    leaves,
-    losses,
-    masked_scores,
-    project,
-    softmax,
-)
+from rmsnorm.nematus.models.parameters import Parameters, embed, feed_forward, losses, masked_scores, project, softmax
 from rmsnorm.nematus.models.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
-
-class Memory(NamedTuple):
-    """What the decoder reads of the source: context, its part of the attention's hidden layer, embeddings.
-
-    scores: what is added to the scores of attention.
-    """
-
-    context: Array
-    hidden: Array
-    embeddings: Array
-    scores: Array
+Memory = zero_rnnsearch.Memory
 
 
 def encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
     """What the decoder attends to."""
     draw_masks(p, config, x)
-    return attend_to(p, config, x, mask)[0].context
+    return attend_to(p, config, x, mask)[0][0]
 
 
 def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, stepwise: bool = False) -> Array:
@@ -67,8 +48,8 @@ def begin(
 ) -> tuple[Memory, list[Array]]:
     """Memory and states before the first word, beam_size rows for every sentence."""
     memory, initial = attend_to(p, config, x, mask)
-    memory = Memory(*(p.ops.repeated(array, beam_size, 1) for array in memory))
-    return memory, [p.ops.repeated(initial, beam_size, 0)] * config.rnn_dec_depth
+    context, hidden, embeddings, scores = (p.ops.repeated(array, beam_size, 1) for array in memory)
+    return (context, hidden, embeddings, scores), [p.ops.repeated(initial, beam_size, 0)] * config.rnn_dec_depth
 
 
 def step(
@@ -103,17 +84,16 @@ def draw_masks(p: Parameters, config: Config, x: Array, target_length: Any = 0) 
 def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Memory, Array]:
     """The encoder, and what the decoder needs before its first step: memory and initial state."""
     if rules(config).own_recurrent:
-        memory, initial = zero_rnnsearch.attend_to(p, config, x, mask)
-        return Memory(*memory), initial
+        return zero_rnnsearch.attend_to(p, config, x, mask)
     ops, attention = p.ops, p / "decoder/base/attention"
     embeddings = p.drop("source words", embed(p, config, "encoder", x))
     # The stack whose last level reads from left to right comes first.
     stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
     context = ops.concatenated([_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks], -1)
-    hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))
+    hidden = project(attention, context, "context_to_hidden", "hidden_bias", "hidden_context_norm/")
     share = (mask / ops.sum(mask, 0))[..., None]
     initial = ops.tanh(feed_forward(p / "decoder/initial_state_constructor", ops.sum(context * share, 0)))
-    return Memory(context, hidden, embeddings, masked_scores(p, config, mask)), initial
+    return (context, hidden, embeddings, masked_scores(p, config, mask)), initial
 
 
 def _encoder_stack(p: Parameters, config: Config, stack: str, x: Array, mask: Array) -> Array:
@@ -149,7 +129,8 @@ def decode(
         h = nematus_deep_step(q, h, nematus_input(q / "gru1", attended[0], biases[1]), biases[1:], first=1)
         return (h,), attended
 
-    sources = (memory.context, p.drop("decoder/lexical", memory.embeddings))[: 1 + config.rnn_lexical_model]
+    context, _, embeddings, _ = memory
+    sources = (context, p.drop("decoder/lexical", embeddings))[: 1 + config.rnn_lexical_model]
     others = tuple(source[0] for source in sources)
     (top,), (attended, *lexical) = ops.scan(step, (base,), nematus_input(q / "gru0", words, biases[0]), others)
     new = [top[-1]]
@@ -164,9 +145,9 @@ def decode(
 
 def _attend(p: Parameters, state: Array, memory: Memory, sources: Sequence[Array]) -> tuple[Array, ...]:
     """sum_t w_t source_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v."""
-    from_state = project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/"))
-    scores = p.ops.matmul(p.ops.tanh(memory.hidden + from_state), p["hidden_to_score"])[..., 0]
-    weights = softmax(p, scores + memory.scores, 0)[..., None]
+    (_, hidden, _, masked), from_state = memory, project(p, state, "state_to_hidden", None, "hidden_state_norm/")
+    scores = p.ops.matmul(p.ops.tanh(hidden + from_state), p["hidden_to_score"])[..., 0]
+    weights = softmax(p, scores + masked, 0)[..., None]
     return tuple(p.ops.sum(source * weights, 0) for source in sources)
 
 
@@ -211,5 +192,5 @@ def _mixture(p: Parameters, config: Config, hidden: Array) -> Array:
     components = []
     for k in range(config.softmax_mixture_size):
         deep = ops.tanh(feed_forward(q / f"hidden_to_mos_hidden_{k}", hidden))
-        components.append(log_pi[..., k, None] + ops.log_softmax(_logits(p, config, deep)))
-    return ops.logsumexp(ops.stack(components), 0)
+        components.append((log_pi[..., k, None] + ops.log_softmax(_logits(p, config, deep)))[None])
+    return ops.logsumexp(ops.concatenated(components, 0), 0)

@@ -6,7 +6,8 @@ Logits and the output of the encoder are batch-major, as in Nematus.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from rmsnorm.nematus import dialects
 from rmsnorm.nematus.models.operations import Array
@@ -16,16 +17,13 @@ if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
 
-class Memory(NamedTuple):
-    """Keys and values of the source for every layer of the decoder, and what is added to the scores of attention."""
-
-    layers: list[tuple[Array, Array]]
-    bias: Array
+# Keys and values of the source for every layer of the decoder, and what is added to the scores of attention.
+Memory = tuple[list[list[Array]], Array]
 
 
 def encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
     """What the decoder attends to."""
-    return _encoder_stack(p, config, x, _padding(p, config, mask))
+    return _encode(p, config, x, mask)[0]
 
 
 def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Array:
@@ -33,8 +31,8 @@ def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Arr
     ops, (length, batch) = p.ops, p.ops.shape(y)
     memory = attend_to(p, config, x, mask)
     before = ops.concatenated((ops.filled((1, batch), dialects.rules(config).go, y), y[:-1]), 0)
-    future = ops.future(0, length, length, config.masked_score, memory.bias)
-    return _decode(p, config, ops.transposed(before), memory, future, 0, length, None)[0]
+    future = ops.future(0, length, length, config.masked_score, memory[1])
+    return _decode(p, config, ops.transposed(before), memory, future, 0, length)[0]
 
 
 def loss(p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask: Array, *, training: bool) -> Array:
@@ -50,35 +48,28 @@ def begin(
 
     length: of the caches, 0 where they grow.
     """
-    ops, memory = p.ops, attend_to(p, config, x, mask)
-    layers = [tuple(ops.repeated(array, beam_size, 0) for array in layer) for layer in memory.layers]
-    memory = Memory(layers, ops.repeated(memory.bias, beam_size, 0))
-    cache = ops.filled((ops.shape(memory.bias)[0], length, config.state_size), 0.0, memory.bias)
-    return memory, [cache] * (2 * config.transformer_dec_depth)
+    ops, (layers, bias) = p.ops, attend_to(p, config, x, mask)
+    layers = [[ops.repeated(array, beam_size, 0) for array in layer] for layer in layers]
+    bias = ops.repeated(bias, beam_size, 0)
+    cache = ops.filled((ops.shape(bias)[0], length, config.state_size), 0.0, bias)
+    return (layers, bias), [cache] * (2 * config.transformer_dec_depth)
 
 
 def step(
     p: Parameters, config: Config, memory: Memory, caches: list[Array], previous: Array, start: Any
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the word after ``start`` words, of which these are the last ones, and the new caches."""
-    length = p.ops.shape(caches[0])[1] + (0 if p.ops.FIXED_CACHES else 1)
-    future = p.ops.future(start, 1, length, config.masked_score, memory.bias)
+    length = p.ops.shape(caches[0])[1] + (0 if p.ops.cached else 1)
+    future = p.ops.future(start, 1, length, config.masked_score, memory[1])
     logits, caches = _decode(p, config, previous[:, None], memory, future, start, length, caches)
     return p.ops.log_softmax(logits[:, 0]), caches
 
 
 def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> Memory:
     """The encoder, and what the decoder reads of it."""
-    bias = _padding(p, config, mask)
-    encoded = _encoder_stack(p, config, x, bias)
+    encoded, bias = _encode(p, config, x, mask)
     layers = [p / dialects.layer(config, "decoder", i) for i in range(1, config.transformer_dec_depth + 1)]
-    maps = [[_map(q, config, "cross_attn", part, encoded) for part in ("keys", "values")] for q in layers]
-    return Memory([(keys, values) for keys, values in maps], bias)
-
-
-def _padding(p: Parameters, config: Config, mask: Array) -> Array:
-    """What is added to the scores of attention to the source, (batch, heads, queries, keys)."""
-    return p.ops.transposed(masked_scores(p, config, mask))[:, None, None]
+    return [[_map(q, config, "cross_attn", part, encoded) for part in ("keys", "values")] for q in layers], bias
 
 
 def _embed(p: Parameters, config: Config, use: dialects.Use, ids: Array, start: Any, length: Any) -> Array:
@@ -88,75 +79,72 @@ def _embed(p: Parameters, config: Config, use: dialects.Use, ids: Array, start: 
     return p.dropout(words + positions, config.transformer_dropout_embeddings)
 
 
-def _encoder_stack(p: Parameters, config: Config, x: Array, bias: Array) -> Array:
+def _encode(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Array, Array]:
+    """What the encoder returns, and what is added to the scores of attention to it: (batch, heads, queries, keys)."""
+    bias = p.ops.transposed(masked_scores(p, config, mask))[:, None, None]
     h = _embed(p, config, "encoder", p.ops.transposed(x), 0, p.ops.shape(x)[1])
     for number in range(1, config.transformer_enc_depth + 1):
         q = p / dialects.layer(config, "encoder", number)
-        queries, *attended = _projections(q, config, _before(q, config, "self_attn", h))
-        h = _attention_block(q, config, "self_attn", h, queries, attended, bias)
+        h = _attention_block(q, config, "self_attn", h, None, bias)[0]
         h = _ffn_block(q, config, h, last=number == config.transformer_enc_depth)
-    return h
+    return h, bias
 
 
 def _decode(
     p: Parameters, config: Config, words: Array, memory: Memory, future: Array, start: Any, length: Any,
-    caches: list[Array] | None,
+    caches: Sequence[Array] = (),
 ) -> tuple[Array, list[Array]]:  # fmt: skip
     """Logits after any number of words, and the caches with them.
 
     Args:
         words: ids; the first one is number ``start`` of ``length``.
         future: what is added to the scores of attention among the target words.
-        caches: keys and values of every layer for the words before these; None if there are no such words.
+        caches: keys and values of every layer for the words before these.
     """
     h = _embed(p, config, "decoder", words[None], start, length)
     new: list[Array] = []
-    for number, of_source in enumerate(memory.layers, start=1):
-        q = p / dialects.layer(config, "decoder", number)
-        queries, *attended = _projections(q, config, _before(q, config, "self_attn", h))
-        if caches is not None:
-            past = caches[2 * number - 2 : 2 * number]
-            attended = [p.ops.cached(cache, own, start) for cache, own in zip(past, attended, strict=True)]
-            new += attended
-        h = _attention_block(q, config, "self_attn", h, queries, attended, future)
-        queries = _map(q, config, "cross_attn", "queries", _before(q, config, "cross_attn", h))
-        h = _attention_block(q, config, "cross_attn", h, queries, of_source, memory.bias)
+    for number, of_source in enumerate(memory[0], start=1):
+        q, past = p / dialects.layer(config, "decoder", number), caches[2 * number - 2 : 2 * number]
+        h, own = _attention_block(q, config, "self_attn", h, None, future, past, start)
+        new += own
+        h = _attention_block(q, config, "cross_attn", h, of_source, memory[1])[0]
         h = _ffn_block(q, config, h, last=number == config.transformer_dec_depth)
     return p.ops.matmul(h, p.ops.transposed(p[dialects.table(config, "softmax")])), new
 
 
-def _normed(p: Parameters, config: Config, block: dialects.Block, x: Array) -> Array:
-    return normalise(p, x, *dialects.norm(config, block))
-
-
 def _before(p: Parameters, config: Config, block: dialects.Block, x: Array) -> Array:
-    """What a block reads: norm(x), or x where norms follow the sums."""
-    return x if dialects.rules(config).post_norm else _normed(p, config, block, x)
+    """norm(x), or x where norms follow the sums."""
+    return x if dialects.rules(config).post_norm else normalise(p, x, *dialects.norm(config, block))
 
 
 def _after(p: Parameters, config: Config, block: dialects.Block, x: Array, y: Array) -> Array:
     """x + y, or norm(x + y)."""
     y = x + p.dropout(y, config.transformer_dropout_residual)
-    return _normed(p, config, block, y) if dialects.rules(config).post_norm else y
+    return normalise(p, y, *dialects.norm(config, block)) if dialects.rules(config).post_norm else y
 
 
 def _map(p: Parameters, config: Config, block: dialects.Block, part: str, x: Array) -> Array:
-    weight, bias = dialects.linear(config, block, part)
-    return project(p, x, weight, bias, None)
-
-
-def _projections(p: Parameters, config: Config, x: Array) -> list[Array]:
-    """Queries, keys and values of attention to itself."""
-    if dialects.rules(config).joint_maps:
-        return list(p.ops.split(_map(p, config, "self_attn", "qkv", x), 3))
-    return [_map(p, config, "self_attn", part, x) for part in ("queries", "keys", "values")]
+    return project(p, x, *dialects.linear(config, block, part))
 
 
 def _attention_block(
-    p: Parameters, config: Config, block: dialects.Block, x: Array, queries: Array, attended: Any, bias: Array
-) -> Array:
-    """x + softmax(q k^T / sqrt(d) + bias) v W in every head; in ReLA relu(q k^T / sqrt(d)) where bias is 0."""
+    p: Parameters, config: Config, block: dialects.Block, x: Array, attended: Sequence[Array] | None, bias: Array,
+    past: Sequence[Array] = (), start: Any = 0,
+) -> tuple[Array, Sequence[Array]]:  # fmt: skip
+    """x + softmax(q k^T / sqrt(d) + bias) v W in every head; in ReLA relu(q k^T / sqrt(d)) where bias is 0.
+
+    Attention is to these keys and values, or to those of x and of the ``start`` words before; it also returns them.
+    """
     ops, rate, heads = p.ops, config.transformer_dropout_attn, config.transformer_num_heads
+    before = _before(p, config, block, x)
+    if attended is None and dialects.rules(config).joint_maps:
+        queries, *attended = ops.split(_map(p, config, block, "qkv", before), 3)
+    else:
+        queries = _map(p, config, block, "queries", before)
+        attended = attended or [_map(p, config, block, part, before) for part in ("keys", "values")]
+    if past:
+        both = zip(past, attended, strict=True)
+        attended = [ops.cached(*pair, start) if ops.cached else ops.concatenated(pair, 1) for pair in both]
     (batch, length, _), size = ops.shape(queries), config.state_size // heads
     q, k, v = (
         ops.swapped(ops.reshape(array, (batch, ops.shape(array)[1], heads, size))) for array in (queries, *attended)
@@ -174,7 +162,7 @@ def _attention_block(
     if config.relu_attention:  # zero's gated RMSNorm: rms_norm(x) sigmoid(gate x)
         gain, gate = dialects.gate(block)
         joined = normalise(p, joined, gain, None, "rms") * ops.sigmoid(p[gate] * joined)
-    return _after(p, config, block, x, _map(p, config, block, "context", joined))
+    return _after(p, config, block, x, _map(p, config, block, "context", joined)), attended
 
 
 def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> Array:
@@ -187,4 +175,4 @@ def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> Array:
     if own.drops_hidden:
         hidden = p.dropout(hidden, rate)
     y = _after(p, config, "ffn", x, _map(p, config, "ffn", "out", hidden))
-    return _normed(p, config, "final", y) if last and not own.post_norm else y
+    return _before(p, config, "final", y) if last else y

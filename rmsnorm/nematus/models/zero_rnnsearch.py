@@ -14,12 +14,13 @@ from rmsnorm.nematus.models.parameters import Parameters, embed, masked_scores, 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
+# What the decoder reads: context, its part of the attention's hidden layer, embeddings, what is added to the scores.
 Memory = tuple[Array, Array, Array, Array]
 States = tuple[tuple[Array, ...], tuple[Array, ...]]
 
 
 def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Memory, Array]:
-    """What the decoder reads of the source, as the fields of Memory, and the initial state of the decoder."""
+    """What the decoder reads of the source, and the initial state of the decoder."""
     ops = p.ops
     embeddings = embed(p, config, "encoder", x)
     words = p.dropout(embeddings, config.rnn_dropout_embedding)  # each feature of each word on its own

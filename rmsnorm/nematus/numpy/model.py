@@ -19,8 +19,8 @@ class Model(protocol.Model):
     """A model whose arithmetic is all float64."""
 
     operations: ClassVar[Any] = SimpleNamespace(
-        FIXED_CACHES=False, rows=getitem, to_host=np.asarray, checked=lambda check, ids, mask: check(ids, mask),
-        as_ids=lambda ids, like: ids, as_mask=lambda mask, like: mask,
+        cached=None, rows=getitem, to_host=np.asarray, checked=lambda check, ids, mask: check(ids, mask),
+        as_ids=lambda ids, like: ids, cast=lambda mask, like: mask,
     )  # fmt: skip
 
     def __init__(self, config: Config, parameters: Mapping[str, Any]) -> None:

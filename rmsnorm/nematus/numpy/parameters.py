@@ -7,6 +7,7 @@ here and not the double-double golden, which takes a thousand times as long.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -23,24 +24,19 @@ if TYPE_CHECKING:
 Array: TypeAlias = npt.NDArray[Any]
 
 
+@dataclass
 class Parameters:
-    """Arrays below a name.
+    """Arrays and the norm of a model: ``p["W"]`` is an array, ``p / "gru0"`` are the arrays below that name."""
 
-    ``parameters / "gru0"`` are the arrays below that name, ``parameters["W"]`` is an array. The object also has the
-    norm of the model.
-    """
+    values: Mapping[str, Array]
+    norm: CellNorm = "none"
+    _: KW_ONLY
+    partial: float = PARTIAL
+    eps: float = EPS
+    scope: str = ""
 
-    def __init__(
-        self,
-        values: Mapping[str, Array],
-        norm: CellNorm = "none",
-        *,
-        partial: float = PARTIAL,
-        eps: float = EPS,
-        scope: str = "",
-    ) -> None:
-        check_norm(norm)
-        self.values, self.norm, self.partial, self.eps, self.scope = values, norm, partial, eps, scope
+    def __post_init__(self) -> None:
+        check_norm(self.norm)
 
     def __truediv__(self, name: str) -> Parameters:
         scope = f"{self.scope}{name}/"
@@ -69,20 +65,20 @@ def normalise(p: Parameters, x: Array, gain: str, offset: str | None, norm: Cell
     return y + p[offset] if offset is not None and offset in p else y
 
 
-def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | None) -> Array:
-    """norm(x W + b), with b inside the norm; a bias or a norm of None is left out."""
-    product = x @ p[weight] if bias is None else x @ p[weight] + p[bias]
-    return product if norm is None else normalise(p, product, *norm)
+def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[str, str] | str | None = None) -> Array:
+    """norm(x W + b); a bias or a norm of None is left out.
+
+    norm: names of the gain and the offset, or the scope below which they have Nematus's names.
+    """
+    y: Array = x @ p[weight] if bias is None else x @ p[weight] + p[bias]
+    if norm is None:
+        return y
+    return normalise(p, y, *(cells.leaves(p.norm, norm) if isinstance(norm, str) else norm))
 
 
 def feed_forward(p: Parameters, x: Array, *, norm: bool = True) -> Array:
     """norm(x W + b); the variables of the norm are directly below the name of the layer."""
-    return project(p, x, "W", "b", leaves(p) if norm else None)
-
-
-def leaves(p: Parameters, scope: str = "") -> tuple[str, str]:
-    """Nematus's names of the gain and the offset of the norm below a scope."""
-    return cells.leaves(p.norm, scope)
+    return project(p, x, "W", "b", "" if norm else None)
 
 
 def embed(p: Parameters, config: Config, use: Use, ids: Array, scale: float = 1.0) -> Array:

@@ -1,8 +1,4 @@
-"""The recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
-
-Sequences are time-major: x (length, batch, features), mask (length, batch), states (batch, features). The dtype is that
-of the arguments.
-"""
+"""The recurrent cells of rmsnorm.nematus.protocol.Cells in NumPy."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ import numpy as np
 from rmsnorm.nematus import protocol
 from rmsnorm.nematus.cells import CellNorm
 from rmsnorm.nematus.config import Bias
-from rmsnorm.nematus.numpy.parameters import Array, Parameters, leaves, normalise, project, sigmoid
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, normalise, project, sigmoid
 
 __all__ = ["gru", "lstm", "nematus_gru"]
 
@@ -22,18 +18,18 @@ __all__ = ["gru", "lstm", "nematus_gru"]
 def nematus_input(p: Parameters, x: Array, bias: Bias) -> tuple[Array, Array]:
     """What the input of a Nematus GRU adds to its gates and to its proposal, for any number of steps at once."""
     biases = ("gates_bias", "proposal_bias") if bias == "input" else (None, None)
-    gates = project(p, x, "input_to_gates", biases[0], leaves(p, "gates_x_norm/"))
-    return gates, project(p, x, "input_to_proposal", biases[1], leaves(p, "proposal_x_norm/"))
+    gates = project(p, x, "input_to_gates", biases[0], "gates_x_norm/")
+    return gates, project(p, x, "input_to_proposal", biases[1], "proposal_x_norm/")
 
 
-def nematus_step(p: Parameters, h: Array, gates: Array | float, proposal: Array | float, bias: Bias) -> Array:
+def nematus_step(p: Parameters, h: Array, bias: Bias, gates: Array | float = 0, proposal: Array | float = 0) -> Array:
     """One step of a Nematus GRU, with what the input adds to gates and proposal.
 
     r, u = sigmoid(norm(h U) + gates of the input);   h' = u h + (1 - u) tanh(r norm(h Ux) + proposal of the input)
     """
     biases = ("gates_bias", "proposal_bias") if bias == "state" else (None, None)
-    gates = gates + project(p, h, "state_to_gates", biases[0], leaves(p, "gates_state_norm/"))
-    own = project(p, h, "state_to_proposal", biases[1], leaves(p, "proposal_state_norm/"))
+    gates = gates + project(p, h, "state_to_gates", biases[0], "gates_state_norm/")
+    own = project(p, h, "state_to_proposal", biases[1], "proposal_state_norm/")
     if bias == "outside":
         gates, proposal = gates + p["gates_bias"], proposal + p["proposal_bias"]
     r, u = np.split(sigmoid(gates), 2, axis=-1)
@@ -44,10 +40,9 @@ def nematus_deep_step(
     p: Parameters, h: Array, from_input: tuple[Array, Array], biases: Sequence[Bias], first: int = 0
 ) -> Array:
     """One step of gru<first> with the projected input, then one step of each GRU after it, which have no input."""
-    h = nematus_step(p / f"gru{first}", h, *from_input, biases[0])
-    nothing = np.zeros((), h.dtype)
+    h = nematus_step(p / f"gru{first}", h, biases[0], *from_input)
     for index, bias in enumerate(biases[1:], start=first + 1):
-        h = nematus_step(p / f"gru{index}", h, nothing, nothing, bias)
+        h = nematus_step(p / f"gru{index}", h, bias)
     return h
 
 

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rmsnorm.nematus.dialects import NOTHING, rules, table
 from rmsnorm.nematus.numpy import zero_rnnsearch
-from rmsnorm.nematus.numpy.parameters import (
-    Array,
-    Parameters,
-    embed,
-    feed_forward,
-    leaves,
-    log_softmax,
-    losses,
-    project,
-)
+from rmsnorm.nematus.numpy.parameters import Array, Parameters, embed, feed_forward, log_softmax, losses, project
 from rmsnorm.nematus.numpy.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
-
-class _Memory(NamedTuple):
-    """What the decoder reads of the source: context, its part of the attention's hidden layer, embeddings, mask."""
-
-    context: Array
-    hidden: Array
-    embeddings: Array
-    mask: Array
+Memory = zero_rnnsearch.Memory
 
 
 def encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
     """What the decoder attends to."""
-    return _attend_to(p, config, x, mask)[0].context
+    return _attend_to(p, config, x, mask)[0][0]
 
 
 def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, stepwise: bool = False) -> Array:
@@ -56,15 +40,15 @@ def loss(p: Parameters, config: Config, x: Array, mask: Array, y: Array, y_mask:
 
 def begin(
     p: Parameters, config: Config, x: Array, mask: Array, *, beam_size: int, length: int
-) -> tuple[_Memory, list[Array]]:
+) -> tuple[Memory, list[Array]]:
     """Memory and states before the first word, beam_size rows for every sentence."""
     memory, initial = _attend_to(p, config, x, mask)
-    memory = _Memory(*(np.repeat(array, beam_size, axis=1) for array in memory))
-    return memory, [np.repeat(initial, beam_size, axis=0)] * config.rnn_dec_depth
+    context, hidden, embeddings, mask = (np.repeat(array, beam_size, axis=1) for array in memory)
+    return (context, hidden, embeddings, mask), [np.repeat(initial, beam_size, axis=0)] * config.rnn_dec_depth
 
 
 def step(
-    p: Parameters, config: Config, memory: _Memory, states: list[Array], words: Array, start: int
+    p: Parameters, config: Config, memory: Memory, states: list[Array], words: Array, start: int
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the words after these ids, and the new states."""
     decode = zero_rnnsearch.decode if rules(config).own_recurrent else _decode
@@ -86,36 +70,36 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: Array, mask: Ar
     return x
 
 
-def _attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[_Memory, Array]:
+def _attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Memory, Array]:
     """The encoder, and what the decoder needs before its first step: memory and initial state."""
     if rules(config).own_recurrent:
-        memory, initial = zero_rnnsearch.attend_to(p, config, x, mask)
-        return _Memory(*memory), initial
+        return zero_rnnsearch.attend_to(p, config, x, mask)
     embeddings = embed(p, config, "encoder", x)
     # The stack whose last level reads from left to right comes first.
     stacks = ("forward", "backward") if config.rnn_enc_depth % 2 else ("backward", "forward")
     context = np.concatenate([_encoder_stack(p, config, stack, embeddings, mask) for stack in stacks], axis=-1)
     attention = p / "decoder/base/attention"
-    hidden = project(attention, context, "context_to_hidden", "hidden_bias", leaves(p, "hidden_context_norm/"))
+    hidden = project(attention, context, "context_to_hidden", "hidden_bias", "hidden_context_norm/")
     mean = (context * (mask / mask.sum(axis=0))[..., None]).sum(axis=0)
     initial = np.tanh(feed_forward(p / "decoder/initial_state_constructor", mean))
-    return _Memory(context, hidden, embeddings, mask), initial
+    return (context, hidden, embeddings, mask), initial
 
 
 def _decode(
-    p: Parameters, config: Config, memory: _Memory, states: list[Array], words: Array, *, old: bool = False
+    p: Parameters, config: Config, memory: Memory, states: list[Array], words: Array, *, old: bool = False
 ) -> tuple[Array, list[Array]]:
     """Logits of any number of steps, given the embeddings of the words before them, and the last states.
 
     old: the rules by which v0.3 scores: no residual connection around the first high level.
     """
-    steps, q = [], p / "decoder/base"
+    steps, q, (context, _, embeddings, _) = [], p / "decoder/base", memory
+    sources = (context, embeddings)[: 1 + config.rnn_lexical_model]
     biases = [config.gru_bias("base", index) for index in range(config.rnn_dec_base_transition_depth)]
     of_highs = [config.gru_bias("high", index) for index in range(config.rnn_dec_high_transition_depth)]
     for from_word in zip(*nematus_input(q / "gru0", words, biases[0]), strict=True):
         base, *highs = states
-        base = nematus_step(q / "gru0", base, *from_word, biases[0])
-        attended, weights = _attend(q / "attention", base, memory)
+        base = nematus_step(q / "gru0", base, biases[0], *from_word)
+        attended, *lexical = _attend(q / "attention", base, memory, sources)
         top = nematus_deep_step(q, base, nematus_input(q / "gru1", attended, biases[1]), biases[1:], first=1)
         states = [top]
         for level, high in enumerate(highs):
@@ -124,39 +108,35 @@ def _decode(
             high = nematus_deep_step(r, high, nematus_input(r / "gru0", below, of_highs[0]), of_highs)
             states.append(high)
             top = high if old and level == 0 else top + high
-        steps.append((top, attended, weights))
-    tops, contexts, all_weights = (np.stack(arrays) for arrays in zip(*steps, strict=True))
-    lexical = _lexical_state(p, all_weights, memory.embeddings) if config.rnn_lexical_model else None
-    return _predict(p, config, words, tops, contexts, lexical), states
+        steps.append((top, attended, *lexical))
+    return _predict(p, config, words, *map(np.stack, zip(*steps, strict=True))), states
 
 
-def _attend(p: Parameters, state: Array, memory: _Memory) -> tuple[Array, Array]:
-    """sum_t w_t context_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v; and w."""
-    hidden = np.tanh(memory.hidden + project(p, state, "state_to_hidden", None, leaves(p, "hidden_state_norm/")))
-    scores = (hidden @ p["hidden_to_score"])[..., 0]
-    weights = np.exp(scores - scores.max(axis=0)) * memory.mask  # of all scores, padding too, as in Nematus
+def _attend(p: Parameters, state: Array, memory: Memory, sources: tuple[Array, ...]) -> list[Array]:
+    """sum_t w_t source_t, w = softmax over the words of tanh(hidden_t + norm(state W)) v."""
+    (_, hidden, _, mask), from_state = memory, project(p, state, "state_to_hidden", None, "hidden_state_norm/")
+    scores = (np.tanh(hidden + from_state) @ p["hidden_to_score"])[..., 0]
+    weights = np.exp(scores - scores.max(axis=0)) * mask  # of all scores, padding too, as in Nematus
     weights /= weights.sum(axis=0)
-    return (memory.context * weights[..., None]).sum(axis=0), weights
+    return [(source * weights[..., None]).sum(axis=0) for source in sources]
 
 
 def _predict(
-    p: Parameters, config: Config, previous: Array, state: Array, attended: Array, lexical: Array | None
+    p: Parameters, config: Config, previous: Array, state: Array, attended: Array, lexical: Array | None = None
 ) -> Array:
-    """Logits: activation(sum of the normalised projections of the three) W + b, plus those of the lexical model."""
+    """Logits: activation(sum of the normalised projections of the three) W + b, plus those of the lexical model.
+
+    lexical: attended embeddings, of which Nguyen & Chiang make tanh(norm(e W + b)) + e, e = tanh(lexical).
+    """
     q = p / "decoder/next_word_predictor"
     parts = {"prev_emb": previous, "state": state, "attended_context": attended}
     hidden = _activate(q, config, np.sum([feed_forward(q / f"{name}_to_hidden", x) for name, x in parts.items()], 0))
     logits = (_mixture if config.softmax_mixture_size > 1 else _logits)(p, config, hidden)
-    return logits if lexical is None else logits + feed_forward(q / "lexical_to_logits", lexical, norm=False)
-
-
-def _lexical_state(p: Parameters, weights: Array, embeddings: Array) -> Array:
-    """The lexical model of Nguyen & Chiang: tanh(norm(e W + b)) + e, e = tanh(attended source embeddings).
-
-    weights: (steps, source length, batch); embeddings: (source length, batch, size).
-    """
-    e: Array = np.tanh(np.einsum("tsb,sbe->tbe", weights, embeddings))
-    return np.tanh(feed_forward(p / "decoder/lexical", e)) + e
+    if lexical is None:
+        return logits
+    e = np.tanh(lexical)
+    deep = np.tanh(feed_forward(p / "decoder/lexical", e)) + e
+    return logits + feed_forward(q / "lexical_to_logits", deep, norm=False)
 
 
 def _activate(q: Parameters, config: Config, x: Array) -> Array:
@@ -185,5 +165,4 @@ def _mixture(p: Parameters, config: Config, hidden: Array) -> Array:
     for k in range(config.softmax_mixture_size):
         deep = np.tanh(feed_forward(q / f"hidden_to_mos_hidden_{k}", hidden))
         components.append(log_pi[..., k, None] + log_softmax(_logits(p, config, deep)))
-    top = np.max(components, axis=0)
-    return top + np.log(np.exp(np.stack(components) - top).sum(axis=0))
+    return np.logaddexp.reduce(components)

@@ -15,11 +15,12 @@ from rmsnorm.nematus.numpy.parameters import Array, Parameters, embed, project, 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
+# What the decoder reads of the source: context, its part of the attention's hidden layer, embeddings, mask.
 Memory = tuple[Array, Array, Array, Array]
 
 
 def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Memory, Array]:
-    """What the decoder reads of the source, as the fields of _Memory, and the initial state of the decoder."""
+    """What the decoder reads of the source, and the initial state of the decoder."""
     embeddings = embed(p, config, "encoder", x)
     forward = _level(p / "encoder/forward", config, embeddings, mask)
     backward = _level(p / "encoder/backward", config, embeddings[::-1], mask[::-1])[::-1]

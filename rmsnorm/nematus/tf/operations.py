@@ -14,14 +14,14 @@ import tensorflow as tf
 from rmsnorm.nematus.models.operations import Step
 from rmsnorm.tf_impl import functional
 
-FIXED_CACHES: Final = False
+cached: Final = None
 attention: Final = None
 
 tanh, sigmoid, relu = tf.tanh, tf.sigmoid, tf.nn.relu
 concatenated, repeated, sum, rows = tf.concat, tf.repeat, tf.reduce_sum, tf.gather
 split, reshape = bind(tf.split, axis=-1), tf.reshape
 picked = bind(tf.gather, batch_dims=2)
-stack, softmax, logsumexp = tf.stack, tf.nn.softmax, tf.reduce_logsumexp
+softmax, logsumexp, to_host = tf.nn.softmax, tf.reduce_logsumexp, np.asarray
 transposed, swapped = tf.linalg.matrix_transpose, bind(tf.transpose, perm=(0, 2, 1, 3))
 rms_norm = bind(functional.rms_norm, variant="nematus")
 
@@ -30,7 +30,7 @@ def shape(x: tf.Tensor) -> Sequence[Any]:
     return tf.unstack(tf.shape(x))
 
 
-def cast(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+def cast(x: Any, like: Any) -> tf.Tensor:
     return tf.cast(x, like.dtype)
 
 
@@ -82,14 +82,6 @@ def future(start: Any, count: Any, length: Any, score: float, like: tf.Tensor) -
     return tf.cast(tf.where(is_future, score, 0.0), like.dtype)
 
 
-def cached(cache: tf.Tensor, new: tf.Tensor, start: Any) -> tf.Tensor:
-    return tf.concat((cache, new), 1)
-
-
-def to_host(x: tf.Tensor) -> Any:
-    return x.numpy()
-
-
 def scan(
     step: Step, state: tuple[tf.Tensor, ...], inputs: tuple[tf.Tensor, ...], others: tuple[tf.Tensor, ...] = (),
     *, reverse: bool = False,
@@ -110,10 +102,6 @@ def checked(check: Callable[..., Any], ids: Any, mask: Any) -> Any:
 
 def as_ids(ids: Any, like: Any) -> tf.Tensor:
     return tf.cast(ids, tf.int64)
-
-
-def as_mask(mask: Any, like: Any) -> tf.Tensor:
-    return tf.cast(mask, like.dtype)
 
 
 def _wide(x: tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,7 @@
-"""The recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
+"""The recurrent cells of rmsnorm.nematus.protocol.Cells as functions, and for Keras, which must run on TensorFlow.
 
-The functions have time-major sequences: x (length, batch, features), mask (length, batch), states (batch, features).
-The dtype is that of the arguments. In a function with jit_compile=True the tape must be inside, as for all loops of
-TensorFlow. The layers, and the cells for keras.layers.RNN, have batch-major sequences, as Keras has them. Keras must
-run on TensorFlow.
+In a function with jit_compile=True the tape must be inside, as for all loops of TensorFlow. The layers, and the cells
+for keras.layers.RNN, have batch-major sequences, as Keras has them.
 """
 
 from __future__ import annotations
@@ -14,20 +12,11 @@ from typing import Any, Final
 import keras
 import tensorflow as tf
 
-from rmsnorm.nematus import protocol
-from rmsnorm.nematus.cells import (
-    PARTIAL,
-    CellNorm,
-    authors_gru,
-    check_norm,
-    gru_shapes,
-    initial,
-    lstm_shapes,
-    nematus_gru_shapes,
-)
+from rmsnorm.nematus import cells, protocol
+from rmsnorm.nematus.cells import PARTIAL, CellNorm, Shapes
 from rmsnorm.nematus.config import Bias
-from rmsnorm.nematus.models.parameters import Parameters
-from rmsnorm.nematus.models.recurrent import CELLS, lstm_input, lstm_step, nematus_deep_step, nematus_input
+from rmsnorm.nematus.models.parameters import Parameters, project
+from rmsnorm.nematus.models.recurrent import CELLS, lstm_step, nematus_deep_step, nematus_input
 from rmsnorm.nematus.tf import operations
 from rmsnorm.nematus.tf.parameters import Graphs, Named
 
@@ -42,7 +31,7 @@ def _call(values: Any, *tensors: tf.Tensor, cell: str, norm: CellNorm, partial: 
 
 def _run(cell: str, parameters: Mapping[str, Any], *arrays: Any, norm: CellNorm, **options: Any) -> Any:
     """As a graph; all arguments become tensors. The mask is the last of them, if there is one."""
-    check_norm(norm)
+    cells.check_norm(norm)
     values = {name: tf.convert_to_tensor(value) for name, value in parameters.items()}
     tensors = [tf.convert_to_tensor(array) for array in arrays if array is not None]
     return _graphs.run(_call, values, *tensors, cell=cell, norm=norm, **options)
@@ -56,7 +45,7 @@ class _Cell(Named):
     """A cell with weights of the shapes that ``shapes`` returns; initial values as in Nematus."""
 
     def __init__(self, units: int, *, norm: CellNorm = "none", partial: float = PARTIAL, **kwargs: Any) -> None:
-        check_norm(norm)
+        cells.check_norm(norm)
         super().__init__(**kwargs)
         self.units = self.output_size = units
         self.state_size: Any = units
@@ -71,7 +60,7 @@ class _Cell(Named):
 
 
 def _initializer(name: str, units: int) -> Any:
-    kind = initial(name)
+    kind = cells.initial(name)
     if kind == "orthogonal":
         return lambda shape, dtype: tf.concat(
             [keras.initializers.Orthogonal()((units, units), dtype) for _ in range(shape[1] // units)], 1
@@ -95,8 +84,8 @@ class NematusGRUCell(_Cell):
         super().__init__(units, **kwargs)
         self.biases: Any = tuple(biases)
 
-    def shapes(self, size: Any) -> dict[str, tuple[int, ...]]:
-        return nematus_gru_shapes(size, self.units, self.biases, self.norms["norm"])
+    def shapes(self, size: Any) -> Shapes:
+        return cells.nematus_gru_shapes(size, self.units, self.biases, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         p = Parameters(operations, self.tensors(), **self.norms)
@@ -122,11 +111,11 @@ class GRUCell(_Cell):
         TensorShape([2, 4])
     """
 
-    def shapes(self, size: Any) -> dict[str, tuple[int, ...]]:
-        return gru_shapes(size, self.units, self.norms["norm"])
+    def shapes(self, size: Any) -> Shapes:
+        return cells.gru_shapes(size, self.units, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        p = Parameters(operations, authors_gru(self.tensors(), self.norms["norm"]), **self.norms)
+        p = Parameters(operations, cells.authors_gru(self.tensors(), self.norms["norm"]), **self.norms)
         h = nematus_deep_step(p, states[0], nematus_input(p / "gru0", inputs, "input"), ("input",))
         return h, [h]
 
@@ -150,13 +139,13 @@ class LSTMCell(_Cell):
         super().__init__(units, **kwargs)
         self.state_size = [units, units]
 
-    def shapes(self, size: Any) -> dict[str, tuple[int, ...]]:
-        return lstm_shapes(size, self.units, self.norms["norm"])
+    def shapes(self, size: Any) -> Shapes:
+        return cells.lstm_shapes(size, self.units, self.norms["norm"])
 
     def call(self, inputs: Any, states: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         p = Parameters(operations, self.tensors(), **self.norms)
         h, c = states
-        h, c = lstm_step(p, h, c, lstm_input(p, inputs))
+        h, c = lstm_step(p, h, c, project(p, inputs, "W", "b", ("s1", "b1")))
         return h, [h, c]
 
     def sequence(self, x: tf.Tensor, h0: tf.Tensor, c0: tf.Tensor, mask: tf.Tensor | None) -> list[tf.Tensor]:

@@ -16,19 +16,19 @@ from rmsnorm.nematus.models.operations import Step
 from rmsnorm.torch_impl import functional as own
 from rmsnorm.torch_impl.private import is_transformed
 
-FIXED_CACHES: Final = False
+cached: Final = None
 
 tanh, sigmoid, relu = torch.tanh, torch.sigmoid, torch.relu
 shape, rows, where, matmul = Tensor.size, getitem, torch.where, torch.matmul
 concatenated, repeated, sum = torch.cat, torch.repeat_interleave, torch.sum
 reshape, split = torch.reshape, bind(torch.chunk, dim=-1)
-stack, softmax, logsumexp = torch.stack, torch.softmax, torch.logsumexp
+softmax, logsumexp = torch.softmax, torch.logsumexp
 transposed, swapped = bind(torch.swapaxes, axis0=-1, axis1=-2), bind(torch.swapaxes, axis0=1, axis1=2)
 rms_norm = bind(own.rms_norm, variant="nematus")
 
 
-def cast(x: Tensor, like: Tensor) -> Tensor:
-    return x.to(like.dtype)
+def cast(x: Any, like: Tensor) -> Tensor:
+    return torch.as_tensor(x).to(like)
 
 
 def filled(shape: Sequence[int], value: float, like: Tensor) -> Tensor:
@@ -72,10 +72,6 @@ def future(start: int, count: int, length: int, score: float, like: Tensor) -> T
     return torch.where(is_future, score, 0.0).to(like.dtype)
 
 
-def cached(cache: Tensor, new: Tensor, start: int) -> Tensor:
-    return torch.cat((cache, new), 1)
-
-
 def to_host(x: Tensor) -> Any:
     return x.cpu().numpy()
 
@@ -110,7 +106,3 @@ def on_host(value: Any) -> Any:
 
 def as_ids(ids: Any, like: Tensor) -> Tensor:
     return torch.as_tensor(ids, device=like.device).long()
-
-
-def as_mask(mask: Any, like: Tensor) -> Tensor:
-    return torch.as_tensor(mask).to(like)

@@ -1,8 +1,4 @@
-"""The recurrent cells: Nematus's GRU, the GRU and the LSTM of the authors' Theano code, with any norm.
-
-As functions, and as modules. Sequences are time-major: x (length, batch, features), mask (length, batch), states
-(batch, features). The dtype is that of the arguments.
-"""
+"""The recurrent cells of rmsnorm.nematus.protocol.Cells as functions, and as modules; all are time-major."""
 
 from __future__ import annotations
 
