@@ -19,15 +19,9 @@ _BLOCKS: Final[dict[Block, tuple[str, str]]] = {
     "ffn": ("pre_ffn_sublayer", "feed_forward"),
     "final": ("final_transform", ""),
 }
-_ZERO_MAPS: Final = {
-    "queries": "q_map",
-    "keys": "k_map",
-    "values": "v_map",
-    "qkv": "qkv_map",
-    "context": "o_map",
-    "in": "ffn_layer/enlarge",
-    "out": "ffn_layer/output",
-}
+# Linear maps of attention in zero, and those of a feed-forward block in Nematus and in zero.
+_ATTENTION: Final = {"queries": "q_map", "keys": "k_map", "values": "v_map", "qkv": "qkv_map", "context": "o_map"}
+_FEED_FORWARD: Final = {"in": ("ff_layer_1", "ffn_layer/enlarge"), "out": ("ff_layer_2", "ffn_layer/output")}
 
 
 class Rules(NamedTuple):
@@ -106,11 +100,9 @@ def table(config: Config, use: Use, factor: int = 0) -> str:
         return "embedding" if config.tie_encoder_decoder_embeddings else own[use]
     if use == "decoder" and config.tie_encoder_decoder_embeddings:
         use = "encoder"
-    name = f"{use}/embedding/embeddings"
-    if config.model_type == "transformer":
-        layer = "softmax_projection" if use == "softmax" else f"{use}_embedding"
-        name = f"transformer_model/{layer}_layer/embedding_table"
-    return f"{name}_{factor}" if factor else name
+    layer = "softmax_projection" if use == "softmax" else f"{use}_embedding"
+    of_transformer, of_rnn = f"transformer_model/{layer}_layer/embedding_table", f"{use}/embedding/embeddings"
+    return (of_rnn if config.model_type == "rnn" else of_transformer) + (f"_{factor}" if factor else "")
 
 
 def layer(config: Config, stack: str, number: int) -> str:
@@ -120,19 +112,17 @@ def layer(config: Config, stack: str, number: int) -> str:
 
 def norm(config: Config, block: Block) -> tuple[str, str]:
     """Names of the gain and of the offset of the norm of a block, below the name of the layer."""
-    scope = _BLOCKS[block][config.dialect == "zero"]
-    norm = "layer_norm" if config.norm == "layer" else "rms_norm"
-    return f"{scope}/{norm}/scale", f"{scope}/{norm}/offset"
+    scope = f"{_BLOCKS[block][config.dialect == 'zero']}/{'layer' if config.norm == 'layer' else 'rms'}_norm"
+    return f"{scope}/scale", f"{scope}/offset"
 
 
 def linear(config: Config, block: Block, part: str) -> tuple[str, str | None]:
-    """Names of the matrix and of the bias of a linear map of a block (a key of _ZERO_MAPS), below that of the layer."""
+    """Names of the matrix and of the bias of a linear map of a block, below that of the layer."""
     if config.dialect == "zero":
-        attention = "" if block == "ffn" else "dot_attention/"
-        scope = f"{_BLOCKS[block][1]}/{attention}{_ZERO_MAPS[part]}"
-        return f"{scope}/W_0_0", f"{scope}/b_0"
+        scope = _FEED_FORWARD[part][1] if block == "ffn" else f"dot_attention/{_ATTENTION[part]}"
+        return f"{_BLOCKS[block][1]}/{scope}/W_0_0", f"{_BLOCKS[block][1]}/{scope}/b_0"
     if block == "ffn":
-        scope = {"in": "ff_layer_1", "out": "ff_layer_2"}[part]
+        scope = _FEED_FORWARD[part][0]
         return f"{scope}/dense_layer_weights", f"{scope}/dense_layer_biases"
     return f"{block}_sublayer/{part}_projection/dense_layer_weights", None
 
