@@ -45,15 +45,16 @@ def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, 
     if config.dialect == "zero":
         return config.replace(norm="rms", norm_offset=False), _centred_of_zero(config, parameters)
     centred = dict(parameters)
-    for row in rows:
-        scope, _, leaf = row.name.rpartition("/")
-        if leaf == "new_std":
-            for name in _normalised(config, scope):
-                array = np.asarray(parameters[name], np.float64)
-                centred[name] = (array - array.mean(axis=-1, keepdims=True)).astype(parameters[name].dtype)
-    new = config.replace(norm="rms", norm_offset=True)
-    named = {name.replace("/new_std", "/scale").replace("/new_mean", "/offset"): name for name in centred}
-    return new, {name: centred[old] for name, old in named.items()}
+    for norm in [row.name.removesuffix("/new_std") for row in rows if row.name.endswith("/new_std")]:
+        for name in _normalised(config, norm):
+            centred[name] = _centre(parameters[name]).astype(parameters[name].dtype)
+    new = {name.replace("/new_std", "/scale").replace("/new_mean", "/offset"): centred[name] for name in centred}
+    return config.replace(norm="rms", norm_offset=True), new
+
+
+def _centre(array: Any) -> Any:
+    wide = np.asarray(array, np.float64)
+    return wide - wide.mean(axis=-1, keepdims=True)
 
 
 def _centred_of_zero(config: Config, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,8 +63,7 @@ def _centred_of_zero(config: Config, parameters: Mapping[str, Any]) -> dict[str,
         if scope.endswith("feed_logits"):  # which has no norm
             continue
         for i in range(len(inputs)):
-            matrix = wide[f"{scope}/W_0_{i}"]
-            wide[f"{scope}/W_0_{i}"] = matrix - matrix.mean(axis=-1, keepdims=True)
+            wide[f"{scope}/W_0_{i}"] = _centre(wide[f"{scope}/W_0_{i}"])
             bias = f"{_ADDED_TO.sub(_other_term, scope)}/b_0"
             wide[bias] = wide[bias] + wide.pop(f"{scope}/ln_0_{i}/offset")
     return {name: array.astype(parameters[name].dtype) for name, array in wide.items()}

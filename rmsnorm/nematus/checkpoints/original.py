@@ -110,17 +110,12 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
         _save_zero(tf, path, {f"{prefix}/{row.name}": np.asarray(parameters[row.name]) for row in rows})
         write_options(path, config, name=ZERO_OPTIONS)
         return
-    version = {"tensorflow": "master", "theano": "v0.1"}.get(config.dialect, "v0.3")
-    if version == "master" and config.search == "costs":
-        version = "v0.3"
+    newest = "v0.3" if config.search == "costs" else "master"
+    version = {"tensorflow": newest, "theano": "v0.1"}.get(config.dialect, "v0.3")
     names = [str(row.names[VERSIONS.index(version)]) for row in rows]
+    arrays, whole = [np.asarray(parameters[row.name]) for row in rows], [""] * len(names)
     with _writing(tf, path), replacing(path) as temporary:
-        tf.raw_ops.SaveV2(
-            prefix=str(temporary),
-            tensor_names=names,
-            shape_and_slices=[""] * len(names),
-            tensors=[np.asarray(parameters[row.name]) for row in rows],
-        )
+        tf.raw_ops.SaveV2(prefix=str(temporary), tensor_names=names, shape_and_slices=whole, tensors=arrays)
         state = f'model_checkpoint_path: "{path.name}"\nall_model_checkpoint_paths: "{path.name}"\n'
         temporary.with_name("checkpoint").write_text(state)
     write_options(path, config)
