@@ -67,10 +67,7 @@ def finite_alpha(op: str, alpha: float) -> float:
 
 
 def plan(config: Config, words: Any, beam_size: int | None, max_length: int | None, alpha: float | None) -> Plan:
-    """What ``translate`` does with these arguments; None stands for what the config says.
-
-    words: numbers of words of the source sentences, with their ends.
-    """
+    """What ``translate`` does for sources of so many words, with their ends; None stands for what the config says."""
     beam_size = config.beam_size if beam_size is None else beam_size
     max_length = config.translation_maxlen if max_length is None else max_length
     for name, value in (("beam_size", beam_size), ("max_length", max_length)):
@@ -88,10 +85,7 @@ def is_first(config: Config, previous: Any) -> bool:
 
 
 def search(plan: Plan, step: Step, states: States, rows: Rows = getitem) -> Translations:
-    """Run a search from states with beam_size equal rows for every sentence.
-
-    rows: ``rows(state, indices)`` are the rows of these indices.
-    """
+    """Search from states with beam_size equal rows a sentence; ``rows(state, indices)`` are those of these indices."""
     find = {"sampler": _sampler, "costs": _costs, "zero": _zero}[plan.config.search]
     return find(plan, _Alive(plan, step, states, rows))
 
@@ -162,10 +156,7 @@ class _Finished:
 
 
 def _sampler(plan: Plan, alive: _Alive) -> Translations:
-    """Keep finished hypotheses in a list of their own.
-
-    Stops when no sentence can improve, or one word before the longest translation.
-    """
+    """Finished ones have a list of their own. Stops when no sentence can improve, or one word before the longest."""
     scores: Array = np.zeros((len(plan.lengths), plan.beam_size))
     finished = _Finished(alive, np.float64(_LOW))
     for _ in range(1, plan.steps):

@@ -23,7 +23,6 @@ _MATRIX: Final = {row.norm: row.name for row in GRU} | {
     "hidden_state_norm": "state_to_hidden",
     "hidden_context_norm": "context_to_hidden",
 }
-_ADDED_TO: Final = re.compile(r"fetch_state_(\w+)/(gate|hide)_x$|context_att$")  # maps of zero without a bias
 _STACK: Final = re.compile(r"(encoder|base|high)/.*?gru(\d+)$")
 
 
@@ -64,14 +63,10 @@ def _centred_of_zero(config: Config, parameters: Mapping[str, Any]) -> dict[str,
             continue
         for i in range(len(inputs)):
             wide[f"{scope}/W_0_{i}"] = _centre(wide[f"{scope}/W_0_{i}"])
-            bias = f"{_ADDED_TO.sub(_other_term, scope)}/b_0"
-            wide[bias] = wide[bias] + wide.pop(f"{scope}/ln_0_{i}/offset")
+            # The result of a map without a bias is added to that of a map with one.
+            biased = re.sub(r"fetch_state_(.+)_x$", r"cell_\1_h", scope).replace("context_att", "attention/feed_query")
+            wide[f"{biased}/b_0"] = wide[f"{biased}/b_0"] + wide.pop(f"{scope}/ln_0_{i}/offset")
     return {name: array.astype(parameters[name].dtype) for name, array in wide.items()}
-
-
-def _other_term(scope: re.Match[str]) -> str:
-    """The map with a bias, the result of which is added to that of this map without one."""
-    return "attention/feed_query" if scope[0] == "context_att" else f"cell_{scope[1]}/{scope[2]}_h"
 
 
 def _normalised(config: Config, norm: str) -> list[str]:

@@ -25,33 +25,21 @@ _FEED_FORWARD: Final = {"in": ("ff_layer_1", "ffn_layer/enlarge"), "out": ("ff_l
 
 
 class Rules(NamedTuple):
-    """The rules of a dialect. The defaults are those of Nematus master.
+    """The rules of a dialect. The defaults are those of Nematus master."""
 
-    Attributes:
-        masking: what a GRU of the encoder does at a masked word: its state becomes ``zero``, or it stays (``carry``).
-        scores_otherwise: whether scoring differs from decoding in deep decoders: their states begin with zeros, and
-            there is no residual connection around the first high level.
-        own_recurrent: whether its RNNSearch has cells, attention and maps of its own.
-        go: the id that precedes the first word of a Transformer.
-        embedding_bias: the name of what is added to the embeddings of source and target, if there is such a thing.
-        post_norm: whether the norms of a Transformer follow the sums; else they precede the blocks, and one more is at
-            the end of each stack.
-        joint_maps: whether one map makes queries, keys and values of attention to itself.
-        drops_hidden: whether the dropout of a feed-forward block is of its hidden layer; else it is of its input.
-        mean_loss: whether the loss is a mean over the words of a sentence, and not their sum.
-        pads_with_zero: whether the id 0 is padding: places that are padding in all sentences are left out, words that
-            are 0 do not count in the loss, and a search that chose 0 for all sentences begins anew.
-    """
-
-    masking: Literal["zero", "carry"] = "zero"
+    masking: Literal["zero", "carry"] = "zero"  # what a masked word does to states of the encoder: zeros, or nothing
+    # Deep decoders score with states that begin with zeros, and no residual connection around the first high level.
     scores_otherwise: bool = False
-    own_recurrent: bool = False
-    go: int = 1
-    embedding_bias: str = ""
+    own_recurrent: bool = False  # RNNSearch has cells, attention and maps of its own
+    go: int = 1  # the id that precedes the first word of a Transformer
+    embedding_bias: str = ""  # the name of what is added to the embeddings of source and target, if anything is
+    # The norms of a Transformer follow the sums; else they precede the blocks, and one more ends each stack.
     post_norm: bool = False
-    joint_maps: bool = False
-    drops_hidden: bool = False
-    mean_loss: bool = False
+    joint_maps: bool = False  # one map makes queries, keys and values of attention to itself
+    drops_hidden: bool = False  # dropout of a feed-forward block is of its hidden layer; else it is of its input
+    mean_loss: bool = False  # the loss is a mean over the words of a sentence, and not their sum
+    # The id 0 is padding: places that are padding in all sentences are left out, words that are 0 do not count in the
+    # loss, and a search that chose 0 for all sentences begins anew.
     pads_with_zero: bool = False
 
 

@@ -108,8 +108,7 @@ def load(
         options = converted.read_options(location.path)
     else:
         options = read_options(location.path, config)
-    _, reader = FORMS[location.form]
-    shapes, tensor = reader(location.path)
+    shapes, tensor = FORMS[location.form][1](location.path)
     with reading("nematus.load", location.path, "names of variables"):
         for name in shapes:
             if not name.isprintable():  # it would be printed
@@ -146,8 +145,7 @@ def load(
         check_expansion(4 * sum(math.prod(row.shape) for row in wanted.values()), location.size)
     parameters = {row.name: finite("nematus.load", location.path, name, tensor(name)) for name, row in wanted.items()}
     left_out = tuple(sorted(shapes.keys() - wanted.keys() - spare))
-    names, (file, form, *_) = VERSIONS[index], location
-    return Model(settings, parameters, file, form, names, smoothed, left_out, tuple(sorted(spare)))
+    return Model(settings, parameters, *location, VERSIONS[index], smoothed, left_out, tuple(sorted(spare)))
 
 
 def _facts_from_names(
@@ -195,10 +193,8 @@ def _norm(options: Mapping[str, Any], names: Collection[str], asked: Norm | None
     elif kind not in possible:
         kind = {"rmsnorm": "rms", "layernorm": "layer"}.get(str(options.get("layer_normalization_type")))
     if kind is None:
-        want = (
-            "'layer' or 'rms', as the model was trained, because Theano Nematus has the same names for LayerNorm and "
-            "for RMSNorm with offsets"
-        )
+        why = "because Theano Nematus has the same names for LayerNorm and for RMSNorm with offsets"
+        want = f"'layer' or 'rms', as the model was trained, {why}"
         raise errors.out_of_domain("nematus.load", "norm", asked, want, "pass norm=, in the commands --source-norm")
     return {"norm": kind, "norm_offset": has_offset}
 

@@ -45,9 +45,7 @@ _V01: Final = (
 )
 
 # Tensors of the trainer: they are in a checkpoint, but not part of the model.
-_TRAINING: Final = frozenset(
-    ("time", "beta1_power", "beta2_power", "uidx", "history_errs", "zipped_params", "global_step")
-)
+_TRAINING: Final = ("time", "beta1_power", "beta2_power", "uidx", "history_errs", "zipped_params", "global_step")
 ZERO_AVERAGE: Final = "/ExponentialMovingAverage"
 _SLOTS: Final = ("/Adam", "/Adam_1", "/CTrainOpReplica", "/CTrainOpBackUpReplica")
 _PREFIXES: Final = ("adam", "accum", "prior/", "loss/prior/")  # Theano's slots, sums of gradients, MAP training

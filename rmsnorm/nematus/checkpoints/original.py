@@ -58,12 +58,11 @@ def save_theano(path: str | os.PathLike[str], config: Config, parameters: Mappin
         if row.theano is not None:
             arrays.setdefault(row.theano, np.zeros(row.shape, dtype))
     arrays["decoder_c_tt"] = np.zeros(1, dtype)
-    for reason, differs in (
-        ("it adds the biases of decoder/high elsewhere", config.dialect != "theano" and config.rnn_dec_depth > 1),
-        ("its output activation is tanh", config.output_hidden_activation != "tanh"),
-    ):
-        if differs:
-            warnings.warn(f"save_theano: Theano Nematus will compute other numbers: {reason}", stacklevel=2)
+    other = "save_theano: Theano Nematus will compute other numbers: "
+    if config.dialect != "theano" and config.rnn_dec_depth > 1:
+        warnings.warn(f"{other}it adds the biases of decoder/high elsewhere", stacklevel=2)
+    if config.output_hidden_activation != "tanh":
+        warnings.warn(f"{other}its output activation is tanh", stacklevel=2)
     path = Path(path)
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
