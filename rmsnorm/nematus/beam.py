@@ -67,10 +67,7 @@ def finite_alpha(op: str, alpha: float) -> float:
 
 
 def plan(config: Config, words: Any, beam_size: int | None, max_length: int | None, alpha: float | None) -> Plan:
-    """What ``translate`` does with these arguments; None stands for what the config says.
-
-    words: numbers of words of the source sentences, with their ends.
-    """
+    """What ``translate`` does for sources of so many words, with their ends; None stands for what the config says."""
     beam_size = config.beam_size if beam_size is None else beam_size
     max_length = config.translation_maxlen if max_length is None else max_length
     for name, value in (("beam_size", beam_size), ("max_length", max_length)):
@@ -88,10 +85,7 @@ def is_first(config: Config, previous: Any) -> bool:
 
 
 def search(plan: Plan, step: Step, states: States, rows: Rows = getitem) -> Translations:
-    """Run a search from states with beam_size equal rows for every sentence.
-
-    rows: ``rows(state, indices)`` are the rows of these indices.
-    """
+    """Search from states with beam_size equal rows a sentence; ``rows(state, indices)`` are those of these indices."""
     find = {"sampler": _sampler, "costs": _costs, "zero": _zero}[plan.config.search]
     return find(plan, _Alive(plan, step, states, rows))
 
@@ -112,9 +106,7 @@ class _Alive:
         """The log-probabilities of the words that may follow, (batch, beam, vocabulary)."""
         batch, size, _ = self.words.shape
         log_p, self.states = self.step(self.states, None if self.last is None else self.last.ravel())
-        if (
-            size > log_p.shape[-1] and self.plan.config.search != "zero"
-        ):  # the first step fills the beam with different words
+        if size > log_p.shape[-1] and self.plan.config.search != "zero":  # the first step needs different words
             want = f"at most {log_p.shape[-1]}, the target vocabulary"
             raise errors.out_of_domain("translate", "beam_size", size, want, "pass a smaller one")
         return log_p.reshape(batch, size, -1)
@@ -146,13 +138,16 @@ class _Finished:
         lowest: Array = (self.scores * self.is_ended).min(axis=1)
         return lowest + ~self.is_ended.any(axis=1) * self.low
 
-    def add(self, words: Array, scores: Array, ended: Array) -> None:
-        """Take what has ended of hypotheses that are one word longer, and keep the best."""
+    def divide(self, alive: _Alive, words: Array, scores: Array, parent: Array, ended: Array) -> Array:
+        """Keep the best of what has ended of hypotheses that are one word longer; the order of those that go on."""
+        order = _top(scores + ended * self.low, alive.plan.beam_size)
+        alive.become(_take(words, order), _take(parent, order))
         words = np.concatenate((np.pad(self.words, ((0, 0), (0, 0), (0, 1))), words), axis=1)
         scores = np.concatenate((self.scores, scores + ~ended * self.low), axis=1)
         ended = np.concatenate((self.is_ended, ended), axis=1)
-        order = _top(scores, self.words.shape[1])
-        self.words, self.scores, self.is_ended = _take(words, order), _take(scores, order), _take(ended, order)
+        best = _top(scores, self.words.shape[1])
+        self.words, self.scores, self.is_ended = _take(words, best), _take(scores, best), _take(ended, best)
+        return order
 
     def or_else(self, alive: Array, scores: Array) -> tuple[Array, Array]:
         """Words and scores; those of the others in a sentence in which none has ended."""
@@ -161,10 +156,7 @@ class _Finished:
 
 
 def _sampler(plan: Plan, alive: _Alive) -> Translations:
-    """Keep finished hypotheses in a list of their own.
-
-    Stops when no sentence can improve, or one word before the longest translation.
-    """
+    """Finished ones have a list of their own. Stops when no sentence can improve, or one word before the longest."""
     scores: Array = np.zeros((len(plan.lengths), plan.beam_size))
     finished = _Finished(alive, np.float64(_LOW))
     for _ in range(1, plan.steps):
@@ -176,11 +168,7 @@ def _sampler(plan: Plan, alive: _Alive) -> Translations:
         else:  # nothing follows those that have ended
             candidates = np.where(alive.last[:, :, None] == 0, _NEVER + scores[:, :, None], candidates)
         words, best, parent = alive.longer(candidates, plan.beam_size)
-        ended = words[:, :, -1] == 0
-        order = _top(best + ended * _LOW, plan.beam_size)
-        alive.become(_take(words, order), _take(parent, order))
-        scores = _take(best, order)
-        finished.add(words, best, ended)
+        scores = _take(best, finished.divide(alive, words, best, parent, words[:, :, -1] == 0))
     sequences, scores = finished.or_else(alive.words, scores)
     ends = np.concatenate((sequences == 0, np.ones((*scores.shape, 1), bool)), axis=2)
     lengths = ends.argmax(axis=2) + 1  # the end of sentence counts, even if the search did not reach it
@@ -226,11 +214,8 @@ def _zero(plan: Plan, alive: _Alive) -> Translations:
             log_p[:, :, ZERO_END] += np.float32(plan.config.masked_score if time == 0 else 0)  # no end as first word
             words, best, parent = alive.longer((log_p + total[:, :, None]) / penalty(time + 1), 2 * plan.beam_size)
             ended = (words[:, :, -1] == ZERO_END) | (plan.lengths <= time)[:, None]
-            order = _top(best + ended * low, plan.beam_size)
-            alive.become(_take(words, order), _take(parent, order))
-            scores = _take(best + ended * low, order)
+            scores = _take(best + ended * low, finished.divide(alive, words, best, parent, ended))
             total = scores * penalty(time + 1)
-            finished.add(words, best, ended)
     return Translations(*finished.or_else(alive.words, scores))
 
 

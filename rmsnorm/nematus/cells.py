@@ -21,14 +21,12 @@ TIED: Final = "decoder/next_word_predictor/hidden_to_logits/W"
 
 
 class GRUVariable(NamedTuple):
-    """A variable of a GRU: its names in Nematus, in Theano Nematus (and in the authors' code), and there after the
-    attention; and the scope of the norm of its product, empty if there is none.
-    """
+    """A variable of a GRU."""
 
     name: str
-    theano: str
+    theano: str  # in Theano Nematus, and in the authors' code
     theano_after_attention: str
-    norm: str
+    norm: str  # the scope of the norm of its product, empty if there is none
 
     def shape(self, features: int, state: int) -> tuple[int, ...]:
         """The shape for inputs and states of these sizes."""
@@ -147,11 +145,7 @@ def _norm_shapes(norm: CellNorm, names: tuple[str, str], width: int) -> Shapes:
 
 
 def rates(config: Config, names: Iterable[str]) -> dict[str, float]:
-    """Dropout rates, by the names of the masks.
-
-    There is a mask for the input of every matrix, under the name of the matrix; for the words of source and target;
-    and for the embeddings that the lexical model attends to.
-    """
+    """Dropout rates by the names of the masks: of inputs of matrices, of words, and of what the lexical model reads."""
     embedding, hidden = config.rnn_dropout_embedding, config.rnn_dropout_hidden
     of_matrices = {name: embedding if name.startswith(_MULTIPLY_EMBEDDINGS) else hidden for name in (*names, TIED)}
     of_words = {"source words": config.rnn_dropout_source, "target words": config.rnn_dropout_target}

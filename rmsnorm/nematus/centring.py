@@ -23,7 +23,6 @@ _MATRIX: Final = {row.norm: row.name for row in GRU} | {
     "hidden_state_norm": "state_to_hidden",
     "hidden_context_norm": "context_to_hidden",
 }
-_ADDED_TO: Final = re.compile(r"fetch_state_(\w+)/(gate|hide)_x$|context_att$")  # maps of zero without a bias
 _STACK: Final = re.compile(r"(encoder|base|high)/.*?gru(\d+)$")
 
 
@@ -45,15 +44,16 @@ def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, 
     if config.dialect == "zero":
         return config.replace(norm="rms", norm_offset=False), _centred_of_zero(config, parameters)
     centred = dict(parameters)
-    for row in rows:
-        scope, _, leaf = row.name.rpartition("/")
-        if leaf == "new_std":
-            for name in _normalised(config, scope):
-                array = np.asarray(parameters[name], np.float64)
-                centred[name] = (array - array.mean(axis=-1, keepdims=True)).astype(parameters[name].dtype)
-    new = config.replace(norm="rms", norm_offset=True)
-    named = {name.replace("/new_std", "/scale").replace("/new_mean", "/offset"): name for name in centred}
-    return new, {name: centred[old] for name, old in named.items()}
+    for norm in [row.name.removesuffix("/new_std") for row in rows if row.name.endswith("/new_std")]:
+        for name in _normalised(config, norm):
+            centred[name] = _centre(parameters[name]).astype(parameters[name].dtype)
+    new = {name.replace("/new_std", "/scale").replace("/new_mean", "/offset"): centred[name] for name in centred}
+    return config.replace(norm="rms", norm_offset=True), new
+
+
+def _centre(array: Any) -> Any:
+    wide = np.asarray(array, np.float64)
+    return wide - wide.mean(axis=-1, keepdims=True)
 
 
 def _centred_of_zero(config: Config, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,16 +62,11 @@ def _centred_of_zero(config: Config, parameters: Mapping[str, Any]) -> dict[str,
         if scope.endswith("feed_logits"):  # which has no norm
             continue
         for i in range(len(inputs)):
-            matrix = wide[f"{scope}/W_0_{i}"]
-            wide[f"{scope}/W_0_{i}"] = matrix - matrix.mean(axis=-1, keepdims=True)
-            bias = f"{_ADDED_TO.sub(_other_term, scope)}/b_0"
-            wide[bias] = wide[bias] + wide.pop(f"{scope}/ln_0_{i}/offset")
+            wide[f"{scope}/W_0_{i}"] = _centre(wide[f"{scope}/W_0_{i}"])
+            # The result of a map without a bias is added to that of a map with one.
+            biased = re.sub(r"fetch_state_(.+)_x$", r"cell_\1_h", scope).replace("context_att", "attention/feed_query")
+            wide[f"{biased}/b_0"] = wide[f"{biased}/b_0"] + wide.pop(f"{scope}/ln_0_{i}/offset")
     return {name: array.astype(parameters[name].dtype) for name, array in wide.items()}
-
-
-def _other_term(scope: re.Match[str]) -> str:
-    """The map with a bias, the result of which is added to that of this map without one."""
-    return "attention/feed_query" if scope[0] == "context_att" else f"cell_{scope[1]}/{scope[2]}_h"
 
 
 def _normalised(config: Config, norm: str) -> list[str]:

@@ -137,43 +137,35 @@ class Config:
             object.__setattr__(self, "tie_decoder_embeddings", True)
         if not self.dim_per_factor:
             object.__setattr__(self, "dim_per_factor", (self.embedding_size,))
-        for name, want in self._contradictions():
-            raise _wrong(name, getattr(self, name), want)
+        for is_wrong, name, want in self._contradictions():
+            if is_wrong:
+                raise _wrong(name, getattr(self, name), want)
 
-    def _contradictions(self) -> Iterator[tuple[str, str]]:
-        """Fields that other fields contradict, each with what they make of it."""
-        sizes, state = self.source_vocab_sizes, self.state_size
-        if len(self.dim_per_factor) != len(sizes):
-            yield "dim_per_factor", f"one size for each of {sizes}"
-        if sum(self.dim_per_factor) != self.embedding_size:
-            yield "dim_per_factor", f"sizes that add up to {self.embedding_size}"
-        if self.softmax_mixture_size > 1 and self.rnn_lexical_model:
-            yield "rnn_lexical_model", "False where softmax_mixture_size is above 1"
-        if self.tie_encoder_decoder_embeddings and sizes[0] != self.target_vocab_size:
-            yield "target_vocab_size", f"{sizes[0]} of the tied source"
-        if self.rnn_lexical_model and self.target_embedding_size != self.embedding_size:
-            yield "rnn_lexical_model", "False where the decoder shares the embeddings of one of several factors"
-        if self.relu_attention and (self.dialect, self.model_type) != ("zero", "transformer"):
-            yield "relu_attention", "False but in a Transformer of the dialect zero"
-        if (self.search == "zero") != (self.dialect == "zero"):
-            yield "search", "zero in the dialect zero, and only there"
-        if self.dialect == "zero":
-            for option in fields(self):
-                if not zero.has(option.name, self.model_type) and getattr(self, option.name) != option.default:
-                    yield option.name, f"{option.default!r}, as zero has no such option"
-        ties = self.model_type == "transformer" and self.tie_encoder_decoder_embeddings
-        if len(sizes) > 1 and (ties or self.dialect == "zero"):
-            yield "source_vocab_sizes", "one factor in zero, and where a Transformer ties encoder and decoder"
-        if self.model_type == "rnn":
-            return
-        if self.embedding_size != state:
-            yield "embedding_size", f"the state_size of {state}"
-        if state < 4 or (state % 2 and self.dialect != "zero"):
-            yield "state_size", "an even number >= 4, for the sines and cosines of positions"
-        if state % self.transformer_num_heads:
-            yield "transformer_num_heads", f"a divisor of {state}"
-        if self.softmax_mixture_size > 1:
-            yield "model_type", "rnn where there is a mixture of softmaxes"
+    def _contradictions(self) -> Iterator[tuple[Any, str, str]]:
+        """Whether other fields contradict a field, which field it is, and what they make of it."""
+        sizes, state, tied = self.source_vocab_sizes, self.state_size, self.tie_encoder_decoder_embeddings
+        is_zero, is_rnn, is_mixed = self.dialect == "zero", self.model_type == "rnn", self.softmax_mixture_size > 1
+        yield len(self.dim_per_factor) != len(sizes), "dim_per_factor", f"one size for each of {sizes}"
+        want = f"sizes that add up to {self.embedding_size}"
+        yield sum(self.dim_per_factor) != self.embedding_size, "dim_per_factor", want
+        yield is_mixed and self.rnn_lexical_model, "rnn_lexical_model", "False where softmax_mixture_size is above 1"
+        yield tied and sizes[0] != self.target_vocab_size, "target_vocab_size", f"{sizes[0]} of the tied source"
+        want = "False where the decoder shares the embeddings of one of several factors"
+        yield self.rnn_lexical_model and self.target_embedding_size != self.embedding_size, "rnn_lexical_model", want
+        want = "False but in a Transformer of the dialect zero"
+        yield self.relu_attention and (is_rnn or not is_zero), "relu_attention", want
+        yield (self.search == "zero") != is_zero, "search", "zero in the dialect zero, and only there"
+        for option in fields(self) if is_zero else ():
+            is_other = not zero.has(option.name, self.model_type) and getattr(self, option.name) != option.default
+            yield is_other, option.name, f"{option.default!r}, as zero has no such option"
+        want = "one factor in zero, and where a Transformer ties encoder and decoder"
+        yield len(sizes) > 1 and (is_zero or (tied and not is_rnn)), "source_vocab_sizes", want
+        if not is_rnn:
+            yield self.embedding_size != state, "embedding_size", f"the state_size of {state}"
+            want = "an even number >= 4, for the sines and cosines of positions"
+            yield state < 4 or (state % 2 and not is_zero), "state_size", want
+            yield state % self.transformer_num_heads, "transformer_num_heads", f"a divisor of {state}"
+            yield is_mixed, "model_type", "rnn where there is a mixture of softmaxes"
 
     @property
     def layers(self) -> int:
@@ -269,10 +261,9 @@ def read(options: Mapping[str, Any], **known: Any) -> Config:
     if zero.is_zero(options):
         return Config(**{**zero.fields(options), **known}, options=dict(options))
     _check_theano(options)
-    values = {name: told(options, name) for name in _OPTIONS}
-    if not told(options, "rnn_use_dropout", True):  # then the rates in the file have no effect
-        values |= {name: None for name in _OPTIONS if name.startswith("rnn_dropout_")}
-    values = {name: value for name, value in values.items() if value is not None}
+    drops = told(options, "rnn_use_dropout", True)  # else the rates in the file have no effect
+    names = [name for name in _OPTIONS if drops or not name.startswith("rnn_dropout_")]
+    values = {name: value for name in names if (value := told(options, name)) is not None}
     sizes, dims = values.get("source_vocab_sizes", ()), values.get("dim_per_factor", ())
     values["dim_per_factor"] = dims = (dims,) if isinstance(dims, int) else dims
     factors, most = options.get("factors") or 1, max(1, len(dims)) if isinstance(dims, list | tuple) else 1
@@ -364,13 +355,11 @@ def _check_theano(options: Mapping[str, Any]) -> None:
     for name, values in _THEANO_ONLY.items():
         if name in options and options[name] not in values:
             fix = "this part of Theano Nematus is not ported"
-            raise errors.out_of_domain("Config", name, options[name], f"{values[0]!r}", fix)
+            raise errors.out_of_domain("Config", name, options[name], repr(values[0]), fix)
     depth, both = options.get("enc_depth") or 1, options.get("enc_depth_bidirectional")
     if both is not None and both != depth:
         raise _wrong("enc_depth_bidirectional", both, f"the enc_depth of {depth}")
-    version, want = (
-        options.get("model_version"),
-        "0.1 or later where use_dropout is set (older models rescale at test time)",
-    )
+    version = options.get("model_version")
     if "embedding_size" not in options and options.get("use_dropout") and not version:
+        want = "0.1 or later where use_dropout is set (older models rescale at test time)"
         raise _wrong("model_version", version, want)

@@ -68,10 +68,7 @@ class Conversion:
 def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm: bool = False) -> Conversion:
     """Write a model in another form, with its options and dictionaries, into a new folder if its logits stay the same.
 
-    Args:
-        folder: made in the last step, and only if the logits are the same.
-        to: a key of TARGETS.
-        rms_norm: whether to convert LayerNorm into RMSNorm, exactly.
+    ``to`` is a key of TARGETS. With rms_norm LayerNorm becomes RMSNorm, exactly.
     """
     out, target = Path(folder), TARGETS[to]
     if source.config.dialect == "zero":
@@ -82,7 +79,6 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
         raise FileNotFoundError(f"port: {out.parent} is not a folder, expected one to make {out.name} in; make it")
     config, parameters, wide = source.config, source.parameters, _wide(source.parameters)
     wanted = ArrayModel("numpy", config, wide).logits(*_sentences(config))
-
     if rms_norm:
         config, wide = to_rms_norm(config, wide)
         dtype = next(iter(parameters.values())).dtype
@@ -131,15 +127,12 @@ def _sentences(config: Config) -> tuple[Any, Any, Any]:
 
 
 def _with_dictionaries(source: Model, config: Config, folder: Path) -> tuple[Config, list[str]]:
-    """The config with the new names of the dictionaries, and a sentence for every one that is missing.
-
-    What is written is the words that were read: options from outside may name any file.
-    """
+    """The config with the new names of the dictionaries, and a sentence for every one that is missing."""
     names, missing = [], []
     for number, path in enumerate(dictionaries(source)):
         name = path.name if path.name not in names else f"{number}.{path.name}"
         names.append(name)
-        if path.exists():
+        if path.exists():  # options from outside may name any file: only words that were read are written
             write_entries(folder / name, read_entries(path, config.dialect), config.dialect)
         else:
             missing.append(f"{path} is missing: copy it beside the result, or translate with --dictionary")

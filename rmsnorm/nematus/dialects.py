@@ -19,45 +19,27 @@ _BLOCKS: Final[dict[Block, tuple[str, str]]] = {
     "ffn": ("pre_ffn_sublayer", "feed_forward"),
     "final": ("final_transform", ""),
 }
-_ZERO_MAPS: Final = {
-    "queries": "q_map",
-    "keys": "k_map",
-    "values": "v_map",
-    "qkv": "qkv_map",
-    "context": "o_map",
-    "in": "ffn_layer/enlarge",
-    "out": "ffn_layer/output",
-}
+# Linear maps of attention in zero, and those of a feed-forward block in Nematus and in zero.
+_ATTENTION: Final = {"queries": "q_map", "keys": "k_map", "values": "v_map", "qkv": "qkv_map", "context": "o_map"}
+_FEED_FORWARD: Final = {"in": ("ff_layer_1", "ffn_layer/enlarge"), "out": ("ff_layer_2", "ffn_layer/output")}
 
 
 class Rules(NamedTuple):
-    """The rules of a dialect. The defaults are those of Nematus master.
+    """The rules of a dialect. The defaults are those of Nematus master."""
 
-    Attributes:
-        masking: what a GRU of the encoder does at a masked word: its state becomes ``zero``, or it stays (``carry``).
-        scores_otherwise: whether scoring differs from decoding in deep decoders: their states begin with zeros, and
-            there is no residual connection around the first high level.
-        own_recurrent: whether its RNNSearch has cells, attention and maps of its own.
-        go: the id that precedes the first word of a Transformer.
-        embedding_bias: the name of what is added to the embeddings of source and target, if there is such a thing.
-        post_norm: whether the norms of a Transformer follow the sums; else they precede the blocks, and one more is at
-            the end of each stack.
-        joint_maps: whether one map makes queries, keys and values of attention to itself.
-        drops_hidden: whether the dropout of a feed-forward block is of its hidden layer; else it is of its input.
-        mean_loss: whether the loss is a mean over the words of a sentence, and not their sum.
-        pads_with_zero: whether the id 0 is padding: places that are padding in all sentences are left out, words that
-            are 0 do not count in the loss, and a search that chose 0 for all sentences begins anew.
-    """
-
-    masking: Literal["zero", "carry"] = "zero"
+    masking: Literal["zero", "carry"] = "zero"  # what a masked word does to states of the encoder: zeros, or nothing
+    # Deep decoders score with states that begin with zeros, and no residual connection around the first high level.
     scores_otherwise: bool = False
-    own_recurrent: bool = False
-    go: int = 1
-    embedding_bias: str = ""
+    own_recurrent: bool = False  # RNNSearch has cells, attention and maps of its own
+    go: int = 1  # the id that precedes the first word of a Transformer
+    embedding_bias: str = ""  # the name of what is added to the embeddings of source and target, if anything is
+    # The norms of a Transformer follow the sums; else they precede the blocks, and one more ends each stack.
     post_norm: bool = False
-    joint_maps: bool = False
-    drops_hidden: bool = False
-    mean_loss: bool = False
+    joint_maps: bool = False  # one map makes queries, keys and values of attention to itself
+    drops_hidden: bool = False  # dropout of a feed-forward block is of its hidden layer; else it is of its input
+    mean_loss: bool = False  # the loss is a mean over the words of a sentence, and not their sum
+    # The id 0 is padding: places that are padding in all sentences are left out, words that are 0 do not count in the
+    # loss, and a search that chose 0 for all sentences begins anew.
     pads_with_zero: bool = False
 
 
@@ -106,11 +88,9 @@ def table(config: Config, use: Use, factor: int = 0) -> str:
         return "embedding" if config.tie_encoder_decoder_embeddings else own[use]
     if use == "decoder" and config.tie_encoder_decoder_embeddings:
         use = "encoder"
-    name = f"{use}/embedding/embeddings"
-    if config.model_type == "transformer":
-        layer = "softmax_projection" if use == "softmax" else f"{use}_embedding"
-        name = f"transformer_model/{layer}_layer/embedding_table"
-    return f"{name}_{factor}" if factor else name
+    layer = "softmax_projection" if use == "softmax" else f"{use}_embedding"
+    of_transformer, of_rnn = f"transformer_model/{layer}_layer/embedding_table", f"{use}/embedding/embeddings"
+    return (of_rnn if config.model_type == "rnn" else of_transformer) + (f"_{factor}" if factor else "")
 
 
 def layer(config: Config, stack: str, number: int) -> str:
@@ -120,19 +100,17 @@ def layer(config: Config, stack: str, number: int) -> str:
 
 def norm(config: Config, block: Block) -> tuple[str, str]:
     """Names of the gain and of the offset of the norm of a block, below the name of the layer."""
-    scope = _BLOCKS[block][config.dialect == "zero"]
-    norm = "layer_norm" if config.norm == "layer" else "rms_norm"
-    return f"{scope}/{norm}/scale", f"{scope}/{norm}/offset"
+    scope = f"{_BLOCKS[block][config.dialect == 'zero']}/{'layer' if config.norm == 'layer' else 'rms'}_norm"
+    return f"{scope}/scale", f"{scope}/offset"
 
 
 def linear(config: Config, block: Block, part: str) -> tuple[str, str | None]:
-    """Names of the matrix and of the bias of a linear map of a block (a key of _ZERO_MAPS), below that of the layer."""
+    """Names of the matrix and of the bias of a linear map of a block, below that of the layer."""
     if config.dialect == "zero":
-        attention = "" if block == "ffn" else "dot_attention/"
-        scope = f"{_BLOCKS[block][1]}/{attention}{_ZERO_MAPS[part]}"
-        return f"{scope}/W_0_0", f"{scope}/b_0"
+        scope = _FEED_FORWARD[part][1] if block == "ffn" else f"dot_attention/{_ATTENTION[part]}"
+        return f"{_BLOCKS[block][1]}/{scope}/W_0_0", f"{_BLOCKS[block][1]}/{scope}/b_0"
     if block == "ffn":
-        scope = {"in": "ff_layer_1", "out": "ff_layer_2"}[part]
+        scope = _FEED_FORWARD[part][0]
         return f"{scope}/dense_layer_weights", f"{scope}/dense_layer_biases"
     return f"{block}_sublayer/{part}_projection/dense_layer_weights", None
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,20 +25,13 @@ from rmsnorm.nematus.config import LEGACY, RMS, Config, Dialect, Norm, dialect_o
 from rmsnorm.nematus.names import VERSIONS, ZERO_AVERAGE, is_of_training, match, unused, variables
 from rmsnorm.tensors import Tensors
 
-
-class Kind(NamedTuple):
-    """A form of the files: what ``port info`` calls it, and its reader."""
-
-    title: str
-    read: Callable[[Path], Tensors]
-
-
-FORMS: Final[Mapping[Form, Kind]] = {
-    "tensorflow": Kind("TensorFlow", original.read_tensorflow),
-    "theano": Kind("Theano", original.read_theano),
-    "safetensors": Kind("PyTorch or none: a safetensors file of rmsnorm", converted.read_safetensors),
-    "keras": Kind("Keras: a file of rmsnorm", converted.read_keras),
-    "flax": Kind("Flax: a checkpoint of rmsnorm", converted.read_flax),
+# What ``port info`` calls a form of the files, and its reader.
+FORMS: Final[Mapping[Form, tuple[str, Callable[[Path], Tensors]]]] = {
+    "tensorflow": ("TensorFlow", original.read_tensorflow),
+    "theano": ("Theano", original.read_theano),
+    "safetensors": ("PyTorch or none: a safetensors file of rmsnorm", converted.read_safetensors),
+    "keras": ("Keras: a file of rmsnorm", converted.read_keras),
+    "flax": ("Flax: a checkpoint of rmsnorm", converted.read_flax),
 }
 _SMOOTH: Final = "_smooth"
 _GAINS: Final = ("/new_std", "/scale", "_lns", "_ln_s")
@@ -114,26 +108,24 @@ def load(
         options = converted.read_options(location.path)
     else:
         options = read_options(location.path, config)
-    shapes, tensor = FORMS[location.form].read(location.path)
+    shapes, tensor = FORMS[location.form][1](location.path)
     with reading("nematus.load", location.path, "names of variables"):
         for name in shapes:
             if not name.isprintable():  # it would be printed
                 raise errors.InputValueError(f"a variable has the name {name!r:.80}")
-    if zero.is_zero(options) and location.form == "tensorflow":
-        shapes, tensor = _without_scope(zero.scope(options), (shapes, tensor))
-    average = ZERO_AVERAGE if zero.is_zero(options) else _SMOOTH
+    is_zero = zero.is_zero(options)
+    if is_zero and location.form == "tensorflow":
+        shapes, tensor = converted.renamed((shapes, tensor), partial(_without_scope, zero.scope(options)))
+    average = ZERO_AVERAGE if is_zero else _SMOOTH
     others = [name for name in shapes if is_of_training(name) or name.endswith(average) or name.startswith("/")]
     of_model = shapes.keys() - set(others)
     if dialect is None and location.form == "theano" and not options.get("dialect"):
         dialect = "theano"
-    facts = _facts_from_names(options, {name: shapes[name] for name in of_model}, norm, dialect)
-    settings = read(options, **facts)
-
+    settings = read(options, **_facts_from_names(options, {name: shapes[name] for name in of_model}, norm, dialect))
     if settings.layers > len(of_model):  # each has a tensor at least: to list the variables of millions takes hours
         want = f"{len(of_model)} layers at most, as the model has tensors"
-        raise errors.out_of_domain(
-            "nematus.load", "the depth", settings.layers, want, "is it the config of another model?"
-        )
+        fix = "is it the config of another model?"
+        raise errors.out_of_domain("nematus.load", "the depth", settings.layers, want, fix)
     rows = variables(settings)
     likely = "v0.3" if settings.search == "costs" else "master"  # with LayerNorm both have the same names
 
@@ -142,28 +134,18 @@ def load(
 
     index = max(range(len(VERSIONS)), key=matches)
     wanted = {row.names[index] or row.name: row for row in rows}
-    spare = tuple(sorted(of_model & unused(settings) - wanted.keys()))
-    match("nematus.load", str(location.path), wanted, {name: shapes[name] for name in of_model.difference(spare)})
-
+    spare = of_model & unused(settings) - wanted.keys()
+    match("nematus.load", str(location.path), wanted, {name: shapes[name] for name in of_model - spare})
     smoothed = settings.exponential_smoothing > 0
     if smoothed:
-        averages = {name + average: row for name, row in wanted.items()}
-        found = {name: shape for name, shape in shapes.items() if name in averages}
-        match("nematus.load", f"{location.path}, smoothed,", averages, found)
-        wanted = averages
+        wanted = {name + average: row for name, row in wanted.items()}
+        found = {name: shape for name, shape in shapes.items() if name in wanted}
+        match("nematus.load", f"{location.path}, smoothed,", wanted, found)
     with reading("nematus.load", location.path, "a model of the size of its file"):
         check_expansion(4 * sum(math.prod(row.shape) for row in wanted.values()), location.size)
     parameters = {row.name: finite("nematus.load", location.path, name, tensor(name)) for name, row in wanted.items()}
-    return Model(
-        config=settings,
-        parameters=parameters,
-        path=location.path,
-        form=location.form,
-        names=VERSIONS[index],
-        smoothed=smoothed,
-        left_out=tuple(sorted(shapes.keys() - wanted.keys() - set(spare))),
-        unused=spare,
-    )
+    left_out = tuple(sorted(shapes.keys() - wanted.keys() - spare))
+    return Model(settings, parameters, *location, VERSIONS[index], smoothed, left_out, tuple(sorted(spare)))
 
 
 def _facts_from_names(
@@ -171,9 +153,9 @@ def _facts_from_names(
 ) -> dict[str, Any]:
     """The fields of the config that follow from the names and shapes of the tensors."""
     facts: dict[str, Any] = {} if dialect is None else {"dialect": dialect}
-    facts |= _norm(options, shapes, norm, "zero" if zero.is_zero(options) else dialect or dialect_of(options))
     if zero.is_zero(options):
-        return facts | _vocabularies_of_zero(shapes)
+        return facts | _norm(options, shapes, norm, "zero") | _vocabularies_of_zero(shapes)
+    facts |= _norm(options, shapes, norm, dialect or dialect_of(options))
     if options.get("model_type") == "transformer":
         # Until 2020 tie_encoder_decoder_embeddings tied the projection, and tie_decoder_embeddings had no effect.
         untied = "transformer_model/softmax_projection_layer/embedding_table" in shapes
@@ -182,13 +164,12 @@ def _facts_from_names(
     return facts
 
 
-def _norm(options: Mapping[str, Any], names: Iterable[str], asked: Norm | None, dialect: Dialect) -> dict[str, Any]:
+def _norm(options: Mapping[str, Any], names: Collection[str], asked: Norm | None, dialect: Dialect) -> dict[str, Any]:
     """The norm that the names leave possible, and of several the one that is asked for or that this package wrote down.
 
     If neither says which, it is the norm that the program with these names has. Theano Nematus can have either norm
     under the names of LayerNorm, so that it must be asked for.
     """
-    names = list(names)
     has_gain, has_offset = (any(name.endswith(ends) for name in names) for ends in (_GAINS, _OFFSETS))
     is_layer, is_rms = (any(scope in name for name in names) for scope in ("/layer_norm/", "/rms_norm/"))
     if dialect != "zero" and not is_layer:  # in which others have a scale, too
@@ -206,18 +187,14 @@ def _norm(options: Mapping[str, Any], names: Iterable[str], asked: Norm | None, 
     if asked not in (None, *possible):
         want = f"{' or '.join(possible)}, as its variables say"
         raise errors.out_of_domain("nematus.load", "norm", asked, want, "leave it out")
-    written = asked or options.get("norm")
-    if written in possible:
-        return {"norm": written, "norm_offset": has_offset}
-    is_told = dialect == "zero" or any(name.endswith("/new_mean") for name in names)
-    if len(possible) < 3 or (is_told and dialect != "theano"):
-        return {"norm": possible[0], "norm_offset": has_offset}
-    kind = {"rmsnorm": "rms", "layernorm": "layer"}.get(str(options.get("layer_normalization_type")))
+    kind, is_told = asked or options.get("norm"), dialect == "zero" or any(name.endswith("/new_mean") for name in names)
+    if kind not in possible and (len(possible) < 3 or (is_told and dialect != "theano")):
+        kind = possible[0]
+    elif kind not in possible:
+        kind = {"rmsnorm": "rms", "layernorm": "layer"}.get(str(options.get("layer_normalization_type")))
     if kind is None:
-        want = (
-            "'layer' or 'rms', as the model was trained, because Theano Nematus has the same names for LayerNorm and "
-            "for RMSNorm with offsets"
-        )
+        why = "because Theano Nematus has the same names for LayerNorm and for RMSNorm with offsets"
+        want = f"'layer' or 'rms', as the model was trained, {why}"
         raise errors.out_of_domain("nematus.load", "norm", asked, want, "pass norm=, in the commands --source-norm")
     return {"norm": kind, "norm_offset": has_offset}
 
@@ -234,14 +211,8 @@ def _vocabularies_of_zero(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, An
     return {"source_vocab_sizes": (source,), "target_vocab_size": target}
 
 
-def _without_scope(scope: str, read: Tensors) -> Tensors:
-    """The variables of a checkpoint of zero without the scope that begins their names.
-
-    Those outside of it get a slash before their name, unless they are of the trainer: none is part of the model.
-    """
-    shapes, tensor = read
-    own: dict[str, str] = {}
-    for full in shapes:
-        outside = full if is_of_training(full) else f"/{full}"
-        own[full.removeprefix(f"{scope}/") if full.startswith(f"{scope}/") else outside] = full
-    return {name: shapes[full] for name, full in own.items()}, lambda name: tensor(own[name])
+def _without_scope(scope: str, name: str) -> str:
+    """A name of zero without its scope. Others that are not of the trainer get a slash: they are left out, too."""
+    if name.startswith(f"{scope}/"):
+        return name.removeprefix(f"{scope}/")
+    return name if is_of_training(name) else f"/{name}"

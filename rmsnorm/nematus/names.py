@@ -45,9 +45,7 @@ _V01: Final = (
 )
 
 # Tensors of the trainer: they are in a checkpoint, but not part of the model.
-_TRAINING: Final = frozenset(
-    ("time", "beta1_power", "beta2_power", "uidx", "history_errs", "zipped_params", "global_step")
-)
+_TRAINING: Final = ("time", "beta1_power", "beta2_power", "uidx", "history_errs", "zipped_params", "global_step")
 ZERO_AVERAGE: Final = "/ExponentialMovingAverage"
 _SLOTS: Final = ("/Adam", "/Adam_1", "/CTrainOpReplica", "/CTrainOpBackUpReplica")
 _PREFIXES: Final = ("adam", "accum", "prior/", "loss/prior/")  # Theano's slots, sums of gradients, MAP training
@@ -56,9 +54,8 @@ _CONSTANT: Final = "decoder_c_tt"  # added to every score before the softmax, wh
 
 def variables(config: Config) -> list[Variable]:
     """All variables of the model, sorted by name."""
-    if config.model_type == "transformer":
-        return sorted(_transformer(config))
-    return sorted(_rnn(config) if config.dialect != "zero" else _rnn_of_zero(config))
+    rnn = _rnn_of_zero if config.dialect == "zero" else _rnn
+    return sorted(_transformer(config) if config.model_type == "transformer" else rnn(config))
 
 
 def check(op: str, config: Config, parameters: Mapping[str, Any]) -> list[Variable]:
@@ -71,23 +68,18 @@ def check(op: str, config: Config, parameters: Mapping[str, Any]) -> list[Variab
 def match(op: str, source: str, wanted: Mapping[str, Variable], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise ValueError if names or shapes are not as wanted."""
     missing, extra = sorted(wanted.keys() - shapes.keys()), sorted(shapes.keys() - wanted.keys())
-    fix = "is it the config of another model?"
+    different = [name for name, row in wanted.items() if name in shapes and tuple(shapes[name]) != row.shape]
+    fix, wrong = "is it the config of another model?", ""
     if missing:
         row, fix = wanted[missing[0]], f"it holds {_some(extra)} instead" if extra else fix
-        raise errors.InputValueError(
-            f"{op}: {source} lacks {_some(missing)}, expected by the config as {row.name} {row.shape}; {fix}"
-        )
-    if extra:
-        shape = tuple(shapes[extra[0]])
-        raise errors.InputValueError(
-            f"{op}: {source} holds {_some(extra)} {shape}, and the config has no such variable; {fix}"
-        )
-    for name, row in wanted.items():
-        if tuple(shapes[name]) != row.shape:
-            want = f"{row.shape} of {row.name} by the config"
-            raise errors.InputValueError(
-                f"{op}: {name} in {source} has shape {tuple(shapes[name])}, expected {want}; {fix}"
-            )
+        wrong = f"{source} lacks {_some(missing)}, expected by the config as {row.name} {row.shape}"
+    elif extra:
+        wrong = f"{source} holds {_some(extra)} {tuple(shapes[extra[0]])}, and the config has no such variable"
+    elif different:
+        name, row = different[0], wanted[different[0]]
+        wrong = f"{name} in {source} has shape {tuple(shapes[name])}, expected {row.shape} of {row.name} by the config"
+    if wrong:
+        raise errors.InputValueError(f"{op}: {wrong}; {fix}")
 
 
 def _some(names: Sequence[str]) -> str:
@@ -189,12 +181,12 @@ def _norm_variables(config: Config) -> int:
 
 
 def _row(name: str, shape: tuple[int, ...], theano: str | None = None, *, v03: str | None = None) -> Variable:
-    old = v03 or name
+    old = oldest = v03 or name
     for prefix, older, suffix in _V01:
         if old.startswith(prefix):
-            first, *rest = old.removeprefix(prefix).split("/")
-            return Variable(name, shape, old, older + "/".join([first + suffix, *rest]), theano)
-    return Variable(name, shape, old, old, theano)
+            first, slash, rest = old.removeprefix(prefix).partition("/")
+            oldest = f"{older}{first}{suffix}{slash}{rest}"
+    return Variable(name, shape, old, oldest, theano)
 
 
 def _rnn_of_zero(config: Config) -> Iterator[Variable]:
@@ -216,15 +208,14 @@ def _tables(config: Config) -> Iterator[Variable]:
         dialects.table(config, "encoder", factor): (*size, f"Wemb{factor or ''}")
         for factor, size in enumerate(zip(config.source_vocab_sizes, config.dim_per_factor, strict=True))
     }
-    uses: tuple[dialects.Use, ...] = ("decoder",) if has_theano else ("decoder", "softmax")
-    for use in uses:
-        sizes.setdefault(
-            dialects.table(config, use), (config.target_vocab_size, config.target_embedding_size, "Wemb_dec")
-        )
+    of_target = (config.target_vocab_size, config.target_embedding_size, "Wemb_dec")
+    sizes.setdefault(dialects.table(config, "decoder"), of_target)
+    if not has_theano:
+        sizes.setdefault(dialects.table(config, "softmax"), of_target)
     for name, (size, width, theano) in sizes.items():
         yield _row(name, (size, width), theano if has_theano else None)
-    if dialects.rules(config).embedding_bias:
-        yield _row(dialects.rules(config).embedding_bias, (config.embedding_size,))
+    if bias := dialects.rules(config).embedding_bias:
+        yield _row(bias, (config.embedding_size,))
 
 
 def _transformer(config: Config) -> Iterator[Variable]:
@@ -240,21 +231,11 @@ def _transformer(config: Config) -> Iterator[Variable]:
                 is_last = number == depth and not dialects.rules(config).post_norm
                 if (block == "cross_attn" and stack == "encoder") or (block == "final" and not is_last):
                     continue
-                for name, shape in _block(config, block, maps):
-                    yield _row(f"{dialects.layer(config, stack, number)}/{name}", shape)
-
-
-def _block(
-    config: Config, block: dialects.Block, maps: Mapping[str, tuple[int, int]]
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names below the name of the layer, and shapes."""
-    names = dialects.norm(config, block)[: _norm_variables(config)]
-    if config.relu_attention and block != "ffn":
-        names += dialects.gate(block)
-    for name in names:
-        yield name, (config.state_size,)
-    for part, shape in maps.items():
-        weight, bias = dialects.linear(config, block, part)
-        yield weight, shape
-        if bias is not None:
-            yield bias, shape[1:]
+                names = dialects.norm(config, block)[: _norm_variables(config)]
+                names += dialects.gate(block) if config.relu_attention and block != "ffn" else ()
+                shapes: dict[str | None, tuple[int, ...]] = dict.fromkeys(names, (d,))
+                for part, shape in maps.items():
+                    weight, bias = dialects.linear(config, block, part)
+                    shapes |= {weight: shape, bias: shape[1:]}
+                scope = dialects.layer(config, stack, number)
+                yield from (_row(f"{scope}/{name}", shape) for name, shape in shapes.items() if name is not None)

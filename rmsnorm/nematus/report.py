@@ -19,7 +19,7 @@ def facts(model: Model) -> Iterator[tuple[str, str]]:
     """Rows (topic, text) that describe a model that ``nematus.load`` returned."""
     config = model.config
     yield "model", f"{model.path}: {'RNNSearch' if config.model_type == 'rnn' else 'Transformer'}"
-    yield "framework", FORMS[model.form].title
+    yield "framework", FORMS[model.form][0]
     yield "version", _version(model)
     offsets = "with" if config.norm_offset else "without"
     rms = f"{'p' if config.norm == 'prms' else ''}RMSNorm, {offsets} offsets"

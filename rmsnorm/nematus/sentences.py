@@ -17,10 +17,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 def source(op: str, x: Any, x_mask: Any, config: Config) -> tuple[Array, Array]:
-    """Ids (factors, length, batch), checked against the sizes of the vocabularies, and their mask (length, batch).
-
-    Where 0 is padding, words that are padding in all sentences are left out, but for the first.
-    """
+    """Ids (factors, length, batch), checked against the sizes of the vocabularies, and their mask (length, batch)."""
     sizes = config.source_vocab_sizes
     x, mask = np.asarray(x), np.asarray(x_mask, np.float64)
     if x.ndim != 3 or len(x) != len(sizes):
@@ -33,7 +30,8 @@ def source(op: str, x: Any, x_mask: Any, config: Config) -> tuple[Array, Array]:
     if not mask.any(axis=0).all():
         want = "at least one word in every sentence"
         raise errors.out_of_domain(op, "x_mask", 0, want, "leave empty sentences out, or end them")
-    return (x[:, _kept(mask)], mask[_kept(mask)]) if rules(config).pads_with_zero else (x, mask)
+    kept = _kept(mask, config)
+    return x[:, kept], mask[kept]
 
 
 def target(op: str, y: Any, y_mask: Any, batch: int, config: Config) -> tuple[Array, Array]:
@@ -49,11 +47,13 @@ def target(op: str, y: Any, y_mask: Any, batch: int, config: Config) -> tuple[Ar
     mask = np.asarray(words if y_mask is None else y_mask, np.float64)
     if mask.shape != y.shape:
         raise errors.wrong_shape(op, "y_mask", mask.shape, y.shape, "y")
-    return (y[_kept(mask)], mask[_kept(mask)]) if rules(config).pads_with_zero else (y, mask)
+    kept = _kept(mask, config)
+    return y[kept], mask[kept]
 
 
-def _kept(mask: Array) -> Array:
-    return np.append(True, mask[1:].any(axis=1))
+def _kept(mask: Array, config: Config) -> Any:
+    """Where 0 is padding, the first word and those that are not padding in all sentences; else all."""
+    return np.append(True, mask[1:].any(axis=1)) if rules(config).pads_with_zero else slice(None)
 
 
 def check_ids(op: str, name: str, ids: Array, size: int) -> None:

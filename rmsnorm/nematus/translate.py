@@ -16,7 +16,6 @@ from rmsnorm.nematus.vocabulary import Vocabulary, batch
 Progress = Callable[[int, int | None], None]
 Row: TypeAlias = tuple[int, tuple[str, ...]]  # the number of a line, and the texts that belong together
 Rows: TypeAlias = list[Row]
-
 _SORTED: Final = 20  # the number of batches that are sorted by length together
 
 
@@ -36,16 +35,9 @@ def translate(
 ) -> Iterator[str]:
     """The best translation of every line, or all hypotheses of the beam with their scores, as soon as they are there.
 
-    Args:
-        lines: words separated by spaces, their factors by ``|``. Where their number is not known, as of lines from a
-            pipe, a batch begins when its last line has come.
-        n_best: whether to return ``line ||| words ||| score`` for every hypothesis; lines are numbered from 0.
-        batch_size: sentences in a batch; by default 80, in the dialect ``zero`` its eval_batch_size. zero drops empty
-            lines; here their translations are empty.
-        on_progress: called with how many lines are done, and with their number or None.
-
-    Raises:
-        ValueError: there is no line, or an argument or a word is not valid.
+    With n_best, ``line ||| words ||| score`` for every hypothesis. Of lines without a length, as from a pipe, a batch
+    begins when its last line has come. batch_size is by default 80, in the dialect ``zero`` its eval_batch_size; zero
+    drops empty lines, here their translations are empty. on_progress gets how many lines are done, and of how many.
     """
     options = {"beam_size": beam_size, "max_length": max_length, "normalization_alpha": alpha}
 
@@ -54,16 +46,13 @@ def translate(
         sequences, scores = model.translate(x, x_mask, **options)
         values = -scores if config.search == "costs" else scores  # v0.3 and v0.4 write costs
         for (row, _), beam, beam_values in zip(rows, sequences, values, strict=True):
-            hypotheses = [_words(target, config, sequence) for sequence in beam]
-            if n_best:
-                pairs = zip(hypotheses, beam_values, strict=True)
-                yield [f"{row} ||| {words} ||| {_number(value)}" for words, value in pairs]
-            else:
-                yield hypotheses[:1]
+            found = [_words(target, config, sequence) for sequence in beam]
+            pairs = zip(found, beam_values, strict=True)
+            yield [f"{row} ||| {words} ||| {_number(value)}" for words, value in pairs] if n_best else found[:1]
 
     count = len(lines) if isinstance(lines, Sized) else None
-    drops_empty = config.dialect == "zero"
-    return _in_order(config, ((line,) for line in lines), count, batch_size, answers, drops_empty, on_progress)
+    texts = ((line,) for line in lines)
+    return _in_order(config, texts, count, batch_size, answers, config.dialect == "zero", on_progress)
 
 
 def score(
@@ -115,10 +104,7 @@ def _in_order(
     drops_empty: bool,
     on_progress: Progress | None,
 ) -> Iterator[str]:
-    """What is answered to every line, in order, each as soon as those before it are there, too.
-
-    drops_empty: whether the answer to an empty line is an empty line, which the model does not see.
-    """
+    """What is answered to every line, in order, as soon as it is there; with drops_empty nothing to empty ones."""
     report = on_progress or (lambda done, total: None)
     done: dict[int, list[str]] = {}
     written = finished = 0

@@ -29,14 +29,11 @@ _ZERO_FILES = ("src_vocab_file", "tgt_vocab_file")  # zero's options
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words of one factor of the source, or of the target.
+    """Words of one factor of the source, or of the target."""
 
-    ids: of the words that the model knows; ``unknown`` is that of all others, ``end`` that which ends every sentence.
-    """
-
-    ids: dict[str, int]
-    unknown: int
-    end: int = 0
+    ids: dict[str, int]  # of the words that the model knows
+    unknown: int  # the id of all others
+    end: int = 0  # the id that ends every sentence
 
     @cached_property
     def named(self) -> dict[int, str]:
@@ -96,12 +93,8 @@ def vocabularies(
 ) -> tuple[list[Vocabulary], Vocabulary]:
     """The vocabularies of the factors of the source, and that of the target, of a model that ``load`` returned.
 
-    The id of unknown words is 1 in zero, Theano and v0.3. Master translates with 2. It trains and scores with 2 if 2 is
-    ``<UNK>`` in the dictionary, and otherwise with 1.
-
-    Args:
-        source, target: the files; by default those of dictionaries().
-        scoring: whether to use the id for unknown words with which master scores.
+    The files are by default those of dictionaries(). The id of unknown words is 1 in zero, Theano and v0.3. Master
+    translates with 2. It trains and scores with 2 if 2 is ``<UNK>`` in the dictionary, and otherwise with 1.
     """
     config = model.config
 
@@ -122,23 +115,19 @@ def vocabularies(
 def dictionaries(model: Model) -> list[Path]:
     """The dictionaries that the options of a model name: beside the model, or at a relative path in the current folder.
 
-    Options that somebody else wrote do not choose files elsewhere: of an absolute path, or one with "..", the last part
-    counts.
+    Options from outside choose no files elsewhere: of an absolute path, or one with "..", the last part counts.
     """
     files = []
     for path in map(Path, _in_options(model)):
-        beside = model.path.parent / path.name
-        leaves = path.is_absolute() or ".." in path.parts
+        beside, leaves = model.path.parent / path.name, path.is_absolute() or ".." in path.parts
         files.append(beside if leaves or beside.is_file() or not path.is_file() else path)
     return files
 
 
 def _in_options(model: Model) -> list[str]:
     options = model.config.options
-    if model.config.dialect == "zero":
-        names: Any = [options[name] for name in _ZERO_FILES if options.get(name)]
-    else:
-        names = options.get("dictionaries") or []
+    of_zero = [options[name] for name in _ZERO_FILES if options.get(name)]
+    names: Any = of_zero if model.config.dialect == "zero" else options.get("dictionaries") or []
     if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name for name in names):
         where = "dictionaries in the options"
         raise errors.out_of_domain("vocabularies", where, names, "a list of file names", "mend it")
@@ -147,19 +136,14 @@ def _in_options(model: Model) -> list[str]:
 
 def with_names(config: Config, names: list[str]) -> Config:
     """The config whose options name these dictionaries."""
+    named: dict[str, Any] = {"dictionaries": names, "source_dicts": names[:-1], "target_dict": names[-1]}
     if config.dialect == "zero":
-        options = [name for name in _ZERO_FILES if config.options.get(name)]
-        named: dict[str, Any] = dict(zip(options, names, strict=True))
-    else:
-        named = {"dictionaries": names, "source_dicts": names[:-1], "target_dict": names[-1]}
+        named = dict(zip(filter(config.options.get, _ZERO_FILES), names, strict=True))
     return config.replace(options={**config.options, **named})
 
 
 def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any, Any]:
-    """Ids (factors, length, batch) and mask (length, batch) of sentences, with the end of each sentence.
-
-    Words are separated by spaces. If there are several factors, the factors of a word are separated by ``|``.
-    """
+    """Ids (factors, length, batch) and mask (length, batch) of sentences with their ends: words, of factors with |."""
     if not sentences:
         raise errors.out_of_domain("batch", "sentences", [], "at least one", "is the file empty?")
     lines = [sentence.split() for sentence in sentences]

@@ -31,17 +31,18 @@ _WANTED: Final = "a model of rmsnorm in a file of Keras"
 
 def read_safetensors(path: Path) -> tensors.Tensors:
     """The arrays by the names of Nematus master: see ``tensors.safetensors``."""
-    return _renamed(tensors.safetensors(OP, path), slashed)
+    return renamed(tensors.safetensors(OP, path), slashed)
 
 
 def read_keras(path: Path) -> tensors.Tensors:
     """The arrays by the names of Nematus master: see ``tensors.keras``."""
-    return _renamed(tensors.keras(OP, path, "vars", _WANTED), lambda name: name.replace(".", "/"))
+    return renamed(tensors.keras(OP, path, "vars", _WANTED), lambda name: name.replace(".", "/"))
 
 
-def _renamed(read: tensors.Tensors, renamed: Callable[[str], str]) -> tensors.Tensors:
+def renamed(read: tensors.Tensors, new: Callable[[str], str]) -> tensors.Tensors:
+    """The same arrays by new names."""
     shapes, tensor = read
-    names = {renamed(name): name for name in shapes}
+    names = {new(name): name for name in shapes}
     return {name: shapes[own] for name, own in names.items()}, lambda name: tensor(names[name])
 
 

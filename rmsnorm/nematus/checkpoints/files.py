@@ -20,12 +20,7 @@ ZERO_OPTIONS: Final = "param.json"  # beside a checkpoint of zero
 
 Form = Literal["tensorflow", "theano", "safetensors", "keras", "flax"]
 
-_FORMS: Final[tuple[tuple[str, Form], ...]] = (
-    (".npz", "theano"),
-    (".safetensors", "safetensors"),
-    (".keras", "keras"),
-    (".weights.h5", "keras"),
-)
+_FORMS: dict[str, Form] = {".npz": "theano", ".safetensors": "safetensors", ".keras": "keras", ".weights.h5": "keras"}
 
 
 class Location(NamedTuple):
@@ -51,22 +46,20 @@ class Location(NamedTuple):
 def locate(path: str | os.PathLike[str]) -> Location:
     """The only model in a directory, or that which its ``checkpoint`` file names, or that with this prefix or name."""
     path = Path(path)
-    if _is_orbax(path):
-        return Location(path, "flax")
     if path.is_dir():
-        return _in_directory(path)
+        return Location(path, "flax") if _is_orbax(path) else _in_directory(path)
+    if path.is_file() and Path(f"{path}.index").is_file():
+        raise errors.InputValueError(
+            f"nematus.load: {path} is a file and the prefix of a TensorFlow checkpoint, expected the name of one "
+            f"model; name {path.name}.index, or move the file into another directory"
+        )
     names = [path, Path(re.sub(r"\.(index|data-\d+-of-\d+|meta|json)$", "", str(path)))]
     for name in names:
         if Path(f"{name}.index").is_file():
-            if name == path and path.is_file():
-                raise errors.InputValueError(
-                    f"nematus.load: {path} is a file and the prefix of a TensorFlow checkpoint, expected the name of "
-                    f"one model; name {path.name}.index, or move the file into another directory"
-                )
             return Location(name, "tensorflow")
     for name in reversed(names):
         if name.is_file():
-            return Location(name, next((form for suffix, form in _FORMS if name.name.endswith(suffix)), "theano"))
+            return Location(name, next((form for end, form in _FORMS.items() if name.name.endswith(end)), "theano"))
     raise FileNotFoundError(
         f"nematus.load: {path} is neither a directory, nor a file, nor the prefix of a checkpoint, "
         "expected one of these; look for model.npz or model.npz.index"
@@ -78,12 +71,12 @@ def _in_directory(directory: Path) -> Location:
     if state.is_file():
         with state.open(encoding="utf-8", errors="replace") as file:
             entry = re.search(r'^model_checkpoint_path: "(.*)"$', file.read(2**20), re.MULTILINE)
-        # Only the name counts: the checkpoint may have been written in another directory.
-        if entry and (directory / f"{Path(entry[1]).name}.index").is_file():
-            return Location(directory / Path(entry[1]).name, "tensorflow")
+        name = Path(entry[1]).name if entry else ""  # no more: it may have been written in another directory
+        if entry and (directory / f"{name}.index").is_file():
+            return Location(directory / name, "tensorflow")
     models = [Location(path.with_suffix(""), "tensorflow") for path in sorted(directory.glob("*.index"))]
-    files = [Location(path, form) for suffix, form in _FORMS for path in sorted(directory.glob(f"*{suffix}"))]
-    files = [location for location in files if location.path.is_file()]
+    paths = [(path, form) for suffix, form in _FORMS.items() for path in sorted(directory.glob(f"*{suffix}"))]
+    files = [Location(path, form) for path, form in paths if path.is_file()]
     files += [Location(path, "flax") for path in sorted(directory.iterdir()) if _is_orbax(path)]
     models += [at for at in files if at.path.suffix == ".keras" or Path(f"{at.path}.json").is_file()]  # with options
     if not models and (directory / "config.json").is_file():

@@ -58,12 +58,11 @@ def save_theano(path: str | os.PathLike[str], config: Config, parameters: Mappin
         if row.theano is not None:
             arrays.setdefault(row.theano, np.zeros(row.shape, dtype))
     arrays["decoder_c_tt"] = np.zeros(1, dtype)
-    for reason, differs in (
-        ("it adds the biases of decoder/high elsewhere", config.dialect != "theano" and config.rnn_dec_depth > 1),
-        ("its output activation is tanh", config.output_hidden_activation != "tanh"),
-    ):
-        if differs:
-            warnings.warn(f"save_theano: Theano Nematus will compute other numbers: {reason}", stacklevel=2)
+    other = "save_theano: Theano Nematus will compute other numbers: "
+    if config.dialect != "theano" and config.rnn_dec_depth > 1:
+        warnings.warn(f"{other}it adds the biases of decoder/high elsewhere", stacklevel=2)
+    if config.output_hidden_activation != "tanh":
+        warnings.warn(f"{other}its output activation is tanh", stacklevel=2)
     path = Path(path)
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
@@ -110,17 +109,12 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
         _save_zero(tf, path, {f"{prefix}/{row.name}": np.asarray(parameters[row.name]) for row in rows})
         write_options(path, config, name=ZERO_OPTIONS)
         return
-    version = {"tensorflow": "master", "theano": "v0.1"}.get(config.dialect, "v0.3")
-    if version == "master" and config.search == "costs":
-        version = "v0.3"
+    newest = "v0.3" if config.search == "costs" else "master"
+    version = {"tensorflow": newest, "theano": "v0.1"}.get(config.dialect, "v0.3")
     names = [str(row.names[VERSIONS.index(version)]) for row in rows]
+    arrays, whole = [np.asarray(parameters[row.name]) for row in rows], [""] * len(names)
     with _writing(tf, path), replacing(path) as temporary:
-        tf.raw_ops.SaveV2(
-            prefix=str(temporary),
-            tensor_names=names,
-            shape_and_slices=[""] * len(names),
-            tensors=[np.asarray(parameters[row.name]) for row in rows],
-        )
+        tf.raw_ops.SaveV2(prefix=str(temporary), tensor_names=names, shape_and_slices=whole, tensors=arrays)
         state = f'model_checkpoint_path: "{path.name}"\nall_model_checkpoint_paths: "{path.name}"\n'
         temporary.with_name("checkpoint").write_text(state)
     write_options(path, config)
