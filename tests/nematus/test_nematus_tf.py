@@ -106,7 +106,7 @@ def test_fit_makes_the_loss_fall(tmp_path):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["rms", "transformer layer"])
+@pytest.mark.parametrize("kind", ["rms", "zero rnn", "transformer layer"])
 @pytest.mark.sample(1)
 @pytest.mark.slow
 def test_the_gradients_of_a_function_compiled_by_xla(kind):

@@ -21,7 +21,7 @@ tanh, sigmoid, relu = tf.tanh, tf.sigmoid, tf.nn.relu
 concatenated, repeated, sum, rows = tf.concat, tf.repeat, tf.reduce_sum, tf.gather
 split, reshape = bind(tf.split, axis=-1), tf.reshape
 picked = bind(tf.gather, batch_dims=2)
-softmax, logsumexp, to_host = tf.nn.softmax, tf.reduce_logsumexp, np.asarray
+logsumexp, to_host = tf.reduce_logsumexp, np.asarray
 transposed, swapped = tf.linalg.matrix_transpose, bind(tf.transpose, perm=(0, 2, 1, 3))
 rms_norm = bind(functional.rms_norm, variant="nematus")
 
@@ -52,6 +52,14 @@ def matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
         return x @ w
     y = tf.reshape(x, (-1, tf.shape(w)[0])) @ w
     return tf.reshape(y, (*tf.unstack(tf.shape(x))[:-1], w.shape[1]))
+
+
+def softmax(x: tf.Tensor, axis: int) -> tf.Tensor:
+    """Along another axis than the last, TensorFlow's own transposes x, which XLA cannot in the gradient of a loop."""
+    if axis == -1:
+        return tf.nn.softmax(x)
+    weights = tf.exp(x - tf.stop_gradient(tf.reduce_max(x, axis, keepdims=True)))
+    return weights / tf.reduce_sum(weights, axis, keepdims=True)
 
 
 def log_softmax(x: tf.Tensor) -> tf.Tensor:
