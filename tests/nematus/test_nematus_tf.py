@@ -121,8 +121,10 @@ def test_the_gradients_of_a_function_compiled_by_xla(kind):
     compiled = tf.function(gradients_of, jit_compile=True)(*map(tf.constant, sentences))
     wanted = exact_gradients(model.config, arrays_of(model), sentences)
     assert weights.keys() == wanted.keys()
-    for name, gradient in zip(weights, compiled, strict=True):
-        assert np.linalg.norm(gradient.numpy() - wanted[name]) <= 1e-4 * np.linalg.norm(wanted[name]), name
+    sizes = {name: np.linalg.norm(gradient) for name, gradient in wanted.items()}
+    for name, gradient in zip(weights, compiled, strict=True):  # some are nothing but a rounding of others
+        bound = 1e-4 * sizes[name] + 2**-24 * max(sizes.values())
+        assert np.linalg.norm(gradient.numpy() - wanted[name]) <= bound, name
 
 
 @pytest.mark.parametrize("kind", ["tied decoder", "transformer rms"])
