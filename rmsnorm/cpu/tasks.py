@@ -131,9 +131,12 @@ def compute(job: int) -> int:
 
 
 def work(job: int) -> int:
-    """The work of each thread of a job. The last thread of a job of XLA frees it, after the one that opened it."""
+    """The work of each thread of a job. The last thread that leaves a job of XLA frees it.
+
+    Another thread may free the job as soon as this one has counted itself out in LEFT: nothing reads the job after that.
+    """
     fetch_add(job + 8 * BUSY, 1)
-    of_xla = word(job, FRAME) != 0
+    of_xla, threads = word(job, FRAME) != 0, word(job, THREADS)
     control = exchange_control(STANDARD_CONTROL) if of_xla else 0
     rows, step = word(job, ROWS), word(job, STEP)
     chunk = fetch_add(job + 8 * NEXT, 1)
@@ -148,6 +151,6 @@ def work(job: int) -> int:
     if of_xla:
         exchange_control(control)
     fetch_add(job + 8 * BUSY, -1)
-    if of_xla and fetch_add(job + 8 * LEFT, 1) == word(job, THREADS):
+    if of_xla and fetch_add(job + 8 * LEFT, 1) == threads:
         free(job)
     return 0

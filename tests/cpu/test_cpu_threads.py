@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import threading
 import time
@@ -21,7 +22,9 @@ from rmsnorm.numpy_impl import fast
 pytest.importorskip("numba")
 if not cpu.is_available():
     pytest.skip("RMSNORM_CPU_KERNELS=0 switches the kernels off", allow_module_level=True)
-from rmsnorm.cpu import threads
+from numba import cfunc, int64
+
+from rmsnorm.cpu import tasks, threads
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 200])
@@ -47,6 +50,14 @@ def test_what_is_done_is_held_by_nobody() -> None:
         threads.share_out(lambda _, __=memory: None, 2, 2)  # type: ignore[misc]
         del memory
         assert reference() is None
+
+
+def test_a_job_is_not_read_after_a_thread_has_left_it() -> None:
+    """Another thread may free a job of XLA then. The last count in the compiled code is that of LEFT."""
+    code = cfunc(int64(int64), error_model="numpy")(tasks.work).inspect_llvm()
+    leaving = code[code.rindex("atomicrmw") :].partition("\n}")[0]
+    assert "@free(" in leaving
+    assert not re.search(r"\bload\b", leaving)
 
 
 def test_with_every_worker_busy_the_caller_does_all() -> None:
