@@ -46,11 +46,19 @@ class Kernels(BuildHookInterface):
 
     def _levels(self) -> list[str]:
         named = os.environ.get("RMSNORM_BUILD_LEVELS")
-        if named is not None:
-            return [level for level in named.split(",") if level]
+        if named == "":
+            return []
         sys.path.insert(0, self.root)
         try:
             from rmsnorm.cpu import target
         finally:
             sys.path.remove(self.root)
-        return target.levels()[:1]
+        if named is not None:
+            return target.chosen(named)
+        levels = target.levels()[:1]
+        for level in levels:
+            self.app.display_warning(
+                f"rmsnorm: this wheel is for processors of the level {level}, as this machine's; "
+                "RMSNORM_BUILD_LEVELS=x86-64-v3 makes one for nearly all x86-64 processors"
+            )
+        return levels

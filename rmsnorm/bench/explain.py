@@ -61,7 +61,7 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
         return f"{row.title}: plain operations, as {reason}"
     is_apart = options.get("gate") is not None and call.variant.gate_function not in names[0]
     rest = ", and plain operations for the gate" if is_apart else ""
-    return f"{row.title}: kernel {' and '.join(dict.fromkeys(names))}{rest}"
+    return f"{row.title}: kernel {' and '.join(dict.fromkeys(names))}{rest} (compiled for {_made_for(names)})"
 
 
 def _explained_call(function: Any, arrays: list[Any], options: dict[str, Any]) -> str:
@@ -77,7 +77,7 @@ def _explained_call(function: Any, arrays: list[Any], options: dict[str, Any]) -
         return f"{row.title}: no kernel of rmsnorm was called; give the arrays of a norm in it to explain, to see why"
     counts = Counter(names)
     kernels = [name if count == 1 else f"{name} ({count} times)" for name, count in counts.items()]
-    return f"{row.title}: kernel {' and '.join(kernels)}"
+    return f"{row.title}: kernel {' and '.join(kernels)} (compiled for {_made_for(names)})"
 
 
 def _rms_norm(row: Framework) -> Callable[..., Any]:
@@ -163,6 +163,13 @@ def _traced(function: Callable[..., Any], arrays: Any, options: dict[str, Any]) 
     from rmsnorm.cpu import machine_code
 
     return [_name_of(int(machine_code.table[place])) for place in places]
+
+
+def _made_for(names: list[str]) -> str:
+    """The level of processors that the library is for; or this processor, where numba compiled the kernels."""
+    from rmsnorm.cpu import machine_code
+
+    return " and ".join(dict.fromkeys(map(machine_code.made_for, names)))
 
 
 def _name_of(address: int) -> str:

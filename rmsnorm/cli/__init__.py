@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rmsnorm import __version__, errors
+from rmsnorm import __version__, environment, errors
 from rmsnorm.cli import bench, check, explain, identify, port, sweep, tables, vectors
 from rmsnorm.cli.usage import BROKEN, UNUSABLE, unusable
 from rmsnorm.processes import end_by_exception
@@ -21,6 +21,7 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            environment.check()
             return super().invoke(ctx)
         except BrokenPipeError:
             raise

@@ -21,26 +21,27 @@ The rest is what is compiled, and is imported for nothing else:
 
 from __future__ import annotations
 
-import os
 import warnings
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Final
 
-from rmsnorm import errors
+from rmsnorm import environment, errors
 from rmsnorm.call import Call
 
 _NO_FORMATS: Final = "the wheel has no kernel for these formats, and numba, which would compile it, is not installed"
 
 
+@lru_cache(maxsize=1)
 def is_switched_off() -> bool:
-    return os.environ.get("RMSNORM_CPU_KERNELS") == "0"
+    """Whether RMSNORM_CPU_KERNELS=0 was set when this was first asked. Plans are kept, so the answer may not change."""
+    return environment.read("RMSNORM_CPU_KERNELS") == "0"
 
 
 @lru_cache(maxsize=1)
 def what_is_missing() -> str | None:
     """Why there are no kernels, and what mends that; None if there are: in the library, or by numba."""
-    from rmsnorm.cpu import launch, machine_code
+    from rmsnorm.cpu import launch, machine_code, target
 
     try:
         if machine_code.library() is None and find_spec("numba") is None:
@@ -48,8 +49,11 @@ def what_is_missing() -> str | None:
         launch.run()  # imports numba if it is in no library and not compiled yet
     except ImportError as error:  # also a numba that does not support the installed NumPy
         state = "is not installed" if isinstance(error, ModuleNotFoundError) else "cannot be imported"
+        folder = machine_code.library_folder()
+        levels = [level for level in target.LEVELS if folder and (folder / machine_code.library_name(level)).exists()]
+        others = f" (only for {' and '.join(levels)}, of another machine or of other sources)" if levels else ""
         return (
-            f"there is no library of kernels for this processor, and numba {state} ({error}); "
+            f"there is no library of kernels for this processor{others}, and numba {state} ({error}); "
             f"{errors.install('jit')}, or set RMSNORM_CPU_KERNELS=0 to hide this warning"
         )
     return None

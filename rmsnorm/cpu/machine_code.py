@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from rmsnorm import environment
 from rmsnorm.cpu import target
 from rmsnorm.cpu.cache import sources
 from rmsnorm.cpu.settings import CODE, GATES, KERNELS, OPTIONS, STORAGE, TABLE, cancelled_place
@@ -49,17 +50,22 @@ def mark() -> str:
         return ""
 
 
+def library_folder() -> Path | None:
+    folder = environment.read("RMSNORM_CPU_LIBRARY") or str(Path(__file__).parent)
+    return None if folder == "0" else Path(folder)
+
+
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
     """The library for this processor, from RMSNORM_CPU_LIBRARY, a folder, or beside this file. None if there is none.
 
     With RMSNORM_CPU_LIBRARY=0 none is used, and everything is compiled.
     """
-    folder = os.environ.get("RMSNORM_CPU_LIBRARY") or str(Path(__file__).parent)
-    if folder == "0" or target.built() is not None:
+    folder = library_folder()
+    if folder is None or target.built() is not None:
         return None
     for level in target.levels():
-        file = Path(folder, library_name(level))
+        file = folder / library_name(level)
         if file.exists():
             with suppress(OSError):  # the system cannot load it
                 own = ctypes.CDLL(str(file))
@@ -94,6 +100,14 @@ def can_compile() -> bool:
 def is_ready(module: str, *key: object) -> bool:
     """Whether the library has a function."""
     return library() is not None and hasattr(library(), symbol(name_of(module, *key)))
+
+
+def made_for(module: str, *key: object) -> str:
+    """The processors that a function is compiled for."""
+    own = library()
+    if own is None or not is_ready(module, *key):
+        return "this processor"
+    return next(level for level in target.LEVELS if Path(own._name).name == library_name(level))
 
 
 def name_of(module: str, *key: object) -> str:

@@ -12,6 +12,8 @@ import sys
 from functools import lru_cache
 from typing import Final
 
+from rmsnorm import environment
+
 _PROCESS: Final = os.getpid()
 _FORKED: Final = 0x40  # PF_FORKNOEXEC of Linux: the process is forked, and has executed no program since
 
@@ -28,7 +30,7 @@ def gomp_parallel() -> int:
 
 @lru_cache(maxsize=1)
 def _gomp_parallel() -> int:
-    if sys.platform != "linux" or os.environ.get("RMSNORM_OPENMP") == "0":
+    if sys.platform != "linux" or environment.read("RMSNORM_OPENMP") == "0":
         return 0
     with open("/proc/self/stat") as stat:
         flags = stat.read().rpartition(")")[2].split()[6]  # after the name of the program, which may have any character

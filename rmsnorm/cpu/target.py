@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from rmsnorm import errors
+
 
 class Level(NamedTuple):
     """A level.
@@ -49,8 +51,28 @@ LEVELS: Final = {  # the best first
 
 
 def built() -> str | None:
-    """The level of a build; None in any other process."""
-    return os.environ.get("RMSNORM_BUILD_LEVEL")
+    """The level of a build; None in any other process.
+
+    Raises:
+        ValueError: there is no level of this name.
+    """
+    level = os.environ.get("RMSNORM_BUILD_LEVEL") or None
+    return None if level is None else _known(level)
+
+
+def chosen(names: str) -> list[str]:
+    """The levels in RMSNORM_BUILD_LEVELS, separated by commas.
+
+    Raises:
+        ValueError: there is no level of one of the names.
+    """
+    return [_known(name.strip()) for name in names.split(",") if name.strip()]
+
+
+def _known(level: str) -> str:
+    if level not in LEVELS:
+        raise errors.not_a_choice("rmsnorm", "a level of processors", level, LEVELS)
+    return level
 
 
 @lru_cache(maxsize=1)

@@ -133,7 +133,7 @@ def compute(job: int) -> int:
 def work(job: int) -> int:
     """The work of each thread of a job. The last thread that leaves a job of XLA frees it.
 
-    Another thread may free the job as soon as this one has counted itself out in LEFT: nothing reads the job after that.
+    Another thread may free the job as soon as this one has counted itself out in LEFT, so nothing reads it after that.
     """
     fetch_add(job + 8 * BUSY, 1)
     of_xla, threads = word(job, FRAME) != 0, word(job, THREADS)

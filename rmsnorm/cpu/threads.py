@@ -14,14 +14,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 
+from rmsnorm import environment
+
 _jobs: SimpleQueue[_Job] = SimpleQueue()
 _workers: list[int] = []
 
 
 def available() -> int:
     """How many threads to use: RMSNORM_NUM_THREADS, else one for each core that the process may use."""
-    limit = os.environ.get("RMSNORM_NUM_THREADS", "")
-    if limit.isdecimal() and int(limit):
+    limit = environment.read("RMSNORM_NUM_THREADS")
+    if limit is not None:
         return int(limit)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -17,13 +17,13 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 
-from rmsnorm import errors
+from rmsnorm import environment, errors
 from rmsnorm.call import Call
 
 
 def is_interpreted() -> bool:
     """Whether arrays of the CPU are computed by the kernels for GPUs, interpreted."""
-    if os.environ.get("RMSNORM_GPU_KERNELS") != "interpret":
+    if environment.read("RMSNORM_GPU_KERNELS") != "interpret":
         return False
     if os.environ.get("TRITON_INTERPRET") != "1":
         fix = "set both before Triton is imported"
@@ -32,7 +32,7 @@ def is_interpreted() -> bool:
 
 
 def is_switched_off() -> bool:
-    return os.environ.get("RMSNORM_GPU_KERNELS") == "0"
+    return environment.read("RMSNORM_GPU_KERNELS") == "0"
 
 
 def has_triton() -> bool:

@@ -7,7 +7,6 @@ traced once for all sizes of the axes that are neither normalised nor those of t
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -15,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from rmsnorm import cpu
+from rmsnorm import cpu, environment
 from rmsnorm.call import Call, filled, given
 from rmsnorm.tf_impl import arithmetic
 from rmsnorm.tf_impl.private import is_recording
@@ -102,7 +101,7 @@ def rounded_backward(
 
 def uses_xla() -> bool:
     """Whether the calls that XLA is faster for may be compiled by it, also where the program does not ask for it."""
-    return os.environ.get("RMSNORM_XLA") != "0"
+    return environment.read("RMSNORM_XLA") != "0"
 
 
 def _constants(*tensors: tf.Tensor | None) -> list[tf.Tensor | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 import rmsnorm
 from rmsnorm import cpu, dtypes
 from rmsnorm.cli import app
+from rmsnorm.cpu import machine_code, target
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.targets.bridges import bridge
@@ -23,6 +25,8 @@ FRAMEWORKS = [
     pytest.param("tf", marks=pytest.mark.tf),
     pytest.param("flax", marks=pytest.mark.flax),
 ]
+LEVEL = machine_code.made_for("tasks", "run") if cpu.is_available() else ""
+FOR = f" (compiled for {LEVEL})"
 TITLES = {"numpy": "NumPy", "torch": "PyTorch", "tf": "TensorFlow", "flax": "JAX"}
 
 
@@ -62,7 +66,8 @@ def test_it_names_what_runs(framework: str) -> None:
         text: str = rmsnorm.explain(send(x), send(gain), **arrays)
         title, _, rest = text.partition(": ")
         assert title == TITLES[framework]
-        return rest
+        assert rest.startswith("plain operations") or rest.endswith(FOR)
+        return rest.removesuffix(FOR)
 
     assert said() == "kernel forward-float32-float32--"
     assert said(mask=mask) == "kernel forward-float32-float32---mask"
@@ -79,7 +84,7 @@ def test_it_names_what_runs(framework: str) -> None:
 
 def test_without_kernels_it_says_so(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     monkeypatch.setenv("RMSNORM_CPU_KERNELS", "0")
-    forget(cpu.is_available, fast._is_compiled)
+    forget(cpu.is_switched_off, cpu.is_available, fast._is_compiled)
     x = np.ones((4, 6), "float32")
     assert rmsnorm.explain(x) == "NumPy: plain operations, as RMSNORM_CPU_KERNELS=0 switches the kernels off"
 
@@ -92,6 +97,28 @@ def test_what_is_no_array_is_refused() -> None:
 
 
 @needs_kernels
+def test_a_switch_that_is_set_too_late_changes_neither_what_runs_nor_what_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = np.ones((4, 6), "float32")
+    before = rmsnorm.explain(x)
+    monkeypatch.setenv("RMSNORM_CPU_KERNELS", "0")
+    assert rmsnorm.explain(x) == before == "NumPy: kernel forward-float32-float32--" + FOR
+    assert rmsnorm.explain(x, axis=0) == "NumPy: plain operations, as the normalised axes are not the last ones"
+
+
+@needs_kernels
+def test_it_names_the_level_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library is for the processors of one level; without one, numba compiles for this processor."""
+    library = SimpleNamespace(_name="/somewhere/kernels-x86-64-v3.so")
+    setattr(library, "rmsnorm_tasks-run", None)
+    monkeypatch.setattr(machine_code, "library", lambda: library)
+    assert machine_code.made_for("tasks", "run") == "x86-64-v3"
+    assert machine_code.made_for("tasks", "walk") == "this processor"
+    assert LEVEL in ("this processor", *target.LEVELS)
+
+
+@needs_kernels
 @pytest.mark.torch
 def test_of_a_layer_and_of_a_model_it_names_every_kernel() -> None:
     """Also of a call that the layer keeps, of a compiled one, and of a function without a norm of ours."""
@@ -100,17 +127,17 @@ def test_of_a_layer_and_of_a_model_it_names_every_kernel() -> None:
 
     layer, x = RMSNorm(64), torch.ones(4, 64)
     for _ in range(2):
-        assert rmsnorm.explain(layer, x) == "PyTorch: kernel forward-float32-float32--"
-        assert rmsnorm.explain(layer, x, gate=x) == "PyTorch: kernel forward-float32-float32---silu-after-float32"
+        assert rmsnorm.explain(layer, x) == "PyTorch: kernel forward-float32-float32--" + FOR
+        assert rmsnorm.explain(layer, x, gate=x) == "PyTorch: kernel forward-float32-float32---silu-after-float32" + FOR
 
     def step(x):
         leaf = x.clone().requires_grad_()
         layer(leaf).sum().backward()
         return leaf.grad
 
-    assert rmsnorm.explain(step, x) == "PyTorch: kernel forward-float32-float32-- and backward-float32-float32--"
+    assert rmsnorm.explain(step, x) == "PyTorch: kernel forward-float32-float32-- and backward-float32-float32--" + FOR
     said = rmsnorm.explain(torch.nn.Sequential(layer, torch.nn.Linear(64, 64), layer), x)
-    assert said == "PyTorch: kernel forward-float32-float32-- (2 times)"
+    assert said == "PyTorch: kernel forward-float32-float32-- (2 times)" + FOR
     assert "no kernel of rmsnorm was called" in rmsnorm.explain(torch.nn.Linear(64, 64), x)
 
 
@@ -125,7 +152,7 @@ def test_of_a_program_of_jax_it_names_every_kernel() -> None:
 
     x = jnp.ones((4, 64))
     said = rmsnorm.explain(function, x, x.astype(jnp.bfloat16))
-    assert said == "JAX: kernel forward-float32-float32-- and forward-bfloat16-bfloat16--"
+    assert said == "JAX: kernel forward-float32-float32-- and forward-bfloat16-bfloat16--" + FOR
 
 
 @needs_kernels

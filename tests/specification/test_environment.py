@@ -1,0 +1,62 @@
+"""The environment variables: a value that a variable may not have is an error, wherever it is read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from programs import finished
+from typer.testing import CliRunner
+
+from rmsnorm import environment
+from rmsnorm.cli import app
+from rmsnorm.cpu import target
+from rmsnorm.numpy_impl import fast
+
+PACKAGE = Path(environment.__file__).parent
+SILLY = ("abc", "-1", "1e3", "2.5", "0x1", " 1", "\u0662", "9" * 400)
+
+
+@pytest.mark.parametrize("name", environment._RULES)
+def test_a_value_that_is_not_allowed_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in SILLY:
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ValueError, match=rf"rmsnorm: the environment variable {name} is '.*, expected .*; change"):
+            environment.read(name)
+        result = CliRunner().invoke(app, ["variants"])
+        assert result.exit_code == 2
+        assert name in result.stderr
+    monkeypatch.setenv(name, "")
+    assert environment.read(name) is None
+
+
+@pytest.mark.parametrize("value", ["0", "1025", "999999999999999999999"])
+def test_too_many_threads_are_refused_where_they_would_start(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deque of as many tasks would take for ever."""
+    monkeypatch.setenv("RMSNORM_NUM_THREADS", value)
+    with pytest.raises(ValueError, match=f"RMSNORM_NUM_THREADS is '{value}', expected a number of threads, 1 to 1024"):
+        fast.rms_norm(np.ones((64, 768), np.float32))
+
+
+@pytest.mark.parametrize("value", ["9", "x86-64-v5", "abc"])
+def test_levels_of_a_build_are_checked(value: str) -> None:
+    with pytest.raises(ValueError, match=f"a level of processors is '{value}', expected 'x86.*; choose"):
+        target.chosen(f"x86-64-v3,{value}")
+    done = finished("-c", "from rmsnorm.cpu import machine_code", timeout=60, RMSNORM_BUILD_LEVEL=value)
+    assert done.returncode == 1
+    assert f"a level of processors is '{value}'" in done.stderr
+    assert "KeyError" not in done.stderr
+    assert target.chosen("x86-64-v3, aarch64,") == ["x86-64-v3", "aarch64"]
+
+
+def test_every_variable_is_read_here() -> None:
+    """Others belong to a build, or to processes of this package alone."""
+    read = {
+        name
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "environment.py"
+        for name in re.findall(r"environ(?:\.get)?[(\[]\"(RMSNORM_\w+)\"", path.read_text(encoding="utf-8"))
+    }
+    assert read <= {"RMSNORM_BUILD_LEVEL"}
