@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 from torch.nn import Parameter, init
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from rmsnorm import errors
 from rmsnorm.interface import constructor
@@ -130,7 +131,7 @@ class RMSNorm(torch.nn.RMSNorm):
         bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
         alone = (
             mask is None and residual is None
-            and type(x) is Tensor and not is_watched() and not has_tangents(x, weight, bias, gate)
+            and type(x) is Tensor and not x.is_nested and not is_watched() and not has_tangents(x, weight, bias, gate)
         )  # fmt: skip
         if alone:
             settings = self.eps, self.variant
@@ -141,6 +142,8 @@ class RMSNorm(torch.nn.RMSNorm):
                 options = {"mask": mask, "residual": residual, "gate": gate}
                 tensors = {name: tensor for name, tensor in options.items() if tensor is not None}
                 return x.tracer.create_proxy("call_module", x.tracer.path_of_module(self), (x,), tensors)
+        elif x.is_nested and x.layout is torch.strided and mask is residual is gate is None:
+            return torch.nested.as_nested_tensor([self.forward(part) for part in x.unbind()])
         elif x.shape[self._axes[0] :] != self.normalized_shape:
             why = f"normalized_shape, x being {spec('RMSNorm', 'x', x)}"
             raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[self._axes[0] :], self.normalized_shape, why)
@@ -192,3 +195,21 @@ def _sizes(normalized_shape: Any) -> tuple[int, ...]:
         want = "one size >= 0 or a sequence of them"
         raise errors.out_of_domain("RMSNorm", "normalized_shape", normalized_shape, want, "pass the end of x.shape")
     return tuple(int(size) for size in sizes)
+
+
+def _is_no_layer_norm(norm: RMSNorm, inputs: Any) -> None:
+    """A hook that does nothing, by which the encoder layer of PyTorch sees that it must call the norm."""
+
+
+def _mark(parent: torch.nn.Module, name: str, child: torch.nn.Module | None) -> None:
+    """Keep torch.nn.TransformerEncoderLayer from computing LayerNorm with the parameters of our norm.
+
+    In evaluation without gradients it takes the eps, weight and bias of its norms to one operator for the whole layer,
+    whatever the classes of the norms are, unless a module in it has a hook before or after its forward
+    (torch/nn/modules/transformer.py, why_not_sparsity_fast_path). Elsewhere a hook would cost time in every call.
+    """
+    if isinstance(child, RMSNorm) and isinstance(parent, torch.nn.TransformerEncoderLayer):
+        child.register_forward_pre_hook(_is_no_layer_norm)
+
+
+register_module_module_registration_hook(_mark)

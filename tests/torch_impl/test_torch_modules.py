@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -215,3 +216,82 @@ def test_more_than_there_is_memory_for() -> None:
         ):
             layer(x.expand(2**43, 8))
         assert torch.equal(layer(x), want)
+
+
+LAYERS = {"encoder": nn.TransformerEncoderLayer, "decoder": nn.TransformerDecoderLayer}
+
+
+def with_our_norms(kind: str, norm_first: bool, **options: Any) -> Any:
+    layer = LAYERS[kind](8, 2, 16, 0.0, batch_first=True, norm_first=norm_first)
+    for name, _ in list(layer.named_children()):
+        if name.startswith("norm"):
+            setattr(layer, name, RMSNorm(8, **options))
+    return randomised(layer).eval()
+
+
+def without_fast_path(model: Any, *inputs: Any, **named: Any) -> Any:
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        return model(*inputs, **named)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+def close(y: Any, want: Any) -> bool:
+    """As attention is another operator there: half of the digits, where LayerNorm and RMSNorm differ in the first."""
+    return bool(((y - want).abs() <= torch.finfo(y.dtype).eps ** 0.5 * want.abs().max()).all())
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("bias", [None, True])
+@pytest.mark.parametrize("options", [{"eps": 1e-5}, {}, {"variant": "gemma"}, {"variant": "llama", "partial": 0.5}])
+def test_the_fast_path_of_encoders_leaves_our_norms(options: Any, bias: Any, norm_first: bool) -> None:
+    """It would compute LayerNorm with their parameters, or fail without a bias."""
+    x, memory = randn(2, 5, 8) + 1, randn(2, 3, 8, seed=1)
+    for kind in LAYERS:
+        layer = with_our_norms(kind, norm_first, bias=bias, **options)
+        inputs = (x, memory) if kind == "decoder" else (x,)
+        for each in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            with torch.no_grad():
+                want = without_fast_path(each, *inputs)
+                assert close(each(*inputs), want)
+            with torch.inference_mode():
+                assert close(each(*inputs), want)
+        assert list(layer.norm1.state_dict()) == ["weight", "bias"][: 2 if bias else 1]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")  # PyTorch's
+@pytest.mark.parametrize("bias", [None, True])
+def test_a_stack_of_encoders_with_padding(bias: Any) -> None:
+    """PyTorch makes a nested tensor of the rows that are no padding."""
+    x, padding = randn(2, 5, 8) + 1, torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    stack = nn.TransformerEncoder(with_our_norms("encoder", False, bias=bias), 2, RMSNorm(8, variant="gemma"))
+    for inputs in ({}, {"src_key_padding_mask": padding}):
+        with torch.no_grad():
+            want = without_fast_path(stack, x, **inputs)
+            y = stack(x, **inputs)
+        assert stack.use_nested_tensor
+        assert close(*((t[~padding] if inputs else t) for t in (y, want)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
+def test_a_compiled_encoder() -> None:
+    layer = with_our_norms("encoder", False, bias=True, eps=1e-5)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert close(compiled(randn(2, 5, 8)), without_fast_path(layer, randn(2, 5, 8)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+def test_nested_tensors_without_gaps() -> None:
+    """Of the strided layout, which PyTorch's stack of encoders makes; tests of transforms have the jagged one."""
+    layer, parts = randomised(RMSNorm(8)), [randn(3, 8), randn(5, 8, seed=1)]
+    layer(parts[0])
+    nested = torch.nested.nested_tensor(parts, requires_grad=True)
+    y = layer(nested)
+    torch.nested.to_padded_tensor(y, 0.0).square().sum().backward()
+    for got, slope, part in zip(y.unbind(), nested.grad.unbind(), parts, strict=True):
+        leaf = part.clone().requires_grad_()
+        layer(leaf).square().sum().backward()
+        assert torch.equal(got, layer(part))
+        assert torch.equal(slope, leaf.grad)
