@@ -17,7 +17,7 @@ from rmsnorm.interface import constructor
 from rmsnorm.torch_impl.autograd import again
 from rmsnorm.torch_impl.calls import kept, spec
 from rmsnorm.torch_impl.functional import rms_norm
-from rmsnorm.torch_impl.private import has_tangents, is_watched
+from rmsnorm.torch_impl.private import TRACED, has_tangents, is_watched
 from rmsnorm.torch_impl.rows import Kept
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -95,6 +95,25 @@ class RMSNorm(torch.nn.RMSNorm):
             init.constant_(self.weight, 1 - self.variant.scale_offset)
         if self.bias is not None:
             init.zeros_(self.bias)
+
+    @property
+    def _is_hf_initialized(self) -> bool:
+        return bool(self.__dict__.get("_is_hf_initialized", False))
+
+    @_is_hf_initialized.setter
+    def _is_hf_initialized(self, done: bool) -> None:
+        """transformers sets this after it has filled the gain of a class named RMSNorm with 1, whatever its offset is.
+
+        It does so in _initialize_weights of transformers/modeling_utils.py. Meanwhile the functions of torch.nn.init
+        are those of transformers/initialization.py, which leave a parameter that was loaded from a file as it is. At
+        another time nobody knows which parameters were loaded, and nothing is changed.
+        """
+        self.__dict__["_is_hf_initialized"] = done
+        offset, weight = self.variant.scale_offset, self._parameters.get("weight")
+        if done and offset and weight is not None and init.constant_.__module__ != init.__name__:
+            has_values = not weight.is_meta and not isinstance(weight, TRACED)
+            if has_values and bool((weight == 1).all()):  # other values are those that the model chose
+                init.constant_(weight, 1 - offset)
 
     def forward(
         self, x: Tensor, *, mask: Tensor | None = None, residual: Tensor | None = None, gate: Tensor | None = None

@@ -87,6 +87,51 @@ def test_every_variant_starts_with_a_factor_of_one(variant: str) -> None:
     assert torch.equal(layer(x), rms_norm(x, variant=variant))
 
 
+def test_transformers_starts_every_variant_with_a_factor_of_one(tmp_path: Any) -> None:
+    """At random, and for a key that a file lacks, although it fills every class named RMSNorm with 1."""
+    transformers = pytest.importorskip("transformers")
+    half = rmsnorm.Variant.get("llama").replace(scale_offset=0.5)
+    want = {"plain": 1.0, "gemma": 0.0, "tied": 0.0, "middle": 0.5, "chosen": 0.25}
+
+    class GemmaRMSNorm(RMSNorm):
+        def __init__(self) -> None:
+            super().__init__(8, variant="gemma", bias=True)
+
+    class Model(transformers.PreTrainedModel):
+        config_class = transformers.PretrainedConfig
+        _tied_weights_keys: Any = {"tied.weight": "gemma.weight"}  # noqa: RUF012
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.plain, self.gemma, self.tied, self.none = (
+                RMSNorm(8), GemmaRMSNorm(), GemmaRMSNorm(), RMSNorm(8, elementwise_affine=False, variant="gemma"),
+            )  # fmt: skip
+            self.middle, self.chosen = (RMSNorm(8, variant=half) for _ in range(2))
+            self.post_init()
+
+        def _init_weights(self, module: Any) -> None:
+            super()._init_weights(module)
+            if module is self.chosen:
+                transformers.initialization.constant_(module.weight, 0.25)
+
+    model = Model(transformers.PretrainedConfig(tie_word_embeddings=True))
+    with torch.device("meta"):
+        assert Model(model.config).gemma.weight.is_meta
+    full = {name: torch.ones_like(tensor) for name, tensor in model.state_dict().items()}  # a gain of 1 may be loaded
+    lacking = [{}, {f"{name}.weight": name for name in want}, {"middle.weight": "middle"}]
+    for missing in lacking:
+        folder = tmp_path / str(len(missing))
+        model.save_pretrained(folder, state_dict={name: full[name] for name in full if name not in missing})
+        loaded = Model.from_pretrained(folder)
+        assert loaded.tied.weight is loaded.gemma.weight
+        for name in want:
+            expected = want[name] if f"{name}.weight" in missing else 1.0
+            assert torch.equal(getattr(loaded, name).weight, torch.full((8,), expected))
+    for name, expected in want.items():
+        assert torch.equal(getattr(model, name).weight, torch.full((8,), expected))
+        assert copy.deepcopy(model).get_submodule(name)._is_hf_initialized
+
+
 def test_options_reach_the_function() -> None:
     x, residual, mask = randn(4, 3, 8), randn(4, 3, 8, seed=1), randn(4, 3, 8, seed=2) > 0
     layer = randomised(RMSNorm((3, 8), 1e-2, bias=True, partial=0.3, variant="llama"))
