@@ -227,7 +227,11 @@ def _mark(parent: torch.nn.Module, name: str, child: torch.nn.Module | None) -> 
     whatever the classes of the norms are, unless a module in it has a hook before or after its forward
     (torch/nn/modules/transformer.py, why_not_sparsity_fast_path). Elsewhere a hook would cost time in every call.
     """
-    if isinstance(child, RMSNorm) and isinstance(parent, torch.nn.TransformerEncoderLayer):
+    if (
+        isinstance(child, RMSNorm)
+        and isinstance(parent, torch.nn.TransformerEncoderLayer)
+        and _is_no_layer_norm not in child._forward_pre_hooks.values()
+    ):
         child.register_forward_pre_hook(_is_no_layer_norm)
 
 

@@ -16,7 +16,7 @@ from torch_arrays import randn  # noqa: E402
 from torch_layers import LlamaRMSNorm, OddGate, randomised, ulp_bound  # noqa: E402
 
 import rmsnorm  # noqa: E402
-from rmsnorm.conversion import replace  # noqa: E402
+from rmsnorm.conversion import replace, to_rms_norm  # noqa: E402
 from rmsnorm.torch_impl import RMSNorm  # noqa: E402
 
 module = importlib.import_module("rmsnorm.conversion.replacement.proof")
@@ -303,3 +303,24 @@ def test_another_variant_for_all() -> None:
     assert entry.variant is own
     with pytest.raises(ValueError, match=r"replace: variant is 'lama', .* did you mean 'llama'"):
         replace(nn.RMSNorm(8), "lama")
+
+
+@pytest.mark.parametrize("change", [replace, to_rms_norm])
+def test_encoders_call_the_norms_in_evaluation(change: Any, monkeypatch: Any) -> None:
+    """They would compute LayerNorm with the parameters, or fail without a bias."""
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, norm_first=True)
+    if change is replace:
+        encoder.norm1, encoder.norm2 = nn.RMSNorm(8, eps=1e-5), nn.RMSNorm(8, eps=1e-5)
+    model: Any = nn.Sequential(nn.Embedding(11, 8), encoder, nn.LayerNorm(8), nn.Linear(8, 3)).eval()
+    tokens = torch.tensor([[1, 5, 2]])
+    if change is replace:
+        replace(model)
+    else:
+        model = to_rms_norm(model, tokens).model
+    encoder = model[1]
+    assert type(encoder.norm1) is RMSNorm
+    calls, forward = [], RMSNorm.forward
+    monkeypatch.setattr(RMSNorm, "forward", lambda self, x: calls.append(self) or forward(self, x))
+    with torch.no_grad():
+        model(tokens)
+    assert calls[:2] == [encoder.norm1, encoder.norm2]

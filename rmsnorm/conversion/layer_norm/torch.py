@@ -234,6 +234,7 @@ def _apply(model: nn.Module, plan: Plan, own: Norms) -> list[str]:
             BACKEND.become(layer, own[name])
             continue
         become_layer(layer, get_variant("to_rms_norm", "torch"), layer.eps)
+    BACKEND.finish(model)
     return notes
 
 

@@ -97,7 +97,7 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
         changes.append((module, norm))
     if changes and not dry_run:
         change(changes, backend.become)
-        backend.forget_traces(model)
+        backend.finish(model)
     return tuple(report) or (nothing(type(model).__name__, replaced),)
 
 

@@ -54,8 +54,8 @@ class Backend(ABC):
     def require_as_proven(self, module: Any, norm: Norm) -> None:  # noqa: B027
         """Raises Unproven if a module computes something else than the one with its key; a copy never does."""
 
-    def forget_traces(self, model: Any) -> None:  # noqa: B027
-        """Has functions traced again that were traced before the modules changed, where they are kept."""
+    def finish(self, model: Any) -> None:  # noqa: B027
+        """What is left to do in a model when its modules have changed."""
 
     def is_candidate(self, module: Any) -> bool:
         """Whether a module may be a norm: by its name, or as it has a gain at most and is not the framework's own."""

@@ -155,7 +155,7 @@ class Keras(Backend):
         call.norm = norm  # type: ignore[attr-defined]
         object.__setattr__(layer, "call", call)
 
-    def forget_traces(self, model: Any) -> None:
+    def finish(self, model: Any) -> None:
         """Functions that were traced before the layers changed are traced again."""
         for layer in model._flatten_layers():
             if isinstance(layer, keras.Model):

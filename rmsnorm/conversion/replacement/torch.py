@@ -187,5 +187,12 @@ class Torch(Backend):
         preset = PRESETS.get(norm.known.name, norm.known)
         become_layer(module, preset if preset.replace(eps=norm.known.eps) == norm.known else norm.known, norm.known.eps)
 
+    def finish(self, model: nn.Module) -> None:
+        """A norm that changed its class in place becomes an attribute anew, as the layer looks at where it is then."""
+        for parent in model.modules():
+            for name, child in list(parent.named_children()):
+                if isinstance(child, RMSNorm):
+                    setattr(parent, name, child)
+
 
 BACKEND: Final = Torch()
