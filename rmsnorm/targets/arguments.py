@@ -13,7 +13,7 @@ _NAMES: Final = {
     "bias": ("bias", "beta", "b", "shift"),
     "gate": ("gate", "z"),
     "mask": ("mask",),
-    "residual": ("residual",),
+    "residual": ("residual", "skip"),
 }
 _XS: Final = ("x", "input", "inputs", "hidden_states", "hidden_state", "h", "tensor")
 _WIDTHS: Final = (

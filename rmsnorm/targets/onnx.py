@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,12 +17,13 @@ from rmsnorm.targets.target import NoTarget, Target
 
 
 def open_onnx(path: Path) -> Target:
-    """Open a model whose first input is x and whose first output is y.
+    """Open a model whose first output is y, and whose x is the first input without the name of another argument.
 
-    Initializers with more than one element become inputs, so that the gain can be set.
+    Initializers with more than one element become inputs, so that the gain can be set. Whether it is a model is for
+    onnxruntime to say: it has operators of its own, also in ONNX's domain, that the checker of onnx does not know.
 
     Raises:
-        NoTarget: there is no such file, or it is no ONNX model.
+        NoTarget: there is no such file, or it is no ONNX model that onnxruntime runs.
         ModuleNotFoundError: onnx or onnxruntime is not installed.
     """
     if not path.is_file():
@@ -35,57 +36,60 @@ def open_onnx(path: Path) -> Target:
     try:
         return _opened(path, onnx, onnxruntime)
     except Exception as error:  # of many types: a file from outside can make its reader raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise NoTarget(f"identify: {path} is no ONNX model ({reason:.200}); check the file") from None
+        reason = " ".join(f"{type(error).__name__}: {_PLACE.sub('', str(error))}".split())
+        raise NoTarget(
+            f"identify: {path} is no ONNX model that onnxruntime runs ({reason:.200}); check the file"
+        ) from None
 
 
 def _opened(path: Path, onnx: Any, onnxruntime: Any) -> Target:
     model = onnx.load(path)
-    onnx.checker.check_model(model)
     graph = model.graph
+    if not (graph.input and graph.output):
+        raise ValueError("it has no input or no output")
     inputs = {value.name for value in graph.input}
     for tensor in graph.initializer:
         if int(np.prod(tensor.dims)) > 1 and tensor.name not in inputs and tensor.data_type in _DTYPES:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    x, *others = [value.name for value in graph.input if value.name not in constants] + [
-        value.name for value in graph.input if value.name in constants
-    ]
+    required = [value.name for value in graph.input if value.name not in constants]
+    x, *others = sorted(required, key=lambda name: argument_named(name) is not None)
+    others += [value.name for value in graph.input if value.name in constants]
     shapes = {value.name: _sizes(value) for value in graph.input}
     types = {value.name: _DTYPES.get(value.type.tensor_type.elem_type, "float32") for value in graph.input}
-    gates = [name for name in others if name not in constants and argument_named(name) == "gate"]
-    gate = dict(zip(["gate"], gates, strict=False))
-    own = assign({name: tuple(size or 0 for size in shapes[name]) for name in others if name not in gate.values()})
-    if not graph.output:
-        raise ValueError("it has no output")
+    named = {argument_named(name): name for name in reversed(required) if name != x}
+    like_x = {argument: named[argument] for argument in ("gate", "residual") if argument in named}
+    own = assign({name: tuple(size or 0 for size in shapes[name]) for name in others if name not in like_x.values()})
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-
-    @cache
-    def session() -> Any:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def call(arrays: Mapping[str, Any]) -> Any:
         feeds = {
             x: arrays["x"],
-            **{name: arrays[argument] for argument, name in (own | gate).items() if argument in arrays},
+            **{name: arrays[argument] for argument, name in (own | like_x).items() if argument in arrays},
         }
         for name, array in feeds.items():
             if array.dtype.name != types[name]:
                 raise TypeError(f"{name} is {types[name]} in the model")
-        return session().run(None, {**{name: constants[name] for name in others if name in constants}, **feeds})[0]
+        y, *more = session.run(None, {**{name: constants[name] for name in others if name in constants}, **feeds})
+        h = [array for array in more if array.shape == y.shape]  # the mean and 1 / rho have other shapes
+        return (y, *h) if "residual" in like_x else y
 
     last = shapes[x][-1] if shapes[x] else None
     fixed = next((shapes[own[argument]] for argument in ("scale", "bias") if argument in own), ())
     size = last or (int(np.prod([n or 1 for n in fixed])) if fixed and all(fixed) else None)
     return Target(
-        str(path), "onnx", NumPy(), call, (*own, *gate), width=size,
+        str(path), "onnx", NumPy(), call, (*own, *like_x), width=size,
         shape_of=lambda argument, shape: tuple(n or shape[-1] for n in shapes[own[argument]]),
         rank=len(shapes[x]) or None, sizes=shapes[x],
-        dtypes={argument: types[name] for argument, name in {"x": x, **own, **gate}.items()},
+        dtypes={argument: types[name] for argument, name in {"x": x, **own, **like_x}.items()},
+        needs_residual="residual" in like_x,
     )  # fmt: skip
 
 
+# what comes before onnxruntime's message: a number, and the place in its source
+_PLACE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (/onnxruntime_src.*\) (?=[A-Z]))?")
 _DTYPES = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
 
 
