@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -132,17 +133,20 @@ class RMSNorm(nnx.RMSNorm):
 
     @overload
     def __call__(
-        self, x: jax.Array, mask: jax.Array | None = None, *, residual: None = None, gate: jax.Array | None = None
+        self, x: jax.Array, mask: jax.Array | None = None, residual: None = None, gate: jax.Array | None = None
     ) -> jax.Array: ...
     @overload
     def __call__(
         self, x: jax.Array, mask: jax.Array | None = None, *, residual: jax.Array, gate: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]: ...
+    @overload
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None, residual: jax.Array, gate: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]: ...
     def __call__(
         self,
         x: jax.Array,
         mask: jax.Array | None = None,
-        *,
         residual: jax.Array | None = None,
         gate: jax.Array | None = None,
     ) -> Any:
@@ -184,6 +188,24 @@ class RMSNorm(nnx.RMSNorm):
             axis=self.reduction_axes, feature_axis=self.feature_axes, out_dtype=out_dtype,
             axis_name=self.axis_name, axis_index_groups=self.axis_index_groups,
         )  # fmt: skip
+
+
+class _Positions(inspect.Signature):
+    """A call's signature for Flax, whose transforms bind, fill in defaults and count: nnx.vmap with ``in_axes=(0, 0)``
+    is for x and mask. So what the built-in layer does not take has a position only in a call that passes it."""
+
+    def bind(self, *arguments: Any, **named: Any) -> inspect.BoundArguments:
+        bound = super().bind(*arguments, **named)
+        names = list(self.parameters)
+        count = 1 + max(names.index(name) for name in ("mask", *bound.arguments))
+        shorter = inspect.Signature(list(self.parameters.values())[:count])
+        return inspect.BoundArguments(shorter, bound.arguments)  # type: ignore[arg-type]
+
+
+_signature = inspect.signature(RMSNorm.__call__)
+RMSNorm.__call__.__signature__ = _Positions(  # type: ignore[attr-defined]
+    list(_signature.parameters.values()), return_annotation=_signature.return_annotation
+)
 
 
 def check_options(axis: Any, feature_axis: Any, param_dtype: Any) -> None:

@@ -19,6 +19,7 @@ from jax import numpy as jnp  # noqa: E402
 
 from rmsnorm import Variant, numpy_impl  # noqa: E402
 from rmsnorm.accuracy.terms import term_sizes  # noqa: E402
+from rmsnorm.conversion import replace  # noqa: E402
 from rmsnorm.flax_impl import RMSNorm, linen, rms_norm  # noqa: E402
 
 BATCH, WIDTH, EPS = 4, 8, 0.1
@@ -196,3 +197,59 @@ def test_vmap_over_parameters(layers: Any) -> None:
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), PARAMS, TANGENTS)
     want = jnp.stack([apply(PARAMS, X), apply(TANGENTS, X)])
     np.testing.assert_array_equal(jax.jit(layers)(params, X), want)
+
+
+MASK = X > -0.5
+WAYS = {  # functions of a layer, the mask second wherever there is one
+    "vmap": lambda m: nnx.vmap(m)(X),
+    "vmap, mask": lambda m: nnx.vmap(m)(X, MASK),
+    "vmap, mask by name": lambda m: nnx.vmap(m)(X, mask=MASK),
+    "vmap, axes": lambda m: nnx.vmap(m, in_axes=(0, 0))(X, MASK),
+    "vmap, axes, no mask": lambda m: nnx.vmap(m, in_axes=(0, None))(X),
+    "vmap of the method": lambda m: nnx.vmap(type(m).__call__, in_axes=(None, 0, 0))(m, X, MASK),
+    "remat": lambda m: nnx.remat(m)(x=X),
+    "remat, mask": lambda m: nnx.remat(m)(X, MASK),
+    "remat in a sequence": lambda m: nnx.Sequential(nnx.remat(m))(X),
+    "jit": lambda m: nnx.jit(m)(X, mask=MASK),
+    "pmap": lambda m: nnx.pmap(m)(X[None])[0],
+    "while_loop": lambda m: nnx.while_loop(lambda c: c[0] < 1, lambda c: (1, c[1], c[1](c[2])), (0, m, X))[2],
+    "fori_loop": lambda m: nnx.fori_loop(0, 1, lambda i, c: (c[0], c[0](c[1])), (m, X))[1],
+    "checkify": lambda m: nnx.checkify(m)(X)[1],
+    "call": lambda m: nnx.call(nnx.split(m))(X)[0],
+    "cached_partial": lambda m: nnx.cached_partial(nnx.jit(lambda m, x: m(x)), m)(X),
+    "jax.vmap": lambda m: jax.vmap(m)(X, MASK),
+    "jax.checkpoint": lambda m: jax.checkpoint(m)(X, MASK),
+    "jax.linearize": lambda m: jax.linearize(m, X)[0],
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_layer_itself_is_transformed_as_the_built_in_one(name: str) -> None:
+    """NNX gives every argument a position and counts them: ours are as many as those of the built-in layer."""
+    options = {"mask": np.asarray(MASK)} if WAYS[name].__code__.co_names.count("MASK") else {}
+    variant = Variant.get("flax").replace(eps=EPS)
+    built_in, ours, swapped = (
+        made(WIDTH, epsilon=EPS, rngs=nnx.Rngs(0)) for made in (nnx.RMSNorm, RMSNorm, nnx.RMSNorm)
+    )
+    model = nnx.Dict(norm=swapped)
+    replace(model)
+    assert type(swapped) is RMSNorm
+    for made in (built_in, ours, swapped):
+        made.scale[...] = PARAMS["scale"]
+    want = numpy_impl.rms_norm(*NUMPY[:2], variant=variant, **options)
+    for made in (ours, swapped):
+        np.testing.assert_array_equal(WAYS[name](made), want)
+    unit = term_sizes(*NUMPY[:2], dy=want, tangents=(None, None, None), variant=variant, **options)["y"]
+    near(WAYS[name](built_in), want, unit)
+
+
+def test_what_only_ours_takes_has_a_position_where_it_is_passed() -> None:
+    made, residual = layer(), T
+    want = made(X, residual=residual)
+    for got in (
+        made(X, None, residual), nnx.vmap(made)(X, residual=residual), nnx.remat(made)(X, None, residual),
+        nnx.vmap(made, in_axes=(0, None, 0))(X, None, residual),
+    ):  # fmt: skip
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+    np.testing.assert_array_equal(nnx.vmap(made)(X, gate=DY), made(X, gate=DY))
+    np.testing.assert_array_equal(made(X, None, None, DY), made(X, gate=DY))
