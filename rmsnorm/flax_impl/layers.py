@@ -199,7 +199,7 @@ class _Positions(inspect.Signature):
         names = list(self.parameters)
         count = 1 + max(names.index(name) for name in ("mask", *bound.arguments))
         shorter = inspect.Signature(list(self.parameters.values())[:count])
-        return inspect.BoundArguments(shorter, bound.arguments)  # type: ignore[arg-type]
+        return inspect.BoundArguments(shorter, bound.arguments)
 
 
 _signature = inspect.signature(RMSNorm.__call__)

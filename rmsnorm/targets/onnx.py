@@ -57,7 +57,7 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any) -> Target:
     others += [value.name for value in graph.input if value.name in constants]
     shapes = {value.name: _sizes(value) for value in graph.input}
     types = {value.name: _DTYPES.get(value.type.tensor_type.elem_type, "float32") for value in graph.input}
-    named = {argument_named(name): name for name in reversed(required) if name != x}
+    named = {str(argument_named(name)): name for name in reversed(required) if name != x}
     like_x = {argument: named[argument] for argument in ("gate", "residual") if argument in named}
     own = assign({name: tuple(size or 0 for size in shapes[name]) for name in others if name not in like_x.values()})
     options = onnxruntime.SessionOptions()

@@ -12,6 +12,9 @@ from rmsnorm.conversion import replace
 
 pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
+
+from rmsnorm.tf_impl import RMSNormalization  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 # what Keras is warned of by NumPy when it saves
 
@@ -219,3 +222,26 @@ def test_a_norm_with_a_gate() -> None:
     other = build()
     replace(other, "keras_rms_scaling")
     assert float(keras.ops.max(keras.ops.abs(other(X) - build()(X)))) > 1e-3, "with one it does not"
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not support masking and will therefore destroy:UserWarning")
+def test_a_mask_ends_at_the_built_in_layer_replaced_or_not_and_goes_through_ours() -> None:
+    tokens = np.array([[1, 2, 0, 0], [3, 0, 0, 0]])
+
+    def model(layer: Any) -> Any:
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.layers.Embedding(4, 8, mask_zero=True), layer, keras.layers.LSTM(4)])
+
+    dropping = RMSNormalization()
+    dropping.supports_masking = False  # before its first call
+    built_in, ours, alike = map(model, (keras.layers.RMSNormalization(), RMSNormalization(), dropping))
+    want = built_in(tokens).numpy()
+    for other in (ours, alike):
+        other(tokens)
+        other.set_weights(built_in.get_weights())
+    assert np.abs(ours(tokens).numpy() - want).max() > 0.01
+    (entry,) = replace(built_in)
+    assert entry.variant is not None
+    # Float32: four steps, in each sums of 12 terms and 8 roundings more, in numbers below 1.
+    for other in (built_in, alike):
+        np.testing.assert_allclose(other(tokens).numpy(), want, rtol=0, atol=4 * 20 * 2.0**-24)
