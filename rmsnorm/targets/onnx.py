@@ -83,7 +83,7 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any) -> Target:
         str(path), "onnx", NumPy(), call, (*own, *like_x), width=size,
         shape_of=lambda argument, shape: tuple(n or shape[-1] for n in shapes[own[argument]]),
         rank=len(shapes[x]) or None, sizes=shapes[x],
-        dtypes={argument: types[name] for argument, name in {"x": x, **own, **like_x}.items()},
+        dtypes={argument: types[name] for argument, name in ({"x": x} | own | like_x).items()},
         needs_residual="residual" in like_x,
     )  # fmt: skip
 
