@@ -15,7 +15,7 @@ from torch import Tensor
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import operators, rows
 from rmsnorm.torch_impl.arithmetic import gradients
-from rmsnorm.torch_impl.memory import is_plain
+from rmsnorm.torch_impl.memory import is_plain, laid_out
 from rmsnorm.torch_impl.private import apply_of, has_tangents, is_differentiated, is_transformed, is_watched, untraced
 from rmsnorm.torch_impl.rounding import cast, dtype_name
 
@@ -48,6 +48,7 @@ class RMSNormFunction(torch.autograd.Function):
         if dy is not None:
             one_dtype = residual in (None, x) and ctx.call.x == ctx.call.sum
             dx, *others = _backward(ctx.call, ctx.plan, dy, dh, h, scale, bias, mask, gate, inverse_rms, one_dtype)
+            dx = laid_out(dx, h)
         _, _, _, needs_x, needs_residual, *needs, _, needs_gate = ctx.needs_input_grad
         dscale, dbias, dgate = (d if need else None for d, need in zip(others, (*needs, needs_gate), strict=True))
         dx, dresidual = (_to(dx, t) if need else None for t, need in ((x, needs_x), (residual, needs_residual)))

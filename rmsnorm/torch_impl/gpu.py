@@ -19,7 +19,7 @@ from torch import Tensor
 from rmsnorm import gpu
 from rmsnorm.call import Call
 from rmsnorm.gpu.plan import Tiles, power_of_two, tiles
-from rmsnorm.torch_impl.memory import gapless, laid_out, mask_rows, rows_of
+from rmsnorm.torch_impl.memory import gapless, mask_rows, rows_of
 from rmsnorm.torch_impl.rounding import dtype_name
 
 _OLDEST: Final = 8, 0  # the first compute capability that converts to bfloat16
@@ -109,8 +109,6 @@ def forward(
             plan.rows, *sizes, tile.chunks, **plan.settings, **plan.roundings,
             ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks), num_warps=tile.warps, **OPTIONS,
         )  # fmt: skip
-    if not x.is_contiguous():
-        y, h = laid_out(y, x), None if h is None else laid_out(h, x)
     return y, h, inverse_rms
 
 
@@ -154,7 +152,7 @@ def backward(
             )
             results.append(result)
     dscale, dbias = results
-    return dx if h.is_contiguous() else laid_out(dx, h), dscale, dbias
+    return dx, dscale, dbias
 
 
 def _masks(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from rmsnorm import errors
-from rmsnorm.torch_impl.private import is_zero_tensor, modes
+from rmsnorm.torch_impl.private import format_of, is_zero_tensor, modes
 from rmsnorm.torch_impl.rounding import dtype_name
 
 _DENSE: Final = {torch.strided, torch.jagged}
@@ -79,9 +79,13 @@ def mask_rows(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, in
     return mask, mask.stride(0), mask.stride(1)
 
 
-def laid_out(result: Tensor, x: Tensor) -> Tensor:
-    """The result in the memory format of x."""
-    return torch.empty_like(x, dtype=result.dtype).copy_(result)
+def laid_out(result: Any, x: Any) -> Any:
+    """The result as torch.nn.RMSNorm lays it: contiguous, but with the channels last in memory where those of x are."""
+    if result is None or x.layout is not torch.strided:
+        return result
+    if x.is_contiguous() or torch.jit.is_tracing() or format_of(x) is torch.contiguous_format:
+        return result.contiguous()
+    return result.movedim(1, -1).contiguous().movedim(-1, 1)  # vmap has no memory formats
 
 
 def gapless(tensor: Tensor | None) -> Tensor | None:

@@ -23,7 +23,7 @@ from rmsnorm.call import Call
 from rmsnorm.torch_impl import arithmetic, inductor, private, rows
 from rmsnorm.torch_impl import gpu as gpu_rows
 from rmsnorm.torch_impl.calls import axes_last, moved, moved_back
-from rmsnorm.torch_impl.memory import is_plain
+from rmsnorm.torch_impl.memory import is_plain, laid_out
 from rmsnorm.torch_impl.private import constant, is_differentiated, untraced
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 from rmsnorm.torch_impl.settings import call_of, decoded, planned, settings_of
@@ -120,16 +120,15 @@ def _forward_types(
     inductor.register()
     axes, result = decoded(settings)["axes"], getattr(torch, decoded(settings)["result"])
     reduced = [*x.shape[:-axes], *(1 for _ in range(axes))]
-    y, inverse_rms = torch.empty_like(x, dtype=result), x.new_empty(reduced, dtype=torch.float64)
-    return y, x.new_empty(0) if residual is None else torch.empty_like(x), inverse_rms
+    y, inverse_rms = x.new_empty(x.shape, dtype=result), x.new_empty(reduced, dtype=torch.float64)
+    return y, x.new_empty(0) if residual is None else x.new_empty(x.shape), inverse_rms
 
 
 def _backward_types(
     dy: Tensor, dh: Any, h: Tensor, inverse_rms: Any, scale: Tensor | None, bias: Tensor | None, mask: Any,
     settings: str, k: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    gapless = [None if p is None else p.new_empty(p.shape) for p in (scale, bias)]
-    return present(h, torch.empty_like(h), *gapless)
+    return present(h, *(None if p is None else p.new_empty(p.shape) for p in (h, scale, bias)))
 
 
 class _Forward(torch.autograd.Function):
@@ -153,6 +152,7 @@ class _Forward(torch.autograd.Function):
         dx, dscale, dbias = dh, None, None
         if dy is not None:
             dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, bias, mask, *ctx.settings)
+            dx = laid_out(dx, h)
         _, needs_residual, needs_scale, needs_bias, *rest = ctx.needs_input_grad
         return (
             dx, dx if needs_residual else None, dscale if needs_scale else None, dbias if needs_bias else None,

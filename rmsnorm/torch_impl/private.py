@@ -35,6 +35,8 @@ is_zero_tensor: Final = _found("Tensor._is_zerotensor", lambda tensor: not tenso
 is_batch_of_gradients: Final = _found("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
 # A context in which an operator runs without autograd. Without it the operators are not used.
 below_autograd: Final = _found("_C._AutoDispatchBelowAutograd", None)
+# The memory format in which PyTorch sees a tensor, also one with gaps. Without it every result is contiguous.
+format_of: Final = _found("_prims_common.suggest_memory_format", lambda tensor: torch.contiguous_format)
 # A tensor on the CPU from its sizes, strides and dtype, for half of what torch.empty takes.
 empty_strided: Final = _found(
     "_C._dynamo.guards._empty_strided_cpu",

@@ -14,6 +14,7 @@ from rmsnorm.call import Call
 from rmsnorm.torch_impl import arithmetic, onnx, operators, rows
 from rmsnorm.torch_impl.autograd import RMSNormFunction
 from rmsnorm.torch_impl.calls import call_of, moved, moved_back, named, planned, resolved
+from rmsnorm.torch_impl.memory import laid_out
 from rmsnorm.torch_impl.private import is_differentiated, is_transformed, is_watched, untraced
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
@@ -25,14 +26,15 @@ Route = tuple[Callable[..., bool], Callable[..., Any]]  # of the call and its te
 def rms_norm(options: Any, return_inverse_rms: bool, *tensors: Any) -> Any:
     """What the public function returns: y, then h and 1 / rho where they are there or asked for."""
     call, y, h, inverse_rms = _forward(options, tensors, return_inverse_rms)
-    _, residual, *_ = tensors
+    x, residual, *_ = tensors
+    y = laid_out(y, x)
     if residual is None and not return_inverse_rms:
         return y
     outputs = [y]
     if residual is not None:
-        outputs.append(h if call.x == call.sum else cast(h, call.sum))
+        outputs.append(laid_out(h if call.x == call.sum else cast(h, call.sum), x))
     if return_inverse_rms:
-        outputs.append(cast(inverse_rms.detach(), call.inverse_rms))
+        outputs.append(cast(inverse_rms.detach(), call.inverse_rms).contiguous())
     return tuple(outputs)
 
 
@@ -56,7 +58,8 @@ def rms_norm_vjp(
             call, dy, add(x, residual, call.x), scale, bias, mask, dh, gate
         )
         dx, dresidual = (None if t is None else cast(wide, dtype_name(t.dtype)) for t in (x, residual))
-    return dx, dscale, dbias, *(own for own, t in ((dresidual, residual), (dgate, gate)) if t is not None)
+    others = (laid_out(own, t) for own, t in ((dresidual, residual), (dgate, gate)) if t is not None)
+    return laid_out(dx, x), dscale, dbias, *others
 
 
 def rms_norm_jvp(
@@ -68,7 +71,8 @@ def rms_norm_jvp(
     dx, dscale, dbias = moves
     moved_by = {"dx": dx, "dscale": dscale, "dbias": dbias}
     call = resolved("rms_norm_jvp", {**tensors, **moved_by}, **named("rms_norm_jvp", *options))
-    return arithmetic.tangents(call, add(x, residual, call.x), scale, bias, mask, gate, dx, dscale, dbias)
+    dy = arithmetic.tangents(call, add(x, residual, call.x), scale, bias, mask, gate, dx, dscale, dbias)
+    return laid_out(dy, x)
 
 
 def _forward(options: Any, tensors: Tensors, with_inverse_rms: bool) -> Any:

@@ -19,7 +19,7 @@ from rmsnorm.call import Call
 from rmsnorm.cpu import openmp
 from rmsnorm.cpu.memory import advise
 from rmsnorm.torch_impl import arithmetic, gpu
-from rmsnorm.torch_impl.memory import check_storage, gapless, is_plain, is_plain_on_gpu, laid_out, mask_rows, rows_of
+from rmsnorm.torch_impl.memory import check_storage, gapless, is_plain, is_plain_on_gpu, mask_rows, rows_of
 from rmsnorm.torch_impl.private import CPU, empty_strided
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
@@ -74,8 +74,6 @@ def forward(
         _address(other), _address(scale), _address(bias), _address(masks), mask_step, mask_stride,
         y.data_ptr(), _address(h), _address(inverse_rms), _address(gates), gate_step,
     )  # fmt: skip
-    if matrix is not x:
-        y, h = laid_out(y, x), None if h is None else laid_out(h, x)
     return y, h, inverse_rms
 
 
@@ -237,9 +235,7 @@ def _backward_by_kernels(
         _address(inverse_rms), dy.data_ptr(), _address(dh), dx.data_ptr(), _address(dscale), _address(dbias),
         _address(gates), gate_step, _address(dgate), _address(shift),
     )  # fmt: skip
-    if gate is not None and dgate is not None and not gate.is_contiguous():
-        dgate = laid_out(dgate, gate)
-    return dx if matrix is h else laid_out(dx, h), dscale, dbias, dgate
+    return dx, dscale, dbias, dgate
 
 
 def _gates(gate: Tensor | None, n: int) -> tuple[Tensor | None, int]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
 from torch_arrays import LAYOUTS, randn  # noqa: E402
 from torch_layers import randomised, ulp_bound  # noqa: E402
 
-from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, calls, rms_norm, rms_norm_jvp, rms_norm_vjp, rows  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 
@@ -167,21 +169,105 @@ def test_checkpoints_recompute_the_same_bits(reentrant: bool) -> None:
     assert torch.equal(*(leaf.grad for leaf in leaves))
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in ("transposed", "rows last")])
-def test_results_lie_as_those_of_the_built_in(name: str) -> None:
-    """But of the other layouts the built-in one has a contiguous gradient."""
-    for dtype in (torch.bfloat16, torch.float32, F64):
-        for shape in (8, (5, 8)):
-            x = LAYOUTS[name](randn(2, 3, 5, 8, dtype=dtype))
-            found = []
-            for cls in (RMSNorm, nn.RMSNorm):
-                leaf, layer = x.detach().requires_grad_(), randomised(cls(shape, dtype=dtype))
-                y = layer(leaf)
-                y.backward(randn(2, 3, 5, 8, dtype=dtype, seed=1))
-                found.append((y, leaf.grad, layer.weight.grad))
-            for got, want in zip(*found, strict=True):
-                assert got.stride() == want.stride()
-            assert ((found[0][0] - found[1][0]).abs() <= ulp_bound(40, dtype) * found[1][0].abs()).all()
+ORDERS = {
+    **LAYOUTS,
+    "heads after rows": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+    "columns first": lambda t: t.mT.contiguous().mT,
+    "sliced": lambda t: t.repeat(1, 2, 1, 1)[:, : t.shape[1]],
+    "channels_last, sliced": lambda t: LAYOUTS["channels_last"](t.repeat(1, 2, 1, 1))[:, : t.shape[1]],
+    "channels_last, rows left out": lambda t: LAYOUTS["channels_last"](t)[:, :, ::2],
+    "empty": lambda t: t[:0].transpose(1, 2),
+    "volumes": lambda t: t[:, :, None].expand(-1, -1, 2, -1, -1).contiguous(memory_format=torch.channels_last_3d),
+}
+
+
+def _compiled(layer: Any, x: Any, **options: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(layer, fullgraph=True, backend="aot_eager", **options)(x)
+
+
+def _faked(layer: Any, x: Any) -> Any:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        return layer(mode.from_tensor(x))
+
+
+def _in_blocks(layer: Any, x: Any) -> Any:
+    """By plain operations, as without kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "plan", lambda *_: None)
+        patch.setattr(rows, "_BLOCK", 2**6)
+        calls._planned.cache_clear()
+        y = layer(x)
+    calls._planned.cache_clear()
+    return y
+
+
+PLACES: dict[str, Any] = {
+    "eager": lambda layer, x: layer(x),
+    "in blocks": _in_blocks,
+    "compiled": _compiled,
+    "of any size": lambda layer, x: _compiled(layer, x, dynamic=True),
+    "exported": lambda layer, x: torch.export.export(layer, (x,)).module()(x),
+    "fake": _faked,
+    "on meta": lambda layer, x: copy.deepcopy(layer).to("meta")(
+        torch.empty_strided(x.shape, x.stride(), device="meta")
+    ),
+    "vmap": lambda layer, x: torch.vmap(layer)(x[None].expand(2, *x.shape)),
+    "vmap of another axis": lambda layer, x: torch.vmap(layer, in_dims=2 if x.ndim == 4 else 0)(x),
+    "vmap of gradients": lambda layer, x: torch.vmap(torch.func.vjp(layer, x)[1])(layer(torch.stack([x, x])))[0],
+    "tangent": lambda layer, x: torch.func.jvp(layer, (x,), (x,))[1],
+    "torch.func.vjp": lambda layer, x: torch.func.vjp(layer, x)[0],
+    "traced": lambda layer, x: torch.jit.trace(layer, torch.ones(x.shape), check_trace=False)(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("place", PLACES)
+def test_results_lie_as_those_of_the_built_in(place: str) -> None:
+    """In the order of the axes without gaps, so that ``view`` takes y; or as channels_last."""
+    for name, order in ORDERS.items():
+        for dtype in (torch.bfloat16, torch.float32, F64) if place in ("eager", "in blocks") else (torch.float32,):
+            x = order(randn(2, 3, 5, 8, dtype=dtype))
+            got, want = (PLACES[place](cls(8, dtype=dtype), x) for cls in (RMSNorm, nn.RMSNorm))
+            if place == "traced":  # which sees no strides
+                want = want.contiguous()
+            assert got.shape == want.shape
+            assert got.stride() == want.stride() or not x.numel(), (name, dtype)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_gradients_lie_as_those_of_the_built_in(name: str) -> None:
+    """Where the gradient of y lies as y does: that of the built-in one follows it, on a CPU."""
+    for dtype, shape in itertools.product((torch.bfloat16, torch.float32, F64), (8, (5, 8))):
+        x, found = ORDERS[name](randn(2, 3, 5, 8, dtype=dtype)), []
+        if x.shape[-2] != 5:
+            continue
+        for cls in (RMSNorm, nn.RMSNorm):
+            leaf, layer = x.detach().requires_grad_(), randomised(cls(shape, dtype=dtype))
+            y = layer(leaf)
+            dy = torch.empty_like(y).copy_(randn(*x.shape, dtype=dtype, seed=1))
+            found.append((y, *torch.autograd.grad(y, (leaf, layer.weight), dy)))
+        for got, want in zip(*found, strict=True):
+            assert got.stride() == want.stride()
+        assert ((found[0][0] - found[1][0]).abs() <= ulp_bound(40, dtype) * found[1][0].abs()).all()
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_result_lies_as_y_of_the_built_in(name: str) -> None:
+    """Also h, y of other axes, with a gate or a mask, the formula of the gradients, and 1 / rho without gaps."""
+    x = ORDERS[name](randn(2, 3, 5, 8))
+    want, z = nn.RMSNorm(8)(x).stride(), ORDERS["columns first"](torch.ones(x.shape))
+    ones = [torch.ones(size) for size in x.shape]
+    outputs = [
+        *rms_norm(x, residual=z), *rms_norm(x, ones[-1], residual=z.bfloat16()), rms_norm(x, gate=z),
+        rms_norm(x, mask=z > 0), rms_norm(x, ones[1], axis=1), rms_norm(x, ones[1], axis=-1, feature_axis=1),
+        *rms_norm(x, ones[1], axis=1, residual=z), rms_norm(x, ones[1], axis=1, gate=z),
+        rms_norm(x, ones[0], axis=0, out_dtype=F64), rms_norm_vjp(z, x)[0], rms_norm_vjp(z, x, ones[1], axis=1)[0],
+        rms_norm_jvp((x,), (z,), axis=1),
+    ]  # fmt: skip
+    assert [y.stride() for y in outputs] == [want] * len(outputs) or not x.numel()
+    for options in ({"axis": 0}, {"axis": 1}, {"axis": -1, "feature_axis": (0, -1)}):
+        assert rms_norm(x, return_inverse_rms=True, **options)[1].is_contiguous()
 
 
 def test_jagged_rows() -> None:

@@ -26,6 +26,7 @@ MISSING = (
     "_C._AutoDispatchBelowAutograd",
     "_C._dynamo.guards._empty_strided_cpu",
     "_C._dynamo.eval_frame._FrameExecStrategy",
+    "_prims_common.suggest_memory_format",
     "Tensor._is_zerotensor",
     "autograd.forward_ad._current_level",
     "_subclasses",
