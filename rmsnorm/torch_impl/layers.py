@@ -17,7 +17,7 @@ from rmsnorm.interface import constructor
 from rmsnorm.torch_impl.autograd import again
 from rmsnorm.torch_impl.calls import kept, spec
 from rmsnorm.torch_impl.functional import rms_norm
-from rmsnorm.torch_impl.private import TRACED, has_tangents, is_watched
+from rmsnorm.torch_impl.private import TRACED, has_tangents, is_watched, is_widened
 from rmsnorm.torch_impl.rows import Kept
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -176,10 +176,19 @@ class RMSNorm(torch.nn.RMSNorm):
             mask=mask,
             residual=residual,
             gate=gate,
+            out_dtype=self._autocast_dtype(x, residual),
         )
         if alone:
             self.__dict__["_kept"] = kept(settings, (self._axes, None), x, weight, bias, gate)
         return y
+
+    def _autocast_dtype(self, x: Any, residual: Any) -> torch.dtype | None:
+        """That of y where autocast changes it, as it does for the built-in layer on some devices; else None."""
+        if not isinstance(x, Tensor) or not torch.is_autocast_enabled(x.device.type):
+            return None
+        dtypes = {getattr(t, "dtype", None) for t in (x, residual) if t is not None}
+        changes = dtypes <= {torch.bfloat16, torch.float16} and self.variant.name == "torch"
+        return torch.float32 if changes and is_widened(x.device.type) else None
 
     if TYPE_CHECKING:
 

@@ -128,6 +128,15 @@ def write_in_programs(operator: Any, write: Callable[[Any, Callable[[str], None]
     return True
 
 
+@constant
+def is_widened(device_type: str) -> bool:
+    """Whether torch.nn.RMSNorm casts 16-bit tensors of a device to float32 where autocast is on."""
+    has_kernel = _found("_C._dispatch_has_kernel_for_dispatch_key", lambda *_: device_type in ("cuda", "xpu"))
+    with suppress(RuntimeError):  # there is no such key
+        return bool(has_kernel("aten::rms_norm", f"Autocast{device_type.upper()}"))
+    return False
+
+
 def is_used(output: Any) -> bool:
     """Whether a program that Inductor writes uses this result of an operator."""
     from torch._inductor.virtualized import V

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import itertools
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,10 +16,12 @@ import rmsnorm
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch_arrays import randn  # noqa: E402
 from torch_layers import LlamaRMSNorm, randomised, ulp_bound  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
+from rmsnorm.torch_impl import layers as torch_layer  # noqa: E402
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -59,6 +63,47 @@ def test_result_dtypes_are_those_of_the_built_in(autocast: Any) -> None:
         assert ours.dtype == theirs.dtype
 
 
+@contextlib.contextmanager
+def autocast_on(device: str) -> Iterator[None]:
+    """Also on a device that is not there, of fake tensors: torch.autocast would stay off."""
+    torch.set_autocast_enabled(device, True)
+    try:
+        with FakeTensorMode(), torch.no_grad():
+            yield
+    finally:
+        torch.set_autocast_enabled(device, False)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # the built-in's
+@pytest.mark.filterwarnings("ignore:rmsnorm. triton is not installed:UserWarning")
+@pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "mps", "mtia"])
+def test_autocast_of_every_device_gives_the_dtypes_of_the_built_in(device: str) -> None:
+    """Those of which there can be a fake tensor. LLaMA's class has no such list."""
+    for x_dtype, weight_dtype in itertools.product(DTYPES, DTYPES):
+        with autocast_on(device):
+            x = torch.empty(2, 8, dtype=x_dtype, device=device)
+            layers = [cls(8, dtype=weight_dtype, device=device) for cls in (RMSNorm, nn.RMSNorm)]
+            ours, theirs = (layer(x) for layer in layers)
+            with torch.device(device):
+                llamas = [layer(x) for layer in (RMSNorm(8, variant="llama"), LlamaRMSNorm(8))]
+        assert ours.dtype == theirs.dtype
+        assert llamas[0].dtype == llamas[1].dtype
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
+def test_autocast_of_other_devices_in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device whose built-in layer has float32 results, with the state of autocast at each call."""
+    monkeypatch.setattr(torch_layer, "is_widened", lambda device: True)
+    layer, x = RMSNorm(8), randn(4, 8, dtype=torch.bfloat16)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for enabled in (False, True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            y = compiled(x)
+        want = RMSNorm(8)(x.float() if enabled else x)
+        assert y.dtype == want.dtype
+        assert torch.equal(y, want)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
 def test_autocast_trains() -> None:
     """Eagerly and compiled, to the same bits."""
@@ -90,6 +135,7 @@ def test_every_variant_starts_with_a_factor_of_one(variant: str) -> None:
 def test_transformers_starts_every_variant_with_a_factor_of_one(tmp_path: Any) -> None:
     """At random, and for a key that a file lacks, although it fills every class named RMSNorm with 1."""
     transformers = pytest.importorskip("transformers")
+    initialization = pytest.importorskip("transformers.initialization")
     half = rmsnorm.Variant.get("llama").replace(scale_offset=0.5)
     want = {"plain": 1.0, "gemma": 0.0, "tied": 0.0, "middle": 0.5, "chosen": 0.25}
 
@@ -112,7 +158,7 @@ def test_transformers_starts_every_variant_with_a_factor_of_one(tmp_path: Any) -
         def _init_weights(self, module: Any) -> None:
             super()._init_weights(module)
             if module is self.chosen:
-                transformers.initialization.constant_(module.weight, 0.25)
+                initialization.constant_(module.weight, 0.25)
 
     model = Model(transformers.PretrainedConfig(tie_word_embeddings=True))
     with torch.device("meta"):
