@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
-from torch_arrays import randn  # noqa: E402
+from torch_arrays import LAYOUTS, randn  # noqa: E402
 from torch_layers import LlamaRMSNorm, OddGate, randomised, ulp_bound  # noqa: E402
 
 import rmsnorm  # noqa: E402
@@ -143,6 +143,32 @@ def test_a_layer_alone(make: Any) -> None:
     made.load_state_dict(layer.state_dict())
     assert torch.equal(made(x), layer(x))
     assert vars(made).keys() <= vars(layer).keys()
+
+
+class FusedNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.rms_norm(x, (8,), self.weight, 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
+@pytest.mark.parametrize("make", [lambda: LlamaRMSNorm(8), FusedNorm, lambda: nn.RMSNorm(8)])
+def test_results_lie_as_those_of_the_module(make: Any) -> None:
+    """In the order of x, or contiguous: what a model views may be of either."""
+    model = nn.Sequential(make())
+    old = copy.deepcopy(model)
+    (line,) = replace(model)
+    assert line.variant is not None
+    for layout in LAYOUTS.values():
+        x = layout(randn(2, 3, 5, 8)).requires_grad_()
+        for each in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+            assert each(x).stride() == old(x).stride()
+        torch._dynamo.reset()
+    gradients = [torch.autograd.grad(m(x).square().sum(), x)[0] for m in (model, old)]
+    torch.testing.assert_close(*gradients)
 
 
 def test_identity_hooks_and_devices_are_kept() -> None:

@@ -38,6 +38,7 @@ class Norm:
         gate: its name of the gate, which follows x.
         group: the number of neighbours along the last axis that are normalised together, None for all.
         offset: what is added to a gain that is one number.
+        keeps_order: whether the axes of y have the order of those of x in memory; else y is contiguous. Of PyTorch.
     """
 
     axes: Shape
@@ -51,6 +52,7 @@ class Norm:
     gate: str | None = None
     group: int | None = None
     offset: float = 0.0
+    keeps_order: bool = False
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether x has a number of axes that was tried, and as many normalised elements as were."""

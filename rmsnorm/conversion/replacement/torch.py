@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Iterator
@@ -111,9 +112,22 @@ def class_of(kind: Any, norm: Norm) -> Any:
             y = rms_norm(*tensors[:3], variant=norm.known, axis=axes[0], feature_axis=axes[1], gate=z)
             if alone:
                 self.__dict__["_kept"] = kept(settings, axes, *tensors)
-        return y if norm.group is None else y.reshape(shape)
+        y = y if norm.group is None else y.reshape(shape)
+        if norm.keeps_order and not x.is_contiguous():
+            y = torch.empty_like(x, dtype=y.dtype).copy_(y)
+        return y
 
     return subclass(class_of, kind, norm, "forward", forward)
+
+
+def _keeps_order(module: nn.Module, norm: Norm) -> bool:
+    """Whether y lies in memory as x does, as of operations on elements; a view that a model takes of y may need it."""
+    x = torch.ones(norm.shapes[-1])
+    x = x.mT.contiguous().mT if x.ndim > 1 else x
+    with torch.no_grad(), contextlib.suppress(Exception):
+        y = module(x) if norm.gate is None else module(x, x.clone())
+        return not x.is_contiguous() and bool(y.stride() == x.stride())
+    return False
 
 
 def _is_gate_of(x: Tensor, gate: Any) -> bool:
@@ -157,11 +171,12 @@ class Torch(Backend):
             return replace(open_target(ours), arguments=target.arguments)
 
         with torch.random.fork_rng(devices=[]):
-            decision = decide(target, module.forward, replacement)
+            norm, identity = decide(target, module.forward, replacement)
+            norm = replace(norm, keeps_order=_keeps_order(probe, norm))
         touched = changed(_everything(before), _everything(probe))
         if touched:
             raise Unproven(f"a call changes its {', '.join(touched)}")
-        return decision
+        return norm, identity
 
     def key_of(self, module: nn.Module) -> Any:
         common = vars(nn.Module())
