@@ -60,20 +60,27 @@ def end_with_parent() -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-def job_of_worker() -> tuple[Any, Callable[..., None]]:
-    """The job of this worker, and the function that writes a message. Anything else that is printed is no message.
+def messenger() -> Callable[..., None]:
+    """The function of this worker that writes a message. It is the only one that writes to the pipe.
 
-    A message ``mistake`` is the text of an error of this package, which the process that started this one raises.
+    Whatever else is printed, also by code that is not Python, goes to standard error. A message ``mistake`` is the
+    text of an error of this package, which the process that started this one raises.
     """
     end_with_parent()
-    job = json.load(sys.stdin)
-    out = os.fdopen(os.dup(1), "w")
+    out, lock = os.fdopen(os.dup(1), "w"), threading.Lock()
     os.dup2(2, 1)
+    out.write("\n")  # something may have been printed before, without an end of its line
 
     def write(**message: Any) -> None:
-        print(json.dumps(message, default=float), file=out, flush=True)
+        with lock:
+            print(json.dumps(message, default=float), file=out, flush=True)
 
-    return job, write
+    return write
+
+
+def job_of_worker() -> tuple[Any, Callable[..., None]]:
+    """The job of this worker, and the function that writes a message."""
+    return json.load(sys.stdin), messenger()
 
 
 def end_by_exception() -> None:
@@ -118,7 +125,11 @@ def reading(process: subprocess.Popen[str]) -> Iterator[Callable[[float], str | 
 
 @dataclass
 class Worker:
-    """A worker. Its status is ``running``; at the end it is what it reports, ``crashed``, ``hung`` or ``stopped``."""
+    """A worker. Its status is ``running``; at the end it is what it reports, ``crashed``, ``hung`` or ``stopped``.
+
+    Of the messages with ``records`` it is ``asked`` for so many, and ``results`` came. One that says it is done has
+    crashed where the numbers differ.
+    """
 
     name: str
     status: str = "running"
@@ -126,6 +137,8 @@ class Worker:
     version: str = ""
     device: str = ""
     seconds: float = 0.0
+    asked: int = 0
+    results: int = 0
 
 
 def messages(
@@ -134,11 +147,11 @@ def messages(
     """Runs the command of a worker, and yields its messages to its end; it is killed where the caller stops before.
 
     Messages with ``hello`` or ``status`` also set the fields of the worker. One that is silent for longer than
-    ``patience()`` seconds is killed, and has hung.
+    ``patience()`` seconds is killed, and has hung. One that writes anything else after its first message has crashed.
 
     job: written to its standard input as JSON.
     """
-    began = time.monotonic()
+    began, began_to_speak = time.monotonic(), False
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = start(command, stderr=errors, stdin=None if job is None else subprocess.PIPE)
         try:
@@ -148,15 +161,26 @@ def messages(
                         json.dump(job, pipe)
                 while (line := next_line(patience())) is not None:
                     message = _message(line)
+                    if message is None:
+                        if began_to_speak and line.endswith("\n"):
+                            worker.status, worker.message = "crashed", f"a result cannot be read: {line.strip()[:80]}"
+                            break
+                        continue
+                    began_to_speak = True
                     if "mistake" in message:
                         raise RuntimeError(message["mistake"])
+                    worker.results += "records" in message
                     if "hello" in message:
                         worker.version, worker.device = message["hello"], message["device"]
                     elif "status" in message:
                         worker.status, worker.message = message["status"], message.get("message", "")
+                        if worker.status == "done" and worker.results != worker.asked:
+                            lost = f"{worker.results} results came, expected {worker.asked}"
+                            worker.status, worker.message = "crashed", lost
                     worker.seconds = time.monotonic() - began
                     yield message
-                code = process.wait(timeout=min(patience(), threading.TIMEOUT_MAX))
+                else:
+                    code = process.wait(timeout=min(patience(), threading.TIMEOUT_MAX))
             if worker.status == "running":
                 errors.seek(0)
                 printed = [line.strip() for line in errors if line.strip()]
@@ -166,7 +190,7 @@ def messages(
                     f"{reason}; {printed[-1] if printed else 'no output'}",
                 )
         except (queue.Empty, subprocess.TimeoutExpired):
-            worker.status, worker.message = "hung", "no output in time"
+            worker.status, worker.message = "hung", ""
         finally:
             worker.seconds = time.monotonic() - began
 
@@ -177,21 +201,21 @@ def follow(
     take: Callable[[Mapping[str, Any]], None],
     *,
     patience: float,
-    progress: Callable[[], str],
+    silence: Callable[[], str],
     job: Any = None,
 ) -> None:
     """Runs the command of a worker to its end, or to Ctrl-C. Kills it after ``patience`` seconds without output.
 
-    ``take`` is called with every message. ``progress`` says how far the worker came, for the message about a worker
-    that hangs. ``job`` is as for ``messages``.
+    ``take`` is called with every message. ``silence`` is what is said of a worker without output, such as how far it
+    came. ``job`` is as for ``messages``.
     """
     try:
         for message in messages(worker, command, lambda: patience, job=job):
             take(message)
     except KeyboardInterrupt:  # what is finished counts
         stop(worker)
-    if worker.status == "hung":
-        worker.message = f"no output for {patience:g} s after {progress()}"
+    if worker.status == "hung" and not worker.message:
+        worker.message = silence()
 
 
 def stop(worker: Worker) -> None:
@@ -199,10 +223,10 @@ def stop(worker: Worker) -> None:
     worker.status, worker.message = "stopped", "by Ctrl-C"
 
 
-def _message(line: str) -> Mapping[str, Any]:
-    """The JSON object on a line; empty if the line is other output of a framework."""
+def _message(line: str) -> Mapping[str, Any] | None:
+    """The JSON object on a line; None if the line is something else."""
     try:
         message = json.loads(line)
     except ValueError:
-        return {}
-    return message if isinstance(message, dict) else {}
+        return None
+    return message if isinstance(message, dict) else None

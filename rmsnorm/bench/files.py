@@ -17,6 +17,7 @@ from rmsnorm.bench.candidates import processor
 from rmsnorm.bench.run import BenchRun
 from rmsnorm.files import write_text
 
+_NOT_WRITTEN: Final = ("records", "asked", "results")  # of a run
 _PACKAGES: Final = ("numpy", "ml_dtypes", "numba", "torch", "tensorflow", "keras", "jax", "jaxlib", "flax")
 
 
@@ -47,7 +48,7 @@ def summary(document: Mapping[str, Any]) -> str:
 
 
 def _document(runs: Sequence[BenchRun], settings: Mapping[str, Any]) -> dict[str, Any]:
-    backends = [{name: value for name, value in asdict(run).items() if name != "records"} for run in runs]
+    backends = [{name: value for name, value in asdict(run).items() if name not in _NOT_WRITTEN} for run in runs]
     return {
         "rmsnorm": version("rmsnorm"),
         "environment": environment(),

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from rmsnorm import errors
-from rmsnorm.processes import Worker, end_with_parent, follow
+from rmsnorm.processes import Worker, follow, messenger
 from rmsnorm.variants import PRESETS
 
 PATIENCE: Final = 900.0  # seconds without output after which a worker counts as hung
@@ -57,11 +57,15 @@ def run(
     name: str,
     command: Sequence[str],
     *,
+    asked: int,
     patience: float = PATIENCE,
     on_progress: Callable[[BenchRun], None] = lambda run: None,
 ) -> BenchRun:
-    """Run the worker of a backend and collect its records. Kill a worker that is silent for ``patience`` seconds."""
-    state = BenchRun(name)
+    """Run the worker of a backend and collect its records, of so many cells as are asked for.
+
+    Kill a worker that is silent for ``patience`` seconds.
+    """
+    state = BenchRun(name, asked=asked)
 
     def take(message: Mapping[str, Any]) -> None:
         state.cores = message.get("cores", state.cores)
@@ -70,7 +74,8 @@ def run(
             state.records += message["records"]
         on_progress(state)
 
-    follow(state, command, take, patience=patience, progress=lambda: f"{state.cells} cells")
+    silence = lambda: f"no output for {patience:g} s after {state.cells} cells"  # noqa: E731
+    follow(state, command, take, patience=patience, silence=silence)
     return state
 
 
@@ -113,13 +118,13 @@ def hello(workbench: Any) -> dict[str, Any]:
 
 
 def serve(work: Callable[[str, Mapping[str, Any]], Iterator[dict[str, Any]]]) -> None:
-    """The program of a worker: its last arguments are the backend and the options, and each message becomes a line."""
-    end_with_parent()
+    """The program of a worker: its last arguments are the backend and the options, and it writes each message."""
+    write = messenger()
     name, options = sys.argv[-2], json.loads(sys.argv[-1])
     if options["threads"]:
         limit(options["threads"])
     for message in work(name, options):
-        print(json.dumps(message), flush=True)
+        write(**message)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def run_each(commands: Mapping[str, Sequence[str]], totals: Mapping[str, int]) -
         bars = {name: shown.add_task(name, total=totals[name], start=False) for name in commands}
         for name, bar in bars.items():
             shown.start_task(bar)
-            runs.append(run(name, commands[name], on_progress=lambda state: shown.update(
+            runs.append(run(name, commands[name], asked=totals[name], on_progress=lambda state: shown.update(
                 bars[state.name], completed=state.cells)))  # fmt: skip
             if runs[-1].status == "stopped":
                 break

@@ -195,7 +195,11 @@ def _compared(
     with progress() as bars:
         tasks: dict[str, TaskID] = {name: bars.add_task(name, total=total) for name, total in totals.items()}
         slowest_first = {name: commands[name] for name in sorted(commands, key=_SLOWEST_FIRST.index)}
-        runs = run(slowest_first, on_progress=lambda state: bars.update(tasks[state.name], completed=state.cases))
+        runs = run(
+            slowest_first,
+            asked=totals,
+            on_progress=lambda state: bars.update(tasks[state.name], completed=state.cases),
+        )
     runs.sort(key=lambda state: chosen.index(state.name))
     return runs
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rmsnorm import errors
-from rmsnorm.processes import Worker, end_with_parent, follow, stop
+from rmsnorm.processes import Worker, follow, messenger, stop
 
 NO_LARGE: Final = ("numpy",)  # backends that make a matrix for each row, as the paper does
 PATIENCE: Final = 240.0  # seconds without output after which a worker counts as hung
@@ -79,6 +79,7 @@ class BackendRun(Worker):
 def run(
     commands: Mapping[str, Sequence[str]],
     *,
+    asked: Mapping[str, int],
     patience: float = PATIENCE,
     workers: int = 2,
     on_progress: Callable[[BackendRun], None] = lambda run: None,
@@ -87,6 +88,7 @@ def run(
 
     Args:
         commands: by the name of the backend, as ``worker_command`` makes them.
+        asked: the number of cases of each backend: one whose process reports another number has crashed.
         patience: seconds without output after which a worker is killed and reported as hung.
         workers: how many commands run at a time.
         on_progress: called after every case and once at the end of a backend.
@@ -94,7 +96,7 @@ def run(
     Returns:
         One BackendRun for every command, in their order.
     """
-    runs = {name: BackendRun(name) for name in commands}
+    runs = {name: BackendRun(name, asked=asked.get(name, 0)) for name in commands}
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in commands:
         waiting.put(name)
@@ -138,17 +140,14 @@ def _follow(state: BackendRun, command: Sequence[str], patience: float, on_progr
         if "records" in message:
             state.cases += 1
             labels = (state.name, state.version, state.device)
-            state.records += [Record(*labels, **{**record, **_numbers(record)}) for record in message["records"]]
+            state.records += [Record(*labels, **record) for record in message["records"]]
         if state.status == "done":
             state.conclude()
         on_progress(state)
 
-    follow(state, command, take, patience=patience, progress=lambda: f"{state.cases} cases")
+    silence = lambda: f"no output for {patience:g} s after {state.cases} cases"  # noqa: E731
+    follow(state, command, take, patience=patience, silence=silence)
     on_progress(state)
-
-
-def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(record[name]) for name in ("parity_ratio", "max_ulp")}
 
 
 def _work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -177,11 +176,6 @@ def _work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"status": "done"}
 
 
-def _json(value: Any) -> str:
-    """JSON has no infinity: it is written as a string, which float() reads."""
-    return json.dumps(value, default=str).replace("-Infinity", '"-inf"').replace("Infinity", '"inf"')
-
-
 def keep_what_jax_compiles() -> None:
     """Compiling takes most of the time: JAX keeps the results on disk. It reads this when it is imported."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmsnorm" / "xla"
@@ -191,11 +185,11 @@ def keep_what_jax_compiles() -> None:
 
 
 def main() -> None:
-    end_with_parent()
+    write = messenger()
     keep_what_jax_compiles()
     backend, options = sys.argv[1], json.loads(sys.argv[2])
     for message in _work(backend, options):
-        print(_json(message), flush=True)
+        write(**message)
 
 
 if __name__ == "__main__":

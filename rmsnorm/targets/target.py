@@ -69,6 +69,7 @@ class Target:
         x_shape: the shape of x to ask with, whose first size counts examples unless it is normalised; None to try some.
         training: for a layer: the context in which it trains (True) or not; None where that is all the same.
         needs_residual: whether it takes no x without one. Where the caller has none, it gets zeros.
+        around: the context of every call, which a caller that counts or limits calls replaces.
         noticed: what its calls showed; the targets that ``replace`` makes of it write there, too, as they are the same
             function called in another way.
     """
@@ -90,6 +91,7 @@ class Target:
     x_shape: Shape | None = None
     training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
     needs_residual: bool = False
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     noticed: Noticed = field(default_factory=Noticed)
 
     @property
@@ -208,7 +210,7 @@ class Target:
     def _guarded(self, run: Callable[[], Any], arrays: Mapping[str, Array]) -> Any:
         wide = any(array.dtype == np.float64 for array in arrays.values())
         try:
-            with self.bridge.scope(wide), np.errstate(all="ignore"), warnings.catch_warnings():
+            with self.around(), self.bridge.scope(wide), np.errstate(all="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a warning of the target is not a finding
                 return run()
         except TargetError:

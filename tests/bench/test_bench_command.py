@@ -43,8 +43,13 @@ def _python(code):
     ],
 )
 def test_the_outcome_of_a_worker_is_reported(code, status, message):
-    state = run("numpy", _python(code), patience=2.0)
+    state = run("numpy", _python(code), asked=0, patience=2.0)
     assert (state.status, state.message) == (status, message)
+
+
+def test_results_that_are_lost_are_no_run_of_fewer():
+    code = 'print(\'{"records": []}\'); print(\'{"status": "done"}\')'
+    assert [run("numpy", _python(code), asked=asked).status for asked in (1, 2)] == ["done", "crashed"]
 
 
 _bench = partial(rmsnorm, "bench")

@@ -39,8 +39,11 @@ def runs():
             "chatty": _python("print('WARNING: a framework speaks'); print(3); print('{\"status\": \"done\"}')"),
             "absent": _python('print(\'{"status": "absent", "message": "pip install it"}\')'),
             "differs": DIFFERS,
+            "broken": _python(f'print({HELLO!r}); print(\'{{"records": [step 7\'); print(\'{{"status": "done"}}\')'),
+            "fewer": DIFFERS,
             "numpy": HONEST,
         },
+        asked={"differs": 1, "broken": 1, "fewer": 2, "numpy": 34},
         patience=20.0,
         workers=3,
     )
@@ -50,7 +53,7 @@ def test_every_end_is_reported_and_the_other_backends_finish(runs):
     statuses = {state.name: state.status for state in runs}
     assert statuses == {
         "killed": "crashed", "raised": "crashed", "silent": "crashed", "hung": "hung", "chatty": "refused",
-        "absent": "absent", "differs": "differs", "numpy": "held",
+        "absent": "absent", "differs": "differs", "broken": "crashed", "fewer": "crashed", "numpy": "held",
     }  # fmt: skip
     messages = {state.name: state.message for state in runs}
     assert messages["killed"] == "signal 9; no output"
@@ -58,6 +61,8 @@ def test_every_end_is_reported_and_the_other_backends_finish(runs):
     assert messages["hung"] == "no output for 20 s after 0 cases"
     assert messages["chatty"] == "no comparison was made", "a backend that compares nothing has not held"
     assert messages["absent"] == "pip install it"
+    assert messages["broken"] == 'a result cannot be read: {"records": [step 7'
+    assert messages["fewer"] == "1 results came, expected 2"
     assert [state.name for state in runs][:4] == ["killed", "raised", "silent", "hung"], "in the order of the commands"
 
 
@@ -71,6 +76,18 @@ def test_records_carry_what_ci_needs(runs):
     assert all(record.framework_version and record.passed for record in honest.records)
 
 
+def test_a_framework_that_prints_into_the_results_costs_no_result():
+    loud = (
+        "import os, sys; from rmsnorm.parity import backends, run; open_backend = backends.open_backend\n"
+        "def open_loud(*how):\n"
+        "    version, norm = open_backend(*how)\n"
+        "    return version, lambda data: (os.write(1, b'step 7 '), norm(data))[1]\n"
+        "backends.open_backend = open_loud; os.write(1, b'hello '); run.main()"
+    )
+    (state,) = run({"numpy": [*_python(loud), *HONEST[-2:]]}, asked={"numpy": 34})
+    assert (state.status, state.cases) == ("held", 34)
+
+
 def test_reports(runs, tmp_path):
     for name, write in (("a.json", report.write_json), ("a.xml", report.write_junit), ("a.md", report.write_markdown)):
         write(runs, tmp_path / name)
@@ -82,7 +99,7 @@ def test_reports(runs, tmp_path):
         "bit_identical", "max_ulp", "passed",
     }  # fmt: skip
     assert all(wanted <= record.keys() for record in document["records"])
-    assert sum(not record["passed"] for record in document["records"]) == 1
+    assert sum(not record["passed"] for record in document["records"]) == 2
 
     suites = {suite.get("name"): suite for suite in ElementTree.parse(tmp_path / "a.xml").getroot()}
     assert suites["differs"].get("failures") == "1"
@@ -133,12 +150,12 @@ def test_a_picture_counts_ulps_and_has_the_worst_element_in_its_block():
 
 def test_progress_is_reported_case_by_case():
     seen = []
-    run({"numpy": HONEST}, on_progress=lambda state: seen.append(state.cases))
+    run({"numpy": HONEST}, asked={"numpy": 34}, on_progress=lambda state: seen.append(state.cases))
     assert seen == sorted(seen)
     assert set(range(1, 24)) <= set(seen)
 
 
 def test_a_device_that_numpy_lacks_is_refused():
-    (state,) = run({"numpy": worker_command("numpy", device="cuda")})
+    (state,) = run({"numpy": worker_command("numpy", device="cuda")}, asked={})
     assert state.status == "refused"
     assert state.message == "numpy: device is 'cuda', expected 'cpu'; choose one of these"

@@ -18,7 +18,7 @@ from commands import rmsnorm
 from rmsnorm import PRESETS, numpy_impl
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.errors import InputError
-from rmsnorm.parity import check, fitting, report
+from rmsnorm.parity import check, fitting, report, worker
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.parity.worker import check_apart
 from rmsnorm.targets import open_target
@@ -247,4 +247,25 @@ def test_a_check_of_a_target_that_hangs_ends(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def norm(x):\n    while True: pass\n")
     judged = check_apart(f"{tmp_path}/own.py:norm", PRESETS["standard"], device="cpu", framework="numpy", patience=5)
     assert judged.run.status == "hung"
-    assert "norm was not compared: it was ended (no output for 5 s after 0 calls of it)" in judged.text
+    assert "norm was not compared: it was ended (one of its calls took more than 5 s)" in judged.text
+
+
+def test_the_time_limit_is_that_of_a_call_and_not_of_the_golden(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, clock, backward = [], [0.0], []
+    monkeypatch.setattr(worker.time, "monotonic", lambda: clock[0])
+    watch = worker.Watch(lambda **message: written.append(message), 60)
+
+    def derivatives(arrays: Any, dy: Any) -> Any:
+        backward.extend([watch.tick(), len(written), watch.tick(), len(written)])
+        return {}
+
+    target = watch.over(replace(open_target(lambda x: x, framework="numpy"), derivatives=derivatives))
+    target.forward(np.ones((2, 4), "float32"))
+    for clock[0] in (20.0, 40.0):  # the golden takes longer than a call may
+        assert watch.tick()
+    assert written == [{"calls": 1}] * 2
+    target.all_gradients(np.ones((2, 4), "float32"), x=np.ones((2, 4), "float32"))
+    assert backward == [True, 3, True, 3], "one sign of life in a call, and none where it does not end"
+    clock[0] = 101.0
+    assert not watch.tick()
+    assert written[-1] == {"status": "hung", "message": "the comparison with the golden took more than 60 s"}
