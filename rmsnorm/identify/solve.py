@@ -91,6 +91,7 @@ def identify_opened(
     """Identify a target that is open."""
     start = time.monotonic()
     findings = Findings()
+    target.touched.clear()  # by calls that another caller made
     if target.notes:
         findings.assumed = Learned("; ".join(target.notes), "needed to call it")
     identity = Identity(target.name, target.framework)

@@ -220,8 +220,9 @@ def check(
     for called, data in fitted(target, chosen, types, run.skipped, extremes=extremes, group_size=group_size):
         labels = (run.name, run.version, device, chosen.name, data.x.dtype.name, data.case.name)
         differentiated = gradients and called.differentiable
+        called.noticed.forget()
         verdicts = _verdicts(called, data, group_size, gradients=differentiated, compiled=compiled)
-        refused = [verdict for verdict in verdicts if not (verdict.passed or verdict.bound)]
+        refused = [verdict for verdict in verdicts if not (verdict.passed or verdict.bound or called.touched)]
         if refused and data.case.edge and not edges:
             error = refused[0].detail.partition(": ")[2] or refused[0].detail
             reason = f"x of shape {data.x.shape} is refused: {error}"

@@ -35,10 +35,10 @@ class TargetError(Exception):
 
 @dataclass
 class Noticed:
-    """What calls of a target showed beside y.
+    """What calls of a target showed beside y, since the last ``forget``.
 
     Attributes:
-        touched: the arguments whose arrays it wrote to.
+        touched: the arguments whose arrays it wrote to; dy is the gradient of y.
         returned: what it returned that is no array of the library.
         second: the second array of its last call with a residual, None where it returned no pair.
     """
@@ -46,6 +46,12 @@ class Noticed:
     touched: set[str] = field(default_factory=set)
     returned: set[str] = field(default_factory=set)
     second: Array | None = None
+
+    def forget(self) -> None:
+        """Begin anew, so that what other calls did is not said of the next ones."""
+        self.touched.clear()
+        self.returned.clear()
+        self.second = None
 
 
 @dataclass
@@ -145,9 +151,7 @@ class Target:
                 self.returned.add(f"{_described(result)} whose second entry is {_described(other)}")
                 other = None
             self.noticed.second = None if other is None else self.bridge.fetch(other)
-            for argument, array in arrays.items():
-                if not np.array_equal(_bits(self.bridge.fetch(sent[argument])), _bits(array)):
-                    self.touched.add(argument)
+            self._look(sent, arrays)
             return y
 
         y = self._guarded(run, arrays)
@@ -180,10 +184,17 @@ class Target:
             sent = {argument: self.bridge.send(array) for argument, array in arrays.items()}
             cotangents = [self.bridge.send(dy)]
             _, gradients = self.bridge.pull(lambda tensors: [_first(self.function(tensors))], sent, cotangents)
+            self._look({**sent, "dy": cotangents[0]}, {**arrays, "dy": dy})
             return {argument: None if g is None else self.bridge.fetch(g) for argument, g in gradients.items()}
 
         gradients: Mapping[str, Array | None] = self._guarded(run, arrays)
         return gradients
+
+    def _look(self, sent: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        """Notice which of the library's arrays a call wrote to."""
+        for argument, array in arrays.items():
+            if not np.array_equal(_bits(self.bridge.fetch(sent[argument])), _bits(array)):
+                self.touched.add(argument)
 
     def _completed(self, arrays: dict[str, Array]) -> dict[str, Array]:
         if not self.needs_residual or "residual" in arrays:

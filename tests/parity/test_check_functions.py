@@ -210,3 +210,30 @@ def test_blind_spots(name: str) -> None:
     assert len([line for line in result.text.splitlines() if not line.startswith("not compared: ")]) <= 12
     assert len(result.run.records) == 1 or "returns" not in result.text
     assert len(result.details.splitlines()) > len(result.run.failures)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_write_is_blamed_on_the_call_that_wrote(backward: bool) -> None:
+    """To x of one element alone, or to its dy: the other cases hold, and this one is not refused."""
+    torch = pytest.importorskip("torch")
+
+    class Writes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            return dy.detach().mul_(-1).neg() if dy.numel() == 1 else dy
+
+    def norm(x: Any) -> Any:
+        y = torch.nn.functional.rms_norm(x.float(), x.shape[-1:], eps=1e-6).to(x.dtype)
+        if x.numel() == 1 and not backward:
+            x.detach().zero_()
+        return Writes.apply(y) if backward else y
+
+    result = check(norm, "standard", dtypes="float32")
+    wrong = {(record.case, record.detail) for record in result.run.failures}
+    assert wrong == {("one element", "inputs written to: dy" if backward else "inputs written to: x")}
+    assert not [skip for skip in result.run.skipped if skip.edge]
+    assert "it writes to its arguments" not in result.text, "as no row of identify is of one element"
