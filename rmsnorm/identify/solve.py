@@ -26,7 +26,7 @@ from rmsnorm.identify.session import Session, open_session
 from rmsnorm.identify.statistic import Seen, grouped
 from rmsnorm.identify.widths import look_further, solve_denominator
 from rmsnorm.targets.open import WIDTH, open_target
-from rmsnorm.targets.target import Target, TargetError
+from rmsnorm.targets.target import Target, TargetError, random_state_kept
 from rmsnorm.variants import PRESETS, Variant
 
 TIME_LIMIT: Final = 60.0
@@ -38,6 +38,7 @@ _KINDS: Final[dict[Kind, str]] = {
 _SOMETIMES_HIDDEN: Final = {"scale_offset", "rounding", "result_dtype", "partial_rounding", "eps_position"}
 
 
+@random_state_kept()
 def identify(
     target: Any,
     *,

@@ -27,6 +27,7 @@ from rmsnorm.parity.judge import Outcome, Verdict, compare, failed
 from rmsnorm.parity.report import html_parts, numbers, skips
 from rmsnorm.parity.run import BackendRun, Record, Skip
 from rmsnorm.targets import Target, TargetError, open_target
+from rmsnorm.targets.target import random_state_kept
 from rmsnorm.variants import Preset, Variant, get_variant
 
 _SHOWN: Final = 5  # lines of failures in the text
@@ -144,6 +145,7 @@ def _kind(record: Record) -> str:
     return f"{record.case} {record.quantity}" if record.bound else words
 
 
+@random_state_kept()
 def check(
     function: Any,
     variant: Preset | Variant = "standard",

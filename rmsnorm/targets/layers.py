@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rmsnorm import errors
 from rmsnorm.targets.bridges import bridge
 from rmsnorm.targets.names import Others, assign, assigned, inputs_of, renamed
 from rmsnorm.targets.target import NoTarget, Shape, Target
@@ -29,6 +30,23 @@ def opener(thing: Any) -> Opener | None:
     return None
 
 
+def probed(layer: Any, name: str) -> Any:
+    """What may be called, moved and written to in the place of a layer: a copy of a module of PyTorch.
+
+    What opens a layer of another framework builds it anew, or merges its parts into new objects.
+    """
+    if opener(layer) is not _torch:
+        return layer
+    try:
+        return copy.deepcopy(layer)
+    except Exception as error:  # attributes may be anything
+        what = str(error).strip().partition("\n")[0]
+        raise NoTarget(
+            f"identify: {name} cannot be copied ({type(error).__name__}: {what}), expected a layer that copy.deepcopy "
+            "copies, as calls may change it; pass its class, or a function that calls it"
+        ) from error
+
+
 def keras_library() -> str:
     """The library whose arrays Keras computes with."""
     import keras
@@ -43,6 +61,8 @@ def _torch(layer: Any, name: str, device: str, others: Others = ()) -> Target:
         raise NoTarget(
             f"identify: {name} is a scripted module, expected the layer itself; pass it before torch.jit does"
         )
+    if any(tensor.is_meta for tensor in (*layer.parameters(), *layer.buffers())):
+        raise NoTarget(str(errors.wrong_device("identify", name, "meta", device)))
     layer = layer.to(device)
     shapes = {key: tuple(p.shape) for key, p in layer.named_parameters()}
     if not assign(shapes):  # a gain that does not learn is a buffer
@@ -67,7 +87,7 @@ def _torch(layer: Any, name: str, device: str, others: Others = ()) -> Target:
                 module.training = own_mode
 
     return Target(
-        name, "torch", bridge("torch", device), call, (*own, *inputs), names=own, training=training,
+        name, "torch", bridge("torch", device), call, (*own, *inputs), names=own, training=training, probe=layer,
         width=int(np.prod(fixed)) if fixed else None,
         shape_of=lambda argument, shape: shapes[own[argument]],
     )  # fmt: skip

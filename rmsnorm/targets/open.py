@@ -29,7 +29,7 @@ from rmsnorm.targets.arguments import (
     width_argument,
 )
 from rmsnorm.targets.bridges import bridge
-from rmsnorm.targets.layers import dtype_of, is_haiku, keras_library, open_haiku, opener
+from rmsnorm.targets.layers import dtype_of, is_haiku, keras_library, open_haiku, opener, probed
 from rmsnorm.targets.locate import locate, raised
 from rmsnorm.targets.onnx import open_onnx
 from rmsnorm.targets.target import NoTarget, Target, TargetError
@@ -114,12 +114,16 @@ def open_target(
 
 @dataclass(frozen=True)
 class _Call:
-    """How to call what is opened: the axes of a function's parameters, and the names of its other arguments."""
+    """How to call what is opened: the axes of a function's parameters, and the names of its other arguments.
+
+    ``fresh``: whether nobody else has it.
+    """
 
     framework: str | None
     device: str
     axes: tuple[int, ...]
     others: tuple[str, ...]
+    fresh: bool = False
 
 
 def _with_arguments(
@@ -190,7 +194,7 @@ def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call
     if open_layer is not None and init:
         raise NoTarget(f"identify: {name} is a layer that is built already, expected no init; pass its class")
     if open_layer is not None:
-        return open_layer(thing, name, call.device, call.others)
+        return open_layer(thing if call.fresh else probed(thing, name), name, call.device, call.others)
     if not callable(thing):
         raise NoTarget(
             f"identify: {name} is of type {type(thing).__name__}, expected a function, a layer or a class of layers"
@@ -228,7 +232,7 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
             raise NoTarget(
                 f"identify: {name}({shown}) raised {raised(lines[0], error)}; pass init, {_FACTORY}"
             ) from error
-        return replace(_open(made, name, None, {}, call), resized=build)
+        return replace(_open(made, name, None, {}, replace(call, fresh=isinstance(make, type))), resized=build)
 
     return build(size)
 

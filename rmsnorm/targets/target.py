@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -23,6 +25,21 @@ _NEEDS_GPU: Final = re.compile(
     r"|(needs?|requires?|must be( on)?|expected|works|supports|runs)( only)?( on)? (an? |the )?(cuda|gpu|nvidia)\b",
     re.IGNORECASE,
 )
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Leaves the generators of Python, NumPy and PyTorch, from which a layer may draw, as they were."""
+    torch, states = sys.modules.get("torch"), (random.getstate(), np.random.get_state())
+    with contextlib.ExitStack() as stack:
+        if torch is not None:
+            count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+            stack.enter_context(torch.random.fork_rng(devices=range(count)))
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 class NoTarget(errors.InputValueError):
@@ -75,6 +92,7 @@ class Target:
         x_shape: the shape of x to ask with, whose first size counts examples unless it is normalised; None to try some.
         training: for a layer: the context in which it trains (True) or not; None where that is all the same.
         needs_residual: whether it takes no x without one. Where the caller has none, it gets zeros.
+        probe: for a layer of PyTorch: what is called in its place, and what calls may change.
         around: the context of every call, which a caller that counts or limits calls replaces.
         noticed: what its calls showed; the targets that ``replace`` makes of it write there, too, as they are the same
             function called in another way.
@@ -97,6 +115,7 @@ class Target:
     x_shape: Shape | None = None
     training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
     needs_residual: bool = False
+    probe: Any = None
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     noticed: Noticed = field(default_factory=Noticed)
 

@@ -173,7 +173,7 @@ class Torch(Backend):
         with torch.random.fork_rng(devices=[]):
             norm, identity = decide(target, module.forward, replacement)
             norm = replace(norm, keeps_order=_keeps_order(probe, norm))
-        touched = changed(_everything(before), _everything(probe))
+        touched = changed(_everything(before), _everything(target.probe))
         if touched:
             raise Unproven(f"a call changes its {', '.join(touched)}")
         return norm, identity
