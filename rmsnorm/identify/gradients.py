@@ -105,7 +105,11 @@ class Problem:
 
 
 def _pose(session: Session, model: Model, *, with_gate: bool = False) -> Problem:
-    """Rows of very different size, so that eps matters, with random parameters and dy, and a random or neutral gate."""
+    """Rows of very different size, so that eps matters, with random parameters and dy, and a random or neutral gate.
+
+    In every second row dy * (o + gain) has the signs of x. The term of dx that is the sum of their products is then of
+    the size of the other one; elsewhere it is about 1 / sqrt(n) of it, which no tolerance sees in wide rows.
+    """
     random = np.random.default_rng(14)
     dtype = "float32" if "float32" in session.accepts else session.accepts[0]
     count = session.row_count(24)
@@ -116,7 +120,11 @@ def _pose(session: Session, model: Model, *, with_gate: bool = False) -> Problem
     if with_gate:
         values["gate"] = random.uniform(-3, 3, rows.shape)
     x, arrays = session.prepare(rows if with_gate else rows / session.lift, dtype, None, **values)
-    return Problem(session, model, {"x": x, **arrays}, cast(random.normal(0.1, 1.0, x.shape), dtype))
+    problem = Problem(session, model, {"x": x, **arrays}, cast(random.normal(0.1, 1.0, x.shape), dtype))
+    at, dy = problem.at, problem.rows(problem.dy)
+    gain = 1.0 if at.scale is None else model.variant.scale_offset + at.scale
+    dy[::2] = (np.abs(dy) * np.where(at.x * gain < 0, -1.0, 1.0))[::2]
+    return replace(problem, dy=cast(session.layout.to_x(dy), dtype))
 
 
 def solve_gradients(session: Session, model: Model) -> None:

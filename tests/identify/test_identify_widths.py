@@ -176,3 +176,22 @@ def test_a_layer_that_drops_out_in_training_is_asked_in_evaluation_at_every_widt
     identity = identify(Norm, gradients=False)
     assert identity["widths"] == "64, 128 and 192"
     assert identity.defects == ("in training, y is another one than in evaluation",)
+
+
+@pytest.mark.parametrize("width", [64, 16384])
+def test_a_gradient_without_its_second_term_is_seen_in_wide_rows(width):
+    class Norm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            inverse = torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-6)
+            ctx.save_for_backward(x, weight, inverse)
+            return (x.double() * inverse * weight.double()).to(x.dtype)
+
+        @staticmethod
+        def backward(ctx, dy):
+            x, weight, inverse = ctx.saved_tensors
+            dscale = (dy.double() * x.double() * inverse).sum(tuple(range(x.ndim - 1)))
+            return (dy.double() * weight.double() * inverse).to(x.dtype), dscale.to(weight.dtype)
+
+    identity = identify(lambda x, weight: Norm.apply(x, weight), width=width, framework="torch")
+    assert identity.defects == ("the gradient for x takes 1 / rho for a constant",)
