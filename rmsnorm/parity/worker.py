@@ -133,7 +133,8 @@ class Watch:
 
     def over(self, target: Target) -> Target:
         """The target, whose calls are watched, and the building of the same layer for another shape."""
-        resized, shape_of = target.resized, target.shape_of
+        resized: Any = target.resized
+        shape_of = target.shape_of
 
         def again(size: int) -> Target:
             with self.call(0):
