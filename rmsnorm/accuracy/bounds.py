@@ -47,10 +47,11 @@ and dscale 2. The second term of dx and jvp has h / rho twice, and 1/rho: 5. dga
 sum itself, 6.
 
 Automatic differentiation of another program rounds what the formulas do not, where h / rho is rounded to a format
-before the gain: that format is then the one of the operations after it, and of their derivatives. dx: dy * gain is
-rounded, 1. dscale: h / rho, and its product with dy, 2. A gate after the norm: dy f(z) is rounded before all three and
-dbias, 1. A gate before it: dgate is the product of f'(z) and the gradient for h f(z), which is rounded as dx is, 1.
-Each is at most 1 in units of the terms, times the unit roundoff of that format over u.
+before the gain: that format is then the one of the operations after it, and of their derivatives. dx and dresidual,
+which are one number here: dy * gain is rounded, 1. dscale: h / rho, and its product with dy, 2. A gate after the norm:
+dy f(z) is rounded before all of these and dbias, 1. A gate before it: dgate is the product of f'(z) and the gradient
+for h f(z), which is rounded as dx is, 1. Each is at most 1 in units of the terms, times the unit roundoff of that
+format over u.
 
 Bits: in 16 bits a correct implementation gives the bits of the golden's y, except where its own error carries a value
 across the border between two roundings; there it gives the neighbouring number. The share of such elements is at most
@@ -166,9 +167,9 @@ def bound(
     if residual and quantity in ("dx", "dresidual"):
         roundings += 1
     if automatic and call.norm is not None:
-        extra = {"dx": 1, "dscale": 2}.get(quantity, 0)
+        extra = {"dx": 1, "dresidual": 1, "dscale": 2}.get(quantity, 0)
         if call.gate is not None:
-            extra += quantity == "dgate" if call.is_gated_before else quantity in ("dx", "dscale", "dbias")
+            extra += quantity == "dgate" if call.is_gated_before else quantity in ("dx", "dresidual", "dscale", "dbias")
         roundings += extra * dtypes.unit_roundoff(call.norm) / dtypes.unit_roundoff(dtype)
     exact_bits = quantity == "y" and dtype in dtypes.HALF and not free and not (automatic and alike)
     return Bound(roundings + w * operations, 1 - w * operations / 2 if exact_bits else 0.0)

@@ -69,7 +69,10 @@ def check(
     ] = None,
     edges: Annotated[
         bool,
-        _of_target("--edges", help="A TARGET fails if it refuses x of no rows, no columns, 66,001 columns."),
+        _of_target(
+            "--edges",
+            help="A TARGET fails if it raises for x of no rows, no columns, 66,001 columns, one mask of all rows.",
+        ),
     ] = False,
     batch_invariant: Annotated[
         bool,
@@ -92,8 +95,9 @@ def check(
 
     Every variant is compared in every dtype, and each case in one variant and dtype; with --all, --variant or --dtype
     a case is compared in each variant and dtype that it has. With a TARGET, rmsnorm.parity.check compares the TARGET
-    with one variant; if it differs, the report says what it computes. The TARGET runs in a process of its own, which is
-    ended where it is not called for four minutes.
+    with one variant, with each of mask, residual and gate that it takes, alone and together, in every dtype. If one of
+    these is in no comparison, the check fails. If the TARGET differs, the report says what it computes. It runs in a
+    process of its own, which is ended where it is not called for four minutes.
 
     The golden runs in NumPy in 106-bit arithmetic and rounds where the variant says. The parity ratio is a distance in
     units of the rounding error of the terms that add up to an element, so cancellation does not count as a defect.

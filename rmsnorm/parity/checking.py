@@ -22,9 +22,9 @@ from rmsnorm.identify import Identity, identify
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity import beyond
 from rmsnorm.parity.cases import Array, Data
-from rmsnorm.parity.fitting import expect_in_groups, fitted, in_batches
+from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, in_batches, missing, raised, together
 from rmsnorm.parity.judge import Outcome, Verdict, compare, failed
-from rmsnorm.parity.report import html_parts, numbers, skips
+from rmsnorm.parity.report import html_parts, numbers, options, skips
 from rmsnorm.parity.run import BackendRun, Record, Skip
 from rmsnorm.targets import Target, TargetError, open_target
 from rmsnorm.targets.target import random_state_kept
@@ -32,7 +32,7 @@ from rmsnorm.variants import Preset, Variant, get_variant
 
 _SHOWN: Final = 5  # lines of failures in the text
 _DTYPES: Final = ("float16", "bfloat16", "float32")
-_GRADIENTS: Final = {"x": "dx", "scale": "dscale", "bias": "dbias", "gate": "dgate"}
+_GRADIENTS: Final = {"x": "dx", "scale": "dscale", "bias": "dbias", "residual": "dresidual", "gate": "dgate"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,7 +63,7 @@ class Report:
         where = f"{run.name} {run.version} on {run.device}"
         if self.passed:
             held = f"all {len(run.records)} comparisons of {run.cases} cases held ({where})"
-            return "\n".join([f"{self.target.name} is {name}: {held}", *_not_compared(run)])
+            return "\n".join([f"{self.target.name} is {name}: {held}", *self._options, *_not_compared(run)])
         lines = [
             f"{self.target.name} is not {name}: {len(run.failures)} of {len(run.records)} comparisons differ ({where})"
         ]
@@ -75,7 +75,16 @@ class Report:
         if len(run.failures) > len(shown):
             lines.append(f"  and {len(run.failures) - len(shown)} more; report.details or --json FILE has them all")
         instead = _instead(self.identity, self.variant, run)
-        return "\n".join([*lines, "identify says:", *(f"  {line}" for line in instead), *_not_compared(run)])
+        lines += ["identify says:", *(f"  {line}" for line in instead)]
+        return "\n".join([*lines, *self._options, *_not_compared(run)])
+
+    @property
+    def _options(self) -> list[str]:
+        """A line that says how many comparisons had each option that the target takes."""
+        compared = options(self.run)
+        counts = {name: compared.get(name, 0) for name in together(self.target.arguments)}
+        parts = [f"{count} with {name.replace(', ', ' + ')}" for name, count in counts.items()]
+        return [f"options: of {len(self.run.records)} comparisons {', '.join(parts)}"] if parts else []
 
     @cached_property
     def details(self) -> str:
@@ -165,27 +174,28 @@ def check(
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
 
-    The cases are those of ``rmsnorm check --list`` that it can be called with: with a gain, a bias, a mask, a residual
-    or a gate only if it takes one, by the name of the argument or the parameter; along the last axis. If it must have
-    a gate, every case has one, and the variant says what is done with it. x has one to five axes. Each case runs twice,
-    in NumPy and PyTorch also with x and dy transposed, sliced and channels last in memory, and with a layer in training
-    and in evaluation; the worst of these counts.
+    The cases are those of ``rmsnorm check --list`` that it can be called with, along the last axis, with the gain and
+    the bias that it takes. Of a mask, a residual and a gate it is called with each that it takes, by the name of the
+    argument, alone and together with the others, in every dtype; where no case has one of these, the check fails. If it
+    must have a gate, every case has one, and the variant says what is done with it. x has one to five axes. Each case
+    runs twice, in NumPy and PyTorch also with x, dy, mask, residual and gate transposed, sliced and channels last in
+    memory, and with a layer in training and in evaluation; the worst of these counts.
 
     Args:
         function: of x, or of (x, weight), (x, weight, bias) and the like; a layer of PyTorch, Keras, Flax or Equinox;
             its class; ``module:attribute``; an .onnx file.
         variant: what it should be.
         framework: torch, tf, keras, jax, flax or numpy, for a function that does not show whose arrays it takes.
-        gradients: whether dx, dscale, dbias and dgate count, where the framework differentiates.
+        gradients: whether dx, dscale, dbias, dresidual and dgate count, where the framework differentiates.
         dtypes: of x; None for float16, bfloat16 and float32, or the one that an .onnx file declares.
         device: cpu or cuda.
-        extremes: whether to include rows whose squares leave the range of float32, and masks with NaN under them and
-            rows in which nothing counts: few implementations pass these.
+        extremes: whether to include rows whose squares leave the range of float32, masks with NaN under them, and
+            masks of one element for each row: few implementations pass these.
         group_size: how many elements of the last axis are normalised together, as in Mamba-2; None for all of them.
         compiled: whether the function, as the compiler of its framework makes it, must agree as well.
         init: arguments for its constructor, or options for a function.
-        edges: whether x of no rows, no columns, one element or very long rows must be taken. Else a target may refuse
-            it, and the report says so; wrong numbers count always.
+        edges: whether x of no rows, no columns, one element or very long rows, and one mask for all rows must be taken.
+            Else a target may raise an exception, and the report says so; a wrong answer counts always.
         batch_invariant: whether a row must have the same bits, in y and dx, alone and in calls of 2 to 4,096 rows, at
             every place, and dscale the same bits in equal calls.
         exhaustive: whether y and dx of rows in which one element is each of the 65,536 numbers of float16, and of
@@ -208,10 +218,10 @@ def check(
         norm is not gemma
     """
     chosen = get_variant("check", variant)
-    asked = _DTYPES if dtypes is None else dtypes if isinstance(dtypes, (list, tuple)) else (dtypes,)
-    asked = tuple(errors.dtype_named("check", "dtype", entry) for entry in asked or (None,))
+    named = _DTYPES if dtypes is None else dtypes if isinstance(dtypes, (list, tuple)) else (dtypes,)
+    named = tuple(errors.dtype_named("check", "dtype", entry) for entry in named or (None,))
     target = in_batches(open_target(function, framework=framework, init=init, device=device))
-    types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else asked
+    types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else named
     if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):
         want = "a positive divisor of the width" if group_size > 0 else "a positive number"
         raise errors.out_of_domain("check", "group_size", group_size, want, "pass the size that the norm was made with")
@@ -223,13 +233,14 @@ def check(
         labels = (run.name, run.version, device, chosen.name, data.x.dtype.name, data.case.name)
         differentiated = gradients and called.differentiable
         called.noticed.forget()
-        verdicts = _verdicts(called, data, group_size, gradients=differentiated, compiled=compiled)
-        refused = [verdict for verdict in verdicts if not (verdict.passed or verdict.bound or called.touched)]
-        if refused and data.case.edge and not edges:
-            error = refused[0].detail.partition(": ")[2] or refused[0].detail
-            reason = f"x of shape {data.x.shape} is refused: {error}"
+        verdicts, refused = _verdicts(called, data, group_size, gradients=differentiated, compiled=compiled)
+        if refused and data.case.edge and not (edges or called.returned):
+            detail = next(verdict.detail for verdict in verdicts if verdict.quantity in refused)
+            reason = f"x of shape {data.x.shape} is refused: {detail.partition(': ')[2] or detail}"
             run.skipped.append(Skip(data.case.name, data.x.dtype.name, reason, edge=True))
-            continue
+            verdicts = [verdict for verdict in verdicts if verdict.quantity not in refused]
+            if not verdicts:
+                continue
         run.cases, elements = run.cases + 1, elements + data.x.size
         if called.returned:
             came, wanted = " and ".join(sorted(called.returned)), called.bridge.array
@@ -252,6 +263,9 @@ def check(
         for name, dtype, verdicts in answers:
             labels = (run.name, run.version, device, chosen.name, dtype, name)
             run.records += [Record(*labels, **asdict(verdict)) for verdict in verdicts]
+        for name, dtype, quantity, sentence in missing(target, run, asked(target, chosen, types, extremes=extremes)):
+            labels = (run.name, run.version, device, chosen.name, dtype, name)
+            run.records += [Record(*labels, **asdict(failed(quantity, sentence)))] if elements else []
     run.seconds = time.monotonic() - began
     run.conclude()
     if not elements and not run.failures:
@@ -261,27 +275,41 @@ def check(
     return Report(target, chosen, run, identity)
 
 
-def _verdicts(target: Target, data: Data, group_size: int | None, *, gradients: bool, compiled: bool) -> list[Verdict]:
-    """A verdict on each quantity: on the first way to call the target in which it differs, else on the first way."""
+def _verdicts(
+    target: Target, data: Data, group_size: int | None, *, gradients: bool, compiled: bool
+) -> tuple[list[Verdict], set[str]]:
+    """A verdict on each quantity, and those quantities for which the target raised and gave no wrong answer.
+
+    It is that on the first way to call the target in which it differs, else raises, else on the first way.
+    """
     counted = ("y", *_GRADIENTS.values()) if gradients else ("y",)
     expected = expect_in_groups(data, counted, group_size)
     verdicts: dict[str, Verdict] = {}
+    refused: set[str] = set()
     first: dict[str, Array] = {}
     for way, called, view, scope, differentiated in _ways(target, data, compiled=compiled):
         with scope:
-            results, raised = _results(called, view, gradients=gradients and differentiated)
-        judged = [failed(name, sentence) for name, sentence in raised.items()]
-        new = {name: [y] for name, y in results.items() if name not in first or first[name].tobytes() != y.tobytes()}
-        wanted = {name: want for name, want in expected.items() if name in new or not (first or raised)}
-        for verdict in [*judged, *compare(Outcome(new), wanted)]:
-            if verdict.quantity not in verdicts or (verdicts[verdict.quantity].passed and not verdict.passed):
+            results, wrong, refusals = _results(called, view, gradients=gradients and differentiated)
+        judged = [failed(name, sentence) for name, sentence in (refusals | wrong).items()]
+        names = results if refusals or wrong else expected if gradients and differentiated else ("y",)
+        same = {name for name, y in results.items() if name in first and _same(first[name], y)}
+        wanted = {name: want for name, want in expected.items() if name in names and name not in same}
+        for verdict in [*judged, *compare(Outcome({name: [y] for name, y in results.items()}), wanted)]:
+            name, before = verdict.quantity, verdicts.get(verdict.quantity)
+            answers = name not in refusals or name in results
+            if before is None or (not verdict.passed and (before.passed or (name in refused and answers))):
                 detail = f"{way}: {verdict.detail}" if way and verdict.detail else verdict.detail
-                verdicts[verdict.quantity] = replace(verdict, detail=detail)
+                verdicts[name] = replace(verdict, detail=detail)
+                refused = refused - {name} if answers else refused | {name}
         first = first or results
     if target.touched:
         names = ", ".join(sorted(target.touched))
-        verdicts = {name: failed(name, f"inputs written to: {names}") for name in verdicts}
-    return list(verdicts.values())
+        verdicts, refused = {name: failed(name, f"inputs written to: {names}") for name in verdicts}, set()
+    return list(verdicts.values()), refused
+
+
+def _same(one: Array, other: Array) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and one.tobytes() == other.tobytes()
 
 
 def _ways(
@@ -303,9 +331,10 @@ def _ways(
         yield "in evaluation", target, data, target.training(False), False
     if target.bridge.strided and data.x.size:
         for layout, view in _LAYOUTS.items():
-            x, dy, gate = view(data.x), view(data.dy), None if data.gate is None else view(data.gate)
-            if x is not None and dy is not None and x.strides != data.x.strides:
-                yield layout, target, replace(data, x=x, dy=dy, gate=gate), same, True
+            arrays = {name: a for name in ("x", "dy", *data.arrays) if (a := getattr(data, name)) is not None}
+            views = {name: view(array) for name, array in arrays.items()}
+            if views["x"] is not None and views["x"].strides != data.x.strides:
+                yield layout, target, replace(data, **views), same, True
 
 
 def _in_order(order: Callable[[tuple[int, ...]], tuple[int, ...]], axes: int) -> Callable[[Array], Array | None]:
@@ -337,23 +366,24 @@ _LAYOUTS: Final[Mapping[str, Callable[[Array], Array | None]]] = {
 }
 
 
-def _results(target: Target, data: Data, *, gradients: bool) -> tuple[dict[str, Array], dict[str, str]]:
-    """The quantities by their names, and a sentence for what raised instead."""
+def _results(target: Target, data: Data, *, gradients: bool) -> tuple[dict[str, Array], dict[str, str], dict[str, str]]:
+    """The quantities by their names, a sentence for what was returned instead, and one for what raised."""
     primals = (data.x, data.scale, data.bias)
     try:
         results = {"y": target.forward(*primals, **data.arrays)}
     except TargetError as error:
-        return {}, {"y": str(error)}
+        sentence = {"y": str(error)}
+        return ({}, {}, sentence) if raised(target, error) else ({}, sentence, {})
     wrong = {} if target.second is None else _wrong_sum(target.second, data)
     if not gradients:
-        return results, wrong
+        return results, wrong, {}
     try:
         inputs = {**dict(zip(("x", "scale", "bias"), primals, strict=True)), **data.arrays}
         derivatives = target.all_gradients(data.dy, **{name: a for name, a in inputs.items() if a is not None})
     except TargetError as error:
-        return results, wrong | {"dx": str(error)}
+        return results, wrong, {"dx": str(error)}
     results |= {d: g for name, d in _GRADIENTS.items() if (g := derivatives.get(name)) is not None}
-    return results, wrong
+    return results, wrong, {}
 
 
 def _wrong_sum(got: Array, data: Data) -> dict[str, str]:

@@ -40,6 +40,8 @@ def candidate(data: Data, fault: str = "", normalise: Normalise | None = None) -
 
 def _candidate(data: Data, fault: str, normalise: Normalise | None) -> Outcome:
     call, variant, x = data.call, data.variant, data.x
+    what, _, beside = fault.partition(" beside a ")
+    fault = what if beside and getattr(data, beside) is not None else "" if beside else fault
     if fault == "strides ignored":
         x = np.lib.stride_tricks.as_strided(x, x.shape, np.empty_like(x, order="C", subok=False).strides)
     axes = tuple((axis + 1) % x.ndim for axis in call.axes) if fault == "axis" else call.axes

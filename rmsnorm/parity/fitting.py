@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations, product
 from typing import Any, Final
 
 import numpy as np
 
 from rmsnorm.parity.cases import Array, Case, Data, make, recast, select
 from rmsnorm.parity.judge import Expected, expect
-from rmsnorm.parity.run import Skip
+from rmsnorm.parity.run import BackendRun, Skip
 from rmsnorm.targets import Target, TargetError
 from rmsnorm.variants import Variant
 
@@ -19,8 +20,24 @@ _OF_THE_WIDTH: Final = ("wide", "very wide", "width 1", "one element", "no colum
 _ROWS: Final = 2**16  # elements of the different rows of a case, and
 _REPEATED: Final = 2**23  # of all of them, where the target has wide rows
 _WIDEST: Final = (1, 16381)  # of the case "wide": an outlier is 127 times the RMS; a Triton kernel takes up to 16384
-_GATED: Final = ("gate", "gate, mask", "gate, residual")  # for an optional gate: what it does, the variant says
 _PER_ROW: Final = ("x", "gate", "mask", "residual")
+OPTIONS: Final = ("gate", "mask", "residual")  # in the order of the names of cases
+_OF_OPTIONS: Final = (
+    Case("gate, mask, residual", (16, 48), ("standard",), "all at once", mask=True, residual=True,
+         gate=("silu", "after")),
+    Case("mask of columns", (16, 48), ("standard",), "one mask for all rows, of another shape", mask=True, edge=True),
+    Case("mask of rows", (16, 48), ("standard",), "one element for each row", mask=True, edge=True),
+)  # fmt: skip
+
+
+def together(arguments: Iterable[str]) -> list[str]:
+    """The names of the cases for each option that is among the arguments, alone and with each of the others.
+
+    >>> together(("scale", "residual", "mask"))
+    ['mask', 'residual', 'mask, residual']
+    """
+    taken = [name for name in OPTIONS if name in arguments]
+    return [", ".join(names) for size in range(1, len(taken) + 1) for names in combinations(taken, size)]
 
 
 def in_batches(target: Target) -> Target:
@@ -31,6 +48,8 @@ def in_batches(target: Target) -> Target:
 
     def call(arrays: Mapping[str, Any]) -> Any:
         parts, count = [], len(arrays["x"])
+        if "mask" in arrays:
+            arrays = {**arrays, "mask": np.broadcast_to(arrays["mask"], arrays["x"].shape)}
         for start in range(0, count, size):
             rows = {name: arrays[name][start : start + size] for name in _PER_ROW if name in arrays}
             rows = {name: np.resize(array, (size, *array.shape[1:])) for name, array in rows.items()}
@@ -54,15 +73,11 @@ def fitted(
     A case that is there for a bias, for no gain, for a strided x or for a field of the variant is in neither: every
     case has the parameters that the target takes, x in several layouts, and the fields of the variant.
     """
-    pairs = {
-        (case.name, dtype): case
-        for case, _, dtype in select((variant.name, "standard"), types)
-        if case.options or case.gate or (case.scale and not (case.bias or case.strided or case.residual_rounding))
-    }
+    pairs = asked(target, variant, types, extremes=extremes)
     gate, required = (variant.gate_function, variant.gate_position), None if "gate" in target.arguments else False
     for (name, dtype), case in pairs.items():
         reason = _unfit(target, case, dtype, group_size)
-        if not (reason or extremes) and (case.mask or (case.data in ("huge", "tiny") and dtype != "float16")):
+        if not (reason or extremes) and case.data in ("huge", "tiny") and dtype != "float16":
             reason = "only with extremes=True"
         if not reason:
             resized, case = matched(target, case, group_size)
@@ -71,7 +86,77 @@ def fitted(
             skipped.append(Skip(name, dtype, reason))
             continue
         case = replace(case, gate=gate if case.gate or required else None)
-        yield resized, replace(make(case, variant, dtype), dh=None)
+        if case.mask and not (extremes and case.name in together(OPTIONS)):
+            data = _with_mask(make(replace(case, mask=False), variant, dtype), group_size)
+        else:
+            data = make(case, variant, dtype)
+        yield resized, replace(data, dh=None)
+
+
+def _taken(case: Case) -> list[str]:
+    """The options that a case passes."""
+    return [name for name in OPTIONS if getattr(case, name)]
+
+
+def _with_mask(data: Data, group_size: int | None) -> Data:
+    """With a mask as callers have it: numbers under it, and no cotangent for them.
+
+    One row (or group) counts one element, one all, and one nothing. The last is padding, of zeros; there the golden
+    leaves out the bias, which others add: with a bias every row counts something.
+    """
+    x, axes = data.x, data.call.axes
+    n = group_size or math.prod(x.shape[axis] for axis in axes)
+    rows = np.random.default_rng(27).random((x.size // n, n)) < 0.6
+    rows[0], rows[1], rows[2] = np.arange(n) == 0, True, False
+    if data.bias is not None:
+        rows[:, 0] |= ~rows.any(axis=1)
+    mask = rows.reshape(x.shape)
+    if data.case.name == "mask of columns":
+        mask = mask[(slice(-1, None),) * (x.ndim - len(axes))]
+    if data.case.name == "mask of rows":
+        mask = np.ones([1 if axis in axes else size for axis, size in enumerate(x.shape)], bool)
+    full = np.broadcast_to(mask, x.shape)
+    padding = np.broadcast_to(~full.reshape(-1, n).any(axis=1, keepdims=True), rows.shape).reshape(x.shape)
+    zero = {"x": padding, "residual": padding, "dy": ~full}
+    arrays = {name: getattr(data, name) for name in zero}
+    arrays = {name: None if a is None else np.where(zero[name], a.dtype.type(0), a) for name, a in arrays.items()}
+    return replace(data, mask=mask, **arrays)
+
+
+def asked(target: Target, variant: Variant, types: tuple[str, ...], *, extremes: bool) -> dict[tuple[str, str], Case]:
+    """The cases for a target, by name and dtype: each must be compared, or be among those that were not."""
+    pairs = {
+        (case.name, dtype): case
+        for case, _, dtype in select((variant.name, "standard"), types)
+        if case.options or case.gate or (case.scale and not (case.bias or case.strided or case.residual_rounding))
+    }
+    for case, dtype in product(_OF_OPTIONS, types):
+        if {*_taken(case)} <= {*target.arguments} and (extremes or case.name != "mask of rows"):
+            pairs[case.name, dtype] = case
+    return pairs
+
+
+def missing(target: Target, run: BackendRun, pairs: Collection[tuple[str, str]]) -> Iterator[tuple[str, str, str, str]]:
+    """Case, dtype, quantity and a sentence for what was asked and not compared, where no reason says so or may say so.
+
+    An option that a target takes must be compared, whatever the reason.
+    """
+    compared = {(record.case, record.dtype) for record in run.records}
+    reasons = {(skip.case, skip.dtype): skip.reason for skip in run.skipped}
+    taken = together(target.arguments)
+    for name, dtype in pairs:
+        reason = reasons.get((name, dtype))
+        if (name, dtype) in compared or (reason and name not in taken):
+            continue
+        if reason:
+            yield "options", dtype, name, f"it takes {name}, and no comparison has it: {reason}"
+        else:
+            yield name, dtype, "y", "no result came back"
+
+
+def raised(target: Target, error: TargetError) -> bool:
+    """Whether the target raised: what it returned in place of y is an answer, and a wrong one."""
+    return not str(error).startswith(f"{target.name} returned ")
 
 
 def _requires_gate(target: Target, data: Data) -> bool:
@@ -80,18 +165,18 @@ def _requires_gate(target: Target, data: Data) -> bool:
     for others, answer in ((data.arrays, False), (gate, True)):
         try:
             target.forward(*primals, **others)
-        except TargetError:
-            continue
+        except TargetError as error:
+            if raised(target, error):
+                continue
         return answer
     return False
 
 
 def _unfit(target: Target, case: Case, dtype: str, group_size: int | None) -> str:
     """Why the target cannot be called with a case; empty if it can."""
-    if case.options or (case.gate and case.name not in _GATED):
+    if case.options or (case.gate and case.name not in together(OPTIONS)):
         return "an option of the call, of which check passes none"
-    asked = {"mask": case.mask, "residual": case.residual, "gate": case.gate}
-    if any(needed and argument not in target.arguments for argument, needed in asked.items()):
+    if not {*_taken(case)} <= {*target.arguments}:
         return "it has no argument of that name"
     only = target.dtypes.get("x", dtype)
     if only != dtype:
@@ -176,6 +261,8 @@ def posed(target: Target, case: Case, variant: Variant, dtype: str, group_size: 
 
 def _in_groups(data: Data, size: int) -> Data:
     """The same call with the groups along an axis of their own, as the golden takes them."""
+    if data.mask is not None:
+        data = replace(data, mask=np.broadcast_to(data.mask, data.x.shape))
 
     def split(array: Array | None) -> Any:
         return None if array is None else array.reshape(*array.shape[:-1], array.shape[-1] // size, size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -20,6 +21,7 @@ from rmsnorm import dtypes, errors, page
 from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
 from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.parity.fitting import OPTIONS, together
 from rmsnorm.parity.run import BackendRun, Record
 from rmsnorm.screen import Fitting
 
@@ -54,6 +56,12 @@ def skips(run: BackendRun, *, edges: bool = False) -> list[tuple[str, str]]:
     ]
 
 
+def options(run: BackendRun) -> dict[str, int]:
+    """How many comparisons a run has in the cases for a gate, a mask, a residual, and for several of these."""
+    counts = Counter(record.case.partition(" of ")[0] for record in run.records)  # "mask of columns" has a mask
+    return {name: counts[name] for name in together(OPTIONS) if counts[name]}
+
+
 def terminal(runs: Sequence[BackendRun], *, failures: int = 12) -> RenderableType:
     """A line for every backend, a table for every one that ran, and the first failures."""
     parts: list[RenderableType] = [_line(run) for run in runs]
@@ -78,7 +86,7 @@ def write_json(runs: Sequence[BackendRun], path: Path) -> None:
         "backends": [
             {"backend": run.name, "framework_version": run.version, "device": run.device, "status": run.status,
              "message": run.message, "cases": run.cases, "seconds": round(run.seconds, 3),
-             "skipped": [skip._asdict() for skip in run.skipped]}
+             "options": options(run), "skipped": [skip._asdict() for skip in run.skipped]}
             for run in runs
         ],
         "records": [
