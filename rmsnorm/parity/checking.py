@@ -332,7 +332,7 @@ def _ways(
     if target.bridge.strided and data.x.size:
         for layout, view in _LAYOUTS.items():
             arrays = {name: a for name in ("x", "dy", *data.arrays) if (a := getattr(data, name)) is not None}
-            views = {name: view(array) for name, array in arrays.items()}
+            views: dict[str, Any] = {name: view(array) for name, array in arrays.items()}
             if views["x"] is not None and views["x"].strides != data.x.strides:
                 yield layout, target, replace(data, **views), same, True
 

@@ -103,7 +103,7 @@ def test_an_option_in_no_comparison_and_a_case_that_is_lost_fail(monkeypatch: py
     assert [record.detail for record in result.run.failures] == [sentence]
     assert "0 with mask" in result.text
 
-    every = checking.fitted
+    every = fitting.fitted
     monkeypatch.setattr(checking, "fitted", lambda *args, **options: list(every(*args, **options))[1:])
     failures = check(of_mask, **OPTIONS).run.failures
     assert [(record.case, record.detail) for record in failures] == [("rows", "no result came back")]
