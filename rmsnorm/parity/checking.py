@@ -303,8 +303,8 @@ def _verdicts(
                 refused = refused - {name} if answers else refused | {name}
         first = first or results
     if target.touched:
-        names = ", ".join(sorted(target.touched))
-        verdicts, refused = {name: failed(name, f"inputs written to: {names}") for name in verdicts}, set()
+        touched = ", ".join(sorted(target.touched))
+        verdicts, refused = {name: failed(name, f"inputs written to: {touched}") for name in verdicts}, set()
     return list(verdicts.values()), refused
 
 
