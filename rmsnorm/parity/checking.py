@@ -22,12 +22,12 @@ from rmsnorm.identify import Identity, identify
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity import beyond
 from rmsnorm.parity.cases import Array, Data
-from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, in_batches, missing, raised, together
+from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, in_batches, missing, together
 from rmsnorm.parity.judge import Outcome, Verdict, compare, failed
 from rmsnorm.parity.report import html_parts, numbers, options, skips
 from rmsnorm.parity.run import BackendRun, Record, Skip
 from rmsnorm.targets import Target, TargetError, open_target
-from rmsnorm.targets.target import random_state_kept
+from rmsnorm.targets.target import WrongResult, random_state_kept
 from rmsnorm.variants import Preset, Variant, get_variant
 
 _SHOWN: Final = 5  # lines of failures in the text
@@ -373,7 +373,7 @@ def _results(target: Target, data: Data, *, gradients: bool) -> tuple[dict[str, 
         results = {"y": target.forward(*primals, **data.arrays)}
     except TargetError as error:
         sentence = {"y": str(error)}
-        return ({}, {}, sentence) if raised(target, error) else ({}, sentence, {})
+        return ({}, sentence, {}) if isinstance(error, WrongResult) else ({}, {}, sentence)
     wrong = {} if target.second is None else _wrong_sum(target.second, data)
     if not gradients:
         return results, wrong, {}

@@ -50,6 +50,10 @@ class TargetError(Exception):
     """A call of the target failed: the message is one sentence that says what happened."""
 
 
+class WrongResult(TargetError):
+    """The target returned something that is no y for its x. That is an answer, and not a refusal of x."""
+
+
 @dataclass
 class Noticed:
     """What calls of a target showed beside y, since the last ``forget``.
@@ -153,7 +157,8 @@ class Target:
         """y for NumPy arrays in any of the four dtypes; a parameter that is None keeps the target's own value.
 
         Raises:
-            TargetError: the target raised, or did not return an array of the shape of x.
+            TargetError: the target raised.
+            WrongResult: it did not return a floating-point array of the shape of x.
         """
         arrays = self._completed(_present(x=x, scale=scale, bias=bias, **others))
         self.noticed.second = None
@@ -176,10 +181,10 @@ class Target:
         y = self._guarded(run, arrays)
         if y.dtype.name not in dtypes.FLOATS:
             got, want = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
-            raise TargetError(f"{self.name} returned {got} for x {want}, expected one of {', '.join(dtypes.FLOATS)}")
+            raise WrongResult(f"{self.name} returned {got} for x {want}, expected one of {', '.join(dtypes.FLOATS)}")
         if y.shape != x.shape:
             got, want = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
-            raise TargetError(f"{self.name} returned {got} for x {want}, expected the shape of x")
+            raise WrongResult(f"{self.name} returned {got} for x {want}, expected the shape of x")
         return y
 
     def gradients(
@@ -232,7 +237,7 @@ class Target:
                 raise
             wanted, x = self.bridge.array, arrays["x"]
             what = _described(result) + ("" if y is result else f" whose first entry is {_described(y)}")
-            raise TargetError(
+            raise WrongResult(
                 f"{self.name} returned {what} for x {errors.describe(x.shape, x.dtype.name)}"
                 f", expected {wanted.__module__}.{wanted.__qualname__}; return y"
             ) from error
