@@ -216,9 +216,8 @@ class Variant:
         if self.partial is None:
             return n
         p = Fraction(self.partial)
-        k = n * p.numerator // p.denominator
-        if self.partial_rounding == "ceil":
-            k = -(-n * p.numerator // p.denominator)
+        up = p.denominator - 1 if self.partial_rounding == "ceil" else 0
+        k = (n * p.numerator + up) // p.denominator  # of numbers >= 0: in ONNX, // of others rounds towards 0
         return min(n, max(1, k))
 
 

@@ -305,16 +305,20 @@ def _counted(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Tensor | None,
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
     if mask is None and call.k == call.n and call.n:
         return None, call.k, None
-    shape = [size if axis in call.axes else 1 for axis, size in enumerate(h.shape)]
-    numbers = h.new_ones(call.n or 0, dtype=torch.int64).cumsum(0)  # a DTensor where a is one
-    counted = (numbers <= (call.k or 0)).reshape(shape)
-    if mask is None and call.n:
-        return counted, call.k, None
-    if mask is not None:
-        counted = counted & mask
+    counted = mask
+    if mask is None or call.variant.partial is not None:
+        sizes = [size if axis in call.axes else 1 for axis, size in enumerate(h.shape)]
+        counted = h.new_zeros(sizes, dtype=torch.bool)  # a DTensor where a is one
+        if call.n:
+            ends = h.new_ones(call.k, dtype=torch.bool), h.new_zeros(call.n - call.k, dtype=torch.bool)
+            counted = torch.cat(ends).reshape(sizes)
+        if mask is None and call.n:
+            return counted, call.k, None
+        counted = counted if mask is None else counted & mask
     counted = counted.expand(h.shape)
     k = _sum(call, counted)
-    return counted, k.clamp(min=1).double(), k == 0
+    empty = k == 0
+    return counted, (k + empty).double(), empty
 
 
 def _part(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Call, Tensor]:

@@ -116,7 +116,7 @@ class RMSNorm(torch.nn.RMSNorm):
                 init.constant_(weight, 1 - offset)
 
     def forward(
-        self, x: Tensor, *, mask: Tensor | None = None, residual: Tensor | None = None, gate: Tensor | None = None
+        self, x: Tensor, mask: Tensor | None = None, residual: Tensor | None = None, gate: Tensor | None = None
     ) -> Any:
         """Normalize x, or x + residual.
 
@@ -194,11 +194,17 @@ class RMSNorm(torch.nn.RMSNorm):
 
         @overload
         def __call__(
-            self, x: Tensor, *, mask: Tensor | None = None, residual: None = None, gate: Tensor | None = None
+            self, x: Tensor, mask: Tensor | None = None, residual: None = None, gate: Tensor | None = None
         ) -> Tensor: ...
         @overload
-        def __call__(self, x: Tensor, *, mask: Tensor | None = None, residual: Tensor) -> tuple[Tensor, Tensor]: ...
-        def __call__(self, x: Tensor, **options: Any) -> Any: ...
+        def __call__(
+            self, x: Tensor, mask: Tensor | None, residual: Tensor, gate: Tensor | None = None
+        ) -> tuple[Tensor, Tensor]: ...
+        @overload
+        def __call__(
+            self, x: Tensor, mask: Tensor | None = None, *, residual: Tensor, gate: Tensor | None = None
+        ) -> tuple[Tensor, Tensor]: ...
+        def __call__(self, x: Tensor, *others: Any, **options: Any) -> Any: ...
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}  # of this process alone

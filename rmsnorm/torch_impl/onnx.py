@@ -4,8 +4,10 @@ In ONNX that is the operator RMSNormalization of opset 23 where it can express t
 
 It can where the statistic is the mean square of all elements of the last axes, with eps inside, and nothing is float64,
 for it keeps eps in float32. Elsewhere the graph has plain operations, and below opset 23 the exporter writes the
-operator out itself. Arithmetic is float32, or float64 where x, a parameter or y is: what a runtime for ONNX has, in
-place of the float64 and the bit patterns of the other path.
+operator out itself. A trace has plain operations alone, as the exporter of TorchScript (``dynamo=False``) does not know
+rms_norm; opset 9 has all of them, and opset 7 those of a call without a mask or a partial statistic. Arithmetic is
+float32, or float64 where x, a parameter or y is: what a runtime for ONNX has, in place of the float64 and the bit
+patterns of the other path.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ def forward(
     first = min(call.axes)
     last_axes = call.axes == tuple(range(first, len(call.shape)))
     plain = call.variant.statistic == "mean_square" and call.variant.eps_position == "inside" and call.k == call.n
-    has_operator = last_axes and plain and empty is None and wide == torch.float32 and not _vanishes(call.eps)
+    has_operator = (
+        last_axes and plain and empty is None and wide == torch.float32 and not _vanishes(call.eps)
+        and not torch.jit.is_tracing()
+    )  # fmt: skip
     takes_gain = call.feature_axes == call.axes and norm == product and norm in (wide, h.dtype)
     if has_operator and takes_gain and gain is not None:
         y = functional.rms_norm(h.to(norm), h.shape[first:], gain, call.eps)
@@ -82,13 +87,13 @@ def _wide(call: Call) -> torch.dtype:
 
 def _sigmoid(z: Tensor) -> Tensor:
     """By the exponential of -|z|: onnxruntime's operator Sigmoid (1.31) is 0 below -15.9 in float32."""
-    power = (-z.abs()).exp()
-    return torch.where(z < 0, power, 1.0) / (1 + power)
+    return z.clamp(max=0).exp() / (1 + (-z.abs()).exp())
 
 
 def _rho(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Of every row, and which rows have nothing counted, None where none can."""
-    call, h = _part(call, h, mask)
+    if not torch.jit.is_tracing():  # whose exporter can cut at an unknown size only from opset 10 on
+        call, h = _part(call, h, mask)
     counted, k, empty = _counted(call, h, mask)
     k = k.to(h.dtype) if isinstance(k, Tensor) else k
     q = _centred(call, h, counted, k).square().sum(call.axes, keepdim=True) / k

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import os
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -82,6 +84,16 @@ def _export(model: Any, inputs: Any, **options: Any) -> Any:
         return torch.onnx.export(model.eval(), inputs, dynamo=True, verbose=False, **options)
 
 
+def _export_by_tracing(model: Any, inputs: Any, **options: Any) -> Any:
+    torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        for category in (DeprecationWarning, torch.jit.TracerWarning):  # sizes that checks compare
+            warnings.simplefilter("ignore", category)
+        torch.onnx.export(model.eval(), inputs, file, dynamo=False, **options)
+    return SimpleNamespace(model_proto=onnx.load_from_string(file.getvalue()))
+
+
 def _session(program: Any) -> Any:
     return ort.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
 
@@ -119,29 +131,39 @@ def _chosen(dtype: str) -> list[Any]:
     return chosen if "RMSNORM_TEST_ALL" in os.environ else chosen[::3]
 
 
-@pytest.fixture(scope="module", params=["float16", pytest.param("float32", marks=pytest.mark.slow)])
+EXPORTS = [("float16", 23), ("float16", 9)]  # opset 23 by torch.export, the others by tracing
+EXPORTS += [pytest.param(each, marks=pytest.mark.slow) for each in (("float32", 23), ("float32", 9), ("float32", 20))]
+
+
+@pytest.fixture(scope="module", params=EXPORTS, ids=str)
 def exported(request: pytest.FixtureRequest) -> Any:
     """Cases, the program that computes all of them, and its inputs."""
     torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
     from rmsnorm.torch_impl import rms_norm as torch_rms_norm
 
-    cases = _chosen(request.param)
+    dtype, opset = request.param
+    cases = [data for data in _chosen(dtype) if opset == 23 or data.x.shape[-1]]  # that exporter divides by a size of 0
+    arrays = [{"x": d.x, "scale": d.scale, "bias": d.bias, **d.arrays} for d in cases]
+    feeds = {
+        f"{name} {i}": np.ascontiguousarray(array)
+        for i, call in enumerate(arrays)
+        for name, array in call.items()
+        if array is not None
+    }
 
     class Model(torch.nn.Module):
-        def forward(self, calls: Any) -> Any:
-            outputs = []
-            for data, tensors in zip(cases, calls, strict=True):
-                outputs += torch_rms_norm(**tensors, **data.options, return_inverse_rms=True)
+        def forward(self, *tensors: Any) -> Any:
+            inputs, outputs = dict(zip(feeds, tensors, strict=True)), []
+            for i, (data, call) in enumerate(zip(cases, arrays, strict=True)):
+                named = {name: inputs.get(f"{name} {i}") for name in call}
+                outputs += torch_rms_norm(**named, **data.options, return_inverse_rms=True)
             return tuple(outputs)
 
-    arrays = [{"x": d.x, "scale": d.scale, "bias": d.bias, **d.arrays} for d in cases]
-    calls = [
-        {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in call.items() if array is not None}
-        for call in arrays
-    ]
-    program = _export(Model(), (calls,), opset_version=23)
-    feeds = {f"calls_{i}_{name}": tensor.numpy() for i, call in enumerate(calls) for name, tensor in call.items()}
-    return cases, program, feeds
+    export = _export if opset == 23 else _export_by_tracing
+    inputs = tuple(map(torch.from_numpy, feeds.values()))
+    program = export(Model(), inputs, opset_version=opset, input_names=[*feeds])
+    kept = {entry.name for entry in program.model_proto.graph.input}
+    return cases, program, {name: array for name, array in feeds.items() if name in kept}
 
 
 def _verdicts(cases: Any, outputs: Any, *, bits: Any) -> Any:

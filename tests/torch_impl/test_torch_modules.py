@@ -295,3 +295,45 @@ def test_nested_tensors_without_gaps() -> None:
         layer(leaf).square().sum().backward()
         assert torch.equal(got, layer(part))
         assert torch.equal(slope, leaf.grad)
+
+
+def _exported_with_hooks(layer: Any, tensors: Any) -> Any:
+    hooked = copy.deepcopy(layer)
+    hooked.register_forward_pre_hook(lambda module, arguments: tensors)
+    return hooked(tensors[0])
+
+
+def _stacked(layer: Any, tensors: Any) -> Any:
+    parameters, buffers = torch.func.stack_module_state([layer, copy.deepcopy(layer)])
+    run = lambda p, b: torch.func.functional_call(layer, (p, b), tensors)  # noqa: E731
+    return tuple(result[1] for result in torch.vmap(run)(parameters, buffers))
+
+
+TOOLS = {
+    "by position": lambda layer, tensors: layer(*tensors),
+    "a hook": _exported_with_hooks,
+    "a trace": lambda layer, tensors: torch.jit.trace(layer, tensors)(*tensors),
+    "an exported program": lambda layer, tensors: torch.export.export(layer, tensors).module()(*tensors),
+    "DataParallel": lambda layer, tensors: nn.DataParallel(layer)(*tensors),
+    "checkpoint": lambda layer, tensors: torch.utils.checkpoint.checkpoint(layer, *tensors, use_reentrant=True),
+    "functional_call": lambda layer, tensors: torch.func.functional_call(
+        layer, dict(layer.named_parameters()), tensors
+    ),
+    "stacked layers": _stacked,
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", TOOLS)
+def test_tools_that_pass_every_argument_by_position(name: str) -> None:
+    """In the order x, mask, residual, gate."""
+    layer = randomised(RMSNorm(8, bias=True))
+    x, residual, gate = (randn(4, 8, seed=seed) for seed in range(3))
+    mask = randn(4, 8, seed=3) > 0
+    want = layer(x, mask=mask, residual=residual, gate=gate)
+    for got, expected in zip(TOOLS[name](layer, (x, mask, residual, gate)), want, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=2.0**-20)
+    with pytest.raises(TypeError, match="mask has dtype float32, expected bool"):
+        layer(x, residual)
+    with pytest.raises(TypeError, match="residual has dtype bool, expected float16, bfloat16, float32 or float64"):
+        layer(x, None, mask)
