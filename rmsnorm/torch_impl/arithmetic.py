@@ -65,18 +65,13 @@ def statistic(call: Call, h: Tensor, mask: Tensor | None) -> Statistic:
             total_error = total_error + lost
             mean = total / k
             product = mean * k
-            q_error = (
-                total
-                - product
-                - product_error(mean, torch.as_tensor(k, device=mean.device).to(mean), product)
-                + total_error
-            ) / k
+            q_error = (total - product - product_error(mean, _tensor(k, mean), product) + total_error) / k
             q_error = finite(mean - q + q_error)
     inside, outside, floor = _eps(call, k, inverse_power)
     floor_error: Any = 0.0
     if exact and call.variant.eps_position == "clamp":
         with torch.no_grad():
-            size = torch.as_tensor(k, device=q.device).to(q)
+            size = _tensor(k, q)
             root = size.sqrt()
             square, product = root * root, floor * root
             lost = (size - square - product_error(root, root, square)) / (2 * root)
@@ -84,7 +79,7 @@ def statistic(call: Call, h: Tensor, mask: Tensor | None) -> Statistic:
             floor_error = lost / root
     radicand = q + inside
     root = torch.where(radicand == 0, 0.0, torch.where(radicand == 0, 1.0, radicand).sqrt())  # a finite slope at 0
-    rho = torch.maximum(root + outside, torch.as_tensor(floor, dtype=q.dtype, device=q.device))
+    rho = torch.maximum(root + outside, _tensor(floor, q))
     rho_error: Any = 0.0
     if exact:
         with torch.no_grad():
@@ -348,6 +343,11 @@ def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
     )
 
 
+def _tensor(value: Any, like: Tensor) -> Tensor:
+    """A number as the tensor of an operation: a program that is decomposed cannot keep one of torch.as_tensor."""
+    return value.to(like) if isinstance(value, Tensor) else like.new_full((), value)
+
+
 def _slope(call: Call, k: Any, inverse_rms: Tensor) -> Any:
     """rho / s, with drho / dh = h / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
     _, outside, floor = _eps(call, k)
@@ -367,7 +367,7 @@ def _inverse_power(call: Call, h: Tensor, k: Any) -> Tensor:
     """2^-e with 2^e next to the mean of |a|, or eps: keeps every square in range, and scaling by it is exact."""
     length = sum(_eps(call, k)) ** (0.5 if call.variant.eps_position == "inside" else 1)
     with torch.no_grad():
-        size = torch.maximum(_sum(call, h.abs() / call.n), torch.as_tensor(length, dtype=h.dtype, device=h.device))
+        size = torch.maximum(_sum(call, h.abs() / call.n), _tensor(length, h))
         return 1 / power_of_two(size).clamp(2.0**-1022, 2.0**1022)
 
 

@@ -114,10 +114,16 @@ def present(like: Tensor, *tensors: Tensor | None) -> Any:
     return tuple(like.new_empty(0) if tensor is None else tensor for tensor in tensors)
 
 
+def in_order(like: Tensor, *tensors: Tensor | None) -> Any:
+    """As ``present``, with the strides that ``_forward_types`` and ``_backward_types`` say."""
+    return tuple(tensor.contiguous() for tensor in present(like, *tensors))
+
+
 def _forward_types(
     x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Any, settings: str, k: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     inductor.register()
+    private.decompose_in_exports(_forward, _plain_forward)
     axes, result = decoded(settings)["axes"], getattr(torch, decoded(settings)["result"])
     reduced = [*x.shape[:-axes], *(1 for _ in range(axes))]
     y, inverse_rms = x.new_empty(x.shape, dtype=result), x.new_empty(reduced, dtype=torch.float64)
@@ -128,6 +134,7 @@ def _backward_types(
     dy: Tensor, dh: Any, h: Tensor, inverse_rms: Any, scale: Tensor | None, bias: Tensor | None, mask: Any,
     settings: str, k: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    private.decompose_in_exports(_backward, _plain_backward)
     return present(h, *(None if p is None else p.new_empty(p.shape) for p in (h, scale, bias)))
 
 
@@ -253,7 +260,7 @@ def _plain_forward(x: Any, residual: Any, scale: Any, bias: Any, mask: Any, *set
     call = call_of(x.shape, x.dtype, *settings)
     h = add(x, residual, call.x)
     y, inverse_rms = arithmetic.forward(call, h, scale, bias, mask)
-    return present(x, y, None if residual is None else h, inverse_rms.detach())
+    return in_order(x, y, None if residual is None else h, inverse_rms.detach())
 
 
 def _plain_backward(
@@ -261,7 +268,7 @@ def _plain_backward(
 ) -> Any:
     call = call_of(h.shape, h.dtype, *settings)
     dx, dscale, dbias, _ = arithmetic.gradients(call, dy, h, scale, bias, mask, dh)
-    return present(h, cast(dx, call.x), dscale, dbias)
+    return in_order(h, cast(dx, call.x), dscale, dbias)
 
 
 def _batched_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -289,7 +296,7 @@ def _batched_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
     # an outer derivative goes through 1 / rho
     dx, dscale, dbias, _ = arithmetic.gradients(call, dy, h, gain, bias, mask, dh)
     dims = (0, None if scale is None else 0, None if bias is None else 0)
-    return present(h, cast(dx, call.x), dscale, dbias), dims
+    return in_order(h, cast(dx, call.x), dscale, dbias), dims
 
 
 def _with_batches(info: Any, in_dims: Any, *tensors: Tensor | None) -> list[Any]:

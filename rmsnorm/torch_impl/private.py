@@ -137,6 +137,25 @@ def is_widened(device_type: str) -> bool:
     return False
 
 
+def decompose_in_exports(operator: Any, plain: Callable[..., Any]) -> None:
+    """Let ``run_decompositions`` of an exported program write plain operations for an operator; compilers keep it.
+
+    A version that cannot be asked leaves the operator there. The mode is not imported for it, which takes long.
+    """
+    tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    mode_type, call = (getattr(tracing, name, None) for name in ("ProxyTorchDispatchMode", "proxy_call"))
+    if mode_type is None or call is None or mode_type in getattr(operator, "python_key_table", (mode_type,)):
+        return
+
+    def write(mode: Any, *arguments: Any) -> Any:
+        if torch.compiler.is_exporting() and mode.decomposition_table:
+            with mode:
+                return plain(*arguments)
+        return call(mode, operator, mode.pre_dispatch, arguments, {})
+
+    operator.py_impl(mode_type)(write)
+
+
 def is_used(output: Any) -> bool:
     """Whether a program that Inductor writes uses this result of an operator."""
     from torch._inductor.virtualized import V
