@@ -17,7 +17,7 @@ from rmsnorm.interface import constructor
 from rmsnorm.torch_impl.autograd import again
 from rmsnorm.torch_impl.calls import kept, spec
 from rmsnorm.torch_impl.functional import rms_norm
-from rmsnorm.torch_impl.private import TRACED, has_tangents, is_watched, is_widened
+from rmsnorm.torch_impl.private import TRACED, autocast_dtype, has_tangents, is_watched
 from rmsnorm.torch_impl.rows import Kept
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -156,6 +156,7 @@ class RMSNorm(torch.nn.RMSNorm):
             settings = self.eps, self.variant
             if (y := again(self._kept, settings, x, weight, bias, gate)) is not None:
                 return y
+        out_dtype = None
         if not isinstance(x, Tensor):
             if isinstance(x, torch.fx.Proxy) and x.tracer.root is not self:  # one node of the graph, as the built-in is
                 options = {"mask": mask, "residual": residual, "gate": gate}
@@ -166,6 +167,8 @@ class RMSNorm(torch.nn.RMSNorm):
         elif x.shape[self._axes[0] :] != self.normalized_shape:
             why = f"normalized_shape, x being {spec('RMSNorm', 'x', x)}"
             raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[self._axes[0] :], self.normalized_shape, why)
+        elif torch.is_autocast_enabled(x.device.type):
+            out_dtype = autocast_dtype(self.variant.name, x, residual)
         y = rms_norm(
             x,
             weight,
@@ -176,19 +179,11 @@ class RMSNorm(torch.nn.RMSNorm):
             mask=mask,
             residual=residual,
             gate=gate,
-            out_dtype=self._autocast_dtype(x, residual),
+            out_dtype=out_dtype,
         )
         if alone:
             self.__dict__["_kept"] = kept(settings, (self._axes, None), x, weight, bias, gate)
         return y
-
-    def _autocast_dtype(self, x: Any, residual: Any) -> torch.dtype | None:
-        """That of y where autocast changes it, as it does for the built-in layer on some devices; else None."""
-        if not isinstance(x, Tensor) or not torch.is_autocast_enabled(x.device.type):
-            return None
-        dtypes = {getattr(t, "dtype", None) for t in (x, residual) if t is not None}
-        changes = dtypes <= {torch.bfloat16, torch.float16} and self.variant.name == "torch"
-        return torch.float32 if changes and is_widened(x.device.type) else None
 
     if TYPE_CHECKING:
 

@@ -128,6 +128,13 @@ def write_in_programs(operator: Any, write: Callable[[Any, Callable[[str], None]
     return True
 
 
+def autocast_dtype(variant: str, x: Tensor, residual: Any) -> torch.dtype | None:
+    """That of y of a layer where autocast, which is on, changes it as for the built-in layer; else None."""
+    dtypes = {getattr(t, "dtype", None) for t in (x, residual) if t is not None}
+    is_narrow = dtypes <= {torch.bfloat16, torch.float16}
+    return torch.float32 if variant == "torch" and is_narrow and is_widened(x.device.type) else None
+
+
 @constant
 def is_widened(device_type: str) -> bool:
     """Whether torch.nn.RMSNorm casts 16-bit tensors of a device to float32 where autocast is on."""

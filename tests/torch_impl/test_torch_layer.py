@@ -20,8 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch_arrays import randn  # noqa: E402
 from torch_layers import LlamaRMSNorm, randomised, ulp_bound  # noqa: E402
 
-from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
-from rmsnorm.torch_impl import layers as torch_layer  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, private, rms_norm  # noqa: E402
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -93,7 +92,7 @@ def test_autocast_of_every_device_gives_the_dtypes_of_the_built_in(device: str) 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
 def test_autocast_of_other_devices_in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device whose built-in layer has float32 results, with the state of autocast at each call."""
-    monkeypatch.setattr(torch_layer, "is_widened", lambda device: True)
+    monkeypatch.setattr(private, "is_widened", lambda device: True)
     layer, x = RMSNorm(8), randn(4, 8, dtype=torch.bfloat16)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for enabled in (False, True, False):
