@@ -142,7 +142,7 @@ def resolve(
     """Checks every argument of a call named ``op`` and decides every choice.
 
     Args:
-        out_dtype: dtype of y, however it is spelled; None for the variant's rule.
+        out_dtype: dtype of y, or its name; None for the variant's rule.
         dscale, dbias: tangents of the parameters.
         like_x: other arrays that must have the shape of x (dy, dh, tangents of x), by name.
 

@@ -13,24 +13,51 @@ _FORMATS: Final = {
 }
 FLOATS: Final = tuple(_FORMATS)
 HALF: Final = ("float16", "bfloat16")
-_OTHER_NAMES: Final = {
-    **{short: name for name, (short, *_) in _FORMATS.items()},
-    **dict.fromkeys(("half", "fp16", "f2"), "float16"),
-    **dict.fromkeys(("single", "fp32", "f4"), "float32"),
-    **dict.fromkeys(("double", "fp64", "f8", "float"), "float64"),
-}
+_SHORT: Final = {short: name for name, (short, *_) in _FORMATS.items()}
+_MODULES: Final = ("", "torch", "jnp", "jax.numpy", "tf", "tensorflow", "np", "numpy", "ml_dtypes")
+_MEANT: Final = {  # "float" and "f8" are not here: they are two formats each, as who reads them learned them
+    "half": "float16", "fp16": "float16", "f2": "float16", "bfloat": "bfloat16",
+    "single": "float32", "fp32": "float32", "f4": "float32", "double": "float64", "fp64": "float64",
+}  # fmt: skip
 
 
 def spelled(dtype: Any) -> str:
-    """The name of a dtype of any framework, or of what users write for it; what is no dtype as a text.
+    """The name of a dtype of any framework, of such a name or its short form; anything else as a text.
+
+    A dtype whose bytes are swapped is none of the four formats.
 
     >>> import numpy as np
     >>> spelled("bf16"), spelled("torch.bfloat16"), spelled(np.dtype("float32")), spelled(np.float64), spelled("int8")
     ('bfloat16', 'bfloat16', 'float32', 'float64', 'int8')
     """
-    text = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or getattr(dtype, "name", dtype)
-    last = str(text).rpartition(".")[2]
-    return _OTHER_NAMES.get(last, last)
+    if isinstance(dtype, str):
+        module, _, name = dtype.rpartition(".")
+        return _SHORT.get(name, name) if module in _MODULES else dtype
+    if not getattr(dtype, "isnative", True):
+        return str(dtype)
+    return str(getattr(dtype, "__name__", None) or getattr(dtype, "name", dtype)).rpartition(".")[2]
+
+
+def meant(text: str) -> str | None:
+    """The format that somebody means who spells it in another way; None if that is not clear.
+
+    >>> meant("Float_32"), meant("half"), meant(">f4"), meant("float")
+    ('float32', 'float16', 'float32', None)
+    """
+    plain = "".join(filter(str.isalnum, text.rpartition(".")[2])).lower()
+    name = _SHORT.get(plain) or _MEANT.get(plain, plain)
+    return name if name in _FORMATS else None
+
+
+def native(array: Any) -> Any:
+    """The array with the bytes of its numbers in the order of this machine: JAX and PyTorch take no other.
+
+    >>> import numpy as np
+    >>> native(np.ones(2, ">f4")).dtype == np.float32
+    True
+    """
+    dtype = array.dtype
+    return array if getattr(dtype, "isnative", True) else array.astype(dtype.newbyteorder("="))
 
 
 def short(name: str) -> str:

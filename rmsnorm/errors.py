@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Number
 from typing import Any, Final
 
 from rmsnorm import dtypes
@@ -145,7 +146,7 @@ def family(op: str, name: str, norm: str, variant: str, field: str | None, eps: 
 
 
 def dtype_named(op: str, name: str, dtype: Any, known: Sequence[str] = dtypes.FLOATS) -> str:
-    """The name of a dtype, however it is spelled: every option and argument that names one is read here.
+    """The name of a dtype: every option and argument that names one is read here.
 
     Raises:
         ValueError: it is none of the known ones.
@@ -155,8 +156,9 @@ def dtype_named(op: str, name: str, dtype: Any, known: Sequence[str] = dtypes.FL
     """
     spelled = dtypes.spelled(dtype)
     if spelled not in known:
-        got = dtype if isinstance(dtype, (str, int, float, type(None))) else spelled
-        raise not_a_choice(op, name, got, known)
+        got = dtype if dtype is None or isinstance(dtype, (str, Number)) else spelled
+        near = dtypes.meant(spelled)
+        raise not_a_choice(op, name, got, known, near if near in known else None)
     return spelled
 
 

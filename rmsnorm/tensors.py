@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
-from rmsnorm import errors
+from rmsnorm import dtypes, errors
 from rmsnorm.files import check_expansion, reading
 
 Tensors = tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]
@@ -95,7 +95,7 @@ def npz(op: str, path: Path, is_left_out: Callable[[str], bool] = lambda name: F
 
     def tensor(name: str) -> Any:
         with reading(op, path, NPZ), zipfile.ZipFile(path) as archive, archive.open(name + _NPY) as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+            return dtypes.native(np.lib.format.read_array(file, allow_pickle=False))
 
     return {name: header.shape for name, header in arrays.items() if not header.dtype.hasobject}, tensor
 
@@ -136,7 +136,7 @@ def keras(op: str, path: Path, within: str = "", wanted: str = HDF5) -> Tensors:
 
     def tensor(name: str) -> Any:
         with reading(op, path, wanted), h5py.File(weights, "r") as file:
-            return _datasets(h5py, file, within)[name][()]
+            return dtypes.native(_datasets(h5py, file, within)[name][()])
 
     return shapes, tensor
 

@@ -18,7 +18,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from rmsnorm import errors
+from rmsnorm import dtypes, errors
 from rmsnorm.call import Axis, Call, Spec, given, resolve, three_of
 from rmsnorm.flax_impl import arithmetic, rows
 from rmsnorm.flax_impl.arithmetic import Across, backward, elementwise, statistic
@@ -343,7 +343,7 @@ def _arrays(op: str, **values: Any) -> list[Any]:
         absent = value is None and name not in ("x", "dy")
         if not absent and not isinstance(value, (jax.Array, np.ndarray, np.generic)):
             raise errors.wrong_type(op, name, value, "a jax.Array", "convert it with jnp.asarray")
-    return [None if value is None else jnp.asarray(value) for value in values.values()]
+    return [None if value is None else jnp.asarray(dtypes.native(value)) for value in values.values()]
 
 
 def _spec(array: jax.Array | None) -> Spec | None:

@@ -18,7 +18,6 @@ from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax import numpy as jnp
 from jax.nn import initializers
 
-from rmsnorm import dtypes as formats
 from rmsnorm import errors
 from rmsnorm.call import check_axis
 from rmsnorm.flax_impl.arithmetic import Across
@@ -106,7 +105,8 @@ class RMSNorm(nnx.RMSNorm):
         if not isinstance(num_features, Integral):
             want = "a size >= 0, of the feature axes of x"
             raise errors.wrong_type("RMSNorm", "num_features", num_features, want, "pass x.shape[-1]")
-        check_options(reduction_axes, feature_axes, param_dtype)
+        check_options(reduction_axes, feature_axes, dtype)
+        param_dtype = parameter_dtype("RMSNorm", param_dtype)
         self.variant: Variant = derive("RMSNorm", variant, epsilon, partial)
         super().__init__(
             num_features,
@@ -208,12 +208,16 @@ RMSNorm.__call__.__signature__ = _Positions(  # type: ignore[attr-defined]
 )
 
 
-def check_options(axis: Any, feature_axis: Any, param_dtype: Any) -> None:
-    """Refuse axes that are no integers, and parameters that are no numbers with a fraction."""
+def check_options(axis: Any, feature_axis: Any, dtype: Any) -> None:
+    """Refuse axes that are no integers, and a y that is no numbers with a fraction."""
     check_axis("RMSNorm", "reduction_axes", _hashable(axis))
     check_axis("RMSNorm", "feature_axes", _hashable(feature_axis))
-    if (name := jnp.dtype(param_dtype).name) not in formats.FLOATS:
-        raise errors.not_a_choice("RMSNorm", "param_dtype", name, formats.FLOATS)
+    if dtype is not None:
+        errors.dtype_named("RMSNorm", "dtype", dtype)
+
+
+def parameter_dtype(layer: str, dtype: Any) -> Any:
+    return jnp.dtype(errors.dtype_named(layer, "param_dtype", dtype))
 
 
 def normalise_over(
@@ -225,7 +229,8 @@ def normalise_over(
         "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
     )
     axis, feature_axis = _hashable(axis), _hashable(feature_axis)
-    out_dtype = None if out_dtype is None else jax.dtypes.canonicalize_dtype(out_dtype)
+    if out_dtype is not None:
+        out_dtype = jax.dtypes.canonicalize_dtype(errors.dtype_named("RMSNorm", "dtype", out_dtype))
     sizes = feature_sizes(x, variant, axis, feature_axis)
     if len(sizes) > 1:  # the built-in layer holds parameters of several axes as of one
         scale, bias = (

@@ -17,7 +17,7 @@ with imported("flax"):
     import flax.linen as nn
     from flax.typing import Initializer
 
-    from rmsnorm.flax_impl.layers import check_options, feature_sizes, normalise_over
+    from rmsnorm.flax_impl.layers import check_options, feature_sizes, normalise_over, parameter_dtype
 
 
 class RMSNorm(nn.RMSNorm):
@@ -64,7 +64,8 @@ class RMSNorm(nn.RMSNorm):
 
     def __post_init__(self) -> None:
         derive("RMSNorm", self.variant, self.epsilon, self.partial)
-        check_options(self.reduction_axes, self.feature_axes, self.param_dtype)
+        check_options(self.reduction_axes, self.feature_axes, self.dtype)
+        parameter_dtype("RMSNorm", self.param_dtype)
         super().__post_init__()
 
     def __repr__(self) -> str:
@@ -118,12 +119,13 @@ class RMSNorm(nn.RMSNorm):
         """
         variant = derive("RMSNorm", self.variant, self.epsilon, self.partial)
         shape = feature_sizes(x, variant, self.reduction_axes, self.feature_axes)
+        dtype = parameter_dtype("RMSNorm", self.param_dtype)
         scale = bias = None
         if self.use_scale:
             scale_init = self.scale_init or initializers.constant(1 - variant.scale_offset)
-            scale = self.param("scale", scale_init, shape, self.param_dtype)
+            scale = self.param("scale", scale_init, shape, dtype)
         if variant.bias if self.use_bias is None else self.use_bias:
-            bias = self.param("bias", self.bias_init, shape, self.param_dtype)
+            bias = self.param("bias", self.bias_init, shape, dtype)
         return normalise_over(
             x, scale, bias, None if mask is None else jnp.asarray(mask, bool), residual, gate,
             variant=variant, axis=self.reduction_axes, feature_axis=self.feature_axes, out_dtype=self.dtype,

@@ -249,3 +249,14 @@ def test_an_archive_of_theano_is_computed_as_theano_does_whatever_its_options_ar
     for options in (None, write(config)):
         assert nematus.load(tmp_path, config=options).config.dialect == "theano"
         assert nematus.load(tmp_path, config=options, dialect="tensorflow").config.dialect == "tensorflow"
+
+
+def test_bytes_of_another_machine_are_swapped(tmp_path: Path) -> None:
+    """NumPy reads numbers with the highest byte first; PyTorch and JAX take no such arrays."""
+    _, parameters = save(tmp_path, "rms")
+    with np.load(tmp_path / "model.npz") as archive:
+        swapped = {name: array.astype(">f4") for name, array in archive.items()}
+    rewrite(tmp_path, **swapped)
+    model = nematus.load(tmp_path)
+    same(parameters, model.parameters)
+    assert all(array.dtype.isnative for array in model.parameters.values())

@@ -46,6 +46,59 @@ def test_a_dtype_has_one_name_however_it_is_spelled(framework, dtype):
     assert framework.rms_norm(X, out_dtype=dtype).dtype.name == "bfloat16"
 
 
+NO_NAMES = {  # and what is suggested
+    "half": "float16", "fp16": "float16", "f2": "float16", "single": "float32", "f4": "float32", "FLOAT32": "float32",
+    " float32": "float32", "module.float32": "float32", ">f4": "float32", np.dtype(">f4"): "float32",
+    "double": "float64", "bfloat": "bfloat16",
+} | dict.fromkeys(
+    ("float", float, "torch.float", "f8", "e", "d", "longdouble", np.longdouble, "float128", "complex64", "int32",
+     ml_dtypes.float8_e4m3fn, np.float32(3), b"float32"))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", NO_NAMES, ids=repr)
+def test_another_spelling_of_a_dtype_is_refused(framework, dtype):
+    """float is float32 in PyTorch and float64 in NumPy; f8 counts bytes in NumPy, and bits where fp8 is used."""
+    fix = f"did you mean '{NO_NAMES[dtype]}'[?]" if NO_NAMES[dtype] else "choose one of these"
+    sentence = rf"out_dtype is .*, expected 'float16', 'bfloat16', 'float32' or 'float64'; {fix}$"
+    with pytest.raises(ValueError, match=f"^rms_norm: {sentence}"):
+        framework.rms_norm(X, out_dtype=dtype)
+
+
+def test_layers_spell_dtypes_as_functions_do():
+    torch, nnx, jax = (pytest.importorskip(name) for name in ("torch", "flax.nnx", "jax"))
+    from rmsnorm import flax_impl, torch_impl
+    from rmsnorm.flax_impl import linen
+    from rmsnorm.nematus import flax as flax_cells
+    from rmsnorm.nematus import torch as torch_cells
+
+    rngs, key = nnx.Rngs(0), jax.random.key(0)
+    torch.manual_seed(0)
+    for new, argument, dtype_of in (
+        (lambda **o: torch_impl.RMSNorm(16, **o), "dtype", lambda layer: layer.weight.dtype),
+        (lambda **o: torch_cells.GRU(3, 4, **o), "dtype", lambda layer: next(layer.parameters()).dtype),
+        (lambda **o: flax_impl.RMSNorm(16, rngs=rngs, **o), "param_dtype", lambda layer: layer.scale[...].dtype),
+        (lambda **o: flax_impl.RMSNorm(16, rngs=rngs, **o), "dtype", lambda layer: layer(X).dtype),
+        (linen.RMSNorm, "param_dtype", lambda layer: layer.init(key, X)["params"]["scale"].dtype),
+        (linen.RMSNorm, "dtype", lambda layer: layer.init_with_output(key, X)[0].dtype),
+        (lambda **o: flax_cells.GRU(3, 4, rngs=rngs, **o), "param_dtype", lambda layer: layer.by_name()["b"].dtype),
+    ):
+        for dtype in ("bf16", "torch.bfloat16", torch.bfloat16, ml_dtypes.bfloat16):
+            assert dtypes.spelled(dtype_of(new(**{argument: dtype}))) == "bfloat16"
+        for dtype in ("float", float, "double", np.dtype(">f4")):
+            with pytest.raises(ValueError, match=f"^(RMSNorm|GRU): {argument} is .*, expected 'float16', 'bfloat16'"):
+                new(**{argument: dtype})
+
+
+def test_an_array_with_swapped_bytes_has_the_same_numbers():
+    """NumPy and JAX take arrays of NumPy; in the other frameworks no tensor has swapped bytes."""
+    swapped, whole = (np.random.default_rng(0).standard_normal((4, 16)).astype(dtype) for dtype in (">f4", "f4"))
+    assert numpy_impl.rms_norm(swapped, swapped[0]).tolist() == numpy_impl.rms_norm(whole, whole[0]).tolist()
+    pytest.importorskip("flax")
+    from rmsnorm import flax_impl
+
+    assert flax_impl.rms_norm(swapped, swapped[0]).tolist() == flax_impl.rms_norm(whole, whole[0]).tolist()
+
+
 def test_the_dtypes_of_the_frameworks_are_spellings(framework):
     package = {"torch": "torch", "tf": "tensorflow", "flax": "jax.numpy", "numpy": "ml_dtypes"}[framework.name]
     bfloat16 = importlib.import_module(package).bfloat16

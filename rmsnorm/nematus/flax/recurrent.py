@@ -11,7 +11,7 @@ from flax import nnx
 from jax import numpy as jnp
 from jax.nn import initializers
 
-from rmsnorm import dtypes
+from rmsnorm import dtypes, errors
 from rmsnorm.nematus import protocol
 from rmsnorm.nematus.cells import PARTIAL, CellNorm, Shapes, gru_shapes, initial, lstm_shapes, nematus_gru_shapes
 from rmsnorm.nematus.config import Bias
@@ -50,7 +50,8 @@ class _Layer(Named):
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
-        wide = dtypes.arithmetic(jnp.dtype(param_dtype).name)  # 16 bits have no orthogonal matrices
+        dtype = errors.dtype_named(type(self).__name__, "param_dtype", param_dtype)
+        wide = dtypes.arithmetic(dtype)  # 16 bits have no orthogonal matrices
 
         def new(kind: str, shape: tuple[int, ...]) -> jax.Array:
             if kind == "orthogonal":
@@ -61,7 +62,7 @@ class _Layer(Named):
             return jnp.full(shape, float(kind == "ones"))
 
         shapes = self.shapes(input_size, hidden_size, norm=norm)
-        super().__init__({name: new(initial(name), shape).astype(param_dtype) for name, shape in shapes.items()})
+        super().__init__({name: new(initial(name), shape).astype(dtype) for name, shape in shapes.items()})
         self.hidden_size, self.norm, self.partial = hidden_size, norm, partial
 
     def begin(self, x: jax.Array, state: jax.Array | None) -> jax.Array:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import init
 
+from rmsnorm import errors
 from rmsnorm.nematus import protocol
 from rmsnorm.nematus.cells import PARTIAL, CellNorm, Shapes, gru_shapes, initial, lstm_shapes, nematus_gru_shapes
 from rmsnorm.nematus.config import Bias
@@ -43,8 +44,10 @@ class _Layer(Named):
         norm: CellNorm = "none",
         partial: float = PARTIAL,
         device: Any = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
     ) -> None:
+        if dtype is not None:
+            dtype = getattr(torch, errors.dtype_named(type(self).__name__, "dtype", dtype))
         shapes = self.shapes(input_size, hidden_size, norm=norm)
         super().__init__({name: torch.empty(shape, device=device, dtype=dtype) for name, shape in shapes.items()})
         self.hidden_size = hidden_size
@@ -56,7 +59,8 @@ class _Layer(Named):
             kind = initial(name)
             if kind == "orthogonal":
                 for square in value.detach().split(self.hidden_size, dim=1):
-                    init.orthogonal_(square)
+                    wide = square.to(torch.promote_types(square.dtype, torch.float32))
+                    square.copy_(init.orthogonal_(wide))  # 16 bits have no orthogonal matrices
             elif kind == "normal":
                 init.normal_(value, std=0.01)
             else:
@@ -97,7 +101,7 @@ class NematusGRU(_Layer):
         norm: CellNorm = "none",
         partial: float = PARTIAL,
         device: Any = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
     ) -> None:
         self.options: dict[str, Any] = {"biases": tuple(biases), "masking": masking, "reverse": reverse}
         super().__init__(input_size, hidden_size, norm=norm, partial=partial, device=device, dtype=dtype)
