@@ -204,6 +204,12 @@ def translate(
             help="Words at most, with the end; of zero, more than the source has.", min=1, show_default="the model's"
         ),
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Of the noise of zero's enable_noise_beam_search.", min=0, show_default="the model's random_seed"
+        ),
+    ] = None,
     batch: Batch = None,
     backend: Backend = None,
     dictionary: Dictionary = None,
@@ -216,7 +222,7 @@ def translate(
 
     command = "rmsnorm port translate"
     options = {
-        "beam_size": beam, "max_length": max_length, "alpha": alpha, "n_best": n_best, "batch_size": batch
+        "beam_size": beam, "max_length": max_length, "alpha": alpha, "seed": seed, "n_best": n_best, "batch_size": batch
     }  # fmt: skip
     loaded = _load(model, config, source_norm)
     _run(command, loaded, backend, dictionary, output, translate, [_lines(command, source)], options)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from operator import getitem
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -46,12 +47,16 @@ class Translations(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a search does with a model of this config. ``lengths`` says how long the translations may be, of each."""
+    """What a search does with a model of this config. ``lengths`` says how long the translations may be, of each.
+
+    seed: of the noise.
+    """
 
     config: Config
     beam_size: int
     lengths: Array
     alpha: float
+    seed: tuple[int, ...]
 
     @property
     def steps(self) -> int:
@@ -66,17 +71,29 @@ def finite_alpha(op: str, alpha: float) -> float:
     return alpha
 
 
-def plan(config: Config, words: Any, beam_size: int | None, max_length: int | None, alpha: float | None) -> Plan:
-    """What ``translate`` does for sources of so many words, with their ends; None stands for what the config says."""
+def plan(
+    config: Config,
+    ids: Any,
+    words: Any,
+    beam_size: int | None,
+    max_length: int | None,
+    alpha: float | None,
+    seed: int | None = None,
+) -> Plan:
+    """What ``translate`` does for sources of so many words, with their ends; None stands for what the config says.
+
+    The noise depends on the ids, too, so that batches with the same seed have noise of their own.
+    """
     beam_size = config.beam_size if beam_size is None else beam_size
     max_length = config.translation_maxlen if max_length is None else max_length
-    for name, value in (("beam_size", beam_size), ("max_length", max_length)):
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise errors.out_of_domain("translate", name, value, "an integer >= 1", "pass 12 or so")
+    seed = config.beam_seed if seed is None else seed
+    for name, value, least in (("beam_size", beam_size, 1), ("max_length", max_length, 1), ("seed", seed, 0)):
+        if not isinstance(value, int | np.integer) or value < least:
+            raise errors.out_of_domain("translate", name, value, f"an integer >= {least}", "pass 12 or so")
     words = np.asarray(words)
     lengths = max_length + (words if config.search == "zero" else 0 * words)
     alpha = finite_alpha("translate", config.normalization_alpha if alpha is None else alpha)
-    return Plan(config, beam_size, lengths, alpha)
+    return Plan(config, beam_size, lengths, alpha, (seed, crc32(np.asarray(ids, np.int64).tobytes())))
 
 
 def is_first(config: Config, previous: Any) -> bool:
@@ -198,7 +215,7 @@ def _zero(plan: Plan, alive: _Alive) -> Translations:
     Stops when in no sentence an alive one can become better than the worst finished one. float32 as in zero, where
     impossible hypotheses become minus infinity, which decides in what order they come.
     """
-    low, rng = np.float32(_NEVER), np.random.default_rng()
+    low, rng = np.float32(_NEVER), np.random.default_rng(plan.seed)
     total: Array = _first_alone(plan).astype(np.float32)
     scores: Array = np.zeros_like(total)
     finished = _Finished(alive, low)

@@ -66,8 +66,8 @@ class Config:
         eps: of the norms, under the root.
         masked_score: what is added to the scores of attention to padding and to later words.
         relu_attention: whether attention is zero's ReLA: relu in place of softmax, then a gated RMSNorm.
-        beam_size, normalization_alpha, beam_temperature, beam_noise: what ``translate`` does where nothing else is
-            asked for; the last two are of zero's search alone.
+        beam_size, normalization_alpha, beam_temperature, beam_noise, beam_seed: what ``translate`` does where nothing
+            else is asked for; the last three are of zero's search alone.
         options: the content of the JSON file.
 
     The other attributes are options of Nematus master, under its names; ``rmsnorm.nematus.zero`` has zero's names.
@@ -124,6 +124,7 @@ class Config:
     normalization_alpha: float = 0.0
     beam_temperature: float = 1.0
     beam_noise: bool = False
+    beam_seed: int = 1234
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -209,6 +210,7 @@ class Config:
 _KINDS: Final = get_type_hints(Config)  # the types of the fields
 # Lowest values; those of other sizes are 1, of other numbers 0.
 _LEAST: Final = {
+    "beam_seed": 0,
     "rnn_dec_base_transition_depth": 2,  # one GRU before the attention, at least one after it
     "beam_temperature": 1e-9,
     "normalization_alpha": -1e9,
@@ -241,7 +243,10 @@ def _wrong(name: str, got: Any, want: str) -> ValueError:
 
 
 # The fields that Nematus has no option for, or whose option is not read. This package writes down what is not usual.
-_UNTOLD: Final = ("search", "eps", "masked_score", "beam_size", "normalization_alpha", "beam_temperature", "beam_noise")
+_UNTOLD: Final = (
+    *("search", "eps", "masked_score"),
+    *("beam_size", "normalization_alpha", "beam_temperature", "beam_noise", "beam_seed"),
+)
 _OTHERS: Final = ("dialect", "norm", "norm_offset", "options", "relu_attention", *_UNTOLD)
 _OPTIONS: Final = tuple(name for name in _KINDS if name not in _OTHERS)
 _OWN: Final = "rmsnorm"  # the option with what Nematus's options cannot say

@@ -241,6 +241,7 @@ class Model:
         max_length: int | None = None,
         *,
         normalization_alpha: float | None = None,
+        seed: int | None = None,
     ) -> beam.Translations:
         """The best translations that a beam search finds, with Nematus's rules and orders.
 
@@ -252,17 +253,20 @@ class Model:
                 more than its source, with its end, a translation may have.
             normalization_alpha: scores are divided by length^alpha, in zero by ((5 + length) / 6)^alpha; by default
                 that of the config, which is 0 for Nematus.
+            seed: of the noise of zero's search, which is used where the config has ``beam_noise``; by default that of
+                the config. The same seed gives the same translations of the same batch.
 
         Returns:
             (sequences, scores), best first, as NumPy arrays.
 
         Raises:
-            TypeError, ValueError: as encode; also if beam_size or max_length is out of its domain.
+            TypeError, ValueError: as encode; also if beam_size, max_length or seed is out of its domain.
         """
         run, like = self.runner(training=False)
         ops, config = self.operations, self.config
         ids, mask = self._checked(bind(sentences.source, "translate"), like, x, x_mask)
-        plan = beam.plan(config, ops.to_host(mask != 0).sum(axis=0), beam_size, max_length, normalization_alpha)
+        lengths = ops.to_host(mask != 0).sum(axis=0)
+        plan = beam.plan(config, ops.to_host(ids), lengths, beam_size, max_length, normalization_alpha, seed)
         rows, length = len(plan.lengths) * plan.beam_size, plan.steps if ops.cached else 0
         memory, states = run(self.network.begin, ids, mask, beam_size=plan.beam_size, length=length)
         times = count()

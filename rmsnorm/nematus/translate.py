@@ -29,6 +29,7 @@ def translate(
     beam_size: int | None = None,
     max_length: int | None = None,
     alpha: float | None = None,
+    seed: int | None = None,
     n_best: bool = False,
     batch_size: int | None = None,
     on_progress: Progress | None = None,
@@ -39,7 +40,7 @@ def translate(
     begins when its last line has come. batch_size is by default 80, in the dialect ``zero`` its eval_batch_size; zero
     drops empty lines, here their translations are empty. on_progress gets how many lines are done, and of how many.
     """
-    options = {"beam_size": beam_size, "max_length": max_length, "normalization_alpha": alpha}
+    options = {"beam_size": beam_size, "max_length": max_length, "normalization_alpha": alpha, "seed": seed}
 
     def answers(rows: Rows) -> Iterator[list[str]]:
         x, x_mask = batch([line for _, (line,) in rows], sources)

@@ -25,6 +25,7 @@ _OPTIONS: Final = {
     "normalization_alpha": ("decode_alpha", 0.6),
     "beam_temperature": ("beam_search_temperature", 1.0),
     "beam_noise": ("enable_noise_beam_search", False),
+    "beam_seed": ("random_seed", 1234),
     "rnn_dropout_embedding": ("dropout", 0.1),
     "transformer_enc_depth": ("num_encoder_layer", 6),
     "transformer_dec_depth": ("num_decoder_layer", 6),

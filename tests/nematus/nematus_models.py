@@ -234,7 +234,7 @@ def check_beams(reference: Reference, model: Any, max_length: int, rtol: float =
 def search(kind: str, p: Any, words: list[int], size: int, *, later: Any = None, **changes: Any) -> beam.Translations:
     """A search by probabilities of words, (sentences, vocabulary), of the first ones and of those ``later``."""
     config = config_of(kind).replace(**{"normalization_alpha": 0.0, **changes})
-    plan = beam.plan(config, words, size, None, None)
+    plan = beam.plan(config, words, words, size, None, None)
 
     def step(states: list[Any], previous: Any) -> tuple[Any, list[Any]]:
         return np.repeat(np.log(p if previous is None or later is None else later), size, axis=0), states

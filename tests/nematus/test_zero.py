@@ -21,6 +21,7 @@ from nematus_models import (
     search,
 )
 
+from rmsnorm.nematus import beam
 from rmsnorm.nematus.config import read, write
 from rmsnorm.nematus.numpy import Transformer
 from rmsnorm.nematus.numpy.parameters import Parameters, normalise
@@ -144,6 +145,17 @@ def test_the_rules_of_the_search_of_zero() -> None:
     p = [[0.25, 0.25, 1e-30, 0.5]] * 400
     result = search("zero rms", p, [0] * 400, 1, translation_maxlen=1, beam_noise=True)
     assert abs((result.sequences[:, 0, 0] == 3).mean() - 0.5) < 5 * (0.25 / 400) ** 0.5
+    again, other = (
+        search("zero rms", p, [0] * 400, 1, translation_maxlen=1, beam_noise=True, beam_seed=seed).sequences
+        for seed in (1234, 7)
+    )
+    np.testing.assert_array_equal(again, result.sequences)
+    assert (other != again).any()
+    config = config_of("zero rms")
+    seeds = {beam.plan(config, ids, [2], 1, 9, 1.0).seed for ids in ([[3, 2]], [[4, 2]])}
+    assert len(seeds) == 2, "a batch does not have the noise of the batch before it"
+    with pytest.raises(ValueError, match="translate: seed is -1, expected an integer >= 0"):
+        beam.plan(config, [[3, 2]], [2], 1, 9, 1.0, seed=-1)
 
 
 @pytest.mark.usefixtures("eager_in_tensorflow")
