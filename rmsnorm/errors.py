@@ -231,6 +231,16 @@ def of_system(op: str, error: OSError) -> str:
     return f"{op}: {error.filename or 'standard output'} cannot be used, as the system says: {error.strerror}"
 
 
+class AnotherKind(InputValueError):
+    """A file that is whole, and of another kind than was asked for."""
+
+    __init__ = Exception.__init__
+
+
+def another_kind(op: str, path: object, kind: str, want: str, fix: str) -> ValueError:
+    return AnotherKind(f"{op}: {path} is {kind}, expected {want}; {fix}")
+
+
 def unreadable(op: str, path: object, reason: object, want: str) -> ValueError:
     return InputValueError(f"{op}: {path} cannot be read ({reason}), expected {want}; check the name")
 

@@ -15,6 +15,23 @@ from rmsnorm import errors
 LARGEST_TEXT: Final = 2**28  # bytes of a JSON file; the largest dictionaries of Nematus have some megabytes
 EXPANSION: Final = 16  # how many times the size of its file a model may have in memory; weights hardly compress
 FREE: Final = 2**28  # bytes that any file may expand to
+ZIP: Final = "a zip archive"
+SAFETENSORS: Final = "a safetensors file"
+HDF5: Final = "an HDF5 file"
+INDEX: Final = "the index of a TensorFlow checkpoint"
+JSON: Final = "a JSON file"
+TEXT: Final = "a text file"
+EMPTY: Final = "an empty file"
+_FIRST: Final = 4096  # bytes that tell what a file is
+_INDEX_END: Final = bytes.fromhex("57fb808b247547db")
+_FIELD_1: Final = 8  # a number follows, the version of ONNX
+_GZIP, PICKLE = "a gzip file", "a pickle"
+_STARTS: Final = {
+    b"PK\x03\x04": ZIP, b"PK\x05\x06": ZIP, b"\x89HDF\r\n\x1a\n": HDF5, b"\x1f\x8b": _GZIP,
+    b"\x93NUMPY": "a single array of NumPy",
+    **dict.fromkeys((bytes([0x80, protocol]) for protocol in range(2, 6)), PICKLE),
+}  # fmt: skip
+_FIXES: Final = {_GZIP: "unpack it", PICKLE: "it is never read, so save it in this form", EMPTY: "copy it again"}
 
 
 def read_json(op: str, path: str | os.PathLike[str], wanted: str) -> Any:
@@ -50,6 +67,7 @@ def read_text(op: str, path: str | os.PathLike[str], wanted: str) -> str:
 
 def _read_bytes(op: str, path: Path, wanted: str) -> bytes:
     check_regular(op, path, wanted)
+    check_kind(op, path, wanted, JSON, TEXT, EMPTY)
     size = path.stat().st_size
     if size > LARGEST_TEXT:
         raise errors.InputValueError(f"{op}: {path} has {size} bytes, expected {wanted} of {LARGEST_TEXT} at most")
@@ -66,8 +84,49 @@ def check_regular(op: str, path: Path, wanted: str) -> None:
     """
     if not path.exists():
         raise FileNotFoundError(f"{op}: {path} is missing, expected {wanted}; name another")
+    if path.is_dir():
+        raise errors.another_kind(op, path, "a folder", wanted, "name a file in it")
     if not path.is_file():
         raise errors.InputValueError(f"{op}: {path} is no regular file, expected {wanted}; copy it to one")
+
+
+def check_kind(op: str, path: Path, wanted: str, *kinds: str) -> None:
+    """Refuses a file whose content is of another kind than these: what it is, and which file beside it may be meant.
+
+    Raises:
+        ValueError: it is of another kind. What is of no known kind may be a damaged one of these.
+    """
+    kind = kind_of(path)
+    if kind is None or kind in kinds:
+        return
+    above = [str(path)[: -len("".join(path.suffixes[-n:]))] for n in range(1, len(path.suffixes) + 1)]
+    near = [Path(f"{name}{end}") for name in (path, *above) for end in ("", ".index", ".json")]
+    meant = next((file.name for file in near if file.is_file() and kind_of(file) in kinds), None)
+    fix = _FIXES.get(kind, "name another file") if meant is None else f"did you mean {meant}, which is beside it?"
+    raise errors.another_kind(op, path, kind, wanted, fix)
+
+
+def kind_of(path: Path) -> str | None:
+    """What a regular file is, by its first bytes and its last ones; None if these tell nothing."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.read(_FIRST)
+        file.seek(max(0, size - len(_INDEX_END)))
+        last = file.read(len(_INDEX_END))
+    if not first:
+        return EMPTY
+    if last == _INDEX_END:
+        return INDEX
+    if first[8:9] == b"{" and int.from_bytes(first[:8], "little") < size:
+        return SAFETENSORS
+    if path.suffix == ".onnx" and first[0] == _FIELD_1:
+        return "an ONNX file"
+    start = next((start for start in _STARTS if first.startswith(start)), None)
+    if start is not None:
+        return _STARTS[start]
+    text = first.decode("utf-8", errors="ignore")
+    is_text = len(text.encode()) > len(first) - 4 and all(letter.isprintable() or letter.isspace() for letter in text)
+    return (JSON if text.lstrip()[:1] in ("{", "[") else TEXT) if is_text else None
 
 
 def check_expansion(expanded: int, stored: int) -> None:
@@ -92,7 +151,7 @@ def reading(op: str, path: Path, wanted: str) -> Iterator[None]:
     """
     try:
         yield
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, errors.AnotherKind):
         raise
     except Exception as error:  # of many types: a file from outside can make its reader raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0]

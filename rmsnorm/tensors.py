@@ -20,13 +20,12 @@ import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
-from rmsnorm import dtypes, errors
-from rmsnorm.files import check_expansion, reading
+from rmsnorm import dtypes, errors, files
+from rmsnorm.files import SAFETENSORS, ZIP, check_expansion, check_kind, reading
 
 Tensors = tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]
 
 NPZ: Final = "an npz archive"
-SAFETENSORS: Final = "a safetensors file"
 HDF5: Final = "a file of Keras"
 ORBAX: Final = "a whole checkpoint of Orbax"
 _NPY: Final = ".npy"
@@ -45,6 +44,7 @@ def safetensors(op: str, path: Path) -> Tensors:
         ValueError: the file is incomplete, or is no safetensors file.
     """
     with reading(op, path, SAFETENSORS):
+        check_kind(op, path, SAFETENSORS, SAFETENSORS)
         safe_open(path, framework="numpy")  # which checks the header and the size of the file
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -75,10 +75,12 @@ def npz(op: str, path: Path, is_left_out: Callable[[str], bool] = lambda name: F
         ValueError: the file is no archive, is incomplete, or has such an array elsewhere.
     """
     with reading(op, path, NPZ):
+        check_kind(op, path, NPZ, ZIP, files.INDEX)
         if not zipfile.is_zipfile(path):
             raise zipfile.BadZipFile("its end is missing")
         arrays: dict[str, _Header] = {}
         with zipfile.ZipFile(path) as archive:
+            _require(op, path, archive, _NPY, NPZ)
             for member in archive.infolist():
                 if member.filename.endswith(_NPY):
                     name = member.filename.removesuffix(_NPY)
@@ -128,8 +130,9 @@ def keras(op: str, path: Path, within: str = "", wanted: str = HDF5) -> Tensors:
         raise errors.missing_framework("Keras", "tf") from error
     weights: Any = path
     with reading(op, path, wanted):
+        check_kind(op, path, wanted, ZIP if path.suffix == ".keras" else files.HDF5)
         if path.suffix == ".keras":
-            weights = io.BytesIO(member(path, "model.weights.h5"))
+            weights = io.BytesIO(member(op, path, "model.weights.h5", wanted))
         with h5py.File(weights, "r") as file:
             datasets = _datasets(h5py, file, within)
             shapes = {name: dataset.shape for name, dataset in datasets.items()}
@@ -141,9 +144,22 @@ def keras(op: str, path: Path, within: str = "", wanted: str = HDF5) -> Tensors:
     return shapes, tensor
 
 
-def member(path: Path, name: str) -> bytes:
+def _require(op: str, path: Path, archive: zipfile.ZipFile, end: str, wanted: str) -> None:
+    """Refuses an archive in which no name ends so: it is one of another program."""
+    names = archive.namelist()
+    if not any(name.endswith(end) for name in names):
+        is_pickle = any(name.endswith("data.pkl") for name in names)
+        kind = (
+            "a file of PyTorch, which is a pickle" if is_pickle else f"a zip archive without {'*' * (end == _NPY)}{end}"
+        )
+        raise errors.another_kind(op, path, kind, wanted, "name another file")
+
+
+def member(op: str, path: Path, name: str, wanted: str) -> bytes:
     """One of the files in an archive."""
+    check_kind(op, path, wanted, ZIP)
     with zipfile.ZipFile(path) as archive:
+        _require(op, path, archive, name, wanted)
         check_expansion(archive.getinfo(name).file_size, path.stat().st_size)
         return archive.read(name)
 

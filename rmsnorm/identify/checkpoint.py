@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from rmsnorm import errors, tensors
-from rmsnorm.files import check_regular
+from rmsnorm.files import HDF5, PICKLE, SAFETENSORS, ZIP, check_kind, check_regular
 from rmsnorm.variants import PRESETS, Variant
 
 _OP: Final = "identify"
@@ -150,6 +150,7 @@ def _read(path: Path) -> tensors.Tensors:
         ):  # fmt: skip
             if path.name.endswith(suffix):
                 return read(_OP, path)
+        check_kind(_OP, path, _WANTED, ZIP, SAFETENSORS, HDF5, PICKLE)
     fix = "save it as one of these; files of pickle (.pt, .bin, .ckpt) are never read"
     raise errors.out_of_domain(_OP, "checkpoint", str(path), _WANTED, fix)
 

@@ -109,10 +109,12 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **{"norm.weight": np.array([Trap()], object)})
     (tmp_path / "cut.safetensors").write_bytes(saved(tmp_path / "whole.safetensors", LLAMA).read_bytes()[:-5])
     saved(tmp_path / "others.npz", OTHERS)
+    (tmp_path / "others.npz.json").write_text("{}")
     saved(tmp_path / "escape.safetensors", {"norm.\x1b[2Jweight": gains(1)})
     saved(tmp_path / "nan.npz", {"norm.weight": np.array([1.0, np.nan])})
     for name, words in (
         ("a.pt", r"expected a .safetensors.*files of pickle \(.pt, .bin, .ckpt\) are never read"),
+        ("others.npz.json", r"is a JSON file, expected a .safetensors.*; did you mean others\.npz, which is beside it"),
         ("a.npz", "is an array of Python objects, expected numbers; it is never unpickled"),
         ("cut.safetensors", "cut.safetensors is damaged"),
         ("others.npz", "has no gain of a norm among its 11 tensors, expected a name such as .*; its names are model"),

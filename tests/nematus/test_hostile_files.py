@@ -344,3 +344,46 @@ def test_damage(tmp_path: Path, form: str, times: int, wanted: str, parts: list[
             assert {name: value.shape for name, value in model.parameters.items()} == shapes
         file.write_bytes(whole[file])
     assert loaded < times / 2 or form == "flax"  # some of whose files are never read
+
+
+def test_a_whole_file_of_another_kind_is_not_called_damaged(tmp_path: Path) -> None:
+    """What it is, and the file beside it that is meant: Nematus's trainer writes model.npz.progress.json."""
+    save(tmp_path)
+    model = (tmp_path / "model.npz").read_bytes()
+    (tmp_path / "weights").mkdir()
+    save(tmp_path / "weights", to="numpy")
+    safetensors = (tmp_path / "weights" / "model.safetensors").read_bytes()
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as other:
+        other.writestr("archive/data.pkl", b"")
+    header = io.BytesIO()
+    np.save(header, np.ones(2))
+    index = bytes.fromhex("00" * 40 + "57fb808b247547db")
+    for name, content, words in (
+        ("model.npz.progress.json", b'{"uidx": 5}', r"a JSON file, .*; did you mean model\.npz, which is beside it\?$"),
+        ("voc.txt", b"the\na\n", "a text file, expected an npz archive; name another file$"),
+        ("empty.npz", b"", "an empty file, expected an npz archive; copy it again$"),
+        ("model.npz.gz", b"\x1f\x8b\x08", r"a gzip file, expected an npz archive; did you mean model\.npz"),
+        ("other.gz", b"\x1f\x8b\x08", "a gzip file, expected an npz archive; unpack it$"),
+        ("model.pkl", b"\x80\x02}q\x00.", "a pickle, expected an npz archive; it is never read"),
+        ("model.pt", archive.getvalue(), "a file of PyTorch, which is a pickle, expected an npz archive"),
+        ("model.onnx", b"\x08\x08\x12\x07pytorch", "an ONNX file, expected an npz archive"),
+        ("weights.npz", safetensors, "a safetensors file, expected an npz archive"),
+        ("array.npy", header.getvalue(), "a single array of NumPy, expected an npz archive"),
+        ("model.safetensors", model, "a zip archive, expected a safetensors file"),
+        ("model.weights.h5", model, "a zip archive, expected a model of rmsnorm in a file of Keras"),
+        ("model.keras", model, r"a zip archive without config\.json, expected a model of rmsnorm in a file of Keras"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / f"{name}.json").write_text((tmp_path / "model.npz.json").read_text())
+        refused(tmp_path / name, f"^nematus.load: .*{re.escape(name)} is {words}")
+    (tmp_path / "ckpt.npz.index").write_bytes(index)
+    (tmp_path / "ckpt.npz.progress.json").write_text("{}")
+    (tmp_path / "ckpt.npz.progress.json.json").write_text((tmp_path / "model.npz.json").read_text())
+    refused(tmp_path / "ckpt.npz.progress.json", r"did you mean ckpt\.npz\.index, which is beside it\?$")
+    for path, words in (
+        (tmp_path / "model.npz", r"is a zip archive, .*; did you mean model\.npz\.json, which is beside it\?$"),
+        (tmp_path, "is a folder, .*; name a file in it$"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            nematus.load(tmp_path / "model.npz", config=path)

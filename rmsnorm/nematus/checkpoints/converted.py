@@ -54,7 +54,7 @@ def read_flax(path: Path) -> tensors.Tensors:
 def read_options(path: Path) -> dict[str, Any]:
     """The options of Nematus for the model in a ``.keras`` file."""
     with reading(OP, path, _WANTED):
-        return write(Config(**json.loads(tensors.member(path, "config.json"))["config"]["config"]))
+        return write(Config(**json.loads(tensors.member(OP, path, "config.json", _WANTED))["config"]["config"]))
 
 
 def save_safetensors(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:
