@@ -118,9 +118,9 @@ def rho_of(s: Any, q: float, k: int, power: float = 1.0) -> Any:
 
 @apart
 def slope(s: Any, k: int, inverse_rms: float, length: float) -> Any:
-    """rho / s with s = k rho drho / dh: 1 for eps inside, 1 or 0 for a clamp.
+    """rho / s, with drho / dh = h / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp.
 
-    For eps outside it comes from ``length``, the squared length of h / rho.
+    For eps outside it comes from ``length``, the squared length of h / rho: rho - eps is the root of the mean square.
     """
     size = k if k else 1
     result = 1.0
