@@ -36,7 +36,6 @@ from rmsnorm.cpu.threads import share_out
 
 _CHUNK: Final = 2**15  # elements: below, one thread is as fast as two
 POOL: Final = 2**21  # elements: likewise for threads that must be woken first
-_LARGE: Final = 2**21  # elements: from here on, huge pages are faster
 
 _RESIDUAL, _FORWARD_SCALE, _FORWARD_BIAS, _FORWARD_MASK = map(FORWARD.index, ("residual", "scale", "bias", "mask"))
 _DH, _BACKWARD_SCALE, _BACKWARD_BIAS, _BACKWARD_MASK = map(BACKWARD.index, ("dh", "scale", "bias", "mask"))
@@ -61,7 +60,6 @@ class Plan(NamedTuple):
     reduced: tuple[int, ...]  # shape of 1 / rho
     chunk: int  # rows of a backward task: it depends on the shape alone, and so does the order of the gradients' sums
     small: bool  # one thread computes it
-    large: bool
     forward: Kernels
     backward: Kernels
     run: Callable[..., int]  # ``run`` of tasks.py
@@ -174,7 +172,6 @@ def plan(call: Call, scale: str | None, bias: str | None, gate: str | None = Non
         reduced=tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape)),
         chunk=max(-(-2 * _CHUNK // n), -(-rows // 64), min(rows, 16)),
         small=rows * n < _CHUNK,
-        large=rows * n >= _LARGE,
         forward=Kernels("forward", call, bias is not None, gate),
         backward=Kernels("backward", call, bias is not None, gate),
         run=run(),

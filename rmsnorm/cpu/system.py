@@ -1,4 +1,4 @@
-"""What compiled code does without Python: memory, other compiled code, huge pages, a core, the processor's rules."""
+"""What compiled code does without Python: memory, other compiled code, a core, the processor's rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from numba.extending import intrinsic
 
 from rmsnorm.cpu import target
 from rmsnorm.cpu.formats import inlined, view
-from rmsnorm.cpu.memory import LEAST, MADV_HUGEPAGE, PAGE
 from rmsnorm.cpu.settings import JOB, SETTINGS, TABLE
 
 # MXCSR (x86) or FPCR (ARM) of a new thread. XLA's threads have other values: they take subnormal numbers as 0.
@@ -133,26 +132,6 @@ def exchange_control(_: Any, value: Any) -> Any:
         return builder.zext(former, _WORD)
 
     return types.int64(types.int64), generate
-
-
-@inlined
-def advise(address: int, size: int) -> None:
-    """Asks the system for huge pages, as ``advise`` of memory.py does."""
-    if address and size >= LEAST:
-        start = (address + PAGE - 1) // PAGE * PAGE
-        _madvise(start, (address + size - start) // PAGE * PAGE)
-
-
-@intrinsic
-def _madvise(_: Any, address: Any, size: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if sys.platform == "linux":
-            function = ir.FunctionType(ir.IntType(32), [_WORD, _WORD, ir.IntType(32)])
-            advice = ir.Constant(ir.IntType(32), MADV_HUGEPAGE)
-            builder.call(cgutils.get_or_insert_function(builder.module, function, "madvise"), [*args, advice])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
 
 
 @intrinsic

@@ -188,15 +188,10 @@ def _backward_kernel(
 
 def _empty(*specs: tuple[Sequence[int], str]) -> list[tf.Tensor]:
     """New tensors for a kernel to fill, in memory of TensorFlow, which aborts on memory not aligned to 64 bytes."""
-    from rmsnorm.cpu.memory import advise
-
     with tf.device("CPU:0"):
         # TensorFlow's fast path knows no names of dtypes
         pairs = [(_sizes(shape), tf.as_dtype(dtype)) for shape, dtype in specs]
-        tensors = [tf.raw_ops.Empty(shape=sizes, dtype=dtype, init=False) for sizes, dtype in pairs]
-    for tensor, (shape, _) in zip(tensors, specs, strict=True):
-        advise(_address(tensor), tensor.dtype.size * math.prod(shape))
-    return tensors
+        return [tf.raw_ops.Empty(shape=sizes, dtype=dtype, init=False) for sizes, dtype in pairs]
 
 
 @lru_cache(maxsize=1024)

@@ -17,7 +17,6 @@ from torch import Tensor
 from rmsnorm import cpu, dtypes
 from rmsnorm.call import Call
 from rmsnorm.cpu import openmp
-from rmsnorm.cpu.memory import advise
 from rmsnorm.torch_impl import arithmetic, gpu
 from rmsnorm.torch_impl.memory import check_storage, gapless, is_plain, is_plain_on_gpu, mask_rows, rows_of
 from rmsnorm.torch_impl.private import CPU, empty_strided
@@ -66,8 +65,6 @@ def forward(
         y = torch.empty(*x.shape, dtype=_DTYPES[call.result], device=CPU)  # faster with sizes than with a shape
     masks, mask_step, mask_stride = mask_rows(mask, x, plan.n)
     scale, bias, (gates, gate_step) = gapless(scale), gapless(bias), _gates(gate, plan.n)
-    if plan.large:
-        advise(y.data_ptr(), y.nbytes)
     plan.run_forward(
         openmp_threads, (matrix, other, scale, bias, masks, y, h, inverse_rms, gates),
         matrix.data_ptr(), plan.x_bytes if matrix is x else matrix.stride(0) * x.element_size(),
@@ -124,8 +121,6 @@ class Kept(NamedTuple):
         if plan.small:
             plan.run(*self.job, *addresses)
         else:
-            if plan.large:
-                advise(y.data_ptr(), y.nbytes)
             plan.run_forward(openmp_threads, (x, scale, bias, gate, y, inverse_rms), *addresses)
         return y, inverse_rms
 
@@ -147,8 +142,6 @@ class Kept(NamedTuple):
         if plan.small:
             plan.run(plan.backward[False, False], 1, plan.place, plan.rows, plan.chunk, 1, 0, *addresses)
         else:
-            if plan.large:
-                advise(dx.data_ptr(), dx.nbytes)
             owners = x, scale, bias, gate, inverse_rms, dy, dx, dscale, dbias, dgate
             plan.run_backward(openmp_threads, owners, *addresses)
         return dx, dscale, dbias, dgate
@@ -225,9 +218,6 @@ def _backward_by_kernels(
     masks, mask_step, mask_stride = mask_rows(mask, h, plan.n)
     dy, dh, gain, (gates, gate_step) = dy.contiguous(), gapless(dh), gapless(scale), _gates(gate, plan.n)
     shift = None if gate is None else gapless(bias)  # dgate needs it
-    for result in (dx, dgate) if plan.large else ():
-        if result is not None:
-            advise(result.data_ptr(), result.nbytes)
     plan.run_backward(
         openmp_threads, (matrix, gain, masks, inverse_rms, dy, dh, dx, dscale, dbias, gates, dgate, shift),
         matrix.data_ptr(), plan.x_bytes if matrix is h else matrix.stride(0) * h.element_size(),
@@ -310,9 +300,7 @@ def _blocks(
 
 
 def _empty(shape: Any, dtype: str) -> Tensor:
-    tensor = torch.empty(shape, dtype=_DTYPES[dtype], device=CPU)
-    advise(tensor.data_ptr(), tensor.nbytes)
-    return tensor
+    return torch.empty(shape, dtype=_DTYPES[dtype], device=CPU)
 
 
 def _flat(parameter: Tensor | None) -> Tensor | None:

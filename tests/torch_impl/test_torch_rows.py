@@ -24,7 +24,7 @@ from rmsnorm.torch_impl import RMSNorm, calls, rms_norm, rms_norm_jvp, rms_norm_
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 ROUNDED = (torch.float16, torch.bfloat16, torch.float32)
-LARGE = (2100, 1025)  # above every threshold: of threads, huge pages, blocks
+LARGE = (2100, 1025)  # above every threshold: of threads, blocks
 
 
 @pytest.fixture

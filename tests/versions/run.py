@@ -1,4 +1,4 @@
-"""The package in other people's environments: makes one, runs the parity check and the fast tests, and keeps the counts.
+"""The package in environments of others: makes one, runs the parity check and the fast tests, and keeps the counts.
 
     python tests/versions/run.py lowest        # writes tests/versions/lowest.json; it takes ten to twenty minutes
     python tests/versions/run.py --table       # the table in docs/versions.md, from these files
