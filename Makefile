@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # In a folder of its own, for processes of its own: imported after TensorFlow it ends the process.
 TRITON := 'triton==3.9.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all times mutants experiments gpu-check fuzz lint types docs format clean
+.PHONY: check quick test test-all versions times mutants experiments gpu-check fuzz lint types docs format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm check --backend numpy --backend torch --backend tf --backend flax
@@ -18,6 +18,11 @@ test: $(VENV)/ready
 # Also the slow tests, and every case of the tests of which `make test` runs a sample.
 test-all: $(VENV)/ready
 	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --all
+
+# The parity check and the fast tests in another environment, which this makes: lowest, colab, gpu or newest.
+ENV ?= lowest
+versions:
+	$(PYTHON) tests/versions/run.py $(ENV)
 
 # The processor time of each test in times.json, and of each file on the screen.
 times: $(VENV)/ready
@@ -89,4 +94,4 @@ $(LINT_VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) .venv-lowest .venv-colab .venv-gpu .venv-newest build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
