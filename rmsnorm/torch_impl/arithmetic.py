@@ -300,7 +300,7 @@ def _counted(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Tensor | None,
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
     if mask is None and call.k == call.n and call.n:
         return None, call.k, None
-    counted = mask
+    counted: Any = mask
     if mask is None or call.variant.partial is not None:
         sizes = [size if axis in call.axes else 1 for axis, size in enumerate(h.shape)]
         counted = h.new_zeros(sizes, dtype=torch.bool)  # a DTensor where a is one
