@@ -178,8 +178,16 @@ def test_a_layer_that_drops_out_in_training_is_asked_in_evaluation_at_every_widt
     assert identity.defects == ("in training, y is another one than in evaluation",)
 
 
-@pytest.mark.parametrize("width", [64, 16384])
-def test_a_gradient_without_its_second_term_is_seen_in_wide_rows(width):
+@pytest.mark.parametrize(
+    ("width", "second", "factor", "words"),
+    [
+        (64, 0.0, 1.0, "the gradient for x takes 1 / rho for a constant"),
+        (16384, 0.0, 1.0, "the gradient for x takes 1 / rho for a constant"),
+        (64, 1.0, 1.005, "the gradient for x is wrong by 0.5 % of its largest element"),
+        (4096, 0.99, 1.0, "the gradient for x is wrong by "),
+    ],
+)
+def test_a_gradient_that_is_a_little_wrong_is_seen(width, second, factor, words):
     class Norm(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, weight):
@@ -191,7 +199,10 @@ def test_a_gradient_without_its_second_term_is_seen_in_wide_rows(width):
         def backward(ctx, dy):
             x, weight, inverse = ctx.saved_tensors
             dscale = (dy.double() * x.double() * inverse).sum(tuple(range(x.ndim - 1)))
-            return (dy.double() * weight.double() * inverse).to(x.dtype), dscale.to(weight.dtype)
+            v, y = dy.double() * weight.double(), x.double() * inverse
+            dx = factor * inverse * (v - second * y * (v * y).mean(-1, keepdim=True))
+            return dx.to(x.dtype), dscale.to(weight.dtype)
 
     identity = identify(lambda x, weight: Norm.apply(x, weight), width=width, framework="torch")
-    assert identity.defects == ("the gradient for x takes 1 / rho for a constant",)
+    (defect,) = identity.defects
+    assert defect.startswith(words)
