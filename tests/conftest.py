@@ -95,7 +95,7 @@ class Framework:
 
     def precision(self, wide: bool) -> Any:
         """JAX computes in float64 only if x64 is enabled."""
-        return importlib.import_module("jax").enable_x64(wide) if self.name == "flax" else contextlib.nullcontext()
+        return self.bridge.precision(wide) if self.name == "flax" else contextlib.nullcontext()
 
     @cached_property
     def bridge(self) -> Any:

@@ -49,7 +49,7 @@ EXCEPTIONS = {
     "flax": {
         "linen.py": "Flax has two module systems",
         "rows.py": "primitives of JAX, by the CPU kernels or XLA",
-        "partitions.py": "the same on several CPU devices, each with its own part of x",
+        "private.py": "what JAX has no public function for, or none in some versions",
     },
 }
 LAYERS = {"numpy": [], "torch": ["RMSNorm"], "tf": ["RMSNormalization"], "flax": ["RMSNorm"]}

@@ -29,6 +29,7 @@ from rmsnorm.call import Call
 from rmsnorm.flax_impl.rounding import (
     apart,
     cast,
+    clip,
     convert,
     cut,
     double,
@@ -201,7 +202,7 @@ def _over_rho(h: jax.Array, inverse_rms: jax.Array, dtype: str) -> jax.Array:
     """h / rho; in float32 by two factors, as 1 / rho alone may leave its range."""
     if dtype == "float64":
         return convert(h, dtype) * convert(inverse_rms, dtype)
-    power = jnp.clip(power_of_two(lax.stop_gradient(inverse_rms)), 2.0**-64, 2.0**64)
+    power = clip(power_of_two(lax.stop_gradient(inverse_rms)), 2.0**-64, 2.0**64)
     return (convert(h, dtype) * convert(power, dtype)) * convert(inverse_rms / power, dtype)
 
 
@@ -373,7 +374,7 @@ def _inverse_power(call: Call, h: jax.Array, k: Any, across: Across | None) -> A
     largest = jnp.maximum(jnp.max(abs(h), axis=call.axes, keepdims=True), length)
     if across is not None:
         largest = lax.pmax(largest, across.axis_name, axis_index_groups=across.groups)
-    return 1 / jnp.clip(power_of_two(largest), 2.0**-1022, 2.0**1022)
+    return 1 / clip(power_of_two(largest), 2.0**-1022, 2.0**1022)
 
 
 def _sum(call: Call, terms: jax.Array, across: Across | None = None) -> jax.Array:

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+
+from rmsnorm.flax_impl.private import Primitive, ad, batching, enable_x64, mlir
 
 F = TypeVar("F", bound=Callable[..., Any])
 _INTEGER: Final = {2: jnp.int16, 4: jnp.int32}
@@ -24,7 +24,7 @@ def with_x64(function: F) -> F:
 
     @wraps(function)
     def run(*args: Any, **options: Any) -> Any:
-        with jax.enable_x64(True):
+        with enable_x64(True):
             return function(*args, **options)
 
     return run  # type: ignore[return-value]
@@ -200,6 +200,11 @@ def sum_error(a: Any, b: Any, total: jax.Array) -> jax.Array:
     return finite((a - (total - t)) + (b - t))
 
 
+def clip(x: jax.Array, least: float, largest: float) -> jax.Array:
+    """As jnp.clip, which JAX before 0.8 lowers with bounds in 32 bits if that is after the function that has x64."""
+    return jnp.minimum(jnp.maximum(x, least), largest)
+
+
 def finite(error: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(error), error, 0.0)
 
@@ -217,16 +222,16 @@ def power_of_two(x: jax.Array) -> jax.Array:
 def exponent_of(a: jax.Array) -> jax.Array:
     """e with 2^e the largest power of two up to a >= 0, among normal numbers; 0 where a is not finite."""
     exponent = (lax.bitcast_convert_type(a, jnp.int64) >> 52) - 1023
-    return jnp.where(exponent > 1023, 0, jnp.clip(exponent, -1022, 1022))
+    return jnp.where(exponent > 1023, 0, clip(exponent, -1022, 1022))
 
 
 def excess(exponent: jax.Array, limit: int) -> jax.Array:
     """How far beyond a limit it is. Most often 0: small numbers beside large ones are not lost."""
-    return exponent - jnp.clip(exponent, -limit, limit)
+    return exponent - clip(exponent, -limit, limit)
 
 
 def two_to(exponent: jax.Array) -> jax.Array:
-    return lax.bitcast_convert_type((jnp.clip(exponent, -1022, 1023) + 1023) << 52, jnp.float64)
+    return lax.bitcast_convert_type((clip(exponent, -1022, 1023) + 1023) << 52, jnp.float64)
 
 
 def _keep(x: jax.Array, bits: int) -> jax.Array:

@@ -1,9 +1,8 @@
 """The compiled kernels as primitives of JAX. A primitive becomes plain operations where no kernel can compute it.
 
-Kernels are for CPUs, for several CPU devices by way of partitions.py. For GPUs and TPUs, for jax.export and without
-numba, XLA compiles arithmetic.py. What JAX derives from a primitive it derives from the plain
-operations, with two exceptions: the transpose of the tangent is a kernel, too, and a vmap that maps no parameter is a
-call with more rows.
+Kernels are for one CPU. For GPUs, TPUs and several devices, for jax.export and without numba, XLA compiles
+arithmetic.py. What JAX derives from a primitive it derives from the plain operations, with two exceptions: the
+transpose of the tangent is a kernel, too, and a vmap that maps no parameter is a call with more rows.
 """
 
 from __future__ import annotations
@@ -18,16 +17,13 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax import lax
 from jax import numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from rmsnorm import cpu
 from rmsnorm.call import Call, filled, given
-from rmsnorm.flax_impl import arithmetic, partitions
+from rmsnorm.flax_impl import arithmetic, private
 from rmsnorm.flax_impl.arithmetic import Across
-from rmsnorm.flax_impl.partitions import Names
+from rmsnorm.flax_impl.private import Primitive, ad, batching, mlir
 from rmsnorm.flax_impl.rounding import convert, with_x64
 
 Present: TypeAlias = tuple[
@@ -41,7 +37,6 @@ def forward(call: Call, h: Any, scale: Any, bias: Any, mask: Any, across: Across
     """y and 1 / rho in float64."""
     if across is not None or not _is_in_rows(call, h, scale, bias, mask):
         return arithmetic.forward(call, h, scale, bias, mask, across)
-    scale, bias = (partitions.as_varying(x, h) for x in (scale, bias))
     y, inverse_rms = _run(_forward_p.bind, h, _with_all_axes(call, mask), scale, bias, call=call)
     return y, inverse_rms
 
@@ -53,8 +48,6 @@ def tangent(
     """dy and the tangent of 1 / rho."""
     if across is not None or not _is_in_rows(call, h, scale, mask, inverse_rms, dh, dscale, dbias):
         return _tangent_in_operations(call, across, h, inverse_rms, dh, mask, scale, dscale, dbias)
-    # Their gradients, which a shard_map sums over devices, are of this dtype, and so rounded once.
-    scale, dscale, dbias = (partitions.as_varying(x, h, "float64") for x in (scale, dscale, dbias))
     operands = h, inverse_rms, dh, _with_all_axes(call, mask), scale, dscale, dbias
     dy, dinverse_rms = _run(_tangent_p.bind, *operands, call=call)
     return dy, dinverse_rms
@@ -64,9 +57,8 @@ def gradients(
     call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, dh: Any
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """dx + dh, dscale and dbias in the dtypes of h, scale and bias, without a forward pass before."""
-    wanted, function = (call.x, _name(scale), _name(bias)), _gradients_in_operations
-    if _is_in_rows(call, h, dy, scale, mask, dh):
-        scale, function = partitions.as_varying(scale, h), _gradients_p.bind
+    wanted = call.x, _name(scale), _name(bias)
+    function = _gradients_p.bind if _is_in_rows(call, h, dy, scale, mask, dh) else _gradients_in_operations
     results = _run(function, dy, h, dh, _with_all_axes(call, mask), scale, call=call, wanted=wanted)
     dx, dscale, dbias = filled(results, wanted)
     return dx, dscale, dbias
@@ -79,10 +71,10 @@ def _tangent_in_operations(
     return arithmetic.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across, wide=wide)
 
 
-def _is_in_rows(call: Call, h: Any, *others: Any) -> bool:
-    """Whether all sizes are known, kernels can take the call, and all arrays lie on devices as h does."""
+def _is_in_rows(call: Call, *arrays: Any) -> bool:
+    """Whether all sizes are known, kernels can take the call, and no type says that devices have parts of an array."""
     known = all(isinstance(size, int) for size in call.shape)
-    return known and cpu.refusal(call) is None and partitions.lie_alike(call, h, *others)
+    return known and cpu.refusal(call) is None and not any(map(private.is_divided, given(arrays)))
 
 
 def _with_all_axes(call: Call, mask: Any) -> Any:
@@ -97,14 +89,14 @@ def _run(function: Callable[..., Any], *operands: Any, **params: Any) -> Any:
 
 
 @with_x64
-def _forward(*operands: Any, call: Call, present: Present, across: Across | None = None) -> Any:
+def _forward(*operands: Any, call: Call, present: Present) -> Any:
     h, mask, scale, bias = filled(operands, present)
-    return arithmetic.forward(call, h, scale, bias, mask, across)
+    return arithmetic.forward(call, h, scale, bias, mask)
 
 
 def _forward_types(h: Any = None, *_: Any, call: Call, present: Present = ()) -> Any:
     reduced = tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape))
-    return _types(call, h, (call.shape, call.result), (reduced, "float64"))
+    return _types(h, (call.shape, call.result), (reduced, "float64"))
 
 
 def _forward_kernel(*operands: Any, call: Call, present: Present) -> Any:
@@ -135,24 +127,23 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, present: P
     return [result for result, is_present in transposed if is_present]
 
 
-def _pull_back(*operands: Any, call: Call, present: Present, wanted: Wanted, across: Across | None = None) -> Any:
+def _pull_back(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
     dy, h, inverse_rms, mask, scale = filled(operands, present)
-    return _transposed(call, wanted, h, inverse_rms, mask, scale, dy, across=across)
+    return _transposed(call, wanted, h, inverse_rms, mask, scale, dy)
 
 
 @with_x64
 def _transposed(
-    call: Call, wanted: Wanted, h: Any, inverse_rms: Any, mask: Any, scale: Any, *cotangents: Any,
-    across: Across | None = None,
-) -> Any:  # fmt: skip
+    call: Call, wanted: Wanted, h: Any, inverse_rms: Any, mask: Any, scale: Any, *cotangents: Any
+) -> Any:
     """Those of dx, dscale and dbias whose dtype is given in ``wanted``, in that dtype."""
 
     def push_forward(*tangents: Any) -> Any:
         dh, dscale, dbias = filled(tangents, wanted)
-        pair = _tangent_in_operations(call, across, h, inverse_rms, dh, mask, scale, dscale, dbias)
+        pair = _tangent_in_operations(call, None, h, inverse_rms, dh, mask, scale, dscale, dbias)
         return pair[: len(cotangents)]
 
-    return jax.linear_transpose(push_forward, *_gradients(call, wanted, jax.typeof(h)))(cotangents)
+    return jax.linear_transpose(push_forward, *_gradients(call, wanted, private.typeof(h)))(cotangents)
 
 
 def _pull_back_types(_: Any, h: Any, *__: Any, call: Call, present: Present, wanted: Wanted) -> Any:
@@ -169,12 +160,10 @@ def _pull_back_kernel(*operands: Any, call: Call, present: Present, wanted: Want
 
 
 @with_x64
-def _gradients_in_operations(
-    *operands: Any, call: Call, present: Present, wanted: Wanted, across: Across | None = None
-) -> Any:
+def _gradients_in_operations(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
     dy, h, dh, mask, scale = filled(operands, present)
-    inverse_rms = arithmetic.statistic(call, h, mask, across).inverse_rms
-    dx, dscale, dbias = arithmetic.backward(call, dy, h, scale, mask, inverse_rms, across)
+    inverse_rms = arithmetic.statistic(call, h, mask).inverse_rms
+    dx, dscale, dbias = arithmetic.backward(call, dy, h, scale, mask, inverse_rms)
     dx = dx if dh is None else dx + convert(dh, dx.dtype.name)
     results = zip((dx, dscale, dbias), wanted, strict=True)
     return [convert(result, name) for result, name in results if name is not None]
@@ -198,12 +187,11 @@ def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: Want
 def _gradients(call: Call, wanted: Wanted, h: Any = None) -> Any:
     features = tuple(call.shape[axis] for axis in call.feature_axes)
     shapes = (call.shape, features, features)
-    return _types(call, h, *((shape, name) for shape, name in zip(shapes, wanted, strict=True) if name is not None))
+    return _types(h, *((shape, name) for shape, name in zip(shapes, wanted, strict=True) if name is not None))
 
 
-def _types(call: Call, h: Any, *results: tuple[tuple[int, ...], str]) -> Any:
-    """Types of results, which lie on devices as h does."""
-    return [partitions.result_type(call, h, shape, jnp.dtype(name)) for shape, name in results]
+def _types(h: Any, *results: tuple[tuple[int, ...], str]) -> Any:
+    return [private.type_like(h, shape, jnp.dtype(name)) for shape, name in results]
 
 
 def _are_wanted(wanted: Wanted) -> tuple[bool, ...]:
@@ -226,7 +214,7 @@ def _mask_in_steps(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
 
 @with_x64
 def _call_kernel(attribute: np.ndarray, types: Any, *operands: Any) -> Any:
-    return jax.ffi.ffi_call("rmsnorm", types)(*given(operands), attribute=attribute)
+    return private.ffi.ffi_call("rmsnorm", types)(*given(operands), attribute=attribute)
 
 
 @lru_cache(maxsize=1)
@@ -235,7 +223,7 @@ def _is_registered() -> bool:
     from rmsnorm.cpu import xla
 
     try:
-        jax.ffi.register_ffi_target("rmsnorm", jax.ffi.pycapsule(xla.handler()), platform="cpu")
+        private.ffi.register_ffi_target("rmsnorm", private.ffi.pycapsule(xla.handler()), platform="cpu")
     except jax.errors.JaxRuntimeError as error:
         warnings.warn(
             f"rmsnorm: this jaxlib does not accept the CPU kernels; XLA compiles slower code instead ({error}); "
@@ -259,56 +247,26 @@ def _primitive(
     primitive.def_abstract_eval(types)
     mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=True))
     if kernel is not None:
-        mlir.register_lowering(primitive, bind(_lower, primitive, plain, kernel), platform="cpu")
+        mlir.register_lowering(primitive, bind(_lower, plain, kernel), platform="cpu")
     ad.primitive_jvps[primitive] = bind(_differentiate, plain)
     batching.primitive_batchers[primitive] = bind(_batch, primitive, plain, like_x)
     return primitive
 
 
 def _lower(
-    primitive: Primitive, plain: Callable[..., Any], kernel: Callable[..., Any], context: Any, *operands: Any,
-    **params: Any,
-) -> Any:  # fmt: skip
-    """The program of a primitive for CPUs: a kernel, on several devices a kernel for each, or else plain operations."""
-    count, results = partitions.device_count(context.module_context), None
-    call = params["call"]
-    if count and cpu.has_kernels(call) and _is_registered():
-        if count == 1:
-            return _lower_kernel(kernel, context, *operands, **params)
-        part = bind(_part, primitive, plain, **params)
-        results = partitions.lower(context, operands, call, bind(plain, **params), part)
-    return mlir.lower_fun(plain, multiple_results=True)(context, *operands, **params) if results is None else results
+    plain: Callable[..., Any], kernel: Callable[..., Any], context: Any, *operands: Any, **params: Any
+) -> Any:
+    """The program of a primitive for CPUs: a kernel, or else plain operations, which XLA divides among devices."""
+    one, call = private.is_for_one_device(context.module_context), params["call"]
+    if one and private.why_no_kernels() is None and cpu.has_kernels(call) and _is_registered():
+        return _lower_kernel(kernel, context, *operands, **params)
+    return mlir.lower_fun(plain, multiple_results=True)(context, *operands, **params)
 
 
 @with_x64  # the lowering itself traces float64, too
 def _lower_kernel(kernel: Callable[..., Any], context: Any, *operands: Any, **params: Any) -> Any:
-    """The program of a kernel, without the types of a shard_map, if that has one device."""
     plain_types = [jax.core.ShapedArray(x.shape, x.dtype) for x in context.avals_in]
     return mlir.lower_fun(kernel, multiple_results=True)(context.replace(avals_in=plain_types), *operands, **params)
-
-
-def _part(
-    primitive: Primitive, plain: Callable[..., Any], *operands: Any, over_rows: Names, across: Across | None,
-    **params: Any,
-) -> Any:  # fmt: skip
-    """The results of a device for its part of x: by the primitive if its rows are whole, else by ``plain``.
-
-    Gradients of parameters are then summed over the devices that have other rows.
-    """
-    run: Any = primitive.bind if across is None else bind(plain, across=across)
-    if over_rows and "wanted" in params:
-        return _summed(run, over_rows, *operands, **params)
-    return run(*operands, **params)
-
-
-@with_x64
-def _summed(run: Any, over_rows: Names, *operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
-    *of_x, scale = filled(operands, present)
-    scale = None if scale is None else convert(scale, "float64")  # its gradient is of this dtype, too
-    own = wanted[0], *(name and "float64" for name in wanted[1:])
-    dx, *sums = filled(_run(run, *of_x, scale, call=call, wanted=own), wanted)
-    pairs = zip(sums, wanted[1:], strict=True)
-    return given([dx, *(name and convert(lax.psum(x, over_rows), name) for x, name in pairs)])
 
 
 def _differentiate(plain: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:

@@ -109,7 +109,7 @@ def _framework(key: str, device: str) -> Implementation:
 
         arrays = {name: getattr(data, name) for name in _INPUTS}
         wide = any(a is not None and a.dtype == np.float64 for a in (*arrays.values(), data.dy))
-        with importlib.import_module("jax").enable_x64(wide) if key == "flax" else between.scope(wide):
+        with between.precision(wide):
 
             def send(values: Mapping[str, Any]) -> dict[str, Any]:
                 return {name: between.send(value) for name, value in values.items() if value is not None}

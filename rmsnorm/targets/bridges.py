@@ -42,6 +42,10 @@ class Bridge:
         """The context of a call; ``wide``: some array is float64."""
         return contextlib.nullcontext()
 
+    def precision(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
+        """The same of a call of this package, which needs nothing else of a scope."""
+        return self.scope(wide)
+
     def send(self, array: Array) -> Any:
         """The library's array."""
         raise NotImplementedError
@@ -169,13 +173,16 @@ class Jax(Bridge):
     def __init__(self, device: str = "cpu") -> None:
         import jax
 
+        from rmsnorm.flax_impl import private
+
         _require("flax", device, any(entry.platform == "gpu" for entry in jax.devices()))
+        self.precision = private.enable_x64  # type: ignore[method-assign]
         self.jax, self.device = jax, jax.devices("gpu" if device == "cuda" else "cpu")[0]
         self.array = jax.Array
 
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
         stack = contextlib.ExitStack()
-        stack.enter_context(self.jax.enable_x64(wide))  # float64 only for calls with float64 arrays
+        stack.enter_context(self.precision(wide))  # float64 only for calls with float64 arrays
         stack.enter_context(self.jax.numpy_dtype_promotion("standard"))
         return stack
 

@@ -95,14 +95,16 @@ def spread(mesh: Any, spec: Any, *arrays: Any) -> list[Any]:
 
 
 def partitioned(dtype: str, masked: bool, mesh: str) -> None:
-    """By the compiler, from the shardings of the arguments alone; also without kernels, for which rows are whole."""
+    """By the compiler, from the shardings of the arguments alone; beside the plain operations of one device."""
     mask = jnp.asarray(np.random.default_rng(3).uniform(size=(ROWS, WIDTH)) < 0.6).at[2].set(False) if masked else None
     x, dy = (normal(seed, ROWS, WIDTH, dtype=dtype) for seed in (0, 1))
     scale, bias = (normal(seed, WIDTH, dtype=dtype) for seed in (4, 5))
     args = x, scale, bias, mask, dy
     derive = masked_gradients(lambda x, scale, bias, mask: rms_norm(x, scale, bias, mask=mask, variant="flax"))
 
-    def record(name: str, spec: Any, want: Any) -> None:
+    with without_kernels():
+        want = jax.jit(lambda *args: derive(*args))(*args)
+    for name, spec in SPECS.items():
         given = spread(mesh_of(mesh), spec, *args)
         compiled = jax.jit(lambda *args: derive(*args)).lower(*given).compile()
         got = compiled(*given)
@@ -114,16 +116,12 @@ def partitioned(dtype: str, masked: bool, mesh: str) -> None:
                      for each, to in zip(got, (spec, spec, P(spec[1]), P(spec[1])), strict=True)],
         }  # fmt: skip
 
-    with without_kernels():
-        plain = jax.jit(lambda *args: derive(*args))(*args)
-        record("operations", SPECS["batch"], plain)
-    exact = jax.jit(lambda *args: derive(*args))(*args)
-    for name, spec in SPECS.items():
-        record(name, spec, exact if name == "batch" else plain)
-
 
 def whole_rows() -> None:
-    """In programs of one device, in the formula of the gradients, in slices, and beside rows in parts."""
+    """In a shard_map and a pmap, in the formula of the gradients, in slices, and beside rows in parts.
+
+    They are compared with plain operations of one device.
+    """
     x, dy, scale = normal(0, ROWS, WIDTH), normal(1, ROWS, WIDTH), normal(4, WIDTH)
     mesh, rows, whole = mesh_of("Row"), P("devices"), P()
     in_shard_map = jax.shard_map(rms_norm, mesh=mesh, in_specs=(rows, whole), out_specs=rows)
@@ -135,8 +133,10 @@ def whole_rows() -> None:
     def record(name: str, function: Any, want: Any, *args: Any) -> None:
         given = [jax.device_put(each, NamedSharding(mesh, rows if each.ndim > 1 else whole)) for each in args]
         compiled = jax.jit(function).lower(*given).compile()
+        with without_kernels():
+            plain = jax.jit(lambda *args: want(*args))(*args)
         bits = [apart(got, right, abs(np.asarray(right, float)).max())
-                for got, right in zip(compiled(*given), jax.jit(want)(*args), strict=True)]  # fmt: skip
+                for got, right in zip(compiled(*given), plain, strict=True)]  # fmt: skip
         FOUND[name] = {"apart": bits, "kernels": kernels(compiled)}
 
     record("shard_map", derivatives(in_shard_map), derivatives(rms_norm), x, scale, dy)

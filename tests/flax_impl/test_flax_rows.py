@@ -139,7 +139,7 @@ def test_where_xla_compiles_the_operations(monkeypatch: pytest.MonkeyPatch) -> N
         assert "custom_call @rmsnorm(" in program.trace(x, scale).lower(lowering_platforms=("cpu",)).as_text()
     mesh = Mesh(np.array(jax.devices()[:1]), ("rows",))
     spread = jax.shard_map(rms_norm, mesh=mesh, in_specs=(P("rows"), P()), out_specs=P("rows"))
-    assert calls(spread, x, scale) == 1
+    assert calls(spread, x, scale) == 0
     alone = jax.device_put(x, NamedSharding(mesh, P("rows")))
     assert_bits([jax.jit(rms_norm)(alone, scale)], [golden.rms_norm(np.asarray(x), np.asarray(scale))])
     monkeypatch.setattr(cpu, "is_available", lambda: False)

@@ -11,8 +11,6 @@ import jax
 import numpy as np
 from flax import nnx
 from jax import numpy as jnp
-from jax.extend.core import Literal, Primitive
-from jax.interpreters import batching, mlir
 
 from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace
 from rmsnorm.conversion.layer_norm.streams import Node, Operand, Plan, Rule, Value, moved, spread, sum_of
@@ -20,6 +18,7 @@ from rmsnorm.conversion.replacement.flax import BACKEND
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.flax_impl.layers import RMSNorm
+from rmsnorm.flax_impl.private import Literal, Primitive, batching, enable_x64, mlir
 from rmsnorm.identify import Target, open_target
 from rmsnorm.variants import derive
 
@@ -68,7 +67,7 @@ class SampledModel(Model):
 
     @contextlib.contextmanager
     def wide(self) -> Iterator[None]:
-        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        with enable_x64(True), jax.numpy_dtype_promotion("standard"):
             yield
 
 

@@ -1,0 +1,76 @@
+"""What JAX has no public function for, or none in some versions, each with what is done in a version without it.
+
+A question that then cannot be asked has the answer with which the results are the same, and slower. What a primitive is
+made of (``Primitive``, ``ad``, ``batching``, ``mlir``) has no other way, and is where it is from JAX 0.4.36 on.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import jax
+import jaxlib
+from jax.extend.core import Literal, Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+__all__ = ["Literal", "Primitive", "ad", "batching", "mlir"]
+
+_WITH_INTERFACE: Final = "0.9.1"  # the first jaxlib whose interface is that of rmsnorm/cpu/xla_api.py, 0.3
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)[:3]))
+
+
+if hasattr(jax, "enable_x64"):
+    enable_x64 = jax.enable_x64
+else:
+    from jax.experimental import enable_x64
+
+# The type of an array, or of what a transformation passes in place of one.
+typeof: Final = jax.typeof if hasattr(jax, "typeof") else jax.core.get_aval
+# The interface by which XLA calls the kernels. Without it there are none.
+ffi: Final = getattr(jax, "ffi", None)
+# What says that a module is for a number of devices. Without it none is for one device, and none calls a kernel.
+_ShardingContext: Final = getattr(mlir, "ShardingContext", ())
+
+
+def why_no_kernels() -> str | None:
+    """Why XLA cannot call the kernels; None if it can. An older XLA has other functions at the places of the table."""
+    if ffi is not None and _version(jaxlib.__version__) >= _version(_WITH_INTERFACE):
+        return None
+    return (
+        f"jaxlib {jaxlib.__version__} has an older interface than the kernels need ({_WITH_INTERFACE} or newer): "
+        "XLA compiles plain operations instead"
+    )
+
+
+def is_divided(x: Any) -> bool:
+    """Whether each device has its own part of an array, and its type says so: in a shard_map, or by explicit sharding.
+
+    Where the types say nothing about devices, every named axis counts as one of a shard_map.
+    """
+    mesh = getattr(getattr(typeof(x), "sharding", None), "mesh", None)
+    kinds = getattr(mesh, "axis_types", None)
+    if isinstance(kinds, tuple):
+        return any(kind.name != "Auto" for kind in kinds)
+    has_names = getattr(jax.core, "nonempty_axis_env_DO_NOT_USE", lambda: True)
+    return bool(has_names())
+
+
+def type_like(h: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The type of an array of another shape, beside one of type ``h``, whose mesh it keeps."""
+    mesh = getattr(getattr(h, "sharding", None), "mesh", None)
+    if mesh is None or mesh.empty:
+        return jax.core.ShapedArray(shape, dtype)
+    sharding = NamedSharding(mesh, PartitionSpec(*(None for _ in shape)))
+    return h.update(shape=shape, dtype=dtype, sharding=sharding, weak_type=False)
+
+
+def is_for_one_device(module: Any) -> bool:
+    """Whether a module runs on one device of this process; False if that is not known."""
+    context, parameters = getattr(module, "axis_context", None), getattr(module, "lowering_parameters", None)
+    is_here = getattr(parameters, "for_export", True) is False
+    return is_here and isinstance(context, _ShardingContext) and getattr(context, "num_devices", None) == 1
