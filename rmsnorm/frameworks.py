@@ -23,6 +23,7 @@ class Framework(NamedTuple):
         extra: the extra that installs both, as in pip install '.[torch]'; for NumPy the one for its checks.
         folder: its folder in rmsnorm.
         aliases: other names that users write for it.
+        functions_alone: whether commands use the functions where the package of the layers is absent.
     """
 
     key: str
@@ -32,6 +33,7 @@ class Framework(NamedTuple):
     extra: str
     folder: str
     aliases: tuple[str, ...]
+    functions_alone: bool = False
 
     @property
     def missing(self) -> str | None:
@@ -49,7 +51,7 @@ FRAMEWORKS: Final = {
         Framework("numpy", "NumPy", "numpy", "numpy", "dev", "numpy_impl", ("np",)),
         Framework("torch", "PyTorch", "torch", "torch", "torch", "torch_impl", ("pytorch",)),
         Framework("tf", "TensorFlow", "tensorflow", "keras", "tf", "tf_impl", ("tensorflow", "keras")),
-        Framework("flax", "JAX", "jax", "flax", "flax", "flax_impl", ("jax", "nnx", "linen")),
+        Framework("flax", "JAX", "jax", "flax", "flax", "flax_impl", ("jax", "nnx", "linen"), functions_alone=True),
     )
 }
 

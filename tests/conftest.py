@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.parity.backends import open_backend
@@ -149,6 +150,24 @@ def pytest_sessionstart() -> None:
                 f"RMSNORM_REQUIRE names {name}, but {backend.package} is not installed; "
                 f"pip install '.[{backend.extra}]'"
             )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test with the mark ``needs(requirement, reason)`` where the requirement does not hold."""
+    for mark in item.iter_markers("needs"):
+        if why := _lacks(*mark.args, **mark.kwargs):
+            pytest.skip(why)
+
+
+def _lacks(requirement: str, reason: str) -> str | None:
+    """Why a test is skipped that needs a package, such as ``torch>=2.12``; None where it is here."""
+    wanted = Requirement(requirement)
+    try:
+        here = version(wanted.name)
+    except PackageNotFoundError:
+        here = "absent"
+    is_here = here != "absent" and wanted.specifier.contains(here, prereleases=True)  # as those that are built nightly
+    return None if is_here else f"needs {requirement}, {wanted.name} is {here}: {reason}"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -200,15 +200,15 @@ class Flax(Framework):
     def __init__(self) -> None:
         import jax
 
-        from rmsnorm.flax_impl import rms_norm
+        from rmsnorm.flax_impl import private, rms_norm
 
-        self.jax, self.rms_norm = jax, rms_norm
+        self.jax, self.rms_norm, self.precision = jax, rms_norm, private.enable_x64
         self.like = lambda array, x: jax.numpy.asarray(array, x.dtype)
         self.stop, self.constant = jax.lax.stop_gradient, jax.numpy.asarray
         self.total = lambda x, axis: x.sum(axis, keepdims=True)
 
     def value(self, function: Function, x: Any, scale: Any) -> Any:
-        with self.jax.enable_x64(True):
+        with self.precision(True):
             return np.asarray(function(self.jax.numpy.asarray(x), self.jax.numpy.asarray(scale)))
 
     def reference(self, function: Function, x: Any, scale: Any) -> Any:

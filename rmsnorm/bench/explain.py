@@ -54,10 +54,11 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
     if not names:
         present = {"bias": bias, **options}
         beside = tuple(name for name in ("bias", "mask", "residual") if present.get(name) is not None)
-        reason = cpu.why_not(call, _dtype(options.get("gate")), beside)
+        reason = _why_no_kernels(row) or cpu.why_not(call, _dtype(options.get("gate")), beside)
         if row.key == "numpy" and call.exact_sum:  # see numpy_impl/fast.py
             reason = "the sum of x and the residual is not rounded before the norm"
-        reason = reason or "an array is not in the memory of a CPU as it is"
+        place = "on one CPU" if row.key == "flax" else "in the memory of a CPU as it is"
+        reason = reason or f"an array is not {place}"
         return f"{row.title}: plain operations, as {reason}"
     is_apart = options.get("gate") is not None and call.variant.gate_function not in names[0]
     rest = ", and plain operations for the gate" if is_apart else ""
@@ -78,6 +79,14 @@ def _explained_call(function: Any, arrays: list[Any], options: dict[str, Any]) -
     counts = Counter(names)
     kernels = [name if count == 1 else f"{name} ({count} times)" for name, count in counts.items()]
     return f"{row.title}: kernel {' and '.join(kernels)} (compiled for {_made_for(names)})"
+
+
+def _why_no_kernels(row: Framework) -> str | None:
+    """Why a framework cannot call kernels of any kind; None if it can."""
+    if row.key != "flax":
+        return None
+    why: Callable[[], str | None] = import_module("rmsnorm.flax_impl.private").why_no_kernels
+    return why()
 
 
 def _rms_norm(row: Framework) -> Callable[..., Any]:

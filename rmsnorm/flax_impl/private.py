@@ -15,7 +15,7 @@ from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-__all__ = ["Literal", "Primitive", "ad", "batching", "mlir"]
+__all__ = ["Literal", "Primitive", "ad", "batching", "enable_x64", "mlir"]
 
 _WITH_INTERFACE: Final = "0.9.1"  # the first jaxlib whose interface is that of rmsnorm/cpu/xla_api.py, 0.3
 

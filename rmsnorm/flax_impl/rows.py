@@ -133,9 +133,7 @@ def _pull_back(*operands: Any, call: Call, present: Present, wanted: Wanted) -> 
 
 
 @with_x64
-def _transposed(
-    call: Call, wanted: Wanted, h: Any, inverse_rms: Any, mask: Any, scale: Any, *cotangents: Any
-) -> Any:
+def _transposed(call: Call, wanted: Wanted, h: Any, inverse_rms: Any, mask: Any, scale: Any, *cotangents: Any) -> Any:
     """Those of dx, dscale and dbias whose dtype is given in ``wanted``, in that dtype."""
 
     def push_forward(*tangents: Any) -> Any:
@@ -253,9 +251,7 @@ def _primitive(
     return primitive
 
 
-def _lower(
-    plain: Callable[..., Any], kernel: Callable[..., Any], context: Any, *operands: Any, **params: Any
-) -> Any:
+def _lower(plain: Callable[..., Any], kernel: Callable[..., Any], context: Any, *operands: Any, **params: Any) -> Any:
     """The program of a primitive for CPUs: a kernel, or else plain operations, which XLA divides among devices."""
     one, call = private.is_for_one_device(context.module_context), params["call"]
     if one and private.why_no_kernels() is None and cpu.has_kernels(call) and _is_registered():

@@ -45,7 +45,9 @@ class ArrayModel:
         make, key = model_class(name, config), framework("nematus", name).key
         self._precision: Callable[[], AbstractContextManager[Any]] = nullcontext
         if key == "flax" and any(array.dtype == np.float64 for array in parameters.values()):
-            self._precision = bind(import_module("rmsnorm.flax_impl.private").enable_x64, True)  # else JAX computes in float32
+            self._precision = bind(
+                import_module("rmsnorm.flax_impl.private").enable_x64, True
+            )  # else JAX computes in float32
         with self._precision():
             self.model = make(config, parameters)
         if key == "torch":

@@ -173,10 +173,8 @@ class Jax(Bridge):
     def __init__(self, device: str = "cpu") -> None:
         import jax
 
-        from rmsnorm.flax_impl import private
-
         _require("flax", device, any(entry.platform == "gpu" for entry in jax.devices()))
-        self.precision = private.enable_x64  # type: ignore[method-assign]
+        self.precision = importlib.import_module("rmsnorm.flax_impl.private").enable_x64  # type: ignore[method-assign]
         self.jax, self.device = jax, jax.devices("gpu" if device == "cuda" else "cpu")[0]
         self.array = jax.Array
 

@@ -14,6 +14,7 @@ from experiments.reader import config as reader
 from experiments.reader import golden as reader_golden
 from experiments.retrieval import config as retrieval
 from experiments.retrieval import golden as retrieval_golden
+from rmsnorm.targets.bridges import bridge
 
 DATA = Path(__file__).parents[1] / "data" / "experiments"
 READER_BATCH, RETRIEVAL_BATCH = ("desc", "desc_mask", "q", "q_mask", "ans"), ("x", "mask", "images")
@@ -75,8 +76,8 @@ class Retrieval:
     @staticmethod
     @contextmanager
     def wide() -> Any:
-        jax = pytest.importorskip("jax")
-        with jax.enable_x64(True):
+        pytest.importorskip("jax")
+        with bridge("flax").precision(True):
             yield
 
 

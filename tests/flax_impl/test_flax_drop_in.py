@@ -22,6 +22,7 @@ from flax_arrays import normal  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 
 from rmsnorm.flax_impl import RMSNorm, linen, rms_norm  # noqa: E402
+from rmsnorm.flax_impl.private import enable_x64  # noqa: E402
 
 WIDTH = 8
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -59,7 +60,7 @@ def dtypes_of(modules: Any, x: Any, **options: Any) -> list[Any]:
 @pytest.mark.parametrize("dtype", [None, *FLOATS])
 def test_the_dtype_of_y_is_that_of_the_built_in_ones(dtype: Any, x64: bool) -> None:
     """Whatever x, the parameters and ``dtype`` are; float64 is float32 while x64 is off."""
-    with jax.enable_x64(x64):
+    with enable_x64(x64):
         for x_dtype, param_dtype, use_scale in itertools.product(FLOATS, FLOATS, (True, False)):
             x = jax.ShapeDtypeStruct((2, WIDTH), jax.dtypes.canonicalize_dtype(x_dtype))
             x, options = (
@@ -155,7 +156,7 @@ def exported(function: Any, *shapes: Any) -> Any:
 def test_exported_with_sizes_to_come(dtype: str, variant: str) -> None:
     """How many rows there are, and how wide, is known when the program is called; its gradients are in it."""
     norm = functools.partial(rms_norm, variant=variant)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         rows, width = jax.export.symbolic_shape("rows, width")
         program = exported(norm, *(jax.ShapeDtypeStruct(shape, dtype) for shape in ((rows, width), (width,))))
         x, scale = normal(0, 5, 9, dtype=dtype), normal(1, 9, dtype=dtype)

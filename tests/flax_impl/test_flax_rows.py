@@ -20,6 +20,7 @@ from rmsnorm import cpu  # noqa: E402
 from rmsnorm import numpy_impl as golden  # noqa: E402
 from rmsnorm.call import Spec, resolve  # noqa: E402
 from rmsnorm.flax_impl import rms_norm, rms_norm_vjp, rows  # noqa: E402
+from rmsnorm.flax_impl.private import enable_x64  # noqa: E402
 from rmsnorm.variants import Variant  # noqa: E402
 
 if not cpu.is_available() or jax.default_backend() != "cpu":
@@ -64,7 +65,7 @@ def test_the_formula_of_the_gradients_is_a_kernel() -> None:
         wanted = golden.rms_norm_vjp(upstream, x, scale, bias, **options)
         assert_bits(jax.jit(formula)(upstream, x, scale, bias), wanted)
     assert calls(lambda dy, x: rms_norm_vjp(dy, x, residual=residual), dy, x.astype("bfloat16")) == 0
-    with jax.enable_x64(True):
+    with enable_x64(True):
         arrays = [normal(seed, *shape, dtype="float64") for seed, shape in enumerate([(3, 8), (3, 8), (8,)])]
         formula = lambda *arrays: rms_norm_vjp(*arrays)[:2]  # noqa: E731
         derived = lambda dy, *primals: jax.vjp(rms_norm, *primals)[1](dy)  # noqa: E731

@@ -21,6 +21,7 @@ from rmsnorm import Variant, numpy_impl  # noqa: E402
 from rmsnorm.accuracy.terms import term_sizes  # noqa: E402
 from rmsnorm.conversion import replace  # noqa: E402
 from rmsnorm.flax_impl import RMSNorm, linen, rms_norm  # noqa: E402
+from rmsnorm.flax_impl.private import enable_x64  # noqa: E402
 
 BATCH, WIDTH, EPS = 4, 8, 0.1
 # Float32 in what JAX derives: each of two sums of n terms within n roundings, six more on the way, and the result's.
@@ -171,7 +172,7 @@ def loop(params: Any, x: Any) -> Any:
 @pytest.mark.parametrize("stack", [nnx_stack, linen_stack])
 def test_a_scan_over_layers_is_the_loop(stack: Any, policy: Any) -> None:
     """Of float64, where these values of the order of 1 and sums of at most 32 terms err by less than 2^13 roundings."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         params = {name: jnp.stack([each.astype(jnp.float64) * i for i in (1, 2, -1)]) for name, each in PARAMS.items()}
         x, dy = X.astype(jnp.float64), DY.astype(jnp.float64)
         results = []

@@ -32,6 +32,7 @@ from rmsnorm import PRESETS, cpu, numpy_impl  # noqa: E402
 from rmsnorm.accuracy.terms import term_sizes  # noqa: E402
 from rmsnorm.flax_impl import rounding  # noqa: E402
 from rmsnorm.flax_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
+from rmsnorm.flax_impl.private import enable_x64  # noqa: E402
 from rmsnorm.numpy_impl.double_double import DoubleDouble  # noqa: E402
 from rmsnorm.parity.backends import open_backend  # noqa: E402
 
@@ -50,7 +51,7 @@ def _in_operations() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _strict() -> Iterator[None]:
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+    with enable_x64(True), jax.numpy_dtype_promotion("strict"):
         yield
 
 
@@ -275,7 +276,7 @@ def test_without_x64() -> None:
         return y, inverse, gradients, mapped, second, rms_norm_vjp(y, *args), rms_norm_jvp(args, args)
 
     wide = everything()
-    with jax.enable_x64(False):
+    with enable_x64(False):
         narrow = everything()
         assert rms_norm(np.ones(3)).dtype == jnp.float32
         with pytest.raises(ValueError, match=r"out_dtype is 'float64', expected at most 32 bits while x64 is off"):

@@ -17,13 +17,14 @@ import pytest
 from flax import nnx
 from jax import numpy as jnp
 
+from rmsnorm.flax_impl.private import enable_x64
 from rmsnorm.nematus import flax as nematus
 from rmsnorm.nematus.backends import model_class
 from rmsnorm.nematus.flax import operations
 from rmsnorm.variants import Variant
 
 KEY = "flax"
-wide = partial(jax.enable_x64, True)
+wide = partial(enable_x64, True)
 array, numpy = jnp.array, np.asarray
 
 

@@ -77,7 +77,8 @@ def _quiet_compiler() -> None:
 
 def _framework(key: str, variant: str, load: Callable[[str], Workbench]) -> Backend:
     row = FRAMEWORKS[key]
-    return Backend(row.title, (row.package, row.layers), row.extra, PRESETS[variant], load)
+    packages = (row.package,) if row.functions_alone else (row.package, row.layers)
+    return Backend(row.title, packages, row.extra, PRESETS[variant], load)
 
 
 BACKENDS: Final[Mapping[str, Backend]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -29,6 +30,9 @@ Layers = dict[str, tuple[Any, Any, Any, Variant | None]]  # by kind: layer, func
 
 
 def load(device: str) -> Workbench:
+    if find_spec("flax") is None:
+        return _workbench(device, f"{jax.__version__}, the function, as flax is not installed", _function)
+
     import flax
     from flax import nnx
 
@@ -54,6 +58,17 @@ def load(device: str) -> Workbench:
         return split
 
     return _workbench(device, f"{jax.__version__}, Flax {flax.__version__}", layers)
+
+
+def _function(problem: Problem, variant: Variant) -> Layers:
+    """The function alone, which needs no layers."""
+    from rmsnorm.flax_impl import rms_norm
+
+    def forward(scale: Any, x: Any) -> Any:
+        return rms_norm(x, scale, variant=variant)
+
+    scale = jnp.asarray(problem.scale)
+    return {OURS: (partial(forward, scale), forward, scale, variant)}
 
 
 def load_keras(device: str) -> Workbench:

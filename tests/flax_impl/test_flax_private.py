@@ -1,0 +1,58 @@
+"""In a JAX without what rmsnorm asks of it in private, or under an older name, the results are the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jaxlib
+import numpy as np
+import pytest
+from programs import printed
+
+import rmsnorm
+
+pytest.importorskip("jax")
+from rmsnorm.flax_impl import private
+
+PROGRAM = Path(__file__).with_name("flax_without.py")
+MISSING = ("enable_x64", "typeof", "ffi", "interpreters.mlir.ShardingContext")
+
+
+@lru_cache
+def results(*names: str) -> dict[str, Any]:
+    return json.loads(printed("-W", "ignore", PROGRAM, *names, timeout=200, JAX_PLATFORMS="cpu"))
+
+
+@pytest.mark.needs("jax>=0.8", "older ones lack some of the names")
+def test_without_all_of_it() -> None:
+    assert results(*MISSING) == results()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MISSING)
+@pytest.mark.needs("jax>=0.8", "older ones lack some of the names")
+def test_without_one(name: str) -> None:
+    assert results(name) == results()
+
+
+def test_nothing_else_asks_jax_in_private() -> None:
+    young = re.compile(r"jax\._src|jax\.extend|jax\.interpreters|jax\.enable_x64|jax\.typeof|jax\.ffi|\"enable_x64\"")
+    folder = Path(rmsnorm.__file__).parent
+    texts = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.py")}
+    assert [name for name, text in texts.items() if young.search(text)] == ["flax_impl/private.py"]
+
+
+def test_an_older_jaxlib_has_no_kernels_and_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax import numpy as jnp
+
+    monkeypatch.setattr(jaxlib, "__version__", "0.7.2")
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 7)), "float32")
+    want = "jaxlib 0.7.2 has an older interface than the kernels need (0.9.1 or newer): XLA compiles plain operations"
+    assert rmsnorm.explain(x, variant="llama") == f"JAX: plain operations, as {want} instead"
+    for name, has in {"0.9.0": False, "0.9.1": True, "0.10.2": True, "0.12.0.1": True, "1.0.0.dev1": True}.items():
+        monkeypatch.setattr(jaxlib, "__version__", name)
+        assert (private.why_no_kernels() is None) == has
