@@ -120,10 +120,10 @@ class RMSNorm(nnx.RMSNorm):
             axis_name=_hashable(axis_name),
             axis_index_groups=_hashable(axis_index_groups),
             use_fast_variance=use_fast_variance,
-            promote_dtype=promote_dtype,
             rngs=rngs,
-            scale_metadata=scale_metadata,
+            **_taken({"promote_dtype": promote_dtype, "scale_metadata": scale_metadata}),
         )
+        self.promote_dtype = promote_dtype
         self.use_bias = self.variant.bias if use_bias is None else use_bias
         self.bias: nnx.Param[jax.Array] | None
         if self.use_bias:
@@ -188,6 +188,12 @@ class RMSNorm(nnx.RMSNorm):
             axis=self.reduction_axes, feature_axis=self.feature_axes, out_dtype=out_dtype,
             axis_name=self.axis_name, axis_index_groups=self.axis_index_groups,
         )  # fmt: skip
+
+
+def _taken(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those options that the built-in layer of this version takes; Flax before 0.12 has no ``promote_dtype``."""
+    known = inspect.signature(nnx.RMSNorm.__init__).parameters
+    return {name: value for name, value in options.items() if name in known}
 
 
 class _Positions(inspect.Signature):
