@@ -123,7 +123,7 @@ class RMSNorm(nnx.RMSNorm):
             rngs=rngs,
             **_taken({"promote_dtype": promote_dtype, "scale_metadata": scale_metadata}),
         )
-        self.promote_dtype = promote_dtype
+        self.promote_dtype: Any = promote_dtype
         self.use_bias = self.variant.bias if use_bias is None else use_bias
         self.bias: nnx.Param[jax.Array] | None
         if self.use_bias:

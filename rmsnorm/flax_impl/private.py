@@ -10,7 +10,7 @@ import re
 from typing import Any, Final
 
 import jax
-import jaxlib
+import jaxlib.version
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
@@ -27,22 +27,22 @@ def _version(text: str) -> tuple[int, ...]:
 if hasattr(jax, "enable_x64"):
     enable_x64 = jax.enable_x64
 else:
-    from jax.experimental import enable_x64
+    from jax.experimental import enable_x64  # type: ignore[no-redef, unused-ignore]
 
 # The type of an array, or of what a transformation passes in place of one.
-typeof: Final = jax.typeof if hasattr(jax, "typeof") else jax.core.get_aval
+typeof: Any = jax.typeof if hasattr(jax, "typeof") else jax.core.get_aval
 # The interface by which XLA calls the kernels. Without it there are none.
-ffi: Final = getattr(jax, "ffi", None)
+ffi: Any = getattr(jax, "ffi", None)
 # What says that a module is for a number of devices. Without it none is for one device, and none calls a kernel.
-_ShardingContext: Final = getattr(mlir, "ShardingContext", ())
+_ShardingContext: Any = getattr(mlir, "ShardingContext", ())
 
 
 def why_no_kernels() -> str | None:
     """Why XLA cannot call the kernels; None if it can. An older XLA has other functions at the places of the table."""
-    if ffi is not None and _version(jaxlib.__version__) >= _version(_WITH_INTERFACE):
+    if ffi is not None and _version(jaxlib.version.__version__) >= _version(_WITH_INTERFACE):
         return None
     return (
-        f"jaxlib {jaxlib.__version__} has an older interface than the kernels need ({_WITH_INTERFACE} or newer): "
+        f"jaxlib {jaxlib.version.__version__} has an older interface than the kernels need ({_WITH_INTERFACE} or newer): "
         "XLA compiles plain operations instead"
     )
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import jaxlib
+import jaxlib.version
 import numpy as np
 import pytest
 from programs import printed
@@ -49,10 +49,10 @@ def test_nothing_else_asks_jax_in_private() -> None:
 def test_an_older_jaxlib_has_no_kernels_and_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax import numpy as jnp
 
-    monkeypatch.setattr(jaxlib, "__version__", "0.7.2")
+    monkeypatch.setattr(jaxlib.version, "__version__", "0.7.2")
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 7)), "float32")
     want = "jaxlib 0.7.2 has an older interface than the kernels need (0.9.1 or newer): XLA compiles plain operations"
     assert rmsnorm.explain(x, variant="llama") == f"JAX: plain operations, as {want} instead"
     for name, has in {"0.9.0": False, "0.9.1": True, "0.10.2": True, "0.12.0.1": True, "1.0.0.dev1": True}.items():
-        monkeypatch.setattr(jaxlib, "__version__", name)
+        monkeypatch.setattr(jaxlib.version, "__version__", name)
         assert (private.why_no_kernels() is None) == has
