@@ -10,10 +10,10 @@ import re
 from typing import Any, Final
 
 import jax
-import jaxlib.version
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxlib import version
 
 __all__ = ["Literal", "Primitive", "ad", "batching", "enable_x64", "mlir"]
 
@@ -39,10 +39,10 @@ _ShardingContext: Any = getattr(mlir, "ShardingContext", ())
 
 def why_no_kernels() -> str | None:
     """Why XLA cannot call the kernels; None if it can. An older XLA has other functions at the places of the table."""
-    if ffi is not None and _version(jaxlib.version.__version__) >= _version(_WITH_INTERFACE):
+    if ffi is not None and _version(version.__version__) >= _version(_WITH_INTERFACE):
         return None
     return (
-        f"jaxlib {jaxlib.version.__version__} has an older interface than the kernels need ({_WITH_INTERFACE} or newer): "
+        f"jaxlib {version.__version__} has an older interface than the kernels need ({_WITH_INTERFACE} or newer): "
         "XLA compiles plain operations instead"
     )
 
