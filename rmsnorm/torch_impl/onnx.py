@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from rmsnorm.call import Call
+from rmsnorm.torch_impl import private
 from rmsnorm.torch_impl.arithmetic import _centred, _counted, _part, gated
 
 
 def is_exported() -> bool:
-    return torch.jit.is_tracing() or (torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export())
+    return torch.jit.is_tracing() or (private.is_exporting() and torch.onnx.is_in_onnx_export())
 
 
 def forward(

@@ -52,6 +52,7 @@ def serve(call: Call, x: Tensor | None, residual: Tensor | None, *others: Tensor
     own = axes_last(call)
     if (
         private.below_autograd is None
+        or (not private.nests_operators and private.is_in_transform())
         or call.x != call.sum
         or not own.has_last_axes
         or len(own.axes) > len(own.feature_axes)

@@ -33,6 +33,12 @@ modes: Final = _found("_C._len_torch_dispatch_stack", lambda: 1)
 is_zero_tensor: Final = _found("Tensor._is_zerotensor", lambda tensor: not tensor.untyped_storage().nbytes())
 # Whether a tensor is a batch of gradients (``is_grads_batched``). PyTorch raises if the bits of one are read.
 is_batch_of_gradients: Final = _found("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
+# The tensor inside of one that torch.func passes in its place.
+unwrapped: Final = _found("_C._functorch.get_unwrapped", None)
+# Whether an operator has vmap in vmap, which ends in an assertion in PyTorch 2.5.
+nests_operators: Final = torch.__version__ >= (2, 6)
+# Whether a program is exported. A version that cannot be asked says it of a program that is compiled, too.
+is_exporting: Final = _found("compiler.is_exporting", torch.compiler.is_compiling)
 # A context in which an operator runs without autograd. Without it the operators are not used.
 below_autograd: Final = _found("_C._AutoDispatchBelowAutograd", None)
 # The memory format in which PyTorch sees a tensor, also one with gaps. Without it every result is contiguous.
@@ -92,6 +98,27 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return base.apply if hasattr(base, "apply") else function.apply
 
 
+def bits_of(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.view(dtype)`` for a dtype of the same width, also in vmap, which had no rule for it before PyTorch 2.13.
+
+    The result is a constant to every derivative. A version whose wrappers cannot be asked needs that rule.
+    """
+    if unwrapped is None or not is_in_transform():
+        return x.view(dtype)
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    functorch, batches = torch._C._functorch, []
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            batches.append((functorch.maybe_get_bdim(x), functorch.maybe_get_level(x)))
+        x = unwrapped(x)
+    with temporarily_clear_interpreter_stack():
+        x = x.view(dtype)
+    for axis, level in reversed(batches):
+        x = functorch._add_batch_dim(x, axis, level)
+    return x
+
+
 def untraced(function: F) -> F:
     """The function and all it calls run as they are, also in a program that torch.compile cannot trace as a whole.
 
@@ -135,6 +162,14 @@ def autocast_dtype(variant: str, x: Tensor, residual: Any) -> torch.dtype | None
     return torch.float32 if variant == "torch" and is_narrow and is_widened(x.device.type) else None
 
 
+def is_autocast_on(device_type: str) -> bool:
+    """Also of a device without autocast, as meta, where PyTorch 2.5 raises."""
+    try:
+        return torch.is_autocast_enabled(device_type)
+    except RuntimeError:
+        return False
+
+
 @constant
 def is_widened(device_type: str) -> bool:
     """Whether torch.nn.RMSNorm casts 16-bit tensors of a device to float32 where autocast is on."""
@@ -151,11 +186,12 @@ def decompose_in_exports(operator: Any, plain: Callable[..., Any]) -> None:
     """
     tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
     mode_type, call = (getattr(tracing, name, None) for name in ("ProxyTorchDispatchMode", "proxy_call"))
-    if mode_type is None or call is None or mode_type in getattr(operator, "python_key_table", (mode_type,)):
+    is_known = hasattr(torch.compiler, "is_exporting")  # also while run_decompositions traces
+    if not is_known or mode_type is None or call is None or mode_type in getattr(operator, "python_key_table", (mode_type,)):
         return
 
     def write(mode: Any, *arguments: Any) -> Any:
-        if torch.compiler.is_exporting() and mode.decomposition_table:
+        if is_exporting() and mode.decomposition_table:
             with mode:
                 return plain(*arguments)
         return call(mode, operator, mode.pre_dispatch, arguments, {})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rmsnorm import dtypes
-from rmsnorm.torch_impl.private import is_batch_of_gradients
+from rmsnorm.torch_impl.private import bits_of, is_batch_of_gradients
 
 NAMES: Final = {getattr(torch, name): name for name in (*dtypes.FLOATS, "bool")}
 
@@ -32,9 +32,9 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     single = x.float()
     with torch.no_grad():
         value, nearest = x.detach(), single.detach()
-        bits = nearest.view(torch.int32) - (nearest.double().abs() > value.abs()).int()
-        inexact = nearest.isfinite() & (bits.view(torch.float32).double() != value)
-        to_odd = torch.where(inexact, (bits | 1).view(torch.float32) - nearest, -0.0)  # exact; adding -0 keeps a zero
+        bits = bits_of(nearest, torch.int32) - (nearest.double().abs() > value.abs()).int()
+        inexact = nearest.isfinite() & (bits_of(bits, torch.float32).double() != value)
+        to_odd = torch.where(inexact, bits_of(bits | 1, torch.float32) - nearest, -0.0)  # exact; adding -0 keeps a zero
     return (single + to_odd).to(target)
 
 
@@ -59,7 +59,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
     """a * b - product, exactly: Dekker 1971, the halves cut by a bit mask."""
-    a1, b1 = ((part.view(torch.int64) & -(2**27)).view(torch.float64) for part in (a, b))
+    a1, b1 = (bits_of(bits_of(part, torch.int64) & -(2**27), torch.float64) for part in (a, b))
     a2, b2 = a - a1, b - b1
     return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
 
@@ -93,7 +93,7 @@ def plus(a: Tensor, lost: Any) -> Tensor:
 
 def power_of_two(a: Tensor) -> Tensor:
     """The largest one not above a >= 0; 0 below 2^-1022, infinity of infinity and NaN."""
-    return (a.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
+    return bits_of(bits_of(a, torch.int64) & 0x7FF0000000000000, torch.float64)
 
 
 @torch.no_grad()

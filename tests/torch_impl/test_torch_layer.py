@@ -23,10 +23,15 @@ from torch_layers import LlamaRMSNorm, randomised, ulp_bound  # noqa: E402
 from rmsnorm.torch_impl import RMSNorm, private, rms_norm  # noqa: E402
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ROUNDS_ONCE = pytest.mark.needs(
+    "torch>=2.8", "before it the built-in rounds 16-bit results several times, or has those of float32"
+)
 
 
 @pytest.mark.parametrize("shape", [8, (8,), [8], torch.Size([3, 8]), (2, 3, 8)])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(dtype, marks=ROUNDS_ONCE if dtype.itemsize == 2 else ()) for dtype in DTYPES]
+)
 def test_it_stands_for_the_built_in(shape: Any, dtype: Any) -> None:
     x = randn(4, 2, 3, 8, dtype=dtype)
     for arguments in ((), (1e-3,), (None, False)):
@@ -52,6 +57,7 @@ def test_it_stands_for_the_built_in(shape: Any, dtype: Any) -> None:
             assert ((g - w).abs() <= 4 * ulp_bound(n, dtype) * w.abs().max() * n**0.5).all()
 
 
+@ROUNDS_ONCE
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # the built-in's
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 def test_result_dtypes_are_those_of_the_built_in(autocast: Any) -> None:
@@ -73,6 +79,7 @@ def autocast_on(device: str) -> Iterator[None]:
         torch.set_autocast_enabled(device, False)
 
 
+@ROUNDS_ONCE
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # the built-in's
 @pytest.mark.filterwarnings("ignore:rmsnorm. triton is not installed:UserWarning")
 @pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "mps", "mtia"])

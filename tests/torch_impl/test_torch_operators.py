@@ -36,6 +36,7 @@ pytestmark = [
 
 FORWARD, BACKWARD = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
 F64 = torch.float64
+DECOMPOSES = pytest.mark.needs("torch>=2.9", "before it nobody can ask whether run_decompositions traces")
 # Float64, on numbers of the size of 1: some 60 operations and sums over 6 elements, on either side
 NEAR = 2.0**-53 * 2 * (60 + 6) * 2**4
 
@@ -142,6 +143,7 @@ def targets(program: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.needs("torch>=2.11", "before it the layer has more guards, or none are counted; the numbers are the same")
 def test_a_compiled_call_has_few_conditions() -> None:
     """Dynamo compares what it read of a call in every later one: 144 values if it traces the checks of arguments."""
     counts: list[int] = []
@@ -174,6 +176,7 @@ def test_selective_checkpoints_by_operator() -> None:
     assert (FORWARD, False) in seen
 
 
+@pytest.mark.needs("torch>=2.9", "whose compiled autograd takes the compiler as a context")
 @pytest.mark.parametrize("options", [{}, {"partial": 0.5, "bias": True}, {"variant": "gemma"}])
 def test_the_backward_pass_alone_is_compiled_in_one_piece(options: dict[str, Any]) -> None:
     """By torch's compiled autograd, of calls that were not compiled; the second one is kept by the layer."""
@@ -205,6 +208,7 @@ def test_the_formulas_of_the_gradients_are_compiled_in_one_piece(options: dict[s
     assert all(map(torch.equal, compiled(x, dy), derivatives(x, dy)))
 
 
+@DECOMPOSES
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -236,6 +240,7 @@ def test_a_decomposed_program_needs_no_rmsnorm(strict: bool, dtype: Any, tmp_pat
     assert run.stdout.split() == ["2", "False", "True"], run.stderr
 
 
+@DECOMPOSES
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_results_of_a_decomposed_program_lie_as_those_of_the_operator() -> None:
     """The program was written for these strides, and may take a view of them."""

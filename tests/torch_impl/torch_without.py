@@ -22,10 +22,13 @@ INDUCTOR = "_inductor.codegen.custom_extern_kernel_codegen"
 MISSING = (
     "_C._are_functorch_transforms_active",
     "_C._len_torch_dispatch_stack",
+    "_C._dispatch_has_kernel_for_dispatch_key",
+    "_C._functorch.get_unwrapped",
     "_C._functorch.is_legacy_batchedtensor",
     "_C._AutoDispatchBelowAutograd",
     "_C._dynamo.guards._empty_strided_cpu",
     "_C._dynamo.eval_frame._FrameExecStrategy",
+    "compiler.is_exporting",
     "_prims_common.suggest_memory_format",
     "Tensor._is_zerotensor",
     "autograd.forward_ad._current_level",
