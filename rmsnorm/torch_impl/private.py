@@ -187,7 +187,12 @@ def decompose_in_exports(operator: Any, plain: Callable[..., Any]) -> None:
     tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
     mode_type, call = (getattr(tracing, name, None) for name in ("ProxyTorchDispatchMode", "proxy_call"))
     is_known = hasattr(torch.compiler, "is_exporting")  # also while run_decompositions traces
-    if not is_known or mode_type is None or call is None or mode_type in getattr(operator, "python_key_table", (mode_type,)):
+    if (
+        not is_known
+        or mode_type is None
+        or call is None
+        or mode_type in getattr(operator, "python_key_table", (mode_type,))
+    ):
         return
 
     def write(mode: Any, *arguments: Any) -> Any:

@@ -170,7 +170,7 @@ def test_checkpoints_recompute_the_same_bits(reentrant: bool) -> None:
     assert torch.equal(*(leaf.grad for leaf in leaves))
 
 
-LIES = pytest.mark.needs("torch>=2.9", "before it results of the built-in keep the strides of x, and round several times")
+LIES = pytest.mark.needs("torch>=2.9", "before it the built-in keeps strides of x, and rounds several times")
 ORDERS = {
     **LAYOUTS,
     "heads after rows": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
@@ -275,7 +275,7 @@ def test_every_result_lies_as_y_of_the_built_in(name: str) -> None:
         assert rms_norm(x, return_inverse_rms=True, **options)[1].is_contiguous()
 
 
-@pytest.mark.needs("torch>=2.9", "before it nested tensors of the jagged layout lack operations that the arithmetic uses")
+@pytest.mark.needs("torch>=2.9", "before it jagged tensors lack operations that the arithmetic uses")
 def test_jagged_rows() -> None:
     """A nested tensor: sequences of different lengths, no padding."""
     layer, parts = randomised(RMSNorm(8)), [randn(2, 8), randn(5, 8, seed=1), randn(1, 8, seed=2)]
