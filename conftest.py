@@ -17,12 +17,14 @@ from pathlib import Path
 import pytest
 
 from rmsnorm.parity.run import keep_what_jax_compiles
+from rmsnorm.processes import import_triton_before_tensorflow
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 # What the frameworks compile is kept from one file, process and run to the next. Each of them checks what it reads.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmsnorm"
 keep_what_jax_compiles()
+import_triton_before_tensorflow()
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE / "inductor"))
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "kernels"))
 # So is bytecode: the tests start a hundred processes, and each would compile this package again.

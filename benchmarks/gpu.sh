@@ -1,61 +1,89 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: the tests of its kernels, parity, and times beside other layers, in under nine minutes.
+# On a machine with a GPU: does it run, how long does it take, and the tests of its kernels, in under ten minutes.
 #
-#   benchmarks/gpu.sh FOLDER             writes parity-*.json, bench-*.json and machine.txt into FOLDER
-#   benchmarks/gpu.sh --dry-run FOLDER   the same steps without a GPU: interpreted, small, not timed
+#   benchmarks/gpu.sh FOLDER               writes the machine, parity and times into FOLDER, the most important first
+#   benchmarks/gpu.sh --rehearsal FOLDER   the same steps on a pretended card: interpreted, small, and timed for nothing
 #
-# It needs Python 3.11 with torch and triton, or jax, and no network: packages that are missing are installed from
-# wheels in benchmarks/wheels, if that is there. A step that fails is reported at the end and stops nothing.
-# BACKENDS="torch" leaves out flax.
+# It needs Python 3.11 with torch and triton, or jax, and what this package needs itself; no network, and nothing is
+# installed. Every result is written as soon as it is there, and a step that takes too long keeps what it has. A step
+# that fails is reported at the end, ends the script with status 1, and stops no other step. The first 150 seconds have
+# parity of PyTorch in bfloat16 and float32, and its times of the main shapes.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-dry=0
-if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
+rehearsal=0
+if [ "${1:-}" = --rehearsal ]; then rehearsal=1; shift; fi
 out=${1:?"the folder for the results, as: benchmarks/gpu.sh results"}
-mkdir -p "$out"
+mkdir -p "$out" || exit 2
+out=$(cd "$out" && pwd)
 python=${PYTHON:-python3}
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-if [ -d benchmarks/wheels ]; then
-    "$python" -m pip install -q --no-index --no-deps --target "$out/site" benchmarks/wheels/*.whl
-    export PYTHONPATH=$PYTHONPATH:$out/site
-fi
-device=cuda limit=() shapes=(32x768 4096x128 512x4096 4096x4096 16384x8192 64x262144)
-if [ $dry = 1 ]; then
-    export RMSNORM_GPU_KERNELS=interpret TRITON_INTERPRET=1 PYTHONWARNINGS=ignore
-    device=cpu limit=(--variant llama --dtype bfloat16) shapes=(2x16)
+device=cuda seconds=1 longer=1 first=(512x4096 4096x4096 16384x8192) others=(32x768 4096x128 64x262144) some=() both=("${first[@]/#/--shape=}")
+if [ $rehearsal = 1 ]; then
+    export PYTHONPATH=$PWD/tests/gpu/interpreter:$PYTHONPATH
+    export RMSNORM_GPU_KERNELS=interpret RMSNORM_CPU_KERNELS=0 TRITON_INTERPRET=1 TORCHDYNAMO_DISABLE=1 PYTHONWARNINGS=ignore
+    device=cpu seconds=0 longer=8 first=(2x16) others=(3x40) some=(-k "middle or step") both=(--op fwd)
 fi
 failed=()
+# step NAME SECONDS COMMAND: at the end of its time Ctrl-C, after which `rmsnorm` writes what is finished.
 step() {
-    name=$1; shift
+    local name=$1 limit=$(($2 * longer)) began=$SECONDS; shift 2
     echo "== $name: $*"
-    "$@" || failed+=("$name")
+    timeout --signal=INT --kill-after=15 "$limit" "$python" "$@"
+    local status=$?
+    if [ $status != 0 ]; then failed+=("$name (status $status)"); fi
+    echo "$name: status $status, $((SECONDS - began)) s" | tee -a "$out/steps.txt"
 }
-has() { "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)"; }
+# Whether the benchmark of a backend can start here, such as that of flax without the package flax.
+opens() {
+    "$python" -c "from rmsnorm.bench.backends import open_backend; open_backend('$1', '$device')" 2> "$out/absent.txt" \
+        && rm "$out/absent.txt" && return
+    echo "== $1 is left out: $(tail -n 1 "$out/absent.txt")" | tee -a "$out/steps.txt"
+    rm "$out/absent.txt"
+    return 1
+}
+parity() {
+    step "parity of $1 in $2" "$3" -m rmsnorm check --backend "$1" --device $device --variant llama --variant torch \
+        --dtype "$2" --json "$out/parity-$1-$2.json"
+}
+times() {
+    local backend=$1 name=$2 limit=$3; shift 3
+    step "times of $backend, $name" "$limit" -m rmsnorm bench --backend "$backend" --device $device \
+        --seconds $seconds "$@" --json "$out/times-$backend-$name.json" --summary "$out/times-$backend-$name.jsonl"
+}
 
+: > "$out/steps.txt"
 {
     date -u
+    git log -1 --format='commit %H' 2>/dev/null
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo "no GPU"
-    "$python" -c 'from importlib.metadata import distributions
+    "$python" -c 'import sys; from importlib.metadata import distributions
+print("Python", sys.version)
 for name, version in sorted({(d.name, d.version) for d in distributions()}):
-    if name.lower().startswith(("torch", "triton", "jax", "flax", "numpy", "liger", "quack")): print(name, version)'
-} | tee "$out/machine.txt"
-for backend in ${BACKENDS:-torch flax}; do
-    has $backend || { echo "== $backend is not installed"; continue; }
-    if [ $backend = torch ] && has pytest; then
-        tests=(-m pytest -q -p no:cacheprovider tests/gpu/torch_kernels.py)
-        if [ $dry = 1 ]; then tests+=(-k "middle or step"); fi
-        step "tests of torch" timeout 150 "$python" "${tests[@]}"
+    if name.lower().startswith(("torch", "triton", "jax", "flax", "numpy", "ml_dtypes", "liger", "quack")): print(name, version)'
+} 2>&1 | tee "$out/machine.txt"
+torch=0 flax=0
+if opens torch; then torch=1; fi
+if [ $torch = 1 ]; then
+    parity torch bfloat16 40
+    parity torch float32 40
+    times torch first 90 "${first[@]/#/--shape=}" --dtype bfloat16
+fi
+if opens flax; then flax=1; fi
+if [ $flax = 1 ]; then
+    parity flax bfloat16 45
+    times flax first 60 "${first[@]/#/--shape=}" --dtype bfloat16
+fi
+if [ $torch = 1 ]; then
+    times torch others 100 "${others[@]/#/--shape=}" --dtype float32 "${both[@]}"
+    if "$python" -c "import pytest" 2>/dev/null; then
+        step "tests of the kernels" 170 -m pytest -q -p no:cacheprovider tests/gpu/torch_kernels.py "${some[@]}" \
+            --junitxml "$out/tests.xml"
+    else
+        echo "== the tests are left out: pytest is not installed" | tee -a "$out/steps.txt"
     fi
-    step "parity of $backend" timeout 120 "$python" -c 'from rmsnorm.cli import main; main()' \
-        check --backend $backend --device $device "${limit[@]}" --json "$out/parity-$backend.json"
-    if [ $dry = 0 ]; then
-        step "times of $backend" timeout 150 "$python" -c 'from rmsnorm.cli import main; main()' \
-            bench --backend $backend --device cuda --seconds 1 "${shapes[@]/#/--shape=}" \
-            --json "$out/bench-$backend.json" --summary "$out/bench-$backend.jsonl" --plot "$out/bench-$backend.svg"
-    fi
-done
+fi
 if [ ${#failed[@]} -gt 0 ]; then
-    printf 'failed: %s\n' "${failed[@]}"
+    printf 'failed: %s\n' "${failed[@]}" | tee -a "$out/steps.txt"
     exit 1
 fi
 echo "all done: $out"

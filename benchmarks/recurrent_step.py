@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
@@ -282,9 +283,11 @@ def time_steps(
     check_folders("recurrent_step.py", json, summary)
     sizes = Sizes(length, batch, features, state)
     commands = {name: worker_command(name, sizes, seconds=seconds, threads=threads) for name in chosen}
-    runs = run_each(commands, dict.fromkeys(chosen, len(NORMS) + 1))  # each norm is compared, then all are timed
+    settings = {**sizes._asdict(), "seconds": seconds, "threads": threads}
+    keep = partial(write, settings=settings, json=json, summary=summary)
+    runs = run_each(commands, dict.fromkeys(chosen, len(NORMS) + 1), keep)  # each norm is compared, then all are timed
     screen.console(least=80).print(table_of(runs, length))
-    write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
+    keep(runs, is_over=True)
     end(runs, backend)
 
 

@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -220,9 +221,11 @@ def time_models(
         raise unusable(str(errors.out_of_domain(command, "width", width, "whole heads", "use a multiple of 64")))
     cells = len(options["ops"]) * len(options["dtypes"])
     totals = {name: cells * len({*MODES[name]} & {*options["modes"]}) for name in chosen}
-    runs = run_each({name: worker_command(name, sizes, **options) for name in chosen if totals[name]}, totals)
+    settings = {**sizes._asdict(), "seconds": seconds, "threads": threads}
+    keep = partial(write, settings=settings, json=json, summary=summary)
+    runs = run_each({name: worker_command(name, sizes, **options) for name in chosen if totals[name]}, totals, keep)
     screen.console(least=WIDTH).print(table_of(runs))
-    write(runs, {**sizes._asdict(), "seconds": seconds, "threads": threads}, json, summary)
+    keep(runs, is_over=True)
     end(runs, backend)
 
 

@@ -169,11 +169,11 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         FileNotFoundError: the directory of path does not exist.
     """
-    path = Path(os.path.realpath(path))  # the file that a link names, not the link
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             yield path
             return
+        path = Path(os.path.realpath(path))  # the file that a link names, not the link
         with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
             temporary = Path(directory) / path.name
             yield temporary

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from importlib import import_module
+from importlib.machinery import PathFinder
 from typing import Any, Final
 
 _READER_END: Final = 10.0  # seconds; the reader takes so long only where a child of the process has the pipe open
@@ -60,6 +62,34 @@ def end_with_parent() -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
+class _TritonFirst:
+    """A finder of modules that lets the import of TensorFlow import Triton first."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        spec = PathFinder.find_spec(name, path) if name == "tensorflow" else None
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def triton_first(module: Any) -> None:
+                with contextlib.suppress(ImportError, OSError):  # it is not installed, or it does not load
+                    import_module("triton")
+                load(module)
+
+            spec.loader.exec_module = triton_first  # type: ignore[method-assign]
+        return spec
+
+
+def import_triton_before_tensorflow() -> None:
+    """Let whatever imports TensorFlow in this process import Triton first, where that is installed.
+
+    Both have LLVM in them, and Triton ends a process that has imported TensorFlow: "LLVM ERROR: inconsistency in
+    registered CommandLine options". The other order works. torch.compile and torch.utils.flop_counter import Triton.
+    """
+    if _TritonFirst not in sys.meta_path:
+        sys.meta_path.insert(0, _TritonFirst)
+
+
 def messenger() -> Callable[..., None]:
     """The function of this worker that writes a message. It is the only one that writes to the pipe.
 
@@ -67,6 +97,7 @@ def messenger() -> Callable[..., None]:
     text of an error of this package, which the process that started this one raises.
     """
     end_with_parent()
+    import_triton_before_tensorflow()
     out, lock = os.fdopen(os.dup(1), "w"), threading.Lock()
     os.dup2(2, 1)
     out.write("\n")  # something may have been printed before, without an end of its line

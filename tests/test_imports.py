@@ -216,3 +216,46 @@ def test_a_training_step_in_pytorch_loads_no_compiler():
         "(node,) = [node for node in graph.graph.nodes if node.op == 'call_function']\n"
         "assert node.target.__name__ == 'rms_norm_in_graph'\n",
     )
+
+
+NOT_INSTALLED = """
+import importlib.metadata as m
+found = m.Distribution.from_name.__func__
+def from_name(cls, name):
+    if name == "rmsnorm":
+        raise m.PackageNotFoundError(name)
+    return found(cls, name)
+m.Distribution.from_name = classmethod(from_name)
+"""
+COMMANDS = {
+    "check": ("--backend", "numpy", "--variant", "mlx", "--dtype", "float32", "--json", "a.json", "--html", "a.html"),
+    "bench": ("--backend", "numpy", "--shape", "2x8", "--seconds", "0", "--json", "b.json", "--summary", "b.jsonl"),
+    "identify": ("rmsnorm.numpy_impl:rms_norm", "--framework", "numpy", "--html", "c.html"),
+    "explain": ("numpy", "--shape", "2x8"),
+    "vectors": ("write", "d", "--variant", "mlx", "--dtype", "float32"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.sample(5)
+def test_a_folder_of_sources_on_the_path_is_enough(command, tmp_path):
+    """As on a machine where nothing can be installed: no command asks for the metadata of this package."""
+    (tmp_path / "sitecustomize.py").write_text(NOT_INSTALLED)
+    printed("-m", "rmsnorm", command, *COMMANDS[command], path=tmp_path, cwd=tmp_path)
+    for file in tmp_path.glob("*.json"):
+        assert json.loads(file.read_text())["rmsnorm"] == "not installed"
+
+
+@pytest.mark.parametrize("name", ["triton", "another"])
+def test_a_worker_imports_triton_before_tensorflow(name, tmp_path):
+    """The other order would end the process. Where there is no Triton, or no TensorFlow, nothing changes."""
+    (tmp_path / f"{name}.py").write_text("print('triton')\n")
+    (tmp_path / "tensorflow.py").write_text("print('tensorflow')\n")
+    missing = "" if name == "triton" else "sys.modules['triton'] = None\n"
+    code = (
+        f"import sys\nfrom importlib.util import find_spec\n{missing}"
+        "from rmsnorm.processes import import_triton_before_tensorflow\n"
+        "import_triton_before_tensorflow()\nassert find_spec('tensorflow')\nprint('first')\nimport tensorflow"
+    )
+    words = printed("-c", code, path=tmp_path).split()
+    assert words == (["first", "triton", "tensorflow"] if name == "triton" else ["first", "tensorflow"])

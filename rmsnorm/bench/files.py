@@ -16,6 +16,7 @@ from typing import Any, Final
 from rmsnorm.bench.candidates import processor
 from rmsnorm.bench.run import BenchRun
 from rmsnorm.files import write_text
+from rmsnorm.version import VERSION
 
 _NOT_WRITTEN: Final = ("records", "asked", "results")  # of a run
 _PACKAGES: Final = ("numpy", "ml_dtypes", "numba", "torch", "tensorflow", "keras", "jax", "jaxlib", "flax")
@@ -50,7 +51,7 @@ def summary(document: Mapping[str, Any]) -> str:
 def _document(runs: Sequence[BenchRun], settings: Mapping[str, Any]) -> dict[str, Any]:
     backends = [{name: value for name, value in asdict(run).items() if name not in _NOT_WRITTEN} for run in runs]
     return {
-        "rmsnorm": version("rmsnorm"),
+        "rmsnorm": VERSION,
         "environment": environment(),
         "settings": dict(settings),
         "backends": backends,

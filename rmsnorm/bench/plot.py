@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,10 +17,13 @@ from rmsnorm.bench.candidates import COPY, COPY_INTO
 from rmsnorm.bench.files import environment
 from rmsnorm.bench.run import BenchRun
 from rmsnorm.files import replacing
+from rmsnorm.version import VERSION
 
 _LIMIT: Final = "a copy into memory in use:\nthe limit"
 _STYLES: Final = {"": "-", "graph": "--"}  # dotted if compiled
-_COLOURS: Final = {"ours": "#d55e00", "built-in": "#0072b2", "LayerNorm": "#009e73"}  # for colour-blind readers, too
+_COLOURS: Final = {  # for colour-blind readers, too
+    "ours": "#d55e00", "built-in": "#0072b2", "LayerNorm": "#009e73", "Liger": "#cc79a7", "quack": "#e69f00",
+}  # fmt: skip
 
 
 def write_plot(runs: Sequence[BenchRun], path: Path, machine: Mapping[str, Any] | None = None) -> None:
@@ -68,7 +70,7 @@ def _title(runs: Sequence[BenchRun], machine: Mapping[str, Any]) -> str:
     cores = max(run.cores for run in ran) or machine["cores"]
     devices = ", ".join(dict.fromkeys(run.device for run in ran))
     versions = ", ".join(f"{BACKENDS[run.name].title} {run.version}" for run in ran)
-    return f"{devices}, {cores} threads, {machine['date'][:10]}: {versions}, rmsnorm {version('rmsnorm')}"
+    return f"{devices}, {cores} threads, {machine['date'][:10]}: {versions}, rmsnorm {VERSION}"
 
 
 def _panel(axis: Any, records: Sequence[dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from rmsnorm import __version__, environment, errors
 from rmsnorm.cli import bench, check, explain, identify, port, sweep, tables, vectors
 from rmsnorm.cli.usage import BROKEN, UNUSABLE, unusable
-from rmsnorm.processes import end_by_exception
+from rmsnorm.processes import end_by_exception, import_triton_before_tensorflow
 
 
 class _Commands(TyperGroup):
@@ -58,6 +58,7 @@ app = typer.Typer(
 def main() -> None:
     """The command ``rmsnorm``. However it ends, nothing unfinished is left, and no worker."""
     end_by_exception()
+    import_triton_before_tensorflow()
     _open_standard_streams()
     try:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,9 +106,10 @@ def bench(
         )
         for name in chosen
     }  # fmt: skip
-    runs = run_each(commands, dict.fromkeys(chosen, len(ops) * len(shapes) * len(types)))
+    keep = partial(write, settings={"seconds": seconds, "threads": threads}, json=json, summary=summary)
+    runs = run_each(commands, dict.fromkeys(chosen, len(ops) * len(shapes) * len(types)), keep)
     screen.console(least=report.WIDTH).print(report.terminal(runs))
-    write(runs, {"seconds": seconds, "threads": threads}, json, summary)
+    keep(runs, is_over=True)
     if plot and any(state.records for state in runs):
         from rmsnorm.bench.plot import write_plot
 
@@ -116,29 +117,45 @@ def bench(
     end(runs, backend)
 
 
-def run_each(commands: Mapping[str, Sequence[str]], totals: Mapping[str, int]) -> list[BenchRun]:
-    """Run the worker of each backend, one after the other, with a bar for its cells, until the user stops one."""
+def run_each(
+    commands: Mapping[str, Sequence[str]], totals: Mapping[str, int], keep: Callable[[list[BenchRun]], None]
+) -> list[BenchRun]:
+    """Run the worker of each backend, one after the other, with a bar for its cells, until the user stops one.
+
+    ``keep`` is called after every cell with all runs, so that what is finished is kept however this process ends.
+    """
     from rmsnorm.bench.run import run
 
-    runs = []
+    runs: list[BenchRun] = []
+
+    def follow(state: BenchRun) -> None:
+        if state.records:
+            keep([*runs, state])
+        shown.update(bars[state.name], completed=state.cells)
+
     with progress("cells", lines=True) as shown:
         bars = {name: shown.add_task(name, total=totals[name], start=False) for name in commands}
         for name, bar in bars.items():
             shown.start_task(bar)
-            runs.append(run(name, commands[name], asked=totals[name], on_progress=lambda state: shown.update(
-                bars[state.name], completed=state.cells)))  # fmt: skip
+            runs.append(run(name, commands[name], asked=totals[name], on_progress=follow))
             if runs[-1].status == "stopped":
                 break
     return runs
 
 
-def write(runs: Sequence[BenchRun], settings: Mapping[str, Any], json: Path | None, summary: Path | None) -> None:
+def write(
+    runs: Sequence[BenchRun],
+    settings: Mapping[str, Any],
+    json: Path | None,
+    summary: Path | None,
+    is_over: bool = False,
+) -> None:
+    """Write the files that were asked for; into what is no file, such as a pipe, only when the runs are over."""
     from rmsnorm.bench.files import write_json, write_summary
 
-    if json:
-        write_json(runs, settings, json)
-    if summary:
-        write_summary(runs, settings, summary)
+    for path, function in ((json, write_json), (summary, write_summary)):
+        if path and (is_over or path.is_file() or not path.exists()):
+            function(runs, settings, path)
 
 
 def end(runs: Sequence[BenchRun], requested: Sequence[str] | None) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rmsnorm.cli.usage import unusable
+from rmsnorm.files import replacing
 
 if TYPE_CHECKING:
     from rmsnorm.parity.run import BackendRun
@@ -22,10 +23,14 @@ Html = Annotated[Path | None, file(help="Write a page with pictures of what diff
 
 
 def check_folders(command: str, *paths: Path | None) -> None:
-    """Exit if there is no folder for a file: before the work, not after it."""
+    """Exit if there is no folder for a file, or none can be written into it: before the work, not after it."""
     for path in paths:
-        if path is not None and not path.parent.is_dir():
+        if path is None:
+            continue
+        if not path.parent.is_dir():
             raise unusable(f"{command}: {path.parent} is not a folder, expected one to write {path.name} in")
+        with replacing(path):  # which makes a temporary folder beside it, and here replaces nothing
+            pass
 
 
 def write_reports(

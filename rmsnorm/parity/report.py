@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
@@ -24,6 +23,7 @@ from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.parity.fitting import OPTIONS, together
 from rmsnorm.parity.run import BackendRun, Record
 from rmsnorm.screen import Fitting
+from rmsnorm.version import VERSION
 
 _LEGEND: Final = (
     "Cells: the largest distance to the golden in f16 bf16 f32 f64, in ulps of the terms that make the element; "
@@ -82,7 +82,7 @@ def terminal(runs: Sequence[BackendRun], *, failures: int = 12) -> RenderableTyp
 def write_json(runs: Sequence[BackendRun], path: Path) -> None:
     """Every record, and the status of every backend; a number that could not be measured is null."""
     document = {
-        "rmsnorm": version("rmsnorm"),
+        "rmsnorm": VERSION,
         "backends": [
             {"backend": run.name, "framework_version": run.version, "device": run.device, "status": run.status,
              "message": run.message, "cases": run.cases, "seconds": round(run.seconds, 3),

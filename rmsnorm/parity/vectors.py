@@ -33,7 +33,6 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +47,7 @@ from rmsnorm.parity.instead import Output, instead
 from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
 from rmsnorm.parity.run import BackendRun, Record
 from rmsnorm.variants import PRESETS, Variant
+from rmsnorm.version import VERSION
 
 FORMAT: Final = 1
 _KIND: Final = "rmsnorm vectors"
@@ -129,7 +129,7 @@ def _write(
     manifest = {
         "kind": _KIND,
         "format": FORMAT,
-        "rmsnorm": version("rmsnorm"),
+        "rmsnorm": VERSION,
         "digest": digest_of(files),
         "files": files,
     }

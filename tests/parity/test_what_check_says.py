@@ -234,7 +234,7 @@ def test_what_a_terminal_obeys_and_what_is_no_text_is_escaped(tmp_path: Path) ->
     Path(name).write_text("def norm(x):\n    raise ValueError('\\x1b[31mred \\x00 \\ud800')\n")
     files = {kind: tmp_path / f"a.{kind}" for kind in ("json", "junit", "html", "markdown")}
     flags = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
-    command = [sys.executable, "-m", "rmsnorm.cli", "check", f"{name}:norm", "--backend", "numpy", *flags]
+    command = [sys.executable, "-m", "rmsnorm", "check", f"{name}:norm", "--backend", "numpy", *flags]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
     assert done.returncode == 1, done.stderr
     for text in (done.stdout, *(file.read_text("utf-8") for file in files.values())):

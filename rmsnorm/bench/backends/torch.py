@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final
 
 import torch
 
@@ -29,6 +32,36 @@ from rmsnorm.variants import PRESETS, Variant
 Layers = Mapping[str, tuple[Any, Variant | None]]
 
 
+@lru_cache
+def _liger() -> Any:
+    function = import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction
+    return lambda x, weight, eps: function.apply(x, weight, eps, 0.0, "llama", False)
+
+
+@lru_cache
+def _quack() -> Any:
+    function = import_module("quack").rmsnorm
+    return lambda x, weight, eps: function(x, weight, eps=eps)
+
+
+# Packages with kernels for GPUs: what is installed, the function of x, weight and eps, and its variant.
+_PEERS: Final = {
+    "Liger": ("liger_kernel", _liger, PRESETS["llama"]),
+    "quack": ("quack", _quack, PRESETS["standard"]),
+}
+
+
+class _Peer(torch.nn.RMSNorm):
+    """The function of another package; what its import raises is the outcome of this candidate alone."""
+
+    def __init__(self, width: int, load: Callable[[], Any], options: Mapping[str, Any]) -> None:
+        super().__init__(width, eps=1e-6, **options)
+        self.load = load
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.load()(x, self.weight, self.eps)
+
+
 def load(device: str) -> Workbench:
     between = bridge("torch", device)
 
@@ -40,6 +73,9 @@ def load(device: str) -> Workbench:
             BUILTIN: (torch.nn.RMSNorm(width, **options), PRESETS["torch"]),
             LAYER_NORM: (torch.nn.LayerNorm(width, **options), None),
         }
+        if device == "cuda":
+            made |= {kind: (_Peer(width, load, options), expected) for kind, (package, load, expected) in _PEERS.items()
+                     if find_spec(package)}  # fmt: skip
         for layer, _ in made.values():
             layer.load_state_dict({"weight": between.send(problem.scale)}, strict=False)
         return made

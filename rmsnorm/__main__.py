@@ -1,4 +1,4 @@
-"""``python -m rmsnorm.cli``."""
+"""``python -m rmsnorm``."""
 
 from rmsnorm.cli import main
 
