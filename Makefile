@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 LINT_VENV ?= .venv-lint
+GPU_PYTHON ?= .venv-gpu/bin/python
 DOCS_VENV ?= .venv-docs
 BIN := $(VENV)/bin
 # In a folder of its own, for processes of its own: imported after TensorFlow it ends the process.
 TRITON := 'triton==3.9.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all versions times mutants experiments gpu-check fuzz lint types docs format clean
+.PHONY: check quick test test-all versions times mutants experiments gpu-check gpu-rehearsal fuzz lint types docs format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm check --backend numpy --backend torch --backend tf --backend flax
@@ -57,6 +58,13 @@ gpu-check: $(VENV)/ready
 	$(BIN)/python -m pytest -q tests/gpu
 	PYTHONPATH=$(VENV)/triton $(BIN)/python benchmarks/gpu_kernels.py
 
+# benchmarks/gpu.sh on a pretended card, in an environment like that of a machine with a GPU, where this package is not
+# installed: `python tests/versions/run.py gpu` makes .venv-gpu. Ten minutes at most.
+gpu-rehearsal:
+	@test -x $(GPU_PYTHON) || { echo "there is no $(GPU_PYTHON): make it by python tests/versions/run.py gpu, or name another: make gpu-rehearsal GPU_PYTHON=..."; exit 2; }
+	rm -rf gpu-rehearsal
+	PYTHON=$(GPU_PYTHON) benchmarks/gpu.sh --rehearsal gpu-rehearsal
+
 lint: $(LINT_VENV)/ready
 	$(LINT_VENV)/bin/ruff check .
 	$(LINT_VENV)/bin/ruff format --check .
@@ -94,4 +102,4 @@ $(LINT_VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) .venv-lowest .venv-colab .venv-gpu .venv-newest build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) .venv-lowest .venv-colab .venv-gpu .venv-newest .venv-lowest-jax gpu-rehearsal build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

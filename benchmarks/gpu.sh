@@ -17,11 +17,14 @@ mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
 python=${PYTHON:-python3}
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-device=cuda seconds=1 longer=1 first=(512x4096 4096x4096 16384x8192) others=(32x768 4096x128 64x262144) some=() both=("${first[@]/#/--shape=}")
+device=cuda seconds=1 longer=1 first=(512x4096 4096x4096 16384x8192) others=(32x768 4096x128 64x262144)
+some=() variants=(--variant llama --variant torch)
 if [ $rehearsal = 1 ]; then
     export PYTHONPATH=$PWD/tests/gpu/interpreter:$PYTHONPATH
-    export RMSNORM_GPU_KERNELS=interpret RMSNORM_CPU_KERNELS=0 TRITON_INTERPRET=1 TORCHDYNAMO_DISABLE=1 PYTHONWARNINGS=ignore
-    device=cpu seconds=0 longer=8 first=(2x16) others=(3x40) some=(-k "middle or step") both=(--op fwd)
+    export RMSNORM_GPU_KERNELS=interpret RMSNORM_CPU_KERNELS=0 TRITON_INTERPRET=1 TORCHDYNAMO_DISABLE=1
+    export PYTHONWARNINGS=ignore
+    device=cpu seconds=0 longer=5 first=(2x16) others=(3x40)
+    some=(-k "middle or step") variants=(--variant mlx)
 fi
 failed=()
 # step NAME SECONDS COMMAND: at the end of its time Ctrl-C, after which `rmsnorm` writes what is finished.
@@ -42,7 +45,7 @@ opens() {
     return 1
 }
 parity() {
-    step "parity of $1 in $2" "$3" -m rmsnorm check --backend "$1" --device $device --variant llama --variant torch \
+    step "parity of $1 in $2" "$3" -m rmsnorm check --backend "$1" --device $device "${variants[@]}" \
         --dtype "$2" --json "$out/parity-$1-$2.json"
 }
 times() {
@@ -74,9 +77,10 @@ if [ $flax = 1 ]; then
     times flax first 60 "${first[@]/#/--shape=}" --dtype bfloat16
 fi
 if [ $torch = 1 ]; then
-    times torch others 100 "${others[@]/#/--shape=}" --dtype float32 "${both[@]}"
+    times torch others 80 "${others[@]/#/--shape=}"
+    times torch float32 70 "${first[@]/#/--shape=}" --dtype float32
     if "$python" -c "import pytest" 2>/dev/null; then
-        step "tests of the kernels" 170 -m pytest -q -p no:cacheprovider tests/gpu/torch_kernels.py "${some[@]}" \
+        step "tests of the kernels" 140 -m pytest -q -p no:cacheprovider tests/gpu/torch_kernels.py "${some[@]}" \
             --junitxml "$out/tests.xml"
     else
         echo "== the tests are left out: pytest is not installed" | tee -a "$out/steps.txt"

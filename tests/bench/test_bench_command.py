@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from commands import rmsnorm
+from programs import printed
 from rich.console import Console
 
 from rmsnorm.bench import files, report
@@ -104,6 +105,22 @@ def test_every_backend_times_a_small_shape(backend, tmp_path):
     if backend in ("torch", "flax"):
         assert by_name["ours"]["saved_bytes"] >= 3 * 40 * 2, "x at least"
         assert by_name["built-in"]["saved_bytes"] >= 3 * 40 * 2
+
+
+def test_layers_of_other_packages_are_timed_where_they_are_installed(tmp_path):
+    """On a GPU. One whose import fails is a candidate that failed, and the picture has a colour for each."""
+    pytest.importorskip("torch")
+    (tmp_path / "liger_kernel").mkdir()
+    (tmp_path / "quack.py").write_text("def rmsnorm(x, weight, eps): return x * weight + eps\n")
+    code = (
+        "import torch\nfrom rmsnorm.bench.backends.torch import _PEERS, _peers\n"
+        "from rmsnorm.bench.plot import _COLOURS\n"
+        "layers = _peers(4, {'dtype': torch.float64})\nassert list(layers) == list(_PEERS) == ['Liger', 'quack']\n"
+        "assert not _PEERS.keys() - _COLOURS.keys()\nx = torch.ones(2, 4, dtype=torch.float64)\n"
+        "assert torch.equal(layers['quack'][0](x), x + 1e-6)\ntry: layers['Liger'][0](x)\n"
+        "except ModuleNotFoundError as error: print(error)"
+    )
+    assert printed("-c", code, path=tmp_path) == "No module named 'liger_kernel.ops'\n"
 
 
 RECORD = {

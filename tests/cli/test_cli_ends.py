@@ -101,7 +101,9 @@ def test_every_cell_is_in_the_files_at_once(tmp_path: Path) -> None:
     assert [run["status"] for run in document["backends"]] == ["running"]
     assert len(document["records"]) == 5
     assert len((tmp_path / "b.jsonl").read_text().splitlines()) == 6
-    piped = started(tmp_path, "bench", "--backend", "numpy", "--shape", "2x8", "--seconds", "0", "--json", "/dev/stderr")
+    piped = started(
+        tmp_path, "bench", "--backend", "numpy", "--shape", "2x8", "--seconds", "0", "--json", "/dev/stderr"
+    )
     assert json.loads(piped.communicate(timeout=60)[1].partition("numpy 4/4\n")[2])["records"]
 
 

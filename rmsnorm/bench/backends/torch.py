@@ -62,6 +62,15 @@ class _Peer(torch.nn.RMSNorm):
         return self.load()(x, self.weight, self.eps)
 
 
+def _peers(width: int, options: Mapping[str, Any]) -> Layers:
+    """The layers of the packages that are installed."""
+    return {
+        kind: (_Peer(width, load, options), expected)
+        for kind, (package, load, expected) in _PEERS.items()
+        if find_spec(package)
+    }
+
+
 def load(device: str) -> Workbench:
     between = bridge("torch", device)
 
@@ -74,8 +83,7 @@ def load(device: str) -> Workbench:
             LAYER_NORM: (torch.nn.LayerNorm(width, **options), None),
         }
         if device == "cuda":
-            made |= {kind: (_Peer(width, load, options), expected) for kind, (package, load, expected) in _PEERS.items()
-                     if find_spec(package)}  # fmt: skip
+            made |= _peers(width, options)
         for layer, _ in made.values():
             layer.load_state_dict({"weight": between.send(problem.scale)}, strict=False)
         return made
