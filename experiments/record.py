@@ -15,6 +15,7 @@ import numpy as np
 from experiments.experiment import Trainer
 from rmsnorm import errors
 from rmsnorm.files import check_expansion, check_regular, reading, replacing
+from rmsnorm.tensors import write_npz
 
 FILE: Final = "checkpoint.npz"
 _WANTED: Final = "a checkpoint of this program"
@@ -107,7 +108,7 @@ class Record:
         head = {"settings": self.settings, "evaluations": self.evaluations, "seed": seed}
         text = json.dumps({**head, "parameters": self.parameters, "peak_memory": self.peak_memory})
         with replacing(self.path) as temporary, temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, head=np.frombuffer(text.encode(), np.uint8), **arrays)
+            write_npz(file, {"head": np.frombuffer(text.encode(), np.uint8), **arrays})
 
 
 def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:

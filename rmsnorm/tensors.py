@@ -10,7 +10,7 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -100,6 +100,14 @@ def npz(op: str, path: Path, is_left_out: Callable[[str], bool] = lambda name: F
             return dtypes.native(np.lib.format.read_array(file, allow_pickle=False))
 
     return {name: header.shape for name, header in arrays.items() if not header.dtype.hasobject}, tensor
+
+
+def write_npz(file: Any, arrays: Mapping[str, Any]) -> None:
+    """As np.savez, which pickles objects, and before NumPy 2.2 takes ``allow_pickle`` for the name of an array."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}{_NPY}", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def _header(name: str, file: Any, size: int) -> _Header:

@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -24,10 +25,9 @@ Opener = Callable[[Any, str, str, Others], Target]
 def opener(thing: Any) -> Opener | None:
     """What opens a layer or its class, as (layer, name, device, other inputs) -> target; None where it is no layer."""
     kind = thing if isinstance(thing, type) else type(thing)
-    for base in kind.__mro__:
-        if (base.__module__, base.__name__) in _OPENERS:
-            return _OPENERS[base.__module__, base.__name__]
-    return None
+    modules = ((getattr(sys.modules.get(module), name, None), opens) for (module, name), opens in _OPENERS.items())
+    bases = {base: opens for base, opens in modules if isinstance(base, type)}
+    return next((bases[base] for base in kind.__mro__ if base in bases), None)
 
 
 def probed(layer: Any, name: str) -> Any:
@@ -369,13 +369,14 @@ def _mlx(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     )  # fmt: skip
 
 
-# by the module and the name of the base class of all layers: a framework is recognised without importing it
+# by the public name of the base class of all layers: a framework is recognised without importing it
 _OPENERS: Final[dict[tuple[str, str], Opener]] = {
-    ("torch.nn.modules.module", "Module"): _torch,
-    ("keras.src.layers.layer", "Layer"): open_keras,
-    ("flax.nnx.pytreelib", "Pytree"): _nnx,
-    ("flax.linen.module", "Module"): _linen,
-    ("equinox._module._module", "Module"): _equinox,
-    ("tensorflow.python.module.module", "Module"): _tf_module,
-    ("mlx.nn.layers.base", "Module"): _mlx,
+    ("torch.nn", "Module"): _torch,
+    ("keras", "Layer"): open_keras,
+    ("flax.nnx", "Pytree"): _nnx,
+    ("flax.nnx", "Module"): _nnx,  # in versions without Pytree
+    ("flax.linen", "Module"): _linen,
+    ("equinox", "Module"): _equinox,
+    ("tensorflow", "Module"): _tf_module,
+    ("mlx.nn", "Module"): _mlx,
 }

@@ -17,7 +17,7 @@ import tensorflow as tf
 from rmsnorm import cpu, environment
 from rmsnorm.call import Call, filled, given
 from rmsnorm.tf_impl import arithmetic
-from rmsnorm.tf_impl.private import is_recording
+from rmsnorm.tf_impl.private import is_recording, numbers
 from rmsnorm.tf_impl.rounding import cast
 
 _LARGE = 2**20  # elements: below, to compile another size takes as long as a hundred calls by operations
@@ -145,7 +145,7 @@ def compiled(function: Callable[..., Any], call: Call, specs: tuple[tf.TensorSpe
 
 
 def _has_kernels(call: Call, *tensors: tf.Tensor | None) -> bool:
-    return cpu.supports(call) and all(t is None or t.device.endswith("CPU:0") for t in tensors)
+    return numbers is not None and cpu.supports(call) and all(t is None or t.device.endswith("CPU:0") for t in tensors)
 
 
 def _forward_kernel(
@@ -201,8 +201,7 @@ def _sizes(shape: tuple[int, ...]) -> tf.Tensor:
 
 
 def _address(tensor: tf.Tensor | None) -> int:
-    """The address of a tensor's numbers, which tf.Tensor.numpy would copy."""
-    return 0 if tensor is None else int(tensor._numpy().__array_interface__["data"][0])
+    return 0 if tensor is None or numbers is None else int(numbers(tensor).__array_interface__["data"][0])
 
 
 def _mask(n: int, mask: tf.Tensor | None) -> tuple[int, int, int]:

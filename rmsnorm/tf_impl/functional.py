@@ -307,8 +307,7 @@ def _rms_norm(
 
     if tf.executing_eagerly():
         y, inverse_rms = eager.forward(call, h, scale, bias, mask)
-        record_gradient(y, variables, lambda dy: gradients(graph.backward, dy, inverse_rms))
-        return y, inverse_rms
+        return record_gradient(y, variables, lambda dy: gradients(graph.backward, dy, inverse_rms)), inverse_rms
     if graph.supports(*variables):
         return graph.forward(call, h, scale, bias, mask)
 

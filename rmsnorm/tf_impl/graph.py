@@ -60,8 +60,7 @@ def supports(*tensors: tf.Tensor | None) -> bool:
     return (
         eager.uses_xla()
         and tf.compat.v1.executing_eagerly_outside_functions()
-        and not private.is_compiled_by_xla()
-        and not private.is_in_accumulator(given(tensors))
+        and private.takes_functions(given(tensors))
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from rmsnorm import dtypes
@@ -91,12 +92,15 @@ def _normalised(call: Call, h: Any) -> Any:
 
 def _inverse_power(largest: Any) -> Any:
     """2^-e with 2^e <= largest < 2^(e+1), within the normal numbers."""
-    integer, exponent, end = (
-        ("int64", 0x7FF << 52, 1022) if _dtype(largest) == "float64" else ("int32", 0xFF << 23, 126)
-    )
-    bits = ops.view(largest, integer)
-    power = ops.view(ops.bitwise_and(bits, ops.cast(exponent, integer)), _dtype(largest))
-    least, most = (ops.convert_to_tensor(2.0**sign, _dtype(largest)) for sign in (-end, end))
+    dtype = _dtype(largest)
+    integer, exponent, end = ("int64", 0x7FF << 52, 1022) if dtype == "float64" else ("int32", 0xFF << 23, 126)
+    if hasattr(ops, "view"):
+        bits = ops.view(largest, integer)
+        power = ops.view(ops.bitwise_and(bits, ops.cast(exponent, integer)), dtype)
+    else:  # in older versions of Keras, whose backend without a folder here is NumPy
+        exponents = np.frexp(ops.convert_to_numpy(largest))[1] - 1
+        power = ops.convert_to_tensor(np.ldexp(np.ones(exponents.shape, dtype), exponents))
+    least, most = (ops.convert_to_tensor(2.0**sign, dtype) for sign in (-end, end))
     return 1.0 / ops.clip(power, least, most)
 
 

@@ -1,47 +1,58 @@
-"""What TensorFlow has no public function for: its tapes, its contexts and its tf.vectorized_map.
+"""What TensorFlow has no public function for, each with what is done in a version that does not have it either.
 
-Nothing else in this package imports ``tensorflow.python``. A version of TensorFlow that lacks one of these fails when
-this is imported, and not with other numbers.
+A question that then cannot be asked has the answer with which the results are the same, and slower. Nothing else in
+this package imports ``tensorflow.python``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, Final
 
 import tensorflow as tf
-from tensorflow.python.eager import forwardprop_util, record
-from tensorflow.python.ops import control_flow_util
-from tensorflow.python.ops.parallel_for import pfor
-from tensorflow.python.saved_model import save_context
 
 
-def is_recording() -> bool:
-    """Whether a tape or a ForwardAccumulator is open."""
-    return bool(record.could_possibly_record())
+def _found(module: str, name: str, otherwise: Any) -> Any:
+    """What has this name in a module below ``tensorflow.python``."""
+    with suppress(ImportError):
+        return getattr(import_module(f"tensorflow.python.{module}"), name, otherwise)
+    return otherwise
+
+
+_record: Final = _found("eager.record", "record_operation", None)
+_tangents: Final = _found("eager.forwardprop_util", "pack_tangents", None)
+_is_in_xla: Final = _found("ops.control_flow_util", "GraphOrParentsInXlaContext", lambda graph: True)
+_wrap: Final = _found("ops.parallel_for.pfor", "wrap", None)
+
+# Whether a tape or a ForwardAccumulator is open. If it is not known, gradients are operations, which have their own.
+is_recording: Final[Callable[[], bool]] = _found("eager.record", "could_possibly_record", lambda: True)
+# Whether the graph is traced for a SavedModel. If it is not known, gradients are as there.
+is_saved: Final[Callable[[], bool]] = _found("saved_model.save_context", "in_save_context", lambda: True)
 
 
 def record_gradient(
     y: tf.Tensor, tensors: Sequence[tf.Tensor], gradient: Callable[[tf.Tensor], list[tf.Tensor]]
-) -> None:
-    """As tf.custom_gradient, which takes ten times as long."""
-    if is_recording():
-        record.record_operation("rms_norm", [y], list(tensors), gradient)
+) -> tf.Tensor:
+    """y, with its gradient: as tf.custom_gradient, which takes ten times as long."""
+    if not is_recording():
+        return y
+    if _record is None:
+        return tf.custom_gradient(lambda *_: (y, gradient))(*tensors)
+    _record("rms_norm", [y], list(tensors), gradient)
+    return y
 
 
-def is_in_accumulator(tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether an open ForwardAccumulator has a tangent of one of the tensors."""
-    return any(forwardprop_util.pack_tangents(list(tensors)).indices)
+def takes_functions(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether a graph may hold functions of the tensors in place of operations.
 
-
-def is_compiled_by_xla() -> bool:
-    """Whether XLA compiles all of the graph that is traced."""
-    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
-
-
-def is_saved() -> bool:
-    """Whether the graph is traced for a SavedModel."""
-    return bool(save_context.in_save_context())
+    It may not where XLA compiles all of the graph that is traced, and where an open ForwardAccumulator has a tangent of
+    one of the tensors. If one of this is not known, or tf.vectorized_map could not be told of them, it may not.
+    """
+    if _wrap is None or _tangents is None or _is_in_xla(tf.compat.v1.get_default_graph()):
+        return False
+    return not any(_tangents(list(tensors)).indices)
 
 
 def vectorize(tensor: tf.Tensor, convert: Callable[[Any], list[tuple[tf.Tensor, bool]]]) -> None:
@@ -50,4 +61,11 @@ def vectorize(tensor: tf.Tensor, convert: Callable[[Any], list[tuple[tf.Tensor, 
     ``convert`` takes an object with the ``inputs`` and ``outputs`` of the operation, and returns for each output a
     tensor, and whether the first axis of that is the mapped one.
     """
-    tensor.op.pfor_converter = lambda inputs: [pfor.wrap(*result) for result in convert(inputs)]
+    tensor.op.pfor_converter = lambda inputs: [_wrap(*result) for result in convert(inputs)]
+
+
+# The numbers of a tensor on the CPU as an array that shares its memory, which tf.Tensor.numpy copies. Without it no
+# kernels are used.
+numbers: Final[Callable[[tf.Tensor], Any] | None] = getattr(
+    _found("framework.ops", "EagerTensor", None), "_numpy", None
+)

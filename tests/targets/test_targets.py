@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from rmsnorm.targets import NoTarget, TargetError, open_target
+from rmsnorm.targets import NoTarget, TargetError, layers, open_target
 
 torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
 
@@ -80,6 +80,13 @@ def test_a_tf_module_may_make_its_variables_in_its_first_call():
     _, dscale, _ = target.gradients(x, gain, None, np.ones_like(x))
     assert np.array_equal(dscale, np.full(5, 2, "float16"))
     assert (target.framework, target.shape_of("scale", (2, 5)), layer.gamma) == ("tensorflow", (5,), None)
+
+
+def test_a_layer_of_keras_is_known_wherever_its_class_is_defined(monkeypatch):
+    """By the public name: that of its module is private to Keras."""
+    keras = pytest.importorskip("keras")
+    monkeypatch.setattr(keras.Layer, "__module__", "keras.elsewhere")
+    assert layers.opener(keras.layers.LayerNormalization()) is layers.opener(keras.layers.Dense) is layers.open_keras
 
 
 def test_a_module_of_haiku_is_made_inside_of_a_function():

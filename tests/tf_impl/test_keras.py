@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{NUMPY_2}:DeprecationWarning"),
 ]
 tf.get_logger().setLevel("ERROR")
-BuiltIn = keras.layers.RMSNormalization
+BuiltIn, beside_the_built_in = keras_layer.BuiltIn, keras_layer.beside_the_built_in
 IN_A_TEST_BELOW = {"the_harness_of_keras", "the_tests_of_keras", "in_the_place_of_the_built_in", "training"}
 EVERY = keras_layer.CHECKS | keras_parity.CHECKS
 CHECKS = {name: check for name, check in EVERY.items() if name not in IN_A_TEST_BELOW}
@@ -52,10 +52,12 @@ def test_the_tests_of_keras(tmp_path: Path) -> None:
     keras_layer.check_the_tests_of_keras(tmp_path)
 
 
+@beside_the_built_in
 def test_in_the_place_of_the_built_in(tmp_path: Path) -> None:
     keras_layer.check_in_the_place_of_the_built_in(tmp_path)
 
 
+@beside_the_built_in
 def test_the_gains_in_a_file_are_found(tmp_path: Path) -> None:
     """Of layers within layers, beside the state of an optimiser and a LayerNorm."""
     from rmsnorm.identify import identify_checkpoint
@@ -72,6 +74,7 @@ def test_the_gains_in_a_file_are_found(tmp_path: Path) -> None:
         assert not found.agrees
 
 
+@beside_the_built_in
 def test_the_gain_keeps_its_precision() -> None:
     """Under a mixed policy the built-in rounds it to 16 bits first."""
     x = normal(64, 512)
@@ -82,7 +85,7 @@ def test_the_gain_keeps_its_precision() -> None:
 
 
 def test_arguments() -> None:
-    assert RMSNormalization().epsilon == BuiltIn().epsilon == 1e-6
+    assert RMSNormalization().epsilon == (BuiltIn or RMSNormalization)().epsilon == 1e-6
     assert RMSNormalization(variant="nematus").epsilon == 1e-5
     assert RMSNormalization(-1, 0.25, variant="nematus").epsilon == 0.25
     assert RMSNormalization(variant="torch").epsilon is None
@@ -232,7 +235,9 @@ def test_other_backends(backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=getattr(check, "pytestmark", ())) for name, check in CHECKS.items()]
+)
 def test_on_tensorflow(name: str, tmp_path: Path) -> None:
     """The checks that keras_backend runs on the other backends."""
     CHECKS[name](tmp_path)

@@ -25,9 +25,10 @@ def layers(problem: Problem, variant: Variant) -> dict[str, tuple[Any, Variant |
 
     made = {
         OURS: (RMSNormalization(variant=variant, bias=False, dtype=problem.dtype), variant),
-        BUILTIN: (keras.layers.RMSNormalization(dtype=problem.dtype), PRESETS["keras"]),
         LAYER_NORM: (keras.layers.LayerNormalization(dtype=problem.dtype), None),
     }
+    if hasattr(keras.layers, "RMSNormalization"):  # since Keras 3.9
+        made[BUILTIN] = keras.layers.RMSNormalization(dtype=problem.dtype), PRESETS["keras"]
     for layer, _ in made.values():
         layer.build(problem.x.shape)
         layer.set_weights([problem.scale, *layer.get_weights()[1:]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Final
 
@@ -169,7 +169,7 @@ def _rule(
 ) -> Rule | None:
     """The rule of a layer or an operation of Keras; None if it is not linear."""
     kind, shape, last = type(layer).__name__, output.shape, len(output.shape) - 1
-    if not type(layer).__module__.startswith("keras.src."):
+    if not type(layer).__module__.startswith("keras."):
         return None
 
     def along(name: str, axes: dict[int, int]) -> Operand:
@@ -300,8 +300,15 @@ def _walk(model: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_graph(model: Any) -> bool:
-    kinds = (keras.Sequential, keras.src.models.functional.Functional)
+    kinds = (keras.Sequential, _functional())
     return isinstance(model, kinds) and any(type(model).call is kind.call for kind in kinds)
+
+
+@cache
+def _functional() -> Any:
+    """The class of keras.Model(inputs, outputs), which has no public name."""
+    x = keras.Input((1,), name="x")  # by a name, as Keras numbers what has none
+    return type(keras.Model(x, x, name="model"))
 
 
 def _run_graph(model: Any, call: Callable[[Any], Any], inputs: Any) -> Any:

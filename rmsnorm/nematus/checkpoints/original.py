@@ -65,7 +65,7 @@ def save_theano(path: str | os.PathLike[str], config: Config, parameters: Mappin
         warnings.warn(f"{other}its output activation is tanh", stacklevel=2)
     path = Path(path)
     with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+        tensors.write_npz(file, arrays)
     write_options(path, config, theano=True)
 
 
