@@ -133,6 +133,7 @@ def learned(model: Any) -> Any:
     return np.stack([before, model.predict(X, verbose=0)])
 
 
+@pytest.mark.needs("keras>=3.9", "its model has keras.layers.RMSNormalization, which is of 3.9")
 def test_a_model_says_and_learns_the_same(tmp_path: Path) -> None:
     """A functional model, with a Sequential and a layer of layers in it."""
 
@@ -159,6 +160,7 @@ def test_a_model_says_and_learns_the_same(tmp_path: Path) -> None:
     assert len(replace(loaded)) == 3
 
 
+@pytest.mark.needs("keras>=3.9", "its model has keras.layers.RMSNormalization, which is of 3.9")
 def test_what_is_computed_is_ours() -> None:
     """An own call with another variant: eps shows that the layer's code no longer runs, but where it is asked more."""
     mine = model_of(OwnNorm(), Block())
@@ -225,6 +227,7 @@ def test_a_norm_with_a_gate() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not support masking and will therefore destroy:UserWarning")
+@pytest.mark.needs("keras>=3.9", "its model has keras.layers.RMSNormalization, which is of 3.9")
 def test_a_mask_ends_at_the_built_in_layer_replaced_or_not_and_goes_through_ours() -> None:
     tokens = np.array([[1, 2, 0, 0], [3, 0, 0, 0]])
 

@@ -125,7 +125,13 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "preset", "findings"), KNOWN, ids=[name for name, *_ in KNOWN])
+NEEDS = {"keras.layers:RMSNormalization": pytest.mark.needs("keras>=3.9", "the layer is of 3.9")}
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "findings"),
+    [pytest.param(*known, id=known[0], marks=NEEDS.get(known[0], ())) for known in KNOWN],
+)
 @pytest.mark.sample(2)
 def test_it_is_recognised_with_no_hint(name, preset, findings):
     package = {"rmsnorm.tf_impl:RMSNormalization": "keras"}.get(name, name.split(".")[0])

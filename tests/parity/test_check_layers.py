@@ -131,6 +131,7 @@ def test_transformers() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.needs("keras>=3.9", "it is about keras.layers.RMSNormalization, which is of 3.9")
 def test_keras() -> None:
     pytest.importorskip("tensorflow", reason="tensorflow is not installed; pip install '.[tf]'")
     keras = pytest.importorskip("keras", reason="keras is not installed; pip install '.[tf]'")

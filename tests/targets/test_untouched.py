@@ -50,7 +50,7 @@ def torch_layer() -> Any:
 
 def keras_layer() -> Any:
     keras = pytest.importorskip("keras")
-    layer = keras.layers.RMSNormalization()
+    layer = getattr(keras.layers, "RMSNormalization", keras.layers.LayerNormalization)()  # it is of Keras 3.9
     layer.build((2, 8))
     return layer
 
