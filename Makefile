@@ -20,7 +20,7 @@ test: $(VENV)/ready
 test-all: $(VENV)/ready
 	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --all
 
-# The parity check and the fast tests in another environment, which this makes: lowest, colab, gpu or newest.
+# The parity check and the fast tests in another environment, which this makes: lowest, lowest-jax, colab, gpu or newest.
 ENV ?= lowest
 versions:
 	$(PYTHON) tests/versions/run.py $(ENV)

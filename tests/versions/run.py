@@ -1,6 +1,6 @@
 """The package in environments of others: makes one, runs the parity check and the fast tests, and keeps the counts.
 
-    python tests/versions/run.py lowest        # writes tests/versions/lowest.json; it takes ten to twenty minutes
+    python tests/versions/run.py lowest        # writes tests/versions/lowest.json; it takes ten to thirty minutes
     python tests/versions/run.py --table       # the table in docs/versions.md, from these files
 
 An environment is a version of Python, and a file with the version of every package beside this one. It is made in
@@ -52,7 +52,8 @@ class Environment(NamedTuple):
 
 
 ENVIRONMENTS: Final = {
-    "lowest": Environment("lowest", "3.11"),
+    "lowest": Environment("lowest", "3.11", ("numpy", "torch", "tf")),
+    "lowest-jax": Environment("lowest of JAX", "3.11", ("numpy", "flax")),  # TensorFlow 2.18 wants an older ml_dtypes
     "colab": Environment("Colab, August 2026", "3.12"),
     "gpu": Environment("an image for GPUs", "3.12", ("numpy", "torch", "flax"), installed=False),
     "newest": Environment("newest", "3.13"),
