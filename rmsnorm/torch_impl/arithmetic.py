@@ -345,7 +345,11 @@ def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
 
 def _tensor(value: Any, like: Tensor) -> Tensor:
     """A number as the tensor of an operation: a program that is decomposed cannot keep one of torch.as_tensor."""
-    return value.to(like) if isinstance(value, Tensor) else like.new_full((), value)
+    if isinstance(value, Tensor):
+        return value.to(like)
+    if like.is_nested is True:  # of a Proxy it is a Proxy; jagged rows have no new_full in PyTorch 2.6
+        return torch.full((), value, dtype=like.dtype, device=like.device)
+    return like.new_full((), value)
 
 
 def _slope(call: Call, k: Any, inverse_rms: Tensor) -> Any:

@@ -17,7 +17,7 @@ from rmsnorm.interface import constructor
 from rmsnorm.torch_impl.autograd import again
 from rmsnorm.torch_impl.calls import kept, spec
 from rmsnorm.torch_impl.functional import rms_norm
-from rmsnorm.torch_impl.private import TRACED, autocast_dtype, has_tangents, is_autocast_on, is_watched
+from rmsnorm.torch_impl.private import TRACED, built_in_dtype, has_tangents, is_watched, may_differ
 from rmsnorm.torch_impl.rows import Kept
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -167,8 +167,8 @@ class RMSNorm(torch.nn.RMSNorm):
         elif x.shape[self._axes[0] :] != self.normalized_shape:
             why = f"normalized_shape, x being {spec('RMSNorm', 'x', x)}"
             raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[self._axes[0] :], self.normalized_shape, why)
-        elif is_autocast_on(x.device.type):
-            out_dtype = autocast_dtype(self.variant.name, x, residual)
+        elif may_differ(x.device.type):
+            out_dtype = built_in_dtype(self.variant.name, x, weight, residual)
         y = rms_norm(
             x,
             weight,
@@ -181,7 +181,7 @@ class RMSNorm(torch.nn.RMSNorm):
             gate=gate,
             out_dtype=out_dtype,
         )
-        if alone:
+        if alone and out_dtype is None:
             self.__dict__["_kept"] = kept(settings, (self._axes, None), x, weight, bias, gate)
         return y
 

@@ -155,13 +155,6 @@ def write_in_programs(operator: Any, write: Callable[[Any, Callable[[str], None]
     return True
 
 
-def autocast_dtype(variant: str, x: Tensor, residual: Any) -> torch.dtype | None:
-    """That of y of a layer where autocast, which is on, changes it as for the built-in layer; else None."""
-    dtypes = {getattr(t, "dtype", None) for t in (x, residual) if t is not None}
-    is_narrow = dtypes <= {torch.bfloat16, torch.float16}
-    return torch.float32 if variant == "torch" and is_narrow and is_widened(x.device.type) else None
-
-
 def is_autocast_on(device_type: str) -> bool:
     """Also of a device without autocast, as meta, where PyTorch 2.5 raises."""
     try:
@@ -170,12 +163,42 @@ def is_autocast_on(device_type: str) -> bool:
         return False
 
 
+# Whether torch.nn.RMSNorm has the dtype of x and its gain promoted, as in PyTorch 2.5 and 2.6. One with a fused operator
+# has that of x, and would warn of two dtypes here.
+promotes: Final[bool] = _found("_fused_rms_norm", None) is None and (
+    torch.nn.functional.rms_norm(
+        torch.ones(1, dtype=torch.float16, device=CPU), (1,), torch.ones(1, dtype=torch.float32, device=CPU)
+    ).dtype
+    == torch.float32
+)
+# Whether ``built_in_dtype`` must be asked in a call. A program has one condition for it in every version.
+may_differ: Final[Callable[[str], bool]] = (lambda device_type: True) if promotes else is_autocast_on
+
+
+def built_in_dtype(variant: str, x: Tensor, weight: Tensor | None, residual: Any) -> torch.dtype | None:
+    """That of y of a layer where the built-in layer, or autocast in it, has another one than the variant; else None."""
+    if variant != "torch":
+        return None
+    dtypes = [t.dtype for t in (x, residual) if isinstance(t, Tensor)]
+    usual = dtype = reduce(torch.promote_types, dtypes)
+    is_narrow = all(each in (torch.bfloat16, torch.float16) for each in dtypes)
+    if is_narrow and is_autocast_on(x.device.type) and is_widened(x.device.type):
+        dtype = torch.float32
+    if promotes and weight is not None:
+        dtype = torch.promote_types(dtype, weight.dtype)
+    return None if dtype == usual else dtype
+
+
 @constant
 def is_widened(device_type: str) -> bool:
-    """Whether torch.nn.RMSNorm casts 16-bit tensors of a device to float32 where autocast is on."""
+    """Whether torch.nn.RMSNorm has float32 results of 16-bit tensors of a device where autocast is on.
+
+    It does where autocast casts what its operator takes, or what the square takes that PyTorch 2.5 has in 16 bits.
+    """
     has_kernel = _found("_C._dispatch_has_kernel_for_dispatch_key", lambda *_: device_type in ("cuda", "xpu"))
+    operator = "aten::rms_norm" if torch.__version__ >= (2, 6) else "aten::pow.Tensor_Scalar"
     with suppress(RuntimeError):  # there is no such key
-        return bool(has_kernel("aten::rms_norm", f"Autocast{device_type.upper()}"))
+        return bool(has_kernel(operator, f"Autocast{device_type.upper()}"))
     return False
 
 

@@ -57,7 +57,6 @@ def test_it_stands_for_the_built_in(shape: Any, dtype: Any) -> None:
             assert ((g - w).abs() <= 4 * ulp_bound(n, dtype) * w.abs().max() * n**0.5).all()
 
 
-@ROUNDS_ONCE
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # the built-in's
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 def test_result_dtypes_are_those_of_the_built_in(autocast: Any) -> None:
@@ -71,7 +70,10 @@ def test_result_dtypes_are_those_of_the_built_in(autocast: Any) -> None:
 @contextlib.contextmanager
 def autocast_on(device: str) -> Iterator[None]:
     """Also on a device that is not there, of fake tensors: torch.autocast would stay off."""
-    torch.set_autocast_enabled(device, True)
+    try:
+        torch.set_autocast_enabled(device, True)
+    except RuntimeError:
+        pytest.skip(f"PyTorch {torch.__version__} has no autocast of {device}")
     try:
         with FakeTensorMode(), torch.no_grad():
             yield
@@ -79,7 +81,6 @@ def autocast_on(device: str) -> Iterator[None]:
         torch.set_autocast_enabled(device, False)
 
 
-@ROUNDS_ONCE
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # the built-in's
 @pytest.mark.filterwarnings("ignore:rmsnorm. triton is not installed:UserWarning")
 @pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "mps", "mtia"])
