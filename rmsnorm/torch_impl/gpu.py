@@ -69,8 +69,8 @@ def is_usable(device: torch.device) -> bool:
 
 @lru_cache
 def _is_new_enough(device: torch.device) -> bool:
-    """False for a GPU that is too old, or not Nvidia's; a warning says so. A fake tensor may be on one that is absent."""
-    if not torch.cuda.is_available():
+    """False for a GPU that is too old, or not Nvidia's; a warning says so."""
+    if not torch.cuda.is_available():  # a fake tensor may be on a GPU that is absent
         return False
     if torch.version.hip is not None:
         why = "the kernels have not been tried on AMD's GPUs"

@@ -163,8 +163,8 @@ def is_autocast_on(device_type: str) -> bool:
         return False
 
 
-# Whether torch.nn.RMSNorm has the dtype of x and its gain promoted, as in PyTorch 2.5 and 2.6. One with a fused operator
-# has that of x, and would warn of two dtypes here.
+# Whether y of torch.nn.RMSNorm has the dtype of x and the gain promoted, as in PyTorch 2.5 and 2.6. Where there is a
+# fused operator, y has that of x, and the question would end in a warning.
 promotes: Final[bool] = _found("_fused_rms_norm", None) is None and (
     torch.nn.functional.rms_norm(
         torch.ones(1, dtype=torch.float16, device=CPU), (1,), torch.ones(1, dtype=torch.float32, device=CPU)
