@@ -46,6 +46,7 @@ from rmsnorm.flax_impl.rounding import (
     total,
     two_product,
     two_to,
+    where,
     zero_outside,
     zeros_of,
 )
@@ -75,7 +76,7 @@ def statistic(call: Call, h: jax.Array, mask: jax.Array | None, across: Across |
     inverse_power: Any = 1.0
     q_error: Any = 0.0
     if exact:
-        h = double(h) if counted is None else jnp.where(counted, double(h), 0.0)
+        h = zero_outside(counted, double(h))
         inverse_power = _inverse_power(call, h, k, across)
         h = h * inverse_power
         c = _centred(call, h, counted, k, across)
@@ -83,7 +84,7 @@ def statistic(call: Call, h: jax.Array, mask: jax.Array | None, across: Across |
         if call.variant.statistic == "variance":  # the mean may be slightly off: q feels the square of it alone
             mean = cut(_sum(call, h, across) / k)
             lost = sum_error(h, -mean, h - mean)
-            c = h - mean if counted is None else jnp.where(counted, h - mean, 0.0)
+            c = zero_outside(counted, h - mean)
         summed, error = sum_of_squares(c, bind(_sum, call, across=across))
         error = error + 2 * _sum(call, c * lost, across)
         q = cut(summed / k)
@@ -111,7 +112,7 @@ def statistic(call: Call, h: jax.Array, mask: jax.Array | None, across: Across |
         reciprocal = reciprocal + finite(lost)
     inverse_rms = reciprocal * inverse_power
     if empty is not None:
-        inverse_rms = jnp.where(empty, 0.0, inverse_rms)
+        inverse_rms = zero_outside(~empty, inverse_rms)
     return Statistic(empty, inverse_power, rho, rho_error, inverse_rms)
 
 
@@ -358,7 +359,7 @@ def _slope(call: Call, k: Any, inverse_rms: jax.Array, dtype: str) -> Any:
     _, outside, floor = _eps(call, k)
     if call.variant.eps_position == "outside":
         share = 1 - outside * inverse_rms
-        return convert(jnp.where(share > 0, 1 / jnp.where(share > 0, share, 1.0), 0.0), dtype)
+        return convert(zero_outside(share > 0, 1 / where(share > 0, share, 1.0)), dtype)
     if call.variant.eps_position == "clamp":  # rho == floor up to the rounding of 1 / rho
         return (inverse_rms * floor < 1 - 2.0**-50).astype(dtype)
     return 1.0

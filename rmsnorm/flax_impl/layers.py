@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import partial as bind
 from numbers import Integral
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any, Final, overload
 
 import jax
 from flax import nnx
@@ -25,6 +25,9 @@ from rmsnorm.flax_impl.functional import _arrays, _resolve, gated
 from rmsnorm.flax_impl.rounding import add, narrowed
 from rmsnorm.interface import constructor
 from rmsnorm.variants import Preset, Variant, derive
+
+# By the offset of the gain. Flax 0.11 keeps the function: these are equal in every layer, and pickle knows them.
+_UNIT: Final[Mapping[float, Initializer]] = {0.0: initializers.ones, 1.0: initializers.zeros}
 
 
 class RMSNorm(nnx.RMSNorm):
@@ -78,6 +81,8 @@ class RMSNorm(nnx.RMSNorm):
         Array([[0.84852815, 1.1313709 ]], dtype=float32)
     """
 
+    promote_dtype: Any = staticmethod(dtypes.promote_dtype)  # Flax 0.11 has none, where ``replace`` changes the class
+
     @constructor
     def __init__(
         self,
@@ -108,22 +113,27 @@ class RMSNorm(nnx.RMSNorm):
         check_options(reduction_axes, feature_axes, dtype)
         param_dtype = parameter_dtype("RMSNorm", param_dtype)
         self.variant: Variant = derive("RMSNorm", variant, epsilon, partial)
+        known = inspect.signature(nnx.RMSNorm.__init__).parameters  # neither of these two is, in Flax 0.11
+        offset = self.variant.scale_offset
+        younger = {"promote_dtype": promote_dtype, "scale_metadata": scale_metadata}
         super().__init__(
             num_features,
             epsilon=self.variant.eps,
             dtype=dtype,
             param_dtype=param_dtype,
             use_scale=use_scale,
-            scale_init=scale_init or initializers.constant(1 - self.variant.scale_offset),
+            scale_init=scale_init or _UNIT.get(offset, initializers.constant(1 - offset)),
             reduction_axes=_hashable(reduction_axes),
             feature_axes=_hashable(feature_axes),
             axis_name=_hashable(axis_name),
             axis_index_groups=_hashable(axis_index_groups),
             use_fast_variance=use_fast_variance,
             rngs=rngs,
-            **_taken({"promote_dtype": promote_dtype, "scale_metadata": scale_metadata}),
+            **{name: value for name, value in younger.items() if name in known},
         )
-        self.promote_dtype: Any = promote_dtype
+        if self.scale is not None and "scale_metadata" not in known:
+            self.scale = nnx.Param(self.scale[...], **scale_metadata)
+        self.promote_dtype = promote_dtype
         self.use_bias = self.variant.bias if use_bias is None else use_bias
         self.bias: nnx.Param[jax.Array] | None
         if self.use_bias:
@@ -188,12 +198,6 @@ class RMSNorm(nnx.RMSNorm):
             axis=self.reduction_axes, feature_axis=self.feature_axes, out_dtype=out_dtype,
             axis_name=self.axis_name, axis_index_groups=self.axis_index_groups,
         )  # fmt: skip
-
-
-def _taken(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those options that the built-in layer of this version takes; Flax before 0.12 has no ``promote_dtype``."""
-    known = inspect.signature(nnx.RMSNorm.__init__).parameters
-    return {name: value for name, value in options.items() if name in known}
 
 
 class _Positions(inspect.Signature):

@@ -123,7 +123,7 @@ def _narrow(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     info, integer = jnp.finfo(dtype), _INTEGER[dtype.itemsize]
     is_tiny = abs(x) < float(info.smallest_normal)
     normal = lax.reduce_precision(x, 11, info.nmant).astype(dtype)
-    steps = lax.round(jnp.where(is_tiny, abs(x), 0.0) / float(info.smallest_subnormal), _TO_EVEN).astype(integer)
+    steps = lax.round(zero_outside(is_tiny, abs(x)) / float(info.smallest_subnormal), _TO_EVEN).astype(integer)
     negative = lax.bitcast_convert_type(x, jnp.int64) < 0
     tiny = lax.bitcast_convert_type(jnp.where(negative, steps | np.iinfo(integer).min, steps), dtype)
     return jnp.where(is_tiny, tiny, normal)
@@ -169,7 +169,12 @@ def two_product(h: jax.Array, b: jax.Array) -> tuple[jax.Array, Any]:
 
 def zero_outside(mask: jax.Array | None, h: jax.Array) -> jax.Array:
     """h, with 0 where a mask is False."""
-    return h if mask is None else jnp.where(mask, h, jnp.zeros((), h.dtype))
+    return h if mask is None else where(mask, h, 0)
+
+
+def where(condition: jax.Array, x: jax.Array, number: float) -> jax.Array:
+    """As jnp.where, to which JAX 0.7 passes a number in 32 bits if it lowers that after the function that has x64."""
+    return jnp.where(condition, x, jnp.full((), number, x.dtype))
 
 
 def zeros_of(x: jax.Array, dtype: Any) -> jax.Array:
@@ -201,12 +206,12 @@ def sum_error(a: Any, b: Any, total: jax.Array) -> jax.Array:
 
 
 def clip(x: jax.Array, least: float, largest: float) -> jax.Array:
-    """As jnp.clip, which JAX before 0.8 lowers with bounds in 32 bits if that is after the function that has x64."""
+    """As jnp.clip, to which JAX 0.7 passes bounds as it does to jnp.where."""
     return jnp.minimum(jnp.maximum(x, least), largest)
 
 
 def finite(error: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(error), error, 0.0)
+    return zero_outside(jnp.isfinite(error), error)
 
 
 def plus(a: jax.Array, lost: Any) -> jax.Array:
@@ -222,7 +227,7 @@ def power_of_two(x: jax.Array) -> jax.Array:
 def exponent_of(a: jax.Array) -> jax.Array:
     """e with 2^e the largest power of two up to a >= 0, among normal numbers; 0 where a is not finite."""
     exponent = (lax.bitcast_convert_type(a, jnp.int64) >> 52) - 1023
-    return jnp.where(exponent > 1023, 0, clip(exponent, -1022, 1022))
+    return zero_outside(exponent <= 1023, clip(exponent, -1022, 1022))
 
 
 def excess(exponent: jax.Array, limit: int) -> jax.Array:

@@ -70,7 +70,8 @@ SHORTER = {"torch": "fwd+bwd", "keras-torch": "fwd", "keras-jax": "fwd"}  # comp
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.sample(1)
 def test_every_backend_times_a_small_shape(backend, tmp_path):
-    missing = [package for package in BACKENDS[backend].packages if find_spec(package) is None]
+    layers = (FRAMEWORKS[backend].layers,) if backend in FRAMEWORKS else ()
+    missing = [package for package in (*BACKENDS[backend].packages, *layers) if find_spec(package) is None]
     if missing:
         pytest.skip(f"{missing[0]} is not installed; pip install '.[{BACKENDS[backend].extra}]'")
     ops = [SHORTER[backend]] if backend in SHORTER else list(OPS)
@@ -121,6 +122,22 @@ def test_layers_of_other_packages_are_timed_where_they_are_installed(tmp_path):
         "except ModuleNotFoundError as error: print(error)"
     )
     assert printed("-c", code, path=tmp_path) == "No module named 'liger_kernel.ops'\n"
+
+
+def test_without_the_package_of_its_layers_the_function_of_jax_is_timed(tmp_path):
+    if find_spec("jax") is None:
+        pytest.skip("jax is not installed; pip install '.[flax]'")
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['flax'] = None\n")  # as if not installed
+    target = tmp_path / "bench.json"
+    asked = ("--backend", "flax", "--shape", "3x40", "--dtype", "float32", "--seconds", "0", "--threads", "1")
+    done = _bench(*asked, "--json", target, path=tmp_path)
+    assert done.exit_code == 0, done.stdout + done.stderr
+    document = json.loads(target.read_text())
+    assert "the function, as flax is not installed" in json.dumps(document["backends"])
+    names = ["ours", "ours jit", "copy", "copy into"]
+    assert [(record["candidate"], record["status"]) for record in document["records"]] == [
+        (name, "timed") for _ in OPS for name in names
+    ]
 
 
 RECORD = {

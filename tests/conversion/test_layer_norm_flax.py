@@ -12,6 +12,7 @@ from rmsnorm.conversion.layer_norm import to_rms_norm
 
 pytest.importorskip("jax")
 nnx = pytest.importorskip("flax.nnx")
+from rmsnorm.conversion.replacement.flax import iter_modules  # noqa: E402
 
 
 def nnx_models() -> dict[str, Any]:
@@ -115,7 +116,7 @@ def test_nnx(name):
         else:
             assert distance(one, two) <= (SINGLE if name != "bfloat16" else 0.02)
     assert result.exact <= ROUNDING
-    kinds = {path: type(module).__name__ for path, module in nnx.iter_modules(result.model)}
+    kinds = {path: type(module).__name__ for path, module in iter_modules(result.model)}
     for layer in result.layers:
         path = next(path for path in kinds if "/".join(map(str, path)) == layer.name)
         assert kinds[path] == ("RMSNorm" if layer.converted else "LayerNorm")

@@ -64,6 +64,7 @@ def check(apart: list[float], dtype: str, *, rows_whole: bool) -> None:
 def test_arrays_over_devices(found: Any, cell: str) -> None:
     _, spec, dtype, *_ = cell.split()
     check(found[cell]["apart"], dtype, rows_whole=spec == "batch")
+    assert not found[cell]["golden"]
     assert found[cell]["kernels"] == 0
     assert all(found[cell]["kept"]), "y and the gradients lie as x and the parameters do"
     assert {kind for kind, _ in found[cell]["collectives"]} == {"all-reduce"}
@@ -74,6 +75,7 @@ def test_arrays_over_devices(found: Any, cell: str) -> None:
 @pytest.mark.parametrize("way", ["shard_map", "pmap", "formula", "slice", "beside"])
 def test_whole_rows_have_the_bits_of_one_device(found: Any, way: str) -> None:
     assert not any(found[way]["apart"])
+    assert not found[way]["golden"]
     assert found[way]["kernels"] == 0
 
 
@@ -96,6 +98,8 @@ def test_the_inspection_finds_what_is_gathered_or_sent_about(found: Any) -> None
 def check_layers(found: Any, dtype: str) -> None:
     for way in WAYS:
         check(found[f"{way} {dtype}"], dtype, rows_whole=False)
+    for way in WAYS[:2]:
+        assert not found[f"{way} {dtype}, golden"]
 
 
 @pytest.mark.slow

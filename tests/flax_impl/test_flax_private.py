@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from functools import lru_cache
@@ -44,6 +45,19 @@ def test_nothing_else_asks_jax_in_private() -> None:
     folder = Path(rmsnorm.__file__).parent
     texts = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.py")}
     assert [name for name, text in texts.items() if young.search(text)] == ["flax_impl/private.py"]
+
+
+def test_no_number_is_an_argument_of_what_jax_compiles_by_itself() -> None:
+    """JAX 0.7 makes it 32 bits if the lowering is not inside of enable_x64: see rounding.where."""
+    number = re.compile(r"-?[0-9.e*-]+")
+    calls = [
+        (path.name, ast.unparse(node), [ast.unparse(value) for value in node.args])
+        for path in Path(private.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("jnp.where", "jnp.clip", "jnp.select")
+    ]
+    assert calls
+    assert not [call for *call, values in calls if any(map(number.fullmatch, values))]
 
 
 def test_an_older_jaxlib_has_no_kernels_and_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 from flax_arrays import gradients  # noqa: E402
+from jax import export  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
@@ -26,8 +27,7 @@ from rmsnorm.variants import Variant  # noqa: E402
 if not cpu.is_available() or jax.default_backend() != "cpu":
     pytest.skip("no kernels for this device", allow_module_level=True)
 
-
-pytestmark = pytest.mark.needs("jaxlib>=0.9.1", "an older XLA has another interface than the kernels need")
+CALLS_KERNELS = pytest.mark.needs("jaxlib>=0.9.1", "an older XLA has another interface than the kernels need")
 
 
 def normal(seed: int, *shape: int, dtype: str = "float32") -> np.ndarray:
@@ -45,6 +45,7 @@ def calls(function: Any, *arrays: Any) -> int:
     return jax.jit(function).lower(*arrays).as_text().count("custom_call @rmsnorm(")
 
 
+@CALLS_KERNELS
 def test_a_loss_of_some_arguments() -> None:
     """A loss of each argument alone; and a program that uses y alone, or 1 / rho alone."""
     x, dy, scale, bias = normal(0, 8, 16), normal(1, 8, 16), normal(2, 16), normal(3, 16)
@@ -57,6 +58,7 @@ def test_a_loss_of_some_arguments() -> None:
     assert_bits([inverse_rms], [golden.rms_norm(x, return_inverse_rms=True)[1]])
 
 
+@CALLS_KERNELS
 def test_the_formula_of_the_gradients_is_a_kernel() -> None:
     """Also with a residual. JAX transforms it as it transforms the gradients that it derives itself."""
     x, dy, residual, dh = (normal(seed, 8, 16) for seed in range(4))
@@ -83,6 +85,7 @@ def test_the_formula_of_the_gradients_is_a_kernel() -> None:
                 np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
 
 
+@CALLS_KERNELS
 def test_vmap_is_more_rows() -> None:
     x, dy, scale, mask = normal(0, 4, 5, 16), normal(1, 4, 5, 16), normal(2, 16), normal(3, 5, 16) < 0.6
     for axis in (0, 1):
@@ -132,11 +135,12 @@ def test_other_derivatives_are_those_of_the_operations(name: str) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
+@CALLS_KERNELS
 def test_where_xla_compiles_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     x, scale = jnp.asarray(normal(0, 8, 16)), jnp.asarray(normal(1, 16))
     assert calls(rms_norm, x, scale) == 1
     assert calls(functools.partial(rms_norm, axis=0), x, scale[:8]) == 0
-    assert "rmsnorm(" not in jax.export.export(jax.jit(rms_norm))(x, scale).mlir_module()
+    assert "rmsnorm(" not in export.export(jax.jit(rms_norm))(x, scale).mlir_module()
     gradient = jax.jit(jax.grad(lambda x, scale: rms_norm(x, scale).sum()))
     for program in (jax.jit(rms_norm), gradient):  # on a GPU there are plain operations alone
         assert "custom_call" not in program.trace(x, scale).lower(lowering_platforms=("cuda",)).as_text()
@@ -150,6 +154,7 @@ def test_where_xla_compiles_the_operations(monkeypatch: pytest.MonkeyPatch) -> N
     assert calls(functools.partial(rms_norm), x, scale) == 0
 
 
+@CALLS_KERNELS
 @pytest.mark.parametrize("threads", ["1", "2", "16"])
 def test_threads_change_no_bit(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RMSNORM_NUM_THREADS", threads)  # read when a program is compiled
@@ -159,6 +164,7 @@ def test_threads_change_no_bit(threads: str, monkeypatch: pytest.MonkeyPatch) ->
     assert_bits(results[1:], golden.rms_norm_vjp(dy, x, scale)[:2])
 
 
+@CALLS_KERNELS
 def test_many_calls_at_once() -> None:
     """From Python threads, and within one program: more calls than XLA has threads."""
     x, dy, scale = normal(0, 260, 1025), normal(1, 260, 1025), normal(2, 1025)
@@ -171,6 +177,7 @@ def test_many_calls_at_once() -> None:
     assert_bits(many, [golden.rms_norm(x + np.float32(i), scale) for i in range(12)])
 
 
+@CALLS_KERNELS
 def test_errors_of_a_handler() -> None:
     """They are errors of XLA: without memory, and if another process compiled the program."""
     from rmsnorm.cpu import machine_code, xla
@@ -191,6 +198,7 @@ def test_errors_of_a_handler() -> None:
             jax.block_until_ready(jax.ffi.ffi_call("rmsnorm", types)(x, attribute=attribute))
 
 
+@CALLS_KERNELS
 def test_a_jaxlib_that_does_not_take_them(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: the handler's API version (0.3) is incompatible")

@@ -14,7 +14,7 @@ from jax import numpy as jnp
 
 from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace
 from rmsnorm.conversion.layer_norm.streams import Node, Operand, Plan, Rule, Value, moved, spread, sum_of
-from rmsnorm.conversion.replacement.flax import BACKEND
+from rmsnorm.conversion.replacement.flax import BACKEND, iter_modules
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.flax_impl.layers import RMSNorm
@@ -150,7 +150,7 @@ class _Trace(Trace):
         super().__init__()
         marked = nnx.clone(model)
         marked.eval()
-        for path, module in list(nnx.iter_modules(marked)):
+        for path, module in list(iter_modules(marked)):
             name = _name(path)
             self._mark(name, module, own.get(name))
         graphdef, state = nnx.split(marked)
@@ -175,7 +175,7 @@ class _Trace(Trace):
             if value is not None:
                 value.is_output = True
         reached = {node.norm.layer for node in self.nodes if node.norm}
-        for path, module in nnx.iter_modules(marked):
+        for path, module in iter_modules(marked):
             name = _name(path)
             norm = getattr(module, "marked", None)
             if isinstance(norm, _Call) and norm.more:
@@ -297,7 +297,7 @@ def _apply(model: nnx.Module, plan: Plan, own: Norms) -> None:
             wide = np.asarray(array, np.float64)
             value = (wide - wide.mean(tuple(axes), keepdims=True)).astype(array.dtype)
             _get(model, path)[...] = jnp.asarray(value)
-    for path, module in list(nnx.iter_modules(model)):
+    for path, module in list(iter_modules(model)):
         name = _name(path)
         if name in plan.converted and name in own:
             BACKEND.become(module, own[name])
@@ -314,7 +314,7 @@ def _wide(model: nnx.Module) -> nnx.Module:
         if _is_float(variable[...]):
             parameter = _get(wide, path)
             parameter.set_value(parameter[...].astype(jnp.float64))
-    for _, module in list(nnx.iter_modules(wide)):
+    for _, module in list(iter_modules(wide)):
         layer: Any = module
         if getattr(layer, "dtype", None) is not None:
             layer.dtype = jnp.float64

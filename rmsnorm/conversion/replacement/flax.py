@@ -18,6 +18,9 @@ from rmsnorm.flax_impl.functional import rms_norm
 from rmsnorm.flax_impl.layers import RMSNorm
 from rmsnorm.identify import Identity, Target, open_target
 
+# In Flax 0.11 it is a method.
+iter_modules: Any = nnx.iter_modules if hasattr(nnx, "iter_modules") else nnx.Module.iter_modules
+
 
 def _changes(module: nnx.Module, *inputs: Any) -> bool:
     before = _state(module)
@@ -59,7 +62,7 @@ class Flax(Backend):
     package, call = "flax.", "__call__"
 
     def modules(self, model: nnx.Module) -> Iterator[tuple[str, nnx.Module]]:
-        for path, module in nnx.iter_modules(model):
+        for path, module in iter_modules(model):
             yield "/".join(map(str, path)), module
 
     def is_replaced(self, module: nnx.Module) -> bool:
@@ -69,7 +72,7 @@ class Flax(Backend):
         return list(_variables(module))
 
     def has_inner(self, module: nnx.Module) -> bool:
-        return any(path for path, _ in nnx.iter_modules(module))
+        return any(path for path, _ in iter_modules(module))
 
     def prove(self, module: nnx.Module) -> tuple[Norm, Identity]:
         if self.has_inner(module):
