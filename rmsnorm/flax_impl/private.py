@@ -47,6 +47,13 @@ def why_no_kernels() -> str | None:
     )
 
 
+def bind_again(equation: Any, *operands: Any) -> Any:
+    """The results of an equation of a jaxpr, of other operands."""
+    params = equation.primitive.get_bind_params(equation.params)
+    functions, params = params if isinstance(params, tuple) else ((), params)  # JAX 0.7 has functions apart
+    return equation.primitive.bind(*functions, *operands, **params)
+
+
 def is_divided(x: Any) -> bool:
     """Whether each device has its own part of an array, and its type says so: in a shard_map, or by explicit sharding.
 

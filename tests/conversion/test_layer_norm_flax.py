@@ -14,6 +14,8 @@ pytest.importorskip("jax")
 nnx = pytest.importorskip("flax.nnx")
 from rmsnorm.conversion.replacement.flax import iter_modules  # noqa: E402
 
+in_list = getattr(nnx, "List", list)  # Flax 0.11 takes lists themselves
+
 
 def nnx_models() -> dict[str, Any]:
     """Models, what they take, and the layers that are left with why; all others are converted."""
@@ -50,7 +52,7 @@ def nnx_models() -> dict[str, Any]:
             "attention": lambda: nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs), "before": lambda: norm(8),
             "after": lambda: norm(8), "up": lambda: linear(8, 16), "down": lambda: linear(16, 8),
         }  # fmt: skip
-        lists = {name: nnx.List([make()]) for name, make in listed.items()}
+        lists = {name: in_list([make()]) for name, make in listed.items()}
         words, positions = nnx.Embed(11, 8, rngs=rngs), nnx.Param(jnp.ones((5, 8)))
         drop = nnx.Dropout(0.1, rngs=rngs)
         return {**lists, "words": words, "positions": positions, "drop": drop, "last": norm(8), "head": head}
