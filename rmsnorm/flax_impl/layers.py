@@ -132,7 +132,7 @@ class RMSNorm(nnx.RMSNorm):
             **{name: value for name, value in younger.items() if name in known},
         )
         if self.scale is not None and "scale_metadata" not in known:
-            self.scale = nnx.Param(self.scale[...], **scale_metadata)
+            self.scale: Any = nnx.Param(self.scale[...], **scale_metadata)
         self.promote_dtype = promote_dtype
         self.use_bias = self.variant.bias if use_bias is None else use_bias
         self.bias: nnx.Param[jax.Array] | None
