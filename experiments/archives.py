@@ -105,7 +105,7 @@ def write(
     check(op, "the model", wanted, {name: value.shape for name, value in values.items()})
     path = Path(path)
     with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, allow_pickle=False, **values)
+        tensors.write_npz(file, values)
     write_text(Path(f"{path}.json"), json.dumps(dict(options), indent=2, sort_keys=True))
 
 

@@ -14,6 +14,7 @@ import pytest
 from commands import rmsnorm
 from safetensors.numpy import save_file
 
+from rmsnorm import tensors
 from rmsnorm.identify import identify_checkpoint
 
 
@@ -130,6 +131,21 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing.npz is missing, expected a .safetensors, .npz"):
         identify_checkpoint(tmp_path / "nothing.npz")
     assert not (tmp_path / "sprung").exists()
+
+
+def test_an_archive_has_the_arrays_alone(tmp_path: Path) -> None:
+    """np.savez takes some names for arguments of its own, and older ones take its arguments for names."""
+    rng, path = np.random.default_rng(0), tmp_path / "a.npz"
+    arrays: dict[str, Any] = {name: rng.standard_normal((2, 3)) for name in ("norm/weight", "file", "allow_pickle")}
+    arrays |= {"big": np.arange(3, dtype=">f4"), "columns": np.asfortranarray(rng.standard_normal((3, 2))), "one": 2.5}
+    tensors.write_npz(path, arrays)
+    with np.load(path, allow_pickle=False) as archive:
+        assert archive.files == list(arrays)
+        for name, array in arrays.items():
+            assert archive[name].dtype == np.asarray(array).dtype
+            np.testing.assert_array_equal(archive[name], array)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        tensors.write_npz(path, {"norm/weight": np.array([{}])})
 
 
 def test_the_command(tmp_path: Path) -> None:
