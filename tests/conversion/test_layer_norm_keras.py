@@ -46,6 +46,11 @@ def keras_models() -> dict[str, Any]:
         h = make.Dense(4, name="a")(x)
         return norm("n")(h) + make.Dense(4, name="b")(h)
 
+    def deep(x: Any) -> Any:
+        dense = make.Dense(3, name="dense")
+        innermost = keras.Sequential([keras.Input((3,)), dense, norm("n")], name="innermost")
+        return norm("last")(dense(keras.Sequential([keras.Input((3,)), innermost, norm("m")], name="inner")(x)))
+
     def nested(x: Any) -> Any:
         h = make.Reshape((36, 4))(make.Conv2D(4, 3)(x))
         h = keras.Sequential([norm("n"), make.Dense(6), norm("m", axis=-1)], name="inner")(h)
@@ -68,6 +73,8 @@ def keras_models() -> dict[str, Any]:
                  {"n": "a (Dense) is not linear"}),
         "gpt": (gpt(), [IDS, position_ids], {}),
         "nested": (functional((8, 8, 3), nested), image, {}),
+        "deep": (functional((3,), deep), row,
+                 {"inner/m": "inner/innermost/n (LayerNormalization) has gains that differ"}),
         "channels first": (functional((8, 8, 3), lambda x: norm("n")(make.Permute((2, 3, 1))(make.Permute((3, 1, 2))(
             make.Conv2DTranspose(4, 3)(x))))), image, {}),
         "pooled": (functional((8, 8, 3), lambda x: norm("n")(make.GlobalAveragePooling2D()(make.Conv2D(4, 3)(x)))),
@@ -85,7 +92,7 @@ def keras_models() -> dict[str, Any]:
 
 
 KERAS_MODELS = (
-    "sequential", "not built", "relu", "gpt", "nested", "channels first", "pooled", "another reader",
+    "sequential", "not built", "relu", "gpt", "nested", "deep", "channels first", "pooled", "another reader",
     "a layer used twice", "the input", "within a layer", "depthwise",
 )  # fmt: skip
 
@@ -127,6 +134,18 @@ def test_keras_rms_scaling():
     norm = keras.layers.LayerNormalization(rms_scaling=True, name="n")
     result = to_rms_norm(keras.Sequential([keras.layers.Dense(4), norm]), np.ones((2, 3), "float32"))
     assert "divides by the variance" in shown(result)["n"]
+
+
+def test_keras_casts():
+    """Wide arithmetic is also wide where the model itself rounds."""
+    keras = keras_of()
+    inputs = keras.Input((3,))
+    half = keras.ops.cast(keras.layers.Dense(4)(inputs), "float16")
+    model = keras.Model(inputs, keras.layers.LayerNormalization(name="n")(keras.ops.cast(half, "float32")))
+    x = np.random.default_rng(0).standard_normal((2, 3)).astype("float32")
+    result = to_rms_norm(keras_randomised(model, x), x)
+    assert shown(result) == {"n": ""}
+    assert result.exact <= ROUNDING
 
 
 def test_keras_names_are_all():

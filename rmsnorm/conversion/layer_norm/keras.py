@@ -251,8 +251,17 @@ def _move(operation: Any, args: Any, kwargs: Any, numbers: list[np.ndarray]) -> 
 def _apply(model: Any, plan: Plan | None, own: Norms, dtype: str | None = None) -> Any:
     """A clone of the model, in ``dtype`` if given, with the plan's RMSNorm layers and centred weights if given."""
     names = {id(layer): path for path, layer in _walk(model)}
+    copies: dict[int, Any] = {}
 
-    def copied(layer: Any) -> Any:
+    def copied(layer: Any) -> Any:  # once, also where a model and one within it share the layer
+        if id(layer) not in copies:
+            copies[id(layer)] = cloned(layer) if _is_graph(layer) else copy_of(layer)
+        return copies[id(layer)]
+
+    def cloned(graph: Any) -> Any:  # the argument ``recursive`` of Keras 3.6 reaches one level
+        return keras.models.clone_model(graph, clone_function=copied)
+
+    def copy_of(layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):
             return layer
         config = layer.get_config()
@@ -267,7 +276,7 @@ def _apply(model: Any, plan: Plan | None, own: Norms, dtype: str | None = None) 
         copy.name = layer.name  # not in the config that Keras makes for a class without get_config
         return copy
 
-    clone = keras.models.clone_model(model, clone_function=copied, recursive=True)
+    clone = cloned(model)
     if not clone.built:
         clone.build(model.input_shape)
     new = dict(_walk(clone))
@@ -308,7 +317,7 @@ def _is_graph(model: Any) -> bool:
 def _functional() -> Any:
     """The class of keras.Model(inputs, outputs), which has no public name."""
     x = keras.Input((1,), name="x")  # by a name, as Keras numbers what has none
-    return type(keras.Model(x, x, name="model"))
+    return type(keras.Model(x, keras.layers.Identity(name="y")(x), name="model"))
 
 
 def _run_graph(model: Any, call: Callable[[Any], Any], inputs: Any) -> Any:
@@ -318,9 +327,17 @@ def _run_graph(model: Any, call: Callable[[Any], Any], inputs: Any) -> Any:
 
 
 def _evaluate(model: Any, *inputs: Any, **_: Any) -> Any:
-    """The outputs of a model without casts to the dtypes of its inputs; the same for the models inside it."""
-    inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
-    return _run_graph(model, lambda layer: partial(_evaluate, layer) if _is_graph(layer) else layer, inputs)
+    """The outputs of a model without casts between floating dtypes; the same for the models inside it."""
+
+    def call(layer: Any) -> Any:
+        if _is_graph(layer):
+            return partial(_evaluate, layer)
+        is_layer = isinstance(layer, keras.layers.Layer)  # which may have any class
+        if not is_layer and type(layer).__name__ == "Cast" and keras.backend.is_float_dtype(layer.dtype):
+            return lambda x: x if _is_float(x) else layer(x)
+        return layer
+
+    return _run_graph(model, call, keras.tree.map_structure(keras.ops.convert_to_tensor, inputs))
 
 
 def _get(layer: Any, name: str) -> Any:
