@@ -116,7 +116,7 @@ def test_one_node_each() -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_a_gain_for_each_head_before_the_positions(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The axes of the gain are not the last ones: the kernels compute it on another view, in the layout of x."""
+    """The axes of the gain are not the last ones: the kernels compute it on another view, and y is contiguous."""
     x, dy = (randn(2, 3, 5, 8, dtype=dtype, seed=seed) for seed in (0, 1))
     scale, gate = randn(3, 8, dtype=dtype, seed=2), randn(2, 3, 5, 8, dtype=dtype, seed=3)
     for tensors in ([x, scale], [x, scale, gate]):
@@ -128,8 +128,8 @@ def test_a_gain_for_each_head_before_the_positions(dtype: Any, monkeypatch: pyte
             with monkeypatch.context() as patch:
                 patch.setattr(arithmetic, "forward", None)  # of plain operations
                 y = rms_norm(*moved[:2], gate=dict(enumerate(moved)).get(2), **options)
-            y = y.transpose(1, 2) if last else y
             assert y.is_contiguous()
+            y = y.transpose(1, 2) if last else y
             results.append((y, *torch.autograd.grad(y, leaves, dy)))
         assert all(map(torch.equal, *results))
 
