@@ -24,7 +24,7 @@ DOCS = ROOT / "docs"
 LINKING = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
 ELSEWHERE = {"ci.md", "mismatches.md", "porting.md"}  # pages whose snippets other tests run
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name not in ELSEWHERE)
-SNIPPETS = {path.name: snippets(path) for path in PAGES}
+SNIPPETS = {path.relative_to(DOCS).as_posix(): snippets(path) for path in PAGES}
 PRINTED = {
     "index.md": "torch.Size([2, 16])",
     "layers.md": "tensor(0., ",
