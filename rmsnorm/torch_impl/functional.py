@@ -85,6 +85,10 @@ def rms_norm(
         from rmsnorm.torch_impl.compiled import rms_norm_in_graph
 
         return rms_norm_in_graph(_in_graph(*options), *others)
+    if not isinstance(x, Tensor) and isinstance(x, torch.fx.Proxy):
+        from rmsnorm.torch_impl.compiled import rms_norm_in_graph
+
+        return x.tracer.create_proxy("call_function", rms_norm_in_graph, (_in_graph(*options), *others), {})
     return routes.rms_norm(options, *others)
 
 
@@ -194,7 +198,7 @@ def rms_norm_jvp(
 
 
 def _in_graph(variant: Any, eps: Any, partial: Any, *others: Any) -> tuple[Any, ...]:
-    """The options as a graph of torch.compile holds them: a Variant as its text, a Fraction as a pair."""
+    """The options as a graph of torch.compile or torch.fx holds them: a Variant as its text, a Fraction as a pair."""
     if isinstance(variant, Variant):
         variant = variant.json
     if partial is not None and isinstance(partial, Fraction):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -137,8 +138,17 @@ def test_a_symbolic_trace_has_one_node() -> None:
     given = randn(4, 8), randn(4, 8, seed=1), randn(4, 8, seed=2) > 0
     block = Added(RMSNorm)
     assert torch.equal(torch.fx.symbolic_trace(block)(*given), block(*given))
-    with pytest.raises(TypeError, match=r"x is Proxy\(x\) \(Proxy\), expected a torch.Tensor"):
-        torch.fx.symbolic_trace(block.norm)  # by itself it is no leaf
+    alone = torch.fx.symbolic_trace(block.norm)  # the root is no leaf: the function is a node, with the layer's gain
+    assert torch.equal(alone(given[0]), block.norm(given[0]))
+    assert list(alone.state_dict()) == ["weight"]
+
+
+@pytest.mark.parametrize("options", [{}, {"variant": "gemma", "eps": 1e-3, "partial": Fraction(1, 3), "axis": (0, 1)}])
+def test_a_symbolic_trace_has_the_function_as_a_node(options: Any) -> None:
+    function = lambda x, residual, mask: rms_norm(x, residual=residual, mask=mask, **options)  # noqa: E731
+    tensors = randn(4, 8), randn(4, 8, seed=1), randn(4, 8, seed=2) > 0
+    traced = pickle.loads(pickle.dumps(torch.fx.symbolic_trace(function)))
+    assert all(map(torch.equal, traced(*tensors), function(*tensors)))
 
 
 class Rows(torch.utils.data.Dataset):
