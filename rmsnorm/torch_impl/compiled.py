@@ -17,6 +17,9 @@ from rmsnorm.variants import Variant
 
 @torch.compiler.allow_in_graph
 def rms_norm_in_graph(options: Any, *others: Any) -> Any:
+    _, x, *_ = others
+    if isinstance(x, torch.fx.Proxy):
+        return x.tracer.create_proxy("call_function", rms_norm_in_graph, (options, *others), {})
     return routes.rms_norm(_options(*options), *others)
 
 

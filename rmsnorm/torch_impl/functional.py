@@ -81,14 +81,10 @@ def rms_norm(
         raise unknown_argument("rms_norm", rms_norm, unknown)
     options: Any = variant, eps, partial, axis, feature_axis, out_dtype
     others: Any = return_inverse_rms, x, residual, scale, bias, mask, gate
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() or (not isinstance(x, Tensor) and isinstance(x, torch.fx.Proxy)):
         from rmsnorm.torch_impl.compiled import rms_norm_in_graph
 
         return rms_norm_in_graph(_in_graph(*options), *others)
-    if not isinstance(x, Tensor) and isinstance(x, torch.fx.Proxy):
-        from rmsnorm.torch_impl.compiled import rms_norm_in_graph
-
-        return x.tracer.create_proxy("call_function", rms_norm_in_graph, (_in_graph(*options), *others), {})
     return routes.rms_norm(options, *others)
 
 
