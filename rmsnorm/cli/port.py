@@ -206,7 +206,7 @@ def translate(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
+        _computed_by(
             help="Of the noise of zero's enable_noise_beam_search.", min=0, show_default="the model's random_seed"
         ),
     ] = None,

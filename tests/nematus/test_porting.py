@@ -208,11 +208,11 @@ def test_nothing_is_left_where_writing_fails(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ValueError, match=r"save_theano: the model lacks decoder/base/gru2/gates_bias"):
         nematus.save_theano(tmp_path / "m", config.replace(rnn_dec_base_transition_depth=3), parameters)
 
-    def fail(file: Any, **arrays: Any) -> None:
+    def fail(file: Any, *_: Any, **__: Any) -> None:
         file.write(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(np, "savez", fail)
+    monkeypatch.setattr(np.lib.format, "write_array", fail)
     with pytest.raises(OSError, match="No space left"):
         nematus.save_theano(tmp_path / "model.npz", config, parameters)
     assert (tmp_path / "model.npz").read_bytes() == before

@@ -23,12 +23,12 @@ def layers(problem: Problem, variant: Variant) -> dict[str, tuple[Any, Variant |
 
     from rmsnorm.tf_impl import RMSNormalization
 
-    made = {
-        OURS: (RMSNormalization(variant=variant, bias=False, dtype=problem.dtype), variant),
-        LAYER_NORM: (keras.layers.LayerNormalization(dtype=problem.dtype), None),
+    made: dict[str, tuple[Any, Variant | None]] = {
+        OURS: (RMSNormalization(variant=variant, bias=False, dtype=problem.dtype), variant)
     }
     if hasattr(keras.layers, "RMSNormalization"):  # since Keras 3.9
         made[BUILTIN] = keras.layers.RMSNormalization(dtype=problem.dtype), PRESETS["keras"]
+    made[LAYER_NORM] = keras.layers.LayerNormalization(dtype=problem.dtype), None
     for layer, _ in made.values():
         layer.build(problem.x.shape)
         layer.set_weights([problem.scale, *layer.get_weights()[1:]])
