@@ -81,7 +81,7 @@ class RMSNorm(nnx.RMSNorm):
         Array([[0.84852815, 1.1313709 ]], dtype=float32)
     """
 
-    promote_dtype: Any = staticmethod(dtypes.promote_dtype)  # Flax 0.11 has none, where ``replace`` changes the class
+    promote_dtype: Any = None  # a layer of Flax 0.11 whose class ``replace`` changes has no other
 
     @constructor
     def __init__(
@@ -190,7 +190,7 @@ class RMSNorm(nnx.RMSNorm):
         """
         scale, bias = (None if p is None else p[...] for p in (self.scale, self.bias))
         out_dtype = self.dtype
-        if self.promote_dtype is not dtypes.promote_dtype:
+        if self.promote_dtype not in (None, dtypes.promote_dtype):
             promote = bind(self.promote_dtype, dtype=self.dtype)
             out_dtype = jax.eval_shape(promote, (x, scale))[0].dtype
         return normalise_over(

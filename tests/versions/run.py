@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -167,7 +166,7 @@ def _row(head: str, cells: Sequence[str]) -> str:
 def _verdict(checked: dict[str, Any] | None) -> str:
     if checked is None:
         return "not run"
-    return f"held in {checked['cases']} cases" if checked["status"] == "done" else str(checked["status"])
+    return f"held in {checked['cases']} cases" if checked["status"] == "held" else str(checked["status"])
 
 
 def _counts(tests: dict[str, Any] | None) -> str:
@@ -188,10 +187,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.name is None:
         parser.error(f"name an environment: {', '.join(ENVIRONMENTS)}")
     record = run(chosen.name)
-    text = json.dumps(record, indent=1) + "\n"
-    (HERE / f"{chosen.name}.json").write_text(re.sub(r"\n {3,}", " ", text), encoding="utf-8")
+    (HERE / f"{chosen.name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     failed = [name for tests in record["tests"].values() for name in tests["failed"]]
-    broken = [key for key, entry in record["check"].items() if key != "seconds" and entry["status"] != "done"]
+    broken = [key for key, entry in record["check"].items() if key != "seconds" and entry["status"] != "held"]
     print(*(f"failed: {name}" for name in failed + broken), sep="\n")
     return bool(failed or broken)
 
