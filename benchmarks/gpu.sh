@@ -67,8 +67,8 @@ for name, version in sorted({(d.name, d.version) for d in distributions()}):
 torch=0 flax=0
 if opens torch; then torch=1; fi
 if [ $torch = 1 ]; then
-    parity torch bfloat16 40
-    parity torch float32 40
+    parity torch bfloat16 30
+    parity torch float32 30
     times torch first 90 "${first[@]/#/--shape=}" --dtype bfloat16
 fi
 if opens flax; then flax=1; fi
