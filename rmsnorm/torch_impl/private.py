@@ -219,7 +219,8 @@ def decompose_in_exports(operator: Any, plain: Callable[..., Any]) -> None:
         return
 
     def write(mode: Any, *arguments: Any) -> Any:
-        if is_exporting() and mode.decomposition_table:
+        older = getattr(tracing, "CURRENT_DECOMPOSITION_TABLE", {})  # of PyTorch 2.11, whose mode has no table
+        if is_exporting() and getattr(mode, "decomposition_table", older):
             with mode:
                 return plain(*arguments)
         return call(mode, operator, mode.pre_dispatch, arguments, {})

@@ -143,7 +143,7 @@ def targets(program: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.needs("torch>=2.11", "before it the layer has more guards, or none are counted; the numbers are the same")
+@pytest.mark.needs("torch>=2.13", "before it the layer has more guards, or none are counted; the numbers are the same")
 def test_a_compiled_call_has_few_conditions() -> None:
     """Dynamo compares what it read of a call in every later one: 144 values if it traces the checks of arguments."""
     counts: list[int] = []
