@@ -142,7 +142,7 @@ def table() -> str:
     """The versions, and what the last run of each environment gave; in Markdown."""
     records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(HERE.glob("*.json"))}
     names = [name for name in ENVIRONMENTS if name in records]
-    lines = [" | ".join(["|", *(ENVIRONMENTS[name].title for name in names), "|"]).replace("  ", " ")]
+    lines = [_row("", [ENVIRONMENTS[name].title for name in names])]
     lines.append("| --- " * (len(names) + 1) + "|")
     lines.append(_row("Python", [records[name]["python"] for name in names]))
     for key, packages in PACKAGES.items():
