@@ -80,7 +80,7 @@ def state(layer: Any) -> str:
 
 
 @pytest.mark.parametrize("ask", ASK)
-@pytest.mark.parametrize("make", [torch_layer, keras_layer, nnx_layer])
+@pytest.mark.parametrize("make", [torch_layer, keras_layer, pytest.param(nnx_layer, marks=pytest.mark.slow)])
 def test_a_layer_is_left_as_it_was(make: Callable[[], Any], ask: str) -> None:
     layer = make()
     before = state(layer)

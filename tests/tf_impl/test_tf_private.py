@@ -21,6 +21,7 @@ def results(*names: str) -> dict[str, list[list[float]]]:
     return json.loads(printed("-W", "ignore", PROGRAM, *names, timeout=200).splitlines()[-1])
 
 
+@pytest.mark.slow  # most of a minute
 def test_without_all_of_it() -> None:
     assert results(*MISSING) == results()
 
