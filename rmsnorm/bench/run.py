@@ -74,8 +74,13 @@ def run(
             state.records += message["records"]
         on_progress(state)
 
-    silence = lambda: f"no output for {patience:g} s after {state.cells} cells"  # noqa: E731
-    follow(state, command, take, patience=patience, silence=silence)
+    follow(
+        state,
+        command,
+        take,
+        patience=patience,
+        silence=lambda: f"no output for {patience:g} s after {state.cells} cells",
+    )
     return state
 
 

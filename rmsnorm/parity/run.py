@@ -145,8 +145,13 @@ def _follow(state: BackendRun, command: Sequence[str], patience: float, on_progr
             state.conclude()
         on_progress(state)
 
-    silence = lambda: f"no output for {patience:g} s after {state.cases} cases"  # noqa: E731
-    follow(state, command, take, patience=patience, silence=silence)
+    follow(
+        state,
+        command,
+        take,
+        patience=patience,
+        silence=lambda: f"no output for {patience:g} s after {state.cases} cases",
+    )
     on_progress(state)
 
 
