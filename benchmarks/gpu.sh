@@ -17,14 +17,14 @@ mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
 python=${PYTHON:-python3}
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-device=cuda seconds=1 longer=1 first=(512x4096 4096x4096 16384x8192) others=(32x768 4096x128 64x262144)
-some=() variants=(--variant llama --variant torch)
+device=cuda seconds=1 longer=1 first=(512x4096 4096x4096 16384x8192) others=(64x262144 32x768 4096x128)
+some=() first_variant=torch other_variants=(--variant llama --variant gemma)
 if [ $rehearsal = 1 ]; then
     export PYTHONPATH=$PWD/tests/gpu/interpreter:$PYTHONPATH
     export RMSNORM_GPU_KERNELS=interpret RMSNORM_CPU_KERNELS=0 TRITON_INTERPRET=1 TORCHDYNAMO_DISABLE=1
     export PYTHONWARNINGS=ignore
     device=cpu seconds=0 longer=5 first=(2x16) others=(3x40)
-    some=(-k "middle or step") variants=(--variant mlx)
+    some=(-k "middle or step") first_variant=mlx other_variants=(--variant torch)
 fi
 failed=()
 # step NAME SECONDS COMMAND: at the end of its time Ctrl-C, after which `rmsnorm` writes what is finished.
@@ -45,8 +45,9 @@ opens() {
     return 1
 }
 parity() {
-    step "parity of $1 in $2" "$3" -m rmsnorm check --backend "$1" --device $device "${variants[@]}" \
-        --dtype "$2" --json "$out/parity-$1-$2.json"
+    local backend=$1 name=$2 limit=$3; shift 3
+    step "parity of $backend, $name" "$limit" -m rmsnorm check --backend "$backend" --device $device "$@" \
+        --json "$out/parity-$backend-$name.json"
 }
 times() {
     local backend=$1 name=$2 limit=$3; shift 3
@@ -67,24 +68,25 @@ for name, version in sorted({(d.name, d.version) for d in distributions()}):
 torch=0 flax=0
 if opens torch; then torch=1; fi
 if [ $torch = 1 ]; then
-    parity torch bfloat16 30
-    parity torch float32 30
+    parity torch bfloat16 60 --variant $first_variant --dtype bfloat16
+    parity torch float32 50 --variant $first_variant --dtype float32
     times torch first 90 "${first[@]/#/--shape=}" --dtype bfloat16
 fi
 if opens flax; then flax=1; fi
 if [ $flax = 1 ]; then
-    parity flax bfloat16 45
+    parity flax bfloat16 45 --variant $first_variant --dtype bfloat16
     times flax first 60 "${first[@]/#/--shape=}" --dtype bfloat16
 fi
 if [ $torch = 1 ]; then
-    times torch others 80 "${others[@]/#/--shape=}"
-    times torch float32 70 "${first[@]/#/--shape=}" --dtype float32
+    times torch others 130 "${others[@]/#/--shape=}"
+    times torch float32 90 "${first[@]/#/--shape=}" --dtype float32
     if "$python" -c "import pytest" 2>/dev/null; then
-        step "tests of the kernels" 140 -m pytest -q -p no:cacheprovider tests/gpu/torch_kernels.py "${some[@]}" \
+        step "tests of the kernels" 80 -m pytest -q -p no:cacheprovider tests/gpu/torch_kernels.py "${some[@]}" \
             --junitxml "$out/tests.xml"
     else
         echo "== the tests are left out: pytest is not installed" | tee -a "$out/steps.txt"
     fi
+    parity torch others 110 "${other_variants[@]}" --dtype bfloat16 --dtype float32
 fi
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}" | tee -a "$out/steps.txt"

@@ -108,7 +108,7 @@ def _compile(function: Any, dtype: str, n: int, capability: int, rows: int, tile
         "x": own, "residual": None, "scale": own, "bias": None, "parts": parts, "y": own, "h_out": None,
         "inverse_rms": POINTERS["float64"], "h": own, "dy": own, "dh": None, "dx": own,
         "dscale": POINTERS["float64"], "dbias": None,
-        "rows": rows, "n": n, "k": n, "groups": None, "x_step": n, "h_step": n, "CHUNKS": tile.chunks,
+        "rows": rows, "n": n, "k": None, "groups": None, "x_step": n, "h_step": n, "CHUNKS": tile.chunks,
         "mask": None, "mask_step": 0, "mask_stride": 0, "PROGRAMS": tile.programs,
         "eps": "fp64", "POSITION": "inside", "OFFSET": 0.0, "FORMAT": dtype, "NORM": "",
         "PRODUCT": dtype, "RESULT": dtype, "ROWS": tile.rows, "BLOCK": tile.block, "ALL": power_of_two(tile.chunks),

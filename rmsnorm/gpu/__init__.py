@@ -16,9 +16,12 @@ import warnings
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Final
 
 from rmsnorm import environment, errors
 from rmsnorm.call import Call
+
+_OLDEST: Final = 3, 4  # Triton, which hands eps as a float32 to a kernel before
 
 
 def is_interpreted() -> bool:
@@ -42,15 +45,18 @@ def has_triton() -> bool:
     """
     if is_switched_off():
         return False
-    if "triton" in sys.modules:
-        return True
-    if not _is_installed():
-        _warn("triton is not installed", "pip install triton")
+    if "triton" not in sys.modules:
+        if not _is_installed():
+            _warn("triton is not installed", "pip install triton")
+            return False
+        if "tensorflow" in sys.modules:  # seen with tensorflow 2.21 and triton 3.9
+            _warn("tensorflow was imported before triton, which would end the process", "import triton first")
+            return False
+        import_module("triton")  # now, as TensorFlow may be imported before the first kernel runs
+    version = getattr(sys.modules["triton"], "__version__", "0")
+    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+        _warn(f"triton {version} is older than 3.4", "install PyTorch 2.8 or newer, which brings one")
         return False
-    if "tensorflow" in sys.modules:  # seen with tensorflow 2.21 and triton 3.9
-        _warn("tensorflow was imported before triton, which would end the process", "import triton first")
-        return False
-    import_module("triton")  # now, as TensorFlow may be imported before the first kernel runs
     return True
 
 
@@ -59,7 +65,7 @@ def _is_installed() -> bool:
     return find_spec("triton") is not None
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def _warn(why: str, fix: str) -> None:
     """Once each."""
     warnings.warn(

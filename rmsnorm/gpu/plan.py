@@ -3,13 +3,13 @@
 So every card adds in the same order, and gives the same bits in every run. A program is what GPUs call a block of
 threads. It computes a tile of some rows by ``block`` elements in registers, and then the next one:
 
-    row     n up to                  tile         why
-    many    1024; backward 512       2048; 1024   16 elements a thread; backward 8, as it keeps sums
-    one     16384; backward 8192     one row      x is read once and stays in registers
-    split   more                     8192; 4096   programs share a row: one kernel adds up, the next reads x again
+    rows     n up to                   elements of a tile    of a thread
+    several  512                       4096; 2048            16; 8, as backward keeps sums
+    one      16384; backward 8192      a row, in registers   32; 16, or 8 up to 1024
+    split    more                      8192; 4096            as with one; programs share a row: one kernel adds up,
+                                                             the next reads x again
 
-Source of the sizes: what Liger, quack and flash-attn do, and the registers that the compiler reports (docs/gpu.md).
-None has been measured here yet.
+Source of the sizes: times on an H200 (docs/gpu.md). More threads for a row were slower by up to a third.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ class _Limits(NamedTuple):
     a_thread: int  # elements of a row that a thread has in registers, where the threads suffice
     widest: int  # elements of a row that a program has in registers
     chunk: int  # elements of a tile where a row is wider
-    most_warps: int  # of a program; with more, a thread has too few registers
+    fewest_warps: int  # of a program with one row
+    narrow: int  # elements of a tile of several rows, which eight warps compute
 
 
-_LIMITS: Final = {"forward": _Limits(16, 2**14, 2**13, 32), "backward": _Limits(8, 2**13, 2**12, 16)}
+_LIMITS: Final = {"forward": _Limits(32, 2**14, 2**13, 1, 2**12), "backward": _Limits(16, 2**13, 2**12, 4, 2**11)}
 _WARP: Final = 32  # threads
-_FEWEST_WARPS: Final = 4
+_NARROW: Final = 2**9  # elements of a row that shares a tile
+_NARROW_WARPS: Final = 8
 _MOST_ROWS: Final = 32  # of a tile
 # Programs of the backward pass: enough for several on each processor of the largest card, and so few that their sums
 # of the gain's gradient, 8 bytes an element to write and to read, are a small part of what is read and written.
-_PROGRAMS: Final = ((2**10, 1024), (2**11, 512), (2**20, 256))
+_PROGRAMS: Final = ((2**9, 256), (2**11, 512), (2**20, 256))
 _ALL_AT_ONCE: Final = 64  # tiles of rows, which have a program each: there is nothing to save
 _TILES_EACH: Final = 8  # of a program that computes several
 
@@ -60,9 +62,9 @@ def tiles(kind: str, rows: int, n: int, groups: int = 1) -> Tiles:
 
     Example:
         >>> tiles("forward", 4096, 128)
-        Tiles(rows=16, block=128, chunks=1, programs=256, warps=4)
+        Tiles(rows=32, block=128, chunks=1, programs=128, warps=8)
         >>> tiles("backward", 4096, 4096)
-        Tiles(rows=1, block=4096, chunks=1, programs=256, warps=16)
+        Tiles(rows=1, block=4096, chunks=1, programs=256, warps=8)
         >>> tiles("forward", 64, 262144).chunks
         32
         >>> tiles("backward", 4096, 128, groups=32).programs
@@ -71,10 +73,12 @@ def tiles(kind: str, rows: int, n: int, groups: int = 1) -> Tiles:
     limits = _LIMITS[kind]
     whole = power_of_two(n)
     block = whole if whole <= limits.widest else limits.chunk
-    a_warp = limits.a_thread * _WARP
-    rows_each = max(1, min(_MOST_ROWS, _FEWEST_WARPS * a_warp // block))
+    if block > _NARROW:
+        rows_each, warps = 1, max(limits.fewest_warps, block // (limits.a_thread * _WARP))
+    else:
+        rows_each = max(1, min(_MOST_ROWS, limits.narrow // block))
+        warps = max(1, _NARROW_WARPS * rows_each * block // limits.narrow)
     tiles_of_rows = -(-rows // rows_each)
-    warps = min(limits.most_warps, max(_FEWEST_WARPS, block // a_warp))
     programs = tiles_of_rows
     every = tiles_of_rows * groups
     if kind == "backward" and every > _ALL_AT_ONCE:

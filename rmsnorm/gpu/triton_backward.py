@@ -13,18 +13,21 @@ import triton.language as tl
 
 from rmsnorm.gpu.triton_pairs import (
     LEAST,
+    LEAST_RESULT,
     LEAST_RHO,
     MOST,
     MOST_RHO,
     STEP,
     gains,
     is_counted,
+    is_in_statistic,
     is_outside,
     over,
     place,
     plus,
     rho_of,
     rounded,
+    rounded_near,
     rounded_wide,
     single,
     split,
@@ -35,7 +38,7 @@ from rmsnorm.gpu.triton_pairs import (
 )
 
 _CANCELS_32: tl.constexpr = tl.constexpr(2.0**-20)  # of the terms of a difference: what 48 bits leave for float32
-_CANCELS_16: tl.constexpr = tl.constexpr(2.0**-30)
+_CANCELS_16: tl.constexpr = tl.constexpr(2.0**-22)
 _ZERO: tl.constexpr = tl.constexpr(2.0**-95)  # of the terms of a difference of pairs of float64
 
 
@@ -56,7 +59,7 @@ def sum_parts(
     v = single(tl.load(h + here, mask=live, other=0.0)).to(tl.float64)
     tl.store(parts + index * CHUNKS + chunk, tl.sum(u * v, 0))
     if mask is not None:
-        size = tl.sum((live & (columns < k)).to(tl.int32), 0).to(tl.float64)
+        size = tl.sum(is_in_statistic(columns, k, live).to(tl.int32), 0).to(tl.float64)
         tl.store(parts + (tl.num_programs(0) + index) * CHUNKS + chunk, size)
 
 
@@ -89,7 +92,7 @@ def _again(
         product, error = times(u, tl.fma(cotangent, gain, -u), v, 0.0)
         inner, inner_error = plus(inner, inner_error, product, error)
         product, error = times(v, 0.0, v, 0.0)
-        counts = live & (columns < k)
+        counts = is_in_statistic(columns, k, live)
         square, square_error = plus(square, square_error, tl.where(counts, product, 0), tl.where(counts, error, 0))
     plain = tl.sum(plain, 1)[:, None]
     inner, inner_error = tl.reduce((inner, inner_error), 1, plus)
@@ -119,7 +122,7 @@ def _again(
         near, near_error = times(v, 0.0, along, along_error)
         rest, _ = plus(u, tl.fma(cotangent, gain, -u), -near, -near_error)
         rest = tl.where(tl.abs(rest) <= _ZERO * tl.abs(near), 0.0, rest) + share * near
-        counts = live & (columns < k)
+        counts = is_in_statistic(columns, k, live)
         rest = tl.where(counts, rest, u)
         by_formula = r * (u - tl.where(counts, r * v * slope * (r * plain / size), 0.0))
         gradient = tl.where(by_pairs, rest / rho, by_formula)
@@ -147,11 +150,6 @@ def backward(
     if scale is not None:
         scale += group * n
     columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
-    if scale is not None:
-        gain, gain_error = gains(scale, columns, columns < n, OFFSET)
-        wide_gain = gain.to(tl.float64)
-        if OFFSET != 0:
-            wide_gain += gain_error
     dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     dbias_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     for tile in range(program, tl.cdiv(rows, ROWS), PROGRAMS):
@@ -160,7 +158,8 @@ def backward(
         h_row, own_row = row * h_step + group * n, index * n
         inside = (row < rows) & (columns < n)
         r = tl.load(inverse_rms + index, mask=row < rows, other=0.0)
-        alive, live, counts, size = row < rows, inside, columns < k, tl.zeros(r.shape, tl.float64) + k
+        alive, live, counts = row < rows, inside, is_in_statistic(columns, k, inside)
+        size = tl.zeros(r.shape, tl.float64) + (n if k is None else k)
         if mask is not None:
             live = is_counted(mask, index, columns, mask_step, mask_stride, inside)
             counts = live & counts
@@ -181,16 +180,18 @@ def backward(
             dscale_sum = total
         if dbias is not None:
             dbias_sum += cotangent.to(tl.float64)
-        u, u_error = cotangent, 0.0
-        bad = is_outside(u, u, u)
+        u, u_error, factor = cotangent, 0.0, 1.0
         if scale is not None:
-            u = cotangent * gain
+            gain, gain_error = gains(scale, columns, columns < n, OFFSET)  # again for each tile: registers are few
+            u, factor = cotangent * gain, gain
+            wide_gain = gain.to(tl.float64)
+            if OFFSET != 0:
+                wide_gain += gain_error
             product *= wide_gain
             if OFFSET != 0 or dy.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
                 u_error = tl.fma(cotangent, gain, -u)  # else 0
                 if OFFSET != 0:
-                    u_error += cotangent * gain_error
-            bad = is_outside(u, cotangent, gain)
+                    u_error = tl.fma(cotangent, gain_error, u_error)
         if parts is None:
             inner = tl.sum(product, 1)[:, None] * r
         else:
@@ -206,22 +207,28 @@ def backward(
         outside = outside | ((step != 0) & (((tl.abs(step) >= LEAST) & (tl.abs(step) <= MOST)) == 0))
         step_high, step_low = split(step)
         near = v * step_high
-        bad = bad | (counts & is_outside(near, v, step_high))
-        near_error = tl.where(counts, tl.fma(v, step_high, -near) + v * step_low, 0.0)
-        near = tl.where(counts, near, 0.0)
+        near_error = tl.fma(v, step_low, tl.fma(v, step_high, -near))
+        moves = (v != 0) & (step_high != 0)
+        if mask is not None or k is not None:  # else v is 0 outside
+            near, near_error, moves = tl.where(counts, near, 0.0), tl.where(counts, near_error, 0.0), counts & moves
         rest, rest_error = two_sum(u, -near)
         cancels = _CANCELS_32 if FORMAT == "float32" else _CANCELS_16
-        bad = bad | (tl.abs(rest) < cancels * tl.abs(near))
+        bad = tl.abs(rest) < cancels * tl.abs(near)
         rest_error += u_error - near_error
         high, low = split(r)
         gradient = rest * high
-        error = tl.fma(rest, high, -gradient) + (rest * low + rest_error * high)
+        least = tl.abs(gradient) < LEAST_RESULT
+        bad = bad | ((tl.abs(gradient) <= MOST) == 0) | (least & (((cotangent != 0) & (factor != 0)) | moves))
+        excess = tl.fma(rest, -low, tl.fma(rest, -high, gradient))
+        excess = tl.fma(rest_error, -high, excess)
+        gradient = tl.where(gradient == 0, 0.0, gradient)  # a zero becomes +0
         if dh is not None:
             other = single(tl.load(dh + own_row + columns, mask=inside, other=0.0))
             bad = bad | is_outside(other, other, other)
             gradient, sum_error = two_sum(gradient, other)
-            error += sum_error
-        gradient = rounded(tl.where(gradient == 0, 0.0, gradient), error, FORMAT)  # a zero becomes +0
+            gradient = rounded(tl.where(gradient == 0, 0.0, gradient), sum_error - excess, FORMAT)
+        else:
+            gradient = rounded_near(gradient, excess, FORMAT)
         bad = (bad & inside) | (outside & alive)
         tl.store(dx + own_row + columns, gradient, mask=inside)  # now, so that no register keeps it
         if tl.max(bad.to(tl.int32)) > 0:

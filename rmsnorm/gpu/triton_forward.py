@@ -11,15 +11,20 @@ import triton
 import triton.language as tl
 
 from rmsnorm.gpu.triton_pairs import (
+    LEAST,
+    LEAST_RESULT,
     LEAST_RHO,
+    MOST,
     MOST_RHO,
     STEP,
     gains,
     is_counted,
+    is_in_statistic,
     is_outside,
     place,
     rho_of,
     rounded,
+    rounded_near,
     rounded_wide,
     single,
     split,
@@ -28,6 +33,13 @@ from rmsnorm.gpu.triton_pairs import (
     two_sum,
     wide_gains,
 )
+
+
+@triton.jit
+def _is_extreme(t, h, gain):
+    """Whether the result t of h and a gain may be inexact, or is not finite."""
+    size = tl.abs(t)
+    return ((size <= MOST) == 0) | ((size < LEAST_RESULT) & (h != 0) & (gain != 0))
 
 
 @triton.jit
@@ -51,7 +63,7 @@ def sum_parts(
     index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, group, _ = place(groups)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
-    counts = is_counted(mask, index, columns, mask_step, mask_stride, columns < k)
+    counts = is_counted(mask, index, columns, mask_step, mask_stride, is_in_statistic(columns, k, columns < n))
     here = row.to(tl.int64) * x_step + group * n + columns
     h = load_sum(x, residual, here, index * n + columns, counts, FORMAT)
     h = single(h).to(tl.float64)
@@ -87,15 +99,18 @@ def forward(
     if residual is not None:
         tl.store(h_out + own_row + columns, h, mask=inside)
     h = single(h)
-    counts = columns < k
+    counts = is_in_statistic(columns, k, inside)
     if mask is not None:
-        counts &= is_counted(mask, index, columns, mask_step, mask_stride, inside)
+        counts = is_counted(mask, index, columns, mask_step, mask_stride, counts)
     if parts is None:
         wide = h.to(tl.float64)
-        total = tl.sum(tl.where(counts, wide * wide, 0.0), 1)[:, None]
+        square = wide * wide
+        if mask is not None or k is not None:  # else an element outside is 0
+            square = tl.where(counts, square, 0.0)
+        total = tl.sum(square, 1)[:, None]
     else:
         total = sum_of_parts(parts, index, CHUNKS, ALL)
-    alive, size = row < rows, tl.zeros(total.shape, tl.float64) + k
+    alive, size = row < rows, tl.zeros(total.shape, tl.float64) + (n if k is None else k)
     if mask is not None:
         if parts is None:
             size = tl.sum(counts.to(tl.int32), 1)[:, None].to(tl.float64)
@@ -112,42 +127,46 @@ def forward(
     high, low = split(inverse)
 
     outside = ((rho >= LEAST_RHO) & (rho <= MOST_RHO)) == 0
-    t = h * high
-    error = tl.fma(h, high, -t) + h * low
-    bad = is_outside(h, h, h)
     if NORM != "":
-        v = single(rounded(t, error, NORM))
+        t = h * high
+        bad = _is_extreme(t, h, 1.0)
+        v = single(rounded_near(t, tl.fma(h, -low, tl.fma(h, -high, t)), NORM))
         if scale is not None:
             gain, gain_error = gains(scale, columns, columns < n, OFFSET)
-            gain = single(rounded(gain, gain_error, PRODUCT))
+            if OFFSET != 0:
+                gain = rounded(gain, gain_error, PRODUCT)
+            gain = single(to_format(gain, PRODUCT))
             product = v * gain
-            bad = bad | is_outside(product, v, gain)
+            if PRODUCT == "bfloat16":  # a product of float16 is exact, and one of float32 is rounded once
+                bad = bad | ((tl.abs(product) < LEAST) & (v != 0) & (gain != 0))
             v = single(to_format(product, PRODUCT))
         if bias is not None:
             total, error = two_sum(v, single(tl.load(bias + columns, mask=columns < n, other=0.0)))
             bad = bad | is_outside(total, 0.0, 0.0)
-            v = single(rounded(total, error, PRODUCT))
+            v = single(rounded_near(total, 0.0 - error, PRODUCT))
         result = to_format(v, RESULT)
     else:
+        product, gain = h, 1.0
         if scale is not None:
             gain, gain_error = gains(scale, columns, columns < n, OFFSET)
             product = h * gain
-            bad = is_outside(product, h, gain)
-            t = product * high
-            error = tl.fma(product, high, -t) + product * low
+        t = product * high
+        bad = _is_extreme(t, h, gain)
+        excess = tl.fma(product, -low, tl.fma(product, -high, t))
+        if scale is not None:  # noqa: SIM102  (the compiler would read the dtype of None)
             if OFFSET != 0 or x.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
                 product_error = tl.fma(h, gain, -product)  # else 0
                 if OFFSET != 0:
-                    product_error += h * gain_error
-                error += product_error * high
+                    product_error = tl.fma(h, gain_error, product_error)
+                excess = tl.fma(product_error, -high, excess)
         if bias is not None:
             t, sum_error = two_sum(t, single(tl.load(bias + columns, mask=columns < n, other=0.0)))
-            error += sum_error
             bad = bad | is_outside(t, 0.0, 0.0)
-        result = rounded(t, error, RESULT)
-    bad = (bad & inside) | (outside & alive)
+            result = rounded(t, sum_error - excess, RESULT)
+        else:
+            result = rounded_near(t, excess, RESULT)
+    bad = (bad | outside) & alive
     if mask is not None:
-        bad &= alive
         result = tl.where(alive, result, tl.zeros(result.shape, result.dtype))
     tl.store(y + own_row + columns, result, mask=inside)
     if tl.max(bad.to(tl.int32)) > 0:

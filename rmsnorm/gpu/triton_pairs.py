@@ -6,22 +6,24 @@ every fused multiplication is written as one. Source: Dekker 1971; Boldo & Melqu
 """
 
 # Triton compiles this source: its annotations are objects, so that `from __future__ import annotations` is left out.
+import os
 from typing import Any, Final
 
 import triton
 import triton.language as tl
-from triton import knobs
 
 OPTIONS: Final[dict[str, Any]] = {"enable_fp_fusion": False}
-INTERPRETED: Final = tl.constexpr(knobs.runtime.interpret)
+INTERPRETED: Final = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 STEP: Final = tl.constexpr(256)  # elements of a tile that are computed in float64 at once, where that is needed
 
-# Where pairs of float32 are as exact as they should be: products, and rho.
+# Where pairs of float32 are as exact as they should be: products, results of a product with 1 / rho, and rho. What an
+# error loses below 2^-149, times 1 / LEAST_RHO, is less than 2^-48 of LEAST_RESULT.
 LEAST: Final = tl.constexpr(2.0**-90)
+LEAST_RESULT: Final = tl.constexpr(2.0**-76)
 MOST: Final = tl.constexpr(2.0**90)
-LEAST_RHO: Final = tl.constexpr(2.0**-30)
-MOST_RHO: Final = tl.constexpr(2.0**30)
+LEAST_RHO: Final = tl.constexpr(2.0**-20)
+MOST_RHO: Final = tl.constexpr(2.0**20)
 
 
 @triton.jit
@@ -96,6 +98,15 @@ def is_outside(product, a, b):
 
 
 @triton.jit
+def is_in_statistic(columns, k, inside):
+    """Which elements of those inside count: the first k, or all if k is None."""
+    if k is None:
+        return inside
+    else:
+        return inside & (columns < k)
+
+
+@triton.jit
 def single(number):
     """A number of at most 32 bits as a float32."""
     if INTERPRETED and number.dtype == tl.bfloat16:  # the interpreter takes subnormal numbers for other ones
@@ -122,13 +133,12 @@ def to_format(number, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _to_odd(nearest, is_inexact, is_less):
-    """A float32, or the odd one of the two around a number that it is not: so the next rounding is that of the number.
+def _to_odd(bits, is_inexact, back):
+    """The bits of a float32, or of the odd one of the two around a number that it is not.
 
-    ``is_less``: whether the number is nearer to 0.
+    So the next rounding is that of the number. ``back``: -1 if the number is nearer to 0 than the float32, else 0.
     """
-    bits = nearest.to(tl.int32, bitcast=True)
-    odd = (bits - is_less.to(tl.int32)) | 1
+    odd = (bits + back) | 1
     return tl.where(is_inexact, odd, bits).to(tl.float32, bitcast=True)
 
 
@@ -140,8 +150,26 @@ def rounded(a, a_error, FORMAT: tl.constexpr):
     if FORMAT == "float32":
         return total
     else:
+        bits = total.to(tl.int32, bitcast=True)
+        back = (error.to(tl.int32, bitcast=True) ^ bits) >> 31
         is_inexact = (error != 0) & (tl.abs(total) < float("inf"))
-        return to_format(_to_odd(total, is_inexact, (error < 0) != (total < 0)), FORMAT)
+        return to_format(_to_odd(bits, is_inexact, back), FORMAT)
+
+
+@triton.jit
+def rounded_near(a, excess, FORMAT: tl.constexpr):
+    """a - excess rounded once to a format, in half as many steps as ``rounded`` takes.
+
+    a is finite, and |excess| <= 3/4 |a|. If a is +0 or -0, excess is +0, so that the sign of a stays.
+    """
+    total = a - excess
+    if FORMAT == "float32":
+        return total
+    else:
+        error = (a - total) - excess  # exact: Dekker 1971
+        bits = total.to(tl.int32, bitcast=True)
+        back = (error.to(tl.int32, bitcast=True) ^ bits) >> 31
+        return to_format(_to_odd(bits, error != 0, back), FORMAT)
 
 
 @triton.jit
@@ -153,7 +181,8 @@ def rounded_wide(number, FORMAT: tl.constexpr):
     else:
         wide = nearest.to(tl.float64)
         is_inexact = (wide != number) & (tl.abs(wide) < float("inf"))
-        return to_format(_to_odd(nearest, is_inexact, tl.abs(number) < tl.abs(wide)), FORMAT)
+        back = -(tl.abs(number) < tl.abs(wide)).to(tl.int32)
+        return to_format(_to_odd(nearest.to(tl.int32, bitcast=True), is_inexact, back), FORMAT)
 
 
 @triton.jit

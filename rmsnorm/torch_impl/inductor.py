@@ -1,4 +1,4 @@
-"""The lines that Inductor writes for the operators in a program for the CPU: kernels, planned once for each shape.
+"""The lines that Inductor writes for the operators in a program: kernels, planned once for each shape.
 
 PyTorch's dispatcher, and checks that were made when the program was traced, take several times as long as a small
 kernel. The operators are called where a tensor has gaps or there is a mask or a residual; where Inductor writes C++;
@@ -15,18 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rmsnorm.torch_impl import rows
-from rmsnorm.torch_impl.private import CPU, has_inductor, is_used, write_in_programs
+from rmsnorm.torch_impl import gpu, rows
+from rmsnorm.torch_impl.private import has_inductor, is_used, write_in_programs
 from rmsnorm.torch_impl.rounding import dtype_name
 from rmsnorm.torch_impl.settings import planned
 
 
 @lru_cache(maxsize=4096)
-def _kept(shape: torch.Size, key: str) -> rows.Kept | None:
+def _kept(device: torch.device, shape: torch.Size, key: str) -> rows.Kept | gpu.Plan | None:
+    """What the kernels of a device need, which is there at every call; None if they cannot compute it."""
     x, scale, bias, *settings = json.loads(key)
     g, b = (None if p is None else (torch.Size(p[0]), _dtype(p[1])) for p in (scale, bias))
-    call, plan = planned(CPU, shape, _dtype(x), g and g[1], b and b[1], False, False, *settings)
-    return rows.keep(None, call, plan, shape, _dtype(x), g, b)
+    call, plan = planned(device, shape, _dtype(x), g and g[1], b and b[1], False, False, *settings)
+    return plan if device.type == "cuda" else rows.keep(None, call, plan, shape, _dtype(x), g, b)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -36,18 +37,22 @@ def _dtype(name: str) -> torch.dtype:
 
 def _forward(key: str, x: Tensor, scale: Tensor | None, bias: Tensor | None, with_inverse_rms: bool) -> Any:
     """The results of the operator, in a compiled program that uses no h, and perhaps no 1 / rho."""
-    kept = _kept(x.shape, key)
+    kept = _kept(x.device, x.shape, key)
     if kept is None:
         return torch.ops.rmsnorm.forward(x, None, scale, bias, None, *json.loads(key)[3:])
+    if isinstance(kept, gpu.Plan):
+        return gpu.forward(kept, x, None, scale, bias, None)
     y, inverse_rms = kept.forward(x, scale, bias, None, with_inverse_rms)
     return y, None, inverse_rms
 
 
 def _backward(key: str, dy: Tensor, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None) -> Any:
     """The results of the operator; None for the gradient of a parameter that is None."""
-    kept = _kept(h.shape, key)
+    kept = _kept(h.device, h.shape, key)
     if kept is None:
         return torch.ops.rmsnorm.backward(dy, None, h, inverse_rms, scale, bias, None, *json.loads(key)[3:])
+    if isinstance(kept, gpu.Plan):
+        return gpu.backward(kept, dy, h, scale, None if bias is None else bias.dtype, None, inverse_rms, None)
     return kept.backward(dy, h, scale, inverse_rms)[:3]
 
 

@@ -181,7 +181,7 @@ class RMSNorm(torch.nn.RMSNorm):
             gate=gate,
             out_dtype=out_dtype,
         )
-        if alone and out_dtype is None:
+        if alone and out_dtype is None and x.is_cpu:
             self.__dict__["_kept"] = kept(settings, (self._axes, None), x, weight, bias, gate)
         return y
 

@@ -233,3 +233,16 @@ def is_used(output: Any) -> bool:
     from torch._inductor.virtualized import V
 
     return output.get_name() not in V.graph.removed_buffers
+
+
+def starter(compiled: Any, grid: tuple[int, int, int], constants: list[Any]) -> Callable[..., None] | None:
+    """A function of the other arguments that starts a compiled kernel of Triton; None where it cannot be started so."""
+    try:
+        start = compiled[grid]
+    except TypeError:  # the interpreter compiles nothing
+        return None
+
+    def run(*arguments: Any) -> None:
+        start(*arguments, *constants)
+
+    return run

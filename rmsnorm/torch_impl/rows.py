@@ -282,7 +282,7 @@ def _backward_in_blocks(
 
 def _has_blocks(call: Call, h: Tensor, *others: Tensor | None) -> bool:
     in_rows = call.axes == call.feature_axes and call.has_last_axes and 0 not in call.shape
-    return h.numel() > _BLOCK and in_rows and is_plain(h, *others)
+    return is_plain(h, *others) and h.numel() > _BLOCK and in_rows  # which refuses memory that was freed
 
 
 def _blocks(

@@ -98,6 +98,16 @@ def test_with_triton_before_tensorflow_the_answer_stays():
     assert done.stdout == "True True\nTrue\n", done.stderr
 
 
+def test_an_older_triton_is_not_used():
+    """It would hand eps to a kernel as a float32."""
+    code = "import sys, types; triton = sys.modules['triton'] = types.ModuleType('triton')\n"
+    code += "from rmsnorm import gpu\n"
+    code += "for triton.__version__ in ('3.3.1', '3.4.0', '3.10.0+git1'): print(gpu.has_triton())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.stdout == "False\nTrue\nTrue\n", done.stderr
+    assert "triton 3.3.1 is older than 3.4; on the GPU slower code computes the same results" in done.stderr
+
+
 def test_an_import_writes_no_environment_variable():
     code = "import os; before = dict(os.environ); import rmsnorm.gpu, rmsnorm.torch_impl; print(os.environ == before)\n"
     code += "rmsnorm.gpu.is_interpreted()"

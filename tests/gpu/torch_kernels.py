@@ -320,3 +320,17 @@ def test_tensors_that_are_no_memory_do_not_reach_the_kernels(used):
     assert torch.equal(rms_norm(x), rms_norm(x.resolve_neg()))
     assert rows.is_plain(x) is False
     assert used == ["forward"]
+
+
+def test_a_kernel_is_compiled_again_for_other_pointers():
+    """What is compiled for pointers that 16 divides reads 16 bytes at once, which others do not allow."""
+    numbers, scale = torch.randn(64 * 64 + 1, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(0)), None
+    aligned, other = numbers[:-1].view(64, 64), numbers[1:].view(64, 64)
+    call, _, planned = calls.planned(("llama", None, None, -1, None, None), aligned, None, scale, None, None, None)
+    for _ in range(2):
+        for x, keys in ((aligned, 1), (other, 2)):
+            y = gpu.forward(planned, x, None, scale, None, None)[0]
+            assert len(planned.started) >= keys
+            assert same_bits(array(y), array(rms_norm(x.clone(), variant="llama"))).all()
+    assert len(planned.started) == 2
+    assert call.x == "float32"

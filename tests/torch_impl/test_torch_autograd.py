@@ -11,6 +11,7 @@ import pytest
 from options import DIFFERENTIABLE
 from options import small as shared
 
+from rmsnorm import cpu
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.ulps import ulps
 
@@ -259,7 +260,7 @@ def test_a_small_call_again_has_the_derivatives_of_the_first(use: str, dtype: An
         layer, x = randomised(RMSNorm(24, dtype=dtype, bias=bias)), randn(5, 24, dtype=dtype).requires_grad_()
         for _ in range(calls):
             layer(x.detach() + 1).sum().backward()
-        assert (layer._kept is None) == (calls == 0)
+        assert (layer._kept is None) == (calls == 0 or not cpu.is_available())
         results.append(tree_leaves(USES[use](layer, x, randn(5, 24, dtype=dtype, seed=1))))
     assert len(results[0]) == len(results[1]) > 0
     assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(*results, strict=True))

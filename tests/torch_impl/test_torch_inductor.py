@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -91,3 +92,15 @@ def test_code_that_cannot_be_traced_runs_as_it_is() -> None:
     layer, x = RMSNorm(37), randn(3, 4, 37)  # of no other test: it is planned in this call
     result = torch.compile(lambda x: vmap(layer)(x))(x)
     torch.testing.assert_close(result, layer(x), rtol=0, atol=0)
+
+
+def test_a_call_in_a_program_is_planned_for_the_device_of_its_tensors() -> None:
+    """The kernels for the CPU would read the address of a tensor on another device as one of theirs."""
+    layer = RMSNorm(6)
+    graph = make_fx(layer)(randn(4, 6)).graph
+    (settings,) = (node.args[5:] for node in graph.nodes if node.target is torch.ops.rmsnorm.forward.default)
+    key = json.dumps(["float32", [[6], "float32"], None, *settings])
+    x, scale = torch.ones(4, 6, device="meta"), torch.ones(6, device="meta")
+    y, _, inverse_rms = torch.ops.rmsnorm.forward.default.in_program(key, x, scale, None, True)
+    dx, dscale, _ = torch.ops.rmsnorm.backward.default.in_program(key, y, x, inverse_rms, scale, None)
+    assert all(tensor.is_meta for tensor in (y, inverse_rms, dx, dscale))

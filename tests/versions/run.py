@@ -116,7 +116,18 @@ def run(name: str) -> dict[str, Any]:
 def _tested(python: str, title: str, files: Sequence[str], work: Path, variables: dict[str, str]) -> dict[str, Any]:
     """How many tests passed, failed and were skipped; and the names of those that failed."""
     junit, began = work / f"{title}.xml", time.monotonic()
-    command = ["-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", f"--junitxml={junit}", *files]
+    command = [
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
+        "--max-worker-restart=0",
+        f"--junitxml={junit}",
+        *files,
+    ]
     _step([python, *command], variables, TESTS)
     suite = ElementTree.parse(junit).getroot()
     cases = list(suite.iter("testcase"))
