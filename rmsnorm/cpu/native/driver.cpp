@@ -1,0 +1,127 @@
+// A whole call, from the choice of the kernels to the gradients of the parameters.
+#include "driver.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+namespace rmsnorm {
+namespace {
+
+constexpr std::int64_t least_chunk = 1 << 15;  // elements: below, one thread is as fast as two
+constexpr std::align_val_t line{64};           // bytes of a line of the cache
+
+struct Level {
+    const char* name;
+    bool is_here;  // whether the processor has it
+    const Kernels* (*kernels)();
+};
+
+const Kernels* choose() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+                    __builtin_cpu_supports("bmi2");
+    const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                    __builtin_cpu_supports("avx512vl");
+    const Level levels[] = {
+        {"v4-bf16", v4 && __builtin_cpu_supports("avx512bf16"), kernels_v4_bf16},
+        {"v4", v4, kernels_v4},
+        {"v3", v3, kernels_v3},
+    };
+#elif defined(__aarch64__)
+    const Level levels[] = {{"arm64", true, kernels_arm64}};
+#else
+    const Level levels[] = {{"", false, nullptr}};
+#endif
+    const char* wanted = std::getenv("RMSNORM_CPU_LEVEL");
+    const bool any = !wanted || !*wanted;
+    for (const auto& level : levels)
+        if (level.is_here && (any || !std::strcmp(wanted, level.name)))
+            if (const auto* found = level.kernels()) return found;
+    return nullptr;
+}
+
+std::int64_t quotient_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+struct Delete {
+    void operator()(double* numbers) const { operator delete(numbers, line); }
+};
+
+// Null if memory is short.
+std::unique_ptr<double, Delete> numbers(std::int64_t count) {
+    return std::unique_ptr<double, Delete>(static_cast<double*>(operator new(count * sizeof(double), line, std::nothrow)));
+}
+
+// What each thread of a call reads. A chunk is `step` rows.
+template <class Arrays>
+struct Work {
+    const Kernels& kernels;
+    const Call& call;
+    const Arrays& arrays;
+    const double* parameters;
+    double* sums;  // two rows for each chunk
+    std::int64_t step;
+};
+
+bool forward_chunk(const void* context, std::int64_t chunk) {
+    const auto& [kernels, call, arrays, parameters, sums, step] = *static_cast<const Work<Forward>*>(context);
+    const auto first = chunk * step;
+    return kernels.forward(call, arrays, parameters, first, std::min(first + step, call.rows));
+}
+
+bool backward_chunk(const void* context, std::int64_t chunk) {
+    const auto& [kernels, call, arrays, parameters, sums, step] = *static_cast<const Work<Backward>*>(context);
+    const auto first = chunk * step, last = std::min(first + step, call.rows);
+    return kernels.backward(call, arrays, parameters, sums + chunk * 2 * call.width(), first, last);
+}
+
+}  // namespace
+
+const Kernels* kernels() {
+    static const Kernels* const chosen = choose();
+    return chosen;
+}
+
+bool forward(const Call& call, const Forward& arrays, const Pool& pool) {
+    const StandardArithmetic standard;
+    const Kernels& own = *kernels();
+    const auto width = call.width();
+    const auto parameters = numbers(2 * width);
+    if (!parameters) return false;
+    own.prepare(call, arrays.scale, arrays.bias, false, parameters.get());
+    if (pool.threads < 2) return own.forward(call, arrays, parameters.get(), 0, call.rows);
+    const auto step = std::max(quotient_up(least_chunk, width), quotient_up(call.rows, 8 * pool.threads));
+    const Work<Forward> work{own, call, arrays, parameters.get(), nullptr, step};
+    return share_out(pool, quotient_up(call.rows, step), forward_chunk, &work);
+}
+
+bool backward(const Call& call, const Backward& arrays, const Pool& pool) {
+    const StandardArithmetic standard;
+    const Kernels& own = *kernels();
+    const auto pair = 2 * call.width(), chunks = quotient_up(call.rows, call.step);
+    const bool alone = pool.threads < 2 || chunks < 2;
+    const auto memory = numbers(pair * (1 + (alone ? 2 : chunks)));
+    if (!memory) return false;
+    double *parameters = memory.get(), *sums = parameters + pair;
+    own.prepare(call, arrays.scale, arrays.bias, true, parameters);
+    if (alone) {  // in the same order as `finish` adds the sums of several threads
+        double* others = sums + pair;
+        for (std::int64_t first = 0; first < call.rows; first += call.step) {
+            const auto last = std::min(first + call.step, call.rows);
+            if (!own.backward(call, arrays, parameters, first ? others : sums, first, last)) return false;
+            if (first)
+                for (std::int64_t j = 0; j < pair; ++j) sums[j] += others[j];
+        }
+    } else {
+        const Work<Backward> work{own, call, arrays, parameters, sums, call.step};
+        if (!share_out(pool, chunks, backward_chunk, &work)) return false;
+    }
+    own.finish(call, arrays, sums, alone ? 1 : chunks);
+    return true;
+}
+
+}  // namespace rmsnorm
