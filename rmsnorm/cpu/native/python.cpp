@@ -1,0 +1,176 @@
+// The Python module `_native`: plans of calls, which compute arrays at addresses, and what XLA needs.
+//
+// An address is an integer, and 0 if there is no such array. The caller keeps the memory alive. Python's lock is free while
+// a plan computes.
+//
+// A program of XLA holds the bytes of `xla_forward` or `xla_backward` as its only attribute, an array of int64, named as the
+// caller likes; see xla.h. Its operands and results are those of the following that there are, in this order:
+//
+//     forward     x, scale, bias, mask -> y, 1 / rho
+//     backward    dy, h, 1 / rho, scale, mask, dh -> dx, dscale, dbias
+//
+// The plan has a dtype for scale and for bias if there is one; the other choices are arguments.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string_view.h>
+
+#include <array>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "driver.h"
+#include "xla.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace rmsnorm;
+
+namespace {
+
+using Word = std::int64_t;
+using Name = std::optional<std::string_view>;
+using Steps = std::optional<std::pair<Word, Word>>;  // of a mask, to the next row and element; none without a mask
+
+template <class Choice, std::size_t count>
+Choice choice(const char* what, const std::array<std::string_view, count>& names, std::string_view name) {
+    for (std::size_t i = 0; i < count; ++i)
+        if (names[i] == name) return static_cast<Choice>(i);
+    throw nb::value_error((std::string(what) + " may not be " + std::string(name)).c_str());
+}
+
+Format format(Name name) {
+    constexpr std::array<std::string_view, 5> names{"", "float16", "bfloat16", "float32", "float64"};
+    return name ? choice<Format>("a dtype", names, *name) : Format::none;
+}
+
+template <class T>
+T* at(Word address) {
+    return reinterpret_cast<T*>(static_cast<std::intptr_t>(address));
+}
+
+using Bytes = const std::byte;
+
+Pool pool(Word threads, Word gomp_parallel) {
+    return {threads, threads > 1 ? reinterpret_cast<GompParallel*>(gomp_parallel) : nullptr};
+}
+
+void check(bool has_memory) {
+    if (!has_memory) throw std::bad_alloc();
+}
+
+class Plan {
+    Call call;
+
+    // `set` fills the arrays of an attribute. Its unused bytes are 0, so that equal calls have equal attributes.
+    template <class Set>
+    nb::bytes attribute(bool is_backward, Word threads, Set set) const {
+        xla::Attribute result;
+        std::memset(&result, 0, sizeof result);
+        result.version = xla::attribute_version;
+        result.threads = threads;
+        result.is_backward = is_backward;
+        std::memcpy(&result.call, &call, sizeof call);
+        set(result);
+        return nb::bytes(reinterpret_cast<const char*>(&result), sizeof result);
+    }
+
+    Word x_step() const { return call.width() * size_of(call.x); }
+
+public:
+    Plan(Word rows, Word n, Word k, Word groups, Word step, double eps, double offset, std::string_view position,
+         bool variance, Name x, Name y, Name norm, Name product, Name scale, Name bias, Name gate, Name function,
+         bool gate_before) {
+        if (!kernels()) throw std::runtime_error("rmsnorm: no kernels for this processor");
+        if (rows < 0 || n < 1 || groups < 1 || step < 1) throw nb::value_error("rows, n, groups or step are too few");
+        std::memset(&call, 0, sizeof call);
+        call.rows = rows, call.n = n, call.k = k, call.groups = groups, call.step = step;
+        call.eps = eps, call.offset = offset, call.variance = variance, call.gate_before = gate_before;
+        call.position = choice<Position>("the position of eps", std::array<std::string_view, 3>{"inside", "outside", "clamp"},
+                                         position);
+        call.x = format(x), call.y = format(y), call.norm = format(norm), call.product = format(product);
+        call.scale = format(scale), call.bias = format(bias), call.gate = format(gate);
+        const std::array<std::string_view, 3> functions{"", "silu", "sigmoid"};
+        call.function = function ? choice<Function>("the function of a gate", functions, *function) : Function::none;
+    }
+
+    void forward(Word threads, Word gomp_parallel, Word x, Word x_step, Word residual, Word scale, Word bias, Word mask,
+                 Word mask_step, Word mask_stride, Word y, Word h, Word inverse_rms, Word gate, Word gate_step) const {
+        const Forward arrays{
+            at<Bytes>(x), x_step, at<Bytes>(residual), at<Bytes>(scale), at<Bytes>(bias),
+            {at<const std::uint8_t>(mask), mask_step, mask_stride},
+            at<std::byte>(y), at<std::byte>(h), at<double>(inverse_rms), at<Bytes>(gate), gate_step,
+        };
+        check(rmsnorm::forward(call, arrays, pool(threads, gomp_parallel)));
+    }
+
+    void backward(Word threads, Word gomp_parallel, Word h, Word h_step, Word scale, Word mask, Word mask_step,
+                  Word mask_stride, Word inverse_rms, Word dy, Word dh, Word dx, Word dscale, Word dbias, Word gate,
+                  Word gate_step, Word dgate, Word bias) const {
+        const Backward arrays{
+            at<Bytes>(h), h_step, at<Bytes>(scale), at<Bytes>(bias),
+            {at<const std::uint8_t>(mask), mask_step, mask_stride},
+            at<const double>(inverse_rms), at<Bytes>(dy), at<Bytes>(dh), at<std::byte>(dx), at<std::byte>(dscale),
+            at<std::byte>(dbias), at<std::byte>(dgate), at<Bytes>(gate), gate_step,
+        };
+        check(rmsnorm::backward(call, arrays, pool(threads, gomp_parallel)));
+    }
+
+    nb::bytes xla_forward(Word threads, Steps mask) const {
+        return attribute(false, threads, [&](xla::Attribute& result) {
+            Word operands = 0, results = 0;
+            auto& a = result.forward;
+            a.x = at<Bytes>(++operands), a.x_step = x_step();
+            if (call.scale != Format::none) a.scale = at<Bytes>(++operands);
+            if (call.bias != Format::none) a.bias = at<Bytes>(++operands);
+            if (mask) a.mask = {at<const std::uint8_t>(++operands), mask->first, mask->second};
+            a.y = at<std::byte>(--results), a.inverse_rms = at<double>(--results);
+        });
+    }
+
+    nb::bytes xla_backward(Word threads, Steps mask, bool inverse_rms, bool dh, bool dx, bool dscale, bool dbias) const {
+        return attribute(true, threads, [&](xla::Attribute& result) {
+            Word operands = 0, results = 0;
+            auto& a = result.backward;
+            a.dy = at<Bytes>(++operands);
+            a.h = at<Bytes>(++operands), a.h_step = x_step();
+            if (inverse_rms) a.inverse_rms = at<const double>(++operands);
+            if (call.scale != Format::none) a.scale = at<Bytes>(++operands);
+            if (mask) a.mask = {at<const std::uint8_t>(++operands), mask->first, mask->second};
+            if (dh) a.dh = at<Bytes>(++operands);
+            if (dx) a.dx = at<std::byte>(--results);
+            if (dscale) a.dscale = at<std::byte>(--results);
+            if (dbias) a.dbias = at<std::byte>(--results);
+        });
+    }
+};
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+    kernels();  // chooses them now, as a fork in the middle of the choice would leave it locked
+    using unlocked = nb::call_guard<nb::gil_scoped_release>;
+    nb::class_<Plan>(module, "Plan", "What the kernels need for a call, apart from its arrays.")
+        .def(nb::init<Word, Word, Word, Word, Word, double, double, std::string_view, bool, Name, Name, Name, Name, Name,
+                      Name, Name, Name, bool>(),
+             nb::kw_only(), "rows"_a, "n"_a, "k"_a, "groups"_a, "step"_a, "eps"_a, "offset"_a, "position"_a, "variance"_a,
+             "x"_a, "y"_a, "norm"_a.none(), "product"_a.none(), "scale"_a.none(), "bias"_a.none(), "gate"_a.none(),
+             "function"_a.none(), "gate_before"_a)
+        .def("forward", &Plan::forward, unlocked(), "threads"_a, "gomp_parallel"_a, "x"_a, "x_step"_a, "residual"_a,
+             "scale"_a, "bias"_a, "mask"_a, "mask_step"_a, "mask_stride"_a, "y"_a, "h"_a, "inverse_rms"_a, "gate"_a = 0,
+             "gate_step"_a = 0)
+        .def("backward", &Plan::backward, unlocked(), "threads"_a, "gomp_parallel"_a, "h"_a, "h_step"_a, "scale"_a,
+             "mask"_a, "mask_step"_a, "mask_stride"_a, "inverse_rms"_a, "dy"_a, "dh"_a, "dx"_a, "dscale"_a, "dbias"_a,
+             "gate"_a = 0, "gate_step"_a = 0, "dgate"_a = 0, "bias"_a = 0)
+        .def("xla_forward", &Plan::xla_forward, "threads"_a, "mask"_a.none())
+        .def("xla_backward", &Plan::xla_backward, "threads"_a, "mask"_a.none(), "inverse_rms"_a, "dh"_a, "dx"_a,
+             "dscale"_a, "dbias"_a);
+    module.def("level", [] { return kernels() ? kernels()->level : nullptr; }, "The level of the kernels; None: there are none.");
+    module.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(xla::handle), "xla._CUSTOM_CALL_TARGET"); },
+               "What XLA calls.");
+}
