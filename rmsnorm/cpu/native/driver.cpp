@@ -53,6 +53,7 @@ struct Delete {
 
 // Null if memory is short.
 std::unique_ptr<double, Delete> numbers(std::int64_t count) {
+    if (count > PTRDIFF_MAX / std::int64_t{sizeof(double)}) return nullptr;
     return std::unique_ptr<double, Delete>(static_cast<double*>(operator new(count * sizeof(double), line, std::nothrow)));
 }
 
