@@ -1,5 +1,5 @@
-// The threads of rmsnorm/cpu/native share out thousands of small jobs: pools of this file in place of XLA's and OpenMP's, and
-// the threads of the library. A sanitizer watches them:
+// The threads of rmsnorm/cpu/native share out thousands of small jobs: those of the library, and pools of this file in place
+// of XLA's and OpenMP's. A sanitizer watches them:
 //
 //     g++ -std=c++20 -g -O1 -fsanitize=thread -I rmsnorm/cpu/native tests/native/protocol.cpp rmsnorm/cpu/native/threads.cpp
 //

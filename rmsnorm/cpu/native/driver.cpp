@@ -90,12 +90,11 @@ const Kernels* kernels() {
 bool forward(const Call& call, const Forward& arrays, const Pool& pool) {
     const StandardArithmetic standard;
     const Kernels& own = *kernels();
-    const auto width = call.width();
-    const auto parameters = numbers(2 * width);
+    const auto parameters = numbers(call.parameters());
     if (!parameters) return false;
     own.prepare(call, arrays.scale, arrays.bias, false, parameters.get());
     if (pool.threads < 2) return own.forward(call, arrays, parameters.get(), 0, call.rows);
-    const auto step = std::max(quotient_up(least_chunk, width), quotient_up(call.rows, 8 * pool.threads));
+    const auto step = std::max(quotient_up(least_chunk, call.width()), quotient_up(call.rows, 8 * pool.threads));
     const Work<Forward> work{own, call, arrays, parameters.get(), nullptr, step};
     return share_out(pool, quotient_up(call.rows, step), forward_chunk, &work);
 }
@@ -105,9 +104,9 @@ bool backward(const Call& call, const Backward& arrays, const Pool& pool) {
     const Kernels& own = *kernels();
     const auto pair = 2 * call.width(), chunks = quotient_up(call.rows, call.step);
     const bool alone = pool.threads < 2 || chunks < 2;
-    const auto memory = numbers(pair * (1 + (alone ? 2 : chunks)));
-    if (!memory) return false;
-    double *parameters = memory.get(), *sums = parameters + pair;
+    const auto own_parameters = numbers(call.parameters()), own_sums = numbers(pair * (alone ? 2 : chunks));
+    if (!own_parameters || !own_sums) return false;
+    double *const parameters = own_parameters.get(), *const sums = own_sums.get();
     own.prepare(call, arrays.scale, arrays.bias, true, parameters);
     if (alone) {  // in the same order as `finish` adds the sums of several threads
         double* others = sums + pair;

@@ -91,8 +91,8 @@ public:
         std::memset(&call, 0, sizeof call);
         call.rows = rows, call.n = n, call.k = k, call.groups = groups, call.step = step;
         call.eps = eps, call.offset = offset, call.variance = variance, call.gate_before = gate_before;
-        call.position = choice<Position>("the position of eps", std::array<std::string_view, 3>{"inside", "outside", "clamp"},
-                                         position);
+        const std::array<std::string_view, 3> positions{"inside", "outside", "clamp"};
+        call.position = choice<Position>("the position of eps", positions, position);
         call.x = format(x), call.y = format(y), call.norm = format(norm), call.product = format(product);
         call.scale = format(scale), call.bias = format(bias), call.gate = format(gate);
         const std::array<std::string_view, 3> functions{"", "silu", "sigmoid"};
@@ -170,7 +170,8 @@ NB_MODULE(_native, module) {
         .def("xla_forward", &Plan::xla_forward, "threads"_a, "mask"_a.none())
         .def("xla_backward", &Plan::xla_backward, "threads"_a, "mask"_a.none(), "inverse_rms"_a, "dh"_a, "dx"_a,
              "dscale"_a, "dbias"_a);
-    module.def("level", [] { return kernels() ? kernels()->level : nullptr; }, "The level of the kernels; None: there are none.");
-    module.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(xla::handle), "xla._CUSTOM_CALL_TARGET"); },
-               "What XLA calls.");
+    module.def("level", [] { return kernels() ? kernels()->level : nullptr; }, "None if there are no kernels.");
+    module.def("xla_handler", [] {
+        return nb::capsule(reinterpret_cast<void*>(xla::handle), "xla._CUSTOM_CALL_TARGET");
+    });
 }

@@ -1,8 +1,8 @@
 // The handler of XLA's foreign function interface, the calls it understands, and the few C structures of the interface that
 // it uses, as xla/ffi/api/c_api.h names them.
 //
-// A call has one attribute, an array of 64-bit words: the bytes of an `Attribute`. Its arrays are not known before the call,
-// so that each pointer in it says where the address comes from: 0, there is no such array; i, operand i - 1; -i, result i - 1.
+// A call has one attribute, an array of 64-bit words: the bytes of an `Attribute`. Where the arrays are is not known before
+// the call, so that each pointer in it is a number: 0, there is no such array; i, operand i - 1; -i, result i - 1.
 #pragma once
 
 #include <type_traits>
