@@ -37,6 +37,8 @@ struct Call {
     bool gate_before;  // whether h is multiplied by f(z), and not y
 
     std::int64_t width() const { return n * groups; }
+    // How many doubles `prepare` writes: the gains, the biases, whether the gains are moderate, and the gains in float32.
+    std::int64_t parameters() const { return 2 * width() + 1 + (width() + 1) / 2; }
 };
 
 struct Mask {
@@ -70,7 +72,7 @@ struct Backward {
 // The functions of one level of processors. Rows are those of the parameters' width, from `first` to before `last`.
 struct Kernels {
     const char* level;
-    // Reads the gains o + scale, rounded where the variant rounds, and the biases to float64: two rows of the width.
+    // Reads the gains o + scale, rounded where the variant rounds, and the biases: Call::parameters() doubles.
     void (*prepare)(const Call&, const std::byte* scale, const std::byte* bias, bool is_backward, double* parameters);
     // False if memory is short.
     bool (*forward)(const Call&, const Forward&, const double* parameters, std::int64_t first, std::int64_t last);

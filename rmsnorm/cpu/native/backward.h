@@ -1,0 +1,180 @@
+// The backward pass on rows in memory: float64 inside, each gradient rounded once.
+//
+//     dx = (u - h / s <u, h / rho> / k) / rho + dh,    u = (o + scale) dy,    dscale = sum of dy h / rho,    dbias = sum of dy
+//
+// with drho / dh = h / (k s). Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <new>
+
+#include "cancelled.h"
+#include "single.h"
+#include "statistic.h"
+
+namespace rmsnorm::RMSNORM_LEVEL {
+
+// Two kinds of rows are computed again in pairs. In the first, u is parallel to h: the first elements of the row that
+// are not 0 show it. In the second, the terms of an element cancel, so that its last bits could be wrong; random rows
+// rarely do that.
+constexpr int sample = 16;
+constexpr double is_parallel = 0x1p-8, cancels_below = 0x1p-24;
+
+// In 2^-24 of the terms: h / rho and its factor, three products and a difference, 1 / rho, the ends of the interval.
+constexpr float backward_units = 12 * 0x1p-24f;
+
+// Elements `from` to `to` of a row of dx. Returns whether one of them is a small difference of large terms.
+template <Format X, Format Y>
+inline bool fill_gradient(
+    const Stored<X>* h, const Stored<Y>* dy, const Stored<X>* dh, const double* gain, double factor, double step,
+    Stored<X>* dx, std::int64_t from, std::int64_t to) {
+    D f = all_lanes(factor), s = all_lanes(step), zero = all_lanes(0.0);
+    Bits marks[parts] = {};
+    by_eights(to - from, [&, f, s, zero](std::int64_t j, int count) {
+        j += from;
+        D near = h ? load<X>(h + j, count) * s : zero;  // null: of elements that are not in the statistic
+        D rest = fma(load<Y>(dy + j, count), load<Format::f64>(gain + j, count), zero - near);
+        D gradient = fma(f, rest, zero);  // a zero becomes +0
+        if (dh) gradient = gradient + load<X>(dh + j, count) + zero;
+        store<X>(dx + j, gradient, count);
+        D small = magnitude(rest), large = all_lanes(cancels_below) * magnitude(near);
+        for (int i = 0; i < parts; ++i) marks[i] |= small.part[i] < large.part[i];
+    });
+    for (int i = 1; i < parts; ++i) marks[0] |= marks[i];
+    return any(marks[0]);
+}
+
+// dx = (dy gain - h / rho share) / rho in float32 arithmetic, from bfloat16 to bfloat16; see single.h.
+inline bool fill_gradient_single(
+    const std::uint16_t* h, const std::uint16_t* dy, const double* gain, const float* gain32, double factor,
+    double share, double step, std::uint16_t* dx, std::int64_t n) {
+    Float inverse = all_singles(static_cast<float>(factor)), part = all_singles(static_cast<float>(share));
+    Float units = all_singles(backward_units);
+    bool cancels = false;
+    auto again = [=](std::int64_t from, std::int64_t to) {
+        return fill_gradient<Format::bf16, Format::bf16>(h, dy, nullptr, gain, factor, step, dx, from, to);
+    };
+    auto compute = [&](std::int64_t j) {
+        Float g;
+        std::memcpy(&g, gain32 + j, sizeof g);
+        Float first = load_singles<Format::bf16>(dy + j) * g;
+        Float second = (load_singles<Format::bf16>(h + j) * inverse) * part;
+        Float gradient = inverse * (first - second), size = inverse * (magnitude(first) + magnitude(second));
+        store_singles<Format::bf16>(dx + j, gradient);
+        if (any(is_split(gradient, size * units) | is_far_out(size))) [[unlikely]] cancels |= again(j, j + singles);
+    };
+    std::int64_t j = 0;
+    for (; j + singles <= n; j += singles) compute(j);
+    if (j < n && n >= singles) {
+        compute(n - singles);
+    } else if (j < n) {
+        cancels |= again(j, n);
+    }
+    return cancels;
+}
+
+template <Format X, Format Y>
+inline bool is_along(
+    const Stored<X>* h, const Stored<Y>* dy, const double* gain, double step, std::int64_t k) {
+    if (!(0 < std::fabs(step) && std::fabs(step) < HUGE_VAL)) return false;
+    int sampled = 0;
+    for (std::int64_t j = 0; j < k && sampled < sample; j += lanes) {
+        int count = static_cast<int>(std::min<std::int64_t>(lanes, k - j));
+        double x[lanes], v[lanes];
+        store_plain(x, load<X>(h + j, count));
+        store_plain(v, load<Y>(dy + j, count));
+        for (int i = 0; i < count && sampled < sample; ++i) {
+            double near = x[i] * step;
+            if (!(std::fabs(v[i] * gain[j + i] - near) <= is_parallel * std::fabs(near))) return false;
+            sampled += near != 0;
+        }
+    }
+    return sampled > 0;
+}
+
+// A row of dx, in pairs. False if memory is short.
+template <Format X, Format Y>
+bool settle(
+    const Call& c, const Stored<X>* h, const Stored<Y>* dy, const Stored<X>* dh, const double* gain,
+    const std::uint8_t* counts, Stored<X>* dx) {
+    std::unique_ptr<double[]> rows(new (std::nothrow) double[3 * c.n]);
+    if (!rows) return false;
+    double *x = rows.get(), *v = x + c.n, *other = v + c.n;
+    load_row<X>(h, x, c.n);
+    load_row<Y>(dy, v, c.n);
+    cancelled(c, x, v, gain, counts);
+    if (dh) load_row<X>(dh, other, c.n);
+    for (std::int64_t j = 0; j < c.n; ++j) v[j] = (dh ? v[j] + other[j] : v[j]) + 0.0;
+    store_row<X>(dx, v, c.n);
+    return true;
+}
+
+template <Format X, Format Y>
+bool backward_plain(
+    const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
+    Parameters p(c, parameters);
+    std::int64_t n = c.n, k = c.k, width = c.width();
+    std::fill(sums, sums + (a.dbias ? 2 * width : width), 0.0);
+    bool succeeds = true;
+    for (std::int64_t i = first * c.groups; i < last * c.groups; ++i) {
+        const Stored<X>* h = as<Stored<X>>(a.h + place(c, i, a.h_step, n * size_of(X)));
+        const Stored<Y>* dy = as<Stored<Y>>(a.dy) + i * n;
+        const Stored<X>* dh = a.dh ? as<Stored<X>>(a.dh) + i * n : nullptr;
+        Stored<X>* dx = a.dx ? as<Stored<X>>(a.dx) + i * n : nullptr;
+        std::int64_t group = group_of(c, i) * n;
+        const double* gain = p.gain + group;
+        double *dscale = sums + group, *dbias = sums + width + group;
+        double factor = a.inverse_rms ? a.inverse_rms[i]
+                                      : 1 / rho_of(c, sum_of_squares<X>(h, k) / static_cast<double>(k), k);
+        if (a.dbias) {
+            by_eights(n, [=](std::int64_t j, int count) {
+                store<Format::f64>(dbias + j, load<Format::f64>(dbias + j, count) + load<Y>(dy + j, count), count);
+            });
+        }
+        D f = all_lanes(factor);
+        double inner = factor * sum_over(n, [=](D total, std::int64_t j, int count) {
+            D product = load<Y>(dy + j, count) * load<X>(h + j, count);  // is exact
+            D sum = fma(product, f, load<Format::f64>(dscale + j, count));
+            store<Format::f64>(dscale + j, sum, count);
+            return fma(product, load<Format::f64>(gain + j, count), total);
+        });
+        double length = 0;
+        if (c.position == Position::outside) {
+            length = sum_over(k, [=](D total, std::int64_t j, int count) {
+                D v = load<X>(h + j, count) * f;
+                return fma(v, v, total);
+            });
+        }
+        double share = slope_of(c, k, factor, length) * inner / static_cast<double>(k), step = factor * share;
+        if (!dx) continue;
+        bool again = is_along<X, Y>(h, dy, gain, step, k);
+        bool single = X == Format::bf16 && Y == Format::bf16 && p.are_moderate && !dh && k == n &&
+                      0x1p-20 < factor && factor < 0x1p20 && std::fabs(share) < 0x1p20;
+        if constexpr (X == Format::bf16 && Y == Format::bf16) {
+            if (single) again |= fill_gradient_single(h, dy, gain, p.single + group, factor, share, step, dx, n);
+        }
+        if (!single) {
+            again |= fill_gradient<X, Y>(h, dy, dh, gain, factor, step, dx, 0, k);
+            if (k < n) fill_gradient<X, Y>(nullptr, dy, dh, gain, factor, 0.0, dx, k, n);
+        }
+        if (again) succeeds &= settle<X, Y>(c, h, dy, dh, gain, nullptr, dx);
+    }
+    return succeeds;
+}
+
+inline void finish(const Call& c, const Backward& a, double* sums, std::int64_t count) {
+    std::int64_t width = c.width();
+    for (int which = 0; which < 2; ++which) {
+        std::byte* to = which ? a.dbias : a.dscale;
+        if (!to) continue;
+        double* total = sums + which * width;
+        for (std::int64_t i = 1; i < count; ++i) {
+            const double* more = total + 2 * i * width;
+            for (std::int64_t j = 0; j < width; ++j) total[j] += more[j];
+        }
+        with_format(which ? c.bias : c.scale, [=]<Format F>() { store_row<F>(as<Stored<F>>(to), total, width); });
+    }
+}
+
+}  // namespace rmsnorm::RMSNORM_LEVEL

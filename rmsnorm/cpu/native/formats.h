@@ -1,0 +1,259 @@
+// The formats of stored numbers: read to float64, rounded once, written. A bfloat16 is the first half of a float32.
+#pragma once
+
+#include "call.h"
+#include "lanes.h"
+
+namespace rmsnorm::RMSNORM_LEVEL {
+
+template <Format F>
+struct StoredAs;
+template <>
+struct StoredAs<Format::f16> {
+    using Type = std::uint16_t;
+};
+template <>
+struct StoredAs<Format::bf16> {
+    using Type = std::uint16_t;
+};
+template <>
+struct StoredAs<Format::f32> {
+    using Type = float;
+};
+template <>
+struct StoredAs<Format::f64> {
+    using Type = double;
+};
+template <Format F>
+using Stored = typename StoredAs<F>::Type;
+
+template <class To, class From>
+inline To bits(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+template <class T>
+inline const T* as(const std::byte* from) {
+    return reinterpret_cast<const T*>(from);
+}
+template <class T>
+inline T* as(std::byte* from) {
+    return reinterpret_cast<T*>(from);
+}
+
+inline D widened(const HalfPart (&single)[parts]) {
+    D r;
+    for (int i = 0; i < parts; ++i) {
+#if defined(__AVX512F__)
+        r.part[i] = _mm512_cvtps_pd(single[i]);
+#elif defined(__AVX2__)
+        r.part[i] = _mm256_cvtps_pd(single[i]);
+#else
+        r.part[i] = __builtin_convertvector(single[i], Part);
+#endif
+    }
+    return r;
+}
+
+inline HalfPart to_single(Part wide) {
+#if defined(__AVX512F__)
+    return _mm512_cvtpd_ps(wide);
+#elif defined(__AVX2__)
+    return _mm256_cvtpd_ps(wide);
+#else
+    return __builtin_convertvector(wide, HalfPart);
+#endif
+}
+
+// Eight numbers from memory, as float64.
+template <Format F>
+inline D load(const Stored<F>* from) {
+    if constexpr (F == Format::f64) {
+        return load_plain(from);
+    } else {
+        HalfPart single[parts];
+        if constexpr (F == Format::f32) {
+            std::memcpy(single, from, sizeof single);
+        } else {
+#if defined(__AVX2__)
+            __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+            __m256 eight = F == Format::f16 ? _mm256_cvtph_ps(words)
+                                            : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
+            std::memcpy(single, &eight, sizeof single);
+#else
+            float eight[lanes];
+            for (int i = 0; i < lanes; ++i) {
+                if constexpr (F == Format::f16) {
+                    eight[i] = static_cast<float>(bits<_Float16>(from[i]));
+                } else {
+                    eight[i] = bits<float>(static_cast<std::uint32_t>(from[i]) << 16);
+                }
+            }
+            std::memcpy(single, eight, sizeof single);
+#endif
+        }
+        return widened(single);
+    }
+}
+
+// The numbers that `rounded` needs for a format. Its step is 1.5 * 2^52 times the unit in the last place of 1.
+struct Grid {
+    std::int64_t up;  // what is added to the bits of a power of two
+    double least;     // that step for subnormal numbers
+    double overflow;  // where numbers become infinite
+};
+
+constexpr Grid grid_of(Format format) {
+    // bits of 1.5 * 2^(52 - p) less those of 1: the exponents differ by 52 - p, and half of a significand is added
+    auto up = [](int p) { return (static_cast<std::int64_t>(52 - p) << 52) + (std::int64_t{1} << 51); };
+    if (format == Format::f16) return {up(10), 1.5 * 0x1p52 * 0x1p-24, 0x1p16};
+    if (format == Format::bf16) return {up(7), 1.5 * 0x1p52 * 0x1p-133, 0x1p128};
+    return {up(23), 1.5 * 0x1p52 * 0x1p-149, 0x1p128};
+}
+
+// A number rounded once to a format, to nearest even, also among its subnormal numbers.
+//
+// A large number is added and subtracted again. It is so large that the last place of the sum is that of the format.
+template <Format F>
+inline D rounded(D d) {
+    if constexpr (F == Format::none || F == Format::f64) {
+        return d;
+    } else if constexpr (F == Format::f32) {
+        HalfPart single[parts];
+        for (int i = 0; i < parts; ++i) single[i] = to_single(d.part[i]);
+        return widened(single);
+    } else {
+        constexpr Grid grid = grid_of(F);
+        for (auto& x : d.part) {
+            Part large = (Part)(((Bits)x & 0x7ff0000000000000) + grid.up);
+            large = large < grid.least ? all(grid.least) : large;
+            Part near = (x + large) - large;
+            near = (Part)(((Bits)near & 0x7fffffffffffffff) | ((Bits)x & std::int64_t(0x8000000000000000)));
+            Part size = (Part)((Bits)near & 0x7fffffffffffffff);
+            x = size < grid.overflow ? near : x * HUGE_VAL;
+        }
+        return d;
+    }
+}
+
+inline D rounded(D d, Format format) {
+    switch (format) {
+        case Format::f16: return rounded<Format::f16>(d);
+        case Format::bf16: return rounded<Format::bf16>(d);
+        case Format::f32: return rounded<Format::f32>(d);
+        default: return d;
+    }
+}
+
+// Eight numbers to memory, each rounded once.
+template <Format F>
+inline void store(Stored<F>* to, D d) {
+    if constexpr (F == Format::f64) {
+        store_plain(to, d);
+    } else {
+        if constexpr (F != Format::f32) d = rounded<F>(d);
+        HalfPart single[parts];
+        for (int i = 0; i < parts; ++i) single[i] = to_single(d.part[i]);
+        if constexpr (F == Format::f32) {
+            std::memcpy(to, single, sizeof single);
+        } else {
+#if defined(__AVX2__)
+            __m256 eight;
+            std::memcpy(&eight, single, sizeof eight);
+            __m128i words;
+            if constexpr (F == Format::f16) {
+                words = _mm256_cvtps_ph(eight, _MM_FROUND_TO_NEAREST_INT);
+            } else {
+                __m256i halves = _mm256_srli_epi32(_mm256_castps_si256(eight), 16);
+                words = _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+            }
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(to), words);
+#else
+            float eight[lanes];
+            std::memcpy(eight, single, sizeof eight);
+            for (int i = 0; i < lanes; ++i) {
+                if constexpr (F == Format::f16) {
+                    to[i] = bits<std::uint16_t>(static_cast<_Float16>(eight[i]));
+                } else {
+                    to[i] = static_cast<std::uint16_t>(bits<std::uint32_t>(eight[i]) >> 16);
+                }
+            }
+#endif
+        }
+    }
+}
+
+// The same of less than eight numbers: the others are 0, and are not written.
+template <class T>
+inline void copy_first(T* to, const T* from, int count) {
+    if (count & 4) {
+        std::memcpy(to, from, 4 * sizeof(T));
+        to += 4, from += 4;
+    }
+    if (count & 2) {
+        std::memcpy(to, from, 2 * sizeof(T));
+        to += 2, from += 2;
+    }
+    if (count & 1) *to = *from;
+}
+
+template <Format F>
+inline D load_first(const Stored<F>* from, int count) {
+#if defined(__AVX512F__)
+    __mmask8 mask = static_cast<__mmask8>((1 << count) - 1);
+    D r;
+    if constexpr (F == Format::f64) {
+        r.part[0] = _mm512_maskz_loadu_pd(mask, from);
+    } else if constexpr (F == Format::f32) {
+        r.part[0] = _mm512_cvtps_pd(_mm256_maskz_loadu_ps(mask, from));
+    } else {
+        __m128i words = _mm_maskz_loadu_epi16(mask, from);
+        __m256 single = F == Format::f16 ? _mm256_cvtph_ps(words)
+                                         : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
+        r.part[0] = _mm512_cvtps_pd(single);
+    }
+    return r;
+#else
+    Stored<F> eight[lanes] = {};
+    copy_first(eight, from, count);
+    return load<F>(eight);
+#endif
+}
+
+template <Format F>
+inline void store_first(Stored<F>* to, D d, int count) {
+    Stored<F> eight[lanes];
+    store<F>(eight, d);
+    copy_first(to, eight, count);
+}
+
+// One function for a format that is known when it runs: `body` gets it as a constant.
+template <class Body>
+inline auto with_format(Format format, Body body) {
+    switch (format) {
+        case Format::f16: return body.template operator()<Format::f16>();
+        case Format::bf16: return body.template operator()<Format::bf16>();
+        case Format::f32: return body.template operator()<Format::f32>();
+        default: return body.template operator()<Format::f64>();
+    }
+}
+
+// A row to float64, and back.
+template <Format F>
+inline void load_row(const Stored<F>* from, double* to, std::int64_t n) {
+    std::int64_t j = 0;
+    for (; j + lanes <= n; j += lanes) store_plain(to + j, load<F>(from + j));
+    if (j < n) store_first<Format::f64>(to + j, load_first<F>(from + j, static_cast<int>(n - j)), static_cast<int>(n - j));
+}
+
+template <Format F>
+inline void store_row(Stored<F>* to, const double* from, std::int64_t n) {
+    std::int64_t j = 0;
+    for (; j + lanes <= n; j += lanes) store<F>(to + j, load_plain(from + j));
+    if (j < n) store_first<F>(to + j, load_first<Format::f64>(from + j, static_cast<int>(n - j)), static_cast<int>(n - j));
+}
+
+}  // namespace rmsnorm::RMSNORM_LEVEL

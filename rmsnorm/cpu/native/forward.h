@@ -1,0 +1,171 @@
+// The forward pass on rows in memory: float64 inside, rounded once wherever the variant rounds.
+//
+//     y = h / rho * (o + scale) + bias,    h = x + residual
+//
+// Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
+#pragma once
+
+#include <algorithm>
+
+#include "single.h"
+#include "statistic.h"
+
+namespace rmsnorm::RMSNORM_LEVEL {
+
+// A division by rho. By 1 / rho = inverse + rest it is as exact, and much faster.
+struct Quotient {
+    double rho, inverse = 0, rest = 0;
+
+    // `rest` is above 0: so it leaves a zero its sign and an infinite number as it is.
+    Quotient(double rho, bool by_reciprocal) : rho(rho) {
+        if (by_reciprocal && 1e-150 < rho && rho < 1e150) {  // so that nothing finite overflows
+            inverse = 1 / rho * (1 - 0x1p-52);
+            rest = std::fma(-inverse, rho, 1.0) * inverse;
+        }
+    }
+};
+
+// Where a variant rounds: y alone; h / rho and its product with the gain to float32; or as the call says.
+enum class Rounding { last, single, any };
+
+// Elements `from` to `to` of a row of y.
+template <Format X, Format Y, Rounding R, bool BY_RECIPROCAL>
+inline void fill_as(
+    const Call& c, const Stored<X>* h, const double* gain, const double* bias, Quotient q, Stored<Y>* y,
+    std::int64_t from, std::int64_t to) {
+    D rho = all_lanes(q.rho), inverse = all_lanes(q.inverse), rest = all_lanes(q.rest);
+    auto over = [=](D d) { return BY_RECIPROCAL ? fma(d, inverse, d * rest) : d / rho; };
+    by_eights(to - from, [=, &c](std::int64_t j, int count) {
+        j += from;
+        D v = load<X>(h + j, count), g = load<Format::f64>(gain + j, count);
+        if constexpr (R == Rounding::last) {  // the product comes first: it is exact up to 32 bits
+            v = over(v * g);
+        } else if constexpr (R == Rounding::single) {
+            v = rounded<Format::f32>(over(v)) * g;  // is exact, and rounded when it is stored
+            if constexpr (Y != Format::f32) v = rounded<Format::f32>(v);
+        } else {
+            v = rounded(rounded(over(v), c.norm) * g, c.product);
+        }
+        if (bias) v = rounded(v + load<Format::f64>(bias + j, count), R == Rounding::any ? c.product : Format::none);
+        store<Y>(y + j, v, count);
+    });
+}
+
+template <Format X, Format Y>
+inline void fill(
+    const Call& c, const Stored<X>* h, const double* gain, const double* bias, Quotient q, Stored<Y>* y,
+    std::int64_t from, std::int64_t to) {
+    auto as = [&]<Rounding R>() {
+        if (q.inverse != 0) {
+            fill_as<X, Y, R, true>(c, h, gain, bias, q, y, from, to);
+        } else {
+            fill_as<X, Y, R, false>(c, h, gain, bias, q, y, from, to);
+        }
+    };
+    if (c.norm == Format::none) {
+        as.template operator()<Rounding::last>();
+    } else if (c.norm == Format::f32 && c.product == Format::f32 && !bias) {
+        as.template operator()<Rounding::single>();
+    } else {
+        as.template operator()<Rounding::any>();
+    }
+}
+
+// A row of y in float32 arithmetic; see single.h. With BEFORE h / rho is rounded to bfloat16 first.
+template <Format X, Format Y, bool BEFORE>
+inline void fill_single(
+    const Call& c, const Stored<X>* h, const double* gain, const float* gain32, Quotient q, Stored<Y>* y) {
+    Float inverse = all_singles(static_cast<float>(1 / q.rho));
+    bool cuts = BEFORE && Y != Format::bf16 && c.product == Format::bf16;
+    auto compute = [=, &c](std::int64_t j) {
+        Float g, v = load_singles<X>(h + j) * inverse;
+        std::memcpy(&g, gain32 + j, sizeof g);
+        Word doubt = is_near(v, forward_units) | is_tiny(v);
+        if constexpr (BEFORE) {
+            v = cut(v) * g;  // exact, or rounded as the variant says
+            doubt |= is_tiny(v);
+            if (cuts) v = cut(v);
+        } else {
+            v *= g;
+            doubt = is_near(v, forward_units) | is_tiny(v);
+        }
+        store_singles<Y>(y + j, v);
+        if (any(doubt)) [[unlikely]] fill<X, Y>(c, h, gain, nullptr, q, y, j, j + singles);
+    };
+    std::int64_t j = 0;
+    for (; j + singles <= c.n; j += singles) compute(j);
+    if (j < c.n && c.n >= singles) {
+        compute(c.n - singles);  // some of these a second time
+    } else if (j < c.n) {
+        fill<X, Y>(c, h, gain, nullptr, q, y, j, c.n);
+    }
+}
+
+template <Format X, Format Y>
+constexpr bool may_be_single = (X == Format::bf16 || X == Format::f32) && (Y == Format::bf16 || Y == Format::f32);
+
+// Whether the elements from `first` on are finite and below 2^60.
+template <Format X>
+inline bool are_small(const Stored<X>* h, std::int64_t first, std::int64_t n) {
+    bool small = true;
+    for (std::int64_t j = first; j < n; ++j) {
+        double v[lanes];
+        store_plain(v, load_first<X>(h + j, 1));
+        small &= std::fabs(v[0]) < 0x1p60;
+    }
+    return small;
+}
+
+template <Format X, Format Y>
+inline void row_of_y(
+    const Call& c, const Parameters& p, const Stored<X>* h, std::int64_t group, bool has_bias, double rho,
+    Stored<Y>* y) {
+    std::int64_t first = group * c.n;
+    const double* gain = p.gain + first;
+    Quotient q(rho, c.scale != Format::f64);
+    if constexpr (may_be_single<X, Y>) {
+        Format decides = c.norm == Format::none ? Y : c.norm;
+        if (decides == Format::bf16 && !has_bias && p.are_moderate && 0x1p-20 < rho && rho < 0x1p20 &&
+            (c.k == c.n || are_small<X>(h, c.k, c.n))) {
+            if (c.norm != Format::none) {
+                fill_single<X, Y, true>(c, h, gain, p.single + first, q, y);
+            } else {
+                fill_single<X, Y, false>(c, h, gain, p.single + first, q, y);
+            }
+            return;
+        }
+    }
+    fill<X, Y>(c, h, gain, has_bias ? p.bias + first : nullptr, q, y, 0, c.n);
+}
+
+// Rows whose statistic is the mean square of their first k elements. They are taken by up to eight: so the roots and
+// divisions of some narrow rows are computed at once.
+template <Format X, Format Y>
+void forward_plain(const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
+    constexpr std::int64_t most = 8;
+    Parameters p(c, parameters);
+    std::int64_t n = c.n, many = std::clamp<std::int64_t>(2048 / n, 1, most);
+    for (std::int64_t start = first * c.groups; start < last * c.groups; start += many) {
+        std::int64_t count = std::min(many, last * c.groups - start);
+        const Stored<X>* rows[most];
+        double rho[most];
+        for (std::int64_t b = 0; b < count; ++b) {
+            std::int64_t i = start + b;
+            rows[b] = as<Stored<X>>(a.x + place(c, i, a.x_step, n * size_of(X)));
+            if (a.residual) {
+                Stored<X>* h = as<Stored<X>>(a.h) + i * n;
+                add_rows<X>(rows[b], as<Stored<X>>(a.residual) + i * n, h, n);
+                rows[b] = h;
+            }
+            rho[b] = sum_of_squares<X>(rows[b], c.k) / static_cast<double>(c.k);
+        }
+        for (std::int64_t b = 0; b < count; ++b) rho[b] = rho_of(c, rho[b], c.k);
+        for (std::int64_t b = 0; b < count && a.inverse_rms; ++b) a.inverse_rms[start + b] = 1 / rho[b];
+        for (std::int64_t b = 0; b < count && a.y; ++b) {
+            std::int64_t i = start + b;
+            row_of_y<X, Y>(c, p, rows[b], group_of(c, i), a.bias != nullptr, rho[b], as<Stored<Y>>(a.y) + i * n);
+        }
+    }
+}
+
+}  // namespace rmsnorm::RMSNORM_LEVEL

@@ -1,0 +1,93 @@
+// The factor f(z) of a gate z and its derivative.
+//
+//     sigmoid: f = s(z),    f' = s(z) s(-z)            s(z) = 1 / (1 + exp(-z))
+//     silu:    f = z s(z),  f' = s(z) (1 + z s(-z))
+//
+// exp(r) for |r| <= log(2) / 2 is a polynomial 1 + r + r^2 q(r). Its coefficients are Chebyshev's: it is within 2^-55.
+#pragma once
+
+#include "formats.h"
+
+namespace rmsnorm::RMSNORM_LEVEL {
+
+constexpr double last_exponent = 708.0;  // exp(z) is a normal number for z between its negative and it
+constexpr double rounds = 1.5 * 0x1p52;  // a sum with it has no fraction
+// s(z) is below 1 for every z, and f' of silu above 1 where s(z) rounds to 1. A product rounded with exactly 1 could be
+// in the middle between two numbers, where the exact one is not.
+constexpr double below_one = 1 - 0x1p-51, above_one = 1 + 0x1p-51;
+constexpr double gate_end = 0x1p16;  // for z below its negative f(z) is 0, as in the golden
+
+inline Part choose(Bits mask, Part yes, Part no) { return mask ? yes : no; }
+
+// exp(size) = fraction * 2^whole, to an ulp. The last bits of `sum` are `whole`.
+inline void exponential(Part size, Part& fraction, Part& sum) {
+    auto f = [](Part a, Part b, double c) { return fma(a, b, all(c)); };
+    sum = fma(size, all(1.4426950408889634), all(rounds));
+    Part whole = sum - rounds;
+    // log(2) in two parts: the first has 33 bits, so its product with a small integer is exact
+    Part r = fma(whole, all(-1.9082149292705877e-10), fma(whole, all(-0.6931471803691238), size));
+    Part q = f(all(2.5100375832561234e-08), r, 2.7620075879983367e-07);
+    q = f(q, r, 2.7557268480310024e-06);
+    q = f(q, r, 2.480152132236869e-05);
+    q = f(q, r, 0.00019841269863040545);
+    q = f(q, r, 0.0013888888917196719);
+    q = f(q, r, 0.008333333333330065);
+    q = f(q, r, 0.041666666666624164);
+    q = f(q, r, 0.16666666666666669);
+    q = f(q, r, 0.5000000000000001);
+    fraction = f(f(q, r, 1.0), r, 1.0);
+}
+
+// exp(size), between exp(-708) and exp(708).
+inline Part power_of(Part size) {
+    size = choose(size > last_exponent, all(last_exponent), size);  // NaN stays
+    size = choose(size < -last_exponent, all(-last_exponent), size);
+    Part fraction, sum;
+    exponential(size, fraction, sum);
+    return fraction * (Part)(((Bits)sum + 1023) << 52);
+}
+
+// f(z) and, if `slope` is not null, f'(z).
+inline D factor(Function function, D z, D* slope = nullptr) {
+    D f;
+    for (int i = 0; i < parts; ++i) {
+        Part x = z.part[i], power = power_of(-x), share = 1.0 / (1.0 + power);
+        Bits is_one = share > below_one;
+        if (slope) {
+            Part own = choose(x <= -last_exponent, all(0.0), share);
+            Part rest = choose(x >= last_exponent, all(0.0), power * share);
+            if (function == Function::silu) {
+                Part steep = own * (1.0 + x * rest);
+                slope->part[i] = choose(is_one & (steep < above_one), all(above_one), steep);
+            } else {
+                slope->part[i] = own * rest;
+            }
+        }
+        share = choose(is_one, all(below_one), choose(x <= -last_exponent, all(0.0), share));
+        f.part[i] = function == Function::silu ? x * share : share;
+    }
+    return f;
+}
+
+// f(z) and f'(z) of one z as numbers near 1 or of the size of z, times 2^exponent: also where they are next to nothing.
+struct ScaledFactor {
+    double f, slope;
+    int exponent;
+};
+
+inline ScaledFactor scaled_factor(Function function, double z) {
+    if (!(z < 0)) {
+        D slope, f = factor(function, all_lanes(z), &slope);
+        return {f.part[0][0], slope.part[0][0], 0};
+    }
+    if (z < -gate_end) return {0, 0, 0};
+    Part fraction, sum;
+    exponential(all(z), fraction, sum);
+    int exponent = static_cast<int>(sum[0] - rounds);
+    double power = z > -last_exponent ? std::ldexp(fraction[0], exponent) : 0;  // exp(z) = fraction * 2^exponent
+    double share = fraction[0] / (1 + power), rest = 1 / (1 + power);           // s(z) less its power of two, s(-z)
+    if (function == Function::silu) return {z * share, share * (1 + z * rest), exponent};
+    return {share, share * rest, exponent};
+}
+
+}  // namespace rmsnorm::RMSNORM_LEVEL

@@ -1,0 +1,303 @@
+// Rows with a mask, the variance as statistic, a gate, or of float64: a row is read to float64 once.
+//
+// What a mask leaves out is 0 in a row, so that it adds nothing to a sum. A row whose squares leave the range of float64
+// is multiplied by a power of two, which cancels in every result but 1 / rho.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <new>
+
+#include "backward.h"
+#include "forward.h"
+#include "gate.h"
+
+namespace rmsnorm::RMSNORM_LEVEL {
+
+using Rows = std::unique_ptr<double[]>;
+inline Rows new_rows(const Call& c, int count) { return Rows(new (std::nothrow) double[count * c.n]); }
+using Marks = std::unique_ptr<std::uint8_t[]>;
+inline Marks new_marks(const Call& c) { return Marks(new (std::nothrow) std::uint8_t[c.n]); }
+
+inline void load_any(Format format, const std::byte* from, double* to, std::int64_t n) {
+    with_format(format, [=]<Format F>() { load_row<F>(as<Stored<F>>(from), to, n); });
+}
+
+inline void store_any(Format format, std::byte* to, const double* from, std::int64_t n) {
+    with_format(format, [=]<Format F>() { store_row<F>(as<Stored<F>>(to), from, n); });
+}
+
+// Which elements of the i-th group count, as bytes; returns null if all do.
+inline const std::uint8_t* counted(const Call& c, const Mask& mask, std::int64_t i, std::uint8_t* counts) {
+    if (!mask.data) return nullptr;
+    const std::uint8_t* from = mask.data + place(c, i, mask.step, c.n * mask.stride);
+    for (std::int64_t j = 0; j < c.n; ++j) counts[j] = from[j * mask.stride] != 0;
+    return counts;
+}
+
+// A row that is normalised, x or x f(z), and what is known of it.
+struct Row {
+    double* h;
+    const std::uint8_t* counts;  // null if all count
+    std::int64_t k = 0;          // how many are in the statistic
+    double power = 1, rho = 0;   // rho of h, which was multiplied by the power
+    Call call;                   // with eps as it is beside such a row
+
+    Row(const Call& c, double* h, const std::uint8_t* counts) : h(h), counts(counts), call(c) {
+        k = counts ? std::count(counts, counts + c.k, 1) : c.k;
+    }
+    bool is_in(std::int64_t j) const { return !counts || counts[j]; }
+};
+
+// Computes rho; `used` becomes what the statistic squares, and 0 for elements that are not in it.
+inline double mean_square(const Row& row, double* used) {
+    const Call& c = row.call;
+    double size = static_cast<double>(row.k ? row.k : 1);
+    for (std::int64_t j = 0; j < c.k; ++j) used[j] = row.is_in(j) ? row.h[j] : 0.0;
+    std::fill(used + c.k, used + c.n, 0.0);
+    if (c.variance) {
+        double mean = sum_over(c.k, [=](D total, std::int64_t j, int count) {
+            return total + load<Format::f64>(used + j, count);
+        }) / size;
+        for (std::int64_t j = 0; j < c.k; ++j) used[j] = row.is_in(j) ? used[j] - mean : 0.0;
+    }
+    return sum_of_squares<Format::f64>(used, c.k) / size;
+}
+
+constexpr std::int64_t no_exponent = -(std::int64_t{1} << 30);
+
+inline std::int64_t exponent_of(double number) { return number != 0 ? std::ilogb(number) : no_exponent; }
+
+// Beyond these the squares of a row may have lost digits.
+constexpr double least_square = 0x1p-900, most_square = 0x1p900;
+
+// Writes rho, and multiplies the row by a power of two where its squares leave the range.
+//
+// `rescale(exponent)` writes the row times 2^exponent, and `top()` is the exponent of its largest element that is in the
+// statistic; no_exponent if there is none, or an infinite one.
+template <class Rescale, class Top>
+inline void measure(Row& row, double* used, Rescale rescale, Top top) {
+    const Call& c = row.call;
+    double q = mean_square(row, used);
+    bool may_leave = c.x == Format::f64 || c.gate_before;
+    if (may_leave && row.k && (q > most_square || (q < least_square && c.eps < 0x1p-400))) {
+        std::int64_t largest = top();
+        if (largest > no_exponent) {
+            std::int64_t most = c.eps == 0 ? 1 << 30 : (c.position == Position::inside ? 500 : 1000);
+            int shift = static_cast<int>(std::min(-largest, most));
+            rescale(shift);
+            row.power = std::ldexp(1.0, std::min(shift, 1000));  // beyond, it multiplies an eps of 0 alone
+            row.call.eps *= c.position == Position::inside ? row.power * row.power : row.power;
+            q = mean_square(row, used);
+        }
+    }
+    row.rho = rho_of(row.call, q, row.k);
+}
+
+// The same for a row of x.
+inline void measure_plain(Row& row, double* used) {
+    measure(
+        row, used,
+        [&](int shift) {
+            for (std::int64_t j = 0; j < row.call.n; ++j) row.h[j] = std::ldexp(row.h[j], shift);
+        },
+        [&] {
+            std::int64_t top = no_exponent;
+            for (std::int64_t j = 0; j < row.call.k; ++j) {
+                if (!row.is_in(j)) continue;
+                if (!std::isfinite(row.h[j])) return no_exponent;
+                top = std::max(top, exponent_of(row.h[j]));
+            }
+            return top;
+        });
+}
+
+// The same for a row of x f(z), with f(z) and, if it is not null, f'(z), which are rescaled with it.
+inline void measure_gated(Row& row, double* used, const double* x, const double* z, double* f, double* slope) {
+    const Call& c = row.call;
+    measure(
+        row, used,
+        [&](int shift) {
+            for (std::int64_t j = 0; j < c.n; ++j) {
+                ScaledFactor own = scaled_factor(c.function, z[j]);
+                int by = std::max(own.exponent + shift, -2000);
+                f[j] = std::ldexp(own.f, by);
+                if (slope) slope[j] = std::ldexp(own.slope, by);
+                row.h[j] = f[j] * x[j];
+            }
+        },
+        [&] {
+            std::int64_t top = no_exponent;
+            for (std::int64_t j = 0; j < c.k; ++j) {
+                if (!row.is_in(j) || x[j] == 0 || !(std::fabs(z[j]) <= gate_end)) continue;
+                if (!std::isfinite(x[j])) return no_exponent;
+                top = std::max(top, exponent_of(x[j]) + scaled_factor(c.function, z[j]).exponent);
+            }
+            return top;
+        });
+}
+
+inline void factors(const Call& c, const double* z, double* f, double* slope) {
+    by_eights(c.n, [=, &c](std::int64_t j, int count) {
+        D own, value = factor(c.function, load<Format::f64>(z + j, count), slope ? &own : nullptr);
+        store<Format::f64>(f + j, value, count);
+        if (slope) store<Format::f64>(slope + j, own, count);
+    });
+}
+
+// y before a gate, as the variant rounds it; 0 in a row with nothing counted.
+inline void fill_row(const Row& row, const double* gain, const double* bias, double* y) {
+    const Call& c = row.call;
+    if (row.k) {
+        Quotient q(row.rho, c.scale != Format::f64 && c.x != Format::f64 && !c.gate_before);
+        fill<Format::f64, Format::f64>(c, row.h, gain, bias, q, y, 0, c.n);
+    } else {
+        std::fill(y, y + c.n, 0.0);
+    }
+}
+
+inline bool forward_general(
+    const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
+    Parameters p(c, parameters);
+    Rows memory = new_rows(c, 5);
+    Marks marks = new_marks(c);
+    if (!memory || !marks) return false;
+    std::int64_t n = c.n, x_bytes = n * size_of(c.x), y_bytes = n * size_of(c.y);
+    double *h = memory.get(), *y = h + n, *z = y + n, *f = z + n, *own = f + n;
+    for (std::int64_t i = first * c.groups; i < last * c.groups; ++i) {
+        const std::byte* x = a.x + place(c, i, a.x_step, x_bytes);
+        if (a.residual) {
+            with_format(c.x, [&]<Format X>() {
+                add_rows<X>(as<Stored<X>>(x), as<Stored<X>>(a.residual) + i * n, as<Stored<X>>(a.h) + i * n, n);
+            });
+            x = a.h + i * x_bytes;
+        }
+        load_any(c.x, x, h, n);
+        Row row(c, h, counted(c, a.mask, i, marks.get()));
+        if (a.gate) {
+            load_any(c.gate, a.gate + place(c, i, a.gate_step, n * size_of(c.gate)), z, n);
+            factors(c, z, f, nullptr);
+        }
+        if (c.gate_before) {
+            std::copy(h, h + n, own);
+            for (std::int64_t j = 0; j < n; ++j) h[j] = own[j] * f[j];
+            measure_gated(row, y, own, z, f, nullptr);
+        } else {
+            measure_plain(row, y);
+        }
+        if (a.inverse_rms) a.inverse_rms[i] = row.k ? 1 / row.rho * row.power : 0.0;
+        if (!a.y) continue;
+        std::int64_t group = group_of(c, i) * n;
+        fill_row(row, p.gain + group, a.bias ? p.bias + group : nullptr, y);
+        if (a.gate && !c.gate_before && row.k) {
+            for (std::int64_t j = 0; j < n; ++j) y[j] *= f[j];
+        }
+        store_any(c.y, a.y + i * y_bytes, y, n);
+    }
+    return true;
+}
+
+// Writes to `centred` what the statistic squares of h / rho, and 0 for the others.
+inline void centre(const Row& row, double inverse, double* centred) {
+    const Call& c = row.call;
+    for (std::int64_t j = 0; j < c.n; ++j) centred[j] = j < c.k && row.is_in(j) ? row.h[j] : 0.0;
+    if (c.variance && row.k) {  // what is left of an element near the mean is a difference: the mean is a pair
+        double total = 0, lost = 0, size = static_cast<double>(row.k);
+        for (std::int64_t j = 0; j < c.k; ++j) {
+            lost += sum_error(total, centred[j], total + centred[j]);
+            total += centred[j];
+        }
+        double mean = total / size;
+        lost = (std::fma(-mean, size, total) + lost) / size;
+        for (std::int64_t j = 0; j < c.k; ++j) {
+            if (!row.is_in(j)) continue;
+            double difference = centred[j] - mean;
+            centred[j] = difference + (sum_error(centred[j], -mean, difference) - lost);
+        }
+    }
+    for (std::int64_t j = 0; j < c.k; ++j) centred[j] *= inverse;
+}
+
+constexpr double may_cancel = 0x1p-16;  // here rows are not tested for being along h
+
+inline bool backward_general(
+    const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
+    Parameters p(c, parameters);
+    Rows memory = new_rows(c, 8);
+    Marks marks = new_marks(c);
+    if (!memory || !marks) return false;
+    std::int64_t n = c.n, width = c.width(), x_bytes = n * size_of(c.x), y_bytes = n * size_of(c.y);
+    double *h = memory.get(), *v = h + n, *centred = v + n, *dx = centred + n;
+    double *z = dx + n, *f = z + n, *slope = f + n, *own = slope + n;  // own: x, or dy, before f(z)
+    std::fill(sums, sums + (a.dbias ? 2 * width : width), 0.0);
+    for (std::int64_t i = first * c.groups; i < last * c.groups; ++i) {
+        load_any(c.x, a.h + place(c, i, a.h_step, x_bytes), h, n);
+        load_any(c.y, a.dy + i * y_bytes, v, n);
+        Row row(c, h, counted(c, a.mask, i, marks.get()));
+        std::int64_t group = group_of(c, i) * n, k = row.k;
+        const double* gain = p.gain + group;
+        double *dscale = sums + group, *dbias = sums + width + group;
+        if (a.gate) {
+            load_any(c.gate, a.gate + place(c, i, a.gate_step, n * size_of(c.gate)), z, n);
+            factors(c, z, f, slope);
+            double* weighed = c.gate_before ? h : v;
+            std::copy(weighed, weighed + n, own);
+            for (std::int64_t j = 0; j < n; ++j) weighed[j] *= f[j];
+        }
+        if (c.gate_before) {
+            measure_gated(row, centred, own, z, f, slope);
+        } else {
+            measure_plain(row, centred);
+        }
+        double inverse = k ? 1 / row.rho : 0.0;
+        if (a.dgate && !c.gate_before) {  // beside dy
+            fill_row(row, gain, a.bias ? p.bias + group : nullptr, dx);
+            for (std::int64_t j = 0; j < n; ++j) dx[j] = row.is_in(j) ? own[j] * dx[j] * slope[j] + 0.0 : 0.0;
+            store_any(c.gate, a.dgate + i * n * size_of(c.gate), dx, n);
+        }
+        centre(row, inverse, centred);
+        for (std::int64_t j = 0; j < n; ++j) {  // what is under the mask reaches no gradient
+            bool is_in = k && row.is_in(j);
+            h[j] = is_in ? h[j] : 0.0;
+            v[j] = is_in ? v[j] : 0.0;
+        }
+        for (std::int64_t j = 0; j < n && a.dbias; ++j) dbias[j] += v[j];
+        double inner = k ? sum_over(n, [=](D total, std::int64_t j, int count) {
+            D dy = load<Format::f64>(v + j, count);
+            D normalised = load<Format::f64>(h + j, count) * all_lanes(inverse);
+            D sum = load<Format::f64>(dscale + j, count) + dy * normalised;
+            store<Format::f64>(dscale + j, sum, count);
+            return total + dy * load<Format::f64>(gain + j, count) * normalised;
+        }) : 0.0;
+        if (!a.dx && !(a.dgate && c.gate_before)) continue;
+        double length = sum_of_squares<Format::f64>(centred, n);
+        double share = slope_of(row.call, k, inverse, length) * inner / static_cast<double>(k ? k : 1);
+        bool again = false;
+        for (std::int64_t j = 0; j < n; ++j) {
+            bool is_in = k && row.is_in(j);
+            double near = j < c.k ? centred[j] * share : 0.0, rest = v[j] * gain[j] - near;
+            dx[j] = is_in ? inverse * rest : 0.0;
+            again |= is_in && std::fabs(rest) < may_cancel * std::fabs(near);
+        }
+        if (again && c.x != Format::f64) {
+            cancelled(row.call, h, v, gain, row.counts);
+            std::copy(v, v + n, dx);
+        }
+        if (c.gate_before) {
+            if (a.dgate) {
+                for (std::int64_t j = 0; j < n; ++j) v[j] = row.is_in(j) ? dx[j] * own[j] * slope[j] + 0.0 : 0.0;
+                store_any(c.gate, a.dgate + i * n * size_of(c.gate), v, n);
+            }
+            for (std::int64_t j = 0; j < n; ++j) dx[j] = row.is_in(j) ? dx[j] * f[j] : 0.0;
+        } else if (row.power != 1) {
+            for (std::int64_t j = 0; j < n; ++j) dx[j] *= row.power;
+        }
+        if (!a.dx) continue;
+        if (a.dh) load_any(c.x, a.dh + i * x_bytes, v, n);
+        for (std::int64_t j = 0; j < n; ++j) dx[j] = (a.dh ? dx[j] + v[j] : dx[j]) + 0.0;
+        store_any(c.x, a.dx + i * x_bytes, dx, n);
+    }
+    return true;
+}
+
+}  // namespace rmsnorm::RMSNORM_LEVEL

@@ -1,0 +1,150 @@
+// Eight numbers at a time. Every level of processors has eight lanes of float64, in one, two or four registers, so that
+// sums are added in one order everywhere. Elements of float32 alone have as many lanes as a register holds.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace rmsnorm::RMSNORM_LEVEL {
+
+#if defined(__AVX512F__)
+constexpr int native = 8;  // lanes of float64 in a register
+#elif defined(__AVX2__)
+constexpr int native = 4;
+#else
+constexpr int native = 2;
+#endif
+constexpr int lanes = 8;
+constexpr int parts = lanes / native;
+
+typedef double Part __attribute__((vector_size(8 * native)));
+typedef std::int64_t Bits __attribute__((vector_size(8 * native)));
+typedef float HalfPart __attribute__((vector_size(4 * native)));
+
+struct D {
+    Part part[parts];
+};
+
+#define RMSNORM_OPERATOR(op)                                          \
+    inline D operator op(D a, D b) {                                  \
+        D r;                                                          \
+        for (int i = 0; i < parts; ++i) r.part[i] = a.part[i] op b.part[i]; \
+        return r;                                                     \
+    }
+RMSNORM_OPERATOR(+)
+RMSNORM_OPERATOR(-)
+RMSNORM_OPERATOR(*)
+RMSNORM_OPERATOR(/)
+#undef RMSNORM_OPERATOR
+
+inline Part all(double number) { return number - Part{}; }  // also of -0
+
+inline D all_lanes(double number) {
+    D r;
+    for (int i = 0; i < parts; ++i) r.part[i] = all(number);
+    return r;
+}
+
+inline Part fma(Part a, Part b, Part c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_pd(a, b, c);
+#elif defined(__AVX2__)
+    return _mm256_fmadd_pd(a, b, c);
+#elif defined(__aarch64__)
+    return vfmaq_f64(c, a, b);
+#else
+    Part r;
+    for (int i = 0; i < native; ++i) r[i] = std::fma(a[i], b[i], c[i]);
+    return r;
+#endif
+}
+
+// a * b + c in one rounding.
+inline D fma(D a, D b, D c) {
+    D r;
+    for (int i = 0; i < parts; ++i) r.part[i] = fma(a.part[i], b.part[i], c.part[i]);
+    return r;
+}
+
+inline D load_plain(const double* from) {
+    D r;
+    std::memcpy(&r, from, sizeof r);
+    return r;
+}
+
+inline void store_plain(double* to, D d) { std::memcpy(to, &d, sizeof d); }
+
+inline D magnitude(D d) {
+    for (auto& part : d.part) part = (Part)((Bits)part & 0x7fffffffffffffff);
+    return d;
+}
+
+// The last `count` of eight lanes, and 0 in the others.
+inline D last_lanes(D d, int count) {
+    static const std::int64_t marks[16] = {0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1};
+    std::int64_t mask[lanes];
+    std::memcpy(mask, marks + count, sizeof mask);
+    for (int i = 0; i < parts; ++i) {
+        Bits own;
+        std::memcpy(&own, mask + i * native, sizeof own);
+        d.part[i] = (Part)((Bits)d.part[i] & own);
+    }
+    return d;
+}
+
+// The order in which every sum of a row ends: of the lanes i and i + 4, then i and i + 2, then the last two.
+inline double sum_of_lanes(D d) {
+    double x[lanes];
+    store_plain(x, d);
+    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+}
+
+// A sum of a row: element j is in lane j % 8 of accumulator j / 8 % 4; see `tail` for the last ones.
+struct Sum {
+    D total[4] = {};
+
+    double value() const { return sum_of_lanes((total[0] + total[1]) + (total[2] + total[3])); }
+};
+
+typedef float Float __attribute__((vector_size(8 * native)));
+typedef std::int32_t Word __attribute__((vector_size(8 * native)));
+typedef std::uint32_t Unsigned __attribute__((vector_size(8 * native)));
+constexpr int singles = 2 * native;  // lanes of float32 in a register
+
+inline Float all_singles(float number) { return number - Float{}; }
+inline Float magnitude(Float x) { return (Float)((Word)x & 0x7fffffff); }
+
+inline bool any(Word marks) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask((__m512i)marks) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps((__m256)marks) != 0;
+#elif defined(__aarch64__)
+    return vmaxvq_u32((uint32x4_t)marks) != 0;
+#else
+    std::int32_t all = 0;
+    for (int i = 0; i < singles; ++i) all |= marks[i];
+    return all != 0;
+#endif
+}
+
+inline bool any(Bits marks) {
+#if defined(__AVX512F__)
+    return _mm512_movepi64_mask((__m512i)marks) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_pd((__m256d)marks) != 0;
+#else
+    std::int64_t all = 0;
+    for (int i = 0; i < native; ++i) all |= marks[i];
+    return all != 0;
+#endif
+}
+
+}  // namespace rmsnorm::RMSNORM_LEVEL
