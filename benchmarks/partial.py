@@ -18,10 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from rmsnorm.cpu.settings import STORAGE
 
 from rmsnorm.call import Spec, resolve
 from rmsnorm.cpu import launch, threads
-from rmsnorm.cpu.settings import STORAGE
 from rmsnorm.variants import Variant
 
 SHAPES = ((4096, 768), (4096, 4096), (64, 262144), (16, 1048576))

@@ -1,13 +1,11 @@
 """The environment variables of this package, each with the values that it may have. An empty one counts as not set.
 
-    RMSNORM_CPU_KERNELS     0: no compiled kernels. It is read once, when the first call asks for them.
-    RMSNORM_CPU_LIBRARY     a folder with libraries of kernels; 0: none is used
-    RMSNORM_GPU_KERNELS     0: no kernels for GPUs; interpret: an interpreter runs them on arrays of the CPU
-    RMSNORM_NUM_THREADS     how many threads compute a call
-    RMSNORM_OPENMP          0: threads of this package in place of PyTorch's
-    RMSNORM_XLA             0: TensorFlow lets XLA compile only what the program asks for
-
-A build also has RMSNORM_BUILD_LEVELS, see hatch_build.py.
+RMSNORM_CPU_KERNELS     0: no compiled kernels. It is read once, when the first call asks for them.
+RMSNORM_CPU_LEVEL       v3, v4, v4-bf16 or arm64: kernels for these processors, in place of the best that there are
+RMSNORM_GPU_KERNELS     0: no kernels for GPUs; interpret: an interpreter runs them on arrays of the CPU
+RMSNORM_NUM_THREADS     how many threads compute a call
+RMSNORM_OPENMP          0: threads of this package in place of PyTorch's
+RMSNORM_XLA             0: TensorFlow lets XLA compile only what the program asks for
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ def _is_count(value: str) -> bool:
 
 _RULES: Final[dict[str, tuple[Callable[[str], bool], str]]] = {  # whether a value is allowed, and which ones are
     "RMSNORM_CPU_KERNELS": (("0", "1").__contains__, "0 or 1"),
-    "RMSNORM_CPU_LIBRARY": (lambda value: value == "0" or os.path.isdir(value), "0 or a folder that exists"),
+    "RMSNORM_CPU_LEVEL": (("v3", "v4", "v4-bf16", "arm64").__contains__, "v3, v4, v4-bf16 or arm64"),
     "RMSNORM_GPU_KERNELS": (("0", "1", "interpret").__contains__, "0, 1 or interpret"),
     "RMSNORM_NUM_THREADS": (_is_count, f"a number of threads, 1 to {MOST_THREADS}"),
     "RMSNORM_OPENMP": (("0", "1").__contains__, "0 or 1"),

@@ -91,7 +91,7 @@ def test_kernels_have_the_bits_of_the_golden(framework, name, dtype, function, p
     """Both kernels, in groups along one axis or two or not, on rows with gaps; with large gates, which no other
     elements of the row have.
     """
-    pytest.importorskip("numba")
+    pytest.importorskip("rmsnorm.cpu._native")
     variant, random = gated(name, function or "silu", position), np.random.default_rng(6)
     x, z = random.normal(size=(2, 6, 5, 4, 24)) * 10.0 ** random.uniform(-3, 1, (2, 6, 5, 4, 1))
     z[0, 0, 0, :8] = (0.0, -0.0, 90, -90, -700, 1e3, -1e4, 30)
@@ -128,7 +128,7 @@ def test_kernels_have_the_bits_of_the_golden(framework, name, dtype, function, p
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_kernels_have_the_bits_of_the_golden_where_f_is_next_to_nothing(function, eps, place, monkeypatch):
     """The squares of x f(z) underflow, then x f(z) itself: rows of z around each number. A zero of y has its sign."""
-    pytest.importorskip("numba")
+    pytest.importorskip("rmsnorm.cpu._native")
     monkeypatch.setattr(fast, "golden", None)
     variant = gated("standard", function, "before").replace(eps=eps, eps_position=place)
     random = np.random.default_rng(8)
@@ -152,7 +152,7 @@ def test_kernels_have_the_bits_of_the_golden_where_f_is_next_to_nothing(function
 @pytest.mark.sample(2)
 def test_kernels_have_the_bits_of_the_golden_with_all_options(dtype, position, function, monkeypatch):
     """In groups, with gates so large that s(z) is 1 in float64, and rows of which nothing enters the statistic."""
-    pytest.importorskip("numba")
+    pytest.importorskip("rmsnorm.cpu._native")
     random = np.random.default_rng(sum(map(ord, dtype + position + function)))
     variant = gated("llama", function, position)
     variant = variant.replace(partial=0.5, eps=1.3e-5)  # with a root of few digits, x over it would often be a tie

@@ -16,9 +16,9 @@ import bits
 import ml_dtypes
 import numpy as np
 import pytest
+from rmsnorm.cpu.settings import cancelled_place
 
 from rmsnorm import PRESETS, cpu, dtypes, numpy_impl
-from rmsnorm.cpu.settings import cancelled_place
 from rmsnorm.numpy_impl import fast
 
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="numba is not installed")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final
-from unittest.mock import patch
 
 from rmsnorm import cpu, errors
 from rmsnorm.call import Call, Spec, resolve
@@ -16,14 +14,13 @@ from rmsnorm.frameworks import FRAMEWORKS, Framework
 from rmsnorm.variants import derive
 
 _ARRAYS: Final = {"torch": "torch.Tensor", "tf": "a tf.Tensor", "flax": "a jax.Array", "numpy": "a NumPy array"}
-_OF_XLA: Final = re.compile(r"custom_call @rmsnorm\(.*?attribute = dense<\[(\d+),")
 
 
 def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
     """What a call of ``rms_norm`` or of a layer runs: a kernel, or plain operations and why.
 
     The call is made once, as the framework makes it outside of a compiler, of JAX as it compiles it; of NumPy ``fast``
-    is called. Kernels have the names that ``python -m rmsnorm.cpu.build --list`` prints.
+    is called. The name of a kernel has the dtypes of x and y, and the gate.
 
     Args:
         x, scale, bias, options: those of ``rms_norm`` of the framework of x. Or x is a layer, a model or any other
@@ -52,9 +49,7 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
         with _noted() as names:
             _rms_norm(row)(x, scale, bias, **options)
     if not names:
-        present = {"bias": bias, **options}
-        beside = tuple(name for name in ("bias", "mask", "residual") if present.get(name) is not None)
-        reason = _why_no_kernels(row) or cpu.why_not(call, _dtype(options.get("gate")), beside)
+        reason = _why_no_kernels(row) or cpu.why_not(call)
         if row.key == "numpy" and call.exact_sum:  # see numpy_impl/fast.py
             reason = "the sum of x and the residual is not rounded before the norm"
         place = "on one CPU" if row.key == "flax" else "in the memory of a CPU as it is"
@@ -62,7 +57,7 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
         return f"{row.title}: plain operations, as {reason}"
     is_apart = options.get("gate") is not None and call.variant.gate_function not in names[0]
     rest = ", and plain operations for the gate" if is_apart else ""
-    return f"{row.title}: kernel {' and '.join(dict.fromkeys(names))}{rest} (compiled for {_made_for(names)})"
+    return f"{row.title}: kernel {' and '.join(dict.fromkeys(names))}{rest} (compiled for {_level()})"
 
 
 def _explained_call(function: Any, arrays: list[Any], options: dict[str, Any]) -> str:
@@ -78,7 +73,7 @@ def _explained_call(function: Any, arrays: list[Any], options: dict[str, Any]) -
         return f"{row.title}: no kernel of rmsnorm was called; give the arrays of a norm in it to explain, to see why"
     counts = Counter(names)
     kernels = [name if count == 1 else f"{name} ({count} times)" for name, count in counts.items()]
-    return f"{row.title}: kernel {' and '.join(kernels)} (compiled for {_made_for(names)})"
+    return f"{row.title}: kernel {' and '.join(kernels)} (compiled for {_level()})"
 
 
 def _why_no_kernels(row: Framework) -> str | None:
@@ -138,24 +133,7 @@ def _noted() -> Iterator[list[str]]:
         return
     from rmsnorm.cpu import launch
 
-    names: list[str] = []
-    run, share_out = launch.Plan.run, launch.Plan._share_out
-
-    def noted_run(plan: launch.Plan) -> Callable[..., int]:
-        def noted(kernel: int, *arguments: int) -> int:
-            names.append(_name_of(kernel))
-            return run.__get__(plan)(kernel, *arguments)
-
-        return noted
-
-    def noted_share_out(plan: launch.Plan, kernel: int, *arguments: Any) -> None:
-        names.append(_name_of(kernel))
-        share_out(plan, kernel, *arguments)
-
-    with (
-        patch.object(launch.Plan, "run", property(noted_run)),
-        patch.object(launch.Plan, "_share_out", noted_share_out),
-    ):
+    with launch.noted() as names:
         yield names
 
 
@@ -166,22 +144,13 @@ def _traced(function: Callable[..., Any], arrays: Any, options: dict[str, Any]) 
     named = {name: value for name, value in options.items() if _key(value) is not None}
     others = {name: value for name, value in options.items() if name not in named}
     program = jax.jit(lambda arrays, named: function(arrays, {**named, **others}))
-    places = list(map(int, _OF_XLA.findall(program.lower(tuple(arrays), named).as_text())))
-    if not places:
-        return []
-    from rmsnorm.cpu import machine_code
-
-    return [_name_of(int(machine_code.table[place])) for place in places]
+    with _noted() as names:
+        program.lower(tuple(arrays), named)
+    return names
 
 
-def _made_for(names: list[str]) -> str:
-    """The level of processors that the library is for; or this processor, where numba compiled the kernels."""
-    from rmsnorm.cpu import machine_code
+def _level() -> str:
+    """The processors that the kernels are compiled for."""
+    from rmsnorm.cpu import launch
 
-    return " and ".join(dict.fromkeys(map(machine_code.made_for, names)))
-
-
-def _name_of(address: int) -> str:
-    from rmsnorm.cpu import machine_code
-
-    return next(name for name, own in machine_code.known().items() if own == address)
+    return launch.level()

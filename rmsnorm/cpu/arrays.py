@@ -37,11 +37,10 @@ def forward(
     h = None if residual is None else np.empty(call.shape, call.x)
     inverse_rms = np.empty(plan.reduced) if with_inverse_rms else None
     residual = None if residual is None else np.ascontiguousarray(residual)
-    mask_rows, mask_arguments = _masked(call, plan.n, mask)
+    _owner, mask_arguments = _masked(call, plan.n, mask)
     gate, gate_step = _gates(plan.n, gate)
     plan.run_forward(
-        own_threads, (x, residual, scale, bias, mask_rows, y, h, inverse_rms, gate),
-        address(x), x.strides[0], address(residual), address(scale), address(bias), *mask_arguments,
+        own_threads, address(x), x.strides[0], address(residual), address(scale), address(bias), *mask_arguments,
         address(y), address(h), address(inverse_rms), address(gate), gate_step,
     )  # fmt: skip
     return y, h, inverse_rms
@@ -58,7 +57,6 @@ def backward(
     gate: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None, Array | None]:
     """dx + dh, dscale, dbias and dgate, each in the dtype of its argument."""
-    factors = inverse_rms(call, h, mask) if call.x == "float64" else None
     if _name(dy) != call.result:
         call = replace(call, result=_named(dy.dtype))
     plan = launch.plan(call, _name(scale), _name(bias), _name(gate))
@@ -68,27 +66,13 @@ def backward(
     dh = None if dh is None else np.ascontiguousarray(dh, dtype=call.x)
     dx = np.empty(call.shape, call.x)
     dscale, dbias = (None if primal is None else np.empty(primal.shape, primal.dtype) for primal in (scale, bias))
-    mask_rows, mask_arguments = _masked(call, plan.n, mask)
+    _owner, mask_arguments = _masked(call, plan.n, mask)
     plan.run_backward(
-        own_threads, (h, scale, mask_rows, factors, dy, dh, dx, dscale, dbias, gate, dgate, bias),
-        address(h), h.strides[0], address(scale), *mask_arguments, address(factors), address(dy), address(dh),
+        own_threads, address(h), h.strides[0], address(scale), *mask_arguments, 0, address(dy), address(dh),
         address(dx), address(dscale), address(dbias), address(gate), gate_step, address(dgate),
         0 if gate is None else address(bias),
     )  # fmt: skip
     return dx, dscale, dbias, dgate
-
-
-def inverse_rms(call: Call, h: Array, mask: Array | None) -> Array:
-    """1 / rho in float64."""
-    plan = launch.plan(call, None, None)
-    result = np.empty(plan.reduced)
-    h = _rows(plan.n, h)
-    mask_rows, mask_arguments = _masked(call, plan.n, mask)
-    plan.run_forward(
-        own_threads, (h, mask_rows, result),
-        address(h), h.strides[0], 0, 0, 0, *mask_arguments, 0, 0, address(result), 0, 0,
-    )  # fmt: skip
-    return result
 
 
 def _native(array: Array | None) -> Any:

@@ -1,6 +1,6 @@
 """The compiled kernels as primitives of JAX. A primitive becomes plain operations where no kernel can compute it.
 
-Kernels are for one CPU. For GPUs, TPUs and several devices, for jax.export and without numba, XLA compiles
+Kernels are for one CPU. For GPUs, TPUs and several devices, for jax.export and without kernels, XLA compiles
 arithmetic.py. What JAX derives from a primitive it derives from the plain operations, with two exceptions: the
 transpose of the tangent is a kernel, too, and a vmap that maps no parameter is a call with more rows.
 """
@@ -171,15 +171,10 @@ def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: Want
     from rmsnorm.cpu import xla
 
     dy, h, dh, mask, scale = filled(operands, present)
-    inverse_rms = None  # the kernels compute it again, but not for float64
-    if call.x == "float64":
-        _, inverse_rms = _run(_forward_kernel, h, mask, None, None, call=call)
     mask, steps = _mask_in_steps(call, mask)
     own = replace(call, result=dy.dtype.name)
-    attribute = xla.backward(
-        own, _name(scale), wanted[2], steps, _are_wanted(wanted), inverse_rms is not None, dh is not None
-    )
-    return _call_kernel(attribute, _gradients(call, wanted), dy, h, inverse_rms, scale, mask, dh)
+    attribute = xla.backward(own, _name(scale), wanted[2], steps, _are_wanted(wanted), False, dh is not None)
+    return _call_kernel(attribute, _gradients(call, wanted), dy, h, scale, mask, dh)
 
 
 def _gradients(call: Call, wanted: Wanted, h: Any = None) -> Any:
@@ -221,7 +216,7 @@ def _is_registered() -> bool:
     from rmsnorm.cpu import xla
 
     try:
-        private.ffi.register_ffi_target("rmsnorm", private.ffi.pycapsule(xla.handler()), platform="cpu")
+        private.ffi.register_ffi_target("rmsnorm", xla.handler(), platform="cpu")
     except jax.errors.JaxRuntimeError as error:
         warnings.warn(
             f"rmsnorm: this jaxlib does not accept the CPU kernels; XLA compiles slower code instead ({error}); "
@@ -253,8 +248,8 @@ def _primitive(
 
 def _lower(plain: Callable[..., Any], kernel: Callable[..., Any], context: Any, *operands: Any, **params: Any) -> Any:
     """The program of a primitive for CPUs: a kernel, or else plain operations, which XLA divides among devices."""
-    one, call = private.is_for_one_device(context.module_context), params["call"]
-    if one and private.why_no_kernels() is None and cpu.has_kernels(call) and _is_registered():
+    one = private.is_for_one_device(context.module_context)
+    if one and private.why_no_kernels() is None and cpu.is_available() and _is_registered():
         return _lower_kernel(kernel, context, *operands, **params)
     return mlir.lower_fun(plain, multiple_results=True)(context, *operands, **params)
 

@@ -15,7 +15,6 @@ are batched, and not on the number of threads.
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
@@ -63,7 +62,7 @@ def rms_norm(
     )
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     call = _call("rms_norm", options, x, scale, bias, mask, residual, gate)
-    if not _is_compiled() or not _is_supported(call, bias, mask, residual, gate):
+    if not _is_compiled() or not _is_supported(call):
         return golden.rms_norm(
             x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis, mask=mask, residual=residual,
             gate=gate, out_dtype=out_dtype, return_inverse_rms=return_inverse_rms,
@@ -115,7 +114,7 @@ def rms_norm_vjp(
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     call = _call("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
     one_dtype = residual is None or residual.dtype == x.dtype
-    if not _is_compiled() or not one_dtype or not _is_supported(call, bias, mask, residual, gate, dy):
+    if not _is_compiled() or not one_dtype or not _is_supported(call):
         return golden.rms_norm_vjp(
             dy if dh is None else (dy, dh), x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis,
             mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
@@ -141,15 +140,10 @@ def _is_compiled() -> bool:
     return missing is None
 
 
-def _is_supported(call: Call, bias: Any, mask: Any, residual: Any, gate: Any, dy: Any = None) -> bool:
+def _is_supported(call: Call) -> bool:
     if call.exact_sum:  # the kernels normalise a rounded sum
         return False
-    if gate is None and call.axes == call.feature_axes:
-        return cpu.supports(call)
-    present = {"bias": bias, "mask": mask, "residual": residual}
-    arrays = tuple(name for name, array in present.items() if array is not None)
-    own = call if dy is None else replace(call, result=dy.dtype.name)
-    return cpu.supports(own, None if gate is None else gate.dtype.name, arrays)
+    return cpu.supports(call)
 
 
 def _call(op: str, options: tuple[Any, ...], *arrays: Any) -> Call:

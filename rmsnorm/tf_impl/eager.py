@@ -156,8 +156,7 @@ def _forward_kernel(
     plan = launch.plan(call, _name(scale), _name(bias))
     y, inverse_rms = _empty((call.shape, call.result), (plan.reduced, "float64"))
     plan.run_forward(
-        threads.own_threads, (h, scale, bias, mask, y, inverse_rms),
-        _address(h), plan.x_bytes, 0, _address(scale), _address(bias), *_mask(plan.n, mask),
+        threads.own_threads, _address(h), plan.x_bytes, 0, _address(scale), _address(bias), *_mask(plan.n, mask),
         _address(y), 0, _address(inverse_rms), 0, 0,
     )  # fmt: skip
     return y, inverse_rms
@@ -179,8 +178,7 @@ def _backward_kernel(
     primals = (h, scale, bias)
     results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in given(primals))), primals)
     plan.run_backward(
-        threads.own_threads, (h, scale, mask, inverse_rms, dy, dh, results),
-        _address(h), plan.x_bytes, _address(scale), *_mask(plan.n, mask),
+        threads.own_threads, _address(h), plan.x_bytes, _address(scale), *_mask(plan.n, mask),
         _address(inverse_rms), _address(dy), _address(dh), *map(_address, results), 0, 0, 0, 0,
     )  # fmt: skip
     return results

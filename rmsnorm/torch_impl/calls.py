@@ -88,7 +88,7 @@ def _planned(
     call = _resolved("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, **options)
     where, own = CPU if device is True else device, axes_last(call)
     g, b, z = (None if spec is None else spec.dtype for spec in (scale, bias, gate))
-    plan = rows.plan(where, own, g, b, mask is not None, z, residual is not None)
+    plan = rows.plan(where, own, g, b, z)
     return call, call if own == call else own, plan
 
 

@@ -26,7 +26,7 @@ def _kept(device: torch.device, shape: torch.Size, key: str) -> rows.Kept | gpu.
     """What the kernels of a device need, which is there at every call; None if they cannot compute it."""
     x, scale, bias, *settings = json.loads(key)
     g, b = (None if p is None else (torch.Size(p[0]), _dtype(p[1])) for p in (scale, bias))
-    call, plan = planned(device, shape, _dtype(x), g and g[1], b and b[1], False, False, *settings)
+    call, plan = planned(device, shape, _dtype(x), g and g[1], b and b[1], *settings)
     return plan if device.type == "cuda" else rows.keep(None, call, plan, shape, _dtype(x), g, b)
 
 

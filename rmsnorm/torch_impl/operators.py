@@ -43,7 +43,7 @@ LIBRARY.define(
 )
 _forward, _backward = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
 inductor.prepare(_forward, _backward)
-_has_formats, _is_usable = constant(cpu.has_formats), constant(gpu_rows.is_usable)
+_has_kernels, _is_usable = constant(cpu.is_available), constant(gpu_rows.is_usable)
 
 
 def serve(call: Call, x: Tensor | None, residual: Tensor | None, *others: Tensor | None) -> bool:
@@ -61,7 +61,7 @@ def serve(call: Call, x: Tensor | None, residual: Tensor | None, *others: Tensor
     ):
         return False
     if all(t.is_cpu for t in present):
-        return _has_formats(call.x, call.result, call.norm, call.product if call.norm else None)
+        return _has_kernels()
     formats = (dtype_name(t.dtype) for t in present if t.dtype != torch.bool)
     return all(t.is_cuda for t in present) and gpu.supports(own, *formats) and _is_usable(present[0].device)
 
@@ -94,7 +94,7 @@ def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
 def _run_forward(
     x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    others = dtype_of(scale), dtype_of(bias), mask is not None, residual is not None
+    others = dtype_of(scale), dtype_of(bias)
     call, plan = planned(x.device, x.shape, x.dtype, *others, *settings)
     y, h, inverse_rms = rows.forward(call, plan, True, x, residual, scale, bias, mask)
     return y, x.new_empty(0) if h is None else h, inverse_rms
@@ -105,7 +105,7 @@ def _run_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None,
     mask: Tensor | None, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    others = dtype_of(scale), dtype_of(bias), mask is not None, dh is not None
+    others = dtype_of(scale), dtype_of(bias)
     call, plan = planned(h.device, h.shape, h.dtype, *others, *settings)
     return present(h, *rows.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh)[:3])
 

@@ -27,14 +27,12 @@ _BLOCK: Final = 2**18  # elements, whose float64 temporaries stay in cache
 
 
 def plan(
-    device: torch.device, call: Call, scale: str | None, bias: str | None, has_mask: bool, gate: str | None = None,
-    has_residual: bool = False,
+    device: torch.device, call: Call, scale: str | None, bias: str | None, gate: str | None = None
 ) -> Any:  # fmt: skip
     """The plan of the kernels for a device, for a call with a gate of that dtype; None if they cannot compute it."""
     if gpu.is_usable(device):
         return None if gate is not None else gpu.plan(call, scale, bias)
-    present = {"bias": bias is not None, "mask": has_mask, "residual": has_residual}
-    if device.type != "cpu" or not cpu.supports(call, gate, tuple(name for name, is_set in present.items() if is_set)):
+    if device.type != "cpu" or not cpu.supports(call):
         return None
     from rmsnorm.cpu import launch
 
@@ -66,8 +64,7 @@ def forward(
     masks, mask_step, mask_stride = mask_rows(mask, x, plan.n)
     scale, bias, (gates, gate_step) = gapless(scale), gapless(bias), _gates(gate, plan.n)
     plan.run_forward(
-        openmp_threads, (matrix, other, scale, bias, masks, y, h, inverse_rms, gates),
-        matrix.data_ptr(), plan.x_bytes if matrix is x else matrix.stride(0) * x.element_size(),
+        openmp_threads, matrix.data_ptr(), plan.x_bytes if matrix is x else matrix.stride(0) * x.element_size(),
         _address(other), _address(scale), _address(bias), _address(masks), mask_step, mask_stride,
         y.data_ptr(), _address(h), _address(inverse_rms), _address(gates), gate_step,
     )  # fmt: skip
@@ -85,7 +82,6 @@ class Kept(NamedTuple):
     bias: tuple[torch.Size, torch.dtype] | None
     gate: torch.dtype | None
     plan: Any
-    job: tuple[int, ...]  # the first arguments of its ``run``, if it is small
     y: tuple[Any, ...]  # sizes, strides and dtype, likewise of what follows
     inverse_rms: tuple[Any, ...]
     dx: tuple[Any, ...]
@@ -118,10 +114,7 @@ class Kept(NamedTuple):
         )  # fmt: skip
         if gate is not None:  # what is left out is 0
             addresses += (gate.data_ptr(), self.gate_step)
-        if plan.small:
-            plan.run(*self.job, *addresses)
-        else:
-            plan.run_forward(openmp_threads, (x, scale, bias, gate, y, inverse_rms), *addresses)
+        plan.run_forward(openmp_threads, *addresses)
         return y, inverse_rms
 
     def backward(
@@ -139,11 +132,7 @@ class Kept(NamedTuple):
         if gate is not None and self.dgate is not None:
             dgate = empty_strided(*self.dgate)
             addresses += (gate.data_ptr(), self.gate_step, dgate.data_ptr(), _address(bias))
-        if plan.small:
-            plan.run(plan.backward[False, False], 1, plan.place, plan.rows, plan.chunk, 1, 0, *addresses)
-        else:
-            owners = x, scale, bias, gate, inverse_rms, dy, dx, dscale, dbias, dgate
-            plan.run_backward(openmp_threads, owners, *addresses)
+        plan.run_backward(openmp_threads, *addresses)
         return dx, dscale, dbias, dgate
 
 
@@ -160,13 +149,10 @@ def keep(
     """A call that was computed, of x of that shape and dtype and such parameters; None if no kernel on the CPU can."""
     if plan is None or type(plan) is gpu.Plan:
         return None
-    job = (plan.forward[False, False], 0, plan.place, plan.rows, plan.rows, 1, 0) if plan.small else ()
     y, dx = _contiguous(x, _DTYPES[call.result]), _contiguous(x, dtype)
     dscale, dbias, dgate = (None if p is None else _contiguous(*p) for p in (scale, bias, gate and (x, gate)))
     reduced, step = _contiguous(plan.reduced, torch.float64), plan.n * gate.itemsize if gate else 0
-    return Kept(
-        settings, call, x, dtype, scale, bias, gate, plan, job, y, reduced, dx, dscale, dbias, dgate, step
-    )  # fmt: skip
+    return Kept(settings, call, x, dtype, scale, bias, gate, plan, y, reduced, dx, dscale, dbias, dgate, step)
 
 
 def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -193,14 +179,13 @@ def gradients(
     if not (is_plain if x.is_cpu else is_plain_on_gpu)(dy, x, residual, scale, bias, mask, dh, gate):
         return None
     g, b, z = (None if p is None else dtype_name(p.dtype) for p in (scale, bias, gate))
-    has_mask = mask is not None
-    kernels = plan(x.device, replace(call, result=dtype_name(dy.dtype)), g, b, has_mask, z, dh is not None)
+    kernels = plan(x.device, replace(call, result=dtype_name(dy.dtype)), g, b, z)
     if kernels is None:
         return None
     h = x if residual is None else x + residual  # of one dtype: rounded once
-    inverse_rms = None  # the kernels for the CPU compute it again, but not for float64
-    if h.dtype == torch.float64 or type(kernels) is gpu.Plan:
-        statistic = plan(x.device, call, None, None, has_mask)
+    inverse_rms = None  # the kernels for the CPU compute it again
+    if type(kernels) is gpu.Plan:
+        statistic = plan(x.device, call, None, None)
         inverse_rms = forward(call, statistic, True, h, None, None, None, mask)[2]
     return _backward_by_kernels(call, kernels, dy, h, scale, bias, mask, inverse_rms, dh, gate)
 
@@ -219,8 +204,7 @@ def _backward_by_kernels(
     dy, dh, gain, (gates, gate_step) = dy.contiguous(), gapless(dh), gapless(scale), _gates(gate, plan.n)
     shift = None if gate is None else gapless(bias)  # dgate needs it
     plan.run_backward(
-        openmp_threads, (matrix, gain, masks, inverse_rms, dy, dh, dx, dscale, dbias, gates, dgate, shift),
-        matrix.data_ptr(), plan.x_bytes if matrix is h else matrix.stride(0) * h.element_size(),
+        openmp_threads, matrix.data_ptr(), plan.x_bytes if matrix is h else matrix.stride(0) * h.element_size(),
         _address(gain), _address(masks), mask_step, mask_stride,
         _address(inverse_rms), dy.data_ptr(), _address(dh), dx.data_ptr(), _address(dscale), _address(dbias),
         _address(gates), gate_step, _address(dgate), _address(shift),

@@ -62,10 +62,8 @@ def call_of(shape: torch.Size, dtype: torch.dtype, settings: str, k: Any) -> Cal
 
 
 @lru_cache(maxsize=4096)
-def planned(
-    device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, has_mask: bool, has_other: bool, *settings: Any
-) -> Any:
+def planned(device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, *settings: Any) -> Any:
     """The call and its plan for the kernels."""
     call = call_of(shape, dtype, *settings)
     g, b = (None if p is None else dtype_name(p) for p in (scale, bias))
-    return call, rows.plan(device, call, g, b, has_mask, None, has_other)
+    return call, rows.plan(device, call, g, b)

@@ -1,8 +1,7 @@
-"""The compiled kernels: the four formats, and the bits of the golden through numpy_impl.fast."""
+"""The kernels: the four formats, and the bits of the golden through numpy_impl.fast."""
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -21,13 +20,11 @@ from rmsnorm.parity import judge
 from rmsnorm.parity.cases import CASES, make, select
 from rmsnorm.variants import Variant
 
-numba = pytest.importorskip("numba")
 if not cpu.is_available():
-    pytest.skip("RMSNORM_CPU_KERNELS=0 switches the kernels off", allow_module_level=True)
-from rmsnorm.cpu import bfloat16, formats, launch, machine_code  # noqa: E402
-from rmsnorm.cpu.settings import CODE  # noqa: E402
+    pytest.skip("there are no kernels here", allow_module_level=True)
+from rmsnorm.cpu import _native
+from rmsnorm.cpu.launch import address
 
-GATED_IN_FLOAT64 = {case.name for case in CASES if case.gate and "float64" in case.dtypes}
 ROUNDED = ("float16", "bfloat16", "float32")
 EXTREME = {  # sizes of a row: the ends of the range, subnormal numbers, and numbers whose squares are out of range
     "float16": (1.0, 6e4, 1e-4, 6e-6, 1.2e-7, 0.0),
@@ -37,27 +34,24 @@ EXTREME = {  # sizes of a row: the ends of the range, subnormal numbers, and num
 }
 
 
-def _moved(name: str, source: Any, target: Any, count: int) -> Any:
-    """float64 from numbers of a format, or with a count of 1 the reverse, by the function that moves parameters."""
-    numbers, wide = (target, source) if count else (source, target)
-    move = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)(machine_code.address("parameters", name))
-    move(launch.address(numbers), launch.address(wide), wide.size, count)
+def _moved(source: Any, target: Any) -> Any:
+    """Numbers of one format in another one, by the kernels: the gradient of a bias is dy if there is one row."""
+    x = np.zeros(source.size, np.float32)
+    plan = _native.Plan(
+        rows=1, n=x.size, k=x.size, groups=1, step=1, eps=1.0, offset=0.0, position="inside", variance=False,
+        x="float32", y=source.dtype.name, norm=None, product=None, scale=None, bias=target.dtype.name, gate=None,
+        function=None, gate_before=False,
+    )  # fmt: skip
+    plan.backward(1, 0, address(x), x.nbytes, 0, 0, 0, 0, 0, address(source), 0, 0, 0, address(target))
     return target
 
 
-def _load(name: str, stored: Any) -> Any:
-    return _moved(name, stored, np.empty(stored.size), 0)
+def _load(stored: Any) -> Any:
+    return _moved(stored, np.full(stored.size, np.nan))
 
 
 def _store(name: str, wide: Any) -> Any:
-    return _moved(name, wide, np.empty(wide.size, name), 1)
-
-
-@numba.njit
-def _rounded(wide: Any, code: int, results: Any) -> None:
-    grid = formats.grid(code)
-    for j in range(wide.size):
-        results[j] = formats.rounded(wide[j], grid)
+    return _moved(wide, np.full(wide.size, np.nan, name))
 
 
 def check_same(got: Any, want: Any, doubtful: int = 0) -> None:
@@ -89,35 +83,13 @@ def test_every_16_bit_number_loads() -> None:
         every = np.arange(2**16, dtype=np.uint16).view(name)
         with np.errstate(invalid="ignore"):  # of signalling NaN
             want = every.astype(np.float64)
-        wide = _load(name, every)
+        wide = _load(every)
         assert np.array_equal(wide, want, equal_nan=True)
-        assert np.array_equal(np.signbit(wide), np.signbit(want))
+        assert np.array_equal(np.signbit(wide[want != 0]), np.signbit(want[want != 0]))  # a sum has no -0
         back = _store(name, wide)
         finite = ~np.isnan(want)
-        assert np.array_equal(back.view(np.uint16)[finite], every.view(np.uint16)[finite])
+        assert np.array_equal(back[finite], every[finite])
         assert np.isnan(back.astype(np.float64)[~finite]).all()
-
-
-@numba.njit
-def _by_software(halves: Any, singles: Any, back: Any, narrowed: Any) -> None:
-    for j in range(halves.size):
-        singles[j] = formats.half_to_single_in_software(halves[j])
-        back[j] = formats.single_to_half_in_software(singles[j])
-    for j in range(narrowed.size):
-        narrowed[j] = bfloat16.narrow_in_software(narrowed.view(np.float32)[j])
-
-
-def test_processors_without_16_bit_conversions() -> None:
-    every = np.arange(2**16, dtype=np.uint16).view(np.int16)
-    singles, back = np.empty(2**16, np.float32), np.empty(2**16, np.int16)
-    numbers = np.random.default_rng(0).integers(1 << 23, 255 << 23, 2**16, np.uint32)
-    narrowed = numbers.copy()
-    _by_software(every, singles, back, narrowed)
-    want = every.view(np.float16)
-    assert np.array_equal(singles, want.astype(np.float32), equal_nan=True)
-    assert np.array_equal(back[~np.isnan(want)], every[~np.isnan(want)])
-    assert np.isnan(back.view(np.float16)[np.isnan(want)]).all()
-    assert np.array_equal(narrowed, numbers.view(np.float32).astype("bfloat16").view(np.uint16))
 
 
 def _borders(name: str) -> Any:
@@ -144,32 +116,27 @@ def test_one_rounding_to_nearest_even(name: str) -> None:
     wide = np.concatenate([anywhere, inside, _borders(name), special])
     wide = np.concatenate([wide, -wide])
     want = DoubleDouble(wide).round(name)
-    stored, results = _store(name, wide), np.empty_like(wide)
-    _rounded(wide, CODE[name], results)
-    for got in (stored.astype(np.float64), results):
-        assert np.array_equal(got, want.astype(np.float64), equal_nan=True)
-        assert np.array_equal(np.signbit(got), np.signbit(wide))
-    for code in (CODE[None], CODE["float64"]):
-        _rounded(wide, code, results)
-        assert np.array_equal(results, wide, equal_nan=True)
+    got = _store(name, wide).astype(np.float64)
+    assert np.array_equal(got, want.astype(np.float64), equal_nan=True)
+    assert np.array_equal(np.signbit(got), np.signbit(wide) & (wide != 0))
+    assert np.array_equal(_store("float64", wide), wide, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 @pytest.mark.sample(1)
 def test_the_whole_table(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """f16, bf16 and f32 equal the golden in every bit; f64 is within an ulp in y, and within the kit's bounds."""
+    """f16, bf16 and f32 equal the golden in every bit; f64 is within 4 ulp in y, and within the kit's bounds."""
     with_kernels = 0
     for case, variant, _ in select(types=(dtype,), brief=dtype != "float32"):  # test_interface has all cases in PyTorch
         data = make(case, variant, dtype)
-        gate = None if data.gate is None else data.gate.dtype.name
-        if case.residual_rounding or not cpu.supports(data.call, gate):  # a sum that is not rounded: the golden
+        if case.residual_rounding or not cpu.supports(data.call):  # a sum that is not rounded: the golden
             continue
         with_kernels += 1
         want = judge.golden(data)
         if dtype == "float64":
             verdicts = judge.judge(_outcome, data)
             assert not [verdict for verdict in verdicts if not verdict.passed], (case.name, variant)
-            assert all(verdict.max_ulp <= 1 for verdict in verdicts if verdict.quantity == "y"), (case.name, variant)
+            assert all(verdict.max_ulp <= 4 for verdict in verdicts if verdict.quantity == "y"), (case.name, variant)
             continue
         for name, (got,) in _outcome(data).results.items():
             check_same(got, want[name])
@@ -191,9 +158,9 @@ def test_the_table_leaves_out_what_is_not_in_rows() -> None:
     left = set()
     for case, variant, dtype in select():
         data = make(case, variant, dtype)
-        if not cpu.supports(data.call, None if data.gate is None else data.gate.dtype.name):
+        if not cpu.supports(data.call):
             left.add(case.name)
-    assert left == {"no rows", "no batch", "no columns", "channels", "middle axis", "apart"} | GATED_IN_FLOAT64
+    assert left == {"no rows", "no batch", "no columns", "channels", "middle axis", "apart"}
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
@@ -272,11 +239,11 @@ def test_float64_rows_at_the_ends_of_the_range(variant: str) -> None:
     )
     for verdict in judge.judge(_outcome, data):
         assert verdict.passed, verdict
-        assert verdict.max_ulp <= 1 or verdict.quantity != "y", verdict
+        assert verdict.max_ulp <= 4 or verdict.quantity != "y", verdict
     ends = np.concatenate([x[:1] / np.abs(x[:1]).max() * size for size in (1.79e308, 1e-307, 1e-310, 5e-322)])
     for eps in (1e-300, 0.0):
         want = golden.rms_norm(ends, scale, variant=variant, eps=eps)
-        assert ulps(fast.rms_norm(ends, scale, variant=variant, eps=eps), want).max() <= 1
+        assert ulps(fast.rms_norm(ends, scale, variant=variant, eps=eps), want).max() <= 4
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-5, 1e-290])

@@ -98,15 +98,3 @@ def test_microbatches_add_up(framework):
         unit = np.spacing(np.maximum(np.maximum(abs(first), abs(second)), abs(want)))
         assert (abs(first.astype(float) + second - want) <= 1.5 * unit).all()
         assert ulps(first, want).max() > 0  # half the rows are not all of them
-
-
-def test_its_cost_is_measured(monkeypatch, capsys):
-    pytest.importorskip("numba")
-    import determinism
-
-    monkeypatch.setattr(determinism, "SHAPES", ((64, 2048),))
-    monkeypatch.setattr(determinism, "TURNS", 2)
-    determinism.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("own threads")
-    assert all(line.startswith("64x2048: ") and line.endswith(" times") for line in lines[1::2])

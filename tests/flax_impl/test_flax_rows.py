@@ -180,8 +180,9 @@ def test_many_calls_at_once() -> None:
 @CALLS_KERNELS
 def test_errors_of_a_handler() -> None:
     """They are errors of XLA: without memory, and if another process compiled the program."""
-    from rmsnorm.cpu import machine_code, xla
     from rmsnorm.cpu.settings import SETTINGS
+
+    from rmsnorm.cpu import machine_code, xla
 
     x = jnp.ones((2, 3))
     rms_norm(x)  # registers the handler

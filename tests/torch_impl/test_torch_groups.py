@@ -17,7 +17,7 @@ from rmsnorm import numpy_impl as golden  # noqa: E402
 from rmsnorm.torch_impl import RMSNorm, arithmetic, calls, operators, rms_norm, rms_norm_jvp, rows  # noqa: E402
 from rmsnorm.variants import Variant  # noqa: E402
 
-pytest.importorskip("numba", reason="without the kernels a program has plain operations")
+pytest.importorskip("rmsnorm.cpu._native", reason="without the kernels a program has plain operations")
 pytestmark = [
     pytest.mark.usefixtures("_fresh_compiler"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # from inside the compiler

@@ -14,7 +14,7 @@ import pytest
 from rmsnorm import cpu
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("numba")
+pytest.importorskip("rmsnorm.cpu._native")
 if not cpu.is_available():
     pytest.skip("RMSNORM_CPU_KERNELS=0 switches the kernels off", allow_module_level=True)
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402

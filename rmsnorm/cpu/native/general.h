@@ -87,7 +87,7 @@ inline void measure(Row& row, double* used, Rescale rescale, Top top) {
             int shift = static_cast<int>(std::min(-largest, most));
             rescale(shift);
             row.power = std::ldexp(1.0, std::min(shift, 1000));  // beyond, it multiplies an eps of 0 alone
-            row.call.eps *= c.position == Position::inside ? row.power * row.power : row.power;
+            row.call.eps = std::ldexp(row.call.eps, c.position == Position::inside ? 2 * shift : shift);
             q = mean_square(row, used);
         }
     }
@@ -256,19 +256,19 @@ inline bool backward_general(
             store_any(c.gate, a.dgate + i * n * size_of(c.gate), dx, n);
         }
         centre(row, inverse, centred);
-        for (std::int64_t j = 0; j < n; ++j) {  // what is under the mask reaches no gradient
+        double* normalised = dx;
+        for (std::int64_t j = 0; j < n; ++j) {  // what is under the mask reaches no gradient, nor an infinite 1 / rho
             bool is_in = k && row.is_in(j);
             h[j] = is_in ? h[j] : 0.0;
             v[j] = is_in ? v[j] : 0.0;
+            normalised[j] = is_in ? h[j] * inverse : 0.0;
         }
         for (std::int64_t j = 0; j < n && a.dbias; ++j) dbias[j] += v[j];
-        double inner = k ? sum_over(n, [=](D total, std::int64_t j, int count) {
-            D dy = load<Format::f64>(v + j, count);
-            D normalised = load<Format::f64>(h + j, count) * all_lanes(inverse);
-            D sum = load<Format::f64>(dscale + j, count) + dy * normalised;
-            store<Format::f64>(dscale + j, sum, count);
-            return total + dy * load<Format::f64>(gain + j, count) * normalised;
-        }) : 0.0;
+        double inner = sum_over(n, [=](D total, std::int64_t j, int count) {
+            D term = load<Format::f64>(v + j, count) * load<Format::f64>(normalised + j, count);
+            store<Format::f64>(dscale + j, load<Format::f64>(dscale + j, count) + term, count);
+            return total + term * load<Format::f64>(gain + j, count);
+        });
         if (!a.dx && !(a.dgate && c.gate_before)) continue;
         double length = sum_of_squares<Format::f64>(centred, n);
         double share = slope_of(row.call, k, inverse, length) * inner / static_cast<double>(k ? k : 1);

@@ -153,6 +153,7 @@ public:
 }  // namespace
 
 NB_MODULE(_native, module) {
+    nb::set_leak_warnings(false);  // plans are kept until the process ends
     kernels();  // chooses them now, as a fork in the middle of the choice would leave it locked
     using unlocked = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<Plan>(module, "Plan", "What the kernels need for a call, apart from its arrays.")
