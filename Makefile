@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # In a folder of its own, for processes of its own: imported after TensorFlow it ends the process.
 TRITON := 'triton==3.9.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all versions times mutants experiments gpu-check gpu-rehearsal fuzz lint types docs format clean
+.PHONY: check quick test test-all versions times mutants experiments gpu-check gpu-rehearsal fuzz sanitize lint types docs format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm check --backend numpy --backend torch --backend tf --backend flax
@@ -51,6 +51,19 @@ fuzz: $(VENV)/ready
 	$(BIN)/python tests/bits.py --calls 2000 --backend numpy --backend torch
 	$(BIN)/python tests/bits.py --calls 400 --backend tf --backend flax
 
+# The kernels under the sanitizers of memory and of undefined behaviour, and their threads under that of races.
+SANITIZED := build/sanitized
+sanitize: $(VENV)/ready
+	rm -rf $(SANITIZED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(SANITIZED) \
+		-C cmake.build-type=RelWithDebInfo -C cmake.define.CMAKE_CXX_FLAGS=-fsanitize=address,undefined .
+	export LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
+		PYTHONPATH=$(SANITIZED) PYTHONSAFEPATH=1 PYTHONMALLOC=malloc && \
+		$(BIN)/python -c "import rmsnorm.cpu._native" && $(BIN)/python -m rmsnorm check --backend numpy
+	$(CXX) -std=c++20 -g -O1 -fsanitize=thread -I rmsnorm/cpu/native -o $(SANITIZED)/protocol \
+		tests/native/protocol.cpp rmsnorm/cpu/native/threads.cpp
+	$(SANITIZED)/protocol
+
 # The kernels for GPUs on a machine without one: interpreted in the cases of the parity kit, and compiled. Under half an hour.
 gpu-check: $(VENV)/ready
 	PYTHONPATH=$(VENV)/triton RMSNORM_GPU_KERNELS=interpret TRITON_INTERPRET=1 $(BIN)/python -W ignore $(BIN)/rmsnorm check --all \
@@ -82,24 +95,25 @@ docs: $(DOCS_VENV)/ready
 
 $(DOCS_VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -C wheel.cmake=false -e '.[docs]'
 	touch $@
 
 format: $(LINT_VENV)/ready
 	$(LINT_VENV)/bin/ruff check --fix .
 	$(LINT_VENV)/bin/ruff format .
 
-$(VENV)/ready: pyproject.toml constraints.txt
+# It compiles the kernels into rmsnorm/cpu, and again where their source has changed.
+$(VENV)/ready: pyproject.toml constraints.txt build_backend.py CMakeLists.txt $(wildcard rmsnorm/cpu/native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev,peers,experiments]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/triton $(TRITON)
 	touch $@
 
-# ruff and mypy, with what rmsnorm needs itself and no framework: 30 seconds, not 10 minutes.
+# ruff and mypy, with what rmsnorm needs itself, no framework and no kernels: 30 seconds, not 10 minutes.
 $(LINT_VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(LINT_VENV)
-	$(LINT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lint]'
+	$(LINT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -C wheel.cmake=false -e '.[lint]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) .venv-lowest .venv-colab .venv-gpu .venv-newest .venv-lowest-jax gpu-rehearsal build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf rmsnorm/cpu/_native*.so $(VENV) $(LINT_VENV) $(DOCS_VENV) .venv-lowest .venv-colab .venv-gpu .venv-newest .venv-lowest-jax gpu-rehearsal build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,11 +1,16 @@
 """Builds the package by scikit-build-core, which compiles the kernels as CMakeLists.txt says, with two additions.
 
 Where they cannot be compiled, as without a compiler, the package is built without them: it works by plain operations.
-An editable installation puts the compiled module into the checkout, beside the files that import it.
+
+An editable installation puts the compiled module into the checkout, beside the files that import it, and adds the checkout
+to the path. That of scikit-build-core would import this checkout even where PYTHONPATH names another one.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,9 +35,24 @@ def get_requires_for_build_editable(settings: dict[str, Any] | None = None) -> l
 
 
 def build_editable(folder: str, settings: dict[str, Any] | None = None, metadata: str | None = None) -> str:
+    files = {"rmsnorm.pth": f"{Path.cwd()}\n".encode()}
     with tempfile.TemporaryDirectory() as compiled:
-        with ZipFile(Path(compiled, build_wheel(compiled, settings))) as wheel:
-            for name in wheel.namelist():
-                if name.startswith("rmsnorm/cpu/_native"):
-                    wheel.extract(name)
-    return scikit.build_editable(folder, settings, metadata)
+        name = build_wheel(compiled, settings)
+        if (settings or {}).get("wheel.cmake") != "false":  # none of an earlier build; and processes may have it in use
+            Path(f"rmsnorm/cpu/_native{sysconfig.get_config_var('EXT_SUFFIX')}").unlink(missing_ok=True)
+        with ZipFile(Path(compiled, name)) as wheel:
+            for file in wheel.namelist():
+                if file.startswith("rmsnorm/cpu/_native"):
+                    wheel.extract(file)
+                elif file.endswith(".dist-info/RECORD"):
+                    record = file
+                elif not file.startswith("rmsnorm/"):
+                    files[file] = wheel.read(file)
+    lines = [f"{record},,\n"]
+    for file, content in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+        lines.append(f"{file},sha256={digest},{len(content)}\n")
+    with ZipFile(Path(folder, name), "w") as wheel:
+        for file, content in {**files, record: "".join(lines)}.items():
+            wheel.writestr(file, content)
+    return name

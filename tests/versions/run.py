@@ -78,7 +78,7 @@ def make(name: str) -> Path:
     if ready.exists() and ready.stat().st_mtime > max(pins.stat().st_mtime, (ROOT / "pyproject.toml").stat().st_mtime):
         return binaries
     subprocess.run([python_of(environment.python), "-m", "venv", folder], check=True)
-    extras = ",".join(("jit", *(key for key in environment.frameworks if key != "numpy")))
+    extras = ",".join(key for key in environment.frameworks if key != "numpy")
     needs = ["-e", f".[{extras}]"] if environment.installed else ["-r", str(pins)]
     command = [binaries / "python", "-m", "pip", "install", "-q", "-c", pins, *needs, *TOOLS]
     subprocess.run(command, check=True, cwd=ROOT)
