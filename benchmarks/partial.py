@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from rmsnorm.cpu.settings import STORAGE
 
 from rmsnorm.call import Spec, resolve
 from rmsnorm.cpu import launch, threads
@@ -53,13 +52,13 @@ def main(names: list[str]) -> None:
 
 def _kernels(x: np.ndarray, dtype: str) -> dict[Any, Callable[[], Any]]:
     stored = (x.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else x
-    y = np.zeros(x.shape, STORAGE[dtype])
+    y = np.zeros_like(stored)
 
     def call(share: float | None) -> Callable[[], Any]:
         variant = Variant.get("standard").replace(partial=share)
         plan = launch.plan(resolve("rms_norm", Spec(x.shape, dtype), variant=variant), None, None)
         arguments = (launch.address(stored), plan.x_bytes, 0, 0, 0, 0, 0, 0, launch.address(y), 0, 0)
-        return lambda: plan.run_forward(threads.own_threads, (stored, y), *arguments)
+        return lambda: plan.run_forward(threads.own_threads, *arguments)
 
     return _warm({share: call(share) for share in SHARES})
 

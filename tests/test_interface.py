@@ -58,7 +58,7 @@ def test_the_sum_with_a_residual_is_normalised_before_it_is_rounded(framework):
     assert alone.tobytes() == usual.tobytes()
 
 
-@pytest.mark.parametrize("framework", ["torch", "tf", "flax"], indirect=True)
+@pytest.mark.parametrize("framework", ["tf", "flax"], indirect=True)
 @pytest.mark.parametrize(
     ("case", "variant"),
     [("rows", "standard"), ("rows", "zhang_torch"), ("rows", "keras_rms_scaling"), ("clamped", "x_transformers")],
@@ -118,14 +118,18 @@ def _drawn(dtype="float32", parameters=None, seed=0):
 
 
 def _same(got, want):
-    """Within one ulp: float32 results from float64 arithmetic, in elements without cancellation."""
+    """Within one ulp: float32 results from float64 arithmetic, in elements without cancellation. Of float64 itself
+    within eight units of the terms, which are near 1."""
     got, want = (result if isinstance(result, tuple) else (result,) for result in (got, want))
     assert len(got) == len(want)
     for one, other in zip(got, want, strict=True):
         assert (one is None) == (other is None)
         if other is not None:
             assert (one.dtype, one.shape) == (other.dtype, other.shape)
-            assert ulps(one, other).max(initial=0) <= 1
+            if other.dtype == np.float64:
+                np.testing.assert_allclose(one, other, rtol=2.0**-50, atol=2.0**-50)
+            else:
+                assert ulps(one, other).max(initial=0) <= 1
 
 
 def test_what_is_returned(framework):

@@ -33,6 +33,7 @@ class Plan(NamedTuple):
     x, h, mask and gate follow each other without a gap.
     """
 
+    key: Any  # the arguments of ``plan``
     native: Any  # a _native.Plan
     name: str
     rows: int
@@ -41,6 +42,9 @@ class Plan(NamedTuple):
     reduced: tuple[int, ...]  # shape of 1 / rho
     small: bool  # one thread computes it
     chunked: bool  # whether the backward pass has several tasks
+
+    def __reduce__(self) -> Any:
+        return plan, self.key
 
     def run_forward(self, threads: Threads, *arguments: int) -> None:
         """Computes y, h and 1 / rho.
@@ -99,6 +103,7 @@ def plan(call: Call, scale: str | None, bias: str | None, gate: str | None = Non
         function=variant.gate_function if gate else None, gate_before=gate is not None and call.is_gated_before,
     )  # fmt: skip
     return Plan(
+        key=(call, scale, bias, gate),
         native=native,
         name=_name_of(call, gate),
         rows=rows,

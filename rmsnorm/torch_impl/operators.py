@@ -43,7 +43,7 @@ LIBRARY.define(
 )
 _forward, _backward = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
 inductor.prepare(_forward, _backward)
-_has_kernels, _is_usable = constant(cpu.is_available), constant(gpu_rows.is_usable)
+_has_kernels, _is_usable = constant(lambda: cpu.is_available()), constant(gpu_rows.is_usable)
 
 
 def serve(call: Call, x: Tensor | None, residual: Tensor | None, *others: Tensor | None) -> bool:

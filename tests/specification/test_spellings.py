@@ -32,7 +32,6 @@ def test_one_sentence_says_what_installs_an_extra():
     sentences = [(name, line) for name, line in lines if re.search("(?<!as in )pip install (?!triton)", line)]
     assert {name for name, _ in sentences} == {"errors.py"}
     assert {extra for text in texts.values() for extra in re.findall(r"install\([\"'](\w+)", text)} == {
-        "jit",
         "plot",
         "torch",
     }

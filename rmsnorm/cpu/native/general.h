@@ -40,7 +40,8 @@ struct Row {
     double* h;
     const std::uint8_t* counts;  // null if all count
     std::int64_t k = 0;          // how many are in the statistic
-    double power = 1, rho = 0;   // rho of h, which was multiplied by the power
+    int shift = 0;               // h was multiplied by 2^shift
+    double rho = 0;              // of h as it is now
     Call call;                   // with eps as it is beside such a row
 
     Row(const Call& c, double* h, const std::uint8_t* counts) : h(h), counts(counts), call(c) {
@@ -49,13 +50,32 @@ struct Row {
     bool is_in(std::int64_t j) const { return !counts || counts[j]; }
 };
 
-// Computes rho; `used` becomes what the statistic squares, and 0 for elements that are not in it.
+// Subtracts their mean from the elements that are in the statistic; the others are 0. What is left of an element near
+// the mean is a difference, so the mean is a pair: a constant row has no variance.
+inline void subtract_mean(const Row& row, double* used) {
+    double total = 0, lost = 0, size = static_cast<double>(row.k ? row.k : 1);
+    for (std::int64_t j = 0; j < row.call.k; ++j) {
+        lost += sum_error(total, used[j], total + used[j]);
+        total += used[j];
+    }
+    double mean = total / size;
+    lost = (std::fma(-mean, size, total) + lost) / size;
+    for (std::int64_t j = 0; j < row.call.k; ++j) {
+        if (!row.is_in(j)) continue;
+        double difference = used[j] - mean;
+        used[j] = difference + (sum_error(used[j], -mean, difference) - lost);
+    }
+}
+
+// The mean square of a row; `used` becomes what the statistic squares, and 0 for elements that are not in it.
 inline double mean_square(const Row& row, double* used) {
     const Call& c = row.call;
     double size = static_cast<double>(row.k ? row.k : 1);
     for (std::int64_t j = 0; j < c.k; ++j) used[j] = row.is_in(j) ? row.h[j] : 0.0;
     std::fill(used + c.k, used + c.n, 0.0);
-    if (c.variance) {
+    if (c.variance && c.x == Format::f64) {
+        subtract_mean(row, used);
+    } else if (c.variance) {
         double mean = sum_over(c.k, [=](D total, std::int64_t j, int count) {
             return total + load<Format::f64>(used + j, count);
         }) / size;
@@ -84,10 +104,9 @@ inline void measure(Row& row, double* used, Rescale rescale, Top top) {
         std::int64_t largest = top();
         if (largest > no_exponent) {
             std::int64_t most = c.eps == 0 ? 1 << 30 : (c.position == Position::inside ? 500 : 1000);
-            int shift = static_cast<int>(std::min(-largest, most));
-            rescale(shift);
-            row.power = std::ldexp(1.0, std::min(shift, 1000));  // beyond, it multiplies an eps of 0 alone
-            row.call.eps = std::ldexp(row.call.eps, c.position == Position::inside ? 2 * shift : shift);
+            row.shift = static_cast<int>(std::min(-largest, most));
+            rescale(row.shift);
+            row.call.eps = std::ldexp(row.call.eps, c.position == Position::inside ? 2 * row.shift : row.shift);
             q = mean_square(row, used);
         }
     }
@@ -120,7 +139,7 @@ inline void measure_gated(Row& row, double* used, const double* x, const double*
         [&](int shift) {
             for (std::int64_t j = 0; j < c.n; ++j) {
                 ScaledFactor own = scaled_factor(c.function, z[j]);
-                int by = std::max(own.exponent + shift, -2000);
+                int by = std::clamp(own.exponent + shift, -2000, 1000);  // beyond, only an x of 0 has such an f(z)
                 f[j] = std::ldexp(own.f, by);
                 if (slope) slope[j] = std::ldexp(own.slope, by);
                 row.h[j] = f[j] * x[j];
@@ -185,7 +204,7 @@ inline bool forward_general(
         } else {
             measure_plain(row, y);
         }
-        if (a.inverse_rms) a.inverse_rms[i] = row.k ? 1 / row.rho * row.power : 0.0;
+        if (a.inverse_rms) a.inverse_rms[i] = row.k ? std::ldexp(1 / row.rho, row.shift) : 0.0;
         if (!a.y) continue;
         std::int64_t group = group_of(c, i) * n;
         fill_row(row, p.gain + group, a.bias ? p.bias + group : nullptr, y);
@@ -201,20 +220,7 @@ inline bool forward_general(
 inline void centre(const Row& row, double inverse, double* centred) {
     const Call& c = row.call;
     for (std::int64_t j = 0; j < c.n; ++j) centred[j] = j < c.k && row.is_in(j) ? row.h[j] : 0.0;
-    if (c.variance && row.k) {  // what is left of an element near the mean is a difference: the mean is a pair
-        double total = 0, lost = 0, size = static_cast<double>(row.k);
-        for (std::int64_t j = 0; j < c.k; ++j) {
-            lost += sum_error(total, centred[j], total + centred[j]);
-            total += centred[j];
-        }
-        double mean = total / size;
-        lost = (std::fma(-mean, size, total) + lost) / size;
-        for (std::int64_t j = 0; j < c.k; ++j) {
-            if (!row.is_in(j)) continue;
-            double difference = centred[j] - mean;
-            centred[j] = difference + (sum_error(centred[j], -mean, difference) - lost);
-        }
-    }
+    if (c.variance && row.k) subtract_mean(row, centred);
     for (std::int64_t j = 0; j < c.k; ++j) centred[j] *= inverse;
 }
 
@@ -289,8 +295,8 @@ inline bool backward_general(
                 store_any(c.gate, a.dgate + i * n * size_of(c.gate), v, n);
             }
             for (std::int64_t j = 0; j < n; ++j) dx[j] = row.is_in(j) ? dx[j] * f[j] : 0.0;
-        } else if (row.power != 1) {
-            for (std::int64_t j = 0; j < n; ++j) dx[j] *= row.power;
+        } else if (row.shift) {
+            for (std::int64_t j = 0; j < n; ++j) dx[j] = std::ldexp(dx[j], row.shift);
         }
         if (!a.dx) continue;
         if (a.dh) load_any(c.x, a.dh + i * x_bytes, v, n);
