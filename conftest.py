@@ -26,18 +26,17 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rms
 keep_what_jax_compiles()
 import_triton_before_tensorflow()
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE / "inductor"))
-os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "kernels"))
 # So is bytecode: the tests start a hundred processes, and each would compile this package again.
 if os.environ.get("RMSNORM_TEST_BYTECODE") != "0" and os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
 _TESTS = Path(__file__).with_name("tests")
 CASES = 3
 SEED = os.environ.get("RMSNORM_TEST_SEED", "0")
-if not find_spec("numba"):
-    os.environ.setdefault("RMSNORM_CPU_KERNELS", "0")  # the warning that numba is missing would be an error
+_HAS_KERNELS = bool(find_spec("rmsnorm.cpu._native"))
+if not _HAS_KERNELS:
+    os.environ.setdefault("RMSNORM_CPU_KERNELS", "0")  # the warning that they are missing would be an error
 
 _NEEDS = {
-    "numba": ["cpu/*"],
     "triton": ["gpu/triton_*"],
     "torch": ["torch_impl/*", "nematus/torch/*", "*/torch.py", "*/torch_*.py"],
     "tensorflow": ["tf_impl/*", "nematus/tf/*", "*/tf.py"],
@@ -54,6 +53,8 @@ if find_spec("hypothesis"):
 collect_ignore_glob = [
     f"rmsnorm/{pattern}" for package, patterns in _NEEDS.items() if not find_spec(package) for pattern in patterns
 ]
+if not _HAS_KERNELS:
+    collect_ignore_glob.append("rmsnorm/cpu/*")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -117,7 +117,7 @@ LEVELS: Final = (
     {"tf_impl": "TensorFlow, Keras"},
     {"numpy_impl": "the golden", "torch_impl": "PyTorch", "flax_impl": "JAX, Flax"},
     {
-        "cpu": "kernels, by numba",
+        "cpu": "kernels, in C++",
         "gpu": "kernels, in Triton",
         "files": "read and written safely",
         "rmsnorm": "what import gives",
@@ -154,7 +154,7 @@ def call() -> None:
         arrow(axis, (50, start), (50, end))
     ways = (
         "a compiler or a transform\nfollows: the operators of\noperators.py, or plain\noperations of arithmetic.py",
-        "rows in memory, and\na kernel for them:\na plan of cpu/launch.py runs\nmachine code of cpu/forward.py",
+        "rows in memory, and\na kernel for them:\na plan of cpu/launch.py runs\nthe kernels of cpu/native",
         "anything else:\nplain operations\nof arithmetic.py,\nblock after block",
     )
     for place, lines in enumerate(ways):

@@ -7,10 +7,10 @@ The way of one call, in PyTorch on a CPU; the other frameworks have the same fil
     call.py                     checks every argument and decides every choice: a Call, which is kept
     cpu/__init__.py             may a kernel compute it, and why not? rmsnorm.explain asks the same
     torch_impl/rows.py          the memory of the results, and where the rows of each tensor are
-    cpu/launch.py               the kernel for these formats and options; chunks of rows, threads
-    cpu/forward.py              the kernel: float64 inside, rounded wherever the variant rounds
+    cpu/launch.py               the plan of the kernels for these formats and options
+    cpu/native/forward.h        the kernel: float64 inside, rounded wherever the variant rounds
 
-If a gradient is wanted, torch_impl/autograd.py calls rows.py, and the gradient comes back by cpu/backward.py. Where
+If a gradient is wanted, torch_impl/autograd.py calls rows.py, and the gradient comes back by cpu/native/backward.h. Where
 there is no kernel, torch_impl/arithmetic.py computes the same. A compiled program calls torch_impl/operators.py.
 """
 

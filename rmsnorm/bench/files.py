@@ -19,7 +19,7 @@ from rmsnorm.files import write_text
 from rmsnorm.version import VERSION
 
 _NOT_WRITTEN: Final = ("records", "asked", "results")  # of a run
-_PACKAGES: Final = ("numpy", "ml_dtypes", "numba", "torch", "tensorflow", "keras", "jax", "jaxlib", "flax")
+_PACKAGES: Final = ("numpy", "ml_dtypes", "torch", "tensorflow", "keras", "jax", "jaxlib", "flax")
 
 
 def write_json(runs: Sequence[BenchRun], settings: Mapping[str, Any], path: Path) -> None:

@@ -17,7 +17,7 @@ from jaxlib import version
 
 __all__ = ["Literal", "Primitive", "ad", "batching", "enable_x64", "mlir"]
 
-_WITH_INTERFACE: Final = "0.9.1"  # the first jaxlib whose interface is that of rmsnorm/cpu/xla_api.py, 0.3
+_WITH_INTERFACE: Final = "0.9.1"  # the first jaxlib whose interface is that of rmsnorm/cpu/native/xla.h, 0.3
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@
 
 with drho / dh = h / (k s). The inner products, and the sums for the gain and the bias, are float64; all else is pairs
 of float32, rounded once. A tile with a number out of their range, or with a difference that cancels too much, is
-computed again in pairs of float64, in steps, as cpu/cancelled.py does.
+computed again in pairs of float64, in steps, as cpu/native/cancelled.h does.
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import warnings
 from fractions import Fraction
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any, Never
 
 import numpy as np
@@ -172,5 +171,4 @@ def _cached_call(
     )  # fmt: skip
 
 
-if find_spec("numba") is None:  # said before any work; another reason is known only when the kernels are loaded
-    _is_compiled()
+_is_compiled()  # what is missing is said before any work
