@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # In a folder of its own, for processes of its own: imported after TensorFlow it ends the process.
 TRITON := 'triton==3.9.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all versions times mutants experiments gpu-check gpu-rehearsal fuzz sanitize lint types docs format clean
+.PHONY: check quick test test-all versions times mutants native experiments gpu-check gpu-rehearsal fuzz sanitize lint types docs format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm check --backend numpy --backend torch --backend tf --backend flax
@@ -50,6 +50,16 @@ fuzz: $(VENV)/ready
 		--timeout 14400 --hypothesis-profile nightly
 	$(BIN)/python tests/bits.py --calls 2000 --backend numpy --backend torch
 	$(BIN)/python tests/bits.py --calls 400 --backend tf --backend flax
+
+# The kernels alone, compiled into rmsnorm/cpu: what changed since the last time.
+native: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check cmake nanobind ninja
+	$(BIN)/cmake -G Ninja -S . -B build/native -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
+	$(BIN)/cmake --build build/native
+	$(BIN)/cmake --install build/native --strip --prefix .
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
 
 # The kernels under the sanitizers of memory and of undefined behaviour, and their threads under that of races.
 SANITIZED := build/sanitized
