@@ -2,8 +2,8 @@
 
 Where they cannot be compiled, as without a compiler, the package is built without them: it works by plain operations.
 
-An editable installation puts the compiled module into the checkout, beside the files that import it, and adds the checkout
-to the path. That of scikit-build-core would import this checkout even where PYTHONPATH names another one.
+An editable installation puts the compiled module into the checkout, beside the files that import it, and adds the
+checkout to the path. That of scikit-build-core would import this checkout even where PYTHONPATH names another one.
 """
 
 from __future__ import annotations
