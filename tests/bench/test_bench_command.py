@@ -294,7 +294,7 @@ def test_a_backend_has_the_names_of_the_frameworks():
 
 
 @pytest.mark.parametrize(
-    ("name", "needs"), [("kernels", "numba"), ("torch", "torch"), ("tf", "tensorflow"), ("flax", "jax")]
+    ("name", "needs"), [("kernels", "rmsnorm.cpu._native"), ("torch", "torch"), ("tf", "tensorflow"), ("flax", "jax")]
 )
 def test_the_script_for_partial_statistics(name, needs, capsys, monkeypatch):
     pytest.importorskip("rmsnorm.cpu._native")

@@ -67,8 +67,9 @@ def check(got: Any, layer: Any, x: Any, by_operations: bool = BACKEND == "numpy"
     if BACKEND == "tensorflow":  # which takes subnormal numbers as 0
         distance[np.abs(want.astype(np.float64)) < np.finfo(np.float32).tiny] = 0
     most = 1 if in_float32(layer, x) else 0
-    if x.dtype == np.float64:  # beyond it neither the mean of "variance" nor eps of "clamp" is
-        most = 8
+    if x.dtype == np.float64:  # kernels round each operation, and a bias may cancel most of the rest
+        np.testing.assert_allclose(got, want, rtol=2.0**-50, atol=2.0**-48)
+        return
     assert distance.max(initial=0) <= most, (layer.variant.name, x.dtype, got[distance > most], want[distance > most])
 
 

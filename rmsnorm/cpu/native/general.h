@@ -67,9 +67,10 @@ inline void subtract_mean(const Row& row, double* used) {
     }
 }
 
-// The mean square of a row; `used` becomes what the statistic squares, and 0 for elements that are not in it.
+// The mean square of a row, in whose place `used` may hold what the statistic squares.
 inline double mean_square(const Row& row, double* used) {
     const Call& c = row.call;
+    if (!row.counts && !c.variance) return sum_of_squares<Format::f64>(row.h, c.k) / static_cast<double>(c.k);
     double size = static_cast<double>(row.k ? row.k : 1);
     for (std::int64_t j = 0; j < c.k; ++j) used[j] = row.is_in(j) ? row.h[j] : 0.0;
     std::fill(used + c.k, used + c.n, 0.0);
@@ -219,9 +220,28 @@ inline bool forward_general(
 // Writes to `centred` what the statistic squares of h / rho, and 0 for the others.
 inline void centre(const Row& row, double inverse, double* centred) {
     const Call& c = row.call;
-    for (std::int64_t j = 0; j < c.n; ++j) centred[j] = j < c.k && row.is_in(j) ? row.h[j] : 0.0;
+    if (row.counts) {
+        for (std::int64_t j = 0; j < c.k; ++j) centred[j] = row.is_in(j) ? row.h[j] : 0.0;
+    } else {
+        std::copy(row.h, row.h + c.k, centred);
+    }
+    std::fill(centred + c.k, centred + c.n, 0.0);
     if (c.variance && row.k) subtract_mean(row, centred);
     for (std::int64_t j = 0; j < c.k; ++j) centred[j] *= inverse;
+}
+
+// 0 in place of what a mask leaves out.
+inline void leave_out(const Row& row, double* numbers) {
+    if (row.k && !row.counts) return;
+    for (std::int64_t j = 0; j < row.call.n; ++j) numbers[j] = row.k && row.is_in(j) ? numbers[j] : 0.0;
+}
+
+// What is multiplied by f(z), `other` times `rest`, times f'(z), in place of `rest`.
+inline void gradient_of_gate(const Row& row, const double* other, const double* slope, double* rest) {
+    for (std::int64_t j = 0; j < row.call.n; ++j) rest[j] = rest[j] * other[j] * slope[j] + 0.0;
+    if (row.counts) {
+        for (std::int64_t j = 0; j < row.call.n; ++j) rest[j] = row.is_in(j) ? rest[j] : 0.0;
+    }
 }
 
 constexpr double may_cancel = 0x1p-16;  // here rows are not tested for being along h
@@ -258,17 +278,15 @@ inline bool backward_general(
         double inverse = k ? 1 / row.rho : 0.0;
         if (a.dgate && !c.gate_before) {  // beside dy
             fill_row(row, gain, a.bias ? p.bias + group : nullptr, dx);
-            for (std::int64_t j = 0; j < n; ++j) dx[j] = row.is_in(j) ? own[j] * dx[j] * slope[j] + 0.0 : 0.0;
+            gradient_of_gate(row, own, slope, dx);
             store_any(c.gate, a.dgate + i * n * size_of(c.gate), dx, n);
         }
         centre(row, inverse, centred);
+        leave_out(row, h);  // what is under the mask reaches no gradient, nor an infinite 1 / rho
+        leave_out(row, v);
         double* normalised = dx;
-        for (std::int64_t j = 0; j < n; ++j) {  // what is under the mask reaches no gradient, nor an infinite 1 / rho
-            bool is_in = k && row.is_in(j);
-            h[j] = is_in ? h[j] : 0.0;
-            v[j] = is_in ? v[j] : 0.0;
-            normalised[j] = is_in ? h[j] * inverse : 0.0;
-        }
+        for (std::int64_t j = 0; j < n; ++j) normalised[j] = h[j] * inverse;
+        leave_out(row, normalised);
         for (std::int64_t j = 0; j < n && a.dbias; ++j) dbias[j] += v[j];
         double inner = sum_over(n, [=](D total, std::int64_t j, int count) {
             D term = load<Format::f64>(v + j, count) * load<Format::f64>(normalised + j, count);
@@ -276,14 +294,20 @@ inline bool backward_general(
             return total + term * load<Format::f64>(gain + j, count);
         });
         if (!a.dx && !(a.dgate && c.gate_before)) continue;
-        double length = sum_of_squares<Format::f64>(centred, n);
+        double length = c.position == Position::outside ? sum_of_squares<Format::f64>(centred, n) : 0.0;
         double share = slope_of(row.call, k, inverse, length) * inner / static_cast<double>(k ? k : 1);
         bool again = false;
-        for (std::int64_t j = 0; j < n; ++j) {
-            bool is_in = k && row.is_in(j);
-            double near = j < c.k ? centred[j] * share : 0.0, rest = v[j] * gain[j] - near;
-            dx[j] = is_in ? inverse * rest : 0.0;
-            again |= is_in && std::fabs(rest) < may_cancel * std::fabs(near);
+        if (row.counts || c.variance) {
+            for (std::int64_t j = 0; j < n; ++j) {
+                double near = j < c.k ? centred[j] * share : 0.0, rest = v[j] * gain[j] - near;
+                dx[j] = inverse * rest;
+                again |= std::fabs(rest) < may_cancel * std::fabs(near);
+            }
+            leave_out(row, dx);
+        } else {
+            again = is_along<Format::f64, Format::f64>(centred, v, gain, share, c.k);
+            again |= fill_gradient<Format::f64, Format::f64>(centred, v, nullptr, gain, inverse, share, dx, 0, c.k);
+            fill_gradient<Format::f64, Format::f64>(nullptr, v, nullptr, gain, inverse, 0.0, dx, c.k, n);
         }
         if (again && c.x != Format::f64) {
             cancelled(row.call, h, v, gain, row.counts);
@@ -291,16 +315,21 @@ inline bool backward_general(
         }
         if (c.gate_before) {
             if (a.dgate) {
-                for (std::int64_t j = 0; j < n; ++j) v[j] = row.is_in(j) ? dx[j] * own[j] * slope[j] + 0.0 : 0.0;
+                std::copy(dx, dx + n, v);
+                gradient_of_gate(row, own, slope, v);
                 store_any(c.gate, a.dgate + i * n * size_of(c.gate), v, n);
             }
-            for (std::int64_t j = 0; j < n; ++j) dx[j] = row.is_in(j) ? dx[j] * f[j] : 0.0;
+            for (std::int64_t j = 0; j < n; ++j) dx[j] *= f[j];
+            leave_out(row, dx);
         } else if (row.shift) {
             for (std::int64_t j = 0; j < n; ++j) dx[j] = std::ldexp(dx[j], row.shift);
         }
         if (!a.dx) continue;
-        if (a.dh) load_any(c.x, a.dh + i * x_bytes, v, n);
-        for (std::int64_t j = 0; j < n; ++j) dx[j] = (a.dh ? dx[j] + v[j] : dx[j]) + 0.0;
+        if (a.dh) {
+            load_any(c.x, a.dh + i * x_bytes, v, n);
+            for (std::int64_t j = 0; j < n; ++j) dx[j] += v[j];
+        }
+        for (std::int64_t j = 0; j < n; ++j) dx[j] += 0.0;  // a zero becomes +0
         store_any(c.x, a.dx + i * x_bytes, dx, n);
     }
     return true;
