@@ -10,8 +10,8 @@ The way of one call, in PyTorch on a CPU; the other frameworks have the same fil
     cpu/launch.py               the plan of the kernels for these formats and options
     cpu/native/forward.h        the kernel: float64 inside, rounded wherever the variant rounds
 
-If a gradient is wanted, torch_impl/autograd.py calls rows.py, and the gradient comes back by cpu/native/backward.h. Where
-there is no kernel, torch_impl/arithmetic.py computes the same. A compiled program calls torch_impl/operators.py.
+If a gradient is wanted, torch_impl/autograd.py calls rows.py, and the gradient comes back by cpu/native/backward.h.
+Where there is no kernel, torch_impl/arithmetic.py computes the same. A compiled program calls torch_impl/operators.py.
 """
 
 import sys

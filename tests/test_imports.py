@@ -15,7 +15,6 @@ import rmsnorm
 from rmsnorm.frameworks import FRAMEWORKS
 
 PACKAGES = ("torch", "tensorflow", "keras", "jax", "flax")
-COMPILER = "numba"
 ROOT = Path(__file__).parents[1]
 
 
@@ -50,7 +49,7 @@ def test_no_framework_is_loaded_unasked(tmp_path):
     assert not loaded["specification"] & {"numpy", "ml_dtypes"}, "the specification loads no array library"
     assert "rmsnorm.numpy_impl" not in loaded["specification"], "a folder is loaded at its first use"
     assert {"numpy", "rmsnorm.numpy_impl"} <= loaded["numpy_impl"]
-    asked = {*PACKAGES, COMPILER}
+    asked = {*PACKAGES}
     assert {name: modules & asked for name, modules in loaded.items() if modules & asked} == {"a framework": {"jax"}}
     assert "numpy" not in _loaded("import rmsnorm.nematus.names")[0]
 
@@ -68,7 +67,7 @@ def test_a_framework_loads_no_other(framework):
     frameworks = {name for name in loaded if name.endswith("_impl") and name.count(".") == 1}
     assert frameworks == {f"rmsnorm.{framework}_impl"}
     assert not {name for name in loaded if name.startswith(("rmsnorm.parity", "rmsnorm.cli", "rmsnorm.nematus"))}
-    assert not (loaded - own) & {*PACKAGES, COMPILER}, "the functions need only the package of their arrays"
+    assert not (loaded - own) & {*PACKAGES}, "the functions need only the package of their arrays"
     if framework != "torch":
         assert not loaded & {f"rmsnorm.{framework}_impl.layers", f"rmsnorm.{framework}_impl.linen"}
 
@@ -114,8 +113,7 @@ def nothing_installed(tmp_path):
 COLLECT = """
 import importlib.util, os, sys, pytest
 os.environ.pop("RMSNORM_REQUIRE", None)
-missing = {"torch", "tensorflow", "keras", "jax", "flax", "equinox", "transformers", "onnx", "matplotlib", "sklearn",
-           "numba", "llvmlite"}
+missing = {"torch", "tensorflow", "keras", "jax", "flax", "equinox", "transformers", "onnx", "matplotlib", "sklearn"}
 find_spec = importlib.util.find_spec
 
 class Missing:

@@ -1,4 +1,4 @@
-"""The compiled kernels in programs of their own: threads that start, forks, what is kept on disk, and no numba."""
+"""The compiled kernels in programs of their own: threads that start, forks, and no kernels."""
 
 from __future__ import annotations
 

@@ -180,13 +180,17 @@ def test_however_many_threads(dtype: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert all(bits == of_threads[0] for bits in of_threads)
 
 
+def _has_threads(implementation: Any) -> bool:
+    return implementation is fast and cpu.is_available()
+
+
 @IMPLEMENTATIONS
 def test_several_threads_at_once(implementation: Any) -> None:
     """Every thread has its own arrays, and its own settings of warnings: NaN and infinity cause none.
 
     Those of the kernels are large enough that the calls share their rows out, all at once.
     """
-    size, turns = ({"rows": (2100,), "width": 1025}, 2) if implementation is fast else ({"rows": (50,)}, 6)
+    size, turns = ({"rows": (2100,), "width": 1025}, 2) if _has_threads(implementation) else ({"rows": (50,)}, 6)
     arrays = [draw("float32", seed=seed, **size) for seed in range(4)]
     for a in arrays:
         a["x"][0, 0], a["x"][1, 1], a["x"][2] = np.nan, np.inf, 0

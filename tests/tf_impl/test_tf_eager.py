@@ -35,7 +35,7 @@ CASES = {
 def way(request: Any, monkeypatch: pytest.MonkeyPatch, forget: Any) -> str:
     """One of the ways, for tensors of every size. A call that it does not support goes to the next way."""
     if request.param == "kernels" and not cpu.is_available():
-        pytest.skip("no numba")
+        pytest.skip("no kernels")
     if request.param != "kernels":
         monkeypatch.setattr(cpu, "supports", lambda call: False)
     monkeypatch.setattr(eager, "_LARGE", 2**60 if request.param == "operations" else 1)

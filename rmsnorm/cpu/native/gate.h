@@ -6,7 +6,7 @@
 // exp(r) for |r| <= log(2) / 2 is a polynomial 1 + r + r^2 q(r). Its coefficients are Chebyshev's: it is within 2^-55.
 #pragma once
 
-#include "formats.h"
+#include "single.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
@@ -67,6 +67,23 @@ inline D factor(Function function, D z, D* slope = nullptr) {
         f.part[i] = function == Function::silu ? x * share : share;
     }
     return f;
+}
+
+// f(z) of a z in float32, in float32: within 5 units of 2^-24 for |z| < 80, and between 0 and exp(-80) below.
+//
+// These are 3 for the exponential (1 for its argument, 1.5 for the last two steps of the polynomial), one each for the
+// sum, the quotient and the product, of which the exponential's errors count where it is not much less than 1.
+inline Float factor(Function function, Float z) {
+    constexpr float last = 80.0f, rounding = 1.5f * 0x1p23f;
+    auto f = [](Float a, Float b, float c) { return fma(a, b, all_singles(c)); };
+    Float size = -z;
+    size = size > last ? all_singles(last) : size;
+    size = size < -last ? all_singles(-last) : size;
+    Float sum = f(size, all_singles(1.4426950408889634f), rounding), whole = sum - rounding;
+    Float r = fma(whole, all_singles(2.12194440e-4f), fma(whole, all_singles(-0.693359375f), size));
+    Float q = f(f(f(f(all_singles(0.0013926176f), r, 0.008363173f), r, 0.041666556f), r, 0.16666578f), r, 0.5f);
+    Float power = f(f(q, r, 1.0f), r, 1.0f) * (Float)(((Word)sum + 127) << 23);
+    return function == Function::silu ? z / (1.0f + power) : 1.0f / (1.0f + power);
 }
 
 // f(z) and f'(z) of one z as numbers near 1 or of the size of z, times 2^exponent: also where they are next to nothing.

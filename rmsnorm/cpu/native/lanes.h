@@ -121,6 +121,20 @@ constexpr int singles = 2 * native;  // lanes of float32 in a register
 inline Float all_singles(float number) { return number - Float{}; }
 inline Float magnitude(Float x) { return (Float)((Word)x & 0x7fffffff); }
 
+inline Float fma(Float a, Float b, Float c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+    return vfmaq_f32(c, a, b);
+#else
+    Float r;
+    for (int i = 0; i < singles; ++i) r[i] = std::fma(a[i], b[i], c[i]);
+    return r;
+#endif
+}
+
 inline bool any(Word marks) {
 #if defined(__AVX512F__)
     return _mm512_movepi32_mask((__m512i)marks) != 0;

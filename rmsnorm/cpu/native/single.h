@@ -14,12 +14,22 @@ namespace rmsnorm::RMSNORM_LEVEL {
 
 // Roundings of 1 / rho, the gain and two products: each is half a unit in the last place, or one beside a power of two.
 constexpr int forward_units = 5;
+// With a gate also five units of f(z) (see gate.h), its product, and some for what is left.
+constexpr int gated_units = 16;
 
 template <Format F>
 inline Float load_singles(const Stored<F>* from) {
     Float r;
     if constexpr (F == Format::f32) {
         std::memcpy(&r, from, sizeof r);
+    } else if constexpr (F == Format::f16) {
+#if defined(__AVX512F__)
+        r = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__AVX2__)
+        r = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+        for (int i = 0; i < singles; ++i) r[i] = static_cast<float>(bits<_Float16>(from[i]));
+#endif
     } else {
 #if defined(__AVX512F__)
         __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -78,6 +88,9 @@ inline Word is_tiny(Float x) {
     Unsigned below = ((Unsigned)x & 0x7fffffff) - 1;  // 0 becomes the largest number
     return (Word)(below < static_cast<std::uint32_t>((127 - 80) << 23));
 }
+
+// Whether it is below 2^-80, also 0: for where the exact number may have been multiplied by more than 1 after it underflowed.
+inline Word is_tiny_or_zero(Float x) { return magnitude(x) < 0x1p-80f; }
 
 // Whether the two ends of an interval round to different numbers.
 inline Word is_split(Float middle, Float error) {
