@@ -234,6 +234,6 @@ def test_without_kernels_the_warning_says_how_slow_and_points_to_the_caller(tmp_
     user.write_text(f"import numpy as np; {absent}\nfrom rmsnorm.numpy_impl.fast import rms_norm\n{calls}")
     done = finished(user, timeout=100, path=tmp_path, RMSNORM_CPU_KERNELS=None)
     (warning,) = (line for line in done.stderr.splitlines() if "Warning" in line)
-    assert warning.startswith(f"{user}:3: UserWarning: rmsnorm: numpy_impl.fast is now the golden, 200 to 1,600 times")
+    assert warning.startswith(f"{user}:2: UserWarning: rmsnorm: numpy_impl.fast is now the golden, 200 to 1,600 times")
     assert "the module of the kernels cannot be imported" in warning
     assert "install the package with a C++ compiler" in warning
